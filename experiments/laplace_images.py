@@ -38,7 +38,7 @@ from subbayes.diagnostics.metrics import accuracy, ece, log_likelihood
 from subbayes.inference.laplace.subspace_error import eckart_young
 from subbayes.predictions.gaussian import ClassPredictive
 from subbayes.subspace import CoordinateSubspace, Subspace
-from subbayes.subspaces.subnetwork import rank_weights
+from subbayes.subspaces.subnetwork import subnetwork
 
 Matrix = Float[Tensor, "m m"]
 DATA = ("mnist", "fashion_mnist", "cifar10")
@@ -319,18 +319,15 @@ def one(name: str, seed: int, plan: Plan, data_dir: str | None, say: Callable[..
     clock("low-rank subspaces")
     for label, (by, place) in SUBSETS.items():
         size = max(plan.ranks[-1], *plan.large) if plan.large and label in LARGE else plan.ranks[-1]
-        spaces[label] = CoordinateSubspace(
-            network.weights,
-            rank_weights(
-                network,
-                likelihood,
-                data,
-                rank=size,
-                by=by,
-                trajectory=path,
-                inputs=None if place is None else inputs[place],
-                **rest,
-            ),
+        spaces[label] = subnetwork(
+            network,
+            likelihood,
+            data,
+            rank=size,
+            by=by,
+            trajectory=path,
+            inputs=None if place is None else inputs[place],
+            **rest,
         )
     clock("subnetworks")
     precise = precisions(exact, spaces)

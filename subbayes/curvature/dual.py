@@ -14,7 +14,7 @@ $3 \cdot 8 (NC)^2$ bytes; no vector of D numbers is stored.
 from __future__ import annotations
 
 import math
-from typing import Any, Self
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -81,9 +81,9 @@ class Dual(ExactPrecision):
             + (self.size - self.V.rows) * math.log(self.prior_precision)
         )
 
-    def rescaled(self, V: Jacobian, prior_precision: float, factor: float) -> Self:
+    def rescaled(self, V: Jacobian, prior_precision: float, factor: float) -> ExactPrecision:
         """Reuse the Gram matrices, with a new factorisation."""
         other = super().rescaled(V, prior_precision, factor)
-        if self._last is not None:
+        if self._last is not None and isinstance(other, Dual):
             other._last = self._last[0], self._last[1] * factor**0.5
         return other

@@ -31,8 +31,8 @@ _PAIRS = 2**24
 def squared_column_norms(rows: Jacobian) -> Float[Tensor, "D"]:
     r"""Sums of squares of the columns of a Jacobian, in float64, shape (D,).
 
-    For a root V of the Gauss-Newton matrix, the diagonal of $\sum_n J_n^\top \Lambda_n J_n$. A block
-    of rows is summed in the network's dtype, the sum over blocks is in float64.
+    For a root V of the Gauss-Newton matrix they are its diagonal. A block of rows is summed in the
+    network's dtype, the sum over blocks is in float64.
 
     Example:
         >>> import subbayes

@@ -106,8 +106,8 @@ class Jacobian:
         found._pairs = _no_data
         return found
 
-    def of_the_same_inputs(self) -> Jacobian:
-        """J_X at the inputs of V."""
+    def output_jacobian(self) -> Jacobian:
+        """The Jacobian of the outputs at the same inputs, without the likelihood's curvature."""
         return Jacobian(self.plan, self._pairs, self.n, None, self.memory_limit)
 
     def pairs(self) -> Iterator[tuple[Inputs, Targets | None]]:

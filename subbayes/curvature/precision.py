@@ -12,7 +12,7 @@ import math
 import warnings
 from abc import ABC, abstractmethod
 from functools import cached_property
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
@@ -161,7 +161,7 @@ class ExactPrecision(Precision):
         """Eigenvalues of the matrix, at most D of them."""
         return self._eigenvalues[-self.size :]
 
-    def rescaled(self, V: Jacobian, prior_precision: float, factor: float) -> Self:
+    def rescaled(self, V: Jacobian, prior_precision: float, factor: float) -> ExactPrecision:
         """Reuse the matrix and its eigenvalues, with a new factorisation."""
         matrix = self.matrix if factor == 1 else factor * self.matrix
         other = type(self)(V, prior_precision, matrix)

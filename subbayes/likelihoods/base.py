@@ -12,7 +12,7 @@ from torch import Tensor
 from subbayes.utils.checks import fail
 from subbayes.utils.types import Outputs, PerPoint, Targets
 
-__all__ = ["Kind", "Likelihood", "Moments", "column", "plain"]
+__all__ = ["Kind", "Likelihood", "Moments", "column", "plain", "target_values"]
 
 Kind = Literal["regression", "classification", "count"]
 Moments = Float[torch.Tensor, "*S N T"]
@@ -22,6 +22,11 @@ def column(y: Tensor, like: Tensor) -> Tensor:
     """Targets as (N, T) in the dtype of the outputs."""
     y = y.to(like.dtype)
     return y.unsqueeze(-1) if y.ndim == 1 else y
+
+
+def target_values(y: Targets) -> Tensor:
+    """The targets without the noise scales that may come with them."""
+    return y if isinstance(y, Tensor) else y[0]
 
 
 def plain(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What every method of choosing a subspace shares."""
+"""The interface of methods that choose a subspace."""
 
 from __future__ import annotations
 
@@ -22,15 +22,12 @@ if TYPE_CHECKING:
     from subbayes.subspaces.pca import TrajectoryRecorder
     from subbayes.training.configuration import Training
 
-__all__ = ["CustomSubspace", "FixedSubspace", "SubspaceMethod", "TrainedNetwork"]
+__all__ = ["CustomSubspace", "FixedSubspace", "RankedMethod", "SubspaceMethod", "TrainedNetwork"]
 
 
 @runtime_checkable
 class TrainedNetwork(Protocol):
-    """What a subspace is built from: a trained network, its data and its trajectory.
-
-    `subbayes.training.pipeline.Trained` is one.
-    """
+    """A trained network, its data and its trajectory: see `subbayes.training.pipeline.Trained`."""
 
     @property
     def network(self) -> Network:
@@ -46,7 +43,7 @@ class TrainedNetwork(Protocol):
 
     @property
     def seed(self) -> int:
-        """Seed of all that is drawn."""
+        """Seed of all random choices."""
 
     @property
     def recorder(self) -> TrajectoryRecorder:
@@ -63,33 +60,20 @@ class SubspaceMethod(ABC):
     """A method of choosing a subspace: a frozen dataclass of its settings.
 
     Attributes:
-        name: of the method, as `fit(..., subspace=name)` takes it.
-        spans_weights: whether a scale of the prior is that of the weights, so that the evidence
-            of all weights can choose it.
+        name: name of the method for `fit(..., subspace=name)`.
+        spans_weights: whether the scale of the prior is that of the weights, so that it can be
+            chosen by the evidence of all weights.
     """
 
     name: ClassVar[str]
     spans_weights: ClassVar[bool] = False
 
     def expected_rank(self, network: Network) -> int | None:
-        """Number of coordinates k, as far as it is known before training.
-
-        Args:
-            network: the network.
-        """
+        """Number of coordinates k, or None if it is unknown before training."""
         return None
 
     def check(self, network: Network, data: Data, training: Training) -> None:
-        """Check before training that the subspace can be built and fits into memory.
-
-        Args:
-            network: the network.
-            data: training data.
-            training: how it will be trained.
-
-        Raises:
-            InputError: a rank, inputs or a training that the method cannot use.
-        """
+        """Raise `InputError` before training if the subspace could not be built afterwards."""
         check_rank(self.expected_rank(network), network)
 
     @abstractmethod
@@ -98,41 +82,52 @@ class SubspaceMethod(ABC):
 
         Args:
             trained: the network, its data and its trajectory.
-            prior_scale: standard deviation of the prior of the weights, for methods whose choice
-                depends on it.
+            prior_scale: standard deviation of the prior of the weights, if the method uses it.
         """
 
     def prior_scale(self, prior: Normal | float, network: Network) -> float:
-        """Standard deviation of the prior of the weights under which the subspace is chosen.
-
-        Args:
-            prior: the prior of the coordinates, or its scale.
-            network: the network.
-        """
+        """The `prior_scale` of `build` for a prior of the coordinates, or its scale."""
         return 1.0 if isinstance(prior, Normal) else prior
 
     def prior(self, subspace: Subspace, scale: float) -> Normal:
-        """The prior of the coordinates for a scale.
-
-        Args:
-            subspace: what `build` returned.
-            scale: what `prior_scale` returned.
-        """
+        """The prior of the coordinates for a subspace and a scale from `prior_scale`."""
         return Normal(scale)
 
     def config(self) -> dict[str, Any]:
-        """The settings as JSON-able values; of inputs, whether there are any."""
+        """The settings as values that JSON can hold; True for inputs and functions."""
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         plain = (str, int, float, bool, type(None))
         return {k: v if isinstance(v, plain) else True for k, v in values.items()}
 
 
 @dataclass(frozen=True)
-class FixedSubspace(SubspaceMethod):
-    """A subspace that exists already; the network is not trained.
+class RankedMethod(SubspaceMethod):
+    """Base class of methods with a rank.
 
     Attributes:
-        subspace: a map from coordinates to weights.
+        rank: number of coordinates k; None takes `default_rank`, or the number of weights if that
+            is smaller.
+    """
+
+    rank: int | None = None
+    default_rank: ClassVar[int]
+    smallest_rank: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        if self.rank is not None:
+            check_count("rank", self.rank, self.smallest_rank)
+
+    def expected_rank(self, network: Network) -> int:
+        """The rank, or its default."""
+        return min(self.default_rank, network.size) if self.rank is None else self.rank
+
+
+@dataclass(frozen=True)
+class FixedSubspace(SubspaceMethod):
+    """An existing subspace; the network is not trained.
+
+    Attributes:
+        subspace: the subspace.
 
     Example:
         >>> import torch
@@ -145,7 +140,7 @@ class FixedSubspace(SubspaceMethod):
 
     @property
     def name(self) -> str:  # type: ignore[override]
-        """The subspace in words."""
+        """A description of the subspace."""
         return repr(self.subspace)
 
     def expected_rank(self, network: Network | None) -> int:
@@ -153,7 +148,7 @@ class FixedSubspace(SubspaceMethod):
         return self.subspace.rank
 
     def check(self, network: Network, data: Data, training: Training) -> None:
-        """Check that the subspace is one of the network's weights."""
+        """Check that the subspace has the network's weights."""
         self.subspace.check_size(network.size)
 
     def build(self, trained: TrainedNetwork, prior_scale: float = 1.0) -> Subspace:
@@ -163,17 +158,17 @@ class FixedSubspace(SubspaceMethod):
 
 @dataclass(frozen=True)
 class CustomSubspace(SubspaceMethod):
-    """A function of your own as a method.
+    """A user-defined function as a method.
 
     Attributes:
-        function: takes a `TrainedNetwork` and returns a `Subspace`.
+        function: function from a `TrainedNetwork` to a `Subspace`.
     """
 
     function: Callable[[Any], Subspace]
 
     @property
     def name(self) -> str:  # type: ignore[override]
-        """The function in words."""
+        """A description of the function."""
         return repr(self.function)
 
     def build(self, trained: TrainedNetwork, prior_scale: float = 1.0) -> Subspace:
@@ -182,15 +177,6 @@ class CustomSubspace(SubspaceMethod):
 
 
 def check_rank(rank: int | None, network: Network, least: int = 1) -> None:
-    """Check a number of coordinates against the number of weights.
-
-    Args:
-        rank: number of coordinates; None for the default of the method.
-        network: the network.
-        least: smallest rank.
-
-    Raises:
-        InputError: a rank that is too low or too high.
-    """
+    """Raise `InputError` for a rank below `least` or above the number of weights."""
     if rank is not None and check_count("rank", rank, least) > network.size:
         fail("rank", f"at most {network.size}, the number of weights", rank, "Lower it")

@@ -1,13 +1,13 @@
-r"""Curves of low loss in weight space, and the affine subspace that holds one.
+r"""Curves of low loss in weight space, and their affine subspaces.
 
 A curve is a weighted mean of its control points, $\phi(t) = \sum_i c_i(t)\, p_i$ with
-$\sum_i c_i(t) = 1$, so that it never leaves the affine span of them: k + 1 points span a subspace
-of rank k. `subbayes.training.curve` finds the points.
+$\sum_i c_i(t) = 1$, and so lies in their affine span: k + 1 points span a subspace of rank k.
+`subbayes.training.curve` trains the points.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -19,13 +19,14 @@ from torch import Tensor, nn
 from subbayes.data.data import Data, to_device
 from subbayes.diagnostics import metrics
 from subbayes.likelihoods import Likelihood
+from subbayes.likelihoods.base import target_values
 from subbayes.networks.initialisation import with_fresh_weights
 from subbayes.networks.network import Network
 from subbayes.predictions.averaging import with_noise
 from subbayes.predictions.predictive import Predictive
 from subbayes.subspace import DenseSubspace
-from subbayes.subspaces.base import SubspaceMethod, TrainedNetwork, check_rank
-from subbayes.subspaces.pca import principal
+from subbayes.subspaces.base import RankedMethod, TrainedNetwork, check_rank
+from subbayes.subspaces.pca import gram_matrix, principal_directions
 from subbayes.utils.checks import check_choice, check_count, fail, fail_type
 
 if TYPE_CHECKING:
@@ -44,34 +45,29 @@ __all__ = [
 CurveKind = Literal["bezier", "polygon"]
 Basis = Literal["ends", "principal"]
 
-_COLUMNS = 2**20  # taken to float64 at a time
-_NODES = 64  # of the quadrature, for each control point
-_FLAT = 1e-5  # directions closer than this to the span of the others count as lying in it
+_NODES = 64  # nodes of the quadrature for each control point
+_FLAT = 1e-5  # relative distance below which a direction counts as dependent on the others
 
 
 @dataclass(frozen=True)
-class Curve(SubspaceMethod):
-    """The subspace that holds a Bézier curve of low loss from the network to a second solution.
+class Curve(RankedMethod):
+    """The subspace of a Bézier curve of low loss from the network to a second solution.
 
-    The second solution is trained as the first was, from other initial weights.
+    The second solution is trained like the first one, from other initial weights.
 
     Attributes:
         rank: degree of the curve and rank k of its subspace, at least 2; None takes 2.
-        factory: makes a module with fresh weights for the second solution; needed where a layer
-            has no `reset_parameters`.
+        factory: function that returns a module with fresh weights for the second solution; needed
+            if a layer has no `reset_parameters`.
 
     Example:
         >>> Curve(rank=3)
         Curve(rank=3)
     """
 
-    rank: int | None = None
     factory: Callable[[], nn.Module] | None = field(default=None, repr=False)
     name: ClassVar[str] = "curve"
-
-    def __post_init__(self) -> None:
-        if self.rank is not None:
-            check_count("rank", self.rank, 2)
+    smallest_rank: ClassVar[int] = 2
 
     def expected_rank(self, network: Network) -> int:
         """The rank, or its default."""
@@ -82,7 +78,7 @@ class Curve(SubspaceMethod):
         if not training.epochs:
             fail(
                 "training",
-                "epochs above 0 to train a curve's other end",
+                "epochs above 0 to train the other end of the curve",
                 0,
                 "Raise epochs, or choose another subspace",
             )
@@ -98,8 +94,8 @@ class Curve(SubspaceMethod):
 def coefficients(t: Any, count: int, kind: CurveKind = "bezier") -> Float[Tensor, "*S m"]:
     r"""Weights of the m control points at each t, in float64; each row sums to one.
 
-    Bernstein polynomials of degree k = m - 1, by de Casteljau's recursion, in which nothing
-    cancels; or the hat functions of a polygonal chain:
+    Bernstein polynomials of degree k = m - 1, by de Casteljau's recursion, which is free of
+    cancellation; or the hat functions of a polygonal chain:
 
     $$ c_i(t) = \binom{k}{i} t^i (1 - t)^{k - i}, \qquad
        c_i(t) = \max(0,\, 1 - \lvert k t - i \rvert) . $$
@@ -121,7 +117,7 @@ def coefficients(t: Any, count: int, kind: CurveKind = "bezier") -> Float[Tensor
     """
     check_choice("kind", kind, ("bezier", "polygon"))
     degree = check_count("count", count) - 1
-    at = _checked(t).unsqueeze(-1)
+    at = _positions(t).unsqueeze(-1)
     if kind == "polygon":
         places = torch.arange(count, dtype=at.dtype, device=at.device)
         return (1 - (degree * at - places).abs()).clamp_min(0)
@@ -131,7 +127,7 @@ def coefficients(t: Any, count: int, kind: CurveKind = "bezier") -> Float[Tensor
     return c
 
 
-def _checked(t: Any) -> Float[Tensor, "*S"]:
+def _positions(t: Any) -> Float[Tensor, "*S"]:
     try:
         at = torch.as_tensor(t, dtype=torch.float64).detach()
     except (TypeError, ValueError, RuntimeError):
@@ -152,7 +148,7 @@ class WeightCurve:
     Args:
         points: control points $p_0 \dots p_k$, shape (k + 1, D); a single point is a constant
             curve.
-        kind: "bezier", which passes through its ends alone, or "polygon", which passes through
+        kind: "bezier", which passes through its ends only, or "polygon", which passes through
             all of its points, at t = i / k.
 
     Raises:
@@ -197,7 +193,7 @@ class WeightCurve:
 
     @property
     def degree(self) -> int:
-        """Degree of a Bézier curve, number of segments of a chain: the points less one."""
+        """Degree of a Bézier curve, or number of segments of a chain."""
         return len(self.points) - 1
 
     @property
@@ -211,18 +207,11 @@ class WeightCurve:
     # --- along the curve --------------------------------------------------------------------
 
     def coefficients(self, t: Any) -> Float[Tensor, "*S m"]:
-        """Weights of the control points at t, shape (..., k + 1), in float64.
-
-        Args:
-            t: one number or several, in [0, 1].
-        """
+        """Weights of the control points at t in [0, 1], shape (..., k + 1), in float64."""
         return coefficients(t, len(self.points), self.kind)
 
     def point(self, t: Any) -> Float[Tensor, "*S D"]:
-        """Weights at t: shape (D,) for a number, (S, D) for S of them.
-
-        Args:
-            t: one number or several, in [0, 1].
+        """Weights at t in [0, 1]: shape (D,) for a number, (S, D) for S of them.
 
         Raises:
             InputError: t outside [0, 1].
@@ -232,16 +221,15 @@ class WeightCurve:
     def length(self) -> float:
         r"""Length of the curve, $\int_0^1 \lVert \phi'(t) \rVert \, dt$.
 
-        The sum of the segments of a chain; of a Bézier curve by Gauss-Legendre quadrature, from
-        the k x k products of its segments alone, since
-        $\phi'(t) = k \sum_i b_i(t) (p_{i+1} - p_i)$ with the Bernstein polynomials $b_i$ of
-        degree k - 1.
+        For a chain the sum of its segments; for a Bézier curve by Gauss-Legendre quadrature from
+        the inner products of its segments, since $\phi'(t) = k \sum_i b_i(t) (p_{i+1} - p_i)$ with
+        the Bernstein polynomials $b_i$ of degree k - 1.
 
         Example:
             >>> WeightCurve(torch.tensor([[0.0, 0.0], [3.0, 4.0]])).length()
             5.0
         """
-        gram = _gram(self.points.diff(dim=0))
+        gram = gram_matrix(self.points.diff(dim=0))
         if self.kind == "polygon" or self.degree <= 1:
             return float(gram.diagonal().sqrt().sum())
         x, weights = np.polynomial.legendre.leggauss(_NODES * self.degree)
@@ -252,25 +240,24 @@ class WeightCurve:
     # --- the subspace -----------------------------------------------------------------------
 
     def subspace(self, basis: Basis = "ends", unit: bool = True) -> DenseSubspace:
-        r"""The affine subspace of rank k that holds the curve.
+        r"""The affine subspace of rank k that contains the curve.
 
-        "ends" is the basis of Izmailov et al. (2019, section 4.3): the shift is half-way between
-        the ends, the vectors lead from there to the first end and to the control points between,
+        "ends" is the basis of Izmailov et al. (2019, section 4.3): the shift is the midpoint of the
+        ends, the vectors point from there to the first end and to the inner control points,
 
         $$ \hat w = \frac{p_0 + p_k}{2}, \qquad
            v_1 = \frac{p_0 - \hat w}{\lVert p_0 - \hat w \rVert}, \qquad
            v_{1+i} = \frac{p_i - \hat w}{\lVert p_i - \hat w \rVert} \quad (0 < i < k) . $$
 
-        For k = 2 the second is also the direction of the curve's midpoint, which is how the
-        paper writes it: $\phi(1/2) - \hat w = (p_1 - \hat w) / 2$. The vectors have norm one and
-        are not orthogonal.
+        For k = 2 the paper writes the second vector as the direction of the midpoint of the curve:
+        $\phi(1/2) - \hat w = (p_1 - \hat w) / 2$. The vectors are not orthogonal.
 
         "principal" is the basis of Dold et al. (2024, equation 5): the shift is the mean of the
-        control points, the vectors are their principal directions, orthonormal.
+        control points, the vectors are their orthonormal principal directions.
 
         Args:
             basis: "ends" or "principal".
-            unit: vectors of norm one, as in both papers. False lets them keep their lengths, so
+            unit: vectors of norm one, as in both papers. With False they keep their lengths, so
                 that a prior N(0, I) is as wide as the curve: the ends lie at z = (1, 0, ...) and
                 (-1, 0, ...), and principal directions have the standard deviations of the
                 control points.
@@ -291,11 +278,11 @@ class WeightCurve:
             )
         if basis == "principal":
             center = self._mean(self.points)
-            rows = principal((self.points - center).cpu())[0][:-1] / self.degree**0.5
+            rows = principal_directions((self.points - center).cpu())[0][:-1] / self.degree**0.5
         else:
             center = self._mean(self.points[[0, -1]])
             rows = self.points[:-1] - center
-        gram = _gram(rows)
+        gram = gram_matrix(rows)
         spread = torch.linalg.eigvalsh(gram).clamp_min(0).sqrt()
         if spread[0] <= _FLAT * spread[-1]:
             fail(
@@ -312,11 +299,11 @@ class WeightCurve:
         return points.double().mean(0).to(self.points)
 
     def coordinates(self, t: Any, subspace: DenseSubspace | None = None) -> Float[Tensor, "*S k"]:
-        """Where the curve lies in a subspace: coordinates z at t, shape (..., k).
+        """Coordinates z of the curve in a subspace at t, shape (..., k).
 
         Args:
             t: one number or several, in [0, 1].
-            subspace: of this curve; by default `subspace()`.
+            subspace: a subspace of this curve; by default `subspace()`.
 
         Example:
             >>> WeightCurve(torch.tensor([[0.0, 0.0], [1.0, 2.0], [2.0, 0.0]])).coordinates(0.5)
@@ -324,14 +311,6 @@ class WeightCurve:
         """
         space = self.subspace() if subspace is None else subspace
         return self.coefficients(t).cpu() @ space.project(self.points).double().cpu()
-
-
-def _gram(rows: Float[Tensor, "n D"]) -> Float[Tensor, "n n"]:
-    """Inner products in float64, on the CPU."""
-    gram = torch.zeros(len(rows), len(rows), dtype=torch.float64)
-    for block in rows.split(_COLUMNS, 1):
-        gram += (block.double() @ block.double().T).cpu()
-    return gram
 
 
 # --- the loss along it ---------------------------------------------------------------------------
@@ -344,7 +323,7 @@ class CurveLosses:
     Attributes:
         t: positions on the curve, shape (S,).
         loss: mean negative log-likelihood at each, in nats per observation.
-        error: share of wrong labels, or root mean squared error in units of y.
+        error: error rate, or root mean squared error in units of y.
         error_name: "error rate" or "RMSE".
     """
 
@@ -377,13 +356,13 @@ def curve_losses(
 
     Args:
         curve: the curve, or two weight vectors (2, D) for the straight line between them.
-        network: the network; its own weights do not matter.
+        network: the network; its own weights are not used.
         likelihood: p(y | f), with its parameters learned.
-        data: rows to score on, in any form `Data.of` takes.
-        ts: positions on the curve in [0, 1], or their number, evenly spaced from 0 to 1.
-        refresh_batchnorm: data to re-estimate BatchNorm statistics on at each position, the
-            training data usually; one more pass over them each. Without it a module with
-            BatchNorm uses the statistics of `network` everywhere, which overstates the loss.
+        data: rows to score, in any form that `Data.of` takes.
+        ts: positions on the curve in [0, 1], or the number of evenly spaced ones.
+        refresh_batchnorm: data, usually the training data, to re-estimate BatchNorm statistics at
+            each position, at the cost of one more pass. Without it a module with BatchNorm uses
+            the statistics of `network` everywhere, which overstates the loss.
 
     Raises:
         InputError: another number of weights than the network has, or t outside [0, 1].
@@ -406,15 +385,15 @@ def curve_losses(
         )
     if isinstance(ts, (int, np.integer)):
         ts = np.linspace(0, 1, check_count("ts", ts, 2))
-    at, rows = _checked(ts).reshape(-1), Data.of(data)
+    at, rows = _positions(ts).reshape(-1), Data.of(data)
     refresh = None if refresh_batchnorm is None else Data.of(refresh_batchnorm)
-    labels = likelihood.kind == "classification"
     scores = [
         _scores(network, likelihood, curve.point(t).to(network.weights), rows, refresh)
         for t in at.tolist()
     ]
     loss, error = np.array(scores).T
-    return CurveLosses(at.numpy(), loss, error, "error rate" if labels else "RMSE")
+    name = "error rate" if likelihood.kind == "classification" else "RMSE"
+    return CurveLosses(at.numpy(), loss, error, name)
 
 
 def _scores(
@@ -426,25 +405,21 @@ def _scores(
 ) -> tuple[float, float]:
     """Mean negative log-likelihood and error at one weight vector."""
     if refresh is not None:
-        network = network.refresh_batchnorm(weights, _moved(refresh, network.device))
-    loss = wrong = 0.0
+        batches = ((to_device(x, network.device), y) for x, y in refresh.batches(1024))
+        network = network.refresh_batchnorm(weights, batches)
+    labels = likelihood.kind == "classification"
+    loss = error = 0.0
     for inputs, y in data.batches(4096):
         noise = None if isinstance(y, Tensor) else y[1].cpu()
-        target = y.cpu() if isinstance(y, Tensor) else y[0].cpu()
+        target = target_values(y).cpu()
         with torch.no_grad():
             outputs = network(weights, to_device(inputs, network.device)).cpu()
         predictive = Predictive(outputs[None], with_noise(likelihood, noise, len(target)))
         loss -= float(predictive.log_prob(target).sum())
-        wrong += len(target) * (
+        error += len(target) * (
             1 - metrics.accuracy(predictive, target)
-            if likelihood.kind == "classification"
+            if labels
             else metrics.rmse(predictive, target) ** 2
         )
-    wrong /= data.n
-    return loss / data.n, wrong if likelihood.kind == "classification" else wrong**0.5
-
-
-def _moved(data: Data, device: torch.device) -> Iterator[tuple[Any, Any]]:
-    """Batches with their inputs on the network's device."""
-    for inputs, y in data.batches(1024):
-        yield to_device(inputs, device), y
+    error /= data.n
+    return loss / data.n, error if labels else error**0.5

@@ -1,4 +1,4 @@
-"""All weights: the posterior of the whole network."""
+"""The full weight space: the posterior of all weights."""
 
 from __future__ import annotations
 
@@ -30,5 +30,5 @@ class Full(SubspaceMethod):
         return network.size
 
     def build(self, trained: TrainedNetwork, prior_scale: float = 1.0) -> FullSubspace:
-        """The whole space around the network's weights."""
+        """The full space around the network's weights."""
         return FullSubspace(trained.network.weights)

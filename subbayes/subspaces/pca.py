@@ -1,13 +1,12 @@
-r"""PCA of the SGD trajectory (Izmailov et al. 2019, algorithm 2), and SWAG's moments with it.
+r"""PCA of the SGD trajectory (Izmailov et al. 2019, algorithm 2), and the moments of SWAG.
 
-A recorder takes snapshots of the weights in a training loop. It stores either the last M snapshots
-or a sketch of a few rows: an incremental singular value decomposition that corrects for the moving
-mean (Ross et al. 2008).
+A recorder takes snapshots of the weights during training. It stores the last M snapshots, or a
+sketch of a few rows: an incremental singular value decomposition that corrects for the moving mean
+(Ross et al. 2008).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -19,46 +18,36 @@ from subbayes.data.data import Data
 from subbayes.networks.network import Network
 from subbayes.networks.selection import Selection, select
 from subbayes.subspace import DenseSubspace
-from subbayes.subspaces.base import SubspaceMethod, TrainedNetwork, check_rank
+from subbayes.subspaces.base import RankedMethod, TrainedNetwork, check_rank
 from subbayes.utils.checks import check_count, check_positive, fail, fail_type
 
 if TYPE_CHECKING:
     from subbayes.training.configuration import Training
 
-__all__ = ["PCA", "TrajectoryRecorder", "pca"]
+__all__ = ["PCA", "TrajectoryRecorder", "gram_matrix", "principal_directions"]
 
-_CHUNK = 2**20  # columns taken to float64 at a time
-_RANK = 5
+_CHUNK = 2**20  # columns converted to float64 at a time
 
 
 @dataclass(frozen=True)
-class PCA(SubspaceMethod):
-    """The leading principal directions of the SGD trajectory; see `pca`.
+class PCA(RankedMethod):
+    """The leading principal directions of the SGD trajectory; see `TrajectoryRecorder.pca`.
 
     Attributes:
-        rank: number of directions k; None takes 5, or fewer where the trajectory spans fewer.
+        rank: number of directions k; None takes 5, or fewer if the trajectory spans fewer.
 
     Example:
         >>> PCA(rank=3).config()
         {'rank': 3}
     """
 
-    rank: int | None = None
     name: ClassVar[str] = "pca"
-
-    def __post_init__(self) -> None:
-        if self.rank is not None:
-            check_count("rank", self.rank)
-
-    def expected_rank(self, network: Network) -> int:
-        """The rank, or the most that is taken by default."""
-        return min(_RANK, network.size) if self.rank is None else self.rank
+    default_rank: ClassVar[int] = 5
 
     def check(self, network: Network, data: Data, training: Training) -> None:
-        """Check that the trajectory will span that many directions."""
-        check_count("swa_epochs", training.swa_epochs)
+        """Check that the trajectory will span enough directions."""
+        seen = check_count("swa_epochs", training.swa_epochs)
         check_rank(self.rank, network)
-        seen = training.swa_epochs
         kept = min(seen, training.max_snapshots if training.sketch is None else training.sketch + 1)
         limit = kept - (training.sketch is not None or kept == seen)
         if self.rank is not None and self.rank > limit:
@@ -72,25 +61,25 @@ class PCA(SubspaceMethod):
     def build(self, trained: TrainedNetwork, prior_scale: float = 1.0) -> DenseSubspace:
         """The subspace of the recorded trajectory."""
         recorder = trained.recorder
-        rank = max(1, min(_RANK, recorder.spanned)) if self.rank is None else self.rank
-        return pca(recorder, rank)
+        rank = max(1, min(self.default_rank, recorder.spanned)) if self.rank is None else self.rank
+        return recorder.pca(rank)
 
 
 class TrajectoryRecorder:
     r"""Records weights along training: their mean, variance and principal directions.
 
-    Deviations are taken from the mean of all snapshots seen, once it is known (the running mean
-    of the paper's algorithm would make the first of them zero and shrink the early ones). With A
-    the matrix of the last M deviations, the low-rank covariance is $A^\top A / (M - 1)$.
+    Deviations are from the final mean of all snapshots (the running mean of the paper's algorithm
+    makes the first one zero and shortens the early ones). With A the matrix of the last M
+    deviations, the low-rank covariance is $A^\top A / (M - 1)$.
 
-    Memory is M D numbers for M snapshots; with `rank=r` it is 3 r D for any number of snapshots:
-    a sketch of 2r rows and a buffer of r. The sketch is exact up to 2r snapshots, and close
-    beyond when the spectrum decays.
+    The memory is M D numbers for M snapshots; with `rank=r` it is 3 r D for any number of
+    snapshots: a sketch of 2r rows and a buffer of r. The sketch is exact up to 2r snapshots, and a
+    good approximation beyond if the spectrum decays.
 
     Args:
         max_snapshots: number M of the last snapshots to keep; not used with `rank`.
-        rank: stream instead, for subspaces of up to this rank.
-        parameters: which parameters of a module to record, as for `Network`.
+        rank: largest rank of a subspace from a sketch, instead of stored snapshots.
+        parameters: selection of the parameters of a module, as for `Network`.
 
     Attributes:
         n: number of snapshots seen.
@@ -124,7 +113,7 @@ class TrajectoryRecorder:
     # --- recording --------------------------------------------------------------------------
 
     def update(self, source: Any) -> None:
-        """Take a snapshot: of a module's selected parameters, or of a flat weight vector (D,).
+        """Record the selected parameters of a module, or a flat weight vector (D,).
 
         Raises:
             InputError: another number of weights than before, NaN or infinite weights.
@@ -144,7 +133,7 @@ class TrajectoryRecorder:
         self._compress()
 
     def _flat(self, source: Any) -> Float[Tensor, "D"]:
-        """A private copy on the CPU, in float32 unless the weights are float64."""
+        """A copy on the CPU, in float32 unless the weights are float64."""
         if isinstance(source, nn.Module):
             named = dict(source.named_parameters())
             parts = [
@@ -181,17 +170,17 @@ class TrajectoryRecorder:
             )
 
     def _compress(self) -> None:
-        """Drop the oldest snapshot, or fold a full buffer into the sketch."""
+        """Drop the oldest snapshot, or add a full buffer to the sketch."""
         if self.rank is None:
             del self._recent[: -self.max_snapshots]
         elif len(self._recent) > self.rank:
-            self._sketch, self._sketch_mean = self._folded()
+            self._sketch, self._sketch_mean = self._updated_sketch()
             self._sketched, self._recent = self.n, []
 
-    def _folded(self) -> tuple[Tensor, Tensor]:
-        """The sketch with the buffer in it (Ross et al. 2008), and the mean it belongs to.
+    def _updated_sketch(self) -> tuple[Tensor, Tensor]:
+        """The sketch after adding the buffer (Ross et al. 2008), and its mean.
 
-        With n rows of mean m folded, appending b rows of mean m_b adds their own deviations and
+        Adding b rows of mean m_b to n rows of mean m adds their deviations from m_b and
         sqrt(n b / (n + b)) (m - m_b) to the scatter.
         """
         if not self._recent:
@@ -205,7 +194,7 @@ class TrajectoryRecorder:
             gap = (n * b / (n + b)) ** 0.5 * (self._sketch_mean - center)
             rows = [self._sketch, *rows, gap.to(block.dtype)[None]]
         assert self.rank is not None
-        return principal(torch.cat(rows))[0][: 2 * self.rank], self._mean.clone()
+        return principal_directions(torch.cat(rows))[0][: 2 * self.rank], self._mean.clone()
 
     # --- moments ----------------------------------------------------------------------------
 
@@ -233,15 +222,15 @@ class TrajectoryRecorder:
 
     @property
     def deviations(self) -> Float[Tensor, "M D"]:
-        """The last M snapshots minus the mean of all; while streaming, the rows of the sketch."""
+        """The last M snapshots minus the mean of all, or the rows of the sketch."""
         self._require(2)
         if self.rank is not None:
-            return self._folded()[0]
+            return self._updated_sketch()[0]
         return (torch.stack(self._recent).double() - self._mean).to(self._dtype)
 
     @property
     def _count(self) -> int:
-        """Number of snapshots behind the deviations."""
+        """Number of snapshots that the deviations represent."""
         return len(self._recent) if self.rank is None else self.n
 
     def _factor(self) -> Float[Tensor, "M D"]:
@@ -262,23 +251,62 @@ class TrajectoryRecorder:
     @property
     def singular_values(self) -> Float[Tensor, "M"]:
         r"""The spectrum $s_1 \ge s_2 \ge \dots$ of the deviations over $\sqrt{M - 1}$."""
-        return principal(self._factor())[1]
+        return principal_directions(self._factor())[1]
 
     @property
     def spanned(self) -> int:
-        """Number of directions in which the snapshots differ: the largest rank of `pca`."""
+        """Number of directions that the snapshots span: the largest rank of `pca`."""
         return min(self._limit, _count_above_rounding(self.singular_values))
 
     @property
     def _limit(self) -> int:
-        """Largest possible rank: the number of snapshots, less one if their mean is subtracted."""
+        """Largest possible rank: the number of snapshots, minus one if they define the mean."""
         self._require(2)
         limit = self._count - (self._count == self.n)
         return limit if self.rank is None else min(limit, self.rank)
 
     def pca(self, rank: int) -> DenseSubspace:
-        """The subspace of the leading principal directions; see `pca`."""
-        return pca(self, rank)
+        r"""The subspace of the leading principal directions of the trajectory.
+
+        $$ A / \sqrt{M - 1} = U S V^\top, \qquad w = \bar w + \sum_{i \le k} z_i\, s_i v_i $$
+
+        The prior is z ~ N(0, I), which is as wide as the trajectory in each direction. The
+        decomposition is exact, by the M x M matrix A A'; the entry of largest absolute value of
+        each direction is positive.
+
+        Args:
+            rank: number of directions k.
+
+        Raises:
+            InputError: a rank above the number of directions that the snapshots span.
+
+        Example:
+            >>> recorder = TrajectoryRecorder()
+            >>> for seed in range(6):
+            ...     recorder.update(torch.randn(50, generator=torch.Generator().manual_seed(seed)))
+            >>> recorder.pca(rank=3)
+            DenseSubspace(rank=3, size=50)
+        """
+        limit = self._limit
+        if check_count("rank", rank) > limit:
+            why = (
+                "the rank of the recorder"
+                if self.rank == limit
+                else f"what {self._count} snapshots span"
+            )
+            fail("rank", f"at most {limit}, {why}", rank, "Record more snapshots")
+        rows, s = principal_directions(self._factor())
+        spanned = _count_above_rounding(s)
+        if rank > spanned:
+            fail(
+                "rank",
+                f"at most {spanned}, the directions in which the snapshots differ",
+                rank,
+                "Raise the learning rate or record snapshots further apart"
+                if spanned < 1
+                else "Lower the rank or record more snapshots",
+            )
+        return DenseSubspace(self.mean, rows[:rank])
 
     def swag(self, n: int, seed: int = 0, scale: float = 1.0) -> Float[Tensor, "n D"]:
         r"""Draw weights from the SWAG Gaussian (Maddox et al. 2019, equation 1).
@@ -290,9 +318,6 @@ class TrajectoryRecorder:
             n: number of draws.
             seed: seed of the draws.
             scale: $\alpha$, which multiplies the covariance.
-
-        Raises:
-            InputError: fewer than two snapshots.
         """
         check_count("n", n)
         check_positive("scale", scale)
@@ -308,7 +333,7 @@ class TrajectoryRecorder:
     # --- saving -------------------------------------------------------------------------
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """The state to save and resume from: tensors, and JSON-able values."""
+        """The state to save: tensors, and values that JSON can hold."""
         tensors = {"mean": self._mean, "scatter": self._scatter, "sketch_mean": self._sketch_mean}
         if self._recent:
             tensors["recent"] = torch.stack(self._recent)
@@ -325,7 +350,7 @@ class TrajectoryRecorder:
     def from_state(
         cls, tensors: dict[str, Tensor], config: dict[str, Any], parameters: Selection = "all"
     ) -> TrajectoryRecorder:
-        """Rebuild a recorder from `state`; give `parameters` again if it had any."""
+        """Rebuild a recorder from `state`; `parameters` are not part of it."""
         recorder = cls(config["max_snapshots"], config["rank"], parameters)
         recorder.n, recorder._sketched = config["n"], config["sketched"]
         recorder._mean, recorder._scatter = tensors["mean"].clone(), tensors["scatter"].clone()
@@ -339,79 +364,30 @@ class TrajectoryRecorder:
         return f"TrajectoryRecorder(n={self.n}, size={self.size}, {kept})"
 
 
-def pca(recorder: TrajectoryRecorder, rank: int) -> DenseSubspace:
-    r"""The subspace of the leading principal directions of a trajectory.
-
-    $$ A / \sqrt{M - 1} = U S V^\top, \qquad w = \bar w + \sum_{i \le k} z_i\, s_i v_i $$
-
-    Read with the prior z ~ N(0, I): as wide as the trajectory in each direction. The
-    decomposition is exact, through the M x M matrix A A'; the entry of largest size of each
-    direction is positive.
-
-    Args:
-        recorder: a recorder that has seen the trajectory.
-        rank: number of directions k.
-
-    Raises:
-        InputError: a rank above what the snapshots span, at most their number less one.
-
-    Example:
-        >>> recorder = TrajectoryRecorder()
-        >>> for seed in range(6):
-        ...     recorder.update(torch.randn(50, generator=torch.Generator().manual_seed(seed)))
-        >>> pca(recorder, rank=3)
-        DenseSubspace(rank=3, size=50)
-    """
-    check_count("rank", rank)
-    limit = recorder._limit
-    if rank > limit:
-        why = (
-            "the rank of the recorder"
-            if recorder.rank == limit
-            else (f"what {recorder._count} snapshots span")
-        )
-        fail("rank", f"at most {limit}, {why}", rank, "Record more snapshots")
-    rows, s = principal(recorder._factor())
-    spanned = _count_above_rounding(s)
-    if rank > spanned:
-        fail(
-            "rank",
-            f"at most {spanned}, the directions in which the snapshots differ",
-            rank,
-            "Raise the learning rate or record snapshots further apart"
-            if spanned < 1
-            else "Lower the rank or record more snapshots",
-        )
-    return DenseSubspace(recorder.mean, rows[:rank])
-
-
 def _count_above_rounding(sizes: Float[Tensor, "M"]) -> int:
     """Number of singular values above rounding."""
-    return int((sizes > sizes[0] * _tolerance(sizes.dtype)).sum()) if float(sizes[0]) > 0 else 0
+    tolerance = 1e-7 if sizes.dtype == torch.float64 else 1e-5
+    return int((sizes > sizes[0] * tolerance).sum()) if float(sizes[0]) > 0 else 0
 
 
-def _tolerance(dtype: torch.dtype) -> float:
-    """Relative size below which a singular value counts as rounding."""
-    return 1e-7 if dtype == torch.float64 else 1e-5
+def gram_matrix(rows: Float[Tensor, "M D"]) -> Float[Tensor, "M M"]:
+    """Inner products of rows in float64, on the CPU; few columns are converted at a time."""
+    gram = torch.zeros(len(rows), len(rows), dtype=torch.float64)
+    for block in rows.split(_CHUNK, 1):
+        gram += (block.double() @ block.double().T).cpu()
+    return gram
 
 
-def _columns(rows: Tensor) -> Iterator[Tensor]:
-    """Blocks of columns in float64, so that no double copy of all of them is made."""
-    for start in range(0, rows.shape[1], _CHUNK):
-        yield rows[:, start : start + _CHUNK].double()
-
-
-def principal(rows: Float[Tensor, "M D"]) -> tuple[Float[Tensor, "M D"], Float[Tensor, "M"]]:
+def principal_directions(
+    rows: Float[Tensor, "M D"],
+) -> tuple[Float[Tensor, "M D"], Float[Tensor, "M"]]:
     r"""Rows $s_i v_i$ of the singular value decomposition, largest first, and all $s_i$.
 
-    From the eigenvectors of the Gram matrix, $s_i v_i = u_i^\top A$, without dividing by s.
+    With eigenvectors u of the Gram matrix, $s_i v_i = u_i^\top A$ needs no division by s.
     """
-    gram = torch.zeros(len(rows), len(rows), dtype=torch.float64)
-    for block in _columns(rows):
-        gram += block @ block.T
-    values, vectors = torch.linalg.eigh(gram)
+    values, vectors = torch.linalg.eigh(gram_matrix(rows))
     s = values.flip(0).clamp_min(0).sqrt()
     u = vectors.flip(1).T
-    turned = torch.cat([(u @ block).to(rows.dtype) for block in _columns(rows)], 1)
-    largest = turned.gather(1, turned.abs().argmax(1, keepdim=True))
-    return turned * torch.where(largest < 0, -1.0, 1.0).to(rows.dtype), s.to(rows.dtype)
+    found = torch.cat([(u @ block.double()).to(rows.dtype) for block in rows.split(_CHUNK, 1)], 1)
+    largest = found.gather(1, found.abs().argmax(1, keepdim=True))
+    return found * torch.where(largest < 0, -1.0, 1.0).to(rows.dtype), s.to(rows.dtype)

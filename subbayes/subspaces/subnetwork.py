@@ -1,18 +1,18 @@
-r"""Subnetworks (Daxberger et al. 2021): some weights are random, the others are fixed.
+r"""Subnetworks (Daxberger et al. 2021): some weights are random, the others are frozen.
 
 $$ q(w) = N(w_S;\, \hat w_S, H_S^{-1}) \prod_{r \notin S} \delta(w_r - \hat w_r) $$
 
-S is chosen by a score of each weight, by the distance of q to the posterior of all weights, or by
-what q keeps of the predictive variance:
+S is selected by a score of each weight, by the distance of q to the posterior of all weights, or
+by the predictive variance of q:
 
 - *variance*: the squared 2-Wasserstein distance of diagonal Gaussians is $\sum_{d \notin S}
-  \sigma_d^2$, so keep the largest marginal variances, of the diagonal Laplace approximation or of
-  the trajectory of SGD. In networks with ReLU these are the weights of *dead* units, whose
-  variance is the prior's because the outputs do not depend on them: they predict nothing.
-- *predictive*: keep what makes $\mathrm{tr}\, \Sigma_{S,X} = \mathrm{tr}\, J_{X,S} H_S^{-1}
-  J_{X,S}^\top$ large at given inputs X. One weight after another is added, the one that adds most
-  given those before it: with $r_d$ and $s_d$ the column of $J_X$ and the precision of weight d,
-  both conditional on S, it adds $\lVert r_d \rVert^2 / s_d$.
+  \sigma_d^2$, so the largest marginal variances are selected, of the diagonal Laplace approximation
+  or of the SGD trajectory. In ReLU networks these are the weights of dead units: the outputs do
+  not depend on them, and so their variance is the prior's.
+- *predictive*: weights are added one at a time to maximise $\mathrm{tr}\, \Sigma_{S,X} =
+  \mathrm{tr}\, J_{X,S} H_S^{-1} J_{X,S}^\top$ at inputs X. Weight d adds
+  $\lVert r_d \rVert^2 / s_d$, where $r_d$ and $s_d$ are its column of $J_X$ and its precision, both
+  conditional on S.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from subbayes.networks.selection import select
 from subbayes.predictions.averaging import count_rows
 from subbayes.priors import Normal
 from subbayes.subspace import CoordinateSubspace, Subspace
-from subbayes.subspaces.base import SubspaceMethod, TrainedNetwork, check_rank
+from subbayes.subspaces.base import RankedMethod, TrainedNetwork, check_rank
 from subbayes.subspaces.pca import TrajectoryRecorder
 from subbayes.subspaces.weight_selection import greedy_by_distance, greedy_by_variance
 from subbayes.utils.checks import check_choice, check_count, check_positive, fail, fail_type
@@ -46,33 +46,25 @@ from subbayes.utils.memory import check_memory
 if TYPE_CHECKING:
     from subbayes.training.configuration import Training
 
-__all__ = [
-    "Subnetwork",
-    "check_size",
-    "from_mask",
-    "rank_weights",
-    "scaled_prior_precision",
-    "subnetwork",
-]
+__all__ = ["Subnetwork", "check_candidates", "from_mask", "scaled_prior_precision", "subnetwork"]
 
 _BY = ("predictive", "variance", "swag", "magnitude", "last-layer", "wasserstein")
-_MOST_WEIGHTS = 1000
+_MAX_WEIGHTS = 1000
 
 
 @dataclass(frozen=True)
-class Subnetwork(SubspaceMethod):
-    r"""The weights that together keep most of the predictive variance; see `subnetwork`.
+class Subnetwork(RankedMethod):
+    r"""The weights that keep most of the predictive variance; see `subnetwork`.
 
     Attributes:
-        rank: number of weights |S|; None takes 100, or all where there are fewer; of "last-layer",
-            all of it.
-        inputs: inputs without labels for which the weights are chosen, or a loader of them; None
+        rank: number of weights |S|; None takes 100, or all if there are fewer; for "last-layer",
+            the whole layer.
+        inputs: inputs without labels for which the weights are selected, or a loader of them; None
             takes the training inputs.
-        scale_prior: make the scale of the prior $\sqrt{D / |S|}$ times larger, so that the outputs
-            keep about the variance that they have under a prior of all D weights; the weights are
-            chosen under it too.
-        by: how the weights are chosen, as for `subnetwork`.
-        candidates: of "predictive": how many weights to choose among, as for `subnetwork`.
+        scale_prior: multiply the scale of the prior by $\sqrt{D / |S|}$, so that the outputs have
+            about the variance of a prior on all D weights; the weights are selected under it.
+        by: the selection, as for `subnetwork`.
+        candidates: for "predictive": number of candidates, as for `subnetwork`.
 
     Example:
         >>> import torch
@@ -81,37 +73,36 @@ class Subnetwork(SubspaceMethod):
         2.0
     """
 
-    rank: int | None = None
     inputs: Any = field(default=None, repr=False, compare=False)
     scale_prior: bool = False
     by: str = "predictive"
     candidates: int | None = None
     name: ClassVar[str] = "subnetwork"
+    default_rank: ClassVar[int] = 100
     spans_weights: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_choice("by", self.by, _BY)
-        if self.rank is not None:
-            check_count("rank", self.rank)
+        super().__post_init__()
 
     def expected_rank(self, network: Network) -> int:
         """The rank, or its default."""
         if self.by == "last-layer":
             return _last_layer(network, self.rank).rank
-        return min(100, network.size) if self.rank is None else self.rank
+        return super().expected_rank(network)
 
     def check(self, network: Network, data: Data, training: Training) -> None:
-        """Check the rank, the inputs, and that the matrices of the choice fit into memory."""
+        """Check the rank, the inputs, and that the matrices of the selection fit into memory."""
         check_rank(self.rank, network)
         if self.inputs is not None:
             count_rows(network, self.inputs)
         if self.by == "swag":
             check_count("swa_epochs", training.swa_epochs, 2)
         if self.by == "predictive":
-            check_size(network.size, self.expected_rank(network), self.candidates)
+            check_candidates(network.size, self.expected_rank(network), self.candidates)
 
     def build(self, trained: TrainedNetwork, prior_scale: float = 1.0) -> CoordinateSubspace:
-        """The weights chosen under a prior of the weights."""
+        """Select the weights under a prior of all weights."""
         return subnetwork(
             trained.network,
             trained.likelihood,
@@ -125,7 +116,7 @@ class Subnetwork(SubspaceMethod):
         )
 
     def prior_scale(self, prior: Normal | float, network: Network) -> float:
-        r"""The scale, times $\sqrt{D / |S|}$ with `scale_prior`; see `scaled_prior_precision`."""
+        r"""The scale, multiplied by $\sqrt{D / |S|}$ with `scale_prior`."""
         if not self.scale_prior:
             return super().prior_scale(prior, network)
         if isinstance(prior, Normal):
@@ -150,36 +141,37 @@ def subnetwork(
     trajectory: Any = None,
     candidates: int | None = None,
 ) -> CoordinateSubspace:
-    r"""Choose the weights of a subnetwork.
+    r"""Select the weights of a subnetwork.
 
     Args:
         network: f(x; w), at the maximum a posteriori, the centre.
         likelihood: p(y | f), with all its own parameters learned; for "predictive", "variance"
             and "wasserstein".
-        data: (inputs, y), a DataLoader, a Dataset or `Data`; for the same.
-        rank: number of weights |S|; not needed for "last-layer", which takes all of it.
-        by: "predictive", what the weights together add to the predictive variance at `inputs`;
-            "variance", the largest variances of the diagonal Laplace approximation;
-            "swag", the largest variances along a `trajectory`; "magnitude", the largest weights;
-            "last-layer"; or "wasserstein", the exact distance, for at most 1000 weights, greedily.
-        inputs: X of "predictive", without labels: best the inputs to be predicted; None takes
+        data: (inputs, y), a DataLoader, a Dataset or `Data`; for the same selections.
+        rank: number of weights |S|; for "last-layer" None or the size of the layer.
+        by: "predictive", the largest predictive variance at `inputs`; "variance", the largest
+            variances of the diagonal Laplace approximation; "swag", the largest variances along a
+            `trajectory`; "magnitude", the largest absolute values; "last-layer"; or "wasserstein",
+            the smallest exact distance, greedily, for at most 1000 weights.
+        inputs: X of "predictive", without labels, ideally the inputs to be predicted; None takes
             those of the data.
         prior_precision: $\lambda$ of the prior $w \sim N(\hat w, \lambda^{-1} I)$.
         trajectory: for "swag": a `TrajectoryRecorder` or what `swa` returns.
-        candidates: for "predictive": how many weights to choose among, those with the largest
+        candidates: for "predictive": select among this many weights with the largest
             $\lVert J_{X,d} \rVert$; by default 4 |S|, and at least 1000. Costs a matrix of
             candidates squared.
 
     Returns:
-        A subspace around the network's weights, its indices in the order they are chosen in, best
-        first (of "last-layer" in increasing order); read it with the prior
-        z ~ N(0, 1 / prior_precision), or with `scaled_prior_precision`.
+        A subspace around the network's weights, with indices in the order of selection, best first
+        (increasing for "last-layer"): the first s of them are the subnetwork of s weights (for
+        "predictive", among the same candidates). Its prior is z ~ N(0, 1 / prior_precision), or
+        that of `scaled_prior_precision`.
 
     Raises:
-        InputError: more weights than there are, or what the selection needs is missing.
+        InputError: a rank above the number of weights, or a missing argument of the selection.
 
     Source: Daxberger et al. (2021), "Bayesian deep learning via subnetwork inference"; the
-    predictive selection is ours.
+    predictive selection is new.
 
     Example:
         >>> import subbayes
@@ -188,90 +180,58 @@ def subnetwork(
         >>> x = torch.randn(50, 3).double()
         >>> subnetwork(net, Gaussian(0.1), (x, x[:, 0]), rank=10, inputs=x[:5])
         CoordinateSubspace(rank=10, size=101)
+        >>> linear = Network(torch.nn.Linear(3, 1, bias=False))
+        >>> linear = linear.with_weights(torch.tensor([1.0, -3.0, 2.0]))
+        >>> subnetwork(linear, rank=2, by="magnitude").indices
+        tensor([1, 2])
     """
     check_network(network)
     check_choice("by", by, _BY)
     if by == "last-layer":
         return _last_layer(network, rank)
+    check_positive("prior_precision", prior_precision)
     if rank is None:
         fail("rank", "the number of weights to choose", None)
-    return CoordinateSubspace(
-        network.weights,
-        rank_weights(
-            network,
-            likelihood,
-            data,
-            rank=rank,
-            by=by,
-            inputs=inputs,
-            trajectory=trajectory,
-            prior_precision=prior_precision,
-            candidates=candidates,
-        ),
-    )
-
-
-def rank_weights(
-    network: Network,
-    likelihood: Likelihood | None = None,
-    data: Any = None,
-    *,
-    rank: int,
-    by: str = "predictive",
-    inputs: Any = None,
-    prior_precision: float = 1.0,
-    trajectory: Any = None,
-    candidates: int | None = None,
-) -> Int[Tensor, "k"]:
-    """The positions of a subnetwork's weights in the order they are chosen in.
-
-    The first s of them are the subnetwork of s weights (by "predictive": among the same
-    candidates). Arguments are those of `subnetwork`, without "last-layer".
-
-    Example:
-        >>> network = Network(torch.nn.Linear(3, 1, bias=False))
-        >>> network = network.with_weights(torch.tensor([1.0, -3.0, 2.0]))
-        >>> rank_weights(network, rank=2, by="magnitude")
-        tensor([1, 2])
-    """
-    check_network(network)
-    check_choice("by", by, tuple(name for name in _BY if name != "last-layer"))
-    check_positive("prior_precision", prior_precision)
     if check_count("rank", rank) > network.size:
         fail("rank", f"at most {network.size}, the number of weights", rank, "Lower it")
-    if by in ("magnitude", "swag"):
-        score = network.weights.abs() if by == "magnitude" else _variance(trajectory, network)
-        return _largest(score, rank)
-    if likelihood is None or data is None:
+    if by == "magnitude":
+        chosen = _largest(network.weights.abs(), rank)
+    elif by == "swag":
+        chosen = _largest(_trajectory_variance(trajectory, network), rank)
+    elif likelihood is None or data is None:
         fail(
             "likelihood and data",
             f"both, for by={by!r}",
             "None",
             "Pass them, or use by='magnitude'",
         )
-    V = root(network, likelihood, data)
-    if by == "variance":
-        return _largest(1 / (squared_column_norms(V) + prior_precision), rank)
-    if by == "wasserstein":
-        return greedy_by_distance(_dense(V, prior_precision), rank)
-    X = _jacobian_of(V, inputs)
-    pool = _pool(squared_column_norms(X), rank, candidates)
-    return pool[greedy_by_variance(*_matrices(V, X, pool, prior_precision), rank)]
+    else:
+        V = root(network, likelihood, data)
+        if by == "variance":
+            chosen = _largest(1 / (squared_column_norms(V) + prior_precision), rank)
+        elif by == "wasserstein":
+            chosen = _by_distance(V, rank, prior_precision)
+        else:
+            X = V.output_jacobian()
+            if inputs is not None:
+                X = Jacobian.of_inputs(V.plan, inputs)
+            chosen = _by_predictive_variance(V, X, rank, candidates, prior_precision)
+    return CoordinateSubspace(network.weights, chosen)
 
 
 def from_mask(
     network: Network, mask: Tensor | np.ndarray | Mapping[str, Tensor | np.ndarray]
 ) -> CoordinateSubspace:
-    """The subnetwork of chosen weights.
+    """The subnetwork of given weights.
 
     Args:
-        network: whose weights are the centre.
-        mask: booleans or whole numbers, positions in the flat weight vector; or booleans by name
-            of the parameter, in its shape.
+        network: the network, whose weights are the centre.
+        mask: booleans over the flat weight vector, positions in it, or a dict from names of
+            parameters to booleans of their shapes.
 
     Raises:
-        InputError: a mask of another size, one that selects nothing, or positions that are not
-            distinct or not there.
+        InputError: a mask of another size, an empty mask, or positions that are repeated or out
+            of range.
 
     Example:
         >>> network = Network(torch.nn.Linear(3, 1))
@@ -282,7 +242,7 @@ def from_mask(
     """
     check_network(network)
     if isinstance(mask, Mapping):
-        return _of(network, _named(network, mask).nonzero().flatten())
+        return _sorted_subspace(network, _flat_mask(network, mask).nonzero().flatten())
     if not isinstance(mask, (Tensor, np.ndarray)):
         fail_type("mask", "a tensor, an array or a dict of them", mask)
     chosen = torch.as_tensor(mask).to(network.device)
@@ -297,14 +257,14 @@ def from_mask(
         chosen = chosen.nonzero().flatten()
     if chosen.numel() == 0:
         fail("mask", "at least one weight", "none")
-    return _of(network, chosen)
+    return _sorted_subspace(network, chosen)
 
 
 def scaled_prior_precision(prior_precision: float, subspace: Subspace) -> float:
     r"""The prior precision of a subnetwork scaled by its share of the weights, $\lambda |S| / D$.
 
-    With fewer random weights each may vary more, so that the prior of the outputs keeps about the
-    variance it has under all weights (Daxberger et al. 2021, appendix).
+    The prior of the outputs then has about the variance of a prior on all weights (Daxberger et
+    al. 2021, appendix).
 
     Args:
         prior_precision: $\lambda$ for all weights.
@@ -318,15 +278,12 @@ def scaled_prior_precision(prior_precision: float, subspace: Subspace) -> float:
     return check_positive("prior_precision", prior_precision) * subspace.rank / subspace.size
 
 
-# --- by score -------------------------------------------------------------------------------------
-
-
-def _of(network: Network, indices: Int[Tensor, "k"]) -> CoordinateSubspace:
+def _sorted_subspace(network: Network, indices: Int[Tensor, "k"]) -> CoordinateSubspace:
     return CoordinateSubspace(network.weights, indices.sort().values)
 
 
 def _largest(score: Float[Tensor, "D"], rank: int) -> Int[Tensor, "k"]:
-    """Indices of the largest scores; ties go to the first."""
+    """Indices of the largest scores; the first of equal ones."""
     return score.sort(descending=True, stable=True).indices[:rank]
 
 
@@ -341,7 +298,7 @@ def _last_layer(network: Network, rank: int | None) -> CoordinateSubspace:
             "Select it, or use another selection",
         )
     places = [torch.arange(network.spans[name].start, network.spans[name].stop) for name in names]
-    found = _of(network, torch.cat(places).to(network.device))
+    found = _sorted_subspace(network, torch.cat(places).to(network.device))
     if rank not in (None, found.rank):
         fail(
             "rank",
@@ -352,7 +309,7 @@ def _last_layer(network: Network, rank: int | None) -> CoordinateSubspace:
     return found
 
 
-def _variance(trajectory: Any, network: Network) -> Float[Tensor, "D"]:
+def _trajectory_variance(trajectory: Any, network: Network) -> Float[Tensor, "D"]:
     recorder = getattr(trajectory, "recorder", trajectory)
     if not isinstance(recorder, TrajectoryRecorder):
         fail_type("trajectory", "a TrajectoryRecorder or the result of swa", trajectory)
@@ -366,8 +323,8 @@ def _variance(trajectory: Any, network: Network) -> Float[Tensor, "D"]:
     return recorder.variance.to(network.device)
 
 
-def _named(network: Network, masks: Mapping[str, Any]) -> Tensor:
-    """A mask of the flat vector from masks by parameter."""
+def _flat_mask(network: Network, masks: Mapping[str, Any]) -> Tensor:
+    """A mask of the flat vector from masks of parameters."""
     whole = torch.zeros(network.size, dtype=torch.bool, device=network.device)
     values = network.unflatten(network.weights)
     for name, mask in masks.items():
@@ -392,39 +349,20 @@ def _named(network: Network, masks: Mapping[str, Any]) -> Tensor:
     return whole
 
 
-# --- by contribution to the predictive variance ---------------------------------------------------
-
-
-def _jacobian_of(V: Jacobian, inputs: Any) -> Jacobian:
-    if inputs is None:
-        return Jacobian(V.plan, V._pairs, V.n, None, V.memory_limit)
-    return Jacobian.of_inputs(V.plan, inputs)
-
-
-def _pool(squares: Float[Tensor, "D"], rank: int, candidates: int | None) -> Int[Tensor, "M"]:
-    """Candidates: the weights with the largest effect on the outputs."""
-    if candidates is not None and check_count("candidates", candidates) < rank:
-        fail("candidates", f"at least {rank}, the rank", candidates, "Raise it")
-    return _largest(squares, check_size(len(squares), rank, candidates)).sort().values
-
-
-def check_size(size: int, rank: int, candidates: int | None = None) -> int:
-    """Check that the matrices of the predictive selection fit into memory.
+def check_candidates(size: int, rank: int, candidates: int | None = None) -> int:
+    """The number of candidates of the predictive selection, whose matrices must fit into memory.
 
     Args:
         size: number of weights D.
-        rank: number of weights to choose.
-        candidates: number of candidates; None as for `subnetwork`.
-
-    Returns:
-        The number of candidates.
+        rank: number of weights to select.
+        candidates: as for `subnetwork`.
 
     Raises:
-        InputError: they do not fit, with the number.
+        InputError: the matrices do not fit.
 
     Example:
-        >>> check_size(20_000, rank=100), check_size(20_000, rank=500), check_size(300, rank=100)
-        (1000, 2000, 300)
+        >>> [check_candidates(*sizes) for sizes in ((20_000, 100), (20_000, 500), (300, 100))]
+        [1000, 2000, 300]
     """
     wanted = min(max(4 * rank, 1000) if candidates is None else candidates, size)
     check_memory(
@@ -436,27 +374,31 @@ def check_size(size: int, rank: int, candidates: int | None = None) -> int:
     return wanted
 
 
-def _matrices(
-    V: Jacobian, X: Jacobian, pool: Int[Tensor, "M"], prior_precision: float
-) -> tuple[Float[Tensor, "M M"], Float[Tensor, "M M"]]:
-    """Precision of the candidates, and products of their columns of J_X."""
-    entries = PartialJacobian(V.plan, pool)
-    precision = entries.gram(V)
+def _by_predictive_variance(
+    V: Jacobian, X: Jacobian, rank: int, candidates: int | None, prior_precision: float
+) -> Int[Tensor, "k"]:
+    if candidates is not None and check_count("candidates", candidates) < rank:
+        fail("candidates", f"at least {rank}, the rank", candidates, "Raise it")
+    squares = squared_column_norms(X)
+    pool = _largest(squares, check_candidates(len(squares), rank, candidates)).sort().values
+    precision = _precision_of(V, pool, prior_precision)
+    return pool[greedy_by_variance(precision, PartialJacobian(V.plan, pool).gram(X), rank)]
+
+
+def _precision_of(
+    V: Jacobian, indices: Int[Tensor, "k"], prior_precision: float
+) -> Float[Tensor, "k k"]:
+    precision = PartialJacobian(V.plan, indices).gram(V)
     precision.diagonal().add_(prior_precision)
-    return precision, entries.gram(X)
+    return precision
 
 
-# --- by the exact distance ------------------------------------------------------------------------
-
-
-def _dense(V: Jacobian, prior_precision: float) -> Float[Tensor, "D D"]:
-    if V.size > _MOST_WEIGHTS:
+def _by_distance(V: Jacobian, rank: int, prior_precision: float) -> Int[Tensor, "k"]:
+    if V.size > _MAX_WEIGHTS:
         fail(
             "by",
-            f"at most {_MOST_WEIGHTS} weights for 'wasserstein'",
+            f"at most {_MAX_WEIGHTS} weights for 'wasserstein'",
             V.size,
             "Use 'predictive' or 'variance'",
         )
-    H = PartialJacobian(V.plan, torch.arange(V.size)).gram(V)
-    H.diagonal().add_(prior_precision)
-    return H
+    return greedy_by_distance(_precision_of(V, torch.arange(V.size), prior_precision), rank)

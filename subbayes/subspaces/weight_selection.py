@@ -1,4 +1,4 @@
-"""Greedy selection of weights: by predictive variance, and by the exact Wasserstein distance."""
+"""Greedy selection of weights by predictive variance or exact Wasserstein distance."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ def greedy_by_variance(
 ) -> Int[Tensor, "k"]:
     r"""Add one weight at a time, the one with the largest $\lVert r_d \rVert^2 / s_d$.
 
-    $r_d$ and $s_d$ are the column of $J_X$ and the precision of weight d given those chosen so far.
-    Choosing c appends the column $g = H_{\cdot c | S} / \sqrt{s_c}$ to the Cholesky factor G of H
+    $r_d$ and $s_d$ are the column of $J_X$ and the precision of weight d given those selected so far.
+    Selecting c appends the column $g = H_{\cdot c | S} / \sqrt{s_c}$ to the Cholesky factor G of H
     and $r = r_c / \sqrt{s_c}$ to a root of $\Sigma_S$; then $s_d$ decreases by $g_d^2$ and $r_d$ by
     $g_d r$. Only the products $T = r^\top J_X$ and $Q = r^\top r$ are stored.
 
     Args:
         H: precision of the candidates.
         K: products $J_X^\top J_X$ of their columns.
-        rank: number of weights to choose.
+        rank: number of weights to select.
     """
     s, squares = H.diagonal().clone(), K.diagonal().clone()
     least = float(s.min()) * torch.finfo(H.dtype).eps
@@ -53,7 +53,7 @@ def greedy_by_distance(H: Float[Tensor, "D D"], rank: int) -> Int[Tensor, "k"]:
 
     Args:
         H: precision of all weights.
-        rank: number of weights to choose.
+        rank: number of weights to select.
     """
     covariance = torch.cholesky_inverse(cholesky(H, "prior_precision"))
     chosen, others = torch.zeros(0, dtype=torch.long, device=H.device), list(range(len(H)))
@@ -73,15 +73,15 @@ def wasserstein(
     indices: Int[Tensor, "k"],
     covariance: Float[Tensor, "D D"] | None = None,
 ) -> float:
-    r"""Squared 2-Wasserstein distance of the posterior of all weights to that of a subnetwork.
+    r"""Squared 2-Wasserstein distance between the posteriors of all weights and of a subnetwork.
 
-    $\mathrm{tr}\bigl(H^{-1} + H_{S+}^{-1} - 2 (H_{S+}^{-1/2} H^{-1} H_{S+}^{-1/2})^{1/2}\bigr)$,
-    $H_{S+}^{-1}$ being $H_S^{-1}$ with zeros for the other weights.
+    It is $\mathrm{tr}\bigl(H^{-1} + H_{S+}^{-1} - 2 (H_{S+}^{-1/2} H^{-1} H_{S+}^{-1/2})^{1/2}\bigr)$,
+    where $H_{S+}^{-1}$ is $H_S^{-1}$ with zeros for the other weights.
 
     Args:
         precision: H of all weights.
         indices: the subnetwork S.
-        covariance: $H^{-1}$, where it is known already.
+        covariance: $H^{-1}$, if it is known.
 
     Example:
         >>> wasserstein(torch.diag(torch.tensor([1.0, 2.0, 4.0])), torch.tensor([0]))
@@ -94,14 +94,14 @@ def wasserstein(
 def _squared_distances(
     H: Float[Tensor, "D D"], covariance: Float[Tensor, "D D"], sets: Int[Tensor, "m k"]
 ) -> Float[Tensor, "m"]:
-    """Squared Wasserstein distances of several subnetworks: of the two, S alone has a spectrum."""
+    """Squared Wasserstein distances of several subnetworks; only entries in S are needed."""
     inside = sets[:, :, None], sets[:, None, :]
     factors, failed = torch.linalg.cholesky_ex(H[inside])
     if bool(failed.any()):
         fail(
             "prior_precision",
             "a positive definite precision of each subnetwork",
-            "one that rounding has made indefinite",
+            "an indefinite one because of rounding",
             "Raise it, or choose fewer weights",
         )
     inverse = torch.linalg.inv(factors)

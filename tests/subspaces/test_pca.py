@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from subbayes import Network
-from subbayes.subspaces.pca import TrajectoryRecorder, pca
-from subbayes.subspaces.random import random
+from subbayes.subspace import RandomSubspace
+from subbayes.subspaces.pca import TrajectoryRecorder
 from subbayes.utils.checks import InputError, InputTypeError
 
 
@@ -81,7 +81,7 @@ def test_half_precision_is_kept_in_float32():
 def test_pca_is_the_singular_value_decomposition():
     path = walk(12)
     recorder = recorded(path, max_snapshots=12)
-    subspace = pca(recorder, rank=5)
+    subspace = recorder.pca(rank=5)
     _, s, v = torch.linalg.svd((path - path.mean(0)) / 11**0.5, full_matrices=False)
     assert same_up_to_sign(subspace.basis(), (s[:, None] * v)[:5])
     assert torch.allclose(recorder.singular_values[:11], s[:11])
@@ -283,13 +283,8 @@ def test_bad_settings():
 
 def test_random_directions_have_norm_one_around_the_center():
     network = Network(nn.Linear(20, 20))
-    subspace = random(network, rank=7, seed=4)
+    subspace = RandomSubspace(network.weights, rank=7, seed=4)
     assert torch.equal(subspace.shift, network.weights)
     assert torch.allclose(subspace.basis().norm(dim=1), torch.ones(7))
-    assert torch.equal(subspace.basis(), random(network.weights, 7, seed=4).basis())
-    assert not torch.equal(subspace.basis(), random(network, 7, seed=5).basis())
-
-
-def test_random_needs_a_center():
-    with pytest.raises(InputTypeError, match="center: expected a Network or a tensor"):
-        random(3, rank=2)
+    assert torch.equal(subspace.basis(), RandomSubspace(network.weights, 7, seed=4).basis())
+    assert not torch.equal(subspace.basis(), RandomSubspace(network.weights, 7, seed=5).basis())

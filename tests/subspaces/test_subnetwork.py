@@ -18,12 +18,7 @@ from subbayes.curvature.subspace_precision import SubspacePrecision
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.laplace.subspace_error import relative_error
 from subbayes.likelihoods import Categorical, Gaussian
-from subbayes.subspaces.subnetwork import (
-    from_mask,
-    rank_weights,
-    scaled_prior_precision,
-    subnetwork,
-)
+from subbayes.subspaces.subnetwork import from_mask, scaled_prior_precision, subnetwork
 from subbayes.subspaces.weight_selection import wasserstein
 
 LAMBDA = 0.3
@@ -84,7 +79,9 @@ def test_predictive_takes_the_datas_inputs_by_default():
 @pytest.mark.parametrize("by", ["predictive", "variance", "magnitude"])
 def test_weights_in_order_are_the_subnetworks_of_all_sizes(by):
     network, x, y = model()
-    order = rank_weights(network, Categorical(), (x, y), rank=9, by=by, prior_precision=LAMBDA)
+    order = subnetwork(
+        network, Categorical(), (x, y), rank=9, by=by, prior_precision=LAMBDA
+    ).indices
     for rank in (2, 9):
         assert chosen(rank=rank, by=by).tolist() == sorted(order[:rank].tolist())
         space = subnetwork(network, Categorical(), (x, y), prior_precision=LAMBDA, rank=rank, by=by)
