@@ -81,7 +81,7 @@ class Members:
     def likelihood(self, s: int, raw: Float[Tensor, " 1"] | None = None) -> Standardized:
         """The likelihood of member s at its global variance, or at another."""
         raw = self.rows[s, -1:] if raw is None else raw
-        return self.tables[s].likelihood.with_parameters(raw).frozen()
+        return self.tables[s].likelihood.with_parameters(raw).detach()
 
 
 def train(

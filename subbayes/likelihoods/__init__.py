@@ -1,11 +1,9 @@
 r"""Likelihoods p(y | f): the distribution of the target y given the network outputs f.
 
 Likelihoods are immutable. Their own parameters (a noise scale, a global variance) are numbers, or
-"learned" until training has estimated them: `init_parameters` returns unconstrained initial values
-and `with_parameters` sets them.
-
-Outputs have shape (..., N, C), and every method keeps the leading dimensions, so that one call
-evaluates many draws.
+"learned" before training: `init_parameters` returns unconstrained initial values and
+`with_parameters` sets them. Outputs have shape (..., N, C); every method keeps the leading
+dimensions, so that one call evaluates many draws.
 """
 
 from __future__ import annotations
@@ -30,18 +28,14 @@ __all__ = [
     "from_config",
 ]
 
-_BY_NAME: dict[str, Callable[..., Likelihood]] = {
-    "Gaussian": Gaussian,
-    "HeteroscedasticGaussian": HeteroscedasticGaussian,
-    "Categorical": Categorical,
-    "Bernoulli": Bernoulli,
-    "Poisson": Poisson,
+_SHORT_NAMES: dict[str, Callable[..., Likelihood]] = {
     "gaussian": Gaussian,
     "heteroscedastic": HeteroscedasticGaussian,
     "categorical": Categorical,
     "bernoulli": Bernoulli,
     "poisson": Poisson,
 }
+_BY_NAME = {made.__name__: made for made in _SHORT_NAMES.values()} | _SHORT_NAMES
 
 
 def from_config(config: dict[str, Any]) -> Likelihood:
@@ -54,8 +48,7 @@ def from_config(config: dict[str, Any]) -> Likelihood:
     options: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in config.items()}
     name = options.pop("name")
     if name == "Standardized":
-        inner = from_config(options.pop("likelihood"))
-        return Standardized(inner, **options)
+        return Standardized(from_config(options.pop("likelihood")), **options)
     if name not in _BY_NAME:
         fail(
             "likelihood",

@@ -3,6 +3,7 @@ r"""The base class of likelihoods."""
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -12,14 +13,24 @@ from torch import Tensor
 from subbayes.utils.checks import fail
 from subbayes.utils.types import Outputs, PerPoint, Targets
 
-__all__ = ["Kind", "Likelihood", "Moments", "column", "plain", "target_values"]
+__all__ = [
+    "Kind",
+    "Likelihood",
+    "Moments",
+    "check_tensor",
+    "column",
+    "n_targets",
+    "target_values",
+    "to_numbers",
+]
 
 Kind = Literal["regression", "classification", "count"]
 Moments = Float[torch.Tensor, "*S N T"]
 
 
-def column(y: Tensor, like: Tensor) -> Tensor:
+def column(y: Targets, like: Tensor) -> Tensor:
     """Targets as (N, T) in the dtype of the outputs."""
+    assert isinstance(y, Tensor)
     y = y.to(like.dtype)
     return y.unsqueeze(-1) if y.ndim == 1 else y
 
@@ -29,14 +40,29 @@ def target_values(y: Targets) -> Tensor:
     return y if isinstance(y, Tensor) else y[0]
 
 
-def plain(value: Any) -> Any:
+def n_targets(y: Targets) -> int:
+    """Number of targets per observation."""
+    values = target_values(y)
+    return 1 if values.ndim == 1 else values.shape[1]
+
+
+def check_tensor(y: Targets, expected: str, fits: Callable[[Tensor], bool]) -> Tensor:
+    """Targets as one tensor that satisfies a condition; `InputError` otherwise."""
+    if not isinstance(y, Tensor):
+        fail("y", expected, "a tuple")
+    if not fits(y):
+        fail("y", expected, f"shape {tuple(y.shape)} of {y.dtype}")
+    return y
+
+
+def to_numbers(value: Any) -> Any:
     """A tensor as Python numbers; other values unchanged."""
     if isinstance(value, Tensor):
         return value.detach().cpu().double().tolist()
     return value
 
 
-def _like_labels(y: Targets, n_outputs: int) -> bool:
+def _may_be_labels(y: Targets, n_outputs: int) -> bool:
     """Whether targets may be labels of as many classes as there are outputs."""
     if not isinstance(y, Tensor) or y.ndim != 1 or n_outputs < 2:
         return False
@@ -47,9 +73,9 @@ def _like_labels(y: Targets, n_outputs: int) -> bool:
 class Likelihood(ABC):
     r"""Base class of likelihoods.
 
-    A subclass needs `log_prob`, `mean`, `variance`, `sample`, `n_outputs` and `check_targets`;
+    A subclass defines `log_prob`, `mean`, `variance`, `sample`, `n_outputs` and `check_targets`.
     `score` and `curvature` default to automatic differentiation; the latter is exact if the Hessian
-    in f does not depend on y (every canonical link).
+    in f does not depend on y, as for every canonical link.
 
     Attributes:
         kind: "regression", "classification" or "count"; determines scores and reports.
@@ -82,17 +108,14 @@ class Likelihood(ABC):
         """Raise `InputError` for targets outside the support."""
 
     def score(self, outputs: Outputs, y: Targets) -> Outputs:
-        r"""The score in the outputs $\partial \log p(y \mid f) / \partial f$, shape (..., N, C).
-
-        Computed by automatic differentiation by default.
-        """
+        r"""The score in the outputs $\partial \log p(y \mid f) / \partial f$, shape (..., N, C)."""
         return torch.func.grad(lambda f: self.log_prob(f, y).sum())(outputs)
 
     def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
         r"""Expected curvature $\Lambda = -E_y[\partial^2 \log p(y \mid f) / \partial f^2]$.
 
-        Shape (..., N, C, C). It is the Fisher information in f: equal to the Hessian for
-        canonical links, and positive semi-definite for all.
+        Shape (..., N, C, C). It is the Fisher information in f, which is positive semi-definite and
+        equals the Hessian for canonical links.
         """
         rows = outputs.reshape(-1, outputs.shape[-1])
         y = self._any_target(rows)
@@ -119,14 +142,12 @@ class Likelihood(ABC):
         """Raise `InputError` if a network with `n_outputs` outputs does not fit the targets."""
         needed = self.n_outputs(y)
         if n_outputs != needed:
-            classes = self.kind == "regression" and _like_labels(y, n_outputs)
-            fail(
-                "module",
-                f"{needed} output{'s' * (needed > 1)} for {self!r}",
-                n_outputs,
-                f"Give the last layer {needed} output{'s' * (needed > 1)}"
-                + '; for class labels pass likelihood="categorical"' * classes,
-            )
+            classes = self.kind == "regression" and _may_be_labels(y, n_outputs)
+            outputs = f"{needed} output{'s' * (needed > 1)}"
+            remedy = f"Give the last layer {outputs}"
+            if classes:
+                remedy += '; for class labels pass likelihood="categorical"'
+            fail("module", f"{outputs} for {self!r}", n_outputs, remedy)
 
     @property
     def is_complete(self) -> bool:
@@ -144,7 +165,7 @@ class Likelihood(ABC):
             )
 
     def init_parameters(self, y: Targets) -> Float[Tensor, "p"]:
-        """Unconstrained initial values of the parameters to learn, if there are any."""
+        """Unconstrained initial values of the parameters to learn; empty if there are none."""
         return torch.zeros(0)
 
     def with_parameters(self, values: Float[Tensor, "p"]) -> Likelihood:
@@ -152,7 +173,7 @@ class Likelihood(ABC):
         return self
 
     def fit_parameters(self, outputs: Outputs, y: Targets) -> Likelihood:
-        """The likelihood with the parameters that maximise it at fixed outputs."""
+        """Estimate the parameters by maximum likelihood at fixed outputs."""
         raw = self.init_parameters(y).double().requires_grad_()
         if raw.numel() == 0:
             return self
@@ -180,10 +201,10 @@ class Likelihood(ABC):
                 "outputs equal to the targets",
                 "Give the noise as a number",
             )
-        return self.with_parameters(raw.detach()).frozen()
+        return self.with_parameters(raw.detach()).detach()
 
-    def frozen(self) -> Likelihood:
-        """The likelihood with its parameters as Python numbers."""
+    def detach(self) -> Likelihood:
+        """The likelihood with its parameters as Python numbers, without gradients."""
         return self
 
     def select_draws(self, index: Tensor) -> Likelihood:

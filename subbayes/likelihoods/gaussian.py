@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -11,7 +12,15 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from subbayes.likelihoods.base import Kind, Likelihood, Moments, column, plain
+from subbayes.likelihoods.base import (
+    Kind,
+    Likelihood,
+    Moments,
+    check_tensor,
+    column,
+    n_targets,
+    to_numbers,
+)
 from subbayes.utils.checks import check_positive, fail
 from subbayes.utils.types import Outputs, PerPoint, Targets
 
@@ -20,7 +29,7 @@ __all__ = ["Gaussian", "GaussianLike", "HeteroscedasticGaussian", "softplus_inve
 _LOG_2PI = math.log(2 * math.pi)
 
 
-def _gaussian_log_prob(y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+def _log_prob(y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
     residual = y - mean
     return -0.5 * (_LOG_2PI + variance.log() + residual * (residual / variance)).sum(-1)
 
@@ -30,26 +39,6 @@ def softplus_inverse(x: Tensor) -> Tensor:
     return x + torch.log(-torch.expm1(-x))
 
 
-def _variance(y: Targets) -> Float[Tensor, "T"]:
-    """Variance of each target over the observations; targets may be far from 0."""
-    assert isinstance(y, Tensor)
-    values = column(y, torch.empty(0, dtype=torch.float64))
-    return values.var(0, correction=0).clamp_min(1e-12).to(torch.get_default_dtype())
-
-
-def _check_width(argument: str, value: Any, targets: int) -> None:
-    """Check that a parameter has one value, or one per target."""
-    if isinstance(value, (tuple, list)) and len(value) not in (1, targets):
-        expected = "1 number" if targets == 1 else f"1 or {targets} numbers"
-        fail(argument, f"{expected} for {targets} target{'s' * (targets > 1)}", len(value))
-
-
-def _of_draws(parameter: Any, index: Tensor) -> Any:
-    """Rows of a parameter with one value per draw; other parameters unchanged."""
-    per_draw = isinstance(parameter, Tensor) and parameter.ndim == 3
-    return parameter[index] if per_draw else parameter
-
-
 class GaussianLike(Likelihood):
     """Base class of likelihoods with Gaussian y | f, defined by mean and variance."""
 
@@ -57,8 +46,7 @@ class GaussianLike(Likelihood):
 
     def log_prob(self, outputs: Outputs, y: Targets) -> PerPoint:
         """Log density of each observation, summed over targets, shape (..., N)."""
-        assert isinstance(y, Tensor)
-        return _gaussian_log_prob(column(y, outputs), self.mean(outputs), self.variance(outputs))
+        return _log_prob(column(y, outputs), self.mean(outputs), self.variance(outputs))
 
     def sample(self, outputs: Outputs, generator: torch.Generator) -> Tensor:
         """One target per row of outputs, shape (..., N, T)."""
@@ -77,19 +65,89 @@ class GaussianLike(Likelihood):
 
     def check_targets(self, y: Targets) -> None:
         """Raise `InputError` unless the targets are (N,) or (N, T) numbers."""
-        if not isinstance(y, Tensor) or y.ndim not in (1, 2):
-            got = f"shape {tuple(y.shape)}" if isinstance(y, Tensor) else "a tuple"
-            fail("y", "shape (N,) or (N, targets)", got)
+        check_tensor(y, "shape (N,) or (N, targets)", lambda y: y.ndim in (1, 2))
+
+
+class _OneParameter(GaussianLike):
+    """Base class of Gaussian likelihoods with one parameter, which can be learned.
+
+    Attributes:
+        parameter: name of the field that holds it.
+    """
+
+    parameter: ClassVar[str]
+
+    @staticmethod
+    @abstractmethod
+    def _constrained(values: Float[Tensor, "p"]) -> Float[Tensor, "p"]:
+        """The parameter at unconstrained values."""
+
+    @staticmethod
+    @abstractmethod
+    def _unconstrained(variance: Float[Tensor, "p"]) -> Float[Tensor, "p"]:
+        """Initial unconstrained values from the variances of the targets."""
+
+    @property
+    def _value(self) -> Any:
+        return getattr(self, self.parameter)
+
+    def _with_value(self, value: Any) -> GaussianLike:
+        return replace(self, **{self.parameter: value})  # type: ignore[type-var]
+
+    def _numbers(self) -> tuple[Any, ...]:
+        """The values given, one or one per target; none for a word or a tensor."""
+        if isinstance(self._value, (str, Tensor)):
+            return ()
+        return tuple(self._value) if isinstance(self._value, (tuple, list)) else (self._value,)
+
+    def _check_width(self, targets: int) -> None:
+        """Check that there is one value, or one per target."""
+        n = len(self._numbers())
+        if n not in (0, 1, targets):
+            expected = "1 number" if targets == 1 else f"1 or {targets} numbers"
+            fail(self.parameter, f"{expected} for {targets} target{'s' * (targets > 1)}", n)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the parameter is known."""
+        return not (isinstance(self._value, str) and self._value == "learned")
+
+    def init_parameters(self, y: Targets) -> Float[Tensor, "p"]:
+        """Unconstrained initial values, from the variances of the targets."""
+        if self.is_complete:
+            return torch.zeros(0)
+        values = column(y, torch.empty(0, dtype=torch.float64))  # targets may be far from 0
+        variance = values.var(0, correction=0).clamp_min(1e-12)
+        return self._unconstrained(variance.to(torch.get_default_dtype()))
+
+    def with_parameters(self, values: Float[Tensor, "p"]) -> GaussianLike:
+        """The likelihood at unconstrained parameter values."""
+        return self._with_value(self._constrained(values)) if values.numel() else self
+
+    def detach(self) -> GaussianLike:
+        """The likelihood with its parameter as a tuple of numbers."""
+        value = to_numbers(self._value)
+        return self._with_value(tuple(value) if isinstance(value, list) else value)
+
+    def select_draws(self, index: Tensor) -> GaussianLike:
+        """The likelihood of a subset of the draws, if each has its own value, (S, 1, T)."""
+        per_draw = isinstance(self._value, Tensor) and self._value.ndim == 3
+        return self._with_value(self._value[index]) if per_draw else self
+
+    def to_config(self) -> dict[str, Any]:
+        """A description that JSON can hold."""
+        return {"name": type(self).__name__, self.parameter: to_numbers(self._value)}
 
 
 @dataclass(frozen=True)
-class Gaussian(GaussianLike):
+class Gaussian(_OneParameter):
     r"""Gaussian noise: $y \sim N(f, \sigma^2)$, independent per target.
 
     Args:
-        noise: the standard deviation $\sigma$ in units of y: a number (or one per target);
-            "learned" to estimate one per target in training; or "per-observation", for which the
-            targets are a pair (y, noise scale) with a known scale for each observation.
+        noise: the standard deviation $\sigma$ in units of y: a number, or one per target;
+            "learned" to estimate one per target in training, initialised to the standard
+            deviation of the targets; or "per-observation" for targets (y, noise scale) with a
+            known scale for each observation.
 
     Raises:
         InputError: a noise scale that is not above 0.
@@ -101,24 +159,25 @@ class Gaussian(GaussianLike):
     """
 
     noise: float | tuple[float, ...] | Tensor | str = "learned"
+    parameter: ClassVar[str] = "noise"
 
     def __post_init__(self) -> None:
-        if isinstance(self.noise, str):
-            if self.noise not in ("learned", "per-observation"):
-                fail("noise", "a number, 'learned' or 'per-observation'", repr(self.noise))
-        elif not isinstance(self.noise, Tensor):
-            values = self.noise if isinstance(self.noise, (tuple, list)) else [self.noise]
-            for value in values:
-                check_positive("noise", value)
+        if isinstance(self.noise, str) and self.noise not in ("learned", "per-observation"):
+            fail("noise", "a number, 'learned' or 'per-observation'", repr(self.noise))
+        for value in self._numbers():
+            check_positive("noise", value)
+
+    @staticmethod
+    def _constrained(values: Float[Tensor, "p"]) -> Float[Tensor, "p"]:
+        return values.exp()
+
+    @staticmethod
+    def _unconstrained(variance: Float[Tensor, "p"]) -> Float[Tensor, "p"]:
+        return variance.log() / 2
 
     @property
     def _per_observation(self) -> bool:
         return isinstance(self.noise, str) and self.noise == "per-observation"
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether the noise is known."""
-        return not (isinstance(self.noise, str) and self.noise == "learned")
 
     def _scale(self, outputs: Tensor) -> Tensor:
         if isinstance(self.noise, str):
@@ -136,9 +195,7 @@ class Gaussian(GaussianLike):
         """Log density of each observation, summed over targets, shape (..., N)."""
         if self._per_observation:
             value, scale = y
-            return _gaussian_log_prob(
-                column(value, outputs), outputs, column(scale, outputs).square()
-            )
+            return _log_prob(column(value, outputs), outputs, column(scale, outputs).square())
         return super().log_prob(outputs, y)
 
     def mean(self, outputs: Outputs) -> Moments:
@@ -155,8 +212,7 @@ class Gaussian(GaussianLike):
 
     def n_outputs(self, y: Targets) -> int:
         """One output per target."""
-        value = y if isinstance(y, Tensor) else y[0]
-        return 1 if value.ndim == 1 else value.shape[1]
+        return n_targets(y)
 
     def check_targets(self, y: Targets) -> None:
         """Raise `InputError` for targets of another shape, or noise scales not above 0."""
@@ -172,26 +228,7 @@ class Gaussian(GaussianLike):
             super().check_targets(y[0])
         else:
             super().check_targets(y)
-            _check_width("noise", self.noise, self.n_outputs(y))
-
-    def init_parameters(self, y: Targets) -> Float[Tensor, "p"]:
-        r"""$\log \sigma$, initialised to the log standard deviation of the targets."""
-        if self.is_complete:
-            return torch.zeros(0)
-        return _variance(y).log() / 2
-
-    def with_parameters(self, values: Float[Tensor, "p"]) -> Gaussian:
-        r"""The likelihood at $\sigma = \exp(\text{values})$."""
-        return replace(self, noise=values.exp()) if values.numel() else self
-
-    def frozen(self) -> Gaussian:
-        """The likelihood with its noise as a tuple of numbers."""
-        noise = plain(self.noise)
-        return replace(self, noise=tuple(noise) if isinstance(noise, list) else noise)
-
-    def select_draws(self, index: Tensor) -> Gaussian:
-        """The likelihood of a subset of the draws, if each has its own noise, (S, 1, T)."""
-        return replace(self, noise=_of_draws(self.noise, index))
+            self._check_width(n_targets(y))
 
     def with_noise(self, scale: Tensor) -> Likelihood:
         """The likelihood of new rows with these noise scales, for known noise per observation."""
@@ -199,24 +236,19 @@ class Gaussian(GaussianLike):
             return super().with_noise(scale)
         return replace(self, noise=column(scale, scale))
 
-    def to_config(self) -> dict[str, Any]:
-        """A description that JSON can hold."""
-        return {"name": "Gaussian", "noise": plain(self.noise)}
-
 
 @dataclass(frozen=True)
-class HeteroscedasticGaussian(GaussianLike):
+class HeteroscedasticGaussian(_OneParameter):
     r"""Gaussian noise that depends on the input, with a global variance (Izmailov 2019, E.1.3).
 
     $$ y \sim N\big(f_\mu,\ \mathrm{softplus}(f_\rho) + v\big) $$
 
     The network has two outputs per target: the means first, then the unconstrained variances. The
-    global variance v is learned with the network, is initialised to the variance of the targets,
-    and is fixed during inference in the subspace.
+    global variance v is learned with the network, from the variance of the targets as its initial
+    value, and is fixed during inference in the subspace.
 
     Args:
-        global_variance: v in squared units of y, or "learned". 0 gives heteroscedastic
-            regression without it.
+        global_variance: v in squared units of y, or "learned"; 0 omits it.
 
     Example:
         >>> likelihood = HeteroscedasticGaussian(global_variance=0.5)
@@ -226,20 +258,22 @@ class HeteroscedasticGaussian(GaussianLike):
 
     global_variance: float | tuple[float, ...] | Tensor | str = "learned"
 
-    def __post_init__(self) -> None:
-        if isinstance(self.global_variance, str):
-            if self.global_variance != "learned":
-                fail("global_variance", "a number or 'learned'", repr(self.global_variance))
-        elif not isinstance(self.global_variance, Tensor):
-            value = self.global_variance
-            for v in value if isinstance(value, (tuple, list)) else [value]:
-                if not (isinstance(v, (int, float)) and 0 <= v < math.inf):
-                    fail("global_variance", "a finite number of at least 0", repr(v))
+    parameter: ClassVar[str] = "global_variance"
 
-    @property
-    def is_complete(self) -> bool:
-        """Whether the global variance is known."""
-        return not isinstance(self.global_variance, str)
+    def __post_init__(self) -> None:
+        if isinstance(self.global_variance, str) and self.global_variance != "learned":
+            fail("global_variance", "a number or 'learned'", repr(self.global_variance))
+        for value in self._numbers():
+            if not (isinstance(value, (int, float)) and 0 <= value < math.inf):
+                fail("global_variance", "a finite number of at least 0", repr(value))
+
+    @staticmethod
+    def _constrained(values: Float[Tensor, "p"]) -> Float[Tensor, "p"]:
+        return F.softplus(values)
+
+    @staticmethod
+    def _unconstrained(variance: Float[Tensor, "p"]) -> Float[Tensor, "p"]:
+        return softplus_inverse(variance)
 
     def mean(self, outputs: Outputs) -> Moments:
         """The first half of the outputs."""
@@ -267,7 +301,6 @@ class HeteroscedasticGaussian(GaussianLike):
 
         The observations are last in memory, which is the layout of a network's backward pass.
         """
-        assert isinstance(y, Tensor)
         variance, raw = self.variance(outputs), self._raw(outputs)
         whitened = (column(y, outputs) - self.mean(outputs)) / variance
         slope = 0.5 * (whitened * whitened - variance.reciprocal()) * raw.sigmoid()
@@ -281,33 +314,9 @@ class HeteroscedasticGaussian(GaussianLike):
 
     def n_outputs(self, y: Targets) -> int:
         """Two outputs per target."""
-        assert isinstance(y, Tensor)
-        return 2 if y.ndim == 1 else 2 * y.shape[1]
+        return 2 * n_targets(y)
 
     def check_targets(self, y: Targets) -> None:
         """Raise `InputError` for targets of another shape."""
         super().check_targets(y)
-        _check_width("global_variance", self.global_variance, self.n_outputs(y) // 2)
-
-    def init_parameters(self, y: Targets) -> Float[Tensor, "p"]:
-        """The inverse softplus of the variance of the targets."""
-        if self.is_complete:
-            return torch.zeros(0)
-        return softplus_inverse(_variance(y))
-
-    def with_parameters(self, values: Float[Tensor, "p"]) -> HeteroscedasticGaussian:
-        """The likelihood at global variance softplus(values)."""
-        return replace(self, global_variance=F.softplus(values)) if values.numel() else self
-
-    def frozen(self) -> HeteroscedasticGaussian:
-        """The likelihood with its global variance as a tuple of numbers."""
-        value = plain(self.global_variance)
-        return replace(self, global_variance=tuple(value) if isinstance(value, list) else value)
-
-    def select_draws(self, index: Tensor) -> HeteroscedasticGaussian:
-        """The likelihood of a subset of the draws, if each has its own variance, (S, 1, T)."""
-        return replace(self, global_variance=_of_draws(self.global_variance, index))
-
-    def to_config(self) -> dict[str, Any]:
-        """A description that JSON can hold."""
-        return {"name": "HeteroscedasticGaussian", "global_variance": plain(self.global_variance)}
+        self._check_width(n_targets(y))

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from subbayes.likelihoods.base import Kind, Likelihood, Moments, column
+from subbayes.likelihoods.base import Kind, Likelihood, Moments, column, n_targets, target_values
 from subbayes.utils.checks import check_positive, fail
 from subbayes.utils.types import Outputs, PerPoint, Targets
 
@@ -52,15 +52,14 @@ class Standardized(Likelihood):
     @classmethod
     def of(cls, likelihood: Likelihood, y: Targets) -> Standardized:
         """Standardise by mean and standard deviation of the targets."""
-        value = y if isinstance(y, Tensor) else y[0]
-        value = column(value, torch.empty(0, dtype=torch.float64))
+        value = column(target_values(y), torch.empty(0, dtype=torch.float64))
         scale = value.std(0, correction=0)
         if not bool((scale > 0).all()):
             fail("y", "targets that vary", "a constant column")
         return cls(likelihood, tuple(value.mean(0).tolist()), tuple(scale.tolist()))
 
     def _units(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        return (like.new_tensor(self.shift), like.new_tensor(self.scale))
+        return like.new_tensor(self.shift), like.new_tensor(self.scale)
 
     def standardize(self, y: Targets) -> Targets:
         """Standardised targets."""
@@ -121,14 +120,9 @@ class Standardized(Likelihood):
     def check_targets(self, y: Targets) -> None:
         """Raise `InputError` for targets that the standardised likelihood does not take."""
         self.likelihood.check_targets(y)
-        value = y if isinstance(y, Tensor) else y[0]
-        targets = 1 if value.ndim == 1 else value.shape[1]
-        if targets != len(self.shift):
-            fail(
-                "y",
-                f"{len(self.shift)} target{'s' * (len(self.shift) > 1)}, as standardised",
-                targets,
-            )
+        known = len(self.shift)
+        if n_targets(y) != known:
+            fail("y", f"{known} target{'s' * (known > 1)}, as standardised", n_targets(y))
 
     @property
     def is_complete(self) -> bool:
@@ -143,9 +137,9 @@ class Standardized(Likelihood):
         """The likelihood at unconstrained parameter values `values`."""
         return replace(self, likelihood=self.likelihood.with_parameters(values))
 
-    def frozen(self) -> Standardized:
+    def detach(self) -> Standardized:
         """The likelihood with its parameters as Python numbers."""
-        return replace(self, likelihood=self.likelihood.frozen())
+        return replace(self, likelihood=self.likelihood.detach())
 
     def select_draws(self, index: Tensor) -> Standardized:
         """The likelihood of a subset of the draws, if each draw has its own parameters."""

@@ -345,7 +345,7 @@ class TrainableSparseNetwork(Trainable):
             parameter.requires_grad_(name not in self.frozen)
         return SparseNetwork(
             module,
-            self.likelihood.with_parameters(self.unconstrained.detach()).frozen(),
+            self.likelihood.with_parameters(self.unconstrained.detach()).detach(),
             {name: list(values) for name, values in history.items()},
             self.network.output,
         )

@@ -17,7 +17,7 @@ def greedy_by_variance(
 ) -> Int[Tensor, "k"]:
     r"""Add one weight at a time, the one with the largest $\lVert r_d \rVert^2 / s_d$.
 
-    $r_d$ and $s_d$ are the column of $J_X$ and the precision of weight d given those selected so far.
+    $r_d$ and $s_d$ are the column of $J_X$ and the precision of weight d given those selected.
     Selecting c appends the column $g = H_{\cdot c | S} / \sqrt{s_c}$ to the Cholesky factor G of H
     and $r = r_c / \sqrt{s_c}$ to a root of $\Sigma_S$; then $s_d$ decreases by $g_d^2$ and $r_d$ by
     $g_d r$. Only the products $T = r^\top J_X$ and $Q = r^\top r$ are stored.
@@ -75,7 +75,7 @@ def wasserstein(
 ) -> float:
     r"""Squared 2-Wasserstein distance between the posteriors of all weights and of a subnetwork.
 
-    It is $\mathrm{tr}\bigl(H^{-1} + H_{S+}^{-1} - 2 (H_{S+}^{-1/2} H^{-1} H_{S+}^{-1/2})^{1/2}\bigr)$,
+    $\mathrm{tr}\bigl(H^{-1} + H_{S+}^{-1} - 2 (H_{S+}^{-1/2} H^{-1} H_{S+}^{-1/2})^{1/2}\bigr)$,
     where $H_{S+}^{-1}$ is $H_S^{-1}$ with zeros for the other weights.
 
     Args:

@@ -110,7 +110,7 @@ def _result(task: TrainableNetworks, m: int, history: History, best_epoch: int) 
     return TrainingResult(
         module=module,
         network=Network(module, network.selection, network.output),
-        likelihood=likelihood.with_parameters(likelihood_parameters).frozen(),
+        likelihood=likelihood.with_parameters(likelihood_parameters).detach(),
         history=history,
         best_epoch=best_epoch,
         likelihood_parameters=likelihood_parameters.clone(),
@@ -178,7 +178,7 @@ def swa_many(
             network=member.network.with_weights(recorder.mean),
             recorder=recorder,
             history=history,
-            likelihood=member.likelihood.with_parameters(parameters).frozen(),
+            likelihood=member.likelihood.with_parameters(parameters).detach(),
         )
         for member, recorder, history, parameters in zip(
             minibatches, average.recorders, histories, average.parameters, strict=True

@@ -247,7 +247,7 @@ def swa(
         )
     return SwaResult(
         network=center,
-        likelihood=likelihood.with_parameters(average.parameters[0]).frozen(),
+        likelihood=likelihood.with_parameters(average.parameters[0]).detach(),
         recorder=recorder,
         history=histories[0],
     )
@@ -330,7 +330,7 @@ class SingleTrainable(Trainable):
 
     def learned_likelihood(self) -> Likelihood:
         """The likelihood with its learned parameters, as plain numbers."""
-        return self.likelihood.with_parameters(self.unconstrained.detach()).frozen()
+        return self.likelihood.with_parameters(self.unconstrained.detach()).detach()
 
 
 class TrainableNetwork(SingleTrainable):

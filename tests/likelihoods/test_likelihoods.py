@@ -387,7 +387,7 @@ def test_known_parameters_are_not_estimated_again():
         assert likelihood.init_parameters(y).numel() == 0
         assert likelihood.with_parameters(torch.zeros(0)) == likelihood
         assert likelihood.fit_parameters(f, y) == likelihood
-        assert likelihood.frozen() == likelihood
+        assert likelihood.detach() == likelihood
 
 
 @pytest.mark.parametrize("offset", [0.0, 1e6])
@@ -411,7 +411,7 @@ def test_learned_parameters_get_gradients():
         value = likelihood.with_parameters(raw).log_prob(outputs, y).sum()
         (grad,) = torch.autograd.grad(value, raw)
         assert grad.abs() > 0
-        frozen = likelihood.with_parameters(raw).frozen()
+        frozen = likelihood.with_parameters(raw).detach()
         assert frozen.is_complete
         torch.testing.assert_close(frozen.log_prob(outputs, y).sum(), value.detach())
         json.dumps(frozen.to_config())
