@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from subbayes.baselines.ensemble import WeightSamples, stack_likelihoods
 from subbayes.likelihoods import Likelihood
-from subbayes.networks.initialisation import fresh
+from subbayes.networks.initialisation import fresh_module
 from subbayes.networks.selection import Selection
 from subbayes.training.configuration import Training
 from subbayes.training.many import train_many
@@ -70,7 +70,7 @@ def deep_ensemble(
         3
     """
     seeds = [derive_seed(seed, s) for s in range(check_count("members", members))]
-    starts = [fresh(module, factory, own) for own in seeds]
+    starts = [fresh_module(module, factory, own) for own in seeds]
     return ensemble_from_results(
         train_many(
             starts,

@@ -20,7 +20,7 @@ from subbayes.likelihoods import Likelihood
 from subbayes.models.comparison_methods import Setup
 from subbayes.models.comparison_registry import METHODS, Comparable, methods_by_key, named_methods
 from subbayes.networks.compatibility import check_fit
-from subbayes.networks.initialisation import fresh
+from subbayes.networks.initialisation import fresh_module
 from subbayes.networks.selection import Selection
 from subbayes.predictions.predictive import Predictive
 from subbayes.training.configuration import Training
@@ -236,7 +236,7 @@ def compare_methods(
     sampling, training = sampling or Sampling(), training or Training()
     factory = None if isinstance(module, nn.Module) else module
     if not isinstance(module, nn.Module):
-        module = fresh(nn.Identity(), module, sampling.seed)
+        module = fresh_module(nn.Identity(), module, sampling.seed)
     chosen, rows = methods_by_key(methods), Data.of(test, "test")
     setup = Setup(
         module,

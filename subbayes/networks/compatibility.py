@@ -10,19 +10,11 @@ __all__ = ["check_fit"]
 
 
 def check_fit(network: Network, likelihood: Likelihood, data: Data) -> int:
-    """Check that module, likelihood, inputs and targets are compatible.
-
-    Args:
-        network: the network.
-        likelihood: p(y | f).
-        data: inputs and targets.
-
-    Returns:
-        The number of outputs C of the network.
+    """Check that a module, a likelihood and data are compatible, and return the number of outputs.
 
     Raises:
-        InputError: inputs that the module does not take, outputs or targets that the likelihood
-            does not take.
+        InputError: inputs that the module does not accept, or outputs or targets that the
+            likelihood does not accept.
 
     Example:
         >>> import torch

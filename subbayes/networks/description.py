@@ -1,4 +1,4 @@
-"""Networks and likelihoods in words, for reports and the command line."""
+"""Descriptions of networks and likelihoods for reports and the command line."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["describe_likelihood", "describe_network"]
 
 
 def describe_network(network: Network) -> str:
-    """A network in words.
+    """Describe a network in one line.
 
     Example:
         >>> describe_network(Network(MLP(2, (5,), 1, seed=0)))
@@ -31,29 +31,20 @@ def describe_network(network: Network) -> str:
     module = network.module_with()
     kind = type(module).__name__
     if isinstance(module, MLP):
-        s = module.settings
-        widths = s["hidden"]
-        hidden = (
-            "no hidden layer"
-            if not widths
-            else (
-                f"{'a hidden layer' if len(widths) == 1 else 'hidden layers'} of "
-                f"{' and '.join(map(str, widths))} ({s['activation']})"
-            )
+        settings, hidden = module.settings, "no hidden layer"
+        if widths := settings["hidden"]:
+            layers = "a hidden layer" if len(widths) == 1 else "hidden layers"
+            hidden = f"{layers} of {' and '.join(map(str, widths))} ({settings['activation']})"
+        inputs, outputs = (
+            f"{settings[key]} {word}{'s' * (settings[key] != 1)}"
+            for key, word in (("n_inputs", "input"), ("n_outputs", "output"))
         )
-        kind = (
-            f"a multilayer perceptron: {_several(s['n_inputs'], 'input')}, {hidden}, "
-            f"{_several(s['n_outputs'], 'output')}"
-        )
+        kind = f"a multilayer perceptron: {inputs}, {hidden}, {outputs}"
     return f"{kind}; {network.size} weights"
 
 
-def _several(n: int, what: str) -> str:
-    return f"{n} {what}{'s' * (n != 1)}"
-
-
 def describe_likelihood(likelihood: Likelihood) -> str:
-    """A likelihood in words.
+    """Describe a likelihood in one line.
 
     Example:
         >>> describe_likelihood(Categorical(3))

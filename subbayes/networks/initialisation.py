@@ -1,4 +1,4 @@
-"""Fresh initial weights for a module of a given architecture."""
+"""Initial weights for a module of a given architecture."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from subbayes.networks.network import Network
 from subbayes.utils.checks import fail, fail_type
 from subbayes.utils.seeding import fork_rng
 
-__all__ = ["fresh", "fresh_weights", "reinitialised", "with_fresh_weights"]
+__all__ = ["fresh_module", "fresh_weights", "module_with_fresh_weights", "reinitialise"]
 
 
-def fresh(module: nn.Module, factory: Callable[[], nn.Module] | None, seed: int) -> nn.Module:
-    """A module with initial weights of a seed."""
+def fresh_module(
+    module: nn.Module, factory: Callable[[], nn.Module] | None, seed: int
+) -> nn.Module:
+    """A module with initial weights from a seed: `factory()`, or `reinitialise(module)`."""
     if factory is None:
-        return reinitialised(module, seed)
+        return reinitialise(module, seed)
     with fork_rng(seed):
         made = factory()
     if not isinstance(made, nn.Module):
@@ -27,22 +29,21 @@ def fresh(module: nn.Module, factory: Callable[[], nn.Module] | None, seed: int)
     return made
 
 
-def reinitialised(module: nn.Module, seed: int) -> nn.Module:
-    """A copy of a module with fresh initial weights.
+def reinitialise(module: nn.Module, seed: int) -> nn.Module:
+    """A copy of a module with initial weights from each layer's `reset_parameters`.
 
-    Each layer's `reset_parameters` is called, with torch's global generators seeded for it and
-    put back. Frozen parameters keep their values.
+    Frozen parameters keep their values; torch's global generators are restored afterwards.
 
     Args:
         module: the module, which is not changed.
-        seed: of the initial weights.
+        seed: seed of the initial weights.
 
     Raises:
-        InputError: a layer with parameters of its own but no `reset_parameters`.
+        InputError: a layer has trainable parameters and no `reset_parameters`.
 
     Example:
         >>> layer = nn.Linear(2, 2)
-        >>> bool((reinitialised(layer, 0).weight == reinitialised(layer, 0).weight).all())
+        >>> bool((reinitialise(layer, 0).weight == reinitialise(layer, 0).weight).all())
         True
     """
     other = copy.deepcopy(module)
@@ -70,38 +71,37 @@ def _reset(name: str, layer: nn.Module) -> None:
             "module",
             "a reset_parameters method in every layer with parameters",
             f"none in {where}",
-            "Add one, or pass factory=a function that makes a fresh module",
+            "Add one, or pass factory=a function that returns a fresh module",
         )
 
 
-def with_fresh_weights(
+def module_with_fresh_weights(
     network: Network, seed: int, factory: Callable[[], nn.Module] | None = None
 ) -> nn.Module:
     """A copy of the module with fresh weights; its other parameters are frozen at their values.
 
     Args:
         network: the network.
-        seed: of the weights.
-        factory: makes a module with fresh weights; needed where a layer has no
+        seed: seed of the weights.
+        factory: function that returns a module with fresh weights; needed if a layer has no
             `reset_parameters`.
 
     Raises:
-        InputError: weights that are parts of parameters, since `train` moves whole ones.
+        InputError: masks select a part of a parameter, while `train` trains whole ones.
 
     Example:
         >>> head = Network(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1)), "last-layer")
-        >>> [p.requires_grad for p in with_fresh_weights(head, seed=0).parameters()]
+        >>> [p.requires_grad for p in module_with_fresh_weights(head, seed=0).parameters()]
         [False, False, True, True]
     """
     if network.masks:
         fail(
             "parameters",
-            "whole parameters to train solutions of their own",
+            "whole parameters to train solutions",
             "masks",
-            "Train them elsewhere and pass them to connect as solutions=",
+            "Train them separately and pass them to connect as solutions=",
         )
-    drawn = fresh_weights(network, factory, seed)
-    made = network.module_with(drawn)
+    made = network.module_with(fresh_weights(network, factory, seed))
     for name, parameter in made.named_parameters():
         parameter.requires_grad_(name in network.names)
     return made
@@ -110,15 +110,15 @@ def with_fresh_weights(
 def fresh_weights(
     network: Network, factory: Callable[[], nn.Module] | None, seed: int
 ) -> Float[Tensor, "D"]:
-    """Initial weights of a seed, for a module of the same architecture."""
-    module = fresh(network.module_with(), factory, seed)
+    """Initial weights from a seed for the architecture of a network."""
+    module = fresh_module(network.module_with(), factory, seed)
     if factory is not None:
         made = Network(module, network.masks or list(network.names), network.output)
         if made.architecture != network.architecture:
             fail(
                 "factory",
-                "modules of the architecture of the module",
-                "another",
+                "modules of the same architecture as the module",
+                "another architecture",
                 "Return a fresh module of the same architecture",
             )
     return network.flatten(module)

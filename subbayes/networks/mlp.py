@@ -1,4 +1,4 @@
-"""A multilayer perceptron that can be rebuilt from its settings, for tables."""
+"""A multilayer perceptron that can be rebuilt from its settings."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ class MLP(nn.Module):
         n_outputs: number of outputs.
         activation: "relu", "tanh", "silu" or "gelu".
         dropout: dropout probability after each hidden layer.
-        seed: initialise from this seed, leaving torch's global generator as it was.
+        seed: seed of the initial weights, without touching torch's global generator; None draws
+            from that generator.
 
     Example:
         >>> MLP(3, (8,), 1, seed=0)(torch.zeros(5, 3)).shape

@@ -1,7 +1,7 @@
 """A module as a pure function of one flat weight vector.
 
-`Network` never writes into the user's module and never changes its mode: it keeps a private
-structural copy in evaluation mode and calls it with `torch.func.functional_call`.
+`Network` calls a private copy of the user's module in evaluation mode with
+`torch.func.functional_call`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from subbayes.data.data import leaves, n_rows, take
 from subbayes.networks.global_state import attention_without_fused_kernels, torch_lock
 from subbayes.networks.layer_kinds import BATCH_NORMS, DROPOUTS, INSTANCE_NORMS
 from subbayes.networks.selection import Selection, aliases_of, select
-from subbayes.networks.tracing.private_torch import is_scripted
+from subbayes.networks.tracing.private_torch import is_scripted, uncompiled
 from subbayes.networks.tracing.vectorised import Vectorised
 from subbayes.networks.validation import as_outputs, check_outputs
 from subbayes.utils.checks import fail, fail_type
@@ -37,23 +37,23 @@ _WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
 
 class Network:
-    r"""A module seen as a pure function f(x; w) of one flat vector w of selected weights.
+    r"""A module as a pure function f(x; w) of one flat vector w of selected weights.
 
     The selected parameters, flattened in `named_parameters` order, are the weights
-    $w \in \mathbb{R}^D$; everything else is frozen at its current value. Tied parameters count
-    once. Dropout is off and BatchNorm uses its stored statistics. The user's module is neither
-    changed nor switched to another mode; later changes to it do not affect the network.
+    $w \in \mathbb{R}^D$; all others are frozen at their current values. Tied parameters count once.
+    Dropout is off and BatchNorm uses its stored statistics. The user's module and its mode are not
+    changed; later changes to the module do not affect the network.
 
     Args:
         module: any module that returns one tensor of shape (N, C), or (N,) for C = 1.
         parameters: which trainable parameters are weights: "all"; "last-layer"; a name pattern
             such as "head.*" or a list of patterns; a function of (name, parameter); or a dict
             from names to boolean masks. Parameters with `requires_grad=False` stay frozen.
-        output: picks the tensor out of what the module returns, for modules that return
-            something else, e.g. `lambda out: out.logits`.
+        output: selects the output tensor from the return value of the module, e.g.
+            `lambda out: out.logits`.
 
     Attributes:
-        in_training: kinds of layers that were in training mode and behave otherwise here.
+        in_training: kinds of layers in training mode that behave differently in evaluation mode.
 
     Raises:
         InputTypeError: `module` is not a `torch.nn.Module`.
@@ -79,7 +79,7 @@ class Network:
             fail_type(
                 "module", "a plain torch.nn.Module", module, "Pass the module it was made from"
             )
-        module = getattr(module, "_orig_mod", module)  # what torch.compile wraps
+        module = uncompiled(module)
         self.output = output
         self.selection = parameters
         self.in_training: tuple[str, ...] = _in_training(module)
@@ -134,7 +134,7 @@ class Network:
 
     @property
     def spans(self) -> dict[str, slice]:
-        """Where in the flat vector the weights of each selected parameter lie."""
+        """Positions of each selected parameter in the flat vector."""
         ends = np.cumsum(self._sizes)
         return {
             name: slice(int(end) - size, int(end))
@@ -144,7 +144,7 @@ class Network:
     def owners(self) -> Iterator[tuple[str, nn.Module, dict[str, str]]]:
         """Submodules that own selected parameters: name, module, parameter names by attribute.
 
-        A parameter has the first of its names, also where several submodules share it.
+        A shared parameter has its first name in all submodules.
         """
         aliases = aliases_of(self._module)
         for name, module in self._module.named_modules():
@@ -239,9 +239,10 @@ class Network:
 
     def module_with(self, weights: Float[Tensor, "D"] | None = None) -> nn.Module:
         """A new module in evaluation mode with these weights (default: the network's)."""
-        self._check_size(self.weights if weights is None else weights)
+        weights = self.weights if weights is None else weights
+        self._check_size(weights)
         module = _private_copy(self._module)
-        values = self._frozen | self.unflatten(self.weights if weights is None else weights)
+        values = self._frozen | self.unflatten(weights)
         with torch.no_grad():
             for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
                 tensor.copy_(values[name])
@@ -277,28 +278,34 @@ class Network:
     def call(
         self, module: nn.Module, inputs: Inputs, weights: Float[Tensor, "D"] | None = None
     ) -> Float[Tensor, "N C"]:
-        """Outputs of a module of this architecture with its own weights, mode and hooks.
+        """Outputs of a module of this architecture in its own mode, with its own hooks.
 
         Args:
             module: the module.
             inputs: its inputs.
-            weights: used in place of the selected parameters, which keep their values.
+            weights: used instead of its selected parameters, which are not changed.
         """
         args, kwargs = arguments(inputs)
         if weights is None:
             return self.as_outputs(module(*args, **kwargs), inputs)
-        return self.as_outputs(
-            functional_call(module, self.unflatten(weights), args, kwargs), inputs
-        )
+        out = functional_call(module, self.unflatten(weights), args, kwargs)
+        return self.as_outputs(out, inputs)
 
     def check(self, inputs: Inputs) -> int:
         """Evaluate the first rows and return the number of outputs C.
 
         Raises:
-            InputError: the module does not take these inputs, or returns another shape.
+            InputError: the module does not accept these inputs, or returns another shape.
             InputTypeError: the module does not return a tensor.
         """
-        self._check_placement(inputs)
+        for tensor in leaves(inputs):
+            if tensor.device != self.device:
+                fail(
+                    "inputs",
+                    f"tensors on {self.device}, where the module is",
+                    tensor.device,
+                    "Move one of them with .to(device)",
+                )
         return check_outputs(partial(self, self.weights), take(inputs, slice(2)), self.dtype)
 
     def refresh_batchnorm(
@@ -306,11 +313,10 @@ class Network:
     ) -> Network:
         """The network at `weights` with BatchNorm statistics re-estimated on `batches`.
 
-        Statistics are averages over batches, weighted by their rows. Costs one forward pass over
-        the batches per weight vector, so S draws cost S passes.
+        Statistics are averages over batches, weighted by their rows, in one forward pass.
 
         Args:
-            weights: where to evaluate.
+            weights: the weights of the result.
             batches: pairs (inputs, anything), read once.
         """
         module = self.module_with(weights)
@@ -323,7 +329,7 @@ class Network:
             seen = 0
             for inputs, _ in batches if norms else ():
                 rows = n_rows(inputs)
-                if rows == 1 and seen:  # a single row has no variance
+                if rows == 1 and seen:  # the variance of a single row is undefined
                     continue
                 seen += rows
                 for norm in norms:
@@ -336,8 +342,6 @@ class Network:
         other.in_training = ()
         return other
 
-    # --- checks -----------------------------------------------------------------------------
-
     def _check_size(self, weights: Tensor) -> None:
         if weights.shape != (self.size,):
             fail(
@@ -347,18 +351,8 @@ class Network:
                 "The subspace must belong to this network's selected parameters",
             )
 
-    def _check_placement(self, inputs: Inputs) -> None:
-        for tensor in leaves(inputs):
-            if tensor.device != self.device:
-                fail(
-                    "inputs",
-                    f"tensors on {self.device}, where the module is",
-                    tensor.device,
-                    "Move one of them with .to(device)",
-                )
-
     def as_outputs(self, out: Any, inputs: Inputs) -> Tensor:
-        """The return value of a module for these inputs, as outputs of shape (N, C)."""
+        """Check the return value of a module and return outputs of shape (N, C)."""
         return as_outputs(out, inputs, self.output)
 
 
@@ -371,15 +365,12 @@ def check_network(network: Any) -> None:
 def architecture_of(module: nn.Module) -> str:
     """The printed form of a module, which identifies its architecture.
 
-    Args:
-        module: the module.
-
     Example:
         >>> architecture_of(nn.Tanh())
         'Tanh: Tanh()'
     """
     text = f"{type(module).__qualname__}: {module!r}"
-    return re.sub(r" at 0x[0-9a-f]+", "", text)  # functions print their addresses
+    return re.sub(r" at 0x[0-9a-f]+", "", text)  # addresses of functions
 
 
 def arguments(inputs: Inputs) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
@@ -389,20 +380,10 @@ def arguments(inputs: Inputs) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
     return (inputs, {}) if isinstance(inputs, tuple) else ((inputs,), {})
 
 
-def _detached_results(module: nn.Module) -> dict[int, Any]:
-    """Copies of attributes that deepcopy refuses: results that hooks such as weight norm store."""
-    attributes = [value for m in module.modules() for value in vars(m).values()]
-    return {
-        id(value): _detached(value)
-        for value in attributes
-        if isinstance(value, Tensor) and not isinstance(value, nn.Parameter)
-    }
-
-
 def _detached(tensor: Tensor) -> Tensor:
     try:
         return tensor.detach().clone()
-    except RuntimeError:  # stored during a call under vmap
+    except RuntimeError:  # a result stored during a call under vmap
         return torch.empty(0)
 
 
@@ -412,17 +393,23 @@ def _private_copy(module: nn.Module) -> nn.Module:
         fail(
             "module",
             "parameters with shapes",
-            "lazy parameters, which have none before the first batch",
+            "lazy parameters, whose shapes are unknown before the first batch",
             "Call the module on a batch once",
         )
+    attributes = [value for m in module.modules() for value in vars(m).values()]
+    detached = {  # results that hooks such as weight norm store, which deepcopy refuses
+        id(value): _detached(value)
+        for value in attributes
+        if isinstance(value, Tensor) and not isinstance(value, nn.Parameter)
+    }
     try:
-        duplicate = copy.deepcopy(module, _detached_results(module))
+        duplicate = copy.deepcopy(module, detached)
     except Exception as error:
         fail(
             "module",
             "a module that can be copied",
             f"{type(error).__name__}: {error}",
-            "Detach what cannot be copied (trainers, open files) first",
+            "Remove references to objects that cannot be copied (trainers, open files) first",
         )
     return duplicate.eval()
 

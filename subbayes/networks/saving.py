@@ -1,4 +1,4 @@
-"""What an artifact stores of a network beside its weights, and the network rebuilt from it."""
+"""Saving a network in an artifact, without its weights, and rebuilding it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["network_facts", "network_from", "network_tensors"]
 
 
 def network_tensors(network: Network) -> dict[str, Tensor]:
-    """Frozen parameters, buffers and masks of a network; its weights are saved elsewhere."""
+    """Frozen parameters, buffers and masks of a network."""
     found = add_prefix("network.frozen", network.frozen)
     return found | add_prefix("network.mask", network.masks)
 
@@ -46,11 +46,11 @@ def network_from(
     """Rebuild a network at the given weights.
 
     Args:
-        tensors: of the artifact; `network_tensors` are among them.
-        facts: what `network_facts` gave.
-        weights: its weights (D,), whose device and dtype the network takes.
+        tensors: tensors of the artifact, with those of `network_tensors`.
+        facts: the result of `network_facts`.
+        weights: its weights (D,), which determine the device and dtype.
         module: a module of the same architecture, unless it is an `MLP`.
-        output: picks the tensor out of what the module returns.
+        output: selects the output tensor of the module, as for `Network`.
 
     Raises:
         InputError: no module, or one of another architecture.
@@ -63,7 +63,7 @@ def network_from(
                 "none",
                 "Pass load(path, module=...): code is not saved, only weights",
             )
-        module = MLP(**facts["module"], seed=0)  # a seed, to leave torch's global generator alone
+        module = MLP(**facts["module"], seed=0)  # does not touch torch's global generator
     chosen = strip_prefix("network.mask", tensors) or facts["names"]
     known = chosen
     if isinstance(module, nn.Module):

@@ -1,4 +1,4 @@
-"""Which parameters of a module are weights: by name, pattern, function or mask."""
+"""Selection of the parameters of a module that are weights."""
 
 from __future__ import annotations
 
@@ -18,18 +18,16 @@ Selection = str | list[str] | Callable[[str, Tensor], bool] | Mapping[str, Tenso
 
 
 def aliases_of(module: nn.Module) -> dict[str, str]:
-    """Every name of every parameter, tied ones under each of theirs, and the first of them."""
+    """The first name of the parameter for each name of a module; tied parameters have several."""
     first = {id(p): n for n, p in module.named_parameters()}
     return {n: first[id(p)] for n, p in module.named_parameters(remove_duplicate=False)}
 
 
 def _layer(name: str) -> str:
-    """The layer a parameter belongs to, also as part of a parametrisation such as weight norm."""
-    return (
-        re.split(r"(?:^|\.)parametrizations\.", name)[0]
-        if "parametrizations." in name
-        else (name.rpartition(".")[0])
-    )
+    """The layer of a parameter, which may be part of a parametrisation such as weight norm."""
+    if "parametrizations." in name:
+        return re.split(r"(?:^|\.)parametrizations\.", name)[0]
+    return name.rpartition(".")[0]
 
 
 def select(module: nn.Module, parameters: Selection) -> dict[str, Tensor | None]:
@@ -43,7 +41,7 @@ def select(module: nn.Module, parameters: Selection) -> dict[str, Tensor | None]
             "none (all have requires_grad=False)"
             if any(True for _ in module.parameters())
             else "a module without parameters",
-            "Set requires_grad on what should be random",
+            "Set requires_grad for the parameters that should be random",
         )
     if isinstance(parameters, Mapping):
         return _masked(trainable, {aliases.get(n, n): mask for n, mask in parameters.items()})

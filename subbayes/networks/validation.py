@@ -1,4 +1,4 @@
-"""Checks of what a module takes and returns."""
+"""Checks of the inputs and outputs of a module."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["as_outputs", "check_outputs"]
 
 
 def as_outputs(out: Any, inputs: Inputs, output: Callable[[Any], Tensor] | None = None) -> Tensor:
-    """The return value of a module for these inputs, as outputs of shape (N, C).
+    """Check the return value of a module and return outputs of shape (N, C).
 
     Args:
         out: the return value.
@@ -58,12 +58,12 @@ def check_outputs(call: Callable[[Inputs], Tensor], rows: Inputs, dtype: torch.d
 
     Args:
         call: the module as a function of inputs.
-        rows: two rows of inputs, or one.
-        dtype: of the weights.
+        rows: one or two rows of inputs.
+        dtype: dtype of the weights.
 
     Raises:
-        InputError: the module does not accept or changes these inputs, or returns another shape,
-            NaN, different outputs at each call, or outputs that depend on other rows.
+        InputError: the module rejects or modifies the inputs, or returns another shape, NaN,
+            different outputs at each call, or outputs that depend on other rows.
         InputTypeError: the module does not return a tensor.
     """
     used = _copied(rows)
@@ -128,7 +128,7 @@ def _copied(inputs: Inputs) -> Inputs:
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
-    """Equal but for rounding."""
+    """Whether two tensors are equal up to rounding."""
     tolerance = torch.finfo(a.dtype).eps ** 0.5
     scale = float(a.abs().max()) if a.numel() else 0.0
     return torch.allclose(a, b, rtol=tolerance, atol=tolerance * scale, equal_nan=True)

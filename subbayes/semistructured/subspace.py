@@ -240,7 +240,7 @@ class NaiveSubspace(SemiStructuredSubspace):
         self, model: PreparedModel, training: Training, seed: int, progress: bool | None
     ) -> JointSpace:
         """Train the curve of networks and effects and span its principal directions."""
-        from subbayes.networks.initialisation import fresh
+        from subbayes.networks.initialisation import fresh_module
 
         deep = model.deep
         assert deep is not None
@@ -248,7 +248,7 @@ class NaiveSubspace(SemiStructuredSubspace):
         dtype = Network(deep).dtype
 
         def fresh_predictors() -> Predictors:
-            copy = fresh(deep, None, int(torch.initial_seed() % 2**31))
+            copy = fresh_module(deep, None, int(torch.initial_seed() % 2**31))
             assert isinstance(copy, DeepPredictor)
             module = Predictors(model.structured, copy, dtype)
             with torch.no_grad():

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from subbayes.data.data import leaves, n_rows
 from subbayes.likelihoods import Likelihood
 from subbayes.networks.network import arguments
+from subbayes.networks.tracing.private_torch import copy_forward_hooks
 from subbayes.networks.validation import as_outputs
 from subbayes.sparse.baselines import default_prior, layer_class
 from subbayes.sparse.layers import SparseLayer
@@ -93,13 +94,7 @@ def convert(
     made = copy.deepcopy(module)
     for name, layer in layers.items():
         sparse = layer_class(posterior)(layer, settings, priors[name], noise)
-        for hooks in (
-            "_forward_hooks",
-            "_forward_pre_hooks",
-            "_forward_hooks_with_kwargs",
-            "_forward_pre_hooks_with_kwargs",
-        ):
-            getattr(sparse, hooks).update(getattr(layer, hooks))
+        copy_forward_hooks(layer, sparse)
         made = replace_layer(made, name, sparse.train(layer.training))
     for other in sparse_layers(made).values():  # also those of an earlier conversion
         other.noise = noise

@@ -21,7 +21,8 @@ from torch.nn import functional
 
 from subbayes.networks.layer_kinds import BATCH_NORMS
 from subbayes.networks.network import arguments
-from subbayes.sparse.module_surgery import LAYERS, has_hooks, own_parameters
+from subbayes.networks.tracing.private_torch import has_hooks
+from subbayes.sparse.module_surgery import LAYERS, own_parameters
 from subbayes.sparse.traced_module import ELEMENTWISE, TracedModule, row_sources, users_of_values
 
 __all__ = ["DataFlow", "Edge", "edges", "readers_of_inputs"]

@@ -33,7 +33,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from subbayes.networks.tracing.private_torch import in_backward_pass
+from subbayes.networks.tracing.private_torch import in_backward_pass, version_of
 from subbayes.sparse.kernels import LayerDraw, SparsityPattern
 from subbayes.sparse.layer_operation import LayerOperation
 from subbayes.sparse.priors import SpikeSlab
@@ -422,7 +422,7 @@ class SparseLayer(nn.Module):
 
     def _versions(self) -> tuple[int, ...]:
         """How often each parameter has been modified."""
-        return tuple(0 if p.is_inference() else p._version for p in self.parameters())
+        return tuple(version_of(p) for p in self.parameters())
 
     def _kl_at(self, logits: Tensor) -> Tensor:
         if self.structure == "weights" and not self.is_deterministic:

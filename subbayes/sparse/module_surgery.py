@@ -9,15 +9,7 @@ from torch.nn.parameter import is_lazy
 
 from subbayes.utils.checks import fail, fail_type
 
-__all__ = [
-    "LAYERS",
-    "READERS",
-    "select_layers",
-    "has_hooks",
-    "own_parameters",
-    "parent_of",
-    "replace_layer",
-]
+__all__ = ["LAYERS", "READERS", "select_layers", "own_parameters", "parent_of", "replace_layer"]
 
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d)
 """Layers that can be sparse, are pruned, and become smaller on export."""
@@ -138,23 +130,6 @@ def own_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
         (['weight', 'bias'], {})
     """
     return dict(module.named_parameters(recurse=False, remove_duplicate=False))
-
-
-def has_hooks(module: nn.Module) -> bool:
-    """Whether a module has hooks.
-
-    Example:
-        >>> layer = nn.ReLU()
-        >>> handle = layer.register_forward_hook(print)
-        >>> has_hooks(layer), has_hooks(nn.ReLU())
-        (True, False)
-    """
-    return bool(
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
-    )
 
 
 def parent_of(module: nn.Module, name: str) -> nn.Module:

@@ -23,9 +23,9 @@ from torch.fx import GraphModule, Node
 
 from subbayes.networks.tracing.graph import is_random, writes
 from subbayes.networks.tracing.memory import reuse_memory
+from subbayes.networks.tracing.private_torch import has_hooks, version_of
 from subbayes.networks.tracing.tracer import MODES, Mode, NotTraceable, Replay, Tracer
 from subbayes.sparse.layers import SparseLayer
-from subbayes.sparse.module_surgery import has_hooks
 from subbayes.sparse.variational_families import Noise
 from subbayes.utils.trees import tensors_of, with_tensors
 from subbayes.utils.types import Inputs, Targets
@@ -217,7 +217,7 @@ def _numpy_state() -> Any:
 def _state_of(module: nn.Module) -> list[Any]:
     """Versions of buffers, numbers and strings of modules, and global random states."""
     found: list[Any] = [random.getstate(), str(_numpy_state())]
-    found += [(id(b), b._version) for b in module.buffers()]
+    found += [(id(b), version_of(b)) for b in module.buffers()]
     for own in module.modules():
         found += [
             (name, value)

@@ -14,7 +14,8 @@ from torch.nn import functional
 
 from subbayes.networks.global_state import torch_lock
 from subbayes.networks.layer_kinds import BATCH_NORMS
-from subbayes.sparse.module_surgery import LAYERS, has_hooks
+from subbayes.networks.tracing.private_torch import has_hooks
+from subbayes.sparse.module_surgery import LAYERS
 
 __all__ = ["ELEMENTWISE", "TracedModule", "row_sources", "users_of_values"]
 

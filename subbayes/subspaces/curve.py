@@ -20,7 +20,7 @@ from subbayes.data.data import Data, to_device
 from subbayes.diagnostics import metrics
 from subbayes.likelihoods import Likelihood
 from subbayes.likelihoods.base import target_values
-from subbayes.networks.initialisation import with_fresh_weights
+from subbayes.networks.initialisation import module_with_fresh_weights
 from subbayes.networks.network import Network
 from subbayes.predictions.averaging import with_noise
 from subbayes.predictions.predictive import Predictive
@@ -82,7 +82,7 @@ class Curve(RankedMethod):
                 0,
                 "Raise epochs, or choose another subspace",
             )
-        with_fresh_weights(network, 0, self.factory)
+        module_with_fresh_weights(network, 0, self.factory)
         check_rank(self.rank, network, 2)
 
     def build(self, trained: TrainedNetwork, prior_scale: float = 1.0) -> DenseSubspace:

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from subbayes.data.data import Data, to_device
 from subbayes.likelihoods import Likelihood
-from subbayes.networks.initialisation import fresh_weights, with_fresh_weights
+from subbayes.networks.initialisation import fresh_weights, module_with_fresh_weights
 from subbayes.networks.network import Network
 from subbayes.subspaces.curve import CurveKind, WeightCurve
 from subbayes.training.configuration import Training
@@ -319,7 +319,7 @@ def _train_solutions(
     """Solutions from their own initial weights, each seeded by the seed and its number."""
     seeds = [derive_seed(seed, s) for s in range(count)]
     results = train_many(
-        [with_fresh_weights(network, own, factory) for own in seeds],
+        [module_with_fresh_weights(network, own, factory) for own in seeds],
         likelihood,
         data,
         training,

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from subbayes.data.data import Data, to_device
 from subbayes.likelihoods import Likelihood
-from subbayes.networks.initialisation import with_fresh_weights
+from subbayes.networks.initialisation import module_with_fresh_weights
 from subbayes.networks.network import Network
 from subbayes.networks.selection import Selection
 from subbayes.subspaces.curve import WeightCurve
@@ -75,7 +75,7 @@ class Trained:
         network, data, training = self.network, self.data, self.training
         seed = derive_seed(self.seed, 4)
         other = train_trajectory(
-            with_fresh_weights(network, seed, factory),
+            module_with_fresh_weights(network, seed, factory),
             self.likelihood,
             data,
             training,

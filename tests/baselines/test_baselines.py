@@ -25,7 +25,7 @@ from subbayes.likelihoods import (
     Poisson,
     Standardized,
 )
-from subbayes.networks.initialisation import reinitialised
+from subbayes.networks.initialisation import reinitialise
 from subbayes.predictions.predictive import Predictive
 from subbayes.training.trainer import swa, train
 from subbayes.utils.checks import InputError, InputTypeError
@@ -132,7 +132,7 @@ def test_members_have_different_initial_weights_and_orders():
         net(), Gaussian(), data, members=3, seed=7, **training_options(**QUICK)
     )
     for s, weights in enumerate(ensemble.weights):
-        start = reinitialised(net(), derive_seed(7, s))
+        start = reinitialise(net(), derive_seed(7, s))
         alone = train(start, Gaussian(), data, seed=derive_seed(7, s), **training_options(**QUICK))
         assert torch.allclose(weights, alone.network.weights, atol=1e-5)
         assert ensemble.likelihood.noise[s, 0, 0] == pytest.approx(alone.likelihood.noise[0], 1e-4)
@@ -166,7 +166,7 @@ def test_mixture_of_members_with_different_noise(likelihood, outputs):
     x, y = table()
     results = [
         train(
-            reinitialised(net(outputs), s),
+            reinitialise(net(outputs), s),
             likelihood,
             (x, y),
             seed=s,
@@ -219,7 +219,7 @@ def test_fresh_weights_differ_between_seeds():
     module = net(1, nn.BatchNorm1d(8))
     module[0].requires_grad_(False)
     before = copy.deepcopy(module.state_dict())
-    one, same, other = (reinitialised(module, seed) for seed in (0, 0, 1))
+    one, same, other = (reinitialise(module, seed) for seed in (0, 0, 1))
     assert torch.equal(one[0].weight, module[0].weight)
     assert torch.equal(one[3].weight, same[3].weight)
     assert not torch.equal(one[3].weight, other[3].weight)
@@ -229,7 +229,7 @@ def test_fresh_weights_differ_between_seeds():
         for a, b in zip(before.values(), module.state_dict().values(), strict=True)
     )
     attention = nn.MultiheadAttention(4, 2)
-    assert not torch.equal(reinitialised(attention, 0).in_proj_weight, attention.in_proj_weight)
+    assert not torch.equal(reinitialise(attention, 0).in_proj_weight, attention.in_proj_weight)
 
 
 class Scale(nn.Module):

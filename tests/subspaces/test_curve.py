@@ -20,7 +20,7 @@ from subbayes.data.data import Data
 from subbayes.likelihoods import Categorical, Gaussian, Poisson, Standardized
 from subbayes.models.fit import train_trajectory
 from subbayes.models.fitted import FittedModel
-from subbayes.networks.initialisation import with_fresh_weights
+from subbayes.networks.initialisation import module_with_fresh_weights
 from subbayes.subspaces.curve import CurveLosses, WeightCurve, coefficients, curve_losses
 from subbayes.training.curve import ExtraParameters, connect, train_curve
 from subbayes.training.curve_steps import ControlPoints, TrainableCurve
@@ -845,7 +845,9 @@ def test_bad_curves_are_refused_in_a_line(options, message, unchecked):
             "factory: expected modules of the architecture of the module, got another",
         ),
         (
-            lambda: with_fresh_weights(Network(net(), {"2.weight": torch.eye(8)[:1] > 0}), 0),
+            lambda: module_with_fresh_weights(
+                Network(net(), {"2.weight": torch.eye(8)[:1] > 0}), 0
+            ),
             "parameters: expected whole parameters",
         ),
         (
@@ -854,7 +856,7 @@ def test_bad_curves_are_refused_in_a_line(options, message, unchecked):
         ),
         (
             lambda: fit(net().double(), table(), subspace="curve", training=Training(epochs=0)),
-            "training: expected epochs above 0 to train a curve's other end",
+            "training: expected epochs above 0 to train the other end of the curve",
         ),
         (
             lambda: fit(Bare(), table(dtype=torch.float32), subspace="curve", training=PLAN),

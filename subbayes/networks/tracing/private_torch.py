@@ -1,7 +1,8 @@
 """All private and experimental interfaces of torch that the package uses.
 
-With the environment variable `SUBBAYES_PRIVATE_TORCH=0`, read at each call, none of them is used.
-Results are the same up to rounding; each function states what is lost.
+With the environment variable `SUBBAYES_PRIVATE_TORCH=0`, read at each call, none of those that save
+time is used. Results are the same up to rounding; each function states what is lost. Attributes
+without a public equivalent (hooks, versions, the original of a compiled module) are always read.
 """
 
 from __future__ import annotations
@@ -20,12 +21,17 @@ from subbayes.networks.global_state import keep_argument_validation
 __all__ = [
     "capture_graph",
     "compile_graph",
+    "copy_forward_hooks",
     "count_bytes",
+    "has_hooks",
     "in_backward_pass",
     "interpret_graph",
     "is_scripted",
     "is_traced",
+    "most_forward_hooks",
     "private_torch_enabled",
+    "uncompiled",
+    "version_of",
 ]
 
 _PROFILING_CALLS = 3
@@ -192,3 +198,42 @@ def is_scripted(module: nn.Module) -> bool:
     Without it such a module fails at its first call instead of being refused.
     """
     return private_torch_enabled() and isinstance(module, torch.jit.ScriptModule)
+
+
+def uncompiled(module: nn.Module) -> nn.Module:
+    """The module that `torch.compile` wraps, or the module itself."""
+    return getattr(module, "_orig_mod", module)
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether a module has hooks.
+
+    Example:
+        >>> layer = nn.ReLU()
+        >>> handle = layer.register_forward_hook(print)
+        >>> has_hooks(layer), has_hooks(nn.ReLU())
+        (True, False)
+    """
+    backward = module._backward_hooks or module._backward_pre_hooks
+    return bool(most_forward_hooks(module) or backward)
+
+
+def most_forward_hooks(module: nn.Module) -> int:
+    """The number of forward hooks or of forward pre-hooks, whichever is larger."""
+    return max(len(module._forward_hooks), len(module._forward_pre_hooks))
+
+
+def copy_forward_hooks(source: nn.Module, target: nn.Module) -> None:
+    """Add the forward hooks and forward pre-hooks of one module to another."""
+    for hooks in (
+        "_forward_hooks",
+        "_forward_pre_hooks",
+        "_forward_hooks_with_kwargs",
+        "_forward_pre_hooks_with_kwargs",
+    ):
+        getattr(target, hooks).update(getattr(source, hooks))
+
+
+def version_of(tensor: Tensor) -> int:
+    """The number of in-place modifications of a tensor; 0 for tensors of inference mode."""
+    return 0 if tensor.is_inference() else tensor._version

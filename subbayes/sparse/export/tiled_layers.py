@@ -14,7 +14,7 @@ from subbayes.data.data import n_rows, named_leaves, take
 from subbayes.networks.global_state import torch_lock
 from subbayes.networks.network import Network
 from subbayes.networks.tracing.memory import bytes_per_row
-from subbayes.networks.tracing.private_torch import is_traced
+from subbayes.networks.tracing.private_torch import has_hooks, is_traced, most_forward_hooks
 from subbayes.predictions.averaging import input_batches
 from subbayes.sparse.dependency_graph import DataFlow
 from subbayes.sparse.kernels import (
@@ -25,7 +25,7 @@ from subbayes.sparse.kernels import (
     tile_layout,
     transposed_tiles,
 )
-from subbayes.sparse.module_surgery import READERS, has_hooks, parent_of, replace_layer
+from subbayes.sparse.module_surgery import READERS, parent_of, replace_layer
 from subbayes.utils.progress import progress_bar
 
 __all__ = ["SampledLinear", "SampledNetwork", "TiledLinear", "layers_for_products", "use_tiles"]
@@ -302,11 +302,7 @@ class _ToTiles:
 
 def _has_hooks(module: nn.Module) -> bool:
     """Whether a module has hooks beside the two for tiles, which would see tiles."""
-    return (
-        len(module._forward_hooks) > 1
-        or len(module._forward_pre_hooks) > 1
-        or any(map(has_hooks, islice(module.modules(), 1, None)))
-    )
+    return most_forward_hooks(module) > 1 or any(map(has_hooks, islice(module.modules(), 1, None)))
 
 
 class _FromTiles:
