@@ -2,9 +2,8 @@ r"""The tempered posterior over subspace coordinates, streamed over data, vector
 
 $$ \log p_T(z \mid D) = \tfrac{1}{T} \sum_n \log p(y_n \mid f(x_n;\, \hat w + Pz)) + \log p(z) $$
 
-(Izmailov et al. 2019, eq. 4, up to its constant.) It is deterministic, runs over all
-observations whatever the batch size, and is summed in float64: a slice threshold is lost in
-float32.
+(Izmailov et al. 2019, eq. 4, up to a constant.) It is deterministic, covers all observations for
+every batch size, and is summed in float64, since float32 is too coarse for slice thresholds.
 """
 
 from __future__ import annotations
@@ -44,17 +43,17 @@ if TYPE_CHECKING:
 
 __all__ = ["Posterior"]
 
-# Activations below this size in all are reused from one evaluation to the next (see
-# `reuse_memory`); allocating larger ones takes longer than the arithmetic of a small network.
+# Memory of activations below this total is reused in the next evaluation (see `reuse_memory`);
+# allocating more takes longer than the arithmetic of a small network.
 _REUSED_BYTES = 32 * 2**20
 _MIN_ROWS = 256
 
 
 class Posterior:
-    """The posterior over coordinates z of a subspace, and a plain callable for any sampler.
+    """The posterior of coordinates z of a subspace, for samplers of any library.
 
-    `value` and `value_and_grad` take and return NumPy arrays of shape (chains, k), so that the
-    samplers of any library can use them; `log_prob` takes tensors and is differentiable.
+    `value` and `value_and_grad` take and return NumPy arrays of shape (chains, k); `log_prob` takes
+    tensors and is differentiable.
 
     Args:
         network: the network f(x; w).
@@ -64,12 +63,12 @@ class Posterior:
         prior: p(z); by default standard normal.
         temperature: T in the equation above; 1 gives the posterior, larger values flatten it.
         batch_size: rows evaluated at once; by default as many as `memory_limit` allows.
-        mode: "trace" replays a traced graph, "compile" also compiles it (5 to 30 s, worth it for
-            long runs), "eager" does neither.
-        memory_limit: bytes of activations that one evaluation may take.
+        mode: "trace" replays a traced graph, "compile" also compiles it (5 to 30 s, for long
+            runs), "eager" does neither.
+        memory_limit: bytes of activations of one evaluation.
 
     Raises:
-        InputError: network, likelihood, data, subspace and prior do not fit together.
+        InputError: network, likelihood, data, subspace and prior are incompatible.
 
     Example:
         >>> import subbayes
@@ -109,19 +108,15 @@ class Posterior:
         self.batch_size = (
             batch_size if batch_size is None else check_count("batch_size", batch_size)
         )
-        self._check()
+        self.subspace.check_size(network.size)
+        self.prior.check_rank(self.rank)
+        likelihood.check_complete()
+        check_fit(network, likelihood, self.data)
         first = to_device(self.data.first()[0], network.device)
         self._row_bytes = bytes_per_row(network, first)
         self._observations_last = takes_observations_last(network, first)
         self._tracers: dict[str, Tracer] = {}
         reuse_memory()
-
-    def _check(self) -> None:
-        """Check that everything fits together, before anything long starts."""
-        self.subspace.check_size(self.network.size)
-        self.prior.check_rank(self.rank)
-        self.likelihood.check_complete()
-        check_fit(self.network, self.likelihood, self.data)
 
     @property
     def rank(self) -> int:
@@ -151,7 +146,7 @@ class Posterior:
         return log_likelihood
 
     def _gradient(self, point: Tensor, inputs: Inputs, y: Targets) -> tuple[Tensor, Tensor]:
-        """Gradient and value: the score of the outputs, pulled back."""
+        """Gradient and value, from the score of the outputs."""
         outputs, pull = torch.func.vjp(  # type: ignore[misc]
             lambda w: self._outputs(w, inputs), self._weights_at(point)
         )
@@ -221,7 +216,7 @@ class Posterior:
     def log_likelihood(self, z: Coordinates) -> LogDensity:
         """Sum of log p(y | f) over all observations at temperature 1, shape (chains,).
 
-        NaN counts as minus infinity, so that no sampler accepts such weights.
+        NaN becomes minus infinity, so that samplers reject such weights.
         """
         evaluate = self._tracer("value")
         with torch.no_grad():
@@ -231,11 +226,7 @@ class Posterior:
         return _nan_as_minus_infinity(total.cpu().numpy())
 
     def value(self, z: Coordinates) -> LogDensity:
-        """Tempered log density at z, up to its constant, shape (chains,).
-
-        Args:
-            z: coordinates, shape (chains, k).
-        """
+        """Tempered log density up to a constant, shape (chains,), at z of shape (chains, k)."""
         prior = self.prior.log_prob(self._coordinates(z).cpu().numpy())
         return _nan_as_minus_infinity(self.log_likelihood(z) / self.temperature + prior)
 
@@ -246,8 +237,8 @@ class Posterior:
 
         Args:
             z: coordinates, shape (chains, k).
-            rows: positions of b observations; their log-likelihood is multiplied by N / b. For
-                random rows, value and gradient are unbiased estimates of those of all observations:
+            rows: positions of b observations, whose log-likelihood is multiplied by N / b. For
+                random rows, value and gradient are unbiased estimates:
 
                 $$ \tfrac{N}{bT} \sum_{n \in \text{rows}} \log p(y_n \mid z) + \log p(z) $$
 
@@ -295,18 +286,12 @@ class Posterior:
         points = self._coordinates(z)
         evaluate = self._tracer("pointwise")
         with torch.no_grad():
-            return np.concatenate(
-                [
-                    torch.cat(
-                        [
-                            evaluate(self._points(part), x, y).cpu()
-                            for x, y in self._batches(len(part))
-                        ],
-                        1,
-                    ).numpy()
-                    for part in points.split(64)
-                ]
-            )
+            rows = []
+            for part in points.split(64):
+                batches = self._batches(len(part))
+                terms = [evaluate(self._points(part), x, y).cpu() for x, y in batches]
+                rows.append(torch.cat(terms, 1).numpy())
+            return np.concatenate(rows)
 
     # --- prediction -------------------------------------------------------------------------
 
@@ -323,16 +308,16 @@ class Posterior:
         """Bayesian model average over draws (Izmailov et al. 2019, eq. 3).
 
         Args:
-            draws: what inference returned, or coordinates (S, k).
+            draws: draws of an inference engine, or coordinates (S, k).
             inputs: new inputs in the form the module takes, or a loader of them.
             noise: noise scale per new row, for `Gaussian(noise="per-observation")`.
-            n_draws: use this many evenly spaced draws instead of all.
-            refresh_batchnorm: re-estimate BatchNorm statistics for each draw on the training
-                inputs; costs one pass over them per draw.
+            n_draws: number of evenly spaced draws to use instead of all.
+            refresh_batchnorm: re-estimate BatchNorm statistics on the training inputs for each
+                draw, at the cost of one pass over them per draw.
             progress: show a progress bar; None shows it on a terminal.
 
         Raises:
-            InputError: inputs the module does not take, or that hold NaN.
+            InputError: inputs that the module does not accept, or that contain NaN.
         """
         z = draws if isinstance(draws, (np.ndarray, Tensor, list)) else draws.flat()
         points = self._coordinates(z)
@@ -353,7 +338,7 @@ class Posterior:
     # --- identity ---------------------------------------------------------------------------
 
     def fingerprint(self) -> str:
-        """A digest of all that defines this density, to check that a checkpoint belongs to it."""
+        """A digest of everything that defines the density, to match checkpoints."""
         facts = {
             "architecture": self.network.architecture,
             "names": self.network.names,
@@ -380,7 +365,7 @@ class Posterior:
 
 
 def _digests(parts: Iterable[tuple[str, Mapping[str, Tensor]]]) -> dict[str, str]:
-    """A digest of each named tensor, joined over batches."""
+    """A digest of each named tensor over all batches."""
     digests: dict[str, Any] = {}
     for kind, tensors in parts:
         for name, tensor in tensors.items():

@@ -1,10 +1,10 @@
-r"""Priors p(z) over subspace coordinates."""
+"""Priors p(z) of subspace coordinates."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -22,9 +22,9 @@ class Normal:
     r"""Gaussian prior $z \sim N(m, \Sigma)$ with any scale or covariance.
 
     Args:
-        scale: standard deviation, one for all coordinates or one each, shape (k,).
-        covariance: full covariance $\Sigma$, shape (k, k); give this or a scale.
-        mean: m, a number or shape (k,).
+        scale: standard deviation, a number or one per coordinate, shape (k,).
+        covariance: $\Sigma$, shape (k, k), instead of a scale.
+        mean: m, a number or one per coordinate, shape (k,).
 
     Raises:
         InputError: a scale that is not above 0, or a covariance that is not symmetric positive
@@ -37,24 +37,24 @@ class Normal:
     """
 
     def __init__(self, scale: Any = 1.0, *, covariance: Any = None, mean: Any = 0.0) -> None:
-        self.mean = _numbers("mean", mean, "a number or a vector", (0, 1))
-        self.scale = _numbers("scale", scale, "a number or a vector", (0, 1))
+        self.mean = _as_array("mean", mean, "a number or a vector", (0, 1))
+        self.scale = _as_array("scale", scale, "a number or a vector", (0, 1))
         self.factor: Float[np.ndarray, "k k"] | None = None
         self.covariance: Float[np.ndarray, "k k"] | None = None
         if covariance is None:
             if not (self.scale > 0).all():
                 fail("scale", "finite numbers above 0", np.array2string(self.scale, threshold=4))
             return
-        self.covariance = _numbers("covariance", covariance, "a (k, k) matrix", (2,))
+        self.covariance = _as_array("covariance", covariance, "a (k, k) matrix", (2,))
         self.factor = _cholesky(self.covariance)
         self.scale = np.sqrt(np.diag(self.covariance))
 
     @classmethod
     def induced(cls, subspace: Subspace, scale: float) -> Normal:
-        r"""The prior on z that $w \sim N(0, s^2 I)$ on the weights induces on the subspace.
+        r"""The prior of z induced by the prior $w \sim N(0, s^2 I)$ of the weights.
 
-        Restricted to $w = \hat w + Pz$ it is Gaussian with precision $P^\top P / s^2$ and mean
-        the coordinates of the point nearest to the origin.
+        Restricted to $w = \hat w + Pz$ it is Gaussian with precision $P^\top P / s^2$; its mean is
+        the coordinates of the point closest to the origin.
         """
         check_positive("scale", scale)
         basis = np.eye(subspace.rank)
@@ -77,7 +77,7 @@ class Normal:
                 fail(f"prior {name}", f"1 or {rank} numbers for a subspace of rank {rank}", size)
 
     def from_standard(self, eps: Float[np.ndarray, "*S k"]) -> Float[np.ndarray, "*S k"]:
-        r"""Turn standard normal draws into zero-mean draws: $L\epsilon$, $\Sigma = LL^\top$."""
+        r"""Scale standard normal draws to the covariance: $L\epsilon$ with $\Sigma = LL^\top$."""
         return eps * self.scale if self.factor is None else eps @ self.factor.T
 
     def sample(
@@ -89,47 +89,45 @@ class Normal:
     def log_prob(self, z: Float[np.ndarray, "*S k"]) -> Float[np.ndarray, "*S"]:
         """Log density of coordinates, shape (...)."""
         eps = self.from_centred(z - self.mean)
-        return np.asarray(-0.5 * (eps**2).sum(-1) - self._constant(z.shape[-1]))
+        return np.asarray(-0.5 * (eps**2).sum(-1) - self._log_normaliser(z.shape[-1]))
 
     def from_centred(self, centred: Float[np.ndarray, "*S k"]) -> Float[np.ndarray, "*S k"]:
         r"""The inverse of `from_standard`: $L^{-1}(z - m)$."""
-        if self.factor is None:
-            return centred / self.scale
+        return centred / self.scale if self.factor is None else self._solve(centred)
+
+    def _solve(
+        self, rows: Float[np.ndarray, "*S k"], transpose: Literal[0, 1] = 0
+    ) -> Float[np.ndarray, "*S k"]:
+        """Solve with the Cholesky factor of the covariance, or with its transpose."""
         from scipy.linalg import solve_triangular
 
-        rows = centred.reshape(-1, centred.shape[-1])
-        return solve_triangular(self.factor, rows.T, lower=True).T.reshape(centred.shape)
+        columns = rows.reshape(-1, rows.shape[-1]).T
+        found = solve_triangular(self.factor, columns, lower=True, trans=transpose)
+        return found.T.reshape(rows.shape)
 
-    def _constant(self, k: int) -> float:
-        """What normalises the density of k coordinates."""
-        return 0.5 * k * math.log(2 * math.pi) + self._log_volume(k)
-
-    def _log_volume(self, k: int) -> float:
+    def _log_normaliser(self, k: int) -> float:
+        """Logarithm of the normalising constant of the density of k coordinates."""
         if self.factor is not None:
-            return float(np.log(np.diag(self.factor)).sum())
-        if self.scale.size == 1:
-            return k * math.log(float(self.scale.reshape(())))
-        return float(np.log(np.broadcast_to(self.scale, k)).sum())
+            log_volume = float(np.log(np.diag(self.factor)).sum())
+        elif self.scale.size == 1:
+            log_volume = k * math.log(float(self.scale.reshape(())))
+        else:
+            log_volume = float(np.log(np.broadcast_to(self.scale, k)).sum())
+        return 0.5 * k * math.log(2 * math.pi) + log_volume
 
     def gradient(self, z: Float[np.ndarray, "*S k"]) -> Float[np.ndarray, "*S k"]:
         """Gradient of the log density, shape (..., k)."""
         eps = self.from_centred(z - self.mean)
-        if self.factor is None:
-            return -eps / self.scale
-        from scipy.linalg import solve_triangular
-
-        rows = eps.reshape(-1, eps.shape[-1])
-        back = solve_triangular(self.factor, rows.T, lower=True, trans="T").T
-        return -back.reshape(eps.shape)
+        return -eps / self.scale if self.factor is None else -self._solve(eps, transpose=1)
 
     def value_and_grad(
         self, z: Float[np.ndarray, "S k"]
     ) -> tuple[Float[np.ndarray, "S"], Float[np.ndarray, "S k"]]:
-        """Log density of coordinates (S, k) and its gradient, in one go."""
+        """Log density of coordinates (S, k) and its gradient."""
         if self.factor is not None:
             return self.log_prob(z), self.gradient(z)
         eps = (z - self.mean) / self.scale
-        value = np.einsum("sk,sk->s", eps, eps) * -0.5 - self._constant(z.shape[-1])
+        value = np.einsum("sk,sk->s", eps, eps) * -0.5 - self._log_normaliser(z.shape[-1])
         return value, -eps / self.scale
 
     def log_prob_tensor(self, z: Tensor) -> Tensor:
@@ -142,10 +140,10 @@ class Normal:
             factor = torch.from_numpy(self.factor).to(z.device)
             eps = torch.linalg.solve_triangular(factor, centred.unsqueeze(-1), upper=False)
             eps = eps.squeeze(-1)
-        return -0.5 * eps.square().sum(-1) - self._constant(z.shape[-1])
+        return -0.5 * eps.square().sum(-1) - self._log_normaliser(z.shape[-1])
 
     def to_config(self) -> dict[str, Any]:
-        """A JSON-able description; `Normal.from_config` reads it back."""
+        """A description that JSON can hold, for `from_config`."""
         covariance = None if self.covariance is None else self.covariance.tolist()
         return {
             "name": "Normal",
@@ -168,15 +166,15 @@ class Normal:
 
 @dataclass(frozen=True)
 class EvidencePrior:
-    r"""The prior of the weights whose scale has the largest evidence of linearised Laplace.
+    r"""The prior of the weights whose scale maximises the evidence of linearised Laplace.
 
-    `fit` finds the scale after training, and the noise of a `Gaussian` likelihood with it
+    `fit` computes the scale after training, jointly with the noise of a `Gaussian` likelihood
     (empirical Bayes; MacKay 1992, Immer et al. 2021).
 
     Attributes:
-        covariance: of all weights, by which the evidence is computed: "exact", or "kfac",
-            "low-rank" or "diagonal" where neither (N C)² nor D² numbers fit into memory; None
-            takes that of an `Optimal` subspace, and "exact" for others.
+        covariance: form of the covariance of all weights: "exact", or "kfac", "low-rank" or
+            "diagonal" if neither (N C)² nor D² numbers fit into memory; None takes that of an
+            `Optimal` subspace, and "exact" for others.
 
     Raises:
         InputError: an unknown covariance.
@@ -193,10 +191,10 @@ class EvidencePrior:
             check_choice("covariance", self.covariance, FORMS)
 
 
-def _numbers(
+def _as_array(
     argument: str, value: Any, expected: str, dimensions: tuple[int, ...]
 ) -> Float[np.ndarray, "..."]:
-    """A copy as float64; `InputError` for other shapes and values that are not finite."""
+    """A float64 copy of finite numbers; `InputError` for other shapes and values."""
     try:
         array = np.array(value, dtype=np.float64)
     except (TypeError, ValueError):
@@ -209,14 +207,14 @@ def _numbers(
 
 
 def _cholesky(sigma: Float[np.ndarray, "rows columns"]) -> Float[np.ndarray, "k k"]:
-    """The lower factor of a covariance; `InputError` for a matrix that is none."""
+    """The lower Cholesky factor; `InputError` unless symmetric and positive definite."""
     if sigma.shape[0] != sigma.shape[1]:
         fail("covariance", "a (k, k) matrix", f"shape {sigma.shape}")
     if not np.allclose(sigma, sigma.T):
         fail(
             "covariance",
             "a symmetric matrix",
-            f"entries that differ by {np.abs(sigma - sigma.T).max():.3g} from their mirror images",
+            f"entries that differ by {np.abs(sigma - sigma.T).max():.3g} from the transpose",
         )
     try:
         return np.linalg.cholesky(sigma)

@@ -1,7 +1,7 @@
 r"""Affine subspaces of weight space: w = shift + z @ basis.
 
-A subspace maps coordinates to weights, pushes tangents forward and pulls cotangents back. Each
-kind holds no more than it needs: a coordinate subspace its indices, a random one its seed.
+A subspace maps coordinates to weights, pushes tangents forward and pulls cotangents back. A
+coordinate subspace stores indices and a random one a seed instead of a basis.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Subspace(ABC):
     Attributes:
         shift: the centre $\hat w$, shape (D,).
         rank: number of coordinates k.
-        traceable: whether `push` and `pull` may be traced; a traced graph keeps the tensors that
+        traceable: whether `push` and `pull` may be traced; a traced graph stores the tensors that
             they read.
     """
 
@@ -49,15 +49,15 @@ class Subspace(ABC):
 
     @abstractmethod
     def push(self, z: Float[Tensor, "*S k"]) -> Float[Tensor, "*S D"]:
-        """Push coordinate tangents to weight tangents: z @ basis."""
+        """Push tangents of coordinates to tangents of weights: z @ basis."""
 
     @abstractmethod
     def pull(self, cotangent: Float[Tensor, "*S D"]) -> Float[Tensor, "*S k"]:
-        """Pull weight cotangents back to coordinates, the adjoint of `push`."""
+        """Pull cotangents of weights back to coordinates, the adjoint of `push`."""
 
     @abstractmethod
     def project(self, weights: Float[Tensor, "*S D"]) -> Float[Tensor, "*S k"]:
-        """Coordinates of the point of the subspace nearest to `weights`."""
+        """Coordinates of the point of the subspace closest to `weights`."""
 
     @abstractmethod
     def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> Subspace:
@@ -72,11 +72,11 @@ class Subspace(ABC):
         return self.shift + self.push(z)
 
     def basis(self) -> Float[Tensor, "k D"]:
-        """The basis as a dense matrix (k, D), computed at each call."""
+        """The basis as a dense matrix (k, D)."""
         return self.push(torch.eye(self.rank, dtype=self.shift.dtype, device=self.shift.device))
 
     def config(self) -> dict[str, Any]:
-        """A JSON-able description that, with `tensors`, rebuilds the subspace."""
+        """A description that JSON can hold; `from_config` reads it with `tensors`."""
         return {"name": type(self).__name__, "rank": self.rank}
 
     def check_size(self, size: int) -> None:
@@ -98,11 +98,11 @@ class DenseSubspace(Subspace):
 
     Args:
         shift: centre, shape (D,).
-        basis: rows are basis vectors, shape (k, D); any norms. Where they are linearly
-            dependent, `project` gives the shortest of the coordinates that fit.
+        basis: basis vectors of any norm as rows, shape (k, D). If they are linearly dependent,
+            `project` returns the coordinates of least norm.
 
     Raises:
-        InputError: shapes that do not fit, NaN or infinite entries.
+        InputError: incompatible shapes, NaN or infinite entries.
 
     Example:
         >>> space = DenseSubspace(torch.zeros(3), torch.tensor([[1.0, 1.0, 0.0]]))
@@ -125,7 +125,7 @@ class DenseSubspace(Subspace):
                 f"at least 1 and at most {basis.shape[1]} rows, the number of weights",
                 basis.shape[0],
             )
-        if not all(bool(torch.isfinite(row).all()) for row in (shift, *basis)):  # no copies
+        if not all(bool(torch.isfinite(row).all()) for row in (shift, *basis)):  # saves memory
             fail(
                 "basis",
                 "finite numbers",
@@ -164,14 +164,14 @@ class DenseSubspace(Subspace):
 
 
 class CoordinateSubspace(Subspace):
-    """A subnetwork: the chosen weights vary, the others are fixed at the shift.
+    """A subnetwork: the selected weights vary, the others are fixed at the shift.
 
     Args:
         shift: centre, shape (D,).
-        indices: positions of the chosen weights, shape (k,), each once.
+        indices: distinct positions of the selected weights, shape (k,).
 
     Raises:
-        InputError: indices out of range or given twice.
+        InputError: repeated indices, or indices out of range.
 
     Example:
         >>> space = CoordinateSubspace(torch.zeros(4), torch.tensor([1, 3]))
@@ -186,7 +186,7 @@ class CoordinateSubspace(Subspace):
                 "indices",
                 "whole numbers",
                 indices.dtype,
-                "Turn a mask into positions with mask.nonzero().flatten()",
+                "Convert a mask to positions with mask.nonzero().flatten()",
             )
         in_range = indices.numel() > 0 and 0 <= int(indices.min()) <= int(indices.max()) < len(
             shift
@@ -208,11 +208,11 @@ class CoordinateSubspace(Subspace):
         return zeros.scatter(-1, index, z.to(self.shift.dtype))
 
     def pull(self, cotangent: Float[Tensor, "*S D"]) -> Float[Tensor, "*S k"]:
-        """Gather the chosen entries."""
+        """Gather the selected entries."""
         return cotangent.index_select(-1, self.indices)
 
     def project(self, weights: Float[Tensor, "*S D"]) -> Float[Tensor, "*S k"]:
-        """The chosen entries, relative to the shift."""
+        """The selected entries, relative to the shift."""
         return self.pull(weights - self.shift)
 
     def to(
@@ -227,7 +227,7 @@ class CoordinateSubspace(Subspace):
 
 
 class FullSubspace(Subspace):
-    """The whole weight space around a centre: k = D, the basis is the identity.
+    """The full weight space around a centre: k = D, the basis is the identity.
 
     Args:
         shift: centre, shape (D,).
@@ -261,8 +261,8 @@ class FullSubspace(Subspace):
 class RandomSubspace(Subspace):
     """Gaussian directions of norm 1 around a centre (Izmailov 2019, section 4.1).
 
-    Only the seed is saved. A basis of up to 256 MiB is kept in memory; a larger one is generated
-    row by row at each product.
+    Only the seed is saved. A basis of up to 256 MiB is stored; a larger one is generated row by row
+    for each product.
 
     Args:
         shift: centre, usually the SWA mean, shape (D,).
@@ -290,7 +290,7 @@ class RandomSubspace(Subspace):
         self.traceable = small
 
     def _row(self, i: int) -> Float[Tensor, "D"]:
-        # NumPy's generator: torch's may not be called under vmap
+        # NumPy's generator, because torch's cannot be called under vmap
         generator = np.random.Generator(np.random.PCG64([self.seed, i]))
         row = generator.standard_normal(self.size, dtype=np.float32).astype(np.float64)
         return torch.from_numpy(row / np.linalg.norm(row)).to(self.shift)
@@ -330,14 +330,14 @@ class RandomSubspace(Subspace):
 
 
 class JointSubspace(Subspace):
-    r"""A subspace of some weights beside unrestricted ones: $(\theta,\, \hat w + P\varphi)$.
+    r"""A subspace of some weights and all directions of others: $(\theta,\, \hat w + P\varphi)$.
 
-    The coordinates are $z = (\varphi, \theta)$. The free weights, effects that people read, are
-    never projected (Dold et al. 2024, section 3.2).
+    The coordinates are $z = (\varphi, \theta)$. The effects $\theta$ are not projected and so can
+    be interpreted (Dold et al. 2024, section 3.2).
 
     Args:
         inner: the subspace of the other weights, of rank k.
-        effects: number of free weights P; they come first in the weight vector.
+        effects: number of effects P, the first entries of the weight vector.
 
     Example:
         >>> inner = DenseSubspace(torch.zeros(2), torch.tensor([[1.0, 1.0]]))
@@ -353,7 +353,7 @@ class JointSubspace(Subspace):
         self.traceable = inner.traceable
 
     def push(self, z: Float[Tensor, "*S k"]) -> Float[Tensor, "*S D"]:
-        """Copy the effects; push the rest through the inner subspace."""
+        """Copy the effects; push the others through the inner subspace."""
         effects = z[..., self.inner.rank :].to(self.shift.dtype)
         return torch.cat([effects, self.inner.push(z[..., : self.inner.rank])], -1)
 
@@ -363,7 +363,7 @@ class JointSubspace(Subspace):
         return torch.cat([inner, cotangent[..., : self.effects]], -1)
 
     def project(self, weights: Float[Tensor, "*S D"]) -> Float[Tensor, "*S k"]:
-        """Copy the effects; least-squares coordinates of the rest."""
+        """Copy the effects; project the others on the inner subspace."""
         inner = self.inner.project(weights[..., self.effects :])
         return torch.cat([inner, weights[..., : self.effects]], -1)
 
@@ -381,7 +381,7 @@ class JointSubspace(Subspace):
 
 
 def _solve(gram: Float[Tensor, "k k"], right: Float[Tensor, "*S k"]) -> Float[Tensor, "*S k"]:
-    """Solve z @ gram = right; the shortest z where there are many."""
+    """The solution z of z @ gram = right with the least norm."""
     return right @ torch.linalg.pinv(gram, hermitian=True)
 
 
@@ -389,7 +389,7 @@ def from_config(config: dict[str, Any], tensors: dict[str, Tensor]) -> Subspace:
     """Rebuild a subspace from `Subspace.config` and `Subspace.tensors`.
 
     Raises:
-        InputError: a kind this version does not know.
+        InputError: an unknown kind.
     """
     match config["name"]:
         case "DenseSubspace":
@@ -401,7 +401,7 @@ def from_config(config: dict[str, Any], tensors: dict[str, Tensor]) -> Subspace:
         case "RandomSubspace":
             return RandomSubspace(tensors["shift"], config["rank"], config["seed"])
         case "JointSubspace":
-            inner = {name.removeprefix("inner."): t for name, t in tensors.items()}
-            return JointSubspace(from_config(config["inner"], inner), config["effects"])
+            parts = {name.removeprefix("inner."): t for name, t in tensors.items()}
+            return JointSubspace(from_config(config["inner"], parts), config["effects"])
         case name:
             fail("subspace", "a kind this version knows", repr(name), "Upgrade subbayes")

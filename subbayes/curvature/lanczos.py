@@ -1,20 +1,19 @@
-r"""Eigenvalues of a symmetric operator from products alone: Lanczos with restarts.
+r"""Eigenvalues of a symmetric operator from its products: the Lanczos method with restarts.
 
-Lanczos builds an orthonormal basis Q of the Krylov space of a random vector and the small matrix
-$T = Q A Q^\top$. Eigenpairs $T s = \theta s$ give Ritz pairs $(\theta, Q^\top s)$, with residual
+The method builds an orthonormal basis Q of the Krylov space of a random vector and the small matrix
+$T = Q A Q^\top$. Eigenpairs $T s = \theta s$ give Ritz pairs $(\theta, Q^\top s)$ with the residual
 
 $$ \lVert A x - \theta x \rVert = \beta_m \lvert s_m \rvert , $$
 
-$\beta_m$ being the norm of what the m-th product adds to the basis: some eigenvalue lies within
-it of $\theta$. When the basis is full, the wanted Ritz vectors and the last direction are kept
-and the rest is dropped: thick restart (Wu and Simon 2000), in which T is diagonal but for one
-row. Every new vector is orthogonalised against the whole basis, twice, so that no eigenvalue
-appears in copies.
+where $\beta_m$ is the norm of the component of the m-th product orthogonal to the basis: some
+eigenvalue lies within this distance of $\theta$. When the basis is full, the wanted Ritz vectors
+and the last direction are kept and the others are dropped: thick restart (Wu and Simon 2000).
+Every new vector is orthogonalised twice against the whole basis, to avoid spurious copies of
+eigenvalues.
 
-`scipy.sparse.linalg.eigsh` is not used: its tolerance is relative to each eigenvalue, so that it
-does not converge for the smallest eigenvalues of a singular matrix, and it returns neither
-residuals nor the values that have not converged. For 20 eigenvalues of a network of 19,993 weights
-at the same absolute accuracy it took 61 to 276 products, and this module 60 to 384.
+`scipy.sparse.linalg.eigsh` is not used because its tolerance is relative to each eigenvalue, so
+that it does not converge for the smallest eigenvalues of a singular matrix, and because it returns
+neither residuals nor unconverged values. It needs about as many products.
 
 Source: Wu and Simon (2000), "Thick-restart Lanczos method for large symmetric eigenvalue
 problems"; Ubaru, Chen and Saad (2017), "Fast estimation of tr(f(A)) via stochastic Lanczos
@@ -64,9 +63,9 @@ class Eigenpairs:
     """Eigenvalues of an operator with their residuals.
 
     Attributes:
-        values: eigenvalues, in the order asked for, shape (r,).
-        residuals: norm of A x - value x for each unit vector x, shape (r,): some eigenvalue is
-            no further away. Rounding in the operator's products comes on top.
+        values: eigenvalues in the requested order, shape (r,).
+        residuals: norm of A x - value x for each unit eigenvector x, shape (r,), a bound on the
+            error of the value, up to rounding in the products.
         vectors: unit eigenvectors as rows, shape (r, D).
         products: number of matrix-vector products.
         converged: whether every residual met the tolerance.
@@ -79,11 +78,9 @@ class Eigenpairs:
     converged: bool
 
     def __repr__(self) -> str:
-        how = (
-            "converged"
-            if self.converged
-            else (f"not converged (largest residual {self.residuals.max():.2g}): raise restarts")
-        )
+        how = "converged"
+        if not self.converged:
+            how = f"not converged (largest residual {self.residuals.max():.2g}): raise restarts"
         return (
             f"Eigenpairs({len(self.values)} from {self.values[0]:.4g} to "
             f"{self.values[-1]:.4g}, {self.products} products, {how})"
@@ -111,8 +108,8 @@ def eigenvalues(
         basis: number of basis vectors, 8 D bytes each; by default 2 count + 20.
         tolerance: of the residuals, relative to the largest eigenvalue found.
         restarts: largest number of restarts; each costs basis - count products.
-        seed: of the first vector.
-        memory_limit: bytes the basis may take.
+        seed: seed of the first vector.
+        memory_limit: bytes for the basis.
         progress: show a bar; None shows it on a terminal.
 
     Raises:
@@ -138,7 +135,14 @@ def eigenvalues(
     if room < min(size, count + 2):
         fail("basis", f"at least {count + 2} vectors for {count} eigenvalues", room)
     check_positive("tolerance", tolerance)
-    _check_memory(room, size, memory_limit)
+    needed = 8 * (room + 1) * size
+    if needed > memory_limit:
+        fail(
+            "memory_limit",
+            f"at least {needed / 2**30:.3g} GiB for {room} vectors of {size} weights",
+            f"{memory_limit / 2**30:.3g} GiB",
+            "Ask for fewer eigenvalues or a smaller basis",
+        )
     krylov = _Krylov(operator, room, [check_count("seed", seed, 0)])
     rounds = 1 + check_count("restarts", restarts, 0)
     with progress_bar(rounds, "Lanczos", progress, "rounds") as steps:
@@ -155,17 +159,6 @@ def eigenvalues(
     return Eigenpairs(
         values[:count].numpy(), residuals[:count].numpy(), rows, krylov.products, done
     )
-
-
-def _check_memory(rows: int, size: int, limit: int) -> None:
-    needed = 8 * (rows + 1) * size
-    if needed > limit:
-        fail(
-            "memory_limit",
-            f"at least {needed / 2**30:.3g} GiB for {rows} vectors of {size} weights",
-            f"{limit / 2**30:.3g} GiB",
-            "Ask for fewer eigenvalues or a smaller basis",
-        )
 
 
 class _Krylov:
@@ -186,7 +179,7 @@ class _Krylov:
         return vector / vector.norm()
 
     def _orthogonal(self, vector: Tensor, j: int) -> tuple[Tensor, Tensor]:
-        """What of a vector is orthogonal to the first j, and its products with them."""
+        """The component of a vector orthogonal to the first j, and its products with them."""
         known = torch.zeros(j, dtype=vector.dtype, device=vector.device)
         for _ in range(2):  # twice is enough (Kahan)
             part = self.Q[:j] @ vector
@@ -195,7 +188,7 @@ class _Krylov:
         return vector, known
 
     def fill(self) -> None:
-        """Products until the basis is full."""
+        """Extend the basis until it is full."""
         for j in range(self.filled, self.room):
             product = self.operator(self.Q[j].to(self.operator.dtype)).double()
             self.products += 1
@@ -205,7 +198,7 @@ class _Krylov:
             self.beta = float(rest.norm())
             if self.beta > 1e-12 * scale:
                 self.Q[j + 1] = rest / self.beta
-            elif j + 1 < self.room:  # the space is closed: go on elsewhere
+            elif j + 1 < self.room:  # an invariant subspace: continue with a random vector
                 self.beta, self.Q[j + 1] = 0.0, self._new(j + 1)
         self.filled = self.room
 
@@ -228,12 +221,9 @@ class _Krylov:
         self.filled = keep
 
 
-# --- the whole spectrum ---------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, eq=False)
 class SpectralDensity:
-    r"""The distribution of all eigenvalues, as nodes with weights that sum to one.
+    r"""The distribution of all eigenvalues as nodes with weights that sum to one.
 
     Attributes:
         nodes: positions, shape (probes x steps,).
@@ -251,7 +241,7 @@ class SpectralDensity:
         return self.size * float(self.weights @ self.nodes)
 
     def above(self, threshold: float) -> float:
-        """Estimate of how many eigenvalues exceed a threshold."""
+        """Estimate of the number of eigenvalues above a threshold."""
         return self.size * float(self.weights[self.nodes > threshold].sum())
 
 
@@ -265,15 +255,15 @@ def spectral_density(
 ) -> SpectralDensity:
     r"""The distribution of all eigenvalues by stochastic Lanczos quadrature.
 
-    For a random unit vector v, m steps of Lanczos give the Gauss quadrature of
-    $\sum_i (u_i^\top v)^2 \, \delta_{\lambda_i}$: nodes $\theta_j$ with weights $s_{1j}^2$. Its
-    mean over v is the density of the spectrum; moments up to degree 2m - 1 are exact for each v.
+    For a random unit vector v, m Lanczos steps give the Gauss quadrature of
+    $\sum_i (u_i^\top v)^2 \, \delta_{\lambda_i}$: nodes $\theta_j$ with weights $s_{1j}^2$, which is
+    exact for moments up to degree 2m - 1. Its mean over v is the density of the spectrum.
 
     Args:
         operator: as for `eigenvalues`.
-        probes: random vectors averaged over.
-        steps: Lanczos steps m of each.
-        seed: of the vectors.
+        probes: number of random vectors.
+        steps: number of Lanczos steps m for each.
+        seed: seed of the vectors.
         progress: show a bar; None shows it on a terminal.
 
     Source: Ubaru, Chen and Saad (2017), section 3; Ghorbani, Krishnan and Xiao (2019), "An

@@ -18,7 +18,7 @@ torch_lock = threading.RLock()
 
 @contextmanager
 def attention_without_fused_kernels() -> Iterator[None]:
-    """Use the math kernel of attention: fused ones have no forward-mode and no batching rule."""
+    """Use the math kernel of attention; fused kernels have no forward-mode or batching rule."""
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:

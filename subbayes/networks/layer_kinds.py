@@ -1,4 +1,4 @@
-"""Kinds of layers that are treated alike."""
+"""Groups of layer types."""
 
 from torch import nn
 

@@ -157,11 +157,11 @@ class Steps(Tracer):
             return (loss.detach(), *others), gradients
 
         tensors = [*batch, *noise, *state]
-        graph = self.captured(step, tensors)
+        graph = self.capture(step, tensors)
         _check_replayable(graph)
         frozen = {name for name, _ in self.objective.named_parameters()} - self.trained.keys()
         constant = [False] * (len(batch) + len(noise)) + [name in frozen for name in names]
-        replay = self.optimised(
+        replay = self.optimised_replay(
             graph, tensors, expected, constant, compiles=self._is_worth_compiling(len(batch[0]))
         )
         self.verify(expected, replay.call(*tensors))

@@ -1,10 +1,10 @@
 r"""Optimise a traced graph without changing its results.
 
-A traced function is a sequence of tensor operations. Views that change nothing and operations that
-are repeated are removed, and pointwise operations write into an operand that nothing else reads,
-which saves the allocation of memory for every activation. On the CPU, a float32 tanh becomes
-$1 - 2\sigma(-2x)$, which takes a third of the time and differs by at most 2e-7, and a matrix
-product of few columns is computed as the product of the transposes, which takes a quarter.
+Views that change nothing and repeated operations are removed, and pointwise operations write into
+an operand that no other operation reads, which saves the allocation of every activation. On the
+CPU, a float32 tanh becomes $1 - 2\sigma(-2x)$, which takes a third of the time and differs by at
+most 2e-7, and a matrix product with few columns becomes the product of the transposes, which takes
+a quarter.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ def optimise(
 
     Args:
         graph_module: the graph.
-        tensors: what it was traced with; the graph is run on them to find the shapes.
-        compiles: leave in-place operations to the compiler that follows.
+        tensors: the tensors it was traced with, on which it is run to record shapes.
+        compiles: whether a compiler follows, which adds in-place operations itself.
     """
     graph = graph_module.graph
     _record_shapes(graph_module, tensors)
@@ -114,13 +114,12 @@ def optimise(
 def fold_constants(
     graph_module: GraphModule, tensors: Sequence[Tensor], constant: Sequence[bool]
 ) -> list[Tensor]:
-    """Compute once what depends only on arguments that are the same in all calls.
+    """Precompute the operations whose arguments are the same in all calls.
 
     Args:
-        graph_module: a traced graph; changed in place. It takes the results as further arguments,
-            after its own.
-        tensors: what it was traced with.
-        constant: for each of these, whether it is the same in all calls.
+        graph_module: a traced graph; changed in place to take the results as further arguments.
+        tensors: the tensors it was traced with.
+        constant: for each tensor, whether it is the same in all calls.
 
     Returns:
         The further arguments.
@@ -142,7 +141,7 @@ def fold_constants(
         for node, value, same in zip(placeholders, tensors, constant, strict=True)
         if same
     }
-    foldable = set(values)  # not what has no inputs at all, which a compiler generates in a kernel
+    foldable = set(values)  # operations without inputs are left to the compiler
     for node in graph.nodes:
         if node.op == "get_attr":
             values[node] = getattr(graph_module, str(node.target))
@@ -169,9 +168,9 @@ def fold_constants(
 
 
 def _cancel_transpositions(graph: Graph) -> None:
-    """Move transpositions past pointwise functions, and cancel those that meet.
+    """Move transpositions past pointwise functions, and remove adjacent pairs.
 
-    A compiler would otherwise copy the function's result into another memory layout.
+    Otherwise a compiler copies the function's result into another memory layout.
     """
     for node in list(graph.nodes):
         operands = [arg for arg in node.args if isinstance(arg, Node)]
@@ -200,7 +199,7 @@ def _cancel_transpositions(graph: Graph) -> None:
 
 
 def _transposed_alike(nodes: list[Node]) -> bool:
-    """Whether all are transpositions of the same two axes of tensors of one shape."""
+    """Whether all are transpositions of the same two axes of tensors of the same shape."""
     return bool(nodes) and all(
         node.target is aten.transpose.int
         and _axes(node) == _axes(nodes[0])
@@ -214,7 +213,7 @@ def _remove_repetitions(graph: Graph) -> None:
     if not all(map(_is_pure, _calls(graph))):
         return
     for node in _calls(graph):
-        if node.target is aten.lift_fresh_copy.default:  # nothing writes into the constant
+        if node.target is aten.lift_fresh_copy.default:  # the constant is not modified
             node.replace_all_uses_with(node.all_input_nodes[0])
             graph.erase_node(node)
     seen: dict[Any, Node] = {}
@@ -233,7 +232,7 @@ def _calls(graph: Graph) -> list[Node]:
 
 
 def _constant(graph: Graph, node: Node) -> Any:
-    """A constant tensor as a key; a large one is only itself."""
+    """A key of a constant tensor: its value if it is small, else the node itself."""
     value = getattr(graph.owning_module, str(node.target), None)
     if not isinstance(value, Tensor) or value.numel() > _SMALL:
         return node
@@ -258,7 +257,7 @@ def _is_pure(node: Node) -> bool:
 
 
 def _hashable(value: Any) -> Any:
-    """Arguments as a key; numbers that are equal but of another type differ."""
+    """A key of arguments, in which equal numbers of different types differ."""
     if isinstance(value, dict):
         return tuple((name, _hashable(item)) for name, item in sorted(value.items()))
     if isinstance(value, (list, tuple)):
@@ -267,7 +266,7 @@ def _hashable(value: Any) -> Any:
 
 
 def _replace_tanh(graph: Graph) -> None:
-    """Compute a float32 tanh as a sigmoid, with the factor in the product with weights before it.
+    """Compute a float32 tanh as a sigmoid, with its factor in the preceding matrix product.
 
     A compiled gradient of `benchmarks nuts` with 4 chains takes 0.32 ms instead of 0.50 ms.
     """
@@ -284,7 +283,7 @@ def _replace_tanh(graph: Graph) -> None:
 
 
 def _times_minus_two(graph: Graph, node: Node) -> Node:
-    """-2x of the operand of a node; of x = W a + b, in one operation."""
+    """-2x of the operand x of a node, in one operation if x = W a + b."""
     x = node.args[0]
     assert isinstance(x, Node)
     if x.target is aten.add.Tensor and not x.kwargs and len(x.users) == 1:
@@ -304,7 +303,7 @@ def _times_minus_two(graph: Graph, node: Node) -> Node:
 
 
 def _transpose_narrow_products(graph: Graph) -> None:
-    """Compute A B as (B^T A^T)^T where B has few columns, which BLAS handles slowly."""
+    """Compute A B as (B^T A^T)^T if B has few columns, for which BLAS is slow."""
     for node in list(graph.nodes):
         if node.target is not aten.mm.default:
             continue
@@ -340,7 +339,7 @@ class _Shape:
 
 
 class _ShapeRecorder(Interpreter):
-    """Record the shapes of results; unlike `ShapeProp` it prints nothing where one fails."""
+    """Record the shapes of results; unlike `ShapeProp` it does not print errors."""
 
     def run_node(self, n: Node) -> Any:
         """Run a node."""
@@ -362,7 +361,7 @@ def _shape(node: Any) -> _Shape | None:
 
 
 def _alike(a: Any, b: Any) -> bool:
-    """Whether two nodes have results of one shape, dtype and layout."""
+    """Whether the results of two nodes have the same shape, dtype and layout."""
     x, y = _shape(a), _shape(b)
     if x is None or y is None:
         return False
@@ -379,7 +378,7 @@ def _is_identity(node: Node) -> bool:
 
 
 def _is_sole_reader(node: Any, new_memory: set[Node]) -> bool:
-    """Whether nothing but the one reader of `node` reads its memory."""
+    """Whether the memory of `node` is read by a single operation."""
     while isinstance(node, Node) and len(node.users) == 1:
         if node.target in _ALLOCATES or node in new_memory:
             return True
@@ -390,7 +389,7 @@ def _is_sole_reader(node: Any, new_memory: set[Node]) -> bool:
 
 
 def _write_in_place(node: Node, new_memory: set[Node]) -> None:
-    """Use the in-place form of a pointwise operation where nothing else reads its operand."""
+    """Use the in-place form of a pointwise operation if it is the only reader of its operand."""
     if node.target not in _IN_PLACE:
         return
     new_memory.add(node)

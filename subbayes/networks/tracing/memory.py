@@ -1,4 +1,4 @@
-"""What activations cost, and how their memory is reused from one evaluation to the next."""
+"""Memory of activations: its size, and its reuse between evaluations."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["bytes_per_row", "reuse_memory"]
 
 
 def bytes_per_row(network: Network, inputs: Inputs) -> int:
-    """Bytes of activations that one more observation takes, for choosing batch sizes."""
+    """Bytes of activations per observation, for choosing batch sizes."""
     with torch.no_grad():
         one, two = (
             count_bytes(lambda n=n: network(network.weights, take(inputs, slice(n))))  # type: ignore[misc]
@@ -32,9 +32,9 @@ def reuse_memory() -> None:
     """Make the C library keep freed blocks of a few MiB for the next evaluation.
 
     By default glibc returns the memory of each activation to the system and requests it again,
-    page by page, which takes up to half of the time of a small network. It raises its thresholds to
-    the size of the largest block that it has seen freed, up to 32 MiB: so free one, once in a
-    process. Without this 32 compiled chains of `benchmarks ess` were 3.6 times as fast as the plain
-    sampler instead of 5.8 times (bar: 5).
+    page by page, which takes up to half of the time of a small network. Its threshold rises to the
+    size of the largest freed block, up to 32 MiB; so one such block is freed, once per process. In
+    `benchmarks ess` 32 compiled chains are 5.8 times as fast as the plain sampler with this, and
+    3.6 times without.
     """
     torch.empty(31 * 2**20, dtype=torch.uint8)

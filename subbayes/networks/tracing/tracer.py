@@ -1,4 +1,4 @@
-"""Evaluate one function many times: eagerly, from a traced graph, or compiled."""
+"""Repeated evaluation of a function: eager, from a traced graph, or compiled."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class Replay:
     Attributes:
         call: the function of these tensors.
         status: what `call` is.
-        data: the tensors it was made with, the weights excepted.
-        calls: how often it was called on other tensors than these.
+        data: the tensors it was made with, without the weights.
+        calls: number of calls on other tensors.
     """
 
     call: Callable[..., Any]
@@ -50,28 +50,28 @@ class Replay:
 
 
 class Tracer:
-    """A function of weights and data, replayed from a graph that is verified.
+    """A function of weights and data, replayed from a verified graph.
 
     The function is traced once for each combination of shapes, strides, dtypes and devices, and the
-    graph is replayed for later calls. With `mode="compile"` it is compiled too. Values that a
-    module reads through Python or NumPy are baked into a graph. So a replay is compared with the
-    eager result where it is made, and in a few later calls on other data. Where tracing or a
-    comparison fails, one warning gives the reason, and the function is evaluated eagerly from then
-    on; where compilation fails, it is traced.
+    graph is replayed in later calls; with `mode="compile"` it is compiled too. Values that a module
+    reads through Python or NumPy are baked into a graph. A replay is therefore compared with the
+    eager result when it is made, and in a few later calls on other data. If tracing or a comparison
+    fails, a warning gives the reason and the function is evaluated eagerly from then on; if
+    compilation fails, it is traced.
 
     Args:
-        function: takes and returns tensors, also in tuples, lists and dicts. The first argument
-            holds the weights.
-        name: what the function is, for the warning: "the log density".
+        function: function of tensors, also in tuples, lists and dicts. The first argument is the
+            weights.
+        name: name of the function in warnings: "the log density".
         mode: "trace", "compile" or "eager".
-        traced_after: how many calls of the same shapes are evaluated eagerly first.
+        traced_after: number of calls of the same shapes that are evaluated eagerly first.
         tolerance: absolute difference between a replay and the eager result that counts as
-            rounding, beside a relative one of 1e-3 of the largest entry.
-        verify_always: compare in later calls on the same data too, for functions with a state.
+            rounding, in addition to 1e-3 of the largest entry.
+        verify_always: also compare in later calls on the same data, for functions with a state.
 
     Attributes:
         status: how the latest call was evaluated: "eager", "traced" or "compiled".
-        reason: why the mode that was asked for is not used, or None.
+        reason: why the requested mode is not used, or None.
 
     Example:
         >>> square = Tracer(lambda weights, x: (weights * x).square(), "the square")
@@ -106,7 +106,7 @@ class Tracer:
             if replay is not None:
                 return self._evaluate(replay, tensors, arguments)
         self.status = "eager"
-        found = self.function(*arguments)  # raises what is an error in itself
+        found = self.function(*arguments)  # raises the errors of the function itself
         self._warn_of_failure()
         return found
 
@@ -123,7 +123,7 @@ class Tracer:
         return self._replays[key]
 
     def _prepare(self, arguments: tuple[Any, ...]) -> Replay | None:
-        """A verified replay, or None where the function has to be evaluated eagerly."""
+        """A verified replay, or None if the function has to be evaluated eagerly."""
         try:
             return self.trace(*arguments)
         except NotTraceable as reason:
@@ -138,26 +138,26 @@ class Tracer:
         """Make a replay and verify it.
 
         Raises:
-            NotTraceable: the function has to be evaluated eagerly, which needs no warning.
+            NotTraceable: the function has to be evaluated eagerly, without a warning.
         """
         expected = self.function(*arguments)
         if isinstance(self.function, Vectorised) and self.function.reason is not None:
             raise NotTraceable(self.function.reason)
         tensors = tensors_of(arguments)
-        graph = self.captured(lambda *flat: self.function(*with_tensors(arguments, flat)), tensors)
-        replay = self.optimised(graph, tensors, expected)
+        graph = self.capture(lambda *flat: self.function(*with_tensors(arguments, flat)), tensors)
+        replay = self.optimised_replay(graph, tensors, expected)
         self.verify(expected, replay.call(*tensors))
         replay.data = tensors_of(arguments[1:])
         return replay
 
-    def captured(self, function: Callable[..., Any], tensors: Sequence[Tensor]) -> GraphModule:
+    def capture(self, function: Callable[..., Any], tensors: Sequence[Tensor]) -> GraphModule:
         """The graph of a function of tensors, whose results are a flat tuple."""
         graph = capture_graph(lambda *given: tuple(tensors_of(function(*given))), tensors)
         if graph is None:
             raise NotTraceable("private interfaces of torch are disabled")
         return graph
 
-    def optimised(
+    def optimised_replay(
         self,
         graph: GraphModule,
         tensors: Sequence[Tensor],
@@ -166,14 +166,14 @@ class Tracer:
         *,
         compiles: bool = True,
     ) -> Replay:
-        """A graph as a function that takes less time, compiled where that is asked for.
+        """Optimise a graph, and compile it if `mode` is "compile" and `compiles` is true.
 
         Args:
             graph: the graph; changed in place.
-            tensors: what it was traced with.
+            tensors: the tensors it was traced with.
             expected: the eager result, for its structure.
-            constant: for each of these, whether it is the same tensor in all calls.
-            compiles: whether to compile it if `mode` is "compile".
+            constant: for each tensor, whether it is the same in all calls.
+            compiles: whether compilation is possible.
         """
         folded = fold_constants(graph, tensors, constant) if any(constant) else []
         tensors = [*tensors, *folded]
@@ -202,7 +202,7 @@ class Tracer:
         return None
 
     def verify(self, expected: Any, found: Any) -> None:
-        """Raise `ValueError` unless a replay gives the eager result."""
+        """Raise `ValueError` if the result of a replay differs from the eager result."""
         if not self._agree(expected, found):
             raise ValueError("its result differs")
 
@@ -218,8 +218,6 @@ class Tracer:
             for a, b in zip(tensors_of(expected), tensors_of(found), strict=True)
             if a.numel() and a.is_floating_point()
         )
-
-    # --- replays ----------------------------------------------------------------------------
 
     def _evaluate(self, replay: Replay, tensors: list[Tensor], arguments: tuple[Any, ...]) -> Any:
         restore = self.snapshot()
@@ -244,19 +242,17 @@ class Tracer:
         return found if self.mode != "eager" else expected
 
     def snapshot(self) -> Callable[[], Any]:
-        """Return a function that restores the state from which the next call starts."""
+        """Return a function that restores the current state; by default there is none."""
         return lambda: None
 
     def _is_due(self, replay: Replay, arguments: tuple[Any, ...]) -> bool:
-        """Whether this call is one in which the replay is compared with the eager result."""
+        """Whether this call compares the replay with the eager result."""
         if not self.verify_always:
             data = tensors_of(arguments[1:])
             if all(new is old for new, old in zip(data, replay.data, strict=True)):
                 return False
         replay.calls += 1
         return replay.calls in _VERIFIED
-
-    # --- fallback ---------------------------------------------------------------------------
 
     def _use_eager(self, reason: str) -> None:
         self.mode = self.status = "eager"

@@ -1,4 +1,4 @@
-"""A function of one vector, vectorised over many: `vmap` where it works, else a loop."""
+"""Vectorise a function over rows with `vmap`, or with a loop if `vmap` fails."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ __all__ = ["Vectorised", "warn_of_fallback"]
 
 
 class Vectorised:
-    """`function(row, *rest)` for every row of the first argument.
+    """Evaluate `function(row, *rest)` for every row of the first argument.
 
-    Recurrent layers, control flow on weights and writing in place have no batching rule. The
-    first call that meets one warns; rows are evaluated one by one from then on.
+    Recurrent layers, control flow on weights and in-place operations have no batching rule. Such a
+    call warns once, and this and all later calls evaluate the rows in a loop.
 
     Args:
-        function: returns a tensor or a tuple of tensors.
+        function: function that returns a tensor or a tuple of tensors.
 
     Attributes:
-        reason: why rows are evaluated one by one, or None.
+        reason: why rows are evaluated in a loop, or None.
 
     Example:
         >>> Vectorised(lambda row, x: row @ x)(torch.eye(2), torch.tensor([3.0, 4.0]))
@@ -55,7 +55,7 @@ class Vectorised:
 
 
 def warn_of_fallback(what: str, error: Any, instead: str) -> str:
-    """Warn in one line that a fast method is unavailable, and return the reason."""
+    """Warn that a fast method is unavailable, and return the reason."""
     cause = " ".join(str(error).split()) or type(error).__name__
     reason = f"{what} failed ({cause[:160]})"
     warnings.warn(f"{reason}; {instead}", stacklevel=3)
