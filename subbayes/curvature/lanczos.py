@@ -256,7 +256,7 @@ def spectral_density(
     r"""The distribution of all eigenvalues by stochastic Lanczos quadrature.
 
     For a random unit vector v, m Lanczos steps give the Gauss quadrature of
-    $\sum_i (u_i^\top v)^2 \, \delta_{\lambda_i}$: nodes $\theta_j$ with weights $s_{1j}^2$, which is
+    $\sum_i (u_i^\top v)^2 \, \delta_{\lambda_i}$: nodes $\theta_j$ with weights $s_{1j}^2$. It is
     exact for moments up to degree 2m - 1. Its mean over v is the density of the spectrum.
 
     Args:
