@@ -97,7 +97,7 @@ def test_good_draws_give_no_warnings():
     assert repr(draws) == "Draws(chains=4, draws=1000, rank=3; no warnings)"
 
 
-def test_chains_that_disagree():
+def test_warning_of_chains_that_disagree():
     draws = some(4, 1000)
     draws.z[0, :, 1] += 3
     first, second = draws.warnings()
@@ -107,7 +107,7 @@ def test_chains_that_disagree():
     assert "R-hat" in repr(draws)
 
 
-def test_how_many_draws_would_do_is_said():
+def test_warning_suggests_the_number_of_draws():
     """Autoregressive chains: of twice the draws named, the effective sample is large enough."""
 
     def chains(n):
@@ -194,7 +194,7 @@ def test_no_false_alarm_of_modes(k, memory):
         assert not any("stuck" in line for line in Draws(z).warnings())
 
 
-def test_too_few_draws_to_judge():
+def test_warning_of_too_few_draws():
     draws = some(2, 3)
     assert draws.warnings() == ["fewer than 4 draws per chain: run longer (draws=...)"]
     assert np.isnan(draws.rhat()).all()
@@ -202,7 +202,7 @@ def test_too_few_draws_to_judge():
 
 
 @pytest.mark.parametrize("function", [diagnostics.rhat, diagnostics.ess_bulk, diagnostics.ess_tail])
-def test_diagnostics_of_what_never_moves_are_unknown(function):
+def test_diagnostics_of_constant_chains_are_nan(function):
     assert np.isnan(function(np.zeros((2, 50, 3)))).all()
     assert np.isnan(function(np.zeros((2, 50))))
 
@@ -211,7 +211,7 @@ def test_diagnostics_of_what_never_moves_are_unknown(function):
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_draws_that_cannot_be():
+def test_invalid_draws_raise():
     with pytest.raises(InputError, match=r"z: expected shape \(chains, draws, k\), got \(3, 2\)"):
         Draws(np.zeros((3, 2)))
     with pytest.raises(InputError, match=r"stats\['x'\]: expected shape \(2, 5\), got \(2, 4\)"):
@@ -219,12 +219,12 @@ def test_draws_that_cannot_be():
 
 
 @pytest.mark.parametrize("n", [0, -3])
-def test_numbers_of_rows_that_cannot_be(n):
+def test_invalid_numbers_of_rows_raise(n):
     with pytest.raises(InputError, match="n_draws: expected a whole number of at least 1"):
         some().flat(n)
 
 
-def test_divergences_and_low_energy_information_are_said():
+def test_warning_of_divergences_and_low_ebfmi():
     rng = np.random.default_rng(0)
     z = rng.normal(size=(4, 500, 2))
     stats = {"divergent": np.zeros((4, 500), dtype=bool), "energy": rng.normal(size=(4, 500))}
@@ -245,14 +245,14 @@ def test_ebfmi_equals_arvizs():
     np.testing.assert_allclose(diagnostics.ebfmi(energy), arviz.bfmi(energy))
 
 
-def test_a_poor_approximation_is_said():
+def test_warning_of_a_poor_approximation():
     z = np.random.default_rng(0).normal(size=(4, 500, 2))
     assert Draws(z, independent=True, pareto_k=0.3).warnings() == []
     (said,) = Draws(z, independent=True, pareto_k=0.9).warnings()
     assert said.startswith("Pareto k of the approximation is 0.90, above 0.7")
 
 
-def test_independent_draws_are_no_chains():
+def test_independent_draws_have_no_chain_warnings():
     z = np.random.default_rng(0).normal(size=(4, 20, 2)) + np.arange(4)[:, None, None]
     assert any("R-hat" in line for line in Draws(z).warnings())
     assert Draws(z, independent=True).warnings() == []

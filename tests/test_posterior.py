@@ -168,7 +168,7 @@ def test_a_loader_equals_memory(name):
             np.testing.assert_allclose(a, b, rtol=1e-10)
 
 
-def test_chains_do_not_see_each_other():
+def test_chains_are_independent():
     _, posterior = traced(cases.Case("transformer", "categorical"))
     z = points(posterior)
     alone = np.concatenate([posterior.value(row[None]) for row in z])
@@ -325,7 +325,7 @@ def test_all_subsets_of_rows_together_are_the_data():
         np.testing.assert_allclose(a, b, rtol=1e-12)
 
 
-def test_rows_that_cannot_be():
+def test_invalid_rows_raise():
     posterior = MLP.build(6).posterior(mode="eager")
     z = points(posterior)
     for rows, got in ((np.array([0, 6]), r"0\.\.6"), (np.zeros(0, dtype=int), "none")):
@@ -367,7 +367,7 @@ class Root(nn.Module):
         return x * self.w.sqrt()
 
 
-def test_a_density_that_is_not_a_number_is_impossible():
+def test_nan_density_becomes_minus_infinity():
     network = Network(Root())
     x = torch.ones(4, 1, dtype=torch.float64)
     posterior = Posterior(network, Gaussian(noise=1.0), (x, x[:, 0]), FullSubspace(torch.ones(1)))
@@ -422,7 +422,7 @@ def test_memory_is_bounded_in_memory_and_streamed(streamed):
     assert 1 <= Largest.rows <= 10
 
 
-def test_too_little_memory_is_said_before_starting():
+def test_too_little_memory_raises():
     posterior = MLP.build().posterior(memory_limit=1000)
     with pytest.raises(
         InputError,
@@ -436,7 +436,7 @@ def test_too_little_memory_is_said_before_starting():
 
 
 @pytest.mark.parametrize("name", [n for n, a in cases.NETWORKS.items() if not a.vmaps])
-def test_what_cannot_be_vectorised_is_evaluated_chain_by_chain_with_one_warning(name):
+def test_unvectorisable_modules_use_a_loop_with_one_warning(name):
     case = cases.Case(name, "gaussian")
     built = case.build()
     posterior = built.posterior()
@@ -463,7 +463,7 @@ class Untraceable(nn.Module):
         return self.head(x if x.sum() > 0 else -x)
 
 
-def test_what_cannot_be_traced_is_evaluated_without_with_one_warning():
+def test_untraceable_modules_are_evaluated_eagerly_with_one_warning():
     network = Network(Untraceable().double())
     x = torch.arange(12.0, dtype=torch.float64).reshape(4, 3) - 4
     posterior = Posterior(
@@ -481,7 +481,7 @@ def test_what_cannot_be_traced_is_evaluated_without_with_one_warning():
     )
 
 
-def test_errors_of_the_module_come_through_without_a_word_on_vectorising():
+def test_errors_of_the_module_raise_without_a_warning():
     x = torch.ones(4, 3)
     network = Network(cases.mlp(1))
     posterior = Posterior(
@@ -534,7 +534,7 @@ def test_no_global_state_changes(case):
     assert switches() == before
 
 
-def test_module_and_data_are_left_alone():
+def test_module_and_data_are_unchanged():
     built = cases.Case("cnn", "categorical").build()
     module = copy.deepcopy(built.module)
     inputs, y = built.inputs.clone(), built.y.clone()
@@ -654,7 +654,7 @@ def test_known_noise_of_new_rows():
             posterior.predict(z, built.inputs, noise=bad)
 
 
-def test_known_noise_of_a_likelihood_without():
+def test_known_noise_for_another_likelihood_raises():
     built = MLP.build()
     posterior = built.posterior()
     for likelihood in (
@@ -712,7 +712,7 @@ def test_a_progress_bar_only_on_request(capsys):
         ({}, "inputs: expected at least one tensor"),
     ],
 )
-def test_inputs_that_cannot_be(inputs, what):
+def test_invalid_inputs_raise(inputs, what):
     posterior = MLP.build().posterior()
     with pytest.raises(InputError, match=what) as e:
         posterior.predict(points(posterior), inputs)
@@ -807,7 +807,7 @@ def test_the_fingerprint_survives_saving_the_prior():
     assert again.fingerprint() == posterior.fingerprint()
 
 
-def test_says_what_it_is_in_one_line():
+def test_repr():
     text = repr(MLP.build().posterior(temperature=2.0))
     assert text == (
         "Posterior(n=7, RandomSubspace(rank=4, size=21), Normal(scale=1.0), temperature=2)"
@@ -885,14 +885,14 @@ X, Y = MLP.build().data
         ({"batch_size": 0}, "batch_size: expected a whole number of at least 1, got 0"),
     ],
 )
-def test_parts_that_do_not_fit(changes, what):
+def test_incompatible_parts_raise(changes, what):
     with pytest.raises(InputError, match=what) as e:
         build(**changes)
     assert "\n" not in str(e.value)
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_arguments_that_cannot_be():
+def test_invalid_arguments_raise():
     with pytest.raises(InputError, match="mode: expected one of 'trace', 'compile', 'eager', got"):
         build(mode="fast")
     posterior = build()
@@ -925,7 +925,7 @@ def test_data_in_place_are_not_copied():
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_a_module_that_reads_rows_through_python_is_no_trace():
+def test_module_that_reads_rows_through_python_is_evaluated_eagerly():
     class Peeking(nn.Module):
         def __init__(self):
             super().__init__()

@@ -74,7 +74,7 @@ def test_moments_of_draws(prior, mean, sigma):
 
 
 @each
-def test_whitening_is_the_inverse_of_colouring(prior, mean, sigma):
+def test_from_centred_inverts_from_standard(prior, mean, sigma):
     eps = np.random.default_rng(4).normal(size=(2, 3, K))
     np.testing.assert_allclose(prior.from_centred(prior.from_standard(eps)), eps, rtol=1e-10)
     factor = prior.from_standard(np.eye(K))
@@ -90,7 +90,7 @@ def test_config_round_trip_to_the_bit(prior, mean, sigma):
     assert repr(again) == repr(prior)
 
 
-def test_later_changes_of_the_arrays_do_not_reach_the_prior():
+def test_priors_copy_their_arrays():
     scale, sigma, mean = np.ones(K), SIGMA.copy(), MEAN.copy()
     priors = Normal(scale, mean=mean), Normal(covariance=sigma, mean=mean)
     before = [p.log_prob(MEAN) for p in priors]
@@ -200,7 +200,7 @@ def test_induced_density_differs_from_the_weights_density_by_a_constant():
         ),
     ],
 )
-def test_priors_that_cannot_be(make, what):
+def test_invalid_priors_raise(make, what):
     with pytest.raises(InputError, match=what) as e:
         make()
     assert "\n" not in str(e.value)
@@ -219,11 +219,11 @@ def test_priors_that_cannot_be(make, what):
         (Normal(covariance=np.eye(2), mean=np.ones(3)), "prior mean: expected"),
     ],
 )
-def test_priors_of_another_rank(prior, what):
+def test_priors_of_another_rank_raise(prior, what):
     with pytest.raises(InputError, match=what):
         prior.check_rank(2)
 
 
 @each
-def test_priors_of_the_right_rank(prior, mean, sigma):
+def test_priors_of_the_right_rank_are_accepted(prior, mean, sigma):
     prior.check_rank(K)

@@ -180,7 +180,7 @@ def fused():
 
 
 @pytest.mark.parametrize("kind", ["hessian", "fisher", "empirical-fisher"])
-def test_layers_without_a_forward_rule_are_told_of_and_go_in_reverse(kind):
+def test_layers_without_a_forward_rule_use_reverse_mode_with_a_warning(kind):
     parts = fused()
     curvature = Curvature(*parts, kind)
     v = torch.randn(curvature.size, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
@@ -196,7 +196,7 @@ def test_layers_without_a_forward_rule_are_told_of_and_go_in_reverse(kind):
     close(product, dense @ v)
 
 
-def test_wrong_second_derivatives_are_not_passed_on():
+def test_wrong_second_derivatives_raise():
     parts = built("weight-norm", "categorical")  # of torch's fused kernel on the CPU
     v = torch.linspace(-1, 2, parts[0].size, dtype=torch.float64)
     with pytest.raises(InputError, match="module: expected layers that torch can differentiate tw"):
@@ -205,7 +205,7 @@ def test_wrong_second_derivatives_are_not_passed_on():
         close(Curvature(*parts, "fisher")(v), expected_outer_products(*parts) @ v)
 
 
-def test_the_module_stays_as_it_was():
+def test_module_is_unchanged():
     module = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5), nn.BatchNorm1d(4), nn.Linear(4, 1))
     before = {k: v.clone() for k, v in module.state_dict().items()}
     x = torch.randn(9, 3, generator=torch.Generator().manual_seed(0))
@@ -215,7 +215,7 @@ def test_the_module_stays_as_it_was():
     assert all(p.grad is None for p in module.parameters())
 
 
-def test_a_loader_and_any_batch_size_give_the_same_sum():
+def test_products_do_not_depend_on_the_loader_or_batch_size():
     network, likelihood, (x, y) = built("mlp", "gaussian")
     v = torch.linspace(-1, 1, network.size, dtype=torch.float64)
     whole = Curvature(network, likelihood, (x, y), "fisher")(v)
@@ -224,7 +224,7 @@ def test_a_loader_and_any_batch_size_give_the_same_sum():
         close(Curvature(network, likelihood, data, "fisher", batch_size=size)(v), whole)
 
 
-def test_weights_elsewhere():
+def test_curvature_at_other_weights():
     network, likelihood, data = built("mlp", "gaussian")
     there = network.weights + 0.3
     close(
@@ -246,13 +246,13 @@ def test_weights_elsewhere():
         ({"weights": torch.zeros(3)}, "weights: expected 21 entries, got shape .3,."),
     ],
 )
-def test_what_does_not_fit(change, message):
+def test_incompatible_arguments_raise(change, message):
     parts = dict(zip(("network", "likelihood", "data"), built("mlp", "gaussian"), strict=True))
     with pytest.raises(InputError, match=message):
         Curvature(**(parts | change))
 
 
-def test_vectors_and_weights_that_do_not_fit():
+def test_wrong_shapes_of_vectors_and_weights_raise():
     network, likelihood, data = built("mlp", "gaussian")
     with pytest.raises(InputError, match="vector: expected 21 entries, one for each weight"):
         Curvature(network, likelihood, data)(torch.zeros(4))
@@ -286,7 +286,7 @@ DECAY = np.concatenate([-np.geomspace(20, 1e-3, 40), np.geomspace(1e-3, 1000, 16
 @pytest.mark.parametrize(
     ("which", "order"), [("largest", -DECAY), ("smallest", DECAY), ("magnitude", -np.abs(DECAY))]
 )
-def test_eigenvalues_of_known_spectra_with_honest_residuals(which, order):
+def test_eigenvalues_and_residuals_of_known_spectra(which, order):
     matrix = Matrix(DECAY)
     found = eigenvalues(matrix, 8, which=which, tolerance=1e-8, restarts=60, progress=False)
     assert found.converged
@@ -298,7 +298,7 @@ def test_eigenvalues_of_known_spectra_with_honest_residuals(which, order):
     torch.testing.assert_close(x @ x.T, torch.eye(8).double(), atol=1e-9, rtol=0)
 
 
-def test_restarts_keep_the_basis_small():
+def test_restarts_bound_the_basis():
     found = eigenvalues(Matrix(DECAY), 8, basis=14, restarts=200, tolerance=1e-6, progress=False)
     assert found.converged
     assert found.products > 14
@@ -329,7 +329,7 @@ def test_eigenvalues_of_a_network(kind):
     np.testing.assert_allclose(found.values, dense[:5], rtol=1e-7, atol=1e-8 * dense[0])
 
 
-def test_single_precision_comes_close():
+def test_float32_products_are_accurate():
     network, likelihood, (x, y) = built("mlp", "gaussian")
     double = eigenvalues(Curvature(network, likelihood, (x, y)), 3, progress=False)
     single = eigenvalues(
@@ -356,7 +356,7 @@ def test_the_same_seed_gives_the_same_vectors():
         ({"tolerance": 0.0}, "tolerance: expected"),
     ],
 )
-def test_what_cannot_be_asked_for(options, message):
+def test_invalid_options_raise(options, message):
     with pytest.raises(InputError, match=message):
         eigenvalues(Matrix(DECAY), **options)
 
@@ -364,7 +364,7 @@ def test_what_cannot_be_asked_for(options, message):
 # --- the whole spectrum ---------------------------------------------------------------------------
 
 
-def test_quadrature_is_exact_where_the_steps_reach_the_size():
+def test_quadrature_is_exact_with_as_many_steps_as_weights():
     spectrum = np.array([4.0, 1.0, 1.0, -2.0])
     density = spectral_density(Matrix(spectrum), probes=400, steps=10, progress=False)
     assert density.weights.sum() == pytest.approx(1)

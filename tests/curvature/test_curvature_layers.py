@@ -40,19 +40,19 @@ def check(network: Network, inputs, tolerance: float = 1e-10) -> Layers:
 
 @pytest.mark.filterwarnings("ignore:vectorising over rows")
 @pytest.mark.parametrize("case", cases.one_per_network(), ids=lambda case: case.name)
-def test_every_network_of_the_table(case):
+def test_gradients_of_every_network(case):
     built = case.build()
     check(built.network, built.inputs, 1e-10 if built.network.dtype == torch.float64 else 1e-4)
 
 
-def test_every_kind_of_layer():
+def test_gradients_of_every_kind_of_layer():
     torch.manual_seed(0)
     plan = check(Network(Many().double()), torch.randn(5, 4, 6).double())
     assert len(plan.layers) == 7
     assert plan.rest is None
 
 
-def test_a_layer_in_several_places_of_a_row_and_padding():
+def test_gradients_of_sequence_layers_and_padding():
     torch.manual_seed(0)
 
     class Text(nn.Module):
@@ -70,7 +70,7 @@ def test_a_layer_in_several_places_of_a_row_and_padding():
     assert plan.rest.size == 12  # positions have no rows
 
 
-def test_layers_that_do_not_run_or_share_weights_are_differentiated_row_by_row():
+def test_unused_or_shared_layers_are_differentiated_row_by_row():
     torch.manual_seed(0)
 
     class Shared(nn.Module):
@@ -103,7 +103,7 @@ class Again(nn.Module):
         return self.out(x)
 
 
-def test_the_runs_of_a_layer_add_up():
+def test_gradients_of_layers_that_run_several_times():
     torch.manual_seed(0)
     network, x = Network(Again().double()), torch.randn(3, 2, 8, 8).double()
     plan = check(network, x)
@@ -116,7 +116,7 @@ def test_the_runs_of_a_layer_add_up():
     torch.testing.assert_close(rows.gram(), J.flatten(0, 1) @ J.flatten(0, 1).T)
 
 
-def test_the_module_is_left_as_it_was():
+def test_module_has_no_hooks_or_gradients_afterwards():
     module = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
     network = Network(module)
     x = torch.randn(4, 3)

@@ -60,7 +60,7 @@ def test_products_for_every_network_and_likelihood(case, limit):
 
 
 @pytest.mark.parametrize("outer", [1, 2**28])
-def test_every_kind_of_layer_in_small_pieces(outer, monkeypatch):
+def test_products_for_every_kind_of_layer_in_small_pieces(outer, monkeypatch):
     torch.manual_seed(0)
     for name in ("_OUTER", "_INNER", "_PAIRS"):
         monkeypatch.setattr(gram_module, name, outer)
@@ -71,7 +71,7 @@ def test_every_kind_of_layer_in_small_pieces(outer, monkeypatch):
 
 
 @pytest.mark.parametrize("factored", [True, False])
-def test_both_ways_to_a_gram_matrix(factored, monkeypatch):
+def test_both_algorithms_for_gram_matrices(factored, monkeypatch):
     torch.manual_seed(0)
     monkeypatch.setattr(
         gram_module,
@@ -98,7 +98,7 @@ def test_both_ways_to_a_gram_matrix(factored, monkeypatch):
         torch.testing.assert_close(X.gram(), J @ J.T, rtol=1e-10, atol=1e-10)
 
 
-def test_many_vectors_at_once_and_gram_step_blocks():
+def test_push_and_pull_of_many_vectors_and_large_gram_blocks():
     torch.manual_seed(0)
     network = Network(Many().double())
     x = torch.randn(5, 4, 6).double()

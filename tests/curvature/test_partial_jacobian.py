@@ -35,7 +35,7 @@ def some(size: int, k: int) -> torch.Tensor:
 
 @pytest.mark.filterwarnings("ignore:vectorising over")
 @pytest.mark.parametrize("case", CHOSEN, ids=lambda case: case.name)
-def test_every_network_and_likelihood(case):
+def test_entries_for_every_network_and_likelihood(case):
     built = case.build()
     plan = Layers(built.network, built.inputs)
     V = Jacobian.of_data(plan, built.likelihood, Data.of(built.data))
@@ -51,7 +51,7 @@ def test_every_network_and_likelihood(case):
 
 @pytest.mark.parametrize("dense_below", [0, 16, 10**6])
 @pytest.mark.parametrize("pairs", [0, 2**24])
-def test_every_kind_of_layer_by_every_way(dense_below, pairs, monkeypatch):
+def test_entries_for_every_kind_of_layer_and_algorithm(dense_below, pairs, monkeypatch):
     monkeypatch.setattr(module, "_DENSE", dense_below)
     monkeypatch.setattr(squares_module, "_PAIRS", pairs)
     monkeypatch.setattr(squares_module, "_BLOCK", 1 if dense_below else 2**18)
@@ -77,7 +77,7 @@ class Text(nn.Module):
         return self.head(torch.tanh(self.inner(self.words(x) * self.free)).mean(1))
 
 
-def test_embeddings_and_weights_in_no_layer():
+def test_entries_of_embeddings_and_other_weights():
     torch.manual_seed(0)
     network, x = Network(Text().double()), torch.tensor([[1, 1, 0, 3], [2, 6, 6, 2], [0, 0, 0, 0]])
     J, plan = dense(network, x), Layers(network, x)
@@ -100,7 +100,7 @@ def test_embeddings_and_weights_in_no_layer():
     st.booleans(),
     st.integers(0, 2**16),
 )
-def test_convolutions_of_every_form(size, kernel, stride, dilation, padding, grouped, seed):
+def test_entries_of_convolutions(size, kernel, stride, dilation, padding, grouped, seed):
     torch.manual_seed(seed)
     conv = nn.Conv2d(
         4, 6, (kernel, 2), stride, (padding + kernel, 2), (dilation, 1), groups=2 if grouped else 1
@@ -115,7 +115,7 @@ def test_convolutions_of_every_form(size, kernel, stride, dilation, padding, gro
     )
 
 
-def test_the_order_of_indices_is_kept_and_a_pull_agrees():
+def test_entries_keep_the_order_of_indices():
     torch.manual_seed(0)
     network, x = Network(nn.Linear(3, 2).double()), torch.randn(4, 3).double()
     space = CoordinateSubspace(network.weights, torch.tensor([5, 0, 7]))
@@ -123,7 +123,7 @@ def test_the_order_of_indices_is_kept_and_a_pull_agrees():
     torch.testing.assert_close(columns_of(network, x, space.indices), expected, **SAME)
 
 
-def test_blocks_do_not_matter_and_the_null_root_of_softmax_is_left_out(monkeypatch):
+def test_block_size_does_not_matter_and_zero_roots_are_omitted(monkeypatch):
     torch.manual_seed(0)
     network = Network(nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 4)).double())
     x, y = torch.randn(9, 3).double(), torch.arange(9) % 4
@@ -136,7 +136,7 @@ def test_blocks_do_not_matter_and_the_null_root_of_softmax_is_left_out(monkeypat
     torch.testing.assert_close(squared_column_norms(V), squared, **SAME)
 
 
-def test_memory_is_that_of_the_entries(monkeypatch):
+def test_memory_is_bounded_by_the_entries(monkeypatch):
     """A layer of a million weights: no tensor of that size is made for a row."""
     network, x = (
         Network(nn.Sequential(nn.Linear(1000, 1000), nn.ReLU(), nn.Linear(1000, 2))),
@@ -158,13 +158,13 @@ def test_memory_is_that_of_the_entries(monkeypatch):
 
 
 @pytest.mark.parametrize("indices", [[8], [-1], []])
-def test_positions_the_network_does_not_have(indices):
+def test_positions_out_of_range_raise(indices):
     network, x = Network(nn.Linear(3, 2)), torch.zeros(1, 3)
     with pytest.raises(InputError, match=r"indices: expected positions in 0\.\.7, got"):
         columns_of(network, x, torch.tensor(indices, dtype=torch.long))
 
 
-def test_a_learned_noise_has_its_weight():
+def test_squared_norms_scale_with_the_noise():
     network, x = Network(nn.Linear(2, 1, bias=False).double()), torch.eye(2).double()
     V = Jacobian.of_data(Layers(network, x), Gaussian(0.5), Data.of((x, torch.zeros(2))))
     torch.testing.assert_close(squared_column_norms(V), torch.full((2,), 4.0).double())

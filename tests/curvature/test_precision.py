@@ -30,7 +30,7 @@ def dense_precision(built, lam: float) -> torch.Tensor:
 
 @pytest.mark.parametrize("form", ["dual", "primal", "diagonal"])
 @cases.parametrize(*CHOSEN)
-def test_every_form_is_what_a_dense_computation_gives(case, form):
+def test_every_form_equals_a_dense_computation(case, form):
     built, lam = case.build(), 0.7
     found = precision(built.network, built.likelihood, built.data, form, prior_precision=0.2)
     found = found.with_prior_precision(lam)
@@ -50,7 +50,7 @@ def test_every_form_is_what_a_dense_computation_gives(case, form):
     assert math.isclose(found.logdet(2.5), expected, rel_tol=1e-9, abs_tol=1e-9)
 
 
-def test_the_smaller_exact_form_is_chosen_and_what_does_not_fit_is_refused():
+def test_smaller_exact_form_is_chosen_within_the_memory_limit():
     x, y = torch.randn(6, 3).double(), torch.randn(6).double()
     small, large = (Network(subbayes.MLP(3, (w,), 1, seed=0).double()) for w in (1, 9))
     options = dict(likelihood=subbayes.likelihoods.Gaussian(1.0), data=(x, y))
@@ -73,7 +73,7 @@ def test_the_smaller_exact_form_is_chosen_and_what_does_not_fit_is_refused():
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, math.nan])
-def test_prior_precisions_that_are_none(value):
+def test_invalid_prior_precisions_raise(value):
     net = Network(torch.nn.Linear(2, 1))
     V = root(net, subbayes.likelihoods.Gaussian(1.0), (torch.randn(3, 2), torch.randn(3)))
     from subbayes.curvature.diagonal import Diagonal
@@ -82,7 +82,7 @@ def test_prior_precisions_that_are_none(value):
         Diagonal(V, value)
 
 
-def test_duplicate_rows_are_no_trouble_and_jitter_is_said():
+def test_duplicate_rows_and_warning_of_jitter():
     x, y = torch.ones(5, 2).double(), torch.zeros(5).double()
     net = Network(torch.nn.Linear(2, 1).double())
     found = precision(
@@ -101,7 +101,7 @@ def test_duplicate_rows_are_no_trouble_and_jitter_is_said():
 
 
 @cases.parametrize(*[case for case in CHOSEN if case.network != "mlp" or case.data == "memory"][:8])
-def test_the_matrix_free_form_is_exact_by_conjugate_gradients(case):
+def test_low_rank_form_is_exact_with_conjugate_gradients(case):
     built, lam = case.build(), 0.7
     V = root(built.network, built.likelihood, built.data)
     found = LowRank(V, lam, rank=2, tolerance=1e-11)
@@ -115,7 +115,7 @@ def test_the_matrix_free_form_is_exact_by_conjugate_gradients(case):
     torch.testing.assert_close(found.pull(X, U), U @ J @ psi, **same)
 
 
-def test_the_low_rank_form_of_full_rank_is_exact_and_of_less_from_above():
+def test_low_rank_form_is_exact_at_full_rank_and_an_upper_bound_below():
     net = Network(subbayes.MLP(3, (8,), 1, seed=0).double())
     x = torch.randn(12, 3).double()
     exact = precision(net, subbayes.likelihoods.Gaussian(0.2), (x, x[:, 0]))
@@ -169,7 +169,7 @@ def kronecker(net: Network, likelihood, x: torch.Tensor, y) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("likelihood", ["categorical", "poisson", "heteroscedastic"])
-def test_kronecker_factors_against_ones_written_out(likelihood):
+def test_kronecker_factors_equal_a_naive_computation(likelihood):
     noise, lam = cases.LIKELIHOODS[likelihood], 0.6
     net = Network(subbayes.MLP(3, (5, 4), noise.n_outputs, "tanh", seed=0).double())
     rng = np.random.default_rng(0)

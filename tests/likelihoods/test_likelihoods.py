@@ -298,7 +298,7 @@ class Geometric(Likelihood):
         pass
 
 
-def test_a_likelihood_of_ones_own_gets_the_rest():
+def test_defaults_of_a_user_defined_likelihood():
     likelihood = Geometric()
     f = torch.linspace(-1, 1, 5, dtype=torch.float64)[:, None]
     at_zero = torch.stack([hessian(likelihood, row[None], torch.zeros(1).double()) for row in f])
@@ -417,7 +417,7 @@ def test_learned_parameters_get_gradients():
         json.dumps(frozen.to_config())
 
 
-def test_what_is_not_learned_yet_says_so():
+def test_unlearned_parameters_raise():
     f, y = torch.zeros(3, 1), torch.zeros(3)
     for likelihood, outputs in (
         (Gaussian(), f),
@@ -433,7 +433,7 @@ def test_what_is_not_learned_yet_says_so():
             likelihood.log_prob(outputs, y)
 
 
-def test_noise_cannot_be_learned_from_a_perfect_fit():
+def test_learning_noise_from_a_perfect_fit_raises():
     f = torch.arange(4.0)[:, None]
     with pytest.raises(InputError, match="outputs: expected residuals to learn the noise from"):
         Gaussian().fit_parameters(f, f[:, 0])
@@ -505,7 +505,7 @@ def test_config_of_an_unknown_likelihood():
         (lambda: Standardized(Poisson(), (0.0,), (1.0,)), "likelihood: expected a regression"),
     ],
 )
-def test_likelihoods_that_cannot_be(make, what):
+def test_invalid_likelihoods_raise(make, what):
     with pytest.raises(InputError, match=what) as e:
         make()
     assert "\n" not in str(e.value)
@@ -568,14 +568,14 @@ Y = torch.zeros(4)
         (Standardized(Gaussian(1.0), (0.0,), (1.0,)), (Y, Y), "y: expected shape"),
     ],
 )
-def test_targets_outside_the_support(likelihood, y, what):
+def test_targets_outside_the_support_raise(likelihood, y, what):
     with pytest.raises(InputError, match=what) as e:
         likelihood.check_targets(y)
     assert "\n" not in str(e.value)
 
 
 @each
-def test_targets_of_the_cases_are_fine(name):
+def test_targets_of_the_cases_are_accepted(name):
     noise, likelihood, y = built(name)
     likelihood.check_targets(y)
     likelihood.check_outputs(noise.n_outputs, y)
@@ -628,7 +628,7 @@ def test_labels_of_any_dtype(y):
         (Poisson(), 1, torch.zeros(4, 2), "module: expected 2 outputs for Poisson"),
     ],
 )
-def test_outputs_that_do_not_fit(likelihood, outputs, y, what):
+def test_incompatible_outputs_raise(likelihood, outputs, y, what):
     with pytest.raises(InputError, match=what):
         likelihood.check_outputs(outputs, y)
 
@@ -650,13 +650,13 @@ LABELS = torch.tensor([0, 2, 1, 0])
         (Poisson(), 3, LABELS, False),
     ],
 )
-def test_labels_for_a_likelihood_of_numbers_are_noticed(likelihood, outputs, y, said):
+def test_labels_for_a_regression_likelihood_raise(likelihood, outputs, y, said):
     with pytest.raises(InputError, match="module: expected") as e:
         likelihood.check_outputs(outputs, y)
     assert ('for class labels pass likelihood="categorical"' in str(e.value)) == said
 
 
-def test_fit_names_the_likelihood_of_labels():
+def test_fit_suggests_the_likelihood_for_labels():
     x = torch.randn(30, 2)
     with pytest.raises(
         InputError,
@@ -671,12 +671,12 @@ def test_fit_names_the_likelihood_of_labels():
         )
 
 
-def test_more_outputs_than_labels_seen_are_fine_for_categorical():
+def test_categorical_accepts_more_outputs_than_labels():
     Categorical().check_outputs(10, torch.tensor([0, 1]))
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_whole_numbers_and_numpy_numbers_are_parameters_too():
+def test_integers_and_numpy_numbers_are_accepted():
     f, y = torch.zeros(1, 1), torch.zeros(1)
     assert Gaussian(noise=2).log_prob(f, y) == Gaussian(noise=2.0).log_prob(f, y)
     assert Gaussian(noise=np.float64(2)).to_config() == {"name": "Gaussian", "noise": 2.0}
@@ -689,7 +689,7 @@ def test_whole_numbers_and_numpy_numbers_are_parameters_too():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(("n", "classes"), [(64, 2), (67, 3), (200, 15), (130, 16)])
-def test_many_rows_of_few_classes_are_as_one_by_one(n, classes, dtype):
+def test_many_rows_of_few_classes_equal_single_rows(n, classes, dtype):
     generator = torch.Generator().manual_seed(0)
     f = 5 * torch.randn(3, n, classes, generator=generator, dtype=dtype)
     y = torch.randint(0, classes, (n,), generator=generator)
@@ -709,7 +709,7 @@ def test_many_rows_of_few_classes_are_as_one_by_one(n, classes, dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_numbers_of_classes_do_not_depend_on_what_is_computed_beside(dtype):
+def test_class_probabilities_do_not_depend_on_other_rows(dtype):
     generator = torch.Generator().manual_seed(0)
     f = 3 * torch.randn(5, 203, 3, generator=generator, dtype=dtype)
     y = torch.randint(0, 3, (203,), generator=generator)

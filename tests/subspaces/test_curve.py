@@ -105,7 +105,7 @@ def test_polygon_is_linear_interpolation(segments, t):
 
 
 @pytest.mark.parametrize("degree", [1, 2, 16, 60, 300])
-def test_bernstein_stays_sound_at_high_degree(degree):
+def test_bernstein_polynomials_of_high_degree(degree):
     t = torch.linspace(0, 1, 11, dtype=torch.float64)
     c = coefficients(t, degree + 1)
     assert bool((c >= 0).all())
@@ -122,7 +122,7 @@ def test_bernstein_stays_sound_at_high_degree(degree):
 
 @pytest.mark.parametrize("kind", ["bezier", "polygon"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_points_vectorise_and_ends_are_exact(kind, dtype):
+def test_points_are_vectorised_and_ends_are_exact(kind, dtype):
     curve = WeightCurve(points(5, dtype=dtype), kind)
     ts = torch.tensor([0.0, 0.3, 1.0])
     many = curve.point(ts)
@@ -175,7 +175,7 @@ def test_the_basis_is_that_of_the_paper():
     )
 
 
-def test_lengths_put_the_ends_at_one():
+def test_ends_have_coordinate_one_without_normalisation():
     z = WeightCurve(points(4)).coordinates([0.0, 1.0], WeightCurve(points(4)).subspace(unit=False))
     torch.testing.assert_close(z, torch.tensor([[1.0, 0, 0], [-1, 0, 0]], dtype=torch.float64))
 
@@ -196,7 +196,7 @@ def test_principal_directions_are_those_of_scikit_learn():
 
 @pytest.mark.parametrize("basis", ["ends", "principal"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_straight_curve_spans_no_plane(basis, dtype):
+def test_subspace_of_a_straight_curve_raises(basis, dtype):
     a, b = points(2, dtype=dtype)
     with pytest.raises(InputError, match="curve: expected control points that span 2 directions"):
         WeightCurve(torch.stack([a, torch.lerp(a, b, 0.5), b])).subspace(basis)
@@ -219,7 +219,9 @@ def curve_run(control, network, data, training=STEP):
 @pytest.mark.parametrize("fixed", [(), (0, 4), (0, 2, 4)])
 @pytest.mark.parametrize("clip", [None, 0.1])
 @pytest.mark.parametrize("scratch", [1, 7, 2**20])
-def test_a_step_is_autograd_through_the_control_points(kind, fixed, clip, scratch, monkeypatch):
+def test_gradient_step_equals_autograd_through_the_control_points(
+    kind, fixed, clip, scratch, monkeypatch
+):
     monkeypatch.setattr("subbayes.training.curve_steps._BUFFER_SIZE", scratch)
     network, (x, y) = Network(net().double()), table()
     p, decay = 0.3 * points(5, network.size), 0.05
@@ -246,7 +248,7 @@ def test_a_step_is_autograd_through_the_control_points(kind, fixed, clip, scratc
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
-def test_training_is_a_plain_loop_over_all_control_points(optimizer):
+def test_training_equals_a_naive_loop(optimizer):
     """Several epochs of minibatches, with the optimisers of torch on one (k + 1, D) tensor."""
     data, module = table(), net().double()
     result = train_curve(
@@ -310,7 +312,7 @@ def alive(size):
         pytest.param("sgd", 0.0, 1, marks=pytest.mark.slow),
     ],
 )
-def test_a_control_point_costs_itself_and_its_optimiser(optimizer, momentum, copies, monkeypatch):
+def test_memory_per_control_point(optimizer, momentum, copies, monkeypatch):
     """And the curve handed to the callback, which counts them, one more."""
     monkeypatch.setattr("subbayes.training.curve_steps._BUFFER_SIZE", 8000)
     data, seen = table(dtype=torch.float32), {}
@@ -329,7 +331,7 @@ def test_a_control_point_costs_itself_and_its_optimiser(optimizer, momentum, cop
     assert (seen[9] - seen[3]) / size == pytest.approx(6 * (copies + 1), rel=0.02)
 
 
-def test_initial_points_are_independent_draws_of_the_modules_initialisation():
+def test_initial_points_are_independent_initialisations():
     start = train_curve_start(MLP(3, (400,), 1).double(), 3, 0)
     corr = np.corrcoef(start.numpy())
     assert np.abs(corr - np.eye(4)).max() < 5 / start.shape[1] ** 0.5
@@ -339,7 +341,7 @@ def test_initial_points_are_independent_draws_of_the_modules_initialisation():
 
 @pytest.mark.parametrize("kind", ["bezier", "polygon"])
 @pytest.mark.parametrize("degree", [2, 4])
-def test_ends_stay_where_they_are(kind, degree):
+def test_ends_are_fixed(kind, degree):
     data, network = table(dtype=torch.float32), Network(net())
     a, b = network.weights, Network(net(seed=1)).weights
     result = connect(
@@ -360,7 +362,7 @@ def test_ends_stay_where_they_are(kind, degree):
     assert bool((moved.norm(dim=1) > 1e-3).all())
 
 
-def test_a_chain_passes_through_all_solutions():
+def test_polygon_passes_through_all_solutions():
     data, solutions = table(dtype=torch.float32), [Network(net(seed=s)).weights for s in range(4)]
     result = connect(
         net(), Gaussian(), data, solutions=solutions, kind="polygon", **training_options(**QUICK)
@@ -370,7 +372,7 @@ def test_a_chain_passes_through_all_solutions():
     assert torch.equal(result.curve.point([i / 3 for i in range(4)]), torch.stack(solutions))
 
 
-def test_a_linear_model_is_at_its_optimum_all_along():
+def test_curve_of_a_linear_model_is_optimal():
     """The loss is convex, so E_t l(phi(t)) is least where every place is at the minimum."""
     x, y = table(200)
     best = torch.linalg.lstsq(x, y[:, None]).solution[:, 0]
@@ -394,7 +396,7 @@ def test_a_linear_model_is_at_its_optimum_all_along():
     np.testing.assert_allclose(losses.loss - 0.5 * math.log(2 * math.pi), lowest, rtol=1e-6)
 
 
-def test_the_noise_is_learned_along():
+def test_noise_is_learned_with_the_curve():
     x, y = table(400)
     best = torch.linalg.lstsq(x, y[:, None]).solution[:, 0]
     layer = nn.Linear(3, 1, bias=False, dtype=torch.float64)
@@ -410,7 +412,7 @@ def test_the_noise_is_learned_along():
     assert result.likelihood.to_config()["noise"][0] == pytest.approx(noise, rel=1e-3)
 
 
-def test_the_prior_shrinks_the_whole_curve_to_the_ridge_solution():
+def test_prior_shrinks_the_curve_to_the_ridge_solution():
     x, y = table(50)
     s = 0.4
     best = torch.linalg.solve(x.T @ x + torch.eye(3) / s**2, x.T @ y)
@@ -435,7 +437,7 @@ def test_the_prior_shrinks_the_whole_curve_to_the_ridge_solution():
     )
 
 
-def test_extra_tensors_are_learned_along():
+def test_extra_tensors_are_learned_with_the_curve():
     """y = f(u) + x theta with f and theta linear: theta is that of least squares on both."""
     u, x = table(200, seed=1)[0], table(200, seed=2)[0][:, :2]
     y = u @ torch.tensor([1.0, -1, 2]).double() + x @ torch.tensor([-0.5, 1.0]).double()
@@ -467,7 +469,7 @@ def test_extra_tensors_are_learned_along():
     torch.testing.assert_close(result.extra["effects"], both, rtol=1e-5, atol=1e-6)
 
 
-def test_the_curve_goes_round_what_the_straight_line_runs_into():
+def test_curve_avoids_the_barrier_of_the_straight_line():
     data, test = moons(), moons(seed=1)
     result = connect(
         MLP(2, (32,), 2),
@@ -491,7 +493,7 @@ def test_the_curve_goes_round_what_the_straight_line_runs_into():
 
 
 @pytest.mark.parametrize("likelihood", [Gaussian(0.5), Standardized(Gaussian(0.5), (3.0,), (2.0,))])
-def test_losses_are_those_of_the_formula(likelihood):
+def test_losses_equal_the_formula(likelihood):
     x, y = table(30)
     network, curve = Network(net().double()), WeightCurve(points(3, 41))
     losses = curve_losses(curve, network, likelihood, (x, y), [0.0, 0.4, 1.0])
@@ -503,7 +505,7 @@ def test_losses_are_those_of_the_formula(likelihood):
     assert losses.error_name == "RMSE"
 
 
-def test_error_of_classes_is_the_share_of_wrong_labels():
+def test_error_of_classes_is_the_error_rate():
     x, y = moons(5000)  # more rows than one batch
     network = Network(MLP(2, (8,), 2, seed=0))
     losses = curve_losses(
@@ -572,7 +574,7 @@ def test_a_residual_network_with_batchnorm():
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_the_module_and_the_global_generators_are_left_alone(training):
+def test_module_and_global_generators_are_unchanged(training):
     module, data = net(dropout=0.3, norm=True).train(training), table(dtype=torch.float32)
     before, state = copy.deepcopy(module.state_dict()), torch.get_rng_state()
     train_curve(module, Gaussian(), data, **training_options(**QUICK))
@@ -582,7 +584,7 @@ def test_the_module_and_the_global_generators_are_left_alone(training):
     assert torch.equal(state, torch.get_rng_state())
 
 
-def test_dropout_acts_in_training_alone():
+def test_dropout_is_active_only_in_training():
     data = table(dtype=torch.float32)
     dropped = train_curve(net(dropout=0.5), Gaussian(1.0), data, **training_options(**QUICK))
     kept = train_curve(net(dropout=0.0), Gaussian(1.0), data, **training_options(**QUICK))
@@ -593,7 +595,7 @@ def test_dropout_acts_in_training_alone():
     np.testing.assert_array_equal(one.loss, two.loss)
 
 
-def test_only_the_selected_weights_lie_on_the_curve():
+def test_only_selected_weights_vary_on_the_curve():
     data, module = table(dtype=torch.float32), net()
     result = connect(
         Network(module, "last-layer"), Gaussian(), data, **training_options(**QUICK, swa_epochs=0)
@@ -679,7 +681,7 @@ def test_solutions_may_be_networks_and_training_results():
     assert torch.equal(result.curve.points[::2], expected)
 
 
-def test_the_noise_starts_where_the_solutions_left_it():
+def test_noise_starts_at_that_of_the_solutions():
     data = table(dtype=torch.float32)
     ends = [train(net(seed=s), Gaussian(), data, **training_options(**QUICK)) for s in (0, 1)]
     still = QUICK | {"learning_rate": 1e-30}
@@ -708,7 +710,7 @@ def test_fit_samples_in_the_subspace_of_a_trained_curve(rank):
     assert model.predict(x).std.shape == (60,)
 
 
-def test_compare_methods_gives_what_fit_gives_alone():
+def test_compare_methods_equals_fit():
     data = table(dtype=torch.float32)
     found = compare(net(), Gaussian(), data, data, ("map", "curve"), **SHORT)
     alone = fit(net(), data, **fit_options(subspace="curve", **SHORT))
@@ -719,7 +721,7 @@ def test_compare_methods_gives_what_fit_gives_alone():
     assert seconds["training_seconds"] > found.table.loc["map", "training_seconds"]
 
 
-def test_a_prior_pulls_what_is_learned_along():
+def test_prior_of_extra_tensors():
     """With all rows in each step and no noise: the ridge solution of the extra tensor."""
     x = torch.linspace(-1, 1, 20)[:, None]
     result = train_curve(
@@ -736,7 +738,7 @@ def test_a_prior_pulls_what_is_learned_along():
     assert float(result.extra["level"]) == pytest.approx(ridge, abs=0.01)
 
 
-def test_a_factory_makes_the_other_end():
+def test_factory_creates_the_other_end():
     data = table(dtype=torch.float32)
     found = compare(Bare, Gaussian(), data, data, ["curve"], **SHORT)
     assert found.models["curve"].subspace.rank == 2
@@ -746,7 +748,7 @@ def test_a_factory_makes_the_other_end():
     assert result.curve.size == 3
 
 
-def test_estimators_know_the_curve():
+def test_estimators_with_a_curve():
     from subbayes import SubspaceRegressor
 
     x, y = table(dtype=torch.float32)
@@ -786,7 +788,7 @@ A, B = Network(net()).weights, Network(net(seed=1)).weights
         (dict(learning_rate=1e6, optimizer="sgd", epochs=20), "learning_rate: expected a training"),
     ],
 )
-def test_bad_curves_are_refused_in_a_line(options, message, unchecked):
+def test_invalid_curves_raise(options, message, unchecked):
     function = connect if "solutions" in options else train_curve
     with pytest.raises(InputError, match=message) as caught:
         function(
@@ -832,7 +834,7 @@ def test_bad_curves_are_refused_in_a_line(options, message, unchecked):
         ),
         (
             lambda: connect(net(), Gaussian(), table(), factory=lambda: net(norm=True)),
-            "factory: expected modules of the architecture of the module, got another",
+            "factory: expected modules of the same architecture as the module, got another",
         ),
         (
             lambda: train_curve(
@@ -842,7 +844,7 @@ def test_bad_curves_are_refused_in_a_line(options, message, unchecked):
                 factory=lambda: nn.Sequential(nn.Linear(1, 3), nn.Linear(3, 1)),
                 **training_options(progress=False),
             ),
-            "factory: expected modules of the architecture of the module, got another",
+            "factory: expected modules of the same architecture as the module, got another",
         ),
         (
             lambda: module_with_fresh_weights(
@@ -868,13 +870,13 @@ def test_bad_curves_are_refused_in_a_line(options, message, unchecked):
         ),
     ],
 )
-def test_bad_input_is_refused_in_a_line(make, message, unchecked):
+def test_invalid_input_raises(make, message, unchecked):
     with pytest.raises(InputError, match=message) as caught:
         make()
     assert "\n" not in str(caught.value)
 
 
-def test_wrong_types_are_refused_in_a_line(unchecked):
+def test_wrong_types_raise(unchecked):
     with pytest.raises(InputTypeError, match="points: expected a tensor"):
         WeightCurve([[0.0], [1.0]])
     with pytest.raises(InputTypeError, match=r"solutions\[0\]: expected a weight vector"):

@@ -48,7 +48,7 @@ def test_attains_the_bound(classes, rank):
 
 @given(seed=st.integers(0, 10**6), rank=st.integers(1, 8), classes=st.sampled_from([1, 3]))
 @settings(max_examples=15)
-def test_laws_for_any_subspace(seed, rank, classes):
+def test_inequalities_for_any_subspace(seed, rank, classes):
     """Covariances are below the full one and grow with the rank; Q does not matter."""
     net, likelihood, data, new = problem(seed, classes)
     psi = precision(net, likelihood, data, prior_precision=0.5)
@@ -89,7 +89,7 @@ def test_the_full_and_coordinate_subspaces():
 
 
 @pytest.mark.parametrize("kind", ["dense", "coordinates"])
-def test_a_subspace_of_what_the_primal_form_holds(kind):
+def test_subspace_precision_from_the_primal_form(kind):
     net, likelihood, data, new = problem(2)
     psi = precision(net, likelihood, data, "primal")
     space = (
@@ -104,7 +104,7 @@ def test_a_subspace_of_what_the_primal_form_holds(kind):
 
 
 @pytest.mark.parametrize("form", ["dual", "primal", "diagonal"])
-def test_covariances_input_by_input_and_draws(form):
+def test_covariance_blocks_and_draws(form):
     net, likelihood, data, new = problem(2, 3)
     psi = precision(net, likelihood, data, form)
     full = psi.covariance(new).reshape(8, 3, 8, 3)
@@ -141,7 +141,7 @@ def test_a_rank_above_that_of_the_jacobian_is_lowered():
     assert jacobian_rank(psi.jacobian(twice)) == 8
 
 
-def test_approximate_covariances_choose_good_subspaces_too():
+def test_subspaces_of_approximate_covariances():
     net, likelihood, data, new = problem(4, width=30, n=40)
     psi = precision(net, likelihood, data)
     spaces = {
@@ -156,7 +156,7 @@ def test_approximate_covariances_choose_good_subspaces_too():
     assert by_name["exact"].wasserstein < by_name["random"].wasserstein
 
 
-def test_measures_against_written_out_ones():
+def test_measures_equal_a_naive_computation():
     A = torch.tensor([[2.0, 0.5], [0.5, 1.0]]).double()
     B = torch.diag(torch.tensor([3.0, 0.5]).double())
     assert math.isclose(relative_error(B, A), float((A - B).norm() / A.norm()))
@@ -180,7 +180,7 @@ def test_dead_parameters_are_counted():
     assert math.isclose(dead_fraction(psi.jacobian(data[0])), 4 / 13, rel_tol=1e-6)
 
 
-def test_what_cannot_be_judged():
+def test_incomparable_subspaces_raise():
     net, likelihood, data, new = problem(5)
     psi = precision(net, likelihood, data, "diagonal")
     with pytest.raises(InputError, match="psi: expected an exact precision, dual or primal, got d"):
@@ -206,7 +206,7 @@ def test_what_cannot_be_judged():
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_other_types_cannot_be_judged():
+def test_comparing_other_types_raises():
     net, likelihood, data, new = problem(5)
     psi, space = precision(net, likelihood, data), subbayes.subspace.RandomSubspace(net.weights, 2)
     with pytest.raises(
@@ -219,7 +219,7 @@ def test_other_types_cannot_be_judged():
         compare_subspaces(net, {"random": space}, new)
 
 
-def test_a_posterior_is_judged_by_its_precision():
+def test_comparison_accepts_a_posterior():
     net, likelihood, data, new = problem(5)
     posterior = linearised_laplace(net, likelihood, data, prior_precision=0.7)
     spaces = {"random": subbayes.subspace.RandomSubspace(net.weights, 2)}
@@ -230,7 +230,7 @@ def test_a_posterior_is_judged_by_its_precision():
 
 
 @pytest.mark.parametrize("classes", [1, 3])
-def test_with_targets_predictives_are_scored(classes):
+def test_targets_add_scores_of_predictives(classes):
     net, likelihood, data, new = problem(8, classes)
     y = new[:, 0] if classes == 1 else torch.arange(8) % 3
     psi = precision(net, likelihood, data, prior_precision=0.5)
@@ -261,7 +261,7 @@ def test_with_targets_predictives_are_scored(classes):
     assert math.isnan(without.full_nll)
 
 
-def test_noise_scales_come_with_the_targets():
+def test_noise_scales_with_the_targets():
     net, _, (x, y), new = problem(9)
     scales = torch.linspace(0.5, 2, 15).double(), torch.linspace(0.2, 1, 8).double()
     likelihood = subbayes.likelihoods.Gaussian(noise="per-observation")
@@ -272,7 +272,7 @@ def test_noise_scales_come_with_the_targets():
     assert math.isclose(found.nll, -float(predictive.log_prob(new[:, 0]).mean()), rel_tol=1e-9)
 
 
-def test_targets_that_do_not_fit():
+def test_incompatible_targets_raise():
     net, likelihood, data, new = problem(8, 3)
     psi = precision(net, likelihood, data)
     spaces = {"random": subbayes.subspace.RandomSubspace(net.weights, 2)}

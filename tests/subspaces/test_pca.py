@@ -70,7 +70,7 @@ def test_snapshots_are_copies():
     assert torch.equal(recorder.mean, torch.full((4,), 0.5))
 
 
-def test_half_precision_is_kept_in_float32():
+def test_half_precision_is_stored_in_float32():
     recorder = recorded(walk(3).bfloat16())
     assert recorder.mean.dtype == recorder.deviations.dtype == torch.float32
 
@@ -206,7 +206,7 @@ def test_a_module_is_recorded_as_its_network_flattens_it():
 
 @pytest.mark.parametrize("options", [{"max_snapshots": 5}, {"rank": 3}])
 @pytest.mark.parametrize("at", [2, 7, 11])
-def test_saved_and_restored_it_goes_on_as_if_nothing_had_been(options, at):
+def test_restored_recorder_continues_identically(options, at):
     path = walk(16)
     tensors, config = recorded(path[:at], **options).state()
     restored = TrajectoryRecorder.from_state(tensors, json.loads(json.dumps(config)))
@@ -218,7 +218,7 @@ def test_saved_and_restored_it_goes_on_as_if_nothing_had_been(options, at):
     assert torch.equal(restored.swag(2), whole.swag(2))
 
 
-def test_looking_does_not_change_what_comes_later():
+def test_reading_results_does_not_change_later_ones():
     path = walk(25)
     looked = TrajectoryRecorder(rank=4)
     for weights in path:
@@ -231,14 +231,14 @@ def test_looking_does_not_change_what_comes_later():
 # --- errors ---------------------------------------------------------------------------------
 
 
-def test_no_snapshots():
+def test_too_few_snapshots_raise():
     with pytest.raises(InputError, match="recorder: expected at least 1 snapshot, got 0. Call"):
         TrajectoryRecorder().mean
     with pytest.raises(InputError, match="at least 2 snapshots, got 1"):
         recorded(walk(1)).pca(1)
 
 
-def test_rank_above_what_the_snapshots_span():
+def test_rank_above_the_spanned_directions_raises():
     with pytest.raises(InputError, match="rank: expected at most 4, what 5 snapshots span, got 5"):
         recorded(walk(5)).pca(5)
     with pytest.raises(InputError, match="at most 5, what 5 snapshots span, got 6"):
@@ -247,18 +247,18 @@ def test_rank_above_what_the_snapshots_span():
         recorded(walk(30), rank=3).pca(4)
 
 
-def test_identical_snapshots():
+def test_identical_snapshots_raise():
     with pytest.raises(InputError, match="rank: expected at most 0.*Raise the learning rate"):
         recorded(torch.ones(6, 4)).pca(1)
 
 
-def test_snapshots_on_a_line():
+def test_collinear_snapshots_raise():
     path = torch.linspace(0, 1, 7)[:, None] * torch.ones(4)
     with pytest.raises(InputError, match="at most 1, the directions in which the snapshots diff"):
         recorded(path).pca(2)
 
 
-def test_bad_snapshots():
+def test_invalid_snapshots_raise():
     recorder = recorded(walk(2, size=5))
     with pytest.raises(InputError, match="snapshot: expected 5 weights, as before, got 6"):
         recorder.update(torch.zeros(6))
@@ -271,7 +271,7 @@ def test_bad_snapshots():
     assert recorder.n == 2
 
 
-def test_bad_settings():
+def test_invalid_settings_raise():
     with pytest.raises(InputError, match="max_snapshots"):
         TrajectoryRecorder(max_snapshots=1)
     with pytest.raises(InputError, match="rank: expected a whole number"):

@@ -51,7 +51,7 @@ def test_variance_is_that_of_the_dense_diagonal():
     assert chosen(rank=7, by="variance").equal(expected)
 
 
-def test_each_predictive_choice_adds_the_most_given_the_others():
+def test_each_predictive_step_maximises_the_variance():
     network, x, y = model()
     new = torch.randn(5, 4, generator=torch.Generator().manual_seed(1)).double()
     H, J = H_and_J(network, x, y, new)
@@ -66,18 +66,18 @@ def test_each_predictive_choice_adds_the_most_given_the_others():
         assert chosen(rank=len(greedy), inputs=new).tolist() == sorted(greedy)
 
 
-def test_every_weight_is_chosen_in_the_end():
+def test_full_rank_selects_every_weight():
     network, x, _ = model()
     for by in ("predictive", "variance", "magnitude"):
         assert chosen(rank=network.size, by=by, inputs=x).tolist() == list(range(network.size))
 
 
-def test_predictive_takes_the_datas_inputs_by_default():
+def test_predictive_uses_the_inputs_of_the_data_by_default():
     assert chosen(rank=9).equal(chosen(rank=9, inputs=model()[1]))
 
 
 @pytest.mark.parametrize("by", ["predictive", "variance", "magnitude"])
-def test_weights_in_order_are_the_subnetworks_of_all_sizes(by):
+def test_first_indices_are_the_smaller_subnetwork(by):
     network, x, y = model()
     order = subnetwork(
         network, Categorical(), (x, y), rank=9, by=by, prior_precision=LAMBDA
@@ -89,7 +89,7 @@ def test_weights_in_order_are_the_subnetworks_of_all_sizes(by):
 
 
 @pytest.mark.parametrize("by", ["predictive", "variance", "magnitude", "wasserstein"])
-def test_the_first_weights_of_a_subnetwork_are_judged_as_the_smaller_subnetwork(by):
+def test_leading_precision_equals_that_of_the_smaller_subnetwork(by):
     network, x, y = model()
     options = {"by": by, "prior_precision": LAMBDA}
     spaces = {
@@ -117,7 +117,7 @@ def test_the_wasserstein_distance_is_that_of_dense_square_roots():
     assert wasserstein(H, torch.arange(len(H))) == pytest.approx(0, abs=1e-8)
 
 
-def test_the_wasserstein_choice_of_one_is_the_best_and_of_three_close_to_it():
+def test_greedy_wasserstein_selection_is_nearly_optimal():
     network, x, y = model()
     H = H_and_J(network, x, y, x[:2])[0]
     every = {d: wasserstein(H, torch.tensor([d])) for d in range(network.size)}
@@ -196,7 +196,7 @@ def error(**options):
     return relative_error(SubspacePrecision(psi.V, space, 1.0).covariance(new), full)
 
 
-def test_plain_variance_picks_dead_weights_and_predictive_selection_does_not():
+def test_variance_selects_dead_weights_and_predictive_does_not():
     new = diabetes()[3]
     assert error(rank=400, by="variance") > 0.95
     assert error(rank=400, by="magnitude") > 0.8
@@ -230,13 +230,13 @@ def test_plain_variance_picks_dead_weights_and_predictive_selection_does_not():
         ),
     ],
 )
-def test_what_cannot_be_chosen(options, message):
+def test_invalid_selections_raise(options, message):
     network, x, y = model()
     with pytest.raises(InputError, match=message):
         subnetwork(network, Categorical(), (x, y), **options)
 
 
-def test_what_a_selection_needs():
+def test_missing_arguments_of_a_selection_raise():
     network, _, _ = model()
     with pytest.raises(InputError, match=r"likelihood and data: expected both, for by='variance'"):
         subnetwork(network, rank=2, by="variance")
@@ -279,7 +279,7 @@ def test_what_a_selection_needs():
         ),
     ],
 )
-def test_masks_that_do_not_fit(mask, message):
+def test_invalid_masks_raise(mask, message):
     with pytest.raises(InputError, match=message):
         from_mask(model()[0], mask)
 

@@ -61,7 +61,7 @@ def make(request, monkeypatch):
 # --- laws ----------------------------------------------------------------------------------------
 
 
-def test_everything_follows_from_shift_and_basis(make):
+def test_operations_equal_those_of_shift_and_basis(make):
     space = make(shift())
     basis, z, v = space.basis(), normal(4, space.rank), normal(4, D)
     assert basis.shape == (space.rank, D)
@@ -105,7 +105,7 @@ def test_pull_is_the_adjoint_of_push(seed, kind):
 
 
 @given(st.integers(0, 10**6), st.sampled_from(sorted(KINDS)))
-def test_projections_are_nearest(seed, kind):
+def test_projections_are_closest_points(seed, kind):
     space = KINDS[kind](shift())
     w = normal(D, seed=seed)
     gap = w - space.weights(space.project(w))
@@ -114,7 +114,7 @@ def test_projections_are_nearest(seed, kind):
     )
 
 
-def test_dependent_rows_give_the_shortest_coordinates():
+def test_dependent_rows_give_coordinates_of_least_norm():
     row = normal(D, seed=3)
     space = DenseSubspace(shift(), torch.stack([row, 2 * row, torch.zeros(D)]))
     z = space.project(shift() + 5 * row)
@@ -188,11 +188,11 @@ def test_random_directions_depend_on_the_seed_and_their_number_alone(monkeypatch
 
 
 @pytest.mark.parametrize("seed", [0, 2**32 - 1, 2**63 - 1, 2**100])
-def test_any_seed_will_do(seed):
+def test_any_seed_is_accepted(seed):
     assert torch.isfinite(RandomSubspace(shift(), 2, seed).basis()).all()
 
 
-def test_seeds_side_by_side_share_no_direction():
+def test_adjacent_seeds_have_different_directions():
     rows = torch.cat([RandomSubspace(shift(), 3, seed).basis() for seed in range(10)])
     assert len(torch.unique(rows, dim=0)) == 30
 

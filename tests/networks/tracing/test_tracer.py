@@ -83,7 +83,7 @@ def test_a_compiled_function_gives_the_eager_result():
     assert before
 
 
-def test_without_a_compiler_the_function_is_traced_with_one_warning(monkeypatch):
+def test_without_a_compiler_functions_are_traced_with_one_warning(monkeypatch):
     def fail(*_):
         raise RuntimeError("no C++\ncompiler")
 
@@ -120,9 +120,7 @@ def by_shape(weights, x):
         (by_shape, "replaying the density failed"),
     ],
 )
-def test_a_function_that_a_graph_cannot_hold_is_evaluated_eagerly_with_one_warning(
-    function, reason
-):
+def test_untraceable_functions_are_evaluated_eagerly_with_one_warning(function, reason):
     traced = Tracer(function, "the density")
     weights = torch.tensor(2.0)
     with warnings.catch_warnings(record=True) as caught:
@@ -135,7 +133,7 @@ def test_a_function_that_a_graph_cannot_hold_is_evaluated_eagerly_with_one_warni
     assert traced.status == "eager"
 
 
-def test_a_function_with_a_state_is_found_out_on_the_same_data():
+def test_function_with_a_state_is_detected():
     calls = []
 
     def counting(weights, x):
@@ -153,7 +151,7 @@ def test_a_function_with_a_state_is_found_out_on_the_same_data():
     assert traced.status == "eager"
 
 
-def test_an_error_of_the_function_itself_raises_without_a_warning():
+def test_errors_of_the_function_raise_without_a_warning():
     traced = Tracer(lambda weights, x: weights @ x, "the density")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -161,7 +159,7 @@ def test_an_error_of_the_function_itself_raises_without_a_warning():
             traced(torch.ones(2, 2), torch.ones(3, 3))
 
 
-def test_what_cannot_be_vectorised_is_not_traced():
+def test_unvectorisable_functions_are_not_traced():
     function = Vectorised(lambda row, x: row * x if row.sum() > 0 else x)
     traced = Tracer(function, "the density")
     with warnings.catch_warnings(record=True) as caught:
@@ -192,7 +190,7 @@ def test_interpreted_graphs_give_the_same_bits_in_every_call():
             torch.testing.assert_close(a, expected)
 
 
-def test_graphs_that_cannot_be_interpreted_are_run_by_python(monkeypatch):
+def test_python_runs_graphs_that_torchscript_rejects(monkeypatch):
     monkeypatch.setattr(private_torch, "_same_bits", None)  # calling it fails
     traced = Tracer(density, "the density")
     check_equal(traced(*arguments()), density(*arguments()))
@@ -200,7 +198,7 @@ def test_graphs_that_cannot_be_interpreted_are_run_by_python(monkeypatch):
 
 
 @pytest.mark.usefixtures("no_warnings")
-def test_without_private_torch_everything_is_eager_and_right(monkeypatch):
+def test_without_private_torch_functions_are_evaluated_eagerly(monkeypatch):
     monkeypatch.setenv("SUBBAYES_PRIVATE_TORCH", "0")
     for mode in ("trace", "compile"):
         function = Tracer(density, "the density", mode)
@@ -239,7 +237,7 @@ def test_threads_share_a_tracer():
     assert traced.status == "traced"
 
 
-def test_copies_make_graphs_of_their_own():
+def test_copies_trace_separately():
     traced = Tracer(density, "the density")
     traced(*arguments())
     for other in (copy.deepcopy(traced), pickle.loads(pickle.dumps(traced))):
