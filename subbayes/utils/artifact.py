@@ -4,9 +4,9 @@ An artifact is a folder or a single file. A folder holds `manifest.json` and
 `tensors-<first 16 hex digits of the digest>.safetensors`. A single file is a safetensors file with
 the manifest under the key "subbayes" of its metadata. Nothing is ever pickled or unpickled.
 
-Writing a folder puts the tensor file in place first, then replaces the manifest that names it in
-one step, then removes the tensor file of the earlier manifest. A process that is killed at any
-moment leaves the old artifact or the new one, whole.
+Writing a folder creates the tensor file first, then replaces the manifest that names it atomically,
+then removes the tensor file of the earlier manifest. A process that is killed at any moment leaves
+either the old artifact or the new one.
 
 The digest of the tensors covers their names, dtypes, shapes and values; the digest of the manifest
 covers all its entries. Reading verifies both before it returns anything. What the facts of a kind
@@ -117,7 +117,7 @@ def write(
     Args:
         path: the folder; it and its parents are created if they do not exist.
         kind: what the artifact is, e.g. `"fitted-model"`.
-        tensors: arrays of any shape and of a real dtype, on any device; may be empty.
+        tensors: arrays of any shape and a real dtype, on any device.
         facts: what JSON can represent, plus tuples, NumPy scalars and small arrays, NaN,
             infinities and integers of any size.
         overwrite: replace an existing artifact.
@@ -156,9 +156,9 @@ def write_file(
 
     Args:
         path: the file, best with the ending .safetensors.
-        kind: as for `write`.
-        tensors: as for `write`.
-        facts: as for `write`.
+        kind: as for `write`, like the following ones.
+        tensors: tensors by name.
+        facts: other values.
         overwrite: replace an existing file.
 
     Raises:
@@ -200,7 +200,7 @@ def read(path: StrPath, kind: str | None = None, *, device: str | torch.device =
     with translate_os_errors(path, reading=True):
         try:
             tensors, facts, found = _read(location, kind)
-        except (ArtifactError, OSError):  # perhaps it was being replaced: read it under the lock
+        except (ArtifactError, OSError):  # it may have been replaced meanwhile: use the lock
             with folder_lock(location, shared=True):
                 tensors, facts, found = _read(location, kind)
     return Artifact({k: tensor.to(device) for k, tensor in tensors.items()}, facts, found)
@@ -259,7 +259,7 @@ def delete(path: StrPath, kind: str) -> None:
 
 
 def add_prefix(prefix: str, tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """The same tensors, with a prefix and a dot before each name.
+    """Tensors with a prefix and a dot before each name.
 
     Example:
         >>> add_prefix("state", {"a": 1})
@@ -336,7 +336,7 @@ def _digest(content: dict[str, Any]) -> str:
 
 
 def _check_destination(directory: Path, overwrite: bool) -> str | None:
-    """Return the tensor file in use, after checking that the folder is free for an artifact."""
+    """Check that the folder may be written to; returns the tensor file in use."""
     names = os.listdir(directory)
     others = sorted(name for name in names if not _is_ours(name))
     if others and not _holds_artifact(directory):
@@ -374,7 +374,7 @@ def _tensor_file_in_use(directory: Path) -> str | None:
 
 
 def _sweep(directory: Path, names: Iterable[str | None]) -> None:
-    """Remove those of our files that the manifest does not name."""
+    """Remove files of artifacts that the manifest does not name."""
     keep = _tensor_file_in_use(directory)
     for name in names:
         if name is not None and _is_ours(name) and name != keep:

@@ -1,4 +1,4 @@
-"""Errors in one voice: what was expected, what came, what to do, in one line."""
+"""Errors of one line (what was expected, what was passed, what to do), and shared checks."""
 
 from __future__ import annotations
 
@@ -28,14 +28,7 @@ __all__ = [
 
 
 class _Described(Exception):
-    """An error with one line of text and the parts that it is composed of.
-
-    Attributes:
-        argument: name of the argument at fault, as the caller wrote it; "" if unknown.
-        expected: what would have been right.
-        got: what was passed.
-        remedy: what to do about it.
-    """
+    """An error of one line, which keeps the parts that it is composed of."""
 
     def __init__(self, argument: str, expected: str = "", got: str = "", remedy: str = "") -> None:
         super().__init__(message(argument, expected, got, remedy) if expected else argument)
@@ -46,29 +39,24 @@ class _Described(Exception):
 class InputError(_Described, ValueError):
     """A value that cannot be used, described in one line.
 
-    The parts of the line are its attributes `argument`, `expected`, `got` and `remedy`.
+    Attributes:
+        argument: name of the argument at fault, as the caller wrote it; "" if unknown.
+        expected: what would have been right.
+        got: what was passed.
+        remedy: what to do about it.
     """
 
     __module__ = "subbayes"
 
 
 class InputTypeError(_Described, TypeError):
-    """An argument of a type that cannot be used, described in one line.
-
-    The parts of the line are its attributes `argument`, `expected`, `got` and `remedy`.
-    """
+    """An argument of a type that cannot be used; attributes as of `InputError`."""
 
     __module__ = "subbayes"
 
 
 def message(argument: str, expected: str, got: str, remedy: str = "") -> str:
-    """Compose the one line every error of this library consists of.
-
-    Args:
-        argument: name of the argument at fault, as the caller wrote it.
-        expected: what would have been right.
-        got: what came instead.
-        remedy: what to do about it.
+    """Compose the line of an error from the attributes of `InputError`.
 
     Example:
         >>> message("rank", "at most 20", "30", "Record more snapshots")
@@ -123,7 +111,7 @@ def check_positive(argument: str, value: Any) -> float:
 
 
 def is_finite(values: torch.Tensor) -> bool:
-    """Whether every entry is finite: nearly always a single pass, of their sum."""
+    """Whether every entry is finite; a finite sum proves it in a single pass."""
     import torch
 
     values = values.detach()
@@ -135,11 +123,9 @@ def check_finite(argument: str, values: torch.Tensor | np.ndarray) -> None:
     import torch
 
     if isinstance(values, np.ndarray) and not values.flags.writeable:
-        values = values.copy()  # torch warns of such
+        values = values.copy()  # torch warns of read-only arrays
     tensor = torch.as_tensor(values)
-    if not tensor.is_floating_point():
-        return
-    if is_finite(tensor):
+    if not tensor.is_floating_point() or is_finite(tensor):
         return
     bad = ~torch.isfinite(tensor)
     rows = bad.reshape(len(tensor), -1).any(1).nonzero().flatten() if tensor.ndim else bad
@@ -154,7 +140,7 @@ def check_finite(argument: str, values: torch.Tensor | np.ndarray) -> None:
 
 
 def check_same_length(names: Sequence[str], lengths: Sequence[int]) -> None:
-    """Check that arrays that belong together have one length."""
+    """Check that arrays have the same number of rows."""
     if len(set(lengths)) > 1:
         fail(
             " and ".join(names),

@@ -1,7 +1,6 @@
 """Configurations: frozen dataclasses, changed by dotted names and read from text, TOML or JSON.
 
-A configuration may hold others (`training`, `sampling`), so that `training.epochs` names one
-setting of the whole.
+A configuration may hold others: `training.epochs` is a setting of the one under `training`.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ import tomllib
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -34,7 +34,7 @@ class Setting:
         path: its dotted name, such as "training.epochs".
         annotation: its type.
         default: its value in the configuration.
-        description: what the class's docstring says of it, as one line.
+        description: its description in the docstring of the class, as one line.
     """
 
     path: str
@@ -100,12 +100,18 @@ def change(config: C, changes: Mapping[str, Any]) -> C:
     values: dict[str, Any] = {}
     for name, value in nested.items():
         if name not in known:
-            fail(name, f"one of {', '.join(sorted(known))}", f"'{name}'", _closest(name, known))
+            near = difflib.get_close_matches(name, sorted(known), n=1)
+            remedy = f"Did you mean '{near[0]}'?" if near else ""
+            fail(name, f"one of {', '.join(sorted(known))}", f"'{name}'", remedy)
         old = getattr(config, name)
         if _is_configuration(old):
             if not isinstance(value, Mapping):
                 fail(name, f"settings of it, such as {name}.NAME", repr(value))
-            values[name] = _within(name, old, value)
+            try:
+                values[name] = change(old, value)
+            except InputError as error:
+                argument = f"{name}.{error.argument}"
+                raise InputError(argument, error.expected, error.got, error.remedy) from None
         else:
             values[name] = parse(name, value, hints[name])
     return dataclasses.replace(config, **values)  # type: ignore[type-var]
@@ -130,12 +136,10 @@ def parse(name: str, value: Any, annotation: Any) -> Any:
         value = tuple(value)
     if not isinstance(value, str):
         return value
-    for kind in sorted(_kinds(annotation), key=lambda kind: kind is str):
-        try:
-            return _converted(value, kind)
-        except ValueError:
-            continue
-    return fail(name, f"{_words(annotation)}", f"'{value}'")
+    for kind in sorted(_types_in(annotation), key=lambda kind: kind is str):
+        with suppress(ValueError):
+            return _convert(value, kind)
+    return fail(name, _type_in_words(annotation), f"'{value}'")
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:
@@ -197,55 +201,39 @@ def from_mapping(kind: type[C], values: Mapping[str, Any]) -> C:
     return change(kind(), values)
 
 
-def _within(name: str, config: C, values: Mapping[str, Any]) -> C:
-    """Change a configuration that another one holds; messages name both."""
-    try:
-        return change(config, values)
-    except InputError as error:
-        raise InputError(
-            f"{name}.{error.argument}", error.expected, error.got, error.remedy
-        ) from None
-
-
 def _is_configuration(value: Any) -> bool:
     return dataclasses.is_dataclass(value) and not isinstance(value, type)
 
 
-def _kinds(annotation: Any) -> list[Any]:
+def _types_in(annotation: Any) -> list[Any]:
     """The types that a setting may have."""
     if isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union:
-        return [kind for part in typing.get_args(annotation) for kind in _kinds(part)]
+        return [kind for part in typing.get_args(annotation) for kind in _types_in(part)]
     return [annotation]
 
 
-def _converted(text: str, kind: Any) -> Any:
-    origin = typing.get_origin(kind)
-    if kind is type(None):
-        if text.lower() in _NONE:
-            return None
-        raise ValueError
-    if origin is typing.Literal:
-        if text in typing.get_args(kind):
-            return text
-        raise ValueError
-    if kind is bool:
-        if text.lower() in ("true", "false"):
-            return text.lower() == "true"
-        raise ValueError
+def _convert(text: str, kind: Any) -> Any:
+    """A value of one type from text; `ValueError` if there is none."""
+    origin, lower = typing.get_origin(kind), text.lower()
+    if kind is type(None) and lower in _NONE:
+        return None
+    if origin is typing.Literal and text in typing.get_args(kind):
+        return text
+    if kind is bool and lower in ("true", "false"):
+        return lower == "true"
     if isinstance(origin, type) and issubclass(origin, Sequence):
         item = typing.get_args(kind)[0]
         parts = [part for part in re.split(r"[\s,]+", text.strip("[]() ")) if part]
-        return () if text.lower() in _NONE else tuple(_converted(part, item) for part in parts)
+        return () if lower in _NONE else tuple(_convert(part, item) for part in parts)
     if kind in (int, float, str):
         return kind(text)
     raise ValueError
 
 
-def _words(annotation: Any) -> str:
-    """A type in words."""
+def _type_in_words(annotation: Any) -> str:
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}
     found = []
-    for kind in _kinds(annotation):
+    for kind in _types_in(annotation):
         if kind is type(None):
             found.append("none")
         elif typing.get_origin(kind) is typing.Literal:
@@ -257,13 +245,8 @@ def _words(annotation: Any) -> str:
     return " or ".join(found) or str(annotation)
 
 
-def _closest(name: str, known: set[str]) -> str:
-    near = difflib.get_close_matches(name, sorted(known), n=1)
-    return f"Did you mean '{near[0]}'?" if near else ""
-
-
 def _descriptions(doc: str) -> dict[str, str]:
-    """What the section "Attributes" of a docstring says of each name, as one line."""
+    """The entries of the section "Attributes" of a docstring, each as one line."""
     section = re.search(r"^ *(?:Attributes|Args):\n(.*?)(?:\n\s*\n|\Z)", doc, re.M | re.S)
     if section is None:
         return {}

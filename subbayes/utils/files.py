@@ -1,9 +1,9 @@
 """Atomic writing of files, with one-line errors.
 
-A file is written under a temporary name beside its target, synced and renamed: a reader finds the
-old file or the new one, never a part of one. A process that is killed leaves its temporary file
-behind, `.<name>.<16 hex digits>.subbayes-tmp`; the next writer of the same file removes it. Writers
-hold the folder's lock while they work, so a temporary file found under the lock is nobody's.
+A file is written under a temporary name beside its target, synced and renamed, so that a reader
+finds the old file or the new one. A process that is killed leaves its temporary file,
+`.<name>.<16 hex digits>.subbayes-tmp`, which the next writer of the same file removes. Writers hold
+the lock of the folder, so that a temporary file found under the lock has no owner.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ StrPath = str | os.PathLike[str]
 
 
 class ArtifactError(InputError):
-    """A path that cannot be written, or that does not hold what it should, in one line."""
+    """A path that cannot be written or does not hold the expected content."""
 
 
 # --- whole files --------------------------------------------------------------------------------
@@ -57,8 +57,9 @@ def atomic_write_text(path: StrPath, text: str) -> None:
     """Write a text file as UTF-8, entirely or not at all.
 
     Args:
-        path: the file; its folder is made where missing. A link is followed, a device written to.
-        text: the content, line ends as they are.
+        path: the file; its folder is created if missing. Links are followed, and devices are
+            written to.
+        text: the content; line ends are not converted.
 
     Raises:
         ArtifactError: the file cannot be written (full disk, permission); an earlier one is intact.
@@ -80,10 +81,10 @@ def atomic_write_text(path: StrPath, text: str) -> None:
 
 
 def atomic_write_bytes(path: StrPath, data: bytes) -> None:
-    """Write a file, entirely or not at all.
+    """Write a binary file, entirely or not at all.
 
     Args:
-        path: the file; its folder is made where missing. A link is followed, a device written to.
+        path: as for `atomic_write_text`.
         data: the content.
 
     Raises:
@@ -201,7 +202,7 @@ def _discard(file: Path) -> None:
 
 
 def sync_folder(directory: Path) -> None:
-    """Make renames durable, where the system can sync a folder."""
+    """Make renames durable, if the system can sync a folder."""
     try:
         descriptor = os.open(directory, os.O_RDONLY)
     except OSError:
@@ -216,7 +217,7 @@ def sync_folder(directory: Path) -> None:
 
 @contextmanager
 def make_folder(directory: Path) -> Iterator[Path]:
-    """Make a folder and its parents; remove those that were made if the block fails."""
+    """Create a folder and its parents; remove those that were created if the block fails."""
     missing = [p for p in (directory, *directory.parents) if not p.exists()]
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -230,7 +231,7 @@ def make_folder(directory: Path) -> Iterator[Path]:
 
 @contextmanager
 def folder_lock(directory: Path, shared: bool = False) -> Iterator[bool]:
-    """Hold the folder's advisory lock, which dies with the process; False without locks."""
+    """Hold the advisory lock of a folder; yields whether the system has such locks."""
     descriptor = _lock(directory, shared)
     try:
         yield descriptor is not None
@@ -263,12 +264,12 @@ def _lock(directory: Path, shared: bool) -> int | None:
 def fail_artifact(
     argument: str, expected: str, got: str, remedy: str = "Check the path"
 ) -> NoReturn:
-    """Raise `ArtifactError` without the chain of errors that led to it."""
+    """Raise `ArtifactError` without the errors that caused it."""
     raise ArtifactError(argument, expected, got, remedy) from None
 
 
 def as_path(path: StrPath) -> Path:
-    """Convert to a path, or refuse one that no system accepts."""
+    """Convert to a path; null characters are an error."""
     if "\0" in os.fspath(path):
         fail_artifact("path", "a path without null characters", quoted(path), "Check the path")
     return Path(path)
@@ -297,7 +298,7 @@ _OTHER = ("a path that can be written", "Choose another path")
 
 @contextmanager
 def translate_os_errors(path: StrPath, reading: bool = False) -> Iterator[None]:
-    """Turn an error of the system into one line with the path and a remedy."""
+    """Turn an `OSError` into an `ArtifactError` with the path and a remedy."""
     try:
         yield
     except OSError as error:

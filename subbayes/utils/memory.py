@@ -1,4 +1,4 @@
-"""How much memory there is, asked before a lot of it is taken."""
+"""Available memory, and checks before large allocations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PAGES = Path("/proc/meminfo")
 
 
 def available_memory() -> int | None:
-    """Bytes that can be taken without swapping; None where the system does not say.
+    """Bytes that can be allocated without swapping; None if unknown.
 
     Example:
         >>> size = available_memory()
@@ -32,29 +32,25 @@ def available_memory() -> int | None:
 
 
 def check_memory(argument: str, what: str, needed: int, remedy: str) -> None:
-    """Raise `InputError` for more than there is, before it is taken.
+    """Raise `InputError` if an allocation would exceed the available memory.
 
     Args:
-        argument: what makes it so large.
-        what: what is to be held, in words.
+        argument: the argument that determines the size.
+        what: what is allocated, in words.
         needed: bytes.
         remedy: what to do about it.
 
     Example:
         >>> check_memory("draws", "a few numbers", 80, "")
     """
-    there = available_memory()
-    if there is not None and needed > there:
-        fail(
-            argument,
-            f"{what} to fit into {format_bytes(there)} of free memory",
-            f"about {format_bytes(needed)}",
-            remedy,
-        )
+    free = available_memory()
+    if free is not None and needed > free:
+        expected = f"{what} to fit into {format_bytes(free)} of free memory"
+        fail(argument, expected, f"about {format_bytes(needed)}", remedy)
 
 
 def format_bytes(size: float) -> str:
-    """A number of bytes.
+    """A number of bytes as text.
 
     Example:
         >>> format_bytes(3 * 2**30), format_bytes(5e5)

@@ -1,4 +1,4 @@
-"""Names of a package that are imported on first use, so that `import subbayes` stays light."""
+"""Names of a package that are imported on first use, so that `import subbayes` is fast."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A folder of results that is written again and again, where other people's files are safe."""
+"""Overwriting files of results without overwriting the files of anybody else."""
 
 from __future__ import annotations
 
@@ -13,26 +13,27 @@ from subbayes.utils.files import as_path, atomic_write_text, translate_os_errors
 __all__ = ["OverwritableFiles"]
 
 RECORD = "files.json"
+_REMEDY = "Move it away, or choose another folder"
 
 
 class OverwritableFiles:
-    """Names in a folder that may be overwritten: those written before, as they were written.
+    """Files of a folder that may be overwritten: those written before and unchanged since.
 
-    The record `files.json` holds a checksum of each. A file that is not in it, or that has been
-    changed since, is somebody's own: it is named in an error before anything is written.
+    The record `files.json` holds a checksum of each. Any other file of one of the names is an
+    error, which is raised before anything is written.
 
     Args:
         folder: the folder; it need not exist.
         names: paths in it that are going to be written.
 
     Raises:
-        InputError: one of them is not ours to overwrite, or the folder is a file.
+        InputError: a file that must not be overwritten, or the folder is a file.
 
     Example:
-        >>> mine = OverwritableFiles("results", ["table.csv"])
-        >>> mine.begin()
-        >>> atomic_write_text(mine.folder / "table.csv", "a,b")
-        >>> mine.finish()
+        >>> files = OverwritableFiles("results", ["table.csv"])
+        >>> files.begin()
+        >>> atomic_write_text(files.folder / "table.csv", "a,b")
+        >>> files.finish()
         >>> again = OverwritableFiles("results", ["table.csv"])
     """
 
@@ -49,18 +50,16 @@ class OverwritableFiles:
         path = self.folder / name
         if not path.exists():
             return
-        known = name in self.before and self.before[name] in (None, _digest(path))
-        if not known:
-            why = "was changed since" if name in self.before else "was not written by it"
-            fail(
-                "out",
-                "a folder whose files of the same names this command wrote itself",
-                f"'{path}', which {why}",
-                "Move it away, or choose another folder",
-            )
+        why = "was not written by it"
+        if name in self.before:
+            if self.before[name] in (None, _digest(path)):
+                return
+            why = "was changed since"
+        expected = "a folder whose files of the same names this command wrote itself"
+        fail("out", expected, f"'{path}', which {why}", _REMEDY)
 
     def _read(self) -> dict[str, str | None]:
-        """What an earlier run recorded; None for files it had begun and may not have finished."""
+        """Checksums of an earlier run; None for files that it may not have finished."""
         path = self.folder / RECORD
         if not path.is_file():
             return {}
@@ -68,15 +67,10 @@ class OverwritableFiles:
             record = json.loads(path.read_text(encoding="utf-8"))
             return dict(record["files"])
         except (ValueError, KeyError, TypeError, OSError):
-            fail(
-                "out",
-                "a folder of its own",
-                f"another '{path}'",
-                "Move it away, or choose another folder",
-            )
+            fail("out", "a folder of its own", f"another '{path}'", _REMEDY)
 
     def begin(self) -> None:
-        """Record the names before writing, so that a killed run can be repeated."""
+        """Record the names before writing, so that an interrupted run can be repeated."""
         self._write(dict.fromkeys([*self.before, *self.names]))
 
     def finish(self) -> None:
@@ -85,13 +79,8 @@ class OverwritableFiles:
             path = self.folder / name
             if path.is_file() and self.before[name] == _digest(path):
                 path.unlink()
-        self._write(
-            {
-                name: _digest(self.folder / name)
-                for name in self.names
-                if (self.folder / name).is_file()
-            }
-        )
+        written = [name for name in self.names if (self.folder / name).is_file()]
+        self._write({name: _digest(self.folder / name) for name in written})
 
     def _write(self, files: dict[str, str | None]) -> None:
         text = json.dumps({"made by": "subbayes", "files": files}, indent=1)

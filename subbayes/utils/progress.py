@@ -1,4 +1,4 @@
-"""Progress bars, in one place."""
+"""Progress bars, and messages of finished stages."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ __all__ = ["STAGE_LISTENER", "progress_bar"]
 STAGE_LISTENER: ContextVar[Callable[[str], None] | None] = ContextVar(
     "STAGE_LISTENER", default=None
 )
-"""Who hears of finished steps where no terminal shows bars; None: nobody."""
+"""Receives a line for each finished stage where no terminal shows progress bars."""
 
-_WORTH_SAYING = 1.0  # seconds
+_MIN_SECONDS = 1.0  # shorter stages are not reported
 
 
 def progress_bar(total: int, what: str, show: bool | None = None, unit: str = "it") -> Any:
@@ -26,13 +26,13 @@ def progress_bar(total: int, what: str, show: bool | None = None, unit: str = "i
     Args:
         total: number of steps.
         what: what is being done, in a word or two.
-        show: True or False; None shows it on a terminal only, and without one says a line when
-            the work is done to whom `STAGE_LISTENER` names.
+        show: True or False; None shows the bar on a terminal, and elsewhere sends a line to
+            `STAGE_LISTENER` when the work is done.
         unit: what a step is called.
     """
-    hearer = STAGE_LISTENER.get()
-    if show is None and hearer is not None and not sys.stderr.isatty():
-        return _Announced(hearer, total=total, desc=what, unit=unit)
+    listener = STAGE_LISTENER.get()
+    if show is None and listener is not None and not sys.stderr.isatty():
+        return _ReportedStage(listener, total=total, desc=what, unit=unit)
     return tqdm(
         total=total,
         desc=what,
@@ -45,25 +45,21 @@ def progress_bar(total: int, what: str, show: bool | None = None, unit: str = "i
     )
 
 
-class _Announced(tqdm):
-    """A silent bar, which says in one line that its work is done."""
+class _ReportedStage(tqdm):
+    """A hidden bar that reports once that its work is done."""
 
-    def __init__(self, hearer: Callable[[str], None], **options: Any) -> None:
+    def __init__(self, listener: Callable[[str], None], **options: Any) -> None:
         super().__init__(**options, disable=True)
-        self.hearer, self.what = hearer, options["desc"]
-        self.goal, self.of, self.done = options["total"], options["unit"], 0
-        self.began = time.perf_counter()
+        self.listener: Callable[[str], None] | None = listener
+        self.what, self.goal, self.of = options["desc"], options["total"], options["unit"]
+        self.done, self.began = 0, time.perf_counter()
 
     def update(self, n: float | None = 1) -> bool | None:
         self.done += int(n or 0)
         return None
 
     def close(self) -> None:
-        seconds, hearer = time.perf_counter() - self.began, self.hearer
-        self.hearer = _nobody  # closed a second time when it is collected
-        if self.done >= self.goal and seconds >= _WORTH_SAYING:
-            hearer(f"{self.what}: {self.done} {self.of} in {seconds:.1f} s")
-
-
-def _nobody(text: str) -> None:
-    """Hears nothing."""
+        listener, self.listener = self.listener, None  # it is closed again when it is collected
+        seconds = time.perf_counter() - self.began
+        if listener and self.done >= self.goal and seconds >= _MIN_SECONDS:
+            listener(f"{self.what}: {self.done} {self.of} in {seconds:.1f} s")

@@ -1,9 +1,8 @@
-"""One way to save and load: an object names its kind, and gives its tensors and its facts.
+"""Saving and loading of objects that have a kind, tensors and facts.
 
-`save` writes them as an artifact. `load` opens an artifact of any kind, checks it against the
-schema of its kind and calls the function that rebuilds the object; `subbayes.utils.kinds` lists
-schemas and functions. To make a class savable, give it `kind`, `tensors()` and `facts()`, write the
-function, and add both to that list.
+`save` writes an artifact. `load` checks an artifact against the schema of its kind and calls the
+function that rebuilds the object. To make a class savable, give it `kind`, `tensors()` and
+`facts()`, and add its schema and the function to `subbayes.utils.kinds`.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ __all__ = ["Saveable", "load", "nested_facts", "read", "read_checkpoint", "rebui
 
 @runtime_checkable
 class Saveable(Protocol):
-    """What `save` needs of an object.
+    """An object that can be saved.
 
     Attributes:
         kind: the kind of the artifact, a key of `subbayes.utils.kinds.LOADERS`.
@@ -84,10 +83,10 @@ def load(
         path: what `save` wrote.
         module: a module of the saved architecture, unless it is a `subbayes.MLP`; its weights do
             not matter and it is not changed.
-        data: the training data: gives a fitted model its `posterior`; required by linearised
+        data: the training data, which give a fitted model its `posterior`; required by linearised
             Laplace in its dual and low-rank forms.
         likelihood: a likelihood of your own.
-        output: picks the tensor out of what the module returns, as for `fit`.
+        output: selects the output tensor from what the module returns, as for `fit`.
         deep: modules of the networks of a semi-structured model, by name.
         family: a family of your own, of a semi-structured model.
         priors: priors of your own, of a semi-structured model, by name.
@@ -159,14 +158,14 @@ def read(path: StrPath, kind: str | None = None, *, device: torch.device | str =
 
 
 def read_checkpoint(path: StrPath, kind: str) -> Artifact | None:
-    """Read a checkpoint, None if there is none yet.
+    """Read a checkpoint; None if there is none yet.
 
     Args:
         path: the folder.
         kind: the kind of the checkpoint.
 
     Raises:
-        InputError: something else is there, or a checkpoint that is damaged or of another format.
+        InputError: something else, or a checkpoint that is damaged or of another format.
     """
     location = Path(path)
     if not location.is_file() and not artifact.is_artifact(location):
@@ -179,14 +178,14 @@ def read_checkpoint(path: StrPath, kind: str) -> Artifact | None:
 
 
 def nested_facts(subject: Saveable) -> dict[str, Any]:
-    """The kind and the facts of an object that another one holds, to be saved among its facts."""
+    """The kind and facts of an object, to be saved among the facts of another one."""
     return {"kind": subject.kind, "facts": subject.facts()}
 
 
 def rebuild(
     kind: str, tensors: dict[str, Tensor], facts: dict[str, Any], options: Mapping[str, Any]
 ) -> Any:
-    """Make an object from its tensors and facts, which have been checked.
+    """Rebuild an object from checked tensors and facts.
 
     Args:
         kind: its kind.

@@ -1,4 +1,4 @@
-"""Seeds: torch's global generators borrowed and given back, and seeds derived from seeds."""
+"""Temporary seeds of torch's global generators, and seeds derived from seeds."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ __all__ = ["derive_seed", "fork_rng"]
 
 @contextmanager
 def fork_rng(seed: int, device: torch.device | str = "cpu") -> Iterator[None]:
-    """Seed torch's global generators inside, and put them back as they were after.
+    """Seed torch's global generators temporarily, and restore their states at exit.
 
-    For what draws from the global generators and cannot be told otherwise: dropout,
-    `reset_parameters`, a loader's shuffling.
+    For operations that draw from the global generators: dropout, `reset_parameters`, the shuffling
+    of a loader.
 
     Args:
-        seed: the seed inside.
-        device: a CUDA device's generator is borrowed too.
+        seed: the seed.
+        device: the generator of a CUDA device is seeded too.
 
     Example:
         >>> with fork_rng(0):
@@ -44,7 +44,7 @@ def fork_rng(seed: int, device: torch.device | str = "cpu") -> Iterator[None]:
 
 
 def derive_seed(seed: int, *path: int) -> int:
-    """A seed for one part of a seeded whole: member 3 of seed 0 is `derive_seed(0, 3)`.
+    """An independent seed from a seed and a path: member 3 of seed 0 has `derive_seed(0, 3)`.
 
     Example:
         >>> derive_seed(0, 1) != derive_seed(0, 2)

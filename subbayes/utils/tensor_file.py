@@ -1,4 +1,4 @@
-"""Tensors as the bytes of a safetensors file, written in pieces, and their digests."""
+"""Tensors as the bytes of a safetensors file in pieces, and their digests."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def tensors_digest(tensors: dict[str, Tensor]) -> str:
 
 
 def as_tensors(tensors: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Check names and values of what is to be written; arrays become tensors.
+    """Check the names and values of tensors before writing; arrays become tensors.
 
     Raises:
         InputTypeError: not a dict of tensors or arrays by name.
@@ -130,7 +130,7 @@ def _dtype(tensor: Tensor) -> str:
 
 
 def _layout(tensors: dict[str, Tensor]) -> list[tuple[str, Tensor]]:
-    """Order the tensors, widest dtype first, which aligns each one to its own size."""
+    """Order the tensors, widest dtype first, so that each is aligned."""
     return sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
 
 
@@ -151,7 +151,7 @@ def _header(tensors: dict[str, Tensor], metadata: dict[str, str] | None) -> byte
 def safetensors_pieces(
     tensors: dict[str, Tensor], metadata: dict[str, str] | None = None
 ) -> Iterator[bytes]:
-    """Yield the safetensors file in pieces, so that memory holds one small copy at a time."""
+    """Yield the safetensors file in pieces of at most 8 MiB, to limit memory."""
     yield _header(tensors, metadata)
     for _, tensor in _layout(tensors):
         if tensor.numel():

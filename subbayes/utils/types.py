@@ -1,4 +1,4 @@
-"""Aliases for the shapes that travel between the rooms.
+"""Aliases for shapes that several packages use.
 
 `z` are subspace coordinates, `D` the number of selected weights, `S` a number of weight
 vectors (draws or chains), `N` observations, `C` network outputs.

@@ -1,4 +1,4 @@
-"""Figures show the numbers they claim to show, on the axes they are given, and change nothing."""
+"""Figures show the right numbers, use the given axes, and have no side effects."""
 
 import subprocess
 import sys
@@ -132,7 +132,7 @@ EVERY = {
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_draws_on_the_axes_given_or_on_its_own_and_names_both_axes(name):
+def test_plots_use_given_axes_and_label_them(name):
     before = dict(matplotlib.rcParams)
     mine = Figure().add_subplot()
     assert EVERY[name](mine) is mine
@@ -145,7 +145,7 @@ def test_draws_on_the_axes_given_or_on_its_own_and_names_both_axes(name):
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_labels_and_legend_stay_inside_the_figure_and_off_the_data(name):
+def test_labels_and_legend_are_inside_the_figure_and_outside_the_axes(name):
     ax = EVERY[name](None)
     ax.figure.draw_without_rendering()
     width, height = ax.figure.bbox.width, ax.figure.bbox.height
@@ -172,19 +172,19 @@ def test_pyplot_is_never_imported():
 # --- style --------------------------------------------------------------------------------------
 
 
-def test_save_writes_a_picture(tmp_path):
+def test_save_writes_an_image(tmp_path):
     path = plots.save(plots.trace(draws()), tmp_path / "new" / "trace.png", dpi=50)
     picture = imread(path)
     assert picture.shape[:2] == (130, 260)
     assert picture.std() > 0.05
 
 
-def test_save_says_what_is_wrong_with_a_path(tmp_path):
+def test_save_to_an_invalid_path_raises(tmp_path):
     with pytest.raises(ArtifactError, match="path: expected a file, got Is a directory"):
         plots.save(plots.trace(draws()), tmp_path)
 
 
-def test_png_takes_a_figure_and_axes_of_a_subfigure():
+def test_png_of_a_figure_and_of_axes_in_a_subfigure():
     figure = Figure()
     ax = figure.subfigures(1, 2)[1].add_subplot()
     assert plots.png(ax, dpi=40) == plots.png(figure, dpi=40)
@@ -212,7 +212,7 @@ def test_limits_leave_a_margin(values, expected):
 # --- predictions --------------------------------------------------------------------------------
 
 
-def test_bands_are_quantiles_of_observations_and_of_curves():
+def test_bands_are_quantiles_of_observations_and_means():
     predictive, _ = regression()
     order = torch.randperm(60, generator=generator(2))
     shuffled = Predictive(predictive.outputs[:, order], predictive.likelihood)
@@ -232,7 +232,7 @@ def test_bands_are_quantiles_of_observations_and_of_curves():
     np.testing.assert_allclose(ax.lines[0].get_ydata(), predictive.mean)
 
 
-def test_a_point_method_has_no_epistemic_band():
+def test_single_draw_has_no_epistemic_band():
     point = Predictive(regression()[0].outputs[:1], Gaussian(0.8))
     assert len(plots.bands(point, X).collections) == 1
     labels = [t.get_text() for t in plots.intervals(point, X).get_legend().get_texts()]
@@ -240,7 +240,7 @@ def test_a_point_method_has_no_epistemic_band():
 
 
 @pytest.mark.parametrize("by", ["mean", "rank"])
-def test_intervals_mark_what_lies_outside(by):
+def test_intervals_mark_observations_outside(by):
     predictive, y = regression()
     ax = plots.intervals(predictive, y, by=by, level=0.5)
     share = metrics.coverage(predictive, y, 0.5)
@@ -290,7 +290,7 @@ def test_one_of_several_targets():
         (lambda: plots.intervals(*regression(), by="x"), "by: expected one of 'mean', 'rank'"),
     ],
 )
-def test_predictions_that_do_not_fit(call, message):
+def test_invalid_predictions_raise(call, message):
     with pytest.raises(InputError, match=message):
         call()
 
@@ -305,7 +305,7 @@ def test_calibration_is_the_coverage_of_intervals():
         assert share == pytest.approx(metrics.coverage(predictive, y, level), abs=1e-12)
 
 
-def test_a_second_method_joins_the_axes():
+def test_calibration_of_two_methods_on_the_same_axes():
     ax = plots.calibration(*regression(), label="one")
     plots.calibration(*regression(s=1), label="two", ax=ax)
     labels = [text.get_text() for text in ax.get_legend().get_texts()]
@@ -313,14 +313,14 @@ def test_a_second_method_joins_the_axes():
     assert ax.lines[1].get_color() != ax.lines[2].get_color()
 
 
-def test_pit_is_the_histogram_of_the_distribution_function():
+def test_pit_is_a_histogram_of_the_cdf():
     predictive, y = regression()
     heights = [bar.get_height() for bar in plots.pit(predictive, y, bins=5).patches[-5:]]
     expected = np.histogram(predictive.cdf(y), 5, (0, 1))[0] / 60 * 5
     np.testing.assert_allclose(heights, expected)
 
 
-def test_pit_of_counts_is_the_mean_of_randomised_ones():
+def test_pit_of_counts_is_the_mean_of_randomised_pits():
     predictive, y = counts()
     heights = [bar.get_height() for bar in plots.pit(predictive, y, bins=5).patches[-5:]]
     rng, n = np.random.default_rng(0), 4000
@@ -341,7 +341,7 @@ def test_reliability_shows_accuracy_by_confidence():
 
 
 @given(st.integers(1, 200), st.floats(0, 1))
-def test_wilson_interval_is_the_one_of_scipy(n, share):
+def test_wilson_interval_equals_scipy(n, share):
     k = round(share * n)
     low, high = wilson_interval(np.array([k / n]), np.array([n]))
     expected = stats.binomtest(k, n).proportion_ci(0.95, "wilson")
@@ -349,7 +349,7 @@ def test_wilson_interval_is_the_one_of_scipy(n, share):
     assert high[0] == pytest.approx(expected.high, abs=1e-4)
 
 
-def test_doubt_is_the_accuracy_of_the_surest():
+def test_selective_accuracy_of_the_most_confident_rows():
     predictive, y = classes()
     line = plots.selective_accuracy(predictive, y).lines[0]
     surest = sorted(range(80), key=lambda i: -predictive.probabilities[i].max())[:20]
@@ -378,12 +378,12 @@ def test_doubt_is_the_accuracy_of_the_surest():
         (lambda: plots.calibration(regression()[0], X[:3]), "y: expected shape"),
     ],
 )
-def test_calibration_of_something_else(call, message):
+def test_calibration_of_invalid_predictions_raises(call, message):
     with pytest.raises(InputError, match=message):
         call()
 
 
-def test_two_classes_of_one_output():
+def test_binary_classification_with_one_output():
     predictive = Predictive(torch.randn(3, 20, 1, generator=generator()), Bernoulli())
     y = torch.randint(2, (20,), generator=generator())
     assert plots.selective_accuracy(predictive, y).lines[0].get_ydata()[-1] == metrics.accuracy(
@@ -394,7 +394,7 @@ def test_two_classes_of_one_output():
 # --- posterior ----------------------------------------------------------------------------------
 
 
-def test_surface_is_the_posterior_at_every_point():
+def test_surface_equals_the_posterior():
     p, center = posterior(4), np.array([0.3, -0.1, 0.7, 0.2])
     first, second = np.linspace(-1, 1, 13), np.linspace(-2, 2, 9)  # 117 points: two batches
     values = plots.surface(p, first, second, (2, 0), center)
@@ -404,7 +404,7 @@ def test_surface_is_the_posterior_at_every_point():
         assert values[b, a] == pytest.approx(p.value(z[None])[0], rel=1e-12)
 
 
-def test_surface_goes_through_the_shift_by_default():
+def test_surface_contains_the_shift_by_default():
     p = posterior()
     np.testing.assert_allclose(
         plots.surface(p, np.zeros(1), np.zeros(1)), p.value(np.zeros((1, 3)))[None]
@@ -433,7 +433,7 @@ def test_density_without_draws_spans_the_prior():
     assert ax.get_ylim() == pytest.approx((-6, 6))
 
 
-def test_density_where_weights_are_impossible():
+def test_density_with_infinite_values():
     class Walled:
         """A density that is minus infinity on one side."""
 
@@ -465,7 +465,7 @@ def test_density_where_weights_are_impossible():
         (lambda: plots.density(posterior(), size=2), "size: expected a whole number of at least 3"),
     ],
 )
-def test_a_surface_that_cannot_be(call, message):
+def test_invalid_surface_raises(call, message):
     with pytest.raises(InputError, match=message):
         call()
 
@@ -491,21 +491,21 @@ def test_rank_histogram_counts_ranks():
     np.testing.assert_allclose(rank_histogram(x, 5).mean(0), 1)
 
 
-def test_a_chain_apart_fills_other_bins():
+def test_rank_histogram_of_a_chain_at_another_place():
     z = draws().z
     z[0] += 10
     heights = rank_histogram(z[:, :, 0], 4)
     np.testing.assert_allclose(heights[0], [0, 0, 0, 4])
 
 
-def test_correlations_are_the_sums_by_hand():
+def test_correlations_equal_naive_sums():
     x = draws(chains=2, n=30).z[:, :, 0]
     centred = x - x.mean(1, keepdims=True)
     covariance = [np.mean([np.sum(c[: 30 - lag] * c[lag:]) for c in centred]) for lag in range(6)]
     np.testing.assert_allclose(correlations(x, 5), np.array(covariance) / covariance[0])
 
 
-def test_correlations_of_a_chain_that_does_not_move():
+def test_correlations_of_a_constant_chain():
     assert np.isnan(correlations(np.ones((2, 10)), 3)).all()
     plots.png(plots.autocorrelation(Draws(np.ones((2, 10, 1)))))
 
@@ -529,7 +529,7 @@ def test_ess_bars_are_the_effective_sizes():
         (lambda: plots.autocorrelation(draws(), [5]), "coordinate: expected one of 0 to 2, got 5"),
     ],
 )
-def test_no_such_coordinate(call, message):
+def test_unknown_coordinate_raises(call, message):
     with pytest.raises(InputError, match=message):
         call()
 
@@ -537,7 +537,7 @@ def test_no_such_coordinate(call, message):
 # --- training and methods -----------------------------------------------------------------------
 
 
-def test_curves_join_the_phases():
+def test_training_history_joins_the_phases():
     history = {
         "train": {"train_loss": [3.0, 2.0], "validation_log_likelihood": [-2.5, -2.2]},
         "swa": {"train_loss": [1.5]},
@@ -547,12 +547,12 @@ def test_curves_join_the_phases():
     np.testing.assert_array_equal(held.get_ydata(), [2.5, 2.2, np.nan])
 
 
-def test_curves_of_a_module_that_came_trained():
+def test_training_history_without_first_phase():
     (loss,) = plots.training_history({"train": {}, "swa": {"train_loss": [1.5, 1.4]}}).lines
     np.testing.assert_array_equal(loss.get_ydata(), [1.5, 1.4])
 
 
-def test_the_first_epochs_do_not_hide_the_others():
+def test_training_history_ignores_the_range_of_the_first_epochs():
     loss = [1000.0, *np.linspace(2, 1, 60)]
     assert plots.training_history({"train_loss": loss}).get_ylim()[1] < 3
 
@@ -578,7 +578,7 @@ def test_scores_mark_the_best():
     assert len(np.unique(plots.scores(TABLE, "seconds").collections[-1].get_facecolors())) < 3
 
 
-def test_error_lines_are_one_error_each_way():
+def test_scores_show_one_standard_error():
     ax = plots.scores(TABLE, "rmse", errors={"MAP": 0.1})
     segments = ax.collections[0].get_segments()
     np.testing.assert_allclose(segments[0][:, 0], [1.9, 2.1])
@@ -613,7 +613,7 @@ def test_temperature_marks_the_choice():
         ),
     ],
 )
-def test_results_that_are_none(call, message):
+def test_invalid_results_raise(call, message):
     with pytest.raises(InputError, match=message):
         call()
 
@@ -630,7 +630,7 @@ def test_ellipse_is_two_standard_deviations_of_the_marginal():
     np.testing.assert_allclose(distance, 4.0)
 
 
-def test_draws_stand_for_their_moments_and_laplace_for_its_own():
+def test_gaussian_of_draws_and_of_stored_moments():
     group = draws()
     mean, covariance = gaussian("VI", group, 3)
     np.testing.assert_allclose(mean, group.mean())
@@ -659,7 +659,7 @@ def test_contour_of_a_gaussian_is_its_ellipse():
     np.testing.assert_allclose(gap, 4.0, atol=0.05)
 
 
-def test_engines_have_colours_shapes_and_names_of_their_own():
+def test_density_distinguishes_engines():
     ax = plots.density(
         posterior(), {"ESS": draws(), "NUTS": draws(seed=1)}, size=5, n_draws=10, axes=(1, 2)
     )
@@ -671,7 +671,7 @@ def test_engines_have_colours_shapes_and_names_of_their_own():
     assert shown == ["ESS", "NUTS", "shift (z = 0)"]
 
 
-def test_the_window_holds_what_is_wide():
+def test_density_window_contains_the_approximations():
     ax = plots.density(
         posterior(), draws(), size=5, approximations={"wide": (np.zeros(3), 400 * np.eye(3))}
     )
@@ -692,7 +692,7 @@ def test_the_window_holds_what_is_wide():
         (lambda z: np.zeros(2), "expected one log density for each of 25 points, got shape .2,."),
     ],
 )
-def test_approximations_that_do_not_fit(approximation, message):
+def test_invalid_approximations_raise(approximation, message):
     with pytest.raises(InputError, match=message):
         plots.density(posterior(), size=5, approximations={"q": approximation})
     with pytest.raises(InputTypeError, match="expected a pair .* or an object with log_prob"):
@@ -706,7 +706,7 @@ def test_bands_draw_the_curves_of_some_draws():
         np.testing.assert_allclose(line.get_ydata(), predictive.outputs[s, :, 0])
 
 
-def test_spectra_sort_by_magnitude_and_mark_what_is_negative():
+def test_spectra_sort_by_magnitude_and_mark_negative_values():
     ax = plots.spectra({"Hessian": [1.0, -4.0, 0.0, 1e-9, 2.0]})
     np.testing.assert_allclose(ax.lines[0].get_ydata(), [4, 2, 1])
     np.testing.assert_allclose(ax.lines[2].get_xydata(), [[1, 4]])
@@ -716,7 +716,7 @@ def test_spectra_sort_by_magnitude_and_mark_what_is_negative():
     np.testing.assert_allclose(share.lines[0].get_ydata(), [0.75, 0.25])
 
 
-def test_spectra_take_a_trajectory_and_show_residuals():
+def test_spectra_of_a_trajectory_and_residuals():
     recorder = TrajectoryRecorder()
     for seed in range(4):
         recorder.update(torch.randn(9, generator=generator(seed)))
@@ -751,7 +751,7 @@ def test_temperatures_are_means_and_spreads_of_runs():
         (lambda: plots.bands(regression()[0], X, curves=-1), "curves: expected a whole number"),
     ],
 )
-def test_spectra_and_temperatures_that_are_none(call, message):
+def test_invalid_spectra_and_temperatures_raise(call, message):
     with pytest.raises(InputError, match=message):
         call()
 

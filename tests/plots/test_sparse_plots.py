@@ -1,4 +1,4 @@
-"""Pictures of sparse networks show the numbers they are given."""
+"""Figures of sparse networks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def heights(ax):
     return np.array([patch.get_height() for patch in ax.patches])
 
 
-def test_histograms_hold_all_weights_of_a_layer():
+def test_inclusion_histograms_count_all_weights():
     axes = plots.inclusion(network(), bins=10)
     for ax, share in zip(axes, (0.2, 0.25), strict=True):
         np.testing.assert_allclose(heights(ax), [1 - share, *[0] * 8, share], atol=1e-12)
@@ -51,7 +51,7 @@ def test_the_history_is_drawn_with_and_without_accuracy():
         plots.sparse_history({"train_loss": [1.0]})
 
 
-def test_scores_are_drawn_in_the_order_of_the_densities():
+def test_trade_off_sorts_by_density():
     ax = plots.trade_off({"a": [0.5, 0.1, 0.2], "b": 1.0}, {"a": [0.9, 0.7, 0.8], "b": 0.95})
     assert [line.get_xydata().tolist() for line in ax.lines] == [
         [[0.1, 0.7], [0.2, 0.8], [0.5, 0.9]],
@@ -66,7 +66,7 @@ def test_scores_are_drawn_in_the_order_of_the_densities():
             plots.trade_off(density, score)
 
 
-def test_a_network_with_nothing_in_has_its_place():
+def test_trade_off_with_density_zero():
     ax = plots.trade_off({"a": [0.0, 0.01, 0.1]}, {"a": [0.3, 0.8, 0.9]})
     assert ax.get_xscale() == "symlog"
     assert ax.get_xlim()[0] == 0
@@ -85,7 +85,7 @@ def test_a_network_with_nothing_in_has_its_place():
         ([1e-4, 1e-3, 1.0], ["0.01%", "0.1%", "1%", "10%", "100%"]),
     ],
 )
-def test_densities_are_percents_that_do_not_overlap(densities, expected):
+def test_density_labels_do_not_overlap(densities, expected):
     ax = plots.trade_off({"a": densities}, {"a": [0.5] * len(densities)})
     ax.figure.draw_without_rendering()
     low, high = ax.get_xlim()
@@ -96,7 +96,7 @@ def test_densities_are_percents_that_do_not_overlap(densities, expected):
     assert all(one.x1 < other.x0 for one, other in zip(boxes, boxes[1:], strict=False))
 
 
-def test_networks_and_fitted_estimators_are_taken_as_they_are():
+def test_networks_and_fitted_estimators_are_accepted():
     X = pd.DataFrame(np.random.default_rng(0).normal(size=(20, 2)), columns=["age", "dose"])
     model = SparseRegressor(**nested(hidden=(), epochs=3, random_state=0, sparse=True)).fit(
         X, X["dose"]
@@ -130,12 +130,12 @@ def test_networks_and_fitted_estimators_are_taken_as_they_are():
         (plots.feature_inclusion, 0.3, "probabilities: expected one probability for each .*float"),
     ],
 )
-def test_what_is_no_sparse_network_is_refused(draw, given, pattern):
+def test_other_objects_than_sparse_networks_raise(draw, given, pattern):
     with pytest.raises(InputTypeError, match=pattern):
         draw(given)
 
 
-def test_the_surest_inputs_come_first():
+def test_feature_inclusion_sorts_inputs():
     p = pd.Series({"a": 0.1, "b": 0.9, "c": 0.6, "d": 0.2})
     ax = plots.feature_inclusion(p, most=3)
     assert [text.get_text() for text in ax.get_yticklabels()] == ["b", "c", "d"]

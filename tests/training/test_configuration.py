@@ -1,4 +1,4 @@
-"""`Training` refuses what cannot be and gives each phase its settings."""
+"""Validation of `Training`, and the settings of its phases."""
 
 import pytest
 
@@ -31,18 +31,18 @@ from subbayes import InputError, Training
         ({"sketch": 0}, "sketch: expected a whole number of at least 1"),
     ],
 )
-def test_fields_that_cannot_be(fields, message):
+def test_invalid_fields_raise(fields, message):
     with pytest.raises(InputError, match=message):
         Training(**fields)
 
 
-def test_weight_decay_is_that_of_the_prior():
+def test_weight_decay_equals_the_prior():
     assert Training().weight_decay_for(10) == 0.0
     assert Training(weight_decay=0.3).weight_decay_for(10) == 0.3
     assert Training(prior_scale=0.5).weight_decay_for(10) == pytest.approx(0.4)
 
 
-def test_phases_have_settings_of_their_own():
+def test_phases_have_separate_settings():
     training = Training(
         epochs=10,
         schedule="cosine",

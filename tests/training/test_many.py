@@ -1,4 +1,4 @@
-"""Members trained together against members trained alone."""
+"""Vectorised training of several members against separate training."""
 
 import pytest
 import torch
@@ -72,12 +72,12 @@ OPTIONS = [
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-def test_together_is_as_alone(options, monkeypatch):
+def test_train_many_equals_train(options, monkeypatch):
     monkeypatch.setattr(many_steps, "_TRACED_AFTER", 2)
     compare(*both([net(m) for m in range(3)], Gaussian(), table(), **options))
 
 
-def test_members_with_data_and_units_of_their_own():
+def test_members_with_separate_data_and_standardisation():
     data = [(x, 10 * m + 3 * y) for m, (x, y) in enumerate(table(seed=s) for s in range(3))]
     likelihoods = [Standardized.of(HeteroscedasticGaussian(), y) for _, y in data]
     together, alone = both([net(m, 2) for m in range(3)], likelihoods, data)
@@ -89,7 +89,7 @@ def test_members_with_data_and_units_of_their_own():
     ("likelihood", "outputs"),
     [(Bernoulli(), 1), (Categorical(2), 2), (Poisson(), 1), (Gaussian(0.5), 1)],
 )
-def test_every_likelihood(likelihood, outputs):
+def test_train_many_with_every_likelihood(likelihood, outputs):
     x, y = table()
     targets = y if likelihood.kind == "regression" else (y > 0).long()
     compare(*both([net(m, outputs) for m in range(2)], likelihood, (x, targets)))
@@ -126,7 +126,7 @@ def test_several_inputs(form):
     compare(*both([Sum(m) for m in range(2)], Gaussian(), (inputs, y)))
 
 
-def test_frozen_parameters_are_each_members_own():
+def test_members_keep_their_frozen_parameters():
     modules = [net(m) for m in range(2)]
     for module in modules:
         module[0].requires_grad_(False)
@@ -142,7 +142,7 @@ MASKS = {"0.weight": torch.tensor([[True, False, True]] * 6), "2.bias": torch.te
     "options", [{}, {"sketch": 2}, {"every": 3, "unit": "steps"}, {"every": 2, "weight_decay": 0.1}]
 )
 @pytest.mark.parametrize("parameters", ["all", MASKS])
-def test_averaging_together_is_as_alone(options, parameters):
+def test_swa_many_equals_swa(options, parameters):
     x, y = table()
     modules = [net(m) for m in range(3)]
     starts = train_many(
@@ -162,7 +162,7 @@ def test_averaging_together_is_as_alone(options, parameters):
 
 
 @pytest.mark.parametrize("why", ["batchnorm", "dropout", "loader", "sizes", "one"])
-def test_what_cannot_be_vectorised_is_trained_one_after_the_other(why):
+def test_members_that_cannot_be_vectorised_are_trained_in_sequence(why):
     x, y = table()
     middle = {"batchnorm": [nn.BatchNorm1d(6)], "dropout": [nn.Dropout(0.3)]}.get(why, [])
     data = {
@@ -209,7 +209,7 @@ def test_modules_without_a_batching_rule():
     assert len(results) == 2
 
 
-def test_modules_and_generators_are_left_as_they_were():
+def test_train_many_does_not_change_modules_and_generators():
     modules = [net(m) for m in range(2)]
     before = [p.detach().clone() for module in modules for p in module.parameters()]
     state = torch.get_rng_state()

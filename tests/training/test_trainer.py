@@ -1,4 +1,4 @@
-"""Training against closed forms, scikit-learn and hand-written loops; nothing else is touched."""
+"""Training against closed forms, scikit-learn and naive loops, without side effects."""
 
 import copy
 import math
@@ -66,7 +66,7 @@ def weights(result):
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 @pytest.mark.parametrize("n", [20, 80])
-def test_linear_gaussian_map_is_the_ridge_solution(n, optimizer):
+def test_map_of_linear_gaussian_model_is_ridge_regression(n, optimizer):
     x, y = table(n)
     noise, scale = 0.7, 0.4
     precision = x.T @ x / noise**2 + torch.eye(3, dtype=x.dtype) / scale**2
@@ -79,7 +79,7 @@ def test_linear_gaussian_map_is_the_ridge_solution(n, optimizer):
         assert torch.allclose(weights(result), expected, atol=1e-5)
 
 
-def test_no_decay_is_least_squares():
+def test_flat_prior_gives_least_squares():
     x, y = table()
     result = train(linear(), Gaussian(1.0), (x, y), **training_options(**EXACT))
     expected = torch.linalg.lstsq(x, y[:, None]).solution[:, 0]
@@ -118,7 +118,7 @@ class ConstantNoise(nn.Module):
         return torch.cat([mean, torch.full_like(mean, -2.0)], 1)
 
 
-def test_learned_global_variance_makes_up_the_residual_variance():
+def test_learned_global_variance_completes_the_residual_variance():
     x, y = table()
     options = EXACT | {
         "optimizer": "adam",
@@ -134,7 +134,7 @@ def test_learned_global_variance_makes_up_the_residual_variance():
     assert result.likelihood.global_variance == pytest.approx((expected,), rel=1e-4)
 
 
-def test_logistic_regression_is_that_of_scikit_learn():
+def test_logistic_regression_equals_scikit_learn():
     from sklearn.linear_model import LogisticRegression
 
     x, y = table()
@@ -149,7 +149,7 @@ def test_logistic_regression_is_that_of_scikit_learn():
     assert np.allclose(weights(result), theirs.coef_[0], atol=1e-5)
 
 
-def test_softmax_regression_is_that_of_scikit_learn():
+def test_softmax_regression_equals_scikit_learn():
     from sklearn.linear_model import LogisticRegression
 
     x, y = table()
@@ -164,7 +164,7 @@ def test_softmax_regression_is_that_of_scikit_learn():
     assert np.allclose(weights(result).reshape(3, 3), theirs.coef_, atol=1e-4)
 
 
-def test_poisson_regression_is_that_of_scikit_learn():
+def test_poisson_regression_equals_scikit_learn():
     from sklearn.linear_model import PoissonRegressor
 
     x, _ = table()
@@ -174,7 +174,7 @@ def test_poisson_regression_is_that_of_scikit_learn():
     assert np.allclose(weights(result), theirs.coef_, atol=1e-5)
 
 
-def test_standardised_targets_train_the_same_network_as_scaling_by_hand():
+def test_standardized_likelihood_equals_manual_scaling():
     x, y = table()
     y = 300 + 50 * y
     likelihood = Standardized.of(Gaussian(), y)
@@ -216,7 +216,7 @@ def by_hand(module, batches, epochs, optimizer, after=lambda epoch: None):
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_minibatch_training_is_the_loop_by_hand(optimizer):
+def test_minibatch_training_equals_a_naive_loop(optimizer):
     x, y = table(dtype=torch.float32)
     loader = DataLoader(TensorDataset(x, y), batch_size=16)
     result = train(
@@ -242,7 +242,7 @@ def test_minibatch_training_is_the_loop_by_hand(optimizer):
     assert torch.allclose(weights(result), Network(module).weights, atol=1e-6)
 
 
-def test_swa_is_the_mean_of_the_snapshots_of_a_loop_by_hand():
+def test_swa_equals_the_mean_of_a_naive_loop():
     x, y = table(dtype=torch.float32)
     loader = DataLoader(TensorDataset(x, y), batch_size=16)
     result = swa(
@@ -269,7 +269,7 @@ def test_swa_is_the_mean_of_the_snapshots_of_a_loop_by_hand():
     assert torch.allclose(result.recorder.deviations, path[-2:] - path.mean(0), atol=1e-6)
 
 
-def test_swa_counts_steps_when_asked():
+def test_swa_with_snapshots_by_step():
     x, y = table(64)
     result = swa(
         linear(),
@@ -282,7 +282,7 @@ def test_swa_counts_steps_when_asked():
     assert result.recorder.n == 4
 
 
-def test_all_rows_in_one_batch_whatever_the_batch_size():
+def test_batch_size_above_the_number_of_rows():
     data = table()
     runs = [
         train(net().double(), Gaussian(), data, **training_options(**QUICK | {"batch_size": size}))
@@ -291,7 +291,7 @@ def test_all_rows_in_one_batch_whatever_the_batch_size():
     assert all(torch.equal(weights(runs[0]), weights(run)) for run in runs)
 
 
-def test_every_row_is_seen_once_an_epoch():
+def test_every_row_is_used_once_per_epoch():
     seen = []
 
     class Spy(nn.Module):
@@ -317,7 +317,7 @@ def test_every_row_is_seen_once_an_epoch():
     assert not torch.equal(seen[0], seen[2])
 
 
-def test_biases_learn_at_their_own_rate():
+def test_bias_learning_rate_factor():
     x, y = table()
     layer = linear(bias=True)
     moves = []
@@ -335,7 +335,7 @@ def test_biases_learn_at_their_own_rate():
     assert torch.allclose(moves[1][3], 2 * moves[0][3])
 
 
-def test_gradients_are_clipped():
+def test_clip_norm_limits_gradients():
     x, y = table()
     before = linear()
     result = train(
@@ -376,7 +376,7 @@ def test_schedules():
 # --- what is left alone ----------------------------------------------------------------------
 
 
-def test_the_module_and_the_generators_are_left_as_they_were():
+def test_train_does_not_change_the_module_and_the_generators():
     module = net(dropout=0.3, norm=True)
     module[2].eval()
     module[0].bias.requires_grad_(False)
@@ -397,7 +397,7 @@ def test_the_module_and_the_generators_are_left_as_they_were():
     assert all(p.grad is None for p in module.parameters())
 
 
-def test_frozen_parameters_stay():
+def test_frozen_parameters_are_not_trained():
     module = net()
     module[0].weight.requires_grad_(False)
     result = train(
@@ -408,7 +408,7 @@ def test_frozen_parameters_stay():
     assert result.network.size == 8 + 8 + 1
 
 
-def test_training_moves_all_and_swa_only_the_selected():
+def test_train_updates_all_parameters_and_swa_the_selected_ones():
     data = table(dtype=torch.float32)
     mask = torch.zeros(8, 3, dtype=torch.bool)
     mask[2, 1] = mask[4] = True
@@ -425,7 +425,7 @@ def test_training_moves_all_and_swa_only_the_selected():
     assert torch.equal(moved[0].weight != result.module[0].weight, mask)
 
 
-def test_the_mode_is_the_real_training_mode():
+def test_modules_are_trained_in_training_mode():
     modes = []
     module = net(dropout=0.5, norm=True).eval()
     module.register_forward_pre_hook(lambda m, _: modes.append((m.training, m[3].training)))
@@ -457,7 +457,7 @@ def test_tied_parameters_stay_tied():
     assert result.network.size == 9 + 3 + 3 + 4
 
 
-def test_results_say_what_they_are_in_a_line():
+def test_repr_of_results():
     result = train(net(), Gaussian(0.5), table(dtype=torch.float32), **training_options(**QUICK))
     assert repr(result) == (
         "TrainingResult(Network(Sequential, 41 weights in 4 parameters), "
@@ -472,7 +472,7 @@ def test_results_say_what_they_are_in_a_line():
     assert repr(average).endswith("TrajectoryRecorder(n=2, size=41, max_snapshots=20))")
 
 
-def test_training_works_where_gradients_are_off():
+def test_training_inside_no_grad():
     with torch.no_grad():
         result = train(linear(), Gaussian(), table(), **training_options(**QUICK))
     assert float(weights(result).norm()) > 0
@@ -499,7 +499,7 @@ def test_the_same_seed_gives_the_same_result():
     assert not torch.equal(runs[0], runs[1])
 
 
-def test_a_shuffling_loader_follows_the_seed_whatever_its_workers():
+def test_shuffling_loader_depends_on_the_seed_only():
     x, y = table(dtype=torch.float32)
     runs = []
     for workers in (0, 0, 2):
@@ -529,7 +529,7 @@ def overfitting():
     return (x, y), (far, z)
 
 
-def test_early_stopping_goes_back_to_the_best_epoch():
+def test_early_stopping_restores_the_best_epoch():
     data, held_out = overfitting()
     result = train(
         net(norm=True),
@@ -548,7 +548,7 @@ def test_early_stopping_goes_back_to_the_best_epoch():
     assert score == pytest.approx(max(curve), abs=1e-5)
 
 
-def test_without_patience_validation_is_only_recorded():
+def test_validation_without_patience_is_only_recorded():
     data, held_out = overfitting()
     options = {"learning_rate": 0.05, "epochs": 30, "progress": False}
     watched = train(net(), Gaussian(), data, validation=held_out, **training_options(**options))
@@ -557,7 +557,7 @@ def test_without_patience_validation_is_only_recorded():
     assert watched.best_epoch == len(watched.history["validation_log_likelihood"]) == 30
 
 
-def test_a_fraction_is_held_out_and_the_prior_counts_the_rest():
+def test_validation_fraction_reduces_the_rows_of_the_prior():
     x, y = table(50)
     x[:, 0] = torch.arange(50, dtype=x.dtype)
     seen = []
@@ -592,7 +592,7 @@ def test_a_fraction_is_held_out_and_the_prior_counts_the_rest():
     assert torch.allclose(weights(runs[0]), weights(decayed))
 
 
-def test_the_callback_sees_each_epoch_and_may_stop():
+def test_callback_is_called_per_epoch_and_may_stop_training():
     seen = []
     recorder = TrajectoryRecorder()
     result = train(
@@ -624,7 +624,7 @@ def test_swa_refreshes_batchnorm_at_the_average():
     assert torch.allclose(module[2].running_var, hidden.var(0), atol=1e-5)
 
 
-def test_swa_averages_what_the_likelihood_learns():
+def test_swa_averages_likelihood_parameters():
     x, y = table()
     start = train(linear(), Gaussian(), (x, y), **training_options(**EXACT | {"epochs": 20}))
     assert start.likelihood_parameters.exp().tolist() == pytest.approx(list(start.likelihood.noise))
@@ -656,7 +656,7 @@ def test_swa_averages_what_the_likelihood_learns():
     assert fixed.likelihood == start.likelihood
 
 
-def test_swa_streams_its_trajectory():
+def test_swa_with_a_sketch_of_the_trajectory():
     x, y = table()
     options = {"swa_epochs": 30, "batch_size": 16, "progress": False}
     streamed = swa(linear(), Gaussian(0.5), (x, y), **training_options(**options, sketch=2))
@@ -697,7 +697,7 @@ def test_numpy_arrays_and_streamed_data():
     assert torch.equal(weights(streamed[0]), weights(streamed[1]))
 
 
-def test_a_batch_of_one_row_does_not_break_batchnorm():
+def test_last_batch_of_one_row_with_batchnorm():
     x, y = table(33, dtype=torch.float32)
     for data in ((x, y), DataLoader(TensorDataset(x, y), batch_size=16)):
         result = train(net(norm=True), Gaussian(), data, **training_options(**QUICK))
@@ -713,7 +713,7 @@ def test_a_batch_of_one_row_does_not_break_batchnorm():
         train(net(norm=True), Gaussian(1.0), (x[:1], y[:1]), **training_options(**QUICK))
 
 
-def test_empty_batches_of_a_loader_are_left_out():
+def test_empty_batches_of_a_loader_are_skipped():
     x, y = table(48, dtype=torch.float32)
     full = [(x[i : i + 16], y[i : i + 16]) for i in (0, 16, 32)]
     gaps = [(x[:0], y[:0]), full[0], (x[:0], y[:0]), *full[1:], (x[:0], y[:0])]
@@ -754,7 +754,7 @@ def test_empty_batches_of_a_loader_are_left_out():
 # --- errors ----------------------------------------------------------------------------------
 
 
-def test_training_without_gradients():
+def test_training_in_inference_mode_raises():
     x, y = table(dtype=torch.float32)
     with torch.no_grad():  # which says nothing of the gradients that training needs itself
         result = train(net(), Gaussian(), (x, y), **training_options(**QUICK))
@@ -772,7 +772,7 @@ def test_training_without_gradients():
         train(net(), Gaussian(), (x, y), **training_options(**QUICK))
 
 
-def test_a_training_that_diverges():
+def test_diverging_training_raises():
     x, y = table(dtype=torch.float32)
     with pytest.raises(
         InputError,
@@ -806,7 +806,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("options", "message"), BAD)
-def test_settings_that_cannot_be(options, message):
+def test_invalid_settings_raise(options, message):
     with pytest.raises(InputError, match=message):
         train(
             net(),
@@ -816,7 +816,7 @@ def test_settings_that_cannot_be(options, message):
         )
 
 
-def test_data_that_do_not_fit():
+def test_invalid_data_raise():
     x, y = table(dtype=torch.float32)
     with pytest.raises(InputError, match="module: expected 2 outputs for Heteroscedastic.* got 1"):
         train(net(), HeteroscedasticGaussian(), (x, y), **training_options(**QUICK))

@@ -1,4 +1,4 @@
-"""Artifacts come back as they were, whoever is killed, whatever is full; and say what is wrong."""
+"""Round trips of artifacts, interrupted and concurrent writers, full disks, and damaged files."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def one_line(pattern: str, path: Path | None = None) -> Any:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0, 3), (4, 3, 2)], ids=str)
-def test_every_dtype_and_shape_comes_back(
+def test_round_trip_of_every_dtype_and_shape(
     tmp_path: Path, dtype: torch.dtype, shape: tuple[int, ...]
 ) -> None:
     generator = torch.Generator().manual_seed(1)
@@ -106,7 +106,7 @@ def test_every_dtype_and_shape_comes_back(
     assert torch.equal(back, tensor)
 
 
-def test_the_safetensors_library_reads_the_same_file(tmp_path: Path) -> None:
+def test_safetensors_library_reads_the_tensor_file(tmp_path: Path) -> None:
     tensors = {
         "transposed": torch.arange(12.0).reshape(3, 4).T,
         "expanded": torch.tensor([1, 2]).expand(3, 2),
@@ -133,7 +133,7 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous().flatten().view(torch.uint8)
 
 
-def test_shared_memory_parameters_and_views_are_written_as_they_are(tmp_path: Path) -> None:
+def test_shared_memory_parameters_and_views_are_written(tmp_path: Path) -> None:
     base = torch.arange(6.0)
     weight = torch.nn.Parameter(base.clone())
     tensors = {
@@ -153,7 +153,7 @@ def test_shared_memory_parameters_and_views_are_written_as_they_are(tmp_path: Pa
     assert torch.equal(read(tmp_path)[0]["all"], base)
 
 
-def test_arrays_of_any_layout_become_tensors(tmp_path: Path) -> None:
+def test_arrays_of_any_layout_are_written_as_tensors(tmp_path: Path) -> None:
     frozen = np.arange(4.0)
     frozen.setflags(write=False)
     arrays = {
@@ -170,13 +170,13 @@ def test_arrays_of_any_layout_become_tensors(tmp_path: Path) -> None:
         np.testing.assert_array_equal(back[name].numpy(), array)
 
 
-def test_no_tensors_at_all(tmp_path: Path) -> None:
+def test_artifact_without_tensors(tmp_path: Path) -> None:
     write(tmp_path, "test", {}, {"only": "meta"})
     assert read(tmp_path, "test") == ({}, {"only": "meta"}, "test")
     assert_tidy(tmp_path)
 
 
-def test_a_tensor_larger_than_a_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensor_larger_than_one_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tensor_file_module, "_PIECE", 1000)
     tensor = torch.arange(12345, dtype=torch.int32)
     write(tmp_path, "test", {"x": tensor, "y": tensor[:250]}, {})
@@ -184,7 +184,7 @@ def test_a_tensor_larger_than_a_piece(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_tensors_from_and_to_a_gpu(tmp_path: Path) -> None:
+def test_tensors_on_a_gpu(tmp_path: Path) -> None:
     tensor = torch.arange(6.0).reshape(2, 3).T
     write(tmp_path, "test", {"x": tensor.cuda()}, {})
     back = read(tmp_path, device="cuda")[0]["x"]
@@ -216,7 +216,7 @@ def same(x: Any, y: Any) -> bool:
 
 @given(meta=st.dictionaries(KEYS, VALUES, max_size=4))
 @settings(max_examples=40, deadline=None)
-def test_metadata_comes_back_as_it_was(
+def test_round_trip_of_facts(
     tmp_path_factory: pytest.TempPathFactory, meta: dict[str, Any]
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "metadata"
@@ -229,13 +229,13 @@ def test_metadata_comes_back_as_it_was(
     json.loads((path / "manifest.json").read_text(), parse_constant=strict)
 
 
-def test_an_integer_of_any_length_comes_back(tmp_path: Path) -> None:
+def test_round_trip_of_long_integers(tmp_path: Path) -> None:
     huge = 10**5000  # more digits than Python turns into text
     write(tmp_path, "test", {}, {"huge": huge, "negative": -huge})
     assert read(tmp_path)[1] == {"huge": huge, "negative": -huge}
 
 
-def test_metadata_of_numpy_and_torch_becomes_plain(tmp_path: Path) -> None:
+def test_facts_of_numpy_and_torch_become_plain(tmp_path: Path) -> None:
     state = np.random.default_rng(1).bit_generator.state
     meta = {
         "state": state,
@@ -293,7 +293,7 @@ def circular() -> list[Any]:
         ({"a": circular()}, InputError, r"facts: expected at most 64 levels, got deeper"),
     ],
 )
-def test_metadata_that_has_no_form_is_refused(
+def test_facts_that_cannot_be_represented_raise(
     tmp_path: Path, meta: dict[str, Any], error: type[Exception], pattern: str
 ) -> None:
     with pytest.raises(error, match=pattern):
@@ -315,13 +315,15 @@ def test_metadata_that_has_no_form_is_refused(
     ],
     ids=["complex", "sparse", "meta", "text", "object"],
 )
-def test_tensors_that_have_no_form_are_refused(tmp_path: Path, tensor: Any, pattern: str) -> None:
+def test_tensors_that_cannot_be_represented_raise(
+    tmp_path: Path, tensor: Any, pattern: str
+) -> None:
     with pytest.raises(InputError, match=pattern):
         write(tmp_path / "a", "test", {"x": tensor}, {})
     assert not (tmp_path / "a").exists()
 
 
-def test_names_and_types_that_have_no_form_are_refused(tmp_path: Path) -> None:
+def test_names_and_types_that_cannot_be_represented_raise(tmp_path: Path) -> None:
     for name in ("__metadata__", "\ud800"):
         with pytest.raises(InputError, match="tensors: expected a name the safetensors format"):
             write(tmp_path / "a", "test", {name: torch.zeros(1)}, {})
@@ -331,7 +333,7 @@ def test_names_and_types_that_have_no_form_are_refused(tmp_path: Path) -> None:
         tensor_file_module._check_name(1)
 
 
-def test_the_fingerprint_tells_content_apart_and_nothing_else() -> None:
+def test_fingerprint_depends_on_content_only() -> None:
     x, y = torch.arange(6.0).reshape(2, 3), torch.arange(3)
     reference = fingerprint({"x": x, "y": y}, {"a": 1, "b": (1.5, None)})
     assert re.fullmatch("[0-9a-f]{64}", reference)
@@ -373,7 +375,7 @@ def test_an_artifact_is_replaced_only_on_request(tmp_path: Path) -> None:
     assert_tidy(path)
 
 
-def test_files_of_others_beside_an_artifact_stay(tmp_path: Path) -> None:
+def test_other_files_in_the_folder_are_kept(tmp_path: Path) -> None:
     put(tmp_path, 1)
     (tmp_path / "notes.txt").write_text("mine")
     (tmp_path / "tensors-old.safetensors").write_text("mine too")
@@ -390,7 +392,7 @@ def test_files_of_others_beside_an_artifact_stay(tmp_path: Path) -> None:
      {"manifest.json": "[1]"}, {"tensors-0123456789abcdef.safetensors": "", "x.csv": ""}],
     ids=lambda strangers: "+".join(strangers),
 )  # fmt: skip
-def test_a_foreign_folder_is_left_alone(
+def test_a_folder_with_other_files_is_refused(
     tmp_path: Path, strangers: dict[str, str], overwrite: bool
 ) -> None:
     for name, text in strangers.items():
@@ -411,7 +413,7 @@ def test_a_path_that_is_or_lies_in_a_file(tmp_path: Path) -> None:
         write("a\0b", "test", {}, {})
 
 
-def test_a_tensor_file_without_a_manifest_is_not_swept_unasked(tmp_path: Path) -> None:
+def test_a_tensor_file_without_a_manifest_is_kept_unless_overwriting(tmp_path: Path) -> None:
     put(tmp_path, 1)
     (tmp_path / "manifest.json").unlink()
     with one_line("Pass overwrite=True", tmp_path):
@@ -549,7 +551,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("case", DAMAGE)
-def test_damage_is_named_with_the_path(tmp_path: Path, case: str) -> None:
+def test_errors_of_damaged_artifacts_name_the_path(tmp_path: Path, case: str) -> None:
     path = tmp_path / "a"
     put(path, 1)
     harm, pattern = DAMAGE[case]
@@ -561,7 +563,7 @@ def test_damage_is_named_with_the_path(tmp_path: Path, case: str) -> None:
     assert caught.value.__suppress_context__
 
 
-def test_a_file_or_another_kind_instead_of_the_artifact(tmp_path: Path) -> None:
+def test_a_file_or_another_kind_of_artifact_is_refused(tmp_path: Path) -> None:
     put(tmp_path / "a", 1)
     with one_line("of kind 'draws', got kind 'test' at .* right artifact", tmp_path / "a"):
         read(tmp_path / "a", "draws")
@@ -572,7 +574,9 @@ def test_a_file_or_another_kind_instead_of_the_artifact(tmp_path: Path) -> None:
         read(tmp_path / "a", device="cuda:99")
 
 
-def test_an_artifact_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_artifact_without_permission_to_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     put(tmp_path / "a", 1)
     tmp_path.chmod(0o755)
     monkeypatch.chdir(tmp_path)
@@ -584,7 +588,7 @@ def test_an_artifact_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.Mo
     )
 
 
-def test_is_artifact_looks_at_the_manifest_only(tmp_path: Path) -> None:
+def test_is_artifact_reads_only_the_manifest(tmp_path: Path) -> None:
     assert not is_artifact(tmp_path)
     put(tmp_path, 1)
     assert is_artifact(tmp_path)
@@ -676,7 +680,7 @@ def value_or_none(path: Path) -> int | None:
 
 @pytest.mark.parametrize("locks", [True, False], ids=["locks", "no locks"])
 @pytest.mark.parametrize("earlier", SITUATIONS.values(), ids=SITUATIONS)
-def test_a_disk_full_at_any_call_leaves_old_or_new(
+def test_full_disk_at_any_call_leaves_old_or_new(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, earlier: int | None, locks: bool
 ) -> None:
     if not locks:
@@ -708,7 +712,7 @@ def test_a_disk_full_at_any_call_leaves_old_or_new(
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("earlier", SITUATIONS.values(), ids=SITUATIONS)
-def test_an_interrupt_at_any_call_leaves_old_or_new(
+def test_interrupt_at_any_call_leaves_old_or_new(
     tmp_path: Path, earlier: int | None, after: bool
 ) -> None:
     path = tmp_path / "a"
@@ -724,7 +728,7 @@ def test_an_interrupt_at_any_call_leaves_old_or_new(
         assert_tidy(path)
 
 
-def test_short_writes_go_on_and_empty_ones_are_a_full_disk(
+def test_short_writes_continue_and_empty_writes_mean_a_full_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = os.write
@@ -738,7 +742,7 @@ def test_short_writes_go_on_and_empty_ones_are_a_full_disk(
     assert_tidy(tmp_path)
 
 
-def test_a_limit_on_file_sizes(tmp_path: Path) -> None:
+def test_limit_of_file_sizes(tmp_path: Path) -> None:
     put(tmp_path / "a", 1)
     (tmp_path / "table.csv").write_text("old")
 
@@ -775,7 +779,7 @@ def kill_self() -> None:
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("earlier", SITUATIONS.values(), ids=SITUATIONS)
-def test_a_kill_at_any_call_leaves_old_or_new(
+def test_kill_at_any_call_leaves_old_or_new(
     tmp_path: Path, earlier: int | None, after: bool
 ) -> None:
     path = tmp_path / "a"
@@ -832,7 +836,7 @@ def test_kills_at_random_moments_leave_a_readable_artifact(tmp_path: Path) -> No
     assert_tidy(path)
 
 
-def test_a_reader_beside_a_writer_always_sees_one_whole_state(tmp_path: Path) -> None:
+def test_concurrent_reader_sees_a_consistent_state(tmp_path: Path) -> None:
     path, values = tmp_path / "a", [0]
     put(path, 0)
     child = fork_forever(path, 0)
@@ -847,7 +851,7 @@ def test_a_reader_beside_a_writer_always_sees_one_whole_state(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("stage", ["_check_manifest", "_check_version"])
-def test_an_artifact_replaced_while_it_is_read(
+def test_artifact_replaced_during_reading(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
 ) -> None:
     put(tmp_path, 1)
@@ -865,9 +869,7 @@ def test_an_artifact_replaced_while_it_is_read(
     assert len(calls) == 2
 
 
-def test_a_file_that_vanishes_while_torch_maps_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_file_deleted_while_it_is_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(tmp_path, 1)
 
     def vanish(*_: Any, **__: Any) -> None:
@@ -878,7 +880,7 @@ def test_a_file_that_vanishes_while_torch_maps_it(
         read(tmp_path)
 
 
-def test_what_was_read_outlives_the_file(tmp_path: Path) -> None:
+def test_tensors_do_not_depend_on_the_file_after_reading(tmp_path: Path) -> None:
     put(tmp_path, 1, size=100_000)
 
     def task() -> None:
@@ -890,7 +892,7 @@ def test_what_was_read_outlives_the_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("locks", [True, False], ids=["locks", "no locks"])
-def test_threads_on_one_path_never_mix(
+def test_concurrent_threads_do_not_mix_artifacts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, locks: bool
 ) -> None:
     if not locks:  # then nobody waits and old files may stay behind, but no state is mixed
@@ -919,7 +921,7 @@ def test_threads_on_one_path_never_mix(
         assert value_at(path) % 100 in range(8)
 
 
-def test_processes_on_one_path_never_mix(tmp_path: Path) -> None:
+def test_concurrent_processes_do_not_mix_artifacts(tmp_path: Path) -> None:
     path = tmp_path / "a"
 
     def work(writer: int) -> None:
@@ -943,7 +945,7 @@ def test_processes_on_one_path_never_mix(tmp_path: Path) -> None:
     assert_tidy(path)
 
 
-def test_of_two_first_writers_one_is_refused(tmp_path: Path) -> None:
+def test_one_of_two_first_writers_is_refused(tmp_path: Path) -> None:
     path, outcomes = tmp_path / "a", list[str]()
 
     def work(value: int) -> None:
@@ -965,7 +967,7 @@ def test_of_two_first_writers_one_is_refused(tmp_path: Path) -> None:
 # --- single files -------------------------------------------------------------------------------
 
 
-def test_a_text_file_is_written_with_its_folder_and_keeps_its_mode(tmp_path: Path) -> None:
+def test_atomic_write_text_creates_the_folder_and_keeps_the_mode(tmp_path: Path) -> None:
     file = tmp_path / "new" / "table.csv"
     atomic_write_text(file, "größe\r\n1\n")
     assert file.read_bytes() == "größe\r\n1\n".encode()
@@ -976,13 +978,13 @@ def test_a_text_file_is_written_with_its_folder_and_keeps_its_mode(tmp_path: Pat
     assert listing(file.parent) == ["table.csv"]
 
 
-def test_a_new_file_has_the_mode_that_open_would_give(tmp_path: Path) -> None:
+def test_new_files_have_the_default_mode(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("")
     atomic_write_text(tmp_path / "b", "")
     assert (tmp_path / "a").stat().st_mode == (tmp_path / "b").stat().st_mode
 
 
-def test_a_link_is_followed(tmp_path: Path) -> None:
+def test_atomic_write_follows_links(tmp_path: Path) -> None:
     (tmp_path / "real").write_text("old")
     (tmp_path / "link").symlink_to("real")
     atomic_write_text(tmp_path / "link", "new")
@@ -991,7 +993,7 @@ def test_a_link_is_followed(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
-def test_a_device_is_written_to_and_not_replaced(tmp_path: Path) -> None:
+def test_atomic_write_does_not_replace_devices(tmp_path: Path) -> None:
     with one_line("expected free disk space, got No space left on device", Path("/dev/full")):
         atomic_write_text("/dev/full", "text")
     atomic_write_text("/dev/null", "text")
@@ -1003,7 +1005,7 @@ def test_a_device_is_written_to_and_not_replaced(tmp_path: Path) -> None:
     assert listing(tmp_path) == ["link"]
 
 
-def test_a_disk_full_at_any_call_leaves_the_old_file(
+def test_full_disk_at_any_call_leaves_the_old_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hit = []
@@ -1019,7 +1021,7 @@ def test_a_disk_full_at_any_call_leaves_the_old_file(
     assert hit == STEPS[:4]
 
 
-def test_what_a_killed_writer_left_is_swept_and_nothing_else(tmp_path: Path) -> None:
+def test_only_temporary_files_of_killed_writers_are_removed(tmp_path: Path) -> None:
     others = [
         ".a.0123456789abcdef.tmp",
         ".b.0123456789abcdef.subbayes-tmp",
@@ -1047,7 +1049,7 @@ def put_file(path: Path, value: int = 1) -> Path:
     return path
 
 
-def test_a_single_file_holds_the_same_as_a_folder(tmp_path: Path) -> None:
+def test_single_file_has_the_same_content_as_a_folder(tmp_path: Path) -> None:
     file = tmp_path / "a.safetensors"
     tensors, facts = content(3)
     write_file(file, "test", tensors, facts)
@@ -1064,7 +1066,7 @@ def test_a_single_file_holds_the_same_as_a_folder(tmp_path: Path) -> None:
     assert listing(tmp_path) == ["a.safetensors", "folder"]
 
 
-def test_every_changed_byte_of_a_single_file_is_found(tmp_path: Path) -> None:
+def test_every_changed_byte_of_a_single_file_is_detected(tmp_path: Path) -> None:
     data = put_file(tmp_path / "a").read_bytes()
     for at in range(0, len(data), 3):
         changed = bytearray(data)
@@ -1079,7 +1081,7 @@ def test_every_changed_byte_of_a_single_file_is_found(tmp_path: Path) -> None:
         assert all(torch.equal(found.tensors[name], t) for name, t in original[0].items())
 
 
-def test_names_that_were_swapped_in_the_header_are_found(tmp_path: Path) -> None:
+def test_swapped_names_in_the_header_are_detected(tmp_path: Path) -> None:
     file = tmp_path / "a"
     write_file(file, "test", {"ab": torch.zeros(3), "ba": torch.ones(3)}, {})
     header, size = file.read_bytes(), struct.unpack("<Q", file.read_bytes()[:8])[0]
@@ -1101,7 +1103,7 @@ def test_exported_networks_of_the_first_format_are_refused(tmp_path: Path) -> No
 # --- deleting -----------------------------------------------------------------------------------
 
 
-def test_deleting_removes_an_artifact_and_nothing_else(tmp_path: Path) -> None:
+def test_delete_removes_only_the_artifact(tmp_path: Path) -> None:
     path = tmp_path / "a"
     put(path, 1)
     delete(path, "other")
@@ -1122,7 +1124,7 @@ def test_deleting_removes_an_artifact_and_nothing_else(tmp_path: Path) -> None:
     assert len(listing(path)) == 2
 
 
-def test_a_folder_or_text_that_cannot_be_a_file(tmp_path: Path) -> None:
+def test_atomic_write_of_an_invalid_path_or_text_raises(tmp_path: Path) -> None:
     with one_line("path: expected a file, got Is a directory at", tmp_path):
         atomic_write_text(tmp_path, "text")
     with one_line(r"text: expected text that UTF-8 can encode, got '\\ud800' in it"):

@@ -1,4 +1,4 @@
-"""Errors in one voice, in one line."""
+"""Errors of one line, and shared checks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from subbayes.utils.checks import InputError, InputTypeError, is_finite, message
 text = st.text(min_size=1, max_size=400)
 
 
-def test_says_what_was_expected_what_came_and_what_to_do():
+def test_message_contains_expected_got_and_remedy():
     assert message("rank", "at most 20", "30", "Record more snapshots") == (
         "rank: expected at most 20, got 30. Record more snapshots."
     )
@@ -29,7 +29,7 @@ def test_a_message_is_one_line(argument, expected, got, remedy):
     assert line.endswith(".")
 
 
-def test_what_came_is_cut_to_a_length_that_reads():
+def test_long_values_are_truncated_in_messages():
     line = message("x", "less", repr(np.zeros((50, 50))), "Cut it")
     assert len(line) < 400
     assert line.startswith("x: expected less, got array([[0.,")
@@ -37,7 +37,7 @@ def test_what_came_is_cut_to_a_length_that_reads():
     assert "/very/long" in message("path", "a file", "/very/long" * 100)
 
 
-def test_errors_are_what_python_expects():
+def test_errors_are_builtin_errors():
     with pytest.raises(ValueError, match="x: expected 1, got 2. Do."):
         checks.fail("x", "1", 2, "Do")
     with pytest.raises(TypeError, match="x: expected a list, got dict."):
@@ -46,7 +46,7 @@ def test_errors_are_what_python_expects():
     assert issubclass(InputTypeError, TypeError)
 
 
-def test_choices():
+def test_check_choice():
     checks.check_choice("mode", "a", ("a", "b"))
     with pytest.raises(InputError, match="mode: expected one of 'a', 'b', got 'c'"):
         checks.check_choice("mode", "c", ("a", "b"))
@@ -55,7 +55,7 @@ def test_choices():
 
 
 @pytest.mark.parametrize("value", [1, 7, np.int64(3), np.uint8(2), 10**30])
-def test_counts(value):
+def test_check_count(value):
     found = checks.check_count("n", value)
     assert found == value
     assert type(found) is int
@@ -77,19 +77,19 @@ def test_counts(value):
         np.array([1, 2]),
     ],
 )
-def test_what_is_no_count(value):
+def test_check_count_of_invalid_values(value):
     with pytest.raises(InputError, match="n: expected a whole number of at least 1, got "):
         checks.check_count("n", value)
 
 
-def test_counts_from_another_minimum():
+def test_check_count_with_another_minimum():
     assert checks.check_count("warmup", 0, 0) == 0
     with pytest.raises(InputError, match="warmup: expected a whole number of at least 0, got -1"):
         checks.check_count("warmup", -1, 0)
 
 
 @pytest.mark.parametrize("value", [1e-300, 1, 2.5, np.float32(0.5), torch.tensor(3.0), "2.5"])
-def test_positive_numbers(value):
+def test_check_positive(value):
     found = checks.check_positive("scale", value)
     assert type(found) is float
     assert found == float(value)
@@ -98,14 +98,14 @@ def test_positive_numbers(value):
 @pytest.mark.parametrize(
     "value", [0, -1.0, float("nan"), float("inf"), "wide", None, [1.0], np.ones(2)]
 )
-def test_what_is_no_positive_number(value):
+def test_check_positive_of_invalid_values(value):
     with pytest.raises(InputError, match="scale: expected a (finite )?number above 0, got ") as e:
         checks.check_positive("scale", value)
     assert "\n" not in str(e.value)
 
 
 @pytest.mark.parametrize("make", [np.array, torch.tensor])
-def test_finite_values(make):
+def test_check_finite(make):
     checks.check_finite("x", make([[1.0, 2.0], [3.0, 4.0]]))
     checks.check_finite("x", make([1, 2]))
     checks.check_finite("x", make(1.0))
@@ -134,12 +134,12 @@ def test_finite_values(make):
         ([-torch.inf], False),
     ],
 )
-def test_what_is_finite_though_its_sum_may_not_be(entries, finite):
+def test_is_finite_of_values_whose_sum_overflows(entries, finite):
     assert is_finite(torch.tensor(entries)) == finite
     assert is_finite(torch.tensor(entries, requires_grad=True)) == finite
 
 
-def test_lengths():
+def test_check_same_length():
     checks.check_same_length(["x", "y"], [3, 3])
     with pytest.raises(
         InputError,

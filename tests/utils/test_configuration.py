@@ -1,4 +1,4 @@
-"""Configurations are changed by dotted names and read from text, TOML and JSON."""
+"""Changes of configurations by dotted names, and reading from text, TOML and JSON."""
 
 from dataclasses import dataclass, field
 
@@ -36,7 +36,7 @@ class Whole:
             check_count("rank", self.rank)
 
 
-def test_settings_are_found_with_their_descriptions():
+def test_settings_of_lists_paths_and_descriptions():
     found = {setting.path: setting for setting in settings_of(Whole())}
     assert found["rank"].description == "number of coordinates, of the subspace."
     assert found["training.epochs"].default == Training().epochs
@@ -59,13 +59,13 @@ def test_settings_are_found_with_their_descriptions():
         ("true", bool, True),
     ],
 )
-def test_text_is_parsed_by_the_type(text, annotation, value):
+def test_parse_by_type(text, annotation, value):
     found = parse("x", text, annotation)
     assert found == value
     assert type(found) is type(value)
 
 
-def test_changes_by_dotted_names_and_tables():
+def test_change_by_dotted_names_and_tables():
     changed = change(Whole(), {"rank": "4", "training.epochs": "9", "sampling": {"draws": 50}})
     assert (changed.rank, changed.training.epochs, changed.sampling.draws) == (4, 9, 50)
     assert Whole().training.epochs == Training().epochs
@@ -82,7 +82,7 @@ def test_changes_by_dotted_names_and_tables():
         ({"rank": 0}, "rank: expected a whole number of at least 1, got 0"),
     ],
 )
-def test_what_cannot_be_used_is_refused(changes, message):
+def test_change_with_invalid_values_raises(changes, message):
     with pytest.raises(InputError, match=message):
         change(Whole(), changes)
 

@@ -1,4 +1,4 @@
-"""Progress without a terminal: a line for a finished stage, to whom asks for it."""
+"""Reports of finished stages without a terminal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from subbayes.utils.progress import STAGE_LISTENER, progress_bar
 
 @pytest.fixture
 def heard(monkeypatch):
-    monkeypatch.setattr(progress, "_WORTH_SAYING", 0.0)
+    monkeypatch.setattr(progress, "_MIN_SECONDS", 0.0)
     lines: list[str] = []
     token = STAGE_LISTENER.set(lines.append)
     yield lines
@@ -24,20 +24,20 @@ def work(total, steps, show=None):
             shown.update()
 
 
-def test_a_finished_stage_is_said_once(heard):
+def test_a_finished_stage_is_reported_once(heard):
     work(3, 3)
     assert len(heard) == 1
     assert heard[0].startswith("Training: 3 epochs in 0.")
 
 
-def test_neither_unfinished_nor_hidden_nor_short_work_is_said(heard, monkeypatch):
+def test_unfinished_hidden_and_short_stages_are_not_reported(heard, monkeypatch):
     work(3, 2)
     work(3, 3, show=False)
-    monkeypatch.setattr(progress, "_WORTH_SAYING", 60.0)
+    monkeypatch.setattr(progress, "_MIN_SECONDS", 60.0)
     work(3, 3)
     assert heard == []
 
 
-def test_nobody_hears_by_default(capsys):
+def test_nothing_is_reported_without_a_listener(capsys):
     work(3, 3)
     assert capsys.readouterr() == ("", "")
