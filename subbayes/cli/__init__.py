@@ -1,4 +1,4 @@
-"""The command line. `subbayes --help` describes it; nothing heavy is imported before it is used."""
+"""The command line; heavy packages are imported when a command needs them."""
 
 from __future__ import annotations
 
@@ -8,19 +8,21 @@ import sys
 import threading
 import warnings
 from collections.abc import Sequence
+from contextvars import copy_context
 from typing import Any
 
 import typer
 
 from subbayes.cli import compare, demo, evaluate, export, fit, predict, report
-from subbayes.cli.console import COMMAND, complain, in_one_line, in_their_words, say
+from subbayes.cli.console import COMMAND, describe_warning, report_error, say
+from subbayes.cli.options import expand_groups
 from subbayes.utils.progress import STAGE_LISTENER
 from subbayes.utils.version import __version__
 
 __all__ = ["app", "main", "run"]
 
 EXIT_CODES = """Exit codes: 0 done; 1 an unexpected error; 2 a wrong option or bad input, with one
-line that says what to do; 130 interrupted (143 by SIGTERM)."""
+line that names the remedy; 130 interrupted (143 by SIGTERM)."""
 
 app = typer.Typer(
     name="subbayes",
@@ -31,8 +33,10 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog=EXIT_CODES,
 )
-for room in (demo, fit, predict, evaluate, compare, report, export):
-    app.command(room.NAME, epilog=f"Example: {room.EXAMPLE}")(getattr(room, room.NAME))
+for module in (demo, fit, predict, evaluate, compare, report, export):
+    app.command(module.NAME, epilog=f"Example: {module.EXAMPLE}")(
+        expand_groups(getattr(module, module.NAME))
+    )
 
 
 def _show_version(asked: bool) -> bool:
@@ -52,26 +56,26 @@ def _root(
         is_eager=True,
     ),
     debug: bool = typer.Option(
-        False, "--debug", help="Show the stack of an error; may stand anywhere."
+        False, "--debug", help="Show the stack trace of an error; may follow the command too."
     ),
 ) -> None:
     """Bayesian inference over the part of a neural network that matters.
 
-    From a table to predictions that say how sure they are: fit, then predict, evaluate, report.
+    From a table to predictions with their uncertainty: fit, then predict, evaluate, report.
     Tables are CSV, TSV (also gzipped) or Parquet. Results go to standard output, progress and
-    messages to standard error; --json prints one JSON object. No file is overwritten unless
-    --overwrite says so.
+    messages to standard error; --json prints one JSON object. Files are only overwritten with
+    --overwrite.
     """
 
 
 def main() -> None:
     """Run the command line and exit."""
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, _terminated)
+        signal.signal(signal.SIGTERM, _exit_on_signal)
     sys.exit(run(sys.argv[1:]))
 
 
-def _terminated(number: int, _: Any) -> None:
+def _exit_on_signal(number: int, _: Any) -> None:
     raise SystemExit(128 + number)
 
 
@@ -86,6 +90,10 @@ def run(arguments: Sequence[str]) -> int:
         subbayes 0...0
         0
     """
+    return copy_context().run(_run, arguments)  # so that later commands start afresh
+
+
+def _run(arguments: Sequence[str]) -> int:
     debug = "--debug" in arguments
     words = [word for word in arguments if word != "--debug"]
     try:
@@ -98,13 +106,13 @@ def run(arguments: Sequence[str]) -> int:
         return _interrupted() if code == 130 else int(code or 0)
     except (KeyboardInterrupt, typer.Abort):
         return _interrupted()
-    except BrokenPipeError:  # whoever read the output has seen enough
+    except BrokenPipeError:  # the reader of the output has closed it
         sys.stdout = None
         return 0
     except Exception as error:
         if debug:
             raise
-        return complain(error)
+        return report_error(error)
 
 
 def _interrupted() -> int:
@@ -112,13 +120,6 @@ def _interrupted() -> int:
     return 130
 
 
-def _warn(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    file: Any = None,
-    line: str | None = None,
-) -> None:
+def _warn(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
     if issubclass(category, UserWarning):
-        say(f"warning: {in_their_words(in_one_line(str(message)))}")
+        say(f"warning: {describe_warning(str(message))}")

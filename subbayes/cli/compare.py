@@ -1,4 +1,4 @@
-"""`subbayes compare`: several methods on one table, one table of scores."""
+"""`subbayes compare`: fit and score several methods on one table."""
 
 from __future__ import annotations
 
@@ -11,35 +11,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from subbayes.cli.compare_models import rank_models
-from subbayes.cli.console import Console, as_options, say
+from subbayes.cli.console import as_options, say
+from subbayes.cli.files import check_output_file
 from subbayes.cli.options import (
     DATA,
     OUTPUT,
-    AskedTask,
-    Categories,
-    Ignore,
-    Json,
+    Console,
     Level,
-    Marks,
-    MaxCategories,
-    Missing,
-    OnMissing,
-    OnUnknown,
     Overwrite,
-    Quiet,
-    Separator,
     Table,
-    Unknown,
-    typed_again,
+    TableOptions,
+    option,
 )
-from subbayes.cli.reading import check_new_file, make_encoder, read_training_table
 from subbayes.cli.settings_options import OPTIONS, POSTERIOR, with_settings
 from subbayes.models.settings import TableSettings
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from subbayes.data.encoder import TabularEncoder
     from subbayes.models.comparison_methods import ComparedMethod
     from subbayes.models.method_comparison import Comparison
 
@@ -58,6 +47,7 @@ _SPARSE = tuple(path for path in OPTIONS if path.startswith("sparse."))
 
 @with_settings(leave_out=(*_ONE_SUBSPACE, *_SPARSE))
 def compare(
+    *,
     table: Table,
     settings: TableSettings,
     models: Annotated[
@@ -68,12 +58,7 @@ def compare(
         ),
     ] = None,
     target: Annotated[
-        str | None,
-        typer.Option(
-            help="Column to predict; needed without MODELS.",
-            rich_help_panel=DATA,
-            show_default=False,
-        ),
+        str | None, option(help="Column to predict; needed without MODELS.", panel=DATA)
     ] = None,
     methods: Annotated[
         str,
@@ -85,94 +70,67 @@ def compare(
     ] = "map,swa,swag,ensemble,pca,random",
     test: Annotated[
         Path | None,
-        typer.Option(
-            help="Table to score on; by default a random part of TABLE.",
-            rich_help_panel=DATA,
-            show_default=False,
-        ),
+        option(help="Table to score on; by default a random part of TABLE.", panel=DATA),
     ] = None,
     test_fraction: Annotated[
         float,
         typer.Option(
-            help="Part of the rows to score on, where there is no --test.", rich_help_panel=DATA
+            help="Fraction of the rows to score on, without --test.", rich_help_panel=DATA
         ),
     ] = 0.2,
-    task: AskedTask = None,
-    ignore: Ignore = None,
-    categorical: Categories = None,
-    missing_values: Marks = None,
-    missing: OnMissing = Missing.error,
-    unknown: OnUnknown = Unknown.error,
-    max_categories: MaxCategories = 100,
-    separator: Separator = None,
+    source: TableOptions,
     rank: Annotated[
         int | None,
-        typer.Option(
+        option(
             help="Number of coordinates of each subspace; by default that of the method.",
-            rich_help_panel=POSTERIOR,
-            show_default=False,
+            panel=POSTERIOR,
         ),
     ] = None,
     covariance: Annotated[
-        str,
-        typer.Option(
-            help="Covariance of the weights by which the subspace optimal is chosen: exact, or "
-            "kfac, low-rank or diagonal where it does not fit into memory.",
-            rich_help_panel=POSTERIOR,
-        ),
+        str, typer.Option(help=OPTIONS["subspace.covariance"].help, rich_help_panel=POSTERIOR)
     ] = "exact",
     level: Level = 0.95,
     out: Annotated[
-        Path | None,
-        typer.Option(
-            help="CSV file for the table as well.", rich_help_panel=OUTPUT, show_default=False
-        ),
+        Path | None, option(help="CSV file for the table, besides standard output.", panel=OUTPUT)
     ] = None,
     overwrite: Overwrite = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    console: Console,
 ) -> None:
-    """Fit several methods to the same rows and score them on the same other rows.
+    """Fit several methods to the same rows and score them on the same test rows.
 
     With MODELS nothing is fitted: posteriors of TABLE are ranked by their expected log density of a
     new row (PSIS leave-one-out, from the draws), with differences and standard errors, and by log
-    evidence where the engine knows it. Of the options only --separator, --out, --overwrite, --json
-    and --quiet count then.
+    evidence where the engine estimates it. Only --target, --separator, --out, --overwrite, --json
+    and --quiet are used then.
 
     Columns: log-likelihood (mean over test rows, in nats; higher is better) and, for numbers and
     counts, RMSE, CRPS and coverage of the interval; for classes accuracy, Brier score, calibration
-    error and AUROC; then seconds. optimal and subnetwork are the random part of the weights that
-    keeps most of the predictive covariance, sampled through the network; with -laplace in closed
-    form, through its linearisation. mc-dropout needs --dropout above 0. temperature-scaling and
-    --temperature validation hold out --validation of the training rows.
+    error and AUROC; then seconds. optimal and subnetwork keep most of the predictive covariance and
+    are sampled through the network; with -laplace they have the closed form of its linearisation.
+    mc-dropout needs --dropout above 0. temperature-scaling and --temperature validation hold out
+    --validation of the training rows.
     """
-    console = Console(as_json, quiet)
     if models:
-        rank_models(table, models, target, separator, out, overwrite, console)
+        rank_models(table, models, target, source.separator, out, overwrite, console)
         return
     if target is None:
         raise typer.BadParameter(
             "the column to predict, or folders of models", param_hint="--target"
         )
-    check_new_file(out, overwrite, ".csv")
-    names = _names(methods)
-    frame = read_training_table(table, target, missing_values, separator, ignore)
-    rows = _split(
-        frame, target, test, test_fraction, missing_values, separator, settings.sampling.seed
-    )
-    encoder = make_encoder(unknown, missing, missing_values, categorical, max_categories)
+    check_output_file(out, overwrite, ".csv")
+    names = _method_names(methods)
+    frame = source.read(table, target)
+    rows = _split(frame, target, test, test_fraction, source, settings.sampling.seed)
     from subbayes.models.method_comparison import named_methods
 
-    methods_compared = named_methods(
+    chosen = named_methods(
         names,
         members=settings.members,
         rank=rank,
         covariance=covariance,
         temperature=settings.temperature,
     )
-    found = _compared(
-        rows, target, task and task.value, methods_compared, settings, encoder, level, console
-    )
+    found = _compare(rows, target, source, chosen, settings, level, console.progress)
     for method, warnings in found.warnings().items():
         for warning in warnings:
             say(f"warning: {method}: {as_options(warning)}")
@@ -184,23 +142,11 @@ def compare(
         {"table": str(table), "target": target, "n_train": len(rows[0])} | found.to_dict(),
         found.to_text(),
     )
-    data = typed_again(
-        (
-            "target",
-            "task",
-            "ignore",
-            "separator",
-            "unknown",
-            "missing",
-            "missing_values",
-            "categorical",
-            "max_categories",
-        )
-    )
+    data = source.retype("target")
     console.hint(f"subbayes fit {shlex.quote(str(table))} {data} --out runs/{Path(table).stem}")
 
 
-def _names(methods: str) -> list[str]:
+def _method_names(methods: str) -> list[str]:
     from subbayes.data.tables import closest
     from subbayes.models.method_comparison import METHODS
     from subbayes.utils.checks import fail
@@ -208,12 +154,8 @@ def _names(methods: str) -> list[str]:
     names = [name.strip() for name in methods.split(",") if name.strip()]
     for name in names or [""]:
         if name not in METHODS:
-            fail(
-                "methods",
-                f"some of {', '.join(METHODS)}",
-                f"'{name}'",
-                closest(name, list(METHODS)),
-            )
+            known = list(METHODS)
+            fail("methods", f"some of {', '.join(known)}", f"'{name}'", closest(name, known))
     return names
 
 
@@ -222,54 +164,52 @@ def _split(
     target: str,
     test: Path | None,
     fraction: float,
-    marks: list[str] | None,
-    separator: str | None,
+    source: TableOptions,
     seed: int,
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Rows to learn from and rows to score on: two tables, or a random split of one."""
+    """Training and test rows: two tables, or a random split of one."""
     import numpy as np
 
     from subbayes.data.tables import read_table
     from subbayes.utils.checks import check_count, fail
 
     if test is not None:
+        marks = source.missing_values or []
         return frame, read_table(
-            test, target=target, missing_values=marks or [], separator=separator, min_rows=1
+            test, target=target, missing_values=marks, separator=source.separator, min_rows=1
         )
     n = round(len(frame) * fraction)
     if not 0 < n <= len(frame) - 2:
-        fail("test_fraction", f"a part that leaves rows to learn from of {len(frame)}", fraction)
+        fail("test_fraction", f"a fraction that leaves training rows of {len(frame)}", fraction)
     order = np.random.default_rng(check_count("seed", seed, 0)).permutation(len(frame))
     return frame.iloc[np.sort(order[n:])], frame.iloc[np.sort(order[:n])]
 
 
-def _compared(
+def _compare(
     rows: tuple[pd.DataFrame, pd.DataFrame],
     column: str,
-    task: str | None,
+    source: TableOptions,
     methods: Sequence[ComparedMethod],
     settings: TableSettings,
-    encoder: TabularEncoder,
     level: float,
-    console: Console,
+    progress: bool | None,
 ) -> Comparison:
-    """Encode by the training rows, fit and score."""
+    """Encode the rows by the training part, and fit and score the methods."""
     from subbayes.data.tables import split_target
-    from subbayes.data.targets import Target
-    from subbayes.models.data_frame_model import held_out, make_likelihood, make_module, numbers
+    from subbayes.models.array_model import make_likelihood, make_module, split_validation
+    from subbayes.models.data_frame_model import encode_targets, infer_target
     from subbayes.models.method_comparison import compare_methods
 
     (features, values), (test_features, test_values) = (split_target(r, column) for r in rows)
-    if task is None and settings.likelihood == "poisson":
-        task = "count"
-    target = Target.infer(values, task)
-    data: Any = (encoder.fit(features).transform(features), numbers(target, values))
-    test = encoder.transform(test_features), numbers(target, test_values)
+    encoder = source.encoder().fit(features)
+    target = infer_target(values, source.task and source.task.value, settings)
+    data: Any = (encoder.transform(features), encode_targets(target, values))
+    test = encoder.transform(test_features), encode_targets(target, test_values)
     validation = None
     if any(method.key == "temperature-scaling" for method in methods) or (
         settings.temperature == "validation"
     ):
-        data, validation = held_out(data[0], data[1], settings)
+        data, validation = split_validation(data[0], data[1], settings)
     likelihood = make_likelihood(
         settings.likelihood, target.task, data[1], len(target.classes) or None
     )
@@ -280,7 +220,7 @@ def _compared(
         test,
         methods,
         training=settings.training_for(target.task),
-        sampling=replace(settings.sampling, progress=console.progress),
+        sampling=replace(settings.sampling, progress=progress),
         validation=validation,
         level=level,
     )

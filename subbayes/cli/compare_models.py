@@ -1,13 +1,13 @@
-"""`subbayes compare TABLE MODEL...`: saved posteriors of one table on one scale, nothing fitted."""
+"""`subbayes compare TABLE MODEL...`: rank saved posteriors of one table without fitting."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from subbayes.cli.console import Console, as_options, say
-from subbayes.cli.models import load_model, model_path, read_rows
-from subbayes.cli.reading import check_new_file
+from subbayes.cli.console import as_options, say
+from subbayes.cli.files import check_output_file, encode_rows, load_model, model_path
+from subbayes.cli.options import Console
 
 if TYPE_CHECKING:
     from subbayes.draws import Draws
@@ -28,13 +28,13 @@ def rank_models(
     """Rank saved models by leave-one-out scores, and print the table.
 
     Args:
-        table: the rows they were fitted to.
+        table: the rows that the models were fitted to.
         models: their folders.
-        target: the column they predict, if it was said.
+        target: the column that they predict, if given.
         separator: between the cells of the table.
-        out: CSV file for the result as well.
-        overwrite: replace it.
-        console: where the result goes.
+        out: CSV file for the result, or None.
+        overwrite: replace an existing file.
+        console: prints the result.
 
     Raises:
         InputError: folders without models, models of other targets, a table they do not fit.
@@ -42,11 +42,11 @@ def rank_models(
     from subbayes.diagnostics.model_comparison import compare_posteriors
     from subbayes.utils.checks import fail
 
-    check_new_file(out, overwrite, ".csv")
+    check_output_file(out, overwrite, ".csv")
     if len(set(models)) < len(models):
         fail("models", "each folder once", ", ".join(map(str, models)))
     found = compare_posteriors(
-        {str(folder): _candidate(folder, table, target, separator) for folder in models}
+        {str(folder): _posterior_and_draws(folder, table, target, separator) for folder in models}
     )
     if out is not None:
         from subbayes.utils.files import atomic_write_text
@@ -56,17 +56,16 @@ def rank_models(
     console.hint(f"subbayes report {found.best} {table} --out report.html")
 
 
-def _candidate(
+def _posterior_and_draws(
     folder: Path, table: Path, target: str | None, separator: str | None
 ) -> tuple[Posterior, Draws]:
     """The posterior of a saved model over the rows of the table, and its draws."""
-    from subbayes.data.tables import split_target
-    from subbayes.models.data_frame_model import differing, numbers
+    from subbayes.models.data_frame_model import describe_row_mismatch
     from subbayes.posterior import Posterior
     from subbayes.utils.checks import fail
 
     model = load_model(folder)
-    fitted = model.sampled
+    fitted = model.fitted_model
     if target not in (None, model.column):
         fail("models", f"models that predict '{target}'", f"'{model.column}' in '{folder}'")
     if (fitted.settings.get("temperatures") or {}).get("by") == "validation":
@@ -80,13 +79,9 @@ def _candidate(
         fail("models", "a posterior with draws", f"none in '{model_path(folder)}'")
     for warning in fitted.warnings():
         say(f"warning: {folder}: {as_options(warning)}")
-    features, values = split_target(
-        read_rows(model, table, separator, scored=True, min_rows=2), model.column
-    )
-    y = numbers(model.target, values)
-    if (other := differing(model, y)) is not None:
-        _fail_rows(folder, *other)
-    data = model.encoder.transform(features), y
+    data = encode_rows(model, table, separator, min_rows=2)
+    if (mismatch := describe_row_mismatch(model, data[1])) is not None:
+        _fail_rows(folder, *mismatch)
     posterior = Posterior(
         fitted.network, fitted.likelihood, data, fitted.subspace, fitted.prior, fitted.temperature
     )
@@ -95,15 +90,15 @@ def _candidate(
 
 
 def _check_rows(posterior: Posterior, draws: Draws, folder: Path) -> None:
-    """The table holds the rows the model was fitted to: the first draws are as likely as they were.
+    """Check that the first draws have the log-likelihood that was saved with them.
 
-    Other rows would give scores that mean nothing, since leaving a row out needs it in.
+    Leave-one-out scores are only valid for the rows that the model was fitted to.
     """
-    noted = draws.stats.get("log_likelihood")
-    if noted is None:
+    saved = draws.stats.get("log_likelihood")
+    if saved is None:
         return
     found = posterior.log_likelihood(draws.z[0, :4])
-    if abs(found - noted[0, :4]).max() > 1e-3 * (1 + abs(found).max()):
+    if abs(found - saved[0, :4]).max() > 1e-3 * (1 + abs(found).max()):
         _fail_rows(folder, "the rows", "rows of another likelihood")
 
 

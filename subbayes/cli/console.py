@@ -1,4 +1,4 @@
-"""Results to standard output, everything else to standard error, in one voice."""
+"""Print results to standard output and everything else to standard error."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from os import PathLike
 from typing import Any
 
@@ -17,62 +16,39 @@ import typer
 
 __all__ = [
     "COMMAND",
+    "OPTION_NAMES",
     "SUBJECT",
-    "Console",
+    "aligned",
     "as_options",
-    "complain",
-    "in_one_line",
-    "in_their_words",
-    "lines",
+    "describe_error",
+    "describe_warning",
+    "print_json",
     "reading",
+    "report_error",
     "say",
 ]
 
 COMMAND: ContextVar[str] = ContextVar("COMMAND", default="subbayes")
-"""The command under way, as it was typed."""
+"""The running command, as it was typed."""
+
+OPTION_NAMES: ContextVar[frozenset[str]] = ContextVar("OPTION_NAMES", default=frozenset())
+"""Names of the options of the running command, as Python parameters."""
 
 SUBJECT: ContextVar[str | None] = ContextVar("SUBJECT", default=None)
-"""The table that was read last, as the user calls it."""
+"""The path of the table that was read last."""
 
 _BAD_INPUT, _UNEXPECTED = 2, 1
 _USAGE = typer.BadParameter.__mro__[2]  # click's, whether it is installed or inside typer
 
 
-@dataclass(frozen=True)
-class Console:
-    """How one command speaks.
-
-    Attributes:
-        json: print one JSON object instead of text.
-        quiet: no progress bars and no hints.
-    """
-
-    json: bool = False
-    quiet: bool = False
-
-    @property
-    def progress(self) -> bool | None:
-        """What the library's functions take: bars on a terminal, or none."""
-        return False if self.quiet else None
-
-    def result(self, facts: Mapping[str, Any], text: str) -> None:
-        """The result, as text or as one JSON object."""
-        print(json.dumps(_plain(facts), allow_nan=False) if self.json else text)
-
-    def hint(self, text: str) -> None:
-        """What to do next."""
-        if not self.quiet:
-            print(f"next: {text}", file=sys.stderr)
-
-
 def say(text: str) -> None:
-    """One line to standard error."""
+    """Print one line to standard error."""
     print(f"subbayes: {text}", file=sys.stderr)
 
 
 @contextmanager
 def reading(path: str | PathLike[str]) -> Iterator[None]:
-    """What goes wrong in the block is about this table; what goes wrong later may be, too."""
+    """Name a table in errors about `path`, and in later errors about X and y."""
     SUBJECT.set(str(path))
     try:
         yield
@@ -83,11 +59,11 @@ def reading(path: str | PathLike[str]) -> Iterator[None]:
         raise type(given)(str(path), given.expected, given.got, given.remedy) from None
 
 
-def lines(facts: Mapping[str, Any]) -> str:
-    """Names and values, aligned.
+def aligned(facts: Mapping[str, Any]) -> str:
+    """Names and values in two aligned columns.
 
     Example:
-        >>> print(lines({"rows": 3, "target": "age"}))
+        >>> print(aligned({"rows": 3, "target": "age"}))
         rows    3
         target  age
     """
@@ -95,18 +71,18 @@ def lines(facts: Mapping[str, Any]) -> str:
     return "\n".join(f"{name:<{width}}  {value}" for name, value in facts.items())
 
 
-def complain(error: Exception) -> int:
-    """Say what is wrong in one line, and return the exit code."""
+def report_error(error: Exception) -> int:
+    """Print one line about an error, and return the exit code."""
     if isinstance(error, _USAGE):
         context = getattr(error, "ctx", None)
         command = "subbayes" if context is None else context.command_path
-        reason = in_one_line(error.format_message())  # type: ignore[attr-defined]
+        reason = _in_one_line(error.format_message())  # type: ignore[attr-defined]
         say(f"error: {reason} See '{command} --help'.")
         return _BAD_INPUT
-    if _is_ours(error):
-        say(f"error: {in_their_words(in_one_line(str(error)))}")
+    if _is_input_error(error):
+        say(f"error: {describe_error(error)}")
         return _BAD_INPUT
-    reason = in_one_line(str(error)) or "no further word"
+    reason = _in_one_line(str(error)) or "no message"
     if isinstance(error, ImportError) and "pip install" in reason:
         say(f"error: {reason}")
         return _BAD_INPUT
@@ -117,131 +93,98 @@ def complain(error: Exception) -> int:
     return _UNEXPECTED
 
 
-def _is_ours(error: Exception) -> bool:
-    """Whether it is an `InputError`, without importing torch to know."""
+def _is_input_error(error: Exception) -> bool:
+    """Whether it is an `InputError` or `InputTypeError`, without importing NumPy to know."""
     checks = sys.modules.get("subbayes.utils.checks")
     return checks is not None and isinstance(error, (checks.InputError, checks.InputTypeError))
 
 
-def in_one_line(text: str) -> str:
-    r"""Without line ends.
-
-    Example:
-        >>> in_one_line("one\n  two")
-        'one two'
-    """
+def _in_one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-_OPTIONS = frozenset(
-    (
-        "activation",
-        "batch_size",
-        "chains",
-        "covariance",
-        "draws",
-        "dropout",
-        "early_epochs",
-        "epochs",
-        "hidden",
-        "ignore",
-        "inference",
-        "keep",
-        "learning_rate",
-        "level",
-        "likelihood",
-        "max_categories",
-        "members",
-        "out",
-        "patience",
-        "posterior",
-        "prior",
-        "prior_inclusion",
-        "prior_scale",
-        "rank",
-        "scale_prior",
-        "seed",
-        "separator",
-        "slab",
-        "structure",
-        "swa_epochs",
-        "swa_learning_rate",
-        "target",
-        "task",
-        "temperature",
-        "threshold",
-        "validation",
-        "warmup",
-        "weights",
-    )
-)
-_AFTER_FIT = ("predict", "evaluate")
-_ONLY_FIT = ("unknown", "missing", "categorical", "missing_values", "max_categories", "task")
-_OPTION = re.compile(
+def describe_error(error: Any) -> str:
+    """An `InputError` in one line, with files and options in place of arguments.
+
+    Args:
+        error: the error, with the attributes argument, expected, got and remedy.
+
+    Example:
+        >>> from subbayes.utils.checks import InputError
+        >>> token = SUBJECT.set("people.csv")
+        >>> describe_error(InputError("X", "numbers in column 'age'", "'?'"))
+        "people.csv: expected numbers in column 'age', got '?'."
+        >>> SUBJECT.reset(token)
+        >>> token = OPTION_NAMES.set(frozenset(["max_categories"]))
+        >>> describe_error(InputError("max_categories", "a whole number of at least 1", "0"))
+        '--max-categories: expected a whole number of at least 1, got 0.'
+        >>> OPTION_NAMES.reset(token)
+    """
+    from subbayes.utils.checks import message
+
+    if not error.argument:
+        return as_options(_in_one_line(str(error)))
+    name, expected, remedy = _name_of(error.argument), error.expected, error.remedy
+    return message(name, as_options(expected), error.got, as_options(remedy))
+
+
+def describe_warning(text: str) -> str:
+    """A warning of the library in one line, with files and options in place of arguments."""
+    name, colon, rest = _in_one_line(text).partition(": ")
+    return as_options(_name_of(name) + colon + rest)
+
+
+def _name_of(argument: str) -> str:
+    """The file or option that the user knows an argument by."""
+    subject, last = SUBJECT.get(), argument.rpartition(".")[2]
+    if argument in ("X", "y") and subject:
+        return subject if argument == "X" else f"{subject} (target)"
+    return f"--{last.replace('_', '-')}" if last in OPTION_NAMES.get() else argument
+
+
+_ASSIGNMENT = re.compile(
     r"\b(unknown|missing|task|separator|categorical|missing_values|overwrite|"
     r"max_categories|draws|warmup|inference|structure|weights)="
     r"(\[[^\]]*\]|'[^']*'|\w+|\.\.\.)"
 )
 
 
-def in_their_words(text: str) -> str:
-    """What the library says of its arguments, said of files and options.
+def as_options(text: str) -> str:
+    """Replace Python arguments in a message by options of the command line.
 
-    Example:
-        >>> token = SUBJECT.set("people.csv")
-        >>> in_their_words("X: expected numbers in column 'age', got '?'.")
-        "people.csv: expected numbers in column 'age', got '?'."
-        >>> in_their_words("max_categories: expected a whole number of at least 1, got 0.")
-        '--max-categories: expected a whole number of at least 1, got 0.'
-        >>> SUBJECT.reset(token)
-    """
-    name, colon, rest = text.partition(": ")
-    subject = SUBJECT.get()
-    if name in ("X", "y") and subject and colon:
-        name = subject if name == "X" else f"{subject} (target)"
-    elif name.rpartition(".")[2] in _OPTIONS and rest.startswith("expected "):
-        name = f"--{name.rpartition('.')[2].replace('_', '-')}"
-    return as_options(name + colon + rest, _owner())
-
-
-def _owner() -> str:
-    """What to say after an option that the running command does not have, but `fit` does."""
-    words = COMMAND.get().split()
-    return " of 'subbayes fit'" if len(words) > 1 and words[1] in _AFTER_FIT else ""
-
-
-def as_options(text: str, owner: str = "") -> str:
-    """The library's remedies name arguments; here they are options.
+    Options that the running command does not have are those of `subbayes fit`.
 
     Args:
-        text: what the library says.
-        owner: said after an option of reading and encoding, which only `fit` has.
+        text: a message of the library.
 
     Example:
         >>> as_options("Use missing='impute', or run longer (draws=...)")
         'Use --missing impute, or run longer (--draws)'
         >>> as_options("Pass weights='mean' beside structure='all'")
         'Pass --weights mean beside --structure all'
-        >>> as_options("Use unknown='ignore'", " of 'subbayes fit'")
+        >>> token = OPTION_NAMES.set(frozenset(["level"]))
+        >>> as_options("Use unknown='ignore'")
         "Use --unknown ignore of 'subbayes fit'"
+        >>> OPTION_NAMES.reset(token)
     """
+    names = OPTION_NAMES.get()
 
     def option(match: re.Match[str]) -> str:
+        owner = " of 'subbayes fit'" if names and match[1] not in names else ""
         name = "--" + match[1].replace("_", "-")
         if match[2] in ("True", "..."):
-            return name
+            return name + owner
         listed = match[2].startswith("[")
         values = match[2].strip("[]") or "''"
         each = [value.strip() for value in values.split(",")] if listed else [values]
-        plain = [v.strip("'") if re.fullmatch(r"'[\w-]+'", v) else v for v in each]
-        said = " ".join(f"{name} {value}".replace("...", "NAME") for value in plain)
-        return said + (owner if match[1] in _ONLY_FIT else "")
+        bare = [v.strip("'") if re.fullmatch(r"'[\w-]+'", v) else v for v in each]
+        return " ".join(f"{name} {value}".replace("...", "NAME") for value in bare) + owner
 
-    return _OPTION.sub(option, text)
+    return _ASSIGNMENT.sub(option, text)
 
 
 def _plain(value: Any) -> Any:
-    """Values JSON has: NumPy numbers as Python's, NaN and infinities as null."""
+    """Convert to values that JSON can represent; NaN and infinities become null."""
     if isinstance(value, Mapping):
         return {str(k): _plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
@@ -251,3 +194,8 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)
+
+
+def print_json(facts: Mapping[str, Any]) -> None:
+    """Print one JSON object to standard output."""
+    print(json.dumps(_plain(facts), allow_nan=False))

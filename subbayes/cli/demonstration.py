@@ -1,13 +1,11 @@
-"""The main job on real data: one network, six methods, one table, a report.
+"""Compare six methods on scikit-learn's diabetes data, and write tables, plots and a report.
 
-scikit-learn's `diabetes`: 442 patients, 10 measurements, disease progression a year later. A seed
-splits the rows into training, validation and test parts. The scale of the prior on the weights
-and the temperature are chosen on the validation part; the test part is used once, for the table.
+The prior scale of the weights and the temperature are chosen on validation rows; the test rows are
+only used for the table of scores.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import sys
@@ -21,16 +19,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from subbayes import plots
 from subbayes.data.encoder import TabularEncoder
 from subbayes.data.tables import split_target
 from subbayes.data.targets import Target
 from subbayes.diagnostics import metrics
 from subbayes.inference.configuration import Sampling
 from subbayes.likelihoods import Likelihood
-from subbayes.models.data_frame_model import TableModel, make_likelihood, make_module
-from subbayes.models.fitted import FittedModel
+from subbayes.models.array_model import make_likelihood, make_module
+from subbayes.models.data_frame_model import TableModel
 from subbayes.models.method_comparison import Comparison, compare_methods, named_methods
 from subbayes.models.settings import TableSettings
+from subbayes.predictions.predictive import Predictive
+from subbayes.reports.model_report import write_report
 from subbayes.subspaces.pca import PCA
 from subbayes.training.configuration import Training
 from subbayes.training.trainer import train
@@ -43,11 +44,11 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
-__all__ = ["SETTINGS", "Demo", "main", "run"]
+__all__ = ["SETTINGS", "Demo", "run"]
 
 COLUMN = "progression"
 SCALES = (0.1, 0.2, 0.3, 0.5, 1.0)
-PARTS = (0.6, 0.2)  # training, validation; the rest is for the test
+PARTS = (0.6, 0.2)  # fractions of training and validation rows
 
 SETTINGS = TableSettings(
     subspace=PCA(rank=5),
@@ -55,47 +56,20 @@ SETTINGS = TableSettings(
     training=Training(epochs=100, learning_rate=1e-2, swa_epochs=50, swa_learning_rate=2e-2),
     sampling=Sampling(draws=1000, chains=8, warmup=300),
 )
-"""How the demo is fitted. The prior's scale is chosen among `SCALES`."""
-
-PLOTS = (
-    "scores",
-    "coverage",
-    "intervals",
-    "calibration",
-    "pit",
-    "density",
-    "spectrum",
-    "trace",
-    "ranks",
-    "autocorrelation",
-    "ess",
-    "training",
-    "temperature",
-)
-FILES = (
-    "model/manifest.json",
-    "train.csv",
-    "validation.csv",
-    "test.csv",
-    "predictions.csv",
-    "scores.csv",
-    "scores.json",
-    "report.html",
-    *(f"plots/{name}.png" for name in PLOTS),
-)
+"""Settings of the demo. The prior scale is chosen among `SCALES`."""
 
 
 @dataclass(frozen=True)
 class Demo:
-    """What the demo returns.
+    """The result of the demo.
 
     Attributes:
-        comparison: the methods, their scores and models.
-        model: the PCA subspace's posterior, with what turns a table into its inputs.
-        folder: where everything lies.
+        comparison: scores and models of the methods.
+        model: the posterior in the PCA subspace, as a model of tables.
+        folder: the folder of results.
         prior_scale: the scale chosen on the validation rows.
-        linear_rmse: test RMSE of linear regression on the training rows, for orientation.
-        seconds: what all of it took.
+        linear_rmse: test RMSE of linear regression, for reference.
+        seconds: total time.
     """
 
     comparison: Comparison
@@ -106,7 +80,7 @@ class Demo:
     seconds: float
 
     def to_dict(self) -> dict[str, Any]:
-        """Scores and choices, as JSON-able values."""
+        """Scores and choices, as values that JSON can represent."""
         return self.comparison.to_dict() | {
             "folder": str(self.folder),
             "prior_scale": self.prior_scale,
@@ -115,11 +89,8 @@ class Demo:
         }
 
     def to_text(self) -> str:
-        """The table, with what is needed to read it."""
-        n, model = len(self.comparison.predictives["pca"]), self.comparison.models["pca"]
-        assert isinstance(model, FittedModel)
-        draws = model.draws
-        assert draws is not None
+        """The table of scores, with notes."""
+        n, draws = len(self.predictive), self.fitted.draws
         gap = self.comparison.differences()["se"].max()
         return "\n".join(
             [
@@ -127,9 +98,9 @@ class Demo:
                 "",
                 self.comparison.to_text(),
                 "",
-                "Log-likelihood in nats a patient, of the whole mixture; differences below about "
+                "Log-likelihood in nats per patient; differences below about "
                 f"{2 * gap:.2f} are noise here.",
-                f"For orientation: linear regression has an RMSE of {self.linear_rmse:.2f}.",
+                f"For reference: linear regression has an RMSE of {self.linear_rmse:.2f}.",
                 f"PCA + ESS: R-hat at most {draws.rhat().max():.3f}, effective sample size at "
                 f"least {draws.ess_bulk().min():.0f}.",
                 *(
@@ -139,6 +110,16 @@ class Demo:
                 ),
             ]
         )
+
+    @property
+    def fitted(self) -> Any:
+        """The posterior in the PCA subspace."""
+        return self.model.fitted_model
+
+    @property
+    def predictive(self) -> Predictive:
+        """Its predictions of the test rows."""
+        return self.comparison.predictives["pca"]
 
     def hint(self) -> str:
         """What to do next."""
@@ -151,6 +132,45 @@ class Demo:
                 f"  in Python: subbayes.load('{self.folder / 'model'}').model.draws.summary()",
             ]
         )
+
+
+def _errors(demo: Demo) -> dict[str, float]:
+    differences = demo.comparison.differences()
+    return dict(zip(differences["method"], differences["se"], strict=True))
+
+
+def _spectrum(demo: Demo) -> Axes:
+    trained = demo.comparison.trained
+    assert trained is not None
+    return plots.spectrum(trained.swa.recorder, demo.fitted.subspace.rank)
+
+
+PLOTS: dict[str, Callable[[Demo], Axes]] = {
+    "scores": lambda demo: plots.scores(demo.comparison.table, errors=_errors(demo)),
+    "coverage": lambda demo: plots.scores(demo.comparison.table, "coverage"),
+    "intervals": lambda demo: plots.intervals(
+        demo.predictive, demo.comparison.y, name="disease progression"
+    ),
+    "calibration": lambda demo: plots.calibration(
+        demo.predictive, demo.comparison.y, label="PCA + ESS"
+    ),
+    "pit": lambda demo: plots.pit(demo.predictive, demo.comparison.y),
+    "density": lambda demo: plots.density(demo.fitted.posterior, demo.fitted.draws),
+    "spectrum": _spectrum,
+    "trace": lambda demo: plots.trace(demo.fitted.draws, 0),
+    "ranks": lambda demo: plots.ranks(demo.fitted.draws, 0),
+    "autocorrelation": lambda demo: plots.autocorrelation(demo.fitted.draws),
+    "ess": lambda demo: plots.ess(demo.fitted.draws),
+    "training": lambda demo: plots.training_history(demo.fitted.history),
+    "temperature": lambda demo: plots.temperature(demo.fitted.settings["temperatures"]),
+}
+FILES = (
+    "model/manifest.json",
+    *(f"{name}.csv" for name in ("train", "validation", "test", "predictions", "scores")),
+    "scores.json",
+    "report.html",
+    *(f"plots/{name}.png" for name in PLOTS),
+)
 
 
 def run(
@@ -166,78 +186,61 @@ def run(
     """Fit, compare, save and report.
 
     Args:
-        out: folder for the posterior, tables, plots and report. Only files the demo wrote
+        out: folder for the posterior, tables, plots and report. Only files that the demo wrote
             itself are overwritten.
         seed: of the split, of training and of sampling.
         progress: show progress bars; None shows them on a terminal.
-        settings: how to fit; the seed and the prior's scale are set.
-        scales: candidate scales of the prior on the weights.
-        members: networks of the deep ensemble.
+        settings: of network, training and sampling, except for the seed and the prior scale.
+        scales: candidate scales of the prior of the weights.
+        members: number of networks of the deep ensemble.
         show: print the table to standard output, and steps and hints to standard error.
 
     Raises:
-        InputError: a folder with files of the same names that are not the demo's.
+        InputError: the folder contains files of the same names that the demo did not write.
     """
     check_count("seed", seed, 0)
+    started = time.perf_counter()
     files = OverwritableFiles(out, FILES)
+    settings = settings.change({"sampling.seed": seed})
+    rows = _Rows.of(seed)
+
+    def say(text: str) -> None:
+        if show:
+            print(text, file=sys.stderr, flush=True)
+
     with _one_thread():
-        return _run(files, seed, progress, settings, scales, members, show)
+        say(
+            f"[1/4] diabetes: {len(rows.train)} training, {len(rows.validation)} validation and "
+            f"{len(rows.test)} test rows"
+        )
+        scale = _prior_scale(rows, settings, scales, progress)
+        settings = settings.change({"training.prior_scale": scale})
+        say(f"[2/4] validation chose the prior N(0, {scale:g}²) of each weight; fitting methods")
+        comparison = _compare(rows, settings, members, progress)
+        model = TableModel(comparison.models["pca"], rows.encoder, rows.target, COLUMN)
+        demo = Demo(comparison, model, files.folder, scale, rows.linear_rmse(), 0.0)
+        say(f"[3/4] writing {files.folder}")
+        files.begin()
+        demo = dataclasses.replace(demo, seconds=time.perf_counter() - started)
+        _write(demo, rows, seed, progress)
+        files.finish()
+        demo = dataclasses.replace(demo, seconds=time.perf_counter() - started)
+        say(f"[4/4] done in {demo.seconds:.0f} s\n")
+        if show:
+            print(demo.to_text(), flush=True)
+        say(f"\nnext:\n{demo.hint()}")
+    return demo
 
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """For so small a network a second thread costs more than it brings."""
+    """Run on one thread, which is fastest for a small network."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def _run(
-    files: OverwritableFiles,
-    seed: int,
-    progress: bool | None,
-    settings: TableSettings,
-    scales: Sequence[float],
-    members: int,
-    show: bool,
-) -> Demo:
-    started, out = time.perf_counter(), files.folder
-    say = _speaker(show)
-    rows = _Rows.of(seed)
-    settings = settings.change({"sampling.seed": seed})
-    say(
-        f"[1/4] diabetes: {len(rows.train)} rows to train on, {len(rows.validation)} to choose "
-        f"with, {len(rows.test)} to test on"
-    )
-    scale = _prior_scale(rows, settings, scales, progress)
-    settings = settings.change({"training.prior_scale": scale})
-    say(
-        f"[2/4] prior N(0, {scale:g}²) on each weight fits the validation rows best; now the six "
-        "methods"
-    )
-    comparison = _compare(rows, settings, members, progress)
-    fitted = comparison.models["pca"]
-    assert isinstance(fitted, FittedModel)
-    model = TableModel(fitted, rows.encoder, rows.target, COLUMN)
-    demo = Demo(comparison, model, out, scale, rows.linear_rmse(), time.perf_counter() - started)
-    say(f"[3/4] writing {out}")
-    files.begin()
-    _write(demo, rows, seed, progress)
-    files.finish()
-    demo = dataclasses.replace(demo, seconds=time.perf_counter() - started)
-    say(f"[4/4] done in {demo.seconds:.0f} s\n")
-    if show:
-        print(demo.to_text(), flush=True)
-    say(f"\nnext:\n{demo.hint()}")
-    return demo
-
-
-def _speaker(show: bool) -> Callable[[str], None]:
-    """Words to standard error, or none."""
-    return (lambda text: print(text, file=sys.stderr, flush=True)) if show else lambda text: None
 
 
 # --- the data -----------------------------------------------------------------------------------
@@ -247,7 +250,7 @@ Pair = tuple[np.ndarray, np.ndarray]
 
 @dataclass(frozen=True)
 class _Rows:
-    """The three parts of the table, and how they are encoded: learned from the training part."""
+    """Training, validation and test rows, with encodings learned from the training rows."""
 
     train: pd.DataFrame
     validation: pd.DataFrame
@@ -291,14 +294,11 @@ class _Rows:
 def _prior_scale(
     rows: _Rows, settings: TableSettings, scales: Sequence[float], progress: bool | None
 ) -> float:
-    """The scale of the prior whose network predicts the validation rows best."""
+    """The prior scale with the largest validation log-likelihood."""
     from subbayes.baselines.map import point_estimate
 
-    data, (x, y), likelihood = (
-        rows.encoded(rows.train),
-        rows.encoded(rows.validation),
-        (rows.likelihood()),
-    )
+    data, (x, y) = rows.encoded(rows.train), rows.encoded(rows.validation)
+    likelihood = rows.likelihood()
     module, plan = make_module(settings, likelihood, *data), settings.training
     scores = []
     with progress_bar(len(scales), "Choosing the prior", progress, "scales") as steps:
@@ -340,69 +340,40 @@ def _compare(
 # --- writing ------------------------------------------------------------------------------------
 
 
-def _write(demo: Demo, rows: _Rows, seed: int, progress: bool | None) -> None:
-    """The posterior, tables, plots and report."""
-    from subbayes import plots
-    from subbayes.reports.model_report import write_report
+def _plots_of(demo: Demo) -> dict[str, Callable[[Demo], Axes]]:
+    """The plots, without that of the temperature if none was chosen."""
+    chosen = demo.fitted.settings["temperatures"] is not None
+    return {name: draw for name, draw in PLOTS.items() if chosen or name != "temperature"}
 
+
+def _write(demo: Demo, rows: _Rows, seed: int, progress: bool | None) -> None:
+    """Write the posterior, tables, plots and report."""
     folder, comparison = demo.folder, demo.comparison
-    drawings = _drawings(demo)
+    drawings = _plots_of(demo)
     with progress_bar(len(drawings) + 3, "Writing", progress, "files") as steps:
         demo.model.save(folder / "model", overwrite=True)
         for name in ("train", "validation", "test"):
             atomic_write_text(folder / f"{name}.csv", getattr(rows, name).to_csv(index=False))
         steps.update(1)
-        predictions = comparison.predictives["pca"].to_frame()
+        predictions = demo.predictive.to_frame()
         predictions.insert(0, "observed", rows.encoded(rows.test)[1])
         atomic_write_text(folder / "predictions.csv", predictions.to_csv(index=False))
         atomic_write_text(folder / "scores.csv", comparison.table.to_csv(index=False))
         atomic_write_text(folder / "scores.json", json.dumps(demo.to_dict(), indent=1) + "\n")
         steps.update(1)
         for name, draw in drawings.items():
-            plots.save(draw(), folder / "plots" / f"{name}.png")
+            plots.save(draw(demo), folder / "plots" / f"{name}.png")
             steps.update(1)
         write_report(
             comparison,
             folder / "report.html",
-            title="Disease progression, and how sure we are",
+            title="Disease progression with uncertainty",
             name="disease progression",
             method="pca",
             command=_command(demo, seed),
             notes=_notes(demo, rows, seed),
         )
         steps.update(1)
-
-
-def _drawings(demo: Demo) -> dict[str, Callable[[], Axes]]:
-    from subbayes import plots
-
-    comparison, model = demo.comparison, demo.model.sampled
-    predictive, y = comparison.predictives["pca"], comparison.y
-    assert isinstance(model, FittedModel)
-    draws, posterior, trained = model.draws, model.posterior, comparison.trained
-    assert draws is not None
-    assert posterior is not None
-    assert trained is not None
-    gaps = comparison.differences()
-    errors = dict(zip(gaps["method"], gaps["se"], strict=True))
-    made: dict[str, Callable[[], Axes]] = {
-        "scores": lambda: plots.scores(comparison.table, errors=errors),
-        "coverage": lambda: plots.scores(comparison.table, "coverage"),
-        "intervals": lambda: plots.intervals(predictive, y, name="disease progression"),
-        "calibration": lambda: plots.calibration(predictive, y, label="PCA + ESS"),
-        "pit": lambda: plots.pit(predictive, y),
-        "density": lambda: plots.density(posterior, draws),
-        "spectrum": lambda: plots.spectrum(trained.swa.recorder, model.subspace.rank),
-        "trace": lambda: plots.trace(draws, 0),
-        "ranks": lambda: plots.ranks(draws, 0),
-        "autocorrelation": lambda: plots.autocorrelation(draws),
-        "ess": lambda: plots.ess(draws),
-        "training": lambda: plots.training_history(model.history),
-    }
-    chosen = model.settings["temperatures"]
-    if chosen is not None:
-        made["temperature"] = lambda: plots.temperature(chosen)
-    return made
 
 
 def _command(demo: Demo, seed: int) -> str:
@@ -418,27 +389,11 @@ def _command(demo: Demo, seed: int) -> str:
 
 def _notes(demo: Demo, rows: _Rows, seed: int) -> list[str]:
     return [
-        f"442 patients of scikit-learn's diabetes data, split by seed {seed}: {len(rows.train)} "
-        f"to train on, {len(rows.validation)} to choose with, {len(rows.test)} to test on. The "
-        f"scale {demo.prior_scale:g} of the prior on the weights and the temperatures were chosen "
-        "on the second part; the third was used once, for this table.",
-        f"For orientation: linear regression on the same training rows has a test RMSE of "
-        f"{demo.linear_rmse:.2f}. These data are close to linear and noisy, so methods that are "
-        "fitted sensibly lie close together.",
+        f"442 patients of scikit-learn's diabetes data, split with seed {seed} into "
+        f"{len(rows.train)} training, {len(rows.validation)} validation and {len(rows.test)} test "
+        f"rows. The prior scale {demo.prior_scale:g} of the weights and the temperatures were "
+        "chosen on the validation rows; the test rows were only used for this table.",
+        f"For reference: linear regression on the same training rows has a test RMSE of "
+        f"{demo.linear_rmse:.2f}. These data are noisy and close to linear, so good methods have "
+        "similar scores.",
     ]
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """`python -m subbayes.cli.demonstration`."""
-    parser = argparse.ArgumentParser(
-        prog="python -m subbayes.cli.demonstration",
-        description="Fit, compare, save and report on scikit-learn's diabetes data.",
-    )
-    parser.add_argument("--out", default="runs/demo", help="folder for the results")
-    parser.add_argument("--seed", type=int, default=0, help="of split, training and sampling")
-    given = parser.parse_args(arguments)
-    run(given.out, given.seed)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,36 +1,33 @@
-"""`subbayes export`: the small network of a sparse one, as a file for other programs."""
+"""`subbayes export`: the small network of a sparse model, as a file for other programs."""
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from subbayes.cli.console import Console, lines, say
-from subbayes.cli.models import load_model, read_rows
-from subbayes.cli.options import OUTPUT, Json, Layout, Model, Overwrite, Quiet, Separator, given
-from subbayes.cli.reading import check_new_file
+from subbayes.cli.console import aligned, say
+from subbayes.cli.files import check_output_file, load_model, read_rows
+from subbayes.cli.options import OUTPUT, Console, Model, Overwrite, Separator, given_options, option
 
 NAME = "export"
 EXAMPLE = "subbayes export runs/people --out small.onnx"
 
+Layout = StrEnum("Layout", ["auto", "dense", "csr"])
+
 
 def export(
+    *,
     model: Model,
-    out: Annotated[
-        Path,
-        typer.Option(
-            help="ONNX or safetensors file to write.", rich_help_panel=OUTPUT, show_default=False
-        ),
-    ],
+    out: Annotated[Path, option(help="ONNX or safetensors file to write.", panel=OUTPUT)],
     table: Annotated[
         Path | None,
-        typer.Option(
+        option(
             "--table",
-            help="As many rows as will be predicted at once, to choose layouts with: CSV, "
-            "TSV or Parquet. Without them layers are dense.",
-            show_default=False,
+            help="A typical batch of rows, to choose the fastest layouts: CSV, TSV or Parquet. "
+            "Without it layers are dense.",
         ),
     ] = None,
     layout: Annotated[
@@ -42,23 +39,22 @@ def export(
     ] = Layout.auto,
     separator: Separator = None,
     overwrite: Overwrite = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    console: Console,
 ) -> None:
     """Write the small network of a sparse model (`fit --method sparse`) to a file.
 
-    It is the median model with the means of its weights and without dead units: what `predict
-    --structure median --weights mean` takes. Inputs are the columns in their own units, and a 0 or
-    1 for each category; missing values have to be filled in before. Outputs are the mean, the
-    logarithm of the mean of counts, or the logits of the classes. The file names both in its
-    metadata, and what `fit` filled missing values with. ONNX needs the package onnx.
+    It is the median model with the means of its weights and without dead units, as used by
+    `predict --structure median --weights mean`. Inputs are the columns in their own units, and a 0
+    or 1 for each category; missing values have to be filled in beforehand. Outputs are the mean,
+    the logarithm of the mean for counts, or the logits for classes. The metadata of the file name
+    inputs and outputs, and the values that `fit` filled missing values with. ONNX needs the
+    package onnx.
     """
-    console = Console(as_json, quiet)
-    check_new_file(out, overwrite, ".onnx", ".safetensors")
+    check_output_file(out, overwrite, ".onnx", ".safetensors")
     fitted = load_model(model)
     onnx = out.suffix.lower() == ".onnx"
     if onnx:
-        for name in given(("table", "layout")):
+        for name in given_options("table", "layout"):
             say(f"warning: {name} makes no difference to ONNX, whose layers are dense")
         table, layout = None, Layout.dense
     rows = None if table is None else read_rows(fitted, table, separator, scored=False)
@@ -80,18 +76,18 @@ def export(
         "weights": small.weights,
         "fills": small.fills,
     }
-    words = {
+    text = {
         "out": out,
         "weights": f"{after} of {before}",
         "inputs": ", ".join(small.inputs),
         "outputs": ", ".join(small.outputs),
     }
     if small.fills:
-        words["for missing values"] = ", ".join(
+        text["for missing values"] = ", ".join(
             f"{k} {v:g}" if isinstance(v, float) else f"{k} {v}" for k, v in small.fills.items()
         )
-    words |= {
+    text |= {
         name: f"{kept} of {count} units, {small.layouts[name]}"
         for name, (count, kept) in small.units.items()
     }
-    console.result(facts, lines(words))
+    console.result(facts, aligned(text))

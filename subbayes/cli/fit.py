@@ -1,38 +1,20 @@
-"""`subbayes fit`: from a table to a saved model that says how sure it is; resumable."""
+"""`subbayes fit`: fit a model to a table and save it; an interrupted fit can be resumed."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from subbayes.cli.console import COMMAND, Console, as_options, lines, say
-from subbayes.cli.options import (
-    OUTPUT,
-    AskedTask,
-    Categories,
-    Ignore,
-    Json,
-    Marks,
-    MaxCategories,
-    Missing,
-    OnMissing,
-    OnUnknown,
-    Overwrite,
-    Quiet,
-    Separator,
-    Table,
-    Target,
-    Unknown,
-)
-from subbayes.cli.reading import make_encoder, read_training_table
+from subbayes.cli.console import COMMAND, aligned, as_options, say
+from subbayes.cli.options import DATA, OUTPUT, Console, Overwrite, Table, TableOptions, option
 from subbayes.cli.settings_options import (
     POSTERIOR,
     SUBSPACES,
-    given_options,
+    given_settings,
     option_of,
     subspace_name,
     with_settings,
@@ -40,105 +22,76 @@ from subbayes.cli.settings_options import (
 from subbayes.models.settings import TableSettings, unused_settings
 
 if TYPE_CHECKING:
-    import pandas as pd
-
-    from subbayes.data.encoder import TabularEncoder
     from subbayes.models.data_frame_model import TableModel
 
 NAME = "fit"
 EXAMPLE = "subbayes fit people.csv --target income --out runs/people --missing impute"
 
-Method = StrEnum(
-    "Method",
-    [
-        "pca",
-        "random",
-        "curve",
-        "optimal",
-        "subnetwork",
-        "full",
-        "map",
-        "swa",
-        "swag",
-        "ensemble",
-        "sparse",
-    ],
-)
+Method = StrEnum("Method", "pca random curve optimal subnetwork full map swa swag ensemble sparse")
 
 
 @with_settings()
 def fit(
+    *,
     table: Table,
-    target: Target,
+    target: Annotated[str, option(help="Column to predict.", panel=DATA)],
     out: Annotated[
         Path,
-        typer.Option(
-            help="Folder for the model; an interrupted fit goes on from there.",
-            rich_help_panel=OUTPUT,
-            show_default=False,
-        ),
+        option(help="Folder for the model; an interrupted fit resumes from there.", panel=OUTPUT),
     ],
     settings: TableSettings,
-    task: AskedTask = None,
-    ignore: Ignore = None,
-    categorical: Categories = None,
-    missing_values: Marks = None,
-    missing: OnMissing = Missing.error,
-    unknown: OnUnknown = Unknown.error,
-    max_categories: MaxCategories = 100,
-    separator: Separator = None,
+    source: TableOptions,
     method: Annotated[
         Method | None,
-        typer.Option(
+        option(
             "--subspace",
             "--method",
-            help="What is random: the principal directions of the trajectory (pca), random "
-            "directions, a curve of low loss to a second solution, what keeps most of the "
-            "predictive covariance (optimal), the weights that keep most of the predictive "
+            help="What is random: the principal components of the SGD trajectory (pca), random "
+            "directions, a curve of low loss to a second solution, the directions that keep most "
+            "of the predictive covariance (optimal), the weights that keep most of the predictive "
             "variance (subnetwork), all weights (full); a sparse network, in which each weight is "
             "included or excluded (sparse); or a baseline without a posterior. Default: pca.",
-            rich_help_panel=POSTERIOR,
-            show_default=False,
+            panel=POSTERIOR,
         ),
     ] = None,
     overwrite: Overwrite = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    console: Console,
 ) -> None:
     """Fit a network to a table and sample its posterior in a subspace of the weights.
 
     With --method sparse: train a sparse Bayesian network, for --epochs at --learning-rate.
 
-    The folder OUT then holds `model`: weights, draws, the encoding of the columns. A fit that was
-    interrupted (Ctrl-C, a signal, a power cut) leaves `checkpoint` there: the same command goes on
-    from it and ends with the same draws, bit for bit, as one that was not.
+    The folder OUT then contains `model`: weights, draws, the encoding of the columns. An
+    interrupted fit (Ctrl-C, a signal, a power cut) leaves `checkpoint` there: the same command
+    resumes from it and returns the same draws, bit for bit, as an uninterrupted one.
     """
-    console = Console(as_json, quiet)
     chosen = subspace_name(settings) if method is None else method.value
     for path in unused_settings(chosen):
-        if option_of(path) in given_options():
+        if option_of(path) in given_settings():
             say(f"warning: {option_of(path)} makes no difference to --method {chosen}")
     _check_free(out, overwrite)
-    frame = read_training_table(table, target, missing_values, separator, ignore)
-    encoder = make_encoder(unknown, missing, missing_values, categorical, max_categories)
-    job = _Job(
+    frame = source.read(table, target)
+    from subbayes.models.data_frame_model import TableModel
+
+    checkpoint = out / "checkpoint"
+    train = partial(
+        TableModel.fit,
         frame,
         target,
         settings,
-        None if task is None else task.value,
-        None if chosen in SUBSPACES else chosen,
-        encoder,
-        out,
-        overwrite,
-        console,
+        task=source.task and source.task.value,
+        method=None if chosen in SUBSPACES else chosen,
+        encoder=source.encoder(),
+        checkpoint=checkpoint,
+        progress=console.progress,
     )
-    model = replace(job.run(), notes={"command": COMMAND.get()})
+    model = replace(_resume(train, checkpoint, overwrite), notes={"command": COMMAND.get()})
     model.save(out / "model", overwrite=overwrite)
-    job.clear()
-    facts = _facts(model, out, frame)
+    _delete(checkpoint)
+    facts = _facts(model, out, len(frame))
     for warning in facts["warnings"]:
         say(f"warning: {warning}")
-    console.result(facts, lines(_summary(facts)))
+    console.result(facts, aligned(_summary(facts)))
     console.hint(f"subbayes predict {out} NEW_ROWS.csv --out predictions.csv")
 
 
@@ -157,81 +110,48 @@ def _check_free(out: Path, overwrite: bool) -> None:
         )
 
 
-class _Job:
-    """One fit, which goes on from the checkpoint in its folder."""
+def _resume(train: Callable[[], TableModel], checkpoint: Path, overwrite: bool) -> TableModel:
+    """Train, from the checkpoint if there is one; `overwrite` discards that of another fit."""
+    from subbayes.utils.checks import InputError
 
-    def __init__(
-        self,
-        frame: pd.DataFrame,
-        target: str,
-        settings: TableSettings,
-        task: str | None,
-        method: str | None,
-        encoder: TabularEncoder,
-        out: Path,
-        overwrite: bool,
-        console: Console,
-    ) -> None:
-        self.frame, self.target, self.settings = frame, target, settings
-        self.task, self.method, self.encoder = task, method, encoder
-        self.checkpoint, self.overwrite, self.console = out / "checkpoint", overwrite, console
-
-    def run(self) -> TableModel:
-        """The model; with `overwrite`, the checkpoint of another fit makes way."""
-        from subbayes.utils.checks import InputError
-
-        found = self.checkpoint.exists()
-        if found:
-            say(f"going on from {self.checkpoint}")
-        try:
-            return self.fitted()
-        except InputError as error:
-            if not (found and error.argument == "checkpoint"):
-                raise
-            if not self.overwrite:
-                raise InputError(f"{str(error).rstrip('.')}, or pass --overwrite.") from None
-            say("starting again: the checkpoint is another fit's")
-            self.clear()
-            return self.fitted()
-        except BaseException as error:
-            if isinstance(error, (KeyboardInterrupt, SystemExit)):
-                say(
-                    f"the same command goes on from {self.checkpoint}"
-                    if self.checkpoint.exists()
-                    else "nothing is kept of a training under way; the same command starts again"
-                )
+    resumed = checkpoint.exists()
+    if resumed:
+        say(f"resuming from {checkpoint}")
+    try:
+        return train()
+    except InputError as error:
+        if not (resumed and error.argument == "checkpoint"):
             raise
-
-    def fitted(self) -> TableModel:
-        from subbayes.models.data_frame_model import TableModel
-
-        return TableModel.fit(
-            self.frame,
-            self.target,
-            self.settings,
-            task=self.task,
-            method=self.method,
-            encoder=self.encoder,
-            checkpoint=self.checkpoint,
-            progress=self.console.progress,
+        if not overwrite:
+            remedy = f"{error.remedy}, or pass --overwrite"
+            raise InputError(error.argument, error.expected, error.got, remedy) from None
+        say("starting again: the checkpoint belongs to another fit")
+        _delete(checkpoint)
+        return train()
+    except (KeyboardInterrupt, SystemExit):
+        say(
+            f"the same command resumes from {checkpoint}"
+            if checkpoint.exists()
+            else "nothing was saved before the end of the training; the same command starts again"
         )
-
-    def clear(self) -> None:
-        """Delete the checkpoint, and no other files."""
-        from subbayes.models.checkpoint import delete_checkpoint
-
-        delete_checkpoint(self.checkpoint)
+        raise
 
 
-def _facts(model: TableModel, out: Path, frame: pd.DataFrame) -> dict[str, Any]:
-    """What was fitted, as JSON-able values."""
+def _delete(checkpoint: Path) -> None:
+    from subbayes.models.checkpoint import delete_checkpoint
+
+    delete_checkpoint(checkpoint)
+
+
+def _facts(model: TableModel, out: Path, n_rows: int) -> dict[str, Any]:
+    """The result as values that JSON can represent."""
     fitted = model.model
     return {
         "model": str(out),
         "target": model.column,
         "task": model.target.task,
         "classes": list(model.target.classes),
-        "rows": len(frame),
+        "rows": n_rows,
         "columns": len(model.encoder.columns_),
         "features": len(model.encoder.get_feature_names_out()),
         "likelihood": fitted.likelihood.to_config(),
@@ -242,42 +162,35 @@ def _facts(model: TableModel, out: Path, frame: pd.DataFrame) -> dict[str, Any]:
 
 
 def _summary(facts: dict[str, Any]) -> dict[str, str]:
-    """The facts in words."""
+    """The result in words."""
     classes = f", {len(facts['classes'])} classes" if facts["classes"] else ""
-    words = {
+    summary = {
         "model": facts["model"],
         "target": f"{facts['target']} ({facts['task']}{classes})",
         "data": f"{facts['rows']} rows, {facts['columns']} columns, {facts['features']} features",
         "network": f"{facts['weights']} weights, {_name(facts['likelihood'])} likelihood",
     }
     if "density" in facts:
-        return words | {"method": f"sparse, {100 * facts['density']:.3g} % of the weights in"}
+        included = f"{100 * facts['density']:.3g} % of the weights included"
+        return summary | {"method": f"sparse, {included}"}
     if "rank" not in facts:
-        return words | {
-            "method": f"{facts['method']}, {facts['networks']} weight vector"
-            f"{'s' * (facts['networks'] > 1)}"
+        vectors = f"{facts['networks']} weight vector{'s' * (facts['networks'] > 1)}"
+        return summary | {"method": f"{facts['method']}, {vectors}"}
+    posterior = (
+        f"{facts['method']} subspace of rank {facts['rank']}, temperature "
+        f"{facts['temperature']:g}, "
+    )
+    if not facts["independent"]:
+        return summary | {
+            "posterior": f"{posterior}{facts['chains']} chains of {facts['draws']} draws",
+            "mixing": f"R-hat {facts['rhat']:.3f}, bulk effective sample size "
+            f"{facts['ess_bulk']:.0f}",
         }
-    if facts["independent"]:
-        fit = (
-            {"fit": f"Pareto k {facts['pareto_k']:.2f} (up to 0.7 is good)"}
-            if ("pareto_k" in facts)
-            else {}
-        )
-        return (
-            words
-            | {
-                "posterior": f"{facts['method']} subspace of rank {facts['rank']}, temperature "
-                f"{facts['temperature']:g}, {facts['chains'] * facts['draws']} "
-                "independent draws of an approximation"
-            }
-            | fit
-        )
-    return words | {
-        "posterior": f"{facts['method']} subspace of rank {facts['rank']}, temperature "
-        f"{facts['temperature']:g}, {facts['chains']} chains of {facts['draws']} "
-        "draws",
-        "mixing": f"R-hat {facts['rhat']:.3f}, bulk effective sample size {facts['ess_bulk']:.0f}",
-    }
+    n = facts["chains"] * facts["draws"]
+    summary["posterior"] = f"{posterior}{n} independent draws of an approximation"
+    if "pareto_k" in facts:
+        summary["fit"] = f"Pareto k {facts['pareto_k']:.2f} (up to 0.7 is good)"
+    return summary
 
 
 def _name(likelihood: dict[str, Any]) -> str:

@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import shlex
-from collections.abc import Sequence
+import sys
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, is_dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from subbayes.cli.console import COMMAND
+from subbayes.cli.console import COMMAND, OPTION_NAMES, print_json, reading
 
-__all__ = ["given", "sparse_mode", "typed_again"]
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from subbayes.data.encoder import TabularEncoder
+
+__all__ = [
+    "Console",
+    "PredictionOptions",
+    "TableOptions",
+    "expand_groups",
+    "given_options",
+    "option",
+]
 
 OUTPUT, DATA = "Output", "Data"
 SPARSE = "Sparse networks"
@@ -20,11 +37,21 @@ SPARSE = "Sparse networks"
 Task = StrEnum("Task", ["regression", "classification", "count"])
 Unknown = StrEnum("Unknown", ["error", "ignore"])
 Missing = StrEnum("Missing", ["error", "impute"])
-IndicatorName = StrEnum("IndicatorName", ["sample", "median", "all"])
+StructureName = StrEnum("StructureName", ["sample", "median", "all"])
 WeightName = StrEnum("WeightName", ["sample", "mean"])
-Layout = StrEnum("Layout", ["auto", "dense", "csr"])
 
-# --- where data come from and results go ---------------------------------------------------
+
+def option(*flags: str, help: str, panel: str | None = None, **settings: Any) -> Any:
+    """An option whose default is not shown.
+
+    Args:
+        flags: names on the command line; by default that of the parameter.
+        help: its description.
+        panel: heading in the help.
+        settings: other arguments of `typer.Option`.
+    """
+    return typer.Option(*flags, help=help, rich_help_panel=panel, show_default=False, **settings)
+
 
 Table = Annotated[
     Path,
@@ -36,169 +63,250 @@ Model = Annotated[
     Path, typer.Argument(help="Folder that `subbayes fit --out` wrote.", show_default=False)
 ]
 Overwrite = Annotated[
-    bool,
-    typer.Option(
-        "--overwrite", help="Replace files that are already there.", rich_help_panel=OUTPUT
-    ),
-]
-Json = Annotated[
-    bool,
-    typer.Option(
-        "--json",
-        help="Print one JSON object to standard output and nothing else.",
-        rich_help_panel=OUTPUT,
-    ),
-]
-Quiet = Annotated[
-    bool,
-    typer.Option("--quiet", "-q", help="No progress bars and no hints.", rich_help_panel=OUTPUT),
-]
-
-# --- reading a table -----------------------------------------------------------------------
-
-Target = Annotated[
-    str, typer.Option(help="Column to predict.", rich_help_panel=DATA, show_default=False)
-]
-AskedTask = Annotated[
-    Task | None,
-    typer.Option(
-        help="What the target is. By default text, booleans, two values or a short run of whole "
-        "numbers are classes, other numbers a regression; counts have to be asked for.",
-        rich_help_panel=DATA,
-        show_default=False,
-    ),
-]
-Ignore = Annotated[
-    list[str] | None,
-    typer.Option(
-        help="Column to leave out; may be repeated.", rich_help_panel=DATA, show_default=False
-    ),
-]
-Categories = Annotated[
-    list[str] | None,
-    typer.Option(
-        help="Column of numbers to read as categories; may be repeated.",
-        rich_help_panel=DATA,
-        show_default=False,
-    ),
-]
-Marks = Annotated[
-    list[str] | None,
-    typer.Option(
-        help="What stands for a missing value beside empty cells, NA and the like, such as '?'; "
-        "may be repeated.",
-        rich_help_panel=DATA,
-        show_default=False,
-    ),
-]
-OnMissing = Annotated[
-    Missing,
-    typer.Option(
-        help="Refuse missing values, or impute them: the median, the most frequent category.",
-        rich_help_panel=DATA,
-    ),
-]
-OnUnknown = Annotated[
-    Unknown,
-    typer.Option(
-        help="At prediction, refuse categories not seen in fitting, or ignore them.",
-        rich_help_panel=DATA,
-    ),
-]
-MaxCategories = Annotated[
-    int, typer.Option(help="The most categories a column may have.", rich_help_panel=DATA)
+    bool, typer.Option("--overwrite", help="Replace existing files.", rich_help_panel=OUTPUT)
 ]
 Separator = Annotated[
     str | None,
-    typer.Option(
-        help="Between the cells of a text file; by default a comma, a tab in .tsv.",
-        rich_help_panel=DATA,
-        show_default=False,
-    ),
+    option(help="Between the cells of a text file; by default a comma, a tab in .tsv.", panel=DATA),
 ]
-
-# --- predicting ----------------------------------------------------------------------------
-
 Level = Annotated[float, typer.Option(help="Probability of the intervals.")]
-Threshold = Annotated[
-    float, typer.Option(help="A row is in doubt unless one class is more probable than this.")
-]
-ManyDraws = Annotated[
-    int | None,
-    typer.Option(
-        "--max-draws",
-        help="Use this many evenly spaced draws of the model; all by default.",
-        show_default=False,
-        min=1,
-    ),
-]
-
-StructureUsed = Annotated[
-    IndicatorName | None,
-    typer.Option(
-        "--structure",
-        help="Of a sparse network: average over draws of what is in (sample, the "
-        "default), take what is in with a probability above 1/2 (median), or all by their "
-        "probabilities (all, which needs --weights mean).",
-        rich_help_panel=SPARSE,
-        show_default=False,
-    ),
-]
-WeightsUsed = Annotated[
-    WeightName | None,
-    typer.Option(
-        "--weights",
-        help="Of a sparse network: draw the weights that are in (sample, the default) or "
-        "take their means (mean).",
-        rich_help_panel=SPARSE,
-        show_default=False,
-    ),
-]
 
 
-def sparse_mode(structure: StrEnum | None, weights: StrEnum | None) -> dict[str, str]:
-    """What was asked for of a sparse network's prediction.
-
-    Example:
-        >>> sparse_mode(IndicatorName.median, None)
-        {'structure': 'median'}
-    """
-    return {
-        name: value.value
-        for name, value in (("structure", structure), ("weights", weights))
-        if value is not None
-    }
+# --- groups of options ----------------------------------------------------------------------------
 
 
-def given(names: Sequence[str]) -> list[str]:
-    """Those of some options that were typed.
+@dataclass(frozen=True)
+class Console:
+    """How a command prints its result."""
+
+    json: Annotated[
+        bool,
+        typer.Option(
+            "--json",
+            help="Print one JSON object to standard output and nothing else.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = False
+    quiet: Annotated[
+        bool,
+        typer.Option(
+            "--quiet", "-q", help="No progress bars and no hints.", rich_help_panel=OUTPUT
+        ),
+    ] = False
+
+    @property
+    def progress(self) -> bool | None:
+        """The argument `progress` of the library: None shows bars on a terminal."""
+        return False if self.quiet else None
+
+    def result(self, facts: Mapping[str, Any], text: str) -> None:
+        """Print the result, as text or as one JSON object."""
+        if self.json:
+            print_json(facts)
+        else:
+            print(text)
+
+    def hint(self, text: str) -> None:
+        """Print what to do next."""
+        if not self.quiet:
+            print(f"next: {text}", file=sys.stderr)
+
+
+@dataclass(frozen=True)
+class TableOptions:
+    """How a training table is read and encoded."""
+
+    task: Annotated[
+        Task | None,
+        option(
+            help="What the target is. By default text, booleans, two values or a short run of "
+            "whole numbers are classes, and other numbers a regression; counts need this option.",
+            panel=DATA,
+        ),
+    ] = None
+    ignore: Annotated[
+        list[str] | None, option(help="Column to leave out; may be repeated.", panel=DATA)
+    ] = None
+    categorical: Annotated[
+        list[str] | None,
+        option(help="Column of numbers to read as categories; may be repeated.", panel=DATA),
+    ] = None
+    missing_values: Annotated[
+        list[str] | None,
+        option(
+            help="Mark of a missing value, such as '?', besides empty cells, NA and the like; may "
+            "be repeated.",
+            panel=DATA,
+        ),
+    ] = None
+    missing: Annotated[
+        Missing,
+        typer.Option(
+            help="Refuse missing values, or impute them: the median, the most frequent category.",
+            rich_help_panel=DATA,
+        ),
+    ] = Missing.error
+    unknown: Annotated[
+        Unknown,
+        typer.Option(
+            help="At prediction, refuse categories not seen in fitting, or ignore them.",
+            rich_help_panel=DATA,
+        ),
+    ] = Unknown.error
+    max_categories: Annotated[
+        int, typer.Option(help="Maximum number of categories in a column.", rich_help_panel=DATA)
+    ] = 100
+    separator: Separator = None
+
+    def read(self, path: Path, target: str) -> pd.DataFrame:
+        """Read a table, without the columns to ignore.
+
+        Raises:
+            InputError: a table that cannot be read, or a column to ignore that is not there.
+        """
+        from subbayes.data.tables import closest, read_table
+        from subbayes.utils.checks import fail
+
+        ignored = self.ignore or []
+        with reading(path):
+            frame = read_table(
+                path,
+                target=target,
+                missing_values=self.missing_values or [],
+                separator=self.separator,
+            )
+        for name in ignored:
+            if name not in frame or name == target:
+                others = [column for column in frame if column != target]
+                fail(
+                    "ignore",
+                    "another column of the table than the target",
+                    f"'{name}'",
+                    closest(name, others),
+                )
+        return frame.drop(columns=ignored)
+
+    def encoder(self) -> TabularEncoder:
+        """An unfitted encoder."""
+        from subbayes.data.encoder import TabularEncoder
+
+        return TabularEncoder(
+            unknown=self.unknown.value,
+            missing=self.missing.value,
+            missing_values=self.missing_values or [],
+            categorical=self.categorical or [],
+            max_categories=self.max_categories,
+        )
+
+    def retype(self, *others: str) -> str:
+        """These options and others as they were typed, for another command.
+
+        Args:
+            others: names of further parameters of the running command that take a value.
+
+        Example:
+            >>> token = COMMAND.set("subbayes compare a.csv --ignore 'per cent' --task=count -q")
+            >>> TableOptions().retype()
+            "--ignore 'per cent' --task=count"
+            >>> COMMAND.reset(token)
+        """
+        flags = {_flag(name) for name in (*others, *(field.name for field in fields(self)))}
+        words = shlex.split(COMMAND.get())
+        found: list[str] = []
+        for word, following in zip(words, [*words[1:], ""], strict=True):
+            if word in flags:
+                found += [word, following]
+            elif word.partition("=")[0] in flags:
+                found.append(word)
+        return shlex.join(found)
+
+
+@dataclass(frozen=True)
+class PredictionOptions:
+    """Which draws and which part of a sparse network predict."""
+
+    max_draws: Annotated[
+        int | None,
+        option(help="Use this many evenly spaced draws of the model; all by default.", min=1),
+    ] = None
+    structure: Annotated[
+        StructureName | None,
+        option(
+            help="Of a sparse network: average over draws of the included weights (sample, the "
+            "default), include those with a probability above 1/2 (median), or weight all by "
+            "their probabilities (all, which needs --weights mean).",
+            panel=SPARSE,
+        ),
+    ] = None
+    weights: Annotated[
+        WeightName | None,
+        option(
+            help="Of a sparse network: draw the included weights (sample, the default) or use "
+            "their means (mean).",
+            panel=SPARSE,
+        ),
+    ] = None
+
+    def arguments(self) -> dict[str, Any]:
+        """Arguments of `TableModel.predict`.
+
+        Example:
+            >>> PredictionOptions(structure=StructureName.median).arguments()
+            {'n_draws': None, 'structure': 'median'}
+        """
+        mode = {"structure": self.structure, "weights": self.weights}
+        chosen = {name: value.value for name, value in mode.items() if value is not None}
+        return {"n_draws": self.max_draws, **chosen}
+
+
+def expand_groups(function: Callable[..., None]) -> Callable[..., None]:
+    """Make a command whose parameters of a dataclass type become one option for each field."""
+    signature = inspect.signature(function, eval_str=True)
+    groups: dict[str, Any] = {}
+    parameters = []
+    for parameter in signature.parameters.values():
+        if not is_dataclass(parameter.annotation):
+            parameters.append(parameter)
+            continue
+        group = groups[parameter.name] = parameter.annotation
+        types = typing.get_type_hints(group, include_extras=True)
+        parameters += [
+            parameter.replace(name=field.name, annotation=types[field.name], default=field.default)
+            for field in fields(group)
+        ]
+    names = frozenset(parameter.name for parameter in parameters if not _is_positional(parameter))
+
+    @functools.wraps(function)
+    def command(**values: Any) -> None:
+        OPTION_NAMES.set(names)
+        for name, group in groups.items():
+            values[name] = group(**{field.name: values.pop(field.name) for field in fields(group)})
+        function(**values)
+
+    return with_signature(command, signature.replace(parameters=parameters))
+
+
+def with_signature(command: Any, signature: inspect.Signature) -> Any:
+    """Set the signature that typer reads the options of a command from."""
+    command.__signature__ = signature
+    command.__annotations__ = {p.name: p.annotation for p in signature.parameters.values()}
+    return command
+
+
+def _is_positional(parameter: inspect.Parameter) -> bool:
+    metadata = getattr(parameter.annotation, "__metadata__", ())
+    return any(isinstance(part, typer.models.ArgumentInfo) for part in metadata)
+
+
+def given_options(*names: str) -> list[str]:
+    """Those of some options of the running command that were typed.
 
     Args:
-        names: of parameters of the command under way.
+        names: names of their parameters.
     """
     typed = {word.partition("=")[0] for word in shlex.split(COMMAND.get())}
-    options = [f"--{name.replace('_', '-')}" for name in names]
-    return [option for option in options if option in typed]
+    return [flag for flag in map(_flag, names) if flag in typed]
 
 
-def typed_again(names: Sequence[str]) -> str:
-    """Those of some options that were typed, with their values, for another command.
-
-    Args:
-        names: of parameters of the command under way that take a value.
-
-    Example:
-        >>> token = COMMAND.set("subbayes compare a.csv --ignore 'per cent' --task=count --seed 1")
-        >>> typed_again(["ignore", "task"])
-        "--ignore 'per cent' --task=count"
-        >>> COMMAND.reset(token)
-    """
-    options = {f"--{name.replace('_', '-')}" for name in names}
-    words = shlex.split(COMMAND.get())
-    found: list[str] = []
-    for word, following in zip(words, [*words[1:], ""], strict=True):
-        if word in options:
-            found += [word, following]
-        elif word.partition("=")[0] in options:
-            found.append(word)
-    return shlex.join(found)
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"

@@ -1,4 +1,4 @@
-"""`subbayes predict`: predictions of a saved model, with intervals or probabilities and doubt."""
+"""`subbayes predict`: predictions of a saved model, with intervals or class probabilities."""
 
 from __future__ import annotations
 
@@ -7,77 +7,64 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from subbayes.cli.console import Console
-from subbayes.cli.models import load_model, read_rows
+from subbayes.cli.files import check_output_file, load_model, read_rows
 from subbayes.cli.options import (
     OUTPUT,
-    Json,
+    Console,
     Level,
-    ManyDraws,
     Model,
     Overwrite,
-    Quiet,
+    PredictionOptions,
     Separator,
-    StructureUsed,
     Table,
-    Threshold,
-    WeightsUsed,
-    sparse_mode,
+    option,
 )
-from subbayes.cli.reading import check_new_file
 
 if TYPE_CHECKING:
     import pandas as pd
 
 NAME = "predict"
-_DIGITS = "%.7g"  # what float32 holds
+_DIGITS = "%.7g"  # the precision of float32
 EXAMPLE = "subbayes predict runs/people new.csv --keep name --out predictions.csv"
 
 
 def predict(
+    *,
     model: Model,
     table: Table,
     out: Annotated[
         Path | None,
-        typer.Option(
-            help="CSV, TSV or Parquet file to write; by default CSV to standard output.",
-            rich_help_panel=OUTPUT,
-            show_default=False,
-        ),
+        option(help="CSV, TSV or Parquet file; by default CSV to standard output.", panel=OUTPUT),
     ] = None,
     level: Level = 0.95,
-    threshold: Threshold = 0.95,
+    threshold: Annotated[
+        float, typer.Option(help="A row is in doubt unless one class is more probable than this.")
+    ] = 0.95,
     keep: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
             help="Column of the table to copy in front of its predictions; may be repeated.",
-            rich_help_panel=OUTPUT,
-            show_default=False,
+            panel=OUTPUT,
         ),
     ] = None,
-    max_draws: ManyDraws = None,
-    structure: StructureUsed = None,
-    weights: WeightsUsed = None,
+    prediction: PredictionOptions,
     separator: Separator = None,
     overwrite: Overwrite = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    console: Console,
 ) -> None:
     """Predict each row of a table.
 
-    Numbers and counts: mean, std (of a new observation) with its parts epistemic_std (what more
-    data would shrink) and aleatoric_std (what they would not), lower and upper end of the interval.
+    Numbers and counts: mean, std (of a new observation) with its parts epistemic_std (which more
+    data would reduce) and aleatoric_std (which they would not), lower and upper ends of the
+    interval.
     Classes: the most probable label, whether it is in doubt, the probability of each class, entropy
     and mutual_information in nats.
     """
-    console = Console(as_json, quiet)
-    check_new_file(out, overwrite, ".csv", ".tsv", ".parquet", ".pq")
+    check_output_file(out, overwrite, ".csv", ".tsv", ".parquet", ".pq")
     fitted = load_model(model)
     frame = read_rows(fitted, table, separator, scored=False)
     kept = _kept(frame, keep or [])
-    predictions = fitted.frame(
-        frame, level, threshold, max_draws, **sparse_mode(structure, weights)
-    )
+    predictions = fitted.frame(frame, level, threshold, **prediction.arguments())
     for place, (name, values) in enumerate(kept.items()):
         predictions.insert(place, str(name), values.to_numpy(), allow_duplicates=True)
     if out is None:
@@ -110,7 +97,6 @@ def _kept(frame: pd.DataFrame, names: list[str]) -> pd.DataFrame:
 
 
 def _write(predictions: pd.DataFrame, out: Path) -> None:
-    """Completely or not at all."""
     from subbayes.utils.files import atomic_write_bytes, atomic_write_text
 
     if out.name.lower().endswith((".parquet", ".pq")):

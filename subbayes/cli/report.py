@@ -1,27 +1,22 @@
-"""`subbayes report`: one HTML file about a saved model, with everything in it."""
+"""`subbayes report`: a self-contained HTML file about a saved model."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from subbayes.cli.console import Console, say
-from subbayes.cli.models import load_model, read_rows
-from subbayes.cli.options import OUTPUT, Json, Model, Overwrite, Quiet, Separator
-from subbayes.cli.reading import check_new_file
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from subbayes.models.data_frame_model import TableModel
+from subbayes.cli.console import say
+from subbayes.cli.files import check_output_file, encode_rows, load_model
+from subbayes.cli.options import OUTPUT, Console, Model, Overwrite, Separator, option
 
 NAME = "report"
 EXAMPLE = "subbayes report runs/people test.csv --train people.csv --out report.html"
 
 
 def report(
+    *,
     model: Model,
     table: Annotated[
         Path | None,
@@ -34,61 +29,39 @@ def report(
     ),
     train: Annotated[
         Path | None,
-        typer.Option(
-            help="The table the model was fitted to, for the surface of the posterior.",
-            show_default=False,
-        ),
+        option(help="The table the model was fitted to, to plot the density of the posterior."),
     ] = None,
-    title: Annotated[str, typer.Option(help="Heading.", show_default=False)] = "",
-    unit: Annotated[str, typer.Option(help="Unit of the target.", show_default=False)] = "",
+    title: Annotated[str, option(help="Heading.")] = "",
+    unit: Annotated[str, option(help="Unit of the target.")] = "",
     separator: Separator = None,
     overwrite: Overwrite = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    console: Console,
 ) -> None:
     """Write a self-contained HTML report of a saved model.
 
-    It says what was fitted and whether the chains can be trusted; with TABLE, how well it
-    predicts: predictive bands and calibration; with --train, the log-density of the posterior over
-    its first two coordinates, the draws on it. It needs neither network nor script.
+    It describes the model and the convergence of its chains; with TABLE, its predictions and their
+    calibration; with --train, the log density of the posterior over its first two coordinates with
+    the draws. The page needs no network connection and contains no scripts.
     """
-    console = Console(as_json, quiet)
-    check_new_file(out, overwrite, ".html", ".htm")
+    check_output_file(out, overwrite, ".html", ".htm")
     fitted = load_model(model)
-    from subbayes.sparse.result import SparseNetwork
-
-    sparse = isinstance(fitted.model, SparseNetwork)
-    subject = fitted.model if sparse else fitted.sampled
-    if sparse and train is not None:
-        say("warning: --train makes no difference to a sparse network, which has no coordinates")
-        train = None
-    command = "" if sparse else fitted.notes.get("command", "")
-    test = None if table is None else _rows(fitted, table, separator, 1)
-    data = None if train is None else _rows(fitted, train, separator, 2)
+    test = None if table is None else encode_rows(fitted, table, separator)
+    data = None if train is None else encode_rows(fitted, train, separator, min_rows=2)
+    from subbayes.models.fitted import FittedModel
     from subbayes.reports.model_report import write_report
 
+    if data is not None and not isinstance(fitted.model, FittedModel):
+        say(f"warning: --train makes no difference to a {fitted.model.label}")
     write_report(
-        subject,
+        fitted.model,
         out,
         data=data,
         test=test,
         title=title,
         name=fitted.column,
         unit=unit,
-        command=str(command),
+        command=str(fitted.notes.get("command", "")),
         features=fitted.encoder.get_feature_names_out().tolist(),
     )
     console.result({"model": str(model), "out": str(out)}, f"report in {out}")
     console.hint(f"open {out} in a browser")
-
-
-def _rows(
-    fitted: TableModel, path: Path, separator: str | None, least: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Inputs and targets of a table, as the model takes them."""
-    from subbayes.data.tables import split_target
-    from subbayes.models.data_frame_model import numbers
-
-    frame = read_rows(fitted, path, separator, scored=True, min_rows=least)
-    features, values = split_target(frame, fitted.column)
-    return fitted.encoder.transform(features), numbers(fitted.target, values)

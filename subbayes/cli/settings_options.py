@@ -1,4 +1,4 @@
-"""Options of the command line made from the fields of `TableSettings`."""
+"""Command-line options for the fields of `TableSettings`."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
+from subbayes.cli.options import SPARSE, option, with_signature
 from subbayes.models.settings import PRIOR_SCALES, TableSettings
 from subbayes.utils.configuration import Setting, change, settings_of
 
@@ -21,7 +22,7 @@ __all__ = [
     "OPTIONS",
     "POSTERIOR",
     "SUBSPACES",
-    "given_options",
+    "given_settings",
     "option_of",
     "subspace_name",
     "with_settings",
@@ -29,7 +30,7 @@ __all__ = [
 
 SUBSPACES = ("pca", "random", "curve", "optimal", "subnetwork", "full")
 _COVARIANCE = "subspace.covariance"
-NETWORK, POSTERIOR, SPARSE = "Network and training", "Posterior", "Sparse networks"
+NETWORK, POSTERIOR = "Network and training", "Posterior"
 
 
 @dataclass(frozen=True)
@@ -39,8 +40,8 @@ class Option:
     Attributes:
         path: dotted name of the setting.
         panel: heading in the help.
-        help: its description; "" takes that of the configuration.
-        metavar: what its value looks like; "" takes that of the type.
+        help: its description; by default that of the configuration.
+        metavar: placeholder of its value; by default that of the type.
     """
 
     path: str
@@ -50,18 +51,18 @@ class Option:
 
     @property
     def parameter(self) -> str:
-        """Its name as a parameter, such as "learning_rate"."""
+        """Name of the parameter, such as "learning_rate"."""
         return self.path.rpartition(".")[2]
 
     @property
     def flag(self) -> str:
-        """Its name on the command line, such as "--learning-rate"."""
+        """Name on the command line, such as "--learning-rate"."""
         return f"--{self.parameter.replace('_', '-')}"
 
 
 OPTIONS = {
-    option.path: option
-    for option in (
+    one.path: one
+    for one in (
         Option("likelihood", NETWORK),
         Option("network.hidden", NETWORK, metavar="WIDTH,WIDTH,...|none"),
         Option("network.activation", NETWORK),
@@ -69,8 +70,8 @@ OPTIONS = {
         Option(
             "training.prior_scale",
             NETWORK,
-            "Standard deviation of the prior of the weights in training; smaller is smoother; or "
-            f"none. By default {', '.join(f'{v:g} for {k}' for k, v in PRIOR_SCALES.items())}.",
+            "Standard deviation of the prior of the weights in training, or none; smaller is "
+            f"smoother. By default {', '.join(f'{v:g} for {k}' for k, v in PRIOR_SCALES.items())}.",
         ),
         Option("training.epochs", NETWORK),
         Option("training.learning_rate", NETWORK),
@@ -117,7 +118,7 @@ OPTIONS = {
         Option("sampling.draws", POSTERIOR),
         Option("sampling.chains", POSTERIOR),
         Option("sampling.warmup", POSTERIOR),
-        Option("sampling.seed", POSTERIOR, "Seed of everything: equal seeds give equal results."),
+        Option("sampling.seed", POSTERIOR, "Seed of all steps: equal seeds give equal results."),
         Option("members", POSTERIOR),
         Option("sparse.structure", SPARSE),
         Option("sparse.posterior", SPARSE),
@@ -129,10 +130,10 @@ OPTIONS = {
 
 
 def option_of(path: str) -> str:
-    """The option of a setting, as it is typed.
+    """The command-line option of a setting.
 
     Args:
-        path: dotted name.
+        path: dotted name of the setting.
 
     Example:
         >>> option_of("training.learning_rate"), option_of("training.momentum")
@@ -144,25 +145,23 @@ def option_of(path: str) -> str:
 _GIVEN: ContextVar[frozenset[str]] = ContextVar("GIVEN", default=frozenset())
 
 
-def given_options() -> frozenset[str]:
-    """The options of settings that were typed in the current command."""
+def given_settings() -> frozenset[str]:
+    """The options of settings that were typed in the running command."""
     return _GIVEN.get()
 
 
 def with_settings(leave_out: Sequence[str] = ()) -> Callable[[Callable[..., None]], Any]:
     """Make a command whose parameter `settings` becomes one option for each setting.
 
-    The options stand before `--overwrite`.
-
-    Values come, later ones first, from options, from `--set NAME=VALUE`, from `--config FILE`, and
-    from the defaults.
+    Options take precedence over `--set NAME=VALUE`, that over `--config FILE`, and that over the
+    defaults.
 
     Args:
-        leave_out: dotted names of settings that this command has no option for.
+        leave_out: dotted names of settings without an option in this command.
     """
 
     def decorate(function: Callable[..., None]) -> Any:
-        chosen = [option for path, option in OPTIONS.items() if path not in leave_out]
+        chosen = [one for path, one in OPTIONS.items() if path not in leave_out]
         signature = inspect.signature(function, eval_str=True)
         parameters = [p for p in signature.parameters.values() if p.name != "settings"]
         where = [p.name for p in parameters].index("overwrite")
@@ -170,7 +169,7 @@ def with_settings(leave_out: Sequence[str] = ()) -> Callable[[Callable[..., None
 
         @functools.wraps(function)
         def command(**values: Any) -> None:
-            typed = {option.path: values.pop(option.parameter) for option in chosen}
+            typed = {one.path: values.pop(one.parameter) for one in chosen}
             given = {path: text for path, text in typed.items() if text is not None}
             _GIVEN.set(frozenset(map(option_of, given)))
             method = values.get("method")
@@ -179,15 +178,13 @@ def with_settings(leave_out: Sequence[str] = ()) -> Callable[[Callable[..., None
             settings = _settings(given, values.pop("config"), values.pop("assignments") or [])
             function(settings=settings, **values)
 
-        command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-        command.__annotations__ = {p.name: p.annotation for p in parameters} | {"return": None}
-        return command
+        return with_signature(command, signature.replace(parameters=parameters))
 
     return decorate
 
 
 def _settings(given: dict[str, str], config: Path | None, assignments: list[str]) -> TableSettings:
-    """The defaults, changed by file, assignments and options."""
+    """The defaults, changed by the file, the assignments and the options."""
     from subbayes.utils.configuration import read_toml
 
     settings = TableSettings()
@@ -222,48 +219,32 @@ def subspace_name(settings: TableSettings) -> str:
 def _parameters(options: Sequence[Option]) -> list[inspect.Parameter]:
     """One keyword parameter for each option, and those of `--config` and `--set`."""
     known = {setting.path: setting for setting in settings_of(TableSettings())}
-    found = [
-        inspect.Parameter(
-            option.parameter,
-            inspect.Parameter.POSITIONAL_OR_KEYWORD,
-            default=None,
-            annotation=Annotated[str | None, _typer_option(option, known.get(option.path))],
-        )
-        for option in options
+    annotations: dict[str, Any] = {
+        one.parameter: Annotated[str | None, _typer_option(one, known.get(one.path))]
+        for one in options
+    }
+    config = "TOML file of settings, such as `[training]` with `epochs = 300`."
+    assignment = "One setting by its dotted name, such as training.momentum=0.8."
+    annotations["config"] = Annotated[
+        Path | None, option("--config", help=config, panel=NETWORK, metavar="FILE")
     ]
-    for name, kind, text in (
-        ("config", Path, "TOML file of settings, such as `[training]` with `epochs = 300`."),
-        (
-            "assignments",
-            list[str],
-            "One setting by its dotted name, such as training.momentum=0.8.",
-        ),
-    ):
-        flag = "--config" if name == "config" else "--set"
-        metavar = "FILE" if name == "config" else "NAME=VALUE"
-        option = typer.Option(
-            flag, help=text, rich_help_panel=NETWORK, show_default=False, metavar=metavar
-        )
-        found.append(
-            inspect.Parameter(
-                name,
-                inspect.Parameter.POSITIONAL_OR_KEYWORD,
-                default=None,
-                annotation=Annotated[kind | None, option],
-            )
-        )
-    return found
+    annotations["assignments"] = Annotated[
+        list[str] | None, option("--set", help=assignment, panel=NETWORK, metavar="NAME=VALUE")
+    ]
+    return [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+        for name, annotation in annotations.items()
+    ]
 
 
-def _typer_option(option: Option, setting: Setting | None) -> Any:
-    description = option.help or (_sentence(setting.description) if setting else "")
-    default = None if setting is None else _shown(setting.default)
-    return typer.Option(
-        option.flag,
+def _typer_option(setting_option: Option, setting: Setting | None) -> Any:
+    description = setting_option.help or (_sentence(setting.description) if setting else "")
+    default = None if setting is None else _as_typed(setting.default)
+    return option(
+        setting_option.flag,
         help=description + (f" Default: {default}." if default else ""),
-        rich_help_panel=option.panel,
-        show_default=False,
-        metavar=option.metavar or ("TEXT" if setting is None else _metavar(setting.annotation)),
+        panel=setting_option.panel,
+        metavar=setting_option.metavar or (_metavar(setting.annotation) if setting else "TEXT"),
     )
 
 
@@ -271,15 +252,15 @@ def _sentence(text: str) -> str:
     return text[:1].upper() + text[1:].replace("`", "")
 
 
-def _shown(value: Any) -> str | None:
-    """A default as it would be typed."""
+def _as_typed(value: Any) -> str | None:
+    """A default as it is typed on the command line."""
     if value is None:
         return None
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def _metavar(annotation: Any) -> str:
-    """What a value of a type looks like."""
+    """Placeholder for values of a type."""
     union = isinstance(annotation, types.UnionType)
     kinds = typing.get_args(annotation) if union else (annotation,)
     names = {int: "INTEGER", float: "NUMBER", str: "TEXT", bool: "true|false"}

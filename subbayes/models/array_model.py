@@ -1,9 +1,8 @@
-"""A network fitted to a matrix: a posterior in a subspace, a sparse network, or a baseline."""
+"""Fit networks to a matrix of features: posteriors in subspaces, sparse networks, baselines."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import torch
 from jaxtyping import Float, Shaped
 
 from subbayes.baselines.ensemble import WeightSamples
+from subbayes.data.data import Data
 from subbayes.diagnostics.predictor import Predictor
 from subbayes.likelihoods import (
     Categorical,
@@ -22,42 +22,47 @@ from subbayes.likelihoods import (
     Poisson,
     Standardized,
 )
+from subbayes.models.comparison_methods import Setup, sparse_training
+from subbayes.models.comparison_registry import named_methods
 from subbayes.models.fit import fit
 from subbayes.models.fitted import FittedModel
 from subbayes.models.settings import LIKELIHOODS, TableSettings
+from subbayes.networks.compatibility import check_fit
 from subbayes.networks.mlp import MLP
 from subbayes.predictions.predictive import Predictive
 from subbayes.sparse.baselines import default_prior
-from subbayes.sparse.configuration import LearningRates, SparseTraining
 from subbayes.sparse.convert import convert
 from subbayes.sparse.priors import Bernoulli, BetaBinomial, NormalSlab, SpikeSlab, StudentTSlab
 from subbayes.sparse.result import SparseNetwork
 from subbayes.sparse.training import fit as train_sparse
+from subbayes.training.configuration import Training
 from subbayes.utils.checks import check_choice, check_count, fail
 from subbayes.utils.seeding import derive_seed
 
 __all__ = [
     "BASELINES",
-    "NETWORKS",
-    "fit_baseline",
+    "SPARSE",
+    "SPARSE_DRAWS",
     "fit_matrix",
-    "fit_sparse",
-    "held_out",
     "make_likelihood",
     "make_module",
-    "pieces",
-    "predicted",
+    "predict_batches",
+    "predict_matrix",
+    "split_validation",
 ]
 
-_HELD_OUT = 2  # the part of the seed that splits off validation rows
-_AT_ONCE = 2**26  # numbers held at once when predicting in pieces, of which 16 a row and draw
+_SPLIT_STREAM = 2  # the random stream of the seed that splits off validation rows
+_NUMBERS_AT_ONCE = 2**26  # numbers held while predicting a batch, 16 for each row and draw
 
 Rows = tuple[Float[np.ndarray, "_ _"], Shaped[np.ndarray, "_"]]
 
 BASELINES = ("map", "swa", "swag", "ensemble")
-"""What `fit_baseline` fits."""
+"""Methods of `fit_matrix` that give weight vectors with equal weights instead of a posterior."""
 
-NETWORKS = 100
+SPARSE = "sparse"
+"""The method of `fit_matrix` that fits a sparse Bayesian network."""
+
+SPARSE_DRAWS = 100
 """Number of networks drawn from a sparse posterior for a prediction."""
 
 
@@ -67,44 +72,74 @@ def fit_matrix(
     task: str,
     settings: TableSettings | None = None,
     *,
+    method: str | None = None,
     n_classes: int | None = None,
     checkpoint: str | Path | None = None,
     progress: bool | None = None,
-) -> FittedModel:
-    """Fit a multilayer perceptron and its posterior to a matrix.
+) -> Any:
+    """Fit a multilayer perceptron to a matrix.
 
     Args:
         x: features (n, features), best standardised.
         y: targets (n,): numbers in their own units, counts, or classes 0..K-1.
         task: "regression", "count" or "classification".
-        settings: how.
+        settings: of network, training and inference. A sparse network uses their learning rate for
+            everything but the slab, which hardly moves, and the inclusion probabilities, which
+            learn faster where steps are few; its posterior "horseshoe" has its own prior.
+        method: one of `BASELINES` or `SPARSE`; by default a posterior in `settings.subspace`.
         n_classes: K, where not all classes occur in y.
-        checkpoint: folder to save in and resume from.
+        checkpoint: folder to save in and resume from; baselines ignore it.
         progress: show progress bars.
 
     Returns:
-        A model whose predictions are in the units of y.
+        A `FittedModel`, a `WeightSamples` of a baseline or a `SparseNetwork`; it predicts in the
+        units of y.
 
     Raises:
-        InputError: settings or data that do not fit together.
+        InputError: an unknown method; settings or data that do not fit together.
 
     Example:
         >>> x = np.linspace(-1, 1, 40, dtype=np.float32)[:, None]
-        >>> small = TableSettings().change({
+        >>> small = TableSettings(members=3).change({
         ...     "network.hidden": (5,), "training": {"epochs": 20, "swa_epochs": 5},
         ...     "subspace.rank": 2, "sampling.draws": 20})
         >>> model = fit_matrix(x, 100 + x[:, 0], "regression", small, progress=False)
         >>> bool(abs(model.predict(x).mean - 100).max() < 2)
         True
+        >>> ensemble = fit_matrix(
+        ...     x, x[:, 0], "regression", small, method="ensemble", progress=False)
+        >>> ensemble.weights.shape
+        torch.Size([3, 22])
+        >>> sparse = fit_matrix(x, x[:, 0], "regression", small, method="sparse", progress=False)
+        >>> sparse.network.size
+        22
     """
     settings = settings or TableSettings()
+    sampling = dataclasses.replace(settings.sampling, checkpoint=checkpoint, progress=progress)
+    settings = dataclasses.replace(settings, sampling=sampling)
+    if method is None:
+        return _fit_posterior(x, y, task, settings, n_classes)
+    check_choice("method", method, (*BASELINES, SPARSE))
+    likelihood = make_likelihood(settings.likelihood, task, y, n_classes)
+    module = make_module(settings, likelihood, x, y)
+    if method == SPARSE:
+        return _fit_sparse(module, likelihood, (x, y), settings)
+    return _fit_baseline(method, module, likelihood, (x, y), settings.training_for(task), settings)
+
+
+def _fit_posterior(
+    x: Float[np.ndarray, "n features"],
+    y: Shaped[np.ndarray, "n"],
+    task: str,
+    settings: TableSettings,
+    n_classes: int | None,
+) -> FittedModel:
     rows, validation = (x, y), None
     if settings.temperature == "validation":
-        rows, validation = held_out(x, y, settings)
+        rows, validation = split_validation(x, y, settings)
     likelihood = make_likelihood(settings.likelihood, task, rows[1], n_classes)
-    module = make_module(settings, likelihood, *rows)
     return fit(
-        module,
+        make_module(settings, likelihood, *rows),
         rows,
         likelihood=likelihood,
         subspace=settings.subspace,
@@ -113,8 +148,50 @@ def fit_matrix(
         temperature=settings.temperature,
         validation=validation,
         training=settings.training_for(task),
-        sampling=dataclasses.replace(settings.sampling, checkpoint=checkpoint, progress=progress),
+        sampling=settings.sampling,
     )
+
+
+def _fit_baseline(
+    method: str,
+    module: MLP,
+    likelihood: Likelihood,
+    rows: Rows,
+    training: Training,
+    settings: TableSettings,
+) -> WeightSamples:
+    setup = Setup(module, likelihood, Data.of(rows), training, settings.sampling)
+    (chosen,) = named_methods([method], members=settings.members)
+    chosen.check(setup)
+    check_fit(setup.network, likelihood, setup.data)
+    return chosen.fit(setup)[0]
+
+
+def _fit_sparse(
+    module: MLP, likelihood: Likelihood, rows: Rows, settings: TableSettings
+) -> SparseNetwork:
+    chosen, sampling = settings.sparse, settings.sampling
+    check_count("epochs", settings.training.epochs)
+    if chosen.posterior == "horseshoe":
+        prior = default_prior("horseshoe")
+    else:
+        prior = SpikeSlab(
+            StudentTSlab() if chosen.slab == "student-t" else NormalSlab(),
+            BetaBinomial() if chosen.prior_inclusion is None else Bernoulli(chosen.prior_inclusion),
+        )
+    network = convert(
+        module, chosen.posterior, structure=chosen.structure, prior=prior, seed=sampling.seed
+    )
+    trained = train_sparse(
+        network,
+        likelihood,
+        rows,
+        sparse_training(settings.training, len(rows[1]), chosen.early_epochs),
+        seed=sampling.seed,
+        progress=sampling.progress,
+        checkpoint=None if sampling.checkpoint is None else Path(sampling.checkpoint) / "sparse",
+    )
+    return dataclasses.replace(trained, n_draws=SPARSE_DRAWS)
 
 
 def make_likelihood(
@@ -126,7 +203,7 @@ def make_likelihood(
         name: one of `LIKELIHOODS[task]`; None takes the first.
         task: "regression", "count" or "classification".
         y: targets (n,).
-        n_classes: K, by default as many as y has.
+        n_classes: K; by default as many as y has.
 
     Raises:
         InputError: a likelihood for another task, or targets outside its support.
@@ -152,7 +229,7 @@ def make_module(
     x: Float[np.ndarray, "n features"],
     y: Shaped[np.ndarray, "n"],
 ) -> MLP:
-    """The network of a likelihood; for counts its output starts at the log of their mean.
+    """The network of a likelihood; for counts its output bias starts at the log of their mean.
 
     Example:
         >>> x, y = np.zeros((4, 3)), np.array([2, 4, 6, 8])
@@ -178,130 +255,12 @@ def make_module(
     return module
 
 
-def fit_baseline(
-    x: Float[np.ndarray, "n features"],
-    y: Shaped[np.ndarray, "n"],
-    task: str,
-    method: str,
-    settings: TableSettings | None = None,
-    *,
-    n_classes: int | None = None,
-    progress: bool | None = None,
-) -> WeightSamples:
-    """Fit what a posterior is compared with: weight vectors with an equal vote.
-
-    Args:
-        x: features (n, features), best standardised.
-        y: targets (n,), as for `fit_matrix`.
-        task: "regression", "count" or "classification".
-        method: one of `BASELINES`.
-        settings: how.
-        n_classes: K, where not all classes occur in y.
-        progress: show progress bars.
-
-    Raises:
-        InputError: an unknown method, settings or data that do not fit together.
-
-    Example:
-        >>> from subbayes.models.settings import Perceptron
-        >>> x = np.linspace(-1, 1, 40, dtype=np.float32)[:, None]
-        >>> small = TableSettings(members=3, network=Perceptron((5,)))
-        >>> fit_baseline(x, x[:, 0], "regression", "ensemble", small, progress=False).weights.shape
-        torch.Size([3, 22])
-    """
-    from subbayes.models.method_comparison import compare_methods, named_methods
-
-    check_choice("method", method, BASELINES)
-    settings = settings or TableSettings()
-    likelihood = make_likelihood(settings.likelihood, task, y, n_classes)
-    found = compare_methods(
-        make_module(settings, likelihood, x, y),
-        likelihood,
-        (x, y),
-        (x, y),
-        named_methods([method], members=settings.members),
-        training=settings.training_for(task),
-        sampling=dataclasses.replace(settings.sampling, progress=progress),
-    ).models[method]
-    assert isinstance(found, WeightSamples)
-    return found
-
-
-def fit_sparse(
-    x: Float[np.ndarray, "n features"],
-    y: Shaped[np.ndarray, "n"],
-    task: str,
-    settings: TableSettings | None = None,
-    *,
-    n_classes: int | None = None,
-    checkpoint: str | Path | None = None,
-    progress: bool | None = None,
-) -> SparseNetwork:
-    """Fit a sparse Bayesian multilayer perceptron to a matrix.
-
-    Args:
-        x: features (n, features), best standardised.
-        y: targets (n,), as for `fit_matrix`.
-        task: "regression", "count" or "classification".
-        settings: how; all that is learned has the learning rate of the settings, but for the slab,
-            which hardly moves, and inclusion probabilities, which are faster where steps are few.
-            The posterior "horseshoe" has its usual prior, whatever the slab and prior inclusion.
-        n_classes: K, where not all classes occur in y.
-        checkpoint: folder to save in and resume from.
-        progress: show progress bars.
-
-    Raises:
-        InputError: settings or data that do not fit together.
-
-    Example:
-        >>> x = np.linspace(-1, 1, 40, dtype=np.float32)[:, None]
-        >>> small = TableSettings().change({"network.hidden": (5,), "training.epochs": 3})
-        >>> fit_sparse(x, x[:, 0], "regression", small, progress=False).network.size
-        22
-    """
-    settings = settings or TableSettings()
-    training, chosen, seed = settings.training, settings.sparse, settings.sampling.seed
-    check_count("epochs", training.epochs)
-    likelihood = make_likelihood(settings.likelihood, task, y, n_classes)
-    prior = (
-        default_prior("horseshoe")
-        if chosen.posterior == "horseshoe"
-        else SpikeSlab(
-            StudentTSlab() if chosen.slab == "student-t" else NormalSlab(),
-            BetaBinomial() if chosen.prior_inclusion is None else Bernoulli(chosen.prior_inclusion),
-        )
-    )
-    network = convert(
-        make_module(settings, likelihood, x, y),
-        chosen.posterior,
-        structure=chosen.structure,
-        prior=prior,
-        seed=seed,
-    )
-    batches = 1 if training.batch_size is None else math.ceil(len(x) / training.batch_size)
-    trained = train_sparse(
-        network,
-        likelihood,
-        (x, y),
-        SparseTraining(
-            epochs=training.epochs,
-            early_epochs=chosen.early_epochs,
-            learning_rates=LearningRates.uniform(training.learning_rate, training.epochs * batches),
-            batch_size=training.batch_size,
-        ),
-        seed=seed,
-        progress=progress,
-        checkpoint=None if checkpoint is None else Path(checkpoint) / "sparse",
-    )
-    return dataclasses.replace(trained, n_draws=NETWORKS)
-
-
-def pieces(
+def predict_batches(
     model: Predictor, x: Float[np.ndarray, "n features"], n_draws: int | None = None, **mode: Any
 ) -> Iterator[Predictive]:
-    """Predictions of a few rows at a time, so that any number of rows fits into memory.
+    """Predict batches of rows, so that any number of rows fits into memory.
 
-    The arguments are those of `predicted`.
+    The arguments are those of `predict_matrix`.
 
     Example:
         >>> x = np.linspace(-1, 1, 40, dtype=np.float32)[:, None]
@@ -309,60 +268,60 @@ def pieces(
         ...     "network.hidden": (5,), "training": {"epochs": 5, "swa_epochs": 5},
         ...     "subspace.rank": 2, "sampling.draws": 20})
         >>> model = fit_matrix(x, x[:, 0] ** 2, "regression", small, progress=False)
-        >>> [len(piece) for piece in pieces(model, x)]
+        >>> [len(predictive) for predictive in predict_batches(model, x)]
         [40]
     """
     count = model.default_draws if n_draws is None else check_count("n_draws", n_draws)
-    step = max(1, _AT_ONCE // (count * 2**4))
+    step = max(1, _NUMBERS_AT_ONCE // (count * 2**4))
     for start in range(0, len(x), step):
-        yield predicted(model, x[start : start + step], n_draws, **mode)
+        yield predict_matrix(model, x[start : start + step], n_draws, **mode)
 
 
-def predicted(
+def predict_matrix(
     model: Predictor, x: Float[np.ndarray, "n features"], n_draws: int | None = None, **mode: Any
 ) -> Predictive:
     """The predictive distribution of each row.
 
     Args:
-        model: what predicts.
-        x: features (n, features), as in fitting.
+        model: a fitted model.
+        x: features (n, features), scaled as in fitting.
         n_draws: use this many draws; by default the model's own number.
         mode: `structure` and `weights` of a sparse network, see `SparseNetwork.predict`.
 
     Raises:
-        InputError: a mode that the model does not have.
+        InputError: `mode` for a model that is not a sparse network.
     """
     for name, value in mode.items():
         if name not in model.modes:
             fail(
                 name,
-                "no such option for a model that is no sparse network",
+                "no such option for a model that is not a sparse network",
                 value,
                 "Leave it out, or fit with method 'sparse'",
             )
     return model.predict(x, n_draws=n_draws, **mode)
 
 
-def held_out(
+def split_validation(
     x: Float[np.ndarray, "n features"], y: Shaped[np.ndarray, "n"], settings: TableSettings
 ) -> tuple[Rows, Rows]:
-    """The rows to learn from, and the fraction held out to choose a temperature on.
+    """Split rows at random into training rows and `settings.validation_fraction` of validation.
 
     Example:
         >>> x, y = np.zeros((10, 2)), np.arange(10.0)
         >>> from subbayes.training.configuration import Training
         >>> settings = TableSettings(training=Training(validation=0.3))
-        >>> [len(part[1]) for part in held_out(x, y, settings)]
+        >>> [len(part[1]) for part in split_validation(x, y, settings)]
         [7, 3]
     """
-    n = round(len(y) * settings.held_out)
+    n = round(len(y) * settings.validation_fraction)
     if not 0 < n < len(y) - 1:
         fail(
             "validation",
             f"a fraction that leaves rows on both sides of {len(y)}",
-            settings.held_out,
+            settings.validation_fraction,
         )
-    order = np.random.default_rng(derive_seed(settings.sampling.seed, _HELD_OUT)).permutation(
+    order = np.random.default_rng(derive_seed(settings.sampling.seed, _SPLIT_STREAM)).permutation(
         len(y)
     )
     held, kept = np.sort(order[:n]), np.sort(order[n:])

@@ -39,7 +39,7 @@ class FitCheckpoint:
 
     Attributes:
         folder: the folder; it need not exist.
-        identity: digest of all that determines the trained subspace.
+        identity: digest of everything that determines the trained subspace.
     """
 
     folder: Path
@@ -49,14 +49,14 @@ class FitCheckpoint:
     def of(
         cls, folder: str | Path, network: Network, data: Data, inputs: Any, settings: dict[str, Any]
     ) -> FitCheckpoint:
-        """The checkpoint of a call.
+        """The checkpoint of a call with an untrained network.
 
         Args:
-            folder: the folder.
+            folder: the folder; it need not exist.
             network: before training.
             data: training data.
-            inputs: for which the subspace is chosen, or None.
-            settings: how it is trained and built.
+            inputs: inputs for which the subspace is chosen, or None.
+            settings: those of `fit_settings`.
         """
         tensors = {"weights": network.weights} | network.frozen | _tensors(data)
         for i, batch in enumerate([] if inputs is None else input_batches(inputs)):
@@ -75,12 +75,12 @@ class FitCheckpoint:
         output: Callable[[Any], Tensor] | None,
         likelihood: Likelihood | None,
     ) -> FittedModel | None:
-        """The trained subspace, if the folder holds one.
+        """Load the trained subspace, or return None if there is none.
 
         Args:
             model: the module.
             output: as for `fit`.
-            likelihood: in place of the saved one.
+            likelihood: replaces the saved one, or None.
 
         Raises:
             InputError: a damaged checkpoint, or one of another call.
@@ -103,24 +103,14 @@ class FitCheckpoint:
         return trained
 
     def save(self, trained: FittedModel) -> None:
-        """Save the trained subspace.
-
-        Args:
-            trained: a model without draws.
-        """
+        """Save the trained subspace, a model without draws."""
         facts = {"identity": self.identity, "model": nested_facts(trained)}
         artifact.write(
             self.folder / "trained", PARTS["trained"], trained.tensors(), facts, overwrite=True
         )
 
     def temperature(self, posterior: Posterior, by: str, **options: Any) -> TemperatureChoice:
-        """The temperature that an earlier call chose, or choose it now.
-
-        Args:
-            posterior: the posterior.
-            by: "loo" or "validation".
-            options: of `choose_temperature`.
-        """
+        """Load the chosen temperature, or choose it with `choose_temperature` and save it."""
         path, held_out = self.folder / "temperature", options.get("validation")
         identity = artifact.fingerprint(
             {} if held_out is None else _tensors(Data.of(held_out, "validation")),
@@ -143,9 +133,9 @@ class FitCheckpoint:
 
 
 def delete_checkpoint(folder: str | Path) -> None:
-    """Delete what fitting saved in its checkpoint folder, and the folder if nothing else is in it.
+    """Delete the checkpoints in a folder, and the folder if it is then empty.
 
-    Files and artifacts that do not belong to a checkpoint are left alone.
+    Files and artifacts that do not belong to a checkpoint are not deleted.
 
     Args:
         folder: the folder; it need not exist.

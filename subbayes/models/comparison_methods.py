@@ -1,14 +1,13 @@
-"""Baselines that `compare_methods` compares: objects that check, fit and predict."""
+"""Methods that `compare_methods` compares, other than posteriors in subspaces."""
 
 from __future__ import annotations
 
 import copy
-import dataclasses
 import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -28,6 +27,7 @@ from subbayes.networks.network import Network
 from subbayes.networks.selection import Selection
 from subbayes.predictions.averaging import average
 from subbayes.predictions.predictive import Predictive
+from subbayes.sparse.configuration import LearningRates, SparseTraining
 from subbayes.training.configuration import Training
 from subbayes.training.pipeline import Trained, train_trajectory
 from subbayes.utils.checks import check_count, fail
@@ -42,6 +42,7 @@ __all__ = [
     "Setup",
     "SparseNetworks",
     "TemperatureScaling",
+    "sparse_training",
     "timed",
 ]
 
@@ -52,25 +53,25 @@ class Setup:
 
     Attributes:
         module: the module with its initial weights.
-        factory: makes a module with fresh weights, or None.
         likelihood: before training.
         data: training data.
-        validation: held-out data, or None.
         training: how networks are trained.
-        sampling: how posteriors are sampled; its seed is that of all methods.
+        sampling: how posteriors are sampled; its seed is used by all methods.
+        factory: makes a module with fresh weights, or None.
+        validation: held-out data, or None.
         parameters: which parameters are weights.
         output: picks the tensor out of what the module returns.
     """
 
     module: nn.Module
-    factory: Callable[[], nn.Module] | None
     likelihood: Likelihood
     data: Data
-    validation: Any
     training: Training
     sampling: Sampling
-    parameters: Selection
-    output: Callable[[Any], Tensor] | None
+    factory: Callable[[], nn.Module] | None = None
+    validation: Any = None
+    parameters: Selection = "all"
+    output: Callable[[Any], Tensor] | None = None
 
     @property
     def network(self) -> Network:
@@ -91,8 +92,8 @@ class Setup:
             progress=self.sampling.progress,
         )
 
-    def point(self) -> WeightSamples:
-        """The network after the first phase of training, or as it was given."""
+    def maximum_a_posteriori(self) -> WeightSamples:
+        """The network after the first phase of training, or the given one without epochs."""
         if self.trained.result is not None:
             return point_estimate(self.trained.result)
         network = self.network
@@ -102,17 +103,16 @@ class Setup:
         likelihood = self.likelihood.fit_parameters(outputs, self.data.targets())
         return WeightSamples(network, weights, likelihood, "MAP")
 
-    def require_epochs(self, key: str, what: str) -> None:
-        """Raise `InputError` if nothing is to be trained.
+    def check_epochs(self, key: str, trained: str) -> None:
+        """Check that there are epochs to train what the method `key` needs.
 
-        Args:
-            key: the method that trains.
-            what: what it trains.
+        Raises:
+            InputError: there are none.
         """
         if not self.training.epochs:
             fail(
                 "training",
-                f"epochs above 0 to train {what}",
+                f"epochs above 0 to train {trained}",
                 0,
                 f"Leave {key!r} out of methods for a module that is trained already",
             )
@@ -124,54 +124,40 @@ class ComparedMethod(ABC):
 
     Attributes:
         key: its name in `METHODS` and in tables.
-        label: its name for readers.
-        phases: how many phases of the shared training it needs.
+        label: its name in reports.
+        phases: number of phases of the shared training that it needs.
     """
 
     key: ClassVar[str]
     label: ClassVar[str]
     phases: ClassVar[int] = 0
 
+    def __post_init__(self) -> None:
+        for name in {"draws", "members", "most_draws"} & {field.name for field in fields(self)}:
+            check_count(name, getattr(self, name))
+
     def check(self, setup: Setup) -> None:  # noqa: B027, some need no check
         """Check before training that the method can be fitted.
 
-        Args:
-            setup: what the methods share.
-
         Raises:
-            InputError: what the method needs is missing.
+            InputError: the setup lacks something that the method needs.
         """
 
     @abstractmethod
     def fit(self, setup: Setup) -> tuple[Any, dict[str, float]]:
-        """The fitted method, and the seconds of what it trains and infers by itself.
-
-        Args:
-            setup: what the methods share.
-        """
+        """Fit the method; return the model and the seconds of its own training and inference."""
 
     def predict(self, model: Any, inputs: Any, noise: Any) -> Predictive:
-        """Predictions at new inputs.
-
-        Args:
-            model: what `fit` returned.
-            inputs: new inputs, or a loader.
-            noise: noise scale per row, or None.
-        """
+        """Predictions of a fitted model at new inputs; `noise` is the scale per row, or None."""
         return model.predict(inputs) if noise is None else model.predict(inputs, noise=noise)
 
     def config(self) -> dict[str, Any]:
-        """The settings as JSON-able values."""
-        return dataclasses.asdict(self)
+        """The settings as values that JSON can represent."""
+        return asdict(self)
 
 
 def timed(function: Callable[[], Any], training: bool = False) -> tuple[Any, dict[str, float]]:
-    """What a function returns, and its seconds as those of training or of inference.
-
-    Args:
-        function: to call.
-        training: whether it trains.
-    """
+    """Call a function; return its result, and its seconds as those of training or inference."""
     started = time.perf_counter()
     found = function()
     seconds = time.perf_counter() - started
@@ -181,25 +167,44 @@ def timed(function: Callable[[], Any], training: bool = False) -> tuple[Any, dic
     }
 
 
+def sparse_training(
+    training: Training, n_rows: int, early_epochs: int | None = None
+) -> SparseTraining:
+    """The training of a sparse network with the epochs, learning rate and batches of another.
+
+    Args:
+        training: of the other network.
+        n_rows: number of training rows.
+        early_epochs: epochs that learn the priors; by default four in five.
+    """
+    batches = 1 if training.batch_size is None else math.ceil(n_rows / training.batch_size)
+    return SparseTraining(
+        epochs=training.epochs,
+        early_epochs=early_epochs,
+        learning_rates=LearningRates.uniform(training.learning_rate, training.epochs * batches),
+        batch_size=training.batch_size,
+    )
+
+
 # --- baselines ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class MAP(ComparedMethod):
-    """The maximum a posteriori."""
+    """The maximum a posteriori estimate."""
 
     key: ClassVar[str] = "map"
     label: ClassVar[str] = "MAP"
     phases: ClassVar[int] = 1
 
     def fit(self, setup: Setup) -> tuple[Any, dict[str, float]]:
-        """The network after the first phase."""
-        return timed(setup.point)
+        """Train the first phase."""
+        return timed(setup.maximum_a_posteriori)
 
 
 @dataclass(frozen=True)
 class SWA(ComparedMethod):
-    """The mean of the trajectory."""
+    """Stochastic weight averaging: the mean of the trajectory."""
 
     key: ClassVar[str] = "swa"
     label: ClassVar[str] = "SWA"
@@ -212,24 +217,21 @@ class SWA(ComparedMethod):
             fail("swa_epochs", f"at least 1 for {self.key!r}", 0, remedy)
 
     def fit(self, setup: Setup) -> tuple[Any, dict[str, float]]:
-        """The network after the second phase."""
+        """Train both phases."""
         return timed(lambda: point_estimate(setup.trained.swa))
 
 
 @dataclass(frozen=True)
 class SWAG(SWA):
-    """The Gaussian of the trajectory.
+    """Draws from a Gaussian fitted to the trajectory.
 
     Attributes:
-        draws: weight vectors drawn from it.
+        draws: number of weight vectors.
     """
 
     draws: int = 30
     key: ClassVar[str] = "swag"
     label: ClassVar[str] = "SWAG"
-
-    def __post_init__(self) -> None:
-        check_count("draws", self.draws)
 
     def fit(self, setup: Setup) -> tuple[Any, dict[str, float]]:
         """Draw weight vectors."""
@@ -238,7 +240,7 @@ class SWAG(SWA):
 
 @dataclass(frozen=True)
 class DeepEnsemble(ComparedMethod):
-    """Networks from initial weights of their own, each trained as in the first phase.
+    """Networks with different initial weights, each trained as in the first phase.
 
     Attributes:
         members: number of networks.
@@ -248,12 +250,9 @@ class DeepEnsemble(ComparedMethod):
     key: ClassVar[str] = "ensemble"
     label: ClassVar[str] = "deep ensemble"
 
-    def __post_init__(self) -> None:
-        check_count("members", self.members)
-
     def check(self, setup: Setup) -> None:
         """Check that the members are trained."""
-        setup.require_epochs(self.key, "an ensemble")
+        setup.check_epochs(self.key, "an ensemble")
 
     def fit(self, setup: Setup) -> tuple[Any, dict[str, float]]:
         """Train the members."""
@@ -287,9 +286,6 @@ class MonteCarloDropout(ComparedMethod):
     label: ClassVar[str] = "MC dropout"
     phases: ClassVar[int] = 1
 
-    def __post_init__(self) -> None:
-        check_count("draws", self.draws)
-
     def check(self, setup: Setup) -> None:
         """Check that there is a dropout layer."""
         mc_dropout(setup.module, setup.likelihood)
@@ -297,14 +293,16 @@ class MonteCarloDropout(ComparedMethod):
     def fit(self, setup: Setup) -> tuple[Any, dict[str, float]]:
         """Draw masks."""
         result = setup.trained.result
-        where = (setup.module, setup.point().likelihood) if result is None else (result,)
+        where = (
+            (setup.module, setup.maximum_a_posteriori().likelihood) if result is None else (result,)
+        )
         options: dict[str, Any] = {"seed": setup.sampling.seed, "output": setup.output}
         return timed(lambda: mc_dropout(*where, n_draws=self.draws, **options))
 
 
 @dataclass(frozen=True)
 class TemperatureScaling(ComparedMethod):
-    """The maximum a posteriori with a temperature fitted to validation data."""
+    """The maximum a posteriori estimate with a temperature fitted to validation data."""
 
     key: ClassVar[str] = "temperature-scaling"
     label: ClassVar[str] = "MAP + temperature"
@@ -322,12 +320,12 @@ class TemperatureScaling(ComparedMethod):
 
     def fit(self, setup: Setup) -> tuple[Any, dict[str, float]]:
         """Fit the temperature."""
-        return timed(lambda: temperature_scaling(setup.point(), setup.validation))
+        return timed(lambda: temperature_scaling(setup.maximum_a_posteriori(), setup.validation))
 
 
 @dataclass(frozen=True)
 class SparseNetworks(ComparedMethod):
-    """Draws of a sparse network (`sparse.fit`, mean-field), trained for as many epochs.
+    """Draws of a mean-field sparse network (`sparse.fit`), trained for the same epochs.
 
     Attributes:
         draws: number of networks drawn.
@@ -336,9 +334,6 @@ class SparseNetworks(ComparedMethod):
     draws: int = 30
     key: ClassVar[str] = "sparse"
     label: ClassVar[str] = "sparse network"
-
-    def __post_init__(self) -> None:
-        check_count("draws", self.draws)
 
     def check(self, setup: Setup) -> None:
         """Check that the module returns a tensor and is trained."""
@@ -349,15 +344,15 @@ class SparseNetworks(ComparedMethod):
                 "a function",
                 "Leave 'sparse' out of methods",
             )
-        setup.require_epochs(self.key, "a sparse network")
+        setup.check_epochs(self.key, "a sparse network")
 
     def fit(self, setup: Setup) -> tuple[Any, dict[str, float]]:
         """Train the sparse network."""
         return timed(lambda: self._samples(setup), training=True)
 
     def _samples(self, setup: Setup) -> WeightSamples:
-        plan, names = setup.training, setup.network.spans
-        seed, module = setup.sampling.seed, copy.deepcopy(setup.module)
+        names, seed = setup.network.spans, setup.sampling.seed
+        module = copy.deepcopy(setup.module)
         for name, parameter in module.named_parameters():
             parameter.requires_grad_(name in names)
         keep = [
@@ -365,18 +360,11 @@ class SparseNetworks(ComparedMethod):
             for name, layer in module.named_modules()
             if f"{name}.weight" not in names and hasattr(layer, "weight")
         ]
-        batches = 1 if plan.batch_size is None else math.ceil(setup.data.n / plan.batch_size)
         found = sparse.fit(
             sparse.convert(module, keep=keep, seed=seed),
             setup.likelihood,
             setup.data,
-            sparse.SparseTraining(
-                epochs=plan.epochs,
-                batch_size=plan.batch_size,
-                learning_rates=sparse.LearningRates.uniform(
-                    plan.learning_rate, plan.epochs * batches
-                ),
-            ),
+            sparse_training(setup.training, setup.data.n),
             seed=seed,
             progress=setup.sampling.progress,
         )

@@ -1,4 +1,4 @@
-"""Methods that `compare_methods` compares: posteriors in subspaces, and all methods by name."""
+"""Posteriors in subspaces as methods of `compare_methods`, and all methods by name."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ from subbayes.models.comparison_methods import (
     TemperatureScaling,
     timed,
 )
+from subbayes.models.description import method_label
 from subbayes.models.fit import (
+    as_prior,
     build,
     check_prior,
     check_temperature,
     fit_settings,
-    prior_of,
     sample,
 )
 from subbayes.networks.compatibility import check_fit
@@ -35,18 +36,9 @@ from subbayes.priors import EvidencePrior, Normal
 from subbayes.subspaces.base import SubspaceMethod
 from subbayes.subspaces.curve import Curve
 from subbayes.subspaces.registry import SubspaceChoice, subspace_method
-from subbayes.utils.checks import check_choice, check_count, fail, fail_type
+from subbayes.utils.checks import check_choice, fail, fail_type
 
 __all__ = ["METHODS", "Comparable", "SubspaceInference", "methods_by_key", "named_methods"]
-
-_LABELS = {
-    "pca": "PCA",
-    "elliptical-slice": "ESS",
-    "laplace-linearised": "linearised Laplace",
-    "nuts": "NUTS",
-    "hmc": "HMC",
-    "smc": "SMC",
-}
 
 
 @dataclass(frozen=True)
@@ -54,11 +46,8 @@ class SubspaceInference(ComparedMethod):
     """A posterior in a subspace, as `fit` computes it from the shared training.
 
     Attributes:
-        subspace: as for `fit`.
-        inference: as for `fit`.
-        prior: as for `fit`.
-        temperature: as for `fit`.
-        most_draws: predict with so many of the draws, evenly spaced.
+        subspace: as for `fit`; so are inference, prior and temperature.
+        most_draws: predict with at most this many draws, evenly spaced.
 
     Example:
         >>> SubspaceInference("pca", "nuts").label
@@ -73,8 +62,8 @@ class SubspaceInference(ComparedMethod):
     phases: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
-        check_count("most_draws", self.most_draws)
-        prior_of(self.prior)
+        super().__post_init__()
+        as_prior(self.prior)
 
     @property
     def method(self) -> SubspaceMethod:
@@ -91,21 +80,20 @@ class SubspaceInference(ComparedMethod):
     @property
     def label(self) -> str:  # type: ignore[override]
         """The subspace and the engine."""
-        names = (self.method.name, engine_of(self.inference).name)
-        return " + ".join(_LABELS.get(name, name) for name in names)
+        return method_label(self.method.name, engine_of(self.inference).name)
 
     def check(self, setup: Setup) -> None:
         """Check what `fit` checks."""
-        network, method = setup.network, _with_factory(self.method, setup)
+        network, method = setup.network, self._method_for(setup)
         check_temperature(self.temperature, setup.validation)
         method.check(network, setup.data, setup.training)
         outputs = check_fit(network, setup.likelihood, setup.data)
-        check_prior(prior_of(self.prior), method, network, setup.data.n, outputs)
+        check_prior(as_prior(self.prior), method, network, setup.data.n, outputs)
         engine_of(self.inference).check(method.expected_rank(network))
 
     def fit(self, setup: Setup) -> tuple[Any, dict[str, float]]:
-        """Build the subspace and sample the posterior; a curve is counted as training."""
-        method, prior = _with_factory(self.method, setup), prior_of(self.prior)
+        """Build the subspace and sample the posterior; the time of a curve counts as training."""
+        method, prior = self._method_for(setup), as_prior(self.prior)
         settings = fit_settings(
             setup.likelihood, method, prior, setup.training, setup.sampling.seed
         )
@@ -128,7 +116,7 @@ class SubspaceInference(ComparedMethod):
         return model.predict(inputs, noise=noise, n_draws=self.most_draws)
 
     def config(self) -> dict[str, Any]:
-        """The settings as JSON-able values."""
+        """The settings as values that JSON can represent."""
         return {
             "subspace": self.method.name,
             "subspace_settings": self.method.config(),
@@ -138,12 +126,12 @@ class SubspaceInference(ComparedMethod):
             "most_draws": self.most_draws,
         }
 
-
-def _with_factory(method: SubspaceMethod, setup: Setup) -> SubspaceMethod:
-    """A curve's second solution comes from the factory of the comparison."""
-    if isinstance(method, Curve) and method.factory is None:
-        return dataclasses.replace(method, factory=setup.factory)
-    return method
+    def _method_for(self, setup: Setup) -> SubspaceMethod:
+        """The method; a curve trains its second solution with the comparison's factory."""
+        method = self.method
+        if isinstance(method, Curve) and method.factory is None:
+            return dataclasses.replace(method, factory=setup.factory)
+        return method
 
 
 # --- by name --------------------------------------------------------------------------------------
@@ -167,7 +155,7 @@ METHODS: dict[str, ComparedMethod] = {
         SparseNetworks(),
     )
 }
-"""The methods by the names that stand for their defaults."""
+"""The methods with their default settings, by name."""
 
 Comparable = str | ComparedMethod | SubspaceMethod
 
@@ -175,14 +163,14 @@ Comparable = str | ComparedMethod | SubspaceMethod
 def methods_by_key(
     methods: Sequence[Comparable] | Mapping[str, Comparable],
 ) -> dict[str, ComparedMethod]:
-    """The methods that names and objects stand for, by the keys of the table.
+    """Convert names, methods and subspaces to methods, by their keys in the table of scores.
 
     Args:
-        methods: names of `METHODS`, methods, or ways to choose a subspace; or any of them by keys
-            of your own.
+        methods: names of `METHODS`, methods, or subspace methods; or a dict of them by your own
+            keys.
 
     Raises:
-        InputError: no methods, an unknown name, or a key given twice.
+        InputError: no methods, an unknown name, or a repeated key.
 
     Example:
         >>> from subbayes.subspaces import PCA
@@ -192,15 +180,15 @@ def methods_by_key(
     if isinstance(methods, str) or not methods:
         fail("methods", f"several of {', '.join(METHODS)}", repr(methods))
     if isinstance(methods, Mapping):
-        return {key: _method(method) for key, method in methods.items()}
-    found = [_method(method) for method in methods]
+        return {key: _as_method(method) for key, method in methods.items()}
+    found = [_as_method(method) for method in methods]
     if len({method.key for method in found}) < len(found):
         names = [method.key for method in found]
         fail("methods", "each method once", names, "Name them: {'PCA of rank 2': PCA(2), ...}")
     return {method.key: method for method in found}
 
 
-def _method(method: Any) -> ComparedMethod:
+def _as_method(method: Any) -> ComparedMethod:
     if isinstance(method, ComparedMethod):
         return method
     if isinstance(method, SubspaceMethod):
@@ -219,18 +207,18 @@ def named_methods(
     most_draws: int = 1000,
     **posterior: Any,
 ) -> list[ComparedMethod]:
-    """Methods by name that share their settings.
+    """Methods by name, with shared settings.
 
     Args:
         names: of `METHODS`.
         draws: of SWAG, MC dropout and sparse networks.
-        members: of a deep ensemble.
-        most_draws: of posteriors, to predict with.
-        posterior: "rank", "inputs" and "covariance" of the subspaces that have them; "prior" and
-            "temperature" of all posteriors.
+        members: number of networks of a deep ensemble.
+        most_draws: number of draws that posteriors predict with.
+        posterior: "rank", "inputs" and "covariance" for the subspaces that have them; "prior" and
+            "temperature" for all posteriors.
 
     Raises:
-        InputError: a setting that none of the methods has.
+        InputError: a setting that none of the methods uses.
 
     Example:
         >>> named_methods(["map", "pca"], rank=3)[1].method

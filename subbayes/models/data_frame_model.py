@@ -1,4 +1,4 @@
-"""A model of a table: the encoder of its columns, the target, and the posterior behind them."""
+"""Models of data frames: column encoder, target encoding and the model of the encoded rows."""
 
 from __future__ import annotations
 
@@ -16,18 +16,8 @@ from subbayes.data.tables import split_target
 from subbayes.data.targets import Target
 from subbayes.diagnostics import metrics
 from subbayes.diagnostics.predictor import Predictor
-from subbayes.models.array_model import (
-    BASELINES,
-    fit_baseline,
-    fit_matrix,
-    fit_sparse,
-    held_out,
-    make_likelihood,
-    make_module,
-    pieces,
-    predicted,
-)
-from subbayes.models.fit import FittedModel
+from subbayes.models.array_model import fit_matrix, predict_batches, predict_matrix
+from subbayes.models.fitted import FittedModel
 from subbayes.models.settings import TableSettings
 from subbayes.predictions.predictive import Predictive
 from subbayes.sparse.export.small_network import SmallNetwork
@@ -41,36 +31,20 @@ from subbayes.utils.saving import rebuild as rebuild_model
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = [
-    "BASELINES",
-    "SPARSE",
-    "TableModel",
-    "differing",
-    "fit_baseline",
-    "fit_matrix",
-    "held_out",
-    "make_likelihood",
-    "make_module",
-    "numbers",
-    "pieces",
-]
-
-SPARSE = "sparse"
-"""The method that fits a sparse Bayesian network."""
+__all__ = ["TableModel", "describe_row_mismatch", "encode_targets", "infer_target"]
 
 
 @dataclass(frozen=True)
 class TableModel:
-    """A fitted model, with what turns a table into its inputs and targets.
+    """A fitted model that takes data frames.
 
     Attributes:
-        model: the posterior over the network's weights, a sparse network, or a baseline's weight
-            vectors.
-        encoder: from the columns of the table to the network's inputs.
-        target: from the column to predict to the network's targets, and back.
+        model: the model of the encoded rows: a posterior, a sparse network, or a baseline.
+        encoder: encodes the columns of the table as network inputs.
+        target: encodes and decodes the column to predict.
         column: name of the column to predict.
         rows: number of rows that a posterior was fitted to, and a digest of their targets.
-        notes: facts of the caller that JSON can represent, saved with the model.
+        notes: values that JSON can represent, saved with the model for the caller.
 
     Example:
         >>> import pandas as pd
@@ -111,13 +85,12 @@ class TableModel:
         Args:
             table: the training rows.
             column: name of the column to predict.
-            settings: how.
-            task: "regression", "count" or "classification"; by default the values decide, see
-                `Target.infer`.
-            method: one of `BASELINES`, or "sparse"; by default a posterior in
-                `settings.subspace`.
-            encoder: an unfitted encoder, for other options than its defaults.
-            checkpoint: folder to save in and resume from; baselines have none.
+            settings: of network, training and inference.
+            task: "regression", "count" or "classification"; by default inferred from the values,
+                see `Target.infer`.
+            method: as for `fit_matrix`.
+            encoder: an unfitted encoder with other options than the defaults.
+            checkpoint: folder to save in and resume from; baselines ignore it.
             progress: show progress bars.
 
         Raises:
@@ -125,47 +98,27 @@ class TableModel:
         """
         features, values = split_target(table, column)
         settings = settings or TableSettings()
-        if task is None and settings.likelihood == "poisson":
-            task = "count"
-        target = Target.infer(values, task)
+        target = infer_target(values, task, settings)
         encoder = (encoder or TabularEncoder()).fit(features)
-        y = numbers(target, values)
-        x, n_classes = encoder.transform(features), len(target.classes) or None
-        model: Predictor
-        rows = None
-        if method is None:
-            model = fit_matrix(
-                x,
-                y,
-                target.task,
-                settings,
-                n_classes=n_classes,
-                checkpoint=checkpoint,
-                progress=progress,
-            )
-            rows = _rows_of(y)
-        elif method == SPARSE:
-            model = fit_sparse(
-                x,
-                y,
-                target.task,
-                settings,
-                n_classes=n_classes,
-                checkpoint=checkpoint,
-                progress=progress,
-            )
-        else:
-            model = fit_baseline(
-                x, y, target.task, method, settings, n_classes=n_classes, progress=progress
-            )
-        return cls(model, encoder, target, column, rows)
+        y = encode_targets(target, values)
+        model = fit_matrix(
+            encoder.transform(features),
+            y,
+            target.task,
+            settings,
+            method=method,
+            n_classes=len(target.classes) or None,
+            checkpoint=checkpoint,
+            progress=progress,
+        )
+        return cls(model, encoder, target, column, _row_digest(y) if method is None else None)
 
     @property
-    def sampled(self) -> FittedModel:
-        """The model as a posterior with draws.
+    def fitted_model(self) -> FittedModel:
+        """The posterior of the encoded rows.
 
         Raises:
-            InputError: it is a baseline or a sparse network.
+            InputError: the model is a baseline or a sparse network.
         """
         if not isinstance(self.model, FittedModel):
             fail(
@@ -180,14 +133,14 @@ class TableModel:
         """The predictive distribution of each row, in the units of the target.
 
         Args:
-            table: rows with the columns of fitting; others are ignored.
+            table: rows with the columns used in fitting; other columns are ignored.
             n_draws: use this many evenly spaced draws instead of all.
             mode: `structure` and `weights` of a sparse network, see `SparseNetwork.predict`.
 
         Raises:
             InputError: missing columns, unknown categories, missing values.
         """
-        return predicted(self.model, self.encoder.transform(table), n_draws, **mode)
+        return predict_matrix(self.model, self.encoder.transform(table), n_draws, **mode)
 
     def evaluate(
         self, table: pd.DataFrame, level: float = 0.95, n_draws: int | None = None, **mode: str
@@ -195,7 +148,7 @@ class TableModel:
         """Scores on rows with known targets; see `predict` and `metrics.score`."""
         features, values = split_target(table, self.column)
         return metrics.score(
-            self.predict(features, n_draws, **mode), numbers(self.target, values), level
+            self.predict(features, n_draws, **mode), encode_targets(self.target, values), level
         )
 
     def frame(
@@ -206,28 +159,30 @@ class TableModel:
         n_draws: int | None = None,
         **mode: str,
     ) -> pd.DataFrame:
-        """Predictions as a table with one row for each of `table`.
+        """Predictions as a data frame with one row for each row of `table`.
 
-        Numbers and counts get mean, standard deviations and interval. Classes get the most
-        probable label, whether it is in doubt (no class more probable than `threshold`), the
+        For numbers and counts: mean, standard deviations and interval. For classes: the most
+        probable label, whether it is in doubt (no class is more probable than `threshold`), the
         probability of each class, entropy and mutual information.
 
         Args:
-            table: rows with the columns of fitting.
+            table: as for `predict`.
             level: probability of the interval.
-            threshold: probability a class must pass not to be in doubt.
-            n_draws: use this many evenly spaced draws instead of all.
-            mode: `structure` and `weights` of a sparse network, see `SparseNetwork.predict`.
+            threshold: probability that a class must exceed not to be in doubt.
+            n_draws: as for `predict`.
+            mode: as for `predict`.
         """
         import pandas as pd
 
         parts = [
-            self._part(predictive, level, threshold)
-            for predictive in pieces(self.model, self.encoder.transform(table), n_draws, **mode)
+            self._to_frame(predictive, level, threshold)
+            for predictive in predict_batches(
+                self.model, self.encoder.transform(table), n_draws, **mode
+            )
         ]
         return pd.concat(parts, ignore_index=True)
 
-    def _part(self, predictive: Predictive, level: float, threshold: float) -> pd.DataFrame:
+    def _to_frame(self, predictive: Predictive, level: float, threshold: float) -> pd.DataFrame:
         frame = predictive.to_frame(level)
         if self.target.task != "classification":
             return frame
@@ -238,28 +193,27 @@ class TableModel:
         return frame
 
     def export(self, table: pd.DataFrame | None = None, layout: str = "auto") -> SmallNetwork:
-        """The small network of a sparse one, as a plain module.
+        """Export a sparse network as a small plain module.
 
-        It takes the encoder's features in their own units: numbers as they are in the table, zeros
-        and ones for categories; `inputs` names them. Missing values have to be filled in before,
-        as the encoder did it by `fills`.
+        Its inputs, named in `inputs`, are the encoder's features in their own units: numbers as
+        they are in the table, zeros and ones for categories. Missing values have to be filled in
+        beforehand with `fills`, as the encoder does.
 
         Args:
-            table: rows to choose layouts with, as many as will be predicted at once; without them
-                all layers are dense.
+            table: a typical batch of rows, to choose the fastest layouts; by default all layers
+                are dense.
             layout: see `SparseNetwork.export`.
 
         Raises:
-            InputError: the model is no sparse network; a table that cannot be used.
+            InputError: the model is not a sparse network; a table that cannot be used.
         """
         if not isinstance(self.model, SparseNetwork):
             fail("model", "a sparse network", "another model", "Fit it with method 'sparse'")
         mean, scale = self.encoder.scales()
-        rows = (
-            None
-            if table is None
-            else torch.from_numpy((self.encoder.transform(table) * scale + mean).astype(np.float32))
-        )
+        rows = None
+        if table is not None:
+            features = self.encoder.transform(table) * scale + mean
+            rows = torch.from_numpy(features.astype(np.float32))
         return export_in_table_units(
             self.model,
             mean,
@@ -272,11 +226,11 @@ class TableModel:
         )
 
     def describe(self) -> dict[str, str]:
-        """What the model is and what it predicts, in words."""
+        """Describe the target and the model in words."""
         return {"target": f"{self.column} ({self.target.task})"} | self.model.describe()
 
     def tensors(self) -> dict[str, Tensor | np.ndarray]:
-        """Those of the model of the encoded rows."""
+        """Tensors of the model of the encoded rows."""
         return self.model.tensors()
 
     def facts(self) -> dict[str, Any]:
@@ -291,20 +245,12 @@ class TableModel:
         }
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
-        """Save as a folder of safetensors and JSON; `subbayes.load` opens it.
-
-        Args:
-            path: the folder.
-            overwrite: replace a model that is already there.
-
-        Raises:
-            InputError: the path is taken (pass `overwrite=True`), or cannot be written.
-        """
+        """Save as a folder of safetensors and JSON; see `subbayes.utils.saving.save`."""
         return save(self, path, overwrite=overwrite)
 
     @classmethod
     def load(cls, path: str | Path) -> TableModel:
-        """Load what `save` wrote.
+        """Load a saved model.
 
         Raises:
             InputError: no such artifact, a damaged one, or a model that does not take a table.
@@ -321,12 +267,7 @@ class TableModel:
 
 
 def rebuild(tensors: dict[str, Tensor], facts: dict[str, Any]) -> TableModel:
-    """Rebuild a model of data frames from its artifact; see `subbayes.load`.
-
-    Args:
-        tensors: as saved.
-        facts: as saved.
-    """
+    """Rebuild a model of data frames from its artifact; see `subbayes.load`."""
     model = facts["model"]
     return TableModel(
         rebuild_model(model["kind"], tensors, model["facts"], {}),
@@ -338,16 +279,16 @@ def rebuild(tensors: dict[str, Tensor], facts: dict[str, Any]) -> TableModel:
     )
 
 
-def _rows_of(y: Shaped[np.ndarray, "n"]) -> dict[str, Any]:
+def _row_digest(y: Shaped[np.ndarray, "n"]) -> dict[str, Any]:
     return {"n": len(y), "targets": artifact.fingerprint({"y": np.sort(y)}, {})}
 
 
-def differing(model: TableModel, y: Shaped[np.ndarray, "n"]) -> tuple[str, str] | None:
-    """How rows differ from those that a model was fitted to: what was expected, and what came.
+def describe_row_mismatch(model: TableModel, y: Shaped[np.ndarray, "n"]) -> tuple[str, str] | None:
+    """Expected and actual rows, in words, if the targets are not those of the training rows.
 
     Args:
-        model: as `TableModel.fit` made it.
-        y: targets of the rows (n,), in any order, as `numbers` gives them.
+        model: a model fitted by `TableModel.fit`.
+        y: targets of the rows (n,), in any order, as returned by `encode_targets`.
 
     Example:
         >>> import pandas as pd
@@ -356,22 +297,34 @@ def differing(model: TableModel, y: Shaped[np.ndarray, "n"]) -> tuple[str, str] 
         ...     "network.hidden": (5,), "training": {"epochs": 5, "swa_epochs": 5},
         ...     "subspace.rank": 2, "sampling.draws": 20})
         >>> model = TableModel.fit(table, "y", small, progress=False)
-        >>> differing(model, np.arange(39.0))
+        >>> describe_row_mismatch(model, np.arange(39.0))
         ('the 40 rows', '39 rows')
     """
-    noted, found = model.rows, _rows_of(y)
-    if noted is None or noted == found:
+    expected, found = model.rows, _row_digest(y)
+    if expected is None or expected == found:
         return None
-    if noted["n"] != found["n"]:
-        return f"the {noted['n']} rows", f"{found['n']} rows"
+    if expected["n"] != found["n"]:
+        return f"the {expected['n']} rows", f"{found['n']} rows"
     return "the rows", "rows with other targets"
 
 
-def numbers(target: Target, values: Any) -> Shaped[np.ndarray, "n"]:
-    """Targets as the likelihood takes them: numbers in their own units, counts, class indices.
+def infer_target(values: Any, task: str | None, settings: TableSettings) -> Target:
+    """The encoding of targets; without a task, the likelihood "poisson" makes them counts.
 
     Example:
-        >>> numbers(Target.infer([10.0, 20.5]), [10.0, 20.5])
+        >>> infer_target([0, 1, 2], None, TableSettings(likelihood="poisson")).task
+        'count'
+    """
+    if task is None and settings.likelihood == "poisson":
+        task = "count"
+    return Target.infer(values, task)
+
+
+def encode_targets(target: Target, values: Any) -> Shaped[np.ndarray, "n"]:
+    """Encode targets for the likelihood: numbers in their own units, counts, class indices.
+
+    Example:
+        >>> encode_targets(Target.infer([10.0, 20.5]), [10.0, 20.5])
         array([10. , 20.5])
     """
     if target.task == "regression":

@@ -1,10 +1,8 @@
-"""What scikit-learn estimators of networks share: checks, standardisation, predictions, saving."""
+"""Base classes of the scikit-learn estimators."""
 
 from __future__ import annotations
 
 import dataclasses
-import importlib
-from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -22,11 +20,10 @@ from sklearn.utils.validation import (
 )
 from torch import Tensor
 
-from subbayes.diagnostics.predictor import Predictor
 from subbayes.inference.configuration import Sampling
-from subbayes.models.array_model import pieces, predicted
+from subbayes.models.array_model import fit_matrix, predict_batches, predict_matrix
 from subbayes.models.fitted import FittedModel
-from subbayes.models.settings import configured, decode_parameters, encode_parameters
+from subbayes.models.settings import TableSettings, configured, decode_parameters, encode_parameters
 from subbayes.predictions.predictive import Predictive
 from subbayes.utils.checks import check_choice, check_finite, check_same_length, fail
 from subbayes.utils.configuration import change
@@ -35,30 +32,24 @@ from subbayes.utils.saving import rebuild as rebuild_model
 
 __all__ = ["Classifier", "Estimator", "Regressor"]
 
-_COUNTS = "poisson"
-_ESTIMATORS = {
-    "SubspaceRegressor": "subbayes.models.estimators",
-    "SubspaceClassifier": "subbayes.models.estimators",
-    "SparseRegressor": "subbayes.models.sparse_estimators",
-    "SparseClassifier": "subbayes.models.sparse_estimators",
-}
+_ESTIMATORS = ("SubspaceRegressor", "SubspaceClassifier", "SparseRegressor", "SparseClassifier")
 _Estimator = TypeVar("_Estimator", bound="Estimator")
-_Regressor = TypeVar("_Regressor", bound="Regressor")
-_Classifier = TypeVar("_Classifier", bound="Classifier")
 
 
 class Estimator(BaseEstimator):
-    """What regressor and classifier share: checks, standardisation, saving."""
+    """Checks, standardisation, parameters, predictions and saving of all estimators."""
 
     kind: ClassVar[str] = "estimator"
     model_: Any
     mean_: Float[np.ndarray, "d"]
     scale_: Float[np.ndarray, "d"]
     _defaults: ClassVar[dict[str, Any]]  # configurations among the parameters
+    _method: ClassVar[str | None] = None  # of `fit_matrix`
+    _default_likelihood: ClassVar[str | None] = None
 
     @property
-    def _networks(self) -> int | None:
-        """Draws that predictions average; None is all."""
+    def _n_draws(self) -> int | None:
+        """Number of draws that predictions average; None is all."""
         return None
 
     # --- fitting ----------------------------------------------------------------------------
@@ -73,17 +64,15 @@ class Estimator(BaseEstimator):
         """Learn the scales of the columns, then the model."""
         self.mean_, self.scale_ = self._moments(X)
         self.seed_ = self._seed()
-        self.model_ = self._train(self._matrix(X), y, task, n_classes)
-
-    @abstractmethod
-    def _train(
-        self,
-        x: Float[np.ndarray, "n d"],
-        y: Shaped[np.ndarray, "n"],
-        task: str,
-        n_classes: int | None,
-    ) -> Predictor:
-        """The model of a standardised matrix."""
+        self.model_ = fit_matrix(
+            self._standardize(X),
+            y,
+            task,
+            self._settings(),
+            method=self._method,
+            n_classes=n_classes,
+            progress=bool(self.verbose),
+        )
 
     def _moments(
         self, X: Float[np.ndarray, "n d"]
@@ -99,19 +88,17 @@ class Estimator(BaseEstimator):
                 f"overflow in column {int((~np.isfinite(scale)).argmax())}",
                 "Divide it by a constant first",
             )
-        # a column that is constant but for rounding carries nothing: it stays near 0
+        # a column that is constant up to rounding must not be scaled up to noise
         constant = scale <= 10 * np.finfo(np.float64).eps * np.abs(mean)
         return mean, np.where(constant, 1.0, scale)
 
-    def _matrix(self, X: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n d"]:
-        """What the network takes: standardised, in float32."""
+    def _standardize(self, X: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n d"]:
         with np.errstate(over="ignore"):
             matrix = ((X - self.mean_) / self.scale_).astype(np.float32)
         check_finite("X", matrix)
         return matrix
 
     def _seed(self) -> int:
-        """The integer itself, or one drawn from the random state."""
         if isinstance(self.random_state, (int, np.integer)):
             return int(self.random_state)
         return int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
@@ -123,7 +110,7 @@ class Estimator(BaseEstimator):
         params: dict[str, Any] = super().get_params(deep=False)
         if deep:
             for name, default in self._defaults.items():
-                with suppress(ValueError, TypeError):  # `fit` refuses what is no configuration
+                with suppress(ValueError, TypeError):  # `fit` reports invalid configurations
                     config = configured(name, params[name], default)
                     for field in dataclasses.fields(config):
                         params[f"{name}__{field.name}"] = getattr(config, field.name)
@@ -142,19 +129,17 @@ class Estimator(BaseEstimator):
             setattr(self, name, change(config, changes))
         return self
 
-    def _configurations(self) -> dict[str, Any]:
-        """The configurations among the parameters, with the seed and progress bars."""
-        found = {
-            name: configured(name, getattr(self, name), default)
-            for name, default in self._defaults.items()
-        }
-        sampling = found.get("sampling", Sampling())
-        return found | {
-            "sampling": dataclasses.replace(sampling, seed=self.seed_, progress=bool(self.verbose))
-        }
+    def _settings(self) -> TableSettings:
+        fields = {field.name for field in dataclasses.fields(TableSettings)}
+        found = {k: v for k, v in self.get_params(deep=False).items() if k in fields}
+        for name, default in self._defaults.items():
+            found[name] = configured(name, found[name], default)
+        found["likelihood"] = found["likelihood"] or self._default_likelihood
+        found["sampling"] = dataclasses.replace(found.get("sampling", Sampling()), seed=self.seed_)
+        return TableSettings(**found)
 
     def _check_X(self, X: Any, *, fitting: bool) -> Float[np.ndarray, "n d"]:
-        """A finite float64 matrix with the columns of fitting."""
+        """Check features and convert them to a finite float64 matrix."""
         try:
             X = validate_data(
                 self,
@@ -178,7 +163,7 @@ class Estimator(BaseEstimator):
         return X
 
     def _check_y(self, y: Any, n: int) -> Shaped[np.ndarray, "n"]:
-        """One column without missing values."""
+        """Check targets and convert them to one column without missing values."""
         if y is None:
             raise ValueError(
                 f"This {type(self).__name__} estimator requires y to be passed, but "
@@ -194,7 +179,7 @@ class Estimator(BaseEstimator):
 
     def _inputs(self, X: Any) -> Float[np.ndarray, "n d"]:
         check_is_fitted(self)
-        return self._matrix(self._check_X(X, fitting=False))
+        return self._standardize(self._check_X(X, fitting=False))
 
     def predict_dist(self, X: Any) -> Predictive:
         """The predictive distribution of each row, in the units of y.
@@ -205,40 +190,32 @@ class Estimator(BaseEstimator):
         Returns:
             A `Predictive`, with `mean`, `std`, `epistemic`, `aleatoric`, `interval`, `quantile`,
             `log_prob`, `probabilities`, `decide`. It holds the outputs of all draws: for very
-            many rows call it on some at a time.
+            many rows call it on batches.
         """
-        inputs = self._inputs(X)
-        return predicted(self.model_, inputs, self._networks)
+        inputs = self._inputs(X)  # checks that there is a model
+        return predict_matrix(self.model_, inputs, self._n_draws)
 
-    def _pieces(self, X: Any) -> Iterator[Predictive]:
+    def _predict_batches(self, X: Any) -> Iterator[Predictive]:
         inputs = self._inputs(X)
-        return pieces(self.model_, inputs, self._networks)
+        return predict_batches(self.model_, inputs, self._n_draws)
 
     # --- saving -----------------------------------------------------------------------------
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
-        """Save as a folder of safetensors and JSON, no pickle; see `load`.
-
-        Args:
-            path: the folder.
-            overwrite: replace a model that is already there.
-
-        Raises:
-            InputError: the path is taken (pass `overwrite=True`), or cannot be written.
-        """
+        """Save as a folder of safetensors and JSON; see `subbayes.utils.saving.save`."""
         check_is_fitted(self)
         return save(self, path, overwrite=overwrite)
 
     def tensors(self) -> dict[str, Tensor | np.ndarray]:
-        """Those of the model."""
+        """Tensors of the model."""
         return self.model_.tensors()
 
     def facts(self) -> dict[str, Any]:
-        """The model, the parameters of the estimator, and what it learned of the columns."""
+        """The model, and the parameters and fitted attributes of the estimator."""
         return {"model": nested_facts(self.model_), **self._state()}
 
     def _state(self) -> dict[str, Any]:
-        """Parameters and fitted attributes beside the model, in types that JSON has."""
+        """Parameters and fitted attributes, without the model."""
         params = encode_parameters(self.get_params(deep=False), self._defaults)
         if not isinstance(self.random_state, (int, np.integer, type(None))):
             params["random_state"] = self.seed_
@@ -254,22 +231,18 @@ class Estimator(BaseEstimator):
 
     @classmethod
     def load(cls: type[_Estimator], path: str | Path) -> _Estimator:
-        """Load what `save` wrote.
+        """Load a saved estimator.
 
         Raises:
             InputError: no such artifact, a damaged one, or one of something else.
         """
-        found = read(path)
-        name = str(found.facts.get("class", f"a {found.kind}"))
-        if found.kind != "estimator" or name != cls.__name__:
-            known = found.kind == "estimator"
-            fail(
-                "path",
-                f"a saved {cls.__name__}",
-                f"{name} at '{path}'",
-                f"Use {name}.load" if known else "Use subbayes.load",
-            )
-        return rebuild(found.tensors, found.facts)
+        tensors, facts, kind = read(path)
+        is_estimator = kind == "estimator"
+        name = str(facts["class"]) if is_estimator else f"a {kind}"
+        if name != cls.__name__:
+            remedy = f"Use {name}.load" if is_estimator else "Use subbayes.load"
+            fail("path", f"a saved {cls.__name__}", f"{name} at '{path}'", remedy)
+        return rebuild(tensors, facts)
 
     def _restore(self, state: dict[str, Any]) -> None:
         self.seed_, self.n_features_in_ = state["seed"], len(state["mean"])
@@ -279,7 +252,7 @@ class Estimator(BaseEstimator):
             self.feature_names_in_ = np.array(state["feature_names"], dtype=object)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Traced graphs stay behind; `model_.posterior` is None in a copy."""
+        """The state without `model_.posterior`, whose traced graphs cannot be pickled."""
         state = dict(super().__getstate__())
         if isinstance(state.get("model_"), FittedModel):
             state["model_"] = dataclasses.replace(state["model_"], posterior=None)
@@ -287,14 +260,11 @@ class Estimator(BaseEstimator):
 
 
 def rebuild(tensors: dict[str, Tensor], facts: dict[str, Any]) -> Any:
-    """Rebuild an estimator from its artifact; see `subbayes.load`.
+    """Rebuild an estimator from its artifact; see `subbayes.load`."""
+    from subbayes.models import estimators
 
-    Args:
-        tensors: as saved.
-        facts: as saved.
-    """
     check_choice("class", facts["class"], _ESTIMATORS)
-    cls = getattr(importlib.import_module(_ESTIMATORS[facts["class"]]), facts["class"])
+    cls = getattr(estimators, facts["class"])
     estimator = cls(**decode_parameters(facts["params"], cls._defaults))
     model = facts["model"]
     estimator.model_ = rebuild_model(model["kind"], tensors, model["facts"], {})
@@ -303,10 +273,10 @@ def rebuild(tensors: dict[str, Tensor], facts: dict[str, Any]) -> Any:
 
 
 class Regressor(RegressorMixin, Estimator):
-    """Numbers or counts: `fit`, `predict`, `predict_interval`."""
+    """Base class for numbers and counts."""
 
-    def fit(self: _Regressor, X: Any, y: Any) -> _Regressor:
-        """Learn the scales of the columns, then the network and its posterior.
+    def fit(self: _Estimator, X: Any, y: Any) -> _Estimator:
+        """Fit the model.
 
         Args:
             X: features (n, d), numbers; n at least 2.
@@ -321,35 +291,30 @@ class Regressor(RegressorMixin, Estimator):
             y = y.astype(np.float64)
         except (TypeError, ValueError):
             other = type(self).__name__.replace("Regressor", "Classifier")
-            fail(
-                "y",
-                "numbers",
-                f"values of type {y.dtype}",
-                f"Convert them, or use {other} for labels",
-            )
+            remedy = f"Convert them, or use {other} for labels"
+            fail("y", "numbers", f"values of type {y.dtype}", remedy)
         check_finite("y", y)
-        counts = self.likelihood == _COUNTS
-        self._fit(X, y, "count" if counts else "regression")
+        self._fit(X, y, "count" if self.likelihood == "poisson" else "regression")
         return self
 
     def predict(
         self, X: Any, return_std: bool = False
     ) -> Float[np.ndarray, "n"] | tuple[Float[np.ndarray, "n"], Float[np.ndarray, "n"]]:
-        """Mean of the predictive distribution, and its standard deviation if asked for.
+        """Mean of the predictive distribution, and optionally its standard deviation.
 
         Args:
             X: features (n, n_features_in_).
-            return_std: return (mean, std), both (n,), in the units of y; the deviation is of a
-                new observation: what the draws disagree about, and the noise.
+            return_std: return (mean, std), both (n,), in the units of y; std is that of a new
+                observation: epistemic and aleatoric uncertainty together.
         """
-        each = [(p.mean, p.std) if return_std else (p.mean,) for p in self._pieces(X)]
+        each = [(p.mean, p.std) if return_std else (p.mean,) for p in self._predict_batches(X)]
         columns = [np.concatenate(parts) for parts in zip(*each, strict=True)]
         return (columns[0], columns[1]) if return_std else columns[0]
 
     def predict_interval(
         self, X: Any, level: float = 0.95
     ) -> tuple[Float[np.ndarray, "n"], Float[np.ndarray, "n"]]:
-        """Central interval that holds a new observation with probability `level`.
+        """Central interval that contains a new observation with probability `level`.
 
         Args:
             X: features (n, n_features_in_).
@@ -358,18 +323,18 @@ class Regressor(RegressorMixin, Estimator):
         Returns:
             Lower and upper ends, both (n,), in the units of y.
         """
-        each = [p.interval(level) for p in self._pieces(X)]
+        each = [p.interval(level) for p in self._predict_batches(X)]
         lower, upper = (np.concatenate(parts) for parts in zip(*each, strict=True))
         return lower, upper
 
 
 class Classifier(ClassifierMixin, Estimator):
-    """Classes: `fit`, `predict_proba`, `predict`."""
+    """Base class for classes."""
 
     classes_: np.ndarray
 
-    def fit(self: _Classifier, X: Any, y: Any) -> _Classifier:
-        """Learn the scales of the columns, then the network and its posterior.
+    def fit(self: _Estimator, X: Any, y: Any) -> _Estimator:
+        """Fit the model.
 
         Args:
             X: features (n, d), numbers; n at least 2.
@@ -398,7 +363,7 @@ class Classifier(ClassifierMixin, Estimator):
         Args:
             X: features (n, n_features_in_).
         """
-        return np.concatenate([p.probabilities for p in self._pieces(X)])
+        return np.concatenate([p.probabilities for p in self._predict_batches(X)])
 
     def predict(self, X: Any) -> Shaped[np.ndarray, "n"]:
         """Most probable class of each row, (n,).
@@ -421,7 +386,7 @@ class Classifier(ClassifierMixin, Estimator):
 
 
 def _first_text(X: Any) -> str | None:
-    """The first text in an array that is no number, if there is any."""
+    """The first string in an array that is not a number, or None."""
     for value in np.asarray(X, dtype=object).ravel():
         try:
             float(value)

@@ -1,28 +1,37 @@
-"""scikit-learn estimators: a network with a posterior over a subspace of its weights."""
+"""scikit-learn estimators of Bayesian neural networks: posteriors in subspaces, sparse networks."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-from jaxtyping import Float, Shaped
+import torch
+from sklearn.utils.validation import check_is_fitted
 
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.engine import Engine
-from subbayes.models.array_model import fit_matrix
+from subbayes.models.array_model import SPARSE
 from subbayes.models.estimator_base import Classifier, Estimator, Regressor
 from subbayes.models.fitted import FittedModel
-from subbayes.models.settings import TABLE_TRAINING, Perceptron, TableSettings
+from subbayes.models.settings import TABLE_TRAINING, Perceptron, SparseSettings, TableSettings
 from subbayes.priors import EvidencePrior
+from subbayes.sparse.export.small_network import SmallNetwork
+from subbayes.sparse.export.table_units import export_in_table_units
+from subbayes.sparse.result import SparseNetwork
 from subbayes.subspaces.base import SubspaceMethod
 from subbayes.training.configuration import Training
+from subbayes.utils.checks import check_count
 
-__all__ = ["SubspaceClassifier", "SubspaceRegressor"]
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["SparseClassifier", "SparseRegressor", "SubspaceClassifier", "SubspaceRegressor"]
 
 
-class _Sampled(Estimator):
-    """Fits a posterior in a subspace."""
+class _SubspaceEstimator(Estimator):
+    """Parameters of estimators with a posterior in a subspace."""
 
     model_: FittedModel
     _defaults: ClassVar[dict[str, Any]] = {
@@ -31,55 +40,61 @@ class _Sampled(Estimator):
         "sampling": Sampling(),
     }
 
-    def _settings(self) -> TableSettings:
-        return TableSettings(
-            likelihood=getattr(self, "likelihood", None),
-            subspace=self.subspace,
-            inference=self.inference,
-            prior=self.prior,
-            temperature=self.temperature,
-            **self._configurations(),
-        )
-
-    def _train(
+    def __init__(
         self,
-        x: Float[np.ndarray, "n d"],
-        y: Shaped[np.ndarray, "n"],
-        task: str,
-        n_classes: int | None,
-    ) -> FittedModel:
-        return fit_matrix(
-            x, y, task, self._settings(), n_classes=n_classes, progress=bool(self.verbose)
-        )
+        *,
+        network: Perceptron | Mapping[str, Any] | None = None,
+        likelihood: str | None = None,
+        subspace: str | SubspaceMethod = "pca",
+        inference: str | Engine = "elliptical-slice",
+        prior: float | str | EvidencePrior = 1.0,
+        temperature: float | str = 1.0,
+        training: Training | Mapping[str, Any] | None = None,
+        sampling: Sampling | Mapping[str, Any] | None = None,
+        standardize: bool = True,
+        random_state: Any = None,
+        verbose: bool = False,
+    ) -> None:
+        self.network = network
+        self.likelihood = likelihood
+        self.subspace = subspace
+        self.inference = inference
+        self.prior = prior
+        self.temperature = temperature
+        self.training = training
+        self.sampling = sampling
+        self.standardize = standardize
+        self.random_state = random_state
+        self.verbose = verbose
 
 
-class SubspaceRegressor(_Sampled, Regressor):
+class SubspaceRegressor(_SubspaceEstimator, Regressor):
     r"""A neural network for numbers or counts, with a posterior over a subspace of its weights.
 
-    Training finds the maximum a posteriori and continues at a constant rate; the principal
-    directions of that trajectory span the subspace, and elliptical slice sampling draws from the
-    posterior in it:
+    Training finds the maximum a posteriori estimate and continues with a constant learning rate;
+    the principal directions of that trajectory span the subspace, and elliptical slice sampling
+    draws from the posterior in it:
 
     $$ p(y \mid x) \approx \frac{1}{S} \sum_s p(y \mid f(x;\, \hat w + P z_s)) $$
 
-    `network`, `training` and `sampling` take an object, or a dict of the settings that differ from
-    the defaults. Their fields are parameters too: `set_params(training__epochs=50)`, and so in a
+    `network`, `training` and `sampling` take an object, or a dict of the fields that differ from
+    the defaults. Their fields are parameters too, as in `set_params(training__epochs=50)` and in a
     grid search.
 
     Args:
         network: a `Perceptron` (hidden, activation, dropout).
-        likelihood: "heteroscedastic" (noise that depends on x, plus a global variance),
-            "gaussian" (one noise scale), or "poisson" for counts.
+        likelihood: "heteroscedastic" (the default; noise that depends on x, plus a global
+            variance), "gaussian" (one noise scale), or "poisson" for counts.
         subspace: a method of `subbayes.subspaces` such as `PCA(rank=5)`, or its name: "pca",
             "random", "curve", "optimal", "subnetwork", "full".
         inference: an engine of `subbayes.inference` such as `NUTS()`, or its name.
         prior: scale of the prior of the coordinates, or "evidence", as for `subbayes.fit`.
         temperature: T > 0 of the posterior, or "loo" or "validation" to choose it.
         training: a `Training`; by default 100 epochs and 40 of weight averaging, with a prior of
-            scale 0.3 of the weights.
+            scale 0.3 of the weights (1 for classes).
         sampling: a `Sampling` (draws, chains, warmup); its seed is `random_state`.
         standardize: centre the columns of X and divide them by their standard deviation. (The
-            target is always standardised inside; predictions are in its own units.)
+            target is always standardised internally; predictions are in its own units.)
         random_state: an integer gives the same model each time.
         verbose: show progress bars.
 
@@ -109,67 +124,15 @@ class SubspaceRegressor(_Sampled, Regressor):
         True
     """
 
-    def __init__(
-        self,
-        *,
-        network: Perceptron | Mapping[str, Any] | None = None,
-        likelihood: str = "heteroscedastic",
-        subspace: str | SubspaceMethod = "pca",
-        inference: str | Engine = "elliptical-slice",
-        prior: float | str | EvidencePrior = 1.0,
-        temperature: float | str = 1.0,
-        training: Training | Mapping[str, Any] | None = None,
-        sampling: Sampling | Mapping[str, Any] | None = None,
-        standardize: bool = True,
-        random_state: Any = None,
-        verbose: bool = False,
-    ) -> None:
-        self.network = network
-        self.likelihood = likelihood
-        self.subspace = subspace
-        self.inference = inference
-        self.prior = prior
-        self.temperature = temperature
-        self.training = training
-        self.sampling = sampling
-        self.standardize = standardize
-        self.random_state = random_state
-        self.verbose = verbose
 
+class SubspaceClassifier(_SubspaceEstimator, Classifier):
+    """A neural network for classes, with a posterior over a subspace of its weights.
 
-class SubspaceClassifier(_Sampled, Classifier):
-    r"""A neural network for classes, with a posterior over a subspace of its weights.
-
-    Probabilities are averages over the draws of that posterior; see `SubspaceRegressor`.
-
-    Args:
-        network: a `Perceptron` (hidden, activation, dropout), or a dict of what differs.
-        subspace: a method of `subbayes.subspaces` such as `PCA(rank=5)`, or its name.
-        inference: an engine of `subbayes.inference` such as `NUTS()`, or its name.
-        prior: scale of the prior of the coordinates, or "evidence", as for `subbayes.fit`.
-        temperature: T > 0 of the posterior, or "loo" or "validation" to choose it.
-        training: a `Training`, or a dict of what differs; by default 100 epochs and 40 of weight
-            averaging, with a prior of scale 1 of the weights.
-        sampling: a `Sampling` (draws, chains, warmup), or a dict of what differs; its seed is
-            `random_state`.
-        standardize: centre the columns of X and divide them by their standard deviation.
-        random_state: an integer gives the same model each time.
-        verbose: show progress bars.
+    Parameters, attributes, errors and source are those of `SubspaceRegressor`; `likelihood` is
+    "categorical". Probabilities are averages over the draws of the posterior.
 
     Attributes:
         classes_: the labels, sorted, shape (K,).
-        model_: the `FittedModel`: its draws, diagnostics and subspace.
-        n_features_in_: number of columns of X.
-        feature_names_in_: their names, if X was a DataFrame with names.
-        mean_: subtracted from the columns, shape (d,).
-        scale_: the columns are divided by, shape (d,).
-        seed_: the seed in use.
-
-    Raises:
-        InputError: in `fit` and `predict`, data or parameters that cannot be used.
-
-    Source:
-        Izmailov et al. (2019), Subspace Inference for Bayesian Deep Learning.
 
     Example:
         >>> from sklearn.datasets import load_iris
@@ -183,27 +146,170 @@ class SubspaceClassifier(_Sampled, Classifier):
         True
     """
 
+
+class _SparseEstimator(Estimator):
+    """Parameters, inclusion probabilities and export of estimators of sparse networks."""
+
+    model_: SparseNetwork
+    _method = SPARSE
+    _defaults: ClassVar[dict[str, Any]] = {
+        "network": Perceptron(),
+        "sparse": SparseSettings(),
+        "training": dataclasses.replace(TABLE_TRAINING, epochs=200),
+    }
+
     def __init__(
         self,
         *,
         network: Perceptron | Mapping[str, Any] | None = None,
-        subspace: str | SubspaceMethod = "pca",
-        inference: str | Engine = "elliptical-slice",
-        prior: float | str | EvidencePrior = 1.0,
-        temperature: float | str = 1.0,
+        likelihood: str | None = None,
+        sparse: SparseSettings | Mapping[str, Any] | None = None,
         training: Training | Mapping[str, Any] | None = None,
-        sampling: Sampling | Mapping[str, Any] | None = None,
+        draws: int = 100,
         standardize: bool = True,
         random_state: Any = None,
         verbose: bool = False,
     ) -> None:
         self.network = network
-        self.subspace = subspace
-        self.inference = inference
-        self.prior = prior
-        self.temperature = temperature
+        self.likelihood = likelihood
+        self.sparse = sparse
         self.training = training
-        self.sampling = sampling
+        self.draws = draws
         self.standardize = standardize
         self.random_state = random_state
         self.verbose = verbose
+
+    @property
+    def _n_draws(self) -> int:
+        return int(self.draws)
+
+    def _settings(self) -> TableSettings:
+        check_count("draws", self.draws)
+        return super()._settings()
+
+    @property
+    def feature_inclusion_(self) -> pd.Series:
+        """Probability that the network uses each column, shape (d,).
+
+        A column is used if a path of included weights leads from it to the output; see
+        `SparseNetwork.feature_inclusion`.
+
+        Raises:
+            InputError: with `structure="units"`, whose columns have no indicators.
+        """
+        import pandas as pd
+
+        check_is_fitted(self)
+        return pd.Series(
+            self.model_.feature_inclusion(), index=self._columns, name="inclusion probability"
+        )
+
+    @property
+    def density_(self) -> float:
+        """Share of the weights with an inclusion probability above one half."""
+        check_is_fitted(self)
+        return self.model_.density()
+
+    def export(self, X: Any = None, layout: str = "auto") -> SmallNetwork:
+        """Export the median model with the posterior means of its weights as a small plain module.
+
+        It takes columns in the units of X, as a float32 tensor (n, d). Its first output is the mean
+        in the units of y for a regression and the logarithm of the mean for counts; its outputs are
+        the logits for classes.
+
+        Args:
+            X: a typical batch of rows, to choose the fastest layouts; by default all layers are
+                dense.
+            layout: "dense", "csr" (compressed sparse rows), or "auto", whichever is faster.
+
+        Returns:
+            The module, the names of its inputs and outputs, and what was removed.
+        """
+        check_is_fitted(self)
+        rows = None
+        if X is not None:
+            rows = torch.from_numpy(self._check_X(X, fitting=False).astype(np.float32))
+        return export_in_table_units(
+            self.model_,
+            self.mean_,
+            self.scale_,
+            rows,
+            layout,
+            inputs=self._columns,
+            classes=getattr(self, "classes_", ()),
+        )
+
+    @property
+    def _columns(self) -> list[str]:
+        names = getattr(self, "feature_names_in_", None)
+        return [f"x{k}" for k in range(self.n_features_in_)] if names is None else list(names)
+
+
+class SparseRegressor(_SparseEstimator, Regressor):
+    r"""A sparse Bayesian network for numbers or counts: each weight is included or excluded.
+
+    $$ w = \gamma \odot \beta, \qquad p(y \mid x) \approx \frac{1}{S} \sum_s p(y \mid f(x;\, w_s)),
+       \quad w_s \sim q $$
+
+    `network`, `sparse` and `training` take an object, or a dict of the fields that differ from the
+    defaults.
+
+    Args:
+        network: a `Perceptron` (hidden, activation, dropout).
+        likelihood: "gaussian" (the default; one noise scale), "heteroscedastic" (noise that
+            depends on x, plus a global variance), or "poisson" for counts.
+        sparse: a `SparseSettings` (structure, posterior, slab, prior_inclusion, early_epochs).
+        training: a `Training` (epochs, learning_rate, batch_size); by default 200 epochs, including
+            those that learn the priors. Inclusion probabilities have a larger learning rate where
+            steps are few.
+        draws: number of networks drawn from the posterior that predictions average.
+        standardize: centre the columns of X and divide them by their standard deviation. (The
+            target is always standardised internally; predictions are in its own units.)
+        random_state: an integer gives the same model each time.
+        verbose: show a progress bar.
+
+    Attributes:
+        model_: the `SparseNetwork`: its history, inclusion by layer, predictions in every mode.
+        n_features_in_: number of columns of X.
+        feature_names_in_: their names, if X was a DataFrame with names.
+        mean_: subtracted from the columns, shape (d,).
+        scale_: the columns are divided by, shape (d,).
+        seed_: the seed in use.
+
+    Raises:
+        InputError: in `fit` and `predict`, data or parameters that cannot be used.
+
+    Source:
+        Hubin and Storvik (2024), Sparse Bayesian neural networks.
+
+    Example:
+        >>> rng = np.random.default_rng(0)
+        >>> X = rng.normal(size=(200, 3))
+        >>> model = SparseRegressor(
+        ...     network={"hidden": ()}, training={"epochs": 40}, random_state=0)
+        >>> model = model.fit(X, 5 * X[:, 1])
+        >>> (model.feature_inclusion_ > 0.5).to_dict()
+        {'x0': False, 'x1': True, 'x2': False}
+    """
+
+    _default_likelihood = "gaussian"
+
+
+class SparseClassifier(_SparseEstimator, Classifier):
+    """A sparse Bayesian network for classes: each weight is included or excluded.
+
+    Parameters, attributes, errors and source are those of `SparseRegressor`; `likelihood` is
+    "categorical". Probabilities are averages over networks drawn from the posterior.
+
+    Attributes:
+        classes_: the labels, sorted, shape (K,).
+
+    Example:
+        >>> from sklearn.datasets import load_iris
+        >>> X, y = load_iris(return_X_y=True)
+        >>> model = SparseClassifier(
+        ...     network={"hidden": ()}, training={"epochs": 150}, random_state=0)
+        >>> model = model.fit(X[::2], y[::2])
+        >>> model.predict_proba(X[1::2]).shape, model.score(X[1::2], y[1::2]) > 0.9
+        ((75, 3), True)
+    """

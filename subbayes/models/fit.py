@@ -37,12 +37,12 @@ __all__ = [
     "FittedModel",
     "Trained",
     "Training",
+    "as_prior",
     "build",
     "check_prior",
     "check_temperature",
     "fit",
     "fit_settings",
-    "prior_of",
     "sample",
 ]
 
@@ -69,7 +69,7 @@ def fit(
     r"""Train a network, build a subspace around it and sample the posterior there.
 
     Args:
-        model: any module; it is neither written to nor switched to another mode.
+        model: any module; its parameters and its mode are not changed.
         data: (inputs, y), a `Dataset` or a `DataLoader`.
         likelihood: "gaussian" (one learned noise), "heteroscedastic", "categorical",
             "bernoulli", "poisson", or a likelihood object.
@@ -82,14 +82,14 @@ def fit(
             `NUTS(target_acceptance=0.9)`; or a function (posterior, sampling) -> `Draws`.
         prior: of z: a scale or a `Normal`. For `Optimal`, a scale is that of the weights,
             $w \sim N(\hat w, s^2 I)$ within the subspace. "evidence", for `Optimal`,
-            `Subnetwork` and `Full`, takes the scale of the largest evidence of linearised Laplace
-            over all weights, and with a `Gaussian` likelihood its noise too; see `EvidencePrior`.
+            `Subnetwork` and `Full`, chooses the scale that maximises the evidence of linearised
+            Laplace over all weights, and the noise of a `Gaussian` likelihood; see `EvidencePrior`.
         temperature: T, or "loo" or "validation" to choose it from the draws.
         validation: held-out data for `temperature="validation"`.
         training: how to train; `Training(epochs=0)` for a module that is trained already, with
-            `swa_epochs=0` too to keep its weights (not for `PCA`).
-        sampling: number of draws and chains, seed of all steps, checkpoint, progress bars. A call
-            with a checkpoint that was interrupted resumes there and yields the same draws.
+            `swa_epochs=0` to keep its weights (not for `PCA`).
+        sampling: number of draws and chains, seed of all steps, checkpoint, progress bars. An
+            interrupted call with a checkpoint resumes there and returns the same draws.
         parameters: which parameters are weights, as for `Network`; e.g. "last-layer".
         output: picks the tensor out of what the module returns, as for `Network`.
 
@@ -111,12 +111,12 @@ def fit(
         (5,)
     """
     data = Data.of(data)
-    likelihood = _likelihood(likelihood)
+    likelihood = _as_likelihood(likelihood)
     network = Network(model, parameters, output)
     outputs = check_fit(network, likelihood, data)
-    training = _configuration("training", training, Training)
-    sampling = _configuration("sampling", sampling, Sampling)
-    engine, method, prior = engine_of(inference), subspace_method(subspace), prior_of(prior)
+    training = _or_default("training", training, Training)
+    sampling = _or_default("sampling", sampling, Sampling)
+    engine, method, prior = engine_of(inference), subspace_method(subspace), as_prior(prior)
     check_temperature(temperature, validation)
     method.check(network, data, training)
     check_prior(prior, method, network, data.n, outputs)
@@ -157,10 +157,10 @@ def build(
     """Build the subspace and its prior around a trained network.
 
     Args:
-        trained: what `train_trajectory` returned.
-        method: of the subspace.
+        trained: the result of `train_trajectory`.
+        method: how the subspace is chosen.
         prior: as for `fit`.
-        settings: what the model was asked for.
+        settings: the settings to store in the model, see `fit_settings`.
 
     Returns:
         A model without draws.
@@ -168,8 +168,9 @@ def build(
     given = 1.0 if isinstance(prior, EvidencePrior) else prior
     scale = method.prior_scale(given, trained.network)
     if isinstance(prior, EvidencePrior):
-        likelihood, found = _by_evidence(trained, _covariance(prior, method))
-        trained, scale = dataclasses.replace(trained, likelihood=likelihood), scale * found
+        likelihood, evidence_scale = _maximise_evidence(trained, _covariance(prior, method))
+        trained = dataclasses.replace(trained, likelihood=likelihood)
+        scale *= evidence_scale
     space = method.build(trained, scale)
     return FittedModel(
         trained.network,
@@ -193,10 +194,10 @@ def sample(
     """Choose the temperature and sample the posterior of a model without draws.
 
     Args:
-        prepared: what `build` returned.
+        prepared: the result of `build`.
         data: training data.
-        engine: of inference.
-        sampling: its settings.
+        engine: how to sample.
+        sampling: number of draws and chains, seed and progress bars.
         temperature: as for `fit`.
         validation: as for `fit`.
         checkpoint: where to save and resume the run.
@@ -235,7 +236,7 @@ def sample(
 # --- arguments ------------------------------------------------------------------------------------
 
 
-def _likelihood(likelihood: str | Likelihood) -> Likelihood:
+def _as_likelihood(likelihood: str | Likelihood) -> Likelihood:
     if isinstance(likelihood, Likelihood):
         return likelihood
     if not isinstance(likelihood, str):
@@ -244,23 +245,20 @@ def _likelihood(likelihood: str | Likelihood) -> Likelihood:
     return likelihoods.from_config({"name": likelihood})
 
 
-def _configuration(argument: str, value: _T | None, kind: type[_T]) -> _T:
+def _or_default(argument: str, value: _T | None, kind: type[_T]) -> _T:
     if value is not None and not isinstance(value, kind):
         fail_type(argument, f"a {kind.__name__}(...)", value)
     return kind() if value is None else value
 
 
-def prior_of(prior: Normal | EvidencePrior | float | str) -> Prior:
-    """The prior that an argument of `fit` stands for.
-
-    Args:
-        prior: a scale, a `Normal`, an `EvidencePrior` or "evidence".
+def as_prior(prior: Normal | EvidencePrior | float | str) -> Prior:
+    """Convert the argument `prior` of `fit`: "evidence" becomes an `EvidencePrior`.
 
     Raises:
-        InputError: a scale that is not above 0, or another word.
+        InputError: a scale that is not above 0, or another string.
 
     Example:
-        >>> prior_of("evidence")
+        >>> as_prior("evidence")
         EvidencePrior(covariance=None)
     """
     if isinstance(prior, str):
@@ -278,9 +276,9 @@ def check_prior(
     """Check before training that a prior suits a subspace, and that its evidence fits into memory.
 
     Args:
-        prior: the prior.
-        method: of the subspace.
-        network: the network.
+        prior: of the coordinates.
+        method: how the subspace is chosen.
+        network: before training.
         rows: number of training rows N.
         outputs: number of outputs C.
 
@@ -302,14 +300,10 @@ def check_prior(
 
 
 def check_temperature(temperature: float | str, validation: Any) -> None:
-    """Check a temperature, or a way to choose one.
-
-    Args:
-        temperature: as for `fit`.
-        validation: as for `fit`.
+    """Check the arguments `temperature` and `validation` of `fit`.
 
     Raises:
-        InputError: a temperature that is not above 0, or no data to choose it by.
+        InputError: a temperature that is not above 0, or no data to choose it with.
     """
     if not isinstance(temperature, str):
         check_positive("temperature", temperature)
@@ -327,15 +321,7 @@ def check_temperature(temperature: float | str, validation: Any) -> None:
 def fit_settings(
     likelihood: Likelihood, method: SubspaceMethod, prior: Prior, training: Training, seed: int
 ) -> dict[str, Any]:
-    """What determines a trained subspace, besides the module and the data, as JSON-able values.
-
-    Args:
-        likelihood: before training.
-        method: of the subspace.
-        prior: of its coordinates.
-        training: how the network is trained.
-        seed: of all steps.
-    """
+    """The settings that determine a trained subspace, as values that JSON can represent."""
     if isinstance(prior, EvidencePrior):
         facts: Any = {"evidence": _covariance(prior, method)}
     else:
@@ -359,8 +345,8 @@ def _covariance(prior: EvidencePrior, method: SubspaceMethod) -> Form:
     return method.covariance if isinstance(method, Optimal) else "exact"
 
 
-def _by_evidence(trained: Trained, covariance: Form) -> tuple[Likelihood, float]:
-    """The likelihood with its Gaussian noise tuned, and the scale of the largest evidence."""
+def _maximise_evidence(trained: Trained, covariance: Form) -> tuple[Likelihood, float]:
+    """The likelihood with its Gaussian noise, and the prior scale, that maximise the evidence."""
     from subbayes.inference.laplace.evidence import tune_prior
     from subbayes.inference.laplace.linearised import linearised_laplace
 

@@ -1,4 +1,4 @@
-"""A fitted model: what is random, how it was inferred, and predictions; saved and loaded."""
+"""The fitted model that `fit` returns."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ __all__ = ["FittedModel", "rebuild"]
 
 @dataclass(frozen=True)
 class FittedModel(Predictor):
-    """The result of `fit`: what a prediction needs, and how it was obtained.
+    """The result of `fit`: a network, a posterior over a subspace of its weights, and draws.
 
     Attributes:
         network: the network, centred on the subspace's shift.
-        likelihood: p(y | f), parameters learned.
-        subspace: where the weights may move.
+        likelihood: p(y | f), with learned parameters.
+        subspace: the map from coordinates z to weights.
         prior: p(z).
         temperature: T of the posterior.
         draws: draws of z, or None before sampling.
         posterior: the density; None for a model loaded without its data.
-        history: numbers per epoch of the training phases.
-        settings: what `fit` was asked for, as JSON-able values.
+        history: losses per epoch of the training phases.
+        settings: the arguments of `fit`, as values that JSON can represent.
     """
 
     kind: ClassVar[str] = "fitted-model"
@@ -64,7 +64,7 @@ class FittedModel(Predictor):
         n_draws: int | None = None,
         progress: bool | None = False,
     ) -> Predictive:
-        """Average predictions over the draws; of linearised Laplace, in closed form.
+        """Average predictions over the draws; linearised Laplace predicts in closed form.
 
         Args:
             inputs: new inputs in the form the module takes, or a loader of them.
@@ -76,7 +76,7 @@ class FittedModel(Predictor):
             InputError: inputs the module does not take.
         """
         if self.draws is None:
-            fail("model", "a model with draws to predict from", "one that was not sampled yet")
+            fail("model", "a model with draws to predict from", "one that was not sampled")
         if self.draws.prediction == "linearised":
             from subbayes.inference.laplace.linearised_engine import predict_linearised
 
@@ -102,10 +102,11 @@ class FittedModel(Predictor):
 
     @property
     def label(self) -> str:
-        """The name of the method in tables: subspace and engine, such as "PCA + NUTS"."""
+        """The name of the method in tables, such as "PCA + NUTS"."""
         from subbayes.models.description import method_label
 
-        return method_label(self)
+        engine = self.settings.get("inference", "elliptical-slice")
+        return method_label(self.settings.get("subspace", "posterior"), engine)
 
     @property
     def default_draws(self) -> int:
@@ -113,7 +114,7 @@ class FittedModel(Predictor):
         return 1 if self.draws is None else self.draws.n_chains * self.draws.n_draws
 
     def describe(self) -> dict[str, str]:
-        """What was fitted and how, one sentence for each part."""
+        """Describe the model, with one sentence for each part."""
         from subbayes.models.description import describe
 
         return describe(self)
@@ -122,7 +123,7 @@ class FittedModel(Predictor):
         """Subspace, temperature, draws and their diagnostics."""
         draws = self.draws
         if draws is None:
-            fail("model", "a model with draws", "one that was not sampled yet")
+            fail("model", "a model with draws", "one that was not sampled")
         known = {"pareto_k": draws.meta["pareto_k"]} if "pareto_k" in draws.meta else {}
         return known | {
             "independent": draws.independent,
@@ -182,8 +183,8 @@ def rebuild(
         tensors: as saved.
         facts: as saved.
         module: a module of the same architecture, unless it is an `MLP`.
-        data: the training data, to have `posterior` as well.
-        likelihood: a likelihood of your own.
+        data: the training data, to rebuild `posterior`.
+        likelihood: a custom likelihood.
         output: picks the tensor out of what the module returns, as for `fit`.
     """
     subspace = subspace_from_config(facts["subspace"], strip_prefix("subspace", tensors))
@@ -193,8 +194,11 @@ def rebuild(
     prior.check_rank(subspace.rank)
     draws = posterior = None
     if facts["draws"] is not None:
-        arrays = {name: tensor.cpu().numpy() for name, tensor in tensors.items()
-                  if name == "z" or name.startswith(("stats.", "moments."))}  # fmt: skip
+        arrays = {
+            name: tensor.cpu().numpy()
+            for name, tensor in tensors.items()
+            if name == "z" or name.startswith(("stats.", "moments."))
+        }
         draws = Draws.from_state(arrays, facts["draws"])
     if data is not None:
         posterior = Posterior(network, likelihood, data, subspace, prior, temperature)

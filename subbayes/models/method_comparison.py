@@ -1,4 +1,4 @@
-"""Several methods on the same data: one training where they share it, one table of scores."""
+"""Compare methods on the same data, with shared training where possible."""
 
 from __future__ import annotations
 
@@ -28,37 +28,45 @@ from subbayes.training.pipeline import Trained
 from subbayes.utils.checks import fail_type
 from subbayes.utils.types import Targets
 
-__all__ = ["METHODS", "Comparison", "compare_methods", "format_score", "named_methods"]
+__all__ = [
+    "METHODS",
+    "SCORE_HEADINGS",
+    "Comparison",
+    "compare_methods",
+    "format_score",
+    "named_methods",
+]
 
-_HEADINGS = {
+SCORE_HEADINGS = {
     "log_likelihood": "log-likelihood",
     "rmse": "RMSE",
     "crps": "CRPS",
     "coverage": "coverage of {level} %",
+    "interval_width": "width of {level} %",
     "accuracy": "accuracy",
     "brier": "Brier",
     "ece": "ECE",
     "auroc": "AUROC",
     "seconds": "seconds",
 }
+"""Headings of the scores in tables; `level` is that of the intervals in percent."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Methods side by side.
+    """The result of `compare_methods`.
 
     Attributes:
         table: one row per method, with its name, the scores of `metrics.score`, and seconds:
-            "training_seconds" of all training it needs, "inference_seconds" of what comes after
-            (choosing a temperature, sampling), "prediction_seconds" for the test rows, and
-            "seconds", their sum. Training that methods share is done once and counted in full
-            for each of them: the seconds are what a method costs by itself, and add up to more
-            than the comparison took.
+            "training_seconds" of all training it needs, "inference_seconds" (choosing a
+            temperature, sampling), "prediction_seconds" for the test rows, and "seconds", their
+            sum. Shared training is done once and counted in full for each method: the seconds are
+            the cost of a method by itself.
         predictives: predictions of the test rows, by method.
-        models: what predicts, by method; a `FittedModel` for the subspaces.
+        models: fitted models, by method; a `FittedModel` for the subspaces.
         y: targets of the test rows.
-        settings: arguments of the comparison, as JSON-able values.
-        trained: the training that methods share, or None where none of them needs it.
+        settings: arguments of the comparison, as values that JSON can represent.
+        trained: the shared training, or None if no method needs it.
     """
 
     table: pd.DataFrame
@@ -69,14 +77,14 @@ class Comparison:
     trained: Trained | None = None
 
     def differences(self) -> pd.DataFrame:
-        r"""Log-likelihood of each method less that of the best, with its standard error.
+        r"""Difference of each log-likelihood to that of the best method, with standard error.
 
         $$ \bar d = \frac{1}{N} \sum_n d_n, \qquad
            \mathrm{se} = \sqrt{\frac{\mathrm{Var}(d)}{N}}, \qquad
            d_n = \log p(y_n) - \log p_{\mathrm{best}}(y_n) $$
 
-        Test rows are the same for all methods, so that the error of a difference is smaller
-        than that of either score. It says nothing about another seed or another split.
+        Test rows are the same for all methods, so the standard error of a difference is smaller
+        than that of either score. It does not include the variation over seeds and splits.
 
         Returns:
             A table with columns "method", "difference" and "se", in nats per observation.
@@ -96,12 +104,12 @@ class Comparison:
         )
 
     def warnings(self) -> dict[str, list[str]]:
-        """What is wrong with the sampling runs, each with a remedy, by method."""
-        said = {key: model.warnings() for key, model in self.models.items()}
-        return {key: lines for key, lines in said.items() if lines}
+        """Problems of the sampling runs, each with a remedy, by method."""
+        warnings = {key: model.warnings() for key, model in self.models.items()}
+        return {key: lines for key, lines in warnings.items() if lines}
 
     def to_dict(self) -> dict[str, Any]:
-        """Scores, differences, warnings and settings, as JSON-able values."""
+        """Scores, differences, warnings and settings, as values that JSON can represent."""
         rows = self.table.join(self.differences()[["difference", "se"]])
         scores = [
             {"key": key} | {name: _plain(value) for name, value in row.items()}
@@ -114,15 +122,24 @@ class Comparison:
             "settings": self.settings,
         }
 
-    def to_text(self) -> str:
-        """The table of scores in plain text, for a terminal."""
+    def cells(self, scores: Sequence[str]) -> tuple[list[str], list[list[str]]]:
+        """Headings and formatted cells of a table of scores; scores of other tasks are omitted.
+
+        Args:
+            scores: keys of `SCORE_HEADINGS`.
+        """
         level = f"{100 * self.settings.get('level', 0.95):g}"
-        scores = [name for name in _HEADINGS if name in self.table.columns]
-        rows = [["method", *(_HEADINGS[name].format(level=level) for name in scores)]]
-        rows += [
+        scores = [name for name in scores if name in self.table.columns]
+        rows = [
             [str(row["method"]), *(format_score(name, row[name]) for name in scores)]
             for row in self.table.to_dict("records")
         ]
+        return ["method", *(SCORE_HEADINGS[name].format(level=level) for name in scores)], rows
+
+    def to_text(self) -> str:
+        """The table of scores in plain text, for a terminal."""
+        head, cells = self.cells([name for name in SCORE_HEADINGS if name != "interval_width"])
+        rows = [head, *cells]
         widths = [max(len(row[j]) for row in rows) for j in range(len(rows[0]))]
         lines = [
             "  ".join(
@@ -138,10 +155,10 @@ class Comparison:
 
 
 def format_score(score: str, value: float) -> str:
-    """A score as tables print it.
+    """Format a score for a table.
 
     Args:
-        score: its name.
+        score: a key of `SCORE_HEADINGS`.
         value: its value.
 
     Example:
@@ -160,7 +177,7 @@ def format_score(score: str, value: float) -> str:
 
 
 def _plain(value: Any) -> str | float | None:
-    """A text, a float, or None where JSON has no number for it."""
+    """A string, a float, or None for values that JSON cannot represent."""
     if isinstance(value, str):
         return value
     return float(value) if np.isfinite(value) else None
@@ -189,33 +206,33 @@ def compare_methods(
 ) -> Comparison:
     """Fit several methods to the same data and score them on the same test rows.
 
-    MAP, SWA, SWAG, MC dropout, temperature scaling and the subspaces start from one training,
-    `train_trajectory`; a deep ensemble trains its members anew, and so is a sparse network
-    (`sparse.fit`, mean-field), with as many epochs.
+    MAP, SWA, SWAG, MC dropout, temperature scaling and the subspaces share one training,
+    `train_trajectory`; the members of a deep ensemble and a mean-field sparse network
+    (`sparse.fit`) are trained separately, with the same number of epochs.
 
     Args:
-        module: the architecture, never changed; or a function that makes a module with fresh
-            weights from torch's global generator, which is seeded for it.
+        module: the architecture, which is not changed; or a function that makes a module with
+            fresh weights from torch's global generator, which is seeded for it.
         likelihood: p(y | f).
         data: training data.
         test: rows to score on, with their targets.
         methods: in the order of the table: names of `METHODS`, objects such as
             `DeepEnsemble(members=10)` of `subbayes.models.comparison_methods` and
             `SubspaceInference(PCA(rank=5), NUTS(), temperature="loo")`, or subspaces such as
-            `PCA(rank=5)`; or a dict of them by names of your own, to have one method several times.
+            `PCA(rank=5)`; or a dict of them by your own names, to compare variants of a method.
             "mc-dropout" needs a module with dropout layers, "temperature-scaling" validation data.
-            "optimal" and "subnetwork" are sampled through the network itself; with "-laplace" they
-            have the closed form of its linearisation. Those of the test rows are allowed as their
-            `inputs`; the choice then knows what will be predicted, as the other methods do not.
+            "optimal" and "subnetwork" are sampled through the network; with "-laplace" they have
+            the closed form of its linearisation. Their `inputs` may be those of the test rows, an
+            advantage over the other methods.
         training: how to train; ensemble members go through its first phase.
-        sampling: how posteriors are sampled; its seed is that of all methods.
+        sampling: how posteriors are sampled; its seed is used by all methods.
         validation: held-out data, for "temperature-scaling" and `temperature="validation"`.
         parameters: which parameters are weights, as for `Network`.
         output: picks the tensor out of what the module returns, as for `Network`.
         level: probability of the interval whose coverage and width are scored.
 
     Raises:
-        InputError: an unknown method, or one that lacks what it needs; what `fit` raises.
+        InputError: an unknown method, or one whose requirements are not met; see also `fit`.
 
     Example:
         >>> import torch, subbayes
@@ -240,12 +257,12 @@ def compare_methods(
     chosen, rows = methods_by_key(methods), Data.of(test, "test")
     setup = Setup(
         module,
-        factory,
         likelihood,
         Data.of(data),
-        validation,
         training,
         sampling,
+        factory,
+        validation,
         parameters,
         output,
     )

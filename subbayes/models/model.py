@@ -1,4 +1,4 @@
-"""What every model of this package can do, whatever it models."""
+"""The interface of all models."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Model"]
 
 @runtime_checkable
 class Model(Protocol):
-    """A fitted model: it predicts, is scored, saved, and described.
+    """A fitted model, which can predict and be scored, saved and described.
 
     Models of arrays (`FittedModel`, `WeightSamples`, `McDropout`, `TemperatureScaled`,
     `SparseNetwork`) share the base class `subbayes.diagnostics.predictor.Predictor`; models of data
@@ -43,4 +43,4 @@ class Model(Protocol):
         """Save as a folder of safetensors and JSON, without pickle."""
 
     def describe(self) -> dict[str, str]:
-        """What the model is, in words."""
+        """Describe the model in words."""

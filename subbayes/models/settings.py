@@ -1,4 +1,4 @@
-"""How a table is fitted: one configuration for estimators, data-frame models and command line.
+"""Settings of models of tables, shared by estimators, data-frame models and the command line.
 
 Subspaces and engines are imported when they are used, so that the command line starts quickly.
 """
@@ -36,10 +36,10 @@ LIKELIHOODS = {
 """Likelihoods of each task, the default first."""
 
 PRIOR_SCALES = {"regression": 0.3, "count": 0.3, "classification": 1.0}
-"""Scale of the prior of the weights in training, by task, unless `Training` has a prior."""
+"""Default scale of the prior of the weights in training, by task."""
 
 TABLE_TRAINING = Training(epochs=100, learning_rate=1e-2, swa_epochs=40, swa_learning_rate=3e-2)
-"""How networks for tables are trained by default."""
+"""Default training of networks for tables."""
 
 Activation = Literal["relu", "tanh", "silu", "gelu"]
 
@@ -105,21 +105,21 @@ class SparseSettings:
 
 @dataclass(frozen=True)
 class TableSettings:
-    """How a table is fitted: network, training, subspace and inference.
+    """Settings of a model of a table: network, training, subspace and inference.
 
     Attributes:
         network: architecture of the network.
         likelihood: "heteroscedastic" or "gaussian" for numbers, "poisson" for counts,
-            "categorical" for classes; None uses the default of the task, the first of these.
+            "categorical" for classes; None uses the first of these for the task.
         subspace: a method of `subbayes.subspaces`, or its name.
         inference: an engine of `subbayes.inference`, or its name.
         prior: scale of the prior of the coordinates, or "evidence", as for `fit`.
         temperature: T > 0 of the posterior, or "loo" or "validation" to choose it.
         training: how the network is trained. Without `prior_scale` and `weight_decay` the prior
-            has the scale of the task, see `PRIOR_SCALES`; `weight_decay=0` is a flat prior. The
-            fraction `validation` (by default 0.2) is held out for `patience` and for
+            has the scale `PRIOR_SCALES[task]`; `weight_decay=0` is a flat prior. The fraction
+            `validation` (by default 0.2) is held out for `patience` and for
             `temperature="validation"`.
-        sampling: number of draws and chains, and the seed of everything.
+        sampling: number of draws and chains, and the seed of all steps.
         members: number of networks of a deep ensemble.
         sparse: prior and posterior of a sparse network.
 
@@ -147,11 +147,11 @@ class TableSettings:
         check_count("members", self.members)
 
     def change(self, changes: Mapping[str, Any]) -> TableSettings:
-        """The settings with other values, see `subbayes.utils.configuration.change`.
+        """The settings with some values changed, see `subbayes.utils.configuration.change`.
 
         Args:
-            changes: values by dotted name. "subspace" and "inference" take names; a table of
-                settings for one of them may hold its "name".
+            changes: values by dotted name. "subspace" and "inference" take a name, or a mapping of
+                settings that may include its "name".
         """
         resolve = {"subspace": _subspace, "inference": _engine}
         rest = dict(changes)
@@ -165,33 +165,33 @@ class TableSettings:
         named |= {key: part.pop("name") for key, part in parts.items() if "name" in part}
         found = {key: named.get(key, getattr(self, key)) for key in resolve}
         found |= {
-            key: _part(key, resolve[key](found[key]), part) for key, part in parts.items() if part
+            key: _with_settings(key, resolve[key](found[key]), part)
+            for key, part in parts.items()
+            if part
         }
         return change(replace(self, **found), rest)
 
     @property
-    def held_out(self) -> float:
+    def validation_fraction(self) -> float:
         """Fraction of the rows to hold out where validation rows are needed."""
         return 0.2 if self.training.validation is None else self.training.validation
 
     def training_for(self, task: str) -> Training:
-        """The training of a task: with its prior, and rows to hold out where training stops early.
-
-        Args:
-            task: "regression", "count" or "classification".
-        """
+        """The training for a task, with its default prior and early-stopping validation rows."""
         chosen = self.training
         if chosen.prior_scale is None and chosen.weight_decay is None:
             chosen = replace(chosen, prior_scale=PRIOR_SCALES[task])
-        return replace(chosen, validation=None if chosen.patience is None else self.held_out)
+        return replace(
+            chosen, validation=None if chosen.patience is None else self.validation_fraction
+        )
 
 
 def configured(name: str, value: Any, default: Any) -> Any:
-    """A configuration from an argument: itself, None for the default, or changes of the default.
+    """Convert an argument to a configuration.
 
     Args:
         name: of the argument.
-        value: an instance of the default's class, None, or a mapping of changes.
+        value: an instance of the default's class, a mapping of changes of the default, or None.
         default: the default.
 
     Raises:
@@ -222,8 +222,8 @@ def _engine(inference: Any) -> Any:
     return engine_of(inference)
 
 
-def _part(key: str, config: Any, changes: Mapping[str, Any]) -> Any:
-    """A subspace or an engine with other settings; messages name which one it is."""
+def _with_settings(key: str, config: Any, changes: Mapping[str, Any]) -> Any:
+    """Change settings of a subspace or an engine; errors name it."""
     try:
         return change(config, changes)
     except InputError as error:
@@ -236,11 +236,11 @@ def _part(key: str, config: Any, changes: Mapping[str, Any]) -> Any:
 
 
 def encode_parameters(params: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Parameters of an estimator as JSON-able values.
+    """Convert parameters of an estimator to values that JSON can represent.
 
     Args:
         params: by name.
-        defaults: the configurations among them.
+        defaults: the default configurations among them.
     """
     found = dict(params)
     for name, default in defaults.items():
@@ -257,11 +257,11 @@ def encode_parameters(params: Mapping[str, Any], defaults: Mapping[str, Any]) ->
 
 
 def decode_parameters(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Parameters from what `encode_parameters` returned; every field is checked.
+    """Invert `encode_parameters`; every field is checked.
 
     Args:
         values: by name.
-        defaults: the configurations among them.
+        defaults: the default configurations among them.
 
     Raises:
         InputError: an unknown field, or a value that cannot be used.

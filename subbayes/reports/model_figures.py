@@ -1,4 +1,4 @@
-"""The figures and tables of a model's report."""
+"""Figures and tables of the report of a model."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from subbayes.models.fitted import FittedModel
 from subbayes.predictions.predictive import Predictive
 from subbayes.reports.rendering import Picture, Table, picture
 
-__all__ = ["MOST_DRAWS", "Chains", "chains", "curve", "posterior", "predictions", "training"]
+__all__ = ["MAX_DRAWS", "Chains", "chains", "curve", "posterior", "predictions", "training"]
 
-MOST_DRAWS = 1000
-_SHOWN_CHAINS = 2
-_MOST_ROWS = 30
-_MOST_BARS = 40
+MAX_DRAWS = 1000
+_SHOWN_COORDINATES = 2
+_MAX_ROWS = 30
+_MAX_BARS = 40
 
 
 def predictions(predictive: Predictive, y: Any, label: str, name: str) -> list[Picture]:
@@ -50,13 +50,13 @@ def predictions(predictive: Predictive, y: Any, label: str, name: str) -> list[P
     return [
         picture(
             plots.intervals(predictive, y, name=name),
-            "Test rows against their 95 % intervals. Dark: disagreement of the draws' means "
-            "(epistemic); light: together with the noise (aleatoric).",
+            "Test rows and their 95 % intervals. Dark: epistemic uncertainty; light: epistemic and "
+            "aleatoric uncertainty.",
         ),
         picture(
             plots.calibration(predictive, y, label=label),
-            "Share of test rows inside intervals of each level. Below the diagonal "
-            "intervals are too narrow; deviations inside the grey band may be chance.",
+            "Share of test rows inside intervals of each level. Below the diagonal intervals are "
+            "too narrow; deviations inside the grey band may be due to chance.",
         ),
         picture(
             plots.pit(predictive, y),
@@ -84,12 +84,12 @@ def curve(model: FittedModel, rows: Data | None, name: str) -> list[Picture]:
     low, high = float(x.min()), float(x.max())
     pad = 0.15 * (high - low)
     grid = torch.linspace(low - pad, high + pad, 200, dtype=x.dtype).reshape(-1, *x.shape[1:])
-    predictive = model.predict(grid, n_draws=MOST_DRAWS)
+    predictive = model.predict(grid, n_draws=MAX_DRAWS)
     return [
         picture(
             plots.bands(predictive, grid, data=(x, y), names=("input", name)),
-            "The predictive curve over the input. Dark: disagreement of the draws' curves "
-            "(epistemic); light: the range of 95 % of observations.",
+            "The predictive curve over the input. Dark: epistemic uncertainty; light: the range of "
+            "95 % of observations.",
         )
     ]
 
@@ -102,16 +102,16 @@ def posterior(model: FittedModel) -> list[Picture]:
             picture(
                 plots.density(model.posterior, model.draws),
                 "Log density over the first two coordinates, with the others at the mean of the "
-                "draws, and the draws. The draws spread wider than this slice where coordinates "
-                "are correlated.",
+                "draws, and the draws. Where coordinates are correlated, the draws are wider than "
+                "this slice.",
             )
         )
     if model.settings.get("temperatures"):
         pictures.append(
             picture(
                 plots.temperature(model.settings["temperatures"]),
-                "Choice of the temperature. Where the scores differ by less than their standard "
-                "error, the choice hardly matters.",
+                "Choice of the temperature. It hardly matters among temperatures whose scores "
+                "differ by less than their standard error.",
             )
         )
     return pictures
@@ -119,14 +119,7 @@ def posterior(model: FittedModel) -> list[Picture]:
 
 @dataclass(frozen=True)
 class Chains:
-    """Convergence of the chains.
-
-    Attributes:
-        warnings: warnings about the draws, one sentence each.
-        summary: a table of the coordinates, if there are enough draws.
-        note: a remark on the pictures.
-        pictures: effective sample sizes, autocorrelation, traces and ranks.
-    """
+    """Convergence of the chains: warnings, a table of the coordinates, a note and pictures."""
 
     warnings: list[str] = field(default_factory=list)
     summary: Table | None = None
@@ -135,16 +128,16 @@ class Chains:
 
 
 def chains(draws: Draws) -> Chains:
-    """The convergence of the chains, with traces of the coordinates that mixed least."""
+    """Convergence of the chains, with traces of the coordinates with the largest R-hat."""
     if draws.n_draws < 4:
         return Chains(note=f"Too few draws to tell: {'; '.join(draws.warnings())}.")
     summary = draws.summary()
     order = np.argsort(-summary["rhat"].fillna(np.inf).to_numpy(), kind="stable")
     pictures = []
-    if draws.rank <= _MOST_BARS:
+    if draws.rank <= _MAX_BARS:
         pictures.append(picture(plots.ess(draws), "Effective sample size of each coordinate."))
     pictures.append(picture(plots.autocorrelation(draws), "Autocorrelation of the chains by lag."))
-    for i in sorted(int(i) for i in order[:_SHOWN_CHAINS]):
+    for i in sorted(int(i) for i in order[:_SHOWN_COORDINATES]):
         pictures += [
             picture(
                 plots.trace(draws, i),
@@ -162,18 +155,18 @@ def chains(draws: Draws) -> Chains:
                 "Trace of the log-likelihood of the training rows.",
             )
         )
-    note = f"Traces and ranks show the {_SHOWN_CHAINS} coordinates with the largest R-hat."
+    note = f"Traces and ranks show the {_SHOWN_COORDINATES} coordinates with the largest R-hat."
     return Chains(
         [f"{line[:1].upper()}{line[1:]}." for line in draws.warnings()],
         _summary(summary),
-        note if draws.rank > _SHOWN_CHAINS else "",
+        note if draws.rank > _SHOWN_COORDINATES else "",
         pictures,
     )
 
 
 def _summary(summary: pd.DataFrame) -> Table:
-    """The table of the coordinates; of very many, those with the largest R-hat."""
-    many = len(summary) > _MOST_ROWS
+    """The table of the coordinates, or of those with the largest R-hat if there are many."""
+    many = len(summary) > _MAX_ROWS
     rows = [
         [
             str(name),
@@ -182,11 +175,11 @@ def _summary(summary: pd.DataFrame) -> Table:
             f"{row['ess_tail']:.0f}",
             f"{row['rhat']:.4f}",
         ]
-        for name, row in (summary.nlargest(_MOST_ROWS, "rhat") if many else summary).iterrows()
+        for name, row in (summary.nlargest(_MAX_ROWS, "rhat") if many else summary).iterrows()
     ]
     caption = "R-hat below 1.01 and effective sample sizes above 100 per chain are good."
     if many:
-        caption += f" The {_MOST_ROWS} of {len(summary)} coordinates with the largest R-hat."
+        caption += f" The {_MAX_ROWS} of {len(summary)} coordinates with the largest R-hat."
     return Table(
         ["coordinate", "mean", "sd", "2.5 %", "97.5 %", "ESS, bulk", "ESS, tail", "R-hat"],
         rows,
@@ -207,15 +200,16 @@ def training(history: Any, recorder: Any, rank: int | None) -> list[Picture]:
     pictures = [
         picture(
             plots.training_history(history),
-            "Negative log-likelihood of the minibatches during training; lower "
-            "is better. In the shaded part a constant learning rate explores around the solution.",
+            "Negative log-likelihood of the minibatches during training; lower is better. The "
+            "shaded phase has a constant learning rate.",
         )
     ]
     if recorder is not None and recorder.n > 1:
         pictures.append(
             picture(
                 plots.spectrum(recorder, rank),
-                "Extent of that part of the trajectory along each of its principal directions.",
+                "Standard deviation of the trajectory in that phase along each of its principal "
+                "directions.",
             )
         )
     return pictures

@@ -18,10 +18,9 @@ from subbayes import plots
 from subbayes.data.data import Data
 from subbayes.diagnostics import metrics
 from subbayes.diagnostics.predictor import Predictor
-from subbayes.models.array_model import NETWORKS
-from subbayes.models.description import describe
+from subbayes.models.array_model import SPARSE_DRAWS
 from subbayes.models.fitted import FittedModel
-from subbayes.models.method_comparison import Comparison, format_score
+from subbayes.models.method_comparison import SCORE_HEADINGS, Comparison, format_score
 from subbayes.plots.methods import NAMES
 from subbayes.posterior import Posterior
 from subbayes.predictions.predictive import Predictive
@@ -36,10 +35,10 @@ __all__ = ["WORDS", "write_report"]
 
 WORDS = {
     "weights": "the random parameters of the network, as one vector.",
-    "subspace": "the few directions in which the weights vary around a trained network, the shift.",
+    "subspace": "the few directions in which the weights vary around a trained network.",
     "coordinates z": "displacement of the weights along each direction of the subspace.",
     "posterior": "the distribution of z given the prior and the training rows.",
-    "temperature T": "power 1/T of the likelihood; T = 1 is the posterior, a larger T widens it.",
+    "temperature T": "the likelihood has power 1/T; T = 1 is the posterior, a larger T widens it.",
     "draws": "points z from the posterior; each is one network.",
     "predictive": "the average of the predictive distributions of the draws.",
     "epistemic": "uncertainty from disagreement of the draws; more data would reduce it.",
@@ -54,23 +53,11 @@ WORDS = {
 }
 """Definitions of the terms in a report."""
 
-_SCORES = {
-    "log_likelihood": "log-likelihood",
-    "rmse": "RMSE",
-    "crps": "CRPS",
-    "coverage": "coverage of 95 %",
-    "interval_width": "width of 95 %",
-    "accuracy": "accuracy",
-    "brier": "Brier",
-    "ece": "ECE",
-    "auroc": "AUROC",
-    "seconds": "seconds",
-}
 _NOT_RANKED = ("seconds", "interval_width")
 
 
 def write_report(
-    subject: Predictor | SparseNetwork | Comparison,
+    subject: Predictor | Comparison,
     path: str | Path,
     *,
     data: Any = None,
@@ -89,8 +76,8 @@ def write_report(
     chains, and how to reproduce it, and defines its terms.
 
     Args:
-        subject: a fitted model, a sparse network, a baseline, or a comparison, whose report has
-            its table and the details of one model.
+        subject: a model of arrays, or a comparison, whose report has its table and the details of
+            one model.
         path: the file.
         data: training data, to plot the log density of a model that was loaded without them.
         test: test rows with their targets; a comparison has its own test rows and needs these
@@ -100,7 +87,7 @@ def write_report(
         unit: unit of the target.
         command: command that reproduces the model.
         notes: remarks, one paragraph each, below the table of scores.
-        method: model of a comparison to show; by default the first with draws.
+        method: model of a comparison to show; by default the first with a sampled posterior.
         features: names of the inputs of a sparse network.
 
     Returns:
@@ -119,223 +106,200 @@ def write_report(
         >>> write_report(model, "report.html", title="A sine").name
         'report.html'
     """
-    story = _story(subject, data, test, name, unit, method)
-    sparse, model = story.sparse, story.model
-    facts = describe(model) if model else sparse_report.facts(sparse) if sparse else {}
-    scores, score_pictures = _scores(story)
+    content = _content(subject, data, test, name, unit, method)
+    fitted, sparse = content.fitted, content.sparse
+    scores, score_pictures = _scores(content)
     inclusion, inclusion_pictures = sparse_report.inclusion(sparse, features)
     text = render(
         "model.html",
         title=title or f"Predicting {name}",
-        lead=_lead(story),
-        verdict=_verdict(story),
-        facts=facts,
+        lead=_lead(content),
+        verdict=_verdict(content),
+        facts=content.model.describe() | (sparse_report.facts(sparse) if sparse else {}),
         scores=scores,
         score_pictures=score_pictures,
         notes=notes,
-        predictions=_predictions(story),
+        predictions=_predictions(content),
         inclusion=inclusion,
         inclusion_pictures=inclusion_pictures,
-        posterior=figures.posterior(model) if model else [],
-        chains=figures.chains(model.draws) if model and model.draws is not None else None,
-        training=_training(story),
-        provenance=_provenance(story),
+        posterior=figures.posterior(fitted) if fitted else [],
+        chains=figures.chains(fitted.draws) if fitted and fitted.draws is not None else None,
+        training=_training(content),
+        provenance=_provenance(fitted),
         command=command,
-        words=_words(story),
+        words=_words(content),
     )
     atomic_write_text(path, text)
     return Path(path)
 
 
 @dataclass(frozen=True)
-class _Story:
+class _Content:
     """The content of a report."""
 
-    model: FittedModel | None
+    model: Predictor
     method: str
     predictive: Predictive | None
     y: Any
-    comparison: Comparison | None
     data: Data | None
     test: Data | None
     name: str
     unit: str
-    sparse: SparseNetwork | None = None
+    comparison: Comparison | None = None
 
     @property
-    def named(self) -> str:
-        """Name of the target, with its unit."""
+    def fitted(self) -> FittedModel | None:
+        return self.model if isinstance(self.model, FittedModel) else None
+
+    @property
+    def sparse(self) -> SparseNetwork | None:
+        return self.model if isinstance(self.model, SparseNetwork) else None
+
+    @property
+    def name_and_unit(self) -> str:
         return f"{self.name} ({self.unit})" if self.unit else self.name
 
     @property
-    def kind(self) -> str:
-        return "" if self.predictive is None else self.predictive.likelihood.kind
+    def classifies(self) -> bool:
+        return self.predictive is not None and self.predictive.likelihood.kind == "classification"
 
 
-def _story(subject: Any, data: Any, test: Any, name: str, unit: str, method: str | None) -> _Story:
+def _content(
+    subject: Any, data: Any, test: Any, name: str, unit: str, method: str | None
+) -> _Content:
     rows = None if data is None else Data.of(data)
-    held = None if test is None else Data.of(test, "test")
+    test_rows = None if test is None else Data.of(test, "test")
+    predictive = y = comparison = None
     if isinstance(subject, Comparison):
-        sampled = [key for key, model in subject.models.items() if isinstance(model, FittedModel)]
-        key = method or (sampled or list(subject.models))[0]
-        check_choice("method", key, subject.models)
-        model = subject.models[key]
-        fitted = model if isinstance(model, FittedModel) else None
-        return _Story(
-            _with_posterior(fitted, rows),
-            str(subject.table.loc[key, "method"]),
-            subject.predictives[key],
-            subject.y,
-            subject,
-            rows,
-            held,
-            name,
-            unit,
-        )
-    if not isinstance(subject, Predictor):
+        comparison, models = subject, subject.models
+        sampled = [key for key, model in models.items() if isinstance(model, FittedModel)]
+        key = method or (sampled or list(models))[0]
+        check_choice("method", key, models)
+        model, predictive, y = models[key], comparison.predictives[key], comparison.y
+        label = str(comparison.table.loc[key, "method"])
+    elif isinstance(subject, Predictor):
+        model, label = subject, subject.label
+        if test_rows is not None:
+            predictive, y = _predict(model, test_rows)
+    else:
         fail_type("subject", "a fitted model or a Comparison", subject)
-    predictive, y = (None, None) if held is None else _predicted(subject, held)
-    fitted = subject if isinstance(subject, FittedModel) else None
-    sparse = subject if isinstance(subject, SparseNetwork) else None
-    return _Story(
-        _with_posterior(fitted, rows),
-        subject.label,
-        predictive,
-        y,
-        None,
-        rows,
-        held,
-        name,
-        unit,
-        sparse,
-    )
+    model = _with_posterior(model, rows)
+    return _Content(model, label, predictive, y, rows, test_rows, name, unit, comparison)
 
 
-def _predicted(model: Predictor, rows: Data) -> tuple[Predictive, Tensor]:
-    """Predictions of test rows, with known noise scales if there are any, and their targets."""
+def _predict(model: Predictor, rows: Data) -> tuple[Predictive, Tensor]:
+    """Predictions of test rows, with their noise scales if known, and their targets."""
     y = rows.targets()
     options: dict[str, Any] = {} if isinstance(y, Tensor) else {"noise": y[1]}
-    options["n_draws"] = min(figures.MOST_DRAWS, max(NETWORKS, model.default_draws))
+    options["n_draws"] = min(figures.MAX_DRAWS, max(SPARSE_DRAWS, model.default_draws))
     predictive = model.predict(rows.inputs if rows.in_memory else rows.loader, **options)
     return predictive, y if isinstance(y, Tensor) else y[0]
 
 
-def _with_posterior(model: FittedModel | None, data: Data | None) -> FittedModel | None:
-    """The model with its posterior, if data are available."""
-    if model is None or model.posterior is not None or data is None:
+def _with_posterior(model: Predictor, data: Data | None) -> Predictor:
+    """Add the posterior to a model that was loaded without its data, if there are data."""
+    if not isinstance(model, FittedModel) or model.posterior is not None or data is None:
         return model
-    return replace(
-        model,
-        posterior=Posterior(
-            model.network, model.likelihood, data, model.subspace, model.prior, model.temperature
-        ),
+    posterior = Posterior(
+        model.network, model.likelihood, data, model.subspace, model.prior, model.temperature
     )
+    return replace(model, posterior=posterior)
 
 
-# --- in words --------------------------------------------------------------------------------
+# --- text -----------------------------------------------------------------------------------
 
 
-def _lead(story: _Story) -> str:
-    model = story.model
+def _lead(content: _Content) -> str:
+    model = content.fitted
     if model is None or model.draws is None:
-        return f"Predictions of {story.name}."
+        return f"Predictions of {content.name}."
     n = model.draws.n_chains * model.draws.n_draws
     return (
-        f"Predictions of {story.name} with their uncertainty: {n} draws from the posterior "
-        f"over {model.subspace.rank} directions of a network with {model.network.size} "
-        f"weights."
+        f"Predictions of {content.name} with their uncertainty: {n} draws from the posterior "
+        f"over {model.subspace.rank} directions of a network with {model.network.size} weights."
     )
 
 
-def _verdict(story: _Story) -> list[tuple[str, list[str]]]:
-    """Boxes of good or bad news: are the chains reliable, and are the intervals calibrated?"""
-    model = story.model
+def _verdict(content: _Content) -> list[tuple[str, list[str]]]:
+    """Boxes, "good" or "bad", on the convergence of the chains and the coverage of intervals."""
+    model = content.fitted
     if model is None or model.draws is None:
         return []
     good = not model.warnings()
     kind = "good" if good else "bad"
     if model.draws.independent:
-        news = "An approximation, of which all draws are independent"
+        text = "An approximation with independent draws"
         if not np.isnan(model.draws.pareto_k):
-            news += f". Its Pareto k is {model.draws.pareto_k:.2f}: " + (
+            text += f". Its Pareto k is {model.draws.pareto_k:.2f}: " + (
                 "importance weights could correct it"
                 if good
-                else "it misses part of the posterior, see below what to do"
+                else "it misses part of the posterior; see the remedies below"
             )
-        return [(kind, [f"{news}.", _coverage(story)])]
-    news = (
+        return [(kind, [f"{text}.", _coverage(content)])]
+    text = (
         "The chains agree"
         if good
-        else "The chains have not converged: interpret the results with care, and see below what "
-        "to do"
+        else "The chains have not converged: interpret the results with care, and see the remedies "
+        "below"
     )
     if model.draws.n_draws >= 4:
-        news += (
+        text += (
             f". The largest R-hat is {np.nanmax(model.draws.rhat()):.3f}, the smallest "
             f"effective sample size {np.nanmin(model.draws.ess_bulk()):.0f}"
         )
-    found = story.comparison
-    labels = {} if found is None else found.table["method"].to_dict()
-    others = {} if found is None else {labels[k]: v for k, v in found.warnings().items()}
-    return [
-        (kind, [f"{news}.", _coverage(story)]),
-        *(
-            ("bad", [f"{label}: {line}."])
-            for label, lines in others.items()
-            for line in lines
-            if label != story.method
-        ),
-    ]
+    boxes = [(kind, [f"{text}.", _coverage(content)])]
+    if content.comparison is not None:
+        for key, lines in content.comparison.warnings().items():
+            label = content.comparison.table.loc[key, "method"]
+            if label != content.method:
+                boxes += [("bad", [f"{label}: {line}."]) for line in lines]
+    return boxes
 
 
-def _coverage(story: _Story) -> str:
-    if story.predictive is None or story.kind == "classification":
+def _coverage(content: _Content) -> str:
+    if content.predictive is None or content.classifies:
         return ""
-    n = len(story.predictive)
-    share = metrics.coverage(story.predictive, story.y)
+    n = len(content.predictive)
+    share = metrics.coverage(content.predictive, content.y)
+    error = 196 * np.sqrt(0.95 * 0.05 / n)
     return (
-        f"The 95 % intervals hold {100 * share:.0f} % of {n} test rows; "
-        f"{95 - 196 * np.sqrt(0.95 * 0.05 / n):.0f} to "
-        f"{min(100.0, 95 + 196 * np.sqrt(0.95 * 0.05 / n)):.0f} % are expected by chance."
+        f"The 95 % intervals contain {100 * share:.0f} % of {n} test rows; "
+        f"{95 - error:.0f} to {min(100.0, 95 + error):.0f} % are expected by chance."
     )
 
 
-def _words(story: _Story) -> dict[str, str]:
+def _words(content: _Content) -> dict[str, str]:
     """The terms that this report uses."""
-    classes = {"RMSE", "CRPS", "coverage", "aleatoric"} if story.kind == "classification" else set()
-    sampled = story.model is not None
+    omitted = {"RMSE", "CRPS", "coverage", "aleatoric"} if content.classifies else set()
     return {
         word: text
         for word, text in WORDS.items()
-        if word not in classes and (sampled or word in _SCORES.values())
+        if word not in omitted and (content.fitted or word in SCORE_HEADINGS.values())
     }
 
 
 # --- numbers --------------------------------------------------------------------------------
 
 
-def _scores(story: _Story) -> tuple[Table | None, list[Picture]]:
-    if story.comparison is not None:
-        return _compared(story.comparison)
-    if story.predictive is None:
+def _scores(content: _Content) -> tuple[Table | None, list[Picture]]:
+    if content.comparison is not None:
+        return _compared_scores(content.comparison)
+    if content.predictive is None:
         return None, []
-    scores = metrics.score(story.predictive, story.y)
-    kept = [key for key in _SCORES if key in scores]
-    caption = f"{len(story.predictive)} test rows. Log-likelihood in nats per row."
+    scores = metrics.score(content.predictive, content.y)
+    kept = [key for key in SCORE_HEADINGS if key in scores]
+    caption = f"{len(content.predictive)} test rows. Log-likelihood in nats per row."
     return Table(
-        ["method", *(_SCORES[key] for key in kept)],
-        [[story.method, *(format_score(key, scores[key]) for key in kept)]],
+        ["method", *(SCORE_HEADINGS[key].format(level=95) for key in kept)],
+        [[content.method, *(format_score(key, scores[key]) for key in kept)]],
         caption,
     ), []
 
 
-def _compared(comparison: Comparison) -> tuple[Table, list[Picture]]:
-    frame, gaps = comparison.table, comparison.differences()
-    kept = [key for key in _SCORES if key in frame.columns]
-    rows = [
-        [str(row["method"]), *(format_score(key, row[key]) for key in kept)]
-        for _, row in frame.iterrows()
-    ]
+def _compared_scores(comparison: Comparison) -> tuple[Table, list[Picture]]:
+    frame, differences = comparison.table, comparison.differences()
+    head, rows = comparison.cells(list(SCORE_HEADINGS))
+    kept = [key for key in SCORE_HEADINGS if key in frame.columns]
     best = [
         (int(i), j + 1)
         for j, key in enumerate(kept)
@@ -344,31 +308,29 @@ def _compared(comparison: Comparison) -> tuple[Table, list[Picture]]:
     ]
     n = len(next(iter(comparison.predictives.values())))
     caption = (
-        f"{n} test rows. Log-likelihood in nats per row. Seconds are the cost of a method on its "
-        "own, training included; shared steps count for each method. Bold: the best of a column, "
-        "however small the difference."
+        f"{n} test rows. Log-likelihood in nats per row. Seconds are the cost of a method by "
+        "itself, including training; shared training counts for each method. Bold: the best of a "
+        "column, however small the difference."
     )
-    errors = dict(zip(gaps["method"], gaps["se"], strict=True))
-    main = "log_likelihood"
+    errors = dict(zip(differences["method"], differences["se"], strict=True))
     pictures = [
         picture(
-            plots.scores(frame, main, errors=errors),
+            plots.scores(frame, "log_likelihood", errors=errors),
             "Log-likelihood of the test rows. Lines: one standard error of the difference to the "
             "best method; these rows cannot separate methods within two of it.",
         )
     ]
+    captions = {
+        "coverage": "Coverage of the 95 % interval on the test rows; the dashed line is the "
+        "target.",
+        "accuracy": "Accuracy on the test rows.",
+    }
     pictures += [
-        picture(plots.scores(frame, score), text)
-        for score, text in (
-            (
-                "coverage",
-                "Coverage of the 95 % interval on the test rows; the dashed line is the target.",
-            ),
-            ("accuracy", "Accuracy on the test rows."),
-        )
+        picture(plots.scores(frame, score), caption)
+        for score, caption in captions.items()
         if score in frame.columns
     ]
-    return Table(["method", *(_SCORES[key] for key in kept)], rows, caption, best), pictures
+    return Table(head, rows, caption, best), pictures
 
 
 def _is_best(score: str, values: pd.Series) -> np.ndarray:
@@ -387,38 +349,36 @@ def _is_best(score: str, values: pd.Series) -> np.ndarray:
 # --- figures --------------------------------------------------------------------------------
 
 
-def _predictions(story: _Story) -> list[Picture]:
-    rows = story.data if story.data is not None else story.test
-    pictures = figures.curve(story.model, rows, story.named) if story.model else []
-    if story.predictive is None:
-        return pictures
-    return pictures + figures.predictions(story.predictive, story.y, story.method, story.named)
+def _predictions(content: _Content) -> list[Picture]:
+    rows = content.data if content.data is not None else content.test
+    fitted, name = content.fitted, content.name_and_unit
+    pictures = figures.curve(fitted, rows, name) if fitted else []
+    if content.predictive is not None:
+        pictures += figures.predictions(content.predictive, content.y, content.method, name)
+    return pictures
 
 
-def _training(story: _Story) -> list[Picture]:
-    if story.sparse is not None:
-        return sparse_report.training(story.sparse)
-    if story.model is None:
+def _training(content: _Content) -> list[Picture]:
+    if content.sparse is not None:
+        return sparse_report.training(content.sparse)
+    if content.fitted is None:
         return []
-    trained = story.comparison.trained if story.comparison else None
+    trained = content.comparison.trained if content.comparison else None
     recorder = None if trained is None else trained.swa.recorder
-    return figures.training(story.model.history, recorder, story.model.subspace.rank)
+    return figures.training(content.fitted.history, recorder, content.fitted.subspace.rank)
 
 
-def _provenance(story: _Story) -> dict[str, str]:
+def _provenance(model: FittedModel | None) -> dict[str, str]:
     """Versions, seed and fingerprint of the data."""
-    versions = (
-        f"subbayes {subbayes.__version__}, torch {torch.__version__}, NumPy "
+    facts = {
+        "versions": f"subbayes {subbayes.__version__}, torch {torch.__version__}, NumPy "
         f"{np.__version__}, Python {platform.python_version()}, {platform.machine()}"
-    )
-    facts = {"versions": versions}
-    model = story.model
-    if model is not None:
-        seed = model.settings.get("seed", (model.draws.meta if model.draws else {}).get("seed"))
-        facts["seed"] = "" if seed is None else str(seed)
-        if model.posterior is not None:
-            facts["posterior"] = (
-                f"{model.posterior.data.n} training rows; fingerprint "
-                f"{model.posterior.fingerprint()[:16]}"
-            )
+    }
+    if model is None:
+        return facts
+    seed = model.settings.get("seed", (model.draws.meta if model.draws else {}).get("seed"))
+    facts["seed"] = "" if seed is None else str(seed)
+    if model.posterior is not None:
+        n, fingerprint = model.posterior.data.n, model.posterior.fingerprint()[:16]
+        facts["posterior"] = f"{n} training rows; fingerprint {fingerprint}"
     return facts

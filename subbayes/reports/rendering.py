@@ -1,7 +1,4 @@
-"""Render self-contained HTML pages from the templates of this package.
-
-Templates escape all text. A page has no script and fetches nothing: figures are data URIs.
-"""
+"""Render self-contained HTML pages from templates, without scripts or external resources."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ __all__ = ["Picture", "Table", "picture", "render"]
 
 @dataclass(frozen=True)
 class Table:
-    """A table; it scrolls sideways on a narrow screen.
+    """A table of a page.
 
     Attributes:
         head: column names.
@@ -52,7 +49,7 @@ class Picture:
 
 
 def picture(drawn: Axes | Figure | bytes, caption: str) -> Picture:
-    """A figure, the axes of one, or the bytes of a PNG file, as a picture with a caption.
+    """Make a picture from axes, a figure, or the bytes of a PNG file.
 
     Example:
         >>> from subbayes.plots.style import new_axes
@@ -93,5 +90,5 @@ def _environment() -> Environment:
 
 
 def _unbroken(text: str) -> Markup:
-    """Escape a text and forbid line breaks within the words that have a hyphen."""
+    """Escape a text, and prevent line breaks within "R-hat"."""
     return escape(text).replace("R-hat", Markup('<span class="whole">R-hat</span>'))

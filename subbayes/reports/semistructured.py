@@ -31,8 +31,8 @@ _WORDS = {
     "sd(...)": "standard deviation of the nonlinear part of a smooth, or of random effects, on "
     "the scale of the predictor.",
 }
-_LARGEST_FOREST = 40  # effects in the figure; the table has all
-_CHAIN_EFFECTS = 4  # effects whose traces are shown
+_LARGEST_FOREST = 40  # in the figure; the table contains all
+_CHAIN_EFFECTS = 4  # with traces and ranks
 
 
 def write_report(
@@ -87,11 +87,11 @@ def _lead(results: Results) -> str:
 
 
 def _verdict(results: Results, summary: pd.DataFrame) -> tuple[str, list[str]]:
-    """Whether the draws are good, "good" or "bad", and why."""
+    """The quality of the draws, "good" or "bad", and an explanation."""
     if not results.is_posterior:
         return "bad", [
             f"{results.draws.n_draws} networks trained from different initial weights: their "
-            "spread is not a posterior of the effects."
+            "variation is not a posterior of the effects."
         ]
     worst, least = summary["rhat"].max(), summary["ess_bulk"].min()
     enough = 100 * results.draws.n_chains
@@ -112,7 +112,7 @@ def _coordinate_warnings(results: Results) -> str:
 
 
 def _forest_effects(effects: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The effects of a forest: levels of random effects last, intercepts only if alone."""
+    """Effects of a forest plot: random effects last, intercepts only if there are no others."""
     others = sorted(
         (name for name in effects if not _is_intercept(name)),
         key=lambda name: name.startswith("re("),
@@ -136,7 +136,7 @@ def _forest_caption(effects: dict[str, np.ndarray], shown: dict[str, np.ndarray]
 
 
 def _partials(results: Results, level: float) -> list[Picture]:
-    """A figure of each term of one variable, and of each column of a network."""
+    """One figure for each term, and for each column of a network."""
     relative = {
         "factor": "relative to its reference level",
         "random": "by level",
@@ -209,7 +209,7 @@ def _facts(results: Results) -> dict[str, str]:
     )
     if results.temperature != 1.0:
         found["temperature"] = (
-            f"{results.temperature:g} of the networks; the effects given them at 1"
+            f"{results.temperature:g} for the networks; 1 for the effects given the networks"
         )
     found["priors"] = "; ".join(f"{name}: {prior!r}" for name, prior in results.priors.items())
     return found

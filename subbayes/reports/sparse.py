@@ -1,4 +1,4 @@
-"""The parts of a report on a sparse network: included weights and training."""
+"""Sections of a report on a sparse network: included weights and training."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["facts", "inclusion", "training"]
 
 
 def facts(network: SparseNetwork) -> dict[str, str]:
-    """A description of the network, as terms with their definitions.
+    """Facts beside `SparseNetwork.describe`, as terms with their definitions.
 
     Example:
         >>> from subbayes import MLP, sparse
@@ -25,11 +25,9 @@ def facts(network: SparseNetwork) -> dict[str, str]:
     """
     layers = network.layers
     first = next(iter(layers.values()))
-    inside = sum(layer.mean.numel() for layer in layers.values())
+    excludable = sum(layer.mean.numel() for layer in layers.values())
     return {
-        "network": "sparse Bayesian network",
-        "likelihood": repr(network.likelihood),
-        "weights": f"{network.network.size}, of which {inside} in {len(layers)} layers "
+        "weights": f"{network.network.size}, of which {excludable} in {len(layers)} layers "
         "can be excluded",
         "inclusion": f"{first.structure}, posterior {first.posterior}",
         "density": f"{100 * network.density():.2g} % of these weights have an inclusion "
@@ -43,7 +41,7 @@ def inclusion(
     """Inclusion probabilities by layer and by input.
 
     Args:
-        network: the sparse network; without one, there is nothing to show.
+        network: the sparse network, or None for an empty section.
         features: names of the inputs of the first layer.
     """
     if network is None:
@@ -72,8 +70,9 @@ def inclusion(
     ]
     if next(iter(network.layers.values())).structure == "weights":
         p = network.feature_inclusion()
-        named = features is not None and len(features) == len(p)
-        names = list(features or ()) if named else [f"input {k}" for k in range(len(p))]
+        names = list(features or ())
+        if len(names) != len(p):
+            names = [f"input {k}" for k in range(len(p))]
         pictures.append(
             picture(
                 plots.feature_inclusion(pd.Series(p, index=names)),

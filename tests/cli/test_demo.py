@@ -67,14 +67,14 @@ def done(tmp_path_factory, said):
 # --- what it leaves behind ----------------------------------------------------------------------
 
 
-def test_every_file_is_there_and_no_other(done):
+def test_demo_writes_exactly_the_listed_files(done):
     found = {str(p.relative_to(done.folder)) for p in done.folder.rglob("*") if p.is_file()}
     tensors = {name for name in found if name.startswith("model/tensors-")}
     assert found - tensors == {*demo.FILES, "files.json"}
     assert len(tensors) == 1
 
 
-def test_scores_agree_wherever_they_are_written(done):
+def test_scores_agree_in_all_files(done):
     table = done.comparison.table
     assert table.index.tolist() == ["map", "swa", "swag", "ensemble", "pca", "random"]
     read = pd.read_csv(done.folder / "scores.csv")
@@ -97,7 +97,7 @@ def test_predictions_come_from_the_saved_model(done):
     np.testing.assert_array_equal(plain.model.draws.z, done.comparison.models["pca"].draws.z)
 
 
-def test_the_parts_are_the_rows_of_the_data_each_once(done):
+def test_split_contains_each_row_once(done):
     parts = [pd.read_csv(done.folder / f"{name}.csv") for name in ("train", "validation", "test")]
     assert [len(part) for part in parts] == [265, 88, 89]
     whole = load_diabetes(as_frame=True, scaled=False).frame.to_numpy()
@@ -105,14 +105,14 @@ def test_the_parts_are_the_rows_of_the_data_each_once(done):
     np.testing.assert_allclose(rows[np.lexsort(rows.T)], whole[np.lexsort(whole.T)])
 
 
-def test_linear_regression_is_the_one_of_scikit_learn(done):
+def test_linear_rmse_equals_scikit_learn(done):
     train, test = (pd.read_csv(done.folder / f"{name}.csv") for name in ("train", "test"))
     line = LinearRegression().fit(train.drop(columns="progression"), train["progression"])
     error = line.predict(test.drop(columns="progression")) - test["progression"]
     assert done.linear_rmse == pytest.approx(np.sqrt(np.mean(error**2)))
 
 
-def test_table_is_printed_and_steps_and_hints_go_elsewhere(done, said):
+def test_table_goes_to_stdout_and_steps_to_stderr(done, said):
     out, err = (text.getvalue() for text in said)
     assert out.strip() == done.to_text()
     for name in done.comparison.table["method"]:
@@ -122,17 +122,17 @@ def test_table_is_printed_and_steps_and_hints_go_elsewhere(done, said):
     assert "subbayes fit YOUR.csv" in err
 
 
-def test_without_a_choice_of_temperature_there_is_no_picture_of_it(done):
-    assert set(demo._drawings(done)) == set(demo.PLOTS)
+def test_temperature_plot_needs_a_chosen_temperature(done):
+    assert set(demo._plots_of(done)) == set(demo.PLOTS)
     fitted = done.model.model
     plain = dataclasses.replace(fitted, settings=fitted.settings | {"temperatures": None})
     model = dataclasses.replace(done.model, model=plain)
-    assert set(demo._drawings(dataclasses.replace(done, model=model))) == (
+    assert set(demo._plots_of(dataclasses.replace(done, model=model))) == (
         set(demo.PLOTS) - {"temperature"}
     )
 
 
-def test_threads_are_as_they_were():
+def test_number_of_threads_is_restored():
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
@@ -143,20 +143,10 @@ def test_threads_are_as_they_were():
         torch.set_num_threads(before)
 
 
-def test_command_line(monkeypatch, capsys):
-    called = []
-    monkeypatch.setattr(demo, "run", lambda out, seed: called.append((out, seed)))
-    demo.main(["--out", "here", "--seed", "3"])
-    assert called == [("here", 3)]
-    with pytest.raises(SystemExit, match="0"):
-        demo.main(["--help"])
-    assert "diabetes" in capsys.readouterr().out
-
-
 # --- honesty ------------------------------------------------------------------------------------
 
 
-def test_no_choice_depends_on_the_test_part(done):
+def test_choices_do_not_depend_on_test_rows(done):
     rows = demo._Rows.of(0)
     lied = rows.test.assign(progression=rows.test["progression"].to_numpy()[::-1] * 3)
     other = dataclasses.replace(rows, test=lied)
@@ -170,7 +160,7 @@ def test_no_choice_depends_on_the_test_part(done):
         )
 
 
-def test_the_prior_is_the_one_that_predicts_validation_rows_best(done):
+def test_prior_scale_maximises_validation_log_likelihood(done):
     rows = demo._Rows.of(0)
     x, y = rows.encoded(rows.validation)
     data, likelihood = rows.encoded(rows.train), rows.likelihood()
@@ -205,7 +195,7 @@ def test_encoding_is_learned_from_the_training_part():
 # --- other people's files -----------------------------------------------------------------------
 
 
-def test_again_in_the_same_folder_beside_foreign_files(done, tmp_path, capsys):
+def test_rerun_keeps_other_files_in_the_folder(done, tmp_path, capsys):
     tmp_path = shutil.copytree(done.folder, tmp_path / "demo")
     mine = tmp_path / "plots" / "mine.png"
     mine.write_bytes(b"mine")
@@ -222,7 +212,7 @@ def test_again_in_the_same_folder_beside_foreign_files(done, tmp_path, capsys):
     assert report.read_text() == "my own remarks"
 
 
-def test_a_foreign_file_of_the_same_name_is_found_before_anything_starts(tmp_path, monkeypatch):
+def test_existing_file_of_the_same_name_is_refused_before_fitting(tmp_path, monkeypatch):
     (tmp_path / "scores.csv").write_text("theirs")
     monkeypatch.setattr(demo, "_compare", lambda *_: pytest.fail("started"))
     with pytest.raises(InputError, match="scores.csv', which was not written by it"):
@@ -231,7 +221,7 @@ def test_a_foreign_file_of_the_same_name_is_found_before_anything_starts(tmp_pat
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_a_model_of_somebody_else_is_safe(tmp_path):
+def test_another_model_is_not_overwritten(tmp_path):
     net = subbayes.MLP(1, (2,), 1, seed=0)
     x = torch.linspace(-1, 1, 20)[:, None]
     plan = subbayes.Training(epochs=2, swa_epochs=3)
@@ -278,7 +268,7 @@ def test_files_of_a_killed_run_may_be_overwritten(tmp_path):
     assert (tmp_path / "a").read_text() == "1"
 
 
-def test_a_killed_second_run_leaves_foreign_files_foreign(tmp_path):
+def test_killed_second_run_does_not_claim_other_files(tmp_path):
     write(OverwritableFiles(tmp_path, ["a"]), {"a": "1"})
     (tmp_path / "b").write_text("theirs")
     OverwritableFiles(tmp_path, ["a"]).begin()
@@ -287,7 +277,7 @@ def test_a_killed_second_run_leaves_foreign_files_foreign(tmp_path):
 
 
 @pytest.mark.parametrize("content", ["[]", "{}", "no json", '{"files": [1]}', '{"files": "ab"}'])
-def test_another_record_is_left_alone(content, tmp_path):
+def test_other_files_json_is_not_overwritten(content, tmp_path):
     (tmp_path / "files.json").write_text(content)
     with pytest.raises(InputError, match="out: expected a folder of its own, got another"):
         OverwritableFiles(tmp_path, ["a"])

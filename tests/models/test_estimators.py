@@ -23,7 +23,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from subbayes import InputError, Predictive, SubspaceClassifier, SubspaceRegressor
 from subbayes.data.encoder import TabularEncoder
 from subbayes.diagnostics import metrics
-from subbayes.models.data_frame_model import fit_matrix
+from subbayes.models.array_model import fit_matrix
 from subbayes.models.fit import ENGINES, SUBSPACES
 
 SMALL = dict(hidden=(10,), epochs=25, learning_rate=0.03, swa_epochs=5, rank=2, draws=8, chains=2)
@@ -116,7 +116,7 @@ def test_without_hidden_layers_it_is_poisson_regression():
     assert 0.8 < np.mean((lower <= y) & (y <= upper)) < 1.0
 
 
-def test_it_is_the_matrix_fit_of_standardised_columns():
+def test_model_equals_fit_matrix_of_standardised_columns():
     X, y = numbers()
     model = SubspaceRegressor(**nested(**QUICK)).fit(X, y)
     scaled = ((X - X.mean(0)) / X.std(0)).astype(np.float32)
@@ -128,7 +128,7 @@ def test_it_is_the_matrix_fit_of_standardised_columns():
 # --- predictions --------------------------------------------------------------------------------
 
 
-def test_predictions_agree_with_the_distribution_and_have_the_units_of_y():
+def test_predictions_match_predict_dist_in_units_of_y():
     X, y = numbers()
     model = SubspaceRegressor(**nested(**QUICK)).fit(X, y)
     dist = model.predict_dist(X)
@@ -148,7 +148,7 @@ def test_predictions_agree_with_the_distribution_and_have_the_units_of_y():
     np.testing.assert_allclose(dist.variance, dist.epistemic + dist.aleatoric)
 
 
-def test_probabilities_agree_with_the_distribution():
+def test_predict_proba_matches_predict_dist():
     X, y = labels()
     model = SubspaceClassifier(**nested(**QUICK)).fit(X, y)
     assert model.classes_.tolist() == ["a", "b", "c"]
@@ -159,19 +159,19 @@ def test_probabilities_agree_with_the_distribution():
     assert model.score(X, y) == np.mean(model.predict(X) == y)
 
 
-def test_many_rows_are_predicted_a_few_at_a_time(monkeypatch):
+def test_rows_are_predicted_in_batches(monkeypatch):
     X, y = numbers()
     regressor = SubspaceRegressor(**nested(**QUICK)).fit(X, y)
     classifier = SubspaceClassifier(**nested(**QUICK)).fit(*labels())
     whole = [*regressor.predict(X, return_std=True), *regressor.predict_interval(X)]
     p = classifier.predict_proba(X)
-    monkeypatch.setattr("subbayes.models.array_model._AT_ONCE", 16 * 16 * 7)
+    monkeypatch.setattr("subbayes.models.array_model._NUMBERS_AT_ONCE", 16 * 16 * 7)
     pieces = [*regressor.predict(X, return_std=True), *regressor.predict_interval(X)]
     for one, other in zip([*whole, p], [*pieces, classifier.predict_proba(X)], strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5)
 
 
-def test_units_of_the_columns_do_not_matter():
+def test_column_units_do_not_change_predictions():
     X, y = numbers()
     one = SubspaceRegressor(**nested(**QUICK)).fit(X, y).predict(X)
     other = (
@@ -180,16 +180,16 @@ def test_units_of_the_columns_do_not_matter():
     np.testing.assert_allclose(other, 2 * one, rtol=1e-3)
 
 
-def test_constant_columns_carry_nothing():
+def test_constant_columns_have_no_effect():
     X, y = numbers()
     padded = np.column_stack([X, np.full(len(X), 0.1), np.full(len(X), 1e9)])
     model = SubspaceRegressor(**nested(**QUICK)).fit(padded, y)
     assert model.scale_[3:].tolist() == [1, 1]
-    assert np.abs(model._matrix(padded)[:, 3:]).max() < 1e-5
+    assert np.abs(model._standardize(padded)[:, 3:]).max() < 1e-5
     assert model.score(padded, y) > 0.5
 
 
-def test_columns_can_be_taken_as_they_are():
+def test_standardize_false():
     X, y = numbers()
     scaled = (X - X.mean(0)) / X.std(0)
     model = SubspaceRegressor(**nested(standardize=False, **QUICK)).fit(scaled, y)
@@ -209,7 +209,7 @@ def test_columns_can_be_taken_as_they_are():
         dict(temperature=10.0, dropout=0.1, activation="tanh", batch_size=None, warmup=0),
     ],
 )
-def test_options_reach_the_fit(options, monkeypatch):
+def test_parameters_are_passed_to_fit(options, monkeypatch):
     from functools import partial
 
     from subbayes.inference.tempering import choose_temperature
@@ -257,7 +257,7 @@ def mixed(n=60, seed=0):
     return table, y
 
 
-def test_a_pipeline_takes_mixed_tables():
+def test_pipeline_with_encoder_takes_mixed_tables():
     table, y = mixed()
     pipeline = make_pipeline(TabularEncoder(), SubspaceRegressor(**nested(**QUICK))).fit(table, y)
     assert pipeline.score(table, y) > 0.5
@@ -283,7 +283,7 @@ def test_grid_search_cross_validation_and_clones():
     assert not hasattr(other, "model_")
 
 
-def test_names_of_the_columns_are_kept():
+def test_feature_names_are_stored_and_checked():
     table, y = mixed()
     X = table[["age", "height", "weight"]]
     model = SubspaceRegressor(**nested(**QUICK)).fit(X, y)
@@ -293,7 +293,7 @@ def test_names_of_the_columns_are_kept():
         model.predict(X[["height", "age", "weight"]])
 
 
-def test_copies_leave_the_posterior_behind():
+def test_pickled_copies_have_no_posterior():
     X, y = numbers()
     model = SubspaceRegressor(**nested(**QUICK)).fit(X, y)
     for other in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
@@ -302,7 +302,7 @@ def test_copies_leave_the_posterior_behind():
     assert model.model_.posterior is not None
 
 
-def test_nothing_is_printed_and_progress_is_shown_on_request(capsys):
+def test_progress_is_only_shown_with_verbose(capsys):
     X, y = numbers()
     SubspaceRegressor(**nested(**QUICK)).fit(X, y)
     out = capsys.readouterr()
@@ -320,7 +320,7 @@ def fields_of(estimator):
     return {name: value for name, value in estimator.get_params().items() if name not in whole}
 
 
-def test_a_saved_regressor_predicts_the_same_bits(tmp_path):
+def test_loaded_regressor_predicts_identically(tmp_path):
     table, y = mixed()
     X = table[["age", "height", "weight"]]
     model = SubspaceRegressor(**nested(**QUICK | dict(prior_scale=np.inf))).fit(X, y)
@@ -335,7 +335,7 @@ def test_a_saved_regressor_predicts_the_same_bits(tmp_path):
 @pytest.mark.parametrize(
     "names", [["a", "b", "c"], [3, 1, 2], [1.5, 2.5, 3.5], np.array(["x", "y", "z"], dtype=object)]
 )
-def test_a_saved_classifier_keeps_its_classes(tmp_path, names):
+def test_loaded_classifier_has_the_same_classes(tmp_path, names):
     if isinstance(names[0], float):
         names = [1.0, 2.0, 3.0]
     X, y = labels(names=names)
@@ -346,7 +346,7 @@ def test_a_saved_classifier_keeps_its_classes(tmp_path, names):
     assert np.array_equal(back.predict_proba(X), model.predict_proba(X))
 
 
-def test_two_classes_may_be_booleans(tmp_path):
+def test_boolean_classes(tmp_path):
     X, y = numbers()
     model = SubspaceClassifier(**nested(**QUICK)).fit(X, X[:, 0] > 0)
     assert model.predict(X).dtype == bool
@@ -354,7 +354,7 @@ def test_two_classes_may_be_booleans(tmp_path):
     assert np.array_equal(back.predict(X), model.predict(X))
 
 
-def test_a_random_state_object_is_saved_as_the_seed_it_gave(tmp_path):
+def test_random_state_object_is_saved_as_its_seed(tmp_path):
     X, y = numbers()
     model = SubspaceRegressor(**nested(**SMALL, random_state=np.random.RandomState(3))).fit(X, y)
     back = SubspaceRegressor.load(model.save(tmp_path / "model"))
@@ -362,7 +362,7 @@ def test_a_random_state_object_is_saved_as_the_seed_it_gave(tmp_path):
     assert np.array_equal(clone(back).fit(X, y).predict(X), model.predict(X))
 
 
-def test_saving_and_loading_say_what_is_wrong(tmp_path):
+def test_save_and_load_errors(tmp_path):
     X, y = numbers()
     model = SubspaceRegressor(**nested(**QUICK)).fit(X, y)
     path = model.save(tmp_path / "model")
@@ -530,14 +530,14 @@ REFUSALS = {
 
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(("kind", "options", "X", "y", "pattern"), REFUSALS.values(), ids=REFUSALS)
-def test_what_cannot_be_used_is_one_line(kind, options, X, y, pattern):
+def test_invalid_parameters_raise_one_line_errors(kind, options, X, y, pattern):
     estimator = kind(**nested(options))
     with pytest.raises(ValueError, match=pattern) as error:
         estimator.fit(X, y)
     assert "\n" not in str(error.value)
 
 
-def test_refusals_in_prediction():
+def test_prediction_errors():
     X, y = numbers()
     model = SubspaceRegressor(**nested(**QUICK)).fit(X, y)
     with pytest.raises(InputError, match="X: expected finite numbers"):
@@ -552,13 +552,13 @@ def test_refusals_in_prediction():
         SubspaceRegressor().predict(X)
 
 
-def test_whole_numbers_booleans_and_tensors_are_numbers():
+def test_integer_boolean_and_tensor_inputs():
     X, y = numbers()
     for form in (X.round().astype(int), X > 0, torch.from_numpy(X), X.astype(np.float32).tolist()):
         assert SubspaceRegressor(**nested(**QUICK)).fit(form, y).predict(form).shape == (60,)
 
 
-def test_a_fit_gives_no_warnings_of_its_own():
+def test_fit_emits_no_warnings():
     X, y = numbers()
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -89,7 +89,7 @@ def test_predictions_match_the_closed_form():
     np.testing.assert_allclose(predictive.aleatoric, case.noise**2)
 
 
-def test_it_is_the_steps_taken_one_by_one():
+def test_fit_equals_its_separate_steps():
     x, y = data()
     module, likelihood = net(), Gaussian()
     model = fit(module, (x, y), **fit_options(likelihood=likelihood, seed=3, **OPTIONS))
@@ -101,7 +101,7 @@ def test_it_is_the_steps_taken_one_by_one():
     assert np.array_equal(model.predict(x).mean, posterior.predict(draws, x).mean)
 
 
-def test_the_same_seed_gives_the_same_model_and_another_does_not():
+def test_seed_determines_the_model():
     one, same, other = (
         fit(net(), data(), **fit_options(seed=seed, **OPTIONS)) for seed in (0, 0, 1)
     )
@@ -110,7 +110,7 @@ def test_the_same_seed_gives_the_same_model_and_another_does_not():
     assert not np.array_equal(one.draws.z, other.draws.z)
 
 
-def test_the_module_is_left_alone():
+def test_module_is_not_changed():
     module = nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.Dropout(0.5), nn.Linear(5, 1))
     module[3].eval()
     before = {k: v.clone() for k, v in module.state_dict().items()}
@@ -159,7 +159,7 @@ def test_subspaces_by_name_and_by_function(subspace, kind):
     )
 
 
-def test_a_module_that_is_trained_already_is_taken_as_it_is():
+def test_trained_module_is_not_trained_again():
     module = net()
     x, y = data()
     space = FullSubspace(Network(module).weights)
@@ -185,7 +185,7 @@ def short_choice(monkeypatch):
     return short
 
 
-def test_the_temperature_is_chosen_as_by_hand(short_choice):
+def test_temperature_equals_choose_temperature(short_choice):
     x, y = data()
     held_out = data(seed=1)
     for by, validation in (("loo", None), ("validation", held_out)):
@@ -209,7 +209,7 @@ def assert_same(one: FittedModel, other: FittedModel, x):
 
 
 @pytest.mark.parametrize("subspace", ["pca", "random", "curve", "full"])
-def test_a_saved_model_predicts_the_same_bits(tmp_path, subspace):
+def test_loaded_model_predicts_identically(tmp_path, subspace):
     x, y = data()
     model = fit(
         net(),
@@ -227,7 +227,7 @@ def test_a_saved_model_predicts_the_same_bits(tmp_path, subspace):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_an_mlp_needs_no_module(tmp_path, dtype):
+def test_loading_an_mlp_needs_no_module(tmp_path, dtype):
     x, y = data()
     x = x.to(dtype)
     likelihood = Standardized.of(HeteroscedasticGaussian(), y)
@@ -250,7 +250,7 @@ def test_loading_with_data_gives_the_same_posterior(tmp_path):
     assert np.array_equal(back.posterior.value(z), model.posterior.value(z))
 
 
-def test_frozen_tied_and_selected_parameters_survive(tmp_path):
+def test_frozen_tied_and_selected_parameters_are_saved(tmp_path):
     class Tied(nn.Module):
         def __init__(self, seed):
             super().__init__()
@@ -277,7 +277,7 @@ def test_frozen_tied_and_selected_parameters_survive(tmp_path):
         assert_same(model, load(model.save(path), Tied(2)), x)
 
 
-def test_what_is_in_the_folder_is_json_and_safetensors(tmp_path):
+def test_saved_folder_contains_only_json_and_safetensors(tmp_path):
     model = fit(net(), data(), **fit_options(**OPTIONS))
     path = model.save(tmp_path / "model")
     assert sorted(p.suffix for p in path.iterdir()) == [".json", ".safetensors"]
@@ -325,7 +325,7 @@ def uninterrupted():
         (signal.SIGKILL, "trained"),
     ],
 )
-def test_a_fit_that_was_stopped_goes_on_bit_for_bit(tmp_path, uninterrupted, number, at):
+def test_interrupted_fit_resumes_bit_for_bit(tmp_path, uninterrupted, number, at):
     process = subprocess.Popen(
         [sys.executable, "-c", SCRIPT, str(tmp_path)],
         text=True,
@@ -343,7 +343,9 @@ def test_a_fit_that_was_stopped_goes_on_bit_for_bit(tmp_path, uninterrupted, num
     assert np.array_equal(model.predict(data()[0]).mean, uninterrupted.predict(data()[0]).mean)
 
 
-def test_a_finished_fit_is_read_and_the_temperature_with_it(tmp_path, monkeypatch, short_choice):
+def test_finished_fit_and_temperature_are_read_from_the_checkpoint(
+    tmp_path, monkeypatch, short_choice
+):
     options = OPTIONS | dict(temperature="loo", checkpoint=tmp_path)
     model = fit(net(), data(), **fit_options(**options))
     monkeypatch.setattr("subbayes.models.fit.train_trajectory", None)
@@ -354,7 +356,7 @@ def test_a_finished_fit_is_read_and_the_temperature_with_it(tmp_path, monkeypatc
     assert list(scores[0]) == list(scores[1])
 
 
-def test_a_module_with_other_outputs_resumes(tmp_path):
+def test_fit_with_output_function_resumes(tmp_path):
     class Pair(nn.Module):
         def __init__(self):
             super().__init__()
@@ -368,7 +370,7 @@ def test_a_module_with_other_outputs_resumes(tmp_path):
     assert_same(model, fit(Pair(), data(), **fit_options(**options)), data()[0])
 
 
-def test_a_likelihood_of_ones_own_resumes_and_loads(tmp_path):
+def test_custom_likelihood_resumes_and_loads(tmp_path):
     class Laplacian(Gaussian):
         def log_prob(self, outputs, y):
             return -(outputs[..., 0] - y).abs()
@@ -396,13 +398,13 @@ def test_a_likelihood_of_ones_own_resumes_and_loads(tmp_path):
         (dict(training=Training(epochs=5, swa_epochs=6)), "model, data and settings"),
     ],
 )
-def test_a_checkpoint_of_another_fit_is_refused(tmp_path, change, what):
+def test_checkpoint_of_another_fit_is_refused(tmp_path, change, what):
     fit(net(), data(), **fit_options(checkpoint=tmp_path, **OPTIONS))
     with pytest.raises(InputError, match=f"checkpoint: expected one made with the same {what}"):
         fit(net(), data(), **fit_options(checkpoint=tmp_path, **OPTIONS | change))
 
 
-def test_other_data_or_another_start_are_another_fit(tmp_path):
+def test_checkpoint_of_other_data_or_initial_weights_is_refused(tmp_path):
     fit(net(), data(), **fit_options(checkpoint=tmp_path, **OPTIONS))
     for module, rows in ((net(seed=1), data()), (net(), data(seed=1)), (net(hidden=4), data())):
         with pytest.raises(InputError, match="^checkpoint: "):
@@ -559,7 +561,7 @@ REFUSALS = {
 
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(("change", "pattern"), REFUSALS.values(), ids=REFUSALS)
-def test_what_does_not_fit_is_one_line(tmp_path, change, pattern):
+def test_invalid_arguments_raise_one_line_errors(tmp_path, change, pattern):
     arguments = dict(model=net(), data=(X, Y)) | OPTIONS | change
     with pytest.raises((InputError, InputTypeError), match=pattern) as error:
         fit(**fit_options(checkpoint=tmp_path / "run", **arguments))
@@ -567,13 +569,13 @@ def test_what_does_not_fit_is_one_line(tmp_path, change, pattern):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_constant_target_has_no_scale():
+def test_constant_target_cannot_be_standardised():
     with pytest.raises(InputError, match="y: expected targets that vary, got a constant column"):
         Standardized.of(Gaussian(), torch.ones(40))
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_faults_are_found_before_training(monkeypatch):
+def test_errors_are_raised_before_training(monkeypatch):
     monkeypatch.setattr("subbayes.models.fit.train_trajectory", None)
     for name in (
         "rank of a trajectory",
@@ -595,7 +597,7 @@ def saved(tmp_path_factory):
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_loading_says_what_is_wrong(tmp_path, saved):
+def test_load_errors(tmp_path, saved):
     with pytest.raises(InputError, match="path: expected an artifact, got .*does not exist"):
         load(tmp_path / "nothing")
     with pytest.raises(
@@ -620,7 +622,7 @@ def copied(saved: Path, to: Path) -> Path:
     return to
 
 
-def test_a_damaged_or_foreign_model_is_refused(tmp_path, saved):
+def test_damaged_or_other_artifacts_are_refused(tmp_path, saved):
     changed = copied(saved, tmp_path / "changed")
     tensors = next(changed.glob("*.safetensors"))
     content = bytearray(tensors.read_bytes())
@@ -645,7 +647,7 @@ def test_a_damaged_or_foreign_model_is_refused(tmp_path, saved):
         load(newer, net())
 
 
-def test_a_model_is_not_overwritten_unasked(tmp_path, saved):
+def test_save_does_not_overwrite_by_default(tmp_path, saved):
     model, path = load(saved, net()), tmp_path / "model"
     model.save(path)
     before = {p.name: p.read_bytes() for p in path.iterdir()}
@@ -655,7 +657,7 @@ def test_a_model_is_not_overwritten_unasked(tmp_path, saved):
     model.save(path, overwrite=True)
 
 
-def test_prediction_refuses_what_the_module_does_not_take(saved):
+def test_prediction_inputs_are_checked(saved):
     model = load(saved, net())
     with pytest.raises(InputError, match=r"inputs: .* takes, got rows of shape \(2,\)"):
         model.predict(X[:, :2])
@@ -671,7 +673,7 @@ def test_prediction_refuses_what_the_module_does_not_take(saved):
         model.evaluate(X, Y[:-1])
 
 
-def test_a_model_without_draws_does_not_predict():
+def test_prediction_needs_draws():
     model = fit(net(), data(), **fit_options(**OPTIONS))
     bare = FittedModel(model.network, model.likelihood, model.subspace, model.prior)
     with pytest.raises(InputError, match="model: expected a model with draws"):
@@ -679,7 +681,7 @@ def test_a_model_without_draws_does_not_predict():
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_an_engine_and_a_function_of_ones_own():
+def test_custom_engine_and_function():
     def thinned(posterior, sampling):
         return EllipticalSlice().run(posterior, replace(sampling, thin=2))
 
@@ -749,7 +751,7 @@ def test_every_engine_samples_every_subspace(inference, subspace, tmp_path):
     ],
     ids=["shuffling loader", "dataset", "loader in order"],
 )
-def test_training_shuffles_as_the_data_do(wrap, shuffles):
+def test_training_shuffles_like_the_loader(wrap, shuffles):
     """The density reads a loader in a fixed order; the training does not."""
     options = OPTIONS | dict(training=Training(epochs=2, swa_epochs=3, batch_size=10))
     first, same, other = (
@@ -761,7 +763,7 @@ def test_training_shuffles_as_the_data_do(wrap, shuffles):
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_what_is_no_training():
+def test_training_must_be_a_training():
     with pytest.raises(InputTypeError, match="training: expected a Training"):
         fit(net(), (X, Y), **fit_options(**OPTIONS | dict(training=3)))
     for name in ("epochs", "swa_epochs", "curve_epochs"):

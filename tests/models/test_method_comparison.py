@@ -65,7 +65,7 @@ def test_table_has_a_row_for_each_method_with_its_scores(six):
             assert table.loc[key, name] == value
 
 
-def test_map_is_what_train_gives(six):
+def test_map_equals_train(six):
     result = train(
         net(),
         Gaussian(),
@@ -78,7 +78,7 @@ def test_map_is_what_train_gives(six):
     assert torch.equal(six.predictives["map"].outputs, expected.outputs)
 
 
-def test_ensemble_is_what_deep_ensemble_gives(six):
+def test_ensemble_equals_deep_ensemble(six):
     expected = deep_ensemble(
         net(),
         Gaussian(),
@@ -90,7 +90,7 @@ def test_ensemble_is_what_deep_ensemble_gives(six):
 
 
 @pytest.mark.parametrize("name", ["pca", "random"])
-def test_a_subspace_is_what_fit_gives_alone(six, name):
+def test_subspaces_equal_fit(six, name):
     alone = fit(
         net(),
         TRAIN,
@@ -128,7 +128,7 @@ def chosen():
 
 
 @pytest.mark.parametrize("key", CHOSEN)
-def test_a_chosen_subspace_is_what_fit_gives_alone(chosen, key):
+def test_chosen_subspaces_equal_fit(chosen, key):
     subspace, inference = CHOSEN[key]
     alone = fit(
         net(),
@@ -158,7 +158,7 @@ def test_a_chosen_subspace_is_what_fit_gives_alone(chosen, key):
 
 
 @pytest.mark.parametrize("y", [(TRAIN[1] > 0).long(), TRAIN[1].abs().round()])
-def test_chosen_subspaces_of_classes_and_counts(y):
+def test_chosen_subspaces_for_classes_and_counts(y):
     classes = y.dtype == torch.long
     found = compare(
         net(outputs=2 if classes else 1),
@@ -212,7 +212,7 @@ def test_to_dict_is_strict_json(six):
     assert set(read["warnings"]) == {"pca", "random"}  # 20 draws are not enough
 
 
-def test_text_holds_every_number(six):
+def test_to_text_contains_all_scores(six):
     lines = six.to_text().splitlines()
     assert len(lines) == 8
     assert len({len(line) for line in lines}) == 1
@@ -224,7 +224,7 @@ def test_repr_names_the_methods(six):
     assert repr(six) == ("Comparison(MAP, SWA, SWAG, deep ensemble, PCA + ESS, random + ESS)")
 
 
-def test_the_module_is_left_alone_and_a_seed_repeats():
+def test_module_is_not_changed_and_results_are_reproducible():
     module = net()
     before = [p.clone() for p in module.parameters()]
     torch.manual_seed(3)
@@ -285,7 +285,7 @@ def test_temperature_is_chosen_for_each_subspace(monkeypatch):
         assert comparison.models[key].temperature == best
 
 
-def test_a_factory_makes_the_module_and_the_members():
+def test_factory_makes_module_and_members():
     made = []
 
     def factory():
@@ -298,7 +298,7 @@ def test_a_factory_makes_the_module_and_the_members():
     assert torch.equal(comparison.predictives["map"].outputs, again.predictives["map"].outputs)
 
 
-def test_a_module_that_is_trained_already():
+def test_trained_module():
     module = train(net(), Gaussian(), TRAIN, **training_options(epochs=20)).module
     quick = QUICK | {"training": replace(PLAN, epochs=0)}
     comparison = compare(module, Gaussian(), TRAIN, TEST, ("map", "swa"), **quick)
@@ -310,7 +310,7 @@ def test_a_module_that_is_trained_already():
     )
 
 
-def test_loaders_and_known_noise_give_what_arrays_give():
+def test_loaders_and_known_noise_equal_arrays():
     scale = torch.full((40,), 0.3)
     arrays = compare(
         net(),
@@ -329,7 +329,7 @@ def test_loaders_and_known_noise_give_what_arrays_give():
     np.testing.assert_allclose(arrays.table["rmse"], held.table["rmse"], rtol=1e-4)
 
 
-def test_most_draws_bounds_the_predictions():
+def test_most_draws_limits_the_draws_of_predictions():
     comparison = compare(net(), Gaussian(), TRAIN, TEST, ("pca",), most_draws=7, **QUICK)
     assert comparison.predictives["pca"].n_draws == 7
 
@@ -391,7 +391,7 @@ def test_bad_input_is_refused_before_training(change, message, monkeypatch):
         compare(**(given | change))
 
 
-def test_something_else_than_a_module():
+def test_module_of_another_type():
     with pytest.raises(
         InputTypeError, match="module: expected a module, or a function that makes one, got str"
     ):
@@ -412,11 +412,11 @@ def test_something_else_than_a_module():
         ("interval_width", 205.24, "205.2"),
     ],
 )
-def test_scores_are_printed_with_as_many_digits_as_they_deserve(score, value, text):
+def test_format_score(score, value, text):
     assert format_score(score, value) == text
 
 
-def test_a_sparse_network_is_what_sparse_fit_gives():
+def test_sparse_network_equals_sparse_fit():
     found = compare(net(), Gaussian(), TRAIN, TEST, **QUICK | {"methods": ("sparse",)})
     fitted = sparse.fit(
         sparse.convert(net(), seed=0),
@@ -438,7 +438,7 @@ def test_a_sparse_network_is_what_sparse_fit_gives():
     ]
 
 
-def test_parameters_that_are_not_selected_stay_out_of_a_sparse_network():
+def test_unselected_parameters_of_sparse_networks_are_frozen():
     module = net()
     found = compare(
         module,
@@ -453,7 +453,7 @@ def test_parameters_that_are_not_selected_stay_out_of_a_sparse_network():
     assert torch.equal(first, module.state_dict()["layers.0.weight"])
 
 
-def test_a_sparse_network_returns_one_tensor():
+def test_sparse_networks_need_one_output_tensor():
     with pytest.raises(InputError, match="output: expected none, as sparse networks"):
         compare(
             net(),

@@ -110,13 +110,13 @@ def rows(model: Any) -> tuple[Any, ...]:
     return (FRAME.head(7),) if framed else (X[:7], Y[:7])
 
 
-def test_it_is_a_model(model: Any) -> None:
+def test_models_satisfy_the_protocols(model: Any) -> None:
     assert isinstance(model, Model)
     assert isinstance(model, Saveable)
     assert model.kind in LOADERS
 
 
-def test_it_predicts_from_some_or_all_draws(model: Any) -> None:
+def test_predict_from_some_or_all_draws(model: Any) -> None:
     inputs = rows(model)[0]
     assert isinstance(model.predict(inputs), Predictive)
     assert len(model.predict(inputs)) == 7
@@ -124,20 +124,20 @@ def test_it_predicts_from_some_or_all_draws(model: Any) -> None:
         assert model.predict(inputs, n_draws=2).n_draws == 2
 
 
-def test_it_is_scored(model: Any) -> None:
+def test_evaluate(model: Any) -> None:
     scores = model.evaluate(*rows(model), level=0.9)
     assert {"log_likelihood", "rmse", "coverage"} <= scores.keys()
     assert np.isfinite(list(scores.values())).all()
 
 
-def test_it_is_described_in_words(model: Any) -> None:
+def test_describe(model: Any) -> None:
     words = model.describe()
     assert len(words) > 1
     assert all(isinstance(text, str) for text in words.values())
     assert any("multilayer perceptron" in text for text in words.values())
 
 
-def test_it_is_loaded_with_the_same_predictions(model: Any, tmp_path: Any) -> None:
+def test_loaded_model_predicts_identically(model: Any, tmp_path: Any) -> None:
     path = model.save(tmp_path / "model")
     assert {p.suffix for p in path.iterdir()} == {".json", ".safetensors"}
     loaded = subbayes.load(path)
@@ -153,7 +153,7 @@ def test_it_is_loaded_with_the_same_predictions(model: Any, tmp_path: Any) -> No
         model.save(path)
 
 
-def test_every_fact_is_checked(model: Any, tmp_path: Any) -> None:
+def test_invalid_facts_are_refused(model: Any, tmp_path: Any) -> None:
     """A fact that is removed or is of another type gives one line, not an error of Python."""
     tensors, facts = dict(model.tensors()), json.loads(json.dumps(_plain(model.facts())))
     for name in facts:
@@ -164,7 +164,7 @@ def test_every_fact_is_checked(model: Any, tmp_path: Any) -> None:
             _loads_or_refuses(tmp_path / "a")
 
 
-def test_every_tensor_is_checked(model: Any, tmp_path: Any) -> None:
+def test_invalid_tensors_are_refused(model: Any, tmp_path: Any) -> None:
     """A tensor that is removed, NaN or of another shape gives one line or a model."""
     tensors = {name: torch.as_tensor(value) for name, value in model.tensors().items()}
     for name in list(tensors)[::3]:
@@ -213,7 +213,7 @@ def test_other_kinds_and_checkpoints_are_refused(tmp_path: Any) -> None:
         subbayes.load(tmp_path / "b")
 
 
-def test_a_module_larger_than_the_file_is_never_built(tmp_path: Any) -> None:
+def test_modules_larger_than_the_file_are_not_built(tmp_path: Any) -> None:
     model = samples()
     facts = model.facts()
     facts["network"]["module"] |= {"hidden": [10**8]}
@@ -222,7 +222,7 @@ def test_a_module_larger_than_the_file_is_never_built(tmp_path: Any) -> None:
         subbayes.load(tmp_path / "a")
 
 
-def test_arguments_that_a_kind_does_not_take_are_refused(tmp_path: Any) -> None:
+def test_unused_load_arguments_are_refused(tmp_path: Any) -> None:
     path = samples().save(tmp_path / "a")
     with pytest.raises(InputError, match="data: expected nothing, because a weight-samples does"):
         subbayes.load(path, data=Data.of((X, Y)))

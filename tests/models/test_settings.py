@@ -21,7 +21,7 @@ from subbayes.training.configuration import Training
 from subbayes.utils.checks import InputError, InputTypeError
 
 
-def test_subspaces_and_engines_are_chosen_by_name_and_changed_by_their_fields():
+def test_change_subspace_and_engine_by_name_and_field():
     changed = TableSettings().change(
         {"subspace": "optimal", "subspace.rank": "7", "inference.target_acceptance": "0.9"}
         | {"inference": "nuts", "network.hidden": "20,10", "training": {"epochs": 3}}
@@ -46,12 +46,12 @@ def test_subspaces_and_engines_are_chosen_by_name_and_changed_by_their_fields():
         ({"network.hidden": "0"}, "network.hidden: expected a whole number of at least 1"),
     ],
 )
-def test_what_cannot_be_used_is_named_in_one_line(changes, message):
+def test_invalid_changes_raise_one_line_errors(changes, message):
     with pytest.raises(InputError, match=message):
         TableSettings().change(changes | ({} if "subspace" in changes else {"subspace": "pca"}))
 
 
-def test_training_of_a_task():
+def test_training_for_task():
     settings = TableSettings()
     assert settings.training_for("regression").prior_scale == 0.3
     assert settings.training_for("classification").prior_scale == 1.0
@@ -62,7 +62,7 @@ def test_training_of_a_task():
     assert settings.change({"training.validation": 0.3}).training_for("count").validation is None
 
 
-def test_an_argument_is_a_configuration_or_changes_of_the_default():
+def test_configured():
     default = Training(epochs=7)
     assert configured("training", None, default) is default
     assert configured("training", {"learning_rate": 0.5}, default) == Training(7, 0.5)
@@ -70,7 +70,7 @@ def test_an_argument_is_a_configuration_or_changes_of_the_default():
         configured("training", 3, default)
 
 
-def test_parameters_of_estimators_survive_json():
+def test_estimator_parameters_round_trip_through_json():
     defaults = {"network": Perceptron(), "training": TABLE_TRAINING}
     params = {
         "network": {"hidden": (4,)},

@@ -18,7 +18,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 import subbayes
 from subbayes import MLP, InputError, SparseClassifier, SparseRegressor, sparse
 from subbayes.data.encoder import TabularEncoder
-from subbayes.models.array_model import fit_sparse
+from subbayes.models.array_model import fit_matrix
 from subbayes.models.data_frame_model import TableModel
 
 SMALL = dict(hidden=(4,), epochs=6, early_epochs=2, draws=7)
@@ -60,7 +60,7 @@ def test_scikit_learns_checks(estimator, check):
 LINEAR = dict(hidden=(), epochs=150, learning_rate=0.03, batch_size=None, draws=200, random_state=0)
 
 
-def test_a_linear_network_is_the_regression_on_the_column_that_matters():
+def test_linear_network_finds_the_relevant_column():
     X, y = rows(200)
     model = SparseRegressor(**nested(**LINEAR, sparse=True)).fit(X, y)
     reference = LinearRegression().fit(X[["dose"]], y)
@@ -78,7 +78,7 @@ def test_a_linear_network_is_the_regression_on_the_column_that_matters():
     assert 0.8 < np.mean((lower <= y) & (y <= upper)) < 0.98
 
 
-def test_a_linear_classifier_is_the_logistic_regression_on_the_column_that_matters():
+def test_linear_classifier_finds_the_relevant_column():
     X, y = rows(300)
     labels = np.where(np.random.default_rng(1).random(300) < 0.15, y < y.mean(), y > y.mean())
     model = SparseClassifier(**nested(**LINEAR, sparse=True)).fit(
@@ -92,15 +92,16 @@ def test_a_linear_classifier_is_the_logistic_regression_on_the_column_that_matte
     assert np.mean((ours > 0.5) == (theirs > 0.5)) > 0.9
 
 
-def test_it_is_the_matrix_fit_of_standardised_columns():
+def test_model_equals_fit_matrix_of_standardised_columns():
     X, y = rows()
     model = SparseRegressor(**nested(**QUICK, sparse=True)).fit(X, y)
     scaled = ((X - X.mean()) / X.std(ddof=0)).to_numpy().astype(np.float32)
-    by_hand = fit_sparse(
+    by_hand = fit_matrix(
         scaled,
         y.to_numpy(),
         "regression",
         table_settings(**SMALL, likelihood="gaussian"),
+        method="sparse",
         progress=False,
     )
     np.testing.assert_allclose(model.predict(X), by_hand.predict(scaled, n_draws=7).mean, rtol=1e-5)
@@ -117,7 +118,7 @@ def test_it_is_the_matrix_fit_of_standardised_columns():
         dict(likelihood="heteroscedastic"),
     ],
 )
-def test_options_reach_the_network(options):
+def test_parameters_are_passed_to_the_network(options):
     X, y = rows(20)
     model = SparseRegressor(**nested(**QUICK | options, sparse=True)).fit(X, y)
     layer = next(iter(model.model_.layers.values()))
@@ -156,7 +157,7 @@ def test_baselines_fit_and_predict(posterior, kind):
 
 @pytest.mark.parametrize("hidden", [(4,), ()])
 @pytest.mark.parametrize("likelihood", ["gaussian", "heteroscedastic", "poisson"])
-def test_what_is_exported_takes_the_units_of_the_table(hidden, likelihood):
+def test_exported_network_takes_table_units(hidden, likelihood):
     X, y = rows(30)
     y = y.round() if likelihood == "poisson" else y
     model = SparseRegressor(
@@ -165,17 +166,21 @@ def test_what_is_exported_takes_the_units_of_the_table(hidden, likelihood):
     small = model.export(X)
     inputs = torch.tensor(X.to_numpy(), dtype=torch.float32)
     outputs = small.module(inputs)[:, 0].double().numpy()
-    whole = model.model_.predict(model._matrix(X.to_numpy()), structure="median", weights="mean")
+    whole = model.model_.predict(
+        model._standardize(X.to_numpy()), structure="median", weights="mean"
+    )
     expected = np.log(whole.mean) if likelihood == "poisson" else whole.mean
     np.testing.assert_allclose(outputs, expected, rtol=1e-4)
     assert small.weights[1] <= small.weights[0]
 
 
-def test_an_exported_classifier_gives_logits():
+def test_exported_classifier_returns_logits():
     X, y = rows(30)
     model = SparseClassifier(**nested(**QUICK, sparse=True)).fit(X, y > y.median())
     logits = model.export().module(torch.tensor(X.to_numpy(), dtype=torch.float32))
-    whole = model.model_.predict(model._matrix(X.to_numpy()), structure="median", weights="mean")
+    whole = model.model_.predict(
+        model._standardize(X.to_numpy()), structure="median", weights="mean"
+    )
     np.testing.assert_allclose(logits.softmax(1).numpy(), whole.probabilities, atol=1e-5)
     assert model.export().outputs == ("logit[False]", "logit[True]")
     assert model.export().inputs == ("age", "dose", "height", "noise")
@@ -188,7 +193,7 @@ def test_an_exported_classifier_gives_logits():
     "options",
     [{}, dict(structure="units"), dict(posterior="low-rank", slab="normal", prior_inclusion=0.1)],
 )
-def test_a_saved_estimator_predicts_the_same_bits(tmp_path, options):
+def test_loaded_estimator_predicts_identically(tmp_path, options):
     X, y = rows(30)
     model = SparseRegressor(**nested(**QUICK | options, sparse=True)).fit(X, y)
     before = torch.get_rng_state()
@@ -207,7 +212,7 @@ def test_a_saved_estimator_predicts_the_same_bits(tmp_path, options):
         SparseClassifier.load(tmp_path / "model")
 
 
-def test_networks_of_modules_of_ones_own_are_saved(tmp_path):
+def test_networks_of_custom_modules_are_saved(tmp_path):
     def made():
         return torch.nn.Sequential(
             torch.nn.Linear(3, 4),
@@ -269,7 +274,7 @@ def table(n=60):
     )
 
 
-def test_a_table_model_is_saved_with_its_sparse_network(tmp_path):
+def test_table_model_with_sparse_network_is_saved(tmp_path):
     frame = table()
     model = TableModel.fit(
         frame.drop(columns="rich"),
@@ -286,7 +291,7 @@ def test_a_table_model_is_saved_with_its_sparse_network(tmp_path):
     with pytest.raises(
         InputError, match="model: expected a posterior with draws, got sparse network"
     ):
-        model.sampled
+        model.fitted_model
 
 
 @pytest.fixture(scope="module")
@@ -306,7 +311,7 @@ def in_units(frame, names):
 
 
 @pytest.mark.parametrize("layout", ["dense", "csr"])
-def test_what_a_table_model_exports_takes_columns_in_their_units(income, tmp_path, layout):
+def test_exported_table_model_takes_column_units(income, tmp_path, layout):
     model, frame = income
     small = model.export(frame, layout)
     assert small.inputs == tuple(model.encoder.get_feature_names_out())
@@ -324,7 +329,7 @@ def test_what_a_table_model_exports_takes_columns_in_their_units(income, tmp_pat
     )
 
 
-def test_an_export_says_what_filled_missing_values(tmp_path):
+def test_export_names_fills_of_missing_values(tmp_path):
     frame = table(40).drop(columns="rich")
     frame.loc[::7, "dose"], frame.loc[1::9, "job"] = np.nan, None
     model = TableModel.fit(
@@ -346,7 +351,7 @@ def test_an_export_says_what_filled_missing_values(tmp_path):
     assert back.fills == small.fills
 
 
-def test_modes_of_prediction_of_a_table_model(income):
+def test_prediction_modes_of_table_models(income):
     model, frame = income
     x = model.encoder.transform(frame)
     for mode in (
@@ -370,7 +375,7 @@ def test_modes_of_prediction_of_a_table_model(income):
         other.export()
 
 
-def test_columns_far_from_zero_are_warned_of(income):
+def test_export_warns_of_columns_far_from_zero(income):
     X, y = rows(60)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -383,7 +388,7 @@ def test_columns_far_from_zero_are_warned_of(income):
 
 
 @pytest.mark.slow
-def test_the_command_line_exports(income, tmp_path, capsys):
+def test_export_command(income, tmp_path, capsys):
     from subbayes.cli import run
 
     model, frame = income
@@ -433,7 +438,7 @@ def test_the_command_line_exports(income, tmp_path, capsys):
     np.testing.assert_allclose(found[:, 0], mean, rtol=1e-4)
 
 
-def test_an_interrupted_table_fit_goes_on_to_the_same_network(tmp_path, monkeypatch):
+def test_interrupted_table_fit_resumes_bit_for_bit(tmp_path, monkeypatch):
     frame = table().drop(columns="rich")
     asked = dict(
         settings=table_settings(hidden=(4,), epochs=4, early_epochs=2),
@@ -463,7 +468,7 @@ def test_an_interrupted_table_fit_goes_on_to_the_same_network(tmp_path, monkeypa
 
 
 @pytest.mark.slow
-def test_the_command_line_fits_predicts_and_evaluates(tmp_path, capsys):
+def test_fit_predict_and_evaluate_commands(tmp_path, capsys):
     from subbayes.cli import run
 
     file, out = tmp_path / "people.csv", tmp_path / "runs"
@@ -530,13 +535,13 @@ def test_the_command_line_fits_predicts_and_evaluates(tmp_path, capsys):
         ),
     ],
 )
-def test_what_cannot_be_used_is_one_line(options, pattern):
+def test_invalid_parameters_raise_one_line_errors(options, pattern):
     with pytest.raises(InputError, match=pattern) as error:
         SparseRegressor(**nested(**SMALL | options, sparse=True)).fit(*rows(20))
     assert "\n" not in str(error.value)
 
 
-def test_nothing_is_there_before_fitting():
+def test_attributes_need_a_fitted_model():
     for name in ("feature_inclusion_", "density_"):
         with pytest.raises(NotFittedError):
             getattr(SparseRegressor(), name)
@@ -544,7 +549,7 @@ def test_nothing_is_there_before_fitting():
         SparseClassifier().export()
 
 
-def test_columns_without_names_are_numbered():
+def test_unnamed_columns_are_numbered():
     X, y = rows(20)
     model = SparseRegressor(**nested(**QUICK, sparse=True)).fit(X.to_numpy(), y)
     assert model.feature_inclusion_.index.tolist() == ["x0", "x1", "x2", "x3"]
@@ -552,7 +557,7 @@ def test_columns_without_names_are_numbered():
 
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("early", [None, 20])
-def test_priors_are_learned_while_the_divergence_counts(early):
+def test_priors_are_learned_with_the_full_divergence(early):
     """Fixed before, they were those of a network in which everything is in: ELBOs fell by 100."""
     rng = np.random.default_rng(0)
     X = rng.normal(size=(200, 5))

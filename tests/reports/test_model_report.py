@@ -132,14 +132,14 @@ ALL = [
     "Scores on test rows",
     "Predictions and calibration",
     "The posterior",
-    "Did the chains explore it?",
+    "Convergence of the chains",
     "Training",
     "How to reproduce",
-    "Words",
+    "Terms",
 ]
 
 
-def test_report_of_a_comparison_has_every_part(comparison, tmp_path):
+def test_comparison_report_has_all_sections(comparison, tmp_path):
     path = write_report(
         comparison,
         tmp_path / "new" / "report.html",
@@ -172,7 +172,7 @@ def test_report_of_a_comparison_has_every_part(comparison, tmp_path):
     assert f"{draws.ess_bulk().min():.0f}" in page.words
 
 
-def test_the_page_needs_nothing_else(comparison, tmp_path, real_pictures):
+def test_page_is_self_contained(comparison, tmp_path, real_pictures):
     text = write_report(comparison, tmp_path / "report.html").read_text(encoding="utf-8")
     page = Page(text)
     assert {tag for tag, _ in page.tags}.isdisjoint({"script", "link", "iframe", "object"})
@@ -194,7 +194,7 @@ def test_the_page_needs_nothing_else(comparison, tmp_path, real_pictures):
     ) in page.tags
 
 
-def test_texts_from_outside_are_escaped(fitted, tmp_path):
+def test_user_text_is_escaped(fitted, tmp_path):
     nasty = "<script>alert('x')</script> & \"quoted\" $\\alpha$"
     path = write_report(
         fitted,
@@ -211,7 +211,7 @@ def test_texts_from_outside_are_escaped(fitted, tmp_path):
     assert page.words.count("<script>alert('x')</script>") >= 4
 
 
-def test_same_subject_same_page(fitted, tmp_path, real_pictures):
+def test_report_is_deterministic(fitted, tmp_path, real_pictures):
     first, second = (
         write_report(fitted, tmp_path / f"{i}.html", test=rows(seed=1)).read_bytes()
         for i in range(2)
@@ -224,7 +224,7 @@ def test_scores_are_those_of_the_test_rows(fitted, tmp_path):
     page = read(write_report(fitted, tmp_path / "r.html", test=test))
     scores = metrics.score(fitted.predict(test[0]), test[1])
     assert f"{scores['log_likelihood']:.3f}" in page.words
-    assert f"hold {100 * scores['coverage']:.0f} % of 40 test rows" in page.words
+    assert f"contain {100 * scores['coverage']:.0f} % of 40 test rows" in page.words
 
 
 def test_without_test_rows_there_are_no_scores(fitted, tmp_path):
@@ -234,7 +234,7 @@ def test_without_test_rows_there_are_no_scores(fitted, tmp_path):
     ]
 
 
-def test_a_loaded_model_needs_its_data_for_the_surface(fitted, tmp_path):
+def test_density_of_a_loaded_model_needs_data(fitted, tmp_path):
     loaded = subbayes.load(fitted.save(tmp_path / "model"))
     assert loaded.posterior is None
     bare = read(write_report(loaded, tmp_path / "bare.html"))
@@ -245,7 +245,7 @@ def test_a_loaded_model_needs_its_data_for_the_surface(fitted, tmp_path):
     assert fitted.posterior.fingerprint()[:16] in whole.words
 
 
-def test_chains_that_disagree_are_news(fitted, tmp_path):
+def test_unconverged_chains_are_reported(fitted, tmp_path):
     z = fitted.draws.z.copy()
     z[0] += 5
     apart = dataclasses.replace(fitted, draws=Draws(z, fitted.draws.stats, fitted.draws.meta))
@@ -256,7 +256,7 @@ def test_chains_that_disagree_are_news(fitted, tmp_path):
     assert ("div", {"class": "bad"}) in page.tags
 
 
-def test_chains_that_agree_are_good_news(fitted, tmp_path):
+def test_converged_chains_are_reported(fitted, tmp_path):
     z = np.random.default_rng(0).normal(size=(2, 500, 2))
     settled = dataclasses.replace(fitted, draws=Draws(z))
     page = read(write_report(settled, tmp_path / "r.html"))
@@ -307,20 +307,21 @@ def test_a_baseline_has_scores_and_no_posterior(fitted, tmp_path):
     point = WeightSamples(fitted.network, fitted.network.weights[None], fitted.likelihood, "SWA")
     page = read(write_report(point, tmp_path / "r.html", test=rows(seed=1)))
     assert page.sections == [
+        "What was fitted",
         "Scores on test rows",
         "Predictions and calibration",
         "How to reproduce",
-        "Words",
+        "Terms",
     ]
     assert "SWA" in page.words
     assert "R-hat" not in page.words
 
 
-def test_a_comparison_shows_the_model_asked_for(comparison, tmp_path):
+def test_comparison_report_shows_the_requested_method(comparison, tmp_path):
     page = read(write_report(comparison, tmp_path / "r.html", method="random"))
     assert "2 random directions" in page.words
     page = read(write_report(comparison, tmp_path / "m.html", method="map"))
-    assert "What was fitted" not in page.sections
+    assert "The posterior" not in page.sections
     with pytest.raises(InputError, match="method: expected one of 'map', 'swag', .*, got 'swa'"):
         write_report(comparison, tmp_path / "s.html", method="swa")
 
@@ -333,7 +334,7 @@ def test_rank_one_full_and_few_draws(tmp_path):
     assert "fewer than 4 draws per chain" in page.words
 
 
-def test_very_many_coordinates_are_not_all_listed(fitted, tmp_path):
+def test_long_tables_of_coordinates_are_shortened(fitted, tmp_path):
     z = np.random.default_rng(0).normal(size=(2, 20, 60))
     many = dataclasses.replace(fitted, draws=Draws(z), posterior=None)
     page = read(write_report(many, tmp_path / "r.html"))
@@ -341,7 +342,7 @@ def test_very_many_coordinates_are_not_all_listed(fitted, tmp_path):
     assert len(re.findall(r"z\[\d+\] -?\d", page.words)) == 30
 
 
-def test_an_earlier_report_survives_a_failure(fitted, tmp_path, monkeypatch):
+def test_failed_write_keeps_the_existing_report(fitted, tmp_path, monkeypatch):
     path = write_report(fitted, tmp_path / "r.html")
     before = path.read_bytes()
 
@@ -356,7 +357,7 @@ def test_an_earlier_report_survives_a_failure(fitted, tmp_path, monkeypatch):
     assert [p.name for p in tmp_path.iterdir()] == ["r.html"]
 
 
-def test_something_else_than_a_model(unchecked, tmp_path):
+def test_subject_of_another_type(unchecked, tmp_path):
     with pytest.raises(
         InputTypeError, match="subject: expected a fitted model or a Comparison, got Linear"
     ):
@@ -366,20 +367,20 @@ def test_something_else_than_a_model(unchecked, tmp_path):
 # --- in words -----------------------------------------------------------------------------------
 
 
-def test_describe_says_what_was_asked_for(fitted):
+def test_describe_settings(fitted):
     words = describe(fitted)
     assert words["network"] == (
         "a multilayer perceptron: 2 inputs, a hidden layer of 5 (tanh), 1 output; 21 weights"
     )
     assert words["training"] == (
-        "4 epochs of Adam at rate 0.005, batches of 20, no prior on the weights, "
-        "gradients of norm at most 1; then 5 epochs of SGD at the constant rate 0.001, "
-        "a snapshot after each"
+        "4 epochs of Adam with learning rate 0.005, batches of 20, no prior on the weights, "
+        "gradients clipped to norm 1; then 5 epochs of SGD with constant learning rate 0.001, "
+        "with a snapshot after each"
     )
     assert words["prior"] == "N(0, 1²) on each coordinate z"
     assert words["temperature"] == "T = 1"
     assert words["inference"].startswith(
-        "elliptical slice sampling, 2 chains of 12 draws, after 6 of warm-up each, "
+        "elliptical slice sampling, 2 chains of 12 draws, 6 warm-up steps each, "
     )
 
 
@@ -400,9 +401,9 @@ def test_describe_other_choices(fitted):
         settings={"temperatures": chosen, "training": training, "subspace": "random"},
     )
     words = describe(other)
-    assert words["temperature"] == "T = 30, chosen by leave-one-out among 1, 30"
-    assert words["training"].startswith("trained beforehand, all rows a step, weight decay 0.01")
-    assert words["subspace"] == "2 random directions around the mean of that trajectory"
+    assert words["temperature"] == "T = 30, chosen by leave-one-out scores among 1, 30"
+    assert words["training"].startswith("a network trained before, full batches, weight decay 0.01")
+    assert words["subspace"] == "2 random directions, centred at the mean of the SGD trajectory"
     assert words["prior"] == "Normal(covariance of rank 2) on the coordinates z"
     assert words["likelihood"] == (
         "Gaussian noise with a variance that depends on the input, plus a global variance of "
@@ -441,7 +442,7 @@ def test_warnings_of_other_methods_are_named(comparison, tmp_path):
         assert f"PCA + ESS: {line}." not in page.words
 
 
-def test_the_best_are_those_printed_alike_unless_all_are():
+def test_best_scores_are_bold_unless_all_are_equal():
     best = subbayes.reports.model_report._is_best
     assert best("rmse", pd.Series([2.00001, 2.0, 3.0])).tolist() == [True, True, False]
     assert best("accuracy", pd.Series([0.97, 0.97001])).tolist() == [False, False]
@@ -449,7 +450,7 @@ def test_the_best_are_those_printed_alike_unless_all_are():
     assert best("coverage", pd.Series([1.0, 0.94, 0.9])).tolist() == [False, True, False]
 
 
-def test_describe_a_model_of_which_little_is_known(fitted):
+def test_describe_without_settings_and_draws(fitted):
     words = describe(dataclasses.replace(fitted, settings={}, draws=None))
     assert words["training"] == ""
     assert words["subspace"] == repr(fitted.subspace)
@@ -464,7 +465,7 @@ def parts(name, *arguments):
     return getattr(_environment().get_template("parts.html").module, name)(*arguments)
 
 
-def test_parts_without_content_render_as_nothing():
+def test_empty_parts_render_as_nothing():
     assert parts("definitions", {"a": ""}) == ""
     assert parts("figures", []) == ""
     assert parts("paragraphs", ["", ""]) == ""
@@ -485,7 +486,7 @@ def test_tables_escape_and_mark_cells():
     ]
 
 
-def test_a_template_refuses_missing_values():
+def test_templates_require_all_variables():
     with pytest.raises(UndefinedError, match="'lead' is undefined"):
         render("sections.html", title="t", sections=[])
 
@@ -494,10 +495,12 @@ def test_a_template_refuses_missing_values():
     ("inference", "label", "chains"),
     [("laplace", "PCA + Laplace", False), ("hmc", "PCA + HMC", True)],
 )
-def test_the_engine_has_its_name_and_an_approximation_no_chains(tmp_path, inference, label, chains):
+def test_report_names_the_engine_and_omits_chains_of_approximations(
+    tmp_path, inference, label, chains
+):
     path = write_report(model(inference=inference), tmp_path / "r.html", test=rows(seed=1))
     text = path.read_text(encoding="utf-8")
     assert label in text
     assert "PCA + ESS" not in text
     assert ("The chains " in text) is chains
-    assert ("all draws are independent" in text) is not chains
+    assert ("approximation with independent draws" in text) is not chains

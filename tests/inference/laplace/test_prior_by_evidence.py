@@ -151,10 +151,10 @@ def test_estimators_and_command_line(tmp_path):
     ]
     assert run([*words, "widest"]) == 2
     assert run([*words, "evidence"]) == 0
-    model = TableModel.load(tmp_path / "run" / "model").sampled
+    model = TableModel.load(tmp_path / "run" / "model").fitted_model
     assert model.prior.scale.item() != 1.0
     assert run([*words, "0.25", "--overwrite"]) == 0
-    assert TableModel.load(tmp_path / "run" / "model").sampled.prior.scale.item() == 0.25
+    assert TableModel.load(tmp_path / "run" / "model").fitted_model.prior.scale.item() == 0.25
 
 
 @pytest.mark.usefixtures("unchecked")

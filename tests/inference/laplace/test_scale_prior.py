@@ -155,7 +155,7 @@ def test_the_command_line(tmp_path):
     ]
     assert run([*words, "--subspace", "random"]) == 2
     assert run([*words, "--subspace", "subnetwork"]) == 0
-    model = TableModel.load(tmp_path / "run" / "model").sampled
+    model = TableModel.load(tmp_path / "run" / "model").fitted_model
     assert np.isclose(model.prior.scale.item(), (31 / 5) ** 0.5)
 
 

@@ -1,6 +1,0 @@
-"""`python -m subbayes.cli`."""
-
-from subbayes.cli import main
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,121 @@
+"""Models, tables and output files that commands are given."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from subbayes.cli.console import reading
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pandas as pd
+
+    from subbayes.models.data_frame_model import TableModel
+
+__all__ = ["check_output_file", "encode_rows", "load_model", "model_path", "read_rows"]
+
+
+def model_path(folder: Path) -> Path:
+    """The path of the artifact: the folder that was passed to `fit`, or `model` in it.
+
+    Raises:
+        InputError: no model there, or one whose fit was interrupted.
+    """
+    from subbayes.utils import artifact
+    from subbayes.utils.checks import fail
+
+    for path in (folder / "model", folder):
+        if artifact.is_artifact(path):
+            return path
+    if (folder / "checkpoint").is_dir():
+        fail(
+            "model",
+            "a finished fit",
+            f"one that was interrupted: '{folder}'",
+            "Run the same `subbayes fit` command again to resume it",
+        )
+    got = "a file" if folder.exists() else "no such folder"
+    got = "a folder without one" if folder.is_dir() else got
+    fail("model", "a folder that `subbayes fit` wrote", f"{got}: '{folder}'", "Check the path")
+
+
+def load_model(folder: Path) -> TableModel:
+    """Load the model in a folder.
+
+    Raises:
+        InputError: no model there, a damaged one, or one that does not take a table.
+    """
+    from subbayes.models.data_frame_model import TableModel
+
+    return TableModel.load(model_path(folder))
+
+
+def read_rows(
+    model: TableModel, path: Path, separator: str | None, *, scored: bool, min_rows: int = 1
+) -> pd.DataFrame:
+    """Read rows for a model, with the marks of missing values of its training table.
+
+    Args:
+        model: the model.
+        path: the table.
+        separator: between cells.
+        scored: whether the target column is required.
+        min_rows: minimum number of rows.
+
+    Raises:
+        InputError: a table that cannot be read.
+    """
+    from subbayes.data.tables import read_table
+    from subbayes.utils.checks import fail
+
+    with reading(path):
+        frame = read_table(
+            path,
+            separator=separator,
+            min_rows=min_rows,
+            missing_values=list(model.encoder.missing_values),
+        )
+        if scored and model.column not in frame:
+            fail(
+                "path",
+                f"a column '{model.column}', which the model predicts, to score against",
+                "a table without it",
+                "Name another table; `subbayes predict` needs no target",
+            )
+    return frame
+
+
+def encode_rows(
+    model: TableModel, path: Path, separator: str | None, min_rows: int = 1
+) -> tuple[np.ndarray, np.ndarray]:
+    """Read rows with targets, and encode them as inputs and targets of the network."""
+    from subbayes.data.tables import split_target
+    from subbayes.models.data_frame_model import encode_targets
+
+    frame = read_rows(model, path, separator, scored=True, min_rows=min_rows)
+    features, values = split_target(frame, model.column)
+    return model.encoder.transform(features), encode_targets(model.target, values)
+
+
+def check_output_file(out: Path | None, overwrite: bool, *suffixes: str) -> None:
+    """Check an output file before a long computation starts.
+
+    Raises:
+        InputError: the file exists, or has another suffix.
+    """
+    from subbayes.utils.checks import fail
+
+    if out is None or out.is_char_device():
+        return
+    if not out.name.lower().endswith(suffixes):
+        fail("out", f"a name that ends in {' or '.join(suffixes)}", f"'{out.name}'", "Rename it")
+    if out.is_dir():
+        fail("out", "a file", f"a folder: '{out}'", "Choose another path")
+    if out.exists() and not overwrite:
+        fail(
+            "out",
+            "a new file",
+            f"an existing one: '{out}'",
+            "Pass --overwrite to replace it, or choose another path",
+        )
