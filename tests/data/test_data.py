@@ -34,7 +34,7 @@ Y = torch.arange(float(N))
 
 
 def joined(data: Data, batch_size: int | None = None) -> tuple[list[Tensor], list[Tensor]]:
-    """All leaves of inputs and targets, batches put together again."""
+    """All tensors of inputs and targets, concatenated over batches."""
     pairs = [(leaves(x), leaves(y)) for x, y in data.batches(batch_size)]
     return (
         [torch.cat(part) for part in zip(*(x for x, _ in pairs), strict=True)],
@@ -102,14 +102,14 @@ def test_dtypes_of_arrays():
     assert to_targets((np.zeros(2), [1.0, 2.0]))[1].dtype == torch.float64
 
 
-def test_read_only_arrays_are_taken_without_a_warning(recwarn):
+def test_read_only_arrays_give_no_warning(recwarn):
     array = X.numpy().copy()
     array.flags.writeable = False
     check_rows_in_order(Data.of((array, Y)))
     assert not recwarn.list
 
 
-def test_history_of_tensors_is_dropped():
+def test_tensors_are_detached():
     assert not Data.of((X.clone().requires_grad_() * 1, Y)).inputs.requires_grad
 
 
@@ -139,7 +139,7 @@ def test_a_dataset_is_read_in_order():
 
 
 class Stream(IterableDataset):
-    """Rows one after another, from a fresh iterator at each pass."""
+    """An iterable dataset with a new iterator in each pass."""
 
     def __iter__(self):
         return iter(zip(X, Y, strict=True))
@@ -186,7 +186,7 @@ def test_order_and_sum_are_the_same_for_any_batch_size(n, size):
     assert all(len(y) <= size for _, y in data.batches(size))
 
 
-def test_in_memory_by_default_one_batch():
+def test_data_in_memory_have_one_batch_by_default():
     data = Data.of((X, Y))
     assert len(list(data.batches())) == 1
     assert len(list(data.batches(4))) == 3
@@ -194,7 +194,7 @@ def test_in_memory_by_default_one_batch():
         list(data.batches(0))
 
 
-def test_rows_are_taken_in_memory_only():
+def test_rows_of_streamed_data_raise():
     some = Data.of((X, Y)).rows(torch.tensor([3, 1]))
     assert some.n == 2
     assert torch.equal(some.y, Y[[3, 1]])
@@ -208,13 +208,13 @@ def test_take_keeps_the_structure():
     assert len(take((X, Y), slice(3))) == 2
 
 
-def test_says_what_it_is_in_one_line():
+def test_repr():
     assert repr(Data.of((X, Y))) == "Data(n=11, in memory)"
     assert repr(Data.of(loader())) == "Data(n=11, streamed)"
 
 
 @pytest.mark.parametrize("options", [{}, {"shuffle": True}, {"drop_last": True}])
-def test_reading_draws_nothing_from_the_global_stream(options):
+def test_reading_does_not_advance_global_generators(options):
     before, numpy_before = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
     data = Data.of(loader(**options))
     data.first()
@@ -224,7 +224,7 @@ def test_reading_draws_nothing_from_the_global_stream(options):
     assert np.array_equal(np.random.get_state()[1], numpy_before)  # noqa: NPY002
 
 
-def test_the_users_loader_is_left_alone():
+def test_the_users_loader_is_unchanged():
     own = loader(shuffle=True, drop_last=True)
     before = dict(vars(own))
     list(Data.of(own).batches())
@@ -235,14 +235,14 @@ def test_the_users_loader_is_left_alone():
 # --- bad input -----------------------------------------------------------------------------------
 
 
-def refused(form: Any, what: str, error: type[Exception] = InputError) -> None:
+def check_raises(form: Any, what: str, error: type[Exception] = InputError) -> None:
     with pytest.raises(error, match=what) as e:
         Data.of(form)
     assert "\n" not in str(e.value)
 
 
 class Augmented(Dataset):
-    """Adds noise to its rows, another each time."""
+    """Adds new noise to its rows in each pass."""
 
     def __len__(self) -> int:
         return N
@@ -252,7 +252,7 @@ class Augmented(Dataset):
 
 
 class Exhausted(IterableDataset):
-    """Gives its rows once."""
+    """Can be iterated over once."""
 
     def __init__(self) -> None:
         self.rows = iter(zip(X, Y, strict=True))
@@ -281,8 +281,8 @@ class ShuffledStream(IterableDataset):
     ],
     ids=range(7),
 )
-def test_rows_that_change_between_passes(form):
-    refused(
+def test_rows_that_change_between_passes_raise(form):
+    check_raises(
         form,
         "data: expected the same rows at each pass, got other values in the second pass. "
         "Turn off shuffling and random augmentation",
@@ -290,12 +290,12 @@ def test_rows_that_change_between_passes(form):
 
 
 @pytest.mark.slow
-def test_random_augmentation_in_worker_processes_is_found():
-    refused(DataLoader(Augmented(), batch_size=4, num_workers=1), "the same rows at each pass")
+def test_random_augmentation_in_worker_processes_raises():
+    check_raises(DataLoader(Augmented(), batch_size=4, num_workers=1), "the same rows at each pass")
 
 
-def test_a_loader_that_is_exhausted_after_a_pass():
-    refused(
+def test_a_loader_that_is_exhausted_after_a_pass_raises():
+    check_raises(
         DataLoader(Exhausted(), batch_size=4),
         "a loader that can be read again, got one that is exhausted",
     )
@@ -334,23 +334,23 @@ def test_a_loader_that_is_exhausted_after_a_pass():
         ),
     ],
 )
-def test_pairs_that_cannot_be(form, what):
-    refused(form, what)
+def test_invalid_pairs_raise(form, what):
+    check_raises(form, what)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-def test_values_that_are_not_finite(bad):
+def test_values_that_are_not_finite_raise(bad):
     x, y = X.clone(), Y.clone()
     x[3, 1] = y[5] = bad
-    refused(
+    check_raises(
         (x, Y),
         r"data inputs: expected finite numbers, got 1 NaN or infinite value \(first in "
         r"row 3\). Drop or impute",
     )
-    refused((X, y), "data targets: .*row 5")
-    refused((X, (Y, y)), r"data targets\[1\]: .*row 5")
-    refused(({"a": X, "b": x}, Y), r"data inputs\['b'\]: .*row 3")
-    refused(DataLoader(TensorDataset(X, y), batch_size=4), "data targets: .*finite")
+    check_raises((X, y), "data targets: .*row 5")
+    check_raises((X, (Y, y)), r"data targets\[1\]: .*row 5")
+    check_raises(({"a": X, "b": x}, Y), r"data inputs\['b'\]: .*row 3")
+    check_raises(DataLoader(TensorDataset(X, y), batch_size=4), "data targets: .*finite")
 
 
 @pytest.mark.parametrize(
@@ -367,34 +367,36 @@ def test_values_that_are_not_finite(bad):
         (pair for pair in [(X, Y)]),
     ],
 )
-def test_forms_that_are_not_taken(form):
-    refused(
+def test_other_types_of_data_raise(form):
+    check_raises(
         form, r"data: expected a pair \(inputs, y\), a DataLoader or a Dataset, got", InputTypeError
     )
 
 
-def test_batches_that_are_not_pairs():
-    refused(
+def test_batches_that_are_not_pairs_raise():
+    check_raises(
         DataLoader(TensorDataset(X), batch_size=4),
         r"data batch: expected a pair \(inputs, y\)"
         ", got list. Set a collate_fn",
         InputTypeError,
     )
-    refused(DataLoader(TensorDataset(X, Y, Y)), "data batch: expected a pair", InputTypeError)
-    refused(
+    check_raises(DataLoader(TensorDataset(X, Y, Y)), "data batch: expected a pair", InputTypeError)
+    check_raises(
         (X, {"y": Y}),
         "data targets: expected a tensor or a tuple of tensors, got dict",
         InputTypeError,
     )
-    refused((X, None), "data targets: expected a tensor or an array, got NoneType", InputTypeError)
+    check_raises(
+        (X, None), "data targets: expected a tensor or an array, got NoneType", InputTypeError
+    )
 
 
-def test_errors_call_the_argument_as_the_caller_does():
+def test_errors_name_the_argument_of_the_caller():
     with pytest.raises(InputError, match="^validation inputs and validation targets: "):
         Data.of((X, Y[:3]), "validation")
 
 
-def test_data_on_an_accelerator_do_not_go_to_a_module_on_the_cpu():
+def test_data_on_another_device_raise():
     """The meta device stands in for a GPU."""
     tensor = torch.zeros(3, 2, device="meta")
     with pytest.raises(

@@ -29,7 +29,7 @@ SHAPES = {
 
 @pytest.fixture
 def alone(tmp_path, monkeypatch):
-    """No variable set, an empty cache, and no network: any fetch fails the test."""
+    """No environment variable, an empty cache and no network: any download fails the test."""
     monkeypatch.delenv("SUBBAYES_DATA", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     download(monkeypatch, lambda url: pytest.fail(f"fetched {url}"))
@@ -37,7 +37,7 @@ def alone(tmp_path, monkeypatch):
 
 
 def download(monkeypatch, contents):
-    """Let downloads have the contents of a function of their address."""
+    """Replace the content of downloads by a function of their address."""
 
     def save(url, path, _):
         Path(path).write_bytes(contents(url))
@@ -70,7 +70,7 @@ def table(n=30, d=3, splits=4):
 # where data lie
 
 
-def test_option_goes_before_variable_before_cache(alone, monkeypatch):
+def test_data_dir_prefers_option_then_variable_then_cache(alone, monkeypatch):
     assert data_dir() == alone / "cache" / "subbayes"
     (alone / "variable").mkdir()
     (alone / "option").mkdir()
@@ -80,7 +80,7 @@ def test_option_goes_before_variable_before_cache(alone, monkeypatch):
     assert data_dir("") == alone / "variable"
 
 
-def test_a_folder_that_does_not_exist_is_named_with_who_named_it(alone, monkeypatch):
+def test_a_missing_folder_raises_with_its_argument(alone, monkeypatch):
     with pytest.raises(InputError, match=r"^data_dir: expected a folder that exists, got '.*gone'"):
         data_dir(alone / "gone")
     monkeypatch.setenv("SUBBAYES_DATA", str(alone / "gone"))
@@ -130,12 +130,12 @@ def test_naval_and_centred_layouts(alone):
         assert (X.shape, y.shape, masks.shape) == ((30, 3), (30,), (4, 30))
 
 
-def test_unknown_name_lists_the_known():
+def test_an_unknown_name_raises_with_the_known_names():
     with pytest.raises(InputError, match=r"^name: expected one of 'airfoil', .*, got 'mauna'"):
         load_uci("mauna")
 
 
-def test_damaged_file_and_missing_array(alone):
+def test_damaged_files_and_missing_arrays_raise(alone):
     (alone / "yacht").mkdir()
     (alone / "yacht" / "yacht.npz").write_bytes(b"PK\x03\x04 cut short")
     with pytest.raises(InputError, match=r"expected an \.npz archive at .*Delete it and fetch it"):
@@ -145,20 +145,20 @@ def test_damaged_file_and_missing_array(alone):
         load_uci("energy", alone)
 
 
-def test_pickled_arrays_are_refused(alone):
+def test_pickled_arrays_raise(alone):
     save(alone, "yacht", gal_X=np.array([{}], dtype=object))
     with pytest.raises(InputError, match="unreadable file"):
         load_uci("yacht", alone)
 
 
 @pytest.mark.parametrize("name", ["concrete", "energy", "airfoil"])
-def test_absent_without_a_text_original_says_what_to_set(alone, name):
+def test_missing_tables_without_a_source_raise(alone, name):
     pattern = rf"file '{name}/{name}.npz' in .* \(--data-dir\) or set SUBBAYES_DATA\.$"
     with pytest.raises(InputError, match=pattern):
         load_uci(name, alone)
 
 
-def test_download_can_be_refused(alone):
+def test_download_can_be_disabled(alone):
     with pytest.raises(InputError, match="yacht/yacht.npz"):
         load_uci("yacht", alone, download=False)
 
@@ -232,7 +232,7 @@ def test_header_separator_target_first_and_zip_member(alone, monkeypatch):
         (text(np.ones((20, 4))), "no longer holds the expected table"),
     ],
 )
-def test_a_wrong_original_is_refused_and_nothing_cached(alone, monkeypatch, content, why):
+def test_a_wrong_download_raises_and_is_not_cached(alone, monkeypatch, content, why):
     serve(monkeypatch, "yacht", content, *numbers())
     with pytest.raises(InputError, match=rf"https://example.org/original.*{why}.*--data-dir") as e:
         load_uci("yacht", alone)
@@ -240,7 +240,7 @@ def test_a_wrong_original_is_refused_and_nothing_cached(alone, monkeypatch, cont
     assert not [p for p in (alone / "cache").rglob("*") if p.is_file()]
 
 
-def test_no_network_is_one_line(alone, monkeypatch):
+def test_a_failed_download_raises_in_one_line(alone, monkeypatch):
     def unreachable(url):
         raise ConnectionError("Name or service\nnot known")
 
@@ -250,7 +250,7 @@ def test_no_network_is_one_line(alone, monkeypatch):
         load_uci("yacht")
 
 
-def test_a_cache_that_cannot_be_written_is_named(alone, monkeypatch):
+def test_an_unwritable_cache_raises(alone, monkeypatch):
     X, y = numbers()
     serve(monkeypatch, "yacht", text(np.column_stack([X, y])), X, y)
     (alone / "cache").touch()
@@ -294,7 +294,7 @@ def test_centred_tables(name):
     np.testing.assert_allclose(masks.mean(1), 0.1, atol=0.01)
 
 
-def test_the_text_of_a_real_table_comes_back_through_the_download(alone, monkeypatch):
+def test_a_real_table_survives_a_download(alone, monkeypatch):
     monkeypatch.undo()
     X, y, _ = real("yacht")
     monkeypatch.setenv("XDG_CACHE_HOME", str(alone / "cache"))

@@ -1,4 +1,4 @@
-"""Mixed tables to one matrix: values against NumPy, state through JSON, refusals."""
+"""Encoding of mixed tables: values against NumPy, configuration through JSON, errors."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_imputation_is_the_median_and_the_most_frequent():
     assert matrix.shape[1] == 11
 
 
-def test_imputing_reaches_columns_complete_in_fitting():
+def test_columns_without_missing_values_in_fit_are_imputed():
     encoder = TabularEncoder(missing="impute").fit(people())
     row = people().iloc[:1].astype(object)
     row.loc[0, ["age", "member"]] = None
@@ -118,7 +118,7 @@ def test_unknown_category_ignored_is_a_row_of_zeros():
     assert (matrix.filter(like="grade=").sum(axis=1) == 1).all()
 
 
-def test_markers_make_missing_and_text_numbers_are_numbers():
+def test_markers_are_missing_values_and_numeric_text_is_parsed():
     X = pd.DataFrame({"a": ["1", " ?", "3"], "b": ["u", "?", "v"], "c": [1, -9, 2]})
     encoder = TabularEncoder(missing="impute", missing_values=["?", -9]).fit(X)
     assert encoder.get_feature_names_out().tolist() == ["a", "c", "b=u", "b=v"]
@@ -142,7 +142,7 @@ def test_the_dtype_of_booleans_does_not_matter(dtype):
     np.testing.assert_array_equal(TabularEncoder().fit(X).transform(other), expected)
 
 
-def test_codes_named_categorical_read_the_same_as_int_float_and_text():
+def test_categorical_codes_do_not_depend_on_their_dtype():
     X = pd.DataFrame({"code": [3, 1, 3, 2], "b": [0.0, 1, 2, 3]})
     encoder = TabularEncoder(categorical=["code"], missing="impute").fit(X)
     assert encoder.get_feature_names_out().tolist() == ["b", "code=1", "code=2", "code=3"]
@@ -151,7 +151,7 @@ def test_codes_named_categorical_read_the_same_as_int_float_and_text():
         np.testing.assert_array_equal(encoder.transform(other), encoder.transform(X))
 
 
-def test_arrays_lists_and_tensors_go_by_position():
+def test_columns_of_arrays_are_matched_by_position():
     X = np.random.default_rng(0).normal(size=(6, 2))
     encoder = TabularEncoder().fit(X)
     assert encoder.get_feature_names_out().tolist() == ["x0", "x1"]
@@ -186,12 +186,12 @@ def test_constant_columns_are_dropped_with_one_warning_and_not_needed_later():
     np.testing.assert_array_equal(encoder.transform(X), TabularEncoder().fit_transform(people()))
 
 
-def test_row_numbers_are_warned_of():
+def test_columns_of_row_numbers_warn():
     with pytest.warns(UserWarning, match=r"X: 'id' only number the rows\. Drop them"):
         TabularEncoder().fit(people().assign(id=range(7, 47)))
 
 
-def test_one_row_can_be_transformed_and_input_is_left_alone():
+def test_a_single_row_can_be_transformed_without_changing_it():
     X = holey()
     before = X.copy(deep=True)
     encoder = TabularEncoder(missing="impute").fit(X)
@@ -199,7 +199,7 @@ def test_one_row_can_be_transformed_and_input_is_left_alone():
     pd.testing.assert_frame_equal(X, before)
 
 
-def test_it_is_a_scikit_learn_citizen():
+def test_conforms_to_scikit_learn():
     X = people()
     y = X["income"] + 3 * X["age"]
     model = make_pipeline(TabularEncoder(unknown="ignore"), LinearRegression()).fit(X, y)
@@ -278,7 +278,7 @@ def test_state_of_numbers_only_categories_only_and_arrays(X):
     assert hasattr(again, "feature_names_in_") == isinstance(X, pd.DataFrame)
 
 
-def test_a_damaged_state_is_refused():
+def test_a_damaged_configuration_raises():
     config = TabularEncoder().fit(people()).to_config()
     with pytest.raises(InputError, match=r"config: expected format 1, got format 2\. Use the ver"):
         TabularEncoder.from_config({**config, "format": 2})
@@ -371,7 +371,7 @@ def test_missing_values_are_counted_by_column():
     refuse("got 1 in column 'x0' and in|5 more columns", np.full((2, 10), np.nan))
 
 
-def test_identifiers_are_refused():
+def test_identifiers_raise():
     names = [f"person {i}" for i in range(40)]
     refuse(
         r"text that recurs in column 'name', got 40 values in 40 rows\. Drop the column",
@@ -411,7 +411,7 @@ def test_unknown_categories_are_named_with_their_columns():
     )
 
 
-def test_changed_columns_are_refused():
+def test_changed_columns_raise():
     X = people()
     refuse(r"numbers in column 'age', got '\?' in 40 of 40 rows", X.assign(age="?"), fit_on=X)
     refuse("column 'age', got dates", X.assign(age=pd.Timestamp("2020")), fit_on=X)
@@ -464,7 +464,7 @@ def test_real_tables(name, target, classes, width):
     assert classes in (None, Target.infer(y).classes)
 
 
-def test_a_real_table_with_undeclared_marks_says_so():
+def test_a_real_table_with_undeclared_markers_raises():
     try:
         path = find_file("credit_approval/credit_approval.csv.gz")
     except InputError as error:

@@ -1,4 +1,4 @@
-"""Reading CSV and Parquet: every format gives the same table, every fault one line."""
+"""Reading CSV and Parquet: every format gives the same table, every error is one line."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_every_format_reads_the_same(tmp_path, name):
     assert y.tolist() == table["job"].tolist()
 
 
-def test_marks_spaces_and_byte_order_marks(tmp_path):
+def test_markers_spaces_and_byte_order_marks(tmp_path):
     path = written(tmp_path, "t.csv", "\ufeffa, b\n1, x\n?, y\n,?\n")
     table = read_table(path, missing_values="?")
     assert list(table) == ["a", "b"]
@@ -55,7 +55,7 @@ def test_marks_spaces_and_byte_order_marks(tmp_path):
     assert read_table(path, missing_values=["?", "y"])["b"].isna().sum() == 2
 
 
-def test_marks_and_named_index_in_parquet(tmp_path):
+def test_markers_and_named_index_in_parquet(tmp_path):
     pytest.importorskip("pyarrow")
     frame = pd.DataFrame({"a": ["?", "2"]}, index=pd.Index([5, 7], name="id"))
     frame.to_parquet(tmp_path / "t.parquet")
@@ -91,7 +91,7 @@ def test_unusable_files(tmp_path, name, text, pattern):
     assert "\n" not in str(error.value)
 
 
-def test_files_that_are_not_there_or_not_files(tmp_path):
+def test_missing_files_and_folders_raise(tmp_path):
     with pytest.raises(InputError, match=r"a table in a file, got no such file: '.*gone.csv'"):
         read_table(tmp_path / "gone.csv")
     (tmp_path / "folder.csv").mkdir()

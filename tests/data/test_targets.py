@@ -1,4 +1,4 @@
-"""Targets to codes and back: the rule of inference, state through JSON, refusals."""
+"""Encoding of targets: inference of the task, configuration through JSON, errors."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_tensors_with_a_graph_are_read():
     np.testing.assert_array_equal(Target.infer(y).encode(y), [-1, 1])
 
 
-def test_labels_match_across_numeric_dtypes_and_doubt_is_none():
+def test_labels_match_across_numeric_dtypes_and_no_decision_is_none():
     target = Target.infer([0, 1, 2])
     np.testing.assert_array_equal(target.encode(np.array([2.0, 0.0])), [2, 0])
     assert Target.infer(["u", "v"]).decode([1, -1]).tolist() == ["v", None]
@@ -116,7 +116,7 @@ def test_unusable_targets(y, task, pattern):
     assert "\n" not in str(error.value)
 
 
-def test_labels_outside_the_classes_are_named_with_the_classes():
+def test_unknown_labels_raise_with_the_classes():
     target = Target.infer(["cat", "dog", "cat"])
     with pytest.raises(
         InputError,
@@ -130,7 +130,7 @@ def test_labels_outside_the_classes_are_named_with_the_classes():
         Target("count").encode([-3])
 
 
-def test_a_damaged_target_state_is_refused():
+def test_a_damaged_target_configuration_raises():
     good = Target.infer(["u", "v"]).to_config()
     for damage in (
         {},

@@ -14,8 +14,8 @@ RUNS, DRAWS, BINS = 96, 47, 6
 @pytest.mark.slow
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("family", ["normal", "poisson"])
-def test_ranks_of_the_truth_are_uniform(family):
-    """Talts et al. (2018): effects from the prior, data from them, ranks among draws uniform."""
+def test_simulation_based_calibration_ranks_are_uniform(family):
+    """Talts et al. (2018): ranks of effects drawn from the prior among posterior draws."""
     rng = np.random.default_rng(0)
     priors = {"Intercept": NormalPrior(0.5, 0.5), "x": NormalPrior(0.0, 0.5)}
     if family == "normal":
@@ -44,8 +44,8 @@ def test_ranks_of_the_truth_are_uniform(family):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("unchecked")
-def test_smooths_recover_a_function_with_the_coverage_they_claim():
-    """Pointwise 90 % intervals over the rows, averaged over functions drawn anew (Nychka 1988)."""
+def test_intervals_of_smooths_have_nominal_coverage():
+    """Pointwise 90 % intervals, averaged over rows and random functions (Nychka 1988)."""
     rng, held = np.random.default_rng(1), []
     for run in range(12):
         u = np.sort(rng.uniform(-2, 2, 120))

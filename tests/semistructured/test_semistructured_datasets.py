@@ -66,7 +66,7 @@ def test_a_dataset_is_read_as_the_tensor_of_its_items():
     )
 
 
-def test_a_dataset_that_has_no_entry_for_each_row_is_refused():
+def test_a_dataset_of_another_length_raises():
     class Endless(Dataset):
         def __getitem__(self, i):
             return torch.zeros(1)

@@ -1,4 +1,4 @@
-"""Networks along the columns they read: partial dependence against its definition, pictures."""
+"""Partial dependence of networks on their columns against its definition; figures."""
 
 import numpy as np
 import pandas as pd
@@ -71,7 +71,7 @@ def test_networks_of_one_column_add_up_to_the_contribution_of_all():
     np.testing.assert_allclose(axes[0].get_lines()[1].get_ydata(), model.effect("a").draws.mean(0))
 
 
-def test_a_frozen_network_is_the_function_it_is():
+def test_partial_dependence_of_a_frozen_network():
     frame = table()
     module = nn.Linear(1, 1).requires_grad_(False)
     model = SemiStructuredRegression("y ~ 1", deep={"net": (module, "u")}).fit(frame, **QUICK)
@@ -83,7 +83,7 @@ def test_a_frozen_network_is_the_function_it_is():
     )
 
 
-def test_what_cannot_be_forest_effects_says_what_can():
+def test_partial_dependence_errors_name_the_remedy():
     frame = table()
     model = SemiStructuredRegression(
         "y ~ 1", deep={"image": net(3), "two": (net(2), ["u", "x"])}
@@ -112,7 +112,7 @@ def overlapping(labels, renderer):
         [f"a very long name, number {i}" for i in range(120)],
     ],
 )
-def test_names_of_levels_do_not_overprint(levels):
+def test_names_of_levels_do_not_overlap(levels):
     from subbayes.semistructured.formula import Term
     from subbayes.semistructured.partial_effects import Partial
 
@@ -127,7 +127,7 @@ def test_names_of_levels_do_not_overprint(levels):
     assert overlapping(ax.get_xticklabels(), canvas.get_renderer()) == 0
 
 
-def test_the_intercept_is_in_the_forest_only_where_it_is_alone():
+def test_the_forest_plot_shows_the_intercept_only_without_effects():
     from subbayes.reports.semistructured import _forest_caption, _forest_effects
 
     draws = np.zeros((2, 5))

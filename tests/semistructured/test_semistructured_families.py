@@ -1,4 +1,4 @@
-"""Families against SciPy: densities, moments, draws, curvature; what they refuse."""
+"""Families against SciPy: densities, moments, samples, curvature; errors."""
 
 import numpy as np
 import pytest
@@ -48,7 +48,7 @@ IDS = [f"{type(c[0]).__name__}-{c[0].links[0]}" for c in CASES]
 
 
 @pytest.mark.parametrize(("family", "eta", "y", "oracle"), CASES, ids=IDS)
-def test_densities_and_moments_are_scipys(family, eta, y, oracle):
+def test_densities_and_moments_equal_scipy(family, eta, y, oracle):
     y = torch.tensor(y, dtype=torch.float64)
     log = oracle.logpmf(y.numpy()) if hasattr(oracle.dist, "logpmf") else oracle.logpdf(y.numpy())
     np.testing.assert_allclose(family.log_prob(eta, y).numpy(), log, rtol=1e-10)
@@ -57,14 +57,14 @@ def test_densities_and_moments_are_scipys(family, eta, y, oracle):
 
 
 @pytest.mark.parametrize(("family", "eta", "y", "oracle"), CASES, ids=IDS)
-def test_weights_count_rows_so_many_times(family, eta, y, oracle):
+def test_weights_multiply_the_log_density(family, eta, y, oracle):
     y, weight = torch.tensor(y, dtype=torch.float64), torch.tensor([0.0, 1.0, 2.5])
     expected = family.log_prob(eta, y) * weight.double()
     torch.testing.assert_close(family.log_prob(eta, (y, weight)), expected)
 
 
 @pytest.mark.parametrize(("family", "eta", "y", "oracle"), CASES, ids=IDS)
-def test_draws_have_the_moments(family, eta, y, oracle):
+def test_samples_have_the_moments_of_scipy(family, eta, y, oracle):
     many = eta.expand(40_000, -1, -1)
     drawn = family.sample(many, torch.Generator().manual_seed(0)).double().reshape(40_000, 3)
     error = (oracle.var() / 40_000) ** 0.5
@@ -77,7 +77,7 @@ def test_draws_have_the_moments(family, eta, y, oracle):
     [c for c in CASES if not isinstance(c[0], BernoulliFamily)],
     ids=[i for i in IDS if not i.startswith("Bernoulli")],
 )
-def test_distribution_functions_are_scipys(family, eta, y, oracle):
+def test_cdf_equals_scipy(family, eta, y, oracle):
     y = torch.tensor(y, dtype=torch.float64)
     expected = oracle.cdf(y.numpy())
     np.testing.assert_allclose(family.cdf(eta, y)[..., 0].numpy(), expected, rtol=1e-8)
@@ -142,12 +142,12 @@ def test_ordinal_curvature_is_minus_the_mean_hessian():
         ("normal", [np.inf], "real numbers"),
     ],
 )
-def test_responses_outside_the_support_are_named(name, y, said):
+def test_responses_outside_the_support_raise(name, y, said):
     with pytest.raises(InputError, match=said):
         family_from_name(name).check_targets(torch.tensor(y, dtype=torch.float64))
 
 
-def test_unknown_names_and_links_are_refused():
+def test_unknown_names_and_links_raise():
     with pytest.raises(InputError, match="family: expected one of 'normal'"):
         family_from_name("tweedie")
     with pytest.raises(InputError, match="link of family 'poisson'"):

@@ -86,14 +86,14 @@ def test_smooths_are_cubic_splines_with_their_penalty(frame):
     np.testing.assert_allclose(ours, theirs, atol=1e-7)
 
 
-def test_smooths_go_on_linearly(frame):
+def test_smooths_extrapolate_linearly(frame):
     design = Design({"mu": "s(z)"}, frame)
     z = frame.z.max() + np.array([0.0, 1.0, 2.0])
     columns = design.matrix(pd.DataFrame({"z": z}))[0]
     np.testing.assert_allclose(np.diff(columns, 2, axis=0), 0, atol=1e-6)
 
 
-def test_sides_of_formulas():
+def test_split_formula():
     assert split_formula("y ~ x", "mu") == ("y", {"mu": "x"})
     assert split_formula({"mu": "y ~ x", "sigma": "~ z"}, "mu") == ("y", {"mu": "x", "sigma": "z"})
     for wrong, said in (
@@ -124,7 +124,7 @@ def test_errors_name_columns_and_levels(frame):
     np.testing.assert_allclose(design.matrix(frame.assign(g="d"), "reference")[0], known)
 
 
-def test_collinear_columns_are_named(frame):
+def test_collinear_columns_are_reported(frame):
     frame = frame.assign(w=lambda d: 2 * d.x - d.z, one=3.0)
     design = Design({"mu": "x + z + w + C(sex)"}, frame)
     (said,) = design.collinear(design.matrix(frame)[0])
@@ -161,7 +161,7 @@ def test_missing_values_are_counted():
         (NormalPrior(3.0, 6.0), stats.norm(3, 6)),
     ],
 )
-def test_priors_map_normal_quantiles_to_their_own(prior, oracle):
+def test_priors_map_standard_normal_quantiles_to_their_own(prior, oracle):
     zeta = np.linspace(-7, 7, 301)
     expected = np.where(zeta < 0, oracle.ppf(stats.norm.cdf(zeta)), oracle.isf(stats.norm.sf(zeta)))
     at = torch.from_numpy(zeta).requires_grad_()
@@ -174,7 +174,7 @@ def test_priors_map_normal_quantiles_to_their_own(prior, oracle):
     assert prior.positive == (oracle.support()[0] >= 0)
 
 
-def test_priors_of_users():
+def test_prior_of_numbers_and_scipy_distributions():
     assert prior_of("p", 2) == NormalPrior(0.0, 2.0)
     assert isinstance(prior_of("p", stats.laplace()), Flexible)
     with pytest.raises(InputError, match="p: expected a"):
@@ -182,7 +182,7 @@ def test_priors_of_users():
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_other_things_are_no_priors():
+def test_prior_of_other_types_raises():
     with pytest.raises(TypeError, match="a prior, a number"):
         prior_of("p", "normal")
     with pytest.raises(TypeError, match="continuous distribution"):
@@ -192,7 +192,7 @@ def test_other_things_are_no_priors():
 # --- effects ------------------------------------------------------------------------------------
 
 
-def test_effects_are_what_the_algebra_says(frame):
+def test_coefficients_and_reported_effects_of_a_design(frame):
     family = NormalFamily()
     design = Design({"mu": "x + s(z, df=6) + re(g)", "sigma": "1"}, frame)
     y = frame.x.to_numpy()
@@ -238,7 +238,7 @@ def test_thresholds_increase_and_are_reported_for_uncentred_columns(frame):
     )
 
 
-def test_priors_are_named_by_term(frame):
+def test_user_priors_replace_defaults_by_term(frame):
     design = Design({"mu": "x + s(z)", "sigma": "1"}, frame)
     defaults = default_priors(design, NormalFamily(), frame.x.to_numpy())
     priors = priors_with(design, defaults, {"x": 0.5, "sd(s(z))": Exponential(3.0)})

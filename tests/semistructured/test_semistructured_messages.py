@@ -1,4 +1,4 @@
-"""What is said to those who come from other libraries, or ask for what is not there."""
+"""Messages for users of other libraries, and for input that is not supported."""
 
 import numpy as np
 import pandas as pd
@@ -36,12 +36,12 @@ frame = pd.DataFrame(
         ("(x || g)", "Random slopes are not available"),
     ],
 )
-def test_terms_of_other_libraries_are_answered(term, said):
+def test_terms_of_other_libraries_raise_with_the_equivalent(term, said):
     with pytest.raises(InputError, match=said):
         SemiStructuredRegression(f"y ~ x + {term}").fit(frame)
 
 
-def test_families_have_the_names_that_others_give_them():
+def test_families_accept_names_of_other_libraries():
     for name, own in (
         ("gaussian", "normal"),
         ("binomial", "bernoulli"),
@@ -55,13 +55,13 @@ def test_families_have_the_names_that_others_give_them():
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_columns_are_given_by_name():
+def test_auxiliary_columns_must_be_names():
     for argument in ("weights", "offset", "exposure"):
         with pytest.raises(InputTypeError, match=f"{argument}: expected the name of a column"):
             SemiStructuredRegression("y ~ x", **{argument: np.ones(20)})
 
 
-def test_text_is_no_order_of_classes():
+def test_ordinal_responses_need_an_order():
     text = frame.assign(r=np.array(["mild", "none", "severe", "none"] * 5))
     for data in (text, text.assign(r=text.r.astype("category"))):
         with pytest.raises(InputError, match=r"it would be mild < none < severe\. Pass pd.Categ"):
@@ -78,7 +78,7 @@ def test_text_is_no_order_of_classes():
 
 
 @pytest.mark.filterwarnings("ignore:effects have not mixed")
-def test_columns_of_networks_are_named_with_what_is_wrong():
+def test_errors_about_columns_of_networks_name_the_network():
     deep = {"net": (nn.Linear(3, 1), ["z", "g"])}
     holes = frame.assign(z=frame.z.where(frame.index > 1))
     with pytest.raises(InputError, match="2 in z. Pass missing='drop'"):
@@ -98,13 +98,13 @@ def test_columns_of_networks_are_named_with_what_is_wrong():
 
 
 @pytest.mark.filterwarnings("ignore:effects have not mixed")
-def test_splines_end_where_the_rows_ended():
+def test_splines_raise_outside_the_training_range():
     model = SemiStructuredRegression("y ~ bs(x, df=5)").fit(frame, **FEW)
     with pytest.raises(InputError, match=r"x: expected values from 0 to 19.*got 1 of 2 rows outs"):
         model.predict(pd.DataFrame({"x": [1.0, 25.0]}))
 
 
-def test_chains_that_have_not_mixed_are_said_with_a_remedy():
+def test_warnings_about_mixing_name_a_remedy():
     x = np.random.default_rng(0).normal(size=(4, 500))
     assert mixing_warnings({"a": x, "b": x + 1}) == []
     apart = x + np.arange(4)[:, None]
@@ -120,7 +120,7 @@ def test_chains_that_have_not_mixed_are_said_with_a_remedy():
     assert model.warnings() == []
 
 
-def test_results_are_short_to_print():
+def test_results_have_a_short_repr():
     found = loo(np.random.default_rng(0).normal(size=(2, 50, 30)) / 9, quiet=True)
     assert repr(found).startswith("LooResult(elpd=-")
     assert len(repr(found)) < 100

@@ -42,7 +42,7 @@ def net(width=4, seed=0):
 
 
 def close(draws, mean, covariance, factor=5.0):
-    """Means and covariances within so many standard errors of an effective sample."""
+    """Check means and covariances within `factor` standard errors of the effective sample."""
     flat = draws.reshape(-1, draws.shape[-1])
     n = len(flat) / 2
     sd = np.sqrt(np.diag(covariance))
@@ -55,7 +55,7 @@ def close(draws, mean, covariance, factor=5.0):
 # --- without a network it is a generalised linear model ------------------------------------------
 
 
-def test_a_normal_model_has_its_conjugate_posterior():
+def test_a_normal_model_matches_its_conjugate_posterior():
     """Coefficients given sigma are Gaussian; sigma on a grid."""
     frame = table()
     priors = {"Intercept": NormalPrior(0.0, 2.0), "x": 0.5, "C(sex)": 1.0}
@@ -98,7 +98,7 @@ def test_a_normal_model_has_its_conjugate_posterior():
 
 
 @pytest.mark.parametrize("inference", ["nuts", "hmc", "elliptical-slice"])
-def test_a_poisson_model_with_exposure_has_its_posterior(inference):
+def test_a_poisson_model_with_exposure_matches_a_grid(inference):
     """Against a grid over intercept and slope."""
     frame = table().assign(time=lambda d: np.linspace(0.5, 2, len(d)))
     priors = {"Intercept": NormalPrior(0.0, 1.0), "x": 0.3}
@@ -145,8 +145,8 @@ def test_a_frozen_network_is_an_offset():
 # --- with networks ------------------------------------------------------------------------------
 
 
-def test_orthogonal_networks_leave_effects_their_meaning():
-    """The network could say all that the effect says; orthogonal, the effect is recovered."""
+def test_effects_beside_orthogonal_networks_are_recovered():
+    """The network can represent the effect; with orthogonal networks the effect is recovered."""
     rng = np.random.default_rng(3)
     frame = pd.DataFrame({"u": rng.uniform(-2, 2, 150)})
     f = 0.8 * (frame.u**2 - (frame.u**2).mean())
@@ -184,7 +184,7 @@ def test_orthogonal_networks_leave_effects_their_meaning():
     np.testing.assert_allclose(again.numpy(), seen, atol=2e-4)
 
 
-def test_networks_of_other_columns_are_centred_and_those_of_tensors_are_left():
+def test_networks_of_other_columns_are_centred_but_not_those_of_tensors():
     frame = table()
     model = SemiStructuredRegression("y ~ x", deep={"net": (net(), ["u"])}).fit(
         frame, **QUICK, subspace=SemiStructuredSubspace(2)
@@ -202,7 +202,7 @@ def test_networks_of_other_columns_are_centred_and_those_of_tensors_are_left():
         assert own.is_orthogonal is expected
 
 
-def test_predictions_do_not_depend_on_the_company_of_a_row():
+def test_predictions_do_not_depend_on_other_rows():
     frame = table()
     model = SemiStructuredRegression("y ~ x + u", deep={"net": (net(), ["u"])}).fit(
         frame, **QUICK, subspace=SemiStructuredSubspace(2)
@@ -211,7 +211,7 @@ def test_predictions_do_not_depend_on_the_company_of_a_row():
     np.testing.assert_allclose(model.predict(frame.iloc[5:7]).outputs, whole[:, 5:7], atol=1e-5)
 
 
-def test_the_users_module_and_torchs_state_are_as_before():
+def test_the_users_module_and_the_global_generator_are_unchanged():
     frame, module = table(), nn.Sequential(nn.Linear(1, 4), nn.Dropout(0.5), nn.Linear(4, 1))
     before = {k: v.clone() for k, v in module.state_dict().items()}
     torch.manual_seed(7)
@@ -315,7 +315,7 @@ def test_distributional_regression_finds_the_scale():
 # --- bad input ----------------------------------------------------------------------------------
 
 
-def test_bad_input_is_refused_by_name():
+def test_bad_input_raises_with_its_name():
     frame = table()
     with pytest.raises(InputError, match="none called z"):
         SemiStructuredRegression("y ~ x + z").fit(frame)
@@ -350,7 +350,7 @@ def test_bad_input_is_refused_by_name():
         SemiStructuredRegression("y ~ x", exposure="u").fit(frame)
 
 
-def test_priors_of_ones_own_allow_what_the_data_cannot_tell():
+def test_user_priors_allow_unidentified_effects():
     frame = table().iloc[:3]
     model = SemiStructuredRegression("y ~ x + u", priors={"x": 1.0, "u": 1.0}).fit(
         frame, sampling=Sampling(draws=50, chains=4, warmup=50, progress=False)
@@ -358,7 +358,7 @@ def test_priors_of_ones_own_allow_what_the_data_cannot_tell():
     assert set(model.effects()) == {"Intercept", "x", "u", "sigma"}
 
 
-def test_missing_values_are_dropped_with_a_count_or_refused():
+def test_missing_values_are_dropped_with_a_warning_or_raise():
     frame = table()
     frame.loc[[3, 5], "x"] = np.nan
     frame.loc[7, "y"] = np.nan
@@ -374,7 +374,7 @@ def test_missing_values_are_dropped_with_a_count_or_refused():
         model.predict(frame)
 
 
-def test_unseen_levels_are_an_error_or_the_reference():
+def test_unseen_levels_raise_or_use_the_reference():
     frame = table()
     model = SemiStructuredRegression("y ~ C(sex)").fit(
         frame, sampling=Sampling(draws=20, chains=4, warmup=20, progress=False)
@@ -445,7 +445,7 @@ def test_contributions_add_up_to_predictions(fitted):
     np.testing.assert_allclose(noise["deep"]["mean"], 0, atol=1e-12)
 
 
-def test_arviz_has_the_names_of_effects(fitted):
+def test_to_arviz_names_the_effects(fitted):
     pytest.importorskip("arviz")
     frame, model = fitted
     data = model.to_arviz()
@@ -471,7 +471,7 @@ def test_models_are_compared_by_leave_one_out(fitted):
     np.testing.assert_allclose(held, model.predict(frame.iloc[:5]).log_prob(frame.y[:5]))
 
 
-def test_a_report_holds_the_effects_and_their_pictures(fitted, tmp_path):
+def test_a_report_contains_effects_and_figures(fitted, tmp_path):
     frame, model = fitted
     path = model.report(tmp_path / "report.html", title="All of it", test=frame.iloc[:9])
     text = path.read_text()
@@ -481,7 +481,7 @@ def test_a_report_holds_the_effects_and_their_pictures(fitted, tmp_path):
     assert text.count("<img") == 1 + 5 + 8
 
 
-def test_the_best_epoch_is_taken_with_patience_and_without():
+def test_the_best_epoch_is_used_with_and_without_patience():
     frame = table(60)
     model = SemiStructuredRegression("y ~ x", deep={"n": (net(), ["u"])})
     rows = model.specification.prepare(frame, None)
@@ -507,7 +507,7 @@ def test_the_best_epoch_is_taken_with_patience_and_without():
 FEW = {"sampling": Sampling(draws=20, chains=2, warmup=30, progress=False)}
 
 
-def test_a_prediction_that_fails_leaves_the_model_as_it_was():
+def test_a_failed_prediction_does_not_change_the_model():
     frame = table()
     model = SemiStructuredRegression("y ~ x + C(sex)").fit(frame, **FEW)
     expected = model.predict(frame.head(3)).mean
@@ -522,7 +522,7 @@ def test_a_prediction_that_fails_leaves_the_model_as_it_was():
     model.effect("x")
 
 
-def test_values_that_a_formula_makes_no_numbers_are_named():
+def test_terms_that_are_not_finite_raise():
     frame = table().assign(z=lambda d: d.u.abs() + 0.1)
     with pytest.raises(InputError, match=r"term 'np.log\(z\)': expected finite numbers, got 2 row"):
         SemiStructuredRegression("y ~ np.log(z)").fit(
@@ -533,7 +533,7 @@ def test_values_that_a_formula_makes_no_numbers_are_named():
         model.predict(frame.head(3).assign(z=[1.0, 2.0, -1.0]))
 
 
-def test_new_groups_have_the_variance_of_groups():
+def test_sampled_effects_of_new_groups_have_the_group_variance():
     rng = np.random.default_rng(0)
     frame = pd.DataFrame({"school": np.repeat(np.arange(12), 8)})
     frame["y"] = rng.normal(size=12)[frame.school] + 0.2 * rng.normal(size=96)
@@ -556,7 +556,7 @@ def test_new_groups_have_the_variance_of_groups():
     np.testing.assert_array_equal(again.outputs, drawn.outputs)
 
 
-def test_what_networks_are_orthogonal_to_is_said():
+def test_orthogonal_to_is_reported():
     frame = table(40)
     for wanted, said in (("auto", "intercept"), (True, "effects"), (False, "nothing")):
         model = SemiStructuredRegression("y ~ x", deep={"n": (net(), "u")}, orthogonal=wanted)
@@ -565,7 +565,7 @@ def test_what_networks_are_orthogonal_to_is_said():
         assert model.is_orthogonal is (said == "effects")
 
 
-def test_priors_of_deviations_and_scales_by_the_names_of_the_summary():
+def test_priors_accept_the_names_of_the_summary():
     model = SemiStructuredRegression("y ~ s(x)", priors={"sd(s(x))": 0.5, "sigma": Exponential(2)})
     model.fit(table(), **FEW)
     assert repr(model.state.model.structured.priors["sd(s(x))"]) == "Exponential(mean=0.5)"
@@ -575,7 +575,7 @@ def test_priors_of_deviations_and_scales_by_the_names_of_the_summary():
 # --- deep ensembles, for comparison --------------------------------------------------------------
 
 
-def test_a_deep_ensemble_has_members_of_its_own_with_their_most_probable_effects():
+def test_members_of_a_deep_ensemble_differ_and_have_their_most_probable_effects():
     frame = table(60)
     model = SemiStructuredRegression("y ~ x", deep={"n": (net(), ["u"])})
     model.fit(

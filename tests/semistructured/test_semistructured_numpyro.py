@@ -48,7 +48,7 @@ def long_run(x, y, family):
 
 
 @pytest.mark.parametrize(("family", "response"), [("poisson", "count"), ("bernoulli", "ill")])
-def test_means_deviations_and_correlations_are_those_of_numpyro(family, response):
+def test_moments_equal_those_of_numpyro(family, response):
     frame = table()
     model = SemiStructuredRegression(
         f"{response} ~ x + v + C(sex)",

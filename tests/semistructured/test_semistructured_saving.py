@@ -1,4 +1,4 @@
-"""Fitted semi-structured models kept on disk: artifacts, pickles, copies."""
+"""Saving of fitted semi-structured models: artifacts, pickles, copies."""
 
 import copy
 import pickle
@@ -38,7 +38,7 @@ def cnn(width=2):
 
 
 class Wide(NormalPrior):
-    """A prior of one's own."""
+    """A prior of a user's class."""
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +94,7 @@ def same(found, model, frame, images):
     assert repr(found.state.model.structured.priors) == repr(model.state.model.structured.priors)
 
 
-def test_a_loaded_model_is_the_model(fitted, tmp_path):
+def test_a_loaded_model_gives_the_same_results(fitted, tmp_path):
     frame, images, model = fitted
     assert model.save(tmp_path / "model") == tmp_path / "model"
     assert {p.suffix for p in (tmp_path / "model").iterdir()} == {".json", ".safetensors"}
@@ -118,7 +118,7 @@ def test_a_loaded_model_is_the_model(fitted, tmp_path):
     [lambda m: pickle.loads(pickle.dumps(m)), copy.deepcopy, lambda m: _by_joblib(m)],
     ids=["pickle", "deepcopy", "joblib"],
 )
-def test_a_copied_model_is_the_model(fitted, again):
+def test_a_copied_model_gives_the_same_results(fitted, again):
     frame, images, model = fitted
     same(again(model), model, frame, images)
 
@@ -132,7 +132,7 @@ def _by_joblib(model):
     return joblib.load(file)
 
 
-def test_what_a_file_cannot_hold_is_asked_for(fitted, tmp_path):
+def test_loading_requires_what_a_file_cannot_contain(fitted, tmp_path):
     _, _, model = fitted
     path = model.save(tmp_path / "model")
     with pytest.raises(InputError, match="overwrite"):

@@ -1,4 +1,4 @@
-"""Tempering that leaves the effects alone: integrals against each other, draws against theory."""
+"""Tempering of the networks: marginalisation methods against each other, draws against theory."""
 
 import numpy as np
 import pandas as pd
@@ -66,8 +66,8 @@ def brute_force(rows, deep, size, reach=8.0, nodes=161):
 
 
 @pytest.mark.parametrize(("family", "y"), [(PoissonFamily(), "c"), (BernoulliFamily(), "b")])
-def test_quadrature_is_the_integral_and_importance_near_it(family, y):
-    """The grid knows nothing of modes; the importance estimate differs by a constant."""
+def test_quadrature_and_importance_sampling_match_a_grid(family, y):
+    """The grid does not use modes; the importance estimate differs by a constant."""
     frame = frame_of()
     rows = observed(family, "1", y, frame)
     deep = contributions(frame, 1)
@@ -83,7 +83,7 @@ def test_quadrature_is_the_integral_and_importance_near_it(family, y):
     assert method.efficiency > 0.8
 
 
-def test_the_closed_form_of_a_normal_response_is_the_integral():
+def test_the_closed_form_matches_a_grid():
     frame = frame_of()
     rows = observed(NormalFamily(), "x + v", "y", frame)
     deep = contributions(frame, 2)
@@ -100,7 +100,7 @@ def test_the_closed_form_of_a_normal_response_is_the_integral():
 
 
 @pytest.mark.parametrize("n", [4, 40])
-def test_the_closed_form_is_the_dense_computation(n):
+def test_the_closed_form_matches_dense_matrices(n):
     """Fewer rows than columns too: coefficients by dense matrices, sigma on a grid."""
     frame = frame_of(n)
     rows = observed(NormalFamily(), "x + v + u + c", "y", frame)
@@ -136,7 +136,7 @@ def test_the_closed_form_is_the_dense_computation(n):
     )
 
 
-def test_conditional_draws_have_the_conditional_moments():
+def test_conditional_samples_have_the_conditional_moments():
     """Normal, exact: against the textbook, sigma on a grid; importance: against the closed form."""
     frame = frame_of()
     rows = observed(NormalFamily(), "x", "y", frame)
@@ -170,8 +170,8 @@ def test_conditional_draws_have_the_conditional_moments():
         (NormalFamily(), "x + s(v, df=6)", "y"),
     ],
 )
-def test_newton_finds_modes_and_curvatures(family, right, y):
-    """The chain rule against automatic differentiation of the whole."""
+def test_newton_derivatives_match_automatic_differentiation(family, right, y):
+    """The chain rule against automatic differentiation of the log joint density."""
     frame = frame_of()
     rows = observed(family, right, y, frame)
     width = 1 if not isinstance(family, NormalFamily) else 2
@@ -185,7 +185,7 @@ def test_newton_finds_modes_and_curvatures(family, right, y):
     torch.testing.assert_close(factor @ factor.mT, torch.linalg.inv(-hessian), rtol=1e-6, atol=1e-9)
 
 
-def test_tempering_widens_the_networks_and_leaves_the_effects():
+def test_tempering_widens_the_networks_but_not_the_effects():
     """The networks' draws against their tempered density on a grid; the effects do not move.
 
     The network is orthogonal to the columns, so that effects and network are independent given
@@ -236,7 +236,7 @@ def test_tempering_widens_the_networks_and_leaves_the_effects():
         hot.loo()
 
 
-def test_tempered_marginal_of_a_linear_network_is_known():
+def test_tempered_marginal_of_a_linear_network_matches_its_closed_form():
     """y = theta + phi w(u) + noise: p(D | phi) and its tempered posterior in closed form."""
     from subbayes.inference.samplers.elliptical_slice import EllipticalSlice
     from subbayes.priors import Normal
@@ -267,7 +267,7 @@ def test_tempered_marginal_of_a_linear_network_is_known():
         assert abs(draws.covariance()[0, 0] / sd**2 - 1) < 5 * np.sqrt(2 / n)
 
 
-def test_what_cannot_be_integrated_is_refused():
+def test_unsupported_marginalisation_raises():
     frame = frame_of()
     rows = observed(PoissonFamily(), "x", "c", frame)
     with pytest.raises(InputError, match="'importance' for this model"):
