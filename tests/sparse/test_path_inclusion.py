@@ -131,7 +131,7 @@ def test_path_probabilities_depend_on_seed_and_draws():
 def test_masks_of_large_layers_are_drawn_in_parts(monkeypatch):
     found = network(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1)))
     whole = path_probability(found.network.module_with(), found.layers, "0", 50)
-    monkeypatch.setattr("subbayes.sparse.path_inclusion._AT_ONCE", 1)
+    monkeypatch.setattr("subbayes.sparse.path_inclusion._MAX_WEIGHTS", 1)
     parts = path_probability(found.network.module_with(), found.layers, "0", 50)
     torch.testing.assert_close(whole, parts)
 

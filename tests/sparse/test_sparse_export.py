@@ -409,7 +409,7 @@ def test_edges_know_whether_norms_are_per_unit():
     net = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Linear(3, 1)).eval()
     for example, sure in ((None, False), (torch.randn(5, 3, 3), False), (torch.randn(5, 3), True)):
         (edge,) = edges(net, ("0",), example)
-        assert (edge.norms, edge.by_unit) == (["1"], sure)
+        assert (edge.norms, edge.norms_per_unit) == (["1"], sure)
 
 
 @pytest.mark.parametrize("value", [0.7, 0.0])
