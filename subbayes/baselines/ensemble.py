@@ -104,7 +104,13 @@ class WeightSamples(Predictor):
         )
         samples = self
         if n_draws is not None and check_count("n_draws", n_draws) < len(self.weights):
-            samples = self._thinned(n_draws)
+            index = torch.linspace(0, len(self.weights) - 1, n_draws).round().long()
+            samples = replace(
+                self,
+                weights=self.weights[index.to(self.weights.device)],
+                likelihood=self.likelihood.select_draws(index),
+                frozen=None if self.frozen is None else [self.frozen[int(s)] for s in index],
+            )
         options: dict[str, Any] = {"refresh_batchnorm": refresh, "memory_limit": memory_limit}
         if samples.frozen is None:
             return average(
@@ -124,16 +130,6 @@ class WeightSamples(Predictor):
         ]
         outputs = torch.cat(parts)
         return Predictive(outputs, with_noise(samples.likelihood, noise, outputs.shape[1]))
-
-    def _thinned(self, count: int) -> WeightSamples:
-        """Some of the weight vectors, evenly spaced."""
-        index = torch.linspace(0, len(self.weights) - 1, count).round().long()
-        return replace(
-            self,
-            weights=self.weights[index.to(self.weights.device)],
-            likelihood=self.likelihood.select_draws(index),
-            frozen=None if self.frozen is None else [self.frozen[int(s)] for s in index],
-        )
 
     def tensors(self) -> dict[str, Tensor | np.ndarray]:
         """The network, the weight vectors, and buffers of each if they differ."""

@@ -6,7 +6,7 @@ $$ p(y \mid x) \approx \frac{1}{S} \sum_{s=1}^S p(y \mid f(x; w \odot m_s)), \qq
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -218,14 +218,9 @@ class Mask(nn.Module):
 def _insert_masks(module: nn.Module, seed: int) -> list[Mask]:
     """Replace dropout layers by masks, a layer that is used several times by one mask."""
     masks: dict[int, Mask] = {}
-    for parent, name, layer in list(_dropouts(module)):
-        mask = masks.setdefault(id(layer), Mask(layer, derive_seed(seed, len(masks))))
-        setattr(parent, name, mask)
-    return list(masks.values())
-
-
-def _dropouts(module: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:
-    for path, child in module.named_modules(remove_duplicate=False):
-        if path and isinstance(child, DROPOUTS) and child.p > 0:
+    for path, layer in list(module.named_modules(remove_duplicate=False)):
+        if path and isinstance(layer, DROPOUTS) and layer.p > 0:
+            mask = masks.setdefault(id(layer), Mask(layer, derive_seed(seed, len(masks))))
             parent, _, name = path.rpartition(".")
-            yield module.get_submodule(parent), name, child
+            setattr(module.get_submodule(parent), name, mask)
+    return list(masks.values())

@@ -1,4 +1,4 @@
-"""Sparse Bayesian networks: which weights are in, with what probability, and how large they are."""
+"""Sparse Bayesian networks, with inclusion probabilities and distributions of the weights."""
 
 from subbayes.sparse.baselines import prune
 from subbayes.sparse.configuration import LearningRates, SparseTraining

@@ -239,18 +239,14 @@ def tile_layout(n: int, inputs: int) -> tuple[int, int]:
 def _bag_sums(
     table: Float[Tensor, "tiles i width"], bags: BagIndices, values: Float[Tensor, "k"]
 ) -> Float[Tensor, "tiles o width"]:
-    parts = [_table_bag_sums(part, bags, values) for part in table.split(_MAX_TILES)]
+    parts = []
+    for tiles in table.split(_MAX_TILES):
+        columns, starts, repeated = bags.for_tiles(values, len(tiles))
+        sums = functional.embedding_bag(
+            columns, tiles.flatten(0, 1), starts, mode="sum", per_sample_weights=repeated
+        )
+        parts.append(sums.unflatten(0, (len(tiles), len(bags.crow) - 1)))
     return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-
-def _table_bag_sums(
-    table: Float[Tensor, "tiles i width"], bags: BagIndices, values: Float[Tensor, "k"]
-) -> Float[Tensor, "tiles o width"]:
-    columns, starts, repeated = bags.for_tiles(values, len(table))
-    found = functional.embedding_bag(
-        columns, table.flatten(0, 1), starts, mode="sum", per_sample_weights=repeated
-    )
-    return found.unflatten(0, (len(table), len(bags.crow) - 1))
 
 
 def csr_tensor(

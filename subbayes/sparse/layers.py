@@ -317,7 +317,11 @@ class SparseLayer(nn.Module):
         gamma = self._shaped(self._relaxed_indicators(logits))
         if estimator == "relaxed":
             weight = gamma * (self.mean + self.sd * self.noise.normal(self.mean.shape, self.mean))
-            return self.operation(x, weight, self._draw_bias(gamma))
+            bias = None
+            if self.bias_mean is not None:
+                noise = self.noise.normal(self.bias_mean.shape, self.bias_mean)
+                bias = self._masked_bias(self.bias_mean + self.bias_sd * noise, gamma)
+            return self.operation(x, weight, bias)
         bias = bias_variance = None
         if self.bias_mean is not None:
             bias = self._masked_bias(self.bias_mean, gamma)
@@ -361,12 +365,6 @@ class SparseLayer(nn.Module):
     def _masked_bias(self, bias: Tensor, gamma: Tensor) -> Tensor:
         """Biases are included with their unit, and always where weights have indicators."""
         return bias * gamma.reshape(-1) if self.structure == "units" else bias
-
-    def _draw_bias(self, gamma: Tensor) -> Tensor | None:
-        if self.bias_mean is None:
-            return None
-        noise = self.noise.normal(self.bias_mean.shape, self.bias_mean)
-        return self._masked_bias(self.bias_mean + self.bias_sd * noise, gamma)
 
     @staticmethod
     @contextmanager

@@ -55,9 +55,9 @@ class _Hyper(nn.Module):
 class Slab(_Hyper):
     """The prior of the included weights."""
 
-    @abstractmethod
     def log_prob(self, beta: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
         """Log density of weights."""
+        return self.expected_log_prob(beta.square())
 
     @abstractmethod
     def expected_log_prob(self, square: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
@@ -91,14 +91,9 @@ class NormalSlab(Slab):
     def __init__(self, scale: float = 1.0) -> None:
         super().__init__(scale=scale)
 
-    def log_prob(self, beta: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
-        """Log density."""
-        return self.expected_log_prob(beta.square())
-
     def expected_log_prob(self, square: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
         """Exact: the log density is linear in the square."""
-        log_scale = self.log_scale.to(square)
-        return -0.5 * (math.log(2 * math.pi) + square * (-2 * log_scale).exp()) - log_scale
+        return _normal_log_prob(square, self.log_scale)
 
 
 class StudentTSlab(Slab):
@@ -127,10 +122,6 @@ class StudentTSlab(Slab):
 
     def __init__(self, shape: float = 1.0, rate: float = 1.0) -> None:
         super().__init__(shape=shape, rate=rate)
-
-    def log_prob(self, beta: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
-        """Log density."""
-        return self.expected_log_prob(beta.square())
 
     def expected_log_prob(self, square: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
         """The lower bound."""
@@ -176,21 +167,15 @@ class MixtureSlab(Slab):
             fail("share", "a number strictly between 0 and 1", share)
         self.share = float(share)
 
-    def _components(self, square: Tensor) -> tuple[Tensor, Tensor]:
-        """Weighted log densities of both components."""
-        wide, narrow = (
-            -0.5 * (math.log(2 * math.pi) + square * (-2 * s.to(square)).exp()) - s.to(square)
-            for s in (self.log_wide, self.log_narrow)
-        )
-        return wide + math.log(self.share), narrow + math.log1p(-self.share)
-
-    def log_prob(self, beta: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
-        """Log density."""
-        return self.expected_log_prob(beta.square())
-
     def expected_log_prob(self, square: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
         """The lower bound."""
-        return torch.logaddexp(*self._components(square))
+        wide, narrow = (_normal_log_prob(square, s) for s in (self.log_wide, self.log_narrow))
+        return torch.logaddexp(wide + math.log(self.share), narrow + math.log1p(-self.share))
+
+
+def _normal_log_prob(square: Tensor, log_scale: Tensor) -> Tensor:
+    log_scale = log_scale.to(square)
+    return -0.5 * (math.log(2 * math.pi) + square * (-2 * log_scale).exp()) - log_scale
 
 
 class Inclusion(_Hyper):

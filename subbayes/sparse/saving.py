@@ -38,7 +38,13 @@ def layer_from(
         rank=1 if factor is None else factor.shape[-1],
         temperature=config["temperature"],
     )
-    made = layer_class(settings.posterior)(plain, settings, _prior_of(config), noise)
+    slab, inclusion = _prior(config["slab"]), _prior(config["inclusion"])
+    prior = (
+        Horseshoe(slab=slab, inclusion=inclusion, **config["horseshoe"])
+        if "horseshoe" in config
+        else SpikeSlab(slab, inclusion)
+    )
+    made = layer_class(settings.posterior)(plain, settings, prior, noise)
     made.phase = config["phase"]
     return made
 
@@ -62,13 +68,6 @@ def layer_facts(layer: SparseLayer) -> dict[str, Any]:
     if isinstance(layer, HorseshoeLayer):
         config["horseshoe"] = {"scale": math.exp(layer.log_scale), "threshold": layer.threshold}
     return config
-
-
-def _prior_of(config: dict[str, Any]) -> SpikeSlab:
-    slab, inclusion = _prior(config["slab"]), _prior(config["inclusion"])
-    if "horseshoe" in config:
-        return Horseshoe(slab=slab, inclusion=inclusion, **config["horseshoe"])
-    return SpikeSlab(slab, inclusion)
 
 
 def _prior_facts(prior: Slab | Inclusion) -> dict[str, Any]:

@@ -163,7 +163,7 @@ class TrainableSparseNetwork(Trainable):
             warnings.warn(
                 f"data: no row of class{'es' * (len(absent) > 1)} "
                 f"{', '.join(map(str, absent))}, for which the network has an output: its "
-                "predictions of them come from the prior. Add such rows, or remove the output",
+                "predictions for these come from the prior. Add such rows, or remove the output",
                 stacklevel=3,
             )
         noise = Noise(derive_seed(seed, 2))

@@ -8,7 +8,7 @@ import json
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -158,15 +158,8 @@ class SmallNetwork:
 
     def facts(self) -> dict[str, Any]:
         """All fields but the module, and the classes of its layers."""
-        return {
-            "units": self.units,
-            "layouts": self.layouts,
-            "weights": self.weights,
-            "inputs": self.inputs,
-            "outputs": self.outputs,
-            "fills": self.fills,
-            "layers": _classes(self.module),
-        }
+        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "module"}
+        return values | {"layers": _classes(self.module)}
 
     def save(self, path: StrPath, *, overwrite: bool = False) -> Path:
         """Write an artifact that is a single safetensors file; `subbayes.load` opens it.
@@ -235,13 +228,9 @@ class SmallNetwork:
         onnx.helper.set_model_props(
             model,
             {
-                name: json.dumps(value)
-                for name, value in (
-                    ("inputs", self.inputs),
-                    ("outputs", self.outputs),
-                    ("fills", self.fills),
-                )
-                if value
+                name: json.dumps(getattr(self, name))
+                for name in ("inputs", "outputs", "fills")
+                if getattr(self, name)
             },
         )
         atomic_write_bytes(file, model.SerializeToString())
