@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from oracles import LinearGaussian
 
-from subbayes.inference.engines import ENGINES, engine_of
+from subbayes.inference.engine import ENGINES, engine_of
 
 
 @pytest.mark.parametrize(

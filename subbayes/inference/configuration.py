@@ -1,4 +1,4 @@
-"""How a posterior is sampled: the settings that every inference engine shares."""
+"""The settings that all inference engines share."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["Sampling"]
 
 @dataclass(frozen=True)
 class Sampling:
-    """Length, seed and bookkeeping of a sampling run.
+    """Length, seed, checkpoint and progress of a sampling run.
 
-    Engines whose draws are independent (`SMC`, `Laplace`, `MeanFieldVI`, ...) have no use for
-    `warmup`, `thin`, `initial` and `checkpoint` and ignore them.
+    Engines whose draws are independent (`SMC`, `Laplace`, `MeanFieldVI`, ...) ignore `warmup`,
+    `thin`, `initial` and `checkpoint`.
 
     Attributes:
         draws: draws to keep per chain.
@@ -29,7 +29,7 @@ class Sampling:
         seed: seed; every chain has its own random stream.
         initial: "prior" (start at draws from the prior), "shift" (start at z = 0), or start
             points of shape (chains, k).
-        mode: how the density is evaluated: "trace", "compile" (pays for long runs) or "eager".
+        mode: how the density is evaluated: "trace", "compile" (for long runs) or "eager".
         checkpoint: folder to save the run in and resume it from, bit for bit.
         checkpoint_seconds: time between checkpoints.
         progress: show progress bars; None shows them on a terminal.

@@ -1,7 +1,8 @@
-"""What all inference engines share: settings with a `run` that draws from a posterior."""
+"""Base class of inference engines, and their registry by name."""
 
 from __future__ import annotations
 
+import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -12,13 +13,28 @@ import numpy as np
 
 from subbayes.draws import Draws, Validity
 from subbayes.inference.configuration import Sampling
+from subbayes.utils.checks import check_choice, fail_type
 
-__all__ = ["Engine", "FunctionEngine"]
+__all__ = ["ENGINES", "Engine", "FunctionEngine", "engine_class", "engine_of"]
+
+ENGINES = {
+    "elliptical-slice": "samplers.elliptical_slice:EllipticalSlice",
+    "nuts": "samplers.nuts:NUTS",
+    "hmc": "samplers.hmc:HMC",
+    "slice": "samplers.slice:SliceSampling",
+    "parallel-tempering": "samplers.parallel_tempering:ParallelTempering",
+    "smc": "samplers.smc:SMC",
+    "laplace": "laplace.laplace:Laplace",
+    "laplace-linearised": "laplace.linearised_engine:LinearisedLaplace",
+    "vi": "variational.variational:MeanFieldVI",
+    "full-rank-vi": "variational.variational:FullRankVI",
+    "realnvp": "variational.variational:RealNVP",
+}
 
 
 @dataclass(frozen=True)
 class Engine(ABC):
-    """A method of inference: a frozen dataclass of its settings.
+    """An inference method: a frozen dataclass of its settings.
 
     Attributes:
         name: of the method, as `fit(..., inference=name)` takes it.
@@ -62,39 +78,24 @@ class Engine(ABC):
         checkpoint_seconds: float = 10.0,
         progress: bool | None = None,
     ) -> Draws:
-        """Draw from a posterior; the arguments are the fields of `Sampling`.
-
-        Args:
-            posterior: the density, a `Posterior` or an object with the same methods.
-            draws: draws to keep per chain.
-            chains: number of chains, evaluated together.
-            warmup: draws per chain to discard first; None takes the default of the engine.
-            thin: keep every `thin`-th draw.
-            seed: seed; every chain has its own random stream.
-            initial: "prior", "shift" (z = 0), or start points of shape (chains, k).
-            checkpoint: folder to save the run in and resume it from, bit for bit.
-            checkpoint_seconds: time between checkpoints.
-            progress: show a progress bar; None shows it on a terminal.
-        """
-        return self.run(
-            posterior,
-            Sampling(
-                draws=draws,
-                chains=chains,
-                warmup=warmup,
-                thin=thin,
-                seed=seed,
-                initial=initial,
-                checkpoint=checkpoint,
-                checkpoint_seconds=checkpoint_seconds,
-                progress=progress,
-            ),
+        """Draw from a `Posterior` or an object like it; see `Sampling` for the settings."""
+        sampling = Sampling(
+            draws=draws,
+            chains=chains,
+            warmup=warmup,
+            thin=thin,
+            seed=seed,
+            initial=initial,
+            checkpoint=checkpoint,
+            checkpoint_seconds=checkpoint_seconds,
+            progress=progress,
         )
+        return self.run(posterior, sampling)
 
 
 @dataclass(frozen=True)
 class FunctionEngine(Engine):
-    """A function of your own as an engine.
+    """A custom function as an engine.
 
     Attributes:
         function: takes a posterior and a `Sampling`, and returns `Draws`.
@@ -115,6 +116,44 @@ class FunctionEngine(Engine):
         return getattr(self.function, "__name__", "custom")
 
     def run(self, posterior: Any, sampling: Sampling) -> Draws:
-        """Call the function, and note its name and the temperature of the posterior."""
+        """Call the function; set the name and the temperature of its draws."""
         draws = self.function(posterior, sampling)
         return replace(draws, engine=draws.engine or self.name, temperature=posterior.temperature)
+
+
+def engine_class(name: str) -> type[Engine]:
+    """The class of an engine by its name."""
+    check_choice("inference", name, ENGINES)
+    module, _, attribute = ENGINES[name].partition(":")
+    found: type[Engine] = getattr(
+        importlib.import_module(f"subbayes.inference.{module}"), attribute
+    )
+    return found
+
+
+def engine_of(inference: str | Engine | Callable[[Any, Sampling], Draws]) -> Engine:
+    """The engine of an argument `inference`.
+
+    Args:
+        inference: a name of `ENGINES`, for the default settings; an engine; or a function
+            (posterior, sampling) -> Draws.
+
+    Raises:
+        InputError: an unknown name.
+        InputTypeError: another type.
+
+    Example:
+        >>> engine_of("nuts").target_acceptance
+        0.8
+    """
+    if isinstance(inference, str):
+        return engine_class(inference)()
+    if isinstance(inference, Engine):
+        return inference
+    if isinstance(inference, type) or not callable(inference):
+        fail_type(
+            "inference",
+            "a name, an engine such as NUTS(), or a function (posterior, sampling) -> Draws",
+            inference,
+        )
+    return FunctionEngine(inference)

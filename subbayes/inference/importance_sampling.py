@@ -27,11 +27,8 @@ def approximate_draws(
 ) -> Draws:
     """`Draws` of an approximation with the stats "log_density" and "log_q", and their Pareto k.
 
-    Args:
-        posterior: the density.
-        z: independent draws of the approximation.
-        log_q: the normalised log density of the approximation there.
-        facts: other fields of `Draws`.
+    `z` are independent draws of the approximation, `log_q` its normalised log density there, and
+    `facts` other fields of `Draws`.
     """
     rows = z.reshape(-1, z.shape[-1])
     likelihood = np.concatenate(

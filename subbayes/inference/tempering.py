@@ -17,8 +17,7 @@ from subbayes import diagnostics
 from subbayes.data.data import Data
 from subbayes.draws import Draws
 from subbayes.inference.configuration import Sampling
-from subbayes.inference.engine import Engine
-from subbayes.inference.engines import engine_of
+from subbayes.inference.engine import Engine, engine_of
 from subbayes.posterior import Posterior
 from subbayes.utils.checks import check_choice, check_positive, fail
 from subbayes.utils.progress import progress_bar

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from subbayes.inference.engine import Engine
-from subbayes.inference.engines import engine_of
+from subbayes.inference.engine import Engine, engine_of
 from subbayes.models.comparison_methods import (
     MAP,
     SWA,

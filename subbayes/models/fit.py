@@ -12,8 +12,7 @@ from subbayes import likelihoods
 from subbayes.data.data import Data
 from subbayes.draws import Draws
 from subbayes.inference.configuration import Sampling
-from subbayes.inference.engine import Engine
-from subbayes.inference.engines import ENGINES, engine_of
+from subbayes.inference.engine import ENGINES, Engine, engine_of
 from subbayes.inference.tempering import choose_temperature
 from subbayes.likelihoods import Likelihood
 from subbayes.models.checkpoint import FitCheckpoint

@@ -217,7 +217,7 @@ def _subspace(subspace: Any) -> Any:
 
 
 def _engine(inference: Any) -> Any:
-    from subbayes.inference.engines import engine_of
+    from subbayes.inference.engine import engine_of
 
     return engine_of(inference)
 

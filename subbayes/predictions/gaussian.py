@@ -260,13 +260,7 @@ class ClassPredictive(Predictive):
 def class_probabilities(
     mean: Float[Tensor, "N C"], covariance: Float[Tensor, "N C C"], method: str = "probit"
 ) -> Float[Tensor, "N K"]:
-    """Approximate expected class probabilities under Gaussian logits; one logit means two classes.
-
-    Args:
-        mean: mean of the logits.
-        covariance: covariance of the logits.
-        method: "probit", "extended-probit" or "laplace-bridge".
-    """
+    """Approximate expected probabilities under Gaussian logits; one logit means two classes."""
     check_choice("method", method, METHODS)
     if mean.shape[1] == 1:  # the logits (0, f)
         mean = torch.cat([torch.zeros_like(mean), mean], 1)

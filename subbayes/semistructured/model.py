@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from subbayes.draws import Draws
 from subbayes.inference.configuration import Sampling
-from subbayes.inference.engine import Engine
-from subbayes.inference.engines import engine_of
+from subbayes.inference.engine import Engine, engine_of
 from subbayes.reports.semistructured import write_report
 from subbayes.semistructured.design_data import AuxiliaryColumns, networks_from
 from subbayes.semistructured.families import Family, family_from_name

@@ -126,7 +126,7 @@ def test_to_arviz_with_a_posterior_of_another_rank():
         to_arviz(some(), posterior)
 
 
-def test_without_arviz_one_is_told_what_to_install(monkeypatch):
+def test_missing_arviz_names_the_extra(monkeypatch):
     import builtins
 
     real = builtins.__import__

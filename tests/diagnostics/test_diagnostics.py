@@ -119,7 +119,7 @@ def test_standard_error_of_the_mean_covers_the_mean():
     assert abs(z.var() - 1) < 4 * math.sqrt(2 / 400) + 0.1
 
 
-def test_rhat_sees_location_and_scale():
+def test_rhat_detects_location_and_scale():
     x = np.random.default_rng(0).normal(size=(4, 400, 3))
     x[0, :, 1] += 1
     x[0, :, 2] *= 4
@@ -147,7 +147,7 @@ def test_blocks_trailing_axes_and_dtype_do_not_matter(monkeypatch, name):
 
 
 @pytest.mark.parametrize("name", STATISTICS)
-def test_what_cannot_be_known_is_nan(name):
+def test_undefined_statistics_are_nan(name):
     x = np.random.default_rng(0).normal(size=(2, 20, 4))
     x[:, :, 1] = 0.1
     x[1, 3, 2] = np.nan
@@ -161,19 +161,19 @@ def test_what_cannot_be_known_is_nan(name):
         assert np.isnan(STATISTICS[name][0](np.empty((0, 20, 4)))).all()
 
 
-def test_stuck_chains_have_infinite_rhat_and_are_worth_one_draw_each():
+def test_stuck_chains_have_infinite_rhat_and_one_effective_draw_each():
     x = np.broadcast_to(np.array([0.1, 0.7, 0.2])[:, None], (3, 100))
     assert float(rhat(x)) == math.inf
     assert float(ess_bulk(x)) < 4
 
 
-def test_tail_ess_passes_over_a_quantile_that_tells_nothing():
+def test_tail_ess_ignores_an_uninformative_quantile():
     x = (np.random.default_rng(0).uniform(size=(4, 500)) < 0.5).astype(float)
     np.testing.assert_allclose(ess_tail(x), ess_mean(x), rtol=1e-12)
 
 
 @pytest.mark.parametrize("name", STATISTICS)
-def test_flat_draws_are_refused(name):
+def test_one_dimensional_draws_are_rejected(name):
     with pytest.raises(
         InputError,
         match=r"^x: expected draws of shape \(chains, draws\) or "
@@ -266,7 +266,7 @@ def test_weights_where_nothing_can_be_fitted():
         ),
     ],
 )
-def test_psis_refuses(values, message):
+def test_psis_rejects_bad_input(values, message):
     with pytest.raises(InputError, match=message):
         psis(values)
 
@@ -372,7 +372,7 @@ def test_compare_agrees_with_arviz(az):
     np.testing.assert_allclose([-row.difference for row in rows], table.elpd_diff, atol=1e-10)
 
 
-def test_compare_refuses_other_observations():
+def test_compare_rejects_different_observations():
     log_lik = np.random.default_rng(0).normal(size=(1000, 4)) / 10
     one, other = loo(log_lik), loo(log_lik[:, :3])
     with pytest.raises(
@@ -406,6 +406,6 @@ def test_compare_refuses_other_observations():
         (np.zeros((5, 3)), np.ones(4), r"^reff: expected a positive number, or 3 of them"),
     ],
 )
-def test_loo_refuses(values, reff, message):
+def test_loo_rejects_bad_input(values, reff, message):
     with pytest.raises(InputError, match=message):
         loo(values, reff)

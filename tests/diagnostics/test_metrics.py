@@ -214,7 +214,7 @@ def test_interval_of_one_gaussian_has_its_quantiles(level):
 
 @pytest.mark.parametrize("make", [regression, heteroscedastic, counts])
 @pytest.mark.parametrize("level", [0.5, 0.9])
-def test_calibrated_predictions_cover_as_they_claim(make, level):
+def test_calibrated_predictions_have_nominal_coverage(make, level):
     predictive, y = make(n=1000)
     lower, upper = predictive.interval(level)
     claimed = predictive.cdf(upper) - predictive.cdf(lower)
@@ -370,7 +370,7 @@ def test_form_of_the_targets_does_not_matter(kind):
 
 
 @pytest.mark.parametrize("function", [crps, rmse, coverage, interval_width])
-def test_scores_of_numbers_refuse_classes(function):
+def test_regression_scores_reject_classes(function):
     with pytest.raises(
         InputError,
         match=rf"^predictive: expected regression or counts for "
@@ -380,7 +380,7 @@ def test_scores_of_numbers_refuse_classes(function):
 
 
 @pytest.mark.parametrize("function", [accuracy, brier, ece, auroc])
-def test_scores_of_classes_refuse_numbers(function):
+def test_classification_scores_reject_regression(function):
     with pytest.raises(
         InputError,
         match=rf"^predictive: expected classification for "
@@ -402,13 +402,13 @@ def test_scores_of_classes_refuse_numbers(function):
     ],
 )
 @pytest.mark.parametrize("function", [log_likelihood, rmse, crps, coverage, score])
-def test_misfitting_targets_are_refused(function, y, message):
+def test_targets_of_another_shape_are_rejected(function, y, message):
     with pytest.raises(InputError, match=message):
         function(regression()[0], y)
 
 
 @pytest.mark.parametrize("label", [-1, 4, 1.5])
-def test_other_labels_are_refused(label):
+def test_invalid_labels_are_rejected(label):
     predictive, y = classes(4)
     y = y.astype(float)
     y[3] = label
@@ -416,7 +416,7 @@ def test_other_labels_are_refused(label):
         accuracy(predictive, y)
 
 
-def test_calibration_curve_refuses_levels_that_are_no_probabilities():
+def test_calibration_curve_rejects_levels_outside_zero_and_one():
     with pytest.raises(
         InputError,
         match=r"^levels: expected probabilities between 0 and 1, got "

@@ -71,7 +71,7 @@ def check(row, model):
     assert row.se == pytest.approx(np.sqrt(model.n * exact.var()), rel=0.05)
 
 
-def test_posteriors_side_by_side():
+def test_compares_posteriors():
     models = {
         "wide": LinearGaussian(rank=2),
         "narrow": LinearGaussian(rank=2, prior=Normal(0.05)),
@@ -107,7 +107,7 @@ def test_arviz_agrees():
     assert row.se == pytest.approx(float(theirs.se), rel=1e-4)
 
 
-def test_other_priors_and_temperatures_without_a_refit():
+def test_reweights_to_other_priors_and_temperatures():
     model = LinearGaussian(rank=2, temperature=2.0)
     known = log_evidence(model)
     draws = exact_draws(model, log_evidence=known, log_evidence_error=0.01)
@@ -128,7 +128,7 @@ def test_other_priors_and_temperatures_without_a_refit():
             assert row.weights_k < 0.7
 
 
-def test_weights_that_cannot_be_trusted_are_marked():
+def test_unreliable_weights_are_marked():
     model = LinearGaussian(rank=2, temperature=1.0)
     draws = exact_draws(model)
     found = reweight(model.posterior(), draws, temperatures=[0.01, 100.0])
@@ -162,7 +162,7 @@ def test_text_table_and_json():
     assert "-68.0" in repr(found)
 
 
-def test_few_draws_are_evenly_spaced_and_enough():
+def test_evenly_spaced_draws_suffice():
     model = LinearGaussian(rank=2)
     draws = exact_draws(model)
     few = compare_posteriors({"m": (model.posterior(), draws)}, most_draws=800)["m"]
@@ -210,7 +210,7 @@ def test_bad_input(unchecked):
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_what_is_no_dict_of_models_and_numbers_alone():
+def test_rejects_other_types_and_accepts_single_numbers():
     posterior = LinearGaussian(rank=2).posterior()
     draws = subbayes.inference.EllipticalSlice().sample(
         posterior, draws=60, chains=4, progress=False

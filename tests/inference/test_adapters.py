@@ -187,7 +187,7 @@ def test_our_nuts_agrees_on_a_small_network(name):
 
 
 @pytest.mark.parametrize("name", ["emcee", "dynesty", "nutpie"])
-def test_the_seed_decides_and_global_generators_are_left_alone(name):
+def test_results_depend_on_the_seed_and_global_generators_are_untouched(name):
     settings = {"draws": 20} | ({"live": 40} if name == "dynesty" else {})
     before = np.random.get_state()[1].copy()  # noqa: NPY002
     first, again = (sampled(name, Banana(2), seed=3, **settings).z for _ in range(2))
@@ -197,7 +197,7 @@ def test_the_seed_decides_and_global_generators_are_left_alone(name):
 
 
 @every
-def test_without_the_package_one_is_told_what_to_install(name, monkeypatch):
+def test_missing_package_names_the_extra(name, monkeypatch):
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(
         ImportError,
@@ -233,14 +233,14 @@ def test_bad_input(name):
             sampled(name, Gradientless())
 
 
-def test_emcee_says_which_walkers_it_needs():
+def test_emcee_rejects_too_few_walkers():
     with pytest.raises(InputError, match="walkers: expected at least 2 k = 4, got 3"):
         sampled("emcee", Banana(2), walkers=3)
     with pytest.raises(InputError, match="initial: expected start points that span all 2"):
         sampled("emcee", Banana(2), initial="shift")
 
 
-def test_nutpie_stays_out_of_impossible_places():
+def test_nutpie_avoids_regions_of_zero_density():
     class Cliff(Toy):
         def likelihood(self, z):
             return np.where(z[:, 0] > 0, 0.0, -np.inf), np.zeros_like(z)
@@ -250,7 +250,7 @@ def test_nutpie_stays_out_of_impossible_places():
     assert draws.stats["divergent"].any()
 
 
-def test_the_sampler_of_the_page_runs_as_it_stands():
+def test_custom_sampler_of_the_docs_page_runs():
     page = Path(__file__).parents[2] / "docs" / "methods" / "other-samplers.md"
     code = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)[1]
     known = {"posterior": gaussian(MODELS["tempered"])}

@@ -145,7 +145,7 @@ def test_losses_along_a_curve(case):
         assert loss == pytest.approx(-float(posterior.likelihood.log_prob(f, y).mean()), rel=1e-9)
 
 
-def test_the_module_is_left_alone(case):
+def test_the_module_is_not_changed(case):
     module, posterior, new = case
     before = copy.deepcopy(module.state_dict())
     posterior.value(Z)

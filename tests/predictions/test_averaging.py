@@ -29,7 +29,7 @@ def spaces(net):
 @pytest.mark.parametrize("which", [0, 1])
 @pytest.mark.parametrize("classes", [1, 3])
 @pytest.mark.parametrize("size", [1, 13, 60, 10**6])
-def test_the_same_numbers_whatever_the_size_of_the_parts(monkeypatch, which, classes, size):
+def test_results_do_not_depend_on_the_chunk_size(monkeypatch, which, classes, size):
     net, likelihood, data, new = problem(0, classes)
     posterior = linearised_laplace(net, likelihood, data, spaces(net)[which])
     new = torch.cat([new, new.flip(0) + 1])
@@ -45,7 +45,7 @@ def test_the_same_numbers_whatever_the_size_of_the_parts(monkeypatch, which, cla
 
 
 @pytest.mark.parametrize("which", [0, 1])
-def test_parts_are_as_small_as_asked_for(which):
+def test_chunks_respect_the_memory_limit(which):
     net, likelihood, data, new = problem(0, 3)
     posterior = linearised_laplace(net, likelihood, data, spaces(net)[which])
     J, space = posterior.precision.jacobian(new.repeat(30, 1)), spaces(net)[which]
@@ -60,7 +60,7 @@ def test_parts_are_as_small_as_asked_for(which):
 
 @pytest.mark.parametrize("subspace", ["optimal", "subnetwork"])
 @pytest.mark.parametrize("size", [1, 40, 10**6])
-def test_models_of_fit_predict_the_same_numbers_too(monkeypatch, subspace, size):
+def test_fitted_models_do_not_depend_on_the_chunk_size(monkeypatch, subspace, size):
     net, likelihood, data, new = problem(0, 3)
     model = fit(
         net.module_with(),
@@ -104,7 +104,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
 
 
 @pytest.mark.slow
-def test_memory_is_flat_in_the_number_of_inputs():
+def test_memory_does_not_grow_with_the_number_of_inputs():
     """J_S of 60,000 inputs and 2000 weights takes 916 MiB in float64."""
     out = subprocess.run(
         [sys.executable, "-c", PEAK, "60000"], capture_output=True, text=True, check=True

@@ -99,7 +99,7 @@ def test_float32_outputs_are_averaged_in_float64():
     np.testing.assert_allclose(predictive.mean, float(outputs[0, 0, 0]), rtol=1e-13)
 
 
-def test_history_and_later_changes_of_outputs_do_not_matter():
+def test_outputs_are_detached_copies():
     outputs = torch.zeros(2, 3, 1, dtype=torch.float64, requires_grad=True)
     predictive = Predictive(outputs * 1, Gaussian(1.0))
     assert not predictive.outputs.requires_grad
@@ -303,7 +303,7 @@ def test_certain_classes_have_no_entropy():
 
 @pytest.mark.parametrize("name", LABELS)
 @pytest.mark.parametrize("threshold", [0.0, 0.5, 0.9])
-def test_decisions_leave_the_doubtful_open(name, threshold):
+def test_decisions_abstain_below_the_threshold(name, threshold):
     predictive, _ = build(name, n=50)
     p = naive_probabilities(predictive).mean(0)
     expected = [int(row.argmax()) if row.max() > threshold else -1 for row in p]
@@ -361,7 +361,7 @@ def test_parameters_per_draw_stay_with_their_draws():
         assert abs(some.std() - std) < 4.5 * std / np.sqrt(2 * len(some))
 
 
-def test_sampling_leaves_the_global_stream_alone():
+def test_sampling_does_not_touch_the_global_generator():
     before = torch.get_rng_state()
     for name in ("gaussian", "poisson", *LABELS):
         build(name)[0].sample(5)
@@ -397,7 +397,7 @@ def test_table_of_probabilities(name):
     np.testing.assert_array_equal(frame.filter(like="p[").to_numpy(), predictive.probabilities)
 
 
-def test_says_what_it_is():
+def test_repr():
     predictive, _ = build("gaussian")
     assert predictive.kind == "mixture"
     assert len(predictive) == N
@@ -447,7 +447,7 @@ def test_labels_have_no_quantiles(name):
 
 
 @pytest.mark.parametrize("name", MIXTURES)
-def test_numbers_have_no_probabilities(name):
+def test_regression_has_no_probabilities(name):
     predictive, _ = build(name)
     for call in (
         lambda: predictive.probabilities,
@@ -460,7 +460,7 @@ def test_numbers_have_no_probabilities(name):
 
 
 @pytest.mark.parametrize("bad", [-0.1, 1.0, 2.0, float("nan")])
-def test_thresholds_that_are_no_probability(bad):
+def test_invalid_thresholds_are_rejected(bad):
     predictive, _ = build("categorical")
     refused(lambda: predictive.decide(bad), r"threshold: expected a probability in \[0, 1\)")
 

@@ -27,11 +27,7 @@ __all__ = [
 
 
 def import_package(package: str) -> Any:
-    """Import a sampler's package.
-
-    Raises:
-        ImportError: it is not installed.
-    """
+    """Import a sampler's package; the error says how to install it."""
     try:
         return importlib.import_module(package)
     except ImportError as error:
@@ -95,16 +91,7 @@ def adapted_draws(
     meta: dict[str, Any],
     **facts: Any,
 ) -> Draws:
-    """The draws of another package's sampler.
-
-    Args:
-        engine: name of the engine.
-        z: coordinates.
-        stats: statistics per draw.
-        value: the density that was evaluated.
-        meta: other entries of `Draws.meta`.
-        facts: other fields of `Draws`.
-    """
+    """The draws of another package's sampler, with its statistics, `meta` and other fields."""
     return Draws(
         np.array(z, dtype=np.float64, order="C"),
         {name: np.array(numbers) for name, numbers in stats.items()},

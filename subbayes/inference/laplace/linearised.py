@@ -337,16 +337,9 @@ def rebuild(
     likelihood: Likelihood | None = None,
     output: Callable[[Any], Tensor] | None = None,
 ) -> LinearisedPosterior:
-    """Rebuild linearised Laplace from its artifact; see `subbayes.load`.
+    """Rebuild linearised Laplace from the tensors and facts of its artifact; see `subbayes.load`.
 
-    Args:
-        tensors: as saved.
-        facts: as saved.
-        module: a module of the same architecture, unless it is an `MLP`.
-        data: the training data; required by the dual and low-rank forms, by other forms for
-            the evidence.
-        likelihood: a custom likelihood.
-        output: selects the tensor from the output of the module.
+    The dual and low-rank forms require the training data, other forms only for the evidence.
     """
     network = network_from(tensors, facts["network"], tensors["weights"], module, output)
     likelihood = likelihood or from_config(facts["likelihood"])

@@ -119,16 +119,10 @@ def predict_linearised(
     noise: Any = None,
     n_draws: int | None = None,
 ) -> Predictive:
-    """Predictions of the linearised network from the draws of `LinearisedLaplace`.
+    """Predictions of the linearised network from the moments of draws of `LinearisedLaplace`.
 
-    Args:
-        network: the network.
-        likelihood: p(y | f).
-        subspace: the subspace of z.
-        draws: the draws, with the moments of z.
-        inputs: new inputs, or a loader of them.
-        noise: noise scale per row, for `Gaussian(noise="per-observation")`.
-        n_draws: number of draws, for likelihoods without a closed form; by default 200.
+    `noise` is the noise scale per row, for `Gaussian(noise="per-observation")`; `n_draws`, by
+    default 200, applies to likelihoods without a closed form.
     """
     network, batches = network.with_weights(subspace.shift), list(input_batches(inputs))
     X = Jacobian.of_inputs(Layers(network, to_device(batches[0], network.device)), inputs)

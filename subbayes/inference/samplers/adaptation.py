@@ -98,16 +98,9 @@ def preferred_metric(rank: int) -> Metric:
 def initial_fields(
     chains: int, scale: Float[np.ndarray, "k"], metric: Metric, step: float | None
 ) -> dict[str, Any]:
-    """The fields of `Adaptation` at the start: the prior's scale as metric, no draws yet.
+    """The initial fields of `Adaptation`, with the prior's scale as metric.
 
-    Args:
-        chains: number of chains.
-        scale: standard deviation of the prior, shape (k,).
-        metric: "diagonal" or "dense".
-        step: first step size; by default $k^{-1/4}$, right for a standard normal.
-
-    Raises:
-        InputError: an unknown metric.
+    The default step size is $k^{-1/4}$, which fits a standard normal.
     """
     check_choice("metric", metric, ("diagonal", "dense"))
     k = len(scale)
@@ -155,16 +148,7 @@ def update(
     target: float,
     warmup: int,
 ) -> None:
-    """Update the adaptation of the chains `rows` with a finished draw, in place.
-
-    Args:
-        posterior: the density, to whose prior short windows are shrunk.
-        s: a kernel's state with the fields of `Adaptation` and `z`.
-        rows: chains that finished a draw.
-        acceptance: their mean acceptance probability, shape (len(rows),).
-        target: acceptance to aim at.
-        warmup: number of draws that adapt.
-    """
+    """Update the adaptation of the chains `rows` after a finished draw, in place."""
     s.count[rows] += 1
     adapting = s.count[rows] <= warmup
     if not adapting.any():

@@ -108,12 +108,7 @@ class Sampler(Engine):
 
     @abstractmethod
     def kernel(self, posterior: Any, warmup: int) -> Kernel:
-        """The transition for this posterior.
-
-        Args:
-            posterior: the density.
-            warmup: draws per chain in which it may adapt.
-        """
+        """The transition for this posterior, which may adapt in `warmup` draws per chain."""
 
     def default_warmup(self, sampling: Sampling) -> int:
         """Warm-up draws if the caller gives none: half of the draws kept."""

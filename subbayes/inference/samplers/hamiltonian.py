@@ -145,14 +145,7 @@ class HamiltonianSampler(Sampler):
 
 @dataclass(frozen=True)
 class HamiltonianKernel:
-    """Settings and adaptation of a Hamiltonian kernel.
-
-    Attributes:
-        warmup: draws per chain in which step size and mass matrix adapt.
-        metric: "diagonal" or "dense" mass matrix.
-        target_acceptance: mean acceptance that the step size aims at.
-        step_size: the first step size, in units of the prior's scale.
-    """
+    """Settings (see `HamiltonianSampler`) and adaptation of a Hamiltonian kernel."""
 
     warmup: int
     metric: Metric

@@ -34,12 +34,7 @@ class State(hamiltonian.State):
 
 @dataclass(frozen=True)
 class Kernel(HamiltonianKernel):
-    r"""The transition: `init` and `step` on a density with gradients.
-
-    Attributes:
-        length: mean length of a trajectory.
-        max_steps: maximal number of leapfrog steps of a trajectory.
-    """
+    """The transition: `init` and `step` on a density with gradients."""
 
     length: float
     max_steps: int

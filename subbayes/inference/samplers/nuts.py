@@ -49,11 +49,7 @@ class State(hamiltonian.State):
 
 @dataclass(frozen=True)
 class Kernel(HamiltonianKernel):
-    """The transition: `init` and `step` on a density with gradients.
-
-    Attributes:
-        max_depth: maximal number of doublings: trajectories have up to 2^max_depth - 1 steps.
-    """
+    """The transition: `init` and `step` on a density with gradients."""
 
     max_depth: int
 

@@ -124,14 +124,9 @@ def _temper(power: np.ndarray, raw: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Kernel:
-    """The transition: `init` and `step` on a posterior with a Gaussian prior.
+    """The transition: `init` and `step` on a posterior with a Gaussian prior."""
 
-    Attributes:
-        warmup: draws per ladder in which powers and moves per round adapt.
-        rungs: densities in a ladder, posterior and prior included.
-    """
-
-    warmup: int
+    warmup: int  # draws per ladder in which powers and moves per round adapt
     rungs: int
 
     name = "parallel-tempering"

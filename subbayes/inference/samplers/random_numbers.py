@@ -17,15 +17,7 @@ Draw = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
 def refill(
     block: np.ndarray, used: np.ndarray, limit: int, draw: Draw, rngs: list[np.random.Generator]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Refill the blocks of chains that have used up `limit` numbers; return blocks and counts.
-
-    Args:
-        block: numbers drawn ahead, shape (chains, ahead, ...).
-        used: how many of them each chain has used, shape (chains,).
-        limit: number of used entries at which to refill.
-        draw: draws an array of a given shape from a generator.
-        rngs: a generator per chain.
-    """
+    """Refill the blocks (chains, ahead, ...) of which `limit` entries are used, in copies."""
     empty = np.flatnonzero(used >= limit)
     if not empty.size:
         return block, used
@@ -60,13 +52,7 @@ def select_chains(active: np.ndarray, moved: Any, state: Any) -> Any:
 
 
 def uniforms(s: Any, rngs: list[np.random.Generator], n: int) -> Float[np.ndarray, "chains n"]:
-    """The next n uniform numbers of each chain, from the block in its state.
-
-    Args:
-        s: a state with `uniforms`, shape (chains, ahead), and `n_uniforms`; changed in place.
-        rngs: a generator per chain.
-        n: number of uniforms.
-    """
+    """The next n uniforms of each chain, from the block in its state, which changes in place."""
     for c in (s.n_uniforms > s.uniforms.shape[1] - n).nonzero()[0]:
         s.uniforms[c] = rngs[c].random(s.uniforms.shape[1])
         s.n_uniforms[c] = 0

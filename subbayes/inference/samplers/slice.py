@@ -59,16 +59,10 @@ class State(Adaptation):
 
 @dataclass(frozen=True)
 class Kernel:
-    """The transition: `init` and `step` on any density.
+    """The transition: `init` and `step` on any density."""
 
-    Attributes:
-        warmup: draws per chain in which widths and directions adapt.
-        metric: "diagonal" for the coordinates, "dense" for directions in which the draws of the
-            warm-up are uncorrelated.
-    """
-
-    warmup: int
-    metric: Metric = "diagonal"
+    warmup: int  # draws per chain in which lengths and directions adapt
+    metric: Metric = "diagonal"  # "dense": along uncorrelated directions
 
     name = "slice"
     state_type = State
@@ -155,16 +149,7 @@ def _evaluate(
 def _step_out(
     s: State, chosen: np.ndarray, within: np.ndarray, end: np.ndarray, budget: np.ndarray, by: int
 ) -> None:
-    """Move an end that is on the slice by one length; otherwise go to the next phase.
-
-    Args:
-        s: the state, changed in place.
-        chosen: chains that step out at this end.
-        within: chains whose trial is on the slice.
-        end: the state's `low` or `high`.
-        budget: the state's `left` or `right`.
-        by: -1 or 1.
-    """
+    """Move an end (`low` or `high`) on the slice by one length; otherwise go to the next phase."""
     onward = chosen & within
     end[onward] += by
     budget[onward] -= 1

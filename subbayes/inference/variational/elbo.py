@@ -60,17 +60,11 @@ class Family(Protocol):
 
 @dataclass(frozen=True)
 class Ascent:
-    """The result of a maximisation.
+    """The result of a maximisation."""
 
-    Attributes:
-        member: the average of the last iterates.
-        elbo: the bound at each step, from the draws of that step.
-        converged: whether the bound had stopped rising before the learning rate decayed.
-    """
-
-    member: Any
-    elbo: Float[np.ndarray, "steps"]
-    converged: bool
+    member: Any  # average of the last iterates
+    elbo: Float[np.ndarray, "steps"]  # the bound at each step, from the draws of that step
+    converged: bool  # before the learning rate decayed
 
 
 @dataclass

@@ -54,7 +54,7 @@ def test_the_higher_of_two_modes():
     assert draws.log_evidence == pytest.approx(np.log(0.8 * 2 * np.pi * 0.36), abs=0.01)
 
 
-def test_a_bent_density_shows_in_the_importance_ratios():
+def test_curved_density_gives_a_high_pareto_k():
     assert Laplace().sample(Banana(2), chains=4, draws=2000, progress=False).pareto_k > 0.3
     assert (
         Laplace()
@@ -64,7 +64,7 @@ def test_a_bent_density_shows_in_the_importance_ratios():
     )
 
 
-def test_the_seed_decides():
+def test_results_depend_on_the_seed():
     first, again = (
         Laplace().sample(Banana(2), chains=4, draws=20, seed=3, progress=False).z for _ in range(2)
     )

@@ -111,7 +111,7 @@ def test_a_module_in_training_mode_is_read_in_evaluation_mode():
     assert all(map(torch.equal, *found))
 
 
-def test_of_a_mode_that_does_not_matter_nothing_is_said():
+def test_no_warning_about_an_irrelevant_training_mode():
     _, likelihood, data, new = problem(0)
     module = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Dropout(0.0), nn.Linear(4, 1))
     with warnings.catch_warnings():
@@ -130,7 +130,7 @@ def test_of_a_mode_that_does_not_matter_nothing_is_said():
             )
 
 
-def test_a_module_in_training_mode_that_fit_takes_as_it_is():
+def test_fit_accepts_a_module_in_training_mode():
     _, _, data, _ = problem(0)
     module = in_training_mode()
     space = from_mask(Network(module), torch.arange(3))
@@ -146,7 +146,7 @@ def test_a_module_in_training_mode_that_fit_takes_as_it_is():
     assert Network(module).to("cpu", torch.float32).in_training == ("BatchNorm1d", "Dropout")
 
 
-def test_weights_that_are_nan():
+def test_nan_weights_are_rejected():
     net, likelihood, data, new = problem(0)
     for call in everywhere(net.with_weights(net.weights * torch.nan), likelihood, data, new):
         refused(call, "module: expected finite outputs, got NaN. Train it again")
@@ -196,7 +196,7 @@ def test_prior_precisions(value):
         )
 
 
-def test_no_candidates():
+def test_empty_candidates_are_rejected():
     net, likelihood, data, _ = problem(0)
     for options in ({"prior_precisions": ()}, {"noise_factors": ()}):
         refused(
@@ -227,7 +227,7 @@ def test_options_that_a_form_does_not_have():
     )
 
 
-def test_sizes_that_do_not_fit_are_said_beforehand():
+def test_oversized_matrices_are_rejected_before_computing():
     small, likelihood, data, _ = problem(0)
     x = torch.zeros(HUGE, 3).double()
     posterior = linearised_laplace(small, likelihood, data)
@@ -267,7 +267,7 @@ def free(monkeypatch, tmp_path):
     return set_to
 
 
-def test_sizes_that_do_not_fit_are_said_before_the_training(free):
+def test_oversized_matrices_are_rejected_before_training(free):
     x, module = torch.zeros(200, 3), nn.Linear(3, 2)
     wide = nn.Sequential(nn.Linear(3, 200), nn.Linear(200, 2))
     fit = partial(subbayes.fit, data=(x, torch.arange(200) % 2), likelihood="categorical")
@@ -298,7 +298,7 @@ def test_sizes_that_do_not_fit_are_said_before_the_training(free):
         )
 
 
-def test_what_is_for_other_subspaces_or_inputs_is_said_before_the_training(free):
+def test_inapplicable_options_are_rejected_before_training(free):
     fit = partial(subbayes.fit, nn.Linear(3, 1), (torch.zeros(20, 3), torch.zeros(20)))
     free(10**9)
     refused(lambda: subspaces.Optimal(covariance="full"), "covariance: expected one of 'exa")
@@ -338,7 +338,7 @@ def test_the_command_line_names_its_own_options(free, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("covariance", ["kfac", "low-rank", "diagonal", "primal"])
-def test_fit_chooses_the_subspace_by_the_covariance_asked_for(covariance):
+def test_fit_chooses_the_subspace_by_the_given_covariance(covariance):
     net, _, data, new = problem(0)
     model = subbayes.fit(
         net.module_with(),
@@ -417,7 +417,7 @@ def test_duplicate_inputs_add_no_rank(seed, form):
 
 
 @pytest.mark.parametrize("inference", ["laplace-linearised", "elliptical-slice"])
-def test_fit_goes_on_in_the_lower_rank(inference):
+def test_fit_continues_with_a_lower_rank(inference):
     net, _, data, new = problem(0)
     with pytest.warns(
         UserWarning,
@@ -436,7 +436,7 @@ def test_fit_goes_on_in_the_lower_rank(inference):
     assert bool((model.predict(new).std > 0).all())
 
 
-def test_duplicate_training_rows_count_as_often_as_they_are_there():
+def test_duplicate_training_rows_count_separately():
     net, likelihood, (x, y), new = problem(0)
     often = x.repeat(4, 1), y.repeat(4)
     wider = subbayes.likelihoods.Gaussian(
@@ -460,7 +460,7 @@ def test_outputs_that_depend_on_no_weight():
     )
 
 
-def test_jitter_is_reported_and_what_is_beyond_it_is_refused():
+def test_jitter_is_reported_and_limited():
     net, likelihood, data, new = problem(0)
     same = data[0][[0] * 6], data[1][[0] * 6]
     space = from_mask(net, torch.arange(5))

@@ -333,7 +333,7 @@ def trained_on(rows):
     ).network
 
 
-def test_rows_that_training_has_seen_choose_the_edge_and_others_do_not():
+def test_cross_validation_on_training_rows_selects_the_edge_of_the_grid():
     net, data, validation = overfitted()
     likelihood = subbayes.likelihoods.Categorical()
     with pytest.warns(UserWarning, match="pass validation=, rows that training ") as warned:
@@ -374,7 +374,7 @@ def test_rows_that_training_has_seen_choose_the_edge_and_others_do_not():
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_how_rows_are_held_out_is_said():
+def test_messages_about_held_out_rows():
     net, likelihood, data, _ = problem(7, 3)
     space = subbayes.subspace.RandomSubspace(net.weights, 2)
     with pytest.raises(InputError, match="validation and retrain: expected one of the two, got b"):
@@ -393,7 +393,7 @@ def trained_on_less(rows):
     return Network(torch.nn.Linear(3, 3).double())
 
 
-def test_the_low_rank_evidence_is_from_above():
+def test_low_rank_evidence_is_an_upper_bound():
     net, likelihood, data, new = problem(5)
     exact = linearised_laplace(net, likelihood, data)
     part = linearised_laplace(net, likelihood, data, covariance="low-rank", rank=3)
@@ -401,7 +401,7 @@ def test_the_low_rank_evidence_is_from_above():
     torch.testing.assert_close(part.covariance(new), exact.covariance(new), rtol=1e-4, atol=1e-8)
 
 
-def test_modules_in_training_mode_are_left_alone():
+def test_modules_in_training_mode_are_not_changed():
     torch.manual_seed(0)
     module = (
         torch.nn.Sequential(
@@ -426,7 +426,7 @@ def test_modules_in_training_mode_are_left_alone():
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_what_does_not_fit_is_said():
+def test_error_messages_of_incompatible_arguments():
     net, likelihood, data, new = problem(7, 3)
     posterior = linearised_laplace(net, likelihood, data)
     with pytest.raises(InputError, match="method: expected one of 'auto', 'gaussian'"):
@@ -484,7 +484,7 @@ def test_as_an_engine_it_is_exact_for_linear_networks(temperature, rank):
     np.testing.assert_allclose(found.epistemic, spread, rtol=1e-7)
 
 
-def test_as_an_engine_it_stays_at_the_centre_unless_asked_to_step():
+def test_engine_keeps_the_centre_without_a_gauss_newton_step():
     posterior = LinearGaussian(rank=2).posterior()
     still, moved = (
         LinearisedLaplace(gauss_newton_step=step).sample(posterior, chains=4, draws=50)
@@ -497,7 +497,7 @@ def test_as_an_engine_it_stays_at_the_centre_unless_asked_to_step():
 
 
 @pytest.mark.parametrize("subspace", ["optimal", "subnetwork", "full"])
-def test_fit_leaves_a_trained_module_where_it_is(subspace):
+def test_fit_does_not_retrain_a_trained_module(subspace):
     """No epoch at all: the same predictive as that of `linearised_laplace` in that subspace."""
     torch.manual_seed(0)
     x, new = torch.randn(60, 2).double(), torch.randn(9, 2).double()
@@ -579,7 +579,7 @@ def test_fit_in_the_optimal_subspace_for_the_inputs_to_be_predicted(likelihood, 
     np.testing.assert_allclose(np.diag(model.draws.moments.covariance), 1.0, rtol=1e-6)
 
 
-def test_inputs_where_none_are_given():
+def test_default_inputs():
     net, likelihood, data, _ = problem(8)
     space = optimal(net, likelihood, data, rank=4)
     same = optimal(net, likelihood, data, rank=4, seed=0)

@@ -44,7 +44,7 @@ def trained():
 
 
 @pytest.mark.parametrize("subspace", ["full", "subnetwork", "optimal"])
-def test_fit_takes_what_linearised_laplace_finds(trained, subspace, tmp_path):
+def test_fit_uses_the_prior_tuned_by_linearised_laplace(trained, subspace, tmp_path):
     """Noise too; the subspace is chosen under it; a run that is resumed keeps it."""
     tuned = tune_prior(linearised_laplace(trained.network, trained.likelihood, rows()))
     options = {} if subspace == "full" else {"rank": 6}
@@ -92,7 +92,7 @@ def test_fit_takes_what_linearised_laplace_finds(trained, subspace, tmp_path):
     assert np.array_equal(models[0].draws.z, models[1].draws.z)
 
 
-def test_a_share_of_the_weights_widens_what_is_found(trained):
+def test_fraction_of_the_weights_widens_the_tuned_prior(trained):
     plain, wide = (
         subbayes.fit(
             trained.network.module_with(),
@@ -158,7 +158,7 @@ def test_estimators_and_command_line(tmp_path):
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_where_it_has_no_meaning(monkeypatch):
+def test_inapplicable_settings_are_rejected(monkeypatch):
     monkeypatch.setattr("subbayes.models.fit.train_trajectory", None)
     net = subbayes.MLP(3, (6,), 1).double()
     for change, message in (

@@ -160,7 +160,7 @@ def test_the_command_line(tmp_path):
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_where_it_has_no_meaning(monkeypatch):
+def test_inapplicable_settings_are_rejected(monkeypatch):
     monkeypatch.setattr("subbayes.models.fit.train_trajectory", None)
     for change, message in (
         (

@@ -65,7 +65,7 @@ def resumed(path: Path) -> np.ndarray:
     ("number", "code"),
     [(signal.SIGINT, 1), (signal.SIGTERM, -signal.SIGTERM), (signal.SIGKILL, -signal.SIGKILL)],
 )
-def test_a_run_that_was_stopped_resumes_bit_for_bit(tmp_path, number, code):
+def test_stopped_runs_resume_bit_for_bit(tmp_path, number, code):
     path = tmp_path / "run"
     process = subprocess.Popen(
         [sys.executable, "-c", SCRIPT, str(path)],
@@ -109,7 +109,7 @@ def test_a_finished_run_is_read_and_can_be_extended(tmp_path):
         (dict(initial="shift"), "initial"),
     ],
 )
-def test_a_checkpoint_of_other_settings_is_refused(tmp_path, change, what):
+def test_checkpoints_of_other_settings_are_rejected(tmp_path, change, what):
     posterior = LinearGaussian().posterior()
     options = dict(draws=5, chains=3, warmup=1, progress=False, checkpoint=tmp_path / "run")
     EllipticalSlice().sample(posterior, **options)
@@ -117,14 +117,14 @@ def test_a_checkpoint_of_other_settings_is_refused(tmp_path, change, what):
         EllipticalSlice().sample(posterior, **options | change)
 
 
-def test_a_checkpoint_of_another_posterior_is_refused(tmp_path):
+def test_checkpoints_of_another_posterior_are_rejected(tmp_path):
     options = dict(draws=5, chains=3, progress=False, checkpoint=tmp_path / "run")
     EllipticalSlice().sample(LinearGaussian().posterior(), **options)
     with pytest.raises(InputError, match="checkpoint: expected one made with the same posterior"):
         EllipticalSlice().sample(LinearGaussian(noise=0.6).posterior(), **options)
 
 
-def test_signal_handlers_are_put_back(tmp_path):
+def test_signal_handlers_are_restored(tmp_path):
     before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
     EllipticalSlice().sample(
         LinearGaussian().posterior(), draws=5, chains=2, progress=False, checkpoint=tmp_path / "run"

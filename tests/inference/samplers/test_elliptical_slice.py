@@ -57,7 +57,7 @@ def test_no_data_gives_the_prior():
     assert (draws.stats["evaluations"] == 1).all()
 
 
-def test_a_bimodal_density_in_both_modes():
+def test_samples_both_modes_of_a_bimodal_density():
     """Two Gaussian bumps of weights 0.3 and 0.7, reached through the ellipse."""
 
     def log_likelihood(z):
@@ -104,7 +104,7 @@ def test_simulation_based_calibration():
         assert stats.chisquare(counts).pvalue > 1e-3
 
 
-def test_the_same_seed_gives_the_same_draws_and_another_does_not():
+def test_draws_depend_on_the_seed():
     posterior = LinearGaussian().posterior()
     first, again, other = (
         EllipticalSlice().sample(posterior, draws=50, chains=3, seed=s, progress=False)
@@ -114,7 +114,7 @@ def test_the_same_seed_gives_the_same_draws_and_another_does_not():
     assert not np.array_equal(first.z, other.z)
 
 
-def test_a_chain_does_not_depend_on_its_neighbours_or_on_the_batch_size():
+def test_chains_do_not_depend_on_other_chains_or_the_batch_size():
     model = LinearGaussian()
     one, five, chunked = (
         EllipticalSlice()
@@ -126,7 +126,7 @@ def test_a_chain_does_not_depend_on_its_neighbours_or_on_the_batch_size():
     np.testing.assert_allclose(five, chunked, rtol=1e-10)
 
 
-def test_thinning_and_warmup_pick_from_the_same_run():
+def test_thinning_and_warmup_select_draws_of_the_same_run():
     posterior = LinearGaussian().posterior()
     long = EllipticalSlice().sample(posterior, draws=60, chains=2, warmup=0, progress=False)
     thin = EllipticalSlice().sample(
@@ -164,7 +164,7 @@ def test_start_points():
         EllipticalSlice().sample(posterior, draws=1, chains=2, initial="mode")
 
 
-def test_a_density_of_minus_infinity_everywhere_is_said():
+def test_density_of_minus_infinity_everywhere_is_rejected():
     density = Density(lambda z: np.full(len(z), -np.inf), 1)
     with pytest.raises(
         InputError,
@@ -174,7 +174,7 @@ def test_a_density_of_minus_infinity_everywhere_is_said():
         EllipticalSlice().sample(density, draws=1, chains=2)
 
 
-def test_start_points_are_tried_again_inside_the_support():
+def test_start_points_outside_the_support_are_redrawn():
     density = Density(lambda z: np.where(z[:, 0] > 1.0, 0.0, -np.inf), 1)
     draws = EllipticalSlice().sample(density, draws=500, chains=4, progress=False)
     assert (draws.z > 1.0).all()
@@ -210,7 +210,7 @@ def test_more_chains_than_memory_allows(monkeypatch):
 
 @pytest.mark.parametrize("around", ["laplace", "a wide one", "one to the side"])
 @pytest.mark.parametrize("name", ["subspace", "tempered", "correlated-prior"])
-def test_ellipses_about_another_gaussian_sample_the_same_density(name, around):
+def test_reference_gaussian_does_not_change_the_density(name, around):
     model = MODELS[name]
     mean, covariance = model.moments()
     if around != "laplace":
@@ -226,7 +226,7 @@ def test_ellipses_about_another_gaussian_sample_the_same_density(name, around):
     assert draws.temperature == posterior.temperature
 
 
-def test_ellipses_about_the_posterior_save_evaluations_where_the_prior_is_wide():
+def test_laplace_reference_saves_evaluations_under_a_wide_prior():
     posterior = LinearGaussian(rank=2, prior=Normal(100.0)).posterior()
     options = {"draws": 100, "chains": 20, "progress": False}
     wide = EllipticalSlice().sample(posterior, **options)
@@ -235,7 +235,7 @@ def test_ellipses_about_the_posterior_save_evaluations_where_the_prior_is_wide()
     assert wide.stats["evaluations"].mean() > 6
 
 
-def test_a_run_about_another_gaussian_resumes_and_is_told_from_others(tmp_path):
+def test_checkpoints_with_a_reference_gaussian(tmp_path):
     posterior = LinearGaussian(rank=2).posterior()
     options = {"draws": 30, "chains": 3, "warmup": 15, "progress": False}
     engine = EllipticalSlice(reference="laplace")
@@ -255,7 +255,7 @@ def test_a_run_about_another_gaussian_resumes_and_is_told_from_others(tmp_path):
         (Normal(np.ones(3)), "a Normal of 2 coordinates"),
     ],
 )
-def test_what_ellipses_cannot_be_drawn_from(around, message):
+def test_invalid_references_are_rejected(around, message):
     with pytest.raises((InputError, TypeError), match=message):
         EllipticalSlice(reference=around).sample(
             LinearGaussian(rank=2).posterior(), draws=1000, chains=8, progress=False

@@ -64,7 +64,7 @@ def test_two_modes(engine):
 @pytest.mark.parametrize(
     "density", [Banana(2), Bimodal(2, distance=1.0)], ids=["banana", "bimodal"]
 )
-def test_exact_draws_stay_exact(engine, density, step_size):
+def test_exact_draws_remain_exact(engine, density, step_size):
     """Whatever the step size: at 0.6 many trajectories diverge, or are all but refused."""
     start = density.sample(4000, np.random.default_rng(0))
     draws = engine(
@@ -85,7 +85,7 @@ def test_few_coordinates_have_a_dense_mass_matrix(engine, rank, metric):
 
 
 @engines
-def test_a_dense_mass_matrix_spares_gradients(engine):
+def test_dense_mass_matrix_saves_gradients(engine):
     prior = Normal(covariance=[[1.0, 0.999], [0.999, 1.0]])
     spent = [
         engine(Toy(2, prior), draws=100, chains=10, warmup=150, metric=metric, progress=False)
@@ -131,7 +131,7 @@ def test_calibration(engine):
 
 
 @engines
-def test_a_chain_does_not_depend_on_the_chains_beside_it(engine):
+def test_chains_do_not_depend_on_the_number_of_chains(engine):
     start = np.random.default_rng(1).normal(size=(6, 2))
     many = engine(Banana(2), draws=40, chains=6, warmup=60, initial=start, progress=False)
     few = engine(Banana(2), draws=40, chains=2, warmup=60, initial=start[:2], progress=False)
@@ -141,7 +141,7 @@ def test_a_chain_does_not_depend_on_the_chains_beside_it(engine):
 
 
 @engines
-def test_an_interrupted_run_goes_on_to_the_same_bits(engine, tmp_path):
+def test_interrupted_runs_resume_bit_for_bit(engine, tmp_path):
     class Stops(Banana):
         left = 150
 
@@ -205,7 +205,7 @@ def test_the_levels_of_subtrees():
         assert set(np.flatnonzero(ends[leaf])) == begun
 
 
-def test_the_windows_of_the_warm_up_double():
+def test_warm_up_windows_double():
     assert Schedule.of(1000) == Schedule(20, (40, 80, 160, 320, 950))
     assert Schedule.of(150) == Schedule(20, (40, 100))
     assert Schedule.of(10).ends == ()
@@ -261,7 +261,7 @@ def test_a_singular_mass_matrix():
 
 
 @engines
-def test_a_gradient_that_is_not_finite_on_the_way_is_a_divergence(engine):
+def test_non_finite_gradient_is_a_divergence(engine):
     class Broken(Toy):
         def value_and_grad(self, z):
             value, gradient = super().value_and_grad(z)
@@ -273,7 +273,7 @@ def test_a_gradient_that_is_not_finite_on_the_way_is_a_divergence(engine):
 
 
 @engines
-def test_something_else_than_a_density(engine):
+def test_rejects_objects_other_than_densities(engine):
     with pytest.raises(InputError, match="metric: expected one of None, 'diagonal', 'dense'"):
         engine(Toy(2), draws=5, progress=False, metric="round")
 

@@ -51,7 +51,7 @@ def test_a_banana():
     assert abs(error) < 4.5 * draws.log_evidence_error
 
 
-def test_a_mode_far_from_where_all_chains_begin():
+def test_finds_a_mode_far_from_all_start_points():
     """It is the lesser one: a chain of elliptical slice sampling alone stays there."""
     start = np.tile([[-6.0, 0.0]], (60, 1))
     alone = EllipticalSlice().sample(
@@ -82,7 +82,7 @@ def test_no_data_gives_the_prior():
     assert draws.meta["swap_rate"] == 1.0
 
 
-def test_warm_up_makes_exchanges_equally_likely():
+def test_warm_up_equalises_swap_rates():
     wild, tame = (
         ParallelTempering(rungs=7).sample(Narrow(3), draws=80, chains=8, warmup=w, progress=False)
         for w in (0, 300)
@@ -91,7 +91,7 @@ def test_warm_up_makes_exchanges_equally_likely():
     assert tame.meta["least_swap_rate"] > wild.meta["least_swap_rate"]
 
 
-def test_powers_of_equal_rates():
+def test_equal_rates():
     beta = np.array([1.0, 0.1, 0.01, 0.0])
     even = _equal_rates(beta, np.array([0.3, 0.3, 0.3]))
     np.testing.assert_allclose(even, beta, atol=1e-12)
@@ -100,7 +100,7 @@ def test_powers_of_equal_rates():
     assert crowded[2] > 0.1
 
 
-def test_a_ladder_does_not_depend_on_the_ladders_beside_it():
+def test_ladders_do_not_depend_on_the_number_of_ladders():
     start = np.random.default_rng(1).normal(size=(4, 2))
     settings = {"draws": 20, "warmup": 30, "progress": False}
     many, again, few = (
@@ -115,7 +115,7 @@ def test_a_ladder_does_not_depend_on_the_ladders_beside_it():
     assert not np.array_equal(other.z, few.z)
 
 
-def test_an_interrupted_run_goes_on_to_the_same_bits(tmp_path):
+def test_interrupted_runs_resume_bit_for_bit(tmp_path):
     class Stops(Banana):
         left = 200
 
@@ -145,7 +145,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(tmp_path):
         ParallelTempering(rungs=5).sample(whole, checkpoint=tmp_path, **settings)
 
 
-def test_impossible_regions_count_in_the_evidence():
+def test_regions_of_zero_density_enter_the_evidence():
     """Not a number on half of the prior: the hottest rung goes there, the others never."""
 
     class Half(Toy):

@@ -68,7 +68,7 @@ def test_calibration(metric):
     check_uniform_ranks(draws, density.truth)
 
 
-def test_warm_up_fits_the_widths():
+def test_warm_up_adapts_the_interval_lengths():
     """A prior a thousand times as wide as the posterior costs no more than one that fits."""
     model = LinearGaussian(rank=2, prior=Normal(np.array([200.0, 1e-3])))
     draws = SliceSampling().sample(model.posterior(), draws=40, chains=8, warmup=80, progress=False)
@@ -91,7 +91,7 @@ def test_dense_directions_follow_a_correlation():
     assert along.ess_bulk().min() > 5 * axes.ess_bulk().min()
 
 
-def test_a_chain_does_not_depend_on_the_chains_beside_it():
+def test_chains_do_not_depend_on_the_number_of_chains():
     start = np.random.default_rng(1).normal(size=(6, 2))
     many, again, few = (
         SliceSampling().sample(
@@ -112,7 +112,7 @@ def test_no_chain_waits_for_another():
     assert draws.meta["batched_evaluations"] / 300 < 1.1 * draws.stats["evaluations"].mean()
 
 
-def test_an_interrupted_run_goes_on_to_the_same_bits(tmp_path):
+def test_interrupted_runs_resume_bit_for_bit(tmp_path):
     class Stops(Banana):
         left = 300
 
@@ -148,7 +148,7 @@ class Edged(Toy):
         return np.where(z[:, 0] < 0, np.nan, 0.0), np.zeros_like(z)
 
 
-def test_what_is_not_a_number_is_impossible():
+def test_nan_counts_as_zero_density():
     draws = SliceSampling().sample(Edged(1), draws=50, chains=200, warmup=0, progress=False)
     assert (draws.z > 0).all()
     n = draws.ess_bulk()[0]

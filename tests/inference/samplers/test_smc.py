@@ -100,7 +100,7 @@ def test_the_standard_error_is_that_of_the_evidence():
     assert abs(z.mean()) < 4.5 * 1.3 / np.sqrt(20)
 
 
-def test_a_group_does_not_depend_on_the_groups_beside_it():
+def test_groups_do_not_depend_on_the_number_of_groups():
     many, again, few = (
         SMC().sample(Banana(2), draws=50, chains=n, progress=False).z for n in (5, 5, 2)
     )
@@ -111,7 +111,7 @@ def test_a_group_does_not_depend_on_the_groups_beside_it():
     )
 
 
-def test_impossible_regions_count_in_the_evidence():
+def test_regions_of_zero_density_enter_the_evidence():
     """Minus infinity, or not a number, on three quarters of the prior: the evidence is 1/4."""
 
     class Quarter(Toy):
@@ -127,7 +127,7 @@ def test_impossible_regions_count_in_the_evidence():
     assert (np.abs(draws.mean() - np.sqrt(2 / np.pi)) < 4.5 * 0.61 / np.sqrt(n)).all()
 
 
-def test_moves_leave_their_reference_alone():
+def test_moves_leave_the_reference_invariant():
     """The proposal is reversible with respect to the t distribution: no correction needed there."""
     rng = np.random.default_rng(0)
     reference = _Reference(np.array([1.0, -2.0]), np.array([[1.0, 0.0], [0.5, 0.8]]), 6.0)
@@ -146,7 +146,7 @@ def test_moves_leave_their_reference_alone():
     assert abs(forth - back) < 4.5 * spread / np.sqrt(n)
 
 
-def test_the_reference_finds_heavy_tails():
+def test_reference_estimates_heavy_tails():
     rng = np.random.default_rng(0)
     normal = rng.standard_normal((20_000, 3))
     heavy = normal * np.sqrt(8 / rng.chisquare(8, 20_000))[:, None]

@@ -57,7 +57,7 @@ class Plain(Toy):
         )
 
 
-def test_the_plain_model_is_the_model():
+def test_naive_evaluation_matches_the_posterior():
     model = MODELS["prior"]
     z = np.random.default_rng(0).normal(size=(3, 2))
     for a, b in zip(
@@ -124,7 +124,7 @@ def test_the_bound_is_below_the_evidence_and_reaches_it():
     assert narrow.pareto_k > full.pareto_k
 
 
-def test_minibatches_lead_to_the_same_place():
+def test_minibatches_reach_the_same_optimum():
     model = LinearGaussian(n=400, rank=2, seed=1)
     mean, covariance = model.moments()
     engine = FullRankVI(batch_size=100, samples=8, steps=400)
@@ -202,7 +202,7 @@ def test_the_flow_gradient_equals_finite_differences():
         assert numeric == pytest.approx(gradient @ step, rel=1e-4, abs=1e-12)
 
 
-def test_the_graphs_of_a_flow_give_what_it_gives():
+def test_traced_flows_match_untraced_flows():
     flow = random_flow(3)
     rng = np.random.default_rng(0)
     eps, slope = rng.normal(size=(2, 6, 3))
@@ -264,7 +264,7 @@ def test_realnvp_recovers_the_banana_better_than_gaussians():
     assert errors["realnvp"] < 0.5 * min(errors["mean-field"], errors["full-rank"])
 
 
-def test_one_of_two_far_modes_shows_in_the_importance_ratios():
+def test_missing_mode_gives_a_high_pareto_k():
     """Each family settles in one: its share of the mass is missing, and the bound says so."""
     found = FullRankVI().sample(
         Bimodal(2, distance=2.0, weight=0.8), chains=4, draws=500, progress=False
@@ -294,7 +294,7 @@ def test_the_evidence_of_a_wide_proposal_and_its_error():
 
 
 @pytest.mark.parametrize("engine", [MeanFieldVI, FullRankVI, RealNVP])
-def test_the_seed_decides_whatever_else(engine):
+def test_results_depend_on_the_seed_only(engine):
     if engine is RealNVP:
         needs_zuko()
 
@@ -314,7 +314,7 @@ def test_the_seed_decides_whatever_else(engine):
     torch.set_rng_state(before)
 
 
-def test_minibatches_by_seed():
+def test_minibatches_depend_on_the_seed():
     posterior = MODELS["subspace"].posterior()
     first, again, other = (
         MeanFieldVI(steps=20, batch_size=7).fit(posterior, seed=s, progress=False).density.mean
@@ -324,7 +324,7 @@ def test_minibatches_by_seed():
     assert not np.array_equal(first, other)
 
 
-def test_the_fitted_density_itself():
+def test_fitted_approximation():
     q = FullRankVI(steps=50).fit(Banana(2), progress=False)
     z = q.sample(2000, seed=1)
     np.testing.assert_array_equal(z, q.sample(2000, seed=1))
@@ -335,7 +335,7 @@ def test_the_fitted_density_itself():
         q.log_prob(np.zeros((3, 1)))
 
 
-def test_the_rate_falls_early_where_the_bound_stands_still():
+def test_learning_rate_decays_early_once_the_bound_has_converged():
     q = MeanFieldVI(steps=4000).fit(Plain(MODELS["subspace"]), progress=False)
     assert q.converged
     assert len(q.elbo) < 4000
@@ -344,7 +344,7 @@ def test_the_rate_falls_early_where_the_bound_stands_still():
     assert len(rising.elbo) == 40
 
 
-def test_zuko_leaves_the_argument_checks_of_torch_on():
+def test_importing_zuko_keeps_the_argument_validation_of_torch():
     needs_zuko()
     RealNVP(steps=10).fit(Banana(2), progress=False)
     assert torch.distributions.Distribution._validate_args
@@ -352,7 +352,7 @@ def test_zuko_leaves_the_argument_checks_of_torch_on():
         torch.distributions.Normal(0.0, -1.0)
 
 
-def test_without_zuko_one_line_names_the_extra(monkeypatch):
+def test_missing_zuko_names_the_extra(monkeypatch):
     real = builtins.__import__
 
     def refuse(name, *args, **kwargs):
@@ -429,12 +429,12 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize(("posterior", "options", "pattern"), REFUSALS.values(), ids=REFUSALS)
-def test_bad_input_is_one_line(posterior, options, pattern):
+def test_error_messages_of_bad_input(posterior, options, pattern):
     with pytest.raises(InputError, match=pattern):
         sample(options.pop("engine", MeanFieldVI), posterior, progress=False, **options)
 
 
-def test_where_the_bound_still_rises_a_warning_says_so():
+def test_unconverged_fits_warn():
     found = MeanFieldVI(steps=40).sample(Banana(2), chains=4, draws=50, progress=False)
     assert any("still rising" in said for said in found.warnings())
     assert isinstance(found, Draws)
