@@ -40,16 +40,11 @@ _BAD_K = 0.7
 
 @dataclass(frozen=True)
 class ModelScore:
-    """The leave-one-out score of one posterior.
+    """The leave-one-out score of one posterior, with the fields of `LooComparison`.
+
+    `difference` is relative to the best reliable posterior.
 
     Attributes:
-        name: name of the posterior.
-        elpd: expected log predictive density of all observations, in nats; higher is better.
-        se: standard error of `elpd`.
-        difference: `elpd` minus that of the best reliable posterior.
-        difference_se: standard error of the difference, from the paired observations.
-        p_loo: effective number of parameters.
-        n_bad: number of observations whose Pareto k is too large.
         weights_k: Pareto k of the importance weights from `reweight`; NaN for draws of the
             posterior itself.
         log_evidence: log evidence of the tempered posterior, comparable at one temperature only;

@@ -58,11 +58,10 @@ class Dynesty(ExternalSampler):
 
     Example:
         >>> import subbayes, torch
-        >>> from subbayes.likelihoods import Gaussian
         >>> net = subbayes.Network(torch.nn.Linear(1, 1))
         >>> data = torch.randn(30, 1), torch.randn(30)
         >>> space = subbayes.subspace.FullSubspace(net.weights)
-        >>> posterior = subbayes.Posterior(net, Gaussian(noise=1.0), data, space)
+        >>> posterior = subbayes.Posterior(net, subbayes.likelihoods.Gaussian(1.0), data, space)
         >>> engine = Dynesty(live=30, tolerance=1)
         >>> draws = engine.sample(posterior, draws=100, chains=4, progress=False)
         >>> draws.z.shape, draws.log_evidence_error < 2

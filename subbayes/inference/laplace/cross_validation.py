@@ -107,8 +107,8 @@ def cross_validate_prior(
     best, factor = max(scores, key=lambda pair: scores[pair])
     if validation is None and retrain is None:
         warnings.warn(
-            "data: the weights have seen the held-out rows, whose scores favour too narrow a "
-            "prior; pass validation=, rows that training has not seen, or retrain=, a function "
+            "data: the weights were trained on the held-out rows, whose scores favour too narrow a "
+            "prior; pass validation=, rows that were not used in training, or retrain=, a function "
             "from a fold's training data to a network trained on them",
             stacklevel=2,
         )

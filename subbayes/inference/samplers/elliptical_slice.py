@@ -224,11 +224,10 @@ class EllipticalSlice(Sampler):
 
     Example:
         >>> import subbayes, torch
-        >>> from subbayes.likelihoods import Gaussian
         >>> net = subbayes.Network(torch.nn.Linear(1, 1))
         >>> data = torch.randn(30, 1), torch.randn(30)
         >>> space = subbayes.subspace.FullSubspace(net.weights)
-        >>> posterior = subbayes.Posterior(net, Gaussian(noise=1.0), data, space)
+        >>> posterior = subbayes.Posterior(net, subbayes.likelihoods.Gaussian(1.0), data, space)
         >>> EllipticalSlice().sample(posterior, draws=100, chains=4, progress=False).z.shape
         (4, 100, 2)
     """

@@ -203,11 +203,10 @@ class NUTS(hamiltonian.HamiltonianSampler):
 
     Example:
         >>> import subbayes, torch
-        >>> from subbayes.likelihoods import Gaussian
         >>> net = subbayes.Network(torch.nn.Linear(1, 1))
         >>> data = torch.randn(30, 1), torch.randn(30)
         >>> space = subbayes.subspace.FullSubspace(net.weights)
-        >>> posterior = subbayes.Posterior(net, Gaussian(noise=1.0), data, space)
+        >>> posterior = subbayes.Posterior(net, subbayes.likelihoods.Gaussian(1.0), data, space)
         >>> NUTS().sample(posterior, draws=100, chains=2, warmup=100, progress=False).z.shape
         (2, 100, 2)
     """

@@ -383,11 +383,10 @@ class ParallelTempering(Sampler):
 
     Example:
         >>> import subbayes, torch
-        >>> from subbayes.likelihoods import Gaussian
         >>> net = subbayes.Network(torch.nn.Linear(1, 1))
         >>> data = torch.randn(30, 1), torch.randn(30)
         >>> space = subbayes.subspace.FullSubspace(net.weights)
-        >>> posterior = subbayes.Posterior(net, Gaussian(noise=1.0), data, space)
+        >>> posterior = subbayes.Posterior(net, subbayes.likelihoods.Gaussian(1.0), data, space)
         >>> engine = ParallelTempering(rungs=4)
         >>> engine.sample(posterior, draws=50, chains=2, warmup=50, progress=False).z.shape
         (2, 50, 2)

@@ -176,11 +176,10 @@ class MeanFieldVI(VariationalInference):
 
     Example:
         >>> import subbayes, torch
-        >>> from subbayes.likelihoods import Gaussian
         >>> net = subbayes.Network(torch.nn.Linear(1, 1))
         >>> data = torch.randn(30, 1), torch.randn(30)
         >>> space = subbayes.subspace.FullSubspace(net.weights)
-        >>> posterior = subbayes.Posterior(net, Gaussian(noise=1.0), data, space)
+        >>> posterior = subbayes.Posterior(net, subbayes.likelihoods.Gaussian(1.0), data, space)
         >>> found = MeanFieldVI(steps=300).sample(posterior, draws=100, chains=2, progress=False)
         >>> found.z.shape, found.meta["elbo"] <= found.log_evidence
         ((2, 100, 2), True)
@@ -201,11 +200,10 @@ class FullRankVI(VariationalInference):
 
     Example:
         >>> import subbayes, torch
-        >>> from subbayes.likelihoods import Gaussian
         >>> net = subbayes.Network(torch.nn.Linear(1, 1))
         >>> data = torch.randn(30, 1), torch.randn(30)
         >>> space = subbayes.subspace.FullSubspace(net.weights)
-        >>> posterior = subbayes.Posterior(net, Gaussian(noise=1.0), data, space)
+        >>> posterior = subbayes.Posterior(net, subbayes.likelihoods.Gaussian(1.0), data, space)
         >>> q = FullRankVI(steps=200).fit(posterior, progress=False)
         >>> q.log_prob(q.sample(5)).shape
         (5,)

@@ -340,7 +340,8 @@ def test_cross_validation_on_training_rows_selects_the_edge_of_the_grid():
         seen, _ = cross_validate_prior(net, likelihood, data)
     assert seen.prior_precision == 1e4
     assert [str(w.message).split(";")[0] for w in warned] == [
-        "data: the weights have seen the held-out rows, whose scores favour too narrow a prior",
+        "data: the weights were trained on the held-out rows, whose scores favour too narrow a "
+        "prior",
         "prior_precisions: 10000 is the largest of those tried, and others beyond it may be better",
     ]
     with warnings.catch_warnings():
