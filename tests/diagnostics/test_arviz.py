@@ -1,4 +1,4 @@
-"""Draws as ArviZ data, on its 0.2x and 1.x lines."""
+"""Conversion of draws to the data of ArviZ 0.2x and 1.x."""
 
 from __future__ import annotations
 

@@ -186,7 +186,7 @@ def test_one_dimensional_draws_are_rejected(name):
 
 
 def log_ratios(n_draws, seed=0):
-    """Columns from nearly constant to hopeless, with ties in the last two."""
+    """Columns from nearly constant to very heavy-tailed, with ties in the last two."""
     x = np.random.default_rng(seed).normal(size=(n_draws, 12)) * np.linspace(0.01, 5, 12)
     x[:, 10:] = x[:, 10:].round(1 if n_draws < 100 else 0)
     return x

@@ -1,4 +1,4 @@
-"""Posteriors on one scale against refits in closed form, ArviZ, and their own draws."""
+"""Comparison of posteriors against refits in closed form and ArviZ."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def exact_draws(model, chains=8, draws=500, seed=0, **facts):
 
 
 def log_evidence(model):
-    """Of the tempered posterior: the tempered likelihood is a Gaussian of variance T s^2."""
+    """The tempered likelihood is a Gaussian of variance T s^2."""
     a, s2 = model.phi @ model.basis.T, model.temperature * model.noise**2
     factor = model.prior.from_standard(np.eye(2)).T
     known = stats.multivariate_normal.logpdf(
@@ -64,7 +64,7 @@ def exact_terms(model):
 
 
 def check(row, model):
-    """The row holds the exact score."""
+    """The row has the exact score."""
     exact = exact_terms(model)
     assert row.reliable
     assert row.elpd == pytest.approx(exact.sum(), abs=0.15)

@@ -1,4 +1,4 @@
-"""Other libraries' samplers against closed forms, and against our own NUTS on the same density."""
+"""Samplers of other packages against closed forms and our own NUTS."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def sampled(name, density, **settings):
 
 
 def gaussian(model):
-    """The same posterior as `LinearGaussian.posterior`, in NumPy: quick to evaluate."""
+    """The posterior of `LinearGaussian.posterior` in NumPy, which is fast to evaluate."""
     a = model.phi @ model.basis.T
     residual = model.y - model.phi @ model.shift
 
@@ -67,7 +67,7 @@ FAST = [("emcee", "tempered"), ("dynesty", "prior"), ("nutpie", "subspace"), ("n
 
 
 def slow_unless(fast, values):
-    """All of a test's cases; those that take long run with the slow tests."""
+    """The cases of a test; expensive ones are marked slow."""
     return [
         v
         if v in fast
@@ -114,7 +114,7 @@ def test_a_posterior_over_a_network(name):
 
 @pytest.mark.parametrize("temperature", [1.0, 8.0])
 def test_the_evidence_of_dynesty(temperature):
-    """The tempered likelihood is a Gaussian of variance T s^2, but for its constant."""
+    """The tempered likelihood is a Gaussian of variance T s^2, up to a constant."""
     model = LinearGaussian(rank=2, temperature=temperature)
     a, s2 = model.phi @ model.basis.T, temperature * model.noise**2
     exact = stats.multivariate_normal.logpdf(

@@ -1,4 +1,4 @@
-"""BatchNorm statistics of each point against a loop that sets, resets, trains and evaluates."""
+"""BatchNorm statistics at each point against a loop over modules."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ N, ROWS = 2500, 1024  # batches of 1024, 1024 and 452
 
 
 class Convolutions(nn.Module):
-    """Two BatchNorm layers, of which the second sees what the first made of its inputs."""
+    """Two BatchNorm layers, the second of which depends on the first."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ def rows(kind, n, seed):
 
 
 def naive(module, weights, x, new):
-    """Outputs at new inputs of the module at flat weights, statistics collected anew on x."""
+    """Outputs of the module at new inputs for flat weights, with statistics collected on x."""
     other, at = copy.deepcopy(module), 0
     with torch.no_grad():
         for parameter in other.parameters():
@@ -78,7 +78,7 @@ def naive(module, weights, x, new):
 
 @pytest.fixture(params=["dense", "convolutions"])
 def case(request):
-    """A module in training mode with statistics of something else, its posterior, new inputs."""
+    """A module in training mode with unrelated statistics, its posterior, and new inputs."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         module = (dense() if request.param == "dense" else Convolutions()).double().train()
@@ -155,7 +155,7 @@ def test_the_module_is_not_changed(case):
 
 
 def test_sampling():
-    """Weights before a BatchNorm layer may be rescaled at will: the density does not see it."""
+    """The density is invariant under scaling of the weights before a BatchNorm layer."""
     module = dense().double()
     network, (x, y) = Network(module, "0.weight"), rows("dense", 60, 0)
     posterior = BatchNormPosterior(

@@ -1,4 +1,4 @@
-"""Predictions of linearised Laplace a few inputs at a time: the same numbers, in flat memory."""
+"""Predictions of linearised Laplace in chunks of inputs: same results, bounded memory."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""The mixture over draws against sums over its components, written out with SciPy."""
+"""The mixture over draws against explicit sums over its components with SciPy."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def test_results_depend_on_the_seed():
 
 def test_bad_input(unchecked):
     class Ridge(Toy):
-        """A minimum along the first axis at z = 0, flat enough to start on."""
+        """A density with a minimum along the first axis at z = 0."""
 
         def likelihood(self, z):
             return 2.0 * z[:, 0] ** 2, np.stack([4.0 * z[:, 0], 0 * z[:, 1]], 1)

@@ -1,4 +1,4 @@
-"""What linearised Laplace, optimal subspaces and subnetworks say to bad input: one line each."""
+"""Error messages of linearised Laplace, optimal subspaces and subnetworks."""
 
 import re
 import warnings
@@ -27,7 +27,7 @@ HUGE = 2_000_000  # rows, or weights: no machine holds their square
 
 
 class Normalised(nn.Module):
-    """Statistics of the batch, in evaluation mode too."""
+    """A layer that uses batch statistics in evaluation mode too."""
 
     def __init__(self, own: bool) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Normalised(nn.Module):
 
 
 def everywhere(network, likelihood, data, new):
-    """The three ways in."""
+    """The three entry points."""
     yield lambda: linearised_laplace(network, likelihood, data)
     yield lambda: optimal(network, likelihood, data, inputs=new, rank=2)
     yield lambda: subnetwork(network, likelihood, data, inputs=new, rank=2)
@@ -257,7 +257,7 @@ def test_oversized_matrices_are_rejected_before_computing():
 
 @pytest.fixture
 def free(monkeypatch, tmp_path):
-    """A machine with so many KiB of free memory, on which nothing is trained."""
+    """A machine with little free memory, on which training fails the test."""
 
     def set_to(size):
         (tmp_path / "meminfo").write_text(f"MemAvailable: {size} kB")
@@ -399,7 +399,7 @@ def test_inputs_of_another_shape(bad):
     ],
 )
 def test_duplicate_inputs_add_no_rank(seed, form):
-    """Covariances that are small differences of large ones have no rank of their rounding."""
+    """Rounding errors of a difference of large covariances do not count as rank."""
     net, likelihood, data, new = problem(seed, n=60)
     distinct = 1 + seed % 4
     with pytest.warns(UserWarning, match=f"rank: lowered from 12 to {distinct}, the rank of the"):

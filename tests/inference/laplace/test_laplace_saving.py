@@ -58,7 +58,7 @@ def test_predictions_are_equal(form, tmp_path):
 
 
 class Two(nn.Module):
-    """A module of one's own with two inputs, one of them whole numbers."""
+    """A custom module with two inputs, one of them integers."""
 
     def __init__(self):
         super().__init__()

@@ -133,7 +133,7 @@ def test_joint_regression_with_two_targets():
 
 
 def test_approximations_of_class_probabilities():
-    """Near softmax where there is no variance, 1/K where there is nothing else; close to draws."""
+    """Softmax without variance, 1/K with infinite variance, and otherwise close to draws."""
     generator = torch.Generator().manual_seed(0)
     mean = torch.randn(6, 4, generator=generator, dtype=torch.float64)
     A = torch.randn(6, 4, 4, generator=generator, dtype=torch.float64)
@@ -166,7 +166,7 @@ def test_approximations_of_class_probabilities():
 
 
 def test_the_laplace_bridge_inverts_the_laplace_approximation_of_a_dirichlet():
-    """MacKay's basis: mu = log alpha less its mean, and this covariance, belong to Dir(alpha)."""
+    """In MacKay's basis the Laplace approximation of Dir(alpha) has this mean and covariance."""
     alpha = torch.tensor([[2.0, 5.0, 9.0]]).double()
     K, mu = 3, alpha.log() - alpha.log().mean()
     inverse = 1 / alpha[0]
@@ -260,7 +260,7 @@ def test_tuning_finds_the_largest_evidence(subspace):
     start = linearised_laplace(net, likelihood, data, space)
     tuned = tune_prior(start)
     best = tuned.log_marginal_likelihood()
-    # the shared products under the new noise are those of a posterior made anew
+    # products shared under the new noise equal those of a new posterior
     anew = linearised_laplace(
         net, tuned.likelihood, data, space, prior_precision=tuned.prior_precision
     )
@@ -316,7 +316,7 @@ def test_cross_validation_against_fits_to_each_fold():
 
 @cache
 def overfitted():
-    """A classifier that has learned 60 noisy labels, and 180 rows that it has not seen."""
+    """A classifier trained on 60 noisy labels, and 180 held-out rows."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(240, 2, generator=generator).double()
     flipped = torch.rand(240, generator=generator) < 0.15
@@ -360,7 +360,7 @@ def test_cross_validation_on_training_rows_selects_the_edge_of_the_grid():
     assert 1e-4 < held.prior_precision < 1e3
     assert anew.prior_precision == 1e-2
     assert again == pytest.approx(scores, rel=1e-9)
-    # against posteriors made anew, and networks trained on each fold
+    # against new posteriors, and networks trained on each fold
     p = held.prior_precision
     alone = linearised_laplace(net, likelihood, data, prior_precision=p).predict(validation[0])
     assert math.isclose(scores[p, 1.0], alone.log_prob(validation[1]).mean(), rel_tol=1e-7)
@@ -499,7 +499,7 @@ def test_engine_keeps_the_centre_without_a_gauss_newton_step():
 
 @pytest.mark.parametrize("subspace", ["optimal", "subnetwork", "full"])
 def test_fit_does_not_retrain_a_trained_module(subspace):
-    """No epoch at all: the same predictive as that of `linearised_laplace` in that subspace."""
+    """Without training, the predictive is that of `linearised_laplace` in the subspace."""
     torch.manual_seed(0)
     x, new = torch.randn(60, 2).double(), torch.randn(9, 2).double()
     trained = subbayes.training.train(

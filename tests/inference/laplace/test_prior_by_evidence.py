@@ -45,7 +45,7 @@ def trained():
 
 @pytest.mark.parametrize("subspace", ["full", "subnetwork", "optimal"])
 def test_fit_uses_the_prior_tuned_by_linearised_laplace(trained, subspace, tmp_path):
-    """Noise too; the subspace is chosen under it; a run that is resumed keeps it."""
+    """The noise is tuned too, used to choose the subspace, and kept by a resumed run."""
     tuned = tune_prior(linearised_laplace(trained.network, trained.likelihood, rows()))
     options = {} if subspace == "full" else {"rank": 6}
     models = [

@@ -83,7 +83,7 @@ def test_a_linear_network_has_the_posterior_in_closed_form():
 
 
 def test_the_variance_of_the_outputs_is_kept_under_the_prior():
-    """Of a linear layer, on average over subnetworks of one size: exactly."""
+    """Exact for a linear layer, on average over subnetworks of one size."""
     x, _ = rows(200)
     full = (x.square().sum(1) + 1).mean() * 0.5**2
     shares = []

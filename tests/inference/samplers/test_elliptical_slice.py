@@ -37,7 +37,7 @@ def test_draws_match_the_closed_form(name):
 
 
 class Density:
-    """A log-likelihood given as a function of z (chains, k): all a kernel needs."""
+    """A log-likelihood given as a function of z (chains, k)."""
 
     def __init__(self, function, rank, prior=None, temperature=1.0):
         self.log_likelihood = function
@@ -144,7 +144,7 @@ def test_stats_hold_the_log_likelihood_at_temperature_one():
 
 
 def test_no_chain_waits_for_another():
-    """The batched evaluations are about the evaluations of one chain, not the slowest's."""
+    """The number of batched evaluations is about that of an average chain, not the slowest."""
     posterior = LinearGaussian(n=200).posterior()
     draws = EllipticalSlice().sample(posterior, draws=400, chains=16, warmup=0, progress=False)
     per_draw = draws.stats["evaluations"].mean()
@@ -187,7 +187,7 @@ def test_counts_are_checked(option):
 
 
 def test_more_chains_than_memory_allows(monkeypatch):
-    """Refused before anything is evaluated or allocated."""
+    """Rejected before any evaluation or allocation."""
 
     def untouched(z):
         raise AssertionError
@@ -205,7 +205,7 @@ def test_more_chains_than_memory_allows(monkeypatch):
     EllipticalSlice().sample(LinearGaussian().posterior(), draws=2, chains=2, progress=False)
 
 
-# --- ellipses about another Gaussian --------------------------------------------------------------
+# --- reference Gaussians --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("around", ["laplace", "a wide one", "one to the side"])

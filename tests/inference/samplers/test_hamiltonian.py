@@ -65,7 +65,7 @@ def test_two_modes(engine):
     "density", [Banana(2), Bimodal(2, distance=1.0)], ids=["banana", "bimodal"]
 )
 def test_exact_draws_remain_exact(engine, density, step_size):
-    """Whatever the step size: at 0.6 many trajectories diverge, or are all but refused."""
+    """Exact for any step size, even if many trajectories diverge or are rejected."""
     start = density.sample(4000, np.random.default_rng(0))
     draws = engine(
         density, draws=5, chains=4000, warmup=0, step_size=step_size, initial=start, progress=False
@@ -195,7 +195,7 @@ def test_blackjax_agrees():
 
 
 def test_the_levels_of_subtrees():
-    """Against the tree itself: leaf i ends the subtrees of 2, 4, ... leaves that it is last of."""
+    """Against the tree: leaf i ends the subtrees of 2, 4, ... leaves of which it is the last."""
     opens, ends = _tables(12)
     for leaf in range(4096):
         ones = bin(leaf).count("1")
@@ -250,7 +250,7 @@ def test_bad_input(engine):
 
 
 def test_a_singular_mass_matrix():
-    """Shrinkage keeps windows of a few draws regular; what is left is said."""
+    """Shrinkage keeps covariances of few draws regular; a singular one raises an error."""
     expected = (
         "metric: expected draws of the warm-up with a positive definite covariance, got a "
         "singular one. Use metric='diagonal' or a longer warm-up"
@@ -298,7 +298,7 @@ def test_a_cliff_is_a_divergence():
     draws = NUTS(step_size=0.5).sample(Cliff(1), draws=60, chains=120, warmup=0, progress=False)
     assert (draws.z > 0).all()
     assert draws.stats["divergent"].any()
-    # A half normal, if slowly: its mean is sqrt(2 / pi).
+    # A half normal, whose mean is sqrt(2 / pi); it mixes slowly.
     assert draws.z.mean() == pytest.approx(np.sqrt(2 / np.pi), abs=0.06)
 
 

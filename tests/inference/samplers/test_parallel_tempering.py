@@ -22,7 +22,7 @@ MODELS = {
         prior=Normal(covariance=np.array([[1.0, 0.6], [0.6, 0.8]]), mean=np.array([0.5, -1.0])),
     ),
 }
-# Two modes 24 standard deviations apart, no ellipse around the prior's mean through both.
+# Two modes 24 standard deviations apart; no ellipse around the prior's mean contains both.
 FAR = Bimodal(2, prior=Normal(3.0, mean=[0.0, 4.0]), distance=6.0, sd=0.5)
 
 
@@ -52,7 +52,7 @@ def test_a_banana():
 
 
 def test_finds_a_mode_far_from_all_start_points():
-    """It is the lesser one: a chain of elliptical slice sampling alone stays there."""
+    """All chains start at the lesser mode, which elliptical slice sampling alone does not leave."""
     start = np.tile([[-6.0, 0.0]], (60, 1))
     alone = EllipticalSlice().sample(
         FAR, draws=50, chains=60, warmup=0, initial=start, progress=False
@@ -146,7 +146,7 @@ def test_interrupted_runs_resume_bit_for_bit(tmp_path):
 
 
 def test_regions_of_zero_density_enter_the_evidence():
-    """Not a number on half of the prior: the hottest rung goes there, the others never."""
+    """NaN on half of the prior, which only the hottest rung visits."""
 
     class Half(Toy):
         def likelihood(self, z):

@@ -69,7 +69,7 @@ def test_calibration(metric):
 
 
 def test_warm_up_adapts_the_interval_lengths():
-    """A prior a thousand times as wide as the posterior costs no more than one that fits."""
+    """A prior a thousand times as wide as the posterior does not increase the cost."""
     model = LinearGaussian(rank=2, prior=Normal(np.array([200.0, 1e-3])))
     draws = SliceSampling().sample(model.posterior(), draws=40, chains=8, warmup=80, progress=False)
     assert draws.stats["evaluations"].mean() < 8 * 2
@@ -142,7 +142,7 @@ def test_interrupted_runs_resume_bit_for_bit(tmp_path):
 
 
 class Edged(Toy):
-    """Not a number for z0 < 0: a half normal."""
+    """NaN for z0 < 0: a half normal."""
 
     def likelihood(self, z):
         return np.where(z[:, 0] < 0, np.nan, 0.0), np.zeros_like(z)

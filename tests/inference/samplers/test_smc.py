@@ -1,4 +1,4 @@
-"""Sequential Monte Carlo against closed forms, its evidence, and its own parts."""
+"""Sequential Monte Carlo and its evidence against closed forms, and tests of its parts."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_no_data_gives_the_prior():
 
 
 def test_the_standard_error_is_that_of_the_evidence():
-    """Estimates of many runs spread as each says: coverage of two standard errors."""
+    """Two standard errors cover the evidence in 95 % of many runs."""
     density = Narrow(2, temperature=2.0)
     exact = density.log_evidence()
     found = [SMC().sample(density, draws=200, chains=8, seed=s, progress=False) for s in range(20)]
@@ -112,7 +112,7 @@ def test_groups_do_not_depend_on_the_number_of_groups():
 
 
 def test_regions_of_zero_density_enter_the_evidence():
-    """Minus infinity, or not a number, on three quarters of the prior: the evidence is 1/4."""
+    """Minus infinity or NaN on three quarters of the prior: the evidence is 1/4."""
 
     class Quarter(Toy):
         def likelihood(self, z):
@@ -128,7 +128,7 @@ def test_regions_of_zero_density_enter_the_evidence():
 
 
 def test_moves_leave_the_reference_invariant():
-    """The proposal is reversible with respect to the t distribution: no correction needed there."""
+    """The proposal is reversible with respect to the t distribution."""
     rng = np.random.default_rng(0)
     reference = _Reference(np.array([1.0, -2.0]), np.array([[1.0, 0.0], [0.5, 0.8]]), 6.0)
     n = 200_000
@@ -140,7 +140,7 @@ def test_moves_leave_the_reference_invariant():
         np.testing.assert_allclose(np.cov(points.T), covariance, rtol=0.05, atol=0.03)
     density = stats.multivariate_t(reference.mean, reference.factor @ reference.factor.T, 6.0)
     np.testing.assert_allclose(correction, density.logpdf(z) - density.logpdf(ahead), atol=1e-9)
-    # Reversible: the pair is as likely the other way round.
+    # Reversible: the pair is equally likely in reverse order.
     forth, back = (z[:, 0] * ahead[:, 1] ** 2).mean(), (ahead[:, 0] * z[:, 1] ** 2).mean()
     spread = (z[:, 0] * ahead[:, 1] ** 2 - ahead[:, 0] * z[:, 1] ** 2).std()
     assert abs(forth - back) < 4.5 * spread / np.sqrt(n)

@@ -1,4 +1,4 @@
-"""Variational inference against closed forms, finite differences and bent densities."""
+"""Variational inference against closed forms, finite differences and curved densities."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ MODELS = {
 
 
 def needs_zuko() -> None:
-    """Skip without it; looked for, not imported, for importing it changes torch."""
+    """Skip if zuko is not installed, without importing it, since the import changes torch."""
     if importlib.util.find_spec("zuko") is None:
         pytest.skip("needs zuko")
 
 
 class Plain(Toy):
-    """A linear-Gaussian model in NumPy: many steps of it take no time."""
+    """A linear-Gaussian model in NumPy, which is fast to evaluate."""
 
     def __init__(self, model: LinearGaussian) -> None:
         super().__init__(len(model.basis), model.prior, model.temperature)
@@ -76,7 +76,7 @@ def log_evidence(model: LinearGaussian) -> float:
     )
 
 
-# --- Gaussians on a linear-Gaussian model: everything is known ------------------------------------
+# --- Gaussians on a linear-Gaussian model ---------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -98,7 +98,7 @@ def test_full_rank_is_exact_on_a_linear_gaussian_model(name):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_mean_field_reaches_its_known_optimum(name):
-    """The mean, and variances that are one over the diagonal of the precision."""
+    """The exact mean, and variances that are the inverse of the diagonal of the precision."""
     model = MODELS[name]
     mean, covariance = model.moments()
     sd = 1 / np.sqrt(np.diag(np.linalg.inv(covariance)))
@@ -139,7 +139,7 @@ def test_minibatches_reach_the_same_optimum():
 
 
 def moment_matched(n: int, k: int, seed: int = 0) -> np.ndarray:
-    """Noise of mean 0 and covariance I exactly: entropy has its gradient without error."""
+    """Noise with exact mean 0 and covariance I, so that the gradient of the entropy is exact."""
     eps = np.random.default_rng(seed).normal(size=(n, k))
     eps -= eps.mean(0)
     return eps @ np.linalg.inv(np.linalg.cholesky(eps.T @ eps / n)).T
@@ -153,7 +153,7 @@ GAUSSIANS = {
 
 @pytest.mark.parametrize("name", GAUSSIANS)
 def test_the_elbo_gradient_equals_finite_differences(name):
-    """Common random numbers; the closed-form entropy is what log q is on average."""
+    """With common random numbers, and the closed-form entropy as the mean of -log q."""
     member, target, eps = GAUSSIANS[name], Banana(2), moment_matched(20, 2)
 
     def bound(step: np.ndarray) -> float:
@@ -168,7 +168,7 @@ def test_the_elbo_gradient_equals_finite_differences(name):
 
 
 def random_flow(rank: int = 2):
-    """A flow with weights that are not zero, on a frame that is not the identity."""
+    """A flow with non-zero weights on a Gaussian other than the standard normal."""
     needs_zuko()
     flow = Flow.identity(
         FullRank(
@@ -184,7 +184,7 @@ def random_flow(rank: int = 2):
 
 
 def test_the_flow_gradient_equals_finite_differences():
-    """Of the path derivative: log q is held where it is while z moves."""
+    """The path derivative: the parameters of log q are fixed while z moves."""
     flow, target = random_flow(), Banana(2)
     eps = np.random.default_rng(0).normal(size=(6, 2))
     z, log_q, pull = flow.reparameterise(eps)
@@ -220,7 +220,7 @@ def test_traced_flows_match_untraced_flows():
     np.testing.assert_allclose(again.reparameterise(eps)[0], expected[0], rtol=1e-12)
 
 
-# --- densities are densities ----------------------------------------------------------------------
+# --- densities ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", [*GAUSSIANS, "realnvp"])
@@ -242,7 +242,7 @@ def test_gaussian_densities_equal_scipy():
         np.testing.assert_array_equal(again.log_prob(z), member.log_prob(z))
 
 
-# --- bent and split densities ---------------------------------------------------------------------
+# --- curved and bimodal densities -----------------------------------------------------------------
 
 
 def test_realnvp_recovers_the_banana_better_than_gaussians():
@@ -265,7 +265,7 @@ def test_realnvp_recovers_the_banana_better_than_gaussians():
 
 
 def test_missing_mode_gives_a_high_pareto_k():
-    """Each family settles in one: its share of the mass is missing, and the bound says so."""
+    """Each family covers one mode; the bound lacks the mass of the other."""
     found = FullRankVI().sample(
         Bimodal(2, distance=2.0, weight=0.8), chains=4, draws=500, progress=False
     )
@@ -376,7 +376,7 @@ class Impossible(Toy):
 
 
 class Cliff(Toy):
-    """Finite at z = 0, with a gradient that is not a number a little to the right."""
+    """Finite at z = 0, with a NaN gradient for larger z."""
 
     def likelihood(self, z):
         return np.zeros(len(z)), np.where(z > 0.01, np.nan, 0.0)
