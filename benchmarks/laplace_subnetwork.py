@@ -233,7 +233,7 @@ def ours(folder: Path) -> dict[str, Any]:
 def findings(folder: Path) -> dict[str, float]:
     """What this library finds on the peer's part of the rows, and how far that is from theirs."""
     import subbayes
-    from subbayes.curvature.ggn_diagonal import squared_column_norms
+    from subbayes.curvature.diagonal import squared_column_norms
     from subbayes.curvature.precision_factory import root
     from subbayes.inference.laplace.linearised import linearised_laplace
     from subbayes.subspaces.subnetwork import from_mask

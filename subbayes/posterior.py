@@ -25,12 +25,12 @@ from torch import Tensor
 
 from subbayes.data.data import Data, named_leaves, split_batches, to_device
 from subbayes.likelihoods import Likelihood
-from subbayes.networks.compatibility import check_fit
 from subbayes.networks.network import Network
 from subbayes.networks.tracing.layout import observations_last, takes_observations_last
 from subbayes.networks.tracing.memory import bytes_per_row, reuse_memory
 from subbayes.networks.tracing.tracer import MODES, Mode, Tracer
 from subbayes.networks.tracing.vectorised import Vectorised
+from subbayes.networks.validation import check_fit
 from subbayes.predictions.averaging import average, evenly_spaced
 from subbayes.predictions.predictive import Predictive
 from subbayes.priors import Normal

@@ -1,7 +1,15 @@
-r"""The diagonal approximation $\Psi \approx \mathrm{diag}(V^\top V + \lambda I)^{-1}$.
+r"""The diagonal of the Gauss-Newton matrix, and the diagonal form of the precision.
 
-It costs one pass over the data and D numbers. Correlations between weights are ignored, so that
-predictive variances are too large where many weights have similar effects.
+The diagonal is the sums of squares of the columns of a Jacobian. For the weight matrix of one layer
+it is $\sum_{n,r} [\sum_t g_{nrt} \otimes a_{nt}]^2$ entry by entry, over
+rows n, cotangents r and the places t of the layer. With few places the sum over r is computed
+first, which leaves one matrix product,
+
+$$ \sum_n \sum_{t \le s} (2 - \delta_{ts}) \Bigl[\sum_r g_{nrt} g_{nrs}\Bigr]
+   \otimes (a_{nt} a_{ns}) . $$
+
+Otherwise the gradients are formed in blocks that fit into the cache. Both need no more memory than
+the layer itself.
 """
 
 from __future__ import annotations
@@ -12,15 +20,23 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from subbayes.curvature.ggn_diagonal import squared_column_norms
 from subbayes.curvature.jacobian import Jacobian
+from subbayes.curvature.layer_kinds import sum_of_outer_products
+from subbayes.curvature.layers import CapturedBatch, LayerGradients, Part
+from subbayes.curvature.partial_jacobian import active_cotangents, rows_at_once
 from subbayes.curvature.precision import Precision
 
-__all__ = ["Diagonal"]
+__all__ = ["Diagonal", "squared_column_norms"]
+
+_BLOCK = 2**18
+_PAIRS = 2**24
 
 
 class Diagonal(Precision):
-    """Diagonal approximation of the precision.
+    r"""The diagonal approximation $\Psi \approx \mathrm{diag}(V^\top V + \lambda I)^{-1}$.
+
+    It costs one pass over the data and D numbers. Correlations between weights are ignored, so that
+    predictive variances are too large if many weights have similar effects.
 
     Args:
         V: root of the Gauss-Newton matrix.
@@ -65,3 +81,128 @@ class Diagonal(Precision):
     def logdet(self, noise: float = 1.0) -> float:
         """Sum of the logarithms of the diagonal."""
         return float(torch.log(noise * self.squares + self.prior_precision).sum())
+
+
+def squared_column_norms(rows: Jacobian) -> Float[Tensor, "D"]:
+    r"""Sums of squares of the columns of a Jacobian, in float64, shape (D,).
+
+    For a root V of the Gauss-Newton matrix they are its diagonal. A block of rows is summed in the
+    network's dtype, the sum over blocks is in float64.
+
+    Example:
+        >>> import subbayes
+        >>> from subbayes.curvature.layers import Layers
+        >>> network, x = subbayes.Network(torch.nn.Linear(2, 1)), torch.tensor([[3.0, 4.0]])
+        >>> squared_column_norms(Jacobian.of_inputs(Layers(network, x), x))
+        tensor([ 9., 16.,  1.], dtype=torch.float64)
+    """
+    total = torch.zeros(rows.size, dtype=torch.float64, device=rows.network.device)
+    for _, inputs, y in rows.batches(rows_at_once(rows)):
+        batch = rows.plan.capture(inputs)
+        root = rows.root(inputs, y, batch.outputs)
+        _add(batch, active_cotangents(root, batch.outputs), total)
+    return total
+
+
+def _add(
+    batch: CapturedBatch, cotangents: Float[Tensor, "R N C"], total: Float[Tensor, "D"]
+) -> None:
+    """Add the squares of one batch, after as many backward passes as there are cotangents."""
+    sums: dict[str, _Squares] = {}
+    for u in cotangents:
+        for gradients in batch.pull(u):
+            if isinstance(gradients, LayerGradients):
+                name = gradients.layer.name
+                sums.setdefault(name, _Squares(gradients, len(cotangents))).add(gradients.left)
+            else:
+                for place, part in gradients.parts():
+                    total[place] += part.square().sum(0)
+    for found in sums.values():
+        for place, part in found.parts():
+            total[place] += part[0]
+
+
+class _Squares:
+    """Sums of squares of one layer's gradients, over rows and cotangents."""
+
+    def __init__(self, first: LayerGradients, cotangents: int) -> None:
+        self.first, self.layer, self.cotangents = first, first.layer, cotangents
+        n, _, groups, o = first.left.shape
+        self.bias = first.left.new_zeros(groups * o)
+        self.embeds = self.layer.kind.name == "embedding"
+        self.whole: Tensor | None = None
+        self.pairs: Tensor | None = None
+
+    def _begin(self, left: Float[Tensor, "n t groups o"]) -> None:
+        assert self.layer.weight is not None
+        n, t, groups, o = left.shape
+        if self.embeds:
+            self.whole = left.new_zeros(self.layer.weight.shape[0], o)
+            return
+        self.right = self.first.right(slice(None))
+        i = self.right.shape[-1]
+        self.whole = left.new_zeros(groups, o, i)
+        few = t + 1 <= 4 * self.cotangents and n * t * t * groups * (o + i) <= _PAIRS
+        if few and o * i > 1:
+            self.t, self.s = torch.triu_indices(t, t, device=left.device)
+            self.pairs = left.new_zeros(n, len(self.t), groups, o)
+
+    def add(self, left: Float[Tensor, "n t groups o"]) -> None:
+        """Add the squares for one cotangent of each row."""
+        if self.layer.bias is not None:
+            self.bias += left.flatten(2).sum(1).square().sum(0)
+        if self.layer.weight is None:
+            return
+        if self.whole is None:
+            self._begin(left)
+        assert self.whole is not None
+        if self.embeds:
+            self.whole += _embedding_squares(left, self.first.right(slice(None)), len(self.whole))
+        elif self.pairs is not None:
+            self.pairs.addcmul_(left[:, self.t], left[:, self.s])
+        elif left.shape[-1] == self.right.shape[-1] == 1:
+            self.whole += (
+                sum_of_outer_products(left, self.right).square().sum(0).reshape(self.whole.shape)
+            )
+        else:
+            self._formed(left)
+
+    def _formed(self, left: Float[Tensor, "n t groups o"]) -> None:
+        """Form the gradients, in blocks of rows that fit into the cache."""
+        assert self.whole is not None
+        step = max(1, _BLOCK // self.whole.numel())
+        for start in range(0, len(left), step):
+            some = slice(start, start + step)
+            formed = left[some].permute(0, 2, 3, 1) @ self.right[some].permute(0, 2, 1, 3)
+            if len(formed) == 1:
+                self.whole.addcmul_(formed[0], formed[0])
+            else:
+                self.whole += formed.square_().sum(0)
+
+    def parts(self) -> list[Part]:
+        """Pairs (place in the flat vector, sums of squares (1, size))."""
+        whole = self.whole if self.pairs is None else self._from_pairs()
+        sums = (whole, self.bias)
+        return [
+            (span.place, span.selected(values.reshape(1, -1)))
+            for span, values in zip((self.layer.weight, self.layer.bias), sums, strict=True)
+            if span is not None and values is not None
+        ]
+
+    def _from_pairs(self) -> Float[Tensor, "groups o i"]:
+        assert self.pairs is not None
+        twice = torch.where(self.t == self.s, 1, 2).to(self.pairs).reshape(1, -1, 1, 1)
+        both = self.right[:, self.t] * self.right[:, self.s] * twice
+        return torch.einsum("npgo,npgi->goi", self.pairs, both)
+
+
+def _embedding_squares(
+    left: Float[Tensor, "n t one e"], index: Tensor, size: int
+) -> Float[Tensor, "size e"]:
+    """Sums of squares for an embedding: places with the same index are added first."""
+    total = left.new_zeros(size + 1, left.shape[-1])  # the last is for padding, index -1
+    for g, places in zip(left[:, :, 0], index[:, :, 0, 0], strict=True):
+        rows, inverse = places.unique(return_inverse=True)
+        sums = g.new_zeros(len(rows), g.shape[-1]).index_add_(0, inverse, g)
+        total[rows] += sums.square()
+    return total[:size]

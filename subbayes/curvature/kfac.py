@@ -27,7 +27,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from subbayes.curvature.ggn_diagonal import squared_column_norms
+from subbayes.curvature.diagonal import squared_column_norms
 from subbayes.curvature.gram import Piece
 from subbayes.curvature.jacobian import Jacobian
 from subbayes.curvature.layers import Layer
@@ -74,14 +74,6 @@ class Factors:
             matrices = matrices[..., :-1]
         out[:, self.layer.weight.place] = matrices.flatten(1).to(out)
 
-    def rotate(self, matrices: Float[Tensor, "s groups o i"]) -> Float[Tensor, "s groups o i"]:
-        """Rotate matrices into the eigenbasis."""
-        return self.outer.mT @ matrices.double() @ self.inner
-
-    def rotate_back(self, matrices: Float[Tensor, "s groups o i"]) -> Float[Tensor, "s groups o i"]:
-        """Rotate matrices out of the eigenbasis."""
-        return self.outer @ matrices @ self.inner.mT
-
 
 class Kfac(Precision):
     """The precision with Kronecker-factored blocks.
@@ -107,10 +99,9 @@ class Kfac(Precision):
         """A power of the covariance, up to a rotation of the layers for odd halves."""
         found = vectors * (self.diagonal + self.prior_precision).pow(-power).to(vectors)
         for one in self.factors:
-            inside = one.rotate(one.gather(vectors))
-            one.scatter(
-                one.rotate_back(inside * (one.values + self.prior_precision) ** -power), found
-            )
+            inside = one.outer.mT @ one.gather(vectors).double() @ one.inner
+            inside = inside * (one.values + self.prior_precision) ** -power
+            one.scatter(one.outer @ inside @ one.inner.mT, found)
         return found
 
     def solve(self, vectors: Float[Tensor, "s D"]) -> Float[Tensor, "s D"]:

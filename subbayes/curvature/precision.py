@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import warnings
 from abc import ABC, abstractmethod
-from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -22,7 +21,7 @@ from subbayes.curvature.jacobian import Jacobian
 from subbayes.networks.network import Network
 from subbayes.utils.checks import check_positive, fail
 
-__all__ = ["ExactPrecision", "Precision", "cholesky"]
+__all__ = ["Precision", "cholesky"]
 
 _AT_ONCE = 1024
 
@@ -129,45 +128,6 @@ class Precision(ABC):
         values = self.eigenvalues().clamp_min(0)
         zeros = (self.size - len(values)) * math.log(self.prior_precision)
         return float((noise * values + self.prior_precision).log().sum() + zeros)
-
-
-class ExactPrecision(Precision):
-    """An exact form, given by the Cholesky factor of one matrix plus lambda I.
-
-    Args:
-        V: root of the Gauss-Newton matrix.
-        prior_precision: lambda.
-        matrix: V'V or VV', if it is known.
-    """
-
-    def __init__(
-        self, V: Jacobian, prior_precision: float, matrix: Float[Tensor, "m m"] | None = None
-    ) -> None:
-        super().__init__(V, prior_precision)
-        self.matrix = self._product() if matrix is None else matrix
-        shifted = self.matrix.clone()
-        shifted.diagonal().add_(self.prior_precision)
-        self.factor = cholesky(shifted, "prior_precision")
-
-    @abstractmethod
-    def _product(self) -> Float[Tensor, "m m"]:
-        """V'V or VV'."""
-
-    @cached_property
-    def _eigenvalues(self) -> Float[Tensor, "m"]:
-        return torch.linalg.eigvalsh(self.matrix).clamp_min(0)
-
-    def eigenvalues(self) -> Float[Tensor, "r"]:
-        """Eigenvalues of the matrix, at most D of them."""
-        return self._eigenvalues[-self.size :]
-
-    def rescaled(self, V: Jacobian, prior_precision: float, factor: float) -> ExactPrecision:
-        """Reuse the matrix and its eigenvalues, with a new factorisation."""
-        matrix = self.matrix if factor == 1 else factor * self.matrix
-        other = type(self)(V, prior_precision, matrix)
-        if "_eigenvalues" in self.__dict__:
-            other.__dict__["_eigenvalues"] = self._eigenvalues * factor
-        return other
 
 
 def _diagonal(matrix: Float[Tensor, "m m"], size: int) -> Float[Tensor, "n C C"]:

@@ -7,15 +7,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from subbayes.curvature.diagonal import Diagonal
-from subbayes.curvature.dual import Dual
+from subbayes.curvature.exact import Dual, Primal
 from subbayes.curvature.jacobian import Jacobian
 from subbayes.curvature.layers import Layers
 from subbayes.curvature.precision import Precision
-from subbayes.curvature.primal import Primal
 from subbayes.data.data import Data, to_device
 from subbayes.likelihoods import Likelihood
-from subbayes.networks.compatibility import check_fit
 from subbayes.networks.network import Network, check_network
+from subbayes.networks.validation import check_fit
 from subbayes.utils.checks import check_choice, fail, fail_type
 from subbayes.utils.memory import available_memory, format_bytes
 from subbayes.utils.types import FORMS, Form

@@ -29,10 +29,10 @@ from torch.func import grad, jvp, vjp
 
 from subbayes.data.data import Data, split_batches
 from subbayes.likelihoods import Likelihood
-from subbayes.networks.compatibility import check_fit
 from subbayes.networks.global_state import attention_without_fused_kernels
 from subbayes.networks.network import Network
 from subbayes.networks.tracing.vectorised import warn_of_fallback
+from subbayes.networks.validation import check_fit
 from subbayes.utils.checks import check_choice, check_count, fail
 from subbayes.utils.types import Inputs, Targets
 

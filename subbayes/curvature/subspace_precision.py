@@ -19,11 +19,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from subbayes.curvature.exact import Primal
 from subbayes.curvature.gram import push_block
 from subbayes.curvature.jacobian import Jacobian
 from subbayes.curvature.partial_jacobian import PartialJacobian
 from subbayes.curvature.precision import Precision, cholesky
-from subbayes.curvature.primal import Primal
 from subbayes.subspace import CoordinateSubspace, DenseSubspace, Subspace
 from subbayes.utils.memory import check_memory
 

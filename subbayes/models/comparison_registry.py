@@ -29,7 +29,7 @@ from subbayes.models.fit import (
     fit_settings,
     sample,
 )
-from subbayes.networks.compatibility import check_fit
+from subbayes.networks.validation import check_fit
 from subbayes.predictions.predictive import Predictive
 from subbayes.priors import EvidencePrior, Normal
 from subbayes.subspaces.base import SubspaceMethod

@@ -17,9 +17,9 @@ from subbayes.inference.tempering import choose_temperature
 from subbayes.likelihoods import Likelihood
 from subbayes.models.checkpoint import FitCheckpoint
 from subbayes.models.fitted import FittedModel
-from subbayes.networks.compatibility import check_fit
 from subbayes.networks.network import Network
 from subbayes.networks.selection import Selection
+from subbayes.networks.validation import check_fit
 from subbayes.posterior import Posterior
 from subbayes.priors import EvidencePrior, Normal
 from subbayes.subspaces.base import FixedSubspace, SubspaceMethod

@@ -19,9 +19,9 @@ from subbayes.inference.configuration import Sampling
 from subbayes.likelihoods import Likelihood
 from subbayes.models.comparison_methods import Setup
 from subbayes.models.comparison_registry import METHODS, Comparable, methods_by_key, named_methods
-from subbayes.networks.compatibility import check_fit
 from subbayes.networks.initialisation import fresh_module
 from subbayes.networks.selection import Selection
+from subbayes.networks.validation import check_fit
 from subbayes.predictions.predictive import Predictive
 from subbayes.training.configuration import Training
 from subbayes.training.pipeline import Trained

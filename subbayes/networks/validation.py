@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from subbayes.data.data import leaves, n_rows, take
+from subbayes.data.data import Data, leaves, n_rows, take, to_device
+from subbayes.likelihoods import Likelihood
 from subbayes.utils.checks import InputError, InputTypeError, fail, fail_type
 from subbayes.utils.types import Inputs
 
-__all__ = ["as_outputs", "check_outputs"]
+if TYPE_CHECKING:
+    from subbayes.networks.network import Network
+
+__all__ = ["as_outputs", "check_fit", "check_outputs"]
 
 
 def as_outputs(out: Any, inputs: Inputs, output: Callable[[Any], Tensor] | None = None) -> Tensor:
@@ -121,6 +125,27 @@ def check_outputs(call: Callable[[Inputs], Tensor], rows: Inputs, dtype: torch.d
             "Use batch_first=True, or normalisation with running statistics",
         )
     return int(out.shape[-1])
+
+
+def check_fit(network: Network, likelihood: Likelihood, data: Data) -> int:
+    """Check that a module, a likelihood and data are compatible, and return the number of outputs.
+
+    Raises:
+        InputError: inputs that the module does not accept, or outputs or targets that the
+            likelihood does not accept.
+
+    Example:
+        >>> from subbayes import Network
+        >>> from subbayes.likelihoods import Gaussian
+        >>> net, data = Network(torch.nn.Linear(2, 1)), (torch.zeros(3, 2), torch.zeros(3))
+        >>> check_fit(net, Gaussian(1.0), Data.of(data))
+        1
+    """
+    targets = data.targets()
+    likelihood.check_targets(targets)
+    outputs = network.check(to_device(data.first()[0], network.device))
+    likelihood.check_outputs(outputs, targets)
+    return outputs
 
 
 def _copied(inputs: Inputs) -> Inputs:

@@ -26,7 +26,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from subbayes.curvature.ggn_diagonal import squared_column_norms
+from subbayes.curvature.diagonal import squared_column_norms
 from subbayes.curvature.jacobian import Jacobian
 from subbayes.curvature.partial_jacobian import PartialJacobian
 from subbayes.curvature.precision_factory import root

@@ -7,7 +7,7 @@ from jacobians import Many, dense
 from torch import nn
 
 from subbayes import Network
-from subbayes.curvature.ggn_diagonal import squared_column_norms
+from subbayes.curvature.diagonal import squared_column_norms
 from subbayes.curvature.jacobian import Jacobian
 from subbayes.curvature.layers import CapturedBatch, Layers
 from subbayes.curvature.partial_jacobian import PartialJacobian

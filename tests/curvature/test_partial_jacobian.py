@@ -9,9 +9,9 @@ from jacobians import Many, dense, dense_rows
 from torch import nn
 
 from subbayes import InputError, Network
-from subbayes.curvature import ggn_diagonal as squares_module
+from subbayes.curvature import diagonal as squares_module
 from subbayes.curvature import partial_jacobian as module
-from subbayes.curvature.ggn_diagonal import squared_column_norms
+from subbayes.curvature.diagonal import squared_column_norms
 from subbayes.curvature.jacobian import Jacobian
 from subbayes.curvature.layers import Layers
 from subbayes.curvature.partial_jacobian import PartialJacobian

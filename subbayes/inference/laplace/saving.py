@@ -14,13 +14,12 @@ import torch
 from torch import Tensor
 
 from subbayes.curvature.diagonal import Diagonal
-from subbayes.curvature.dual import Dual
+from subbayes.curvature.exact import Dual, Primal
 from subbayes.curvature.jacobian import Jacobian
 from subbayes.curvature.kfac import Factors, Kfac
 from subbayes.curvature.layers import Layers
 from subbayes.curvature.low_rank import LowRank
 from subbayes.curvature.precision import Precision
-from subbayes.curvature.primal import Primal
 from subbayes.curvature.subspace_precision import SubspacePrecision
 from subbayes.data.data import Data, leaves, n_rows, take, to_device
 from subbayes.likelihoods import Likelihood

@@ -40,37 +40,20 @@ _ALLOCATES = {
     aten.convolution.default,
 }
 _IN_PLACE = {
-    aten.add.Tensor: aten.add_.Tensor,
-    aten.sub.Tensor: aten.sub_.Tensor,
-    aten.mul.Tensor: aten.mul_.Tensor,
-    aten.div.Tensor: aten.div_.Tensor,
-    aten.relu.default: aten.relu_.default,
-    aten.tanh.default: aten.tanh_.default,
-    aten.sigmoid.default: aten.sigmoid_.default,
-    aten.log.default: aten.log_.default,
-    aten.exp.default: aten.exp_.default,
-    aten.pow.Tensor_Scalar: aten.pow_.Scalar,
-}
+    getattr(getattr(aten, name), overload): getattr(getattr(aten, f"{name}_"), overload)
+    for overload, names in {
+        "Tensor": ("add", "sub", "mul", "div"),
+        "default": ("relu", "tanh", "sigmoid", "log", "exp"),
+    }.items()
+    for name in names
+} | {aten.pow.Tensor_Scalar: aten.pow_.Scalar}
+_SMOOTH = ("tanh", "sigmoid", "softplus", "gelu", "silu", "elu", "leaky_relu")
 _POINTWISE = {
-    aten.relu.default,
-    aten.tanh.default,
-    aten.sigmoid.default,
-    aten.softplus.default,
-    aten.gelu.default,
-    aten.silu.default,
-    aten.elu.default,
-    aten.leaky_relu.default,
-    aten.tanh_backward.default,
-    aten.sigmoid_backward.default,
-    aten.threshold_backward.default,
-    aten.softplus_backward.default,
-    aten.gelu_backward.default,
-    aten.silu_backward.default,
-    aten.elu_backward.default,
-    aten.leaky_relu_backward.default,
+    getattr(aten, name).default
+    for name in ("relu", *_SMOOTH, "threshold_backward", *(f"{name}_backward" for name in _SMOOTH))
 }
-_NARROW = 16  # columns
-_SMALL = 16  # entries up to which constants are compared
+_NARROW = 16  # columns of a product that is transposed
+_SMALL = 16  # entries of constants that are compared by value
 _SHAPE = "shape of the result"
 _COMMUTES = {aten.add.Tensor, aten.mul.Tensor}
 

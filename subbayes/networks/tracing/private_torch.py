@@ -130,7 +130,22 @@ def count_bytes(function: Callable[[], Any]) -> int:
     Without it only the results of public functions of torch count, not those of operations within
     them, so that batches exceed `memory_limit` somewhat.
     """
-    count = _CountBytes()
+    total = 0
+
+    def add(result: Any) -> Any:
+        nonlocal total
+        for tensor in result if isinstance(result, (tuple, list)) else [result]:
+            if isinstance(tensor, Tensor):
+                total += tensor.numel() * tensor.element_size()
+        return result
+
+    class PublicFunctions(torch.overrides.TorchFunctionMode):
+        def __torch_function__(
+            self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            return add(func(*args, **(kwargs or {})))
+
+    mode: Any = PublicFunctions()
     if private_torch_enabled():
         from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -138,41 +153,12 @@ def count_bytes(function: Callable[[], Any]) -> int:
             def __torch_dispatch__(
                 self, func: Any, types: Any, args: Any = (), kwargs: Any = None
             ) -> Any:
-                return count.add(func(*args, **(kwargs or {})))
+                return add(func(*args, **(kwargs or {})))
 
-        mode: Any = Operations()
-    else:
-        mode = _PublicFunctions(count)
+        mode = Operations()
     with mode:
         function()
-    return count.total
-
-
-class _CountBytes:
-    """Add up the bytes of tensors."""
-
-    def __init__(self) -> None:
-        self.total = 0
-
-    def add(self, result: Any) -> Any:
-        """Count a tensor, or those of a tuple or list, and return it."""
-        for tensor in result if isinstance(result, (tuple, list)) else [result]:
-            if isinstance(tensor, Tensor):
-                self.total += tensor.numel() * tensor.element_size()
-        return result
-
-
-class _PublicFunctions(torch.overrides.TorchFunctionMode):
-    """Count the bytes of results of public functions."""
-
-    def __init__(self, count: _CountBytes) -> None:
-        super().__init__()
-        self.count = count
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        return self.count.add(func(*args, **(kwargs or {})))
+    return total
 
 
 def in_backward_pass() -> bool:

@@ -1,0 +1,170 @@
+"""The exact forms of the precision: primal, a D x D matrix, and dual, a Gram matrix of N C rows."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from functools import cached_property
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from subbayes.curvature.jacobian import Jacobian
+from subbayes.curvature.precision import Precision, cholesky
+
+__all__ = ["Dual", "Primal"]
+
+_COLUMNS = 2048
+
+
+class ExactPrecision(Precision):
+    """An exact form, given by the Cholesky factor of one matrix plus lambda I.
+
+    Args:
+        V: root of the Gauss-Newton matrix.
+        prior_precision: lambda.
+        matrix: V'V or VV', if it is known.
+    """
+
+    def __init__(
+        self, V: Jacobian, prior_precision: float, matrix: Float[Tensor, "m m"] | None = None
+    ) -> None:
+        super().__init__(V, prior_precision)
+        self.matrix = self._product() if matrix is None else matrix
+        shifted = self.matrix.clone()
+        shifted.diagonal().add_(self.prior_precision)
+        self.factor = cholesky(shifted, "prior_precision")
+
+    @abstractmethod
+    def _product(self) -> Float[Tensor, "m m"]:
+        """V'V or VV'."""
+
+    @cached_property
+    def _eigenvalues(self) -> Float[Tensor, "m"]:
+        return torch.linalg.eigvalsh(self.matrix).clamp_min(0)
+
+    def eigenvalues(self) -> Float[Tensor, "r"]:
+        """Eigenvalues of the matrix, at most D of them."""
+        return self._eigenvalues[-self.size :]
+
+    def rescaled(self, V: Jacobian, prior_precision: float, factor: float) -> ExactPrecision:
+        """Reuse the matrix and its eigenvalues, with a new factorisation."""
+        matrix = self.matrix if factor == 1 else factor * self.matrix
+        other = type(self)(V, prior_precision, matrix)
+        if "_eigenvalues" in self.__dict__:
+            other.__dict__["_eigenvalues"] = self._eigenvalues * factor
+        return other
+
+
+class Primal(ExactPrecision):
+    r"""The D x D matrix $V^\top V + \lambda I$, for few weights and many observations.
+
+    It sums outer products of the rows of V, and stores three matrices of 8 D^2 bytes.
+    """
+
+    form = "primal"
+
+    def _product(self) -> Float[Tensor, "D D"]:
+        """V'V, computed up to the diagonal and mirrored."""
+        V = self.V
+        total = torch.zeros(V.size, V.size, dtype=torch.float64, device=V.network.device)
+        blocks = [slice(start, start + _COLUMNS) for start in range(0, V.size, _COLUMNS)]
+        for _, rows in V.dense():
+            for some in blocks:
+                total[some, : some.stop].addmm_(rows[:, some].T, rows[:, : some.stop])
+        for some in blocks:
+            total[: some.start, some] = total[some, : some.start].T
+        return total
+
+    def solve(self, vectors: Float[Tensor, "s D"]) -> Float[Tensor, "s D"]:
+        """Solve with the Cholesky factor."""
+        return torch.cholesky_solve(vectors.T.to(self.factor), self.factor).T.to(vectors)
+
+    def covariance(self, inputs: Any) -> Float[Tensor, "m m"]:
+        """Solve with the Cholesky factor."""
+        halves = [
+            torch.linalg.solve_triangular(self.factor, rows.T, upper=False)
+            for _, rows in self.jacobian(inputs).dense()
+        ]
+        half = torch.cat(halves, 1)
+        return half.T @ half
+
+    def variances(self) -> Float[Tensor, "D"]:
+        """The diagonal of the inverse."""
+        return torch.cholesky_inverse(self.factor).diagonal().clone()
+
+
+class Dual(ExactPrecision):
+    r"""Gram matrices of the N C rows of V, for few observations and many weights.
+
+    With the Gram matrices $K_{VV} = VV^\top$, $K_{VX} = V J_X^\top$, $K_{XX} = J_X J_X^\top$ and
+    $M = \lambda I + K_{VV}$, Woodbury's identity gives
+
+    $$ \Psi W = \tfrac1\lambda (W - V^\top M^{-1} V W), \qquad
+       \Sigma_X = \tfrac1\lambda (K_{XX} - K_{XV} M^{-1} K_{VX}), $$
+
+    and the determinant lemma $\log\det \Psi^{-1} = \log\det M + (D - NC) \log\lambda$. It costs
+    $(NC)^2$ products of rows, which are cheap for linear layers, a factorisation of size NC, and
+    $3 \cdot 8 (NC)^2$ bytes; no vector of D numbers is stored.
+    """
+
+    form = "dual"
+    _last: tuple[Jacobian, Tensor] | None = None
+
+    def _product(self) -> Float[Tensor, "m m"]:
+        return self.V.gram()
+
+    def _cross(self, X: Jacobian) -> Float[Tensor, "m l"]:
+        """K_VX, cached for the next call with the same inputs."""
+        if self._last is None or self._last[0] is not X:
+            self._last = X, self.V.gram(X)
+        return self._last[1]
+
+    def solve(self, vectors: Float[Tensor, "s D"]) -> Float[Tensor, "s D"]:
+        """Woodbury's identity, in two passes over the data."""
+        inner = torch.cholesky_solve(self.V.push(vectors).T, self.factor).T
+        return (vectors - self.V.pull(inner).to(vectors)) / self.prior_precision
+
+    def covariance(self, inputs: Any) -> Float[Tensor, "m m"]:
+        """Computed from Gram matrices."""
+        X = self.jacobian(inputs)
+        half = torch.linalg.solve_triangular(self.factor, self._cross(X), upper=False)
+        sigma = (X.gram() - half.T @ half) / self.prior_precision
+        return (sigma + sigma.T) / 2
+
+    def pull(self, inputs: Any, cotangents: Float[Tensor, "s m"]) -> Float[Tensor, "s D"]:
+        """Combinations of rows of J_X and of V."""
+        X = self.jacobian(inputs)
+        inner = torch.cholesky_solve(self._cross(X) @ cotangents.T.to(self.factor), self.factor)
+        scale = 1 / self.prior_precision
+        return self.V.pull(-scale * inner.T, X.pull(scale * cotangents))
+
+    def variances(self) -> Float[Tensor, "D"]:
+        """Computed from blocks of columns of V; stores the factors of all its rows."""
+        variances = torch.zeros(self.size, dtype=torch.float64, device=self.network.device)
+        for places, columns in self.V.columns():
+            half = torch.linalg.solve_triangular(self.factor, columns, upper=False)
+            parts = ((1 - half.square().sum(0)) / self.prior_precision).split(
+                [place.stop - place.start for place in places]
+            )
+            for place, part in zip(places, parts, strict=True):
+                variances[place] = part
+        return variances
+
+    def logdet(self, noise: float = 1.0) -> float:
+        """Computed by the determinant lemma."""
+        if noise != 1:
+            return super().logdet(noise)
+        return float(
+            2 * self.factor.diagonal().log().sum()
+            + (self.size - self.V.rows) * math.log(self.prior_precision)
+        )
+
+    def rescaled(self, V: Jacobian, prior_precision: float, factor: float) -> ExactPrecision:
+        """Reuse the Gram matrices, with a new factorisation."""
+        other = super().rescaled(V, prior_precision, factor)
+        if self._last is not None and isinstance(other, Dual):
+            other._last = self._last[0], self._last[1] * factor**0.5
+        return other
