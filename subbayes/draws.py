@@ -1,4 +1,4 @@
-"""Draws of subspace coordinates with statistics and diagnostics, the result of inference."""
+"""Draws of subspace coordinates, with statistics and diagnostics."""
 
 from __future__ import annotations
 
@@ -49,20 +49,19 @@ class Draws:
 
     Attributes:
         z: coordinates, shape (chains, draws, k), float64.
-        stats: numbers per draw, each of shape (chains, draws), such as "log_likelihood" and
-            "evaluations".
-        meta: further facts of the run for display, such as "seed", "warmup" and "seconds".
+        stats: statistics per draw, each of shape (chains, draws), such as "log_likelihood".
+        meta: details of the run for display, such as "seed", "warmup" and "seconds".
         engine: name of the engine, for display.
         validity: "exact" for draws that converge to the posterior, "approximation" for draws of
-            another density that is close to it, "ensemble" for separately trained networks.
-        independent: whether all draws are independent, as those of an approximation are.
+            an approximation, "ensemble" for separately trained networks.
+        independent: whether all draws are independent, like those of an approximation.
         prediction: "network" averages the network's predictions over the draws; "linearised"
             predicts in closed form by the linearised network, from `moments`.
         temperature: T of the posterior.
-        pareto_k: Pareto k of the importance ratios of an approximation; NaN if not known.
-        converged: whether an optimisation converged; None where there is none.
-        log_evidence: estimate of the log evidence of the tempered posterior; NaN if not known.
-        log_evidence_error: its standard error; NaN if not known.
+        pareto_k: Pareto k of the importance ratios of an approximation; NaN if unknown.
+        converged: whether an optimisation converged; None if there is none.
+        log_evidence: estimate of the log evidence of the tempered posterior; NaN if unknown.
+        log_evidence_error: its standard error; NaN if unknown.
         moments: mean and covariance of a Gaussian approximation.
 
     Example:
@@ -154,7 +153,7 @@ class Draws:
         )
 
     def warnings(self) -> list[str]:
-        """Problems of the run, each with a remedy; empty if there are none."""
+        """Problems of the run, each with a remedy."""
         if self.n_draws < 4:
             return ["fewer than 4 draws per chain: run longer (draws=...)"]
         found = [] if self.independent else self._chain_warnings()
@@ -168,7 +167,7 @@ class Draws:
         return found + self._energy_warnings()
 
     def _chain_warnings(self) -> list[str]:
-        """Whether the chains have mixed."""
+        """Problems of mixing."""
         found = []
         rhat, ess = self.rhat(), self.ess_bulk()
         known = ~np.isnan(rhat)
@@ -180,7 +179,7 @@ class Draws:
         worst = float(rhat[known].max(initial=1.0))
         least, enough = float(ess[known].min(initial=np.inf)), 100 * self.n_chains
         about = round_up(self.n_draws * max(2.0, enough / least))
-        high = np.ceil(worst * 1e3) / 1e3  # as shown, too, above what it is held to
+        high = np.ceil(worst * 1e3) / 1e3  # the displayed value exceeds the threshold too
         found += self._stuck_warnings(worst)
         if worst > 1.2 and not found:
             found.append(
@@ -254,7 +253,7 @@ class Draws:
         return found
 
     def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        """The draws as named arrays and a JSON-able rest; `from_state` reads them back."""
+        """The draws as named arrays, and values that JSON can hold; for `from_state`."""
         arrays = {"z": self.z} | {f"stats.{name}": values for name, values in self.stats.items()}
         for f in () if self.moments is None else fields(self.moments):
             if (values := getattr(self.moments, f.name)) is not None:
@@ -264,12 +263,7 @@ class Draws:
 
     @classmethod
     def from_state(cls, arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any]) -> Draws:
-        """Rebuild draws from `state`; other arrays are ignored.
-
-        Args:
-            arrays: "z", "stats.*" and "moments.*".
-            facts: the rest.
-        """
+        """Rebuild draws from `state`; other arrays are ignored."""
         stats, moments = (
             {k.removeprefix(start): v for k, v in arrays.items() if k.startswith(start)}
             for start in ("stats.", "moments.")

@@ -123,7 +123,7 @@ def test_warning_suggests_the_number_of_draws():
     assert not any("effective" in s for s in chains(2 * about).warnings())
 
 
-def test_chains_that_move_slowly():
+def test_warning_of_slowly_mixing_chains():
     z = np.cumsum(np.random.default_rng(0).normal(size=(4, 500, 1)) * 0.1, 1)
     said = Draws(z + np.linspace(0, 0.01, 4)[:, None, None]).warnings()
     assert any("bulk effective sample size" in s and "below 400: run longer" in s for s in said)
@@ -132,7 +132,7 @@ def test_chains_that_move_slowly():
 @pytest.mark.parametrize(
     "z", [np.zeros((2, 50, 1)), np.full((2, 50, 3), np.nan), np.full((1, 50, 2), 7.0)]
 )
-def test_chains_that_never_move(z):
+def test_warning_of_constant_chains(z):
     draws = Draws(z)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -145,19 +145,19 @@ def test_chains_that_never_move(z):
     )
 
 
-def test_one_coordinate_that_never_moves_beside_good_ones():
+def test_warning_of_a_constant_coordinate():
     draws = some(4, 1000)
     draws.z[..., 1] = 2.0
     (said,) = draws.warnings()
     assert said.startswith("1 of 3 coordinates never moved")
 
 
-def test_chains_stuck_at_different_values():
+def test_warning_of_chains_constant_at_different_values():
     z = np.repeat(np.arange(3.0)[:, None, None], 50, axis=1)
     assert any(s.startswith("R-hat is inf") for s in Draws(z).warnings())
 
 
-def test_a_chain_that_never_moved_beside_good_ones():
+def test_warning_of_one_constant_chain():
     draws = some(4, 1000)
     draws.z[2] = draws.z[2, 0]
     first = draws.warnings()[0]
@@ -167,7 +167,7 @@ def test_a_chain_that_never_moved_beside_good_ones():
     )
 
 
-def test_chains_stuck_in_a_mode_each(unchecked):
+def test_warning_of_chains_in_separate_modes(unchecked):
     """HMC on two bumps 16 standard deviations apart: no chain crosses."""
     density = Bimodal(3, prior=Normal(5.0), distance=4.0, sd=0.5)
     start = np.random.default_rng(0).normal(size=(6, 3)) * 0.5
@@ -184,7 +184,7 @@ def test_chains_stuck_in_a_mode_each(unchecked):
 
 @pytest.mark.parametrize("k", [1, 20])
 @pytest.mark.parametrize("memory", [0.0, 0.9, 0.999])
-def test_no_false_alarm_of_modes(k, memory):
+def test_no_false_warning_of_modes(k, memory):
     """Good chains, slow chains and chains still on their way are not chains in modes."""
     rng = np.random.default_rng(1)
     for draws in (20, 300):

@@ -39,8 +39,7 @@ class Diagonal(Precision):
     predictive variances are too large if many weights have similar effects.
 
     Args:
-        V: root of the Gauss-Newton matrix.
-        prior_precision: lambda.
+        V, prior_precision: as for `Precision`.
         squares: the diagonal of V'V, if it is known.
     """
 

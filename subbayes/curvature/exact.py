@@ -23,8 +23,7 @@ class ExactPrecision(Precision):
     """An exact form, given by the Cholesky factor of one matrix plus lambda I.
 
     Args:
-        V: root of the Gauss-Newton matrix.
-        prior_precision: lambda.
+        V, prior_precision: as for `Precision`.
         matrix: V'V or VV', if it is known.
     """
 

@@ -41,7 +41,7 @@ class Jacobian:
         plan: the network's layers.
         n: number of inputs N.
         roots: rows per input R.
-        memory_limit: bytes of gradients held at once.
+        memory_limit: bytes of gradients in memory at once.
 
     Example:
         >>> network = Network(torch.nn.Linear(2, 1))
@@ -66,13 +66,7 @@ class Jacobian:
 
     @classmethod
     def of_inputs(cls, plan: Layers, inputs: Any, memory_limit: int = _MEMORY_LIMIT) -> Jacobian:
-        """J_X: one row for each output of each input.
-
-        Args:
-            plan: the network's layers.
-            inputs: in the form the module takes, or a loader of them.
-            memory_limit: bytes of gradients held at once.
-        """
+        """J_X: one row for each output of inputs in the form the module takes, or a loader."""
         batches = list(input_batches(inputs))
         return cls(
             plan,
@@ -93,15 +87,7 @@ class Jacobian:
     def without_data(
         cls, plan: Layers, example: Inputs, likelihood: Likelihood, n: int, memory_limit: int
     ) -> Jacobian:
-        """V of data that are not available: it has sizes, and its products raise.
-
-        Args:
-            plan: the network's layers.
-            example: inputs of the same shape.
-            likelihood: p(y | f).
-            n: number of inputs N.
-            memory_limit: bytes of gradients held at once.
-        """
+        """V of n unavailable rows like the example: it has sizes, and its products raise."""
         found = cls(plan, lambda: iter([(example, None)]), n, likelihood, memory_limit)
         found._pairs = _no_data
         return found
@@ -235,12 +221,7 @@ class Jacobian:
     def pull(
         self, cotangents: Float[Tensor, "s m"], onto: Float[Tensor, "s D"] | None = None
     ) -> Float[Tensor, "s D"]:
-        """Combinations of all rows with s vectors of coefficients, in the network's dtype.
-
-        Args:
-            cotangents: the coefficients.
-            onto: weight vectors to add to in place, to save memory.
-        """
+        """Combinations of all rows with s vectors of coefficients, added to `onto` in place."""
         total = onto
         if total is None:
             total = self.network.weights.new_zeros(len(cotangents), self.size)

@@ -57,7 +57,7 @@ class Factors:
     values: Float[Tensor, "groups o i"]
 
     def gather(self, vectors: Float[Tensor, "s D"]) -> Float[Tensor, "s groups o i"]:
-        """The entries of weight vectors that belong to the layer, as matrices."""
+        """The entries of a layer in weight vectors, as matrices."""
         assert self.layer.weight is not None
         groups, o, i = self.values.shape
         weight = vectors[:, self.layer.weight.place].reshape(len(vectors), groups, o, -1)
@@ -67,7 +67,7 @@ class Factors:
         return torch.cat([weight, bias], -1)
 
     def scatter(self, matrices: Float[Tensor, "s groups o i"], out: Float[Tensor, "s D"]) -> None:
-        """Write matrices back to their places in weight vectors."""
+        """Write matrices to the entries of a layer in weight vectors."""
         assert self.layer.weight is not None
         if self.layer.bias is not None:
             out[:, self.layer.bias.place] = matrices[..., -1].flatten(1).to(out)
@@ -79,8 +79,7 @@ class Kfac(Precision):
     """The precision with Kronecker-factored blocks.
 
     Args:
-        V: root of the Gauss-Newton matrix.
-        prior_precision: lambda.
+        V, prior_precision: as for `Precision`.
         factors: factors of the layers and diagonal of the other weights (0 elsewhere), if known.
     """
 

@@ -35,8 +35,7 @@ class LowRank(Precision):
     """A low-rank approximation of the precision, refined by conjugate gradients.
 
     Args:
-        V: root of the Gauss-Newton matrix.
-        prior_precision: lambda.
+        V, prior_precision: as for `Precision`.
         rank: number of eigenpairs r, by default 100 or the largest possible; r vectors of D
             numbers are stored, and 3 r while they are computed.
         tolerance: relative residual of solves by conjugate gradients; None uses the low-rank

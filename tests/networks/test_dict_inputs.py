@@ -72,7 +72,7 @@ def made():
 
 
 @pytest.mark.parametrize("form", ["dual", "primal"])
-def test_the_covariance_is_that_of_the_dense_jacobian(made, form):
+def test_covariance_equals_that_of_the_dense_jacobian(made, form):
     _, network, encoding, y, new, H, J = made
     posterior = linearised_laplace(
         network, Categorical(), (encoding, y), covariance=form, prior_precision=2.0
@@ -97,7 +97,7 @@ def test_the_optimal_subspace_attains_the_bound(made):
 
 
 @pytest.mark.parametrize("by", ["predictive", "variance", "last-layer", "mask"])
-def test_subnetworks_are_those_of_columns_of_the_dense_jacobian(made, by):
+def test_subnetworks_equal_those_of_the_dense_jacobian(made, by):
     _, network, encoding, y, new, H, J = made
     data = encoding, y
     space = (
@@ -137,7 +137,7 @@ def test_batches_of_dicts_with_labels_are_data(made):
         Data.of(DataLoader([dict(encoding)], batch_size=None))
 
 
-def test_batches_of_other_lengths_are_padded_one_by_one(made):
+def test_batches_of_different_lengths(made):
     """A collator pads each batch to its own length: outputs and gradients are those of each."""
     _, network, encoding, y, *_ = made
     short = {name: t[:1, :2] for name, t in encoding.items()}
@@ -149,7 +149,7 @@ def test_batches_of_other_lengths_are_padded_one_by_one(made):
 
 
 @pytest.mark.parametrize("subspace", ["optimal", "subnetwork"])
-def test_fit_takes_them_too(made, subspace):
+def test_fit_accepts_dict_inputs(made, subspace):
     module, _, encoding, y, new, *_ = made
     model = subbayes.fit(
         module,

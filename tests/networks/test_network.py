@@ -73,7 +73,7 @@ def test_equals_the_module_in_evaluation_mode(case):
 
 
 @cases.parametrize(*EACH)
-def test_other_weights_equal_the_module_that_holds_them(case):
+def test_other_weights_equal_a_module_with_them(case):
     built = case.build()
     weights = some_weights(built.network, 1)[0]
     expected = built.call(built.network.module_with(weights))
@@ -116,7 +116,7 @@ def test_rows_are_independent_of_their_batch(case):
 
 
 @given(st.integers(0, 2**12 - 1))
-def test_any_mask_moves_the_chosen_weights_only(bits):
+def test_masks_vary_only_the_selected_weights(bits):
     module = cases.mlp(1).double()
     mask = torch.tensor([bool(bits >> i & 1) for i in range(12)]).reshape(4, 3)
     if not mask.any():
@@ -131,7 +131,7 @@ def test_any_mask_moves_the_chosen_weights_only(bits):
     assert torch.equal(moved[2].weight, module[2].weight)
 
 
-def test_numpy_masks_are_masks():
+def test_numpy_masks_are_accepted():
     network = Network(cases.mlp(1), {"2.weight": np.array([[True, False, False, True]])})
     assert network.size == 2
 
@@ -162,7 +162,7 @@ def test_selections(parameters, names):
     assert Network(cases.mlp(1), parameters).names == names
 
 
-def test_frozen_parameters_are_no_weights_and_stay():
+def test_frozen_parameters_are_constant():
     module = cases.frozen_first(1)
     network = Network(module)
     assert network.names == ("2.weight", "2.bias")
@@ -179,13 +179,13 @@ def test_tied_parameters_count_once_and_stay_tied():
     assert Network(module, "second.*").names == ("first.weight",)
 
 
-def test_the_last_layer_counts_with_a_tied_weight():
+def test_last_layer_includes_a_tied_weight():
     module = cases.Tied(3)
     del module.head
     assert Network(module, "last-layer").names == ("first.weight",)
 
 
-def test_the_last_layer_counts_whole_with_weight_norm():
+def test_last_layer_with_weight_norm():
     network = Network(cases.weight_normed(1), "last-layer")
     assert network.names == (
         "2.bias",
@@ -194,13 +194,13 @@ def test_the_last_layer_counts_whole_with_weight_norm():
     )
 
 
-def test_the_last_layer_of_a_single_layer_is_all_of_it():
+def test_last_layer_of_a_single_layer():
     assert Network(nn.Linear(2, 1), "last-layer").size == 3
     assert Network(nn.utils.parametrizations.weight_norm(nn.Linear(2, 1)), "last-layer").size == 4
 
 
 @pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated")
-def test_weight_norm_of_the_older_kind_after_a_forward_pass():
+def test_deprecated_weight_norm_after_a_forward_pass():
     module = cases.mlp(1).double()
     nn.utils.weight_norm(module[0])
     x = torch.randn(5, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -213,7 +213,7 @@ def test_weight_norm_of_the_older_kind_after_a_forward_pass():
     close(network(network.weights, x), module(x), 1e-12)
 
 
-def test_float16_and_mixed_dtypes_keep_theirs():
+def test_float16_and_mixed_dtypes_are_kept():
     module = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1).double())
     network = Network(module, output=lambda out: out)
     assert network.dtype == torch.float64
@@ -251,7 +251,7 @@ def use_everything(built: cases.Built) -> None:
 
 
 @cases.parametrize(*EACH)
-def test_the_module_and_the_global_state_are_left_alone(case):
+def test_module_and_global_state_are_unchanged(case):
     built = case.build()
     built.module.train()
     list(built.module.children())[0].eval()
@@ -262,7 +262,7 @@ def test_the_module_and_the_global_state_are_left_alone(case):
 
 
 @cases.parametrize(*EACH)
-def test_later_changes_of_the_module_do_not_reach_the_network(case):
+def test_network_ignores_later_changes_of_the_module(case):
     built = case.build()
     before = built.network(built.network.weights, built.inputs).clone()
     with torch.no_grad():
@@ -273,7 +273,7 @@ def test_later_changes_of_the_module_do_not_reach_the_network(case):
     assert torch.equal(built.network(built.network.weights, built.inputs), before)
 
 
-def test_copies_are_apart():
+def test_copies_are_independent():
     network = Network(cases.CNN(2))
     before = network.weights.clone()
     copies = [network.with_weights(network.weights), network.with_buffers({})]
@@ -286,7 +286,7 @@ def test_copies_are_apart():
     assert not torch.equal(network.frozen["norm.running_var"], torch.zeros(2))
 
 
-def test_module_with_is_in_evaluation_mode_and_trains_as_the_module_did():
+def test_module_with_keeps_requires_grad_in_evaluation_mode():
     module = cases.with_dropout(1)
     module[0].requires_grad_(False)
     made = Network(module).module_with()
@@ -307,7 +307,7 @@ class Failing(nn.Module):
         return self.head(x)
 
 
-def test_an_exception_inside_a_call_leaves_everything_as_it_was():
+def test_exceptions_in_a_call_restore_the_state():
     network = Network(Failing())
     x = torch.ones(2, 2)
     before, state = network(network.weights, x), state_of(network._module)
@@ -362,7 +362,7 @@ def test_refreshed_on_one_batch_equals_training_mode():
     close(unbiased(unbiased.weights, built.inputs), module(built.inputs), 1e-12)
 
 
-def test_refreshing_bears_a_last_batch_of_one_row():
+def test_refreshing_with_a_last_batch_of_one_row():
     module = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)).double()
     x = torch.randn(5, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     network = Network(module)
@@ -380,7 +380,7 @@ def test_refreshing_without_batchnorm_reads_no_data():
 
 
 @pytest.mark.parametrize("name", [n for n, a in cases.NETWORKS.items() if not a.vmaps])
-def test_what_cannot_be_vectorised_is_looped_over_with_one_warning(name):
+def test_unvectorisable_modules_use_a_loop_with_one_warning(name):
     built = cases.Case(name, "gaussian").build()
     weights = some_weights(built.network, 2)
     with warnings.catch_warnings(record=True) as caught:
@@ -393,7 +393,7 @@ def test_what_cannot_be_vectorised_is_looped_over_with_one_warning(name):
     close(outputs[1], built.network(weights[1], built.inputs), 1e-12)
 
 
-def test_errors_of_the_module_are_not_mistaken_for_failed_vectorising():
+def test_errors_of_the_module_do_not_disable_vectorising():
     network = Network(cases.mlp(1))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -426,7 +426,7 @@ def one_line(excinfo: pytest.ExceptionInfo) -> str:
     "function",
     [lambda out: (out, out), lambda out: None, lambda out: {"logits": out}, lambda out: [out]],
 )
-def test_a_module_that_returns_something_else_than_a_tensor(function):
+def test_modules_that_do_not_return_a_tensor_raise(function):
     network = Network(Returns(function))
     with pytest.raises(InputTypeError, match="module: expected one tensor as its output") as e:
         network.check(torch.zeros(4, 3))
@@ -441,14 +441,14 @@ def test_a_module_that_returns_something_else_than_a_tensor(function):
         (lambda out: out.reshape(-1), "(4,)"),
     ],
 )
-def test_outputs_of_another_shape(function, shape):
+def test_outputs_of_another_shape_raise(function, shape):
     network = Network(Returns(function))
     with pytest.raises(InputError, match="module: expected outputs of shape") as e:
         network.check(torch.zeros(4, 3))
     assert shape in one_line(e)
 
 
-def test_labels_as_outputs():
+def test_labels_as_outputs_raise():
     network = Network(Returns(lambda out: out.argmax(-1)))
     with pytest.raises(InputError, match="module: expected real numbers as outputs") as e:
         network.check(torch.zeros(4, 3))
@@ -465,14 +465,14 @@ def test_labels_as_outputs():
         ((torch.zeros(4, 3), torch.zeros(4, 3)), "positional argument"),
     ],
 )
-def test_inputs_the_module_does_not_take(inputs, what):
+def test_invalid_inputs_raise(inputs, what):
     with pytest.raises(InputError, match="inputs: expected what the module takes") as e:
         Network(cases.mlp(1)).check(inputs)
     one_line(e)
     assert e.match(what)
 
 
-def test_failing_assertions_without_a_message_are_named():
+def test_assertions_without_a_message_are_named():
     class Asserting(Failing):
         def forward(self, x: Tensor) -> Tensor:
             raise AssertionError
@@ -481,7 +481,7 @@ def test_failing_assertions_without_a_message_are_named():
         Network(Asserting()).check(torch.zeros(4, 2))
 
 
-def test_inputs_on_another_device():
+def test_inputs_on_another_device_raise():
     with pytest.raises(
         InputError, match="inputs: expected tensors on cpu, where the module is, got meta"
     ) as e:
@@ -489,7 +489,7 @@ def test_inputs_on_another_device():
     assert ".to(device)" in one_line(e)
 
 
-def test_a_module_that_draws_random_numbers():
+def test_random_modules_raise():
     module = Returns(lambda out: nn.functional.dropout(out, 0.5))
     before = torch.get_rng_state()
     with pytest.raises(InputError, match="the same outputs at each call") as e:
@@ -504,7 +504,7 @@ class WritesIntoInputs(Failing):
         return self.head(x)
 
 
-def test_a_module_that_writes_into_its_inputs():
+def test_modules_that_modify_their_inputs_raise():
     x = torch.arange(6.0).reshape(3, 2)
     with pytest.raises(
         InputError, match="module: expected a call that does not change its inputs"
@@ -516,7 +516,7 @@ def test_a_module_that_writes_into_its_inputs():
 
 @pytest.mark.filterwarnings("ignore:`torch.jit")
 @pytest.mark.parametrize("wrap", [torch.jit.script, nn.DataParallel])
-def test_modules_that_cannot_be_called_with_other_weights(wrap):
+def test_wrapped_and_scripted_modules_raise(wrap):
     with pytest.raises(
         InputTypeError,
         match="module: expected a plain torch.nn.Module, got .* Pass the module it was made from",
@@ -524,7 +524,7 @@ def test_modules_that_cannot_be_called_with_other_weights(wrap):
         Network(wrap(cases.mlp(1)))
 
 
-def test_a_compiled_module_is_the_module_it_was_made_from():
+def test_compiled_modules_are_unwrapped():
     module, validates = cases.mlp(1), torch.distributions.Distribution._validate_args
     network = Network(torch.compile(module))
     torch.distributions.Distribution.set_default_validate_args(validates)  # torch turns it off
@@ -558,7 +558,7 @@ class AcrossTheBatch(nn.Module):
         ),
     ],
 )
-def test_a_module_that_mixes_observations(module, shape):
+def test_modules_that_mix_observations_raise(module, shape):
     x = torch.randn(*shape, generator=torch.Generator().manual_seed(0))
     with pytest.raises(InputError, match="outputs of a row that depend on that row alone") as e:
         Network(module).check(x)
@@ -584,14 +584,14 @@ def test_a_module_that_mixes_observations(module, shape):
         (lambda: Network(cases.mlp(1), {"0.bias": torch.ones(4)}), "got torch.float32"),
     ],
 )
-def test_selections_that_cannot_be(make, what):
+def test_invalid_selections_raise(make, what):
     with pytest.raises(InputError, match=what) as e:
         make()
     one_line(e)
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_arguments_of_the_wrong_type():
+def test_arguments_of_the_wrong_type_raise():
     with pytest.raises(InputTypeError, match="module: expected a torch.nn.Module, got function"):
         Network(cases.mlp)  # type: ignore[arg-type]
     with pytest.raises(InputTypeError, match="parameters: expected a pattern.*got int"):
@@ -600,7 +600,7 @@ def test_arguments_of_the_wrong_type():
 
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("shape", [(), (12,), (2, 21), (0,)])
-def test_weights_of_another_size(shape):
+def test_weights_of_another_size_raise(shape):
     network = Network(cases.mlp(1))
     weights = torch.zeros(shape)
     for call in (
@@ -612,7 +612,7 @@ def test_weights_of_another_size(shape):
             call()
 
 
-def test_flattening_another_architecture():
+def test_flattening_another_architecture_raises():
     network = Network(cases.mlp(1))
     with pytest.raises(
         InputError,
@@ -624,7 +624,7 @@ def test_flattening_another_architecture():
         network.flatten({})
 
 
-def test_a_module_that_cannot_be_copied():
+def test_modules_that_cannot_be_copied_raise():
     module = cases.mlp(1)
     module.log = open(__file__)  # noqa: SIM115
     with pytest.raises(InputError, match="module: expected a module that can be copied") as e:

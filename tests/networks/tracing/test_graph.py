@@ -85,7 +85,7 @@ def test_optimise_keeps_vectorised_networks_and_their_gradients(name, grad):
         torch.testing.assert_close(graph(x, *values), expected, rtol=1e-10, atol=1e-10)
 
 
-def test_optimise_writes_in_place_where_it_may():
+def test_optimise_writes_in_place():
     def function(w, x, b):
         return ((x @ w) + b).relu()
 
@@ -119,7 +119,7 @@ def test_transpositions_around_a_pointwise_function_cancel():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_tanh_after_a_linear_map_is_one_product_and_a_sigmoid(dtype):
+def test_tanh_after_a_linear_map_becomes_one_product_and_a_sigmoid(dtype):
     def function(w, x, b):
         return torch.tanh(torch.bmm(w, x) + b.unsqueeze(-1)).sin() + torch.tanh(x.mean())
 
@@ -130,7 +130,7 @@ def test_a_tanh_after_a_linear_map_is_one_product_and_a_sigmoid(dtype):
 
 
 @pytest.mark.parametrize("compiles", [False, True])
-def test_a_tanh_keeps_its_value(compiles):
+def test_tanh_is_accurate(compiles):
     x = torch.cat(
         [
             torch.tensor([0.0, 1e-6, -1e-6, 30.0, -30.0, torch.inf, -torch.inf]),
@@ -141,7 +141,7 @@ def test_a_tanh_keeps_its_value(compiles):
     torch.testing.assert_close(graph(x).double(), torch.tanh(x.double()), rtol=0, atol=4e-7)
 
 
-def test_a_tanh_passes_on_nan():
+def test_tanh_propagates_nan():
     x = torch.tensor([torch.nan, 1.0])
     assert optimised(torch.tanh, x)(x).isnan().tolist() == [True, False]
 
@@ -209,7 +209,7 @@ def layered(constant, x):
     return part * x + part.sin() * top, torch.ones(3) * x, part
 
 
-def test_what_depends_on_constants_alone_is_computed_once():
+def test_constant_operations_are_computed_once():
     constant, x = torch.randn(3), torch.randn(3)
     graph = captured(layered, constant, x)
     more = fold_constants(graph, [constant, x], [True, False])
@@ -222,7 +222,7 @@ def test_what_depends_on_constants_alone_is_computed_once():
     assert any("ones" in target for target in left)  # without inputs: not worth an argument
 
 
-def test_nothing_is_folded_where_operations_write():
+def test_in_place_operations_prevent_folding():
     constant, x = torch.randn(3), torch.randn(3)
 
     def function(constant, x):
