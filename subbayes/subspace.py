@@ -7,6 +7,7 @@ coordinate subspace stores indices and a random one a seed instead of a basis.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ __all__ = [
     "JointSubspace",
     "RandomSubspace",
     "Subspace",
+    "check_finite_weights",
 ]
 
 _CACHE_BYTES = 256 * 2**20
@@ -125,13 +127,7 @@ class DenseSubspace(Subspace):
                 f"at least 1 and at most {basis.shape[1]} rows, the number of weights",
                 basis.shape[0],
             )
-        if not all(bool(torch.isfinite(row).all()) for row in (shift, *basis)):  # saves memory
-            fail(
-                "basis",
-                "finite numbers",
-                "NaN or infinite entries",
-                "The training that made it diverged: lower its learning rate",
-            )
+        check_finite_weights("basis", (shift, *basis))
         self.shift = shift.detach()
         self.rank = basis.shape[0]
         self._basis = basis.detach().to(shift)
@@ -378,6 +374,17 @@ class JointSubspace(Subspace):
     def config(self) -> dict[str, Any]:
         """The inner subspace and the number of effects."""
         return super().config() | {"effects": self.effects, "inner": self.inner.config()}
+
+
+def check_finite_weights(argument: str, rows: Iterable[Tensor]) -> None:
+    """Raise `InputError` for NaN or infinite entries of weight vectors."""
+    if not all(bool(torch.isfinite(row).all()) for row in rows):  # row by row saves memory
+        fail(
+            argument,
+            "finite numbers",
+            "NaN or infinite entries",
+            "The training of these weights diverged: lower its learning rate",
+        )
 
 
 def _solve(gram: Float[Tensor, "k k"], right: Float[Tensor, "*S k"]) -> Float[Tensor, "*S k"]:

@@ -1,4 +1,4 @@
-"""Curvature of the log-likelihood in the weights, through products alone: no D x D matrices."""
+"""Curvature of the log-likelihood in the weights, by products without D x D matrices."""
 
 from subbayes.curvature.lanczos import (
     Eigenpairs,

@@ -25,20 +25,22 @@ from subbayes.curvature.layer_kinds import RightFactor
 from subbayes.curvature.layers import Layer, LayerGradients, Layers, OtherGradients, OtherWeights
 from subbayes.utils.types import Inputs
 
-__all__ = ["Block", "block", "gram", "pull_block", "push_block", "split_columns"]
+__all__ = [
+    "Block",
+    "block",
+    "concatenate_rows",
+    "gram",
+    "pull_block",
+    "push_block",
+    "split_columns",
+]
 
 _OUTER, _INNER, _PAIRS = 128 * 2**20, 48 * 2**20, 16 * 2**20  # bytes of temporary tensors
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Gradients of R cotangents in one layer, for N rows.
-
-    Attributes:
-        layer: the layer.
-        left: (R, N, T, groups, O).
-        right: the right factor of the gradients, (n, T, groups, I).
-    """
+    """Gradients of R cotangents in one layer, for N rows, in factors as in `LayerGradients`."""
 
     layer: Layer
     left: Float[Tensor, "R N t groups o"]
@@ -75,13 +77,7 @@ class DensePiece:
 
 @dataclass(frozen=True)
 class Block:
-    r"""Rows $r_n^\top J_n$ for N inputs and R cotangents r each, layer by layer.
-
-    Attributes:
-        n: number of inputs N.
-        roots: cotangents R per input.
-        pieces: gradients of each layer.
-    """
+    r"""Rows $r_n^\top J_n$ for n inputs with `roots` cotangents r each, layer by layer."""
 
     n: int
     roots: int
@@ -106,13 +102,7 @@ class Block:
 
 
 def block(plan: Layers, inputs: Inputs, root: Float[Tensor, "N C R"] | None = None) -> Block:
-    """The rows of a batch of N inputs; by default one row for each output.
-
-    Args:
-        plan: the network's layers.
-        inputs: the batch.
-        root: cotangents of each input as columns; identity matrices by default.
-    """
+    """The rows of a batch for cotangents of each input as columns; by default one per output."""
     batch = plan.capture(inputs)
     if root is None:
         root = torch.eye(batch.outputs.shape[1]).expand(len(batch), -1, -1)
@@ -239,6 +229,18 @@ def _slices(stop: int, step: int, start: int = 0) -> Iterator[slice]:
 
 def _columns(places: Iterable[slice], vectors: Float[Tensor, "k D"]) -> Float[Tensor, "k p"]:
     return torch.cat([vectors[:, place] for place in places], 1)
+
+
+def concatenate_rows(parts: Iterable[Tensor], least: int) -> Iterator[Tensor]:
+    """Concatenate consecutive blocks of rows to blocks of at least `least` rows."""
+    waiting: list[Tensor] = []
+    for part in parts:
+        waiting.append(part)
+        if sum(map(len, waiting)) >= least:
+            yield torch.cat(waiting)
+            waiting = []
+    if waiting:
+        yield torch.cat(waiting)
 
 
 def split_columns(

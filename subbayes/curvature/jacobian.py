@@ -1,4 +1,4 @@
-r"""The Jacobian of a network over a set of inputs, through products alone.
+r"""Products with the Jacobian of a network over a set of inputs.
 
 The rows are $r_n^\top J_n$ for the columns r of a matrix $R_n$ (C x R) of each input: the identity
 for $J_X$; for V a root of the likelihood's curvature, $\Lambda_n = R_n R_n^\top$, so that

@@ -28,7 +28,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from subbayes.curvature.diagonal import squared_column_norms
-from subbayes.curvature.gram import Piece
+from subbayes.curvature.gram import Piece, concatenate_rows
 from subbayes.curvature.jacobian import Jacobian
 from subbayes.curvature.layers import Layer
 from subbayes.curvature.precision import Precision
@@ -42,14 +42,7 @@ _LEAST, _SHARE = 2**26, 16  # bytes, or of the free memory, for rows of a Jacobi
 
 @dataclass(frozen=True)
 class Factors:
-    """The block of one layer in its eigenbasis.
-
-    Attributes:
-        layer: the layer.
-        outer: eigenvectors of the factor of the gradients, (groups, O, O).
-        inner: eigenvectors of the factor of the inputs, bias last, (groups, I, I).
-        values: eigenvalues of the block, (groups, O, I).
-    """
+    """The block of one layer: its eigenvalues, and eigenvectors of the two factors, bias last."""
 
     layer: Layer
     outer: Float[Tensor, "groups o o"]
@@ -116,13 +109,8 @@ class Kfac(Precision):
         """Products with dense rows of the Jacobian, as many at once as fit into memory."""
         X = self.jacobian(inputs)
         most = max(_LEAST, (available_memory() or 0) // _SHARE) // (8 * X.size)
-        found, held = [], []
-        for place, rows in X.dense():
-            held.append(self.solve(rows))
-            if sum(map(len, held)) >= most or place.stop == X.rows:
-                found.append(X.push(torch.cat(held)))
-                held = []
-        sigma = torch.cat(found)
+        solved = (self.solve(rows) for _, rows in X.dense())
+        sigma = torch.cat([X.push(rows) for rows in concatenate_rows(solved, most)])
         return (sigma + sigma.T) / 2
 
     def variances(self) -> Float[Tensor, "D"]:

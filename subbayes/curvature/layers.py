@@ -80,12 +80,7 @@ class Span:
 class Layer:
     """A layer whose gradients follow from its inputs and the gradients of its outputs.
 
-    Attributes:
-        name: name of the submodule.
-        module: the submodule in the network's private copy.
-        kind: how the factors are computed.
-        weight: its selected weights, if any.
-        bias: its selected biases, if any.
+    Its module is that of the network's private copy; weight and bias are the selected ones.
     """
 
     name: str
@@ -147,11 +142,7 @@ class LayerGradients:
 
 @dataclass(frozen=True)
 class OtherWeights:
-    """Weights outside the verified layers, differentiated row by row.
-
-    Attributes:
-        spans: the selected weights, parameter by parameter.
-    """
+    """Weights outside the verified layers, differentiated row by row."""
 
     spans: tuple[Span, ...]
 
@@ -278,13 +269,7 @@ class Layers:
     def row_gradients(
         self, inputs: Inputs, cotangents: Float[Tensor, "n C"], where: Int[Tensor, "p"]
     ) -> Float[Tensor, "n p"]:
-        """Gradients of u_n f_n in some weights, vectorised over rows where that is possible.
-
-        Args:
-            inputs: n rows.
-            cotangents: u.
-            where: positions of the weights in the flat vector.
-        """
+        """Gradients of u_n f_n in the weights at given positions, vectorised if possible."""
         where, w = where.to(self.network.device), self.network.weights
 
         def gradient(row: Any, u: Tensor) -> Tensor:

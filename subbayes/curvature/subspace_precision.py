@@ -20,7 +20,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from subbayes.curvature.exact import Primal
-from subbayes.curvature.gram import push_block
+from subbayes.curvature.gram import concatenate_rows, push_block
 from subbayes.curvature.jacobian import Jacobian
 from subbayes.curvature.partial_jacobian import PartialJacobian
 from subbayes.curvature.precision import Precision, cholesky
@@ -185,14 +185,7 @@ def subspace_jacobian_in_chunks(
         most: entries of a chunk, about; by default 2^22.
     """
     limit = max(1, (_AT_ONCE if most is None else most) // subspace.rank)
-    held: list[Tensor] = []
-    for part in _blocks(J, subspace, max(1, limit // J.roots)):
-        held.append(part)
-        if sum(map(len, held)) >= limit:
-            yield torch.cat(held)
-            held = []
-    if held:
-        yield torch.cat(held)
+    return concatenate_rows(_blocks(J, subspace, max(1, limit // J.roots)), limit)
 
 
 def _blocks(J: Jacobian, subspace: Subspace, step: int) -> Iterator[Float[Tensor, "m k"]]:

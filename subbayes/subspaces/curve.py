@@ -24,7 +24,7 @@ from subbayes.networks.initialisation import module_with_fresh_weights
 from subbayes.networks.network import Network
 from subbayes.predictions.averaging import with_noise
 from subbayes.predictions.predictive import Predictive
-from subbayes.subspace import DenseSubspace
+from subbayes.subspace import DenseSubspace, check_finite_weights
 from subbayes.subspaces.base import RankedMethod, TrainedNetwork, check_rank
 from subbayes.subspaces.pca import gram_matrix, principal_directions
 from subbayes.utils.checks import check_choice, check_count, fail, fail_type
@@ -182,13 +182,7 @@ class WeightCurve:
                 "at least 1 control point, shape (k + 1, D)",
                 f"shape {tuple(self.points.shape)}",
             )
-        if not all(bool(torch.isfinite(point).all()) for point in self.points):
-            fail(
-                "points",
-                "finite numbers",
-                "NaN or infinite entries",
-                "The training that made them diverged: lower its learning rate",
-            )
+        check_finite_weights("points", self.points)
         object.__setattr__(self, "points", self.points.detach())
 
     @property

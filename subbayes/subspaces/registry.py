@@ -20,13 +20,13 @@ __all__ = ["SUBSPACES", "SubspaceChoice", "subspace_method"]
 SUBSPACES: dict[str, type[SubspaceMethod]] = {
     method.name: method for method in (PCA, Random, Curve, Optimal, Subnetwork, Full)
 }
-"""The methods by the names that stand for their defaults."""
+"""The methods by name, with default settings."""
 
 SubspaceChoice = str | SubspaceMethod | Subspace | Callable[[Any], Subspace]
 
 
 def subspace_method(subspace: SubspaceChoice) -> SubspaceMethod:
-    """The method that a name, a subspace or a function stands for.
+    """The method for a name, a subspace or a function.
 
     Args:
         subspace: a name of `SUBSPACES`, a method such as `PCA(rank=5)`, a `Subspace`, or a
