@@ -249,12 +249,12 @@ def _signature(inputs: Inputs) -> tuple[Any, ...]:
     return tuple((name, leaf.shape[1:], leaf.dtype) for name, leaf in named_leaves(inputs).items())
 
 
-def check_covariance_memory(X: Jacobian) -> None:
-    """Check that a covariance of all outputs fits into memory."""
+def check_covariance_memory(outputs: int) -> None:
+    """Check that a joint covariance of outputs fits into memory."""
     check_memory(
         "inputs",
-        f"the covariance of {X.rows} outputs",
-        24 * X.rows**2,
+        f"the covariance of {outputs} outputs",
+        24 * outputs**2,
         "Pass fewer inputs at once, or predict row by row",
     )
 

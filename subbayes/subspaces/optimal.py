@@ -35,7 +35,6 @@ from subbayes.priors import Normal
 from subbayes.subspace import DenseSubspace, Subspace
 from subbayes.subspaces.base import RankedMethod, TrainedNetwork, check_rank
 from subbayes.utils.checks import check_choice, check_count, fail
-from subbayes.utils.memory import check_memory
 from subbayes.utils.types import FORMS, Inputs
 
 if TYPE_CHECKING:
@@ -189,12 +188,7 @@ def check_size(
     """
     if covariance in EXACT:
         check_exact(covariance, n, outputs, size)
-    check_memory(
-        "inputs",
-        f"the covariance of {inputs * outputs} outputs",
-        24 * (inputs * outputs) ** 2,
-        "Pass fewer inputs",
-    )
+    check_covariance_memory(inputs * outputs)
 
 
 def recombine_inputs(data: Data, count: int, seed: int = 0) -> Inputs:
@@ -233,7 +227,7 @@ def optimal_for(
         covariance: covariance of the outputs at X, if it is known.
     """
     X = psi.jacobian(inputs)
-    check_covariance_memory(X)
+    check_covariance_memory(X.rows)
     sigma = psi.covariance(X) if covariance is None else covariance
     values, vectors = _leading(sigma, check_count("rank", rank), X, psi.prior_precision)
     basis = psi.pull(X, vectors.T / values.sqrt().unsqueeze(1))

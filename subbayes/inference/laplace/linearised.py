@@ -249,7 +249,7 @@ class LinearisedPosterior(Predictor):
         if joint and method != "gaussian":
             fail("joint", "False for classes and draws", True, "Use covariance(inputs)")
         if joint:
-            check_covariance_memory(X)
+            check_covariance_memory(X.rows)
             full = self.precision.covariance(X).cpu()
         rows = self.precision.blocks(X).cpu() if full is None else diagonal_blocks(full, X.roots)
         return predictive_of(mean, rows, likelihood, method, n_draws, seed, full)
@@ -262,7 +262,7 @@ class LinearisedPosterior(Predictor):
     def covariance(self, inputs: Any) -> Float[Tensor, "m m"]:
         r"""Joint epistemic covariance of all outputs, $\Sigma_X$ or $\Sigma_{P,X}$."""
         X = self.precision.jacobian(inputs)
-        check_covariance_memory(X)
+        check_covariance_memory(X.rows)
         return self.precision.covariance(X)
 
     def function_samples(
@@ -270,7 +270,7 @@ class LinearisedPosterior(Predictor):
     ) -> Float[np.ndarray, "S N C"]:
         """Draws of the linearised network as a function: outputs at all inputs jointly."""
         X: Jacobian = self.precision.jacobian(inputs)
-        check_covariance_memory(X)
+        check_covariance_memory(X.rows)
         generator = torch.Generator().manual_seed(check_count("seed", seed, 0))
         mean = X.outputs().double().cpu()
         found = draws(
