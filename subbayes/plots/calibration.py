@@ -76,7 +76,7 @@ def calibration(
 def reliability(
     predictive: Predictive, y: Any, *, bins: int = 10, label: str = "model", ax: Axes | None = None
 ) -> Axes:
-    """Accuracy against confidence for classes; the size of a point grows with its number of rows.
+    """Accuracy against confidence for classes; the size of a point shows its number of rows.
 
     Below the diagonal the classifier is overconfident. Bars are 95 % intervals of the
     accuracy in each bin.

@@ -42,7 +42,7 @@ __all__ = ["CurveResult", "ExtraParameters", "connect", "train_curve"]
 
 @dataclass(frozen=True, repr=False)
 class CurveResult:
-    """What training a curve returns.
+    """Result of training a curve.
 
     Attributes:
         curve: the curve; `curve.subspace()` holds it.

@@ -26,7 +26,7 @@ Join = Callable[[Tensor, Mapping[str, Tensor], Inputs], Tensor]
 
 _PLACES_PER_DRAW = 256
 _BUFFER_SIZE = 2**23  # entries of the control points' gradients that are computed at a time
-_EVALUATED_PLACES = (0.5, 0.1, 0.3, 0.7, 0.9)  # t at which held-out data are evaluated
+_EVALUATED_PLACES = (0.5, 0.1, 0.3, 0.7, 0.9)  # t for held-out data
 _SMALL_NETWORK = 2**16  # weights; smaller networks are called at all places at once
 
 
@@ -34,9 +34,8 @@ class ControlPoints:
     """Control points of a curve: some are fixed, the others are trained in blocks of columns.
 
     The gradient of a block is the outer product of the coefficients and a part of the gradient at
-    the point. It is computed when the optimiser of the block makes its step, in memory that all
-    blocks share: one block of all columns for a small network, several for a large one. Blocks are
-    of 32 MiB, because the C library returns memory of this size to the system when it is freed.
+    the point. It is computed in the step of the optimiser of the block, in a buffer that all blocks
+    share. Blocks have 32 MiB, because the C library returns memory of this size to the system.
 
     Args:
         like: a weight vector of the dtype and device to use.
@@ -145,13 +144,9 @@ class TrainableCurve(SingleTrainable):
     """A curve that is trained at a new place t in each step.
 
     Args:
-        minibatches: as for `SingleTrainable`; the weights of its network lie on the curve.
-        training: settings.
         control: the control points.
-        held_out: data to evaluate after each epoch.
-        likelihood_parameters: initial unconstrained parameters of the likelihood.
         extra: tensors learned with the curve.
-        seed: seed of the places.
+        seed: seed of the places. Other arguments are those of `SingleTrainable`.
     """
 
     def __init__(

@@ -1,8 +1,7 @@
 """The training loop: epochs, histories, early stopping, weight averaging and checkpoints.
 
-What is trained (one network, several networks at once, a curve, a sparse network) is a
-`Trainable`: it makes a step on a minibatch, evaluates held-out data, and copies and restores its
-state. `run` does the rest.
+A `Trainable` (one network, several networks at once, a curve, a sparse network) makes steps on
+minibatches, evaluates held-out data, and copies and restores its state. `run` does the rest.
 """
 
 from __future__ import annotations
@@ -31,22 +30,22 @@ State = dict[str, Any]
 
 
 class Diverged(Exception):
-    """A step of training gave NaN or an infinite number; the text says where."""
+    """A step of training returned NaN or infinity; the message says where."""
 
 
 class Trainable(ABC):
-    """What the loop trains: one member, or several at once.
+    """A model that the loop trains: one member, or several at once.
 
     A state is a dict of tensors, of such dicts, and of values that JSON can hold.
 
     Attributes:
-        training: how it is trained.
+        training: settings.
         optimizers: their groups have a "factor" of the learning rate.
         likelihoods: one for each member.
         rate_argument: name of the learning rate in errors.
         displayed: names of the metrics that the progress bar shows.
         batch_axis: axis of the targets of a batch along which its rows lie.
-        recovers: whether the state before an epoch that diverged is restored.
+        recovers: restore the state before an epoch that diverged.
     """
 
     training: Training
@@ -228,7 +227,7 @@ class _EarlyStopping:
         self.active = list(range(task.members))
 
     def update(self, epoch: int, scores: list[float] | None) -> bool:
-        """Compare the scores of an epoch, counted from 1; True if no member is left."""
+        """Compare the scores of an epoch, counted from 1; True if all members have stopped."""
         if self.patience is None or scores is None:
             return False
         for m in self.active:
@@ -245,7 +244,7 @@ class _EarlyStopping:
 
 
 class WeightAverage:
-    """Records a trajectory for each member, and averages the parameters of the likelihoods.
+    """Trajectories of weights for each member, and averages of the likelihood parameters.
 
     Args:
         task: what is trained.
@@ -270,7 +269,7 @@ class WeightAverage:
     def run(
         self, progress: bool | None, after_epoch: Callable[[int], Any] | None = None
     ) -> list[History]:
-        """Train along the trajectory; returns the histories."""
+        """Train and take snapshots; returns the histories."""
         by_step = self.unit == "steps"
 
         def finish_epoch(epoch: int, _: list[History]) -> Any:
@@ -287,16 +286,12 @@ class WeightAverage:
             progress=progress,
         )
         if self.recorders[0].n == 0:
-            fail(
-                "every",
-                f"at most the {self.count} {self.unit} of the run",
-                self.every,
-                "Run more epochs",
-            )
+            expected = f"at most the {self.count} {self.unit} of the run"
+            fail("every", expected, self.every, "Run more epochs")
         return histories
 
     def _count(self) -> None:
-        """Count an epoch or a step, and take a snapshot if it is time for one."""
+        """Count an epoch or a step, and take a snapshot after each `every`."""
         self.count += 1
         if self.count % self.every:
             return

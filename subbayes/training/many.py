@@ -1,9 +1,9 @@
 r"""Training of several networks of one architecture at once, vectorised over members.
 
-A step of a small network costs mainly the overhead of some sixty tensor operations. Vectorised
-over members, this overhead is paid once: on one core, each of 20 members with one hidden layer of
-50 takes a tenth of the time that it takes alone. Members may have their own data, such as splits
-of one data set, if these are of one size.
+The time of a step of a small network is mainly the overhead of some sixty tensor operations, which
+all members share if they are vectorised: on one core, each of 20 members with one hidden layer of
+50 takes a tenth of the time that it takes alone. Members may have their own data of equal size,
+such as splits of one data set.
 
 Member m gets the result of `train` with its seed, up to rounding. Members that cannot be vectorised
 are trained one after the other: those with BatchNorm or other buffers, dropout, streamed data, or
@@ -51,8 +51,8 @@ def train_many(
 
     Args:
         modules: one per member, of one architecture; not changed.
-        likelihood: one for all, or a list of one per member (targets standardised by each
-            split's own mean, say).
+        likelihood: one for all, or a list of one per member (e.g. with targets standardised by
+            the mean of each split).
         data: data for all members, or a list of one per member.
         training: how each member is trained, as for `train`.
         seeds: one per member; by default 0, 1, ...

@@ -27,7 +27,7 @@ __all__ = ["Trained", "train_trajectory", "without_training"]
 
 @dataclass(frozen=True)
 class Trained:
-    """The results of both phases of training: what a subspace is built from.
+    """The results of both phases of training, from which a subspace is built.
 
     Attributes:
         network: the network at the SWA mean.
@@ -65,13 +65,7 @@ class Trained:
     def train_curve(
         self, degree: int = 2, factory: Callable[[], nn.Module] | None = None
     ) -> WeightCurve:
-        """Train another solution as the first was, and a Bézier curve of low loss between the two.
-
-        Args:
-            degree: of the curve.
-            factory: makes a module with new initial weights; needed where a layer has no
-                `reset_parameters`.
-        """
+        """Train a second solution, and a Bézier curve between the two; see `connect`."""
         network, data, training = self.network, self.data, self.training
         seed = derive_seed(self.seed, 4)
         other = train_trajectory(

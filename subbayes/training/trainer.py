@@ -52,7 +52,7 @@ Callback = Callable[[int, nn.Module], Any]
 
 @dataclass(frozen=True, repr=False)
 class TrainingResult:
-    """What training returns.
+    """Result of `train`.
 
     Attributes:
         module: a trained copy of the user's module, in evaluation mode.
@@ -84,7 +84,7 @@ class TrainingResult:
 
 @dataclass(frozen=True, repr=False)
 class SwaResult:
-    """What stochastic weight averaging returns.
+    """Result of stochastic weight averaging.
 
     Attributes:
         network: the network at the average, BatchNorm statistics refreshed.
@@ -118,7 +118,7 @@ def train(
 ) -> TrainingResult:
     r"""Train a copy of a module to its maximum a posteriori.
 
-    All parameters that require gradients are trained; `parameters` only says which of them
+    All parameters that require gradients are trained; `parameters` only determines which of them
     are weights of the returned network.
 
     Args:
@@ -126,8 +126,8 @@ def train(
         likelihood: p(y | f); its parameters that are "learned" are learned with the weights.
         data: (inputs, y), `Data`, a `Dataset` or a `DataLoader`. A loader keeps its own order
             and batches and is read once beforehand for its targets; data in memory are
-            reshuffled each epoch. A last batch of a single row joins the one before, since
-            BatchNorm cannot take it; from a loader it is skipped if there is BatchNorm.
+            reshuffled each epoch. A last batch of a single row is joined to the one before,
+            because BatchNorm needs two; with BatchNorm, it is skipped if it is from a loader.
         training: settings; those of the first phase are used.
         validation: held-out data in any form of `data`, instead of the fraction
             `training.validation`. Without `training.patience` they are only scored.
@@ -337,11 +337,8 @@ class TrainableNetwork(SingleTrainable):
     """One module, trained with its own training mode, dropout and BatchNorm.
 
     Args:
-        minibatches: as for `SingleTrainable`, like the following ones.
-        training: settings.
-        held_out: data to evaluate after each epoch.
-        likelihood_parameters: initial unconstrained parameters of the likelihood.
-        only_selected: train only the selected weights, for weight averaging.
+        only_selected: train only the selected weights, for weight averaging. Other arguments are
+            those of `SingleTrainable`.
     """
 
     def __init__(

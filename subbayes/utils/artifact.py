@@ -195,7 +195,10 @@ def read(path: StrPath, kind: str | None = None, *, device: str | torch.device =
         subbayes.utils.files.ArtifactError: path: expected an artifact, got 'no/such/folder', which
         does not exist. Check the path.
     """
-    _check_device(device)
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError):
+        fail_artifact("device", "a device of this machine", repr(str(device)), "Pass 'cpu'")
     location = as_path(path)
     with translate_os_errors(path, reading=True):
         try:
@@ -394,7 +397,11 @@ def _read(location: Path, kind: str | None) -> Artifact:
             _damaged(file, "the tensor file", "no such file")
     tensors = _load(file)
     _check_tensors(file, tensors, content)
-    return Artifact(tensors, _decoded(location, content["facts"]), content["kind"])
+    try:
+        facts = dict(decode(content["facts"]))
+    except (ValueError, TypeError) as error:
+        _damaged(location, "facts that subbayes can decode", str(error).splitlines()[0])
+    return Artifact(tensors, facts, content["kind"])
 
 
 def _raw_manifest(location: Path) -> dict[str, Any]:
@@ -491,20 +498,6 @@ def _check_tensors(file: Path, tensors: dict[str, Tensor], content: dict[str, An
     if (found := tensors_digest(tensors)) != content["tensors_sha256"]:
         _damaged(file, f"tensors with sha256 {content['tensors_sha256'][:16]}…",
                  f"{found[:16]}… (altered content)")  # fmt: skip
-
-
-def _decoded(location: Path, plain: dict[str, Any]) -> dict[str, Any]:
-    try:
-        return dict(decode(plain))
-    except (ValueError, TypeError) as error:
-        _damaged(location, "facts that subbayes can decode", str(error).splitlines()[0])
-
-
-def _check_device(device: str | torch.device) -> None:
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError):
-        fail_artifact("device", "a device of this machine", repr(str(device)), "Pass 'cpu'")
 
 
 def _damaged(file: Path, expected: str, got: str) -> NoReturn:

@@ -20,7 +20,7 @@ import numpy as np
 
 from subbayes.utils.checks import InputError, fail, fail_type
 
-__all__ = ["Setting", "change", "from_mapping", "parse", "read_toml", "settings_of", "to_mapping"]
+__all__ = ["Setting", "change", "parse", "read_toml", "settings_of", "to_mapping"]
 
 C = TypeVar("C")
 _NONE = ("none", "null")
@@ -49,7 +49,7 @@ class Setting:
 
 
 def settings_of(config: Any, prefix: str = "") -> Iterator[Setting]:
-    """All settings of a configuration and of those that it holds, in order.
+    """All settings of a configuration and of the configurations in it, in order.
 
     Args:
         config: a dataclass instance.
@@ -71,7 +71,7 @@ def settings_of(config: Any, prefix: str = "") -> Iterator[Setting]:
 
 
 def change(config: C, changes: Mapping[str, Any]) -> C:
-    """The configuration with other values; text is parsed by the type of the setting.
+    """A copy of a configuration with other values; text is parsed by the type of the setting.
 
     Args:
         config: a dataclass instance.
@@ -126,7 +126,7 @@ def parse(name: str, value: Any, annotation: Any) -> Any:
         annotation: type of the setting.
 
     Raises:
-        InputError: text that stands for no value of this type.
+        InputError: text that is not a value of this type.
 
     Example:
         >>> parse("hidden", "50,50", tuple[int, ...]), parse("batch_size", "none", int | None)
@@ -160,13 +160,13 @@ def read_toml(path: str | Path) -> dict[str, Any]:
 
 
 def to_mapping(config: Any) -> Any:
-    """A configuration as JSON-able values.
+    """A configuration as values that JSON can represent; `change` reads them back.
 
     Args:
         config: a dataclass instance, or a value that one holds.
 
     Raises:
-        InputTypeError: a value that JSON has no form for.
+        InputTypeError: a value that JSON cannot represent.
     """
     if dataclasses.is_dataclass(config) and not isinstance(config, type):
         return {f.name: to_mapping(getattr(config, f.name)) for f in dataclasses.fields(config)}
@@ -181,24 +181,6 @@ def to_mapping(config: Any) -> Any:
     if config is None or isinstance(config, (bool, int, float, str)):
         return config
     return fail_type("configuration", "values that JSON can hold", config)
-
-
-def from_mapping(kind: type[C], values: Mapping[str, Any]) -> C:
-    """A configuration from what `to_mapping` returned; every field is checked.
-
-    Args:
-        kind: the dataclass, whose fields all have defaults.
-        values: its fields; those that are absent keep their defaults.
-
-    Raises:
-        InputError: an unknown field, or a value that the configuration refuses.
-
-    Example:
-        >>> from subbayes.training.configuration import Training
-        >>> from_mapping(Training, to_mapping(Training(epochs=7))).epochs
-        7
-    """
-    return change(kind(), values)
 
 
 def _is_configuration(value: Any) -> bool:

@@ -37,7 +37,6 @@ __all__ = [
     "rename",
     "replace_file",
     "quoted",
-    "sweep_temporaries",
     "sync_folder",
     "temporary_stem",
     "write_temporary",
@@ -123,8 +122,10 @@ def _replace_file(target: Path, pieces: Iterable[bytes]) -> None:
     if mode is not None and not os.access(target, os.W_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     with make_folder(target.parent) as directory, folder_lock(directory) as alone:
-        if alone:
-            sweep_temporaries(directory, (target.name,))
+        if alone:  # remove temporary files that killed writers of the same file left
+            for name in os.listdir(directory):
+                if temporary_stem(name) == target.name[:_STEM]:
+                    _discard(directory / name)
         rename(write_temporary(directory, target.name, pieces, mode), target)
         sync_folder(directory)
 
@@ -159,14 +160,6 @@ def temporary_stem(name: str) -> str | None:
     """The stem that `write_temporary` was called with, of one of its files; else None."""
     found = _TEMPORARY.fullmatch(name)
     return None if found is None else found[1]
-
-
-def sweep_temporaries(directory: Path, stems: Iterable[str]) -> None:
-    """Remove temporary files that killed writers left; call it under the folder's lock."""
-    known = {stem[:_STEM] for stem in stems}
-    for name in os.listdir(directory):
-        if temporary_stem(name) in known:
-            _discard(directory / name)
 
 
 @contextmanager
