@@ -352,8 +352,8 @@ def test_wilson_interval_equals_scipy(n, share):
 def test_selective_accuracy_of_the_most_confident_rows():
     predictive, y = classes()
     line = plots.selective_accuracy(predictive, y).lines[0]
-    surest = sorted(range(80), key=lambda i: -predictive.probabilities[i].max())[:20]
-    right = sum(int(predictive.labels[i] == y[i]) for i in surest) / 20
+    top = sorted(range(80), key=lambda i: -predictive.probabilities[i].max())[:20]
+    right = sum(int(predictive.labels[i] == y[i]) for i in top) / 20
     assert line.get_ydata()[19] == pytest.approx(right)
     assert line.get_xdata()[19] == 20 / 80
     assert line.get_ydata()[-1] == metrics.accuracy(predictive, y)
@@ -435,7 +435,7 @@ def test_density_without_draws_spans_the_prior():
 
 def test_density_with_infinite_values():
     class Walled:
-        """A density that is minus infinity on one side."""
+        """A density that is zero on one side."""
 
         rank = 2
 

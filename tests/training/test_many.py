@@ -191,7 +191,7 @@ def test_members_that_cannot_be_vectorised_are_trained_in_sequence(why):
 
 
 class Branches(nn.Module):
-    """Control flow on weights has no batching rule."""
+    """Control flow that depends on weights, which has no batching rule."""
 
     def __init__(self):
         super().__init__()

@@ -485,7 +485,7 @@ def test_the_same_seed_gives_the_same_result():
     x, y = table(dtype=torch.float32)
     runs = {}
     for seed in (0, 0, 1):
-        torch.manual_seed(len(runs))  # what the user's generator does is of no concern
+        torch.manual_seed(len(runs))  # the user's generator has no effect
         run = train(
             net(dropout=0.3),
             Gaussian(),
@@ -756,7 +756,7 @@ def test_empty_batches_of_a_loader_are_skipped():
 
 def test_training_in_inference_mode_raises():
     x, y = table(dtype=torch.float32)
-    with torch.no_grad():  # which says nothing of the gradients that training needs itself
+    with torch.no_grad():  # training enables gradients itself
         result = train(net(), Gaussian(), (x, y), **training_options(**QUICK))
     assert torch.equal(
         weights(result), weights(train(net(), Gaussian(), (x, y), **training_options(**QUICK)))

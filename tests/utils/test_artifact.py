@@ -47,17 +47,17 @@ DTYPES = [
     torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32,
     torch.int16, torch.int8, torch.uint8, torch.bool,
 ]  # fmt: skip
-STEPS = ["open", "write", "fsync", "replace", "unlink"]  # the system calls that writing consists of
+STEPS = ["open", "write", "fsync", "replace", "unlink"]  # system calls of writing
 
 
 def content(value: int, size: int = 5) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """Tensors and metadata that say the same number, so that a mixture would show."""
+    """Tensors and facts with the same number, so that mixtures are detected."""
     tensors = {"a": torch.full((size,), float(value)), "b": torch.full((2, 3), value)}
     return tensors, {"value": value, "text": "x" * (value % 7)}
 
 
 def value_at(path: Path) -> int:
-    """Read what `content` wrote, and check that it is all of one piece."""
+    """Read what `content` wrote, and check that it is consistent."""
     tensors, facts, _ = read(path, "test")
     assert tensors["a"].unique().tolist() == [facts["value"]]
     assert tensors["b"].unique().tolist() == [facts["value"]]
@@ -148,7 +148,7 @@ def test_shared_memory_parameters_and_views_are_written(tmp_path: Path) -> None:
     for name, tensor in tensors.items():
         assert torch.equal(back[name], tensor.detach())
     assert not back["weight"].requires_grad
-    back["all"] += 1  # what is read is memory of its own
+    back["all"] += 1  # tensors do not share memory
     assert torch.equal(back["tail"], base[3:])
     assert torch.equal(read(tmp_path)[0]["all"], base)
 
@@ -443,7 +443,7 @@ def in_child(task: Callable[[], object]) -> str:
 
 
 def without_rights(task: Callable[[], object]) -> Callable[[], object]:
-    """Give up root, for which no folder is read-only."""
+    """Drop root permissions, which make every folder writable."""
 
     def run() -> None:
         if os.getuid() == 0:
@@ -458,7 +458,7 @@ def test_a_read_only_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     put(tmp_path / "a", 1)
     (tmp_path / "table.csv").write_text("old")
     tmp_path.chmod(0o755)
-    monkeypatch.chdir(tmp_path)  # the folders above may be closed to others
+    monkeypatch.chdir(tmp_path)  # parent folders may be unreadable
     modes = {path: path.stat().st_mode for path in (tmp_path / "a", tmp_path)}
     for path, mode in modes.items():
         path.chmod(mode & ~0o222 | 0o555)
@@ -615,7 +615,7 @@ def test_nothing_is_unpickled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 class Faults:
-    """Counts the system calls of writing and lets something happen at the n-th of them."""
+    """Counts the system calls of writing, and calls a function at the n-th."""
 
     def __init__(self, at: int = 0, happen: Callable[[], object] = int, after: bool = False):
         self.at, self.happen, self.after, self.calls = at, happen, after, list[str]()
@@ -707,7 +707,7 @@ def test_full_disk_at_any_call_leaves_old_or_new(
         if faults.hit in ("write", "replace", "fsync") and path.exists():
             assert_tidy(path)
         if raised and earlier is None and value_or_none(path) is None:
-            assert not path.exists()  # folders made for it are taken back
+            assert not path.exists()  # new folders are removed again
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
@@ -794,7 +794,7 @@ def test_kill_at_any_call_leaves_old_or_new(
 
         assert in_child(task) == ""
         seen.add(value_or_none(path))
-        put(path, 3)  # the next writer clears up
+        put(path, 3)  # the next writer removes temporary files
         assert value_at(path) == 3
         assert_tidy(path)
     assert seen == {earlier, 2}
@@ -886,7 +886,7 @@ def test_tensors_do_not_depend_on_the_file_after_reading(tmp_path: Path) -> None
     def task() -> None:
         tensors = read(tmp_path)[0]
         os.truncate(tensor_file(tmp_path), 0)
-        raise ValueError(tensors["a"].sum().item())  # where mapped, the system ends the process
+        raise ValueError(tensors["a"].sum().item())  # mapped memory would crash the process
 
     assert in_child(task) == "ValueError: 100000.0"
 
@@ -895,7 +895,7 @@ def test_tensors_do_not_depend_on_the_file_after_reading(tmp_path: Path) -> None
 def test_concurrent_threads_do_not_mix_artifacts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, locks: bool
 ) -> None:
-    if not locks:  # then nobody waits and old files may stay behind, but no state is mixed
+    if not locks:  # old files may remain, but artifacts are not mixed
         monkeypatch.setattr(files, "fcntl", None)
     path, faults = tmp_path / "a", list[BaseException]()
     put(path, 0)
