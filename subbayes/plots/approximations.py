@@ -95,13 +95,13 @@ def log_prob_on(
 
     Args:
         name: what errors call it.
-        approximation: an object whose `log_prob` takes rows as NumPy arrays (what variational
-            inference returns) or as tensors (a `torch.distributions` object, a flow), or a
+        approximation: an object whose `log_prob` takes rows as NumPy arrays (a result of
+            variational inference) or as tensors (a `torch.distributions` object, a flow), or a
             function of rows.
         points: rows z.
 
     Raises:
-        InputTypeError: neither.
+        InputTypeError: any other object.
         InputError: a log density of another shape.
 
     Example:
@@ -145,7 +145,7 @@ def outlines(
         first: values of the first coordinate, shape (a,).
         second: values of the second, shape (b,).
         axes: which two coordinates.
-        center: where the slice goes through, shape (k,).
+        center: a point of the slice, shape (k,).
     """
     points = slice_points(first, second, axes, center)
     entries = []

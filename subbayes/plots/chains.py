@@ -18,9 +18,7 @@ __all__ = ["autocorrelation", "ess", "ranks", "trace"]
 
 
 def trace(draws: Draws, coordinate: int | str = 0, *, ax: Axes | None = None) -> Axes:
-    """Trace of each chain for one coordinate or statistic.
-
-    Chains that explored the same posterior look alike.
+    """Trace of each chain for one coordinate or statistic; converged chains look alike.
 
     Args:
         draws: what inference returned.
@@ -48,7 +46,7 @@ def trace(draws: Draws, coordinate: int | str = 0, *, ax: Axes | None = None) ->
 def ranks(
     draws: Draws, coordinate: int | str = 0, *, bins: int = 20, ax: Axes | None = None
 ) -> Axes:
-    """Rank histogram of each chain, which is flat if the chains agree.
+    """Rank histogram of each chain, which is uniform if the chains have converged.
 
     Args:
         draws: what inference returned.

@@ -26,7 +26,7 @@ def loss_along_curve(
     """Loss or error along a curve in weight space, on training and test rows.
 
     Dashed lines are the straight line between the ends of the curve, which usually crosses a
-    barrier; its height is shown with that of the curve (`CurveLosses.barrier`).
+    barrier; the heights of the barriers are shown (`CurveLosses.barrier`).
 
     Args:
         losses: along the curve on the training rows, from `curve_losses`.

@@ -41,15 +41,15 @@ def bands(
 ) -> Axes:
     r"""The predictive curve over one input, with bands.
 
-    The inner band holds the curves $\mathrm{E}[y \mid x, z_s]$ of `level` of the draws
-    (epistemic); the outer one observations (epistemic and aleatoric together).
+    The inner band contains the means $\mathrm{E}[y \mid x, z_s]$ of a share `level` of the draws
+    (epistemic), the outer one this share of observations (epistemic and aleatoric).
 
     Args:
         predictive: predictions at `x`.
         x: the input, shape (N,) or (N, 1), in any order.
-        data: observations (x, y) to draw with it.
+        data: observations (x, y) to draw too.
         level: probability of each band.
-        curves: also draw the curves of so many draws, evenly spaced among them.
+        curves: number of draws, evenly spaced, whose curves are drawn too.
         target: which target, if there are several.
         names: of the input and the target, with their units.
         ax: axes to draw on.
@@ -102,7 +102,7 @@ def intervals(
 
     Args:
         predictive: predictions of N rows.
-        y: what was observed, (N,) or (N, T).
+        y: observed targets, (N,) or (N, T).
         by: "mean" puts each row at its predicted mean, so that the mean is the diagonal;
             "rank" spaces rows evenly in the order of their means.
         level: probability of the intervals.

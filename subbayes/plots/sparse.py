@@ -54,7 +54,7 @@ def inclusion(
 
     Raises:
         InputError: axes of another number than the layers.
-        InputTypeError: something else than a sparse network.
+        InputTypeError: not a sparse network.
 
     Source: Hubin and Storvik (2024), figure A1.
 
@@ -98,15 +98,15 @@ def _network_of(given: Any) -> SparseNetwork | None:
 def sparse_history(
     history: Mapping[str, Any] | SparseNetwork | Any, *, axes: list[Axes] | None = None
 ) -> list[Axes]:
-    """ELBO and density per epoch, and the accuracy on training rows where there is one.
+    """ELBO, density and, for classes, accuracy on training rows per epoch.
 
     Args:
         history: of a `SparseNetwork`; or the network, or a fitted sparse estimator.
-        axes: axes to draw on: of the ELBO, and of the shares.
+        axes: two axes to draw on, of the ELBO and of the shares.
 
     Raises:
         InputError: a history without an ELBO.
-        InputTypeError: something else than a history.
+        InputTypeError: not a history.
 
     Example:
         >>> axes = sparse_history({"elbo": [-9.0, -5.0], "kl": [1.0, 2.0], "density": [0.9, 0.2]})
@@ -163,7 +163,7 @@ def trade_off(
         ax: axes to draw on.
 
     Raises:
-        InputError: other methods or numbers of scores than of densities.
+        InputError: methods or numbers of scores that differ from those of the densities.
 
     Example:
         >>> trade_off({"pruned": [0.1, 0.5]}, {"pruned": [0.8, 0.9]}).get_xscale()
@@ -226,7 +226,7 @@ def feature_inclusion(
 
     Raises:
         InputError: no inputs, values outside [0, 1], or a network of whole units.
-        InputTypeError: something else than probabilities.
+        InputTypeError: not probabilities.
 
     Example:
         >>> import pandas as pd

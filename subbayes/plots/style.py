@@ -163,7 +163,7 @@ def legend(ax: Axes, columns: int = 2, handles: Sequence[Artist] | None = None) 
 
 
 def note(ax: Axes, text: str) -> None:
-    """A remark in small print above the axes, to the right."""
+    """Add small right-aligned text above the axes."""
     ax.annotate(
         text,
         (1, 1.02),
@@ -208,7 +208,7 @@ def save(drawn: Axes | Figure, path: str | Path, dpi: int = DPI) -> Path:
 
     Args:
         drawn: the figure, or axes in it.
-        path: the file; its folder is made where missing.
+        path: the file; its folder is created if missing.
         dpi: pixels per inch.
 
     Raises:
