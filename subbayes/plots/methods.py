@@ -30,9 +30,9 @@ from subbayes.utils.checks import fail
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["NAMES", "scores", "temperature", "temperatures"]
+__all__ = ["SCORE_LABELS", "scores", "temperature", "temperatures"]
 
-NAMES = {
+SCORE_LABELS = {
     "log_likelihood": ("log-likelihood (nats per row)", "higher is better"),
     "log_likelihood_moment_matched": (
         "log-likelihood, moment-matched (nats per row)",
@@ -99,14 +99,14 @@ def scores(
         ax.set_xlim(low, min(high, 1.005) if score in _SHARES else high)
     ax.set_yticks(place, names)
     ax.set_ylim(len(names) - 0.5, -0.5)
-    title, better = NAMES.get(score, (score, ""))
+    title, better = SCORE_LABELS.get(score, (score, ""))
     ax.xaxis.set_major_locator(MaxNLocator(5))
     note(ax, better)
     return label_axes(ax, title, "")
 
 
 def _best(score: str, values: np.ndarray, level: float) -> float:
-    better = NAMES.get(score, ("", ""))[1]
+    better = SCORE_LABELS.get(score, ("", ""))[1]
     if score == "coverage":
         return float(values[np.nanargmin(np.abs(values - level))])
     return float(np.nanmax(values) if better.startswith("higher") else np.nanmin(values))
@@ -223,5 +223,5 @@ def temperatures(
     values = np.sort(table["temperature"].unique())
     if len(values) <= 8:
         _temperature_axis(ax, values.tolist())
-    title, better = NAMES.get(score, (score, ""))
+    title, better = SCORE_LABELS.get(score, (score, ""))
     return legend(label_axes(ax, "temperature T", f"{title}\n{better}".strip()))

@@ -21,7 +21,7 @@ from subbayes.diagnostics.predictor import Predictor
 from subbayes.models.array_model import SPARSE_DRAWS
 from subbayes.models.fitted import FittedModel
 from subbayes.models.method_comparison import SCORE_HEADINGS, Comparison, format_score
-from subbayes.plots.methods import NAMES
+from subbayes.plots.methods import SCORE_LABELS
 from subbayes.posterior import Posterior
 from subbayes.predictions.predictive import Predictive
 from subbayes.reports import model_figures as figures
@@ -339,7 +339,7 @@ def _is_best(score: str, values: pd.Series) -> np.ndarray:
     distance = (
         np.abs(array - 0.95)
         if score == "coverage"
-        else (-array if NAMES[score][1].startswith("higher") else array)
+        else (-array if SCORE_LABELS[score][1].startswith("higher") else array)
     )
     printed = np.array([format_score(score, value) for value in array])
     same = printed == printed[np.nanargmin(distance)]
