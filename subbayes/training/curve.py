@@ -32,7 +32,6 @@ from subbayes.training.curve_steps import ControlPoints, ExtraParameters, Traina
 from subbayes.training.loop import History, run
 from subbayes.training.many import train_many
 from subbayes.training.minibatches import Minibatches, split_validation
-from subbayes.training.optimizer import check_patience
 from subbayes.training.trainer import TrainingResult, swa
 from subbayes.utils.checks import check_choice, check_count, fail, fail_type
 from subbayes.utils.seeding import derive_seed, fork_rng
@@ -173,9 +172,8 @@ def _train_control_points(
 ) -> CurveResult:
     """Train the control points that `initial` makes."""
     check_count("epochs", training.epochs)
-    check_patience(training, validation)
     with fork_rng(seed, network.device), torch.enable_grad():
-        data, held_out = split_validation(data, training.validation, validation, seed)
+        data, held_out = split_validation(data, training, validation, seed)
         minibatches = Minibatches(data, likelihood, network, training.batch_size, seed)
         control = initial()
         task = TrainableCurve(

@@ -26,7 +26,6 @@ from subbayes.training.configuration import Training
 from subbayes.training.loop import History, WeightAverage, run
 from subbayes.training.many_steps import TrainableNetworks
 from subbayes.training.minibatches import Minibatches, split_validation
-from subbayes.training.optimizer import check_patience
 from subbayes.training.trainer import SwaResult, TrainingResult, starting_point, swa, train
 from subbayes.utils.checks import check_count, fail
 from subbayes.utils.progress import progress_bar
@@ -76,7 +75,6 @@ def train_many(
         [3, 3, 3]
     """
     check_count("epochs", training.epochs)
-    check_patience(training, validation)
     each = _members(
         modules=modules, likelihood=likelihood, data=data, validation=validation, seeds=seeds
     )
@@ -84,7 +82,7 @@ def train_many(
     for module, one, rows, part, seed in each:
         with fork_rng(seed):
             network = Network(module, parameters, output)
-            rows, held = split_validation(rows, training.validation, part, seed)
+            rows, held = split_validation(rows, training, part, seed)
             minibatches.append(Minibatches(rows, one, network, training.batch_size, seed))
             minibatches[-1].check_held_out(held)
             held_out.append(held)

@@ -13,6 +13,7 @@ from subbayes.data.data import Data, as_pair, check_rows, leaves, n_rows, take, 
 from subbayes.likelihoods import Likelihood, Standardized
 from subbayes.networks.layer_kinds import BATCH_NORMS
 from subbayes.networks.network import Network
+from subbayes.training.configuration import Training
 from subbayes.utils.checks import fail, fail_type
 from subbayes.utils.seeding import derive_seed
 from subbayes.utils.trees import tree_map
@@ -22,16 +23,20 @@ __all__ = ["Minibatches", "absent_classes", "batch_likelihood", "batch_sizes", "
 
 
 def split_validation(
-    data: Any, fraction: float | None, validation: Any, seed: int
+    data: Any, training: Training, validation: Any, seed: int
 ) -> tuple[Any, Data | None]:
     """Training and validation data; by default the latter are a fraction of the former."""
-    if isinstance(validation, float):
-        fail_type(
-            "validation",
-            "held-out data",
-            validation,
-            f"Hold out a fraction by Training(validation={validation:g})",
+    fraction = training.validation
+    if training.patience is not None and fraction is None and validation is None:
+        fail(
+            "patience",
+            "validation data to watch",
+            "validation=None",
+            "Pass validation=0.1 or held-out data",
         )
+    if isinstance(validation, float):
+        remedy = f"Hold out a fraction by Training(validation={validation:g})"
+        fail_type("validation", "held-out data", validation, remedy)
     if validation is not None:
         return data, Data.of(validation, "validation")
     if fraction is None:

@@ -3,26 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import nn
 
 from subbayes.training.configuration import Training
-from subbayes.utils.checks import fail
 
-__all__ = ["check_patience", "make_optimizer"]
-
-
-def check_patience(training: Training, validation: Any) -> None:
-    """Check that early stopping has validation data."""
-    if training.patience is not None and training.validation is None and validation is None:
-        fail(
-            "patience",
-            "validation data to watch",
-            "validation=None",
-            "Pass validation=0.1 or held-out data",
-        )
+__all__ = ["make_optimizer"]
 
 
 def make_optimizer(

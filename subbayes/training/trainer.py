@@ -32,7 +32,7 @@ from subbayes.subspaces.pca import TrajectoryRecorder
 from subbayes.training.configuration import Training
 from subbayes.training.loop import History, Trainable, WeightAverage, run
 from subbayes.training.minibatches import Minibatches, batch_likelihood, split_validation
-from subbayes.training.optimizer import check_patience, make_optimizer
+from subbayes.training.optimizer import make_optimizer
 from subbayes.utils.checks import check_count, fail_type, is_finite
 from subbayes.utils.seeding import fork_rng
 from subbayes.utils.types import Inputs, Targets
@@ -152,9 +152,8 @@ def train(
     """
     network = Network(module, parameters, output)
     check_count("epochs", training.epochs)
-    check_patience(training, validation)
     with fork_rng(seed, network.device), torch.enable_grad():
-        data, held_out = split_validation(data, training.validation, validation, seed)
+        data, held_out = split_validation(data, training, validation, seed)
         minibatches = Minibatches(data, likelihood, network, training.batch_size, seed)
         task = TrainableNetwork(minibatches, training, held_out)
 
