@@ -147,7 +147,7 @@ def _is_frozen_or_read(module: nn.Module, name: str, layer: nn.Module) -> bool:
 
 
 def _check_forward(layers: Mapping[str, nn.Module]) -> None:
-    odd = [
+    overriding = [
         f"{name} ({type(layer).__name__})"
         for name, layer in layers.items()
         if not any(
@@ -158,11 +158,11 @@ def _check_forward(layers: Mapping[str, nn.Module]) -> None:
             for kind in LAYERS
         )
     ]
-    if odd:
+    if overriding:
         fail(
             "module",
             "layers that compute what nn.Linear, nn.Conv1d or nn.Conv2d do",
-            f"{', '.join(odd)}, which override forward",
+            f"{', '.join(overriding)}, which override forward",
             "Name them in keep=",
         )
 

@@ -292,7 +292,7 @@ class SparseLayer(nn.Module):
         if not torch.compiler.is_compiling() and in_backward_pass():
             fail(
                 "module",
-                "layers that are called in the forward pass alone",
+                "layers that are called only in the forward pass",
                 "one that is called again in the backward pass, with other draws",
                 "Turn off activation checkpointing, or name its layers in keep= of convert",
             )

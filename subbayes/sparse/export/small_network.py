@@ -299,8 +299,8 @@ def _onnx_arguments(module: nn.Module, inputs: Inputs) -> tuple[tuple[Any, ...],
         return args, [f"inputs_{i}" for i in range(len(args))] if many else ["inputs"]
     names = [name for name in inspect.signature(module.forward).parameters if name in inputs]
     if len(names) < len(inputs):
-        odd = ", ".join(sorted(inputs.keys() - set(names)))
-        fail("example", "names of arguments of forward", odd, "Pass a tuple of tensors")
+        unlisted = ", ".join(sorted(inputs.keys() - set(names)))
+        fail("example", "names of arguments of forward", unlisted, "Pass a tuple of tensors")
     return ({name: inputs[name] for name in names},), names
 
 
@@ -320,22 +320,24 @@ def rebuild(
     made, tensors = copy.deepcopy(module).eval(), dict(tensors)
     flow = DataFlow.of(made, facts["layouts"])
     owners = dict(made.named_modules())
-    odd = sorted(facts["layouts"].keys() - owners.keys())
-    for name in () if odd else [n for n, layout in facts["layouts"].items() if layout == "csr"]:
+    mismatched = sorted(facts["layouts"].keys() - owners.keys())
+    for name in (
+        () if mismatched else [n for n, layout in facts["layouts"].items() if layout == "csr"]
+    ):
         made = _with_csr(made, name, tensors)
     owners = dict(made.named_modules())
-    odd += sorted(made.state_dict().keys() - tensors.keys())
-    odd += [name for name in tensors if not _has(owners, name)]
-    odd += [
+    mismatched += sorted(made.state_dict().keys() - tensors.keys())
+    mismatched += [name for name in tensors if not _has(owners, name)]
+    mismatched += [
         f"{name} ({found})"
         for name, found in _classes(made).items()
         if facts["layers"].get(name, found) != found
     ]
-    if odd:
+    if mismatched:
         fail(
             "module",
             "the layers of the network that was exported",
-            f"others: {', '.join(odd[:4])}",
+            f"others: {', '.join(mismatched[:4])}",
             "Pass the module that was converted",
         )
     for name, value in tensors.items():

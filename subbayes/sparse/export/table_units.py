@@ -81,14 +81,17 @@ def _warn_of_offsets(
     mean: Float[ndarray, "d"], scale: Float[ndarray, "d"], names: Sequence[str]
 ) -> None:
     """Warn of columns of which float32 loses digits."""
-    far = (abs(mean) > _MAX_OFFSET * scale).nonzero()[0]
-    if len(far):
-        columns = ", ".join(repr(names[k]) if k < len(names) else f"number {k}" for k in far[:5])
+    distant = (abs(mean) > _MAX_OFFSET * scale).nonzero()[0]
+    if len(distant):
+        worst = float((abs(mean) / scale)[distant].max())
+        columns = ", ".join(
+            repr(names[k]) if k < len(names) else f"number {k}" for k in distant[:5]
+        )
         warnings.warn(
             f"Columns {columns} vary little compared to their means: in float32 the exported "
             "network reads them with an error of up to "
-            f"{float((abs(mean) / scale)[far].max()) * 2.0**-24:.1g} standard deviations. Subtract "
-            "a constant from them before fitting",
+            f"{worst * 2.0**-24:.1g} standard deviations. Subtract a constant from them before "
+            "fitting",
             UserWarning,
             stacklevel=3,
         )
