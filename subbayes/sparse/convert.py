@@ -147,16 +147,13 @@ def _is_frozen_or_read(module: nn.Module, name: str, layer: nn.Module) -> bool:
 
 
 def _check_forward(layers: Mapping[str, nn.Module]) -> None:
+    def methods(kind: type) -> list[Any]:
+        return [getattr(kind, name, None) for name in ("forward", "_conv_forward")]
+
     overriding = [
         f"{name} ({type(layer).__name__})"
         for name, layer in layers.items()
-        if not any(
-            all(
-                getattr(type(layer), own, None) is getattr(kind, own, None)
-                for own in ("forward", "_conv_forward")
-            )
-            for kind in LAYERS
-        )
+        if not any(methods(type(layer)) == methods(kind) for kind in LAYERS)
     ]
     if overriding:
         fail(

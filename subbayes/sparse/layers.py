@@ -53,21 +53,13 @@ _MAX_LOGIT = 30.0  # largest argument of a relaxed indicator's sigmoid: beyond i
 
 
 class _DrawCache:
-    """What a layer remembers of its last draws; copies of a layer start empty.
+    """What a layer remembers of its last draws; copies of a layer start empty."""
 
-    Attributes:
-        calls: number of calls in training mode.
-        rows: number of rows of the batch, if known.
-        kl: the divergence at the draw of the last forward pass.
-        versions: of the parameters at that pass.
-        median: the weights that the last median model included, as a mask and as a pattern.
-    """
-
-    calls: int = 0
-    rows: int | None = None
-    kl: Tensor | None = None
-    versions: tuple[int, ...] = ()
-    median: tuple[Tensor, SparsityPattern] | None = None
+    calls: int = 0  # in training mode
+    rows: int | None = None  # of the batch, if known
+    kl: Tensor | None = None  # at the draw of the last forward pass
+    versions: tuple[int, ...] = ()  # of the parameters at that pass
+    median: tuple[Tensor, SparsityPattern] | None = None  # included weights: mask and pattern
 
     def __reduce__(self) -> tuple[type[_DrawCache], tuple[()]]:
         return _DrawCache, ()

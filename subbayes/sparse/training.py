@@ -209,7 +209,7 @@ class TrainableSparseNetwork(Trainable):
             norm.eval()
 
     def begin_epoch(self, number: int) -> None:
-        """At the begin of a phase, set its trained parameters and learning rates."""
+        """At the beginning of a phase, set its trained parameters and learning rates."""
         self.number, self.rows, end = number, 0, 0
         for phase, epochs in self.settings.phases.items():
             end += epochs

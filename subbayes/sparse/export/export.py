@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool
 from torch import Tensor, nn
 
 from subbayes.networks.network import arguments
@@ -119,66 +119,48 @@ def remove_dead_units(
 @torch.no_grad()
 def _remove_units(module: nn.Module, edge: Edge) -> bool:
     """Remove the dead units of an edge; returns whether there were any."""
-    source, reader = module.get_submodule(edge.source), module.get_submodule(edge.reader)
-    w, r = source.weight, reader.weight
-    assert isinstance(w, Tensor)
-    assert isinstance(r, Tensor)
-    columns = r.unflatten(1, (len(w), -1))
+    source: Any = module.get_submodule(edge.source)
+    reader: Any = module.get_submodule(edge.reader)
+    w = source.weight
+    columns = reader.weight.unflatten(1, (len(w), -1))
     unread = (columns == 0).transpose(0, 1).flatten(1).all(1)
-    bias = source.bias if isinstance(source.bias, Tensor) else w.new_zeros(len(w))
-    constant = bias.clone()
-    for step in edge.functions:
-        constant = step(constant)
+    constant = w.new_zeros(len(w)) if source.bias is None else source.bias.clone()
+    for function in edge.functions:
+        constant = function(constant)
     silent = (w == 0).flatten(1).all(1)
-    padded = not isinstance(reader, nn.Linear) and getattr(reader, "padding", 0) not in (
-        0,
-        (0,),
-        (0, 0),
-    )
+    padding = 0 if isinstance(reader, nn.Linear) else reader.padding
+    padded = padding not in (0, (0,), (0, 0))
     silent &= (constant == 0) if padded else torch.isfinite(constant)
-    _add_constant(reader, columns, torch.where(silent & ~unread, constant, 0.0))
+    constant = torch.where(silent & ~unread, constant, 0.0)
+    if bool((constant != 0).any()):
+        added = torch.einsum("ouk,u->o", columns.flatten(2), constant)
+        if reader.bias is None:
+            reader.register_parameter("bias", nn.Parameter(added))
+        else:
+            reader.bias.add_(added)
     columns[:, silent] = 0.0  # now in the bias
     dead = unread | silent
-    if not bool(dead.any()):
-        return False
     if bool(dead.all()):
         dead[0] = False  # a layer has at least one unit
-        if not bool(dead.any()):
-            return False
-    _select_units(module, edge, ~dead)
+    if not bool(dead.any()):
+        return False
+    _select_units(source, reader, [module.get_submodule(name) for name in edge.norms], ~dead)
     return True
 
 
-def _add_constant(reader: nn.Module, columns: Tensor, constant: Float[Tensor, "u"]) -> None:
-    if not bool((constant != 0).any()):
-        return
-    added = torch.einsum("ouk,u->o", columns.flatten(2), constant)
-    if isinstance(reader.bias, Tensor):
-        reader.bias.add_(added)
-    else:
-        reader.register_parameter("bias", nn.Parameter(added))
-
-
-def _select_units(module: nn.Module, edge: Edge, kept: Bool[Tensor, "u"]) -> None:
-    source, reader = module.get_submodule(edge.source), module.get_submodule(edge.reader)
-    count = int(kept.sum())
-    source.weight = nn.Parameter(source.weight[kept].clone())  # type: ignore[index]
-    if isinstance(source.bias, Tensor):
-        source.bias = nn.Parameter(source.bias[kept].clone())
-    r = reader.weight
-    assert isinstance(r, Tensor)
-    reader.weight = nn.Parameter(r.unflatten(1, (len(kept), -1))[:, kept].flatten(1, 2))
+def _select_units(source: Any, reader: Any, norms: list[Any], kept: Bool[Tensor, "u"]) -> None:
+    columns = reader.weight.unflatten(1, (len(kept), -1))
+    reader.weight = nn.Parameter(columns[:, kept].flatten(1, 2))
+    for owner in (source, *norms):
+        for name in ("weight", "bias", "running_mean", "running_var"):
+            value = getattr(owner, name, None)
+            if value is not None:
+                part = value[kept].clone()
+                setattr(owner, name, nn.Parameter(part) if name in owner._parameters else part)
     set_sizes(source, source.weight)
     set_sizes(reader, reader.weight)
-    for norm in edge.norms:
-        own_norm = module.get_submodule(norm)
-        for part in ("weight", "bias", "running_mean", "running_var"):
-            value = getattr(own_norm, part)
-            if isinstance(value, nn.Parameter):
-                setattr(own_norm, part, nn.Parameter(value[kept].clone()))
-            elif value is not None:
-                setattr(own_norm, part, value[kept].clone())
-        own_norm.num_features = count  # type: ignore[assignment]
+    for norm in norms:
+        norm.num_features = int(kept.sum())
 
 
 # --- layouts --------------------------------------------------------------------------------------
