@@ -266,17 +266,15 @@ def _edge_from(node: fx.Node, traced: TracedModule) -> Edge | None:
     """The edge from a layer through elementwise functions, pools and norms to its reader."""
     source = traced.called(node)
     assert isinstance(source, LAYERS)
-    norms_per_unit = not isinstance(source, nn.Linear) or _gives_table(node, traced)
-    edge = Edge(str(node.target), "", [], [], norms_per_unit)
+    rowwise = any(traced.flattens(earlier) for earlier in row_sources(node, traced))
+    edge = Edge(str(node.target), "", [], [], not isinstance(source, nn.Linear) or rowwise)
     flattened = False
     while len(users := users_of_values(node)) == 1:
         (node,) = users
         own = traced.called(node)
         if isinstance(own, LAYERS):
-            edge.reader, edge.norms_per_unit = (
-                str(node.target),
-                edge.norms_per_unit or not edge.norms,
-            )
+            edge.reader = str(node.target)
+            edge.norms_per_unit |= not edge.norms
             return edge if _reads_units(own, source, flattened) else None
         function = traced.elementwise(node)
         reduction = traced.position_reduction(node, source.weight.ndim)
@@ -303,11 +301,6 @@ def _reads_units(reader: nn.Module, source: nn.Module, flattened: bool) -> bool:
             else reader.in_features == source.out_features
         )  # a flattening with other axes would change the size
     return type(reader) is type(source) and getattr(reader, "groups", 1) == 1 and not flattened
-
-
-def _gives_table(node: fx.Node, traced: TracedModule) -> bool:
-    """Whether outputs are certainly (n, units), because of a flattening before."""
-    return any(traced.flattens(source) for source in row_sources(node, traced))
 
 
 def _normalise(norm: Any, constant: Tensor) -> Tensor:
