@@ -79,28 +79,19 @@ def cross_validate_prior(
         fail("prior_precisions and noise_factors", "at least one candidate of each", "none")
     _check_held_out(validation, retrain, subspace)
 
-    def posterior(trained: Network, kept: Data, prior_precision: float) -> LinearisedPosterior:
-        return linearised_laplace(
-            trained,
-            likelihood,
-            kept,
-            subspace,
-            covariance=covariance,
-            prior_precision=prior_precision,
-            **options,
-        )
-
+    settings: dict[str, Any] = dict(subspace=subspace, covariance=covariance, **options)
     rows = Data.of(data).to(network.device)
     scores = {(float(p), float(c)): 0.0 for p in prior_precisions for c in noise_factors}
-    parts = (
-        _folds(rows, folds, seed)
-        if validation is None
-        else iter([(rows, Data.of(validation, "validation").to(network.device))])
-    )
+    if validation is None:
+        parts = _folds(rows, folds, seed)
+    else:
+        parts = iter([(rows, Data.of(validation, "validation").to(network.device))])
     n = 0
     for kept, held in parts:
         trained = network if retrain is None else _retrain(retrain, kept, network)
-        fitted, n = posterior(trained, kept, float(prior_precisions[0])), n + held.n
+        first = float(prior_precisions[0])
+        fitted = linearised_laplace(trained, likelihood, kept, prior_precision=first, **settings)
+        n += held.n
         for p, c in scores:
             scores[p, c] += _score(fitted.with_prior_and_noise(p, c), held)
     scores = {pair: score / n for pair, score in scores.items()}
@@ -123,7 +114,8 @@ def cross_validate_prior(
                 "may be better; widen the grid",
                 stacklevel=2,
             )
-    return posterior(network, rows, best).with_prior_and_noise(best, factor), scores
+    fitted = linearised_laplace(network, likelihood, rows, prior_precision=best, **settings)
+    return fitted.with_prior_and_noise(best, factor), scores
 
 
 def _check_held_out(validation: Any, retrain: Any, subspace: Subspace | None) -> None:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 import numpy as np
 import torch
@@ -53,15 +53,7 @@ __all__ = ["LinearisedPosterior", "Method", "diagonal_blocks", "linearised_lapla
 
 _DRAWS = 200  # of outputs, for predictions without a closed form
 
-METHODS = (
-    "auto",
-    "gaussian",
-    "probit",
-    "extended-probit",
-    "laplace-bridge",
-    "monte-carlo",
-    "network",
-)
+METHODS = get_args(Method)
 
 
 def linearised_laplace(
