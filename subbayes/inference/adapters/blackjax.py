@@ -101,12 +101,12 @@ class BlackJAX(ExternalSampler):
 
             keys = jax.random.split(jax.random.key(sampling.seed), sampling.chains)
             found = map(np.asarray, jax.jit(jax.vmap(chain))(keys, start))
-        z, *noted = (values[:, sampling.thin - 1 :: sampling.thin] for values in found)
+        z, *stats = (values[:, sampling.thin - 1 :: sampling.thin] for values in found)
         names = ("log_density", "energy", "divergent", "evaluations", "acceptance")
         return adapted_draws(
             self.name,
             z,
-            dict(zip(names, noted, strict=True)),
+            dict(zip(names, stats, strict=True)),
             value,
             {"seed": sampling.seed, "warmup": warmup, "thin": sampling.thin},
         )

@@ -400,14 +400,14 @@ class _Checkpoint:
 @contextmanager
 def _interruptible(active: bool) -> Iterator[list[int]]:
     """Record SIGINT and SIGTERM instead of exiting, so that the run is saved first."""
-    noted: list[int] = []
+    received: list[int] = []
     if not active or threading.current_thread() is not threading.main_thread():
-        yield noted
+        yield received
         return
     signals = (signal.SIGINT, signal.SIGTERM)
-    before = {s: signal.signal(s, lambda number, _: noted.append(number)) for s in signals}
+    before = {s: signal.signal(s, lambda number, _: received.append(number)) for s in signals}
     try:
-        yield noted
+        yield received
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
