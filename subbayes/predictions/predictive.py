@@ -19,7 +19,7 @@ from torch import Tensor
 from subbayes.data.data import leaves, to_targets
 from subbayes.likelihoods import Likelihood
 from subbayes.likelihoods.base import column
-from subbayes.utils.checks import check_count, check_finite, fail
+from subbayes.utils.checks import check_count, check_finite, check_fraction, fail
 from subbayes.utils.types import Targets
 
 if TYPE_CHECKING:
@@ -157,8 +157,7 @@ class Predictive:
         Args:
             q: a level strictly between 0 and 1.
         """
-        if not 0 < q < 1:
-            fail("q", "a level strictly between 0 and 1", q)
+        check_fraction("q", q)
         self._require_ordered("quantile")
         return self._array(self._quantile(q))
 
@@ -188,8 +187,7 @@ class Predictive:
 
     def interval(self, level: float = 0.95) -> tuple[Array, Array]:
         """Central interval of probability `level`: (lower, upper)."""
-        if not 0 < level < 1:
-            fail("level", "a level strictly between 0 and 1", level)
+        check_fraction("level", level)
         return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
 
     def _class_probabilities(self) -> Float[Tensor, "S N K"]:

@@ -29,9 +29,8 @@ from subbayes.semistructured.subspace import (
     build_space,
     subspace_of,
 )
-from subbayes.semistructured.summary import check_level
 from subbayes.training.configuration import Training
-from subbayes.utils.checks import check_choice, check_positive
+from subbayes.utils.checks import check_choice, check_fraction, check_positive
 from subbayes.utils.saving import read, save
 
 __all__ = ["SemiStructuredRegression"]
@@ -275,7 +274,7 @@ class SemiStructuredRegression(Results):
         Returns:
             The path.
         """
-        check_level(level)
+        check_fraction("level", level)
         return write_report(
             self, path, title=title, test=test, test_inputs=test_inputs, level=level, notes=notes
         )

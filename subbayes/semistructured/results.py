@@ -32,8 +32,8 @@ from subbayes.semistructured.partial_effects import (
 )
 from subbayes.semistructured.predictors import Predictors
 from subbayes.semistructured.subspace import JointSpace
-from subbayes.semistructured.summary import check_level, mixing_warnings, summary_table
-from subbayes.utils.checks import check_choice, fail
+from subbayes.semistructured.summary import mixing_warnings, summary_table
+from subbayes.utils.checks import check_choice, check_fraction, fail
 from subbayes.utils.seeding import derive_seed
 
 __all__ = ["Results"]
@@ -129,7 +129,8 @@ class Results:
             Mean, standard deviation, highest-density interval, probability of direction (the
             larger of P(effect > 0) and P(effect < 0)), R-hat and effective sample sizes.
         """
-        return summary_table(self.effects(), check_level(level))
+        check_fraction("level", level)
+        return summary_table(self.effects(), level)
 
     def effect(
         self,
@@ -160,7 +161,7 @@ class Results:
             InputError: no such term, one of several variables, or a network of tensors.
         """
         model = self.state.model
-        check_level(level)
+        check_fraction("level", level)
         if term in model.specification.deep and term not in [t.name for t in model.design.terms]:
             return partial_dependence(self.state, term, variable, values, level, n_draws)
         if variable is not None:
@@ -224,9 +225,10 @@ class Results:
         parameters = model.design.parameters
         parameter = parameters[0] if parameter is None else parameter
         check_choice("parameter", parameter, parameters)
+        check_fraction("level", level)
         encoded = model.encoder.inputs(data, inputs, new_levels)
         place = parameters.index(parameter)
-        return contribution_table(self.state, encoded, place, check_level(level), n_draws)
+        return contribution_table(self.state, encoded, place, level, n_draws)
 
     # --- predictions and scores -------------------------------------------------------------
 

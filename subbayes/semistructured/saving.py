@@ -55,16 +55,14 @@ def tensors_of(state: FittedState) -> dict[str, Tensor | np.ndarray]:
 def facts_of(state: FittedState) -> dict[str, Any]:
     """The facts to save: arguments of the model, types of its columns, and facts of the draws."""
     rows, space, specification = state.model, state.space, state.model.specification
-    family, auxiliary = specification.family, specification.auxiliary
+    family = specification.family
     known = type(family) in FAMILIES.values()
     formula = specification.formula
     return {
         "formula": formula if isinstance(formula, str) else dict(formula),
         "family": family.to_config() if known else {"own": repr(family)},
         "priors": {name: prior_config(prior) for name, prior in specification.priors.items()},
-        "weights": auxiliary.weights,
-        "offset": auxiliary.offset,
-        "exposure": auxiliary.exposure,
+        **vars(specification.auxiliary),
         "missing": specification.missing,
         "orthogonal": specification.orthogonal,
         "seed": state.joint.seed,

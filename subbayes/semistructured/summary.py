@@ -10,16 +10,8 @@ from jaxtyping import Float
 
 from subbayes import diagnostics
 from subbayes.draws import round_up
-from subbayes.utils.checks import fail
 
-__all__ = ["central", "check_level", "hdi", "mixing_warnings", "summary_table"]
-
-
-def check_level(level: float) -> float:
-    """Check that a number is the level of an interval."""
-    if not 0 < level < 1:
-        fail("level", "a level strictly between 0 and 1", level)
-    return level
+__all__ = ["central", "hdi", "mixing_warnings", "summary_table"]
 
 
 def hdi(values: Float[np.ndarray, "S"], level: float = 0.95) -> tuple[float, float]:

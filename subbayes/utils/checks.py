@@ -17,6 +17,7 @@ __all__ = [
     "check_choice",
     "check_count",
     "check_finite",
+    "check_fraction",
     "check_positive",
     "check_same_length",
     "error_text",
@@ -108,6 +109,12 @@ def check_positive(argument: str, value: Any) -> float:
     if not (math.isfinite(number) and number > 0):
         fail(argument, "a finite number above 0", repr(value))
     return number
+
+
+def check_fraction(argument: str, value: float) -> None:
+    """Check that `value` is strictly between 0 and 1."""
+    if not 0 < value < 1:
+        fail(argument, "a number strictly between 0 and 1", value)
 
 
 def is_finite(values: torch.Tensor) -> bool:

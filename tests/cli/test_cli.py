@@ -774,7 +774,7 @@ def test_prediction_errors_are_one_line(refused, files, tmp_path):
         new,
     )
     refused(
-        "--level: expected a level strictly between 0 and 1, got 2.0.",
+        "--level: expected a number strictly between 0 and 1, got 2.0.",
         "predict",
         model,
         people,

@@ -544,7 +544,7 @@ def test_prediction_errors():
         model.predict(changed(np.nan)[0])
     with pytest.raises(ValueError, match="X has 2 features, but SubspaceRegressor is expecting 3"):
         model.predict(X[:, :2])
-    with pytest.raises(InputError, match="level: expected a level strictly between 0 and 1"):
+    with pytest.raises(InputError, match="level: expected a number strictly between 0 and 1"):
         model.predict_interval(X, level=1.0)
     with pytest.raises(InputError, match="X: expected finite numbers, .*row 3"):
         model.predict(changed(1e300)[0])

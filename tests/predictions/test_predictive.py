@@ -426,9 +426,9 @@ def test_outputs_of_another_shape(shape):
 @pytest.mark.parametrize("bad", [0.0, 1.0, -0.1, 1.5, float("nan")])
 def test_levels_outside_their_range(bad):
     predictive, _ = build("gaussian")
-    refused(lambda: predictive.quantile(bad), "q: expected a level strictly between 0 and 1, got")
-    refused(lambda: predictive.interval(bad), "level: expected a level strictly between 0 and 1")
-    refused(lambda: predictive.to_frame(bad), "level: expected a level strictly between 0 and 1")
+    refused(lambda: predictive.quantile(bad), "q: expected a number strictly between 0 and 1, got")
+    refused(lambda: predictive.interval(bad), "level: expected a number strictly between 0 and 1")
+    refused(lambda: predictive.to_frame(bad), "level: expected a number strictly between 0 and 1")
 
 
 @pytest.mark.parametrize("name", LABELS)
