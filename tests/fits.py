@@ -2,6 +2,8 @@
 
 import dataclasses
 
+import pandas as pd
+
 from subbayes.inference.configuration import Sampling
 from subbayes.models.method_comparison import compare_methods, named_methods
 from subbayes.priors import EvidencePrior
@@ -42,3 +44,12 @@ def compare(module, likelihood, data, test, methods=DEFAULT, *, n_draws=30, **fl
         sampling=Sampling(**sampling),
         **rest,
     )
+
+
+def small_fit_command(folder, x, y):
+    """Arguments of a quick `subbayes fit` of three columns to the folder "run"."""
+    table, out = folder / "rows.csv", folder / "run"
+    pd.DataFrame(x, columns=list("abc")).assign(y=y).to_csv(table, index=False)
+    options = "--hidden 6 --epochs 3 --swa-epochs 2 --draws 10 --chains 2 --rank 5 --quiet"
+    words = f"--target y --likelihood gaussian {options}".split()
+    return ["fit", str(table), "--out", str(out), *words]

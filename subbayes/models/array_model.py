@@ -164,7 +164,7 @@ def _fit_baseline(
     (chosen,) = named_methods([method], members=settings.members)
     chosen.check(setup)
     check_fit(setup.network, likelihood, setup.data)
-    return chosen.fit(setup)[0]
+    return chosen.fit_model(setup)
 
 
 def _fit_sparse(

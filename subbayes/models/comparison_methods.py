@@ -126,11 +126,13 @@ class ComparedMethod(ABC):
         key: its name in `METHODS` and in tables.
         label: its name in reports.
         phases: number of phases of the shared training that it needs.
+        trains: whether its own time is that of training, not of inference.
     """
 
     key: ClassVar[str]
     label: ClassVar[str]
     phases: ClassVar[int] = 0
+    trains: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         for name in {"draws", "members", "most_draws"} & {field.name for field in fields(self)}:
@@ -144,8 +146,12 @@ class ComparedMethod(ABC):
         """
 
     @abstractmethod
+    def fit_model(self, setup: Setup) -> Any:
+        """Fit the method."""
+
     def fit(self, setup: Setup) -> tuple[Any, dict[str, float]]:
         """Fit the method; return the model and the seconds of its own training and inference."""
+        return timed(lambda: self.fit_model(setup), self.trains)
 
     def predict(self, model: Any, inputs: Any, noise: Any) -> Predictive:
         """Predictions of a fitted model at new inputs; `noise` is the scale per row, or None."""
@@ -197,9 +203,9 @@ class MAP(ComparedMethod):
     label: ClassVar[str] = "MAP"
     phases: ClassVar[int] = 1
 
-    def fit(self, setup: Setup) -> tuple[Any, dict[str, float]]:
+    def fit_model(self, setup: Setup) -> WeightSamples:
         """Train the first phase."""
-        return timed(setup.maximum_a_posteriori)
+        return setup.maximum_a_posteriori()
 
 
 @dataclass(frozen=True)
@@ -216,9 +222,9 @@ class SWA(ComparedMethod):
             remedy = f"Leave {self.key!r} out of methods"
             fail("swa_epochs", f"at least 1 for {self.key!r}", 0, remedy)
 
-    def fit(self, setup: Setup) -> tuple[Any, dict[str, float]]:
+    def fit_model(self, setup: Setup) -> WeightSamples:
         """Train both phases."""
-        return timed(lambda: point_estimate(setup.trained.swa))
+        return point_estimate(setup.trained.swa)
 
 
 @dataclass(frozen=True)
@@ -233,9 +239,9 @@ class SWAG(SWA):
     key: ClassVar[str] = "swag"
     label: ClassVar[str] = "SWAG"
 
-    def fit(self, setup: Setup) -> tuple[Any, dict[str, float]]:
+    def fit_model(self, setup: Setup) -> WeightSamples:
         """Draw weight vectors."""
-        return timed(lambda: swag(setup.trained.swa, self.draws, seed=setup.sampling.seed))
+        return swag(setup.trained.swa, self.draws, seed=setup.sampling.seed)
 
 
 @dataclass(frozen=True)
@@ -249,27 +255,25 @@ class DeepEnsemble(ComparedMethod):
     members: int = 5
     key: ClassVar[str] = "ensemble"
     label: ClassVar[str] = "deep ensemble"
+    trains: ClassVar[bool] = True
 
     def check(self, setup: Setup) -> None:
         """Check that the members are trained."""
         setup.check_epochs(self.key, "an ensemble")
 
-    def fit(self, setup: Setup) -> tuple[Any, dict[str, float]]:
+    def fit_model(self, setup: Setup) -> WeightSamples:
         """Train the members."""
-        return timed(
-            lambda: deep_ensemble(
-                setup.module,
-                setup.likelihood,
-                setup.data,
-                setup.training,
-                members=self.members,
-                factory=setup.factory,
-                parameters=setup.parameters,
-                output=setup.output,
-                seed=setup.sampling.seed,
-                progress=setup.sampling.progress,
-            ),
-            training=True,
+        return deep_ensemble(
+            setup.module,
+            setup.likelihood,
+            setup.data,
+            setup.training,
+            members=self.members,
+            factory=setup.factory,
+            parameters=setup.parameters,
+            output=setup.output,
+            seed=setup.sampling.seed,
+            progress=setup.sampling.progress,
         )
 
 
@@ -290,14 +294,16 @@ class MonteCarloDropout(ComparedMethod):
         """Check that there is a dropout layer."""
         mc_dropout(setup.module, setup.likelihood)
 
-    def fit(self, setup: Setup) -> tuple[Any, dict[str, float]]:
+    def fit_model(self, setup: Setup) -> Any:
         """Draw masks."""
-        result = setup.trained.result
-        where = (
-            (setup.module, setup.maximum_a_posteriori().likelihood) if result is None else (result,)
-        )
-        options: dict[str, Any] = {"seed": setup.sampling.seed, "output": setup.output}
-        return timed(lambda: mc_dropout(*where, n_draws=self.draws, **options))
+        options: dict[str, Any] = {
+            "n_draws": self.draws,
+            "seed": setup.sampling.seed,
+            "output": setup.output,
+        }
+        if setup.trained.result is not None:
+            return mc_dropout(setup.trained.result, **options)
+        return mc_dropout(setup.module, setup.maximum_a_posteriori().likelihood, **options)
 
 
 @dataclass(frozen=True)
@@ -318,9 +324,9 @@ class TemperatureScaling(ComparedMethod):
                 f"Pass data, or leave {self.key!r} out of methods",
             )
 
-    def fit(self, setup: Setup) -> tuple[Any, dict[str, float]]:
+    def fit_model(self, setup: Setup) -> Any:
         """Fit the temperature."""
-        return timed(lambda: temperature_scaling(setup.maximum_a_posteriori(), setup.validation))
+        return temperature_scaling(setup.maximum_a_posteriori(), setup.validation)
 
 
 @dataclass(frozen=True)
@@ -334,6 +340,7 @@ class SparseNetworks(ComparedMethod):
     draws: int = 30
     key: ClassVar[str] = "sparse"
     label: ClassVar[str] = "sparse network"
+    trains: ClassVar[bool] = True
 
     def check(self, setup: Setup) -> None:
         """Check that the module returns a tensor and is trained."""
@@ -346,11 +353,8 @@ class SparseNetworks(ComparedMethod):
             )
         setup.check_epochs(self.key, "a sparse network")
 
-    def fit(self, setup: Setup) -> tuple[Any, dict[str, float]]:
+    def fit_model(self, setup: Setup) -> WeightSamples:
         """Train the sparse network."""
-        return timed(lambda: self._samples(setup), training=True)
-
-    def _samples(self, setup: Setup) -> WeightSamples:
         names, seed = setup.network.spans, setup.sampling.seed
         module = copy.deepcopy(setup.module)
         for name, parameter in module.named_parameters():

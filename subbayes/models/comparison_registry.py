@@ -90,8 +90,12 @@ class SubspaceInference(ComparedMethod):
         check_prior(as_prior(self.prior), method, network, setup.data.n, outputs)
         engine_of(self.inference).check(method.expected_rank(network))
 
+    def fit_model(self, setup: Setup) -> Any:
+        """Build the subspace and sample the posterior."""
+        return self.fit(setup)[0]
+
     def fit(self, setup: Setup) -> tuple[Any, dict[str, float]]:
-        """Build the subspace and sample the posterior; the time of a curve counts as training."""
+        """Like `fit_model`, with seconds; the time of a curve counts as training."""
         method, prior = self._method_for(setup), as_prior(self.prior)
         settings = fit_settings(
             setup.likelihood, method, prior, setup.training, setup.sampling.seed

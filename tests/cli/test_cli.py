@@ -6,6 +6,7 @@ import json
 import os
 import re
 import resource
+import shlex
 import signal
 import subprocess
 import sys
@@ -30,20 +31,7 @@ from subbayes.utils import artifact
 
 pytestmark = pytest.mark.slow  # real processes, a minute and more
 
-SMALL = [
-    "--hidden",
-    "5",
-    "--epochs",
-    "8",
-    "--swa-epochs",
-    "5",
-    "--rank",
-    "2",
-    "--draws",
-    "12",
-    "--chains",
-    "3",
-]
+SMALL = shlex.split("--hidden 5 --epochs 8 --swa-epochs 5 --rank 2 --draws 12 --chains 3")
 
 
 def table(n=60, seed=0):
@@ -162,9 +150,7 @@ def test_engines_and_subspaces(call, files, tmp_path, inference, subspace):
     code, _, err = call(
         "fit",
         files / "people.csv",
-        "--target",
-        "income",
-        "--out",
+        *shlex.split("--target income --out"),
         tmp_path / "m",
         "--inference",
         inference,
@@ -217,11 +203,7 @@ def test_unused_options_are_warned_of(call, files, tmp_path, method, given, none
     code, _, err = call(
         "fit",
         files / "people.csv",
-        "--target",
-        "income",
-        "--ignore",
-        "rich",
-        "--method",
+        *shlex.split("--target income --ignore rich --method"),
         method,
         "--out",
         tmp_path,
@@ -305,11 +287,7 @@ def test_baselines_are_saved_and_predict(call, files, tmp_path):
         code, text, _ = call(
             "fit",
             files / "people.csv",
-            "--target",
-            "income",
-            "--ignore",
-            "rich",
-            "--method",
+            *shlex.split("--target income --ignore rich --method"),
             method,
             "--members",
             2,
@@ -335,12 +313,7 @@ def test_compare_prints_one_table(call, files, tmp_path, monkeypatch):
     words = [
         "compare",
         files / "people.csv",
-        "--target",
-        "income",
-        "--methods",
-        "map,pca",
-        "--ignore",
-        "rich",
+        *shlex.split("--target income --methods map,pca --ignore rich"),
         *SMALL,
     ]
     code, out, err = call(*words, "--out", tmp_path / "scores.csv")
@@ -366,10 +339,7 @@ def test_compare_optimal_subspaces_and_subnetworks(call, refused, files):
     refused(
         "--covariance: expected one of optimal, optimal-laplace among the methods, .*",
         *words,
-        "--methods",
-        "map,pca",
-        "--covariance",
-        "kfac",
+        *shlex.split("--methods map,pca --covariance kfac"),
     )
 
 
@@ -377,11 +347,7 @@ def test_hint_of_compare_repeats_the_table_options(call, files):
     code, _, err = call(
         "compare",
         files / "people.csv",
-        "--target",
-        "rich",
-        "--ignore",
-        "income",
-        "--missing=impute",
+        *shlex.split("--target rich --ignore income --missing=impute"),
         *SMALL,
         "--methods",
         "map",
@@ -401,18 +367,10 @@ def test_compare_ranks_saved_models(call, refused, files, tmp_path):
         call(
             "fit",
             people,
-            "--target",
-            "income",
-            "--ignore",
-            "rich",
-            "--ignore",
-            "visits",
-            "--out",
+            *shlex.split("--target income --ignore rich --ignore visits --out"),
             other,
             *SMALL,
-            "--temperature",
-            "50",
-            "--quiet",
+            *shlex.split("--temperature 50 --quiet"),
         )[0]
         == 0
     )
@@ -467,16 +425,10 @@ def test_compare_ranks_saved_models(call, refused, files, tmp_path):
         call(
             "fit",
             people,
-            "--target",
-            "income",
-            "--ignore",
-            "rich",
-            "--out",
+            *shlex.split("--target income --ignore rich --out"),
             held,
             *SMALL,
-            "--temperature",
-            "validation",
-            "--quiet",
+            *shlex.split("--temperature validation --quiet"),
         )[0]
         == 0
     )
@@ -539,12 +491,7 @@ def test_missing_values_imputation_and_unknown_categories(call, files, tmp_path)
             *words,
             "--out",
             tmp_path / "m",
-            "--missing-values",
-            "?",
-            "--missing",
-            "impute",
-            "--unknown",
-            "ignore",
+            *shlex.split("--missing-values ? --missing impute --unknown ignore"),
         )[0]
         == 0
     )
@@ -676,11 +623,7 @@ def test_fit_errors_are_one_line(refused, tmp_path, change, options, pattern):
         pattern,
         "fit",
         path,
-        "--target",
-        "income",
-        "--ignore",
-        "rich",
-        "--out",
+        *shlex.split("--target income --ignore rich --out"),
         tmp_path / "m",
         *SMALL,
         *options,
@@ -717,9 +660,7 @@ def test_tables_that_cannot_be_read(refused, tmp_path, files):
         "--target: expected one of the columns .*got 'incom'. Did you mean 'income'.*",
         "fit",
         files / "people.csv",
-        "--target",
-        "incom",
-        "--out",
+        *shlex.split("--target incom --out"),
         tmp_path / "m",
     )
     refused("Missing option '--target'.*", "fit", files / "people.csv", "--out", tmp_path / "m")
@@ -853,9 +794,7 @@ def test_existing_files_are_not_changed(refused, call, files, tmp_path):
         "--out: expected a new file, got an existing one: .*",
         "compare",
         people,
-        "--target",
-        "income",
-        "--out",
+        *shlex.split("--target income --out"),
         out,
     )
     assert out.read_text() == "mine"
@@ -933,11 +872,7 @@ def fit_words(files: Path, out: Path, draws=400) -> list[str]:
     words = [
         "fit",
         files / "people.csv",
-        "--target",
-        "income",
-        "--ignore",
-        "rich",
-        "--out",
+        *shlex.split("--target income --ignore rich --out"),
         out,
         *SMALL,
         "--draws",

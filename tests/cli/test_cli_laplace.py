@@ -1,6 +1,7 @@
 """Optimal subspaces and subnetworks from the command line, end to end."""
 
 import json
+import shlex
 
 import numpy as np
 import pandas as pd
@@ -105,9 +106,7 @@ def test_compare_refuses_other_rows_of_models_in_closed_form(
         other,
         "--out",
         run_,
-        "--subspace",
-        "random",
-        "--inference",
+        *shlex.split("--subspace random --inference"),
         inference,
         "--rank",
         2,

@@ -582,7 +582,7 @@ def test_engines_and_subspaces(inference, subspace, kind):
         pytest.skip("needs zuko")
     X, y = numbers() if kind is SubspaceRegressor else labels()
     options = QUICK | dict(hidden=(3,), epochs=5, rank=None if subspace == "full" else 2)
-    model = kind(subspace=subspace, inference=inference, **options).fit(X, y)
+    model = kind(**nested(options, subspace=subspace, inference=inference)).fit(X, y)
     assert model.model_.draws.engine == inference
     assert np.isfinite(
         model.predict(X) if kind is SubspaceRegressor else model.predict_proba(X)

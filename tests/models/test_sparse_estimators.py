@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import shlex
 import warnings
 
 import numpy as np
@@ -408,11 +409,7 @@ def test_export_command(income, tmp_path, capsys):
                 "predict",
                 str(folder),
                 str(file),
-                "--structure",
-                "median",
-                "--weights",
-                "mean",
-                "--json",
+                *shlex.split("--structure median --weights mean --json"),
             ]
         )
         == 0
@@ -476,23 +473,11 @@ def test_fit_predict_and_evaluate_commands(tmp_path, capsys):
     words = [
         "fit",
         str(file),
-        "--target",
-        "rich",
-        "--ignore",
-        "income",
-        "--out",
+        *shlex.split("--target rich --ignore income --out"),
         str(out),
-        "--method",
-        "sparse",
-        "--structure",
-        "units",
-        "--hidden",
-        "4",
-        "--epochs",
-        "3",
-        "--prior-inclusion",
-        "0.3",
-        "--json",
+        *shlex.split(
+            "--method sparse --structure units --hidden 4 --epochs 3 --prior-inclusion 0.3 --json"
+        ),
     ]
     assert run(words) == 0
     facts = json.loads(capsys.readouterr().out)

@@ -1,11 +1,10 @@
 """prior="evidence": fit, estimators and command line take the scale of the largest evidence."""
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from cases import nested, training_options
-from fits import fit_options
+from fits import fit_options, small_fit_command
 
 import subbayes
 from subbayes import InputError, SubspaceClassifier, SubspaceRegressor, Training, subspaces
@@ -120,35 +119,8 @@ def test_estimators_and_command_line(tmp_path):
         x, y > 0
     )
     assert np.isfinite(classifier.predict_proba(x)).all()
-    pd.DataFrame(x, columns=list("abc")).assign(y=y).to_csv(tmp_path / "rows.csv", index=False)
-    words = [
-        "fit",
-        str(tmp_path / "rows.csv"),
-        "--target",
-        "y",
-        "--hidden",
-        "6",
-        "--epochs",
-        "3",
-        "--swa-epochs",
-        "2",
-        "--draws",
-        "10",
-        "--chains",
-        "2",
-        "--likelihood",
-        "gaussian",
-        "--quiet",
-        "--out",
-        str(tmp_path / "run"),
-        "--subspace",
-        "subnetwork",
-        "--rank",
-        "5",
-        "--inference",
-        "laplace-linearised",
-        "--prior",
-    ]
+    words = small_fit_command(tmp_path, x, y)
+    words += ["--subspace", "subnetwork", "--inference", "laplace-linearised", "--prior"]
     assert run([*words, "widest"]) == 2
     assert run([*words, "evidence"]) == 0
     model = TableModel.load(tmp_path / "run" / "model").fitted_model

@@ -1,11 +1,10 @@
 """A subnetwork's prior scaled by its share of the weights: fit, estimators, command line."""
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from cases import nested
-from fits import fit_options
+from fits import fit_options, small_fit_command
 from oracles import check_moments
 
 import subbayes
@@ -125,34 +124,7 @@ def test_default_ranks_estimators_and_artifacts(tmp_path):
 
 def test_the_command_line(tmp_path):
     x, y = rows()
-    pd.DataFrame(x.numpy(), columns=list("abc")).assign(y=y.numpy()).to_csv(
-        tmp_path / "rows.csv", index=False
-    )
-    words = [
-        "fit",
-        str(tmp_path / "rows.csv"),
-        "--target",
-        "y",
-        "--hidden",
-        "6",
-        "--epochs",
-        "3",
-        "--swa-epochs",
-        "2",
-        "--draws",
-        "10",
-        "--chains",
-        "2",
-        "--likelihood",
-        "gaussian",
-        "--quiet",
-        "--out",
-        str(tmp_path / "run"),
-        "--scale-prior",
-        "true",
-        "--rank",
-        "5",
-    ]
+    words = [*small_fit_command(tmp_path, x.numpy(), y.numpy()), "--scale-prior", "true"]
     assert run([*words, "--subspace", "random"]) == 2
     assert run([*words, "--subspace", "subnetwork"]) == 0
     model = TableModel.load(tmp_path / "run" / "model").fitted_model
