@@ -23,16 +23,14 @@ from torch import Tensor
 from subbayes.inference.configuration import Sampling
 from subbayes.models.array_model import fit_matrix, predict_batches, predict_matrix
 from subbayes.models.fitted import FittedModel
-from subbayes.models.settings import TableSettings, configured, decode_parameters, encode_parameters
+from subbayes.models.settings import TableSettings, configured, encode_parameters
 from subbayes.predictions.predictive import Predictive
-from subbayes.utils.checks import check_choice, check_finite, check_same_length, fail
+from subbayes.utils.checks import check_finite, check_same_length, fail
 from subbayes.utils.configuration import change
-from subbayes.utils.saving import nested_facts, read, save
-from subbayes.utils.saving import rebuild as rebuild_model
+from subbayes.utils.saving import nested_facts, read, rebuild, save
 
 __all__ = ["Classifier", "Estimator", "Regressor"]
 
-_ESTIMATORS = ("SubspaceRegressor", "SubspaceClassifier", "SparseRegressor", "SparseClassifier")
 _Estimator = TypeVar("_Estimator", bound="Estimator")
 
 
@@ -242,7 +240,8 @@ class Estimator(BaseEstimator):
         if name != cls.__name__:
             remedy = f"Use {name}.load" if is_estimator else "Use subbayes.load"
             fail("path", f"a saved {cls.__name__}", f"{name} at '{path}'", remedy)
-        return rebuild(tensors, facts)
+        estimator: _Estimator = rebuild(kind, tensors, facts, {})
+        return estimator
 
     def _restore(self, state: dict[str, Any]) -> None:
         self.seed_, self.n_features_in_ = state["seed"], len(state["mean"])
@@ -257,19 +256,6 @@ class Estimator(BaseEstimator):
         if isinstance(state.get("model_"), FittedModel):
             state["model_"] = dataclasses.replace(state["model_"], posterior=None)
         return state
-
-
-def rebuild(tensors: dict[str, Tensor], facts: dict[str, Any]) -> Any:
-    """Rebuild an estimator from its artifact; see `subbayes.load`."""
-    from subbayes.models import estimators
-
-    check_choice("class", facts["class"], _ESTIMATORS)
-    cls = getattr(estimators, facts["class"])
-    estimator = cls(**decode_parameters(facts["params"], cls._defaults))
-    model = facts["model"]
-    estimator.model_ = rebuild_model(model["kind"], tensors, model["facts"], {})
-    estimator._restore(facts)
-    return estimator
 
 
 class Regressor(RegressorMixin, Estimator):

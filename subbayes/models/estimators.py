@@ -9,20 +9,28 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import torch
 from sklearn.utils.validation import check_is_fitted
+from torch import Tensor
 
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.engine import Engine
 from subbayes.models.array_model import SPARSE
 from subbayes.models.estimator_base import Classifier, Estimator, Regressor
 from subbayes.models.fitted import FittedModel
-from subbayes.models.settings import TABLE_TRAINING, Perceptron, SparseSettings, TableSettings
+from subbayes.models.settings import (
+    TABLE_TRAINING,
+    Perceptron,
+    SparseSettings,
+    TableSettings,
+    decode_parameters,
+)
 from subbayes.priors import EvidencePrior
 from subbayes.sparse.export.small_network import SmallNetwork
 from subbayes.sparse.export.table_units import export_in_table_units
 from subbayes.sparse.result import SparseNetwork
 from subbayes.subspaces.base import SubspaceMethod
 from subbayes.training.configuration import Training
-from subbayes.utils.checks import check_count
+from subbayes.utils.checks import check_choice, check_count
+from subbayes.utils.saving import rebuild as rebuild_model
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -313,3 +321,20 @@ class SparseClassifier(_SparseEstimator, Classifier):
         >>> model.predict_proba(X[1::2]).shape, model.score(X[1::2], y[1::2]) > 0.9
         ((75, 3), True)
     """
+
+
+_ESTIMATORS: dict[str, type[Estimator]] = {
+    cls.__name__: cls
+    for cls in (SubspaceRegressor, SubspaceClassifier, SparseRegressor, SparseClassifier)
+}
+
+
+def rebuild(tensors: dict[str, Tensor], facts: dict[str, Any]) -> Estimator:
+    """Rebuild an estimator from its artifact; see `subbayes.load`."""
+    check_choice("class", facts["class"], _ESTIMATORS)
+    cls = _ESTIMATORS[facts["class"]]
+    estimator = cls(**decode_parameters(facts["params"], cls._defaults))
+    model = facts["model"]
+    estimator.model_ = rebuild_model(model["kind"], tensors, model["facts"], {})
+    estimator._restore(facts)
+    return estimator

@@ -55,7 +55,7 @@ LOADERS = {
     "semi-structured-model": "subbayes.semistructured.model:rebuild",
     "linearised-laplace": "subbayes.inference.laplace.linearised:rebuild",
     "data-frame-model": "subbayes.models.data_frame_model:rebuild",
-    "estimator": "subbayes.models.estimator_base:rebuild",
+    "estimator": "subbayes.models.estimators:rebuild",
 }
 """By kind, "module:function"; the function takes tensors, facts and options by name."""
 
