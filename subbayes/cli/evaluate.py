@@ -25,7 +25,7 @@ def evaluate(
     crps, coverage and interval_width of the interval. Classes: accuracy, brier, ece, auroc.
     """
     fitted = load_model(model)
-    frame = read_rows(fitted, table, separator, scored=True)
+    frame = read_rows(fitted, table, separator, needs_target=True)
     scores = fitted.evaluate(frame, level, **prediction.arguments())
     rows = {"rows": len(frame)}
     console.result(

@@ -57,7 +57,7 @@ def export(
         for name in given_options("table", "layout"):
             say(f"warning: {name} makes no difference to ONNX, whose layers are dense")
         table, layout = None, Layout.dense
-    rows = None if table is None else read_rows(fitted, table, separator, scored=False)
+    rows = None if table is None else read_rows(fitted, table, separator, needs_target=False)
     small = fitted.export(rows, layout.value)
     if onnx:
         import numpy as np

@@ -52,7 +52,7 @@ def load_model(folder: Path) -> TableModel:
 
 
 def read_rows(
-    model: TableModel, path: Path, separator: str | None, *, scored: bool, min_rows: int = 1
+    model: TableModel, path: Path, separator: str | None, *, needs_target: bool, min_rows: int = 1
 ) -> pd.DataFrame:
     """Read rows for a model, with the marks of missing values of its training table.
 
@@ -60,7 +60,7 @@ def read_rows(
         model: the model.
         path: the table.
         separator: between cells.
-        scored: whether the target column is required.
+        needs_target: whether the target column is required.
         min_rows: minimum number of rows.
 
     Raises:
@@ -76,7 +76,7 @@ def read_rows(
             min_rows=min_rows,
             missing_values=list(model.encoder.missing_values),
         )
-        if scored and model.column not in frame:
+        if needs_target and model.column not in frame:
             fail(
                 "path",
                 f"a column '{model.column}', which the model predicts, to score against",
@@ -93,7 +93,7 @@ def encode_rows(
     from subbayes.data.tables import split_target
     from subbayes.models.data_frame_model import encode_targets
 
-    frame = read_rows(model, path, separator, scored=True, min_rows=min_rows)
+    frame = read_rows(model, path, separator, needs_target=True, min_rows=min_rows)
     features, values = split_target(frame, model.column)
     return model.encoder.transform(features), encode_targets(model.target, values)
 

@@ -10,12 +10,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from subbayes.cli.console import COMMAND, aligned, as_options, say
-from subbayes.cli.options import DATA, OUTPUT, Console, Overwrite, Table, TableOptions, option
+from subbayes.cli.options import (
+    DATA,
+    OUTPUT,
+    Console,
+    Overwrite,
+    Table,
+    TableOptions,
+    given_options,
+    option,
+)
 from subbayes.cli.settings_options import (
+    OPTIONS,
     POSTERIOR,
     SUBSPACES,
-    given_settings,
-    option_of,
     subspace_name,
     with_settings,
 )
@@ -66,9 +74,9 @@ def fit(
     resumes from it and returns the same draws, bit for bit, as an uninterrupted one.
     """
     chosen = subspace_name(settings) if method is None else method.value
-    for path in unused_settings(chosen):
-        if option_of(path) in given_settings():
-            say(f"warning: {option_of(path)} makes no difference to --method {chosen}")
+    unused = (OPTIONS[path].parameter for path in unused_settings(chosen) if path in OPTIONS)
+    for flag in given_options(*unused):
+        say(f"warning: {flag} makes no difference to --method {chosen}")
     _check_free(out, overwrite)
     frame = source.read(table, target)
     from subbayes.models.data_frame_model import TableModel

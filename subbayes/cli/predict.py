@@ -62,7 +62,7 @@ def predict(
     """
     check_output_file(out, overwrite, ".csv", ".tsv", ".parquet", ".pq")
     fitted = load_model(model)
-    frame = read_rows(fitted, table, separator, scored=False)
+    frame = read_rows(fitted, table, separator, needs_target=False)
     kept = _kept(frame, keep or [])
     predictions = fitted.frame(frame, level, threshold, **prediction.arguments())
     for place, (name, values) in enumerate(kept.items()):

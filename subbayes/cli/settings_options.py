@@ -7,7 +7,6 @@ import inspect
 import types
 import typing
 from collections.abc import Callable, Sequence
-from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,15 +17,7 @@ from subbayes.cli.options import SPARSE, option, with_signature
 from subbayes.models.settings import PRIOR_SCALES, TableSettings
 from subbayes.utils.configuration import Setting, change, settings_of
 
-__all__ = [
-    "OPTIONS",
-    "POSTERIOR",
-    "SUBSPACES",
-    "given_settings",
-    "option_of",
-    "subspace_name",
-    "with_settings",
-]
+__all__ = ["OPTIONS", "POSTERIOR", "SUBSPACES", "subspace_name", "with_settings"]
 
 SUBSPACES = ("pca", "random", "curve", "optimal", "subnetwork", "full")
 _COVARIANCE = "subspace.covariance"
@@ -129,27 +120,6 @@ OPTIONS = {
 }
 
 
-def option_of(path: str) -> str:
-    """The command-line option of a setting.
-
-    Args:
-        path: dotted name of the setting.
-
-    Example:
-        >>> option_of("training.learning_rate"), option_of("training.momentum")
-        ('--learning-rate', '--set training.momentum')
-    """
-    return OPTIONS[path].flag if path in OPTIONS else f"--set {path}"
-
-
-_GIVEN: ContextVar[frozenset[str]] = ContextVar("GIVEN", default=frozenset())
-
-
-def given_settings() -> frozenset[str]:
-    """The options of settings that were typed in the running command."""
-    return _GIVEN.get()
-
-
 def with_settings(leave_out: Sequence[str] = ()) -> Callable[[Callable[..., None]], Any]:
     """Make a command whose parameter `settings` becomes one option for each setting.
 
@@ -171,7 +141,6 @@ def with_settings(leave_out: Sequence[str] = ()) -> Callable[[Callable[..., None
         def command(**values: Any) -> None:
             typed = {one.path: values.pop(one.parameter) for one in chosen}
             given = {path: text for path, text in typed.items() if text is not None}
-            _GIVEN.set(frozenset(map(option_of, given)))
             method = values.get("method")
             if method is not None and method.value in SUBSPACES:
                 given["subspace"] = method.value

@@ -14,7 +14,7 @@ __all__ = ["facts", "inclusion", "training"]
 
 
 def facts(network: SparseNetwork) -> dict[str, str]:
-    """Facts beside `SparseNetwork.describe`, as terms with their definitions.
+    """Facts that extend `SparseNetwork.describe`.
 
     Example:
         >>> from subbayes import MLP, sparse
