@@ -1,4 +1,4 @@
-"""The command line: results, exit codes, one line per error, interrupted fits, files left whole."""
+"""The command line: results, exit codes, errors, interruption, integrity of files."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def call(capsys):
 
 @pytest.fixture
 def refused(call):
-    """Run a command that has to fail with one line on standard error that matches."""
+    """Run a command that must fail with one matching line on standard error."""
 
     def check(pattern, *words, code=2):
         found, out, err = call(*words)
@@ -500,7 +500,7 @@ def test_missing_values_imputation_and_unknown_categories(call, files, tmp_path)
     assert call("predict", tmp_path / "m", tmp_path / "new.csv")[0] == 0
 
 
-# --- refusals -----------------------------------------------------------------------------------
+# --- errors -------------------------------------------------------------------------------------
 
 
 TARGET = r".*csv \(target\): "

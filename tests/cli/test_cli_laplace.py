@@ -26,7 +26,7 @@ def folder(tmp_path_factory):
 
 
 def told(capsys, *words):
-    """What a command that succeeds prints as JSON."""
+    """Run a command that must succeed, and parse its JSON output."""
     capsys.readouterr()
     code = run([str(word) for word in words])
     out, err = capsys.readouterr()

@@ -39,7 +39,7 @@ def small(out, seed=0, **options):
 
 @pytest.fixture(scope="module", autouse=True)
 def quick():
-    """Axes are drawn on but hardly rendered; two temperatures are tried, on few draws."""
+    """Render plots at low resolution; try two temperatures with few draws."""
     patch = pytest.MonkeyPatch()
     patch.setattr(
         "subbayes.models.fit.choose_temperature",
@@ -54,7 +54,7 @@ def quick():
 
 @pytest.fixture(scope="module")
 def said():
-    """What the demo printed: to standard output, and to standard error."""
+    """Standard output and standard error of the demo."""
     return StringIO(), StringIO()
 
 
@@ -64,7 +64,7 @@ def done(tmp_path_factory, said):
         return small(tmp_path_factory.mktemp("demo") / "runs" / "demo")
 
 
-# --- what it leaves behind ----------------------------------------------------------------------
+# --- files --------------------------------------------------------------------------------------
 
 
 def test_demo_writes_exactly_the_listed_files(done):
@@ -143,7 +143,7 @@ def test_number_of_threads_is_restored():
         torch.set_num_threads(before)
 
 
-# --- honesty ------------------------------------------------------------------------------------
+# --- choices ------------------------------------------------------------------------------------
 
 
 def test_choices_do_not_depend_on_test_rows(done):
@@ -192,7 +192,7 @@ def test_encoding_is_learned_from_the_training_part():
     assert abs(rows.encoded(rows.test)[0].mean(0)).max() > 0.01
 
 
-# --- other people's files -----------------------------------------------------------------------
+# --- existing files -----------------------------------------------------------------------------
 
 
 def test_rerun_keeps_other_files_in_the_folder(done, tmp_path, capsys):

@@ -1,4 +1,4 @@
-"""scikit-learn estimators: its own checks, oracles among its models, saving, refusals."""
+"""Estimators: checks of scikit-learn, comparison with its models, saving, errors."""
 
 from __future__ import annotations
 
@@ -246,7 +246,7 @@ def test_random_states():
     )
 
 
-# --- among scikit-learn's tools -----------------------------------------------------------------
+# --- tools of scikit-learn ----------------------------------------------------------------------
 
 
 def mixed(n=60, seed=0):
@@ -315,7 +315,7 @@ def test_progress_is_only_shown_with_verbose(capsys):
 
 
 def fields_of(estimator):
-    """All parameters, configurations by their fields."""
+    """All parameters, with configurations as their fields."""
     whole = ("network", "training", "sampling")
     return {name: value for name, value in estimator.get_params().items() if name not in whole}
 
@@ -393,7 +393,7 @@ def test_the_manifest_is_plain_json(tmp_path):
     assert manifest["facts"]["classes"] == ["a", "b", "c"]
 
 
-# --- refusals -----------------------------------------------------------------------------------
+# --- errors -------------------------------------------------------------------------------------
 
 
 def changed(value, row=3, column=1):

@@ -50,7 +50,7 @@ def net(features=3, outputs=1, hidden=5, seed=0):
         return nn.Sequential(nn.Linear(features, hidden), nn.Tanh(), nn.Linear(hidden, outputs))
 
 
-# --- what it computes ---------------------------------------------------------------------------
+# --- results ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("rank", "temperature"), [(2, 5.0), (None, 1.0)])
@@ -424,11 +424,11 @@ def test_deleting_a_checkpoint_leaves_other_files(tmp_path):
     assert not tmp_path.exists()
 
 
-# --- refusals -----------------------------------------------------------------------------------
+# --- errors -------------------------------------------------------------------------------------
 
 
 class Wrong(nn.Module):
-    """A module with a fault in what it returns."""
+    """A module with invalid outputs."""
 
     def __init__(self, change):
         super().__init__()

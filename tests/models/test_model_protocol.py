@@ -154,7 +154,7 @@ def test_loaded_model_predicts_identically(model: Any, tmp_path: Any) -> None:
 
 
 def test_invalid_facts_are_refused(model: Any, tmp_path: Any) -> None:
-    """A fact that is removed or is of another type gives one line, not an error of Python."""
+    """A missing fact or one of another type raises a one-line error."""
     tensors, facts = dict(model.tensors()), json.loads(json.dumps(_plain(model.facts())))
     for name in facts:
         for value in ("removed", 7.25, None, [[]], "nan"):
@@ -165,7 +165,7 @@ def test_invalid_facts_are_refused(model: Any, tmp_path: Any) -> None:
 
 
 def test_invalid_tensors_are_refused(model: Any, tmp_path: Any) -> None:
-    """A tensor that is removed, NaN or of another shape gives one line or a model."""
+    """A missing tensor, NaN or another shape raises a one-line error or gives a valid model."""
     tensors = {name: torch.as_tensor(value) for name, value in model.tensors().items()}
     for name in list(tensors)[::3]:
         for change in (None, lambda t: t * float("nan"), lambda t: t[None], lambda t: t.long() - 9):

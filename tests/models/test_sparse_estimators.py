@@ -27,7 +27,7 @@ QUICK = SMALL | dict(random_state=0)
 
 
 def rows(n=80, seed=0):
-    """Of four columns the second alone matters; each has a unit of its own."""
+    """Four columns in different units; only the second is relevant."""
     rng = np.random.default_rng(seed)
     frame = pd.DataFrame(
         rng.normal(size=(n, 4)) * [1, 10, 100, 1] + [0, 5, -50, 0],
@@ -89,7 +89,7 @@ def test_linear_classifier_finds_the_relevant_column():
     assert model.feature_inclusion_.idxmax() == "dose"
     reference = LogisticRegression(C=1e6).fit(X[["dose"]] / 10, labels)
     ours, theirs = model.predict_proba(X)[:, 0], reference.predict_proba(X[["dose"]] / 10)[:, 1]
-    assert np.abs(ours - theirs).mean() < 0.08  # the other columns are in at times
+    assert np.abs(ours - theirs).mean() < 0.08  # some draws include other columns
     assert np.mean((ours > 0.5) == (theirs > 0.5)) > 0.9
 
 
@@ -297,14 +297,14 @@ def test_table_model_with_sparse_network_is_saved(tmp_path):
 
 @pytest.fixture(scope="module")
 def income():
-    """A sparse model of numbers and text, with weights in."""
+    """A sparse model of numbers and text that includes some weights."""
     frame = table().drop(columns="rich")
     settings = table_settings(hidden=(4,), epochs=200, likelihood="heteroscedastic")
     return TableModel.fit(frame, "income", settings, method="sparse", progress=False), frame
 
 
 def in_units(frame, names):
-    """Numbers as they are, zeros and ones for what is written as name=value."""
+    """Numbers in their units, and zeros and ones for columns named name=value."""
     pairs = [name.partition("=")[::2] for name in names]
     return np.column_stack(
         [frame[name] == value if value else frame[name] for name, value in pairs]
@@ -495,7 +495,7 @@ def test_fit_predict_and_evaluate_commands(tmp_path, capsys):
     assert "inclusion" in (tmp_path / "r.html").read_text()
 
 
-# --- refusals -----------------------------------------------------------------------------------
+# --- errors -------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -543,7 +543,7 @@ def test_unnamed_columns_are_numbered():
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("early", [None, 20])
 def test_priors_are_learned_with_the_full_divergence(early):
-    """Fixed before, they were those of a network in which everything is in: ELBOs fell by 100."""
+    """Priors learned before the divergence counts are those of a network that includes all weights."""
     rng = np.random.default_rng(0)
     X = rng.normal(size=(200, 5))
     y = np.abs(X[:, 0]) + 0.1 * rng.normal(size=200)

@@ -39,7 +39,7 @@ VOID = {"meta", "img", "br"}
 
 @pytest.fixture(autouse=True)
 def one_small_picture(request, monkeypatch):
-    """Rendering is what takes the time: axes are drawn on, but only some tests look at pixels."""
+    """Replace pictures by a small one, because rendering is slow and few tests need it."""
     if "real_pictures" not in request.fixturenames:
         small = png(new_axes(), dpi=10)
         monkeypatch.setattr("subbayes.reports.rendering.png", lambda drawn: small)
@@ -47,7 +47,7 @@ def one_small_picture(request, monkeypatch):
 
 @pytest.fixture
 def real_pictures():
-    """Asks for pictures as users get them."""
+    """Request real pictures."""
 
 
 def rows(n=40, columns=2, seed=0):
@@ -72,7 +72,7 @@ def model(likelihood=None, data=None, outputs=1, **options):
 
 
 class Page(HTMLParser):
-    """Reads a page, and insists that tags are balanced."""
+    """Parse a page, and check that tags are balanced."""
 
     def __init__(self, text):
         super().__init__()
@@ -364,7 +364,7 @@ def test_subject_of_another_type(unchecked, tmp_path):
         write_report(torch.nn.Linear(1, 1), tmp_path / "r.html")
 
 
-# --- in words -----------------------------------------------------------------------------------
+# --- descriptions -------------------------------------------------------------------------------
 
 
 def test_describe_settings(fitted):
