@@ -543,7 +543,7 @@ def test_unnamed_columns_are_numbered():
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("early", [None, 20])
 def test_priors_are_learned_with_the_full_divergence(early):
-    """Priors learned before the divergence counts are those of a network that includes all weights."""
+    """Without the divergence they would be the priors of a network with all weights included."""
     rng = np.random.default_rng(0)
     X = rng.normal(size=(200, 5))
     y = np.abs(X[:, 0]) + 0.1 * rng.normal(size=200)
