@@ -1,7 +1,7 @@
-"""`python -m experiments NAME [--json] [options]`: run an experiment, or go on with it.
+"""`python -m experiments NAME [--json] [options]`: run or resume an experiment.
 
-Results are kept under `experiments/results/NAME/` and survive an interruption; the last line
-printed is one JSON object. `python -m experiments NAME --help` lists the options.
+Results are saved in `experiments/results/NAME/` after each step, so that an interrupted run can be
+resumed. The last line printed is a JSON object. `python -m experiments NAME --help` lists options.
 """
 
 from __future__ import annotations
@@ -11,38 +11,34 @@ import importlib
 import json
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from experiments import store
 from subbayes.utils.checks import InputError
 
-_HARNESS = (
-    "batched",
-    "corruptions",
-    "images",
-    "laplace_subspaces",
-    "sparse_networks",
-    "store",
-    "uci",
+EXPERIMENTS = (
+    "laplace_images",
+    "laplace_regression",
+    "sparse_images",
+    "sparse_phoneme",
+    "sparse_tabular",
+    "ssr_lesions",
+    "ssr_simulation",
+    "ssr_toy",
+    "ssr_uci",
+    "subnetwork_selection",
+    "toy_regression",
+    "uci_large",
+    "uci_small",
 )
-
-
-def names() -> list[str]:
-    """The experiments there are, one file each (and a file of its tables or page beside)."""
-    files = Path(__file__).parent.glob("[a-z]*.py")
-    return sorted(
-        f.stem
-        for f in files
-        if f.stem not in _HARNESS and not f.stem.endswith(("_tables", "_page"))
-    )
+"""Modules with functions `add_options` and `run`."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one experiment; the exit status is 0, or 2 for arguments that do not fit."""
+    """Run one experiment; return exit status 0, or 2 for invalid arguments."""
     first = argparse.ArgumentParser(
         prog="python -m experiments", description=__doc__, add_help=False
     )
-    first.add_argument("name", choices=names())
+    first.add_argument("name", choices=EXPERIMENTS)
     given = list(sys.argv[1:] if arguments is None else arguments)
     name = first.parse_args(given[:1]).name
     experiment = importlib.import_module(f"experiments.{name}")

@@ -8,8 +8,8 @@ epistemic covariance of the logits at held-out images is compared with that of s
 (training images, training images turned, moved, scaled and dimmed, or the held-out images without
 their labels). *Subnetworks* take the s weights of largest variance (diagonal Laplace, or along an
 SGD trajectory), of largest magnitude, or those that add most to the predictive variance. All are
-judged by the exact Gauss-Newton matrix of the rows of `curvature`. Where these are fewer than the
-network was trained on, each stands for `train / curvature` of them.
+compared by the exact Gauss-Newton matrix of `curvature` images. If these are fewer than the
+training images, each of them counts `train / curvature` times.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import argparse
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -29,8 +30,9 @@ import subbayes
 from experiments import images as pictures
 from experiments import laplace_images_tables as tables
 from experiments.corruptions import CORRUPTIONS, jittered, warped
-from experiments.laplace_subspaces import Judged, all_along, low_rank, precisions
+from experiments.laplace_subspaces import Judge, low_rank, subspace_jacobians, subspace_precisions
 from experiments.store import Record, Store, key_of
+from experiments.tables import add_write_option, publish
 from subbayes.curvature.jacobian import Jacobian
 from subbayes.curvature.precision import Precision
 from subbayes.curvature.precision_factory import precision
@@ -60,28 +62,28 @@ SUBSETS = {
 }
 BATCH, SNAPSHOTS = 64, 10
 LARGE = ("variance", "magnitude", "SWAG variance")
-"""Subnetworks that are followed up to nearly all weights (figure 5)."""
+"""Subnetworks evaluated up to nearly all weights (figure 5)."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Settings of a run; changed ones are other records.
+    """Settings of a run, which are part of the keys of the records.
 
     Attributes:
-        channels: of the CNN, or the width of the ResNet9.
-        train: images to learn from.
-        epochs: of Adam, with batches of 64 and a rate that falls to 0 along a cosine,
-        learning_rate: from here.
-        prior_precision: of all weights.
-        curvature: training images behind the Gauss-Newton matrix.
-        held_out: images to predict.
-        inputs: training images behind subspaces, as they are and augmented.
-        ranks: s.
+        channels: channels of the CNN, or the width of the ResNet9.
+        train: number of training images.
+        epochs: epochs of Adam, with batches of 64 and a cosine schedule.
+        learning_rate: initial learning rate.
+        prior_precision: prior precision of all weights.
+        curvature: number of training images of the Gauss-Newton matrix.
+        held_out: number of images to predict.
+        inputs: number of training images for subspaces, unchanged and augmented.
+        ranks: ranks s of subspaces.
         large: sizes of large subnetworks.
-        corrupted: images of each corruption, 0 for none,
-        corrupted_ranks: and s there.
-        path_epochs: of the trajectory behind the SWAG variance, with ten snapshots,
-        path_rate: and its constant rate.
+        corrupted: images per corruption, 0 for none.
+        corrupted_ranks: ranks s under corruptions.
+        path_epochs: epochs of the trajectory of the SWAG variance, with ten snapshots.
+        path_rate: constant learning rate of the trajectory.
     """
 
     channels: int = 32
@@ -140,23 +142,20 @@ QUICK = {
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Options of this experiment."""
+    """Add the options of this experiment."""
     parser.add_argument("--datasets", nargs="+", default=list(DATA), choices=DATA)
     parser.add_argument("--seeds", type=int, default=1, help="number of trainings")
-    parser.add_argument("--quick", action="store_true", help="a small size, to see it run")
-    parser.add_argument("--figures", default=None, metavar="FOLDER", help="draw into this folder")
+    parser.add_argument("--quick", action="store_true", help="run at a small size")
     parser.add_argument(
-        "--write",
-        default=None,
-        metavar="PAGE",
-        help="put the tables between the marks of this page",
+        "--figures", default=None, metavar="FOLDER", help="save figures in this folder"
     )
+    add_write_option(parser)
 
 
 def run(
     options: argparse.Namespace, say: Callable[..., None], plans: dict[str, Plan] | None = None
 ) -> Record:
-    """Compute what is missing, seed by seed, and print the tables."""
+    """Compute the missing records, seed by seed, and print the tables."""
     found: dict[str, list[Record]] = {name: [] for name in options.datasets}
     for seed in range(options.seeds):
         for name in options.datasets:
@@ -171,17 +170,16 @@ def run(
                 if options.quick
                 else plan
             )
-            key = key_of(f"{name}-{seed}", asdict(plan))
             store = Store(Path(options.results) / f"{name}-{seed}.json")
-            if key not in store:
-                store.put(key, one(name, seed, plan, options.data_dir, say))
-                say(f"{name}, seed {seed}: {store[key]['seconds']:.0f} s")
-            found[name].append(store[key])
-    say(tables.page(found))
+            record = store.get(
+                key_of(f"{name}-{seed}", asdict(plan)),
+                partial(compute_record, name, seed, plan, options.data_dir, say),
+                lambda r, name=name, seed=seed: say(f"{name}, seed {seed}: {r['seconds']:.0f} s"),
+            )
+            found[name].append(record)
+    publish(tables.page(found), "laplace_images", options.write, say)
     if options.figures:
         tables.figures(found, options.figures)
-    if options.write:
-        tables.write(found, options.write)
     return {
         name: {"seeds": len(records), **tables.averages(records)} for name, records in found.items()
     }
@@ -192,7 +190,7 @@ def run(
 
 @dataclass(frozen=True)
 class Rows:
-    """What one run sees: images and labels to learn from, inputs to build subspaces for."""
+    """Images and labels of one run."""
 
     x: Float[Tensor, "n c h w"]
     y: Int[Tensor, " n"]
@@ -204,7 +202,7 @@ class Rows:
 
 
 def rows_of(name: str, seed: int, plan: Plan, data_dir: str | None) -> Rows:
-    """Images drawn by the seed; the corruptions and what augments are drawn by it too."""
+    """Return images, corruptions and augmentations drawn by the seed."""
     found, rng = pictures.load(name, data_dir), np.random.default_rng(seed)
     train = rng.permutation(len(found.x))[: plan.train]
     order = rng.permutation(len(found.x_new))
@@ -233,7 +231,7 @@ def rows_of(name: str, seed: int, plan: Plan, data_dir: str | None) -> Rows:
 
 
 def _augmented(images: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Grey images jittered; colour images mirrored, enlarged, moved, and tinted."""
+    """Jitter grey images; mirror, enlarge, shift and tint colour images."""
     images = images / 255
     if images.ndim == 3:
         return jittered(images, rng)
@@ -246,7 +244,7 @@ def _augmented(images: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 
 def network_of(name: str, seed: int, plan: Plan) -> nn.Module:
-    """The paper's network, untrained."""
+    """Return the paper's network, untrained."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return (
@@ -259,9 +257,11 @@ def network_of(name: str, seed: int, plan: Plan) -> nn.Module:
 # --- one run --------------------------------------------------------------------------------------
 
 
-def one(name: str, seed: int, plan: Plan, data_dir: str | None, say: Callable[..., None]) -> Record:
-    """All measures of all subspaces, for one training."""
-    clock = _Clock(lambda *line: say(f"{name}, seed {seed}:", *line))
+def compute_record(
+    name: str, seed: int, plan: Plan, data_dir: str | None, say: Callable[..., None]
+) -> Record:
+    """Return all measures of all subspaces, for one training."""
+    timer = _Timer(lambda *line: say(f"{name}, seed {seed}:", *line))
     rows, likelihood = rows_of(name, seed, plan, data_dir), subbayes.likelihoods.Categorical(10)
     training = subbayes.Training(
         epochs=plan.epochs,
@@ -282,7 +282,7 @@ def one(name: str, seed: int, plan: Plan, data_dir: str | None, say: Callable[..
         seed=seed,
         progress=False,
     )
-    clock("training")
+    timer("training")
     steps = plan.path_epochs * -(-plan.train // BATCH)
     path = subbayes.training.swa(
         trained,
@@ -294,29 +294,29 @@ def one(name: str, seed: int, plan: Plan, data_dir: str | None, say: Callable[..
         seed=seed,
         progress=False,
     )
-    clock("trajectory")
+    timer("trajectory")
     network, share = trained.network, plan.curvature / plan.train
     data = rows.x[: plan.curvature], rows.y[: plan.curvature]
-    rest = {"prior_precision": plan.prior_precision * share}  # Ψ is `share` of that of these rows
+    rest = {"prior_precision": plan.prior_precision * share}  # scaled with the rows
     psi = {
         form: precision(network, likelihood, data, form, **rest)
         for form in dict.fromkeys(form for form, _ in LOW_RANK.values())
     }
     exact = psi["exact"]
-    clock(f"covariances, {exact.form}")
+    timer(f"covariances, {exact.form}")
     inputs = {"new": rows.new, "training": rows.x[: plan.inputs], "augmented": rows.augmented}
     X = {where: exact.jacobian(some) for where, some in inputs.items()}
-    judged = Judged(exact, X["new"], _scores(X["new"], rows.y_new, share))
+    judge = Judge(exact, X["new"], _scores(X["new"], rows.y_new, share))
     spaces: dict[str, Subspace] = {
         label: low_rank(
             psi[form],
             X[where],
             plan.ranks[-1],
-            judged.full if (form, where) == ("exact", "new") else None,
+            judge.full if (form, where) == ("exact", "new") else None,
         )
         for label, (form, where) in LOW_RANK.items()
     }
-    clock("low-rank subspaces")
+    timer("low-rank subspaces")
     for label, (by, place) in SUBSETS.items():
         size = max(plan.ranks[-1], *plan.large) if plan.large and label in LARGE else plan.ranks[-1]
         spaces[label] = subnetwork(
@@ -329,35 +329,35 @@ def one(name: str, seed: int, plan: Plan, data_dir: str | None, say: Callable[..
             inputs=None if place is None else inputs[place],
             **rest,
         )
-    clock("subnetworks")
-    precise = precisions(exact, spaces)
-    found = _at(judged, precise, spaces, [*plan.ranks, *plan.large])
-    clock("measures")
-    elsewhere = {}
+    timer("subnetworks")
+    precise = subspace_precisions(exact, spaces)
+    found = _measures(judge, precise, spaces, [*plan.ranks, *plan.large])
+    timer("measures")
+    corrupted = {}
     for kind, some in rows.corrupted.items():
-        elsewhere[kind] = _elsewhere(psi, some, rows.y_corrupted, precise, spaces, plan)
-    clock("corruptions")
-    measure = judged.score
+        corrupted[kind] = _corruption_record(psi, some, rows.y_corrupted, precise, spaces, plan)
+    timer("corruptions")
+    measure = judge.score
     return {
         "weights": network.size,
         "train": plan.train,
         "curvature": plan.curvature,
         "held_out": plan.held_out,
         "form": exact.form,
-        "log_trace": float((share * judged.full.trace()).log()),
-        "scores": {"all weights": measure(judged.full), "none": measure(0 * judged.full)},
+        "log_trace": float((share * judge.full.trace()).log()),
+        "scores": {"all weights": measure(judge.full), "none": measure(0 * judge.full)},
         "test_accuracy": _test_accuracy(network, name, data_dir),
-        "bound": {str(rank): eckart_young(judged.full, rank) for rank in plan.ranks},
+        "bound": {str(rank): eckart_young(judge.full, rank) for rank in plan.ranks},
         "subspaces": found,
-        "corrupted": elsewhere,
-        "seconds": clock.total,
+        "corrupted": corrupted,
+        "seconds": timer.total,
     }
 
 
 def _scores(
     X: Jacobian, y: Int[Tensor, " m"], share: float
 ) -> Callable[[Matrix], tuple[float, float, float]]:
-    """NLL, accuracy and ECE of the probit predictive of a covariance."""
+    """Return a function of NLL, accuracy and ECE of the probit predictive of a covariance."""
     mean = X.outputs().double()
     n, c = mean.shape
 
@@ -371,20 +371,20 @@ def _scores(
     return scores
 
 
-def _at(
-    judged: Judged, precise: dict[str, Tensor], spaces: dict[str, Subspace], ranks: list[int]
+def _measures(
+    judge: Judge, precise: dict[str, Tensor], spaces: dict[str, Subspace], ranks: list[int]
 ) -> dict[str, dict[str, list[float]]]:
-    """Measures of all subspaces at the ranks they have."""
-    columns = all_along(judged.X, spaces)
+    """Return measures of all subspaces at the available ranks."""
+    columns = subspace_jacobians(judge.X, spaces)
     return {
-        name: judged.nested(
+        name: judge.nested(
             precise[name], columns[name], [rank for rank in ranks if rank <= space.rank]
         )
         for name, space in spaces.items()
     }
 
 
-def _elsewhere(
+def _corruption_record(
     psi: dict[str, Precision],
     images: Tensor,
     y: Int[Tensor, " l"],
@@ -392,10 +392,10 @@ def _elsewhere(
     spaces: dict[str, Subspace],
     plan: Plan,
 ) -> Record:
-    """Relative error and share of the trace under a corruption; KFAC subspaces for it too."""
+    """Return relative error and share of the trace under a corruption."""
     exact, most = psi["exact"], plan.corrupted_ranks[-1]
     X = exact.jacobian(images)
-    judged = Judged(exact, X)
+    judge = Judge(exact, X)
     some: dict[str, Subspace] = {}
     for name, space in spaces.items():
         if "inputs to predict" in name:
@@ -409,16 +409,16 @@ def _elsewhere(
     right = float((X.outputs().argmax(1) == y).double().mean())
     return {
         "accuracy": right,
-        "trace": float(plan.curvature / plan.train * judged.full.trace()),
-        "bound": {str(rank): eckart_young(judged.full, rank) for rank in plan.corrupted_ranks},
-        "subspaces": _at(
-            judged, precise | precisions(exact, own), some | own, list(plan.corrupted_ranks)
+        "trace": float(plan.curvature / plan.train * judge.full.trace()),
+        "bound": {str(rank): eckart_young(judge.full, rank) for rank in plan.corrupted_ranks},
+        "subspaces": _measures(
+            judge, precise | subspace_precisions(exact, own), some | own, list(plan.corrupted_ranks)
         ),
     }
 
 
 def _test_accuracy(network: subbayes.Network, name: str, data_dir: str | None) -> float:
-    """On all test images."""
+    """Return the accuracy on all test images."""
     found = pictures.load(name, data_dir)
     x, y = pictures.as_inputs(found.x_new), torch.from_numpy(found.y_new.astype(np.int64))
     with torch.no_grad():
@@ -426,8 +426,8 @@ def _test_accuracy(network: subbayes.Network, name: str, data_dir: str | None) -
     return float((torch.cat(classes) == y).double().mean())
 
 
-class _Clock:
-    """Says how long a core took for each part; others may share it."""
+class _Timer:
+    """Prints the CPU time of each step."""
 
     def __init__(self, say: Callable[..., None]) -> None:
         self.say, self.total, self._last = say, 0.0, time.process_time()

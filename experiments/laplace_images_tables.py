@@ -1,4 +1,4 @@
-"""Tables and figures of the experiment on subspaces for linearised Laplace classification."""
+"""Tables and figures of `laplace_images`."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ from pathlib import Path
 import numpy as np
 
 from experiments.laplace_subspaces_tables import (
-    BETTER,
     MEASURES,
     Found,
-    curves,
+    line_styles,
     mean_measures,
-    number,
+    measure_table,
+    measures_figure,
     percent,
     rankings,
     save,
-    table,
     thousands,
 )
 from experiments.store import Record
-from experiments.uci import write_between
+from experiments.tables import markdown_table, number
 
 WEIGHTS = {"mnist": "12 458", "fashion_mnist": "12 458", "cifar10": "668 234"}
 """Table 4 of the paper."""
 TITLES = {"mnist": "MNIST", "fashion_mnist": "FashionMNIST", "cifar10": "CIFAR-10"}
+AUGMENTED = "exact, augmented"
 SCORES = ("nll", "accuracy", "ece")
 CORRUPTED_RANK = 1
-"""Which of the ranks of the corrupted images the long table shows."""
+"""Index of the rank of corrupted images in the table by corruption."""
 
 
 def averages(records: list[Record]) -> Record:
-    """Means over seeds, of each subspace by rank: error, log-trace, NLL, accuracy, ECE."""
+    """Return means over seeds; of each subspace and rank: error, log-trace, NLL, accuracy, ECE."""
     first = records[0]
     plain = ("weights", "train", "curvature", "held_out", "log_trace", "test_accuracy", "seconds")
     kinds = first["corrupted"]
@@ -84,24 +84,22 @@ def _corrupted(records: list[Record]) -> Record:
 
 
 def page(found: Found) -> str:
-    """All tables."""
+    """Return all tables."""
     means = {name: averages(records) for name, records in found.items()}
+    ranks = {name: ranks_shown(m) for name, m in means.items()}
     counts = ", ".join(f"{TITLES[name]} {len(records)}" for name, records in found.items())
     parts = [
         f"Seeds: {counts}. Means over seeds.",
         _networks(means),
-        *(_measure(means, k) for k in range(3)),
+        measure_table(means, 0, TITLES, ranks, 3),
+        measure_table(means, 1, TITLES, ranks, 1),
+        measure_table(means, 2, TITLES, ranks, 3, none=True),
         _large(means),
     ]
     for name, m in means.items():
         if m["corrupted"]:
             parts += [_by_corruption(name, m), _over_corruptions(name, m)]
     return "\n\n".join(part for part in [*parts, rankings(means, TITLES)] if part)
-
-
-def write(found: Found, path: str | Path) -> None:
-    """The tables between the marks of a page."""
-    write_between(path, "laplace_images", page(found))
 
 
 def _networks(means: Record) -> str:
@@ -124,63 +122,32 @@ def _networks(means: Record) -> str:
         ]
         for name, m in means.items()
     ]
-    return table(
-        "Weights (table 4), and how the networks are",
-        [
-            "data",
-            "weights",
-            "paper",
-            "images learned from",
-            "of these behind Ψ",
-            "form",
-            "held out",
-            "test accuracy",
-            "NLL without epistemic variance",
-            "of all weights",
-            "ECE without epistemic variance",
-            "of all weights",
-            "seconds a seed",
-        ],
-        rows,
+    head = (
+        "data",
+        "weights",
+        "paper",
+        "images learned from",
+        "of these behind Ψ",
+        "form",
+        "held out",
+        "test accuracy",
+        "NLL without epistemic variance",
+        "of all weights",
+        "ECE without epistemic variance",
+        "of all weights",
+        "seconds a seed",
     )
+    return markdown_table(head, rows, "Weights (table 4), and fit of the networks")
 
 
-def shown(m: Record) -> list[str]:
-    """Ranks in the tables: 20 (or the first) and the largest."""
+def ranks_shown(m: Record) -> list[str]:
+    """Return the ranks of the tables: 20 (or the smallest) and the largest."""
     ranks = list(m["bound"])
     return list(dict.fromkeys(["20" if "20" in ranks else ranks[0], ranks[-1]]))
 
 
-def _measure(means: Record, k: int) -> str:
-    names = list(next(iter(means.values()))["subspaces"])
-    cells = [(m, rank) for m in means.values() for rank in shown(m)]
-    digits = (3, 1, 3)[k]
-    rows = [
-        [name, *(_cell(m["subspaces"][name], rank, k, digits) for m, rank in cells)]
-        for name in names
-    ]
-    last = {
-        0: ("Eckart–Young bound", lambda m, rank: m["bound"][rank]),
-        1: ("all weights", lambda m, _: m["log_trace"]),
-        2: ("all weights", lambda m, _: m["nll"]["all weights"]),
-    }[k]
-    rows.append([last[0], *(number(last[1](m, rank), digits) for m, rank in cells)])
-    if k == 2:
-        rows.append(["none", *(number(m["nll"]["none"], digits) for m, _ in cells)])
-    head = [f"{TITLES[name]}, {rank}" for name, m in means.items() for rank in shown(m)]
-    return table(
-        f"{MEASURES[k][0].upper() + MEASURES[k][1:]} by rank s; {BETTER[k]}",
-        ["subspace", *head],
-        rows,
-    )
-
-
-def _cell(found: Record, rank: str, k: int, digits: int) -> str:
-    return number(found[rank][k], digits) if rank in found else ""
-
-
 def _large(means: Record) -> str:
-    """Subnetworks beyond the ranks of the others."""
+    """Return the table of subnetworks beyond the ranks of the other subspaces."""
     rows, head = {}, []
     for name, m in means.items():
         sizes = [rank for rank in m["subspaces"]["magnitude"] if rank not in m["bound"]]
@@ -188,14 +155,10 @@ def _large(means: Record) -> str:
         for label, found in m["subspaces"].items():
             if sizes and sizes[0] in found:
                 rows.setdefault(label, []).extend(number(found[size][0], 3) for size in sizes)
-    return (
-        table(
-            "Relative error of large subnetworks (figure 5); lower is better",
-            ["subnetwork", *head],
-            [[label, *cells] for label, cells in rows.items()],
-        )
-        if rows
-        else ""
+    return markdown_table(
+        ["subnetwork", *head],
+        [[label, *cells] for label, cells in rows.items()],
+        "Relative error of large subnetworks (figure 5); lower is better",
     )
 
 
@@ -214,10 +177,10 @@ def _by_corruption(name: str, m: Record) -> str:
         ]
         for kind, c in kinds.items()
     ]
-    return table(
-        f"{TITLES[name]} under corruptions (figure 3): relative error at s = {rank}",
+    return markdown_table(
         ["corruption", "accuracy", "log-trace of all weights", "Eckart–Young bound", *labels],
         rows,
+        f"{TITLES[name]} under corruptions (figure 3): relative error at s = {rank}",
     )
 
 
@@ -240,60 +203,35 @@ def _over_corruptions(name: str, m: Record) -> str:
         )
     bounds = [float(np.mean([c["bound"][rank] for c in kinds])) for rank in ranks]
     rows.append(["Eckart–Young bound", *(number(v, 3) for v in bounds), *[""] * len(ranks)])
-    return table(
-        f"{TITLES[name]}, means over corruptions",
-        [
-            "subspace",
-            *(f"relative error, {rank}" for rank in ranks),
-            *(f"share of the trace, {rank}" for rank in ranks),
-        ],
-        rows,
-    )
+    head = [
+        "subspace",
+        *(f"relative error, {rank}" for rank in ranks),
+        *(f"share of the trace, {rank}" for rank in ranks),
+    ]
+    return markdown_table(head, rows, f"{TITLES[name]}, means over corruptions")
 
 
 # --- figures --------------------------------------------------------------------------------------
 
 
 def figures(found: Found, folder: str | Path) -> None:
-    """Figures 2 and 4 in one picture, figure 3 in another."""
-    from subbayes.plots.style import grid
-
-    axes = grid(3, len(found), 3.3, 2.6)
-    for j, (name, records) in enumerate(found.items()):
-        curves([row[j] for row in axes], records, averages(records), _lines(), first=j == 0)
-        axes[0][j].set_title(TITLES[name], fontsize=11)
-    save(axes, Path(folder) / "figures2and4.png")
-    for records in found.values():
-        if records[0]["corrupted"]:
-            _figure3(averages(records), Path(folder) / "figure3.png")
-
-
-def _lines() -> dict[str, tuple[str, str]]:
-    """Colours and styles: low-rank subspaces solid, subnetworks dashed, as in the paper."""
-    from subbayes.plots.style import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, RED, SKY
-
-    return {
-        "exact, inputs to predict": (INK, "-."),
-        "exact, augmented": (GREEN, "-"),
-        "exact, training inputs": (GREY, "-"),
-        "KFAC, training inputs": (BLUE, "-"),
-        "diagonal, training inputs": (PURPLE, "-"),
-        "KFAC, inputs to predict": (SKY, "-"),
-        "variance": (PURPLE, "--"),
-        "magnitude": (ORANGE, "--"),
-        "SWAG variance": (RED, "--"),
-        "predictive, inputs to predict": (GREEN, "--"),
-    }
+    """Save figures 2 and 4 in one file, and figure 3 in another."""
+    means = {name: averages(records) for name, records in found.items()}
+    path = Path(folder) / "figures2and4.png"
+    measures_figure(found, means, TITLES, line_styles(AUGMENTED), path)
+    for m in means.values():
+        if m["corrupted"]:
+            _figure3(m, Path(folder) / "figure3.png")
 
 
 def _figure3(m: Record, path: Path) -> None:
-    """Relative error and log-trace by corruption; larger markers are larger ranks."""
+    """Plot relative error and log-trace by corruption; larger markers are larger ranks."""
     from subbayes.plots.style import INK, grid, label_axes
 
     kinds = m["corrupted"]
     ranks = list(next(iter(kinds.values()))["bound"])
     axes = grid(2, 1, 9.5, 3.4)
-    for label, (color, style) in {**_lines(), "least possible": (INK, "-.")}.items():
+    for label, (color, style) in {**line_styles(AUGMENTED), "least possible": (INK, "-.")}.items():
         for size, rank in zip((16, 40, 80), ranks, strict=False):
             points = [_point(c, label, rank) for c in kinds.values()]
             for k in range(2):

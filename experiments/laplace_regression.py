@@ -8,7 +8,7 @@ linearised Laplace approximation at held-out inputs is compared with that of sub
 (training inputs, the held-out inputs without their targets, or training inputs with every column
 drawn on its own). *Subnetworks* take s weights: of largest variance under the diagonal Laplace
 approximation, of largest magnitude, of largest variance along an SGD trajectory, or those that
-contribute most to the predictive variance. All are judged by the exact Gauss-Newton matrix.
+contribute most to the predictive variance. All are compared by the exact Gauss-Newton matrix.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ from torch import Tensor
 
 import subbayes
 from experiments import laplace_regression_tables as tables
-from experiments.laplace_subspaces import Judged, low_rank
+from experiments.laplace_subspaces import Judge, low_rank
 from experiments.store import Record, Store, key_of
+from experiments.tables import add_write_option, publish
 from subbayes.curvature.precision_factory import Form, precision
 from subbayes.data.data import Data
 from subbayes.data.datasets import find_file, load_uci
@@ -43,9 +44,9 @@ from subbayes.subspaces.subnetwork import subnetwork
 from subbayes.utils.checks import fail
 
 EPOCHS = {"energy": 1500, "wine_red": 300, "california": 100, "naval": 100}
-"""Of the paper (table 1), by data set."""
+"""Epochs of the paper (table 1)."""
 RATES = {"energy": 1e-2, "wine_red": 3e-3, "california": 3e-3, "naval": 3e-3}
-"""Ours: the stored text of the paper has lost the rates."""
+"""Learning rates, ours: those of the paper are missing in the text at hand."""
 
 LOW_RANK: dict[str, tuple[Form, str]] = {
     "exact, inputs to predict": ("exact", "new"),
@@ -60,7 +61,7 @@ EXTRA: dict[str, tuple[str, tuple[Form, str]]] = {
     "jittered": ("exact, jittered inputs", ("exact", "jittered")),
     "mixed": ("exact, mixed inputs", ("exact", "mixed")),
 }
-"""Further low-rank subspaces, by the option that asks for them."""
+"""Further low-rank subspaces, by option."""
 NOISES = ("training", "held-out", "evidence")
 SUBSETS = {
     "variance": ("variance", None),
@@ -70,27 +71,27 @@ SUBSETS = {
     "predictive, inputs to predict": ("predictive", "new"),
 }
 Split = tuple[Tensor, Tensor, Tensor, Tensor]
-"""Inputs (n, d) and targets (n,) to learn from, inputs (m, d) and targets (m,) held out."""
+"""Training inputs (n, d) and targets (n,), held-out inputs (m, d) and targets (m,)."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Settings of a run; changed ones are other records.
+    """Settings of a run, which are part of the keys of the records.
 
     Attributes:
         hidden: widths of the hidden layers.
-        epochs: of the paper where None, each one step over all rows.
-        learning_rate: of Adam, falling to 0 along a cosine; by data set where None.
-        prior_precision: of all weights.
-        train: rows to learn from, at most.
-        held_out: rows to predict, at most.
-        inputs: X of the low-rank subspaces, at most.
-        ranks: s.
-        path_epochs: of the trajectory behind the SWAG variance,
-        path_rate: and its constant rate.
-        noise: that of the likelihood, from the residuals of the training rows or of the held-out
-            rows (whose targets it then sees), or of the largest evidence at the prior precision.
-        extra: further inputs behind low-rank subspaces, see `EXTRA`.
+        epochs: number of full-batch steps; None for that of the paper.
+        learning_rate: initial learning rate of Adam with a cosine schedule; None for `RATES`.
+        prior_precision: prior precision of all weights.
+        train: maximum number of training rows.
+        held_out: maximum number of held-out rows.
+        inputs: maximum number of inputs X of the low-rank subspaces.
+        ranks: ranks s of subspaces.
+        path_epochs: epochs of the trajectory of the SWAG variance.
+        path_rate: constant learning rate of the trajectory.
+        noise: noise of the likelihood, from the residuals of the training rows or of the held-out
+            rows (and thus their targets), or by maximum evidence at the prior precision.
+        extra: further inputs of low-rank subspaces, see `EXTRA`.
     """
 
     hidden: tuple[int, ...] = (128, 128)
@@ -108,7 +109,7 @@ class Plan:
     extra: tuple[str, ...] = ()
 
     def settings(self) -> dict[str, Any]:
-        """What a record is filed by; choices that came later count where they are others."""
+        """Return the settings of the key; later fields only if they differ from their default."""
         plain = Plan()
         return {
             name: value
@@ -118,33 +119,28 @@ class Plan:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Options of this experiment."""
+    """Add the options of this experiment."""
     parser.add_argument("--data", nargs="+", default=list(EPOCHS), choices=list(EPOCHS))
     parser.add_argument("--seeds", type=int, default=5, help="number of splits and trainings")
     parser.add_argument(
         "--noise",
         default="training",
         choices=NOISES,
-        help="residuals of which rows the noise is that of, or the evidence",
+        help="rows whose residuals give the noise, or maximum evidence",
     )
     parser.add_argument(
         "--inputs",
         nargs="*",
         default=[],
         choices=list(EXTRA),
-        help="further inputs behind low-rank subspaces",
+        help="further inputs of low-rank subspaces",
     )
     parser.add_argument("--figure", default=None, metavar="PNG", help="write a figure to this file")
-    parser.add_argument(
-        "--write",
-        default=None,
-        metavar="PAGE",
-        help="put the tables between the marks of this page",
-    )
+    add_write_option(parser)
 
 
 def run(options: argparse.Namespace, say: Callable[..., None], plan: Plan | None = None) -> Record:
-    """Compute what is missing, seed by seed, and print the tables."""
+    """Compute the missing records, seed by seed, and print the tables."""
     plan = replace(
         Plan() if plan is None else plan, noise=options.noise, extra=tuple(options.inputs)
     )
@@ -164,23 +160,24 @@ def run(options: argparse.Namespace, say: Callable[..., None], plan: Plan | None
                 epochs=plan.epochs or EPOCHS[name],
                 learning_rate=plan.learning_rate or RATES[name],
             )
-            key = key_of(f"{name}-{seed}", own.settings())
-            if key not in store:
-                store.put(key, one(split(name, seed, own, options.data_dir), seed, own))
-                say(f"{name}, seed {seed}: {store[key]['seconds']:.0f} s")
-            found[name].append(store[key])
-    say(tables.page(found))
+            record = store.get(
+                key_of(f"{name}-{seed}", own.settings()),
+                lambda name=name, seed=seed, own=own: compute_record(
+                    split(name, seed, own, options.data_dir), seed, own
+                ),
+                lambda r, name=name, seed=seed: say(f"{name}, seed {seed}: {r['seconds']:.0f} s"),
+            )
+            found[name].append(record)
+    publish(tables.page(found), "laplace_regression", options.write, say)
     if options.figure:
         tables.figure(found, options.figure)
-    if options.write:
-        tables.write(found, options.write)
     return {
         name: {"seeds": len(records), **tables.averages(records)} for name, records in found.items()
     }
 
 
 def split(name: str, seed: int, plan: Plan, data_dir: str | None) -> Split:
-    """Rows to learn from and a tenth of the table to predict, standardised by the former."""
+    """Return training rows and a tenth of the table to predict, standardised by the former."""
     if name == "california":
         with np.load(find_file("california/california.npz", data_dir)) as file:
             X, y = file["X"].astype(float), file["y"].astype(float)
@@ -196,11 +193,11 @@ def split(name: str, seed: int, plan: Plan, data_dir: str | None) -> Split:
     return x, y_train, x_new, y_new
 
 
-def noisy(network: Network, rows: Split, plan: Plan) -> Gaussian:
-    """Gaussian noise of the training residuals, of the held-out ones, or of the most evidence."""
+def fit_noise(network: Network, rows: Split, plan: Plan) -> Gaussian:
+    """Return the Gaussian likelihood with the noise that `plan.noise` asks for."""
     x, y, new, y_new = rows
     some, targets = (new, y_new) if plan.noise == "held-out" else (x, y)
-    with torch.no_grad():  # so few steps leave the noise behind the weights
+    with torch.no_grad():  # the noise of so short a training has not converged
         likelihood = Gaussian().fit_parameters(network(network.weights, some), targets)
     if plan.noise != "evidence":
         return likelihood
@@ -215,11 +212,13 @@ def noisy(network: Network, rows: Split, plan: Plan) -> Gaussian:
     return replace(likelihood, noise=float(np.ravel(likelihood.noise)[0] * np.exp(found.x)))
 
 
-def spread(x: Float[Tensor, "n d"], how: str, count: int, seed: int) -> Float[Tensor, "m d"]:
-    """Inputs around the training inputs: jittered by half a standard deviation, or mixed.
+def perturb_inputs(
+    x: Float[Tensor, "n d"], how: str, count: int, seed: int
+) -> Float[Tensor, "m d"]:
+    """Return training inputs jittered by half a standard deviation, or mixed.
 
-    Mixed inputs lie on lines through two training inputs, between them or up to half as far
-    again beyond.
+    Mixed inputs lie on lines through two training inputs, between them or beyond them by up to half
+    their distance.
     """
     rng = np.random.default_rng(seed)
     first, second = (x[rng.integers(len(x), size=count)] for _ in range(2))
@@ -228,8 +227,8 @@ def spread(x: Float[Tensor, "n d"], how: str, count: int, seed: int) -> Float[Te
     return first + torch.from_numpy(rng.uniform(-0.5, 1.5, (count, 1))) * (second - first)
 
 
-def one(rows: Split, seed: int, plan: Plan) -> Record:
-    """All measures of all subspaces, for one split and training."""
+def compute_record(rows: Split, seed: int, plan: Plan) -> Record:
+    """Return all measures of all subspaces, for one split and training."""
     began = time.perf_counter()
     x, y, new, y_new = rows
     module = subbayes.MLP(x.shape[1], plan.hidden, 1, "relu", seed=seed).double()
@@ -248,7 +247,7 @@ def one(rows: Split, seed: int, plan: Plan) -> Record:
         module, subbayes.likelihoods.Gaussian(), (x, y), training, seed=seed, progress=False
     )
     network, data = trained.network, (x, y)
-    likelihood = noisy(network, rows, plan)
+    likelihood = fit_noise(network, rows, plan)
     chosen = LOW_RANK | dict(EXTRA[name] for name in plan.extra)
     psi = {
         form: precision(network, likelihood, data, form, prior_precision=plan.prior_precision)
@@ -266,15 +265,15 @@ def one(rows: Split, seed: int, plan: Plan) -> Record:
             0.5 * (torch.log(2 * torch.pi * variance) + residuals.square() / variance).mean()
         )
 
-    judged = Judged(exact, X, lambda part: [nll(part)])
+    judge = Judge(exact, X, lambda part: [nll(part)])
     ranks = [rank for rank in plan.ranks if rank <= there]
     at = {
         "new": X,
         "training": exact.jacobian(x[: plan.inputs]),
         "drawn": exact.jacobian(recombine_inputs(Data.of(data), plan.inputs, seed)),
-    } | {name: exact.jacobian(spread(x, name, plan.inputs, seed)) for name in plan.extra}
+    } | {name: exact.jacobian(perturb_inputs(x, name, plan.inputs, seed)) for name in plan.extra}
     subspaces = {
-        name: judged.leading(low_rank(psi[form], at[inputs], ranks[-1]), ranks)
+        name: judge.leading(low_rank(psi[form], at[inputs], ranks[-1]), ranks)
         for name, (form, inputs) in chosen.items()
     }
     path = subbayes.training.swa(
@@ -288,7 +287,7 @@ def one(rows: Split, seed: int, plan: Plan) -> Record:
     inputs = {"new": new, "training": x[: plan.inputs], None: None}
     for name, (by, where) in SUBSETS.items():
         subspaces[name] = {
-            str(rank): judged(
+            str(rank): judge(
                 subnetwork(
                     network,
                     likelihood,
@@ -313,9 +312,9 @@ def one(rows: Split, seed: int, plan: Plan) -> Record:
         "nearly_dead": dead_fraction(J, 1e-3 * len(x) ** 0.5),
         "noise": noise,
         "rmse": float(residuals.square().mean().sqrt()),
-        "log_trace": float(judged.full.trace().log()),
-        "nll": {"all weights": nll(judged.full), "none": nll(0 * judged.full)},
-        "bound": {str(rank): eckart_young(judged.full, rank) for rank in ranks},
+        "log_trace": float(judge.full.trace().log()),
+        "nll": {"all weights": nll(judge.full), "none": nll(0 * judge.full)},
+        "bound": {str(rank): eckart_young(judge.full, rank) for rank in ranks},
         "subspaces": subspaces,
         "seconds": time.perf_counter() - began,
     }

@@ -1,4 +1,4 @@
-"""Tables and the figure of the experiment on subspaces for linearised Laplace regression."""
+"""Tables and figure of `laplace_regression`."""
 
 from __future__ import annotations
 
@@ -7,25 +7,22 @@ from pathlib import Path
 import numpy as np
 
 from experiments.laplace_subspaces_tables import (
-    BETTER,
-    MEASURES,
     Found,
-    curves,
+    line_styles,
     mean_measures,
-    number,
+    measure_table,
+    measures_figure,
     percent,
     rankings,
-    save,
-    table,
     thousands,
 )
 from experiments.store import Record
-from experiments.uci import write_between
+from experiments.tables import markdown_table, number
 
 WEIGHTS = {"energy": "17 922", "wine_red": "18 177", "california": "17 793", "naval": "18 690"}
 """Table 4 of the paper."""
 DEAD = {"energy": "93 %"}
-"""Table 6 of the paper: the stored text has lost its figures; this one is in section 5."""
+"""Table 6 of the paper, whose figures are missing in the text at hand; this one is in section 5."""
 TITLES = {
     "energy": "energy (ENB)",
     "wine_red": "red wine",
@@ -35,7 +32,7 @@ TITLES = {
 
 
 def averages(records: list[Record]) -> Record:
-    """Means over seeds: at ranks that all have, of each subspace the three measures."""
+    """Return means over seeds, at the ranks that all records have."""
     ranks = [rank for rank in records[0]["bound"] if all(rank in r["bound"] for r in records)]
     plain = (
         "weights",
@@ -66,22 +63,18 @@ def averages(records: list[Record]) -> Record:
 
 
 def page(found: Found) -> str:
-    """All tables."""
+    """Return all tables."""
     means = {name: averages(records) for name, records in found.items()}
+    ranks = dict.fromkeys(means, ranks_shown(means))
     counts = ", ".join(f"{TITLES[name]} {len(records)}" for name, records in found.items())
     return "\n\n".join(
         [
             f"Seeds: {counts}. Means over seeds.",
             _networks(means),
-            *(_measure(means, k) for k in range(3)),
+            *(measure_table(means, k, TITLES, ranks, digits) for k, digits in enumerate((3, 1, 2))),
             rankings(means, TITLES),
         ]
     )
-
-
-def write(found: Found, path: str | Path) -> None:
-    """The tables between the marks of a page."""
-    write_between(path, "laplace_regression", page(found))
 
 
 def _networks(means: Record) -> str:
@@ -103,29 +96,27 @@ def _networks(means: Record) -> str:
         ]
         for name, m in means.items()
     ]
-    return table(
-        "Weights (table 4), dead weights (table 6), and how the networks are",
-        [
-            "data",
-            "weights",
-            "paper",
-            "training rows",
-            "held out",
-            "rank of the Jacobian",
-            "dead weights",
-            "nearly dead",
-            "paper",
-            "noise",
-            "held-out RMSE",
-            "NLL without epistemic variance",
-            "NLL of all weights",
-        ],
-        rows,
+    head = (
+        "data",
+        "weights",
+        "paper",
+        "training rows",
+        "held out",
+        "rank of the Jacobian",
+        "dead weights",
+        "nearly dead",
+        "paper",
+        "noise",
+        "held-out RMSE",
+        "NLL without epistemic variance",
+        "NLL of all weights",
     )
+    title = "Weights (table 4), dead weights (table 6), and fit of the networks"
+    return markdown_table(head, rows, title)
 
 
-def shown(means: Record) -> list[str]:
-    """Ranks in the tables: of those that all data sets have, 20 and the largest."""
+def ranks_shown(means: Record) -> list[str]:
+    """Return the ranks of the tables: 20 and the largest rank common to all data sets."""
     common = [
         r
         for r in next(iter(means.values()))["bound"]
@@ -134,58 +125,7 @@ def shown(means: Record) -> list[str]:
     return [r for r in common if r == "20" or r == common[-1]]
 
 
-def _measure(means: Record, k: int) -> str:
-    ranks = shown(means)
-    names = list(next(iter(means.values()))["subspaces"])
-    digits = (3, 1, 2)[k]
-    rows = [
-        [
-            name,
-            *(
-                number(m["subspaces"][name][rank][k], digits)
-                for m in means.values()
-                for rank in ranks
-            ),
-        ]
-        for name in names
-    ]
-    last = {
-        0: ("Eckart–Young bound", lambda m, rank: m["bound"][rank]),
-        1: ("all weights", lambda m, _: m["log_trace"]),
-        2: ("all weights", lambda m, _: m["nll"]["all weights"]),
-    }[k]
-    rows.append(
-        [last[0], *(number(last[1](m, rank), digits) for m in means.values() for rank in ranks)]
-    )
-    head = [f"{TITLES[name]}, {rank}" for name in means for rank in ranks]
-    return table(
-        f"{MEASURES[k][0].upper() + MEASURES[k][1:]} by rank s; {BETTER[k]}",
-        ["subspace", *head],
-        rows,
-    )
-
-
-# --- figure ---------------------------------------------------------------------------------------
-
-
 def figure(found: Found, path: str | Path) -> None:
-    """Relative error, log-trace and NLL against s: low-rank subspaces solid, subnetworks dashed."""
-    from subbayes.plots.style import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, RED, SKY, grid
-
-    lines = {
-        "exact, inputs to predict": (INK, "-."),
-        "exact, columns drawn": (GREEN, "-"),
-        "exact, training inputs": (GREY, "-"),
-        "KFAC, training inputs": (BLUE, "-"),
-        "diagonal, training inputs": (PURPLE, "-"),
-        "KFAC, inputs to predict": (SKY, "-"),
-        "variance": (PURPLE, "--"),
-        "magnitude": (ORANGE, "--"),
-        "SWAG variance": (RED, "--"),
-        "predictive, inputs to predict": (GREEN, "--"),
-    }
-    axes = grid(3, len(found), 3.3, 2.6)
-    for j, (name, records) in enumerate(found.items()):
-        curves([row[j] for row in axes], records, averages(records), lines, first=j == 0)
-        axes[0][j].set_title(TITLES[name], fontsize=11)
-    save(axes, path)
+    """Plot relative error, log-trace and NLL against s."""
+    means = {name: averages(records) for name, records in found.items()}
+    measures_figure(found, means, TITLES, line_styles("exact, columns drawn"), path)

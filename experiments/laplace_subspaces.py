@@ -1,4 +1,4 @@
-"""What the experiments on subspaces of linearised Laplace share: bases, and how they are judged."""
+"""Shared code of the experiments on subspaces of linearised Laplace: bases and measures."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ Spaces = Mapping[str, Subspace]
 def low_rank(
     psi: Precision, X: Jacobian, rank: int, covariance: Matrix | None = None
 ) -> DenseSubspace:
-    """The optimal subspace with orthonormal vectors; of lower rank where the inputs give less."""
+    """Return the optimal subspace with orthonormal vectors, of at most the given rank."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="rank: lowered")
         space, _ = optimal_for(psi, X, rank, covariance)
     return DenseSubspace(space.shift, torch.linalg.qr(space.basis().T)[0].T.contiguous())
 
 
-def all_along(J: Jacobian, spaces: Spaces) -> dict[str, Float[Tensor, "m k"]]:
-    """J P of several subspaces, with one pass over the inputs for all that have a basis."""
+def subspace_jacobians(J: Jacobian, spaces: Spaces) -> dict[str, Float[Tensor, "m k"]]:
+    """Return J P of several subspaces, with one pass over the inputs for all dense ones."""
     found = {
         name: subspace_jacobian(J, space)
         for name, space in spaces.items()
@@ -46,13 +46,13 @@ def all_along(J: Jacobian, spaces: Spaces) -> dict[str, Float[Tensor, "m k"]]:
     return found
 
 
-def precisions(psi: Precision, spaces: Spaces) -> dict[str, Float[Tensor, "k k"]]:
-    r"""The exact $P^\top \Psi^{-1} P$ of several subspaces."""
+def subspace_precisions(psi: Precision, spaces: Spaces) -> dict[str, Float[Tensor, "k k"]]:
+    r"""Return the exact $P^\top \Psi^{-1} P$ of several subspaces."""
     if isinstance(psi, Primal):
         inside = {name: SubspacePrecision.of(psi, space) for name, space in spaces.items()}
         return {name: r.matrix + r.prior_precision * r.metric for name, r in inside.items()}
     found = {}
-    for name, columns in all_along(psi.V, spaces).items():
+    for name, columns in subspace_jacobians(psi.V, spaces).items():
         space, matrix = spaces[name], columns.T @ columns
         if isinstance(space, CoordinateSubspace):
             matrix.diagonal().add_(psi.prior_precision)
@@ -63,13 +63,13 @@ def precisions(psi: Precision, spaces: Spaces) -> dict[str, Float[Tensor, "k k"]
     return found
 
 
-class Judged:
-    """Relative error, share of the trace and further scores of subspaces, against all weights.
+class Judge:
+    """Computes relative error, share of the trace and further scores of subspaces.
 
     Args:
         psi: the exact precision.
         X: Jacobian at the inputs.
-        score: further numbers of a covariance.
+        score: returns further measures of a covariance.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Judged:
         self.full = psi.covariance(X)
 
     def of(self, part: Matrix) -> list[float]:
-        """Of one covariance."""
+        """Return the measures of a covariance."""
         return [
             relative_error(part, self.full),
             trace_criterion(part, self.full),
@@ -87,11 +87,11 @@ class Judged:
         ]
 
     def __call__(self, space: Subspace) -> list[float]:
-        """Of one subspace."""
+        """Return the measures of a subspace."""
         return self.of(SubspacePrecision.of(self.psi, space).covariance(self.X))
 
     def leading(self, space: Subspace, ranks: Sequence[int]) -> dict[str, list[float]]:
-        """Of the first vectors of a subspace."""
+        """Return the measures of the first vectors of a subspace, by their number."""
         inside = SubspacePrecision.of(self.psi, space)
         return self.nested(
             inside.matrix + inside.prior_precision * inside.metric,
@@ -102,7 +102,7 @@ class Judged:
     def nested(
         self, precise: Float[Tensor, "k k"], columns: Float[Tensor, "m k"], ranks: Sequence[int]
     ) -> dict[str, list[float]]:
-        """The same, from the precision of the coordinates and J_X P."""
+        """Like `leading`, from the precision of the coordinates and J_X P."""
         return {
             str(rank): self.of(part)
             for rank, part in zip(ranks, _leading(precise, columns, ranks), strict=True)

@@ -1,4 +1,4 @@
-"""What tables and figures of the experiments on subspaces of linearised Laplace share."""
+"""Shared tables and figures of the experiments on subspaces of linearised Laplace."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from typing import Any
 import numpy as np
 
 from experiments.store import Record
+from experiments.tables import markdown_table, number
 
 Found = dict[str, list[Record]]
 MEASURES = ("relative error", "log-trace", "NLL")
 BETTER = ("lower is better", "higher is better", "lower is said to be better")
 RIVALS = ("variance", "magnitude", "SWAG variance")
-"""The subnetworks of the paper."""
+"""Subnetworks of the paper."""
 
 
 def measured(records: list[Record], name: str, rank: str) -> np.ndarray:
-    """Relative error, log-trace and what else there is by seed; no trace has log −∞."""
+    """Return relative error, log-trace and further measures by seed; log 0 is −∞."""
     rows = []
     for record in records:
         error, share, *rest = record["subspaces"][name][rank]
@@ -30,15 +31,19 @@ def measured(records: list[Record], name: str, rank: str) -> np.ndarray:
 
 
 def mean_measures(records: list[Record], name: str, rank: str) -> list[float | None]:
-    """Means over seeds; None where one is infinite."""
+    """Return means over seeds, None for infinite ones."""
     means = measured(records, name, rank).mean(0)
     return [float(value) if math.isfinite(value) else None for value in means]
 
 
 def agreement(m: Record, k: int) -> float:
-    """The share of pairs of subspaces of one rank that a measure ranks as the relative error does.
+    """Return the fraction of pairs of subspaces of equal rank ordered as by the relative error.
 
-    Pairs whose relative errors are within 0.001 of each other have no vote.
+    Pairs whose relative errors differ by at most 0.001 are not counted.
+
+    Args:
+        m: averages of a data set.
+        k: index of the measure in `MEASURES`.
     """
     votes = []
     for rank in m["bound"]:
@@ -51,7 +56,7 @@ def agreement(m: Record, k: int) -> float:
 
 
 def wins(m: Record, name: str) -> str:
-    """At how many ranks a subspace has a larger trace than all subnetworks of the paper."""
+    """Return the ranks at which a subspace has a larger trace than all subnetworks of the paper."""
 
     def trace(one: str, rank: str) -> float:
         found = m["subspaces"][one][rank][1]
@@ -65,7 +70,7 @@ def wins(m: Record, name: str) -> str:
 
 
 def rankings(means: Record, titles: Mapping[str, str]) -> str:
-    """Whether measures agree on an order, and low-rank subspaces against subnetworks."""
+    """Return the table of agreement between measures, and of low-rank subspaces against RIVALS."""
     rows = [
         [
             f"pairs of subspaces of one rank that the {MEASURES[k]} orders as the relative error "
@@ -82,39 +87,123 @@ def rankings(means: Record, titles: Mapping[str, str]) -> str:
         ]
         for name in ("KFAC, training inputs", "diagonal, training inputs")
     ]
-    return table("Orders", ["", *(titles[name] for name in means)], rows)
+    return markdown_table(["", *(titles[name] for name in means)], rows, "Orders")
+
+
+def measure_table(
+    means: Record,
+    k: int,
+    titles: Mapping[str, str],
+    ranks: Mapping[str, list[str]],
+    digits: int,
+    none: bool = False,
+) -> str:
+    """Return the table of one measure.
+
+    Args:
+        means: averages by data set.
+        k: index of the measure in `MEASURES`.
+        titles: titles of the data sets.
+        ranks: ranks to show, by data set.
+        digits: decimals.
+        none: add a row of the NLL without epistemic variance.
+    """
+    cells = [(m, rank) for name, m in means.items() for rank in ranks[name]]
+    names = list(next(iter(means.values()))["subspaces"])
+    rows = [
+        [
+            name,
+            *(
+                measure_text(m["subspaces"][name][rank][k], digits)
+                if rank in m["subspaces"][name]
+                else ""
+                for m, rank in cells
+            ),
+        ]
+        for name in names
+    ]
+    last = {
+        0: ("Eckart–Young bound", lambda m, rank: m["bound"][rank]),
+        1: ("all weights", lambda m, _: m["log_trace"]),
+        2: ("all weights", lambda m, _: m["nll"]["all weights"]),
+    }[k]
+    rows.append([last[0], *(number(last[1](m, rank), digits) for m, rank in cells)])
+    if none:
+        rows.append(["none", *(number(m["nll"]["none"], digits) for m, _ in cells)])
+    head = [f"{titles[name]}, {rank}" for name in means for rank in ranks[name]]
+    title = f"{MEASURES[k][0].upper() + MEASURES[k][1:]} by rank s; {BETTER[k]}"
+    return markdown_table(["subspace", *head], rows, title)
 
 
 # --- text -----------------------------------------------------------------------------------------
 
 
-def table(title: str, head: list[str], rows: list[list[str]]) -> str:
-    """A table of a page, under its title."""
-    lines = [head, ["---"] * len(head), *rows]
-    return f"**{title}**\n\n" + "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
 def thousands(value: float) -> str:
-    """A count."""
+    """Format a count."""
     return f"{value:,.0f}".replace(",", " ")
 
 
-def number(value: float | None, digits: int) -> str:
-    """A number, or −∞ for None."""
-    if value is None:
-        return "−∞"
-    return f"{round(value, digits) + 0.0:.{digits}f}".replace("-", "−")
+def measure_text(value: float | None, digits: int) -> str:
+    """Format a measure; None stands for −∞."""
+    return "−∞" if value is None else number(value, digits)
 
 
 def percent(value: float) -> str:
-    """A share."""
+    """Format a fraction."""
     return f"{100 * value:.0f} %"
 
 
 # --- figure ---------------------------------------------------------------------------------------
 
 
-def curves(
+def line_styles(exact: str) -> dict[str, tuple[str, str]]:
+    """Return colour and line style by subspace: low-rank ones solid, subnetworks dashed.
+
+    Args:
+        exact: name of the subspace of artificial inputs.
+    """
+    from subbayes.plots.style import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, RED, SKY
+
+    return {
+        "exact, inputs to predict": (INK, "-."),
+        exact: (GREEN, "-"),
+        "exact, training inputs": (GREY, "-"),
+        "KFAC, training inputs": (BLUE, "-"),
+        "diagonal, training inputs": (PURPLE, "-"),
+        "KFAC, inputs to predict": (SKY, "-"),
+        "variance": (PURPLE, "--"),
+        "magnitude": (ORANGE, "--"),
+        "SWAG variance": (RED, "--"),
+        "predictive, inputs to predict": (GREEN, "--"),
+    }
+
+
+def measures_figure(
+    found: Found,
+    means: Record,
+    titles: Mapping[str, str],
+    lines: Mapping[str, tuple[str, str]],
+    path: str | Path,
+) -> None:
+    """Plot the measures against s, one column per data set.
+
+    Args:
+        found: records by data set.
+        means: averages by data set.
+        titles: titles of the data sets.
+        lines: colour and line style by subspace.
+        path: PNG file.
+    """
+    from subbayes.plots.style import grid
+
+    axes = grid(3, len(found), 3.3, 2.6)
+    for j, (name, records) in enumerate(found.items()):
+        _plot_column([row[j] for row in axes], records, means[name], lines, first=j == 0)
+        axes[0][j].set_title(titles[name], fontsize=11)
+    save(axes, path)
+
+
+def _plot_column(
     column: Sequence[Any],
     records: list[Record],
     means: Record,
@@ -122,15 +211,7 @@ def curves(
     *,
     first: bool,
 ) -> None:
-    """Measures against s in the axes of one data set, one below another.
-
-    Args:
-        column: axes of relative error, log-trace and NLL.
-        records: of the data set.
-        means: their averages.
-        lines: colour and line style by subspace.
-        first: labels go to the first data set.
-    """
+    """Plot relative error, log-trace and NLL of a data set in three axes."""
     from subbayes.plots.style import INK, label_axes
 
     lowest = math.inf
@@ -174,7 +255,7 @@ def curves(
 
 
 def save(axes: Sequence[Sequence[Any]], path: str | Path) -> None:
-    """A grid of axes with one legend above."""
+    """Save a grid of axes with one legend above."""
     from subbayes.plots import style
 
     columns = int(axes[0][0].figure.get_figwidth() // 2.2)

@@ -1,7 +1,7 @@
 """Sparse networks for MNIST and FashionMNIST: tables 2, 3, 5, A2, A3, A5, A6, A8, A9 of the paper.
 
-Hubin and Storvik (2024): the network 784-400-600-10, pixels in [0, 1], all methods. Records are
-kept by data set, method and seed; training goes on from its last epoch after an interruption.
+Hubin and Storvik (2024): the network 784-400-600-10, pixels in [0, 1], all methods. There is
+a record per data set, method and seed; an interrupted training resumes from its last epoch.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from experiments import sparse_networks, sparse_networks_tables
 from experiments.images import load
 from experiments.sparse_networks import METHODS, Plan, Rows
 from experiments.store import Record
-from experiments.uci import asked
+from experiments.uci import add_datasets_option, split_names
 from subbayes.utils.checks import check_count
 
 DATASETS = ("mnist", "fashion_mnist")
@@ -25,7 +25,7 @@ DATASETS = ("mnist", "fashion_mnist")
 
 @lru_cache(1)
 def rows_of(name: str, data_dir: str | None) -> Rows:
-    """Pixels in [0, 1] as rows."""
+    """Return rows of pixels in [0, 1]."""
     images = load(name, data_dir)
     x, x_new = (
         (of.reshape(len(of), -1) / np.float32(255)).astype(np.float32)
@@ -35,23 +35,23 @@ def rows_of(name: str, data_dir: str | None) -> Rows:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Options of this experiment."""
-    parser.add_argument("--datasets", default=",".join(DATASETS), help="with commas between")
-    parser.add_argument("--seeds", type=int, default=1, help="runs of each method")
+    """Add the options of this experiment."""
+    add_datasets_option(parser, DATASETS)
+    parser.add_argument("--seeds", type=int, default=1, help="number of runs of each method")
     sparse_networks.add_options(parser, tuple(METHODS))
 
 
 def run(options: argparse.Namespace, say: Callable[..., None], plan: Plan | None = None) -> Record:
-    """Compute what is missing, seed by seed and method by method, and print the tables."""
+    """Compute the missing records, seed by seed and method by method, and print the tables."""
     plan = sparse_networks.plan_of(options, Plan() if plan is None else plan)
     seeds = check_count("seeds", options.seeds)
     found: list[Record] = []
-    for name in asked(options.datasets, DATASETS):
+    for name in split_names(options.datasets, DATASETS):
         own = replace(plan, densities=tuple(sparse_networks_tables.PRUNED[name]))
         cases = [(name, method, seed) for seed in range(seeds) for method in options.methods]
-        found += sparse_networks.computed(
+        found += sparse_networks.compute_records(
             cases, lambda name, _: rows_of(name, options.data_dir), options, own, say
         )
-    return sparse_networks.said(
+    return sparse_networks.publish_records(
         found, "sparse_images", sparse_networks_tables.markdown(found), options.write, say
     )

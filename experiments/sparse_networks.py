@@ -1,7 +1,7 @@
-"""What the experiments of Hubin and Storvik (2024) share: methods, a run, its record.
+"""Shared code of the experiments of Hubin and Storvik (2024): methods, runs and records.
 
-A record holds accuracies in every mode of prediction, labels given and right where the averaged
-probability exceeds 0.95, densities, inclusion by layer and in a histogram, and the time.
+A record has the accuracy of every mode of prediction, number and accuracy of the labels whose
+averaged probability exceeds 0.95, densities, inclusion by layer and as a histogram, and the time.
 """
 
 from __future__ import annotations
@@ -18,14 +18,24 @@ import numpy as np
 import torch
 
 from experiments.store import Record, Store, key_of, versions
-from experiments.uci import write_between
+from experiments.tables import add_write_option, publish
 from subbayes import MLP, Predictive, Training, sparse
 from subbayes.diagnostics.metrics import accuracy
 from subbayes.likelihoods import Bernoulli, Categorical, Likelihood
 from subbayes.training.trainer import train
 from subbayes.utils.checks import check_count
 
-__all__ = ["METHODS", "MODES", "Plan", "Rows", "add_options", "computed", "one", "plan_of", "said"]
+__all__ = [
+    "METHODS",
+    "MODES",
+    "Plan",
+    "Rows",
+    "add_options",
+    "compute_record",
+    "compute_records",
+    "plan_of",
+    "publish_records",
+]
 
 METHODS: dict[str, Record] = {
     "LBBNN-SSP-MF": {"posterior": "mean-field"},
@@ -37,8 +47,8 @@ METHODS: dict[str, Record] = {
     "BNN-HP-MF": {"posterior": "horseshoe"},
     "FNN": {},
 }
-"""The paper's methods. Baselines have its rates and fixed priors; the others those of
-`sparse.LearningRates`, as the paper's (tables 1 and A1) belong to another objective, see there.
+"""The paper's methods. Baselines use its learning rates and fixed priors; the others the rates of
+`sparse.LearningRates`, as the paper's (tables 1 and A1) are for another objective, see there.
 """
 
 _BASELINE = {"weights": 1e-4, "early_inclusion": 1e-4, "inclusion": 1e-4}
@@ -51,37 +61,35 @@ MODES: dict[str, tuple[str, str, int]] = {
     "MED SIM 10": ("median", "sample", 10),
     "MED MEA 1": ("median", "mean", 1),
 }
-"""Structure, weights and draws R."""
+"""Structure, weights and number of draws R of each mode."""
 
-_PACE, _FASTEST = (
-    20.0,
-    1e-2,
-)  # of baselines, as of `LearningRates.for_steps`: over the steps, at most
+# learning rate of baselines with few steps: _PACE / steps, at most _FASTEST
+_PACE, _FASTEST = 20.0, 1e-2
 
 _MODES = {"all": tuple(MODES)[:3], "dropout": tuple(MODES)[:3]}
 _BINS = 20
 
 PROCEDURE = 1
-"""Raise it when the code below changes what the same settings give."""
+"""Increase it when a change of the code changes the results of the same settings."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Settings, those of the paper but for the first epochs, of which it has 20, and rates.
+    """Settings; those of the paper except for the early epochs (20 there) and learning rates.
 
     Attributes:
         hidden: widths of the hidden layers.
-        epochs: passes over the data.
-        early_epochs: passes in which priors are learned too; not for baselines.
-        kl_epochs: passes in which the weight of the divergence rises; not for baselines.
-        paced: whether rates are larger where steps are few, see `sparse.LearningRates.for_steps`.
-        post: "none", or what is trained on for `post_epochs`, see `sparse.fit`.
-        post_epochs: passes of that.
-        batch_size: rows a step.
-        baseline_rate: of Adam for the point network; that of other baselines is as large.
-        densities: of pruned point networks.
-        threshold: of the averaged probability, for a label to be given.
-        rows: training rows taken, the first ones; None takes all.
+        epochs: number of epochs.
+        early_epochs: epochs in which priors are learned too; not for baselines.
+        kl_epochs: epochs in which the weight of the divergence increases; not for baselines.
+        paced: use larger learning rates for few steps, see `sparse.LearningRates.for_steps`.
+        post: "none", or the kind of post-training, see `sparse.fit`.
+        post_epochs: epochs of post-training.
+        batch_size: rows per step.
+        baseline_rate: learning rate of Adam for the point network, as of other baselines.
+        densities: densities of pruned point networks.
+        threshold: averaged probability above which a label is given.
+        rows: number of training rows to use, from the first; None for all.
         mode: "trace", "compile" or "eager", see `sparse.fit`.
     """
 
@@ -102,7 +110,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows to learn from, float32 inputs (n, d) and labels, and rows to score on."""
+    """Training and test rows: float32 inputs (n, d) and labels (n,)."""
 
     x: np.ndarray
     y: np.ndarray
@@ -111,15 +119,15 @@ class Rows:
     classes: int
 
 
-def one(rows: Rows, method: str, seed: int, plan: Plan, checkpoint: Path) -> Record:
-    """The record of a method on some rows.
+def compute_record(rows: Rows, method: str, seed: int, plan: Plan, checkpoint: Path) -> Record:
+    """Return the record of a method.
 
     Args:
-        rows: see `Rows`.
-        method: of `METHODS`.
-        seed: of everything random about it.
+        rows: training and test rows.
+        method: name in `METHODS`.
+        seed: seed of initialisation, training and prediction.
         plan: settings.
-        checkpoint: a folder for training to resume from; removed at the end.
+        checkpoint: folder from which training resumes; removed at the end.
     """
     data = torch.from_numpy(rows.x[: plan.rows]), torch.from_numpy(rows.y[: plan.rows]).long()
     likelihood: Likelihood = Bernoulli() if rows.classes == 2 else Categorical(rows.classes)
@@ -152,7 +160,7 @@ def _sparse(
     plan: Plan,
     checkpoint: Path,
 ) -> Record:
-    """Train, and score in every mode."""
+    """Train a sparse network and score it in every mode."""
     settings = METHODS[method]
     posterior = settings["posterior"]
     baseline = posterior in sparse.BASELINE_FAMILIES
@@ -224,7 +232,7 @@ def _point(
     plan: Plan,
     checkpoint: Path,
 ) -> Record:
-    """Train a point network, and score it pruned to several densities."""
+    """Train a point network and score it pruned to several densities."""
     del method, checkpoint
     clock = time.process_time()
     trained = train(
@@ -254,7 +262,7 @@ def _point(
 
 
 def _scores(predictive: Predictive, y: np.ndarray, threshold: float) -> Record:
-    """Accuracy of all labels, and number and accuracy of those that are decided."""
+    """Return the accuracy of all labels, and number and accuracy of the labels given."""
     labels = predictive.decide(threshold)
     sure = labels >= 0
     return {
@@ -268,45 +276,42 @@ def _scores(predictive: Predictive, y: np.ndarray, threshold: float) -> Record:
 
 
 def add_options(parser: argparse.ArgumentParser, methods: tuple[str, ...]) -> None:
-    """Options of all these experiments."""
+    """Add the options that these experiments share."""
     parser.add_argument("--methods", nargs="+", default=list(methods), choices=list(METHODS))
-    parser.add_argument("--epochs", type=int, default=None, help="fewer than the paper's 250")
+    parser.add_argument(
+        "--epochs", type=int, default=None, help="number of epochs (default: 250, as in the paper)"
+    )
     parser.add_argument(
         "--post",
         choices=("none", "fixed", "median"),
         default="none",
-        help="train on with the structure as it is (tables A8 to A10)",
+        help="train further with the structure frozen (tables A8 to A10)",
     )
     parser.add_argument("--mode", choices=("trace", "compile", "eager"), default="trace")
-    parser.add_argument(
-        "--write",
-        default=None,
-        metavar="PAGE",
-        help="put the tables between the marks of this page of the docs",
-    )
+    add_write_option(parser)
 
 
 def plan_of(options: argparse.Namespace, plan: Plan) -> Plan:
-    """The plan with what the options change."""
+    """Return the plan with the values of the options."""
     epochs = plan.epochs if options.epochs is None else check_count("epochs", options.epochs)
     return replace(plan, epochs=epochs, post=options.post, mode=options.mode)
 
 
-def computed(
+def compute_records(
     cases: list[tuple[str, str, int]],
     rows_of: Callable[[str, int], Rows],
     options: argparse.Namespace,
     plan: Plan,
     say: Callable[..., None],
 ) -> list[Record]:
-    """Compute the records that are missing, in the order given; all of them.
+    """Return the records of all cases, computing those that are missing.
 
     Args:
-        cases: data set, method and seed (or fold) of each.
-        rows_of: the rows of a data set and a seed.
-        options: of the command line.
+        cases: data set, method and seed (or fold) of each record.
+        rows_of: returns the rows of a data set and a seed.
+        options: options of the command line.
         plan: settings.
-        say: where a line for each new record goes.
+        say: prints a line.
     """
     folder = Path(options.results)
     store = Store(folder / "records.json")
@@ -321,26 +326,30 @@ def computed(
             "plan": asdict(plan),
         }
         key = key_of(f"{name}-{method}-{seed}", settings)
-        if key not in store:
+
+        def compute(key: str = key, settings: Record = settings) -> Record:
             folder.mkdir(parents=True, exist_ok=True)
-            record = one(rows_of(name, seed), method, seed, plan, folder / f"{key}-checkpoint")
-            store.put(key, settings | record)
-            best = max(v["accuracy"] for v in record["modes"].values())
-            say(f"{name} {method} {seed}: accuracy {best:.4f}, {record['seconds_in_all']:.0f} s")
-        found.append(store[key])
+            name, method, seed = (settings[k] for k in ("dataset", "method", "seed"))
+            checkpoint = folder / f"{key}-checkpoint"
+            return settings | compute_record(rows_of(name, seed), method, seed, plan, checkpoint)
+
+        def report(r: Record) -> None:
+            best = max(scores["accuracy"] for scores in r["modes"].values())
+            case = f"{r['dataset']} {r['method']} {r['seed']}"
+            say(f"{case}: accuracy {best:.4f}, {r['seconds_in_all']:.0f} s")
+
+        found.append(store.get(key, compute, report))
     return found
 
 
-def said(
+def publish_records(
     found: list[Record], name: str, text: str, page: str | None, say: Callable[..., None]
 ) -> Record:
-    """Print the tables, put them between the marks of a page if there is one; the JSON line.
+    """Print the tables, write them to a page if one is given, and return the JSON line.
 
-    Those of runs with post-training have marks of their own, with `_post` behind the name.
+    Tables of runs with post-training have marks of their own, with the suffix `_post`.
     """
-    say(text)
-    if page:
-        after = any(r["plan"]["post"] != "none" for r in found)
-        write_between(page, name + "_post" * after, text)
+    after = any(r["plan"]["post"] != "none" for r in found)
+    publish(text, name + "_post" * after, page, say)
     keep = ("dataset", "method", "seed", "epochs", "seconds_in_all", "modes")
     return {"records": [{k: r[k] for k in keep} for r in found]}

@@ -1,14 +1,15 @@
-"""The tables of the experiments on sparse networks: the paper's figures beside ours."""
+"""Tables of the experiments on sparse networks: the paper's figures beside ours."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from experiments.sparse_networks import METHODS, MODES
 from experiments.store import Record
+from experiments.tables import distinct, markdown_table, select
 
 __all__ = ["NETWORKS", "PRUNED", "TABULAR", "markdown", "tabular_markdown"]
 
@@ -263,36 +264,21 @@ SIM 10"), and density."""
 
 
 def markdown(found: list[Record]) -> str:
-    """Tables of networks for images and phonemes."""
+    """Return the tables of networks for images and phonemes."""
     parts = [
-        make(name, _of(found, dataset=name))
-        for name in _names(found)
+        make(name, select(found, dataset=name))
+        for name in distinct(found, "dataset")
         for make in (_accuracies, _decided, _inclusion, _pruned)
     ]
     return "\n\n".join(part for part in parts if part)
 
 
-def _of(found: list[Record], **wanted: str) -> list[Record]:
-    return [r for r in found if all(r[k] == v for k, v in wanted.items())]
-
-
-def _names(found: list[Record]) -> list[str]:
-    return list(dict.fromkeys(r["dataset"] for r in found))
-
-
 def _methods(found: list[Record]) -> list[str]:
-    return [m for m in METHODS if _of(found, method=m)]
-
-
-def _table(title: str, head: Sequence[str], rows: list[list[str]]) -> str:
-    if not rows:
-        return ""
-    lines = [f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows)]
-    return "\n".join([f"**{title}**", "", *lines])
+    return [m for m in METHODS if select(found, method=m)]
 
 
 def _figures(name: str, found: list[Record]) -> dict[str, Any]:
-    """Those of the paper that records stand beside."""
+    """Return the paper's figures, with or without post-training as in the records."""
     plain = any(r["plan"]["post"] == "none" for r in found)
     return (NETWORKS if plain else POST)[name]
 
@@ -302,7 +288,7 @@ def _epochs(found: list[Record]) -> str:
 
 
 def _schedule(found: list[Record]) -> str:
-    counts = sorted({len(_of(found, method=m)) for m in _methods(found)})
+    counts = sorted({len(select(found, method=m)) for m in _methods(found)})
     runs = " to ".join(str(n) for n in dict.fromkeys((counts[0], counts[-1])))
     post = {r["plan"]["post"] for r in found} - {"none"}
     after = f", post-training '{post.pop()}' among them" if post else ""
@@ -310,14 +296,14 @@ def _schedule(found: list[Record]) -> str:
 
 
 def _spread(values: list[float], centre: Callable[..., Any] = np.median) -> str:
-    """Median or mean, least and largest."""
+    """Format median or mean, minimum and maximum."""
     if len(values) == 1:
         return f"{values[0]:.3f}"
     return f"{centre(values):.3f} ({min(values):.3f}, {max(values):.3f})"
 
 
 def _share(value: float) -> str:
-    """A density or a probability, which may be minute."""
+    """Format a density or a probability, which may be very small."""
     return f"{value:.3f}" if value >= 0.01 else f"{value:.2g}"
 
 
@@ -336,7 +322,7 @@ def _scores(found: list[Record], mode: str, key: str) -> list[float]:
 def _accuracies(name: str, found: list[Record]) -> str:
     rows = []
     for method in [m for m in _methods(found) if m != "FNN"]:
-        own, paper = _of(found, method=method), _figures(name, found).get(method)
+        own, paper = select(found, method=method), _figures(name, found).get(method)
         theirs = dict(zip(MODES, paper[0], strict=False)) if paper else {}
         rows.append(
             [
@@ -349,17 +335,17 @@ def _accuracies(name: str, found: list[Record]) -> str:
                 ),
             ]
         )
-    return _table(
-        f"Accuracy, {name}, {_schedule(found)}: median (least, largest) [the paper's]",
+    return markdown_table(
         ["method", *MODES],
         rows,
+        f"Accuracy, {name}, {_schedule(found)}: median (least, largest) [the paper's]",
     )
 
 
 def _decided(name: str, found: list[Record]) -> str:
     rows = []
     for method in [m for m in _methods(found) if m != "FNN"]:
-        own, paper = _of(found, method=method), _figures(name, found).get(method)
+        own, paper = select(found, method=method), _figures(name, found).get(method)
         seconds = [r["epoch_seconds"] for r in own if r["epoch_seconds"] is not None]
         for i, structure in enumerate(("SIM", "MED")):
             mode = f"{structure} SIM 10"
@@ -378,8 +364,7 @@ def _decided(name: str, found: list[Record]) -> str:
                     f"{np.median(seconds):.1f}" if seconds else "",
                 ]
             )
-    return _table(
-        f"Labels given where the averaged probability exceeds 0.95, {name} [the paper's]",
+    return markdown_table(
         [
             "method",
             "mode",
@@ -389,28 +374,29 @@ def _decided(name: str, found: list[Record]) -> str:
             "seconds an epoch",
         ],
         rows,
+        f"Labels given where the averaged probability exceeds 0.95, {name} [the paper's]",
     )
 
 
 def _inclusion(name: str, found: list[Record]) -> str:
     rows = []
     for method in [m for m in _methods(found) if m.startswith("LBBNN")]:
-        own = _of(found, method=method)
+        own = select(found, method=method)
         layers = list(own[0]["layers"])
         means = [np.median([r["layers"][at]["mean probability"] for r in own]) for at in layers]
         theirs = INCLUSION[name].get(method, (None,) * len(layers))
         rows.append(
             [method, *(_beside(_share(float(a)), b) for a, b in zip(means, theirs, strict=True))]
         )
-    return _table(
-        f"Mean inclusion probability by layer, {name} [the paper's]",
+    return markdown_table(
         ["method", "first", "second", "third"],
         rows,
+        f"Mean inclusion probability by layer, {name} [the paper's]",
     )
 
 
 def _pruned(name: str, found: list[Record]) -> str:
-    own = _of(found, method="FNN")
+    own = select(found, method="FNN")
     if not own:
         return ""
     rows = []
@@ -425,19 +411,19 @@ def _pruned(name: str, found: list[Record]) -> str:
                 ),
             ]
         )
-    return _table(
-        f"Accuracy of the pruned point network, {name} [the paper's]",
+    return markdown_table(
         ["density", "neurons", "weights"],
         rows,
+        f"Accuracy of the pruned point network, {name} [the paper's]",
     )
 
 
 def tabular_markdown(found: list[Record]) -> str:
-    """The table of the six tabular sets."""
+    """Return the table of the six tabular data sets."""
     rows = []
-    for name in _names(found):
-        for method in _methods(_of(found, dataset=name)):
-            own = _of(found, dataset=name, method=method)
+    for name in distinct(found, "dataset"):
+        for method in _methods(select(found, dataset=name)):
+            own = select(found, dataset=name, method=method)
             mode = (
                 "weights 1"
                 if method == "FNN"
@@ -460,21 +446,17 @@ def tabular_markdown(found: list[Record]) -> str:
                     f"{sum(r['seconds_in_all'] for r in own) / 60:.0f}",
                 ]
             )
-    return (
-        _table(
-            f"Accuracy, {_epochs(found)} epochs: mean (least, largest) over folds",
-            [
-                "data",
-                "method",
-                "mode",
-                "accuracy",
-                "the paper's",
-                "density [the paper's]",
-                "folds",
-                "minutes",
-            ],
-            rows,
-        )
-        if rows
-        else ""
+    return markdown_table(
+        [
+            "data",
+            "method",
+            "mode",
+            "accuracy",
+            "the paper's",
+            "density [the paper's]",
+            "folds",
+            "minutes",
+        ],
+        rows,
+        f"Accuracy, {_epochs(found)} epochs: mean (least, largest) over folds",
     )

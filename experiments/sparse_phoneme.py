@@ -1,8 +1,8 @@
 """Sparse networks for PHONEME: tables 4, 5, A4, A7 and A10 of Hubin and Storvik (2024).
 
-The network 256-400-600-5 on log-periodograms of 4509 frames, all methods of the paper. As there,
-3500 rows are learned from and 1000 scored on, by seed others; the paper does not say how inputs
-were scaled: here they are standardised by the training rows. Records are kept by method and seed.
+The network 256-400-600-5 on log-periodograms of 4509 frames, all methods of the paper. As
+there, 3500 rows are for training and 1000 for testing, drawn by the seed. The paper does not say
+how inputs are scaled; here they are standardised by the training rows.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TRAIN, TEST = 3500, 1000
 
 
 def rows_of(seed: int, data_dir: str | None) -> Rows:
-    """Random training and test rows, inputs standardised by the training rows."""
+    """Return random training and test rows, standardised by the training rows."""
     with np.load(find_file("phoneme/phoneme.npz", data_dir), allow_pickle=False) as file:
         x, y, classes = file["X"], file["y"].astype(np.int64), len(file["classes"])
     order = np.random.default_rng(seed).permutation(len(y))
@@ -34,13 +34,15 @@ def rows_of(seed: int, data_dir: str | None) -> Rows:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Options of this experiment."""
-    parser.add_argument("--seeds", type=int, default=10, help="splits and runs of each method")
+    """Add the options of this experiment."""
+    parser.add_argument(
+        "--seeds", type=int, default=10, help="number of splits, with a run of each method"
+    )
     sparse_networks.add_options(parser, tuple(METHODS))
 
 
 def run(options: argparse.Namespace, say: Callable[..., None], plan: Plan | None = None) -> Record:
-    """Compute what is missing, seed by seed and method by method, and print the tables."""
+    """Compute the missing records, seed by seed and method by method, and print the tables."""
     plan = replace(
         sparse_networks.plan_of(options, Plan() if plan is None else plan),
         densities=tuple(sparse_networks_tables.PRUNED["phoneme"]),
@@ -50,9 +52,9 @@ def run(options: argparse.Namespace, say: Callable[..., None], plan: Plan | None
         for seed in range(check_count("seeds", options.seeds))
         for method in options.methods
     ]
-    found = sparse_networks.computed(
+    found = sparse_networks.compute_records(
         cases, lambda _, seed: rows_of(seed, options.data_dir), options, plan, say
     )
-    return sparse_networks.said(
+    return sparse_networks.publish_records(
         found, "sparse_phoneme", sparse_networks_tables.markdown(found), options.write, say
     )

@@ -1,10 +1,10 @@
 """The effect of age beside a network of skin lesions: figures 6, 13, table 2 of Dold et al. (2024).
 
-A smaller stand-in for the paper's 33,058 melanoma images of 128 x 128: HAM10000 at 32 x 32,
-melanoma against the other diagnoses, with the patient's age as a linear effect beside a
-convolutional network. Six folds; images of one lesion are in one fold. The semi-structured subspace
-is sampled by elliptical slice sampling over all training images, in batches; beside it the Laplace
-approximation of last layer and effects, and a logistic regression on age alone.
+Instead of the paper's 33,058 melanoma images of 128 x 128, HAM10000 at 32 x 32 is used: melanoma
+against the other diagnoses, with the patient's age as a linear effect beside a convolutional
+network. There are six folds, with all images of a lesion in the same fold. The semi-structured
+subspace is sampled by elliptical slice sampling over all training images, in batches, and compared
+with the Laplace approximation of last layer and effects, and a logistic regression on age only.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torch.utils.data import Dataset
 
 from experiments import images
 from experiments.store import Record, Store, key_of
-from experiments.uci import write_between
+from experiments.tables import add_write_option, markdown_table, number, publish, with_deviation
 from subbayes import Training
 from subbayes.diagnostics import metrics
 from subbayes.draws import Draws
@@ -42,13 +42,13 @@ from subbayes.utils.checks import InputError, check_count, fail
 
 FOLDS = 6
 EFFECT = "decades"
-"""The effect's name: log odds of melanoma for ten years of age."""
+"""Name of the effect: log odds of melanoma per ten years of age."""
 
 PAPER = {
     "subspace, k = 2": ("0.841 ± 0.003", "−0.072 ± 0.001"),
     "Laplace, last layer": ("0.795 ± 0.004", "−0.076 ± 0.001"),
 }
-"""AUC and log predictive density of the paper, which are those of other data."""
+"""AUC and log predictive density of the paper, on other data."""
 
 METHODS: dict[str, dict[str, Any]] = {
     "subspace, k = 2": {"subspace": "curve", "rank": 2},
@@ -56,30 +56,29 @@ METHODS: dict[str, dict[str, Any]] = {
     "Laplace, last layer": {"subspace": "last-layer"},
     "age only": {},
 }
-USUAL = ("subspace, k = 2", "Laplace, last layer", "age only")
+DEFAULT_METHODS = ("subspace, k = 2", "Laplace, last layer", "age only")
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Settings; changed ones are other records.
+    """Settings, which are part of the keys of the records.
 
     Attributes:
-        rows: evenly spaced images to use, None for all.
-        channels: of the two convolutions.
+        rows: number of evenly spaced images to use, None for all.
+        channels: channels of the two convolutions.
         hidden: units of the dense layer.
-        epochs: passes over the training images; the best of them on held-out ones is taken,
-        validation: a share of the training images.
-        learning_rate: of Adam.
-        weight_decay: of the network's weights.
-        batch_size: images a step.
-        chains: of elliptical slice sampling,
-        draws: draws a chain,
-        warmup: draws a chain before them,
-        wider: standard deviations of the Gaussian that ellipses are drawn from, over those of the
-            Laplace approximation.
-        laplace_draws: draws a chain of the Laplace approximation of last layer and effects.
-        predicting: draws to predict with.
-        age_draws: draws a chain of NUTS, for age alone.
+        epochs: epochs of training; the epoch with the best validation score is kept.
+        validation: fraction of the training images held out for validation.
+        learning_rate: learning rate of Adam.
+        weight_decay: weight decay of the network's weights.
+        batch_size: images per step.
+        chains: chains of elliptical slice sampling.
+        draws: draws per chain.
+        warmup: draws of warm-up per chain.
+        wider: scale of the Gaussian of the ellipses relative to the Laplace approximation.
+        laplace_draws: draws per chain of the Laplace approximation of last layer and effects.
+        predicting: number of draws for prediction.
+        age_draws: draws per chain of NUTS in the model with age only.
     """
 
     rows: int | None = None
@@ -99,7 +98,7 @@ class Plan:
     age_draws: int = 1000
 
     def training(self) -> Training:
-        """How the network is trained."""
+        """Return the settings of the training."""
         return Training(
             epochs=self.epochs,
             learning_rate=self.learning_rate,
@@ -115,13 +114,13 @@ class Plan:
 
 
 class Pictures(Dataset[tuple[Tensor, int]]):
-    """Images of bytes as a network reads them, standardised by channel, with their labels.
+    """Images standardised by channel, with their labels.
 
     Args:
-        images: shape (n, 32, 32, 3).
+        images: pixels from 0 to 255, shape (n, 32, 32, 3).
         labels: 0 or 1, shape (n,).
-        mean: of the channels, in [0, 1],
-        scale: and their standard deviations.
+        mean: mean of each channel, of pixels scaled to [0, 1].
+        scale: standard deviation of each channel.
     """
 
     def __init__(
@@ -143,7 +142,7 @@ class Pictures(Dataset[tuple[Tensor, int]]):
 
 @dataclass(frozen=True)
 class Fold:
-    """Rows and images to learn from, and held out."""
+    """Rows and images of training and test set."""
 
     train: pd.DataFrame
     test: pd.DataFrame
@@ -152,7 +151,7 @@ class Fold:
 
 
 def fold_of(number: int, plan: Plan, data_dir: str | None) -> Fold:
-    """A fold: shares of melanomas alike, images of a lesion together, ages known."""
+    """Return a fold, stratified by diagnosis and grouped by lesion, of images with known age."""
     frame, pixels = images.lesions(data_dir)
     known = np.flatnonzero(frame["age"].notna())
     if plan.rows is not None:
@@ -174,7 +173,7 @@ def fold_of(number: int, plan: Plan, data_dir: str | None) -> Fold:
 
 
 def network_of(plan: Plan) -> nn.Sequential:
-    """Listing 1 of the paper made smaller: strided convolution, tanh, maximum; another; dense."""
+    """Return a smaller version of the network of the paper's listing 1."""
     first, second = plan.channels
     return nn.Sequential(
         nn.Conv2d(3, first, 3, stride=2),
@@ -194,10 +193,10 @@ def network_of(plan: Plan) -> nn.Sequential:
 
 
 def about_laplace(posterior: Posterior, sampling: Sampling, wider: float) -> Draws:
-    """Elliptical slice sampling about the Laplace approximation, `wider` times as wide.
+    """Run elliptical slice sampling with ellipses from a Laplace approximation scaled by `wider`.
 
-    Chains start at draws of this Gaussian. Where there is none, for want of curvature at the mode,
-    ellipses are drawn from the prior.
+    Chains start at draws of this Gaussian. If there is no Laplace approximation because the
+    curvature at the mode is not positive definite, ellipses are drawn from the prior.
     """
     sampling = replace(sampling, initial="prior")
     try:
@@ -217,8 +216,8 @@ def about_laplace(posterior: Posterior, sampling: Sampling, wider: float) -> Dra
 # --- one fold -------------------------------------------------------------------------------------
 
 
-def fitted(name: str, fold: Fold, seed: int, plan: Plan) -> SemiStructuredRegression:
-    """A method on the training rows of a fold."""
+def fit_method(name: str, fold: Fold, seed: int, plan: Plan) -> SemiStructuredRegression:
+    """Fit a method to the training rows of a fold."""
     if name == "age only":
         return SemiStructuredRegression(f"melanoma ~ {EFFECT}", family="bernoulli").fit(
             fold.train,
@@ -247,11 +246,11 @@ def fitted(name: str, fold: Fold, seed: int, plan: Plan) -> SemiStructuredRegres
     )
 
 
-def one(name: str, number: int, plan: Plan, data_dir: str | None) -> Record:
-    """The record of a method on a fold."""
+def compute_record(name: str, number: int, plan: Plan, data_dir: str | None) -> Record:
+    """Return the record of a method on a fold."""
     fold = fold_of(number, plan, data_dir)
-    started = time.process_time()  # others may share the core
-    model = fitted(name, fold, number, plan)
+    started = time.process_time()  # CPU time: the core may be shared
+    model = fit_method(name, fold, number, plan)
     seconds = time.process_time() - started
     inputs = None if name == "age only" else {"image": fold.x_test}
     found = model.predict(fold.test, inputs, n_draws=min(plan.predicting, len(model.draws.flat())))
@@ -283,22 +282,19 @@ def one(name: str, number: int, plan: Plan, data_dir: str | None) -> Record:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Options of this experiment."""
-    parser.add_argument("--folds", type=int, default=FOLDS, help="run the first so many of six")
-    parser.add_argument("--methods", nargs="+", default=list(USUAL), choices=list(METHODS))
+    """Add the options of this experiment."""
+    parser.add_argument("--folds", type=int, default=FOLDS, help="number of folds, of six")
+    parser.add_argument(
+        "--methods", nargs="+", default=list(DEFAULT_METHODS), choices=list(METHODS)
+    )
     parser.add_argument(
         "--figure", default=None, metavar="PNG", help="write figures 6 and 13 to this file"
     )
-    parser.add_argument(
-        "--write",
-        default=None,
-        metavar="PAGE",
-        help="put the tables between the marks of this page",
-    )
+    add_write_option(parser)
 
 
 def run(options: argparse.Namespace, say: Callable[..., None], plan: Plan | None = None) -> Record:
-    """Compute what is missing, fold by fold, and print the table."""
+    """Compute the missing records, fold by fold, and print the tables."""
     plan = Plan() if plan is None else plan
     if check_count("folds", options.folds) > FOLDS:
         fail("folds", f"at most {FOLDS}", options.folds)
@@ -306,19 +302,16 @@ def run(options: argparse.Namespace, say: Callable[..., None], plan: Plan | None
     found: dict[str, list[Record]] = {name: [] for name in options.methods}
     for fold in range(options.folds):
         for name in options.methods:
-            key = key_of(f"{name}, fold {fold + 1}", asdict(plan) | METHODS[name])
-            if key not in store:
-                store.put(key, one(name, fold, plan, options.data_dir))
-                say(
-                    f"{name}, fold {fold + 1}: {store[key]['seconds']:.0f} s, "
-                    f"AUC {store[key]['auc']:.3f}, log predictive density {store[key]['lppd']:.4f}"
-                )
-            found[name].append(store[key])
-    lines = [*table(found), "", *by_fold(found)]
-    for line in lines:
-        say(line)
-    if options.write:
-        write_between(options.write, "ssr_lesions", "\n".join(lines))
+            record = store.get(
+                key_of(f"{name}, fold {fold + 1}", asdict(plan) | METHODS[name]),
+                partial(compute_record, name, fold, plan, options.data_dir),
+                lambda r: say(
+                    f"{r['method']}, fold {r['fold'] + 1}: {r['seconds']:.0f} s, "
+                    f"AUC {r['auc']:.3f}, log predictive density {r['lppd']:.4f}"
+                ),
+            )
+            found[name].append(record)
+    publish(page(found), "ssr_lesions", options.write, say)
     if options.figure:
         from experiments.ssr_lesions_page import figure
         from subbayes.plots.style import save
@@ -339,56 +332,73 @@ def run(options: argparse.Namespace, say: Callable[..., None], plan: Plan | None
     return {name: [{k: r[k] for k in keep} for r in records] for name, records in found.items()}
 
 
-def table(found: Mapping[str, Sequence[Record]]) -> list[str]:
-    """A Markdown table: means and standard errors over folds, beside those of the paper."""
-    lines = [
-        "| | AUC | paper | log predictive density | paper "
-        "| age effect: mean, sd | means of folds | R-hat: age, all | ESS of age | seconds |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-    ]
+def page(found: Mapping[str, Sequence[Record]]) -> str:
+    """Return the table of methods and the table of folds."""
+    return f"{table(found)}\n\n{by_fold(found)}"
+
+
+def table(found: Mapping[str, Sequence[Record]]) -> str:
+    """Return means and standard errors over folds, beside those of the paper."""
+    rows = []
     for name, records in found.items():
         auc, lppd = PAPER.get(name, ("", ""))
         means = [r["mean"] for r in records]
-        lines.append(
-            f"| {name} | {_average([r['auc'] for r in records])} | {auc} "
-            f"| {_average([r['lppd'] for r in records])} | {lppd} "
-            f"| {np.mean(means):.3f}, {np.mean([r['sd'] for r in records]):.3f} "
-            f"| {min(means):.3f} to {max(means):.3f} "
-            f"| {max(r['rhat'] for r in records):.3f}, {max(r['rhat_all'] for r in records):.3f} "
-            f"| {min(r['ess'] for r in records):.0f} "
-            f"| {np.mean([r['seconds'] for r in records]):.0f} |"
+        rows.append(
+            [
+                name,
+                _mean_and_error([r["auc"] for r in records]),
+                auc,
+                _mean_and_error([r["lppd"] for r in records]),
+                lppd,
+                f"{np.mean(means):.3f}, {np.mean([r['sd'] for r in records]):.3f}",
+                f"{min(means):.3f} to {max(means):.3f}",
+                f"{max(r['rhat'] for r in records):.3f}, {max(r['rhat_all'] for r in records):.3f}",
+                f"{min(r['ess'] for r in records):.0f}",
+                f"{np.mean([r['seconds'] for r in records]):.0f}",
+            ]
         )
-    return lines
+    head = (
+        "",
+        "AUC",
+        "paper",
+        "log predictive density",
+        "paper",
+        "age effect: mean, sd",
+        "means of folds",
+        "R-hat: age, all",
+        "ESS of age",
+        "seconds",
+    )
+    return markdown_table(head, rows)
 
 
-def by_fold(found: Mapping[str, Sequence[Record]]) -> list[str]:
-    """A Markdown table: AUC, log predictive density and the effect's mean and sd, by fold.
+def by_fold(found: Mapping[str, Sequence[Record]]) -> str:
+    """Return AUC, log predictive density and the effect's mean and sd, by fold.
 
     The last row is the mean difference from the first method in AUC and log predictive density,
-    with the standard error of differences on the same folds.
+    with the standard error of paired differences.
     """
-    lines = [f"| fold | {' | '.join(found)} |", "|---" * (len(found) + 1) + "|"]
-    for fold in range(min(len(records) for records in found.values())):
-        cells = [
-            f"{r['auc']:.3f}, {r['lppd']:.3f}; {r['mean']:.3f}, {r['sd']:.3f}"
-            for r in (records[fold] for records in found.values())
+    rows = [
+        [
+            fold + 1,
+            *(
+                f"{number(r['auc'])}, {number(r['lppd'])}; {number(r['mean'])}, {r['sd']:.3f}"
+                for r in (records[fold] for records in found.values())
+            ),
         ]
-        lines.append(f"| {fold + 1} | {' | '.join(cells)} |".replace("-", "−"))
+        for fold in range(min(len(records) for records in found.values()))
+    ]
     first, *others = found.values()
     gaps = [
-        "",
-        *(
-            ", ".join(
-                _average([r[k] - f[k] for r, f in zip(records, first, strict=True)])
-                for k in ("auc", "lppd")
-            )
-            for records in others
-        ),
+        ", ".join(
+            _mean_and_error([r[k] - f[k] for r, f in zip(records, first, strict=True)])
+            for k in ("auc", "lppd")
+        )
+        for records in others
     ]
-    return [*lines, f"| difference | {' | '.join(gaps)} |"]
+    return markdown_table(["fold", *found], [*rows, ["difference", "", *gaps]])
 
 
-def _average(values: Sequence[float]) -> str:
-    """Mean ± standard error."""
-    error = f" ± {np.std(values, ddof=1) / len(values) ** 0.5:.3f}" if len(values) > 1 else ""
-    return f"{np.mean(values):.3f}{error}".replace("-", "−")
+def _mean_and_error(values: Sequence[float]) -> str:
+    error = float(np.std(values, ddof=1)) / len(values) ** 0.5 if len(values) > 1 else None
+    return with_deviation(float(np.mean(values)), error)

@@ -4,8 +4,8 @@
 x ~ N(0, I) beside a network 16-16 of u ~ N(0, I) in four dimensions: 369 weights, 372 unknowns. The
 effects' posteriors in semi-structured subspaces of 2, 4, 8, 12 and 16 directions are compared with
 that of NUTS over all 372 unknowns: differences of the first four moments, and coverage of the true
-effects by credible intervals. True weights and effects are drawn from the prior of the reference
-anew in each run, so that the reference is calibrated by construction.
+effects by credible intervals. In each run true weights and effects are drawn from the
+prior of the reference, which is thus calibrated by construction.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import argparse
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ import torch
 from scipy import stats
 
 from experiments.store import Record, Store, key_of
+from experiments.tables import markdown_table
 from subbayes import MLP, Training
 from subbayes.diagnostics.calibration import wilson_interval
 from subbayes.inference.configuration import Sampling
@@ -53,16 +55,16 @@ class Plan:
     """Settings; learning rate and weight decay are those of the paper (appendix C.1).
 
     Attributes:
-        rows: rows of a run, all for training; the paper does not say how many.
+        rows: rows of a run, all for training; the paper does not give the number.
         weight_scale: standard deviation of true weights, and of their prior.
-        effect_scale: the same of the effects.
-        epochs: passes over the rows.
-        learning_rate: of Adam.
-        weight_decay: of the network's weights.
-        validation: share of the rows that chooses the epoch.
-        patience: epochs without a better score on them before training stops.
-        draws: draws a chain.
-        warmup: draws a chain before them.
+        effect_scale: standard deviation of true effects, and of their prior.
+        epochs: maximum number of epochs.
+        learning_rate: learning rate of Adam.
+        weight_decay: weight decay of the network's weights.
+        validation: fraction of the rows held out to select the epoch.
+        patience: epochs without a better validation score after which training stops.
+        draws: draws per chain.
+        warmup: draws of warm-up per chain.
         chains: number of chains.
     """
 
@@ -79,7 +81,7 @@ class Plan:
     chains: int = 4
 
     def training(self) -> Training:
-        """How the network is trained."""
+        """Return the settings of the training."""
         return Training(
             epochs=self.epochs,
             learning_rate=self.learning_rate,
@@ -91,8 +93,8 @@ class Plan:
         )
 
 
-def simulated(family: str, run: int, plan: Plan) -> tuple[pd.DataFrame, np.ndarray]:
-    """Rows and true effects of a run; both families share all but the response."""
+def simulate(family: str, run: int, plan: Plan) -> tuple[pd.DataFrame, np.ndarray]:
+    """Return rows and true effects of a run; the families differ in the response only."""
     rng = np.random.default_rng([run, 2024])
     u, x = rng.normal(size=(plan.rows, 4)), rng.normal(size=(plan.rows, 3))
     network = MLP(4, (16, 16), 1, "relu", seed=0)
@@ -107,10 +109,10 @@ def simulated(family: str, run: int, plan: Plan) -> tuple[pd.DataFrame, np.ndarr
     return frame.assign(y=y), effects
 
 
-def fitted(
+def fit_method(
     method: str, family: str, run: int, plan: Plan, frame: pd.DataFrame
 ) -> SemiStructuredRegression:
-    """A method on the rows of a run: no intercept, which is the network's, and sigma = 1."""
+    """Fit a method to the rows of a run, without intercept and with sigma = 1."""
     right = "0 + " + " + ".join(EFFECTS)
     model = SemiStructuredRegression(
         {"mu": f"y ~ {right}", "sigma": "0"} if family == "normal" else f"y ~ {right}",
@@ -133,13 +135,13 @@ def fitted(
     )
 
 
-def one(method: str, family: str, run: int, plan: Plan) -> Record:
-    """The record of a method on a run."""
-    frame, truth = simulated(family, run, plan)
+def compute_record(method: str, family: str, run: int, plan: Plan) -> Record:
+    """Return the record of a method on a run."""
+    frame, truth = simulate(family, run, plan)
     started = time.perf_counter()
-    model = fitted(method, family, run, plan, frame)
+    model = fit_method(method, family, run, plan, frame)
     seconds = time.perf_counter() - started
-    effects, summary = model.effects(), model.summary()
+    effects, table = model.effects(), model.summary()
     draws = np.stack([effects[name].reshape(-1) for name in EFFECTS])
     return {
         "method": method,
@@ -152,28 +154,28 @@ def one(method: str, family: str, run: int, plan: Plan) -> Record:
         "sd": draws.std(1, ddof=1).tolist(),
         "skewness": stats.skew(draws, axis=1).tolist(),
         "kurtosis": stats.kurtosis(draws, axis=1).tolist(),
-        "rhat": float(summary.loc[list(EFFECTS), "rhat"].max()),
-        "ess": float(summary.loc[list(EFFECTS), "ess_bulk"].min()),
+        "rhat": float(table.loc[list(EFFECTS), "rhat"].max()),
+        "ess": float(table.loc[list(EFFECTS), "ess_bulk"].min()),
         "rhat_all": float(np.nanmax(model.draws.rhat())),
         "epochs": len(model.space.history.get("train_loss", ())),
     }
 
 
-def covered(records: Sequence[Record], level: float) -> tuple[float, int]:
-    """Share of true effects in their central intervals, and how many effects there are."""
+def coverage(records: Sequence[Record], level: float) -> tuple[float, int]:
+    """Return the share of true effects within their central intervals, and their number."""
     inside = [abs(2 * below - 1) <= level for r in records for below in r["below"]]
     return float(np.mean(inside)), len(inside)
 
 
 def differences(records: Sequence[Record], reference: Sequence[Record], moment: str) -> np.ndarray:
-    """Of a moment from the reference's, in its standard deviations for mean and sd, (runs, 3)."""
+    """Return differences of a moment from the reference, shape (runs, 3); mean and sd in its sd."""
     own, theirs = (np.array([r[moment] for r in some]) for some in (records, reference))
     scale = np.array([r["sd"] for r in reference]) if moment in ("mean", "sd") else 1.0
     return (own - theirs) / scale
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Options of this experiment."""
+    """Add the options of this experiment."""
     parser.add_argument("--runs", type=int, default=50, help="number of data sets (default: 50)")
     parser.add_argument("--families", nargs="+", default=list(FAMILIES), choices=FAMILIES)
     parser.add_argument(
@@ -182,47 +184,45 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, say: Callable[..., None], plan: Plan | None = None) -> Record:
-    """Compute what is missing, run by run, and print the tables."""
+    """Compute the missing records, run by run, and print the tables."""
     plan = Plan() if plan is None else plan
     for family in options.families:
         check_choice("families", family, FAMILIES)
     store = Store(Path(options.results) / "records.json")
 
-    def key(method: str, family: str, i: int) -> str:
-        return key_of(f"{family}, {method}, run {i}", asdict(plan) | METHODS[method])
-
     runs = range(check_count("runs", options.runs))
-    for i in runs:
-        for family in options.families:
-            for method in METHODS:
-                if key(method, family, i) not in store:
-                    store.put(key(method, family, i), one(method, family, i, plan))
-                    found = store[key(method, family, i)]
-                    say(
-                        f"run {i}, {family}, {method}: {found['seconds']:.0f} s, R-hat of the "
-                        f"effects {found['rhat']:.3f}"
-                    )
-    results = {
-        family: {method: [store[key(method, family, i)] for i in runs] for method in METHODS}
-        for family in options.families
+    results: dict[str, dict[str, list[Record]]] = {
+        family: {method: [] for method in METHODS} for family in options.families
     }
+    for i in runs:
+        for family, by_method in results.items():
+            for method, records in by_method.items():
+                record = store.get(
+                    key_of(f"{family}, {method}, run {i}", asdict(plan) | METHODS[method]),
+                    partial(compute_record, method, family, i, plan),
+                    lambda r: say(
+                        f"run {r['run']}, {r['family']}, {r['method']}: {r['seconds']:.0f} s, "
+                        f"R-hat of the effects {r['rhat']:.3f}"
+                    ),
+                )
+                records.append(record)
     for family, by_method in results.items():
-        for line in ("", f"{family}, {len(runs)} runs", "", *table(by_method)):
-            say(line)
+        say(f"\n{family}, {len(runs)} runs\n\n{table(by_method)}")
     if options.figure:
         from experiments.ssr_simulation_page import figure
         from subbayes.plots.style import save
 
-        say(f"wrote {save(figure(*drawn(results), np.array(LEVELS), REFERENCE), options.figure)}")
-    return {family: summarised(by_method) for family, by_method in results.items()}
+        drawn = figure(*figure_data(results), np.array(LEVELS), REFERENCE)
+        say(f"wrote {save(drawn, options.figure)}")
+    return {family: summary(by_method) for family, by_method in results.items()}
 
 
-def drawn(
+def figure_data(
     results: Mapping[str, Mapping[str, Sequence[Record]]],
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Differences of moments and coverage, as the figure takes them."""
+    """Return differences of moments, and coverage, as the figure takes them."""
     away: dict[str, Any] = {}
-    coverage: dict[str, Any] = {}
+    shares: dict[str, Any] = {}
     for family, by_method in results.items():
         away[family] = {
             moment: {
@@ -232,21 +232,21 @@ def drawn(
             }
             for moment in MOMENTS
         }
-        coverage[family] = {
+        shares[family] = {
             method: (
-                np.array([covered(records, level)[0] for level in LEVELS]),
-                covered(records, LEVELS[0])[1],
+                np.array([coverage(records, level)[0] for level in LEVELS]),
+                coverage(records, LEVELS[0])[1],
             )
             for method, records in by_method.items()
         }
-    return away, coverage
+    return away, shares
 
 
-def summarised(by_method: Mapping[str, Sequence[Record]]) -> Record:
-    """Medians of the differences, and coverage with its intervals, by method."""
+def summary(by_method: Mapping[str, Sequence[Record]]) -> Record:
+    """Return quartiles of the differences, and coverage with its interval, by method."""
     found: Record = {}
     for method, records in by_method.items():
-        share, count = covered(records, 0.9)
+        share, count = coverage(records, 0.9)
         low, high = wilson_interval(share, count)
         found[method] = {
             "coverage of 90 %": [share, float(low), float(high)],
@@ -259,13 +259,9 @@ def summarised(by_method: Mapping[str, Sequence[Record]]) -> Record:
     return found
 
 
-def table(by_method: Mapping[str, Sequence[Record]]) -> list[str]:
-    """A Markdown table: differences from the reference (median and quartiles) and coverage."""
-    lines = [
-        "| | mean | sd | skewness | excess kurtosis | coverage of 50 % | of 90 % "
-        "| largest R-hat | seconds |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
+def table(by_method: Mapping[str, Sequence[Record]]) -> str:
+    """Return differences from the reference (median and quartiles) and coverage, in Markdown."""
+    rows = []
     for method, records in by_method.items():
         moments = []
         for moment in MOMENTS:
@@ -277,12 +273,21 @@ def table(by_method: Mapping[str, Sequence[Record]]) -> list[str]:
             )
         shares = []
         for level in (0.5, 0.9):
-            share, count = covered(records, level)
+            share, count = coverage(records, level)
             low, high = wilson_interval(share, count)
             shares.append(f"{share:.2f} ({low:.2f}, {high:.2f})")
-        lines.append(
-            f"| {method} | {' | '.join(moments)} | {' | '.join(shares)} "
-            f"| {max(r['rhat'] for r in records):.3f} "
-            f"| {np.median([r['seconds'] for r in records]):.0f} |"
-        )
-    return lines
+        worst = f"{max(r['rhat'] for r in records):.3f}"
+        seconds = f"{np.median([r['seconds'] for r in records]):.0f}"
+        rows.append([method, *moments, *shares, worst, seconds])
+    head = (
+        "",
+        "mean",
+        "sd",
+        "skewness",
+        "excess kurtosis",
+        "coverage of 50 %",
+        "of 90 %",
+        "largest R-hat",
+        "seconds",
+    )
+    return markdown_table(head, rows)

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,8 @@ import pandas as pd
 import torch
 
 from experiments.store import Record, Store, key_of
-from experiments.toy_regression import FILE
-from experiments.uci import write_between
+from experiments.tables import add_write_option, markdown_table, publish
+from experiments.toy_regression_data import FILE
 from subbayes import MLP, Training
 from subbayes.data.datasets import find_file
 from subbayes.inference.configuration import Sampling
@@ -49,18 +50,18 @@ REFERENCE = "all weights"
 
 @dataclass(frozen=True)
 class Plan:
-    """Settings; of training those of the paper (appendix C.1), where it gives them.
+    """Settings; those of the training are the paper's (appendix C.1) if it gives them.
 
     Attributes:
-        rows: points to train on.
-        epochs: passes over them.
-        learning_rate: of Adam.
-        weight_decay: of the network's weights.
-        validation: share of the rows that chooses the epoch.
-        draws: draws a chain.
-        warmup: draws a chain before them.
+        rows: number of training points.
+        epochs: number of epochs.
+        learning_rate: learning rate of Adam.
+        weight_decay: weight decay of the network's weights.
+        validation: fraction of the rows held out to select the epoch.
+        draws: draws per chain.
+        warmup: draws of warm-up per chain.
         chains: number of chains.
-        target_acceptance: of NUTS.
+        target_acceptance: target acceptance rate of NUTS.
     """
 
     rows: int = 35
@@ -74,7 +75,7 @@ class Plan:
     target_acceptance: float = 0.9
 
     def training(self) -> Training:
-        """How the network is trained."""
+        """Return the settings of the training."""
         return Training(
             epochs=self.epochs,
             learning_rate=self.learning_rate,
@@ -85,8 +86,8 @@ class Plan:
         )
 
 
-def tables(seed: int, plan: Plan, data_dir: str | None) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Training and test rows of a seed: points and categories drawn anew."""
+def load_rows(seed: int, plan: Plan, data_dir: str | None) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return training and test rows, with points and categories drawn by the seed."""
     points = np.load(find_file(FILE, data_dir), allow_pickle=False)
     rng = np.random.default_rng(seed)
     category = rng.integers(0, 3, len(points))
@@ -101,12 +102,12 @@ def tables(seed: int, plan: Plan, data_dir: str | None) -> tuple[pd.DataFrame, p
 
 
 def frame_of(u: np.ndarray, category: Any) -> pd.DataFrame:
-    """Rows as the model reads them; the network sees (u / 2, (u / 2)^2)."""
+    """Return a frame of inputs; those of the network are (u / 2, (u / 2)^2)."""
     return pd.DataFrame({"u": u, "half": u / 2, "square": (u / 2) ** 2, "category": category})
 
 
-def fitted(name: str, train: pd.DataFrame, seed: int, plan: Plan) -> SemiStructuredRegression:
-    """A method on the training rows."""
+def fit_method(name: str, train: pd.DataFrame, seed: int, plan: Plan) -> SemiStructuredRegression:
+    """Fit a method to the training rows."""
     torch.manual_seed(seed)
     model = SemiStructuredRegression(
         "y ~ C(category)",
@@ -132,11 +133,11 @@ def fitted(name: str, train: pd.DataFrame, seed: int, plan: Plan) -> SemiStructu
     )
 
 
-def one(name: str, seed: int, plan: Plan, data_dir: str | None) -> Record:
-    """The record of a method on a seed."""
-    train, test = tables(seed, plan, data_dir)
+def compute_record(name: str, seed: int, plan: Plan, data_dir: str | None) -> Record:
+    """Return the record of a method for a seed."""
+    train, test = load_rows(seed, plan, data_dir)
     started = time.perf_counter()
-    model = fitted(name, train, seed, plan)
+    model = fit_method(name, train, seed, plan)
     seconds = time.perf_counter() - started
     summary, effects = model.summary(), model.effects()
     names = [f"C(category)[T.{c}]" for c in "bc"]
@@ -164,7 +165,7 @@ def one(name: str, seed: int, plan: Plan, data_dir: str | None) -> Record:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Options of this experiment."""
+    """Add the options of this experiment."""
     parser.add_argument("--seeds", type=int, default=2, help="number of samples of 35 points")
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
     parser.add_argument(
@@ -173,41 +174,31 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="PNG",
         help="write figures 1 and 9 of the first seed to this file",
     )
-    parser.add_argument(
-        "--write", default=None, metavar="PAGE", help="put the table between the marks of this page"
-    )
+    add_write_option(parser)
 
 
 def run(options: argparse.Namespace, say: Callable[..., None], plan: Plan | None = None) -> Record:
-    """Compute what is missing, method by method, and print the table."""
+    """Compute the missing records, seed by seed, and print the table."""
     plan = Plan() if plan is None else plan
     store = Store(Path(options.results) / "records.json")
+    found: dict[str, list[Record]] = {name: [] for name in options.methods}
     for seed in range(check_count("seeds", options.seeds)):
-        for name in options.methods:
-            key = key_of(f"{name}, seed {seed}", asdict(plan) | METHODS[name])
-            if key not in store:
-                store.put(key, one(name, seed, plan, options.data_dir))
-                say(
-                    f"{name}, seed {seed}: {store[key]['seconds']:.0f} s, log predictive density "
-                    f"{store[key]['lppd']:.2f}"
-                )
-    found = {
-        name: [
-            store[key_of(f"{name}, seed {s}", asdict(plan) | METHODS[name])]
-            for s in range(options.seeds)
-        ]
-        for name in options.methods
-    }
-    lines = table(found)
-    for line in lines:
-        say(line)
-    if options.write:
-        write_between(options.write, "ssr_toy", "\n".join(lines))
+        for name, records in found.items():
+            record = store.get(
+                key_of(f"{name}, seed {seed}", asdict(plan) | METHODS[name]),
+                partial(compute_record, name, seed, plan, options.data_dir),
+                lambda r: say(
+                    f"{r['method']}, seed {r['seed']}: {r['seconds']:.0f} s, "
+                    f"log predictive density {r['lppd']:.2f}"
+                ),
+            )
+            records.append(record)
+    publish(table(found), "ssr_toy", options.write, say)
     if options.figure:
         from experiments.ssr_toy_page import figure
         from subbayes.plots.style import save
 
-        train, _ = tables(0, plan, options.data_dir)
+        train, _ = load_rows(0, plan, options.data_dir)
         first = {name: records[0] for name, records in found.items()}
         drawn = figure(first, train, GRID, TRUTH, REFERENCE)
         say(f"wrote {save(drawn, options.figure)}")
@@ -215,36 +206,41 @@ def run(options: argparse.Namespace, say: Callable[..., None], plan: Plan | None
     return {name: [{k: r[k] for k in keep} for r in records] for name, records in found.items()}
 
 
-def table(found: dict[str, Sequence[Record]]) -> list[str]:
-    """A Markdown table: means over seeds, beside the paper's log predictive density."""
+def table(found: dict[str, list[Record]]) -> str:
+    """Return means over seeds, beside the paper's log predictive density, in Markdown."""
     reference = found.get(REFERENCE)
-    lines = [
-        "| | log predictive density | by seed | paper | theta 1: mean, sd | theta 2: mean, sd "
-        "| sd over that of all weights | R-hat of theta, of all | seconds |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
+    rows = []
     for name, records in found.items():
-        each = ", ".join(f"{r['lppd']:.2f}" for r in records)
         mean, sd = (np.mean([r[k] for r in records], 0) for k in ("mean", "sd"))
-        share = (
-            ""
+        ratio = (
+            []
             if reference is None
-            else ", ".join(
-                f"{v:.2f}"
-                for v in np.mean(
-                    [
-                        np.array(r["sd"]) / np.array(f["sd"])
-                        for r, f in zip(records, reference, strict=True)
-                    ],
-                    0,
-                )
+            else np.mean(
+                [np.divide(r["sd"], f["sd"]) for r, f in zip(records, reference, strict=True)], 0
             )
         )
-        lines.append(
-            f"| {name} | {np.mean([r['lppd'] for r in records]):.2f} | {each} "
-            f"| {PAPER.get(name, '')} "
-            f"| {mean[0]:.3f}, {sd[0]:.3f} | {mean[1]:.3f}, {sd[1]:.3f} | {share} "
-            f"| {max(r['rhat'] for r in records):.3f}, {max(r['rhat_all'] for r in records):.2f} "
-            f"| {np.mean([r['seconds'] for r in records]):.0f} |"
+        rows.append(
+            [
+                name,
+                f"{np.mean([r['lppd'] for r in records]):.2f}",
+                ", ".join(f"{r['lppd']:.2f}" for r in records),
+                PAPER.get(name, ""),
+                f"{mean[0]:.3f}, {sd[0]:.3f}",
+                f"{mean[1]:.3f}, {sd[1]:.3f}",
+                ", ".join(f"{v:.2f}" for v in ratio),
+                f"{max(r['rhat'] for r in records):.3f}, {max(r['rhat_all'] for r in records):.2f}",
+                f"{np.mean([r['seconds'] for r in records]):.0f}",
+            ]
         )
-    return lines
+    head = (
+        "",
+        "log predictive density",
+        "by seed",
+        "paper",
+        "theta 1: mean, sd",
+        "theta 2: mean, sd",
+        "sd over that of all weights",
+        "R-hat of theta, of all",
+        "seconds",
+    )
+    return markdown_table(head, rows)

@@ -1,7 +1,7 @@
 """The benchmark of Wiese et al. (2023): tables 1 and 3 of Dold et al. (2024).
 
-Nine regressions, with the training and test rows of Wiese et al., by a network alone, which has no
-effects beside it but the noise: semi-structured subspaces of 2, 5 and 12 directions, a deep
+Nine regressions, with the training and test rows of Wiese et al., by a network without structured
+effects other than the noise: semi-structured subspaces of 2, 5 and 12 directions, a deep
 ensemble, the Laplace approximation of the last layer, and NUTS over all weights. Settings are those
 of the authors' published script, where it has them. Cheap methods run first, over all data sets.
 """
@@ -23,7 +23,8 @@ from scipy import stats
 
 from experiments import ssr_uci_tables
 from experiments.store import Record, Store, key_of, versions
-from experiments.uci import asked
+from experiments.tables import add_write_option, publish
+from experiments.uci import add_datasets_option, split_names
 from subbayes import MLP, Training
 from subbayes.data.datasets import find_file
 from subbayes.diagnostics import rhat
@@ -32,7 +33,7 @@ from subbayes.inference.samplers.nuts import NUTS
 from subbayes.networks.tracing.tracer import Mode
 from subbayes.semistructured import Deep, DeepEnsemble, SemiStructuredRegression
 from subbayes.semistructured.subspace import SUBSPACES
-from subbayes.utils.checks import check_choice, check_count
+from subbayes.utils.checks import check_count
 
 DATASETS = ("DS", "DI", "DR", "airfoil", "concrete", "diabetes", "energy", "forest_fire", "yacht")
 NETS = {"f1": (3,), "f2": (16, 16, 16)}
@@ -49,31 +50,31 @@ VARIANTS: dict[str, Record] = {
     "k = 5, longer": {"subspace": "curve", "rank": 5, "spread": 1.0, "longer": 4},
     "k = 5, all rows": {"subspace": "curve", "rank": 5, "spread": 1.0, "validation": None},
 }
-"""What the figures depend on: the prior's spread, steps of training, rows kept for validation."""
+"""Variants of k = 5: scale of the prior, steps of training, validation rows."""
 
 PROCEDURE = 1
-"""Raise it when the code below changes what the same settings give."""
+"""Increase it when a change of the code changes the results of the same settings."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Settings; of curves and of the sampling there those of the authors' script.
+    """Settings; those of curves and of sampling in subspaces are from the authors' script.
 
     Attributes:
-        steps: of Adam to a curve, at most; the epoch with the best validation score is kept.
-        single_steps: to a single network.
+        steps: maximum steps of Adam of a curve; the epoch with the best validation score is kept.
+        single_steps: maximum steps of a single network.
         patience: steps without a better score after which training stops.
-        learning_rate: of Adam.
-        validation: share of the training rows that chooses the epoch.
-        batch_size: rows of a step to a single network; curves take all rows in each.
-        draws: draws a chain in subspaces.
-        warmup: draws a chain before them.
-        chains: number of chains.
-        members: of the deep ensemble; chains of MCMC start from them.
-        mcmc_draws: draws a chain in the space of all weights.
-        mcmc_warmup: draws a chain before them.
-        mcmc_depth: doublings of a trajectory at most there.
-        mcmc_mode: how the density is evaluated there: compiling it halves the time.
+        learning_rate: learning rate of Adam.
+        validation: fraction of the training rows held out to select the epoch.
+        batch_size: rows per step of a single network; curves use all rows in each step.
+        draws: draws per chain in subspaces.
+        warmup: draws of warm-up per chain in subspaces.
+        chains: number of chains in subspaces.
+        members: members of the deep ensemble, which are the starts of the chains of MCMC.
+        mcmc_draws: draws per chain in the space of all weights.
+        mcmc_warmup: draws of warm-up per chain in the space of all weights.
+        mcmc_depth: maximum tree depth of NUTS there.
+        mcmc_mode: evaluation mode of the density there; compilation halves the time.
     """
 
     steps: int = 4500
@@ -92,7 +93,7 @@ class Plan:
     mcmc_mode: Mode = "compile"
 
     def training(self, n: int, curve: bool, longer: int, validation: float | None) -> Training:
-        """How n rows are trained on; without validation the last epoch is the one."""
+        """Return the settings of the training; without validation the last epoch is kept."""
         steps = longer * (self.steps if curve else self.single_steps)
         kept = n - round(n * (validation or 0.0))
         each = 1 if curve else math.ceil(kept / self.batch_size)
@@ -106,8 +107,8 @@ class Plan:
         )
 
 
-def tables(name: str, data_dir: str | None) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Training and test rows, inputs and response standardised by the training rows."""
+def load_rows(name: str, data_dir: str | None) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return training and test rows, standardised by the training rows."""
     with np.load(find_file(f"wiese/{name}.npz", data_dir), allow_pickle=False) as found:
         values = np.column_stack([found["X"], found["y"]]).astype(float)
         train, test = found["train_02"], found["test_02"]
@@ -117,7 +118,7 @@ def tables(name: str, data_dir: str | None) -> tuple[pd.DataFrame, pd.DataFrame]
     return frame.iloc[train].reset_index(drop=True), frame.iloc[test].reset_index(drop=True)
 
 
-def fitted(
+def fit_method(
     method: str,
     net: str,
     train: pd.DataFrame,
@@ -125,15 +126,15 @@ def fitted(
     plan: Plan,
     starts: np.ndarray | None = None,
 ) -> SemiStructuredRegression:
-    """A method on the training rows.
+    """Fit a method to the training rows.
 
     Args:
-        method: of `METHODS` or `VARIANTS`.
-        net: of `NETS`.
-        train: the rows.
-        seed: of everything random about it.
+        method: name in `METHODS` or `VARIANTS`.
+        net: name in `NETS`.
+        train: training rows.
+        seed: seed of initialisation, training and sampling.
         plan: settings.
-        starts: of the chains over all weights.
+        starts: starts of the chains over all weights.
     """
     columns = [c for c in train if c != "y"]
     module = MLP(len(columns), NETS[net], 1, "tanh", seed=seed)
@@ -178,25 +179,25 @@ def fitted(
     )
 
 
-def one(
+def compute_record(
     name: str, net: str, method: str, seed: int, plan: Plan, data_dir: str | None, folder: Path
 ) -> Record:
-    """The record of a method with a network on a data set.
+    """Return the record of a method with a network on a data set.
 
-    The members of the deep ensemble are kept in `folder`, where chains over all weights start.
+    The members of the deep ensemble are saved in `folder`; chains over all weights start there.
     """
-    train, test = tables(name, data_dir)
+    train, test = load_rows(name, data_dir)
     torch.set_num_threads(1)
     file, starts = folder / f"{name}-{net}-{seed}-{plan.members}-{plan.single_steps}.npy", None
     clock = time.process_time()
     if method == "MCMC":
         if not file.exists():
-            _keep(file, fitted("deep ensemble", net, train, seed, plan))
+            _save_members(file, fit_method("deep ensemble", net, train, seed, plan))
         starts = np.load(file)
-    model = fitted(method, net, train, seed, plan, starts)
+    model = fit_method(method, net, train, seed, plan, starts)
     seconds = time.process_time() - clock
     if method == "deep ensemble":
-        _keep(file, model)
+        _save_members(file, model)
     predictive, y = model.predict(test), test["y"].to_numpy()
     density = predictive.log_prob(y)
     sigma = model.effects()["sigma"]
@@ -213,17 +214,17 @@ def one(
         "rank": model.space.subspace.rank - 1,
         "trained": len(validation),
         "best": int(np.argmax(validation)) + 1 if validation else None,
-        **_sampling(model, predictive.outputs[..., 0].numpy(), sigma),
+        **_diagnostics(model, predictive.outputs[..., 0].numpy(), sigma),
     }
 
 
-def _keep(file: Path, ensemble: SemiStructuredRegression) -> None:
+def _save_members(file: Path, ensemble: SemiStructuredRegression) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     np.save(file, ensemble.draws.z[0])
 
 
-def _sampling(model: SemiStructuredRegression, means: np.ndarray, sigma: np.ndarray) -> Record:
-    """How the chains went: R-hat of sigma and of the mean of each test row."""
+def _diagnostics(model: SemiStructuredRegression, means: np.ndarray, sigma: np.ndarray) -> Record:
+    """Return R-hat of sigma and of the mean of each test row, and statistics of the sampler."""
     draws = model.draws
     if "divergent" not in draws.stats:
         return {}
@@ -239,28 +240,22 @@ def _sampling(model: SemiStructuredRegression, means: np.ndarray, sigma: np.ndar
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Options of this experiment."""
-    parser.add_argument("--datasets", default=",".join(DATASETS), help="with commas between")
-    parser.add_argument("--nets", default=",".join(NETS), help="with commas between")
+    """Add the options of this experiment."""
+    add_datasets_option(parser, DATASETS)
+    parser.add_argument("--nets", default=",".join(NETS), help="names separated by commas")
     parser.add_argument(
         "--methods", nargs="+", default=list(METHODS), choices=[*METHODS, *VARIANTS]
     )
-    parser.add_argument("--seeds", type=int, default=1, help="of training and sampling")
-    parser.add_argument(
-        "--write",
-        default=None,
-        metavar="PAGE",
-        help="put the tables between the marks of this page of the docs",
-    )
+    parser.add_argument("--seeds", type=int, default=1, help="number of training seeds")
+    add_write_option(parser)
 
 
 def run(options: argparse.Namespace, say: Callable[..., None], plan: Plan | None = None) -> Record:
-    """Compute what is missing, method by method, and print the tables of all records there are."""
+    """Compute the missing records, method by method, and print the tables of all records."""
     plan, folder = Plan() if plan is None else plan, Path(options.results)
     store = Store(folder / "records.json")
-    names, nets = asked(options.datasets, DATASETS), options.nets.split(",")
-    for net in nets:
-        check_choice("nets", net, NETS)
+    names = split_names(options.datasets, DATASETS)
+    nets = split_names(options.nets, NETS, "nets")
     cases = [
         (method, net, name, seed)
         for method in options.methods
@@ -269,32 +264,38 @@ def run(options: argparse.Namespace, say: Callable[..., None], plan: Plan | None
         for seed in range(check_count("seeds", options.seeds))
     ]
     for method, net, name, seed in cases:
-        key, settings = _asked_for(method, net, name, seed, plan)
-        if key not in store:
-            record = one(name, net, method, seed, plan, options.data_dir, folder / "arrays")
-            store.put(key, settings | record)
-            say(
-                f"{name} {net} {method}: {record['lppd']:.2f} ± {record['lppd_se']:.2f}, "
-                f"{record['seconds']:.0f} s"
-            )
+        key, settings = _key_and_settings(method, net, name, seed, plan)
+
+        def compute(
+            case: tuple[str, str, str, int] = (name, net, method, seed), settings: Record = settings
+        ) -> Record:
+            return settings | compute_record(*case, plan, options.data_dir, folder / "arrays")
+
+        store.get(
+            key,
+            compute,
+            lambda r: say(
+                f"{r['dataset']} {r['net']} {r['method']}: {r['lppd']:.2f} ± {r['lppd_se']:.2f}, "
+                f"{r['seconds']:.0f} s"
+            ),
+        )
     found = [
-        r
+        store[key]
         for m in (METHODS | VARIANTS)
         for n in NETS
         for d in DATASETS
         for s in range(options.seeds)
-        for r in _stored(store, _asked_for(m, n, d, s, plan)[0])
+        if (key := _key_and_settings(m, n, d, s, plan)[0]) in store
     ]
-    text = ssr_uci_tables.markdown(found)
-    say(text)
-    if options.write:
-        ssr_uci_tables.write(options.write, found)
+    publish(ssr_uci_tables.markdown(found), "ssr_uci", options.write, say)
     keep = ("dataset", "net", "method", "seed", "lppd", "lppd_se", "seconds")
     return {"records": [{k: r[k] for k in keep} for r in found]}
 
 
-def _asked_for(method: str, net: str, name: str, seed: int, plan: Plan) -> tuple[str, Record]:
-    """The key of a record, and the settings it stands for."""
+def _key_and_settings(
+    method: str, net: str, name: str, seed: int, plan: Plan
+) -> tuple[str, Record]:
+    """Return the key of a record and its settings."""
     mcmc = method == "MCMC"
     settings = {
         "dataset": name,
@@ -306,7 +307,3 @@ def _asked_for(method: str, net: str, name: str, seed: int, plan: Plan) -> tuple
         "plan": {k: v for k, v in asdict(plan).items() if mcmc or not k.startswith("mcmc")},
     }
     return key_of(f"{name}-{net}-{method.replace(' ', '')}-{seed}", settings), settings
-
-
-def _stored(store: Store, key: str) -> list[Record]:
-    return [store[key]] if key in store else []

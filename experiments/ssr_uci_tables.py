@@ -1,15 +1,13 @@
-"""The tables of `ssr_uci`: the paper's figures beside ours, from the records alone."""
+"""Tables of `ssr_uci`: the paper's figures beside ours."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import numpy as np
 
 from experiments.store import Record
-from experiments.uci import Figure, figure_text, write_between
+from experiments.tables import Figure, distinct, markdown_table, number, select, with_deviation
 
-__all__ = ["PAPER", "markdown", "write"]
+__all__ = ["PAPER", "markdown"]
 
 COLUMNS = ("MCMC", "k = 2", "k = 5", "k = 12", "deep ensemble", "Laplace")
 TITLES = {
@@ -41,11 +39,11 @@ PAPER: dict[str, dict[str, tuple[Figure, ...]]] = {
         "yacht": ((3.31, 0.21), (-0.69, 1.90), (1.49, 0.51), (-2.18, 0.03), (-2.69, 0.00)),
     },
 }
-"""Tables 1 and 3 of the paper, in the order of its columns; for comparison alone."""
+"""Tables 1 and 3 of the paper, in the order of its columns."""
 
 
 def paper(net: str, name: str, method: str) -> Figure | None:
-    """The paper's figure; None where it has none."""
+    """Return the paper's figure, None if it has none."""
     row = PAPER[net].get(name)
     if row is None or method not in _PAPER_COLUMNS:
         return None
@@ -53,7 +51,7 @@ def paper(net: str, name: str, method: str) -> Figure | None:
 
 
 def markdown(found: list[Record]) -> str:
-    """All tables, from the records."""
+    """Return all tables."""
     parts = [
         *(_scores(net, found) for net in TITLES),
         _chains(found),
@@ -63,56 +61,31 @@ def markdown(found: list[Record]) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-def write(page: str | Path, found: list[Record]) -> None:
-    """Put the tables between the marks of a page.
-
-    Raises:
-        InputError: a page without the marks.
-    """
-    write_between(page, "ssr_uci", markdown(found))
-
-
-def _table(title: str, head: list[str], rows: list[list[str]]) -> str:
-    lines = [f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows)]
-    return "\n".join([f"**{title}**", "", *lines])
-
-
-def _of(found: list[Record], **wanted: str) -> list[Record]:
-    return [r for r in found if all(r[k] == v for k, v in wanted.items())]
-
-
-def _names(found: list[Record]) -> list[str]:
-    return list(dict.fromkeys(r["dataset"] for r in found))
-
-
 def _mean(records: list[Record], key: str) -> float:
     return float(np.mean([r[key] for r in records]))
 
 
-def _text(value: float, digits: int = 2) -> str:
-    return figure_text(value, None, digits)
-
-
 def _cell(records: list[Record], net: str, name: str, method: str) -> str:
     theirs = paper(net, name, method)
-    said = "" if theirs is None else f" ({figure_text(*theirs, 2)})"
-    ours = "" if not records else figure_text(_mean(records, "lppd"), _mean(records, "lppd_se"), 2)
+    said = "" if theirs is None else f" ({with_deviation(*theirs, 2)})"
+    ours = (
+        "" if not records else with_deviation(_mean(records, "lppd"), _mean(records, "lppd_se"), 2)
+    )
     return ours + said
 
 
 def _scores(net: str, found: list[Record]) -> str:
-    names = _names(_of(found, net=net))
-    columns = [c for c in COLUMNS if _of(found, net=net, method=c)]
+    names = distinct(select(found, net=net), "dataset")
+    columns = [c for c in COLUMNS if select(found, net=net, method=c)]
     rows = [
-        [name, *(_cell(_of(found, net=net, dataset=name, method=c), net, name, c) for c in columns)]
+        [
+            name,
+            *(_cell(select(found, net=net, dataset=name, method=c), net, name, c) for c in columns),
+        ]
         for name in names
     ]
-    return (
-        _table(
-            f"LPPD of a test row, {TITLES[net]}; in brackets the paper's", ["data", *columns], rows
-        )
-        if rows
-        else ""
+    return markdown_table(
+        ["data", *columns], rows, f"LPPD of a test row, {TITLES[net]}; in brackets the paper's"
     )
 
 
@@ -120,14 +93,14 @@ def _chains(found: list[Record]) -> str:
     rows = []
     for net in TITLES:
         for method in COLUMNS:
-            records = [r for r in _of(found, net=net, method=method) if "rhat_sigma" in r]
+            records = [r for r in select(found, net=net, method=method) if "rhat_sigma" in r]
             if records:
                 rows.append(
                     [
                         net,
                         method,
                         *(
-                            _text(float(np.max([r[key] for r in records])))
+                            number(max(r[key] for r in records), 2)
                             for key in ("rhat_sigma", "rhat_mean")
                         ),
                         str(sum(r["rhat_mean"] < 1.1 for r in records)) + f" of {len(records)}",
@@ -135,22 +108,18 @@ def _chains(found: list[Record]) -> str:
                         f"{_mean(records, 'evaluations'):.0f}",
                     ]
                 )
-    return (
-        _table(
-            "How the chains went: the worst of the data sets",
-            [
-                "net",
-                "method",
-                "R-hat of sigma",
-                "R-hat of the mean of a test row, median",
-                "that below 1.1",
-                "divergent",
-                "gradients a draw",
-            ],
-            rows,
-        )
-        if rows
-        else ""
+    return markdown_table(
+        [
+            "net",
+            "method",
+            "R-hat of sigma",
+            "R-hat of the mean of a test row, median",
+            "that below 1.1",
+            "divergent",
+            "gradients a draw",
+        ],
+        rows,
+        "Convergence of the chains: the worst of the data sets",
     )
 
 
@@ -158,50 +127,44 @@ def _training(found: list[Record]) -> str:
     rows = []
     for net in TITLES:
         for method in COLUMNS:
-            records = _of(found, net=net, method=method)
+            records = select(found, net=net, method=method)
             if records:
                 rows.append(
                     [
                         net,
                         method,
-                        _text(_mean(records, "lppd")),
-                        _text(_mean(records, "lppd_train")),
-                        _text(_mean(records, "rmse"), 3),
+                        number(_mean(records, "lppd"), 2),
+                        number(_mean(records, "lppd_train"), 2),
+                        number(_mean(records, "rmse")),
                         f"{_mean(records, 'seconds'):.0f}",
                         f"{sum(r['seconds'] for r in records) / 60:.1f}",
                     ]
                 )
-    return (
-        _table(
-            "Means over data sets, and what they cost",
-            [
-                "net",
-                "method",
-                "LPPD",
-                "LPPD of training rows",
-                "RMSE",
-                "seconds a data set",
-                "minutes in all",
-            ],
-            rows,
-        )
-        if rows
-        else ""
+    return markdown_table(
+        [
+            "net",
+            "method",
+            "LPPD",
+            "LPPD of training rows",
+            "RMSE",
+            "seconds a data set",
+            "minutes in all",
+        ],
+        rows,
+        "Means over data sets, and computing time",
     )
 
 
 def _variants(found: list[Record]) -> str:
-    others = list(dict.fromkeys(r["method"] for r in found if r["method"] not in COLUMNS))
+    others = distinct([r for r in found if r["method"] not in COLUMNS], "method")
     rows = []
     for net in TITLES:
-        for name in _names([r for r in _of(found, net=net) if r["method"] in others]):
+        for name in distinct(
+            [r for r in select(found, net=net) if r["method"] in others], "dataset"
+        ):
             cells = [
-                _cell(_of(found, net=net, dataset=name, method=m), net, name, m)
+                _cell(select(found, net=net, dataset=name, method=m), net, name, m)
                 for m in ("k = 5", *others)
             ]
             rows.append([net, name, *cells])
-    return (
-        _table("What the figures for k = 5 depend on", ["net", "data", "k = 5", *others], rows)
-        if rows
-        else ""
-    )
+    return markdown_table(["net", "data", "k = 5", *others], rows, "Variants of k = 5")

@@ -1,12 +1,13 @@
-"""Results that survive an interruption: records by key, in one JSON file written whole."""
+"""Records of an experiment by key, saved to a JSON file after each result."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import platform
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -18,19 +19,19 @@ from subbayes.utils.files import atomic_write_text
 __all__ = ["RESULTS", "Store", "key_of", "versions"]
 
 RESULTS = Path(__file__).parent / "results"
-"""Where results are kept, a folder for each experiment."""
+"""Folder of the results, with a subfolder for each experiment."""
 
 Record = dict[str, Any]
 
 
 class Store:
-    """Records of an experiment by key, kept in `path`; every `put` rewrites the file whole.
+    """Records by key in a JSON file, which every `put` rewrites atomically.
 
     Args:
-        path: a JSON file, made at the first `put`.
+        path: JSON file, created by the first `put`.
 
     Raises:
-        InputError: a file that is there and holds no records.
+        InputError: an existing file that does not hold records.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -41,20 +42,14 @@ class Store:
         try:
             records = json.loads(self.path.read_text())
         except (OSError, ValueError) as error:
-            fail(
-                "results",
-                f"a JSON file of records at '{self.path}'",
-                str(error),
-                "Delete it to start again",
-            )
+            self._fail(f"a JSON file of records at '{self.path}'", str(error))
         if not (isinstance(records, dict) and all(isinstance(r, dict) for r in records.values())):
-            fail(
-                "results",
-                f"an object of records in '{self.path}'",
-                type(records).__name__,
-                "Delete it to start again",
-            )
+            self._fail(f"an object of records in '{self.path}'", type(records).__name__)
         return records
+
+    @staticmethod
+    def _fail(expected: str, got: str) -> NoReturn:
+        fail("results", expected, got, "Delete it to start again")
 
     def __contains__(self, key: str) -> bool:
         return key in self.records
@@ -63,10 +58,10 @@ class Store:
         return self.records[key]
 
     def put(self, key: str, record: Record) -> None:
-        """File a record and save all of them.
+        """Add a record and save all of them.
 
         Raises:
-            ValueError: a record that JSON cannot hold; the file stays as it was.
+            ValueError: a record that JSON cannot represent; the file is left unchanged.
         """
         records = self.records | {key: json.loads(json.dumps(record, allow_nan=False))}
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -74,9 +69,27 @@ class Store:
         atomic_write_text(self.path, "{\n" + ",\n".join(lines) + "\n}\n")
         self.records = records
 
+    def get(
+        self,
+        key: str,
+        compute: Callable[[], Record],
+        report: Callable[[Record], object] = lambda _: None,
+    ) -> Record:
+        """Return the record of a key; if there is none, compute, save and report it.
+
+        Args:
+            key: see `key_of`.
+            compute: returns the record.
+            report: called with a new record, for example to print a line.
+        """
+        if key not in self:
+            self.put(key, compute())
+            report(self[key])
+        return self[key]
+
 
 def key_of(name: str, settings: Record) -> str:
-    """A readable name and a digest of all settings: changed settings are another record.
+    """Return a readable name with a digest of all settings, so that changed settings differ.
 
     Example:
         >>> key_of("yacht-3", {"rank": 20}) == key_of("yacht-3", {"rank": 10})
@@ -87,7 +100,7 @@ def key_of(name: str, settings: Record) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Versions of what the numbers may depend on."""
+    """Return the versions of the packages that results may depend on."""
     return {
         "subbayes": subbayes.__version__,
         "torch": torch.__version__,

@@ -1,11 +1,11 @@
-"""Which weights of a ReLU network to make random: what each selection keeps of the predictive.
+"""Selection of the random weights of a ReLU network: error of the predictive covariance.
 
 A network of two hidden layers of 128 ReLU units (float64) is trained on 80 % of a table; the exact
 covariance of its linearised Laplace approximation at up to 150 held-out inputs is compared with
 that of subnetworks of 20 to 1000 weights. Selections: the largest variance of the diagonal Laplace
 approximation, magnitude, contribution to the predictive variance at the inputs of the data, and at
-the held-out inputs (without their targets). Beside them, the whole last layer, and the least error
-that any subspace of the rank can have.
+the held-out inputs (without their targets). For comparison, the whole last layer, and the minimum
+error of any subspace of the rank.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ import numpy as np
 import torch
 
 import subbayes
-from experiments.store import Store, key_of
+from experiments.store import Record, Store, key_of
 from subbayes.curvature.precision import Precision
 from subbayes.curvature.precision_factory import precision
 from subbayes.curvature.subspace_precision import SubspacePrecision
@@ -49,26 +50,25 @@ SETTINGS = {
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Options of this experiment."""
+    """Add the options of this experiment."""
     parser.add_argument("--data", nargs="+", default=list(DATA), choices=DATA)
     parser.add_argument("--seeds", type=int, default=3, help="number of splits and trainings")
     parser.add_argument("--figure", default=None, help="write a figure to this PNG file")
 
 
-def run(options: argparse.Namespace, say: Callable[..., None]) -> dict[str, Any]:
-    """Compute what is missing, print a table."""
+def run(options: argparse.Namespace, say: Callable[..., None]) -> Record:
+    """Compute the missing records and print a table."""
     store = Store(Path(options.results) / "selection.json")
-    results: dict[str, Any] = {}
+    results: Record = {}
     for name in options.data:
         for seed in range(options.seeds):
             key = key_of(f"{name}-{seed}", SETTINGS)
-            if key not in store:
-                try:
-                    store.put(key, one(name, seed, options.data_dir))
-                except InputError as error:
-                    say(f"{name} is left out: {error}")
-                    break
-            results.setdefault(name, []).append(store[key])
+            try:
+                record = store.get(key, partial(compute_record, name, seed, options.data_dir))
+            except InputError as error:
+                say(f"{name} is skipped: {error}")
+                break
+            results.setdefault(name, []).append(record)
         if name in results:
             say(table(name, results[name]))
     if options.figure and results:
@@ -77,7 +77,7 @@ def run(options: argparse.Namespace, say: Callable[..., None]) -> dict[str, Any]
 
 
 def split(name: str, seed: int, data_dir: str | None) -> tuple[torch.Tensor, ...]:
-    """Standardised inputs and targets to train on, and held-out inputs."""
+    """Return standardised training inputs and targets, and held-out inputs."""
     if name == "diabetes":
         from sklearn.datasets import load_diabetes
 
@@ -92,8 +92,8 @@ def split(name: str, seed: int, data_dir: str | None) -> tuple[torch.Tensor, ...
     return torch.from_numpy(X[train]), torch.from_numpy(y[train]), torch.from_numpy(X[new])
 
 
-def one(name: str, seed: int, data_dir: str | None) -> dict[str, Any]:
-    """Errors of all selections at all sizes, for one split and training."""
+def compute_record(name: str, seed: int, data_dir: str | None) -> Record:
+    """Return the errors of all selections at all sizes, for one split and training."""
     x, y, new = split(name, seed, data_dir)
     module = subbayes.MLP(x.shape[1], tuple(SETTINGS["hidden"]), 1, "relu", seed=seed).double()
     trained = subbayes.training.train(
@@ -118,12 +118,12 @@ def one(name: str, seed: int, data_dir: str | None) -> dict[str, Any]:
         "data": (x, y),
         "prior_precision": SETTINGS["prior_precision"],
     }
-    errors: dict[str, Any] = {}
+    errors: Record = {}
     began, spent = time.perf_counter(), {}
     for selection in SELECTIONS:
         by, _, where = selection.partition(", ")
         errors[selection] = [
-            judged(
+            measure(
                 psi,
                 full,
                 new,
@@ -135,7 +135,7 @@ def one(name: str, seed: int, data_dir: str | None) -> dict[str, Any]:
             for size in SIZES
         ]
         spent[selection] = time.perf_counter() - began - sum(spent.values())
-    errors["last layer"] = judged(psi, full, new, by="last-layer", **common)
+    errors["last layer"] = measure(psi, full, new, by="last-layer", **common)
     errors["best subspace"] = [eckart_young(full, size) for size in SIZES]
     return {
         "errors": errors,
@@ -145,23 +145,23 @@ def one(name: str, seed: int, data_dir: str | None) -> dict[str, Any]:
     }
 
 
-def judged(psi: Precision, full: torch.Tensor, new: torch.Tensor, **options: Any) -> list[float]:
-    """Relative error and share of the trace of one subnetwork."""
+def measure(psi: Precision, full: torch.Tensor, new: torch.Tensor, **options: Any) -> list[float]:
+    """Return relative error and share of the trace of one subnetwork."""
     space = subnetwork(options.pop("network"), **options)
     inside = SubspacePrecision(psi.V, space, SETTINGS["prior_precision"]).covariance(new)
     return [relative_error(inside, full), trace_criterion(inside, full)]
 
 
-def averages(records: list[dict[str, Any]]) -> dict[str, Any]:
-    """Means over seeds."""
+def averages(records: list[Record]) -> Record:
+    """Return means over seeds."""
     return {
         name: np.mean([record["errors"][name] for record in records], 0).round(4).tolist()
         for name in records[0]["errors"]
     }
 
 
-def table(name: str, records: list[dict[str, Any]]) -> str:
-    """Mean relative errors as text."""
+def table(name: str, records: list[Record]) -> str:
+    """Format mean relative errors."""
     found = averages(records)
     lines = [
         f"{name} ({records[0]['weights']} weights, {len(records)} seeds), relative error",
@@ -178,8 +178,8 @@ def table(name: str, records: list[dict[str, Any]]) -> str:
     return "\n".join([*lines, f"the last layer: {found['last layer'][0]:.3f}", ""])
 
 
-def figure(results: dict[str, Any], path: Path) -> None:
-    """Relative error against the size, one panel for each table."""
+def figure(results: Record, path: Path) -> None:
+    """Plot relative error against size, one panel per data set."""
     from subbayes.plots.style import COLORS, grid, label_axes, save
 
     (axes,) = grid(1, len(results), 3.6, 3.2)

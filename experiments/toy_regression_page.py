@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import io
-import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -14,17 +13,14 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from experiments.store import Record
+from experiments.tables import markdown_table, write_between
+from experiments.toy_regression_methods import Results
 from subbayes import Draws, plots
 from subbayes.reports.rendering import Table, picture, render
-from subbayes.utils.checks import fail
 from subbayes.utils.files import atomic_write_bytes, atomic_write_text
 
-if TYPE_CHECKING:
-    from experiments.toy_regression import Found
-
-_MARKS = ("<!-- toy_regression: begin -->", "<!-- toy_regression: end -->")
 _Y = (-1.9, 1.9)
-_COLORS = 96  # in a picture: small files, and no eye sees it
+_COLORS = 96  # per picture: keeps the files small without visible loss
 
 FIGURES = {
     "figure1": (
@@ -57,7 +53,7 @@ FIGURES = {
 
 
 def pictures(
-    found: Found, spectra: dict[str, Any], methods: Sequence[Sequence[str]]
+    found: Results, spectra: dict[str, Any], methods: Sequence[Sequence[str]]
 ) -> dict[str, Figure]:
     """All figures of one data set, by name; those whose methods were not run are omitted.
 
@@ -88,18 +84,18 @@ def pictures(
 _FIGURE3 = [["random + ESS", "PCA + ESS", "curve + ESS"], ["full-space VI", "SWAG", "GP"]]
 
 
-def _band(found: Found, method: str, ax: Axes, key: bool) -> None:
+def _band(found: Results, method: str, ax: Axes, key: bool) -> None:
     points = found.points
     plots.bands(found.predictive(method), found.grid, curves=8, ax=ax, data=(points.x, points.y))
     if points.truth is not None:
         ax.plot(found.grid, points.truth, "--", color=plots.style.RED, linewidth=1.2)
     ax.set_ylim(*_Y)
     ax.set_xlim(found.grid[0], found.grid[-1])
-    _titled(ax, method, key)
+    _set_title(ax, method, key)
 
 
-def _titled(ax: Axes, title: str, key: bool) -> None:
-    """A title inside, and the legend in one of the panels alone."""
+def _set_title(ax: Axes, title: str, key: bool) -> None:
+    """Set a title inside the axes, and remove the legend unless `key`."""
     legend = ax.get_legend()
     if legend is not None and not key:
         legend.remove()
@@ -114,7 +110,7 @@ def _titled(ax: Axes, title: str, key: bool) -> None:
     )
 
 
-def _bands(found: Found, methods: Sequence[Sequence[str]]) -> Figure:
+def _bands(found: Results, methods: Sequence[Sequence[str]]) -> Figure:
     axes = plots.grid(len(methods), len(methods[0]), width=3.5, height=2.5)
     for i, (row, names) in enumerate(zip(axes, methods, strict=True)):
         for j, (ax, name) in enumerate(zip(row, names, strict=True)):
@@ -128,7 +124,7 @@ def _bands(found: Found, methods: Sequence[Sequence[str]]) -> Figure:
 
 
 def _shared_legend(ax: Axes) -> None:
-    """One legend for a figure, above it."""
+    """Add one legend above the figure."""
     figure = ax.figure
     handles, labels = ax.get_legend_handles_labels()
     figure.legend(
@@ -142,19 +138,19 @@ def _figure(axes: Sequence[Sequence[Axes]]) -> Figure:
     return figure
 
 
-def _draws(found: Found, method: str) -> Draws:
+def _draws(found: Results, method: str) -> Draws:
     return Draws(found.arrays[method]["z"])
 
 
-def _spans(found: Found, subspace: str) -> Any:
-    """One window for all engines in a subspace: where elliptical slice sampling goes."""
+def _spans(found: Results, subspace: str) -> Any:
+    """Return the range of the draws of elliptical slice sampling, used for all engines."""
     z = _draws(found, f"{subspace} + ESS").flat()[:, :2]
     low, high = np.quantile(z, [0.002, 0.998], axis=0)
     pad = 0.3 * (high - low)
     return tuple((float(a), float(b)) for a, b in zip(low - pad, high + pad, strict=True))
 
 
-def _figure1(found: Found) -> Figure:
+def _figure1(found: Results) -> Figure:
     axes = plots.grid(2, 2, width=4.4, height=3.1)
     for row, subspace in zip(axes, ("random", "curve"), strict=True):
         method = f"{subspace} + ESS"
@@ -162,12 +158,12 @@ def _figure1(found: Found) -> Figure:
         plots.density(
             found.posterior(subspace), _draws(found, method), n_draws=300, size=31, ax=row[1]
         )
-        _titled(row[1], method, key=False)
+        _set_title(row[1], method, key=False)
     _shared_legend(axes[0][0])
     return _figure(axes)
 
 
-def _densities(found: Found, names: Sequence[Sequence[str]]) -> Figure:
+def _densities(found: Results, names: Sequence[Sequence[str]]) -> Figure:
     axes = plots.grid(len(names), len(names[0]), width=3.9, height=2.9)
     for row, methods in zip(axes, names, strict=True):
         for ax, method in zip(row, methods, strict=True):
@@ -180,11 +176,11 @@ def _densities(found: Found, names: Sequence[Sequence[str]]) -> Figure:
                 spans=_spans(found, subspace),
                 ax=ax,
             )
-            _titled(ax, method, key=False)
+            _set_title(ax, method, key=False)
     return _figure(axes)
 
 
-def _together(found: Found, subspaces: Sequence[str]) -> Figure:
+def _together(found: Results, subspaces: Sequence[str]) -> Figure:
     axes = plots.grid(1, len(subspaces), width=4.6, height=3.9)
     for ax, subspace in zip(axes[0], subspaces, strict=True):
 
@@ -199,11 +195,11 @@ def _together(found: Found, subspaces: Sequence[str]) -> Figure:
             spans=_spans(found, subspace),
             ax=ax,
         )
-        _titled(ax, subspace, key=ax is axes[0][0])
+        _set_title(ax, subspace, key=ax is axes[0][0])
     return _figure(axes)
 
 
-def _spectra(found: Found, spectra: dict[str, Any]) -> Figure:
+def _spectra(found: Results, spectra: dict[str, Any]) -> Figure:
     ax = plots.spectra(
         {
             "Hessian": spectra["hessian"][0],
@@ -218,7 +214,7 @@ def _spectra(found: Found, spectra: dict[str, Any]) -> Figure:
 
 
 def small_png(figure: Figure, dpi: int = 95) -> bytes:
-    """A picture in few colours, for the repository."""
+    """Render a figure with a reduced palette, for the repository."""
     with Image.open(io.BytesIO(plots.png(figure, dpi))) as picture:
         buffer = io.BytesIO()
         picture.convert("RGB").quantize(_COLORS, dither=Image.Dither.NONE).save(
@@ -243,38 +239,32 @@ _HEAD = (
 _COVERED = ("method", "near the data", "in the gaps", "beyond")
 
 
-def _number(value: float | None, digits: int) -> str:
-    return "" if value is None else f"{value:.{digits}f}"
-
-
 def rows(records: dict[str, Record]) -> list[list[str]]:
-    """One row a method: how its uncertainty grows, how it fits, and how the run went."""
+    """Return one row per method: uncertainty by region, error at the data, and diagnostics."""
     return [
         [
             method,
-            *(_number(r[f"sd {name}"], 4) for name in ("near", "gaps", "beyond")),
-            *(_number(r[f"growth {name}"], 1) + " ×" for name in ("gaps", "beyond")),
-            _number(r["rmse"], 4),
+            *(f"{r[f'sd {name}']:.4f}" for name in ("near", "gaps", "beyond")),
+            *(f"{r[f'growth {name}']:.1f} ×" for name in ("gaps", "beyond")),
+            f"{r['rmse']:.4f}",
             f"R-hat {r['rhat']:.2f}"
             if r.get("rhat")
             else f"k {r['pareto_k']:.2f}"
             if r.get("pareto_k")
             else "",
-            _number(r["seconds"], 0),
+            f"{r['seconds']:.0f}",
         ]
         for method, r in records.items()
     ]
 
 
-def coverage_rows(twins: Sequence[Found]) -> list[list[str]]:
-    """Share of each region in which 95 % of the curves hold the true function, over twins."""
+def coverage_rows(twins: Sequence[Results]) -> list[list[str]]:
+    """Return the coverage of the true function by 95 % intervals, averaged over twins."""
     return [
         [
             method,
             *(
-                _number(
-                    float(np.mean([one.records[method][f"coverage {name}"] for one in twins])), 2
-                )
+                f"{np.mean([one.records[method][f'coverage {name}'] for one in twins]):.2f}"
                 for name in ("near", "gaps", "beyond")
             ),
         ]
@@ -282,49 +272,36 @@ def coverage_rows(twins: Sequence[Found]) -> list[list[str]]:
     ]
 
 
-def markdown(found: Sequence[Found]) -> str:
-    """Both tables."""
+def markdown(found: Sequence[Results]) -> str:
+    """Return both tables."""
     paper, twins = found[0], found[1:]
-    parts = [
-        "**Standard deviation of the curves (epistemic), and how it grows**",
-        "",
-        _table(_HEAD, rows(paper.records)),
-    ]
+    title = "Standard deviation of the curves (epistemic), and its growth"
+    parts = [markdown_table(_HEAD, rows(paper.records), title)]
     if twins:
-        parts += [
-            "",
-            "**How often 95 % of the curves hold the true function, on "
-            f"{len(twins)} twin{'s' * (len(twins) > 1)} of the data**",
-            "",
-            _table(_COVERED, coverage_rows(twins)),
-        ]
-    return "\n".join(parts)
-
-
-def _table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    return "\n".join(
-        "| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *lines)
-    )
+        count = f"{len(twins)} twin{'s' * (len(twins) > 1)} of the data"
+        title = f"Coverage of the true function by 95 % of the curves, on {count}"
+        parts.append(markdown_table(_COVERED, coverage_rows(twins), title))
+    return "\n\n".join(parts)
 
 
 # --- pages --------------------------------------------------------------------------------------
 
 
 def write(
-    found: Sequence[Found],
+    found: Sequence[Results],
     spectra: dict[str, Any],
     methods: Sequence[Sequence[str]],
     gallery: str | None,
     page: str | None,
 ) -> None:
-    """Write the gallery, and tables and pictures into a page of the docs.
+    """Write the gallery, and tables and figures of a page of the documentation.
 
     Args:
-        found: the paper's data first, then twins.
+        found: results of the paper's data, then those of twins.
         spectra: largest eigenvalues of the Hessian and the Fisher information.
         methods: names of the methods, one row per engine and one column per subspace.
         gallery: an HTML file, or None.
-        page: a page with marks, or None; pictures go to `images/toy_regression` beside it.
+        page: a page with marks, or None; figures go to `images/toy_regression` beside it.
 
     Raises:
         InputError: a page without the marks.
@@ -334,18 +311,13 @@ def write(
     if gallery:
         atomic_write_text(gallery, _gallery(found, drawn))
     if page:
-        path = Path(page)
-        text = path.read_text()
-        if any(mark not in text for mark in _MARKS):
-            fail("page", f"the marks {' and '.join(_MARKS)} in '{path}'", "a page without them")
-        begin, end = map(re.escape, _MARKS)
-        block = f"{_MARKS[0]}\n\n{markdown(found)}\n\n{_MARKS[1]}"
+        images = Path(page).parent / "images" / "toy_regression"
         for name, data in drawn.items():
-            atomic_write_bytes(path.parent / "images" / "toy_regression" / f"{name}.png", data)
-        atomic_write_text(path, re.sub(f"{begin}.*{end}", lambda _: block, text, flags=re.DOTALL))
+            atomic_write_bytes(images / f"{name}.png", data)
+        write_between(page, "toy_regression", markdown(found))
 
 
-def _gallery(found: Sequence[Found], drawn: dict[str, bytes]) -> str:
+def _gallery(found: Sequence[Results], drawn: dict[str, bytes]) -> str:
     paper, twins = found[0], found[1:]
     sections: list[tuple[str, Any]] = [
         (
@@ -356,11 +328,11 @@ def _gallery(found: Sequence[Found], drawn: dict[str, bytes]) -> str:
     ]
     sections.append(
         (
-            "How much uncertainty grows away from the data",
+            "Growth of the uncertainty away from the data",
             Table(
                 _HEAD,
                 rows(paper.records),
-                "Standard deviation of the curves, averaged over the places near "
+                "Standard deviation of the curves, averaged over the grid points near "
                 "the data, in the two gaps, and beyond; growth is relative to "
                 "near the data. Noise: "
                 f"{paper.model.noise:.3f}.",
@@ -370,7 +342,7 @@ def _gallery(found: Sequence[Found], drawn: dict[str, bytes]) -> str:
     if twins:
         sections.append(
             (
-                "Does the interval hold the truth?",
+                "Coverage of the true function",
                 Table(
                     _COVERED,
                     coverage_rows(twins),
@@ -383,7 +355,7 @@ def _gallery(found: Sequence[Found], drawn: dict[str, bytes]) -> str:
         "sections.html",
         title="Toy regression: subspaces and engines",
         lead="The 400 points of Izmailov et al. (2019), a network with hidden layers of 200, 50, "
-        "50 and 50, and what each subspace and each engine makes of the places without data.",
+        "50 and 50, and the predictions of each subspace and each engine away from the data.",
         sections=sections,
         wide=True,
     )

@@ -1,12 +1,12 @@
-"""What small and large UCI regression share: rows of a split, scores, and choices."""
+"""Shared code of small and large UCI regression: rows of a split, scores and model selection."""
 
 from __future__ import annotations
 
+import argparse
 import math
-import re
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,21 +15,19 @@ from jaxtyping import Float
 from torch import Tensor
 
 from experiments.batched import Table
-from experiments.store import Record
+from experiments.store import Record, Store, key_of, versions
 from subbayes import Draws, Posterior, Predictive
 from subbayes.diagnostics.metrics import log_likelihood, rmse
 from subbayes.training.trainer import SwaResult
 from subbayes.utils.checks import InputError, fail
-from subbayes.utils.files import atomic_write_text
 
 Say = Callable[..., None]
 Array = np.ndarray
-Figure = tuple[float, float]
 
 
 @dataclass(frozen=True)
 class Case:
-    """Rows to learn from, and inputs and targets of the rows to score on."""
+    """Training rows, and inputs and targets of the test rows."""
 
     table: Table
     inputs: Float[Tensor, "m d"]
@@ -37,14 +35,14 @@ class Case:
 
 
 def case(X: Array, y: Array, train: Array, test: Array, seed: int) -> Case:
-    """Inputs standardised by the training rows alone; constant columns become zero.
+    """Return a case with inputs standardised by the training rows; constant columns become 0.
 
     Args:
-        X: (n, d).
-        y: (n,).
+        X: inputs, shape (n, d).
+        y: targets, shape (n,).
         train: indices of training rows.
-        test: indices of the rows to score on.
-        seed: of everything random about it.
+        test: indices of test rows.
+        seed: seed of initialisation, shuffling and sampling.
     """
     center, scale = X[train].mean(0), X[train].std(0)
     scale = np.where(scale > 1e-12 * np.maximum(1, np.abs(center)), scale, np.inf)
@@ -56,7 +54,7 @@ def case(X: Array, y: Array, train: Array, test: Array, seed: int) -> Case:
 
 
 def posterior_of(path: SwaResult, table: Table, rank: int) -> Posterior:
-    """The posterior in the PCA subspace; of lower rank where the trajectory spans less."""
+    """Return the posterior in the PCA subspace, of lower rank if the trajectory spans less."""
     data = (table.inputs, table.y)
     for r in range(rank, 0, -1):
         try:
@@ -68,7 +66,7 @@ def posterior_of(path: SwaResult, table: Table, rank: int) -> Posterior:
 
 
 def worst_rhat(draws: Draws) -> float:
-    """The largest R-hat of all coordinates."""
+    """Return the largest R-hat of all coordinates."""
     return float(np.nanmax(draws.rhat()))
 
 
@@ -76,13 +74,13 @@ def worst_rhat(draws: Draws) -> float:
 
 
 def moment_matched(predictive: Predictive, y: Array) -> float:
-    """The paper's test log-likelihood (E.1.1), the criterion of every choice here."""
+    """Return the paper's test log-likelihood (E.1.1), by which all settings are selected."""
     return log_likelihood(predictive, y, moment_matched=True)
 
 
 def scores(predictive: Predictive, y: Array) -> dict[str, float]:
-    """Scores on test rows; coverages of the mixture and of the Gaussian with its moments."""
-    below = predictive.cdf(y)  # inside the central interval of the mixture: cheaper than its ends
+    """Return scores on test rows; coverage is that of the mixture and of the matched Gaussian."""
+    below = predictive.cdf(y)  # cheaper than the quantiles of the mixture
     inside = np.abs(y - predictive.mean) <= 1.959963984540054 * predictive.std
     return {
         "log_likelihood": moment_matched(predictive, y),
@@ -93,117 +91,94 @@ def scores(predictive: Predictive, y: Array) -> dict[str, float]:
     }
 
 
-# --- choices --------------------------------------------------------------------------------------
+# --- selection ------------------------------------------------------------------------------------
 
 
 def summary(values: list[float]) -> Record:
-    """Mean and standard error over validation cases; null where one diverged."""
+    """Return mean and standard error over validation cases; None if one of them diverged."""
     if not all(map(math.isfinite, values)):
         return {"score": None, "se": None}
     return {"score": float(np.mean(values)), "se": float(np.std(values) / len(values) ** 0.5)}
 
 
-def order(tried: Record) -> float:
-    """The score; what diverged comes last."""
-    return -math.inf if tried["score"] is None else tried["score"]
+def score_or_lowest(trial: Record) -> float:
+    """Return the score of a trial, -inf if it diverged."""
+    return -math.inf if trial["score"] is None else trial["score"]
 
 
-def best(tried: list[Record]) -> Record:
-    """The setting with the best score."""
-    return max(tried, key=order)
+def best(trials: list[Record]) -> Record:
+    """Return the trial with the highest score."""
+    return max(trials, key=score_or_lowest)
 
 
 def fields_of(plan: Any, *names: str) -> Record:
-    """Some settings of a plan."""
+    """Return some settings of a plan."""
     return {name: getattr(plan, name) for name in names}
 
 
-def asked(names: str, known: tuple[str, ...]) -> list[str]:
-    """The data sets named, with commas between.
-
-    Raises:
-        InputError: one that is not known.
-    """
-    found = names.split(",")
-    for name in found:
-        if name not in known:
-            fail("datasets", f"some of {', '.join(known)}", f"'{name}'")
-    return found
+def finite_or_none(value: Any) -> float | None:
+    """Return a number that JSON can represent."""
+    return float(value) if math.isfinite(value) else None
 
 
-# --- pages ----------------------------------------------------------------------------------------
-
-
-def values(records: list[Record], method: str, score: str) -> np.ndarray:
-    """One score of one method on all splits."""
-    return np.array([r["methods"][method][score] for r in records])
-
-
-def verdict(score: str, paper: Figure, ours: Figure, n: int, n_paper: int | None = None) -> str:
-    """Ours against the paper's, in standard errors of the difference of means.
-
-    Args:
-        score: "log_likelihood", "rmse" or "coverage".
-        paper: mean and deviation over splits.
-        ours: the same.
-        n: splits behind ours,
-        n_paper: and behind the paper's, by default as many.
-    """
-    badness = [
-        abs(m - 0.95) if score == "coverage" else m if score == "rmse" else -m
-        for m, _ in (paper, ours)
-    ]
-    error = (paper[1] ** 2 / (n_paper or n) + ours[1] ** 2 / n) ** 0.5
-    gap = badness[1] - badness[0]
-    if abs(gap) <= 2 * error:
-        return "within error"
-    return "worse" if gap > 0 else "better"
-
-
-def figure_text(mean: float, deviation: float | None, digits: int = 3) -> str:
-    """Mean and deviation as the pages print them."""
-    text = f"{mean:.{digits}f}" + ("" if deviation is None else f" ± {deviation:.{digits}f}")
-    return text.replace("-", "−")
-
-
-def spread(found: np.ndarray) -> Figure:
-    """Mean and standard deviation."""
-    return float(found.mean()), float(found.std(ddof=min(1, len(found) - 1)))
-
-
-def summary_of(found: dict[str, list[Record]]) -> Record:
-    """Means and deviations by data set, method and score, for the JSON line."""
+def sampling_record(posterior: Posterior, draws: Draws) -> Record:
+    """Return rank, draws and convergence of a run of elliptical slice sampling."""
     return {
-        name: {
-            "splits": len(records),
-            "chosen": records[0]["chosen"],
-            "plan": records[0]["plan"],
-            "rhat": max(r["sampling"]["rhat"] for r in records),
-            "seconds": round(sum(sum(r["seconds"].values()) for r in records), 1),
-            "methods": {
-                method: {
-                    score: dict(
-                        zip(("mean", "sd"), spread(values(records, method, score)), strict=True)
-                    )
-                    for score in records[0]["methods"][method]
-                }
-                for method in records[0]["methods"]
-            },
-        }
-        for name, records in found.items()
+        "rank": posterior.rank,
+        "draws": draws.n_draws,
+        "rhat": worst_rhat(draws),
+        "ess_bulk": float(np.nanmin(draws.ess_bulk())),
+        "evaluations_per_draw": float(draws.stats["evaluations"].mean()),
     }
 
 
-def write_between(page: str | Path, name: str, text: str) -> None:
-    """Put text between the marks `<!-- NAME: begin -->` and `<!-- NAME: end -->` of a page.
+def recorded_trials(
+    store: Store, name: str, kind: str, settings: Record, run: Callable[[], list[Record]], say: Say
+) -> list[Record]:
+    """Return the trials on record for these settings; if there are none, run and record them.
+
+    Args:
+        store: records of the data set.
+        name: data set.
+        kind: kind of the record.
+        settings: everything that the trials depend on.
+        run: returns one record per trial.
+        say: prints a line.
+    """
+
+    def compute() -> Record:
+        started = time.process_time()
+        trials = run()
+        seconds = round(time.process_time() - started, 1)
+        return settings | {
+            "kind": kind,
+            "tried": trials,
+            "versions": versions(),
+            "seconds": seconds,
+        }
+
+    def report(record: Record) -> None:
+        say(f"{name} {kind} {settings.get('rate', '')}: best {best(record['tried'])}")
+
+    return store.get(key_of(f"{name}-{kind}", settings), compute, report)["tried"]
+
+
+# --- command line ---------------------------------------------------------------------------------
+
+
+def add_datasets_option(parser: argparse.ArgumentParser, names: Iterable[str]) -> None:
+    """Add `--datasets` to the options of an experiment; by default all."""
+    parser.add_argument("--datasets", default=",".join(names), help="names separated by commas")
+
+
+def split_names(text: str, known: Collection[str], option: str = "datasets") -> tuple[str, ...]:
+    """Split a list of names separated by commas.
 
     Raises:
-        InputError: a page without the marks.
+        InputError: a name that is not known.
     """
-    path, marks = Path(page), (f"<!-- {name}: begin -->", f"<!-- {name}: end -->")
-    before = path.read_text()
-    if any(mark not in before for mark in marks):
-        fail("page", f"the marks {' and '.join(marks)} in '{path}'", "a page without them")
-    begin, end = map(re.escape, marks)
-    block = f"{marks[0]}\n\n{text}\n\n{marks[1]}"
-    atomic_write_text(path, re.sub(f"{begin}.*{end}", lambda _: block, before, flags=re.DOTALL))
+    names = tuple(text.split(","))
+    for name in names:
+        if name not in known:
+            fail(option, f"some of {', '.join(known)}", f"'{name}'")
+    return names

@@ -2,8 +2,8 @@
 
 One run of SGD at a constant rate gives the SGD solution, and its later epochs the trajectory of
 SWAG and of the PCA subspace, in which elliptical slice sampling and mean-field variational
-inference run. Settings are those of the authors' published script; where a plan has a grid, the
-choice is made by likelihood on validation rows of the training part of the first split.
+inference run. Settings are those of the authors' published script; values of a grid are selected by
+the likelihood of validation rows within the training part of the first split.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -22,20 +21,24 @@ import torch
 from experiments import uci_large_tables
 from experiments.batched import Table
 from experiments.store import Record, Store, key_of, versions
+from experiments.tables import add_write_option, publish
 from experiments.uci import (
     Array,
     Case,
     Say,
-    asked,
+    add_datasets_option,
     best,
     case,
     fields_of,
+    finite_or_none,
     posterior_of,
+    recorded_trials,
+    sampling_record,
     scores,
+    split_names,
     summary,
-    summary_of,
-    worst_rhat,
 )
+from experiments.uci_tables import METHODS, summary_of
 from subbayes import MLP, Draws, Posterior, Predictive, Training
 from subbayes.baselines.map import point_estimate
 from subbayes.baselines.swag import swag
@@ -48,7 +51,6 @@ from subbayes.utils.checks import InputError, check_count
 from subbayes.utils.seeding import derive_seed
 
 DATASETS = ("elevators", "skillcraft", "pol", "protein", "keggdirected", "keggundirected")
-METHODS = ("SGD", "SWAG", "PCA + ESS", "PCA + VI")
 TRAINING = (
     "hidden",
     "epochs",
@@ -64,33 +66,33 @@ TUNING = ("validation", "tuning_chains", "tuning_draws")
 FINAL = ("chains", "draws", "vi_steps", "vi_samples", "vi_batch_size", "vi_draws", "swag_draws")
 
 PROCEDURE = 1
-"""Raise it when the code below changes what the same settings give."""
+"""Increase it when a change of the code changes the results of the same settings."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Settings of a data set; by default those that the authors' script has for most of them.
+    """Settings of a data set; the defaults are those of the authors' script for most of them.
 
     Attributes:
-        hidden: widths of the hidden layers. The last has two units, in front of the two outputs.
-        epochs: passes of SGD.
-        path_start: snapshots are taken after each epoch beyond this one.
-        batch_size: rows of a step.
-        learning_rates: grid of the constant rate; nothing is tried where both grids hold one.
-        momentum: of SGD.
-        weight_decay: of all weights and biases.
-        bias_lr_factor: biases learn at this multiple of the rate.
-        snapshots: how many of the last snapshots span the PCA subspace (the paper's M).
-        rank: of the PCA subspace.
-        temperatures: grid, of both ways of inference.
-        validation: fraction of the training part held out to choose from the grids.
-        tuning_chains: of elliptical slice sampling while choosing.
-        tuning_draws: draws a chain then, after half as many for warm-up.
-        chains: of the final sampling.
-        draws: draws a chain, all used for prediction, after half as many for warm-up.
-        vi_steps: of the variational fit.
-        vi_samples: draws of q in each step.
-        vi_batch_size: rows of each step.
+        hidden: widths of the hidden layers. The last has two units, before the two outputs.
+        epochs: epochs of SGD.
+        path_start: epoch after which a snapshot is taken at the end of each epoch.
+        batch_size: rows per step.
+        learning_rates: grid of the constant rate; no selection if both grids have one value.
+        momentum: momentum of SGD.
+        weight_decay: weight decay of all weights and biases.
+        bias_lr_factor: factor of the learning rate of biases.
+        snapshots: number of the last snapshots that span the PCA subspace (the paper's M).
+        rank: rank of the PCA subspace.
+        temperatures: grid of the temperature of both inference methods.
+        validation: fraction of the training rows held out for model selection.
+        tuning_chains: chains of elliptical slice sampling during model selection.
+        tuning_draws: draws per chain during model selection, after half as many of warm-up.
+        chains: chains of the final sampling.
+        draws: draws per chain, all used for prediction, after half as many of warm-up.
+        vi_steps: steps of the variational fit.
+        vi_samples: draws of q per step.
+        vi_batch_size: rows per step of the variational fit.
         vi_draws: draws of q used for prediction.
         swag_draws: weight vectors of SWAG.
     """
@@ -141,13 +143,14 @@ PLANS = {
         vi_batch_size=400,
     ),
 }
-"""As in the authors' script, but for two: its rate leaves skillcraft unfinished, which has grids;
-elevators has half the epochs and short runs, so that a split takes five minutes of one core."""
+"""As in the authors' script, with two exceptions: skillcraft has grids, as it does not converge
+at the script's learning rate; elevators has half the epochs and short runs (five minutes per split
+on one core)."""
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """What validation chose for a data set."""
+    """Settings selected for a data set."""
 
     learning_rate: float
     temperature: float
@@ -155,19 +158,19 @@ class Chosen:
 
 @dataclass(frozen=True)
 class Run:
-    """One run of SGD: where it ended, and the average of its later epochs."""
+    """One run of SGD: its end, and the average of its later epochs."""
 
     sgd: TrainingResult
     swa: SwaResult
 
 
-# --- the methods ------------------------------------------------------------------------------
+# --- methods ----------------------------------------------------------------------------------
 
 
-def trained(c: Case, plan: Plan, learning_rate: float, device: str) -> Run:
-    """SGD at a constant rate, with a snapshot after each of the later epochs.
+def train_with_snapshots(c: Case, plan: Plan, learning_rate: float, device: str) -> Run:
+    """Run SGD at a constant rate, with a snapshot after each of the later epochs.
 
-    The global variance of the noise is the one SGD ended with.
+    The global noise variance is the final one.
     """
     recorder = TrajectoryRecorder(plan.snapshots)
 
@@ -177,7 +180,7 @@ def trained(c: Case, plan: Plan, learning_rate: float, device: str) -> Run:
 
     table = c.table
     sgd = train(
-        initial(table, plan).to(device),
+        initial_network(table, plan).to(device),
         table.likelihood,
         (table.inputs, table.y),
         Training(
@@ -198,11 +201,11 @@ def trained(c: Case, plan: Plan, learning_rate: float, device: str) -> Run:
     return Run(sgd, SwaResult(network, sgd.likelihood, recorder, sgd.history))
 
 
-def initial(table: Table, plan: Plan) -> MLP:
-    """The first of a series of seeded networks whose last hidden units are all alive.
+def initial_network(table: Table, plan: Plan) -> MLP:
+    """Return the first of a series of seeded networks without dead units in the last hidden layer.
 
-    With two rectified units in that layer, half of the initial networks have one that is zero on
-    every row, and may never learn anything.
+    With two ReLU units in that layer, half of the initial networks have a unit that is zero on
+    every row and may never learn.
     """
     rows = table.inputs[:2000]
     for i in range(100):
@@ -216,15 +219,15 @@ def initial(table: Table, plan: Plan) -> MLP:
     )
 
 
-def sampled(posterior: Posterior, chains: int, draws: int, seed: int) -> Draws:
-    """Elliptical slice sampling, after half as many draws for warm-up."""
+def sample_ess(posterior: Posterior, chains: int, draws: int, seed: int) -> Draws:
+    """Run elliptical slice sampling, with half as many draws of warm-up."""
     return EllipticalSlice().sample(
         posterior, chains=chains, draws=draws, warmup=draws // 2, seed=seed, progress=False
     )
 
 
-def fitted(posterior: Posterior, plan: Plan, seed: int) -> Draws:
-    """Draws of the mean-field Gaussian fitted on minibatches."""
+def sample_vi(posterior: Posterior, plan: Plan, seed: int) -> Draws:
+    """Draw from a mean-field Gaussian fitted on minibatches."""
     return MeanFieldVI(
         steps=plan.vi_steps,
         samples=plan.vi_samples,
@@ -232,8 +235,8 @@ def fitted(posterior: Posterior, plan: Plan, seed: int) -> Draws:
     ).sample(posterior, chains=1, draws=plan.vi_draws, seed=seed, progress=False)
 
 
-def normalised(predictive: Predictive, c: Case) -> dict[str, float]:
-    """Scores on test rows, log-likelihoods as for targets of variance 1 (the paper's table 6)."""
+def normalised_scores(predictive: Predictive, c: Case) -> dict[str, float]:
+    """Return scores on test rows; log-likelihoods are for targets of variance 1 (table 6)."""
     found = scores(predictive, c.y)
     (scale,) = c.table.likelihood.scale
     return {
@@ -242,14 +245,14 @@ def normalised(predictive: Predictive, c: Case) -> dict[str, float]:
     }
 
 
-# --- choosing ---------------------------------------------------------------------------------
+# --- selection --------------------------------------------------------------------------------
 
 
 def tuning_case(X: Array, y: Array, mask: Array, plan: Plan) -> Case:
-    """Validation rows cut from the training part of a split.
+    """Return a case whose validation rows are taken from the training rows of a split.
 
-    Rows outside the range of the remaining inputs have no vote: one of skillcraft's is a thousand
-    standard deviations away (a million hours of play), and would decide alone.
+    Validation rows outside the range of the remaining inputs are dropped: one row of skillcraft is
+    a thousand standard deviations away (a million hours of play) and would dominate the score.
     """
     rows = np.random.default_rng(0).permutation(np.flatnonzero(~mask))
     n = round(plan.validation * len(rows))
@@ -258,17 +261,17 @@ def tuning_case(X: Array, y: Array, mask: Array, plan: Plan) -> Case:
     return case(X, y, rows[n:], rows[:n][inside], derive_seed(0, 1))
 
 
-def tried(c: Case, plan: Plan, learning_rate: float, device: str) -> list[Record]:
-    """Validation likelihood of SGD, and of the subspace at every temperature."""
+def try_rate(c: Case, plan: Plan, learning_rate: float, device: str) -> list[Record]:
+    """Return the validation likelihood of SGD, and of the subspace at every temperature."""
     try:
-        run = trained(c, plan, learning_rate, device)
+        run = train_with_snapshots(c, plan, learning_rate, device)
     except InputError:
         return [{"method": "SGD"} | summary([-math.inf])]
     rows = [{"method": "SGD"} | _score(point_estimate(run.sgd).predict(c.inputs), c)]
     posterior = posterior_of(run.swa, c.table, plan.rank)
     for temperature in plan.temperatures:
         tempered = posterior.with_temperature(temperature)
-        draws = sampled(tempered, plan.tuning_chains, plan.tuning_draws, c.table.seed)
+        draws = sample_ess(tempered, plan.tuning_chains, plan.tuning_draws, c.table.seed)
         rows.append(
             {"method": "PCA + ESS", "temperature": temperature}
             | _score(tempered.predict(draws, c.inputs), c)
@@ -277,13 +280,13 @@ def tried(c: Case, plan: Plan, learning_rate: float, device: str) -> list[Record
 
 
 def _score(predictive: Predictive, c: Case) -> Record:
-    return summary([normalised(predictive, c)["log_likelihood"]])
+    return summary([normalised_scores(predictive, c)["log_likelihood"]])
 
 
-def chosen(
+def select_settings(
     name: str, X: Array, y: Array, mask: Array, plan: Plan, store: Store, device: str, say: Say
 ) -> Chosen:
-    """The rate best for SGD, then the temperature; what was tried is on record."""
+    """Select the best learning rate of SGD, then the temperature; trials are recorded."""
     if len(plan.learning_rates) == len(plan.temperatures) == 1:
         return Chosen(plan.learning_rates[0], plan.temperatures[0])
     fixed = {"dataset": name, "procedure": PROCEDURE} | fields_of(
@@ -291,23 +294,14 @@ def chosen(
     )
     firsts, found = [], {}
     for rate in plan.learning_rates:
-        settings = fixed | {"learning_rate": rate}
-        key = key_of(f"{name}-tuning", settings)
-        if key not in store:
-            started = time.process_time()
-            rows = tried(tuning_case(X, y, mask, plan), plan, rate, device)
-            store.put(
-                key,
-                settings
-                | {
-                    "kind": "tuning",
-                    "tried": rows,
-                    "versions": versions(),
-                    "seconds": round(time.process_time() - started, 1),
-                },
-            )
-            say(f"{name} learning rate {rate:g}: {rows}")
-        first, *found[rate] = store[key]["tried"]
+        first, *found[rate] = recorded_trials(
+            store,
+            name,
+            "tuning",
+            fixed | {"learning_rate": rate},
+            lambda rate=rate: try_rate(tuning_case(X, y, mask, plan), plan, rate, device),
+            say,
+        )
         firsts.append(first | {"learning_rate": rate})
     rate = best(firsts)["learning_rate"]
     if not found[rate]:
@@ -318,7 +312,7 @@ def chosen(
     return Chosen(rate, best(found[rate])["temperature"])
 
 
-# --- the splits -------------------------------------------------------------------------------
+# --- splits ------------------------------------------------------------------------------------
 
 
 def run_table(
@@ -332,24 +326,24 @@ def run_table(
     say: Say,
     device: str = "cpu",
 ) -> list[Record]:
-    """The first splits of a data set; those on record are not run again.
+    """Return the records of the first splits of a data set, computing those that are missing.
 
     Args:
-        name: the data set.
-        X: (n, d).
-        y: (n,).
-        masks: test masks (S, n).
-        splits: how many of them.
-        folder: where the records are.
-        plan: what to do.
+        name: data set.
+        X: inputs, shape (n, d).
+        y: targets, shape (n,).
+        masks: test masks, shape (S, n).
+        splits: number of splits.
+        folder: folder of the records.
+        plan: settings.
         say: prints a line.
-        device: where the networks run.
+        device: device of the networks.
     """
     if check_count("splits", splits) > len(masks):
         raise InputError(f"splits: expected at most {len(masks)}, got {splits}.")
     torch.set_num_threads(1)
     store = Store(Path(folder) / f"{name}.json")
-    choice = chosen(name, X, y, masks[0], plan, store, device, say)
+    choice = select_settings(name, X, y, masks[0], plan, store, device, say)
     settings = {
         "dataset": name,
         "chosen": dataclasses.asdict(choice),
@@ -359,16 +353,18 @@ def run_table(
     records = []
     for split, mask in enumerate(masks[:splits]):
         key = key_of(f"{name}-{split:02d}", settings | {"split": split})
-        if key not in store:
+
+        def compute(split: int = split, mask: Array = mask) -> Record:
             c = case(X, y, np.flatnonzero(~mask), np.flatnonzero(mask), derive_seed(split))
             record = run_split(c, plan, choice, device)
-            store.put(key, settings | {"kind": "split", "split": split} | record)
+            return settings | {"kind": "split", "split": split} | record
+
+        def report(record: Record) -> None:
             found = record["methods"]
-            say(
-                f"{name} {split}: "
-                + ", ".join(f"{m} {found[m]['log_likelihood']:.3f}" for m in METHODS)
-            )
-        records.append(store[key])
+            text = ", ".join(f"{m} {found[m]['log_likelihood']:.3f}" for m in METHODS)
+            say(f"{name} {record['split']}: {text}")
+
+        records.append(store.get(key, compute, report))
     return records
 
 
@@ -380,12 +376,12 @@ def run_split(c: Case, plan: Plan, choice: Chosen, device: str = "cpu") -> Recor
         clock.append(time.process_time())
         return round(clock[-1] - clock[-2], 2)
 
-    run, seconds = trained(c, plan, choice.learning_rate, device), {}
+    run, seconds = train_with_snapshots(c, plan, choice.learning_rate, device), {}
     seconds["training"] = lap()
     posterior = posterior_of(run.swa, c.table, plan.rank).with_temperature(choice.temperature)
-    draws = sampled(posterior, plan.chains, plan.draws, seed)
+    draws = sample_ess(posterior, plan.chains, plan.draws, seed)
     seconds["sampling"] = lap()
-    approximate = fitted(posterior, plan, seed)
+    approximate = sample_vi(posterior, plan, seed)
     seconds["vi"] = lap()
     methods = {
         "SGD": point_estimate(run.sgd).predict(c.inputs),
@@ -394,24 +390,17 @@ def run_split(c: Case, plan: Plan, choice: Chosen, device: str = "cpu") -> Recor
         "PCA + ESS": posterior.predict(draws, c.inputs),
         "PCA + VI": posterior.predict(approximate, c.inputs),
     }
-    found = {method: normalised(predictive, c) for method, predictive in methods.items()}
+    found = {method: normalised_scores(predictive, c) for method, predictive in methods.items()}
     seconds["scoring"] = lap()
-    sampling = {
-        "rank": posterior.rank,
-        "draws": draws.n_draws,
-        "rhat": worst_rhat(draws),
-        "ess_bulk": float(np.nanmin(draws.ess_bulk())),
-        "evaluations_per_draw": float(draws.stats["evaluations"].mean()),
-    }
     fit = {
-        "elbo": _number(approximate.meta["elbo"]),
-        "pareto_k": _number(approximate.pareto_k),
-        "steps": _number(approximate.meta["steps"]),
-        "converged": _number(approximate.converged),
+        "elbo": finite_or_none(approximate.meta["elbo"]),
+        "pareto_k": finite_or_none(approximate.pareto_k),
+        "steps": finite_or_none(approximate.meta["steps"]),
+        "converged": finite_or_none(approximate.converged),
     }
     return {
         "methods": found,
-        "sampling": sampling,
+        "sampling": sampling_record(posterior, draws),
         "vi": fit,
         "versions": versions(),
         "seconds": seconds,
@@ -419,30 +408,21 @@ def run_split(c: Case, plan: Plan, choice: Chosen, device: str = "cpu") -> Recor
     }
 
 
-def _number(value: Any) -> float | None:
-    return float(value) if np.isfinite(value) else None
-
-
-# --- the command ------------------------------------------------------------------------------
+# --- command line -----------------------------------------------------------------------------
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Options of this experiment."""
-    parser.add_argument("--datasets", default=",".join(DATASETS), help="with commas between")
-    parser.add_argument("--splits", type=int, default=10, help="of the 10 usual ones")
-    parser.add_argument("--device", default="cpu", help="where the networks run")
-    parser.add_argument(
-        "--write",
-        default=None,
-        metavar="PAGE",
-        help="put the tables between the marks of this page of the docs",
-    )
+    """Add the options of this experiment."""
+    add_datasets_option(parser, DATASETS)
+    parser.add_argument("--splits", type=int, default=10, help="number of the 10 usual splits")
+    parser.add_argument("--device", default="cpu", help="device of the networks")
+    add_write_option(parser)
 
 
 def run(options: argparse.Namespace, say: Say) -> Record:
-    """Run what is missing; returns a summary of all records asked for."""
+    """Compute the missing records and print the tables; return a summary."""
     found = {}
-    for name in asked(options.datasets, DATASETS):
+    for name in split_names(options.datasets, DATASETS):
         X, y, masks = load_uci(name, options.data_dir)
         found[name] = run_table(
             name,
@@ -455,7 +435,5 @@ def run(options: argparse.Namespace, say: Say) -> Record:
             say,
             options.device,
         )
-    say(uci_large_tables.markdown(found))
-    if options.write:
-        uci_large_tables.write(options.write, found)
+    publish(uci_large_tables.markdown(found), "uci_large", options.write, say)
     return summary_of(found)

@@ -1,18 +1,15 @@
-"""The tables of `uci_large`: the authors' figures beside ours, from the records alone."""
+"""Tables of `uci_large`: the authors' figures beside ours."""
 
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import numpy as np
 
-from experiments.store import Record
-from experiments.uci import Figure, figure_text, spread, values, verdict, write_between
+from experiments.tables import Figure, markdown_table, number, with_deviation
+from experiments.uci_tables import METHODS, Found, page, verdict
 
-__all__ = ["AUTHORS", "authors", "markdown", "write"]
-
-METHODS = ("SGD", "SWAG", "PCA + ESS", "PCA + VI")
+__all__ = ["AUTHORS", "authors", "markdown"]
 
 AUTHORS: dict[str, dict[str, tuple[Figure | None, ...]]] = {
     "rmse": {
@@ -40,11 +37,11 @@ AUTHORS: dict[str, dict[str, tuple[Figure | None, ...]]] = {
         "keggundirected": ((0.962, 0.012), (0.965, 0.009), (0.965, 0.009), (0.962, 0.012)),
     },
 }
-"""What the notebook sgd_nl_results of the authors' repository shows, by the order of METHODS:
+"""Figures of the notebook sgd_nl_results in the authors' repository, in the order of METHODS:
 mean and deviation over splits, log-likelihoods of targets in their own units."""
 
 SPLITS = {"skillcraft": 20, "pol": 20}
-"""Splits behind the authors' figures; 10 for the others."""
+"""Number of splits of the authors' figures; 10 for the other data sets."""
 
 DEVIATIONS = {
     "elevators": 0.25257,
@@ -64,39 +61,43 @@ TITLES = {
 
 
 def authors(score: str, name: str, method: str) -> Figure | None:
-    """The authors' figure, log-likelihoods normalised; None where they show none."""
+    """Return the authors' figure, log-likelihoods normalised; None if they give none."""
     figure = AUTHORS[score][name][METHODS.index(method)]
     if figure is None or score != "log_likelihood":
         return figure
     return figure[0] + math.log(DEVIATIONS[name]), figure[1]
 
 
-def _row(name: str, records: list[Record], method: str, score: str) -> str:
-    ours, theirs = spread(values(records, method, score)), authors(score, name, method)
-    cells = [name, method, figure_text(*theirs) if theirs else "", figure_text(*ours)]
-    if score == "log_likelihood":
-        cells.append(figure_text(*spread(values(records, method, "log_likelihood_mixture"))))
-    cells.append(
-        verdict(score, theirs, ours, len(records), SPLITS.get(name, 10))
-        if theirs and len(records) > 1
-        else ""
-    )
-    return "| " + " | ".join(cells) + " |"
+def _cells(score: str, name: str, method: str, ours: Figure, n: int) -> tuple[str, str]:
+    theirs = authors(score, name, method)
+    if theirs is None:
+        return "", ""
+    compared = verdict(score, theirs, ours, n, SPLITS.get(name, 10)) if n > 1 else ""
+    return with_deviation(*theirs), compared
 
 
-def _table(score: str, found: dict[str, list[Record]]) -> str:
-    head = ["data", "method", "authors' notebook", "ours"]
-    head += ["ours, mixture"] if score == "log_likelihood" else []
-    head += ["ours is"]
-    lines = [f"**{TITLES[score]}**", "", "| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
-    lines += [
-        _row(name, records, method, score) for name, records in found.items() for method in METHODS
-    ]
-    return "\n".join(lines)
-
-
-def _settings(found: dict[str, list[Record]]) -> str:
-    head = [
+def _settings(found: Found) -> str:
+    rows = []
+    for name, records in found.items():
+        plan, chosen = records[0]["plan"], records[0]["chosen"]
+        shapes = [r["vi"]["pareto_k"] for r in records if r["vi"]["pareto_k"] is not None]
+        rows.append(
+            [
+                name,
+                f"{plan['epochs']}, {plan['batch_size']}",
+                f"{chosen['learning_rate']:g}",
+                f"{chosen['temperature']:g}",
+                min(r["sampling"]["rank"] for r in records),
+                f"{plan['chains']} × {plan['draws']}",
+                f"{max(r['sampling']['rhat'] for r in records):.2f}",
+                number(max(shapes), 2) if shapes else "",
+                ", ".join(
+                    f"{np.mean([r['seconds'][part] for r in records]):.0f}"
+                    for part in ("training", "sampling", "vi")
+                ),
+            ]
+        )
+    head = (
         "data",
         "epochs, batch",
         "learning rate",
@@ -106,46 +107,10 @@ def _settings(found: dict[str, list[Record]]) -> str:
         "R-hat: worst",
         "Pareto k of VI: worst",
         "seconds a split: training, ESS, VI",
-    ]
-    lines = [
-        "**Settings, and how inference went**",
-        "",
-        "| " + " | ".join(head) + " |",
-        "|---" * len(head) + "|",
-    ]
-    for name, records in found.items():
-        plan, chosen = records[0]["plan"], records[0]["chosen"]
-        seconds = (
-            f"{np.mean([r['seconds'][part] for r in records]):.0f}"
-            for part in ("training", "sampling", "vi")
-        )
-        shapes = [r["vi"]["pareto_k"] for r in records if r["vi"]["pareto_k"] is not None]
-        cells = [
-            name,
-            f"{plan['epochs']}, {plan['batch_size']}",
-            f"{chosen['learning_rate']:g}",
-            f"{chosen['temperature']:g}",
-            min(r["sampling"]["rank"] for r in records),
-            f"{plan['chains']} × {plan['draws']}",
-            f"{max(r['sampling']['rhat'] for r in records):.2f}",
-            figure_text(max(shapes), None, 2) if shapes else "",
-            ", ".join(seconds),
-        ]
-        lines.append("| " + " | ".join(map(str, cells)) + " |")
-    return "\n".join(lines)
+    )
+    return markdown_table(head, rows, "Settings, and convergence of the inference")
 
 
-def markdown(found: dict[str, list[Record]]) -> str:
-    """All tables, from the records of each data set."""
-    counts = ", ".join(f"{name} {len(records)}" for name, records in found.items())
-    parts = [f"Splits: {counts}. Mean ± standard deviation over splits."]
-    return "\n\n".join([*parts, *(_table(score, found) for score in TITLES), _settings(found)])
-
-
-def write(page: str | Path, found: dict[str, list[Record]]) -> None:
-    """Put the tables between the marks of a page.
-
-    Raises:
-        InputError: a page without the marks.
-    """
-    write_between(page, "uci_large", markdown(found))
+def markdown(found: Found) -> str:
+    """Return all tables, from the records of each data set."""
+    return page(found, TITLES, ("authors' notebook", "ours is"), _cells, _settings(found))

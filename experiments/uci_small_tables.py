@@ -1,17 +1,14 @@
-"""The tables of `uci_small`: the paper's figures beside ours, from the records alone."""
+"""Tables of `uci_small`: the paper's figures beside ours."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import numpy as np
 
 from experiments.store import Record
-from experiments.uci import Figure, figure_text, spread, values, verdict, write_between
+from experiments.tables import Figure, markdown_table, with_deviation
+from experiments.uci_tables import METHODS, Found, page, verdict
 
-__all__ = ["PAPER", "RERUN", "markdown", "write"]
-
-METHODS = ("SGD", "SWAG", "PCA + ESS", "PCA + VI")
+__all__ = ["PAPER", "RERUN", "markdown"]
 
 PAPER: dict[str, dict[str, tuple[Figure, ...]]] = {
     "log_likelihood": {
@@ -54,46 +51,51 @@ RERUN: dict[str, dict[str, dict[str, tuple[float, float | None]]]] = {
     },
     "coverage": {},
 }
-"""The authors' published code with its own settings, run again on five splits."""
+"""Our runs of the authors' published code with its own settings, on five splits."""
 
 TITLES = {
     "log_likelihood": "Test log-likelihood, not normalised (table 2); higher is better",
     "rmse": "Test RMSE (table 3); lower is better",
     "coverage": "Coverage of the 95 % interval (table 4); nearer to 0.95 is better",
 }
+SETTINGS_TITLE = (
+    "Settings selected on validation rows, and convergence of the sampling (epochs, learning "
+    "rate, weight decay; then the constant rate)"
+)
 
 
-def _row(name: str, records: list[Record], method: str, score: str) -> str:
-    found = values(records, method, score)
-    ours = spread(found)
+def _cells(score: str, name: str, method: str, ours: Figure, n: int) -> tuple[str, str, str]:
     paper = PAPER[score][name][METHODS.index(method)]
     rerun = RERUN[score].get(name, {}).get(method)
-    small = score == "rmse" and name == "naval"
-    if small:  # the paper gives three decimals: no more can be said
+    if score == "rmse" and name == "naval":  # the paper's three decimals allow no finer comparison
         agrees = "within error" if round(ours[0], 3) <= paper[0] else "worse"
     else:
-        agrees = verdict(score, paper, ours, len(found))
-    cells = [name, method, figure_text(*paper), figure_text(*ours, 5 if small else 3)]
-    if score == "log_likelihood":
-        mixture = values(records, method, "log_likelihood_mixture")
-        cells.append(figure_text(*spread(mixture)))
-    cells += [figure_text(*rerun) if rerun else "", agrees]
-    return "| " + " | ".join(cells) + " |"
+        agrees = verdict(score, paper, ours, n)
+    return with_deviation(*paper), with_deviation(*rerun) if rerun else "", agrees
 
 
-def _table(score: str, found: dict[str, list[Record]]) -> str:
-    head = ["data", "method", "paper", "ours"]
-    head += ["ours, mixture"] if score == "log_likelihood" else []
-    head += ["authors' code, run again", "ours is"]
-    lines = [f"**{TITLES[score]}**", "", "| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
-    lines += [
-        _row(name, records, method, score) for name, records in found.items() for method in METHODS
-    ]
-    return "\n".join(lines)
-
-
-def _settings(found: dict[str, list[Record]]) -> str:
-    head = [
+def _settings(found: Found) -> str:
+    rows = []
+    for name, records in found.items():
+        c = records[0]["chosen"]
+        rhat = np.array([r["sampling"]["rhat"] for r in records])
+        seconds = np.mean([sum(r["seconds"].values()) for r in records])
+        shapes = [r["vi"]["pareto_k"] for r in records if r["vi"]["pareto_k"] is not None]
+        rows.append(
+            [
+                name,
+                _phase(c["sgd"]),
+                f"{_phase(c['swag'])}; {c['swag_rate']:g}",
+                f"{_phase(c['pca'])}; {c['pca_rate']:g}",
+                f"{c['temperature']:g}, {records[0]['vi']['temperature']:g}",
+                min(r["sampling"]["rank"] for r in records),
+                _lengths(records),
+                f"{np.median(rhat):.3f}, {rhat.max():.3f}",
+                f"{seconds:.1f}",
+                f"{np.median(shapes):.2f}, {max(shapes):.2f}" if shapes else "",
+            ]
+        )
+    head = (
         "data",
         "SGD",
         "SWAG",
@@ -104,33 +106,8 @@ def _settings(found: dict[str, list[Record]]) -> str:
         "R-hat: median, worst",
         "seconds a split",
         "Pareto k of VI: median, worst",
-    ]
-    lines = [
-        "**Settings chosen on validation rows, and how the sampling went** (epochs, learning "
-        "rate, weight decay; then the constant rate)",
-        "",
-        "| " + " | ".join(head) + " |",
-        "|---" * len(head) + "|",
-    ]
-    for name, records in found.items():
-        c = records[0]["chosen"]
-        rhat = np.array([r["sampling"]["rhat"] for r in records])
-        seconds = np.mean([sum(r["seconds"].values()) for r in records])
-        shapes = [r["vi"]["pareto_k"] for r in records if r["vi"]["pareto_k"] is not None]
-        cells = [
-            name,
-            _phase(c["sgd"]),
-            f"{_phase(c['swag'])}; {c['swag_rate']:g}",
-            f"{_phase(c['pca'])}; {c['pca_rate']:g}",
-            f"{c['temperature']:g}, {records[0]['vi']['temperature']:g}",
-            min(r["sampling"]["rank"] for r in records),
-            _lengths(records),
-            f"{np.median(rhat):.3f}, {rhat.max():.3f}",
-            f"{seconds:.1f}",
-            f"{np.median(shapes):.2f}, {max(shapes):.2f}" if shapes else "",
-        ]
-        lines.append("| " + " | ".join(map(str, cells)) + " |")
-    return "\n".join(lines)
+    )
+    return markdown_table(head, rows, SETTINGS_TITLE)
 
 
 def _phase(base: Record) -> str:
@@ -138,23 +115,20 @@ def _phase(base: Record) -> str:
 
 
 def _lengths(records: list[Record]) -> str:
-    """Chains times draws, the shortest and the longest run."""
+    """Format chains times draws, with the shortest and the longest run."""
     lengths = [r["sampling"]["draws"] for r in records]
     span = "" if max(lengths) == min(lengths) else f" to {max(lengths)}"
     return f"{records[0]['plan']['chains']} × {min(lengths)}{span}"
 
 
-def markdown(found: dict[str, list[Record]]) -> str:
-    """All tables, from the records of each data set."""
-    counts = ", ".join(f"{name} {len(records)}" for name, records in found.items())
-    parts = [f"Splits: {counts}. Mean ± standard deviation over splits."]
-    return "\n\n".join([*parts, *(_table(score, found) for score in TITLES), _settings(found)])
-
-
-def write(page: str | Path, found: dict[str, list[Record]]) -> None:
-    """Put the tables between the marks of a page.
-
-    Raises:
-        InputError: a page without the marks.
-    """
-    write_between(page, "uci_small", markdown(found))
+def markdown(found: Found) -> str:
+    """Return all tables, from the records of each data set."""
+    head = ("paper", "authors' code, run again", "ours is")
+    return page(
+        found,
+        TITLES,
+        head,
+        _cells,
+        _settings(found),
+        digits=lambda score, name: 5 if (score, name) == ("rmse", "naval") else 3,
+    )

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
+import importlib
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,12 +17,15 @@ from sklearn.datasets import load_diabetes
 import subbayes
 import subbayes.diagnostics.metrics
 from experiments import __main__ as command
-from experiments import batched, uci_small, uci_small_tables
+from experiments import batched, uci, uci_small, uci_small_selection, uci_small_tables
 from experiments.store import Store, key_of
+from experiments.tables import write_between
+from experiments.uci_small_methods import Base, Chosen, Plan, sample_ess
+from experiments.uci_tables import verdict
 from subbayes.data.datasets import load_uci, usual_splits
 from subbayes.utils.checks import InputError
 
-TINY = uci_small.Plan(
+TINY = Plan(
     hidden=(6,),
     learning_rates=(1e-2,),
     weight_decays=(1e-2, 1e-1),
@@ -176,10 +182,10 @@ def test_test_rows_have_no_part_in_standardising():
     X, y = np.random.default_rng(0).normal(size=(20, 3)), np.arange(20.0)
     X[:, 2] = 7.3
     train, test = np.arange(15), np.arange(15, 20)
-    one = uci_small.case(X, y, train, test, 0)
+    one = uci.case(X, y, train, test, 0)
     other = X.copy()
     other[test] += 100
-    two = uci_small.case(other, y, train, test, 0)
+    two = uci.case(other, y, train, test, 0)
     assert torch.equal(one.table.inputs, two.table.inputs)
     np.testing.assert_allclose(one.table.inputs[:, :2].mean(0), 0, atol=1e-6)
     np.testing.assert_allclose(one.table.inputs[:, :2].std(0, correction=0), 1, rtol=1e-5)
@@ -190,7 +196,7 @@ def test_choices_see_no_test_row_of_their_split(diabetes):
     X, y, masks = diabetes
     marked = y.copy()
     marked[masks[0]] = np.nan
-    for c in uci_small.tuning_cases(X, marked, masks, TINY):
+    for c in uci_small_selection.tuning_cases(X, marked, masks, TINY):
         assert torch.isfinite(c.table.y).all()
         assert np.isfinite(c.y).all()
         assert len(c.y) + len(c.table.y) == (~masks[0]).sum()
@@ -210,7 +216,8 @@ def test_an_interrupted_run_goes_on_and_a_finished_one_only_reads(diabetes, tmp_
         assert set(record["methods"]) == {"SGD", "SWA", "SWAG", "PCA + ESS", "PCA + VI"}
         assert record["vi"]["temperature"] in TINY.temperatures
         assert all(np.isfinite(v) for m in record["methods"].values() for v in m.values())
-    monkeypatch.setattr(uci_small, "train", lambda *_: pytest.fail("trained again"))
+    for module in (uci_small, uci_small_selection):
+        monkeypatch.setattr(module, "train", lambda *_: pytest.fail("trained again"))
     assert go(2) == both
 
 
@@ -236,14 +243,15 @@ def test_variational_inference_keeps_the_records_there_are(diabetes, tmp_path, m
         [r for r in records.values() if r["kind"] == kind] for kind in ("split", "vi-split")
     )
     assert fit["centre"] == pytest.approx(split["methods"]["SWA"], rel=1e-4)
-    for name in ("try_training", "try_path", "_runs"):
-        monkeypatch.setattr(uci_small, name, lambda *_: pytest.fail("run again"))
+    for name in ("try_training", "try_path"):
+        monkeypatch.setattr(uci_small_selection, name, lambda *_: pytest.fail("run again"))
+    monkeypatch.setattr(uci_small, "_run", lambda *_: pytest.fail("run again"))
     other = dataclasses.replace(TINY, vi_draws=11)
     first = go(other)
     after = Store(tmp_path / "yacht.json").records
     assert {k: r for k, r in after.items() if k in records} == records
     assert sorted(r["kind"] for k, r in after.items() if k not in records) == ["vi", "vi-split"]
-    monkeypatch.setattr(uci_small, "_vi_runs", lambda *_: pytest.fail("run again"))
+    monkeypatch.setattr(uci_small, "_run_vi", lambda *_: pytest.fail("run again"))
     assert go(other) == first
 
 
@@ -259,10 +267,10 @@ def test_the_temperature_of_variational_inference_is_chosen_on_validation_rows(
         seen.append(np.isfinite(targets).all())
         return -abs(len(seen) % len(TINY.temperatures) - 1)
 
-    monkeypatch.setattr(uci_small, "moment_matched", score)
-    base = uci_small.Base(1e-2, 1e-2, 5)
-    choice = uci_small.Chosen(base, base, 1e-3, base, 1e-3, 1.0)
-    found = uci_small.vi_temperature(
+    monkeypatch.setattr(uci_small_selection, "moment_matched", score)
+    base = Base(1e-2, 1e-2, 5)
+    choice = Chosen(base, base, 1e-3, base, 1e-3, 1.0)
+    found = uci_small_selection.select_vi_temperature(
         "yacht", X, marked, masks, TINY, choice, Store(tmp_path / "x.json"), quiet
     )
     assert found == 1.0
@@ -272,7 +280,7 @@ def test_the_temperature_of_variational_inference_is_chosen_on_validation_rows(
 def test_each_method_gets_its_own_best(diabetes, tmp_path, monkeypatch):
     def training(cases, plan, epochs):
         return [
-            dataclasses.asdict(uci_small.Base(0.1, decay, epochs)) | {"score": epochs - decay}
+            dataclasses.asdict(Base(0.1, decay, epochs)) | {"score": epochs - decay}
             for decay in plan.weight_decays
         ]
 
@@ -290,18 +298,18 @@ def test_each_method_gets_its_own_best(diabetes, tmp_path, monkeypatch):
 
     tried = []
     X, y, masks = diabetes
-    monkeypatch.setattr(uci_small, "try_training", training)
-    monkeypatch.setattr(uci_small, "try_path", path)
+    monkeypatch.setattr(uci_small_selection, "try_training", training)
+    monkeypatch.setattr(uci_small_selection, "try_path", path)
     plan = dataclasses.replace(
         TINY, epochs=(1, 2, 4), bases=2, path_rates=(1.0, 2.0), further_rates=(3.0, 4.0, 5.0)
     )
     store = Store(tmp_path / "x.json")
-    choice = uci_small.chosen("yacht", X, y, masks, plan, store, quiet)
+    choice = uci_small_selection.select_settings("yacht", X, y, masks, plan, store, quiet)
     expected = [(4, 1.0), (4, 2.0), (4, 3.0), (4, 4.0), (4, 5.0), (2, 1.0), (2, 2.0), (2, 3.0)]
     assert tried == expected  # further rates only while the largest is the best
     assert (choice.sgd.epochs, choice.pca.epochs, choice.pca_rate) == (4, 4, 4.0)
     assert (choice.swag_rate, choice.temperature, choice.sgd.weight_decay) == (1.0, 10.0, 0.01)
-    assert uci_small.chosen("yacht", X, y, masks, plan, store, quiet) == choice
+    assert uci_small_selection.select_settings("yacht", X, y, masks, plan, store, quiet) == choice
     assert tried == expected
 
 
@@ -314,7 +322,7 @@ def test_chains_that_disagree_are_run_longer():
     )
     for rhat, draws in ((9.0, 10), (1.0, 40)):
         plan = dataclasses.replace(TINY, rhat=rhat, longest=4)
-        assert uci_small.sampled(posterior, plan, 0).n_draws == draws
+        assert sample_ess(posterior, plan, 0).n_draws == draws
 
 
 def test_scores_against_closed_forms():
@@ -325,7 +333,7 @@ def test_scores_against_closed_forms():
     total = variance.mean(0) + mean.var(0)
     gap = y - mean.mean(0)
     density = np.exp(-((y - mean) ** 2) / 2 / variance) / np.sqrt(2 * np.pi * variance)
-    found = uci_small.scores(predictive, y)
+    found = uci.scores(predictive, y)
     assert found["log_likelihood"] == pytest.approx(
         np.mean(-0.5 * (np.log(2 * np.pi * total) + gap**2 / total))
     )
@@ -346,8 +354,8 @@ def record(value):
         "coverage": 0.95,
         "coverage_mixture": 0.95,
     }
-    base = uci_small.Base(0.01, 0.1, 100)
-    chosen = dataclasses.asdict(uci_small.Chosen(base, base, 1e-3, base, 1e-3, 30.0))
+    base = Base(0.01, 0.1, 100)
+    chosen = dataclasses.asdict(Chosen(base, base, 1e-3, base, 1e-3, 30.0))
     methods = ("SGD", "SWA", "SWAG", "PCA + ESS", "PCA + VI")
     return {
         "methods": dict.fromkeys(methods, one),
@@ -363,7 +371,7 @@ def test_the_page_gets_the_tables_between_its_marks(tmp_path):
     page = tmp_path / "page.md"
     page.write_text("before\n<!-- uci_small: begin -->\nold\n<!-- uci_small: end -->\nafter\n")
     found = {"yacht": [record(-0.3), record(-0.1)]}
-    uci_small_tables.write(page, found)
+    write_between(page, "uci_small", uci_small_tables.markdown(found))
     text = page.read_text()
     assert text.startswith("before\n")
     assert text.endswith("after\n")
@@ -374,14 +382,14 @@ def test_the_page_gets_the_tables_between_its_marks(tmp_path):
     ) in text
     assert "| yacht | PCA + VI | −0.396 ± 0.419 | −0.200 ± 0.141 |" in text
     assert "| 30, 10 | 20 | 8 × 500 | 1.010, 1.010 | 3.0 | 0.40, 0.40 |" in text
-    uci_small_tables.write(page, found)
+    write_between(page, "uci_small", uci_small_tables.markdown(found))
     assert page.read_text() == text
 
 
 def test_a_page_without_marks_is_refused(tmp_path):
     (tmp_path / "page.md").write_text("nothing here")
     with pytest.raises(InputError, match="page: expected the marks"):
-        uci_small_tables.write(tmp_path / "page.md", {"yacht": [record(0.0)]})
+        write_between(tmp_path / "page.md", "uci_small", "text")
 
 
 @pytest.mark.parametrize(
@@ -397,7 +405,7 @@ def test_a_page_without_marks_is_refused(tmp_path):
 )
 def test_the_verdict_weighs_the_difference_by_its_error(score, ours, said):
     paper = (1.0 if score != "log_likelihood" else -1.0, 0.1)
-    assert uci_small_tables.verdict(score, paper, ours, 20) == said
+    assert verdict(score, paper, ours, 20) == said
 
 
 def test_the_command_ends_with_one_json_line(diabetes, tmp_path, monkeypatch, capsys):
@@ -430,22 +438,18 @@ def test_an_unknown_data_set_is_one_line(capsys, tmp_path):
     assert capsys.readouterr().err.startswith("error: datasets: expected some of yacht, boston")
 
 
-def test_the_experiments_are_their_files():
-    assert command.names() == [
-        "laplace_images",
-        "laplace_regression",
-        "sparse_images",
-        "sparse_phoneme",
-        "sparse_tabular",
-        "ssr_lesions",
-        "ssr_simulation",
-        "ssr_toy",
-        "ssr_uci",
-        "subnetwork_selection",
-        "toy_regression",
-        "uci_large",
-        "uci_small",
-    ]
+@pytest.mark.parametrize("name", command.EXPERIMENTS)
+def test_each_experiment_has_options_and_a_run(name):
+    experiment = importlib.import_module(f"experiments.{name}")
+    experiment.add_options(argparse.ArgumentParser())
+    assert callable(experiment.run)
+
+
+def test_every_module_with_options_is_an_experiment():
+    """`sparse_networks` and `tables` add shared options, but have no `run`."""
+    folder = Path(command.__file__).parent
+    found = {f.stem for f in folder.glob("[a-z]*.py") if "\ndef run(" in f.read_text()}
+    assert found == set(command.EXPERIMENTS)
 
 
 def test_a_split_of_the_real_yacht_data(tmp_path):

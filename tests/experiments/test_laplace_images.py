@@ -13,7 +13,7 @@ import subbayes
 from experiments import images, laplace_images_tables
 from experiments import laplace_images as experiment
 from experiments.corruptions import CORRUPTIONS, jittered, warped
-from experiments.laplace_subspaces import Judged, all_along, precisions
+from experiments.laplace_subspaces import Judge, subspace_jacobians, subspace_precisions
 from subbayes.utils.checks import InputError
 
 TINY = experiment.Plan(
@@ -167,7 +167,7 @@ def test_a_finished_run_only_reads_and_a_changed_setting_is_another_record(
     seen = []
     monkeypatch.setattr(
         experiment,
-        "one",
+        "compute_record",
         lambda name, seed, plan, *_: (seen.append((seed, plan.epochs)), {"seconds": 0.0})[1],
     )
     monkeypatch.setattr(experiment.tables, "page", lambda found: "")
@@ -205,10 +205,6 @@ def test_tables_have_a_row_for_each_subspace(record, tmp_path):
     for block in text.split("\n\n"):
         if block.startswith("|"):
             assert len({line.count("|") for line in block.split("\n")}) == 1
-    page = tmp_path / "page.md"
-    page.write_text("<!-- laplace_images: begin -->\n<!-- laplace_images: end -->\n")
-    laplace_images_tables.write(found, page)
-    assert text in page.read_text()
     laplace_images_tables.figures(found, tmp_path)
     for name in ("figures2and4.png", "figure3.png"):
         assert (tmp_path / name).read_bytes()[1:4] == b"PNG"
@@ -221,13 +217,13 @@ def test_subspaces_judged_together_are_judged_as_one_by_one(form):
     psi = experiment.precision(
         network, subbayes.likelihoods.Categorical(), (x, torch.arange(9) % 2), form
     )
-    judged = Judged(psi, psi.jacobian(x[:3]))
+    judged = Judge(psi, psi.jacobian(x[:3]))
     spaces = {
         "a": subbayes.subspace.RandomSubspace(network.weights, 4, seed=0),
         "b": subbayes.subspace.CoordinateSubspace(network.weights, torch.tensor([9, 2, 20])),
         "c": subbayes.subspace.RandomSubspace(network.weights, 2, seed=1),
     }
-    precise, columns = precisions(psi, spaces), all_along(judged.X, spaces)
+    precise, columns = subspace_precisions(psi, spaces), subspace_jacobians(judged.X, spaces)
     for name, space in spaces.items():
         found = judged.nested(precise[name], columns[name], [space.rank])[str(space.rank)]
         assert found == pytest.approx(judged(space))

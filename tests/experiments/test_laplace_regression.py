@@ -62,9 +62,11 @@ def test_a_finished_run_only_reads_and_another_seed_is_added(folder, tmp_path, m
     lines = []
     first = experiment.run(options(folder, tmp_path, seeds=1), lines.append, TINY)
     assert lines[0].startswith("california, seed 0: ")
-    seeds, one = [], experiment.one
+    seeds, compute = [], experiment.compute_record
     monkeypatch.setattr(
-        experiment, "one", lambda rows, seed, plan: (seeds.append(seed), one(rows, seed, plan))[1]
+        experiment,
+        "compute_record",
+        lambda rows, seed, plan: (seeds.append(seed), compute(rows, seed, plan))[1],
     )
     assert experiment.run(options(folder, tmp_path, seeds=1), lambda *_: None, TINY) == first
     assert (
@@ -111,7 +113,7 @@ def network(folder):
 def test_the_noise_is_that_of_the_residuals_asked_for(network):
     net, (x, y, new, y_new) = network
     for noise, inputs, targets in (("training", x, y), ("held-out", new, y_new)):
-        found = experiment.noisy(net, network[1], replace(TINY, noise=noise))
+        found = experiment.fit_noise(net, network[1], replace(TINY, noise=noise))
         residuals = targets - net(net.weights, inputs)[:, 0].detach()
         assert np.ravel(found.noise)[0] == pytest.approx(float(residuals.square().mean().sqrt()))
 
@@ -120,7 +122,7 @@ def test_the_noise_is_that_of_the_residuals_asked_for(network):
 def test_the_noise_of_the_largest_evidence(network, prior_precision):
     net, (x, y, *_) = network
     plan = replace(TINY, noise="evidence", prior_precision=prior_precision)
-    best = float(np.ravel(experiment.noisy(net, network[1], plan).noise)[0])
+    best = float(np.ravel(experiment.fit_noise(net, network[1], plan).noise)[0])
 
     def evidence(noise):
         return linearised_laplace(
@@ -133,7 +135,7 @@ def test_the_noise_of_the_largest_evidence(network, prior_precision):
 
 def test_jittered_and_mixed_inputs():
     x = torch.randn(50, 2, generator=torch.Generator().manual_seed(0)).double()
-    jittered, mixed = (experiment.spread(x, how, 4000, 0) for how in ("jittered", "mixed"))
+    jittered, mixed = (experiment.perturb_inputs(x, how, 4000, 0) for how in ("jittered", "mixed"))
     truth = x.var(0, correction=0)
     assert jittered.shape == mixed.shape == (4000, 2)
     tolerance = 6 * (2 / 4000) ** 0.5

@@ -27,7 +27,7 @@ TINY = experiment.Plan(
     predicting=5,
     age_draws=20,
 )
-METHODS = list(experiment.USUAL)
+METHODS = list(experiment.DEFAULT_METHODS)
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +114,7 @@ def test_an_interrupted_run_goes_on_and_draws_its_picture(tmp_path, monkeypatch)
     records = Store(tmp_path / "records.json").records
     assert len(records) == 3
     assert any("0.841 ± 0.003" in line for line in said)
-    monkeypatch.setattr(experiment, "one", lambda *_: pytest.fail("fitted again"))
+    monkeypatch.setattr(experiment, "compute_record", lambda *_: pytest.fail("fitted again"))
     assert experiment.run(options(tmp_path), lambda *_: None, TINY) == found
 
 

@@ -30,7 +30,7 @@ METHODS = ["k = 2", "deep ensemble", "MCMC"]
 @pytest.fixture(scope="module")
 def rows():
     try:
-        return experiment.tables("yacht", None)
+        return experiment.load_rows("yacht", None)
     except InputError as error:
         pytest.skip(f"wiese/yacht.npz is absent: {error}")
 
@@ -80,7 +80,7 @@ def test_methods_are_scored_and_a_finished_run_only_reads(tmp_path, monkeypatch)
     assert "| yacht |" in said[-1]
     (members,) = (tmp_path / "arrays").iterdir()  # where chains over all weights start
     assert np.load(members).shape == (2, 26)
-    monkeypatch.setattr(experiment, "one", lambda *_: pytest.fail("run again"))
+    monkeypatch.setattr(experiment, "compute_record", lambda *_: pytest.fail("run again"))
     assert experiment.run(options(tmp_path), said.append, TINY)["records"] == first
 
 
@@ -90,7 +90,7 @@ def test_a_network_of_few_weights_has_fewer_directions(rows, monkeypatch, column
     monkeypatch.setattr(
         experiment.SemiStructuredRegression, "fit", lambda self, train, **more: given.update(more)
     )
-    experiment.fitted("k = 12", "f1", rows[0][[*columns, "y"]], 0, TINY)
+    experiment.fit_method("k = 12", "f1", rows[0][[*columns, "y"]], 0, TINY)
     assert given["subspace"].rank == rank
 
 
@@ -103,21 +103,16 @@ def test_single_networks_take_their_steps_on_minibatches():
     assert (last.epochs, last.patience) == (60, None)
 
 
-def test_the_page_gets_ours_beside_the_paper(tmp_path):
-    page = tmp_path / "page.md"
-    page.write_text("<!-- ssr_uci: begin -->\nold\n<!-- ssr_uci: end -->\n")
+def test_tables_show_the_papers_figures_beside_ours():
     chains = {"rhat_sigma": 1.02, "rhat_mean": 1.2, "divergent": 0.01, "evaluations": 7.0}
-    ssr_uci_tables.write(
-        page,
+    text = ssr_uci_tables.markdown(
         [
             record("f2", "yacht", "k = 2", 0.8, **chains),
             record("f2", "DS", "k = 2", -0.5, **chains),
             record("f2", "yacht", "k = 5", 1.0, **chains),
             record("f2", "yacht", "k = 5, longer", 2.0, **chains),
-        ],
+        ]
     )
-    text = page.read_text()
-    assert "old" not in text
     assert ("| yacht | 0.80 ± 0.10 (−0.69 ± 1.90) | 1.00 ± 0.10 (1.49 ± 0.51) |") in text
     assert "| DS | −0.50 ± 0.10 |  |" in text
     assert "| f2 | k = 2 | 1.02 | 1.20 | 0 of 2 | 1.0 % | 7 |" in text

@@ -9,10 +9,12 @@ import pytest
 import torch
 
 from experiments import toy_regression as toy
+from experiments import toy_regression_data as toy_data
+from experiments import toy_regression_methods as toy_methods
 from experiments import toy_regression_page as page
 from subbayes.utils.checks import InputError
 
-TINY = toy.Plan(
+TINY = toy_data.Plan(
     hidden=(6,),
     epochs=2,
     path_epochs=6,
@@ -30,8 +32,8 @@ TINY = toy.Plan(
 def folder(tmp_path):
     """A data directory with points like the paper's."""
     rng = np.random.default_rng(0)
-    x = np.concatenate([rng.uniform(*ends, 20) for ends in toy.CLUSTERS])
-    path = tmp_path / "data" / toy.FILE
+    x = np.concatenate([rng.uniform(*ends, 20) for ends in toy_data.CLUSTERS])
+    path = tmp_path / "data" / toy_data.FILE
     path.parent.mkdir(parents=True)
     np.save(path, np.stack([x, np.sin(x / 3) + 0.05 * rng.standard_normal(60)], 1))
     return tmp_path / "data"
@@ -52,18 +54,18 @@ def options(folder, tmp_path, **changes):
 
 
 def test_regions_are_near_in_the_gaps_and_beyond():
-    regions = toy.regions()
+    regions = toy_data.regions()
     assert np.all(sum(mask.astype(int) for mask in regions.values()) == 1)
-    assert toy.GRID[regions["gaps"]].min() == pytest.approx(-4.7)
-    assert np.abs(toy.GRID[regions["beyond"]]).min() == pytest.approx(7.3)
+    assert toy_data.GRID[regions["gaps"]].min() == pytest.approx(-4.7)
+    assert np.abs(toy_data.GRID[regions["beyond"]]).min() == pytest.approx(7.3)
 
 
 def test_summary_of_curves_that_are_known():
     rng = np.random.default_rng(0)
-    wide = np.where(toy.regions()["near"], 0.1, 0.3)
+    wide = np.where(toy_data.regions()["near"], 0.1, 0.3)
     curves = rng.standard_normal((20000, 1)) * wide
-    points = toy.Points("known", np.array([0.0]), np.array([0.5]), truth=np.full(201, 0.25))
-    found = toy.summary(curves, points, 0.05)
+    points = toy_data.Points("known", np.array([0.0]), np.array([0.5]), truth=np.full(201, 0.25))
+    found = toy_data.summary(curves, points, 0.05)
     assert found["sd near"] == pytest.approx(0.1, rel=0.02)
     assert found["growth gaps"] == pytest.approx(3, rel=1e-6)
     assert found["rmse"] == pytest.approx(0.5, abs=0.01)
@@ -73,25 +75,27 @@ def test_summary_of_curves_that_are_known():
 
 @pytest.mark.usefixtures("unchecked")
 def test_the_curve_has_its_ends_at_one_and_minus_one(folder, tmp_path):
-    points = toy.paper_points(str(folder))
-    keep = toy.Keep(tmp_path / "kept", lambda *_: None)
-    model = toy.trained(points, TINY, 0, keep)
-    space = toy.subspace_of("curve", model, TINY, 0)
+    points = toy_data.paper_points(str(folder))
+    cache = toy_methods.ArrayCache(tmp_path / "kept", lambda *_: None)
+    model = toy_methods.train_solutions(points, TINY, 0, cache)
+    space = toy_methods.subspace_of("curve", model, TINY, 0)
     torch.testing.assert_close(space.weights(torch.tensor([1.0, 0.0])), model.curve.points[0])
     torch.testing.assert_close(space.weights(torch.tensor([-1.0, 0.0])), model.curve.points[-1])
-    assert toy.posterior_of("PCA", points, model, TINY, 0).prior.scale == pytest.approx(2**0.5)
-    again = toy.trained(points, TINY, 0, keep)
+    assert toy_methods.posterior_of("PCA", points, model, TINY, 0).prior.scale == pytest.approx(
+        2**0.5
+    )
+    again = toy_methods.train_solutions(points, TINY, 0, cache)
     assert torch.equal(again.recorder.mean, model.recorder.mean)
 
 
 def test_twins_are_like_the_data_with_a_function_that_is_known(folder):
-    like = toy.paper_points(str(folder))
-    one = toy.twin(1, like, TINY)
+    like = toy_data.paper_points(str(folder))
+    one = toy_data.twin(1, like, TINY)
     np.testing.assert_array_equal(one.x, like.x)
-    assert one.truth.shape == toy.GRID.shape
-    residuals = one.y - np.interp(one.x, toy.GRID, one.truth)
+    assert one.truth.shape == toy_data.GRID.shape
+    residuals = one.y - np.interp(one.x, toy_data.GRID, one.truth)
     assert residuals.std() == pytest.approx(TINY.noise, rel=0.3)
-    assert not np.allclose(one.truth, toy.twin(2, like, TINY).truth)
+    assert not np.allclose(one.truth, toy_data.twin(2, like, TINY).truth)
 
 
 @pytest.mark.usefixtures("unchecked")

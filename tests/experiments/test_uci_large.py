@@ -16,6 +16,8 @@ import subbayes
 from experiments import __main__ as command
 from experiments import uci, uci_large, uci_large_tables
 from experiments.store import Store
+from experiments.uci_tables import verdict
+from subbayes.baselines.map import point_estimate
 from subbayes.data.datasets import load_uci, usual_splits
 from subbayes.utils.checks import InputError
 
@@ -55,10 +57,10 @@ def a_case(diabetes, seed=0):
 
 def test_one_run_gives_the_solution_and_the_trajectory_of_its_later_epochs(diabetes):
     c = a_case(diabetes)
-    run = uci_large.trained(c, TINY, 1e-3, "cpu")
+    run = uci_large.train_with_snapshots(c, TINY, 1e-3, "cpu")
     seen = []
     other = subbayes.training.train(
-        uci_large.initial(c.table, TINY),
+        uci_large.initial_network(c.table, TINY),
         c.table.likelihood,
         (c.table.inputs, c.table.y),
         seed=0,
@@ -90,19 +92,19 @@ def test_networks_start_with_no_dead_unit_before_the_outputs(diabetes):
     table = a_case(diabetes).table
     plan = dataclasses.replace(TINY, hidden=(20, 20, 2))
     for seed in range(10):
-        module = uci_large.initial(dataclasses.replace(table, seed=seed), plan)
+        module = uci_large.initial_network(dataclasses.replace(table, seed=seed), plan)
         assert ((module.layers[:-1](table.inputs) > 0).double().mean(0) >= 0.1).all()
     nowhere = dataclasses.replace(table, inputs=torch.full_like(table.inputs, -math.inf))
     with pytest.raises(InputError, match="hidden: expected units that are positive somewhere"):
-        uci_large.initial(nowhere, plan)
+        uci_large.initial_network(nowhere, plan)
 
 
 def test_normalised_log_likelihoods_are_those_of_targets_of_variance_one(diabetes):
     X, y, masks = diabetes
     c, scaled = a_case(diabetes), a_case((X, 50 + 7 * y, masks))
-    runs = [uci_large.trained(one, TINY, 1e-3, "cpu") for one in (c, scaled)]
+    runs = [uci_large.train_with_snapshots(one, TINY, 1e-3, "cpu") for one in (c, scaled)]
     ours, theirs = (
-        uci_large.normalised(uci_large.point(run.sgd).predict(one.inputs), one)
+        uci_large.normalised_scores(point_estimate(run.sgd).predict(one.inputs), one)
         for run, one in zip(runs, (c, scaled), strict=True)
     )
     assert ours["log_likelihood"] == pytest.approx(theirs["log_likelihood"], abs=1e-4)
@@ -137,7 +139,7 @@ def test_the_rate_is_the_best_for_sgd_and_the_temperature_the_best_at_it(
 ):
     asked = []
 
-    def tried(c, plan, rate, device):
+    def try_rate(c, plan, rate, device):
         asked.append(rate)
         if rate == 1.0:
             return [{"method": "SGD", "score": None}]
@@ -147,20 +149,20 @@ def test_the_rate_is_the_best_for_sgd_and_the_temperature_the_best_at_it(
         ]
 
     X, y, masks = diabetes
-    monkeypatch.setattr(uci_large, "tried", tried)
+    monkeypatch.setattr(uci_large, "try_rate", try_rate)
     plan = dataclasses.replace(TINY, learning_rates=(1e-3, 1e-1, 1.0))
     store = Store(tmp_path / "x.json")
     options = ("pol", X, y, masks[0], plan, store, "cpu", quiet)
-    assert uci_large.chosen(*options) == uci_large.Chosen(0.1, 10.0)
-    assert uci_large.chosen(*options) == uci_large.Chosen(0.1, 10.0)
+    assert uci_large.select_settings(*options) == uci_large.Chosen(0.1, 10.0)
+    assert uci_large.select_settings(*options) == uci_large.Chosen(0.1, 10.0)
     assert asked == [1e-3, 1e-1, 1.0]
     single = dataclasses.replace(TINY, temperatures=(5.0,))
-    assert uci_large.chosen("pol", X, y, masks[0], single, store, "cpu", quiet) == (
+    assert uci_large.select_settings("pol", X, y, masks[0], single, store, "cpu", quiet) == (
         uci_large.Chosen(1e-3, 5.0)
     )
     assert asked == [1e-3, 1e-1, 1.0]
     with pytest.raises(InputError, match="learning_rates: expected a rate at which training"):
-        uci_large.chosen(
+        uci_large.select_settings(
             "pol",
             X,
             y,
@@ -173,7 +175,7 @@ def test_the_rate_is_the_best_for_sgd_and_the_temperature_the_best_at_it(
 
 
 def test_a_rate_that_diverges_is_no_choice(diabetes):
-    assert uci_large.tried(a_case(diabetes), TINY, 1e9, "cpu") == [
+    assert uci_large.try_rate(a_case(diabetes), TINY, 1e9, "cpu") == [
         {"method": "SGD", "score": None, "se": None}
     ]
 
@@ -192,7 +194,7 @@ def test_an_interrupted_run_goes_on_and_a_finished_one_only_reads(diabetes, tmp_
         assert set(record["methods"]) == {*uci_large.METHODS, "SWA"}
         assert all(np.isfinite(v) for m in record["methods"].values() for v in m.values())
         assert record["sampling"]["rank"] == 3
-    monkeypatch.setattr(uci_large, "trained", lambda *_: pytest.fail("trained again"))
+    monkeypatch.setattr(uci_large, "train_with_snapshots", lambda *_: pytest.fail("trained again"))
     assert go(2) == both
     with pytest.raises(InputError, match="splits: expected at most 3, got 4"):
         go(4)
@@ -220,15 +222,10 @@ def record(value):
     }
 
 
-def test_the_page_gets_the_tables_between_its_marks(tmp_path):
-    page = tmp_path / "page.md"
-    page.write_text("before\n<!-- uci_large: begin -->\nold\n<!-- uci_large: end -->\nafter\n")
-    uci_large_tables.write(
-        page, {"elevators": [record(-0.4), record(-0.2)], "skillcraft": [record(-1.0)]}
+def test_tables_show_the_authors_figures_beside_ours():
+    text = uci_large_tables.markdown(
+        {"elevators": [record(-0.4), record(-0.2)], "skillcraft": [record(-1.0)]}
     )
-    text = page.read_text()
-    assert text.startswith("before\n")
-    assert text.endswith("after\n")
     assert (
         "| elevators | PCA + ESS | −0.406 ± 0.041 | −0.300 ± 0.141 | −0.300 ± 0.141 "
         "| within error |"
@@ -237,8 +234,8 @@ def test_the_page_gets_the_tables_between_its_marks(tmp_path):
 
 
 def test_the_verdict_knows_that_two_means_have_splits_of_their_own():
-    assert uci.verdict("rmse", (1.0, 0.3), (0.8, 0.0), 3, 9) == "within error"
-    assert uci.verdict("rmse", (1.0, 0.3), (0.8, 0.0), 3, 36) == "better"
+    assert verdict("rmse", (1.0, 0.3), (0.8, 0.0), 3, 9) == "within error"
+    assert verdict("rmse", (1.0, 0.3), (0.8, 0.0), 3, 36) == "better"
 
 
 def test_the_authors_normalised_log_likelihoods_fit_their_residuals():
