@@ -3,8 +3,8 @@
     pip install 'subbayes[lightning]'
     python examples/lightning_callback.py
 
-The callback is all that a training of your own needs: put `SubspaceRecorder` among the
-trainer's callbacks, with a constant learning rate while it records.
+To use it in your own training, add `SubspaceRecorder` to the trainer's callbacks and keep the
+learning rate constant while it records.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ class SubspaceRecorder(lightning.Callback):
     """Records the weights of a Lightning module after each epoch.
 
     Args:
-        start: first epoch to record, after those that converge.
-        every: record each so many epochs.
+        start: first epoch to record, after convergence.
+        every: number of epochs between snapshots.
         network: name of the submodule to record; by default the whole module.
-        **options: of `subbayes.subspaces.TrajectoryRecorder`.
+        **options: options of `subbayes.subspaces.TrajectoryRecorder`.
     """
 
     def __init__(self, start: int = 0, every: int = 1, network: str = "", **options):
@@ -32,25 +32,25 @@ class SubspaceRecorder(lightning.Callback):
         self.recorder = subbayes.subspaces.TrajectoryRecorder(**options)
 
     def on_train_epoch_end(self, trainer, pl_module):
-        """Take a snapshot."""
+        """Record a snapshot."""
         past = trainer.current_epoch - self.start
         if past >= 0 and past % self.every == 0:
             self.recorder.update(pl_module.get_submodule(self.network))
 
     def state_dict(self):
-        """What a Lightning checkpoint keeps, so that a resumed training goes on recording."""
+        """Return the snapshots for a Lightning checkpoint, so that recording can be resumed."""
         tensors, config = self.recorder.state()
         return {"tensors": tensors, "config": config}
 
     def load_state_dict(self, state):
-        """Go on from a checkpoint."""
+        """Restore the snapshots from a checkpoint."""
         self.recorder = subbayes.subspaces.TrajectoryRecorder.from_state(
             state["tensors"], state["config"], self.recorder.parameters
         )
 
 
 class Regression(lightning.LightningModule):
-    """A small regression network, as anyone would write it."""
+    """A small regression network."""
 
     def __init__(self, noise: float = 0.2):
         super().__init__()
@@ -58,14 +58,14 @@ class Regression(lightning.LightningModule):
         self.likelihood = subbayes.likelihoods.Gaussian(noise=noise)
 
     def training_step(self, batch, _):
-        """Mean negative log-likelihood of a batch."""
+        """Return the mean negative log-likelihood of a batch."""
         x, y = batch
         loss = -self.likelihood.log_prob(self.net(x), y).mean()
         self.log("loss", loss, prog_bar=True)
         return loss
 
     def configure_optimizers(self):
-        """SGD at a constant rate, which is what makes it move around a solution."""
+        """Return SGD with a constant learning rate, which explores the region of a solution."""
         return torch.optim.SGD(self.parameters(), lr=1e-3, momentum=0.9)
 
 

@@ -1,11 +1,10 @@
-"""How sure is a fine-tuned transformer? Linearised Laplace over its low-rank adapters.
+"""Linearised Laplace approximation of the low-rank adapters of a transformer.
 
     python examples/lora_laplace.py
 
-A small transformer with random weights stands for a pretrained one: it takes dicts of tokens
-and their mask, returns an object with `.logits`, and is frozen but for the adapters that LoRA
-(Hu et al. 2022) puts beside its linear layers. A name pattern selects them; all else is as for
-any module.
+A small transformer with random weights takes the place of a pretrained one: it takes a dict of
+tokens and their mask, and returns an object with `.logits`. Its weights are frozen except for the
+adapters that LoRA (Hu et al. 2022) adds to its linear layers, which are selected by a name pattern.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ WORDS, LENGTH, CLASSES = 24, 10, 3
 
 
 class LoRA(nn.Module):
-    """A frozen linear layer with a low-rank adapter beside it, which starts at zero."""
+    """A frozen linear layer plus a low-rank adapter, which is initialised to zero."""
 
     def __init__(self, base: nn.Linear, rank: int):
         super().__init__()
@@ -33,12 +32,12 @@ class LoRA(nn.Module):
         nn.init.zeros_(self.lora_b.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        """What the layer returns, and the adapter."""
+        """Return the sum of the outputs of the layer and of the adapter."""
         return self.base(x) + self.lora_b(self.lora_a(x))
 
 
 class Block(nn.Module):
-    """Self-attention and a perceptron, each added to what came in."""
+    """Self-attention and a perceptron, each with a residual connection."""
 
     def __init__(self, width: int, heads: int = 2):
         super().__init__()
@@ -48,20 +47,20 @@ class Block(nn.Module):
         self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
 
     def forward(self, h: Tensor, mask: Tensor) -> Tensor:
-        """Tokens see those that are not masked."""
+        """Apply the block; masked tokens are not attended to."""
         x = self.norm_1(h)
         q, k, v = (
             layer(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
             for layer in (self.query, self.key, self.value)
         )
-        seen = mask[:, None, None, :].bool()
-        attended = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=seen)
+        visible = mask[:, None, None, :].bool()
+        attended = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=visible)
         h = h + self.out(attended.transpose(1, 2).flatten(2))
         return h + self.down(nn.functional.gelu(self.up(self.norm_2(h))))
 
 
 class Transformer(nn.Module):
-    """A classifier of sentences, called as those of the library transformers are."""
+    """A classifier of sentences with the interface of the library transformers."""
 
     def __init__(self, width: int = 32, depth: int = 2):
         super().__init__()
@@ -70,7 +69,7 @@ class Transformer(nn.Module):
         self.classifier = nn.Linear(width, CLASSES)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> SimpleNamespace:
-        """Logits of the mean of the tokens."""
+        """Return the logits of the mean of the tokens."""
         h = self.words(input_ids) + self.places(torch.arange(input_ids.shape[1]))
         for block in self.blocks:
             h = block(h, attention_mask)
@@ -79,7 +78,7 @@ class Transformer(nn.Module):
 
 
 def with_adapters(model: nn.Module, rank: int = 4) -> nn.Module:
-    """Freeze a transformer and put adapters beside its queries and values."""
+    """Freeze a transformer and add adapters to its queries and values."""
     model.requires_grad_(False)
     for block in model.blocks:
         block.query, block.value = LoRA(block.query, rank), LoRA(block.value, rank)
@@ -87,7 +86,7 @@ def with_adapters(model: nn.Module, rank: int = 4) -> nn.Module:
 
 
 def sentences(n: int, seed: int) -> tuple[dict[str, Tensor], Tensor]:
-    """Tokens of three kinds, and the kind that is most frequent; one label in ten is wrong."""
+    """Return tokens of three kinds, and the most frequent kind; one label in ten is wrong."""
     generator = torch.Generator().manual_seed(seed)
     lengths = torch.randint(4, LENGTH + 1, (n, 1), generator=generator)
     mask = (torch.arange(LENGTH) < lengths).long()
@@ -99,7 +98,7 @@ def sentences(n: int, seed: int) -> tuple[dict[str, Tensor], Tensor]:
 
 
 def main(n: int = 200, epochs: int = 150, rank: int = 30) -> dict[str, subbayes.Predictive]:
-    """Train the adapters, and predict from their posterior."""
+    """Train the adapters and predict with their posterior."""
     torch.manual_seed(0)
     model = with_adapters(Transformer())
     data, (new, labels) = sentences(n, seed=1), sentences(400, seed=2)

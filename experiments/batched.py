@@ -1,10 +1,9 @@
-r"""Trains many small networks of one shape at once, with settings of each one's own.
+r"""Trains many small networks of one shape at once, each with its own settings.
 
 `subbayes.training.train_many` trains networks with the same learning rate and weight decay. Here
-each network has its own, as a grid of settings on many splits needs: the networks are rows of one
-matrix, and a step costs as many tensor operations as that of one network. Losses, shuffling, Adam
-and SGD are those of `subbayes.training.train` and `subbayes.training.swa`, which the tests compare
-member by member.
+each network has its own, for a grid of settings on many splits: the networks are rows of one
+matrix, and a step takes as many tensor operations as a step of one network. Results agree with
+those of `subbayes.training.train` and `subbayes.training.swa`, see the tests.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ class Table:
 
     @property
     def likelihood(self) -> Standardized:
-        """Heteroscedastic with a global variance, on targets standardised by these rows."""
+        """Heteroscedastic likelihood with a global variance, on standardised targets."""
         return Standardized.of(HeteroscedasticGaussian(), self.y)
 
 
@@ -65,21 +64,21 @@ class Members:
     rows: Float[Tensor, "S P"]
 
     def finite(self, s: int) -> bool:
-        """Whether the training of member s went well."""
+        """Return whether the weights of member s are finite."""
         return bool(torch.isfinite(self.rows[s]).all())
 
     def network(self, s: int) -> Network:
-        """The network of member s."""
+        """Return the network of member s."""
         return self.network_at(s, self.rows[s, :-1])
 
     def network_at(self, s: int, weights: Float[Tensor, " D"]) -> Network:
-        """The network of member s at other weights."""
+        """Return the network of member s at other weights."""
         table = self.tables[s]
         module = MLP(table.inputs.shape[1], self.hidden, 2, seed=table.seed)
         return Network(module).with_weights(weights)
 
     def likelihood(self, s: int, raw: Float[Tensor, " 1"] | None = None) -> Standardized:
-        """The likelihood of member s at its global variance, or at another."""
+        """Return the likelihood of member s, at its global variance or at `raw`."""
         raw = self.rows[s, -1:] if raw is None else raw
         return self.tables[s].likelihood.with_parameters(raw).detach()
 
@@ -129,7 +128,7 @@ def average(
     momentum: float = 0.9,
     progress: bool | None = None,
 ) -> list[SwaResult | None]:
-    """Go on by SGD at a constant rate, and average snapshots after each epoch.
+    """Continue with SGD at a constant rate, and average snapshots after each epoch.
 
     Args:
         start: trained members.
@@ -177,14 +176,14 @@ def _initial(table: Table, hidden: tuple[int, ...]) -> Float[Tensor, " P"]:
 class _Rows(Trainable):
     """Networks as rows of one matrix, each with its own learning rate and weight decay.
 
-    A member that diverges stays so and does not stop the others.
+    A member that diverges does not affect the others.
 
     Args:
         start: the networks.
         batch_size: rows per step.
         weight_decay: one per member.
-        rate: learning rates of an epoch, (S, 1).
-        optimizer: makes steps of the matrix.
+        rate: returns the learning rates of an epoch, shape (S, 1).
+        optimizer: updates the matrix.
         clip_norm: largest norm of each member's gradient of the log-likelihood.
     """
 
@@ -219,7 +218,7 @@ class _Rows(Trainable):
         self.rates = self.rate(number)
 
     def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Rows of each member in an order of its own."""
+        """Yield minibatches, with the rows of each member in its own order."""
         members, n = torch.arange(len(self.rows))[:, None], self.y.shape[1]
         order = torch.stack([torch.randperm(n, generator=g) for g in self.generators])
         for batch in order.split(batch_sizes(n, self.batch_size), 1):
@@ -245,11 +244,11 @@ class _Rows(Trainable):
         return -likelihood.log_prob(h, y).mean(1).sum()
 
     def end_epoch(self, number: int, losses: list[Any], rows: list[int]) -> list[dict[str, float]]:
-        """No metrics: a step returns none, so that it does not wait for its loss."""
+        """Return no metrics, so that a step does not wait for its loss."""
         return [{} for _ in self.likelihoods]
 
     def state(self, member: int = 0) -> dict[str, Any]:
-        """A copy of a member."""
+        """Return a copy of a member."""
         return {"row": self.rows.detach()[member].clone()}
 
     def restore(self, states: Sequence[dict[str, Any]]) -> None:
@@ -259,13 +258,13 @@ class _Rows(Trainable):
 
 
 class _Adam:
-    """Adam (Kingma & Ba 2015) on rows with a rate of their own."""
+    """Adam (Kingma & Ba 2015) with a learning rate per row."""
 
     def __init__(self, rows: Tensor) -> None:
         self.m, self.v, self.t = torch.zeros_like(rows), torch.zeros_like(rows), 0
 
     def step(self, rows: Tensor, gradient: Tensor, rate: Tensor) -> None:
-        """One step, in place."""
+        """Update rows in place."""
         self.t += 1
         self.m.lerp_(gradient, 0.1)
         self.v.mul_(0.999).addcmul_(gradient, gradient, value=0.001)
@@ -274,12 +273,12 @@ class _Adam:
 
 
 class _Momentum:
-    """SGD with momentum on rows with a rate of their own."""
+    """SGD with momentum and a learning rate per row."""
 
     def __init__(self, rows: Tensor, momentum: float) -> None:
         self.buffer, self.momentum = torch.zeros_like(rows), momentum
 
     def step(self, rows: Tensor, gradient: Tensor, rate: Tensor) -> None:
-        """One step, in place."""
+        """Update rows in place."""
         self.buffer.mul_(self.momentum).add_(gradient)
         rows -= rate * self.buffer

@@ -1,8 +1,8 @@
 """Corruptions of small grey images, after the fifteen kinds of MNIST-C (Mu and Gilmer 2019).
 
-Made here from the words that name them, not by the code of that benchmark: kinds and rough
-strengths are the same, pixels are not. Every one maps images in [0, 1], shape (n, h, w), and a
-generator to as many images in [0, 1].
+Implemented from their names, not with the code of that benchmark: kinds and approximate strengths
+agree, pixels do not. Each corruption maps images in [0, 1], shape (n, h, w), and a generator to
+images of the same shape in [0, 1].
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 from scipy import ndimage
 
-__all__ = ["CORRUPTIONS", "jittered", "warped"]
+__all__ = ["CORRUPTIONS", "jitter", "warp"]
 
 Images = np.ndarray
 Corruption = Callable[[Images, np.random.Generator], Images]
@@ -21,25 +21,25 @@ Corruption = Callable[[Images, np.random.Generator], Images]
 # --- shapes ---------------------------------------------------------------------------------------
 
 
-def warped(images: Images, matrices: np.ndarray, shifts: np.ndarray | None = None) -> Images:
-    """Affine maps around the middle of each image; what comes in from outside is black.
+def warp(images: Images, matrices: np.ndarray, shifts: np.ndarray | None = None) -> Images:
+    """Apply an affine map around the centre of each image; pixels from outside are black.
 
     Args:
         images: (n, h, w).
-        matrices: from places in the new image to places in the old one, (n, 2, 2).
-        shifts: in pixels, added to the latter, (n, 2).
+        matrices: from positions in the new image to positions in the old one, (n, 2, 2).
+        shifts: in pixels, added to positions in the old image, (n, 2).
     """
-    middle = (np.array(images.shape[1:]) - 1) / 2
+    center = (np.array(images.shape[1:]) - 1) / 2
     shifts = np.zeros((len(images), 2)) if shifts is None else shifts
     return np.stack(
         [
-            ndimage.affine_transform(image, matrix, middle - matrix @ middle + shift, order=1)
+            ndimage.affine_transform(image, matrix, center - matrix @ center + shift, order=1)
             for image, matrix, shift in zip(images, matrices, shifts, strict=True)
         ]
     ).clip(0, 1)
 
 
-def _turns(angles: np.ndarray) -> np.ndarray:
+def _rotations(angles: np.ndarray) -> np.ndarray:
     c, s = np.cos(angles), np.sin(angles)
     return np.stack([np.stack([c, -s], -1), np.stack([s, c], -1)], -2)
 
@@ -50,30 +50,32 @@ def _signs(n: int, rng: np.random.Generator) -> np.ndarray:
 
 def _rotate(images: Images, rng: np.random.Generator) -> Images:
     degrees = rng.uniform(20, 40, len(images)) * _signs(len(images), rng)
-    return warped(images, _turns(np.radians(degrees)))
+    return warp(images, _rotations(np.radians(degrees)))
 
 
 def _scale(images: Images, rng: np.random.Generator) -> Images:
     factors = rng.uniform(1.4, 1.9, len(images))
-    return warped(images, factors[:, None, None] * np.eye(2))
+    return warp(images, factors[:, None, None] * np.eye(2))
 
 
 def _shear(images: Images, rng: np.random.Generator) -> Images:
     matrices = np.tile(np.eye(2), (len(images), 1, 1))
     matrices[:, 1, 0] = rng.uniform(0.4, 0.7, len(images)) * _signs(len(images), rng)
-    return warped(images, matrices)
+    return warp(images, matrices)
 
 
 def _translate(images: Images, rng: np.random.Generator) -> Images:
     shifts = rng.uniform(3, 6, (len(images), 2)) * _signs(2 * len(images), rng).reshape(-1, 2)
-    return warped(images, np.tile(np.eye(2), (len(images), 1, 1)), shifts)
+    return warp(images, np.tile(np.eye(2), (len(images), 1, 1)), shifts)
 
 
-def jittered(images: Images, rng: np.random.Generator) -> Images:
-    """Turned, scaled, moved and dimmed a little, with some noise: inputs to augment with."""
+def jitter(images: Images, rng: np.random.Generator) -> Images:
+    """Rotate, scale, shift and dim images slightly and add noise, for augmentation."""
     n = len(images)
-    matrices = _turns(np.radians(rng.uniform(-25, 25, n))) * rng.uniform(0.8, 1.3, n)[:, None, None]
-    found = warped(images, matrices, rng.uniform(-3, 3, (n, 2)))
+    matrices = (
+        _rotations(np.radians(rng.uniform(-25, 25, n))) * rng.uniform(0.8, 1.3, n)[:, None, None]
+    )
+    found = warp(images, matrices, rng.uniform(-3, 3, (n, 2)))
     found = found * rng.uniform(0.6, 1, n)[:, None, None] + rng.uniform(0, 0.3, n)[:, None, None]
     noise = rng.normal(size=images.shape) * rng.uniform(0, 0.2, n)[:, None, None]
     return (found + noise).clip(0, 1)
@@ -92,7 +94,7 @@ def _impulse_noise(images: Images, rng: np.random.Generator) -> Images:
 
 
 def _glass_blur(images: Images, rng: np.random.Generator) -> Images:
-    """Pixels swap places with near ones, between two blurs."""
+    """Swap neighbouring pixels between two blurs."""
     n, h, w = images.shape
     found = ndimage.gaussian_filter(images, (0, 0.7, 0.7))
     rows, columns = np.mgrid[:h, :w]
@@ -107,17 +109,19 @@ def _glass_blur(images: Images, rng: np.random.Generator) -> Images:
 
 
 def _motion_blur(images: Images, rng: np.random.Generator) -> Images:
-    """The mean along a short way in a random direction."""
-    angles, way = rng.uniform(0, np.pi, len(images)), np.linspace(-4, 4, 9)
+    """Average along a short line in a random direction."""
+    angles, offsets = rng.uniform(0, np.pi, len(images)), np.linspace(-4, 4, 9)
     return np.stack(
         [
-            np.mean([ndimage.shift(image, (r * np.sin(a), r * np.cos(a)), order=1) for r in way], 0)
+            np.mean(
+                [ndimage.shift(image, (r * np.sin(a), r * np.cos(a)), order=1) for r in offsets], 0
+            )
             for image, a in zip(images, angles, strict=True)
         ]
     ).clip(0, 1)
 
 
-# --- light and what lies over the image -----------------------------------------------------------
+# --- light and overlays ---------------------------------------------------------------------------
 
 
 def _brightness(images: Images, rng: np.random.Generator) -> Images:
@@ -125,7 +129,7 @@ def _brightness(images: Images, rng: np.random.Generator) -> Images:
 
 
 def _fog(images: Images, rng: np.random.Generator) -> Images:
-    """Clouds of several sizes."""
+    """Add clouds of several sizes."""
     clouds = sum(
         size * ndimage.gaussian_filter(rng.normal(size=images.shape), (0, size, size))
         for size in (2, 4, 8)
@@ -135,20 +139,20 @@ def _fog(images: Images, rng: np.random.Generator) -> Images:
 
 
 def _spatter(images: Images, rng: np.random.Generator) -> Images:
-    """Bright drops."""
+    """Add bright drops."""
     drops = ndimage.gaussian_filter(rng.normal(size=images.shape), (0, 1, 1))
     return np.where(drops > np.quantile(drops, 0.9, axis=(1, 2), keepdims=True), 0.8, images)
 
 
 def _stripe(images: Images, rng: np.random.Generator) -> Images:
-    """The middle is turned into its negative."""
+    """Invert the middle of each image."""
     found, w = images.copy(), images.shape[2]
     found[:, :, w // 4 : 3 * w // 4] = 1 - found[:, :, w // 4 : 3 * w // 4]
     return found
 
 
 def _canny_edges(images: Images, rng: np.random.Generator) -> Images:
-    """The places where the slope of a smoothed image is largest across its direction."""
+    """Mark pixels where the gradient of a smoothed image has a local maximum."""
     smooth = ndimage.gaussian_filter(images, (0, 1, 1))
     dy, dx = np.gradient(smooth, axis=(1, 2))
     slope, along_y = np.hypot(dy, dx), np.abs(dy) > np.abs(dx)
@@ -158,15 +162,15 @@ def _canny_edges(images: Images, rng: np.random.Generator) -> Images:
 
 
 def _lines(images: Images, points: np.ndarray, dotted: bool) -> Images:
-    """Polygons through points (n, k, 2), laid over the images."""
+    """Draw polygonal lines through points (n, k, 2) over the images."""
     found, (h, w) = images.copy(), images.shape[1:]
     t = np.linspace(0, 1, 2 * (h + w))
     for image, corners in zip(found, points, strict=True):
         for a, b in zip(corners[:-1], corners[1:], strict=True):
-            way = a + t[:, None] * (b - a)
+            line = a + t[:, None] * (b - a)
             if dotted:
-                way = way[(np.linalg.norm(way - a, axis=1) % 4) < 2]
-            y, x = np.rint(way).astype(int).T
+                line = line[(np.linalg.norm(line - a, axis=1) % 4) < 2]
+            y, x = np.rint(line).astype(int).T
             inside = (y >= 0) & (y < h) & (x >= 0) & (x < w)
             image[y[inside], x[inside]] = 1
     return found
@@ -202,4 +206,4 @@ CORRUPTIONS: dict[str, Corruption] = {
     "translate": _translate,
     "zigzag": _zigzag,
 }
-"""By name, in the order of MNIST-C."""
+"""Corruptions by name, in the order of MNIST-C."""

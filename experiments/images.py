@@ -1,4 +1,4 @@
-"""Images to classify, and the small networks that the paper on optimal subspaces does it with."""
+"""Image data sets, and the small networks of the paper on optimal subspaces."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SCALE = {1: (0.5,), 3: (0.2470, 0.2435, 0.2616)}
 
 @dataclass(frozen=True)
 class Images:
-    """Images of bytes, (n, h, w) or (n, h, w, 3), and labels, to learn from and held out."""
+    """Training and test images, (n, h, w) or (n, h, w, 3) of bytes, and their labels."""
 
     x: np.ndarray
     y: np.ndarray
@@ -30,7 +30,7 @@ class Images:
 
 
 def load(name: str, data_dir: str | None = None) -> Images:
-    """A data set from the data directory: mnist, fashion_mnist, or the part of cifar10 there."""
+    """Load mnist, fashion_mnist or a part of cifar10 from the data directory."""
     if name != "cifar10":
         with np.load(find_file(f"{name}/{name}.npz", data_dir)) as file:
             return Images(*(file[key] for key in ("x_train", "y_train", "x_test", "y_test")))
@@ -43,7 +43,7 @@ def load(name: str, data_dir: str | None = None) -> Images:
 
 
 def lesions(data_dir: str | None = None) -> tuple[pd.DataFrame, np.ndarray]:
-    """HAM10000 (Tschandl et al. 2018) at 32 x 32: a row for each image, and the images as bytes.
+    """Load HAM10000 (Tschandl et al. 2018) at 32 x 32: a row per image, and the images as bytes.
 
     Columns of the rows: lesion_id (several images may show one lesion), dx (the diagnosis), age
     in years (missing for some), sex, and others. Images have shape (n, 32, 32, 3).
@@ -55,7 +55,7 @@ def lesions(data_dir: str | None = None) -> tuple[pd.DataFrame, np.ndarray]:
 
 
 def _sheet(name: str, data_dir: str | None) -> np.ndarray:
-    """Colour images in rows and columns of one picture."""
+    """Split a file with a grid of colour images."""
     from PIL import Image
 
     with Image.open(find_file(name, data_dir)) as picture:
@@ -65,7 +65,7 @@ def _sheet(name: str, data_dir: str | None) -> np.ndarray:
 
 
 def as_inputs(images: np.ndarray) -> Float[Tensor, "n c h w"]:
-    """Channels first, centred and scaled; from bytes, or from grey values in [0, 1]."""
+    """Return standardised inputs, channels first, from bytes or from values in [0, 1]."""
     values = images / np.float32(255) if images.dtype == np.uint8 else images
     values = values[:, None] if values.ndim == 3 else values.transpose(0, 3, 1, 2)
     shape = (1, -1, 1, 1)

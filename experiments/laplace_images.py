@@ -29,7 +29,7 @@ from torch import Tensor, nn
 import subbayes
 from experiments import images as pictures
 from experiments import laplace_images_tables as tables
-from experiments.corruptions import CORRUPTIONS, jittered, warped
+from experiments.corruptions import CORRUPTIONS, jitter, warp
 from experiments.laplace_subspaces import Judge, low_rank, subspace_jacobians, subspace_precisions
 from experiments.store import Record, Store, key_of
 from experiments.tables import add_write_option, publish
@@ -234,12 +234,12 @@ def _augmented(images: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Jitter grey images; mirror, enlarge, shift and tint colour images."""
     images = images / 255
     if images.ndim == 3:
-        return jittered(images, rng)
+        return jitter(images, rng)
     n = len(images)
     matrices = np.eye(2) * rng.uniform(0.6, 1, n)[:, None, None]
     matrices[:, :, 1] *= rng.choice([-1.0, 1.0], n)[:, None]
     shifts = rng.uniform(-4, 4, (n, 2))
-    channels = [warped(images[..., c], matrices, shifts) for c in range(3)]
+    channels = [warp(images[..., c], matrices, shifts) for c in range(3)]
     return (np.stack(channels, -1) * rng.uniform(0.6, 1.3, (n, 1, 1, 3))).clip(0, 1)
 
 

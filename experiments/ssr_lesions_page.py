@@ -1,4 +1,4 @@
-"""The picture of the experiment `ssr_lesions`: posteriors of the age effect, pooled and by fold."""
+"""Figure of `ssr_lesions`: posteriors of the age effect, pooled and by fold."""
 
 from __future__ import annotations
 
@@ -21,41 +21,39 @@ COLORS = {
 
 
 def figure(found: Mapping[str, Sequence[Record]]) -> Figure:
-    """Figure 6 (draws of all folds together), then figure 13 (each fold), then the legend.
-
-    Of a single fold there is one picture.
+    """Plot figure 6 (pooled draws of all folds), figure 13 (each fold) and the legend.
 
     Args:
         found: records of the folds, by method.
     """
     folds = max(len(records) for records in found.values())
-    places = list(range(folds + 1)) if folds > 1 else [1]
-    columns = min(_COLUMNS, len(places) + 1)
-    rows = style.grid(-(-(len(places) + 1) // columns), columns, width=2.7, height=2.3)
+    panels = list(range(folds + 1)) if folds > 1 else [1]
+    columns = min(_COLUMNS, len(panels) + 1)
+    rows = style.grid(-(-(len(panels) + 1) // columns), columns, width=2.7, height=2.3)
     cells = [ax for row in rows for ax in row]
     draws = {name: [np.array(r["theta"]) for r in records] for name, records in found.items()}
     every = np.concatenate([theta for each in draws.values() for theta in each])
     grid = np.linspace(*style.limits(every), 300)
-    for i, (ax, place) in enumerate(zip(cells, places, strict=False)):
+    for i, (ax, panel) in enumerate(zip(cells, panels, strict=False)):
         for name, each in draws.items():
-            chosen = each if place == 0 else each[place - 1 : place]
+            chosen = each if panel == 0 else each[panel - 1 : panel]
             if chosen:
                 _curve(ax, grid, np.concatenate(chosen), name)
-        ax.set_title(f"fold {place}" if place else "all folds together", fontsize=10)
+        ax.set_title(f"fold {panel}" if panel else "all folds together", fontsize=10)
         ax.set_yticks([])
         ax.set_ylim(bottom=0)
         style.label_axes(ax, "log odds for 10 years", "density" if i % columns == 0 else "")
-    for ax in cells[len(places) :]:
+    for ax in cells[len(panels) :]:
         ax.set_axis_off()
     handles, names = cells[0].get_legend_handles_labels()
-    cells[len(places)].legend(handles, names, loc="center left", frameon=False)
-    whole = cells[0].figure
-    assert isinstance(whole, Figure)
-    return whole
+    cells[len(panels)].legend(handles, names, loc="center left", frameon=False)
+    result = cells[0].figure
+    assert isinstance(result, Figure)
+    return result
 
 
 def _curve(ax: Axes, grid: np.ndarray, theta: np.ndarray, name: str) -> None:
-    """A kernel density estimate of draws."""
+    """Plot a kernel density estimate."""
     from scipy.stats import gaussian_kde
 
     density = gaussian_kde(theta)(grid)

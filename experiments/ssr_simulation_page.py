@@ -1,4 +1,4 @@
-"""The picture of the experiment `ssr_simulation`: moments against the reference, and coverage."""
+"""Figure of `ssr_simulation`: differences of moments from the reference, and coverage."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def figure(
     levels: np.ndarray,
     reference: str,
 ) -> Figure:
-    """Figures 4 and 10 (differences of moments) and 5, 11, 12 (coverage), one row per family.
+    """Plot figures 4 and 10 (differences of moments) and 5, 11, 12 (coverage), one row per family.
 
     Args:
         differences: differences from the reference, by family, moment and subspace.

@@ -1,4 +1,4 @@
-"""The picture of the experiment `ssr_toy`: predictions and posteriors of the effects."""
+"""Figure of `ssr_toy`: predictions and posteriors of the effects."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def figure(
     truth: tuple[float, ...],
     reference: str,
 ) -> Figure:
-    """Figure 1 (bands of the first category) and figure 9 (posteriors of theta), side by side.
+    """Plot figure 1 (bands of the first category) and figure 9 (posteriors of theta), side by side.
 
     Args:
         records: records of one seed, by method.

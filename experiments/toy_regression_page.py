@@ -1,4 +1,4 @@
-"""The tables and pictures of the toy regression, as a gallery and as a page of the docs."""
+"""Tables and figures of the toy regression, as a gallery and on a page of the documentation."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ FIGURES = {
 def pictures(
     found: Results, spectra: dict[str, Any], methods: Sequence[Sequence[str]]
 ) -> dict[str, Figure]:
-    """All figures of one data set, by name; those whose methods were not run are omitted.
+    """Return the figures of one data set; those whose methods were not run are omitted.
 
     Args:
         found: results of the data set.

@@ -58,7 +58,7 @@ def quiet(*_):
 # --- the store ------------------------------------------------------------------------------
 
 
-def test_records_come_back_after_a_restart(tmp_path):
+def test_records_are_restored_from_the_file(tmp_path):
     path = tmp_path / "new" / "yacht.json"
     Store(path).put("b", {"score": 0.1})
     store = Store(path)
@@ -67,7 +67,7 @@ def test_records_come_back_after_a_restart(tmp_path):
     assert path.read_text().index('"a"') < path.read_text().index('"b"')
 
 
-def test_a_record_that_is_not_json_leaves_the_file_as_it_was(tmp_path):
+def test_an_invalid_record_leaves_the_file_unchanged(tmp_path):
     store = Store(tmp_path / "x.json")
     store.put("a", {"score": 1.0})
     before = store.path.read_text()
@@ -77,7 +77,7 @@ def test_a_record_that_is_not_json_leaves_the_file_as_it_was(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"a": 1}'])
-def test_a_damaged_file_is_named(tmp_path, text):
+def test_a_damaged_file_is_reported(tmp_path, text):
     (tmp_path / "x.json").write_text(text)
     with pytest.raises(InputError, match=r"results: expected .*x\.json.*Delete it to start again"):
         Store(tmp_path / "x.json")
@@ -104,7 +104,7 @@ def tables():
 
 
 @pytest.mark.parametrize("hidden", [(8,), (6, 5)])
-def test_members_are_what_training_alone_gives(tables, hidden):
+def test_members_agree_with_separate_trainings(tables, hidden):
     rates, decays = [0.01, 0.02, 0.005], [0.0, 0.01, 0.1]
     members = batched.train(
         tables, hidden=hidden, epochs=12, learning_rate=rates, weight_decay=decays, batch_size=10
@@ -148,7 +148,7 @@ def test_members_are_what_training_alone_gives(tables, hidden):
         )
 
 
-def test_one_member_that_diverges_leaves_the_others_alone(tables):
+def test_a_diverging_member_does_not_affect_the_others(tables):
     members = batched.train(
         tables[:2],
         hidden=(8,),
@@ -178,7 +178,7 @@ def diabetes():
     return X[:120], y[:120], usual_splits(120, 3)
 
 
-def test_test_rows_have_no_part_in_standardising():
+def test_standardisation_ignores_test_rows():
     X, y = np.random.default_rng(0).normal(size=(20, 3)), np.arange(20.0)
     X[:, 2] = 7.3
     train, test = np.arange(15), np.arange(15, 20)
@@ -192,7 +192,7 @@ def test_test_rows_have_no_part_in_standardising():
     assert (one.inputs[:, 2] == 0).all()
 
 
-def test_choices_see_no_test_row_of_their_split(diabetes):
+def test_selection_uses_no_test_rows_of_its_split(diabetes):
     X, y, masks = diabetes
     marked = y.copy()
     marked[masks[0]] = np.nan
@@ -202,7 +202,7 @@ def test_choices_see_no_test_row_of_their_split(diabetes):
         assert len(c.y) + len(c.table.y) == (~masks[0]).sum()
 
 
-def test_an_interrupted_run_goes_on_and_a_finished_one_only_reads(diabetes, tmp_path, monkeypatch):
+def test_a_run_resumes_and_a_finished_run_computes_nothing(diabetes, tmp_path, monkeypatch):
     X, y, masks = diabetes
 
     def go(splits):
@@ -217,11 +217,11 @@ def test_an_interrupted_run_goes_on_and_a_finished_one_only_reads(diabetes, tmp_
         assert record["vi"]["temperature"] in TINY.temperatures
         assert all(np.isfinite(v) for m in record["methods"].values() for v in m.values())
     for module in (uci_small, uci_small_selection):
-        monkeypatch.setattr(module, "train", lambda *_: pytest.fail("trained again"))
+        monkeypatch.setattr(module, "train", lambda *_: pytest.fail("computed again"))
     assert go(2) == both
 
 
-def test_a_changed_setting_is_run_anew(diabetes, tmp_path):
+def test_changed_settings_give_new_records(diabetes, tmp_path):
     X, y, masks = diabetes
     for plan in (TINY, dataclasses.replace(TINY, draws=12)):
         uci_small.run_table("yacht", X, y, masks[:1], masks, str(tmp_path), plan, quiet)
@@ -230,7 +230,7 @@ def test_a_changed_setting_is_run_anew(diabetes, tmp_path):
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_variational_inference_keeps_the_records_there_are(diabetes, tmp_path, monkeypatch):
+def test_variational_inference_keeps_existing_records(diabetes, tmp_path, monkeypatch):
     """It runs along the same trajectory; nothing else is run again, and it goes on by itself."""
     X, y, masks = diabetes
 
@@ -244,18 +244,18 @@ def test_variational_inference_keeps_the_records_there_are(diabetes, tmp_path, m
     )
     assert fit["centre"] == pytest.approx(split["methods"]["SWA"], rel=1e-4)
     for name in ("try_training", "try_path"):
-        monkeypatch.setattr(uci_small_selection, name, lambda *_: pytest.fail("run again"))
-    monkeypatch.setattr(uci_small, "_run", lambda *_: pytest.fail("run again"))
+        monkeypatch.setattr(uci_small_selection, name, lambda *_: pytest.fail("computed again"))
+    monkeypatch.setattr(uci_small, "_run", lambda *_: pytest.fail("computed again"))
     other = dataclasses.replace(TINY, vi_draws=11)
     first = go(other)
     after = Store(tmp_path / "yacht.json").records
     assert {k: r for k, r in after.items() if k in records} == records
     assert sorted(r["kind"] for k, r in after.items() if k not in records) == ["vi", "vi-split"]
-    monkeypatch.setattr(uci_small, "_run_vi", lambda *_: pytest.fail("run again"))
+    monkeypatch.setattr(uci_small, "_run_vi", lambda *_: pytest.fail("computed again"))
     assert go(other) == first
 
 
-def test_the_temperature_of_variational_inference_is_chosen_on_validation_rows(
+def test_the_temperature_of_variational_inference_is_selected_on_validation_rows(
     diabetes, tmp_path, monkeypatch
 ):
     X, y, masks = diabetes
@@ -277,7 +277,7 @@ def test_the_temperature_of_variational_inference_is_chosen_on_validation_rows(
     assert seen == [True] * len(TINY.temperatures)
 
 
-def test_each_method_gets_its_own_best(diabetes, tmp_path, monkeypatch):
+def test_settings_are_selected_for_each_method(diabetes, tmp_path, monkeypatch):
     def training(cases, plan, epochs):
         return [
             dataclasses.asdict(Base(0.1, decay, epochs)) | {"score": epochs - decay}
@@ -313,7 +313,7 @@ def test_each_method_gets_its_own_best(diabetes, tmp_path, monkeypatch):
     assert tried == expected
 
 
-def test_chains_that_disagree_are_run_longer():
+def test_chains_are_rerun_longer_if_rhat_is_large():
     space = subbayes.subspace.FullSubspace(torch.zeros(3))
     network = subbayes.Network(torch.nn.Linear(2, 1)).with_weights(space.shift)
     data = torch.randn(30, 2, generator=torch.Generator().manual_seed(0)), torch.zeros(30)
@@ -367,7 +367,7 @@ def record(value):
     }
 
 
-def test_the_page_gets_the_tables_between_its_marks(tmp_path):
+def test_tables_are_written_between_the_marks_of_a_page(tmp_path):
     page = tmp_path / "page.md"
     page.write_text("before\n<!-- uci_small: begin -->\nold\n<!-- uci_small: end -->\nafter\n")
     found = {"yacht": [record(-0.3), record(-0.1)]}
@@ -403,7 +403,7 @@ def test_a_page_without_marks_is_refused(tmp_path):
         ("coverage", (0.949, 0.01), "better"),
     ],
 )
-def test_the_verdict_weighs_the_difference_by_its_error(score, ours, said):
+def test_verdict_compares_the_difference_with_its_error(score, ours, said):
     paper = (1.0 if score != "log_likelihood" else -1.0, 0.1)
     assert verdict(score, paper, ours, 20) == said
 
@@ -433,7 +433,7 @@ def test_the_command_ends_with_one_json_line(diabetes, tmp_path, monkeypatch, ca
     assert said["results"]["yacht"]["splits"] == 2
 
 
-def test_an_unknown_data_set_is_one_line(capsys, tmp_path):
+def test_an_unknown_data_set_gives_a_one_line_error(capsys, tmp_path):
     assert command.main(["uci_small", "--datasets", "yatch", "--results", str(tmp_path)]) == 2
     assert capsys.readouterr().err.startswith("error: datasets: expected some of yacht, boston")
 

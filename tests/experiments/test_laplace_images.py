@@ -12,7 +12,7 @@ import torch
 import subbayes
 from experiments import images, laplace_images_tables
 from experiments import laplace_images as experiment
-from experiments.corruptions import CORRUPTIONS, jittered, warped
+from experiments.corruptions import CORRUPTIONS, jitter, warp
 from experiments.laplace_subspaces import Judge, subspace_jacobians, subspace_precisions
 from subbayes.utils.checks import InputError
 
@@ -76,7 +76,7 @@ def record(finished):
 # --- networks and images --------------------------------------------------------------------------
 
 
-def test_networks_have_the_papers_numbers_of_weights():
+def test_networks_have_the_papers_number_of_weights():
     for network, shape, weights in (
         (images.SmallCNN(), (1, 28, 28), 12_458),
         (images.ResNet9(), (3, 32, 32), 668_234),
@@ -85,7 +85,7 @@ def test_networks_have_the_papers_numbers_of_weights():
         assert network.eval()(torch.zeros(2, *shape)).shape == (2, 10)
 
 
-def test_images_become_inputs():
+def test_images_are_converted_to_inputs():
     grey = images.as_inputs(np.array([[[0, 255]]], dtype=np.uint8))
     assert grey.tolist() == [[[[-1.0, 1.0]]]]
     assert torch.equal(images.as_inputs(np.array([[[0.0, 1.0]]])), grey)
@@ -94,7 +94,7 @@ def test_images_become_inputs():
         images.load("cifar10", "tests")
 
 
-def test_sheets_are_cut_into_images_row_by_row(tmp_path):
+def test_image_grids_are_split_row_by_row(tmp_path):
     from PIL import Image
 
     (tmp_path / "cifar10").mkdir()
@@ -116,8 +116,8 @@ def some():
 
 
 @pytest.mark.parametrize("name", [*CORRUPTIONS, "jittered"])
-def test_corruptions_are_images_drawn_by_the_generator(name, some):
-    corrupt, before = CORRUPTIONS.get(name, jittered), some.copy()
+def test_corruptions_are_reproducible_valid_images(name, some):
+    corrupt, before = CORRUPTIONS.get(name, jitter), some.copy()
     found = corrupt(some, np.random.default_rng(0))
     assert found.shape == some.shape
     assert found.min() >= 0
@@ -127,15 +127,15 @@ def test_corruptions_are_images_drawn_by_the_generator(name, some):
     assert np.array_equal(found, corrupt(some, np.random.default_rng(0)))
 
 
-def test_maps_are_around_the_middle(some):
-    still = warped(some, np.tile(np.eye(2), (3, 1, 1)))
+def test_affine_maps_are_around_the_centre(some):
+    still = warp(some, np.tile(np.eye(2), (3, 1, 1)))
     np.testing.assert_allclose(still, some)
-    np.testing.assert_allclose(warped(some, np.tile(-np.eye(2), (3, 1, 1))), some[:, ::-1, ::-1])
-    moved = warped(some, np.tile(np.eye(2), (3, 1, 1)), np.full((3, 2), 2.0))
+    np.testing.assert_allclose(warp(some, np.tile(-np.eye(2), (3, 1, 1))), some[:, ::-1, ::-1])
+    moved = warp(some, np.tile(np.eye(2), (3, 1, 1)), np.full((3, 2), 2.0))
     np.testing.assert_allclose(moved[:, 4:20, 10:14], some[:, 6:22, 12:16])
 
 
-def test_edges_do_not_mix_images(some):
+def test_edges_are_computed_per_image(some):
     alone = CORRUPTIONS["canny edges"](some[:1], np.random.default_rng(0))
     np.testing.assert_array_equal(
         CORRUPTIONS["canny edges"](some, np.random.default_rng(0))[:1], alone
@@ -161,7 +161,7 @@ def test_measures_are_within_their_bounds(record):
         assert all(at["2"][0] >= found["bound"]["2"] - 1e-5 for at in found["subspaces"].values())
 
 
-def test_a_finished_run_only_reads_and_a_changed_setting_is_another_record(
+def test_a_finished_run_computes_nothing_and_changed_settings_give_new_records(
     folder, finished, monkeypatch
 ):
     seen = []
@@ -181,7 +181,7 @@ def test_a_finished_run_only_reads_and_a_changed_setting_is_another_record(
     assert (finished / "mnist-1.json").exists()
 
 
-def test_the_prior_is_shared_out_where_few_images_stand_for_many(folder):
+def test_the_prior_is_scaled_with_the_share_of_images(folder):
     """Covariances of 12 of 24 images under half the prior precision, halved."""
     rows = experiment.rows_of("mnist", 0, TINY, str(folder))
     network = subbayes.Network(experiment.network_of("mnist", 0, TINY))
@@ -211,7 +211,7 @@ def test_tables_have_a_row_for_each_subspace(record, tmp_path):
 
 
 @pytest.mark.parametrize("form", ["dual", "primal"])
-def test_subspaces_judged_together_are_judged_as_one_by_one(form):
+def test_measures_of_several_subspaces_agree_with_separate_ones(form):
     network = subbayes.Network(subbayes.MLP(3, (4,), 2, seed=0).double())
     x = torch.randn(9, 3, generator=torch.Generator().manual_seed(0)).double()
     psi = experiment.precision(

@@ -58,7 +58,7 @@ def records(folder, tmp_path_factory):
     return list(experiment.Store(f"{asked.results}/california.json").records.values())
 
 
-def test_a_finished_run_only_reads_and_another_seed_is_added(folder, tmp_path, monkeypatch):
+def test_a_finished_run_computes_nothing_and_seeds_can_be_added(folder, tmp_path, monkeypatch):
     lines = []
     first = experiment.run(options(folder, tmp_path, seeds=1), lines.append, TINY)
     assert lines[0].startswith("california, seed 0: ")
@@ -97,7 +97,7 @@ def test_without_epistemic_variance_the_nll_is_that_of_the_noise(records):
         assert r["nll"]["none"] == pytest.approx(expected)
 
 
-def test_records_of_before_these_choices_are_still_found():
+def test_default_noise_and_extra_are_not_part_of_the_key():
     assert set(asdict(TINY)) - set(TINY.settings()) == {"noise", "extra"}
     other = replace(TINY, noise="evidence", extra=("mixed",))
     assert (other.settings()["noise"], other.settings()["extra"]) == ("evidence", ("mixed",))
@@ -110,7 +110,7 @@ def network(folder):
     return net, rows
 
 
-def test_the_noise_is_that_of_the_residuals_asked_for(network):
+def test_noise_of_the_selected_residuals(network):
     net, (x, y, new, y_new) = network
     for noise, inputs, targets in (("training", x, y), ("held-out", new, y_new)):
         found = experiment.fit_noise(net, network[1], replace(TINY, noise=noise))
@@ -119,7 +119,7 @@ def test_the_noise_is_that_of_the_residuals_asked_for(network):
 
 
 @pytest.mark.parametrize("prior_precision", [0.5, 2.0])
-def test_the_noise_of_the_largest_evidence(network, prior_precision):
+def test_noise_of_the_largest_evidence(network, prior_precision):
     net, (x, y, *_) = network
     plan = replace(TINY, noise="evidence", prior_precision=prior_precision)
     best = float(np.ravel(experiment.fit_noise(net, network[1], plan).noise)[0])
@@ -144,7 +144,7 @@ def test_jittered_and_mixed_inputs():
     assert ((mixed.var(0) / (truth * 7 / 6) - 1).abs() < 2 * tolerance).all()
 
 
-def test_another_noise_and_more_inputs_are_other_records(folder, tmp_path):
+def test_other_noise_and_inputs_give_new_records(folder, tmp_path):
     given = {"seeds": 1, "noise": "held-out", "inputs": ["jittered", "mixed"]}
     found = experiment.run(options(folder, tmp_path, **given), lambda *_: None, TINY)
     assert {"exact, jittered inputs", "exact, mixed inputs"} < set(found["california"]["subspaces"])

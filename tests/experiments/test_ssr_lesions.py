@@ -50,7 +50,7 @@ def options(results, **changes):
     return argparse.Namespace(**(given | changes))
 
 
-def test_ellipses_about_another_gaussian_leave_the_posterior_as_it_is():
+def test_ellipses_of_another_gaussian_do_not_change_the_posterior():
     """A linear model, whose posterior is Gaussian and narrower by far than the prior."""
     rng = np.random.default_rng(0)
     x = torch.from_numpy(rng.normal(size=(200, 2)))
@@ -75,13 +75,13 @@ def test_ellipses_about_another_gaussian_leave_the_posterior_as_it_is():
     assert draws.stats["evaluations"].mean() < 2.5
 
 
-def test_the_network_is_a_small_one_for_32_pixels():
+def test_the_network_has_3505_weights():
     network = experiment.network_of(experiment.Plan())
     assert network(torch.zeros(2, 3, 32, 32)).shape == (2, 1)
     assert sum(p.numel() for p in network.parameters()) == 3505
 
 
-def test_folds_keep_lesions_together_and_have_the_ages(data):
+def test_folds_are_grouped_by_lesion_with_known_ages(data):
     frame, pixels = data
     assert pixels.shape == (len(frame), 32, 32, 3)
     folds = [experiment.fold_of(number, TINY, None) for number in range(experiment.FOLDS)]
@@ -99,7 +99,7 @@ def test_folds_keep_lesions_together_and_have_the_ages(data):
 
 
 @pytest.mark.usefixtures("data")
-def test_an_interrupted_run_goes_on_and_draws_its_picture(tmp_path, monkeypatch):
+def test_a_run_resumes_and_saves_its_figure(tmp_path, monkeypatch):
     said = []
     experiment.run(options(tmp_path, methods=METHODS[1:]), lambda *_: None, TINY)
     page = tmp_path / "page.md"
@@ -114,7 +114,7 @@ def test_an_interrupted_run_goes_on_and_draws_its_picture(tmp_path, monkeypatch)
     records = Store(tmp_path / "records.json").records
     assert len(records) == 3
     assert any("0.841 ± 0.003" in line for line in said)
-    monkeypatch.setattr(experiment, "compute_record", lambda *_: pytest.fail("fitted again"))
+    monkeypatch.setattr(experiment, "compute_record", lambda *_: pytest.fail("computed again"))
     assert experiment.run(options(tmp_path), lambda *_: None, TINY) == found
 
 

@@ -63,7 +63,7 @@ def record(net, name, method, lppd, **more):
     return given | more
 
 
-def test_training_rows_alone_standardise(rows):
+def test_standardisation_uses_training_rows_only(rows):
     train, test = rows
     assert (len(train), len(test), train.shape[1]) == (246, 62, 7)
     np.testing.assert_allclose(train.mean(), 0, atol=1e-10)
@@ -72,7 +72,7 @@ def test_training_rows_alone_standardise(rows):
 
 
 @pytest.mark.usefixtures("rows")
-def test_methods_are_scored_and_a_finished_run_only_reads(tmp_path, monkeypatch):
+def test_methods_are_scored_and_a_finished_run_computes_nothing(tmp_path, monkeypatch):
     said = []
     first = experiment.run(options(tmp_path), said.append, TINY)["records"]
     assert [r["method"] for r in first] == METHODS
@@ -80,12 +80,12 @@ def test_methods_are_scored_and_a_finished_run_only_reads(tmp_path, monkeypatch)
     assert "| yacht |" in said[-1]
     (members,) = (tmp_path / "arrays").iterdir()  # where chains over all weights start
     assert np.load(members).shape == (2, 26)
-    monkeypatch.setattr(experiment, "compute_record", lambda *_: pytest.fail("run again"))
+    monkeypatch.setattr(experiment, "compute_record", lambda *_: pytest.fail("computed again"))
     assert experiment.run(options(tmp_path), said.append, TINY)["records"] == first
 
 
 @pytest.mark.parametrize(("columns", "rank"), [(["x0"], 10), (["x0", "x1"], 12)])
-def test_a_network_of_few_weights_has_fewer_directions(rows, monkeypatch, columns, rank):
+def test_rank_is_at_most_the_number_of_weights(rows, monkeypatch, columns, rank):
     given = {}
     monkeypatch.setattr(
         experiment.SemiStructuredRegression, "fit", lambda self, train, **more: given.update(more)
@@ -94,7 +94,7 @@ def test_a_network_of_few_weights_has_fewer_directions(rows, monkeypatch, column
     assert given["subspace"].rank == rank
 
 
-def test_single_networks_take_their_steps_on_minibatches():
+def test_single_networks_are_trained_on_minibatches():
     plan = experiment.Plan(steps=30, single_steps=10, patience=4, batch_size=64)
     curve, single = (plan.training(246, curve, 1, 0.3) for curve in (True, False))
     assert (curve.epochs, curve.batch_size, curve.patience) == (30, None, 4)
@@ -119,6 +119,6 @@ def test_tables_show_the_papers_figures_beside_ours():
     assert "| f2 | yacht | 1.00 ± 0.10 (1.49 ± 0.51) | 2.00 ± 0.10 |" in text
 
 
-def test_an_unknown_network_is_one_line(tmp_path):
+def test_an_unknown_network_is_refused(tmp_path):
     with pytest.raises(InputError, match="nets: expected"):
         experiment.run(options(tmp_path, nets="f3"), print, TINY)

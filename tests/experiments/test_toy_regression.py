@@ -53,14 +53,14 @@ def options(folder, tmp_path, **changes):
     return argparse.Namespace(**(given | changes))
 
 
-def test_regions_are_near_in_the_gaps_and_beyond():
+def test_regions_partition_the_grid():
     regions = toy_data.regions()
     assert np.all(sum(mask.astype(int) for mask in regions.values()) == 1)
     assert toy_data.GRID[regions["gaps"]].min() == pytest.approx(-4.7)
     assert np.abs(toy_data.GRID[regions["beyond"]]).min() == pytest.approx(7.3)
 
 
-def test_summary_of_curves_that_are_known():
+def test_summary_of_known_curves():
     rng = np.random.default_rng(0)
     wide = np.where(toy_data.regions()["near"], 0.1, 0.3)
     curves = rng.standard_normal((20000, 1)) * wide
@@ -88,7 +88,7 @@ def test_the_curve_has_its_ends_at_one_and_minus_one(folder, tmp_path):
     assert torch.equal(again.recorder.mean, model.recorder.mean)
 
 
-def test_twins_are_like_the_data_with_a_function_that_is_known(folder):
+def test_twins_have_the_inputs_of_the_data_and_a_known_function(folder):
     like = toy_data.paper_points(str(folder))
     one = toy_data.twin(1, like, TINY)
     np.testing.assert_array_equal(one.x, like.x)
@@ -99,7 +99,7 @@ def test_twins_are_like_the_data_with_a_function_that_is_known(folder):
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_a_run_is_kept_and_not_run_again(folder, tmp_path):
+def test_a_recorded_run_is_not_repeated(folder, tmp_path):
     lines = []
     first = toy.run(options(folder, tmp_path), lambda *line: lines.append(line), TINY)
     assert set(first) == {"paper", "twin 1"}
@@ -115,7 +115,7 @@ def test_a_run_is_kept_and_not_run_again(folder, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("unchecked")
-def test_pages_hold_all_figures(folder, tmp_path):
+def test_pages_have_all_figures(folder, tmp_path):
     text = tmp_path / "page.md"
     text.write_text("before\n<!-- toy_regression: begin -->\nx\n<!-- toy_regression: end -->\n")
     toy.run(
@@ -148,13 +148,13 @@ def test_pages_hold_all_figures(folder, tmp_path):
         ({"data_dir": "nowhere"}, "data_dir: expected"),
     ],
 )
-def test_what_cannot_be_run(folder, tmp_path, changes, message):
+def test_invalid_options_are_refused(folder, tmp_path, changes, message):
     with pytest.raises(InputError, match=message):
         toy.run(options(folder, tmp_path, **changes), lambda *_: None, TINY)
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_a_page_without_marks_is_named(folder, tmp_path):
+def test_a_page_without_marks_is_reported(folder, tmp_path):
     (tmp_path / "page.md").write_text("nothing")
     with pytest.raises(InputError, match=r"page: expected the marks .* in '.*page.md'"):
         toy.run(

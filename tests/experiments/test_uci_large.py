@@ -88,7 +88,7 @@ def test_one_run_gives_the_solution_and_the_trajectory_of_its_later_epochs(diabe
     )
 
 
-def test_networks_start_with_no_dead_unit_before_the_outputs(diabetes):
+def test_initial_networks_have_no_dead_unit_before_the_outputs(diabetes):
     table = a_case(diabetes).table
     plan = dataclasses.replace(TINY, hidden=(20, 20, 2))
     for seed in range(10):
@@ -99,7 +99,7 @@ def test_networks_start_with_no_dead_unit_before_the_outputs(diabetes):
         uci_large.initial_network(nowhere, plan)
 
 
-def test_normalised_log_likelihoods_are_those_of_targets_of_variance_one(diabetes):
+def test_normalised_log_likelihoods_are_for_targets_of_variance_one(diabetes):
     X, y, masks = diabetes
     c, scaled = a_case(diabetes), a_case((X, 50 + 7 * y, masks))
     runs = [uci_large.train_with_snapshots(one, TINY, 1e-3, "cpu") for one in (c, scaled)]
@@ -113,7 +113,7 @@ def test_normalised_log_likelihoods_are_those_of_targets_of_variance_one(diabete
     assert ours["coverage"] == theirs["coverage"]
 
 
-def test_choices_see_no_test_row_of_their_split(diabetes):
+def test_selection_uses_no_test_rows_of_its_split(diabetes):
     X, y, masks = diabetes
     marked = y.copy()
     marked[masks[0]] = np.nan
@@ -123,7 +123,7 @@ def test_choices_see_no_test_row_of_their_split(diabetes):
     assert len(c.table.y) == round(0.9 * (~masks[0]).sum())
 
 
-def test_validation_rows_outside_the_range_of_the_others_have_no_vote(diabetes):
+def test_validation_rows_outside_the_training_range_are_dropped(diabetes):
     X, y, masks = diabetes
     n = len(uci_large.tuning_case(X, y, masks[0], TINY).y)
     far = X.copy()
@@ -134,9 +134,7 @@ def test_validation_rows_outside_the_range_of_the_others_have_no_vote(diabetes):
     assert n - 1 <= len(c.y) <= n <= 11
 
 
-def test_the_rate_is_the_best_for_sgd_and_the_temperature_the_best_at_it(
-    diabetes, tmp_path, monkeypatch
-):
+def test_rate_is_selected_for_sgd_then_the_temperature(diabetes, tmp_path, monkeypatch):
     asked = []
 
     def try_rate(c, plan, rate, device):
@@ -174,13 +172,13 @@ def test_the_rate_is_the_best_for_sgd_and_the_temperature_the_best_at_it(
         )
 
 
-def test_a_rate_that_diverges_is_no_choice(diabetes):
+def test_a_diverging_rate_has_no_score(diabetes):
     assert uci_large.try_rate(a_case(diabetes), TINY, 1e9, "cpu") == [
         {"method": "SGD", "score": None, "se": None}
     ]
 
 
-def test_an_interrupted_run_goes_on_and_a_finished_one_only_reads(diabetes, tmp_path, monkeypatch):
+def test_a_run_resumes_and_a_finished_run_computes_nothing(diabetes, tmp_path, monkeypatch):
     X, y, masks = diabetes
 
     def go(splits):
@@ -194,7 +192,7 @@ def test_an_interrupted_run_goes_on_and_a_finished_one_only_reads(diabetes, tmp_
         assert set(record["methods"]) == {*uci_large.METHODS, "SWA"}
         assert all(np.isfinite(v) for m in record["methods"].values() for v in m.values())
         assert record["sampling"]["rank"] == 3
-    monkeypatch.setattr(uci_large, "train_with_snapshots", lambda *_: pytest.fail("trained again"))
+    monkeypatch.setattr(uci_large, "train_with_snapshots", lambda *_: pytest.fail("computed again"))
     assert go(2) == both
     with pytest.raises(InputError, match="splits: expected at most 3, got 4"):
         go(4)
@@ -233,12 +231,12 @@ def test_tables_show_the_authors_figures_beside_ours():
     assert "| skillcraft | PCA + ESS |  | −1.000 ± 0.000 | −1.000 ± 0.000 |  |" in text
 
 
-def test_the_verdict_knows_that_two_means_have_splits_of_their_own():
+def test_verdict_uses_the_number_of_splits_of_each_mean():
     assert verdict("rmse", (1.0, 0.3), (0.8, 0.0), 3, 9) == "within error"
     assert verdict("rmse", (1.0, 0.3), (0.8, 0.0), 3, 36) == "better"
 
 
-def test_the_authors_normalised_log_likelihoods_fit_their_residuals():
+def test_the_authors_log_likelihoods_agree_with_their_rmse():
     """Where the noise is nearly Gaussian, log-likelihood and RMSE must tell one story."""
     rmse = uci_large_tables.authors("rmse", "elevators", "PCA + ESS")[0]
     found = uci_large_tables.authors("log_likelihood", "elevators", "PCA + ESS")[0]
@@ -272,7 +270,7 @@ def test_the_command_ends_with_one_json_line(diabetes, tmp_path, monkeypatch, ca
     assert said["results"]["pol"]["splits"] == 2
 
 
-def test_an_unknown_data_set_is_one_line(capsys, tmp_path):
+def test_an_unknown_data_set_gives_a_one_line_error(capsys, tmp_path):
     assert command.main(["uci_large", "--datasets", "poll", "--results", str(tmp_path)]) == 2
     assert capsys.readouterr().err.startswith("error: datasets: expected some of elevators, skill")
 
