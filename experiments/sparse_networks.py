@@ -135,8 +135,10 @@ def compute_record(rows: Rows, method: str, seed: int, plan: Plan, checkpoint: P
         rows.x.shape[1], plan.hidden, 1 if rows.classes == 2 else rows.classes, "relu", seed=seed
     )
     begun, clock = time.perf_counter(), time.process_time()
-    found = (_point if method == "FNN" else _sparse)(
-        net, likelihood, data, rows, method, seed, plan, checkpoint
+    found = (
+        _point(net, likelihood, data, rows, seed, plan)
+        if method == "FNN"
+        else _sparse(net, likelihood, data, rows, method, seed, plan, checkpoint)
     )
     if checkpoint.exists():
         shutil.rmtree(checkpoint)
@@ -223,17 +225,9 @@ def _rates(plan: Plan, rows: int, baseline: bool) -> sparse.LearningRates:
 
 
 def _point(
-    net: MLP,
-    likelihood: Likelihood,
-    data: Any,
-    rows: Rows,
-    method: str,
-    seed: int,
-    plan: Plan,
-    checkpoint: Path,
+    net: MLP, likelihood: Likelihood, data: Any, rows: Rows, seed: int, plan: Plan
 ) -> Record:
     """Train a point network and score it pruned to several densities."""
-    del method, checkpoint
     clock = time.process_time()
     trained = train(
         net,

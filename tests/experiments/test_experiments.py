@@ -1,4 +1,4 @@
-"""The harness of the experiments, training many networks at once, and small UCI regression."""
+"""Records and command of the experiments, batched training, and small UCI regression."""
 
 from __future__ import annotations
 
@@ -231,7 +231,7 @@ def test_changed_settings_give_new_records(diabetes, tmp_path):
 
 @pytest.mark.usefixtures("unchecked")
 def test_variational_inference_keeps_existing_records(diabetes, tmp_path, monkeypatch):
-    """It runs along the same trajectory; nothing else is run again, and it goes on by itself."""
+    """It uses the same trajectory, and no other record is computed again."""
     X, y, masks = diabetes
 
     def go(plan):

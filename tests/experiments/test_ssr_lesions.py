@@ -1,4 +1,4 @@
-"""The experiment on skin lesions: its sampler against a closed form, and a few real images."""
+"""The experiment on skin lesions: sampler against a closed form, and a run on a few images."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmark of Wiese et al. (2023): its rows, its methods on a few of them, its tables."""
+"""The benchmark of Wiese et al. (2023): rows, methods and tables."""
 
 from __future__ import annotations
 

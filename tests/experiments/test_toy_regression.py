@@ -1,4 +1,4 @@
-"""The toy regression: its numbers on curves that are known, a tiny run, and its pages."""
+"""The toy regression: measures of known curves, a tiny run, and pages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Large UCI regression: one run of SGD, the two ways of inference in its subspace, the tables."""
+"""Large UCI regression: training, inference in the subspace, and tables."""
 
 from __future__ import annotations
 
@@ -237,7 +237,7 @@ def test_verdict_uses_the_number_of_splits_of_each_mean():
 
 
 def test_the_authors_log_likelihoods_agree_with_their_rmse():
-    """Where the noise is nearly Gaussian, log-likelihood and RMSE must tell one story."""
+    """For nearly Gaussian noise the log-likelihood follows from the RMSE."""
     rmse = uci_large_tables.authors("rmse", "elevators", "PCA + ESS")[0]
     found = uci_large_tables.authors("log_likelihood", "elevators", "PCA + ESS")[0]
     normal = -0.5 * math.log(2 * math.pi * math.e) - math.log(
