@@ -27,8 +27,8 @@ from subbayes.models.comparison_registry import named_methods
 from subbayes.models.fit import fit
 from subbayes.models.fitted import FittedModel
 from subbayes.models.settings import LIKELIHOODS, TableSettings
-from subbayes.networks.compatibility import check_fit
 from subbayes.networks.mlp import MLP
+from subbayes.networks.validation import check_fit
 from subbayes.predictions.predictive import Predictive
 from subbayes.sparse.baselines import default_prior
 from subbayes.sparse.convert import convert
