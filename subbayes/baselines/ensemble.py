@@ -26,8 +26,8 @@ from subbayes.networks.network import Network
 from subbayes.networks.saving import network_facts, network_from, network_tensors
 from subbayes.predictions.averaging import average, with_noise
 from subbayes.predictions.predictive import Predictive
-from subbayes.utils.artifact import add_prefix, strip_prefix
 from subbayes.utils.checks import check_count, fail
+from subbayes.utils.tensor_file import add_prefix, strip_prefix
 
 __all__ = ["WeightSamples", "rebuild", "stack_likelihoods"]
 

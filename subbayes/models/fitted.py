@@ -22,8 +22,8 @@ from subbayes.predictions.predictive import Predictive
 from subbayes.priors import Normal
 from subbayes.subspace import Subspace
 from subbayes.subspace import from_config as subspace_from_config
-from subbayes.utils.artifact import add_prefix, strip_prefix
 from subbayes.utils.checks import fail
+from subbayes.utils.tensor_file import add_prefix, strip_prefix
 
 __all__ = ["FittedModel", "rebuild"]
 

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from subbayes.networks.mlp import MLP
 from subbayes.networks.network import Network
-from subbayes.utils.artifact import add_prefix, strip_prefix
 from subbayes.utils.checks import fail
+from subbayes.utils.tensor_file import add_prefix, strip_prefix
 
 __all__ = ["network_facts", "network_from", "network_tensors"]
 

@@ -30,8 +30,8 @@ from subbayes.semistructured.specification import Specification
 from subbayes.semistructured.subspace import JointSpace
 from subbayes.subspace import from_config as subspace_from_config
 from subbayes.subspaces.curve import WeightCurve
-from subbayes.utils.artifact import add_prefix, strip_prefix
 from subbayes.utils.checks import fail, fail_type
+from subbayes.utils.tensor_file import add_prefix, strip_prefix
 
 __all__ = ["facts_of", "state_from", "tensors_of"]
 

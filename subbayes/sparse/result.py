@@ -38,8 +38,8 @@ from subbayes.sparse.saving import layer_facts, layer_from
 from subbayes.sparse.variational_families import ALWAYS_INCLUDED, Noise
 from subbayes.subspace import CoordinateSubspace
 from subbayes.training.loop import History
-from subbayes.utils.artifact import add_prefix, strip_prefix
 from subbayes.utils.checks import check_choice, check_count, fail
+from subbayes.utils.tensor_file import add_prefix, strip_prefix
 
 __all__ = ["STRUCTURE_MODES", "WEIGHT_MODES", "SparseNetwork", "rebuild", "revert"]
 

@@ -28,13 +28,13 @@ from subbayes.sparse.variational_families import Noise
 from subbayes.training.loop import Diverged, History, Trainable, run
 from subbayes.training.minibatches import Minibatches, batch_likelihood
 from subbayes.utils import artifact
-from subbayes.utils.artifact import add_prefix, fingerprint, strip_prefix
 from subbayes.utils.checks import fail, fail_type, is_finite
 from subbayes.utils.files import as_path
 from subbayes.utils.nested_state import join_tensors, split_tensors
 from subbayes.utils.saving import read_checkpoint
 from subbayes.utils.seeding import derive_seed, fork_rng
 from subbayes.utils.strict_json import decode, encode
+from subbayes.utils.tensor_file import add_prefix, fingerprint, strip_prefix
 from subbayes.utils.trees import tree_map
 from subbayes.utils.types import Inputs, Targets
 

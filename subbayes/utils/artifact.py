@@ -68,8 +68,6 @@ __all__ = [
     "is_artifact",
     "kind_of",
     "read",
-    "strip_prefix",
-    "add_prefix",
     "write",
     "write_file",
 ]
@@ -259,27 +257,6 @@ def delete(path: StrPath, kind: str) -> None:
         if names:
             with suppress(OSError):
                 directory.rmdir()
-
-
-def add_prefix(prefix: str, tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """Tensors with a prefix and a dot before each name.
-
-    Example:
-        >>> add_prefix("state", {"a": 1})
-        {'state.a': 1}
-    """
-    return {f"{prefix}.{name}": tensor for name, tensor in tensors.items()}
-
-
-def strip_prefix(prefix: str, tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """The tensors whose names start with a prefix and a dot, without it.
-
-    Example:
-        >>> strip_prefix("state", {"state.a": 1, "z": 2})
-        {'a': 1}
-    """
-    start = prefix + "."
-    return {k.removeprefix(start): v for k, v in tensors.items() if k.startswith(start)}
 
 
 # --- writing a folder ---------------------------------------------------------------------------

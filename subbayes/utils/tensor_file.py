@@ -17,11 +17,13 @@ from subbayes.utils.files import fail_artifact
 from subbayes.utils.strict_json import canonical_bytes, encode
 
 __all__ = [
+    "add_prefix",
+    "add_to_digest",
     "as_tensors",
     "dtype_and_shape",
     "fingerprint",
-    "add_to_digest",
     "safetensors_pieces",
+    "strip_prefix",
     "tensors_digest",
 ]
 
@@ -170,3 +172,24 @@ def add_to_digest(pieces: Iterable[bytes], digest: Any) -> Iterator[bytes]:
 def dtype_and_shape(tensor: Tensor) -> dict[str, Any]:
     """Dtype and shape, as a manifest lists them."""
     return {"dtype": _dtype(tensor), "shape": list(tensor.shape)}
+
+
+def add_prefix(prefix: str, tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """Tensors with a prefix and a dot before each name.
+
+    Example:
+        >>> add_prefix("state", {"a": 1})
+        {'state.a': 1}
+    """
+    return {f"{prefix}.{name}": tensor for name, tensor in tensors.items()}
+
+
+def strip_prefix(prefix: str, tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """The tensors whose names start with a prefix and a dot, without it.
+
+    Example:
+        >>> strip_prefix("state", {"state.a": 1, "z": 2})
+        {'a': 1}
+    """
+    start = prefix + "."
+    return {k.removeprefix(start): v for k, v in tensors.items() if k.startswith(start)}

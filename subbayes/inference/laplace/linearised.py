@@ -46,8 +46,8 @@ from subbayes.predictions.gaussian import Method, default_method, draws, predict
 from subbayes.predictions.predictive import Predictive
 from subbayes.subspace import FullSubspace, Subspace
 from subbayes.subspace import from_config as subspace_from_config
-from subbayes.utils.artifact import add_prefix, strip_prefix
 from subbayes.utils.checks import check_choice, check_count, fail, fail_type
+from subbayes.utils.tensor_file import add_prefix, strip_prefix
 
 __all__ = ["LinearisedPosterior", "Method", "diagonal_blocks", "linearised_laplace", "rebuild"]
 

@@ -28,11 +28,11 @@ from subbayes.inference.engine import Engine
 from subbayes.inference.samplers.random_numbers import copy_state
 from subbayes.priors import Normal
 from subbayes.utils import artifact
-from subbayes.utils.artifact import add_prefix, strip_prefix
 from subbayes.utils.checks import fail
 from subbayes.utils.memory import check_memory
 from subbayes.utils.progress import progress_bar
 from subbayes.utils.saving import read_checkpoint
+from subbayes.utils.tensor_file import add_prefix, strip_prefix
 
 __all__ = [
     "Density",

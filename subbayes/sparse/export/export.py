@@ -156,7 +156,8 @@ def _select_units(source: Any, reader: Any, norms: list[Any], kept: Bool[Tensor,
             value = getattr(owner, name, None)
             if value is not None:
                 part = value[kept].clone()
-                setattr(owner, name, nn.Parameter(part) if name in owner._parameters else part)
+                is_parameter = isinstance(value, nn.Parameter)
+                setattr(owner, name, nn.Parameter(part) if is_parameter else part)
     set_sizes(source, source.weight)
     set_sizes(reader, reader.weight)
     for norm in norms:
