@@ -336,7 +336,9 @@ def trained_on(rows):
 def test_cross_validation_on_training_rows_selects_the_edge_of_the_grid():
     net, data, validation = overfitted()
     likelihood = subbayes.likelihoods.Categorical()
-    with pytest.warns(UserWarning, match="pass validation=, rows that were not used in training") as warned:
+    with pytest.warns(
+        UserWarning, match="pass validation=, rows that were not used in training"
+    ) as warned:
         seen, _ = cross_validate_prior(net, likelihood, data)
     assert seen.prior_precision == 1e4
     assert [str(w.message).split(";")[0] for w in warned] == [
