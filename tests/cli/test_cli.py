@@ -887,7 +887,7 @@ def uninterrupted(files, tmp_path_factory):
     process = start(*fit_words(files, out))
     _, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
-    return load(out / "model").draws.z
+    return load(out / "model").fitted_model.draws.z
 
 
 @pytest.mark.parametrize(
@@ -925,7 +925,7 @@ def test_interrupted_fit_resumes_with_the_same_draws(
     _, err = again.communicate(timeout=120)
     assert again.returncode == 0, err
     assert "resuming from" in err
-    assert np.array_equal(load(tmp_path / "m" / "model").draws.z, uninterrupted)
+    assert np.array_equal(load(tmp_path / "m" / "model").fitted_model.draws.z, uninterrupted)
     assert [p.name for p in (tmp_path / "m").iterdir()] == ["model"]
 
 
