@@ -13,7 +13,7 @@ SHELL := /bin/bash
 MAKEFLAGS += --no-builtin-rules
 
 TORCH ?= 2.13.0
-TORCH_OLDEST ?= 2.4.0
+TORCH_OLDEST ?= 2.6.0
 CONSTRAINTS ?= constraints.txt
 WORKERS ?= 2
 ARGS ?=
@@ -50,7 +50,7 @@ define find_python
 	    "Install it, or name it: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)" >&2; exit 1; fi
 endef
 
-.PHONY: help venv install demo test test-all test-oldest lint types check docs docs-serve build constraints clean
+.PHONY: help venv install demo test test-all test-oldest fuzz lint types check docs docs-serve build constraints clean
 
 help: ## list the targets
 	@echo "subbayes: Bayesian inference over the part of a neural network that matters"
@@ -102,6 +102,9 @@ test-oldest: constraints-oldest.txt ## run the tests with the oldest supported v
 	@.venv-oldest/bin/python -m pip --disable-pip-version-check -qq install \
 	  -e ".[dev,arviz,parquet]" "torch==$(TORCH_OLDEST)" -c constraints-oldest.txt
 	@$(ONE_THREAD) .venv-oldest/bin/python -m pytest -n $(WORKERS) $(ARGS)
+
+fuzz: $(DEV) ## load damaged and forged artifacts of every kind in a limited process (ARGS="--cases 20000")
+	@$(ONE_THREAD) PYTHONPATH=tests $(BIN)/python -m fuzz $(ARGS)
 
 lint: $(DEV) ## ruff: formatting, and rules for code and docstrings
 	@$(BIN)/ruff format --check --quiet . || { echo "Run: .venv/bin/ruff format ." >&2; exit 1; }

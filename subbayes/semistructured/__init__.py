@@ -13,6 +13,7 @@ _NAMES = {
     "Family": "families",
     "Flexible": "effect_priors",
     "GammaFamily": "families",
+    "HalfNormal": "effect_priors",
     "LastLayer": "subspace",
     "NaiveSubspace": "subspace",
     "NegativeBinomialFamily": "families",

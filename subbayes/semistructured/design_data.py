@@ -19,6 +19,7 @@ from subbayes.data.encoder import TabularEncoder
 from subbayes.semistructured.families import Family, OrdinalFamily
 from subbayes.semistructured.formula import Design, NewLevels
 from subbayes.semistructured.formula_checks import check_columns, check_complete
+from subbayes.semistructured.formula_grammar import check_formula, formula_errors
 from subbayes.semistructured.predictors import Deep
 from subbayes.utils.checks import InputError, fail, fail_type
 
@@ -148,12 +149,8 @@ class Response:
         """Columns of the data frame that the response is computed from."""
         if self.name in frame.columns:
             return (self.name,)
-        from formulaic import Formula
-
-        names = sorted(str(v) for v in Formula(f"{self.name} - 1").required_variables)
-        names = [n for n in names if not n.startswith("np.") and n != "np"]
-        check_columns(names, frame)
-        return tuple(names)
+        with formula_errors("response", self.name):
+            return check_formula("response", self.name, frame, response=True)
 
 
 def _check_ordered(name: str, values: pd.Series) -> None:
@@ -177,10 +174,18 @@ def _evaluate(expression: str, frame: pd.DataFrame) -> np.ndarray:
     """The value of an expression such as `np.log(y)`."""
     from formulaic import Formula
 
-    matrix = Formula(f"{expression} - 1").get_model_matrix(frame, context={"np": np})
-    values = np.asarray(matrix, dtype=np.float64)
+    with formula_errors("response", expression), np.errstate(all="ignore"):
+        columns = check_formula("response", expression, frame, response=True)
+        matrix = Formula(f"{expression} - 1").get_model_matrix(
+            frame[list(columns)], context={"np": np}, na_action="ignore"
+        )
+    values = np.array(matrix, dtype=np.float64)
     if values.shape[1] != 1:
         fail("formula", "one response", f"{expression!r}, {values.shape[1]} columns")
+    undefined = np.flatnonzero(~np.isfinite(values[:, 0]))
+    if len(undefined):
+        got = f"{len(undefined)} rows without one, the first at position {undefined[0]}"
+        fail(expression, "finite numbers", got, "Drop these rows, or transform it another way")
     return values[:, 0]
 
 

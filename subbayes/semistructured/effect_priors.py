@@ -8,7 +8,7 @@ standard normal prior, whatever their own priors are, so that every engine can s
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +26,7 @@ __all__ = [
     "EffectPrior",
     "Exponential",
     "Flexible",
+    "HalfNormal",
     "NormalPrior",
     "StudentT",
     "default_priors",
@@ -33,6 +34,7 @@ __all__ = [
     "prior_config",
     "prior_from",
     "prior_of",
+    "prior_of_term",
     "priors_with",
 ]
 
@@ -113,6 +115,33 @@ class Exponential(EffectPrior):
     def from_standard(self, zeta: Tensor) -> Tensor:
         r"""$-m \log \Phi(-\zeta)$, exact in both tails."""
         return -self.mean * _log_upper_tail(zeta)
+
+
+@dataclass(frozen=True, repr=False)
+class HalfNormal(EffectPrior):
+    r"""A scale with $p(\theta) \propto e^{-\theta^2 / 2 s^2}$, $\theta > 0$.
+
+    Args:
+        scale: s, above 0.
+
+    Example:
+        >>> HalfNormal(2.0).from_standard(torch.tensor([0.0]))  # the median, 2 * 0.6745
+        tensor([1.3490])
+    """
+
+    scale: float = 1.0
+    positive = True
+
+    def __post_init__(self) -> None:
+        check_positive("scale", self.scale)
+
+    def from_standard(self, zeta: Tensor) -> Tensor:
+        r"""$s\,\Phi^{-1}((1 + \Phi(\zeta)) / 2)$, exact in both tails."""
+        root = 2.0**-0.5
+        right, left = zeta.clamp_min(0.0), zeta.clamp_max(0.0)
+        far = -torch.special.ndtri(0.25 * torch.special.erfc(root * right))
+        near = torch.special.erfinv(0.5 * torch.special.erfc(-root * left)) / root
+        return self.scale * torch.where(zeta > 0, far, near)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -229,7 +258,39 @@ def prior_of(argument: str, value: Any) -> EffectPrior:
     )
 
 
-_PARAMETRIC = {"NormalPrior": NormalPrior, "Exponential": Exponential}
+def prior_of_term(name: str, value: Any, parameters: Sequence[str]) -> EffectPrior:
+    """Convert the prior of a term, in which a number is a scale, as `prior_of` does.
+
+    A number is the scale of a normal prior of a coefficient; of a half-normal prior of a positive
+    parameter itself, or of the gap between thresholds; and the mean of an exponential prior of the
+    standard deviation of a smooth or of random effects.
+
+    Args:
+        name: name of the term, of a parameter, or "sd(term)".
+        value: the number, distribution or prior.
+        parameters: parameters of the family, the location first.
+
+    Raises:
+        InputError: a scale that is not above 0, or a prior of a positive number that allows others.
+
+    Example:
+        >>> prior_of_term("sigma", 2.0, ("mu", "sigma"))
+        HalfNormal(scale=2)
+        >>> prior_of_term("age", 2.0, ("mu", "sigma"))
+        NormalPrior(mean=0, scale=2)
+    """
+    argument, sd = f"priors[{name!r}]", name.startswith("sd(")
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if number and (sd or name == "gap" or name in parameters[1:]):
+        scale = check_positive(argument, value)
+        return Exponential(scale) if sd else HalfNormal(scale)
+    prior = prior_of(argument, value)
+    if (sd or name == "gap") and not prior.positive:
+        fail(argument, "a prior of a positive number, such as Exponential(1)", repr(prior))
+    return prior
+
+
+_PARAMETRIC = {"NormalPrior": NormalPrior, "Exponential": Exponential, "HalfNormal": HalfNormal}
 
 
 def prior_config(value: Any) -> Any:
@@ -265,19 +326,25 @@ def prior_from(name: str, config: Any) -> Any:
     """
     if not isinstance(config, dict):
         return config
-    if config["name"] in _PARAMETRIC:
-        return _PARAMETRIC[config["name"]](**config["options"])
+    argument, options = f"priors[{name!r}]", config.get("options", {})
     if config["name"] == "own":
         fail(
-            f"priors[{name!r}]",
+            argument,
             f"the prior {config['shown']}",
             "none",
             f"Pass load(path, priors={{{name!r}: ...}}): code is not saved",
         )
-    if config["student"]:
-        return StudentT(config["args"][0], config["factor"])
-    frozen = getattr(stats, config["distribution"])(*config["args"], **config["kwds"])
-    return Flexible(frozen, config["factor"])
+    try:
+        if config["name"] in _PARAMETRIC:
+            return _PARAMETRIC[config["name"]](**options)
+        if config["student"]:
+            return StudentT(config["args"][0], config["factor"])
+        distribution = getattr(stats, config["distribution"], None)
+        if not isinstance(distribution, stats.rv_continuous):
+            fail(argument, "a continuous distribution of scipy.stats", config["distribution"])
+        return Flexible(distribution(*config["args"], **config["kwds"]), config["factor"])
+    except (IndexError, TypeError):
+        fail(argument, f"the parameters of {config['name']!r}", config)
 
 
 # --- the priors of a model ----------------------------------------------------------------------
@@ -353,19 +420,14 @@ def priors_with(
     """
     priors = dict(defaults)
     for name, value in (given or {}).items():
-        if name.startswith("sd(") and isinstance(value, (int, float)):
-            value = Exponential(float(value))
-        elif name in design.parameters and f"{name}.Intercept" in priors:
+        prior = prior_of_term(name, value, design.parameters)
+        if name in design.parameters and f"{name}.Intercept" in priors:
             name = f"{name}.Intercept"  # its name in the summary of a parameter without effects
-        prior = prior_of(f"priors[{name!r}]", value)
         if name not in priors:
             readers = [t.name for t in design.terms if name in (*t.variables, t.name)]
             readers = [n for n in readers if n in priors]
             if len(readers) != 1:
                 fail("priors", "names of terms: " + ", ".join(priors), repr(name))
             name = readers[0]
-        if name.startswith("sd(") and not prior.positive:
-            expected = "a prior of a positive number, such as Exponential(1)"
-            fail(f"priors[{name!r}]", expected, repr(prior))
         priors[name] = prior
     return priors

@@ -9,8 +9,7 @@ from __future__ import annotations
 import copy
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
@@ -26,6 +25,7 @@ from subbayes.semistructured.formula_checks import (
     check_levels,
     check_terms,
 )
+from subbayes.semistructured.formula_grammar import check_formula, check_length, formula_errors
 from subbayes.semistructured.smooth import TRANSFORMS, penalised
 from subbayes.utils.checks import InputError, check_choice, fail, fail_type
 
@@ -98,18 +98,19 @@ def formula_variables(right: Mapping[str, str], frame: pd.DataFrame) -> tuple[st
     Raises:
         InputError: a formula that cannot be parsed, or unknown columns.
     """
-    columns = [c for name, text in right.items() for c in _parse(name, text, frame)[1]]
+    columns = [c for name, text in right.items() for c in _columns(name, text, frame)]
     return tuple(dict.fromkeys(columns))
 
 
 @dataclass(frozen=True)
 class _ParameterFormula:
-    """The formula of one parameter, with the positions of its effects and offsets.
+    """The formula of one parameter, its variables, and the positions of its effects and offsets.
 
     `column_terms` holds the term of each column, and whether the term has a factor with levels.
     """
 
     spec: ModelSpec
+    variables: tuple[str, ...]
     effects: list[int]
     offsets: list[int]
     column_terms: list[tuple[str, bool]]
@@ -163,10 +164,13 @@ class Design:
 
     def _add(self, parameter: str, text: str, frame: pd.DataFrame, intercept: bool) -> None:
         """Add the columns and terms of one parameter's formula."""
-        formula, _ = _parse(parameter, text, frame)
-        with _formula_errors(f"formula of {parameter!r}", text), warnings.catch_warnings():
+        columns = _columns(parameter, text, frame)
+        with formula_errors(f"formula of {parameter!r}", text), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            matrix = formula.get_model_matrix(frame, context=_CONTEXT, na_action="ignore")
+            # of these columns alone, as others could have the names of functions
+            matrix = Formula(text).get_model_matrix(
+                frame[list(columns)], context=_CONTEXT, na_action="ignore"
+            )
         spec: ModelSpec = matrix.model_spec
         prefix = "" if parameter == self.parameters[0] else f"{parameter}."
         effects: list[int] = []
@@ -176,7 +180,9 @@ class Design:
             name = str(term)
             for place in places:
                 column_terms[place] = name, _categorical(spec, term)
-            if name.startswith("offset("):
+            if any(str(factor).startswith("offset(") for factor in term.factors):
+                if len(term.factors) > 1:
+                    fail(f"term {name!r}", "offset(...) on its own", "an interaction")
                 offsets += places
                 continue
             if name == "1" and not intercept:
@@ -195,13 +201,12 @@ class Design:
                     tuple(sorted(v for v in variables if v in frame.columns)),
                 )
             )
-        self._formulas[parameter] = _ParameterFormula(spec, effects, offsets, column_terms)
+        self._formulas[parameter] = _ParameterFormula(spec, columns, effects, offsets, column_terms)
 
     @property
     def variables(self) -> tuple[str, ...]:
         """Columns of the data frame that the formulas read."""
-        specs = [formula.spec for formula in self._formulas.values()]
-        return tuple(dict.fromkeys(str(v) for s in specs for v in sorted(s.required_variables)))
+        return tuple(dict.fromkeys(v for f in self._formulas.values() for v in f.variables))
 
     def term(self, name: str) -> Term:
         """Return the term of a name, or of a variable that only one term reads.
@@ -270,12 +275,13 @@ class Design:
         """Column and levels of the groups of random effects, by term."""
         found = {}
         for term in self.terms:
-            if term.kind != "random" or len(term.variables) != 1:
+            if term.kind != "random":
                 continue
-            expression = f"re({term.variables[0]})"
-            state = self._formulas[term.parameter].spec.transform_state.get(expression)
-            if state:
-                found[term.name] = term.variables[0], list(state["levels"])
+            columns = [self.names[i] for i in term.columns]
+            for state in self._formulas[term.parameter].spec.transform_state.values():
+                levels = state.get("levels", ())
+                if [f"{term.name}[{level}]" for level in levels] == columns:
+                    found[term.name] = term.variables[0], list(levels)
         return found
 
     def new_groups(self, frame: pd.DataFrame) -> dict[str, Int[np.ndarray, "n"]]:
@@ -308,7 +314,9 @@ class Design:
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")  # unseen levels are reported by check_levels
             try:
-                matrix = spec.get_model_matrix(frame, context=_CONTEXT, na_action="ignore")
+                matrix = spec.get_model_matrix(
+                    frame[list(formula.variables)], context=_CONTEXT, na_action="ignore"
+                )
             except (FormulaicError, ValueError) as error:
                 self._fail_at_values(error, frame)
         values = np.array(matrix, dtype=np.float64).reshape(len(frame), -1)
@@ -364,29 +372,13 @@ class Design:
         return found
 
 
-def _parse(parameter: str, text: str, frame: pd.DataFrame) -> tuple[Formula, list[str]]:
-    """Parse a right-hand side; return it with the columns of the data frame that it reads."""
+def _columns(parameter: str, text: str, frame: pd.DataFrame) -> tuple[str, ...]:
+    """Check a right-hand side, and return the columns of the data frame that it reads."""
     argument = f"formula of {parameter!r}"
+    check_length(argument, text)
     check_terms(argument, text)
-    with _formula_errors(argument, text):
-        formula = Formula(text)
-        needed = sorted(
-            str(v)
-            for v in formula.required_variables
-            if str(v) not in _CONTEXT and not str(v).startswith("np.")
-        )
-    check_columns(needed, frame)
-    return formula, needed
-
-
-@contextmanager
-def _formula_errors(argument: str, text: str) -> Iterator[None]:
-    """Convert errors of formulaic to `InputError`."""
-    try:
-        yield
-    except FormulaicError as error:
-        plain = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
-        fail(argument, "a formula such as 'y ~ age + C(sex) + s(bmi)'", f"{text!r}: {plain}")
+    with formula_errors(argument, text):
+        return check_formula(argument, text, frame)
 
 
 def _kind(name: str, spec: ModelSpec, term: Any, places: list[int]) -> str:
@@ -413,4 +405,5 @@ def _categorical(spec: ModelSpec, term: Any) -> bool:
 def _factor_column(expression: Any) -> str:
     """`sex` of `C(sex)`."""
     text = str(expression).strip()
-    return text[2:-1].split(",")[0].strip() if text.startswith("C(") else text
+    found = re.match(r"C\((`[^`]*`|[^,)]*)", text)
+    return found[1].strip(" `") if found else text

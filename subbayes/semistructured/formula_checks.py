@@ -20,12 +20,14 @@ __all__ = [
     "check_levels",
     "check_terms",
     "complete_rows",
+    "random_intercepts",
 ]
 
 Missing = Literal["drop", "error"]
 
 _CALL = re.compile(r"(?<![\w.])(te|ti|t2|s|re)\s*\(")
 _GROUPED = re.compile(r"\(([^()|]*)\|+([^()|]*)\)")
+_INTERCEPTS = re.compile(r"(?<![\w.])re\s*\(([^()`=|]*[:/,][^()`=|]*)\)")
 
 
 # --- terms of other libraries -------------------------------------------------------------------
@@ -51,18 +53,40 @@ def check_terms(argument: str, text: str) -> None:
     """
     for found in _GROUPED.finditer(text):
         left, group = (part.strip() for part in found.groups())
+        written, remedy = random_intercepts(group)
         if left in ("", "1"):
-            expected = f"re({group}) for random intercepts"
-            fail(argument, expected, repr(found[0]), f"Write re({group})")
+            fail(argument, f"{written} for random intercepts", repr(found[0]), remedy)
         fail(
             argument,
             "random intercepts alone, re(...)",
             repr(found[0]),
-            f"Random slopes are not available: write re({group}), or C({group}):... for slopes "
-            "that are not pooled",
+            f"Random slopes are not available: {remedy[0].lower()}{remedy[1:]}, or C(...):... for "
+            "slopes that are not pooled",
         )
+    for found in _INTERCEPTS.finditer(text):
+        fail(argument, "re(...) of one column", repr(found[0]), random_intercepts(found[1])[1])
     for name, call in _calls(text):
         _check_call(argument, name, call)
+
+
+def random_intercepts(groups: str) -> tuple[str, str]:
+    """Random intercepts of groups, and a remedy that says how to write them.
+
+    Args:
+        groups: columns as in lme4: "g", "g:h" for their combinations, "g/h" for h within g.
+
+    Example:
+        >>> random_intercepts("g/h")[0]
+        're(g) + re(g_h)'
+    """
+    names = [name.strip(" `") for name in re.split(r"[:/,+*]", groups)]
+    if not ("/" in groups or ":" in groups):
+        written = " + ".join(f"re({name})" for name in names)
+        return written, f"Write {written}"
+    joined = "_".join(names)
+    written = f"re({names[0]}) + re({joined})" if "/" in groups else f"re({joined})"
+    column = " + ':' + ".join(f"data[{name!r}].astype(str)" for name in names)
+    return written, f"Write {written} with data.assign({joined}={column})"
 
 
 def _calls(text: str) -> Iterator[tuple[str, str]]:
@@ -111,9 +135,13 @@ def _check_call(argument: str, name: str, call: str) -> None:
 
 
 def check_columns(needed: Iterable[str], frame: pd.DataFrame) -> None:
-    """Raise `InputError` for columns that the data frame lacks, with the closest name it has."""
+    """Raise `InputError` for columns that the data frame lacks, with the closest name it has.
+
+    Also for needed columns whose name another column has.
+    """
     if not isinstance(frame, pd.DataFrame):
         fail_type("data", "a pandas data frame", frame)
+    needed = list(needed)
     absent = [name for name in needed if name not in frame.columns]
     if absent:
         present = list(map(str, frame.columns))
@@ -121,8 +149,12 @@ def check_columns(needed: Iterable[str], frame: pd.DataFrame) -> None:
             "data",
             "columns " + ", ".join(needed),
             "none called " + ", ".join(absent),
-            closest(absent[0], present) or "It has " + ", ".join(present),
+            closest(absent[0], present) or "It has " + (", ".join(present) or "no columns"),
         )
+    for name in needed:
+        count = int((frame.columns == name).sum())
+        if count > 1:
+            fail("data", "columns with different names", f"{count} called {name}", "Rename them")
 
 
 def check_complete(needed: Iterable[str], frame: pd.DataFrame) -> None:

@@ -60,7 +60,9 @@ class SemiStructuredRegression(Results):
         link: link of the location, for families with more than one.
         priors: prior by term: a number (the scale of a normal), a prior of
             `subbayes.semistructured`, or a frozen distribution of `scipy.stats`; "sd(term)" for
-            the standard deviation of a smooth or of random effects. See `default_priors`.
+            the standard deviation of a smooth or of random effects. A number for a parameter such
+            as "sigma", "shape" or "precision" is the scale of a half-normal prior of that parameter
+            itself. See `default_priors`.
         weights: column of observation weights: how many times each row counts.
         offset: column added to the location's predictor.
         exposure: column whose logarithm is added, for a log link.

@@ -8,32 +8,45 @@ that knots, levels, centres and scales are those of fitting.
 from __future__ import annotations
 
 import copy
+import re
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pandas as pd
+import torch
 from torch import Tensor, nn
 
 from subbayes.draws import Draws
 from subbayes.networks.mlp import MLP
 from subbayes.networks.network import architecture_of
 from subbayes.priors import Normal
-from subbayes.semistructured.design_data import AuxiliaryColumns, check_network_names
-from subbayes.semistructured.effect_priors import prior_config, prior_from
-from subbayes.semistructured.families import FAMILIES, Family
+from subbayes.semistructured.design_data import AuxiliaryColumns, check_network_names, networks_from
+from subbayes.semistructured.effect_priors import (
+    NormalPrior,
+    prior_config,
+    prior_from,
+    prior_of_term,
+)
+from subbayes.semistructured.families import FAMILIES, Family, OrdinalFamily
 from subbayes.semistructured.joint_posterior import FittedState, JointPosterior
 from subbayes.semistructured.predictors import Deep
-from subbayes.semistructured.specification import Specification
+from subbayes.semistructured.specification import PreparedModel, Specification
 from subbayes.semistructured.subspace import JointSpace
+from subbayes.subspace import JointSubspace
 from subbayes.subspace import from_config as subspace_from_config
 from subbayes.subspaces.curve import WeightCurve
-from subbayes.utils.checks import fail, fail_type
+from subbayes.utils.checks import InputError, check_positive, fail, fail_type
+from subbayes.utils.files import fail_artifact
 from subbayes.utils.tensor_file import add_prefix, strip_prefix
 
 __all__ = ["facts_of", "state_from", "tensors_of"]
+
+_MAX_CLASSES = 10_000
+_NUMBERS = re.compile(r"(u?int|float)(8|16|32|64)|U?Int(8|16|32|64)|Float(32|64)|bool(ean)?")
+_LEVELS = re.compile(r"object|str|string(\[(python|pyarrow)\])?|bool(ean)?")
 
 
 def tensors_of(state: FittedState) -> dict[str, Tensor | np.ndarray]:
@@ -61,7 +74,10 @@ def facts_of(state: FittedState) -> dict[str, Any]:
     return {
         "formula": formula if isinstance(formula, str) else dict(formula),
         "family": family.to_config() if known else {"own": repr(family)},
-        "priors": {name: prior_config(prior) for name, prior in specification.priors.items()},
+        "priors": {
+            name: prior_config(prior_of_term(name, prior, family.parameters))
+            for name, prior in specification.priors.items()
+        },
         **vars(specification.auxiliary),
         "missing": specification.missing,
         "orthogonal": specification.orthogonal,
@@ -97,15 +113,18 @@ def state_from(
     """
     given, own = dict(deep or {}), dict(priors or {})
     check_network_names("deep", given, facts["networks"])
+    _check_columns(facts, tensors)
+    likelihood = _family(facts["family"], family)
+    networks = {
+        name: _network(name, network, strip_prefix(f"network{i}", tensors), given.get(name))
+        for i, (name, network) in enumerate(facts["networks"].items())
+    }
     specification = Specification(
         facts["formula"],
-        _family(facts["family"], family),
+        likelihood,
+        networks_from(networks, likelihood),
         {
-            name: _network(name, network, strip_prefix(f"network{i}", tensors), given.get(name))
-            for i, (name, network) in enumerate(facts["networks"].items())
-        },
-        {
-            name: own[name] if name in own else prior_from(name, config)
+            name: own[name] if name in own else _prior(name, config, likelihood)
             for name, config in facts["priors"].items()
         },
         AuxiliaryColumns(facts["weights"], facts["offset"], facts["exposure"]),
@@ -119,17 +138,8 @@ def state_from(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # `fit` has given the warnings about these rows
         rows = specification.prepare(frame, strip_prefix("inputs", tensors))
-    of_space = facts["space"]
-    space = JointSpace(
-        subspace_from_config(of_space["subspace"], strip_prefix("space", tensors)),
-        Normal.from_config(of_space["prior"]),
-        tensors["starts"].numpy(),
-        of_space["rank"],
-        of_space["kind"],
-        WeightCurve(tensors["curve"], of_space["curve"]) if of_space["curve"] else None,
-        of_space["history"],
-        of_space["projected"],
-    )
+    space = _space(facts["space"], tensors)
+    _check_space(space, rows)
     joint = JointPosterior(
         replace(rows, dropped=facts["dropped"]), space, facts["seed"], facts["mode"]
     )
@@ -138,7 +148,16 @@ def state_from(
         for name, tensor in tensors.items()
         if name == "z" or name.startswith(("stats.", "moments."))
     }
-    return FittedState(joint, Draws.from_state(arrays, facts["draws"]))
+    state = FittedState(joint, Draws.from_state(arrays, facts["draws"]))
+    unread = {column["name"] for column in columns} - set(_columns_of(state))
+    if unread:
+        _damaged("facts['columns']", "the columns that the model reads", f"{sorted(unread)} too")
+    return state
+
+
+def _damaged(where: str, expected: str, got: Any) -> NoReturn:
+    remedy = "The artifact is damaged: write it again"
+    fail_artifact("path", f"{where} to be {expected}", str(got)[:200], remedy)
 
 
 def _columns_of(state: FittedState) -> list[str]:
@@ -173,9 +192,65 @@ def _family(config: dict[str, Any], own: Family | None) -> Family:
             "none",
             "Pass load(path, family=...): code is not saved",
         )
-    if "links" in config:
-        return FAMILIES[config["name"]](tuple(config["links"]))
-    return FAMILIES[config["name"]](n_classes=config["n_classes"])  # type: ignore[call-arg]
+    name, where = config["name"], "facts['family']"
+    kind = FAMILIES.get(name)
+    if kind is None:
+        _damaged(f"{where}['name']", "one of " + ", ".join(FAMILIES), repr(name))
+    if kind is OrdinalFamily:
+        if not 2 <= (config.get("n_classes") or 0) <= _MAX_CLASSES:
+            _damaged(where, f"an ordinal family of 2 to {_MAX_CLASSES} classes", config)
+        return OrdinalFamily(n_classes=config["n_classes"])
+    links = config.get("links", [])
+    allowed = list(kind.allowed.values())
+    if len(links) != len(allowed) or any(a not in b for a, b in zip(links, allowed, strict=True)):
+        _damaged(f"{where}['links']", f"links of family {name!r}", links)
+    return kind(tuple(links))
+
+
+def _prior(name: str, config: Any, family: Family) -> Any:
+    """A saved prior; earlier versions saved numbers, which were priors of log parameters."""
+    if name in (*family.parameters[1:], "gap") and isinstance(config, (int, float)):
+        return NormalPrior(0.0, check_positive(f"facts['priors'][{name!r}]", config))
+    return prior_from(name, config)
+
+
+def _space(config: dict[str, Any], tensors: dict[str, Tensor]) -> JointSpace:
+    curve = WeightCurve(tensors["curve"], config["curve"]) if config["curve"] else None
+    return JointSpace(
+        subspace_from_config(config["subspace"], strip_prefix("space", tensors)),
+        Normal.from_config(config["prior"]),
+        tensors["starts"].numpy(),
+        config["rank"],
+        config["kind"],
+        curve,
+        config["history"],
+        config["projected"],
+    )
+
+
+def _check_space(space: JointSpace, rows: PreparedModel) -> None:
+    """Raise for a space that is not one of the model's effects and weights."""
+    where, effects, weights = "facts['space']", rows.structured.size, rows.n_weights
+    total = effects + weights
+    if space.subspace.size != total:
+        got = f"of {space.subspace.size}"
+        _damaged(where, f"a subspace of {effects} effects and {weights} weights", got)
+    rank = space.subspace.rank if space.projected else space.subspace.rank - effects
+    if space.rank != rank or (rank > 0) != (weights > 0):
+        _damaged(f"{where}['rank']", str(rank), space.rank)
+    if not space.projected and weights and not isinstance(space.subspace, JointSubspace):
+        _damaged(f"{where}['subspace']", "a JointSubspace", type(space.subspace).__name__)
+    if isinstance(space.subspace, JointSubspace) and space.subspace.effects != effects:
+        _damaged(f"{where}['subspace']['effects']", str(effects), space.subspace.effects)
+    try:
+        space.prior.check_rank(space.subspace.rank)
+    except InputError as error:
+        _damaged(f"{where}['prior']", error.expected, error.got)
+    curve = space.curve
+    if curve is not None and curve.points.shape[1] != (total if space.projected else weights):
+        _damaged("tensor 'curve'", f"points of {weights} weights", tuple(curve.points.shape))
+    if not len(space.start_points):
+        _damaged("tensor 'starts'", "at least one point", "none")
 
 
 def _network(
@@ -189,6 +264,7 @@ def _network(
             "none",
             f"Pass load(path, deep={{{name!r}: module}}): code is not saved, only weights",
         )
+    where = f"facts['networks'][{name!r}]"
     module = MLP(**facts["module"]) if module is None else copy.deepcopy(module)
     if not isinstance(module, nn.Module):
         fail_type(f"deep[{name!r}]", "a module", module)
@@ -199,6 +275,12 @@ def _network(
             architecture_of(module),
             "Build it with the same layers and sizes",
         )
+    shapes = {key: tuple(tensor.shape) for key, tensor in module.state_dict().items()}
+    if {key: tuple(tensor.shape) for key, tensor in state.items()} != shapes:
+        _damaged(f"the tensors of {where}", "those of its architecture", "others")
+    unknown = set(facts["trained"]) - {key for key, _ in module.named_parameters()}
+    if unknown:
+        _damaged(f"{where}['trained']", "names of parameters", sorted(unknown))
     module.load_state_dict(state)
     for key, parameter in module.named_parameters():
         parameter.requires_grad_(key in facts["trained"])
@@ -216,16 +298,56 @@ def _store(values: pd.Series) -> tuple[np.ndarray, dict[str, Any]]:
         facts: dict[str, Any] = {"levels": levels, "ordered": bool(dtype.ordered)}
     elif pd.api.types.is_numeric_dtype(dtype):
         plain = getattr(dtype, "numpy_dtype", dtype)
-        return values.to_numpy(dtype=plain, copy=True), {"dtype": str(dtype)}
+        shown = str(dtype) if _NUMBERS.fullmatch(str(dtype)) else str(np.dtype(plain))
+        return values.to_numpy(dtype=plain, copy=True), {"dtype": shown}
     else:
         codes, uniques = pd.factorize(values)
         levels = list(uniques)
-        facts = {"levels": levels, "dtype": str(dtype)}
+        shown = str(dtype) if _LEVELS.fullmatch(str(dtype)) else "object"
+        facts = {"levels": levels, "dtype": shown}
     odd = [v for v in levels if not isinstance(v, (str, bool, int, float, np.number, np.bool_))]
     if odd:
         remedy = "Convert it to text before fitting"
         fail_type(str(values.name), "a column of numbers or text to save", odd[0], remedy)
     return np.asarray(codes, dtype=np.int64), facts
+
+
+def _check_columns(facts: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    """Raise for columns that `_store` does not write, before any of them is built."""
+    names = [column["name"] for column in facts["columns"]]
+    if len(set(names)) < len(names):
+        _damaged("facts['columns']", "columns with different names", names)
+    read = [facts[key] for key in ("weights", "offset", "exposure")]
+    read += [name for network in facts["networks"].values() for name in network["columns"] or ()]
+    unknown = {name for name in read if name is not None} - set(names)
+    if unknown:
+        _damaged("facts['columns']", "all columns that the model reads", f"none of {unknown}")
+    with_inputs = {name for name, net in facts["networks"].items() if net["columns"] is None}
+    if with_inputs != set(inputs := strip_prefix("inputs", tensors)):
+        _damaged("tensors 'inputs'", f"of the networks {sorted(with_inputs)}", sorted(inputs))
+    for i, column in enumerate(facts["columns"]):
+        where, values = f"facts['columns'][{i}]", tensors[f"rows.{i}"]
+        levels, dtype = column.get("levels"), column.get("dtype")
+        if (dtype is None) == (levels is None or "ordered" not in column):
+            _damaged(where, "a column with a dtype, or ordered or unordered levels", column)
+        if dtype is not None and not (_NUMBERS if levels is None else _LEVELS).fullmatch(dtype):
+            _damaged(f"{where}['dtype']", "a dtype of numbers or text", repr(dtype))
+        kind = "bool" if values.dtype == torch.bool else "int"
+        kind = "float" if values.is_floating_point() else kind
+        if values.is_complex() or (levels is not None and kind != "int"):
+            _damaged(f"tensor 'rows.{i}'", "numbers, whole ones for levels", values.dtype)
+        if levels is None:
+            if kind not in dtype.lower():
+                _damaged(f"{where}['dtype']", f"one of {values.dtype}", repr(dtype))
+            continue
+        if not all(isinstance(level, (str, int, float)) for level in levels) or any(
+            isinstance(level, (int, float)) and not abs(level) < 2**63 for level in levels
+        ):
+            _damaged(f"{where}['levels']", "text or finite numbers", levels)
+        if len(set(levels)) < len(levels):
+            _damaged(f"{where}['levels']", "different levels", levels)
+        if len(values) and not (int(values.min()) >= 0 and int(values.max()) < len(levels)):
+            _damaged(f"tensor 'rows.{i}'", f"indices of {len(levels)} levels", "others")
 
 
 def _restore(stored: Tensor, facts: dict[str, Any]) -> pd.Series:

@@ -25,6 +25,8 @@ from subbayes.utils.checks import check_count, fail
 
 __all__ = ["TRANSFORMS", "penalised", "re", "s"]
 
+_MOST = 1000  # B-splines of a smooth, whose matrices have the square of this number of entries
+
 
 def penalised(expression: str) -> str | None:
     """The kind of penalised term of an expression: "s", "re", or None."""
@@ -40,7 +42,7 @@ def s(
 
     Args:
         x: a numeric column.
-        df: number of B-splines, at least 4, which limits how nonlinear the function can be.
+        df: number of B-splines, from 4 to 1000, which limits how nonlinear the function can be.
         degree: degree of the splines.
 
     Raises:
@@ -66,6 +68,8 @@ def _spline(x: Float[np.ndarray, "n"], df: int, degree: int) -> dict[str, Any]:
     if len(np.unique(x)) < 4:
         expected = "a column with at least 4 distinct values"
         fail("s(...)", expected, len(np.unique(x)), "Use C(...) for a factor")
+    if df > _MOST:
+        fail("df", f"at most {_MOST} splines", df)
     if df <= degree:
         fail("df", f"more than the degree, {degree}", df)
     low, high = float(x.min()), float(x.max())

@@ -121,6 +121,8 @@ class Specification:
         """
         left, right = self.split_formula()
         frame = data if isinstance(data, pd.DataFrame) else pd.DataFrame(data)
+        if not len(frame):
+            fail("data", "at least one row", "an empty data frame")
         columns = [*Response(left).variables(frame), *formula_variables(right, frame)]
         frame, tensors, dropped = self._complete_rows(frame, columns, inputs)
         response = Response.from_rows(left, frame, self.family)

@@ -28,7 +28,7 @@ from subbayes.sparse.module_surgery import (
 )
 from subbayes.sparse.priors import Horseshoe, SpikeSlab
 from subbayes.sparse.variational_families import LayerSettings, Noise
-from subbayes.utils.checks import check_count, check_finite, fail, fail_type
+from subbayes.utils.checks import check_count, check_finite, check_seed, fail, fail_type
 from subbayes.utils.types import Inputs, Targets
 
 __all__ = ["convert", "elbo", "kl", "sparse_layers"]
@@ -88,7 +88,7 @@ def convert(
     if not isinstance(module, nn.Module):
         fail_type("module", "a torch.nn.Module", module)
     settings = LayerSettings(posterior, structure, estimator, inclusion, sd, rank, temperature)
-    check_count("seed", seed, 0)
+    check_seed(seed)
     layers = _convertible_layers(module, keep)
     priors, noise = _layer_priors(prior, posterior, layers), Noise(seed)
     made = copy.deepcopy(module)

@@ -27,6 +27,7 @@ __all__ = [
     "LayerDraw",
     "SparsityPattern",
     "bag_linear",
+    "check_csr",
     "csr_tensor",
     "sparse_linear",
     "tile_layout",
@@ -259,3 +260,47 @@ def csr_tensor(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         return torch.sparse_csr_tensor(crow, columns, values, (len(crow) - 1, inputs))
+
+
+def check_csr(
+    argument: str, crow: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, int]
+) -> None:
+    """Check the parts of a CSR weight: torch does not, and would read and write out of bounds.
+
+    Args:
+        argument: what the error names.
+        crow: start of the weights of each unit, and their total number.
+        columns: input of each weight.
+        values: the weights.
+        shape: number of units, and of inputs.
+
+    Raises:
+        InputError: other dtypes or sizes, row pointers that do not ascend from 0 to the number of
+            weights, or columns that do not ascend within a unit or are not inputs.
+
+    Example:
+        >>> check_csr("weight", torch.tensor([0, 1]), torch.tensor([3]), torch.ones(1), (1, 3))
+        Traceback (most recent call last):
+        ...
+        subbayes.InputError: weight: expected columns below 3, got 3.
+    """
+    dtypes = {crow.dtype, columns.dtype}
+    if dtypes not in ({torch.int64}, {torch.int32}) or not values.is_floating_point():
+        got = ", ".join(str(part.dtype) for part in (crow, columns, values))
+        fail(argument, "indices of one dtype, int32 or int64, and floating weights", got)
+    units, inputs = shape
+    if (crow.shape, columns.shape) != ((units + 1,), values.shape) or values.ndim != 1:
+        got = ", ".join(str(tuple(part.shape)) for part in (crow, columns, values))
+        fail(argument, f"{units + 1} row pointers, and a column for each weight", f"shapes {got}")
+    if int(crow[0]) != 0 or int(crow[-1]) != len(values) or bool((crow[1:] < crow[:-1]).any()):
+        fail(argument, f"row pointers that ascend from 0 to {len(values)}", "others")
+    if not len(values):
+        return
+    if not 0 <= int(columns.min()) <= int(columns.max()) < inputs:
+        wrong = columns.max() if int(columns.min()) >= 0 else columns.min()
+        fail(argument, f"columns below {inputs}", int(wrong))
+    ascends = torch.ones(len(values) + 1, dtype=torch.bool, device=columns.device)
+    ascends[1:-1] = columns[1:] > columns[:-1]
+    ascends[crow] = True  # the first column of a unit
+    if not bool(ascends.all()):
+        fail(argument, "columns that ascend within each unit", "others")

@@ -34,11 +34,11 @@ from subbayes.sparse.layers import SparseLayer
 from subbayes.sparse.module_surgery import replace_layer
 from subbayes.sparse.path_inclusion import path_probability
 from subbayes.sparse.priors import NormalSlab, Slab, StudentTSlab
-from subbayes.sparse.saving import layer_facts, layer_from
-from subbayes.sparse.variational_families import ALWAYS_INCLUDED, Noise
+from subbayes.sparse.saving import layer_facts, layers_from
+from subbayes.sparse.variational_families import ALWAYS_INCLUDED
 from subbayes.subspace import CoordinateSubspace
 from subbayes.training.loop import History
-from subbayes.utils.checks import check_choice, check_count, fail
+from subbayes.utils.checks import check_choice, check_count, check_seed, fail
 from subbayes.utils.tensor_file import add_prefix, strip_prefix
 
 __all__ = ["STRUCTURE_MODES", "WEIGHT_MODES", "SparseNetwork", "rebuild", "revert"]
@@ -255,7 +255,7 @@ class SparseNetwork(Predictor):
         if self.layers[layer].structure == "units":
             fail("layer", "a layer with an indicator for each weight", "one of whole units")
         return path_probability(
-            module, self.layers, layer, check_count("draws", draws), check_count("seed", seed, 0)
+            module, self.layers, layer, check_count("draws", draws), check_seed(seed)
         ).numpy()
 
     # --- weights and predictions ------------------------------------------------------------
@@ -311,7 +311,7 @@ class SparseNetwork(Predictor):
             )
         random = structure == "sample" or weights == "sample"
         count = check_count("draws", draws) if random else 1
-        generator = torch.Generator().manual_seed(check_count("seed", seed, 0))
+        generator = torch.Generator().manual_seed(check_seed(seed))
         streams = {
             name: layer.draws(structure, weights, generator) for name, layer in self.layers.items()
         }
@@ -443,13 +443,10 @@ def rebuild(
     output: Callable[[Any], Tensor] | None = None,
 ) -> SparseNetwork:
     """Rebuild a sparse network from its artifact; see `subbayes.load`."""
-    made = network_from(tensors, facts["network"], tensors["weights"], module).module_with()
-    state, noise = strip_prefix("state", tensors), Noise(0)
-    for name, config in facts["layers"].items():
-        layer = made.get_submodule(name)
-        if isinstance(layer.bias, Tensor):  # frozen biases have no deviations
-            layer.bias.requires_grad_(f"{name}.bias_raw_sd".lstrip(".") in state)
-        made = replace_layer(made, name, layer_from(layer, config, name, state, noise))
+    network = network_from(tensors, facts["network"], tensors["weights"], module)
+    state = strip_prefix("state", tensors)
+    _check_state(layers_from(network.module_with().to("meta"), facts["layers"], state), state)
+    made = layers_from(network.module_with(), facts["layers"], state)
     made.eval().load_state_dict(state)
     return SparseNetwork(
         made,
@@ -458,3 +455,16 @@ def rebuild(
         output,
         facts["n_draws"],
     )
+
+
+def _check_state(module: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Check that saved tensors are those of a module, which needs no memory on the device meta."""
+    own = module.state_dict()
+    for name in sorted(own.keys() | state.keys()):
+        expected, got = (
+            f"{tuple(of[name].shape)} of {of[name].dtype}" if name in of else "no such tensor"
+            for of in (own, state)
+        )
+        if expected != got:
+            fail("path", f"the shape {expected} of 'state.{name}'", got,
+                 "The artifact is damaged: write it again")  # fmt: skip

@@ -11,31 +11,47 @@ from torch import Tensor, nn
 from subbayes.sparse import priors
 from subbayes.sparse.baselines import HorseshoeLayer, layer_class
 from subbayes.sparse.layers import SparseLayer
+from subbayes.sparse.module_surgery import LAYERS, replace_layer
 from subbayes.sparse.priors import Horseshoe, Inclusion, Slab, SpikeSlab
 from subbayes.sparse.variational_families import LayerSettings, Noise
 from subbayes.utils.checks import fail
 
-__all__ = ["layer_facts", "layer_from"]
+__all__ = ["layer_facts", "layers_from"]
 
 
-def layer_from(
-    plain: nn.Module, config: dict[str, Any], name: str, state: Mapping[str, Tensor], noise: Noise
-) -> SparseLayer:
-    """A layer with saved settings, whose parameters have yet to be loaded.
+def layers_from(
+    module: nn.Module, facts: Mapping[str, dict[str, Any]], state: Mapping[str, Tensor]
+) -> nn.Module:
+    """Replace layers of a module by sparse ones, whose parameters have yet to be loaded.
 
     Args:
-        plain: the layer that was converted.
-        config: what `layer_facts` returned.
-        name: of the layer.
+        module: the module, changed in place.
+        facts: by layer, what `layer_facts` returned.
         state: the saved state of the module.
-        noise: source of random numbers.
+
+    Raises:
+        InputError: a layer that the module does not have, or that cannot be sparse.
     """
+    noise = Noise(0)
+    for name, config in facts.items():
+        layer = dict(module.named_modules()).get(name)
+        if not isinstance(layer, LAYERS):
+            fail("module", f"a linear or convolutional layer {name[:60]!r}", type(layer).__name__)
+        if isinstance(layer.bias, Tensor):  # frozen biases have no deviations
+            layer.bias.requires_grad_(f"{name}.bias_raw_sd".lstrip(".") in state)
+        module = replace_layer(module, name, _layer_from(layer, config, name, state, noise))
+    return module
+
+
+def _layer_from(
+    plain: nn.Module, config: dict[str, Any], name: str, state: Mapping[str, Tensor], noise: Noise
+) -> SparseLayer:
     factor = state.get(f"{name}.logits.factor".lstrip("."))
     settings = LayerSettings(
         config["posterior"],
         config["structure"],
         config["estimator"],
-        rank=1 if factor is None else factor.shape[-1],
+        rank=1 if factor is None or not factor.ndim else factor.shape[-1],
         temperature=config["temperature"],
     )
     slab, inclusion = _prior(config["slab"]), _prior(config["inclusion"])

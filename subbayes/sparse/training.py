@@ -6,7 +6,7 @@ import copy
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -26,7 +26,7 @@ from subbayes.sparse.result import SparseNetwork, revert
 from subbayes.sparse.steps import Steps
 from subbayes.sparse.variational_families import Noise
 from subbayes.training.loop import Diverged, History, Trainable, run
-from subbayes.training.minibatches import Minibatches, batch_likelihood
+from subbayes.training.minibatches import Minibatches
 from subbayes.utils import artifact
 from subbayes.utils.checks import fail, fail_type, is_finite
 from subbayes.utils.files import as_path
@@ -152,7 +152,7 @@ class TrainableSparseNetwork(Trainable):
         self.frozen_ids = {id(p) for p in self.module.parameters() if not p.requires_grad}
         self.layers = sparse_layers(self.module)
         self.network = Network(revert(self.module), output=output)
-        self.likelihood, self.batch_likelihood = likelihood, batch_likelihood(likelihood)
+        self.likelihood, self.batch_likelihood = likelihood, likelihood.of_standardized
         self.likelihoods, self.settings, self.seed = [likelihood], training, seed
         self.minibatches = Minibatches(data, likelihood, self.network, training.batch_size, seed)
         self._freeze_batchnorm()
@@ -329,6 +329,20 @@ class TrainableSparseNetwork(Trainable):
             },
         )
 
+    def misfit(self, tensors: Mapping[str, Tensor], optimizer: Any) -> str | None:
+        """The name of something in a checkpoint that this run does not have, or None."""
+        own = add_prefix("module", self.module.state_dict()) | {
+            "likelihood": self.unconstrained.data,
+            "order": self.minibatches.generator.get_state(),
+            "noise": next(iter(self.layers.values())).noise.generator.get_state(),
+        }
+        saved = {name: t for name, t in tensors.items() if not name.startswith("optimizer.")}
+        for name in sorted(own.keys() | saved.keys()):
+            pair = [(of[name].shape, of[name].dtype) if name in of else None for of in (own, saved)]
+            if pair[0] != pair[1]:
+                return name
+        return None if _fits(optimizer, self.optimizer) else "optimizer"
+
     def restore(self, states: Sequence[dict[str, Any]]) -> None:
         """Restore a state."""
         (state,) = states
@@ -345,10 +359,34 @@ class TrainableSparseNetwork(Trainable):
             parameter.requires_grad_(name not in self.frozen)
         return SparseNetwork(
             module,
-            self.likelihood.with_parameters(self.unconstrained.detach()).detach(),
+            self.likelihood.with_parameters(self.unconstrained.detach()).detach().unweighted,
             {name: list(values) for name, values in history.items()},
             self.network.output,
         )
+
+
+def _fits(saved: Any, optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a saved state has the groups of an optimiser, and tensors of the right shapes."""
+    own = optimizer.state_dict()
+    shapes = [p.shape for group in optimizer.param_groups for p in group["params"]]
+    if not isinstance(saved, dict) or saved.keys() != own.keys():
+        return False
+    groups, state = saved["param_groups"], saved["state"]
+    if not isinstance(groups, list) or len(groups) != len(own["param_groups"]):
+        return False
+    for group, one in zip(groups, own["param_groups"], strict=True):
+        if not isinstance(group, dict) or group.keys() != one.keys():
+            return False
+        if any(type(group[key]) is not type(one[key]) for key in one):
+            return False
+        if group["params"] != one["params"]:
+            return False
+    return isinstance(state, dict) and all(
+        key in range(len(shapes))
+        and isinstance(values, dict)
+        and all(isinstance(t, Tensor) and t.shape in ((), shapes[key]) for t in values.values())
+        for key, values in state.items()
+    )
 
 
 def _set_training_mode(module: nn.Module) -> nn.Module:
@@ -425,6 +463,12 @@ class _Checkpoint:
             )
         state = {name: tensors[name] for name in ("likelihood", "order", "noise")}
         optimizer = join_tensors(tensors, facts["optimizer"])
+        assert isinstance(task, TrainableSparseNetwork)
+        wrong = task.misfit(tensors, optimizer)
+        if wrong is not None:
+            fail("checkpoint", f"the tensors of this run in '{self.path}'",
+                 f"another {wrong[:60]!r}",
+                 "Delete it to start again, or choose another path")  # fmt: skip
         task.restore([state | {"module": strip_prefix("module", tensors), "optimizer": optimizer}])
         return int(facts["finished"]), facts["history"]
 

@@ -185,7 +185,9 @@ class Multivariate(Logits):
 
     def __init__(self, start: Float[Tensor, "u k"]) -> None:
         super().__init__(start)
-        self.factor = nn.Parameter(torch.eye(start.shape[-1]).to(start))
+        self.factor = nn.Parameter(
+            torch.eye(start.shape[-1], dtype=start.dtype, device=start.device)
+        )
 
     def draw(self, noise: Noise) -> Float[Tensor, "u k"]:
         """A draw, differentiable in mean and factor."""

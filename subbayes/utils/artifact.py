@@ -74,10 +74,11 @@ __all__ = [
 
 FORMAT = "subbayes"
 FORMAT_VERSION = 2
-MANIFEST = "manifest.json"
+_TENSORS, MANIFEST = "tensors", "manifest.json"
 
 _READERS = {1: "0.1.0"}  # older format versions, with the version of subbayes that reads them
-_TENSORS = "tensors"
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_MOST_BYTES = 100 * 2**20  # of a manifest; safetensors has this limit for its own header
 _TENSOR_FILE = re.compile(r"tensors-[0-9a-f]{16}\.safetensors")
 
 
@@ -251,7 +252,8 @@ def delete(path: StrPath, kind: str) -> None:
         with folder_lock(directory):
             names = [MANIFEST] if _holds_artifact(directory) else []
             if names or not (directory / MANIFEST).exists():
-                names += filter(_is_ours, os.listdir(directory))
+                used = _tensor_file_in_use(directory)
+                names += (n for n in os.listdir(directory) if n == used or _is_left(directory, n))
             for name in names:
                 os.unlink(directory / name)
         if names:
@@ -289,7 +291,7 @@ def _publish(
         sync_folder(directory)
     finally:
         with suppress(OSError, ArtifactError):
-            _sweep(directory, os.listdir(directory) if alone else ours)
+            _sweep(directory, os.listdir(directory) if alone else ours, previous)
 
 
 def _tensor_file(sha256: str) -> str:
@@ -353,12 +355,22 @@ def _tensor_file_in_use(directory: Path) -> str | None:
     return str(name or _tensor_file(str(content.get("tensors_sha256"))))
 
 
-def _sweep(directory: Path, names: Iterable[str | None]) -> None:
-    """Remove files of artifacts that the manifest does not name."""
+def _is_left(directory: Path, name: str) -> bool:
+    """Whether a writer left this file: a temporary one, or tensors that have the digest named."""
+    if not _is_ours(name) or os.path.islink(directory / name):
+        return False
+    if not _TENSOR_FILE.fullmatch(name):
+        return True
+    with (directory / name).open("rb") as file:
+        return _tensor_file(hashlib.file_digest(file, "sha256").hexdigest()) == name
+
+
+def _sweep(directory: Path, names: Iterable[str | None], previous: str | None) -> None:
+    """Remove files that writers left and that the manifest does not name."""
     keep = _tensor_file_in_use(directory)
     for name in names:
-        if name is not None and _is_ours(name) and name != keep:
-            with suppress(OSError):
+        with suppress(OSError):
+            if name and name != keep and (name == previous or _is_left(directory, name)):
                 os.unlink(directory / name)
 
 
@@ -384,6 +396,10 @@ def _read(location: Path, kind: str | None) -> Artifact:
 def _raw_manifest(location: Path) -> dict[str, Any]:
     """The entries of the manifest of a folder or a file, not verified yet."""
     file = location / MANIFEST if location.is_dir() else location
+    if file.exists() and not file.is_file():  # a pipe would block, a device would never end
+        _damaged(file, "a file", "something else")
+    if location.is_dir() and (size := file.stat().st_size) > _MOST_BYTES:
+        _damaged(file, f"a manifest of at most {_MOST_BYTES} bytes", str(size))
     text = file.read_bytes() if location.is_dir() else _embedded(file)
     try:
         content = parse(text)
@@ -425,11 +441,13 @@ def _check_manifest(location: Path, kind: str | None) -> dict[str, Any]:
     content = _raw_manifest(location)
     _check_version(location, content)
     file = location / MANIFEST if location.is_dir() else location
-    fields = {"kind": str, "tensors": dict, "tensors_sha256": str, "facts": dict}
-    for name, expected in fields.items():
+    fields: dict[str, type] = dict.fromkeys(("kind", "library_version", "tensors_sha256"), str)
+    for name, expected in (fields | dict.fromkeys(("tensors", "facts"), dict)).items():
         if not isinstance(content.get(name), expected):
             _damaged(file, f"an entry {name!r} of type {expected.__name__} in the manifest",
                      type(content.get(name)).__name__)  # fmt: skip
+    if not _SHA256.fullmatch(content["tensors_sha256"]):
+        _damaged(file, "a digest of 64 hex digits under 'tensors_sha256'", "other text")
     if content.get("manifest_sha256") != _digest(content):
         _damaged(file, "a manifest that matches its digest", "altered content")
     if kind is not None and content["kind"] != kind:
@@ -446,7 +464,7 @@ def _check_version(location: Path, content: dict[str, Any]) -> None:
     if content.get("format") != FORMAT:
         fail_artifact("path", "an artifact of subbayes", f"another manifest in {quoted(location)}")
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
-        _damaged(location, "a format version", repr(version))
+        _damaged(location, "a format version", repr(version)[:60])
     if version in _READERS:
         fail_artifact("path", f"an artifact of format version {FORMAT_VERSION}",
                       f"version {version} at {quoted(location)}",

@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
 
-from subbayes.utils.checks import InputError
+from subbayes.utils.checks import InputError, fail_type
 
 try:
     import fcntl
@@ -238,7 +238,7 @@ def _lock(directory: Path, shared: bool) -> int | None:
     if fcntl is None:
         return None
     try:
-        descriptor = os.open(directory, os.O_RDONLY)
+        descriptor = os.open(directory, os.O_RDONLY | os.O_NONBLOCK)  # it may be a pipe
     except OSError:
         return None
     try:
@@ -262,7 +262,9 @@ def fail_artifact(
 
 
 def as_path(path: StrPath) -> Path:
-    """Convert to a path; null characters are an error."""
+    """Convert to a path; other types and null characters are errors."""
+    if not isinstance(path, (str, os.PathLike)):
+        fail_type("path", "a path", path)
     if "\0" in os.fspath(path):
         fail_artifact("path", "a path without null characters", quoted(path), "Check the path")
     return Path(path)

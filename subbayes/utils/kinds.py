@@ -6,12 +6,16 @@ it names.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from subbayes.utils.schema import (
     Rule,
     Schema,
+    SchemaError,
+    Sizes,
     TensorRule,
     anything,
     array,
@@ -31,14 +35,18 @@ from subbayes.utils.schema_parts import (
     CHOICE,
     DRAWS,
     FACTS,
+    HISTORY,
     LIKELIHOOD,
     MLP,
+    N_DRAWS,
     NETWORK,
     NETWORK_TENSORS,
     POSITIVE,
     PRIOR,
     PROBABILITY,
+    STATE,
     SUBSPACE,
+    TRAINING,
     draws_tensors,
     subspace_tensors,
 )
@@ -70,8 +78,15 @@ _fitted = record(
     prior=PRIOR,
     temperature=POSITIVE,
     draws=optional(DRAWS),
-    history=FACTS,
-    settings=record({"temperatures?": optional(CHOICE), "*": anything}),
+    history=dict_of(HISTORY),
+    settings=record(
+        {
+            "temperatures?": optional(CHOICE),
+            "training?": optional(TRAINING),
+            "subspace?": text(),
+            "*": anything,
+        }
+    ),
 )
 
 
@@ -107,9 +122,9 @@ _sparse_layer = record(
 )
 
 _exported = record(
-    units=dict_of(list_of(whole(), least=2)),
+    units=dict_of(list_of(whole(), least=2, most=2)),
     layouts=dict_of(text("dense", "csr")),
-    weights=list_of(whole(), least=2),
+    weights=list_of(whole(), least=2, most=2),
     inputs=list_of(text()),
     outputs=list_of(text()),
     fills=dict_of(one_of("a number or text", number(finite=False), boolean, text())),
@@ -145,6 +160,9 @@ _laplace = record(
 )
 
 
+_matrix = partial(array, dtype="float64")
+
+
 def _laplace_tensors(facts: dict[str, Any]) -> dict[str, TensorRule]:
     rules = NETWORK_TENSORS | {"weights": array("D")}
     rules |= {f"example.{i}": _ANY_TENSOR for i in range(len(facts["inputs"]))}
@@ -153,19 +171,19 @@ def _laplace_tensors(facts: dict[str, Any]) -> dict[str, TensorRule]:
         rules |= subspace_tensors(facts["subspace"])
         k = facts["subspace"]["rank"]
     forms = {
-        "dual": {"matrix": array("m", "m")},
-        "primal": {"matrix": array("D", "D")},
-        "diagonal": {"squares": array("D")},
-        "low-rank": {"values": array("r"), "vectors": array("r", "D")},
-        "kfac": {"diagonal": array("D")},
-        "subspace": {"matrix": array(k, k), "metric": array(k, k)},
+        "dual": {"matrix": _matrix("m", "m")},
+        "primal": {"matrix": _matrix("D", "D")},
+        "diagonal": {"squares": _matrix("D")},
+        "low-rank": {"values": _matrix("r"), "vectors": _matrix("r", "D")},
+        "kfac": {"diagonal": _matrix("D")},
+        "subspace": {"matrix": _matrix(k, k), "metric": _matrix(k, k)},
     }
     if facts["form"] == "kfac":
         for i in range(len(facts["layers"])):
             groups, out, inputs = f"groups {i}", f"out {i}", f"in {i}"
-            rules[f"outer.{i}"] = array(groups, out, out)
-            rules[f"inner.{i}"] = array(groups, inputs, inputs)
-            rules[f"values.{i}"] = array(groups, out, inputs)
+            rules[f"outer.{i}"] = _matrix(groups, out, out)
+            rules[f"inner.{i}"] = _matrix(groups, inputs, inputs)
+            rules[f"values.{i}"] = _matrix(groups, out, inputs)
     return rules | forms[facts["form"]]
 
 
@@ -178,6 +196,7 @@ _prior_of_effects = one_of(
         {
             "NormalPrior": {"options": dict_of(number())},
             "Exponential": {"options": dict_of(number())},
+            "HalfNormal": {"options": dict_of(number())},
             "scipy": {
                 "distribution": text(),
                 "args": list_of(number()),
@@ -208,7 +227,7 @@ _joint_space = record(
     prior=PRIOR,
     rank=whole(),
     kind=text(),
-    history=FACTS,
+    history=HISTORY,
     projected=boolean,
     curve=optional(text("bezier", "polygon")),
 )
@@ -293,14 +312,30 @@ _data_frame = record(
     notes=FACTS,
 )
 
+
+def _label_dtype(value: Any, where: str, sizes: Sizes) -> None:
+    """A dtype of NumPy for labels, with at most 999 letters: each label takes as much memory."""
+    text()(value, where, sizes)
+    if not re.fullmatch(r"\|[bO]1?|\|[iu]1|[<>][iuf][248]|[<>]U[1-9][0-9]{0,2}", value):
+        _shown = value if len(value) < 60 else value[:60] + "…"
+        raise SchemaError(where, "a dtype of labels", repr(_shown))
+
+
 _estimator = record(
-    {"class": text(), "classes?": _labels, "dtype?": text()},
+    {"class": text(), "classes?": _labels, "dtype?": _label_dtype},
     model=_model("fitted-model", "sparse-network"),
     params=FACTS,
     seed=whole(high=2**64),
     mean=list_of(number(), size="columns"),
     scale=list_of(POSITIVE, size="columns"),
     feature_names=optional(list_of(text(), size="columns")),
+)
+
+_rng = record(
+    bit_generator=text("PCG64"),
+    state=record(state=whole(high=2**128 - 1), inc=whole(high=2**128 - 1)),
+    has_uint32=whole(high=1),
+    uinteger=whole(high=2**32 - 1),
 )
 
 # --- all kinds ------------------------------------------------------------------------------------
@@ -317,7 +352,7 @@ SCHEMAS = {
         NETWORK_TENSORS | {"weights": array("S", "D"), "buffers.*": _ANY_TENSOR},
     ),
     "mc-dropout": Schema(
-        record(_network, n_draws=whole(1), seed=whole(), name=text()),
+        record(_network, n_draws=N_DRAWS, seed=whole(), name=text()),
         NETWORK_TENSORS | {"weights": array("D")},
     ),
     "temperature-scaled": Schema(
@@ -328,7 +363,7 @@ SCHEMAS = {
         _tensors_of_model,
     ),
     "sparse-network": Schema(
-        record(_network, layers=dict_of(_sparse_layer), history=FACTS, n_draws=whole(1)),
+        record(_network, layers=dict_of(_sparse_layer), history=HISTORY, n_draws=N_DRAWS),
         NETWORK_TENSORS | {"weights": array("D"), "state.*": _ANY_TENSOR},
     ),
     "small-network": Schema(_exported, _exported_tensors),
@@ -338,21 +373,16 @@ SCHEMAS = {
     "estimator": Schema(_estimator, _tensors_of_model),
     # checkpoints, which only the call that wrote them reads
     "sampling-checkpoint": Schema(
-        record(identity=FACTS, evaluations=whole(), rngs=list_of(FACTS, size="chains")),
+        record(identity=FACTS, evaluations=whole(), rngs=list_of(_rng, size="chains")),
         {
-            "z": array("chains", "draws", "k"),
+            "z": array("chains", "draws", "k", dtype="float64"),
             "count": array("chains", values="index"),
             "state.*": array(None, values="any", finite=False),
             "stats.*": array("chains", "draws", values="any", finite=False),
         },
     ),
     "sparse-training-checkpoint": Schema(
-        record(
-            identity=FACTS,
-            finished=whole(),
-            history=dict_of(list_of(number(finite=False))),
-            optimizer=FACTS,
-        ),
+        record(identity=FACTS, finished=whole(), history=HISTORY, optimizer=STATE),
         {
             "module.*": _ANY_TENSOR,
             "likelihood": array("p"),

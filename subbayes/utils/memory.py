@@ -3,13 +3,51 @@
 from __future__ import annotations
 
 import os
+import threading
+from collections.abc import Callable, Hashable
 from pathlib import Path
+from typing import Any, Generic, TypeVar
 
 from subbayes.utils.checks import fail
 
-__all__ = ["available_memory", "check_memory", "format_bytes"]
+__all__ = ["BoundedCache", "available_memory", "check_memory", "format_bytes"]
 
 _PAGES = Path("/proc/meminfo")
+T = TypeVar("T")
+
+
+class BoundedCache(Generic[T]):
+    """Values by key, of which the `size` last added are kept; threads may share it.
+
+    Copies are empty.
+
+    Example:
+        >>> cache = BoundedCache(size=1)
+        >>> cache.get("a", lambda: 1), cache.get("a", lambda: 2)
+        (1, 1)
+        >>> cache.get("b", lambda: 3), cache.get("a", lambda: 4)
+        (3, 4)
+    """
+
+    def __init__(self, size: int = 64) -> None:
+        self.size = size
+        self._values: dict[Hashable, T] = {}
+        self._lock = threading.Lock()
+
+    def get(self, key: Hashable, compute: Callable[[], T]) -> T:
+        """The value of a key, computed if it is absent; an exception leaves it absent."""
+        with self._lock:
+            if key in self._values:
+                return self._values[key]
+        value = compute()  # without the lock: two threads may compute the same value
+        with self._lock:
+            self._values[key] = value
+            while len(self._values) > self.size:
+                del self._values[next(iter(self._values))]
+        return value
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.size,)
 
 
 def available_memory() -> int | None:

@@ -126,7 +126,14 @@ def load(
         return rebuild(kind, tensors, facts, options)
     except (InputError, InputTypeError):
         raise
-    except (KeyError, IndexError, RuntimeError, TypeError, ValueError) as error:
+    except (
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ) as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         fail_artifact("path", f"the content of a {kind}",
                       f"{quoted(path)}, which does not fit: {reason}",

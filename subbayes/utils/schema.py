@@ -48,6 +48,10 @@ Rule = Callable[[Any, str, Sizes], None]
 TensorRule = Callable[[Tensor, str, Sizes], None]
 """A rule for a tensor."""
 
+_FLOATS = (
+    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn,
+    torch.float8_e5m2,
+)  # fmt: skip
 _SHOWN = 60  # characters of a wrong value in an error
 
 
@@ -151,20 +155,22 @@ def optional(rule: Rule) -> Rule:
     return check
 
 
-def list_of(rule: Rule, least: int = 0, size: str = "") -> Rule:
+def list_of(rule: Rule, least: int = 0, size: str = "", most: int = 2**31) -> Rule:
     """A list whose items obey one rule.
 
     Args:
         rule: of the items.
         least: the smallest length allowed.
         size: name of the size that the length has to equal.
+        most: the largest length allowed.
     """
 
     def check(value: Any, where: str, sizes: Sizes) -> None:
         if not isinstance(value, list):
             _fail(where, "a list", value)
-        if len(value) < least:
-            _fail(where, f"at least {least} items", value)
+        if not least <= len(value) <= most:
+            words = f"at least {least}" if len(value) < least else f"at most {most}"
+            _fail(where, f"{words} items", len(value))
         if size and sizes.setdefault(size, len(value)) != len(value):
             _fail(f"length of {where}", str(sizes[size]), len(value))
         for i, item in enumerate(value):
@@ -264,18 +270,26 @@ def deferred(rule: Callable[[], Rule]) -> Rule:
 # --- tensors --------------------------------------------------------------------------------------
 
 
-def array(*dims: str | int | None, values: str = "real", finite: bool = True) -> TensorRule:
+def array(
+    *dims: str | int | None, values: str = "real", finite: bool = True, dtype: str = ""
+) -> TensorRule:
     """The shape and the values of a tensor.
+
+    A tensor without numbers has no dimension above 1000, so that the size of a file limits all
+    sizes in it.
 
     Args:
         *dims: its dimensions, sizes or names of sizes; None for any shape.
         values: "real" for floating numbers, "whole", "index" for whole numbers of at least 0,
             "flag" for booleans, or "any".
         finite: refuse NaN and infinities.
+        dtype: of floating numbers, e.g. "float64", or a name for that of several tensors.
     """
 
     def check(tensor: Tensor, where: str, sizes: Sizes) -> None:
         shape = tuple(tensor.shape)
+        if not tensor.numel() and max(shape) > 1000:
+            raise SchemaError(where, "numbers", f"none, in shape {shape}")
         if dims != (None,):
             if len(shape) != len(dims):
                 raise SchemaError(where, f"{len(dims)} dimensions", f"shape {shape}")
@@ -288,6 +302,11 @@ def array(*dims: str | int | None, values: str = "real", finite: bool = True) ->
         expected = "whole" if values == "index" else values
         if expected not in ("any", kind):
             _fail(where, f"{expected} numbers" if expected != "flag" else "flags", kind)
+        if dtype and kind == "real":
+            code = sizes.setdefault(f"dtype of {dtype}", _FLOATS.index(tensor.dtype))
+            wanted = getattr(torch, dtype, _FLOATS[code])
+            if tensor.dtype != wanted:
+                raise SchemaError(where, f"numbers of {wanted}", str(tensor.dtype))
         if kind == "real" and finite and not bool(torch.isfinite(tensor).all()):
             raise SchemaError(where, "finite numbers", "NaN or infinite ones")
         if values == "index" and tensor.numel() and int(tensor.min()) < 0:

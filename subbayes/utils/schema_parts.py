@@ -31,14 +31,18 @@ __all__ = [
     "CHOICE",
     "DRAWS",
     "FACTS",
+    "HISTORY",
     "LIKELIHOOD",
     "MLP",
     "NETWORK",
+    "N_DRAWS",
     "NETWORK_TENSORS",
     "POSITIVE",
     "PRIOR",
     "PROBABILITY",
+    "STATE",
     "SUBSPACE",
+    "TRAINING",
     "draws_tensors",
     "subspace_tensors",
 ]
@@ -49,9 +53,15 @@ FACTS = dict_of(anything)
 """Facts that are shown or compared, and never computed with."""
 
 
+HISTORY = dict_of(list_of(number(finite=False)))
+"""A number for each epoch, by name."""
+N_DRAWS = whole(1, 10**5)
+"""A number of draws that no tensor confirms."""
+
+
 def _numbers(low: float = -math.inf) -> Rule:
-    """A number, or lists of numbers nested up to three levels deep."""
-    rule = single = number(low)
+    """A number whose square is finite in float32, or lists of them up to three levels deep."""
+    rule = single = number(max(low, -1e18), below=1e18)
     for _ in range(3):
         rule = one_of("numbers in a finite range", single, list_of(rule))
     return rule
@@ -59,7 +69,7 @@ def _numbers(low: float = -math.inf) -> Rule:
 
 _mlp = record(
     n_inputs=whole(1),
-    hidden=list_of(whole(1)),
+    hidden=list_of(whole(1), most=1000),
     n_outputs=whole(1),
     activation=text("relu", "tanh", "silu", "gelu"),
     dropout=number(0, below=1),
@@ -126,9 +136,9 @@ def subspace_tensors(config: Mapping[str, Any], prefix: str = "subspace") -> dic
     D, k = f"{prefix} size", f"{prefix} rank"
     if config["name"] == "JointSubspace":
         return subspace_tensors(config["inner"], f"{prefix}.inner")
-    rules = {f"{prefix}.shift": array(D)}
+    rules = {f"{prefix}.shift": array(D, dtype=D)}
     if config["name"] == "DenseSubspace":
-        rules[f"{prefix}.basis"] = array(config["rank"], D)
+        rules[f"{prefix}.basis"] = array(config["rank"], D, dtype=D)
     if config["name"] == "CoordinateSubspace":
         rules[f"{prefix}.indices"] = array(k, values="index")
     return rules
@@ -141,6 +151,7 @@ DRAWS = record(
             "warmup?": optional(whole()),
             "thin?": whole(1),
             "seconds?": number(0),
+            "pareto_k?": number(finite=False),
             "*": anything,
         }
     ),
@@ -161,19 +172,57 @@ def draws_tensors(rank: int | str, prediction: str = "network") -> dict[str, Ten
     """Draws, their statistics, and the moments of an approximation, which `linearised` requires."""
     missing = "" if prediction == "linearised" else "?"
     return {
-        "z": array("chains", "draws", rank),
+        "z": array("chains", "draws", rank, dtype="float64"),
         "stats.*": array("chains", "draws", values="any", finite=False),
-        f"moments.mean{missing}": array(rank),
-        f"moments.sd{missing}": array(rank),
-        f"moments.covariance{missing}": array(rank, rank),
+        f"moments.mean{missing}": array(rank, dtype="float64"),
+        f"moments.sd{missing}": array(rank, dtype="float64"),
+        f"moments.covariance{missing}": array(rank, rank, dtype="float64"),
     }
 
 
 CHOICE = record(
-    temperatures=list_of(POSITIVE, least=1),
-    scores=list_of(number(finite=False), least=1),
-    standard_errors=list_of(number(finite=False)),
-    pareto_k=list_of(number(finite=False)),
+    temperatures=list_of(POSITIVE, least=1, size="temperatures"),
+    scores=list_of(number(finite=False), size="temperatures"),
+    standard_errors=list_of(number(finite=False), size="temperatures"),
+    pareto_k=list_of(number(finite=False), size="temperatures"),
     by=text("loo", "validation"),
 )
 """The choice of a temperature."""
+
+TRAINING = record(
+    epochs=whole(),
+    learning_rate=POSITIVE,
+    optimizer=text("adam", "sgd"),
+    momentum=number(0),
+    batch_size=optional(whole(1)),
+    schedule=text(),
+    final_learning_rate=optional(number(0)),
+    prior_scale=optional(POSITIVE),
+    weight_decay=optional(number(0)),
+    bias_lr_factor=POSITIVE,
+    clip_norm=optional(POSITIVE),
+    validation=optional(number(0)),
+    patience=optional(whole(1)),
+    swa_epochs=whole(),
+    swa_learning_rate=POSITIVE,
+    max_snapshots=whole(1),
+    sketch=optional(whole(1)),
+    curve_epochs=optional(whole()),
+)
+"""Settings of training."""
+
+
+def STATE(value: Any, where: str, sizes: Sizes) -> None:
+    """State that `nested_state.split_tensors` separated from its tensors."""
+    nested: dict[type, Rule] = {list: _state_list, dict: _state_dict}
+    nested.get(type(value), _state_leaf)(value, where, sizes)
+
+
+_state_leaf = optional(one_of("a number, text or a flag", number(finite=False), boolean, text()))
+_state_list = list_of(STATE)
+_state_dict = one_of(
+    "one of 'tensor', 'tuple' and 'pairs'",
+    record(tensor=text()),
+    record(tuple=_state_list),
+    record(pairs=list_of(list_of(STATE, least=2, most=2))),
+)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
 import numpy as np
@@ -117,10 +117,19 @@ def parse(data: bytes | str) -> Any:
         value = json.loads(
             data, parse_constant=_refuse_constant, object_pairs_hook=_without_duplicates
         )
-        canonical_bytes(value)  # refuses a number such as 1e999, which is read as an infinity
     except RecursionError:
         raise ValueError("values nested too deeply") from None
+    level = [value]
+    for _ in range(_MAX_DEPTH + 2):  # the facts are inside of the manifest, and tagged numbers too
+        level = [item for one in level for item in _items(one)]
+    if level:
+        raise ValueError("values nested too deeply")
+    canonical_bytes(value)  # refuses a number such as 1e999, which is read as an infinity
     return value
+
+
+def _items(value: Any) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
 def _refuse_constant(constant: str) -> NoReturn:

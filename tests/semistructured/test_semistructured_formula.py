@@ -7,9 +7,15 @@ import torch
 from scipy import stats
 
 from subbayes import InputError
-from subbayes.semistructured import Exponential, Flexible, NormalPrior, StudentT
+from subbayes.semistructured import Exponential, Flexible, HalfNormal, NormalPrior, StudentT
 from subbayes.semistructured.effect_priors import default_priors, prior_of, priors_with
-from subbayes.semistructured.families import NormalFamily, OrdinalFamily
+from subbayes.semistructured.families import (
+    BetaFamily,
+    GammaFamily,
+    NegativeBinomialFamily,
+    NormalFamily,
+    OrdinalFamily,
+)
 from subbayes.semistructured.formula import Design, split_formula
 from subbayes.semistructured.formula_checks import complete_rows
 from subbayes.semistructured.structured_predictor import StructuredPredictor
@@ -113,6 +119,8 @@ def test_errors_name_columns_and_levels(frame):
         Design({"mu": "x + ("}, frame)
     with pytest.raises(InputError, match="on their own"):
         Design({"mu": "s(x):z"}, frame)
+    with pytest.raises(InputError, match="at most 1000 splines"):  # before it takes their square
+        Design({"mu": "s(x, df=1000000)"}, frame)
     design = Design({"mu": "x + C(g)"}, frame)
     with pytest.raises(InputError, match="g: expected the levels seen in training: a, b, c, got d"):
         design.matrix(frame.assign(g="d"))
@@ -122,6 +130,16 @@ def test_errors_name_columns_and_levels(frame):
         design.matrix(frame.drop(columns="g"))
     known = design.matrix(frame.assign(g="a"))[0]
     np.testing.assert_allclose(design.matrix(frame.assign(g="d"), "reference")[0], known)
+
+
+@pytest.mark.parametrize(
+    "term", ["`my, g`", "C(`my, g`)", "C(`my, g`, Treatment('b'))", "re(`my, g`)"]
+)
+def test_levels_of_columns_in_backquotes_are_checked(frame, term):
+    frame = frame.rename(columns={"g": "my, g"})
+    design = Design({"mu": f"x + {term}", "sigma": f"{term}"}, frame)
+    with pytest.raises(InputError, match="my, g: expected the levels seen in training: a, b, c"):
+        design.matrix(frame.assign(**{"my, g": "d"}))
 
 
 def test_collinear_columns_are_reported(frame):
@@ -152,6 +170,7 @@ def test_missing_values_are_counted():
     [
         (NormalPrior(1.0, 2.0), stats.norm(1, 2)),
         (Exponential(0.5), stats.expon(scale=0.5)),
+        (HalfNormal(0.5), stats.halfnorm(scale=0.5)),
         (StudentT(3, 2.0), stats.t(3, scale=2)),
         (Flexible(stats.halfnorm(scale=2)), stats.halfnorm(scale=2)),
         (Flexible(stats.laplace(scale=0.3)), stats.laplace(scale=0.3)),
@@ -187,6 +206,79 @@ def test_prior_of_other_types_raises():
         prior_of("p", "normal")
     with pytest.raises(TypeError, match="continuous distribution"):
         prior_of("p", stats.poisson(2.0))
+
+
+def test_half_normal_quantiles_are_exact_in_both_tails():
+    zeta = torch.linspace(-30, 8, 77, dtype=torch.float64, requires_grad=True)
+    value = HalfNormal(2.0).from_standard(zeta)
+    (slope,) = torch.autograd.grad(value.sum(), zeta)
+    z = zeta.detach().numpy()
+    log_tail = stats.norm.logsf(z)  # log P(theta > value)
+    found = value.detach().numpy()
+    np.testing.assert_allclose(stats.halfnorm.logsf(found, scale=2)[z > 0], log_tail[z > 0])
+    np.testing.assert_allclose(
+        np.log(2 * stats.norm.pdf(0) * found / 2)[z < -9], stats.norm.logcdf(z)[z < -9]
+    )
+    expected = stats.norm.logpdf(z) - stats.halfnorm.logpdf(found, scale=2)
+    np.testing.assert_allclose(slope.log().numpy(), expected, rtol=1e-6)
+    batched = torch.func.vmap(HalfNormal(2.0).from_standard)(zeta.detach())
+    torch.testing.assert_close(batched, value.detach())
+
+
+@pytest.mark.parametrize(
+    ("family", "parameter"),
+    [
+        (NormalFamily(), "sigma"),
+        (GammaFamily(), "shape"),
+        (NegativeBinomialFamily(), "shape"),
+        (BetaFamily(), "precision"),
+    ],
+)
+def test_a_number_for_a_positive_parameter_is_the_scale_of_its_half_normal(
+    frame, family, parameter
+):
+    right = {"mu": "x", parameter: "1"}
+    design = Design(right, frame)
+    y = np.random.default_rng(0).uniform(0.1, 0.9, 60)
+    priors = priors_with(design, default_priors(design, family, y), {parameter: 0.7})
+    effects = StructuredPredictor(design, family, priors)
+    place = effects.names.index(f"{parameter}.Intercept")
+    # draws from the prior of the parameter, against scipy
+    zeta = np.random.default_rng(1).normal(size=(4000, effects.size))
+    draws = effects.reported(zeta)[parameter]
+    assert stats.kstest(draws, stats.halfnorm(scale=0.7).cdf).pvalue > 0.01
+    # the density of its logarithm has the Jacobian of the logarithm
+    at = torch.linspace(-4, 4, 81, dtype=torch.float64)
+
+    def logarithm(value):
+        point = torch.zeros(effects.size, dtype=torch.float64)
+        point[place] = value
+        return effects.coefficients(point)[place]
+
+    eta = np.array([float(logarithm(value)) for value in at])
+    slopes = np.array([float(torch.func.grad(logarithm)(value)) for value in at])
+    density = stats.norm.pdf(at.numpy()) / slopes
+    expected = stats.halfnorm.pdf(np.exp(eta), scale=0.7) * np.exp(eta)
+    np.testing.assert_allclose(density, expected, rtol=1e-6)
+
+
+def test_numbers_for_positive_quantities_are_scales_of_positive_priors(frame):
+    design = Design({"mu": "x + re(g)", "sigma": "z"}, frame)
+    defaults = default_priors(design, NormalFamily(), frame.x.to_numpy())
+    given = {"sigma": 1.0, "sigma.z": 2.0, "sd(re(g))": 3.0}
+    priors = priors_with(design, defaults, given)
+    assert priors["sigma.Intercept"] == HalfNormal(1.0)
+    assert priors["sigma.z"] == NormalPrior(0.0, 2.0)
+    assert priors["sd(re(g))"] == Exponential(3.0)
+    logarithm = priors_with(design, defaults, {"sigma.Intercept": 1.0})
+    assert logarithm["sigma.Intercept"] == NormalPrior(0.0, 1.0)
+    design = Design({"mu": "x"}, frame, ("mu",))
+    defaults = default_priors(design, OrdinalFamily(n_classes=3), np.zeros(60))
+    assert priors_with(design, defaults, {"gap": 2})["gap"] == HalfNormal(2.0)
+    with pytest.raises(InputError, match="a prior of a positive number"):
+        priors_with(design, defaults, {"gap": NormalPrior()})
+    with pytest.raises(InputError, match=r"priors\['gap'\]: expected a finite number above 0"):
+        priors_with(design, defaults, {"gap": -1})
 
 
 # --- effects ------------------------------------------------------------------------------------

@@ -33,12 +33,55 @@ frame = pd.DataFrame(
         ("s(x, bs='cr')", r"s\(...\) with df= and degree=, got .*Leave out bs="),
         ("(1|g)", r"Write re\(g\)"),
         ("z + (1 | g)", r"Write re\(g\)"),
-        ("(x || g)", "Random slopes are not available"),
+        ("(x || g)", "Random slopes are not available: write re"),
+        (
+            "re(g:h)",
+            r"Write re\(g_h\) with data.assign\(g_h=data\['g'\].astype\(str\) \+ ':' \+ data",
+        ),
+        ("(1 | g:h)", r"expected re\(g_h\) .* Write re\(g_h\) with data.assign\(g_h="),
+        (
+            "(1|g/h)",
+            r"expected re\(g\) \+ re\(g_h\) .* Write re\(g\) \+ re\(g_h\) with data.assign",
+        ),
+        ("re(h, x)", r"re\(...\) of one column, got 're\(h, x\)'. Write re\(h\) \+ re\(x\)"),
+        ("re(C(g))", r"re\(...\) of one column, got 're\(C\(g\)\)'. Write re\(g\)"),
+        ("offset(x):z", r"offset\(...\) on its own"),
     ],
 )
 def test_terms_of_other_libraries_raise_with_the_equivalent(term, said):
     with pytest.raises(InputError, match=said):
-        SemiStructuredRegression(f"y ~ x + {term}").fit(frame)
+        SemiStructuredRegression(f"y ~ x + {term}").fit(frame.assign(h=frame.g))
+
+
+def test_advice_for_nested_groups_is_a_formula_that_fits():
+    data = frame.assign(h=["c", "d", "e", "f", "c"] * 4)
+    data = data.assign(g_h=data["g"].astype(str) + ":" + data["h"].astype(str))
+    design = SemiStructuredRegression("y ~ x + re(g) + re(g_h)").specification.prepare(data, None)
+    assert [t.name for t in design.design.terms][2:4] == ["re(g)", "re(g_h)"]
+
+
+@pytest.mark.filterwarnings("error")
+def test_data_frames_without_rows_or_with_equal_names_raise():
+    for empty in (frame.iloc[:0], pd.DataFrame()):
+        with pytest.raises(InputError, match="data: expected at least one row, got an empty data"):
+            SemiStructuredRegression("y ~ x").fit(empty)
+    twice = pd.concat([frame, frame[["x"]]], axis=1)
+    with pytest.raises(InputError, match="with different names, got 2 called x. Rename them"):
+        SemiStructuredRegression("y ~ x").fit(twice)
+    with pytest.raises(InputError, match="with different names, got 2 called x"):
+        SemiStructuredRegression("y ~ z", weights="x").fit(twice)
+    SemiStructuredRegression("y ~ z").specification.prepare(twice, None)
+
+
+@pytest.mark.filterwarnings("error")
+def test_transformed_responses_do_not_warn():
+    data = frame.assign(y=frame.y + 1)
+    rows = SemiStructuredRegression("np.log(y) ~ x").specification.prepare(data, None)
+    np.testing.assert_allclose(rows.data.y, np.log(data.y))
+    with pytest.raises(
+        InputError, match=r"np.log\(y\): expected finite numbers, got 4 rows without"
+    ):
+        SemiStructuredRegression("np.log(y) ~ x").fit(frame)
 
 
 def test_families_accept_names_of_other_libraries():

@@ -16,11 +16,13 @@ from subbayes import MLP, InputError, Training
 from subbayes.inference.configuration import Sampling
 from subbayes.semistructured import (
     Exponential,
+    HalfNormal,
     NormalPrior,
     SemiStructuredRegression,
     SemiStructuredSubspace,
     StudentT,
 )
+from subbayes.utils import artifact
 
 QUICK = {
     "inference": "elliptical-slice",
@@ -153,3 +155,153 @@ def test_loading_requires_what_a_file_cannot_contain(fitted, tmp_path):
         SemiStructuredRegression.load(path)
     loaded = SemiStructuredRegression.load(path, priors={"x": Wide(0.0, 9.0)})
     assert torch.equal(loaded.predict(frame).outputs, own.predict(frame).outputs)
+
+
+# --- damaged and older files ----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame(
+        {"x": rng.normal(size=20), "g": rng.choice(["a", "b"], 20), "y": rng.normal(size=20)}
+    )
+    priors = {"sigma": 0.5, "x": 2, "C(g)": StudentT(3, 1.0)}
+    model = SemiStructuredRegression(
+        "y ~ x + C(g)", deep={"net": (MLP(1, (2,), 1), ["x"])}, priors=priors, weights="x"
+    )
+    frame["x"] = frame["x"].abs()
+    return model.fit(frame, **QUICK), tmp_path_factory.mktemp("small")
+
+
+def reloaded(saved, path, facts=None, tensors=None):
+    """Load the artifact with other facts and tensors; `None` removes a tensor."""
+    changed = {k: v for k, v in (saved.tensors | (tensors or {})).items() if v is not None}
+    artifact.write(path, saved.kind, changed, facts or saved.facts, overwrite=True)
+    return SemiStructuredRegression.load(path)
+
+
+def replaced(facts, place, value):
+    """A copy of facts with another value at a place, such as ("space", "rank")."""
+    facts = copy.deepcopy(facts)
+    inner = facts
+    for key in place[:-1]:
+        inner = inner[key]
+    inner[place[-1]] = value
+    return facts
+
+
+DAMAGED = [
+    (("formula",), 1),
+    (("formula",), "y ~"),
+    (("formula",), "y ~ x"),  # without C(g): a column that the model does not read
+    (("formula",), "y ~ x + w"),
+    (("formula",), {"mu": "y ~ x + C(g)", "tau": "~ x"}),
+    (("family",), {"name": "os.system", "links": ["identity", "log"]}),
+    (("family",), {"name": "normal", "links": ["identity"]}),
+    (("family",), {"name": "normal", "links": ["identity", "logit"]}),
+    (("family",), {"name": "normal", "n_classes": 3}),
+    (("family",), {"name": "ordinal", "n_classes": 10**9}),
+    (("family",), {"name": "ordinal", "links": ["identity"]}),
+    (("priors", "x"), float("nan")),
+    (("priors", "x"), -1.0),
+    (("priors", "x"), {"name": "NormalPrior", "options": {"mean": 0.0, "scale": -1.0}}),
+    (("priors", "x"), {"name": "NormalPrior", "options": {"size": 1.0}}),
+    (("priors", "nothing"), {"name": "NormalPrior", "options": {"mean": 0.0, "scale": 1.0}}),
+    *(
+        (
+            ("priors", "x"),
+            {"name": "scipy", "distribution": name, "args": args, "kwds": kwds, "factor": 1.0}
+            | {"student": student},
+        )
+        for name, args, kwds, student in (
+            ("bootstrap", [], {}, False),
+            ("__loader__", [], {}, False),
+            ("poisson", [1.0], {}, False),
+            ("rv_histogram", [1.0], {}, False),
+            ("norm", [1.0, 2.0, 3.0], {}, False),
+            ("norm", [], {"size": 10**9}, False),
+            ("norm", [0.0, -1.0], {}, False),
+            ("t", [], {}, True),
+        )
+    ),
+    (("weights",), "w"),
+    (("offset",), "w"),
+    (("exposure",), "x"),
+    (("seed",), -1),
+    (("mode",), "jit"),
+    (("dropped",), -1),
+    (("columns", 0, "name"), "g"),
+    (("columns", 0, "dtype"), "complex128"),
+    (("columns", 0, "dtype"), "category"),
+    (("columns", 0, "dtype"), "int64"),
+    (("columns", 0, "dtype"), "datetime64[ns]"),
+    (("columns", 0), {"name": "y"}),
+    (("columns", 0), {"name": "y", "dtype": "object", "levels": ["a"]}),
+    (("columns", 1, "levels"), ["a"]),
+    (("columns", 1, "levels"), ["a", "a"]),
+    (("columns", 1, "levels"), ["a", None]),
+    (("columns", 1, "levels"), ["a", ["b"]]),
+    (("columns", 1, "levels"), ["a", 10**40]),
+    (("networks", "net", "parameter"), "tau"),
+    (("networks", "net", "columns"), ["w"]),
+    (("networks", "net", "columns"), ["x", "y"]),
+    (("networks", "net", "trained"), ["layers.9.weight"]),
+    (("networks", "net", "trained"), []),
+    (("networks", "net", "module", "hidden"), [3]),
+    (("networks", "net", "module", "activation"), "system"),
+    (("space", "rank"), 1),
+    (("space", "projected"), True),
+    (("space", "subspace", "effects"), 1),
+    (("space", "subspace", "inner", "rank"), 1),
+    (("space", "prior", "scale"), [1.0, 2.0]),
+    (("space", "prior", "scale"), -1.0),
+    (("space", "curve"), "line"),
+    (("draws", "temperature"), 0.0),
+    (("draws", "validity"), "perfect"),
+]
+
+
+@pytest.mark.parametrize(("place", "value"), DAMAGED)
+def test_facts_that_do_not_fit_are_refused_in_one_line(small, place, value):
+    model, folder = small
+    saved = artifact.read(model.save(folder / "model", overwrite=True))
+    with pytest.raises((InputError, TypeError)) as error:
+        reloaded(saved, folder / "forged", replaced(saved.facts, place, value))
+    assert type(error.value).__module__.startswith("subbayes")
+    assert "\n" not in str(error.value)
+
+
+def test_tensors_that_do_not_fit_are_refused_in_one_line(small):
+    model, folder = small
+    saved = artifact.read(model.save(folder / "model", overwrite=True))
+    tensors = saved.tensors
+    for name, value in {
+        "rows.0": tensors["rows.0"][:-1].clone(),
+        "rows.1": tensors["rows.1"] + 1,
+        "rows.2": tensors["rows.2"] * torch.nan,
+        "starts": tensors["starts"][:0].clone(),
+        "curve": tensors["curve"][:, 1:].clone(),
+        "z": tensors["z"][..., 1:].clone(),
+        "space.inner.shift": tensors["space.inner.shift"][1:].clone(),
+        "network0.layers.0.weight": None,
+        "network0.layers.0.bias": torch.zeros(3),
+        "inputs.net": torch.zeros(20, 1),
+        "other": torch.zeros(1),
+    }.items():
+        with pytest.raises(InputError) as error:
+            reloaded(saved, folder / "forged", tensors={name: value})
+        assert "\n" not in str(error.value)
+
+
+def test_numbers_in_older_files_remain_priors_of_logarithms(small):
+    model, folder = small
+    saved = artifact.read(model.save(folder / "model", overwrite=True))
+    assert saved.facts["priors"]["sigma"] == {"name": "HalfNormal", "options": {"scale": 0.5}}
+    now = reloaded(saved, folder / "forged").state.model.structured.priors
+    assert now["sigma.Intercept"] == HalfNormal(0.5)
+    assert now["x"] == NormalPrior(0.0, 2.0)
+    older = replaced(saved.facts, ("priors",), {"sigma": 0.5, "x": 2})
+    then = reloaded(saved, folder / "forged", older).state.model.structured.priors
+    assert then["sigma.Intercept"] == NormalPrior(0.0, 0.5)
+    assert then["x"] == NormalPrior(0.0, 2.0)

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+from versions import TORCH
 
 import subbayes
 from subbayes import InputError, sparse
@@ -399,15 +400,20 @@ def test_hooks_on_a_tiled_network_see_rows():
     torch.testing.assert_close(own(x), net(x))
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_csr_layers_reject_tracing():
     _, small = layered()
     x = torch.randn(40, 700, dtype=torch.double)
-    for trace in (
-        lambda: torch.jit.trace(small.module, x, check_trace=False),
-        lambda: torch.export.export(small.module, (x,)),
-    ):
-        with pytest.raises(InputError, match="nor compiled, because of CSR layers"):
-            trace()
+    with pytest.raises(InputError, match="nor compiled, because of CSR layers"):
+        torch.jit.trace(small.module, x, check_trace=False)
+
+
+@pytest.mark.skipif(TORCH < (2, 8), reason="torch.export raises an error of its own before 2.8")
+def test_csr_layers_reject_export():
+    _, small = layered()
+    x = torch.randn(40, 700, dtype=torch.double)
+    with pytest.raises(InputError, match="nor compiled, because of CSR layers"):
+        torch.export.export(small.module, (x,))
 
 
 def test_empty_inputs_and_autocast():

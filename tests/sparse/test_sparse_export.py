@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from versions import TORCH
 
 import subbayes
 from subbayes import InputError, sparse
@@ -523,6 +524,8 @@ def test_row_counts_of_the_inputs_are_followed():
 
 @pytest.mark.parametrize("name", FLATTENED)
 def test_ways_to_flatten_rows(name):
+    if name == "torch.reshape" and TORCH < (2, 13):
+        pytest.skip("torch.fx of older versions does not trace torch.reshape with a traced length")
     net = silenced(images(torch.tanh, FLATTENED[name], 16))
     assert all_but_the_last_lose(smaller(net, 2, 8, 8))
     assert "len" not in globals()  # the replacement is removed

@@ -112,8 +112,15 @@ def test_load_rejects_bad_files_in_one_line(tmp_path):
 @pytest.mark.parametrize(
     ("part", "change", "message"),
     [
-        ("col_indices", lambda t: t + 1000, "columns below the number of inputs"),
+        ("col_indices", lambda t: t + 1000, r"columns below \d+"),
         ("col_indices", lambda t: t - 1000, "whole numbers of at least 0"),
+        ("col_indices", lambda t: t.flip(0), "columns that ascend within each unit"),
+        ("col_indices", lambda t: t.int(), "indices of one dtype"),
+        ("col_indices", lambda t: t.to(torch.uint8), "indices of one dtype"),
+        ("crow_indices", lambda t: t * 0, "row pointers that ascend"),
+        ("crow_indices", lambda t: t[:0], ""),
+        ("inputs", lambda t: t * 0, "columns below 0"),
+        ("inputs", lambda t: t.float(), "whole numbers"),
         ("crow_indices", lambda t: t + 1, "row pointers that ascend"),
         ("crow_indices", lambda t: t.flip(0), "row pointers that ascend"),
         ("values", lambda t: t[1:], "in its shape"),
@@ -128,6 +135,24 @@ def test_csr_indices_out_of_range_are_rejected(tmp_path, part, change, message):
     artifact.write_file(tmp_path / "forged", small.kind, tensors, small.facts())
     with pytest.raises(InputError, match=f"path: expected .*{message}"):
         subbayes.load(tmp_path / "forged", module)
+
+
+@pytest.mark.parametrize("assign", [False, True])
+@pytest.mark.parametrize("use", [lambda layer: layer(torch.ones(40, 3)),
+                                 lambda layer: layer(torch.ones(2, 3)), sparse.CsrLinear.dense],
+                         ids=["bags", "product", "dense"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("crow", "columns"), [([0, 1, 2], [0, 10**6]), ([0, 10**6, 2], [0, 1]), ([0, 2, 2], [1, 1])]
+)
+def test_csr_indices_of_a_state_dict_are_checked_before_use(crow, columns, use, assign):
+    plain = nn.Linear(3, 2)
+    plain.weight.data = torch.eye(2, 3)
+    layer = sparse.CsrLinear(plain)
+    layer(torch.ones(40, 3))
+    weight = torch.sparse_csr_tensor(crow, columns, torch.ones(2), (2, 3), check_invariants=False)
+    layer.load_state_dict({"weight": weight, "bias": torch.zeros(2)}, assign=assign)
+    with pytest.raises(InputError, match="weight: expected (columns|row pointers) "):
+        use(layer)
 
 
 def test_csr_layers_become_dense_for_onnx():

@@ -539,7 +539,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "file missing": (lambda p: tensor_file(p).unlink(), "expected the tensor file .* no such file"),
     "file truncated": (truncate, "expected a safetensors file in .* damaged"),
     "file altered": (alter, "expected tensors with sha256 .*altered content"),
-    "file elsewhere": (sealed(lambda m: m.update(tensors_sha256="../outside")), "the tensor file"),
+    "file elsewhere": (sealed(lambda m: m.update(tensors_sha256="../outside")), "64 hex digits"),
     "not safetensors": (lambda p: tensor_file(p).write_bytes(b"rubbish"), "a safetensors file"),
     "dtype": (sealed(lambda m: m["tensors"]["a"].update(dtype="float64")),
               "expected tensor 'a' with .*float64.* got .*float32"),
@@ -1103,6 +1103,46 @@ def test_exported_networks_of_the_first_format_are_refused(tmp_path: Path) -> No
 # --- deleting -----------------------------------------------------------------------------------
 
 
+SIMILAR = [
+    "tensors-0123456789abcdef.safetensors",  # not the digest of what is in it
+    "tensors-0123456789ABCDEF.safetensors",
+    "tensors-0123456789abcdef.safetensors.bak",
+    "tensors.safetensors",
+    ".tensors.0123.subbayes-tmp",
+    ".other.0123456789abcdef.subbayes-tmp",
+    "tensors.0123456789abcdef.subbayes-tmp",
+    "manifest.json.1",
+    "manifest.json~",
+]
+
+
+def test_files_of_similar_names_survive(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    put(path, 1)
+    for name in SIMILAR:
+        (path / name).write_text("mine")
+    linked = tmp_path / "linked"
+    linked.write_text("mine")
+    (path / ".tensors.fedcba9876543210.subbayes-tmp").symlink_to(linked)
+    old = (path / tensor_file_of(json.loads((path / "manifest.json").read_text()))).read_bytes()
+    ours = [".manifest.json.0123456789abcdef.subbayes-tmp",
+            f"tensors-{hashlib.sha256(old + b' ').hexdigest()[:16]}.safetensors"]  # fmt: skip
+
+    def leave() -> None:  # what killed writers leave
+        (path / ours[0]).write_text("half")
+        (path / ours[1]).write_bytes(old + b" ")
+
+    leave()
+    put(path, 2)
+    assert value_at(path) == 2
+    assert not set(ours) & set(listing(path))
+    leave()
+    delete(path, "test")
+    assert listing(path) == sorted([*SIMILAR, ".tensors.fedcba9876543210.subbayes-tmp"])
+    assert {(path / name).read_text() for name in SIMILAR} == {"mine"}
+    assert linked.read_text() == "mine"
+
+
 def test_delete_removes_only_the_artifact(tmp_path: Path) -> None:
     path = tmp_path / "a"
     put(path, 1)
@@ -1130,3 +1170,60 @@ def test_atomic_write_of_an_invalid_path_or_text_raises(tmp_path: Path) -> None:
     with one_line(r"text: expected text that UTF-8 can encode, got '\\ud800' in it"):
         atomic_write_text(tmp_path / "a", "\ud800")
     assert listing(tmp_path) == []
+
+
+# --- hostile files ------------------------------------------------------------------------------
+
+
+def forge(path: Path, text: str) -> None:
+    """Replace the facts in a manifest by JSON text."""
+    file = path / "manifest.json"
+    content = json.loads(file.read_text()) | {"facts": "HERE"}
+    file.write_text(json.dumps(content).replace('"HERE"', text))
+
+
+@pytest.mark.parametrize("depth", [70, 500, 5000, 10**5])
+@pytest.mark.parametrize(("start", "end"), [("[", "]"), ('{"a":', "}")])
+def test_deep_nesting_is_refused_in_one_line(
+    tmp_path: Path, depth: int, start: str, end: str
+) -> None:
+    put(tmp_path, 1)
+    forge(tmp_path, start * depth + "1" + end * depth)
+    with one_line("a manifest in JSON .* values nested too deeply"):
+        read(tmp_path)
+
+
+def test_facts_of_the_largest_depth_are_read(tmp_path: Path) -> None:
+    facts: Any = {"a": 2**100}
+    for _ in range(62):
+        facts = {"a": facts}
+    write(tmp_path, "test", {}, facts)
+    assert read(tmp_path)[1] == facts
+
+
+def test_pipes_and_huge_manifests_are_refused(tmp_path: Path) -> None:
+    put(tmp_path / "a", 1)
+    manifest = tmp_path / "a" / "manifest.json"
+    manifest.unlink()
+    os.mkfifo(manifest)
+    with one_line("has no manifest.json"):
+        read(tmp_path / "a")
+    assert not is_artifact(tmp_path / "a")
+    os.mkfifo(tmp_path / "pipe")
+    with one_line("expected a file in "):
+        read(tmp_path / "pipe")
+    manifest.unlink()
+    with manifest.open("wb") as file:
+        file.truncate(2**40)  # a sparse file
+    with one_line("a manifest of at most"):
+        read(tmp_path / "a")
+
+
+def test_digests_are_hex_digits(tmp_path: Path) -> None:
+    put(tmp_path / "a", 1)
+    file = tmp_path / "a" / "manifest.json"
+    content = json.loads(file.read_text()) | {"tensors_sha256": "../../../../x"}
+    content["manifest_sha256"] = artifact._digest(content)
+    file.write_text(json.dumps(content))
+    with one_line("a digest of 64 hex digits"):
+        read(tmp_path / "a")

@@ -19,12 +19,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from subbayes.data.data import check_rows, named_leaves, to_device, to_inputs
+from subbayes.networks.layer_kinds import BATCH_NORMS
 from subbayes.networks.network import arguments
 from subbayes.networks.tracing.private_torch import is_traced
 from subbayes.sparse.dependency_graph import DataFlow
 from subbayes.sparse.export.tiled_layers import TiledLinear, use_tiles
-from subbayes.sparse.kernels import BagIndices, csr_tensor, sparse_linear
-from subbayes.sparse.module_surgery import replace_layer
+from subbayes.sparse.kernels import BagIndices, check_csr, csr_tensor, sparse_linear
+from subbayes.sparse.module_surgery import LAYERS, replace_layer
 from subbayes.utils.artifact import write_file
 from subbayes.utils.checks import fail, fail_type
 from subbayes.utils.files import StrPath, as_path, atomic_write_bytes, fail_artifact, quoted
@@ -33,6 +34,7 @@ from subbayes.utils.types import Inputs
 
 __all__ = ["CsrLinear", "SmallNetwork", "as_example", "rebuild", "set_sizes"]
 
+_RESIZED = (*LAYERS, *BATCH_NORMS)
 _PARTS = ("crow_indices", "col_indices", "values")
 
 
@@ -81,10 +83,20 @@ class CsrLinear(nn.Module):
         weight = self.weight
         known = self._cached
         if known is None or known[0] is not weight:
+            self._check()
             bags = BagIndices(weight.crow_indices(), weight.col_indices(), self.in_features)
             self._cached = known = weight, bags, weight.values()
         found = sparse_linear(input, *known[1:], self.bias)
         return found if self.keeps_tiles else found.contiguous()
+
+    def _check(self) -> None:
+        """Check the indices, which may come from a state dict or a pickle."""
+        weight = self.weight
+        shape: tuple[int, int] = self.out_features, self.in_features
+        if weight.layout != torch.sparse_csr or tuple(weight.shape) != shape:
+            got = f"{weight.layout} of shape {tuple(weight.shape)}"
+            fail("weight", f"compressed sparse rows of shape {shape}", got)
+        check_csr("weight", weight.crow_indices(), weight.col_indices(), weight.values(), shape)
 
     def _load_from_state_dict(self, *given: Any) -> None:
         self._cached = None  # weights are copied into the existing tensor
@@ -108,6 +120,7 @@ class CsrLinear(nn.Module):
 
     def dense(self) -> nn.Linear:
         """The same layer with a dense weight."""
+        self._check()
         layer = nn.Linear(
             self.in_features,
             self.out_features,
@@ -327,7 +340,7 @@ def rebuild(
         made = _with_csr(made, name, tensors)
     owners = dict(made.named_modules())
     mismatched += sorted(made.state_dict().keys() - tensors.keys())
-    mismatched += [name for name in tensors if not _has(owners, name)]
+    mismatched += [name for name, value in tensors.items() if not _fits(owners, name, value)]
     mismatched += [
         f"{name} ({found})"
         for name, found in _classes(made).items()
@@ -343,6 +356,7 @@ def rebuild(
     for name, value in tensors.items():
         owner, _, last = name.rpartition(".")
         _assign(owners[owner], last, value)
+    _check_units(made, facts["units"])
     if "csr" in facts["layouts"].values():
         flow.work_in_place(made)
         made = use_tiles(made) if flow.is_rowwise else made
@@ -371,13 +385,33 @@ def _classes(module: nn.Module) -> dict[str, str]:
 _ABSENT = object()
 
 
-def _has(owners: dict[str, nn.Module], name: str) -> bool:
-    """Whether a module has such a tensor; export may have added a bias."""
+def _fits(owners: dict[str, nn.Module], name: str, value: Tensor) -> bool:
+    """Whether a module has such a tensor, of any width; export may have added a bias."""
     owner, _, last = name.rpartition(".")
-    if owner not in owners:
+    own = getattr(owners.get(owner), last, _ABSENT)
+    if last == "bias" and own is None:
+        return value.ndim == 1 and value.is_floating_point()
+    if not isinstance(own, Tensor) or own.is_floating_point() != value.is_floating_point():
         return False
-    value = getattr(owners[owner], last, _ABSENT)
-    return isinstance(value, Tensor) or (last == "bias" and value is None)
+    if isinstance(owners[owner], (*_RESIZED, CsrLinear)):
+        return own.ndim == value.ndim and own.shape[2:] == value.shape[2:]
+    return own.shape == value.shape
+
+
+def _check_units(module: nn.Module, units: dict[str, list[int]]) -> None:
+    """Check the sizes of layers against each other and against the numbers of units."""
+    for name, own in module.named_modules():
+        if not isinstance(own, (*_RESIZED, CsrLinear)):
+            continue
+        tensors = own.state_dict().values()
+        dtypes = {t.dtype for t in tensors if t.is_floating_point()}
+        lengths = {len(t) for t in tensors if t.ndim}
+        if name in units:
+            lengths.add(units[name][-1])
+        if len(lengths) > 1 or len(dtypes) > 1:
+            got = f"dtypes {sorted(map(str, dtypes))}, {sorted(lengths)} units"
+            fail_artifact("path", f"one dtype and number of units in layer {name[:60]!r}", got,
+                          "The artifact is damaged: write it again")  # fmt: skip
 
 
 def _with_csr(module: nn.Module, name: str, tensors: dict[str, Tensor]) -> nn.Module:
@@ -389,27 +423,9 @@ def _with_csr(module: nn.Module, name: str, tensors: dict[str, Tensor]) -> nn.Mo
         fail("module", f"a Linear layer {name!r} with the parts of a CSR weight",
              type(plain).__name__, "Pass the module that was converted")  # fmt: skip
     crow, columns, values, inputs = (tensors.pop(part) for part in parts)
-    _check_csr(name, crow, columns, int(inputs))
+    check_csr("path", crow, columns, values, (len(crow) - 1, int(inputs)))
     tensors[key] = csr_tensor(crow, columns, values, int(inputs))
     return replace_layer(module, name, CsrLinear(plain))
-
-
-def _check_csr(name: str, crow: Tensor, columns: Tensor, inputs: int) -> None:
-    """Check the indices of a CSR weight: torch does not, and would read out of bounds."""
-    steps = crow.diff()
-    fits = (
-        len(crow) > 0
-        and int(crow[0]) == 0
-        and int(crow[-1]) == len(columns)
-        and not bool((steps < 0).any())
-    )
-    inside = columns.numel() == 0 or 0 <= int(columns.min()) <= int(columns.max()) < inputs
-    if not (fits and inside):
-        what = (
-            "columns below the number of inputs" if fits else "row pointers that ascend to the end"
-        )
-        fail_artifact("path", f"{what} in the CSR layer {name!r}", "others",
-                      "The artifact is damaged: write it again")  # fmt: skip
 
 
 def _assign(owner: nn.Module, name: str, value: Tensor) -> None:

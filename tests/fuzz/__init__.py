@@ -1,0 +1,1 @@
+"""Damaged and forged artifacts of every kind; `python -m fuzz --help` (`make fuzz`)."""

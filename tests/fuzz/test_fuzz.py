@@ -1,0 +1,66 @@
+"""A small campaign with a fixed seed; `make fuzz` runs a large one."""
+
+from __future__ import annotations
+
+import random
+import sys
+from pathlib import Path
+
+import pytest
+
+from fuzz.campaign import Campaign
+from fuzz.models import MODELS
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits memory by /proc")
+QUICK = ["samples", "laplace-subspace", "small-dense", "small-csr", "sampling-checkpoint"]
+
+
+@pytest.mark.parametrize(
+    "names", [QUICK, pytest.param(list(MODELS), marks=pytest.mark.slow)], ids=["quick", "all"]
+)
+def test_damaged_and_forged_artifacts_are_refused_or_predict(tmp_path: Path, names: list[str]):
+    campaign = Campaign(tmp_path, names)
+    try:
+        campaign.run(campaign.cases(random.Random(0), forged=30, damaged=10))
+    finally:
+        campaign.close()
+    assert not campaign.failures, campaign.failures
+    assert sum(campaign.counts.values()) == 40 * len(names)
+    refused = sum(n for key, n in campaign.counts.items() if key[2] == "refused")
+    assert refused > 20 * len(names)
+
+
+def test_campaigns_notice_crashes_hangs_and_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "fuzz").mkdir()
+    (tmp_path / "fuzz" / "__init__.py").touch()
+    here = Path(__file__).parent
+    (tmp_path / "fuzz" / "worker.py").write_text((here / "worker.py").read_text())
+    (tmp_path / "fuzz" / "models.py").write_text(
+        "import os, types, numpy as np\n"
+        "from subbayes.utils.checks import InputError\n"
+        "def use(path):\n"
+        "    word = path.read_text()\n"
+        "    if word == 'crash': os.abort()\n"
+        "    while word == 'hang': pass\n"
+        "    if word == 'code': os.system('true')\n"
+        "    if word == 'raw error': raise KeyError(word)\n"
+        "    if word == 'several lines': raise InputError('a\\nb')\n"
+        "    if word == 'memory': bytearray(2**40)\n"
+        "    return [np.array([{'not finite': np.nan, 'other': 1.0}.get(word, 0.0)])]\n"
+        "MODELS = {'a': types.SimpleNamespace(use=use)}\n"
+    )
+    monkeypatch.setattr("fuzz.campaign._WORKER", tmp_path)
+    monkeypatch.setattr("fuzz.campaign.SECONDS", 2.0)
+    monkeypatch.setitem(MODELS, "a", MODELS["samples"])
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "a").write_text("same")
+    campaign = Campaign(tmp_path, ["a"])
+    words = ["crash", "same", "hang", "other", "raw error", "several lines", "memory",
+             "not finite", "code"]  # fmt: skip
+    place = tmp_path / "case"
+    try:
+        for word in words:
+            place.write_text(word)
+            assert campaign.child.load("a", place)[0] == word
+    finally:
+        campaign.close()
