@@ -64,6 +64,10 @@ class Diagonal(Precision):
         sigma = self.jacobian(inputs).gram(scale=self.variances())
         return (sigma + sigma.T) / 2
 
+    def blocks(self, inputs: Any) -> Float[Tensor, "n C C"]:
+        """Sums of squares and products of the rows of each input."""
+        return self.jacobian(inputs).gram_of_each(self.variances())
+
     def sample(self, count: int, generator: torch.Generator) -> Float[Tensor, "s D"]:
         """Independent weights."""
         eps = torch.randn(count, self.size, generator=generator, dtype=torch.float64)
@@ -98,7 +102,7 @@ def squared_column_norms(rows: Jacobian) -> Float[Tensor, "D"]:
     total = torch.zeros(rows.size, dtype=torch.float64, device=rows.network.device)
     for _, inputs, y in rows.batches(rows_at_once(rows)):
         batch = rows.plan.capture(inputs)
-        root = rows.root(inputs, y, batch.outputs)
+        root = rows.root(y, batch.outputs)
         _add(batch, active_cotangents(root, batch.outputs), total)
     return total
 

@@ -13,10 +13,44 @@ from torch import Tensor
 
 from subbayes.curvature.jacobian import Jacobian
 from subbayes.curvature.precision import Precision, cholesky
+from subbayes.curvature.single_layer import SingleLayer
 
-__all__ = ["Dual", "Primal"]
+__all__ = ["Dual", "Primal", "inverse_pays", "solved_blocks", "times_of_forms"]
 
 _COLUMNS = 2048
+
+
+def times_of_forms(V: Jacobian) -> dict[str, float]:
+    """Multiplications of a fit and of predictions at as many inputs, in each exact form."""
+    plan, R = V.plan, V.roots
+    pair = 0.0  # of the rows of two inputs, as the Gram matrices are computed
+    for layer in plan.layers:
+        t = plan.places.get(layer.name, 1)
+        factored = math.inf
+        if layer.weight is not None and (layer.is_matrix or layer.kind.name == "embedding"):
+            outputs = layer.weight.shape[-1 if layer.kind.name == "embedding" else 0]
+            factored = t**2 * (layer.size / outputs + R**2 * outputs)
+        pair += min(factored, R**2 * layer.size)
+    pair += 0 if plan.rest is None else R**2 * plan.rest.size
+    squares = 1 if SingleLayer.of(V) else R  # products of rows of D numbers, for each input
+    return {  # matrix and factorisation, then products with rows and their solution
+        "dual": V.n**2 * pair / 2 + V.rows**3 / 6 + V.n**2 * pair + V.rows**3 / 2,
+        "primal": V.n * squares * V.size**2 / 2 + V.size**3 / 6 + V.n * squares * V.size**2 / 2,
+    }
+
+
+def inverse_pays(X: Jacobian, size: int) -> bool:
+    """Whether the inverse of a matrix costs less than to solve for all rows at inputs."""
+    return X.roots > 1 and 2 * X.rows > size
+
+
+def solved_blocks(
+    factor: Float[Tensor, "k k"], rows: Float[Tensor, "m k"], outputs: int
+) -> Float[Tensor, "n C C"]:
+    """Covariances of the outputs of each input, from the factor of a precision."""
+    half = torch.linalg.solve_triangular(factor, rows.T, upper=False)
+    each = half.reshape(len(half), -1, outputs)
+    return torch.einsum("knc,knd->ncd", each, each)
 
 
 class ExactPrecision(Precision):
@@ -35,6 +69,16 @@ class ExactPrecision(Precision):
         shifted = self.matrix.clone()
         shifted.diagonal().add_(self.prior_precision)
         self.factor = cholesky(shifted, "prior_precision")
+
+    def describe(self) -> str:
+        """The form, and why: the time of either, as multiplications."""
+        time = {name: f"{value / 1e9:.2g}e9" for name, value in times_of_forms(self.V).items()}
+        other = "dual" if self.form == "primal" else "primal"
+        sizes = {"dual": f"{self.V.rows} rows (N C)", "primal": f"{self.size} weights (D)"}
+        return (
+            f"exact, {self.form} form: {sizes[self.form]}, {time[self.form]} multiplications to "
+            f"fit and predict as many inputs; {other} form: {sizes[other]}, {time[other]}"
+        )
 
     @abstractmethod
     def _product(self) -> Float[Tensor, "m m"]:
@@ -68,6 +112,8 @@ class Primal(ExactPrecision):
     def _product(self) -> Float[Tensor, "D D"]:
         """V'V, computed up to the diagonal and mirrored."""
         V = self.V
+        if self._layer is not None:
+            return self._layer.squares(V)
         total = torch.zeros(V.size, V.size, dtype=torch.float64, device=V.network.device)
         blocks = [slice(start, start + _COLUMNS) for start in range(0, V.size, _COLUMNS)]
         for _, rows in V.dense():
@@ -89,6 +135,17 @@ class Primal(ExactPrecision):
         ]
         half = torch.cat(halves, 1)
         return half.T @ half
+
+    def blocks(self, inputs: Any) -> Float[Tensor, "n C C"]:
+        """Solve with the Cholesky factor; for one layer, products with the inverse."""
+        X = self.jacobian(inputs)
+        if self._layer is not None and inverse_pays(X, self.size):
+            return self._layer.blocks(X, torch.cholesky_inverse(self.factor))
+        return torch.cat([solved_blocks(self.factor, rows, X.roots) for _, rows in X.dense()])
+
+    @cached_property
+    def _layer(self) -> SingleLayer | None:
+        return SingleLayer.of(self.V)
 
     def variances(self) -> Float[Tensor, "D"]:
         """The diagonal of the inverse."""

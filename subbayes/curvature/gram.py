@@ -14,7 +14,7 @@ and differences of such matrices lose no precision.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -22,14 +22,20 @@ from jaxtyping import Float
 from torch import Tensor
 
 from subbayes.curvature.layer_kinds import RightFactor
-from subbayes.curvature.layers import Layer, LayerGradients, Layers, OtherGradients, OtherWeights
-from subbayes.utils.types import Inputs
+from subbayes.curvature.layers import (
+    CapturedBatch,
+    Layer,
+    LayerGradients,
+    OtherGradients,
+    OtherWeights,
+)
 
 __all__ = [
     "Block",
     "block",
     "concatenate_rows",
     "gram",
+    "gram_of_each",
     "pull_block",
     "push_block",
     "split_columns",
@@ -101,12 +107,8 @@ class Block:
         return (first.left if isinstance(first, Piece) else first.rows).device
 
 
-def block(plan: Layers, inputs: Inputs, root: Float[Tensor, "N C R"] | None = None) -> Block:
-    """The rows of a batch for cotangents of each input as columns; by default one per output."""
-    batch = plan.capture(inputs)
-    if root is None:
-        root = torch.eye(batch.outputs.shape[1]).expand(len(batch), -1, -1)
-    root = root.to(batch.outputs)
+def block(batch: CapturedBatch, root: Float[Tensor, "N C R"]) -> Block:
+    """The rows of a batch for cotangents of each input as columns."""
     pulled = [batch.pull(root[..., r]) for r in range(root.shape[-1])]
     pieces = tuple(_stack(of_layer) for of_layer in zip(*pulled, strict=True))
     return Block(len(batch), len(pulled), pieces)
@@ -121,10 +123,19 @@ def _stack(gradients: tuple[LayerGradients | OtherGradients, ...]) -> Piece | De
     return DensePiece(first.layer, torch.stack(rows))
 
 
-def gram(a: Block, b: Block, scale: Float[Tensor, "D"] | None = None) -> Float[Tensor, "m l"]:
-    """Products of all rows of two blocks, weighted by column, in float64: (N R, M S)."""
+def gram(
+    a: Block,
+    b: Block,
+    scale: Float[Tensor, "D"] | None = None,
+    report: Callable[[float], None] = lambda pairs: None,
+) -> Float[Tensor, "m l"]:
+    """Products of all rows of two blocks, weighted by column, in float64: (N R, M S).
+
+    `report` is called after each layer with its share of the N M pairs of inputs, by its cost.
+    """
     total = torch.zeros(a.roots, a.n, b.roots, b.n, dtype=torch.float64, device=a.device)
-    for mine, other in zip(a.pieces, b.pieces, strict=True):
+    costs = [_cost(mine, other, scale) for mine, other in zip(a.pieces, b.pieces, strict=True)]
+    for mine, other, cost in zip(a.pieces, b.pieces, costs, strict=True):
         if (
             scale is None
             and isinstance(mine, Piece)
@@ -134,7 +145,33 @@ def gram(a: Block, b: Block, scale: Float[Tensor, "D"] | None = None) -> Float[T
             _add_factored(total, mine, other)
         else:
             _add_dense(total, mine, other, scale)
+        report(a.n * b.n * cost / sum(costs))
     return total.permute(1, 0, 3, 2).reshape(a.n * a.roots, b.n * b.roots)
+
+
+def gram_of_each(part: Block, scale: Float[Tensor, "D"]) -> Float[Tensor, "n R R"]:
+    """Products of the rows of each input with one another, weighted by column, in float64.
+
+    With one place a layer's entries are products, and their weighted sums cost two small ones.
+    """
+    total = torch.zeros(part.n, part.roots, part.roots, dtype=torch.float64, device=part.device)
+    for piece in part.pieces:
+        if isinstance(piece, Piece) and piece.layer.is_matrix and piece.left.shape[2] == 1:
+            left, right = piece.left[:, :, 0].double(), piece.right(slice(None))[:, 0].double()
+            _, n, groups, o = left.shape
+            assert piece.layer.weight is not None
+            weights = scale[piece.layer.weight.place].reshape(groups, o, -1)
+            squares = torch.einsum("ngi,goi->ngo", right.square(), weights)
+            if piece.layer.bias is not None:
+                squares += scale[piece.layer.bias.place].reshape(groups, o)
+            total += torch.einsum("rngo,qngo->nrq", left * squares, left)
+            continue
+        for places, cut in split_columns(piece, _INNER // (8 * part.roots)):
+            weights = _columns(places, scale[None])
+            for rows in _slices(part.n, _INNER // (8 * part.roots * weights.shape[1])):
+                dense = cut.dense(rows)
+                total[rows] += torch.einsum("rnp,qnp->nrq", dense * weights, dense)
+    return total
 
 
 def _factored(a: Piece, b: Piece) -> bool:
@@ -148,6 +185,16 @@ def _factored(a: Piece, b: Piece) -> bool:
         return t * s * (o + 3) < size
     i = size // o
     return t * s * (i / (roots * b.left.shape[0]) + o + 3) < size or t == s == 1
+
+
+def _cost(a: Piece | DensePiece, b: Piece | DensePiece, scale: Tensor | None) -> float:
+    """Multiplications for the rows of two inputs."""
+    if isinstance(a, Piece) and isinstance(b, Piece) and scale is None and _factored(a, b):
+        roots, _, t, _, o = a.left.shape
+        return t * b.left.shape[2] * (a.layer.size / o + roots * b.left.shape[0] * o)
+    rows = a.left if isinstance(a, Piece) else a.rows
+    others = b.left if isinstance(b, Piece) else b.rows
+    return len(rows) * len(others) * a.layer.size
 
 
 def _add_factored(total: Float[Tensor, "R N S M"], a: Piece, b: Piece) -> None:

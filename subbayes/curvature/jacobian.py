@@ -9,20 +9,38 @@ adjacent. Products stream over blocks of inputs, without storing rows x D number
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from copy import copy
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from subbayes.curvature.gram import Block, block, gram, pull_block, push_block, split_columns
-from subbayes.curvature.layers import Layers
-from subbayes.data.data import Data, n_rows, named_leaves, split_batches, take, to_device
+from subbayes.curvature.gram import (
+    Block,
+    block,
+    gram,
+    gram_of_each,
+    pull_block,
+    push_block,
+    split_columns,
+)
+from subbayes.curvature.layers import CapturedBatch, Layers
+from subbayes.data.data import (
+    Data,
+    join_batches,
+    n_rows,
+    named_leaves,
+    split_batches,
+    take,
+    to_device,
+)
 from subbayes.likelihoods import Likelihood
 from subbayes.networks.network import Network
 from subbayes.predictions.averaging import input_batches
 from subbayes.utils.checks import fail
 from subbayes.utils.memory import available_memory, check_memory
+from subbayes.utils.progress import estimated_progress
 from subbayes.utils.types import Inputs, Targets
 
 __all__ = ["Jacobian", "check_covariance_memory", "curvature_root"]
@@ -42,6 +60,7 @@ class Jacobian:
         n: number of inputs N.
         roots: rows per input R.
         memory_limit: bytes of gradients in memory at once.
+        progress: show progress bars of passes over the inputs; None shows them on a terminal.
 
     Example:
         >>> network = Network(torch.nn.Linear(2, 1))
@@ -57,6 +76,8 @@ class Jacobian:
     ) -> None:
         self.plan, self._pairs, self.n, self.likelihood = plan, pairs, n, likelihood
         self.memory_limit = memory_limit
+        self.progress: bool | None = False
+        self._outputs: dict[int, Tensor] = {}
         first = to_device(take(next(iter(pairs()))[0], slice(2)), self.network.device)
         self.roots = self.network.check(first)
         self._checked = {_signature(first)}
@@ -94,7 +115,9 @@ class Jacobian:
 
     def output_jacobian(self) -> Jacobian:
         """The Jacobian of the outputs at the same inputs, without the likelihood's curvature."""
-        return Jacobian(self.plan, self._pairs, self.n, None, self.memory_limit)
+        found = Jacobian(self.plan, self._pairs, self.n, None, self.memory_limit)
+        found.progress = self.progress
+        return found
 
     def pairs(self) -> Iterator[tuple[Inputs, Targets | None]]:
         """The inputs and targets, batch by batch."""
@@ -123,30 +146,45 @@ class Jacobian:
     def batches(self, step: int | None = None) -> Iterator[tuple[slice, Inputs, Targets | None]]:
         """Blocks of inputs with their positions, on the network's device."""
         size, done = self.step if step is None else step, 0
-        for inputs, y in split_batches(self._pairs(), size, self.network.device):
-            if _signature(inputs) not in self._checked:
-                self.network.check(inputs)
-                self._checked.add(_signature(inputs))
-            yield slice(done, done + n_rows(inputs)), inputs, y
-            done += n_rows(inputs)
+        joined = join_batches(self._pairs(), size)
+        with estimated_progress(self.n, "Jacobian", self.progress, "rows") as report:
+            for inputs, y in split_batches(joined, size, self.network.device):
+                if _signature(inputs) not in self._checked:
+                    self.network.check(inputs)
+                    self._checked.add(_signature(inputs))
+                yield slice(done, done + n_rows(inputs)), inputs, y
+                done += n_rows(inputs)
+                report(n_rows(inputs))
+
+    def silent(self) -> Jacobian:
+        """The same Jacobian without progress bars."""
+        found = copy(self)
+        found.progress = False
+        return found
 
     def root(
-        self, inputs: Inputs, y: Targets | None, outputs: Tensor | None = None
+        self, y: Targets | None, outputs: Float[Tensor, "n C"]
     ) -> Float[Tensor, "n C R"] | None:
         """The columns r of each input of a block; None for identity matrices."""
-        if self.likelihood is None:
-            return None
-        if outputs is None:
-            with torch.no_grad():
-                outputs = self.network(self.network.weights, inputs)
-        return curvature_root(self.likelihood, outputs, y)
+        return None if self.likelihood is None else curvature_root(self.likelihood, outputs, y)
+
+    def captured(
+        self, step: int | None = None, first: int = 0
+    ) -> Iterator[tuple[slice, CapturedBatch, Float[Tensor, "n C R"]]]:
+        """Batches with the inputs of the layers, starting at a given input, and their roots."""
+        for place, inputs, y in self.batches(step):
+            if place.start >= first:
+                batch = self.plan.capture(inputs)
+                self._outputs[place.start] = batch.outputs
+                root = self.root(y, batch.outputs)
+                if root is None:
+                    root = torch.eye(self.roots).expand(len(batch), -1, -1)
+                yield place, batch, root.to(batch.outputs)
 
     def blocks(self, first: int = 0, step: int | None = None) -> Iterator[tuple[slice, Block]]:
         """Blocks of rows with their positions among all rows, starting at a given row."""
-        for place, inputs, y in self.batches(step):
-            rows = slice(place.start * self.roots, place.stop * self.roots)
-            if rows.start >= first:
-                yield rows, block(self.plan, inputs, self.root(inputs, y))
+        for place, batch, root in self.captured(step, first // self.roots):
+            yield slice(place.start * self.roots, place.stop * self.roots), block(batch, root)
 
     @property
     def _gram_step(self) -> int:
@@ -184,6 +222,12 @@ class Jacobian:
 
     def outputs(self) -> Float[Tensor, "N C"]:
         """The network's outputs at all inputs."""
+        known, done = [], 0
+        while done in self._outputs:  # by the blocks of a product
+            known.append(self._outputs[done])
+            done += len(known[-1])
+        if done == self.n:
+            return torch.cat(known)
         with torch.no_grad():
             return torch.cat(
                 [self.network(self.network.weights, inputs) for _, inputs, _ in self.batches()]
@@ -192,24 +236,37 @@ class Jacobian:
     # --- products -------------------------------------------------------------------------------
 
     def gram(
-        self, other: Jacobian | None = None, scale: Float[Tensor, "D"] | None = None
+        self,
+        other: Jacobian | None = None,
+        scale: Float[Tensor, "p"] | None = None,
+        change: Callable[[Block], Block] = lambda part: part,
     ) -> Float[Tensor, "m l"]:
         """The Gram matrix J diag(scale) J', or with another Jacobian of the network, in float64.
 
         Args:
             other: the second Jacobian; by default J itself.
             scale: weights of the columns; by default 1.
+            change: applied to blocks of rows first, as a change of basis of the columns.
         """
-        to = self if other is None else other
+        to = (self if other is None else other).silent()
         total = torch.zeros(self.rows, to.rows, dtype=torch.float64, device=self.network.device)
-        for mine, left in self.blocks(0, self._gram_step):
-            if other is None:
-                total[mine, mine] = gram(left, left, scale)
-            for theirs, right in to.blocks(mine.stop if other is None else 0, to._gram_step):
-                total[mine, theirs] = gram(left, right, scale)
+        with estimated_progress(self.n * to.n, "Gram matrix", self.progress, "pairs") as report:
+            for mine, part in self.silent().blocks(0, self._gram_step):
+                left = change(part)
                 if other is None:
-                    total[theirs, mine] = total[mine, theirs].T
+                    total[mine, mine] = gram(left, left, scale, report)
+                for theirs, right in to.blocks(mine.stop if other is None else 0, to._gram_step):
+                    total[mine, theirs] = gram(left, change(right), scale, report)
+                    if other is None:
+                        total[theirs, mine] = total[mine, theirs].T
+                        report(left.n * right.n)
         return total
+
+    def gram_of_each(
+        self, scale: Float[Tensor, "p"], change: Callable[[Block], Block] = lambda part: part
+    ) -> Float[Tensor, "N R R"]:
+        """The blocks of `gram` on the diagonal: products of the rows of each input."""
+        return torch.cat([gram_of_each(change(part), scale) for _, part in self.blocks()])
 
     def push(self, basis: Float[Tensor, "k D"]) -> Float[Tensor, "k m"]:
         """Products of all rows with k vectors, in float64."""
@@ -230,12 +287,10 @@ class Jacobian:
                 some = cotangents[:, rows].to(total.device)
                 pull_block(part, some.reshape(len(some), -1, self.roots), total)
             return total
-        for place, inputs, y in self.batches():
-            batch = self.plan.capture(inputs)
-            root = self.root(inputs, y, batch.outputs)
+        for place, batch, root in self.captured():
             some = cotangents[:, place.start * self.roots : place.stop * self.roots]
             u = some.reshape(len(cotangents), -1, self.roots).to(batch.outputs)
-            u = u if root is None else torch.einsum("ncr,snr->snc", root.to(u), u)
+            u = torch.einsum("ncr,snr->snc", root, u) if self.likelihood else u
             for row, one in enumerate(u):
                 total[row] += batch.vjp(one)
         return total

@@ -26,18 +26,17 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn import functional as F
 
 from subbayes.curvature.diagonal import squared_column_norms
-from subbayes.curvature.gram import Piece, concatenate_rows
+from subbayes.curvature.gram import Block, Piece
 from subbayes.curvature.jacobian import Jacobian
-from subbayes.curvature.layers import Layer
+from subbayes.curvature.layers import Layer, Span
 from subbayes.curvature.precision import Precision
-from subbayes.utils.memory import available_memory
 
 __all__ = ["Kfac"]
 
 _AT_ONCE = 2**22
-_LEAST, _SHARE = 2**26, 16  # bytes, or of the free memory, for rows of a Jacobian
 
 
 @dataclass(frozen=True)
@@ -106,12 +105,37 @@ class Kfac(Precision):
         return self._scaled(eps.to(self.diagonal.device), 0.5).to(self.network.weights)
 
     def covariance(self, inputs: Any) -> Float[Tensor, "m m"]:
-        """Products with dense rows of the Jacobian, as many at once as fit into memory."""
-        X = self.jacobian(inputs)
-        most = max(_LEAST, (available_memory() or 0) // _SHARE) // (8 * X.size)
-        solved = (self.solve(rows) for _, rows in X.dense())
-        sigma = torch.cat([X.push(rows) for rows in concatenate_rows(solved, most)])
+        """Gram matrix in the eigenbasis, where the covariance is diagonal."""
+        sigma = self.jacobian(inputs).gram(scale=self._spectrum, change=self._rotate)
         return (sigma + sigma.T) / 2
+
+    def blocks(self, inputs: Any) -> Float[Tensor, "n C C"]:
+        """Sums of squares and products of the rows of each input, in the eigenbasis."""
+        return self.jacobian(inputs).gram_of_each(self._spectrum, self._rotate)
+
+    @property
+    def _spectrum(self) -> Float[Tensor, "p"]:
+        """Variances of the weights outside the factors (any within), then in the eigenbases."""
+        values = [self.diagonal, *(one.values.flatten() for one in self.factors)]
+        return 1 / (torch.cat(values) + self.prior_precision)
+
+    def _rotate(self, part: Block) -> Block:
+        """Rows in the eigenbases, at the positions of the spectrum."""
+        rotated, start = {}, self.size
+        for one in self.factors:
+            shape = one.values.shape
+            span = Span(slice(start, start + shape.numel()), shape)
+            rotated[one.layer.name] = one, replace(one.layer, weight=span, bias=None)
+            start += shape.numel()
+        return replace(
+            part,
+            pieces=tuple(
+                _rotate(piece, *rotated[piece.layer.name])
+                if isinstance(piece, Piece) and piece.layer.name in rotated
+                else piece
+                for piece in part.pieces
+            ),
+        )
 
     def variances(self) -> Float[Tensor, "D"]:
         """Computed from the squares of the eigenvectors."""
@@ -170,11 +194,25 @@ def _products(piece: Piece) -> tuple[Float[Tensor, "g o o"], Float[Tensor, "g i 
     for start in range(0, n, step):
         rows = slice(start, start + step)
         left = piece.left[:, rows].double().flatten(0, 2).transpose(0, 1)  # groups, r n t, o
-        right = piece.right(rows).double().flatten(0, 1).transpose(0, 1)
-        if piece.layer.bias is not None:
-            right = torch.nn.functional.pad(right, (0, 1), value=1.0)
+        right = _with_bias(piece, rows).flatten(0, 1).transpose(0, 1)
         outer, inner = outer + left.mT @ left, inner + right.mT @ right
     return outer, inner
+
+
+def _rotate(piece: Piece, one: Factors, layer: Layer) -> Piece:
+    """Gradients of a layer in the eigenbases of its factors."""
+
+    def right(rows: slice) -> Tensor:
+        return torch.einsum("ntgi,gij->ntgj", _with_bias(piece, rows), one.inner)
+
+    left = torch.einsum("rntgo,gop->rntgp", piece.left.double(), one.outer)
+    return Piece(layer, left, right)
+
+
+def _with_bias(piece: Piece, rows: slice) -> Float[Tensor, "n t groups i"]:
+    """The inputs of a layer in float64, with a 1 appended for the bias."""
+    right = piece.right(rows).double()
+    return right if piece.layer.bias is None else F.pad(right, (0, 1), value=1.0)
 
 
 def _eigenbasis(

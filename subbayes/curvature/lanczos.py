@@ -30,7 +30,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from subbayes.utils.checks import check_choice, check_count, check_positive, fail
+from subbayes.utils.checks import check_choice, check_count, check_positive, check_seed, fail
 from subbayes.utils.progress import progress_bar
 
 __all__ = ["Eigenpairs", "Operator", "SpectralDensity", "eigenvalues", "spectral_density"]
@@ -143,7 +143,7 @@ def eigenvalues(
             f"{memory_limit / 2**30:.3g} GiB",
             "Ask for fewer eigenvalues or a smaller basis",
         )
-    krylov = _Krylov(operator, room, [check_count("seed", seed, 0)])
+    krylov = _Krylov(operator, room, [check_seed(seed)])
     rounds = 1 + check_count("restarts", restarts, 0)
     with progress_bar(rounds, "Lanczos", progress, "rounds") as steps:
         for turn in range(rounds):
@@ -284,7 +284,7 @@ def spectral_density(
     nodes, weights = [], []
     with progress_bar(probes, "Lanczos quadrature", progress, "probes") as shown:
         for probe in range(probes):
-            krylov = _Krylov(operator, steps, [check_count("seed", seed, 0), probe])
+            krylov = _Krylov(operator, steps, [check_seed(seed), probe])
             krylov.fill()
             theta, s = torch.linalg.eigh(krylov.T)
             nodes.append(theta.numpy())

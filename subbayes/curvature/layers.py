@@ -191,6 +191,7 @@ class Layers:
         rest: the other weights, or None.
         row_bytes: memory of the activations kept for one row, about.
         gradient_bytes: memory of the gradients of one cotangent for one row.
+        places: number of places of each layer at the first row.
 
     Example:
         >>> network = Network(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)))
@@ -212,7 +213,7 @@ class Layers:
         spans = self._spans()
         self.layers = self._candidates(spans)
         self.layers = self._verified(take(inputs, few))
-        self.row_bytes, self.gradient_bytes = _memory_per_row(self, take(inputs, few))
+        self.row_bytes, self.gradient_bytes, self.places = _sizes_per_row(self, take(inputs, few))
         known = {span.place.start for layer in self.layers for span in layer.spans}
         left = [span for span in spans.values() if span.place.start not in known]
         self.rest = OtherWeights(tuple(left)) if left else None
@@ -313,8 +314,8 @@ def _matches_autograd(
     )
 
 
-def _memory_per_row(plan: Layers, inputs: Inputs) -> tuple[int, int]:
-    """Bytes that autograd keeps for one more row, and those of the layers' outputs."""
+def _sizes_per_row(plan: Layers, inputs: Inputs) -> tuple[int, int, dict[str, int]]:
+    """Bytes that autograd keeps for one more row, those of the layers' outputs, and places."""
     counts = []
     for rows in (1, 2):
         sizes: list[int] = []
@@ -327,8 +328,11 @@ def _memory_per_row(plan: Layers, inputs: Inputs) -> tuple[int, int]:
             batch = plan.capture(take(inputs, slice(rows)))
         counts.append(sum(sizes))
     outputs = batch.outputs
-    return max(counts[1] - counts[0], outputs[0].nbytes), (
-        batch.output_count // len(batch) * outputs.element_size()
+    pulled = batch.pull(torch.ones_like(outputs), plan.layers)
+    return (
+        max(counts[1] - counts[0], outputs[0].nbytes),
+        batch.output_count // len(batch) * outputs.element_size(),
+        {g.layer.name: g.left.shape[1] for g in pulled if isinstance(g, LayerGradients)},
     )
 
 

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from subbayes.curvature.jacobian import Jacobian
 from subbayes.curvature.precision import Precision
-from subbayes.utils.checks import check_count, check_positive, fail
+from subbayes.utils.checks import check_count, check_positive, check_seed, fail
 
 __all__ = ["LowRank"]
 
@@ -172,7 +172,7 @@ def _squared(V: Jacobian, vectors: Float[Tensor, "s D"]) -> Float[Tensor, "s D"]
 
 def _eigenpairs(V: Jacobian, rank: int, rounds: int, seed: int) -> Pairs:
     """Leading eigenpairs by subspace iteration and the Rayleigh-Ritz method."""
-    generator = torch.Generator().manual_seed(check_count("seed", seed, 0))
+    generator = torch.Generator().manual_seed(check_seed(seed))
     block = min(rank + 10, V.size)
     vectors = torch.randn(block, V.size, generator=generator, dtype=torch.float64)
     basis = torch.linalg.qr(vectors.to(V.network.device).T)[0].T

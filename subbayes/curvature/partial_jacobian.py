@@ -155,7 +155,7 @@ class PartialJacobian:
         """
         for place, inputs, y in rows.batches(rows_at_once(rows)):
             batch = self.plan.capture(inputs)
-            root = rows.root(inputs, y, batch.outputs)
+            root = rows.root(y, batch.outputs)
             yield place, self.gather(batch, active_cotangents(root, batch.outputs))
 
     def of(self, inputs: Any) -> Float[Tensor, "N C k"]:

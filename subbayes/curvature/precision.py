@@ -59,11 +59,17 @@ class Precision(ABC):
             f"prior_precision={self.prior_precision:g})"
         )
 
+    def describe(self) -> str:
+        """The form in words; for exact forms, which of the two and why."""
+        return self.form
+
     def jacobian(self, inputs: Any) -> Jacobian:
         """J_X at inputs; a `Jacobian` is returned unchanged."""
         if isinstance(inputs, Jacobian):
             return inputs
-        return Jacobian.of_inputs(self.V.plan, inputs, self.V.memory_limit)
+        found = Jacobian.of_inputs(self.V.plan, inputs, self.V.memory_limit)
+        found.progress = self.V.progress
+        return found
 
     @abstractmethod
     def solve(self, vectors: Float[Tensor, "s D"]) -> Float[Tensor, "s D"]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from subbayes.curvature.diagonal import Diagonal
-from subbayes.curvature.exact import Dual, Primal
+from subbayes.curvature.exact import Dual, Primal, times_of_forms
 from subbayes.curvature.jacobian import Jacobian
 from subbayes.curvature.layers import Layers
 from subbayes.curvature.precision import Precision
@@ -33,6 +33,7 @@ def precision(
     *,
     prior_precision: float = 1.0,
     memory_limit: int | None = None,
+    progress: bool | None = False,
     **options: Any,
 ) -> Precision:
     r"""The precision $\sum_n J_n^\top \Lambda_n J_n + \lambda I$ of the Laplace approximation.
@@ -41,11 +42,13 @@ def precision(
         network: f(x; w), at the maximum a posteriori.
         likelihood: p(y | f), with all its own parameters learned.
         data: (inputs, y), a DataLoader, a Dataset or `Data`.
-        covariance: the form: "exact" (dual or primal, whichever is smaller), "dual", "primal",
+        covariance: the form: "exact" (dual or primal, whichever takes less time, if it fits
+            into memory; `describe()` says which and why), "dual", "primal",
             "diagonal", "low-rank" (matrix-free) or "kfac" (Kronecker factors).
         prior_precision: $\lambda$.
         memory_limit: bytes for matrices, by default 80 % of the free memory; a quarter of it is
             for the gradients of a block, by default 256 MiB.
+        progress: show progress bars, here and in predictions; None shows them on a terminal.
         options: options of the low-rank form.
 
     Raises:
@@ -59,11 +62,11 @@ def precision(
         >>> x = torch.tensor([[1.0, 0.0], [0.0, 2.0]]).double()
         >>> found = precision(net, Gaussian(0.5), (x, torch.zeros(2)))
         >>> found.form, found.covariance(x).diagonal()
-        ('dual', tensor([0.2197, 0.2370], dtype=torch.float64))
+        ('primal', tensor([0.2197, 0.2370], dtype=torch.float64))
     """
     check_choice("covariance", covariance, FORMS)
     check_options(covariance, options)
-    V = root(network, likelihood, data, memory_limit)
+    V = root(network, likelihood, data, memory_limit, progress)
     if covariance in EXACT:
         return exact(V, prior_precision, covariance, memory_limit)
     if covariance == "diagonal":
@@ -71,7 +74,10 @@ def precision(
     if covariance == "low-rank":
         from subbayes.curvature.low_rank import LowRank
 
-        return LowRank(V, prior_precision, **options)
+        return LowRank(V.silent(), prior_precision, **options)
+    if likelihood.unweighted is not likelihood:
+        remedy = "Use covariance='exact', 'low-rank' or 'diagonal'"
+        fail("covariance", "one that takes weights of observations", "'kfac'", remedy)
     from subbayes.curvature.kfac import Kfac
 
     return Kfac(V, prior_precision)
@@ -96,7 +102,11 @@ def check_options(form: str, options: Mapping[str, Any]) -> None:
 
 
 def root(
-    network: Network, likelihood: Likelihood, data: Any, memory_limit: int | None = None
+    network: Network,
+    likelihood: Likelihood,
+    data: Any,
+    memory_limit: int | None = None,
+    progress: bool | None = False,
 ) -> Jacobian:
     """Check the arguments and return the root V of the Gauss-Newton matrix V'V.
 
@@ -105,6 +115,7 @@ def root(
         likelihood: p(y | f).
         data: as for `precision`.
         memory_limit: bytes; a quarter of it goes to the gradients of a block, by default 256 MiB.
+        progress: show progress bars of passes over the data.
     """
     check_network(network)
     if not isinstance(likelihood, Likelihood):
@@ -114,16 +125,22 @@ def root(
     data = Data.of(data).to(network.device)
     check_fit(network, likelihood, data)
     plan = Layers(network, to_device(data.first()[0], network.device))
-    return Jacobian.of_data(
-        plan, likelihood, data, 2**28 if memory_limit is None else memory_limit // 4
-    )
+    limit = 2**28 if memory_limit is None else memory_limit // 4
+    V = Jacobian.of_data(plan, likelihood, data, limit)
+    V.progress = progress
+    return V
 
 
 def exact(
     V: Jacobian, prior_precision: float, covariance: str = "exact", memory_limit: int | None = None
 ) -> Dual | Primal:
-    """The exact precision: the dual form if N C <= D, else the primal form."""
-    chosen = check_exact(covariance, V.n, V.roots, V.size, memory_limit)
+    """The exact precision, by default in the form that takes less time of those that fit."""
+    sizes = V.n, V.roots, V.size
+    if covariance == "exact":
+        times = times_of_forms(V)
+        first, second = sorted(times, key=lambda name: times[name])
+        covariance = first if _fits(first, *sizes, memory_limit) else second
+    chosen = check_exact(covariance, *sizes, memory_limit)
     return (Dual if chosen == "dual" else Primal)(V, prior_precision)
 
 
@@ -145,13 +162,9 @@ def check_exact(
     """
     sizes = {"dual": n * outputs, "primal": size}
     names = {"dual": f"{n * outputs} rows (N C)", "primal": f"{size} weights"}
-    needed = {name: 24 * rows**2 for name, rows in sizes.items()}
     chosen = min(sizes, key=lambda name: sizes[name]) if covariance == "exact" else covariance
-    free = available_memory()
-    limit: float = math.inf if free is None else 0.8 * free
-    if memory_limit is not None:
-        limit = memory_limit
-    if needed[chosen] > limit:
+    if not _fits(chosen, n, outputs, size, memory_limit):
+        limit, needed = _limit(memory_limit), {name: 24 * m**2 for name, m in sizes.items()}
         fits = [name for name in needed if needed[name] <= limit]
         fail(
             "covariance",
@@ -163,3 +176,15 @@ def check_exact(
             f"{int((limit / 24) ** 0.5) // outputs} observations",
         )
     return chosen
+
+
+def _fits(form: str, n: int, outputs: int, size: int, memory_limit: int | None) -> bool:
+    rows = n * outputs if form == "dual" else size
+    return 24 * rows**2 <= _limit(memory_limit)
+
+
+def _limit(memory_limit: int | None) -> float:
+    free = available_memory()
+    if memory_limit is not None:
+        return memory_limit
+    return math.inf if free is None else 0.8 * free

@@ -168,7 +168,8 @@ class Curvature:
             return self._jvp(gradient, w, v, symmetric=True)[1]
         if self.kind == "empirical-fisher":
             tangent = self._jvp(terms, w, v)[1]
-            return vjp(terms, w)[1](tangent)[0]
+            unweighted = self.likelihood.unweighted_log_prob  # weights occur once in the product
+            return vjp(lambda weights: unweighted(outputs(weights), y), w)[1](tangent)[0]
         f, tangent = self._jvp(outputs, w, v)
         curvature = self.likelihood.for_targets(y).curvature(f)
         return vjp(outputs, w)[1](torch.einsum("ncd,nd->nc", curvature, tangent))[0]

@@ -19,11 +19,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from subbayes.curvature.exact import Primal
+from subbayes.curvature.exact import Primal, inverse_pays, solved_blocks
 from subbayes.curvature.gram import concatenate_rows, push_block
 from subbayes.curvature.jacobian import Jacobian
 from subbayes.curvature.partial_jacobian import PartialJacobian
 from subbayes.curvature.precision import Precision, cholesky
+from subbayes.curvature.single_layer import SingleLayer
 from subbayes.subspace import CoordinateSubspace, DenseSubspace, Subspace
 from subbayes.utils.memory import check_memory
 
@@ -112,12 +113,13 @@ class SubspacePrecision(Precision):
 
     def blocks(self, inputs: Any) -> Float[Tensor, "n C C"]:
         """Computed from J_X P, some inputs at a time."""
-        X, found = self.jacobian(inputs), []
-        for rows in subspace_jacobian_in_chunks(X, self.subspace):
-            half = self._half(rows)
-            each = half.reshape(len(half), -1, X.roots)
-            found.append(torch.einsum("knc,knd->ncd", each, each))
-        return torch.cat(found)
+        X = self.jacobian(inputs)
+        if inverse_pays(X, self.subspace.rank):
+            layer = _layer(self.V, self.subspace)
+            if layer is not None:
+                return layer.blocks(X, self.z_covariance)
+        rows = subspace_jacobian_in_chunks(X, self.subspace)
+        return torch.cat([solved_blocks(self.factor, some, X.roots) for some in rows])
 
     def solve(self, vectors: Float[Tensor, "s D"]) -> Float[Tensor, "s D"]:
         """Solve in coordinates and map back to weights."""
@@ -198,8 +200,18 @@ def _blocks(J: Jacobian, subspace: Subspace, step: int) -> Iterator[Float[Tensor
         yield push_block(block, basis).T
 
 
+def _layer(V: Jacobian, subspace: Subspace) -> SingleLayer | None:
+    """The linear layer that a subnetwork lies in, if it is in one."""
+    if not isinstance(subspace, CoordinateSubspace):
+        return None
+    return SingleLayer.of(V, subspace.indices)
+
+
 def _squared(V: Jacobian, subspace: Subspace) -> Float[Tensor, "k k"]:
     """(V P)'(V P), summed over blocks of the data."""
+    layer = _layer(V, subspace)
+    if layer is not None:
+        return layer.squares(V)
     total = torch.zeros(subspace.rank, subspace.rank, dtype=torch.float64, device=V.network.device)
     for rows in _blocks(V, subspace, V.step):
         total.addmm_(rows.T, rows)

@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 
-from subbayes.utils.checks import check_count, check_finite, check_same_length, fail, fail_type
-from subbayes.utils.trees import tree_map
+from subbayes.utils.checks import (
+    check_choice,
+    check_count,
+    check_finite,
+    check_same_length,
+    fail,
+    fail_type,
+)
+from subbayes.utils.trees import tensors_of, tree_map, with_tensors
 from subbayes.utils.types import Inputs, Targets
 
 __all__ = [
     "Data",
     "as_pair",
     "check_rows",
+    "check_weights",
+    "input_kind",
     "iterate_preserving_rng",
+    "join_batches",
     "leaves",
     "n_rows",
     "named_leaves",
@@ -99,6 +110,17 @@ def n_rows(values: Inputs | Targets) -> int:
     return first.shape[0] if first.ndim else 1
 
 
+def input_kind(inputs: Inputs) -> Hashable:
+    """What two batches share that a module treats alike: shapes of a row and dtypes, by name.
+
+    Example:
+        >>> input_kind(torch.zeros(3, 2)) == input_kind(torch.ones(8, 2))
+        True
+    """
+    rows = tuple((name, t.shape[1:], t.dtype) for name, t in named_leaves(inputs).items())
+    return type(inputs), rows
+
+
 def take(values: Any, rows: Any) -> Any:
     """The given rows (slice or index tensor) of a tensor, tuple or dict of tensors."""
     return tree_map(lambda t: t[rows], values)
@@ -164,6 +186,7 @@ class Data:
         y: all targets, or None if streamed.
         loader: the loader in dataset order, or None if in memory.
         source: the `DataLoader` or `Dataset` that was given, whose own order training follows.
+        has_weights: whether the last of the targets are weights of the rows.
     """
 
     n: int
@@ -171,6 +194,7 @@ class Data:
     y: Targets | None = None
     loader: Iterable[Any] | None = None
     source: DataLoader[Any] | Dataset[Any] | None = None
+    has_weights: bool = False
 
     @classmethod
     def of(cls, data: Any, argument: str = "data") -> Data:
@@ -269,7 +293,7 @@ class Data:
         """The data with its tensors on `device`; streamed batches are not moved."""
         if not self.in_memory:
             return self
-        return Data(self.n, to_device(self.inputs, device), to_device(self.y, device))
+        return replace(self, inputs=to_device(self.inputs, device), y=to_device(self.y, device))
 
     def rows(self, index: Tensor) -> Data:
         """The given rows, in memory.
@@ -279,7 +303,70 @@ class Data:
         """
         if not self.in_memory:
             fail("data", "tensors in memory", "a loader", "Pass a loader of these rows instead")
-        return Data(len(index), take(self.inputs, index), take(self.y, index))
+        return replace(self, n=len(index), inputs=take(self.inputs, index), y=take(self.y, index))
+
+    def weighted(self, weights: Any) -> Data:
+        r"""The data with weights $a_n$ that multiply the log-likelihood of each row.
+
+        `fit` uses them with any likelihood; `train` and `Posterior` with `Weighted(likelihood)`.
+
+        Args:
+            weights: one number of at least 0 for each row, shape (N,); or, for class labels, a
+                dict with the weight of each class, or "balanced" for
+                $a_n = N / (K \, N_{y_n})$ with $N_k$ rows of class k.
+
+        Raises:
+            InputError: data with weights, streamed data, a wrong number of weights, weights that
+                are negative or all 0, or a class without a weight.
+
+        Example:
+            >>> data = Data.of((torch.zeros(3, 2), torch.tensor([0, 0, 1])))
+            >>> data.weighted({0: 1.0, 1: 2.0}).y[1]
+            tensor([1., 1., 2.], dtype=torch.float64)
+            >>> data.weighted("balanced").y[1]
+            tensor([0.7500, 0.7500, 1.5000], dtype=torch.float64)
+        """
+        if self.y is None or self.has_weights:
+            got = "weights already" if self.has_weights else "a loader"
+            fail("data", "rows in memory, without weights", got, "Pass all rows as tensors")
+        if isinstance(weights, (str, Mapping)):
+            weights = _class_weights(self.y, weights)
+        a = to_tensor("weights", weights, keep_double=True).to(leaves(self.y)[0].device)
+        if not a.is_floating_point():
+            a = a.double()
+        check_weights(a)
+        check_same_length(["data", "weights"], [self.n, len(a)])
+        targets = self.y if isinstance(self.y, tuple) else (self.y,)
+        return replace(self, y=(*targets, a), has_weights=True)
+
+
+def check_weights(weights: Tensor) -> None:
+    """Check that weights are finite numbers of at least 0, one a row, of which one is above 0.
+
+    Raises:
+        InputError: other weights.
+    """
+    numbers = weights.ndim == 1 and bool(torch.isfinite(weights).all())
+    if not numbers or bool((weights < 0).any()):
+        got = f"{float(weights.min()):g}" if numbers else f"shape {tuple(weights.shape)} or NaN"
+        fail("weights", "one finite number of at least 0 for each row", got)
+    if not bool((weights > 0).any()):
+        fail("weights", "a weight above 0", "zeros only")
+
+
+def _class_weights(y: Targets, weights: str | Mapping[Any, float]) -> Float[Tensor, "n"]:
+    """The weight of the class of each row."""
+    if not isinstance(y, Tensor) or y.ndim > 1 or bool((y != y.long()).any()):
+        fail("weights", "one number for each row", "weights of classes", "Pass labels (N,)")
+    classes, codes, counts = y.long().unique(return_inverse=True, return_counts=True)
+    if isinstance(weights, str):
+        check_choice("weights", weights, ("balanced",))
+        return (len(y) / (len(classes) * counts.double()))[codes]
+    absent = [label for label in classes.tolist() if label not in weights]
+    if absent:
+        fail("weights", "a weight for each class", f"none for {absent[0]}", "Add it, such as 1.0")
+    table = torch.tensor([float(weights[label]) for label in classes.tolist()], dtype=torch.float64)
+    return table.to(codes.device)[codes]
 
 
 def split_batches(
@@ -297,6 +384,37 @@ def split_batches(
             rows = slice(start, start + size)
             part = to_device(take(inputs, rows), device)
             yield part, None if y is None else to_device(take(y, rows), device)
+
+
+def join_batches(
+    batches: Iterable[tuple[Inputs, Targets | None]], size: int
+) -> Iterator[tuple[Inputs, Any]]:
+    """Consecutive batches of rows of the same shape, concatenated to at most `size` rows.
+
+    Example:
+        >>> data = Data.of((torch.zeros(5, 2), torch.zeros(5)))
+        >>> [len(y) for _, y in join_batches(data.batches(1), 2)]
+        [2, 2, 1]
+    """
+    waiting: list[tuple[Inputs, Any]] = []
+    rows, kind = 0, None
+    for batch in batches:
+        own = tree_map(lambda tensor: (tensor.shape[1:], tensor.dtype), batch)
+        if waiting and (rows + n_rows(batch[0]) > size or own != kind):
+            yield _concatenate(waiting)
+            waiting, rows = [], 0
+        waiting.append(batch)
+        rows, kind = rows + n_rows(batch[0]), own
+    if waiting:
+        yield _concatenate(waiting)
+
+
+def _concatenate(batches: list[tuple[Inputs, Any]]) -> tuple[Inputs, Any]:
+    if len(batches) == 1:
+        return batches[0]
+    columns = zip(*map(tensors_of, batches), strict=True)
+    whole: tuple[Inputs, Any] = with_tensors(batches[0], map(torch.cat, columns))
+    return whole
 
 
 def as_pair(batch: Any, argument: str) -> tuple[Inputs, Targets]:

@@ -34,7 +34,7 @@ from subbayes.predictions.averaging import count_rows
 from subbayes.priors import Normal
 from subbayes.subspace import DenseSubspace, Subspace
 from subbayes.subspaces.base import RankedMethod, TrainedNetwork, check_rank
-from subbayes.utils.checks import check_choice, check_count, fail
+from subbayes.utils.checks import check_choice, check_count, check_seed, fail
 from subbayes.utils.types import FORMS, Inputs
 
 if TYPE_CHECKING:
@@ -91,6 +91,7 @@ class Optimal(RankedMethod):
             covariance=self.covariance,
             prior_precision=prior_scale**-2,
             seed=trained.seed,
+            progress=trained.progress,
         )
 
     def prior(self, subspace: Subspace, scale: float) -> Normal:
@@ -111,6 +112,7 @@ def optimal(
     prior_precision: float = 1.0,
     memory_limit: int | None = None,
     seed: int = 0,
+    progress: bool | None = None,
     **options: Any,
 ) -> DenseSubspace:
     r"""The subspace that keeps most of the predictive covariance at given inputs.
@@ -123,11 +125,13 @@ def optimal(
             (the choice of the paper, which keeps little of the covariance at other inputs). None
             takes training inputs, see `recombine_inputs`.
         rank: s.
-        covariance: the form of $\Psi$: "exact" (dual or primal, whichever is smaller), "kfac",
+        covariance: the form of $\Psi$: "exact" (dual or primal, whichever is faster), "kfac",
             "diagonal" or "low-rank".
         prior_precision: $\lambda$.
         memory_limit: bytes for matrices; by default 80 % of the free memory.
         seed: seed of `recombine_inputs`.
+        progress: show progress bars, with an estimate where they take minutes; None shows them on
+            a terminal.
         options: options of the form of the covariance.
 
     Returns:
@@ -159,6 +163,7 @@ def optimal(
         covariance,
         prior_precision=prior_precision,
         memory_limit=memory_limit,
+        progress=progress,
         **options,
     )
     if inputs is None:
@@ -204,7 +209,7 @@ def recombine_inputs(data: Data, count: int, seed: int = 0) -> Inputs:
         count: largest number of rows.
         seed: seed of the draws.
     """
-    rng = np.random.default_rng(check_count("seed", seed, 0))
+    rng = np.random.default_rng(check_seed(seed))
     inputs = data.inputs if data.in_memory else next(iter(data.batches()))[0]
     assert inputs is not None
     n = n_rows(inputs)

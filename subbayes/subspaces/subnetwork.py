@@ -113,6 +113,7 @@ class Subnetwork(RankedMethod):
             prior_precision=prior_scale**-2,
             trajectory=trained.recorder,
             candidates=self.candidates,
+            progress=trained.progress,
         )
 
     def prior_scale(self, prior: Normal | float, network: Network) -> float:
@@ -140,6 +141,7 @@ def subnetwork(
     prior_precision: float = 1.0,
     trajectory: Any = None,
     candidates: int | None = None,
+    progress: bool | None = None,
 ) -> CoordinateSubspace:
     r"""Select the weights of a subnetwork.
 
@@ -160,6 +162,8 @@ def subnetwork(
         candidates: for "predictive": select among this many weights with the largest
             $\lVert J_{X,d} \rVert$; by default 4 |S|, and at least 1000. Costs a matrix of
             candidates squared.
+        progress: show progress bars, with an estimate where they take minutes; None shows them on
+            a terminal.
 
     Returns:
         A subspace around the network's weights, with indices in the order of selection, best first
@@ -206,7 +210,7 @@ def subnetwork(
             "Pass them, or use by='magnitude'",
         )
     else:
-        V = root(network, likelihood, data)
+        V = root(network, likelihood, data, progress=progress)
         if by == "variance":
             chosen = _largest(1 / (squared_column_norms(V) + prior_precision), rank)
         elif by == "wasserstein":
@@ -215,6 +219,7 @@ def subnetwork(
             X = V.output_jacobian()
             if inputs is not None:
                 X = Jacobian.of_inputs(V.plan, inputs)
+                X.progress = progress
             chosen = _by_predictive_variance(V, X, rank, candidates, prior_precision)
     return CoordinateSubspace(network.weights, chosen)
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
 from tqdm import tqdm
 
-__all__ = ["STAGE_LISTENER", "progress_bar"]
+__all__ = ["STAGE_LISTENER", "estimated_progress", "progress_bar"]
 
 STAGE_LISTENER: ContextVar[Callable[[str], None] | None] = ContextVar(
     "STAGE_LISTENER", default=None
@@ -18,9 +19,12 @@ STAGE_LISTENER: ContextVar[Callable[[str], None] | None] = ContextVar(
 """Receives a line for each finished stage where no terminal shows progress bars."""
 
 _MIN_SECONDS = 1.0  # shorter stages are not reported
+_LONG = 60.0  # seconds from which an estimate is given
 
 
-def progress_bar(total: int, what: str, show: bool | None = None, unit: str = "it") -> Any:
+def progress_bar(
+    total: int, what: str, show: bool | None = None, unit: str = "it", delay: float = 0.0
+) -> Any:
     """A progress bar on standard error.
 
     Args:
@@ -29,6 +33,7 @@ def progress_bar(total: int, what: str, show: bool | None = None, unit: str = "i
         show: True or False; None shows the bar on a terminal, and elsewhere sends a line to
             `STAGE_LISTENER` when the work is done.
         unit: what a step is called.
+        delay: seconds until the bar appears.
     """
     listener = STAGE_LISTENER.get()
     if show is None and listener is not None and not sys.stderr.isatty():
@@ -42,7 +47,50 @@ def progress_bar(total: int, what: str, show: bool | None = None, unit: str = "i
         disable=None if show is None else not show,
         mininterval=0.2,
         dynamic_ncols=True,
+        delay=delay,
     )
+
+
+@contextmanager
+def estimated_progress(
+    total: int, what: str, show: bool | None = None, unit: str = "it"
+) -> Iterator[Callable[[float], None]]:
+    """A progress bar for work that may take minutes: the first report is followed by an estimate.
+
+    Yields a function that takes the amount of work done since its last call. The bar appears
+    after a second; the estimate is one line, and given from one minute on.
+
+    Args:
+        total: amount of work.
+        what: what is being done, in a word or two.
+        show: as for `progress_bar`.
+        unit: what the amount is counted in.
+
+    Example:
+        >>> with estimated_progress(3, "Rows", show=False) as report:
+        ...     report(1)
+    """
+    began, done = time.perf_counter(), 0.0
+    with progress_bar(total, what, show, unit, delay=_MIN_SECONDS) as steps:
+
+        def report(amount: float) -> None:
+            nonlocal done
+            if done == 0 < amount:
+                seconds = (time.perf_counter() - began) * total / amount
+                if seconds >= _LONG:
+                    _say(f"{what}: about {seconds / 60:.0f} min", show)
+            steps.update(int(done + amount + 1e-6) - int(done + 1e-6))
+            done += amount
+
+        yield report
+
+
+def _say(line: str, show: bool | None) -> None:
+    listener = STAGE_LISTENER.get()
+    if show is None and listener is not None and not sys.stderr.isatty():
+        listener(line)
+    elif show or (show is None and sys.stderr.isatty()):
+        tqdm.write(line, file=sys.stderr)
 
 
 class _ReportedStage(tqdm):

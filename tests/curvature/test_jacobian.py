@@ -4,12 +4,19 @@ import cases
 import pytest
 import torch
 from jacobians import Many, dense, dense_rows
+from torch.utils.data import DataLoader, TensorDataset
 
 from subbayes import Network
 from subbayes.curvature import gram as gram_module
+from subbayes.curvature import jacobian as jacobian_module
 from subbayes.curvature.jacobian import Jacobian
 from subbayes.curvature.layers import Layers
-from subbayes.data.data import Data, n_rows, take
+from subbayes.data.data import Data, join_batches, n_rows, take
+from subbayes.inference import linearised_laplace
+from subbayes.likelihoods import Categorical
+from subbayes.subspaces.optimal import optimal
+from subbayes.subspaces.subnetwork import subnetwork
+from subbayes.utils import progress
 
 
 def check(V: Jacobian, X: Jacobian, dense_V: torch.Tensor, dense_X: torch.Tensor) -> None:
@@ -115,3 +122,78 @@ def test_push_and_pull_of_many_vectors_and_large_gram_blocks():
     whole.step = 3
     assert whole._gram_step >= 5
     torch.testing.assert_close(whole.gram(X), J @ J.T)
+
+
+@pytest.mark.parametrize("batch", [1, 2, 7])
+def test_batches_of_a_loader_are_joined(batch):
+    """A Gram matrix costs the square of the number of blocks, not of the loader's batches."""
+    torch.manual_seed(0)
+    network, x, y = Network(torch.nn.Linear(3, 2).double()), torch.randn(7, 3), torch.arange(7) % 2
+    x, plan = x.double(), Layers(network, x.double())
+    loader = DataLoader(TensorDataset(x, y), batch_size=batch)
+    V, whole = (Jacobian.of_data(plan, Categorical(), Data.of(data)) for data in (loader, (x, y)))
+    assert [len(part[1]) for part in V.batches()] == [7]
+    assert torch.equal(V.gram(), whole.gram())
+    assert torch.equal(
+        V.gram(Jacobian.of_inputs(plan, loader)), whole.gram(whole.output_jacobian())
+    )
+    assert [len(part[1]) for part in V.batches(4)] == {1: [4, 3], 2: [4, 3], 7: [4, 3]}[batch]
+
+
+def test_batches_of_different_shapes_are_not_joined():
+    rows = [(torch.zeros(2, length), None) for length in (3, 3, 4, 3)]
+    assert [x.shape for x, _ in join_batches(rows, 9)] == [(4, 3), (2, 4), (2, 3)]
+    named = [({"a": torch.zeros(2, 3)}, (torch.zeros(2), torch.ones(2)))] * 3
+    ((x, (y, noise)),) = join_batches(named, 6)
+    assert x["a"].shape == (6, 3)
+    assert torch.equal(noise, torch.ones(6))
+    assert y.shape == (6,)
+
+
+def test_progress_counts_all_work_and_estimates_minutes(monkeypatch, capsys):
+    """The listener gets an estimate after the first block, and a line at the end."""
+    clock = iter(range(0, 100_000, 40))
+    monkeypatch.setattr(progress.time, "perf_counter", lambda: float(next(clock)))
+    torch.manual_seed(0)
+    network, x = Network(Many().double().eval()), torch.randn(6, 4, 6).double()
+    J, lines = Jacobian.of_inputs(Layers(network, x), x, 1), []
+    token = progress.STAGE_LISTENER.set(lines.append)
+    try:
+        J.gram()
+        assert lines == []
+        J.progress = None
+        J.gram()
+        assert lines[0].startswith("Gram matrix: about ")
+        assert lines[-1].startswith("Gram matrix: 36 pairs in ")
+        lines.clear()
+        J.push(torch.ones(1, network.size).double())
+        assert lines[0] == "Jacobian: about 8 min"  # the bar reads the clock once too
+        assert lines[-1].startswith("Jacobian: 6 rows in ")
+    finally:
+        progress.STAGE_LISTENER.reset(token)
+    J.progress = True
+    J.outputs()
+    assert "Jacobian: about" not in capsys.readouterr().err  # known from the products
+    J.pull(torch.ones(1, J.rows))
+    assert "Jacobian: about 4 min" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("shown", [True, False])
+def test_fits_and_subspaces_pass_progress_on(shown, monkeypatch):
+    seen = []
+    real = jacobian_module.estimated_progress
+    monkeypatch.setattr(
+        jacobian_module,
+        "estimated_progress",
+        lambda n, what, show, unit: seen.append(show) or real(n, what, False, unit),
+    )
+    torch.manual_seed(0)
+    network, x = Network(torch.nn.Linear(3, 2).double()), torch.randn(7, 3).double()
+    rows = Categorical(), (x, torch.arange(7) % 2)
+    posterior = linearised_laplace(network, *rows, progress=shown)
+    posterior.predict(x)
+    subnetwork(network, *rows, rank=2, progress=shown)
+    space = optimal(network, *rows, inputs=x, rank=2, progress=shown)
+    linearised_laplace(network, *rows, space, progress=shown).predict(x)
+    assert shown in seen
+    assert (not shown) not in seen or shown  # passes within others are silent

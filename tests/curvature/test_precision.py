@@ -50,11 +50,11 @@ def test_every_form_equals_a_dense_computation(case, form):
     assert math.isclose(found.logdet(2.5), expected, rel_tol=1e-9, abs_tol=1e-9)
 
 
-def test_smaller_exact_form_is_chosen_within_the_memory_limit():
+def test_faster_exact_form_is_chosen_within_the_memory_limit():
     x, y = torch.randn(6, 3).double(), torch.randn(6).double()
     small, large = (Network(subbayes.MLP(3, (w,), 1, seed=0).double()) for w in (1, 9))
     options = dict(likelihood=subbayes.likelihoods.Gaussian(1.0), data=(x, y))
-    assert precision(small, **options).form == "dual"  # 6 rows, 6 weights
+    assert precision(small, **options).form == "primal"  # 6 rows, 6 weights: no Gram matrices
     assert precision(large, **options).form == "dual"
     many = (x.repeat(9, 1), y.repeat(9))
     assert precision(large, subbayes.likelihoods.Gaussian(1.0), many).form == "primal"
@@ -186,6 +186,21 @@ def test_kronecker_factors_equal_a_naive_computation(likelihood):
     draws = found.sample(4000, torch.Generator().manual_seed(0))
     scale = psi.diagonal().sqrt()
     assert ((draws.T.cov() - psi).abs() < 5.5 * (2 / 4000) ** 0.5 * scale[:, None] * scale).all()
+
+
+@pytest.mark.parametrize("likelihood", ["categorical", "heteroscedastic"])
+def test_kronecker_factors_are_exact_for_one_layer_and_one_observation(likelihood):
+    """With the bias in the factors; a block of its own for the bias would lose covariances."""
+    noise, lam = cases.LIKELIHOODS[likelihood], 0.6
+    torch.manual_seed(0)
+    net = Network(torch.nn.Linear(4, noise.n_outputs).double())
+    data = torch.randn(1, 4).double(), noise.targets(np.random.default_rng(0), 1)
+    found = precision(net, noise.likelihood, data, "kfac", prior_precision=lam)
+    V, X = dense_rows(net, noise.likelihood, *data), torch.randn(3, 4).double()
+    A, J = V.T @ V + lam * torch.eye(net.size).double(), dense(net, X).flatten(0, 1)
+    same = dict(rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(found.covariance(X), J @ torch.linalg.inv(A) @ J.T, **same)
+    assert math.isclose(found.logdet(), float(torch.logdet(A)), rel_tol=1e-12)
 
 
 @cases.parametrize(

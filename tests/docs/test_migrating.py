@@ -124,3 +124,56 @@ def test_the_same_numbers_as_there(kind, weights):
             torch.testing.assert_close(
                 torch.from_numpy(ours.predict(new, method=here).probabilities), p, **SAME
             )
+
+
+@pytest.mark.skipif(
+    find_spec("laplace") is None, reason="laplace-torch is not installed (extra benchmark)"
+)
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("kind", ["regression", "classification"])
+@pytest.mark.parametrize("weights", ["all", "last_layer"])
+def test_kronecker_factors_differ_by_the_covariances_of_biases(kind, weights, bias):
+    from laplace import Laplace
+
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(3, 8, bias=bias), nn.Tanh(), nn.Linear(8, 3, bias=bias))
+    module, x, new = module.double(), torch.randn(20, 3).double(), torch.randn(7, 3).double()
+    y = torch.randn(20, 3).double() if kind == "regression" else torch.arange(20) % 3
+    noise = {"sigma_noise": 0.5} if kind == "regression" else {}
+    theirs = Laplace(
+        module,
+        kind,
+        subset_of_weights=weights,
+        hessian_structure="kron",
+        prior_precision=0.75,
+        **noise,
+    )
+    theirs.fit(DataLoader(TensorDataset(x, y), batch_size=6))
+    ours = linearised_laplace(
+        Network(module, "all" if weights == "all" else "last-layer"),
+        Gaussian(0.5) if noise else Categorical(),
+        (x, y),
+        covariance="kfac",
+        prior_precision=0.75,
+    )
+    network, rows = ours.network, ours.precision.jacobian(new)
+    eye = torch.eye(network.size).double()
+    matrix = torch.linalg.inv(ours.precision.solve(eye))
+    for name, place in network.spans.items():
+        if name.endswith("bias"):
+            kept = matrix[place, place].clone()
+            matrix[place], matrix[:, place] = 0, 0
+            matrix[place, place] = kept
+    J = torch.cat([part for _, part in rows.dense()])
+    blocks = (J @ torch.linalg.solve(matrix, J.T)).reshape(7, 3, 7, 3)
+    expected = blocks.diagonal(dim1=0, dim2=2).permute(2, 0, 1)
+    mean, variance = theirs._glm_predictive_distribution(new)
+    torch.testing.assert_close(variance.detach(), expected, rtol=1e-8, atol=1e-10)
+    lost = float(torch.logdet(matrix)) - ours.precision.logdet()
+    assert float(theirs.log_marginal_likelihood()) == pytest.approx(
+        ours.log_marginal_likelihood() - 0.5 * lost
+    )
+    if not bias:
+        assert lost == pytest.approx(0, abs=1e-9)
+    else:
+        assert lost > 1  # what laplace-torch's evidence lacks

@@ -46,7 +46,7 @@ from subbayes.predictions.gaussian import Method, default_method, draws, predict
 from subbayes.predictions.predictive import Predictive
 from subbayes.subspace import FullSubspace, Subspace
 from subbayes.subspace import from_config as subspace_from_config
-from subbayes.utils.checks import check_choice, check_count, fail, fail_type
+from subbayes.utils.checks import check_choice, check_count, check_seed, fail, fail_type
 from subbayes.utils.tensor_file import add_prefix, strip_prefix
 
 __all__ = ["LinearisedPosterior", "Method", "diagonal_blocks", "linearised_laplace", "rebuild"]
@@ -65,6 +65,7 @@ def linearised_laplace(
     covariance: Form = "exact",
     prior_precision: float = 1.0,
     memory_limit: int | None = None,
+    progress: bool | None = None,
     **options: Any,
 ) -> LinearisedPosterior:
     r"""The Gaussian posterior of a network's linearisation.
@@ -78,6 +79,8 @@ def linearised_laplace(
             Within a subspace the posterior is exact and needs none.
         prior_precision: $\lambda$ of the prior $w \sim N(\hat w, \lambda^{-1} I)$.
         memory_limit: bytes that matrices may take; by default 80 % of what is free.
+        progress: show progress bars, of predictions too, with an estimate where they take minutes;
+            None shows them on a terminal.
         options: of the form of the covariance.
 
     Returns:
@@ -105,6 +108,7 @@ def linearised_laplace(
             covariance,
             prior_precision=prior_precision,
             memory_limit=memory_limit,
+            progress=progress,
             **options,
         )
         return LinearisedPosterior(psi, likelihood, None)
@@ -112,7 +116,7 @@ def linearised_laplace(
         fail_type("subspace", "a Subspace or None", subspace, "Make one, e.g. with optimal(...)")
     check_choice("covariance", covariance, FORMS)
     check_options("the posterior in a subspace", options)
-    V = root(network, likelihood, data, memory_limit)
+    V = root(network, likelihood, data, memory_limit, progress)
     inside = SubspacePrecision(V, subspace, prior_precision)
     _check_centre(network, subspace)
     return LinearisedPosterior(inside, likelihood, subspace)
@@ -178,6 +182,10 @@ class LinearisedPosterior(Predictor):
         """Number of draws of predictions without a closed form."""
         return _DRAWS
 
+    def describe(self) -> dict[str, str]:
+        """Descriptions of network, likelihood, method and covariance."""
+        return super().describe() | {"covariance": self.precision.describe()}
+
     def tensors(self) -> dict[str, Tensor | np.ndarray]:
         """The network with its weights, the subspace and the fitted matrices."""
         found: dict[str, Tensor | np.ndarray] = {**network_tensors(self.network)}
@@ -235,19 +243,20 @@ class LinearisedPosterior(Predictor):
         if method == "network":
             return self._through_network(inputs, check_count("n_draws", n_draws), seed, noise)
         X = self.precision.jacobian(inputs)
-        mean, full = X.outputs().double().cpu(), None
-        likelihood = with_noise(self.likelihood, noise, len(mean))
+        likelihood = with_noise(self.likelihood, noise, X.n)
+        rows = None if joint else self.precision.blocks(X).cpu()
+        mean, full = X.outputs().double().cpu(), None  # after the blocks, whose passes have them
         method = default_method(likelihood, mean) if method == "auto" else method
-        if joint and method != "gaussian":
-            fail("joint", "False for classes and draws", True, "Use covariance(inputs)")
-        if joint:
+        if rows is None:
+            if method != "gaussian":
+                fail("joint", "False for classes and draws", True, "Use covariance(inputs)")
             check_covariance_memory(X.rows)
             full = self.precision.covariance(X).cpu()
-        rows = self.precision.blocks(X).cpu() if full is None else diagonal_blocks(full, X.roots)
+            rows = diagonal_blocks(full, X.roots)
         return predictive_of(mean, rows, likelihood, method, n_draws, seed, full)
 
     def _through_network(self, inputs: Any, count: int, seed: int, noise: Any) -> Predictive:
-        generator = torch.Generator().manual_seed(check_count("seed", seed, 0))
+        generator = torch.Generator().manual_seed(check_seed(seed))
         weights = self.network.weights + self.precision.sample(count, generator)
         return average(self.network, self.likelihood, weights, inputs, noise=noise)
 
@@ -263,7 +272,7 @@ class LinearisedPosterior(Predictor):
         """Draws of the linearised network as a function: outputs at all inputs jointly."""
         X: Jacobian = self.precision.jacobian(inputs)
         check_covariance_memory(X.rows)
-        generator = torch.Generator().manual_seed(check_count("seed", seed, 0))
+        generator = torch.Generator().manual_seed(check_seed(seed))
         mean = X.outputs().double().cpu()
         found = draws(
             torch.zeros(X.rows).double(),
@@ -286,7 +295,7 @@ class LinearisedPosterior(Predictor):
                 "all weights",
                 "Use predict(..., method='network'), or a subspace",
             )
-        generator = torch.Generator().manual_seed(check_count("seed", seed, 0))
+        generator = torch.Generator().manual_seed(check_seed(seed))
         count = check_count("draws", draws) * check_count("chains", chains)
         z = self.precision.coordinates(count, generator).cpu().numpy()
         return Draws(

@@ -82,7 +82,7 @@ class LinearisedLaplace(Engine):
         k, draws, chains = posterior.rank, sampling.draws, sampling.chains
         self.check(k)
         network = posterior.network.with_weights(posterior.subspace.shift)
-        V = root(network, posterior.likelihood, posterior.data)
+        V = root(network, posterior.likelihood, posterior.data, None, sampling.progress)
         inside = SubspacePrecision(V, posterior.subspace, 1.0).matrix.cpu() / posterior.temperature
         factor = posterior.prior.factor
         if factor is None:

@@ -139,10 +139,16 @@ def _factors(
     missing = [name for name in facts["layers"] if name not in layers]
     if missing:
         fail("module", "the layers that were factored", f"none named {missing[0]!r}")
-    return tuple(
+    found = tuple(
         Factors(layers[name], **{part: tensors[f"{part}.{i}"] for part in _FACTORS})
         for i, name in enumerate(facts["layers"])
     )
+    for one in found:
+        layer, (groups, units, _) = one.layer, one.values.shape
+        outputs = groups * units if layer.bias is None else layer.bias.size
+        if layer.weight is None or (layer.size, outputs) != (one.values.numel(), groups * units):
+            fail("path", f"factors of the size of layer {layer.name!r}", tuple(one.values.shape))
+    return found
 
 
 def _first_batch(V: Jacobian) -> tuple[Inputs, Any]:

@@ -12,7 +12,7 @@ from subbayes.cli import run
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.laplace.evidence import tune_prior
 from subbayes.inference.laplace.linearised import linearised_laplace
-from subbayes.models.data_frame_model import TableModel
+from subbayes.models.data_frame_model import DataFrameModel
 
 STILL = Training(epochs=0, swa_epochs=0)
 GIVEN = {
@@ -123,10 +123,10 @@ def test_estimators_and_command_line(tmp_path):
     words += ["--subspace", "subnetwork", "--inference", "laplace-linearised", "--prior"]
     assert run([*words, "widest"]) == 2
     assert run([*words, "evidence"]) == 0
-    model = TableModel.load(tmp_path / "run" / "model").fitted_model
+    model = DataFrameModel.load(tmp_path / "run" / "model").fitted_model
     assert model.prior.scale.item() != 1.0
     assert run([*words, "0.25", "--overwrite"]) == 0
-    assert TableModel.load(tmp_path / "run" / "model").fitted_model.prior.scale.item() == 0.25
+    assert DataFrameModel.load(tmp_path / "run" / "model").fitted_model.prior.scale.item() == 0.25
 
 
 @pytest.mark.usefixtures("unchecked")

@@ -11,7 +11,7 @@ import subbayes
 from subbayes import InputError, Network, SubspaceRegressor, Training
 from subbayes.cli import run
 from subbayes.inference.laplace.linearised import linearised_laplace
-from subbayes.models.data_frame_model import TableModel
+from subbayes.models.data_frame_model import DataFrameModel
 from subbayes.priors import Normal
 from subbayes.subspace import CoordinateSubspace
 from subbayes.subspaces.subnetwork import scaled_prior_precision, subnetwork
@@ -127,7 +127,7 @@ def test_the_command_line(tmp_path):
     words = [*small_fit_command(tmp_path, x.numpy(), y.numpy()), "--scale-prior", "true"]
     assert run([*words, "--subspace", "random"]) == 2
     assert run([*words, "--subspace", "subnetwork"]) == 0
-    model = TableModel.load(tmp_path / "run" / "model").fitted_model
+    model = DataFrameModel.load(tmp_path / "run" / "model").fitted_model
     assert np.isclose(model.prior.scale.item(), (31 / 5) ** 0.5)
 
 
