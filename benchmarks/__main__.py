@@ -17,7 +17,9 @@ from benchmarks import harness
 def names() -> list[str]:
     """The benchmarks there are, one file each."""
     files = Path(__file__).parent.glob("[a-z]*.py")
-    return sorted(f.stem for f in files if f.stem not in ("harness", "jax_networks"))
+    return sorted(
+        f.stem for f in files if f.stem not in ("harness", "jax_networks", "laplace_serve")
+    )
 
 
 def main() -> int:

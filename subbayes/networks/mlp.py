@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from subbayes.utils.checks import check_choice, check_count, fail
+from subbayes.utils.checks import check_choice, check_count, check_seed, fail
+from subbayes.utils.memory import check_memory
 
 __all__ = ["MLP"]
 
@@ -31,6 +32,9 @@ class MLP(nn.Module):
         dropout: dropout probability after each hidden layer.
         seed: seed of the initial weights, without touching torch's global generator; None draws
             from that generator.
+
+    Raises:
+        InputError: a value that is out of range, or more weights than fit into memory.
 
     Example:
         >>> MLP(3, (8,), 1, seed=0)(torch.zeros(5, 3)).shape
@@ -58,15 +62,20 @@ class MLP(nn.Module):
             "activation": activation,
             "dropout": dropout,
         }
+        sizes = [*widths, check_count("n_outputs", n_outputs)]
+        weights = sum((before + 1) * after for before, after in zip(sizes, sizes[1:], strict=False))
+        what = f"{weights:,} weights for {', '.join(map(str, widths[1:]))} hidden units"
+        size = weights * torch.get_default_dtype().itemsize
+        check_memory("hidden", what, size, "Use narrower layers")
         with torch.random.fork_rng(devices=[], enabled=seed is not None):
             if seed is not None:
-                torch.default_generator.manual_seed(seed)
+                torch.default_generator.manual_seed(check_seed(seed))
             layers: list[nn.Module] = []
             for before, after in zip(widths, widths[1:], strict=False):
                 layers += [nn.Linear(before, after), _ACTIVATIONS[activation]()]
                 if dropout:
                     layers.append(nn.Dropout(dropout))
-            layers.append(nn.Linear(widths[-1], check_count("n_outputs", n_outputs)))
+            layers.append(nn.Linear(widths[-1], n_outputs))
             self.layers = nn.Sequential(*layers)
 
     def forward(self, x: Tensor) -> Tensor:

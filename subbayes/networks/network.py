@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.parameter import is_lazy
 
-from subbayes.data.data import leaves, n_rows, take
+from subbayes.data.data import Data, input_kind, leaves, n_rows, take, to_device
 from subbayes.networks.global_state import attention_without_fused_kernels, torch_lock
 from subbayes.networks.layer_kinds import BATCH_NORMS, DROPOUTS, INSTANCE_NORMS
 from subbayes.networks.selection import Selection, aliases_of, select
@@ -29,6 +29,7 @@ from subbayes.networks.tracing.private_torch import is_scripted, uncompiled
 from subbayes.networks.tracing.vectorised import Vectorised
 from subbayes.networks.validation import as_outputs, check_outputs
 from subbayes.utils.checks import fail, fail_type
+from subbayes.utils.memory import BoundedCache
 from subbayes.utils.types import Inputs
 
 __all__ = ["Network", "arguments", "check_network"]
@@ -54,6 +55,7 @@ class Network:
 
     Attributes:
         in_training: kinds of layers in training mode that behave differently in evaluation mode.
+        row_bytes: bytes of activations per observation, by kind of inputs.
 
     Raises:
         InputTypeError: `module` is not a `torch.nn.Module`.
@@ -99,6 +101,8 @@ class Network:
         self._frozen |= dict(self._module.named_buffers())
         self.weights: Tensor = self.flatten(named)
         self._not_vectorised: str | None = None
+        self._checked: BoundedCache[int] = BoundedCache()
+        self.row_bytes: BoundedCache[int] = BoundedCache()
 
     # --- properties -------------------------------------------------------------------------
 
@@ -106,6 +110,11 @@ class Network:
     def size(self) -> int:
         """Number of selected weights D."""
         return self.weights.numel()
+
+    @property
+    def has_batchnorm(self) -> bool:
+        """Whether the module has BatchNorm layers."""
+        return any(isinstance(m, BATCH_NORMS) for m in self._module.modules())
 
     @property
     def frozen(self) -> dict[str, Tensor]:
@@ -218,12 +227,14 @@ class Network:
         self._check_size(weights)
         other = copy.copy(self)
         other.weights = weights.detach().to(self.weights).clone()
+        other._checked = BoundedCache()
         return other
 
     def with_buffers(self, buffers: Mapping[str, Tensor]) -> Network:
         """The same network with other buffers, e.g. refreshed BatchNorm statistics."""
         other = copy.copy(self)
         other._frozen = self._frozen | dict(buffers)
+        other._checked = BoundedCache()
         return other
 
     def warn_if_training(self) -> None:
@@ -294,6 +305,8 @@ class Network:
     def check(self, inputs: Inputs) -> int:
         """Evaluate the first rows and return the number of outputs C.
 
+        Inputs of the same shapes and dtypes are checked once.
+
         Raises:
             InputError: the module does not accept these inputs, or returns another shape.
             InputTypeError: the module does not return a tensor.
@@ -306,7 +319,10 @@ class Network:
                     tensor.device,
                     "Move one of them with .to(device)",
                 )
-        return check_outputs(partial(self, self.weights), take(inputs, slice(2)), self.dtype)
+        return self._checked.get(
+            (input_kind(inputs), n_rows(inputs) == 1),
+            lambda: check_outputs(partial(self, self.weights), take(inputs, slice(2)), self.dtype),
+        )
 
     def refresh_batchnorm(
         self, weights: Float[Tensor, "D"], batches: Iterator[tuple[Inputs, Any]]
@@ -317,7 +333,7 @@ class Network:
 
         Args:
             weights: the weights of the result.
-            batches: pairs (inputs, anything), read once.
+            batches: pairs (inputs, anything), read once; inputs are moved to the device.
         """
         module = self.module_with(weights)
         norms = [m for m in module.modules() if isinstance(m, BATCH_NORMS)]
@@ -334,13 +350,40 @@ class Network:
                 seen += rows
                 for norm in norms:
                     norm.momentum = rows / seen
-                args, kwargs = arguments(inputs)
+                args, kwargs = arguments(to_device(inputs, self.device))
                 module(*args, **kwargs)
         other = self.with_weights(weights).with_buffers(
             {name: b.clone() for name, b in module.named_buffers()}
         )
         other.in_training = ()
         return other
+
+    def is_centred_on(self, weights: Float[Tensor, "D"]) -> bool:
+        """Whether its weights are these, and with them its BatchNorm statistics."""
+        return torch.equal(weights.to(self.weights), self.weights)
+
+    def centred_on(self, weights: Float[Tensor, "D"], data: Any) -> Network:
+        """The network at `weights`, with BatchNorm statistics of these weights.
+
+        Args:
+            weights: the weights of the result, shape (D,).
+            data: the training data, in any form of `Data.of`; the statistics are re-estimated on
+                them in one pass if the network has other weights.
+
+        Raises:
+            InputError: another number of weights.
+
+        Example:
+            >>> network = Network(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)))
+            >>> data = torch.randn(20, 2) + 5, torch.zeros(20)
+            >>> moved = network.centred_on(torch.ones(network.size), data)
+            >>> float(moved(moved.weights, data[0]).mean().round())
+            1.0
+        """
+        self._check_size(weights)
+        if self.is_centred_on(weights):
+            return self
+        return self.refresh_batchnorm(weights.to(self.weights), Data.of(data).batches(1024))
 
     def _check_size(self, weights: Tensor) -> None:
         if weights.shape != (self.size,):

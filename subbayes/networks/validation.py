@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from subbayes.utils.types import Inputs
 if TYPE_CHECKING:
     from subbayes.networks.network import Network
 
-__all__ = ["as_outputs", "check_fit", "check_outputs"]
+__all__ = ["as_outputs", "check_fit", "check_outputs", "warn_of_probabilities"]
 
 
 def as_outputs(out: Any, inputs: Inputs, output: Callable[[Any], Tensor] | None = None) -> Tensor:
@@ -143,9 +144,39 @@ def check_fit(network: Network, likelihood: Likelihood, data: Data) -> int:
     """
     targets = data.targets()
     likelihood.check_targets(targets)
-    outputs = network.check(to_device(data.first()[0], network.device))
+    first = to_device(data.first()[0], network.device)
+    outputs = network.check(first)
     likelihood.check_outputs(outputs, targets)
+    warn_of_probabilities(network, likelihood, first)
     return outputs
+
+
+def warn_of_probabilities(network: Network, likelihood: Likelihood, rows: Inputs) -> None:
+    """Warn of a classifier that returns probabilities, where the likelihood expects logits.
+
+    Logits may lie in [0, 1] by chance, but not for weights a thousand times as large.
+
+    Args:
+        network: the classifier.
+        likelihood: p(y | f).
+        rows: a few rows of inputs on the device of the network.
+    """
+    if likelihood.kind != "classification":
+        return
+    with torch.no_grad():
+        each = [network(weights, rows) for weights in (network.weights, 1000 * network.weights)]
+    several = each[0].shape[-1] > 1
+    if all(
+        bool((out >= 0).all() and (out <= 1).all() and (out > 0).any())
+        and (not several or torch.allclose(out.sum(-1), torch.ones_like(out[:, 0]), atol=1e-3))
+        for out in each
+    ):
+        layer = "softmax" if several else "sigmoid"
+        warnings.warn(
+            f"module: its outputs look like probabilities, and {type(likelihood).__name__} takes "
+            f"logits; remove the {layer} at its end",
+            stacklevel=4,
+        )
 
 
 def _copied(inputs: Inputs) -> Inputs:

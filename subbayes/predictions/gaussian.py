@@ -27,7 +27,7 @@ from torch import Tensor
 from subbayes.likelihoods import Bernoulli, Likelihood
 from subbayes.likelihoods.gaussian import GaussianLike
 from subbayes.predictions.predictive import Predictive
-from subbayes.utils.checks import check_choice, check_count, fail
+from subbayes.utils.checks import check_choice, check_count, check_seed, fail
 
 __all__ = [
     "ClassPredictive",
@@ -160,7 +160,7 @@ class GaussianPredictive(Predictive):
     def sample(self, n: int = 1, seed: int = 0) -> Array:
         """Draw n targets per row; rows are independent without a joint covariance."""
         check_count("n", n)
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(check_seed(seed))
         rows = self.outputs[0].flatten() if self._joint is not None else self.outputs[0]
         inside = self.covariance if self._joint is not None else self._epistemic
         f = draws(torch.zeros_like(rows), torch.as_tensor(inside), n, generator)
@@ -221,7 +221,7 @@ class ClassPredictive(Predictive):
         if likelihood.kind != "classification":
             fail("method", "'auto' or 'monte-carlo' for likelihoods without classes", repr(method))
         mean, covariance = mean.detach().cpu().double(), covariance.detach().cpu().double()
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(check_seed(seed))
         logits = draws(mean, covariance, check_count("n_draws", n_draws), generator)
         super().__init__(logits, likelihood)
         self.method = method
@@ -251,7 +251,7 @@ class ClassPredictive(Predictive):
 
     def sample(self, n: int = 1, seed: int = 0) -> Array:
         """Draw n labels per row, shape (n, N)."""
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(check_seed(seed))
         return torch.multinomial(
             self._averaged, check_count("n", n), replacement=True, generator=generator
         ).T.numpy()
@@ -313,7 +313,7 @@ def predictive_of(
     if method == "gaussian":
         return GaussianPredictive(mean, covariance, likelihood, joint)
     if method == "monte-carlo":
-        generator = torch.Generator().manual_seed(check_count("seed", seed, 0))
+        generator = torch.Generator().manual_seed(check_seed(seed))
         outputs = draws(mean, covariance, check_count("n_draws", n_draws), generator)
         return Predictive(outputs, likelihood)
     return ClassPredictive(mean, covariance, likelihood, method, n_draws, seed)

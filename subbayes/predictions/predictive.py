@@ -19,7 +19,7 @@ from torch import Tensor
 from subbayes.data.data import leaves, to_targets
 from subbayes.likelihoods import Likelihood
 from subbayes.likelihoods.base import column
-from subbayes.utils.checks import check_count, check_finite, check_fraction, fail
+from subbayes.utils.checks import check_count, check_finite, check_fraction, check_seed, fail
 from subbayes.utils.types import Targets
 
 if TYPE_CHECKING:
@@ -233,7 +233,7 @@ class Predictive:
     def sample(self, n: int = 1, seed: int = 0) -> Array:
         """Draw n targets per row from the mixture, shape (n, N) or (n, N, T)."""
         check_count("n", n)
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(check_seed(seed))
         which = torch.randint(self.n_draws, (n,), generator=generator)
         values = self.likelihood.select_draws(which).sample(self.outputs[which], generator)
         if self.likelihood.kind == "classification":

@@ -7,24 +7,29 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from subbayes.data.data import take
+from subbayes.data.data import input_kind, take
 from subbayes.networks.tracing.private_torch import count_bytes
 from subbayes.utils.types import Inputs
 
 if TYPE_CHECKING:
     from subbayes.networks.network import Network
 
-__all__ = ["bytes_per_row", "reuse_memory"]
+__all__ = ["REUSED_BYTES", "bytes_per_row", "reuse_memory"]
+
+REUSED_BYTES = 32 * 2**20
+"""Memory of activations below this total is reused in the next evaluation (see `reuse_memory`);
+allocating more takes longer than the arithmetic of a small network."""
 
 
 def bytes_per_row(network: Network, inputs: Inputs) -> int:
     """Bytes of activations per observation, for choosing batch sizes."""
-    with torch.no_grad():
-        one, two = (
-            count_bytes(lambda n=n: network(network.weights, take(inputs, slice(n))))  # type: ignore[misc]
-            for n in (1, 2)
-        )
-    return max(two - one, 1)
+
+    def count(rows: int) -> int:
+        first = take(inputs, [0] * rows)
+        with torch.no_grad():
+            return count_bytes(lambda: network(network.weights, first))
+
+    return network.row_bytes.get(input_kind(inputs), lambda: max(count(2) - count(1), 1))
 
 
 @functools.cache

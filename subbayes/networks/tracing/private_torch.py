@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from subbayes.networks.global_state import keep_argument_validation
+from subbayes.utils.trees import tensors_of
 
 __all__ = [
     "capture_graph",
@@ -125,17 +126,19 @@ def _same_bits(a: Tensor, b: Tensor) -> bool:
 
 
 def count_bytes(function: Callable[[], Any]) -> int:
-    """The bytes of all tensors that the operations of a function return.
+    """The bytes of all tensors that the operations of a function return; views take none.
 
     Without it only the results of public functions of torch count, not those of operations within
     them, so that batches exceed `memory_limit` somewhat.
     """
     total = 0
 
-    def add(result: Any) -> Any:
+    def call(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         nonlocal total
-        for tensor in result if isinstance(result, (tuple, list)) else [result]:
-            if isinstance(tensor, Tensor):
+        result = func(*args, **kwargs)
+        given = {_address(tensor) for tensor in tensors_of([args, kwargs])} - {None}
+        for tensor in tensors_of(result):
+            if _address(tensor) not in given:
                 total += tensor.numel() * tensor.element_size()
         return result
 
@@ -143,7 +146,7 @@ def count_bytes(function: Callable[[], Any]) -> int:
         def __torch_function__(
             self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
-            return add(func(*args, **(kwargs or {})))
+            return call(func, args, kwargs or {})
 
     mode: Any = PublicFunctions()
     if private_torch_enabled():
@@ -153,12 +156,20 @@ def count_bytes(function: Callable[[], Any]) -> int:
             def __torch_dispatch__(
                 self, func: Any, types: Any, args: Any = (), kwargs: Any = None
             ) -> Any:
-                return add(func(*args, **(kwargs or {})))
+                return call(func, args, kwargs or {})
 
         mode = Operations()
     with mode:
         function()
     return total
+
+
+def _address(tensor: Tensor) -> int | None:
+    """The address of a tensor's memory, which its views share; None for sparse tensors."""
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except RuntimeError:
+        return None
 
 
 def in_backward_pass() -> bool:

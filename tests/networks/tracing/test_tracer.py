@@ -209,6 +209,7 @@ def test_without_private_torch_functions_are_evaluated_eagerly(monkeypatch):
     assert not is_traced()
     x = torch.ones(4, 5)
     assert count_bytes(lambda: (x + 1).exp()) == 2 * 80
+    assert count_bytes(lambda: (x + 1).view(-1, 1).T[:1].exp()) == 2 * 80
 
 
 def test_bytes_of_all_operations_are_counted():

@@ -1,0 +1,74 @@
+"""Warnings of modules that return probabilities in place of logits."""
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from subbayes import Network, Training
+from subbayes.data.data import Data
+from subbayes.likelihoods import Bernoulli, Categorical, Gaussian
+from subbayes.networks.validation import check_fit
+from subbayes.training.trainer import train
+from subbayes.utils.seeding import fork_rng
+
+
+def classifier(outputs, *last):
+    with fork_rng(0):
+        return nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, outputs), *last)
+
+
+def logits_in_unit_interval():
+    """Logits that all lie in [0, 1] by chance."""
+    module = classifier(1)
+    with torch.no_grad():
+        module[2].weight.mul_(1e-3)
+        module[2].bias.fill_(0.5)
+    return module
+
+
+def zero_head(outputs):
+    module = classifier(outputs)
+    nn.init.zeros_(module[2].weight)
+    nn.init.zeros_(module[2].bias)
+    return module
+
+
+X = torch.linspace(-2, 2, 60).reshape(20, 3)
+Y = (X[:, 0] > 0).long()
+
+
+@pytest.mark.parametrize(
+    ("module", "likelihood", "layer"),
+    [
+        (classifier(3, nn.Softmax(-1)), Categorical(), "softmax"),
+        (classifier(1, nn.Sigmoid()), Bernoulli(), "sigmoid"),
+    ],
+)
+def test_probabilities(module, likelihood, layer):
+    line = (
+        f"module: its outputs look like probabilities, and .* takes logits; remove the {layer} at"
+    )
+    with pytest.warns(UserWarning, match=line):
+        check_fit(Network(module), likelihood, Data.of((X, Y)))
+    with pytest.warns(UserWarning, match=line):
+        train(module, likelihood, (X, Y), Training(epochs=1), progress=False)
+
+
+@pytest.mark.parametrize(
+    ("module", "likelihood"),
+    [
+        (classifier(3), Categorical()),
+        (classifier(3, nn.LogSoftmax(-1)), Categorical()),
+        (zero_head(3), Categorical()),
+        (classifier(1), Bernoulli()),
+        (logits_in_unit_interval(), Bernoulli()),
+        (zero_head(1), Bernoulli()),
+        (classifier(1, nn.Sigmoid()), Gaussian(0.1)),
+    ],
+)
+def test_other_outputs(module, likelihood):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_fit(Network(module), likelihood, Data.of((X, Y)))
