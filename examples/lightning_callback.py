@@ -89,7 +89,9 @@ def main(epochs: int = 90, draws: int = 2000) -> subbayes.Predictive:
     trainer.fit(module, loader)
 
     subspace = callback.recorder.pca(rank=3)
-    network = subbayes.Network(module.net)
+    # The subspace is centred on the mean of the trajectory; BatchNorm layers, if there were any,
+    # would get statistics of the training data at these weights.
+    network = subbayes.Network(module.net).centred_on(subspace.shift, (x, y))
     posterior = subbayes.Posterior(network, module.likelihood, (x, y), subspace)
     draws = subbayes.inference.EllipticalSlice().sample(posterior, draws=draws, chains=4, seed=0)
     predictive = posterior.predict(draws, torch.linspace(-3, 3, 7)[:, None])

@@ -13,6 +13,7 @@ import functools
 import hashlib
 import json
 import math
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from itertools import chain
@@ -27,7 +28,7 @@ from subbayes.data.data import Data, named_leaves, split_batches, to_device
 from subbayes.likelihoods import Likelihood
 from subbayes.networks.network import Network
 from subbayes.networks.tracing.layout import observations_last, takes_observations_last
-from subbayes.networks.tracing.memory import bytes_per_row, reuse_memory
+from subbayes.networks.tracing.memory import REUSED_BYTES, bytes_per_row, reuse_memory
 from subbayes.networks.tracing.tracer import MODES, Mode, Tracer
 from subbayes.networks.tracing.vectorised import Vectorised
 from subbayes.networks.validation import check_fit
@@ -43,9 +44,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Posterior"]
 
-# Memory of activations below this total is reused in the next evaluation (see `reuse_memory`);
-# allocating more takes longer than the arithmetic of a small network.
-_REUSED_BYTES = 32 * 2**20
 _MIN_ROWS = 256
 
 
@@ -112,6 +110,7 @@ class Posterior:
         self.prior.check_rank(self.rank)
         likelihood.check_complete()
         check_fit(network, likelihood, self.data)
+        self._warn_of_other_statistics()
         first = to_device(self.data.first()[0], network.device)
         self._row_bytes = bytes_per_row(network, first)
         self._observations_last = takes_observations_last(network, first)
@@ -129,11 +128,24 @@ class Posterior:
             f"temperature={self.temperature:g})"
         )
 
+    def _warn_of_other_statistics(self) -> None:
+        if self.network.has_batchnorm and not self.network.is_centred_on(self.subspace.shift):
+            warnings.warn(
+                "subspace: its centre is not the network's weights, whose BatchNorm statistics are "
+                "used; pass network.centred_on(subspace.shift, data), or use BatchNormPosterior",
+                stacklevel=3,
+            )
+
     def with_temperature(self, temperature: float) -> Posterior:
         """The same posterior at another temperature; traced graphs are shared."""
         other = copy.copy(self)
         other.temperature = check_positive("temperature", temperature)
+        other._tracers = self._tracers
         return other
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The state without traced graphs, which cannot be pickled and are traced again."""
+        return self.__dict__ | {"_tracers": {}}
 
     # --- evaluation -------------------------------------------------------------------------
 
@@ -193,7 +205,7 @@ class Posterior:
                 "Run fewer chains or raise the limit",
             )
         if self.network.device.type == "cpu":
-            rows = min(rows, max(_MIN_ROWS, _REUSED_BYTES // row))
+            rows = min(rows, max(_MIN_ROWS, REUSED_BYTES // row))
         pieces = math.ceil(self.data.n / rows)
         return math.ceil(self.data.n / pieces)
 

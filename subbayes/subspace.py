@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from subbayes.utils.checks import check_count, fail
+from subbayes.utils.checks import check_count, check_seed, fail
 
 __all__ = [
     "CoordinateSubspace",
@@ -280,7 +280,7 @@ class RandomSubspace(Subspace):
             fail("rank", f"at most {shift.numel()}, the number of weights", rank)
         self.shift = shift.detach()
         self.rank = rank
-        self.seed = check_count("seed", seed, 0)
+        self.seed = check_seed(seed)
         small = rank * shift.numel() * shift.element_size() <= _CACHE_BYTES
         self._cached = torch.stack([self._row(i) for i in range(rank)]) if small else None
         self.traceable = small

@@ -515,6 +515,12 @@ _PLACES = {
 }
 
 
+def without_equal_weights(estimator):
+    """The check of scikit-learn that stochastic training does not pass."""
+    reason = "the order of the minibatches depends on the number of rows"
+    return {"check_sample_weight_equivalence_on_dense_data": reason}
+
+
 def nested(flat=None, *, sparse=False, **more):
     """Parameters of an estimator from settings by their own names, wherever they belong."""
     flat = dict(flat or {}) | more

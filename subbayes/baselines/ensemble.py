@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -102,34 +103,30 @@ class WeightSamples(Predictor):
         refresh = (
             None if refresh_batchnorm is None else Data.of(refresh_batchnorm, "refresh_batchnorm")
         )
-        samples = self
-        if n_draws is not None and check_count("n_draws", n_draws) < len(self.weights):
-            index = torch.linspace(0, len(self.weights) - 1, n_draws).round().long()
-            samples = replace(
-                self,
-                weights=self.weights[index.to(self.weights.device)],
-                likelihood=self.likelihood.select_draws(index),
-                frozen=None if self.frozen is None else [self.frozen[int(s)] for s in index],
-            )
+        index = torch.arange(len(self.weights))
+        if n_draws is not None and check_count("n_draws", n_draws) < len(index):
+            index = torch.linspace(0, len(index) - 1, n_draws).round().long()
+        likelihood = self.likelihood.select_draws(index)
         options: dict[str, Any] = {"refresh_batchnorm": refresh, "memory_limit": memory_limit}
-        if samples.frozen is None:
+        if self.frozen is None:
+            weights = self.weights[index.to(self.weights.device)]
             return average(
-                self.network,
-                samples.likelihood,
-                samples.weights,
-                inputs,
-                noise=noise,
-                progress=progress,
-                **options,
+                self.network, likelihood, weights, inputs, noise=noise, progress=progress, **options
             )
-        parts = [
-            average(
-                self.network.with_buffers(own), samples.likelihood, row[None], inputs, **options
-            ).outputs
-            for own, row in zip(samples.frozen, samples.weights, strict=True)
-        ]
-        outputs = torch.cat(parts)
-        return Predictive(outputs, with_noise(samples.likelihood, noise, outputs.shape[1]))
+        outputs = torch.cat(
+            [
+                average(
+                    self._networks[s], likelihood, self.weights[s, None], inputs, **options
+                ).outputs
+                for s in index.tolist()
+            ]
+        )
+        return Predictive(outputs, with_noise(likelihood, noise, outputs.shape[1]))
+
+    @cached_property
+    def _networks(self) -> list[Network]:
+        """The network with the buffers of each weight vector, so that its checks are kept."""
+        return [self.network.with_buffers(own) for own in self.frozen or ()]
 
     def tensors(self) -> dict[str, Tensor | np.ndarray]:
         """The network, the weight vectors, and buffers of each if they differ."""

@@ -14,7 +14,7 @@ from typing import Any
 import typer
 
 from subbayes.cli import compare, demo, evaluate, export, fit, predict, report
-from subbayes.cli.console import COMMAND, describe_warning, report_error, say
+from subbayes.cli.console import COMMAND, describe_warning, print_line, report_error
 from subbayes.cli.options import expand_groups
 from subbayes.utils.progress import STAGE_LISTENER
 from subbayes.utils.version import __version__
@@ -96,11 +96,14 @@ def run(arguments: Sequence[str]) -> int:
 def _run(arguments: Sequence[str]) -> int:
     debug = "--debug" in arguments
     words = [word for word in arguments if word != "--debug"]
+    if sys.stdout is None:
+        print_line("error: standard output is closed. Redirect it to a file or to /dev/null.")
+        return 2
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _warn
             COMMAND.set(f"subbayes {shlex.join(words)}")
-            STAGE_LISTENER.set(say)
+            STAGE_LISTENER.set(print_line)
             code = app(words, prog_name="subbayes", standalone_mode=False)
             sys.stdout.flush()
         return _interrupted() if code == 130 else int(code or 0)
@@ -109,17 +112,40 @@ def _run(arguments: Sequence[str]) -> int:
     except BrokenPipeError:  # the reader of the output has closed it
         sys.stdout = None
         return 0
+    except SystemExit as stop:  # click's, for the same reason
+        if not isinstance(stop.__context__, BrokenPipeError):
+            raise
+        sys.stdout = None
+        return 0
     except Exception as error:
+        unwritten = _unwritten_output()
+        if unwritten is not None:
+            sys.stdout = None
+            print_line(f"error: standard output: {unwritten.strerror}. Redirect it elsewhere.")
+            return 2
         if debug:
             raise
         return report_error(error)
 
 
+def _unwritten_output() -> OSError | None:
+    """The error of writing what is still buffered for standard output, if there is one."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        return error
+    return None
+
+
 def _interrupted() -> int:
-    say("interrupted")
+    print_line("interrupted")
     return 130
 
 
 def _warn(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
+    from sklearn.exceptions import ConvergenceWarning
+
+    if issubclass(category, ConvergenceWarning):
+        return  # commands print these with their results
     if issubclass(category, UserWarning):
-        say(f"warning: {describe_warning(str(message))}")
+        print_line(f"warning: {describe_warning(str(message))}")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from subbayes.cli.compare_models import rank_models
-from subbayes.cli.console import as_options, say
+from subbayes.cli.console import as_options, print_line
 from subbayes.cli.files import check_output_file
 from subbayes.cli.options import (
     DATA,
@@ -133,7 +133,7 @@ def compare(
     found = _compare(rows, target, source, chosen, settings, level, console.progress)
     for method, warnings in found.warnings().items():
         for warning in warnings:
-            say(f"warning: {method}: {as_options(warning)}")
+            print_line(f"warning: {method}: {as_options(warning)}")
     if out is not None:
         from subbayes.utils.files import atomic_write_text
 
@@ -171,7 +171,7 @@ def _split(
     import numpy as np
 
     from subbayes.data.tables import read_table
-    from subbayes.utils.checks import check_count, fail
+    from subbayes.utils.checks import check_seed, fail
 
     if test is not None:
         marks = source.missing_values or []
@@ -181,7 +181,7 @@ def _split(
     n = round(len(frame) * fraction)
     if not 0 < n <= len(frame) - 2:
         fail("test_fraction", f"a fraction that leaves training rows of {len(frame)}", fraction)
-    order = np.random.default_rng(check_count("seed", seed, 0)).permutation(len(frame))
+    order = np.random.default_rng(check_seed(seed)).permutation(len(frame))
     return frame.iloc[np.sort(order[n:])], frame.iloc[np.sort(order[:n])]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from subbayes.cli.console import as_options, say
+from subbayes.cli.console import as_options, print_line
 from subbayes.cli.files import check_output_file, encode_rows, load_model, model_path
 from subbayes.cli.options import Console
 
@@ -78,7 +78,7 @@ def _posterior_and_draws(
     if fitted.draws is None:
         fail("models", "a posterior with draws", f"none in '{model_path(folder)}'")
     for warning in fitted.warnings():
-        say(f"warning: {folder}: {as_options(warning)}")
+        print_line(f"warning: {folder}: {as_options(warning)}")
     data = encode_rows(model, table, separator, min_rows=2)
     if (mismatch := describe_row_mismatch(model, data[1])) is not None:
         _fail_rows(folder, *mismatch)

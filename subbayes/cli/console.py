@@ -23,9 +23,9 @@ __all__ = [
     "describe_error",
     "describe_warning",
     "print_json",
-    "reading",
+    "naming_table",
     "report_error",
-    "say",
+    "print_line",
 ]
 
 COMMAND: ContextVar[str] = ContextVar("COMMAND", default="subbayes")
@@ -41,13 +41,13 @@ _BAD_INPUT, _UNEXPECTED = 2, 1
 _USAGE = typer.BadParameter.__mro__[2]  # click's, whether it is installed or inside typer
 
 
-def say(text: str) -> None:
+def print_line(text: str) -> None:
     """Print one line to standard error."""
     print(f"subbayes: {text}", file=sys.stderr)
 
 
 @contextmanager
-def reading(path: str | PathLike[str]) -> Iterator[None]:
+def naming_table(path: str | PathLike[str]) -> Iterator[None]:
     """Name a table in errors about `path`, and in later errors about X and y."""
     SUBJECT.set(str(path))
     try:
@@ -77,16 +77,21 @@ def report_error(error: Exception) -> int:
         context = getattr(error, "ctx", None)
         command = "subbayes" if context is None else context.command_path
         reason = _in_one_line(error.format_message())  # type: ignore[attr-defined]
-        say(f"error: {reason} See '{command} --help'.")
+        print_line(f"error: {reason} See '{command} --help'.")
         return _BAD_INPUT
     if _is_input_error(error):
-        say(f"error: {describe_error(error)}")
+        print_line(f"error: {describe_error(error)}")
+        return _BAD_INPUT
+    if isinstance(error, OSError) and error.filename is not None:
+        name = str(error.filename)
+        shown = name if len(name) < 100 else name[:97] + "..."
+        print_line(f"error: '{shown}': {error.strerror}. Choose another path.")
         return _BAD_INPUT
     reason = _in_one_line(str(error)) or "no message"
     if isinstance(error, ImportError) and "pip install" in reason:
-        say(f"error: {reason}")
+        print_line(f"error: {reason}")
         return _BAD_INPUT
-    say(
+    print_line(
         f"error: unexpected {type(error).__name__}: {reason[:300]}. Run it again with --debug to "
         "see where."
     )

@@ -27,7 +27,7 @@ from subbayes.diagnostics import metrics
 from subbayes.inference.configuration import Sampling
 from subbayes.likelihoods import Likelihood
 from subbayes.models.array_model import make_likelihood, make_module
-from subbayes.models.data_frame_model import TableModel
+from subbayes.models.data_frame_model import DataFrameModel
 from subbayes.models.method_comparison import Comparison, compare_methods, named_methods
 from subbayes.models.settings import TableSettings
 from subbayes.predictions.predictive import Predictive
@@ -35,7 +35,7 @@ from subbayes.reports.model_report import write_report
 from subbayes.subspaces.pca import PCA
 from subbayes.training.configuration import Training
 from subbayes.training.trainer import train
-from subbayes.utils.checks import check_count
+from subbayes.utils.checks import check_seed
 from subbayes.utils.files import atomic_write_text
 from subbayes.utils.overwritable_files import OverwritableFiles
 from subbayes.utils.progress import progress_bar
@@ -73,7 +73,7 @@ class Demo:
     """
 
     comparison: Comparison
-    model: TableModel
+    model: DataFrameModel
     folder: Path
     prior_scale: float
     linear_rmse: float
@@ -198,37 +198,39 @@ def run(
     Raises:
         InputError: the folder contains files of the same names that the demo did not write.
     """
-    check_count("seed", seed, 0)
+    check_seed(seed)
     started = time.perf_counter()
     files = OverwritableFiles(out, FILES)
     settings = settings.change({"sampling.seed": seed})
     rows = _Rows.of(seed)
 
-    def say(text: str) -> None:
+    def print_step(text: str) -> None:
         if show:
             print(text, file=sys.stderr, flush=True)
 
     with _one_thread():
-        say(
+        print_step(
             f"[1/4] diabetes: {len(rows.train)} training, {len(rows.validation)} validation and "
             f"{len(rows.test)} test rows"
         )
         scale = _prior_scale(rows, settings, scales, progress)
         settings = settings.change({"training.prior_scale": scale})
-        say(f"[2/4] validation chose the prior N(0, {scale:g}²) of each weight; fitting methods")
+        print_step(
+            f"[2/4] validation chose the prior N(0, {scale:g}²) of each weight; fitting methods"
+        )
         comparison = _compare(rows, settings, members, progress)
-        model = TableModel(comparison.models["pca"], rows.encoder, rows.target, COLUMN)
+        model = DataFrameModel(comparison.models["pca"], rows.encoder, rows.target, COLUMN)
         demo = Demo(comparison, model, files.folder, scale, rows.linear_rmse(), 0.0)
-        say(f"[3/4] writing {files.folder}")
+        print_step(f"[3/4] writing {files.folder}")
         files.begin()
         demo = dataclasses.replace(demo, seconds=time.perf_counter() - started)
         _write(demo, rows, seed, progress)
         files.finish()
         demo = dataclasses.replace(demo, seconds=time.perf_counter() - started)
-        say(f"[4/4] done in {demo.seconds:.0f} s\n")
+        print_step(f"[4/4] done in {demo.seconds:.0f} s\n")
         if show:
             print(demo.to_text(), flush=True)
-        say(f"\nnext:\n{demo.hint()}")
+        print_step(f"\nnext:\n{demo.hint()}")
     return demo
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from subbayes.cli.console import aligned, say
+from subbayes.cli.console import aligned, print_line
 from subbayes.cli.files import check_output_file, load_model, read_rows
 from subbayes.cli.options import OUTPUT, Console, Model, Overwrite, Separator, given_options, option
 
@@ -55,7 +55,7 @@ def export(
     onnx = out.suffix.lower() == ".onnx"
     if onnx:
         for name in given_options("table", "layout"):
-            say(f"warning: {name} makes no difference to ONNX, whose layers are dense")
+            print_line(f"warning: {name} makes no difference to ONNX, whose layers are dense")
         table, layout = None, Layout.dense
     rows = None if table is None else read_rows(fitted, table, separator, needs_target=False)
     small = fitted.export(rows, layout.value)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from subbayes.cli.console import reading
+from subbayes.cli.console import naming_table
 
 if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
 
-    from subbayes.models.data_frame_model import TableModel
+    from subbayes.models.data_frame_model import DataFrameModel
 
 __all__ = ["check_output_file", "encode_rows", "load_model", "model_path", "read_rows"]
 
@@ -40,19 +40,24 @@ def model_path(folder: Path) -> Path:
     fail("model", "a folder that `subbayes fit` wrote", f"{got}: '{folder}'", "Check the path")
 
 
-def load_model(folder: Path) -> TableModel:
+def load_model(folder: Path) -> DataFrameModel:
     """Load the model in a folder.
 
     Raises:
         InputError: no model there, a damaged one, or one that does not take a table.
     """
-    from subbayes.models.data_frame_model import TableModel
+    from subbayes.models.data_frame_model import DataFrameModel
 
-    return TableModel.load(model_path(folder))
+    return DataFrameModel.load(model_path(folder))
 
 
 def read_rows(
-    model: TableModel, path: Path, separator: str | None, *, needs_target: bool, min_rows: int = 1
+    model: DataFrameModel,
+    path: Path,
+    separator: str | None,
+    *,
+    needs_target: bool,
+    min_rows: int = 1,
 ) -> pd.DataFrame:
     """Read rows for a model, with the marks of missing values of its training table.
 
@@ -69,7 +74,7 @@ def read_rows(
     from subbayes.data.tables import read_table
     from subbayes.utils.checks import fail
 
-    with reading(path):
+    with naming_table(path):
         frame = read_table(
             path,
             separator=separator,
@@ -87,7 +92,7 @@ def read_rows(
 
 
 def encode_rows(
-    model: TableModel, path: Path, separator: str | None, min_rows: int = 1
+    model: DataFrameModel, path: Path, separator: str | None, min_rows: int = 1
 ) -> tuple[np.ndarray, np.ndarray]:
     """Read rows with targets, and encode them as inputs and targets of the network."""
     from subbayes.data.tables import split_target

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from subbayes.cli.console import COMMAND, aligned, as_options, say
+from subbayes.cli.console import COMMAND, aligned, as_options, print_line
 from subbayes.cli.options import (
     DATA,
     OUTPUT,
@@ -30,7 +30,7 @@ from subbayes.cli.settings_options import (
 from subbayes.models.settings import TableSettings, unused_settings
 
 if TYPE_CHECKING:
-    from subbayes.models.data_frame_model import TableModel
+    from subbayes.models.data_frame_model import DataFrameModel
 
 NAME = "fit"
 EXAMPLE = "subbayes fit people.csv --target income --out runs/people --missing impute"
@@ -76,14 +76,14 @@ def fit(
     chosen = subspace_name(settings) if method is None else method.value
     unused = (OPTIONS[path].parameter for path in unused_settings(chosen) if path in OPTIONS)
     for flag in given_options(*unused):
-        say(f"warning: {flag} makes no difference to --method {chosen}")
+        print_line(f"warning: {flag} makes no difference to --method {chosen}")
     _check_free(out, overwrite)
     frame = source.read(table, target)
-    from subbayes.models.data_frame_model import TableModel
+    from subbayes.models.data_frame_model import DataFrameModel
 
     checkpoint = out / "checkpoint"
     train = partial(
-        TableModel.fit,
+        DataFrameModel.fit,
         frame,
         target,
         settings,
@@ -98,7 +98,7 @@ def fit(
     _delete(checkpoint)
     facts = _facts(model, out, len(frame))
     for warning in facts["warnings"]:
-        say(f"warning: {warning}")
+        print_line(f"warning: {warning}")
     console.result(facts, aligned(_summary(facts)))
     console.hint(f"subbayes predict {out} NEW_ROWS.csv --out predictions.csv")
 
@@ -118,13 +118,15 @@ def _check_free(out: Path, overwrite: bool) -> None:
         )
 
 
-def _resume(train: Callable[[], TableModel], checkpoint: Path, overwrite: bool) -> TableModel:
+def _resume(
+    train: Callable[[], DataFrameModel], checkpoint: Path, overwrite: bool
+) -> DataFrameModel:
     """Train, from the checkpoint if there is one; `overwrite` discards that of another fit."""
     from subbayes.utils.checks import InputError
 
     resumed = checkpoint.exists()
     if resumed:
-        say(f"resuming from {checkpoint}")
+        print_line(f"resuming from {checkpoint}")
     try:
         return train()
     except InputError as error:
@@ -133,11 +135,11 @@ def _resume(train: Callable[[], TableModel], checkpoint: Path, overwrite: bool) 
         if not overwrite:
             remedy = f"{error.remedy}, or pass --overwrite"
             raise InputError(error.argument, error.expected, error.got, remedy) from None
-        say("starting again: the checkpoint belongs to another fit")
+        print_line("starting again: the checkpoint belongs to another fit")
         _delete(checkpoint)
         return train()
     except (KeyboardInterrupt, SystemExit):
-        say(
+        print_line(
             f"the same command resumes from {checkpoint}"
             if checkpoint.exists()
             else "nothing was saved before the end of the training; the same command starts again"
@@ -151,7 +153,7 @@ def _delete(checkpoint: Path) -> None:
     delete_checkpoint(checkpoint)
 
 
-def _facts(model: TableModel, out: Path, n_rows: int) -> dict[str, Any]:
+def _facts(model: DataFrameModel, out: Path, n_rows: int) -> dict[str, Any]:
     """The result as values that JSON can represent."""
     fitted = model.model
     return {

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from subbayes.cli.console import COMMAND, OPTION_NAMES, print_json, reading
+from subbayes.cli.console import COMMAND, OPTION_NAMES, naming_table, print_json
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -168,7 +168,7 @@ class TableOptions:
         from subbayes.utils.checks import fail
 
         ignored = self.ignore or []
-        with reading(path):
+        with naming_table(path):
             frame = read_table(
                 path,
                 target=target,
@@ -248,7 +248,7 @@ class PredictionOptions:
     ] = None
 
     def arguments(self) -> dict[str, Any]:
-        """Arguments of `TableModel.predict`.
+        """Arguments of `DataFrameModel.predict`.
 
         Example:
             >>> PredictionOptions(structure=StructureName.median).arguments()

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from subbayes.cli.console import say
+from subbayes.cli.console import print_line
 from subbayes.cli.files import check_output_file, encode_rows, load_model
 from subbayes.cli.options import OUTPUT, Console, Model, Overwrite, Separator, option
 
@@ -51,7 +51,7 @@ def report(
     from subbayes.reports.model_report import write_report
 
     if data is not None and not isinstance(fitted.model, FittedModel):
-        say(f"warning: --train makes no difference to a {fitted.model.label}")
+        print_line(f"warning: --train makes no difference to a {fitted.model.label}")
     write_report(
         fitted.model,
         out,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numbers as number_types
 import warnings
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NoReturn, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -19,6 +19,7 @@ __all__ = [
     "as_frame",
     "as_labels",
     "as_numbers",
+    "check_names",
     "constant_columns",
     "kind_of",
     "mask_markers",
@@ -78,14 +79,37 @@ def as_frame(X: Any, argument: str = "X") -> tuple[pd.DataFrame, bool]:
     if not isinstance(X, pd.DataFrame):
         X = X.to_pandas() if hasattr(X, "to_pandas") else _from_array(X, argument)
     if 0 in X.shape:
-        rows, columns = X.shape
-        fail(argument, "a table with rows and columns", f"{rows} rows and {columns} columns")
+        _fail_empty(X.shape, argument)
     named = list(X.columns) != list(range(X.shape[1]))
     names = [str(name) if named else f"x{name}" for name in X.columns]
+    _check_once(names, argument)
+    return X.set_axis(names, axis=1).reset_index(drop=True), named
+
+
+def check_names(table: Any, argument: str = "X") -> None:
+    """Check that a data frame has columns of different names; other tables are not checked.
+
+    Raises:
+        InputError: no columns, or two columns of one name.
+
+    Example:
+        >>> check_names(pd.DataFrame({"a": [1]}))
+    """
+    if isinstance(table, pd.DataFrame):
+        if table.shape[1] == 0:
+            _fail_empty(table.shape, argument)
+        _check_once([str(name) for name in table.columns], argument)
+
+
+def _fail_empty(shape: tuple[int, ...], argument: str) -> NoReturn:
+    rows, columns = shape
+    fail(argument, "a table with rows and columns", f"{rows} rows and {columns} columns")
+
+
+def _check_once(names: list[str], argument: str) -> None:
     if len(set(names)) < len(names):
         twice = sorted({name for name in names if names.count(name) > 1})
         fail(argument, "one column of each name", f"several named {quote(twice)}", "Rename them")
-    return X.set_axis(names, axis=1).reset_index(drop=True), named
 
 
 def to_cpu(values: Any) -> Any:

@@ -107,6 +107,10 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
             fail("categorical", expected, quote(absent), closest(absent[0], list(frame.columns)))
         table = self._typed(frame)
         self._check_missing(table)
+        empty = [name for name in table if table[name].isna().all()]
+        if empty:
+            got = f"missing ones only in {quote(empty)}"
+            fail("X", "values to impute from in each column", got, "Drop these columns")
         dropped = constant_columns(table)
         table = table.drop(columns=dropped)
         self._check_levels(table, frame)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pandas as pd
 
-from subbayes.data.columns import mask_markers, quote
+from subbayes.data.columns import check_names, mask_markers, quote
 from subbayes.utils.checks import InputError, error_text, fail
 
 __all__ = ["SUFFIXES", "closest", "read_table", "split_target"]
@@ -103,6 +103,7 @@ def split_target(table: pd.DataFrame, target: str) -> tuple[pd.DataFrame, pd.Ser
         >>> list(X), y.tolist()
         (['a'], [3, 4])
     """
+    check_names(table)
     _check_target(table, target)
     if table.shape[1] == 1:
         fail("target", "a table with other columns to predict from", f"'{target}' alone")
@@ -117,7 +118,7 @@ def closest(name: str, names: Sequence[str]) -> str:
         "Did you mean 'age'?"
     """
     lower = {str(other).lower(): str(other) for other in names}
-    near = difflib.get_close_matches(name.lower(), list(lower), n=3, cutoff=0.6)
+    near = difflib.get_close_matches(str(name).lower(), list(lower), n=3, cutoff=0.6)
     return f"Did you mean {' or '.join(repr(lower[key]) for key in near)}?" if near else ""
 
 

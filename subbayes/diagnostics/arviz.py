@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from subbayes.data.data import leaves
-from subbayes.utils.checks import fail
+from subbayes.utils.checks import check_seed, fail
 
 if TYPE_CHECKING:
     from subbayes.draws import Draws
@@ -88,7 +88,7 @@ def arviz_data(
 
 def _replicated_targets(draws: Draws, posterior: Posterior, seed: int) -> np.ndarray:
     """Replicated targets of all observations for each draw, shape (S, N, ...)."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(check_seed(seed))
     parts = []
     for inputs, y in posterior.data.batches(_ROWS):
         noise = None if isinstance(y, Tensor) else y[1]

@@ -318,8 +318,9 @@ def _largest(
 ) -> tuple[Num[np.ndarray, "n count"], Float[np.ndarray, "n count"]]:
     """Places and values of the `count` largest entries of each row, ascending."""
     places = np.argpartition(x, x.shape[1] - count, axis=1)[:, x.shape[1] - count :]
+    places = np.sort(places, axis=1)  # equal values in the order of the draws, for any `count`
     values = np.take_along_axis(x, places, axis=1)
-    order = np.argsort(values, axis=1)
+    order = np.argsort(values, axis=1, kind="stable")
     return np.take_along_axis(places, order, axis=1), np.take_along_axis(values, order, axis=1)
 
 

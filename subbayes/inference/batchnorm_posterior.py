@@ -57,6 +57,9 @@ class BatchNormPosterior(Posterior):
         (4,)
     """
 
+    def _warn_of_other_statistics(self) -> None:
+        """Nothing to warn of: statistics follow the weights."""
+
     def network_at(self, z: Float[np.ndarray, "k"]) -> Network:
         """The network at z (k,), with its BatchNorm statistics."""
         return self._network(self.subspace.weights(self._coordinates(z[None]))[0])
@@ -103,7 +106,7 @@ class BatchNormPosterior(Posterior):
         return "refreshed " + super().fingerprint()
 
     def _network(self, weights: Float[Tensor, "D"]) -> Network:
-        return self.network.refresh_batchnorm(weights, self._device_batches())
+        return self.network.refresh_batchnorm(weights, self.data.batches(_ROWS))
 
     def _device_batches(self) -> Iterator[tuple[Inputs, Any]]:
         for inputs, y in self.data.batches(_ROWS):

@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from subbayes.utils.checks import check_choice, check_count, check_positive, fail
+from subbayes.utils.checks import check_choice, check_count, check_positive, check_seed, fail
 
 __all__ = ["Sampling"]
 
@@ -54,8 +54,9 @@ class Sampling:
     progress: bool | None = None
 
     def __post_init__(self) -> None:
-        for name, least in (("draws", 1), ("chains", 1), ("thin", 1), ("seed", 0)):
+        for name, least in (("draws", 1), ("chains", 1), ("thin", 1)):
             check_count(name, getattr(self, name), least)
+        check_seed(self.seed)
         if self.warmup is not None:
             check_count("warmup", self.warmup, 0)
         if isinstance(self.initial, str) and self.initial not in ("prior", "shift"):

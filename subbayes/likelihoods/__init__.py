@@ -15,6 +15,7 @@ from subbayes.likelihoods.base import Likelihood
 from subbayes.likelihoods.discrete import Bernoulli, Categorical, Poisson
 from subbayes.likelihoods.gaussian import Gaussian, HeteroscedasticGaussian
 from subbayes.likelihoods.standardized import Standardized
+from subbayes.likelihoods.weighted import Weighted
 from subbayes.utils.checks import fail
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "Likelihood",
     "Poisson",
     "Standardized",
+    "Weighted",
     "from_config",
 ]
 
@@ -49,6 +51,8 @@ def from_config(config: dict[str, Any]) -> Likelihood:
     name = options.pop("name")
     if name == "Standardized":
         return Standardized(from_config(options.pop("likelihood")), **options)
+    if name == "Weighted":
+        return Weighted(from_config(options["likelihood"]))
     if name not in _BY_NAME:
         fail(
             "likelihood",

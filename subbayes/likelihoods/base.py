@@ -154,6 +154,24 @@ class Likelihood(ABC):
         """Whether all parameters of the likelihood have values."""
         return True
 
+    @property
+    def unweighted(self) -> Likelihood:
+        """The likelihood of new rows, which have no weights."""
+        return self
+
+    def unweighted_log_prob(self, outputs: Outputs, y: Targets) -> PerPoint:
+        """Log density of each observation without the weights of its targets, shape (..., N)."""
+        return self.log_prob(outputs, y)
+
+    @property
+    def of_standardized(self) -> Likelihood:
+        """The likelihood of targets from `standardize`."""
+        return self
+
+    def standardize(self, y: Targets) -> Targets:
+        """Targets in the units of the network."""
+        return y
+
     def check_complete(self) -> None:
         """Raise `InputError` unless all parameters of the likelihood have values."""
         if not self.is_complete:

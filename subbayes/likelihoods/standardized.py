@@ -61,6 +61,11 @@ class Standardized(Likelihood):
     def _units(self, like: Tensor) -> tuple[Tensor, Tensor]:
         return like.new_tensor(self.shift), like.new_tensor(self.scale)
 
+    @property
+    def of_standardized(self) -> Likelihood:
+        """The likelihood of targets from `standardize`."""
+        return self.likelihood
+
     def standardize(self, y: Targets) -> Targets:
         """Standardised targets."""
         if isinstance(y, Tensor):

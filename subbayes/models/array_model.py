@@ -21,6 +21,7 @@ from subbayes.likelihoods import (
     Likelihood,
     Poisson,
     Standardized,
+    Weighted,
 )
 from subbayes.models.comparison_methods import Setup, sparse_training
 from subbayes.models.comparison_registry import named_methods
@@ -43,7 +44,7 @@ __all__ = [
     "BASELINES",
     "SPARSE",
     "SPARSE_DRAWS",
-    "fit_matrix",
+    "fit_arrays",
     "make_likelihood",
     "make_module",
     "predict_batches",
@@ -57,16 +58,16 @@ _NUMBERS_AT_ONCE = 2**26  # numbers held while predicting a batch, 16 for each r
 Rows = tuple[Float[np.ndarray, "_ _"], Shaped[np.ndarray, "_"]]
 
 BASELINES = ("map", "swa", "swag", "ensemble")
-"""Methods of `fit_matrix` that give weight vectors with equal weights instead of a posterior."""
+"""Methods of `fit_arrays` that give weight vectors with equal weights instead of a posterior."""
 
 SPARSE = "sparse"
-"""The method of `fit_matrix` that fits a sparse Bayesian network."""
+"""The method of `fit_arrays` that fits a sparse Bayesian network."""
 
 SPARSE_DRAWS = 100
 """Number of networks drawn from a sparse posterior for a prediction."""
 
 
-def fit_matrix(
+def fit_arrays(
     x: Float[np.ndarray, "n features"],
     y: Shaped[np.ndarray, "n"],
     task: str,
@@ -74,6 +75,7 @@ def fit_matrix(
     *,
     method: str | None = None,
     n_classes: int | None = None,
+    weights: Float[np.ndarray, "n"] | None = None,
     checkpoint: str | Path | None = None,
     progress: bool | None = None,
 ) -> Any:
@@ -88,6 +90,7 @@ def fit_matrix(
             learn faster where steps are few; its posterior "horseshoe" has its own prior.
         method: one of `BASELINES` or `SPARSE`; by default a posterior in `settings.subspace`.
         n_classes: K, where not all classes occur in y.
+        weights: of the rows, see `Data.weighted`; not for baselines.
         checkpoint: folder to save in and resume from; baselines ignore it.
         progress: show progress bars.
 
@@ -103,14 +106,14 @@ def fit_matrix(
         >>> small = TableSettings(members=3).change({
         ...     "network.hidden": (5,), "training": {"epochs": 20, "swa_epochs": 5},
         ...     "subspace.rank": 2, "sampling.draws": 20})
-        >>> model = fit_matrix(x, 100 + x[:, 0], "regression", small, progress=False)
+        >>> model = fit_arrays(x, 100 + x[:, 0], "regression", small, progress=False)
         >>> bool(abs(model.predict(x).mean - 100).max() < 2)
         True
-        >>> ensemble = fit_matrix(
+        >>> ensemble = fit_arrays(
         ...     x, x[:, 0], "regression", small, method="ensemble", progress=False)
         >>> ensemble.weights.shape
         torch.Size([3, 22])
-        >>> sparse = fit_matrix(x, x[:, 0], "regression", small, method="sparse", progress=False)
+        >>> sparse = fit_arrays(x, x[:, 0], "regression", small, method="sparse", progress=False)
         >>> sparse.network.size
         22
     """
@@ -118,29 +121,33 @@ def fit_matrix(
     sampling = dataclasses.replace(settings.sampling, checkpoint=checkpoint, progress=progress)
     settings = dataclasses.replace(settings, sampling=sampling)
     if method is None:
-        return _fit_posterior(x, y, task, settings, n_classes)
+        return _fit_posterior((x, y), task, settings, n_classes, weights)
     check_choice("method", method, (*BASELINES, SPARSE))
     likelihood = make_likelihood(settings.likelihood, task, y, n_classes)
     module = make_module(settings, likelihood, x, y)
     if method == SPARSE:
-        return _fit_sparse(module, likelihood, (x, y), settings)
+        return _fit_sparse(module, likelihood, (x, y), settings, weights)
+    if weights is not None:
+        fail("weights", f"None for {method!r}", "weights", "Leave them out")
     return _fit_baseline(method, module, likelihood, (x, y), settings.training_for(task), settings)
 
 
 def _fit_posterior(
-    x: Float[np.ndarray, "n features"],
-    y: Shaped[np.ndarray, "n"],
+    rows: Rows,
     task: str,
     settings: TableSettings,
     n_classes: int | None,
+    weights: Float[np.ndarray, "n"] | None,
 ) -> FittedModel:
-    rows, validation = (x, y), None
+    validation = None
     if settings.temperature == "validation":
-        rows, validation = split_validation(x, y, settings)
+        if weights is not None:
+            fail("temperature", "a number or 'loo' with weights", "'validation'")
+        rows, validation = split_validation(*rows, settings)
     likelihood = make_likelihood(settings.likelihood, task, rows[1], n_classes)
     return fit(
         make_module(settings, likelihood, *rows),
-        rows,
+        rows if weights is None else Data.of(rows).weighted(weights),
         likelihood=likelihood,
         subspace=settings.subspace,
         prior=settings.prior,
@@ -168,7 +175,11 @@ def _fit_baseline(
 
 
 def _fit_sparse(
-    module: MLP, likelihood: Likelihood, rows: Rows, settings: TableSettings
+    module: MLP,
+    likelihood: Likelihood,
+    rows: Rows,
+    settings: TableSettings,
+    weights: Float[np.ndarray, "n"] | None,
 ) -> SparseNetwork:
     chosen, sampling = settings.sparse, settings.sampling
     check_count("epochs", settings.training.epochs)
@@ -184,8 +195,8 @@ def _fit_sparse(
     )
     trained = train_sparse(
         network,
-        likelihood,
-        rows,
+        likelihood if weights is None else Weighted(likelihood),
+        rows if weights is None else Data.of(rows).weighted(weights),
         sparse_training(settings.training, len(rows[1]), chosen.early_epochs),
         seed=sampling.seed,
         progress=sampling.progress,
@@ -252,7 +263,7 @@ def make_module(
         last = module.layers[-1]
         assert isinstance(last, torch.nn.Linear)
         torch.nn.init.constant_(last.bias, float(np.log(max(np.mean(y), 1e-3))))
-    return module
+    return module.float()  # as the features, whatever the default dtype
 
 
 def predict_batches(
@@ -267,7 +278,7 @@ def predict_batches(
         >>> small = TableSettings().change({
         ...     "network.hidden": (5,), "training": {"epochs": 5, "swa_epochs": 5},
         ...     "subspace.rank": 2, "sampling.draws": 20})
-        >>> model = fit_matrix(x, x[:, 0] ** 2, "regression", small, progress=False)
+        >>> model = fit_arrays(x, x[:, 0] ** 2, "regression", small, progress=False)
         >>> [len(predictive) for predictive in predict_batches(model, x)]
         [40]
     """

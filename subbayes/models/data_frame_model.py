@@ -16,7 +16,7 @@ from subbayes.data.tables import split_target
 from subbayes.data.targets import Target
 from subbayes.diagnostics import metrics
 from subbayes.diagnostics.predictor import Predictor
-from subbayes.models.array_model import fit_matrix, predict_batches, predict_matrix
+from subbayes.models.array_model import fit_arrays, predict_batches, predict_matrix
 from subbayes.models.fitted import FittedModel
 from subbayes.models.settings import TableSettings
 from subbayes.predictions.predictive import Predictive
@@ -31,11 +31,11 @@ from subbayes.utils.saving import rebuild as rebuild_model
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["TableModel", "describe_row_mismatch", "encode_targets", "infer_target"]
+__all__ = ["DataFrameModel", "describe_row_mismatch", "encode_targets", "infer_target"]
 
 
 @dataclass(frozen=True)
-class TableModel:
+class DataFrameModel:
     """A fitted model that takes data frames.
 
     Attributes:
@@ -53,7 +53,7 @@ class TableModel:
         >>> small = TableSettings().change({
         ...     "network.hidden": (5,), "training": {"epochs": 20, "swa_epochs": 5},
         ...     "subspace.rank": 2, "sampling.draws": 20})
-        >>> model = TableModel.fit(table, "gain", small, progress=False)
+        >>> model = DataFrameModel.fit(table, "gain", small, progress=False)
         >>> model.frame(table.head(2)).columns.tolist()
         ['mean', 'std', 'epistemic_std', 'aleatoric_std', 'lower', 'upper']
     """
@@ -79,7 +79,7 @@ class TableModel:
         encoder: TabularEncoder | None = None,
         checkpoint: str | Path | None = None,
         progress: bool | None = None,
-    ) -> TableModel:
+    ) -> DataFrameModel:
         """Learn the encoding of a table and fit a model to it.
 
         Args:
@@ -88,7 +88,7 @@ class TableModel:
             settings: of network, training and inference.
             task: "regression", "count" or "classification"; by default inferred from the values,
                 see `Target.infer`.
-            method: as for `fit_matrix`.
+            method: as for `fit_arrays`.
             encoder: an unfitted encoder with other options than the defaults.
             checkpoint: folder to save in and resume from; baselines ignore it.
             progress: show progress bars.
@@ -101,7 +101,7 @@ class TableModel:
         target = infer_target(values, task, settings)
         encoder = (encoder or TabularEncoder()).fit(features)
         y = encode_targets(target, values)
-        model = fit_matrix(
+        model = fit_arrays(
             encoder.transform(features),
             y,
             target.task,
@@ -249,7 +249,7 @@ class TableModel:
         return save(self, path, overwrite=overwrite)
 
     @classmethod
-    def load(cls, path: str | Path) -> TableModel:
+    def load(cls, path: str | Path) -> DataFrameModel:
         """Load a saved model.
 
         Raises:
@@ -266,10 +266,10 @@ class TableModel:
         return rebuild(tensors, facts)
 
 
-def rebuild(tensors: dict[str, Tensor], facts: dict[str, Any]) -> TableModel:
+def rebuild(tensors: dict[str, Tensor], facts: dict[str, Any]) -> DataFrameModel:
     """Rebuild a model of data frames from its artifact; see `subbayes.load`."""
     model = facts["model"]
-    return TableModel(
+    return DataFrameModel(
         rebuild_model(model["kind"], tensors, model["facts"], {}),
         TabularEncoder.from_config(facts["encoder"]),
         Target.from_config(facts["target"]),
@@ -280,14 +280,18 @@ def rebuild(tensors: dict[str, Tensor], facts: dict[str, Any]) -> TableModel:
 
 
 def _row_digest(y: Shaped[np.ndarray, "n"]) -> dict[str, Any]:
+    if y.dtype.kind == "f":
+        y = y.astype(np.float32)  # not every reader of text files returns the last bits alike
     return {"n": len(y), "targets": artifact.fingerprint({"y": np.sort(y)}, {})}
 
 
-def describe_row_mismatch(model: TableModel, y: Shaped[np.ndarray, "n"]) -> tuple[str, str] | None:
+def describe_row_mismatch(
+    model: DataFrameModel, y: Shaped[np.ndarray, "n"]
+) -> tuple[str, str] | None:
     """Expected and actual rows, in words, if the targets are not those of the training rows.
 
     Args:
-        model: a model fitted by `TableModel.fit`.
+        model: a model fitted by `DataFrameModel.fit`.
         y: targets of the rows (n,), in any order, as returned by `encode_targets`.
 
     Example:
@@ -296,7 +300,7 @@ def describe_row_mismatch(model: TableModel, y: Shaped[np.ndarray, "n"]) -> tupl
         >>> small = TableSettings().change({
         ...     "network.hidden": (5,), "training": {"epochs": 5, "swa_epochs": 5},
         ...     "subspace.rank": 2, "sampling.draws": 20})
-        >>> model = TableModel.fit(table, "y", small, progress=False)
+        >>> model = DataFrameModel.fit(table, "y", small, progress=False)
         >>> describe_row_mismatch(model, np.arange(39.0))
         ('the 40 rows', '39 rows')
     """

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
+import pandas as pd
 from jaxtyping import Float, Shaped
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import (
+    _check_sample_weight,
     check_is_fitted,
     check_random_state,
     column_or_1d,
@@ -20,8 +22,9 @@ from sklearn.utils.validation import (
 )
 from torch import Tensor
 
+from subbayes.data.columns import check_names
 from subbayes.inference.configuration import Sampling
-from subbayes.models.array_model import fit_matrix, predict_batches, predict_matrix
+from subbayes.models.array_model import fit_arrays, predict_batches, predict_matrix
 from subbayes.models.fitted import FittedModel
 from subbayes.models.settings import TableSettings, configured, encode_parameters
 from subbayes.predictions.predictive import Predictive
@@ -42,7 +45,7 @@ class Estimator(BaseEstimator):
     mean_: Float[np.ndarray, "d"]
     scale_: Float[np.ndarray, "d"]
     _defaults: ClassVar[dict[str, Any]]  # configurations among the parameters
-    _method: ClassVar[str | None] = None  # of `fit_matrix`
+    _method: ClassVar[str | None] = None  # of `fit_arrays`
     _default_likelihood: ClassVar[str | None] = None
 
     @property
@@ -57,18 +60,23 @@ class Estimator(BaseEstimator):
         X: Float[np.ndarray, "n d"],
         y: Shaped[np.ndarray, "n"],
         task: str,
+        sample_weight: Any,
         n_classes: int | None = None,
     ) -> None:
         """Learn the scales of the columns, then the model."""
+        weights = None
+        if sample_weight is not None:
+            weights = np.array(_check_sample_weight(sample_weight, X, dtype=np.float64))
         self.mean_, self.scale_ = self._moments(X)
         self.seed_ = self._seed()
-        self.model_ = fit_matrix(
+        self.model_ = fit_arrays(
             self._standardize(X),
             y,
             task,
             self._settings(),
             method=self._method,
             n_classes=n_classes,
+            weights=weights,
             progress=bool(self.verbose),
         )
 
@@ -138,6 +146,7 @@ class Estimator(BaseEstimator):
 
     def _check_X(self, X: Any, *, fitting: bool) -> Float[np.ndarray, "n d"]:
         """Check features and convert them to a finite float64 matrix."""
+        check_names(X)
         try:
             X = validate_data(
                 self,
@@ -167,6 +176,7 @@ class Estimator(BaseEstimator):
                 f"This {type(self).__name__} estimator requires y to be passed, but "
                 "the target y is None."
             )
+        _check_no_missing(y)
         y = column_or_1d(y, warn=True)
         check_same_length(["X", "y"], [n, len(y)])
         if y.dtype.kind == "f":
@@ -251,7 +261,7 @@ class Estimator(BaseEstimator):
             self.feature_names_in_ = np.array(state["feature_names"], dtype=object)
 
     def __getstate__(self) -> dict[str, Any]:
-        """The state without `model_.posterior`, whose traced graphs cannot be pickled."""
+        """The state without `model_.posterior`, which holds the training data."""
         state = dict(super().__getstate__())
         if isinstance(state.get("model_"), FittedModel):
             state["model_"] = dataclasses.replace(state["model_"], posterior=None)
@@ -261,12 +271,14 @@ class Estimator(BaseEstimator):
 class Regressor(RegressorMixin, Estimator):
     """Base class for numbers and counts."""
 
-    def fit(self: _Estimator, X: Any, y: Any) -> _Estimator:
+    def fit(self: _Estimator, X: Any, y: Any, sample_weight: Any = None) -> _Estimator:
         """Fit the model.
 
         Args:
             X: features (n, d), numbers; n at least 2.
             y: targets (n,): numbers that vary, or counts for `likelihood="poisson"`.
+            sample_weight: weights (n,) of at least 0, which multiply the log-likelihood of each
+                row; by default 1.
 
         Raises:
             InputError: see the class.
@@ -280,7 +292,7 @@ class Regressor(RegressorMixin, Estimator):
             remedy = f"Convert them, or use {other} for labels"
             fail("y", "numbers", f"values of type {y.dtype}", remedy)
         check_finite("y", y)
-        self._fit(X, y, "count" if self.likelihood == "poisson" else "regression")
+        self._fit(X, y, "count" if self.likelihood == "poisson" else "regression", sample_weight)
         return self
 
     def predict(
@@ -319,12 +331,14 @@ class Classifier(ClassifierMixin, Estimator):
 
     classes_: np.ndarray
 
-    def fit(self: _Estimator, X: Any, y: Any) -> _Estimator:
+    def fit(self: _Estimator, X: Any, y: Any, sample_weight: Any = None) -> _Estimator:
         """Fit the model.
 
         Args:
             X: features (n, d), numbers; n at least 2.
             y: labels (n,) of at least two classes: text, whole numbers or booleans.
+            sample_weight: weights (n,) of at least 0, which multiply the log-likelihood of each
+                row; by default 1.
 
         Raises:
             InputError: see the class.
@@ -340,7 +354,7 @@ class Classifier(ClassifierMixin, Estimator):
                 f"1 class, {self.classes_.tolist()[0]!r}",
                 "Fit with rows of every class",
             )
-        self._fit(X, codes.astype(np.int64), "classification", len(self.classes_))
+        self._fit(X, codes.astype(np.int64), "classification", sample_weight, len(self.classes_))
         return self
 
     def predict_proba(self, X: Any) -> Float[np.ndarray, "n K"]:
@@ -369,6 +383,17 @@ class Classifier(ClassifierMixin, Estimator):
     def _restore(self, state: dict[str, Any]) -> None:
         super()._restore(state)
         self.classes_ = np.array(state["classes"], dtype=np.dtype(state["dtype"]))
+
+
+def _check_no_missing(y: Any) -> None:
+    """Check that labels in a list or an array of objects are all there."""
+    if isinstance(y, np.ndarray) and y.dtype != object:
+        return
+    values = np.asarray(y, dtype=object).ravel()
+    absent = np.array([value is None or value is pd.NA or value != value for value in values])
+    if absent.any():
+        where = f"(first in row {int(absent.argmax())})"
+        fail("y", "no missing targets", f"{int(absent.sum())} missing {where}", "Drop those rows")
 
 
 def _first_text(X: Any) -> str | None:

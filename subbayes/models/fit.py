@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -69,14 +70,16 @@ def fit(
 
     Args:
         model: any module; its parameters and its mode are not changed.
-        data: (inputs, y), a `Dataset` or a `DataLoader`.
+        data: (inputs, y), a `Dataset` or a `DataLoader`; `Data.of(data).weighted(weights)` for
+            weights of rows or classes.
         likelihood: "gaussian" (one learned noise), "heteroscedastic", "categorical",
             "bernoulli", "poisson", or a likelihood object.
         subspace: a name of `SUBSPACES` or a method of `subbayes.subspaces`: `PCA` (of the SGD
             trajectory), `Random`, `Curve` (of low loss to a second solution), `Optimal` (keeps
             most of the predictive covariance), `Subnetwork` (the weights that keep most of the
-            predictive variance) or `Full`; a `Subspace` (then nothing is trained and `model` is
-            used as it is); or a function of the `Trained` result.
+            predictive variance) or `Full`; a `Subspace` (then nothing is trained; BatchNorm
+            statistics are re-estimated if its centre is not the weights of `model`); or a function
+            of the `Trained` result.
         inference: a name of `ENGINES` or an engine of `subbayes.inference`, such as
             `NUTS(target_acceptance=0.9)`; or a function (posterior, sampling) -> `Draws`.
         prior: of z: a scale or a `Normal`. For `Optimal`, a scale is that of the weights,
@@ -98,6 +101,10 @@ def fit(
     Raises:
         InputError: arguments that do not fit together.
 
+    Warns:
+        sklearn.exceptions.ConvergenceWarning: each problem of the run, with a remedy, as in
+            `FittedModel.warnings`.
+
     Example:
         >>> import torch
         >>> from subbayes.subspaces import PCA
@@ -111,12 +118,22 @@ def fit(
     """
     data = Data.of(data)
     likelihood = _as_likelihood(likelihood)
+    if data.has_weights:
+        likelihood = likelihoods.Weighted(likelihood)
     network = Network(model, parameters, output)
     outputs = check_fit(network, likelihood, data)
     training = _or_default("training", training, Training)
     sampling = _or_default("sampling", sampling, Sampling)
     engine, method, prior = engine_of(inference), subspace_method(subspace), as_prior(prior)
     check_temperature(temperature, validation)
+    if validation is not None and temperature != "validation":
+        fail(
+            "validation",
+            f"None, since temperature={temperature!r} uses no held-out data",
+            f"a {type(validation).__name__}",
+            "Leave it out, or pass temperature='validation'; for early stopping use "
+            "training=Training(validation=0.2, patience=20)",
+        )
     method.check(network, data, training)
     check_prior(prior, method, network, data.n, outputs)
     engine.check(method.expected_rank(network))
@@ -131,7 +148,14 @@ def fit(
         prepared = checkpoint.load(model, output, known)
     if prepared is None:
         if isinstance(method, FixedSubspace):
-            network = network.with_weights(method.subspace.shift)
+            shift = method.subspace.shift
+            if network.has_batchnorm and not network.is_centred_on(shift):
+                warnings.warn(
+                    "subspace: its centre is not the module's own weights, so the BatchNorm "
+                    "statistics are re-estimated there on the training data",
+                    stacklevel=2,
+                )
+            network = network.centred_on(shift, data)
             trained = without_training(network, likelihood, data, training, sampling.seed)
         else:
             trained = train_trajectory(
@@ -147,7 +171,18 @@ def fit(
         prepared = build(trained, method, prior, settings)
         if checkpoint is not None:
             checkpoint.save(prepared)
-    return sample(prepared, data, engine, sampling, temperature, validation, checkpoint)
+    fitted = sample(prepared, data, engine, sampling, temperature, validation, checkpoint)
+    _warn_of_problems(fitted)
+    return fitted
+
+
+def _warn_of_problems(fitted: FittedModel) -> None:
+    problems = fitted.warnings()
+    if problems:
+        from sklearn.exceptions import ConvergenceWarning
+
+        for problem in problems:
+            warnings.warn(problem, ConvergenceWarning, stacklevel=3)
 
 
 def build(
@@ -172,7 +207,7 @@ def build(
         scale *= evidence_scale
     space = method.build(trained, scale)
     return FittedModel(
-        trained.network,
+        trained.network.centred_on(space.shift, trained.data),
         trained.likelihood,
         space,
         prior if isinstance(prior, Normal) else method.prior(space, scale),
@@ -225,6 +260,7 @@ def sample(
         sampling = dataclasses.replace(sampling, checkpoint=checkpoint.sampling)
     return dataclasses.replace(
         prepared,
+        likelihood=prepared.likelihood.unweighted,
         temperature=posterior.temperature,
         draws=engine.run(posterior, sampling),
         posterior=posterior,
@@ -306,8 +342,8 @@ def check_temperature(temperature: float | str, validation: Any) -> None:
     """
     if not isinstance(temperature, str):
         check_positive("temperature", temperature)
-        return
-    check_choice("temperature", temperature, ("loo", "validation"))
+    else:
+        check_choice("temperature", temperature, ("loo", "validation"))
     if temperature == "validation" and validation is None:
         fail(
             "validation",

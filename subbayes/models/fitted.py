@@ -10,9 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from subbayes.data.data import Data
 from subbayes.diagnostics.predictor import Predictor
 from subbayes.draws import Draws
-from subbayes.likelihoods import Likelihood
+from subbayes.likelihoods import Likelihood, Weighted
 from subbayes.likelihoods import from_config as likelihood_from_config
 from subbayes.networks.network import Network
 from subbayes.networks.saving import network_facts, network_from, network_tensors
@@ -201,7 +202,9 @@ def rebuild(
         }
         draws = Draws.from_state(arrays, facts["draws"])
     if data is not None:
-        posterior = Posterior(network, likelihood, data, subspace, prior, temperature)
+        data = Data.of(data)
+        of_rows = Weighted(likelihood) if data.has_weights else likelihood
+        posterior = Posterior(network, of_rows, data, subspace, prior, temperature)
     return FittedModel(
         network,
         likelihood,

@@ -16,7 +16,7 @@ class Model(Protocol):
 
     Models of arrays (`FittedModel`, `WeightSamples`, `McDropout`, `TemperatureScaled`,
     `SparseNetwork`) share the base class `subbayes.diagnostics.predictor.Predictor`; models of data
-    frames (`TableModel`, `SemiStructuredRegression`) take data frames instead of inputs.
+    frames (`DataFrameModel`, `SemiStructuredRegression`) take data frames instead of inputs.
 
     Attributes:
         kind: the kind of its artifact.

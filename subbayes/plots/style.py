@@ -6,8 +6,10 @@ be closed. `ax.figure` shows one in a notebook, `save` writes one.
 
 from __future__ import annotations
 
+import functools
+import inspect
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,6 +20,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.lines import Line2D
 
+from subbayes.utils.checks import fail_type
 from subbayes.utils.files import atomic_write_bytes
 
 __all__ = [
@@ -39,6 +42,7 @@ __all__ = [
     "legend_entry",
     "new_axes",
     "png",
+    "refuse_none",
     "save",
 ]
 
@@ -160,6 +164,29 @@ def legend(ax: Axes, columns: int = 2, handles: Sequence[Artist] | None = None) 
             columnspacing=1.4,
         )
     return ax
+
+
+def refuse_none(function: Callable[..., T]) -> Callable[..., T]:
+    """The function, with a one-line error for None in place of an argument without a default.
+
+    Example:
+        >>> refuse_none(png)(None)
+        Traceback (most recent call last):
+            ...
+        subbayes.InputTypeError: drawn: expected something to draw, got NoneType.
+    """
+    signature = inspect.signature(function)
+    required = [p.name for p in signature.parameters.values() if p.default is p.empty]
+
+    @functools.wraps(function)
+    def checked(*args: Any, **options: Any) -> T:
+        given = signature.bind(*args, **options).arguments
+        for name in required:
+            if given.get(name, ...) is None:
+                fail_type(name, "something to draw", None)
+        return function(*args, **options)
+
+    return checked
 
 
 def note(ax: Axes, text: str) -> None:

@@ -46,6 +46,10 @@ class TrainedNetwork(Protocol):
         """Seed of all random choices."""
 
     @property
+    def progress(self) -> bool | None:
+        """Show progress bars."""
+
+    @property
     def recorder(self) -> TrajectoryRecorder:
         """The weights along the second phase of training."""
 

@@ -399,8 +399,7 @@ def _scores(
 ) -> tuple[float, float]:
     """Mean negative log-likelihood and error at one weight vector."""
     if refresh is not None:
-        batches = ((to_device(x, network.device), y) for x, y in refresh.batches(1024))
-        network = network.refresh_batchnorm(weights, batches)
+        network = network.refresh_batchnorm(weights, refresh.batches(1024))
     labels = likelihood.kind == "classification"
     loss = error = 0.0
     for inputs, y in data.batches(4096):

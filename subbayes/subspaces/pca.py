@@ -19,7 +19,7 @@ from subbayes.networks.network import Network
 from subbayes.networks.selection import Selection, select
 from subbayes.subspace import DenseSubspace
 from subbayes.subspaces.base import RankedMethod, TrainedNetwork, check_rank
-from subbayes.utils.checks import check_count, check_positive, fail, fail_type
+from subbayes.utils.checks import check_count, check_positive, check_seed, fail, fail_type
 
 if TYPE_CHECKING:
     from subbayes.training.configuration import Training
@@ -322,7 +322,7 @@ class TrajectoryRecorder:
         check_count("n", n)
         check_positive("scale", scale)
         factor, mean, std = self._factor(), self.mean, self.variance.sqrt()
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(check_seed(seed))
         draws = []
         for _ in range(n):
             z1 = torch.randn(self.size, generator=generator, dtype=mean.dtype)

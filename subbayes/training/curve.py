@@ -22,7 +22,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from subbayes.data.data import Data, to_device
+from subbayes.data.data import Data
 from subbayes.likelihoods import Likelihood
 from subbayes.networks.initialisation import fresh_weights, module_with_fresh_weights
 from subbayes.networks.network import Network
@@ -72,10 +72,7 @@ class CurveResult:
         weights = self.curve.point(float(t)).to(self.network.weights)
         if refresh_batchnorm is None:
             return self.network.with_weights(weights)
-        batches = Data.of(refresh_batchnorm).batches(1024)
-        return self.network.refresh_batchnorm(
-            weights, ((to_device(x, self.network.device), y) for x, y in batches)
-        )
+        return self.network.refresh_batchnorm(weights, Data.of(refresh_batchnorm).batches(1024))
 
     def __repr__(self) -> str:
         return (

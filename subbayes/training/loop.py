@@ -303,6 +303,7 @@ class WeightAverage:
 
 def log_scale(likelihood: Likelihood) -> float:
     """Difference between the loss in units of y and in standardised units."""
-    if isinstance(likelihood, Standardized):
-        return sum(map(math.log, likelihood.scale))
+    unweighted = likelihood.unweighted
+    if isinstance(unweighted, Standardized):
+        return sum(map(math.log, unweighted.scale))
     return 0.0

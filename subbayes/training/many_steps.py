@@ -16,7 +16,7 @@ from subbayes.networks.tracing.tracer import Tracer
 from subbayes.networks.tracing.vectorised import warn_of_fallback
 from subbayes.training.configuration import Training
 from subbayes.training.loop import Trainable, log_scale
-from subbayes.training.minibatches import Minibatches, batch_likelihood, batch_sizes
+from subbayes.training.minibatches import Minibatches, batch_sizes
 from subbayes.training.optimizer import make_optimizer
 from subbayes.utils.trees import tensors_of, tree_map, with_tensors
 from subbayes.utils.types import Inputs, Targets
@@ -66,7 +66,7 @@ class TrainableNetworks(Trainable):
         if averages:
             self.rate_argument = "swa_learning_rate"
         self.network = minibatches[0].network
-        self.batch_likelihood = batch_likelihood(minibatches[0].likelihood)
+        self.batch_likelihood = minibatches[0].likelihood.of_standardized
         self.module = self.network.module_with()
         named = [dict(member.network.module_with().named_parameters()) for member in minibatches]
         trainable = [
@@ -256,8 +256,7 @@ def _are_stackable(minibatches: Sequence[Minibatches], held_out: Sequence[Data |
         and f.device == first.device
         and f.initial_parameters.shape == first.initial_parameters.shape
         and _shapes(f.memory) == _shapes(first.memory)
-        and batch_likelihood(f.likelihood).to_config()
-        == batch_likelihood(first.likelihood).to_config()
+        and f.likelihood.of_standardized.to_config() == first.likelihood.of_standardized.to_config()
         for f in minibatches
     )
 

@@ -7,19 +7,20 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from subbayes.data.data import Data, as_pair, check_rows, leaves, n_rows, take, to_device
-from subbayes.likelihoods import Likelihood, Standardized
-from subbayes.networks.layer_kinds import BATCH_NORMS
+from subbayes.likelihoods import Likelihood
+from subbayes.likelihoods.base import target_values
 from subbayes.networks.network import Network
+from subbayes.networks.validation import warn_of_probabilities
 from subbayes.training.configuration import Training
 from subbayes.utils.checks import fail, fail_type
 from subbayes.utils.seeding import derive_seed
 from subbayes.utils.trees import tree_map
 from subbayes.utils.types import Inputs, Targets
 
-__all__ = ["Minibatches", "absent_classes", "batch_likelihood", "batch_sizes", "split_validation"]
+__all__ = ["Minibatches", "absent_classes", "batch_sizes", "split_validation"]
 
 
 def split_validation(
@@ -58,7 +59,7 @@ def split_validation(
 
 
 class Minibatches:
-    """Minibatches on the device of a network, with targets prepared for `batch_likelihood`.
+    """Minibatches on the device of a network, with targets in standardised units.
 
     Empty batches of a loader are skipped.
 
@@ -90,9 +91,7 @@ class Minibatches:
         self.network, self.likelihood = network, likelihood
         self.generator = torch.Generator().manual_seed(derive_seed(seed, 0))
         self.batch_size = batch_size
-        self.has_batchnorm = any(
-            isinstance(m, BATCH_NORMS) for m in network.module_with().modules()
-        )
+        self.has_batchnorm = network.has_batchnorm
         self.loader = _as_loader(data, batch_size, self.generator)
         self.memory: Data | None = None
         if self.loader is None:
@@ -107,7 +106,8 @@ class Minibatches:
         likelihood.check_targets(targets)
         outputs = network.check(first)
         likelihood.check_outputs(outputs, targets)
-        self.absent_classes = absent_classes(likelihood, outputs, targets)
+        warn_of_probabilities(network, likelihood, take(first, slice(2)))
+        self.absent_classes = absent_classes(likelihood, outputs, target_values(targets))
         self.initial_parameters = likelihood.init_parameters(targets).to(self.device, self.dtype)
         if self.has_batchnorm and self.n == 1:
             fail("data", "at least 2 rows for BatchNorm", "1 row")
@@ -130,10 +130,9 @@ class Minibatches:
 
     def prepare_targets(self, y: Targets) -> Targets:
         """Targets in standardised units, and in the dtype and on the device of the network."""
-        if isinstance(self.likelihood, Standardized):
-            y = self.likelihood.standardize(y)
         return tree_map(
-            lambda t: t.to(self.device, self.dtype if t.is_floating_point() else t.dtype), y
+            lambda t: t.to(self.device, self.dtype if t.is_floating_point() else t.dtype),
+            self.likelihood.standardize(y),
         )
 
     def shuffled(self) -> Iterator[tuple[Inputs, Targets]]:
@@ -213,11 +212,6 @@ def absent_classes(likelihood: Likelihood, n_outputs: int, y: Targets) -> list[i
     return [label for label in range(max(n_outputs, 2)) if label not in present]
 
 
-def batch_likelihood(likelihood: Likelihood) -> Likelihood:
-    """The likelihood of prepared targets, which are in standardised units."""
-    return likelihood.likelihood if isinstance(likelihood, Standardized) else likelihood
-
-
 def _as_loader(
     data: Any, batch_size: int | None, generator: torch.Generator
 ) -> Iterable[Any] | None:
@@ -229,7 +223,12 @@ def _as_loader(
     if isinstance(data, Dataset):
         if hasattr(data, "__len__") and len(data) == 0:
             fail("data", "at least one row", "an empty dataset")
-        return DataLoader(data, batch_size=batch_size or 2**62, shuffle=True, generator=generator)
+        return DataLoader(
+            data,
+            batch_size=batch_size or 2**62,
+            shuffle=not isinstance(data, IterableDataset),
+            generator=generator,
+        )
     return data.loader if isinstance(data, Data) else None
 
 

@@ -31,7 +31,7 @@ from subbayes.networks.selection import Selection
 from subbayes.subspaces.pca import TrajectoryRecorder
 from subbayes.training.configuration import Training
 from subbayes.training.loop import History, Trainable, WeightAverage, run
-from subbayes.training.minibatches import Minibatches, batch_likelihood, split_validation
+from subbayes.training.minibatches import Minibatches, split_validation
 from subbayes.training.optimizer import make_optimizer
 from subbayes.utils.checks import check_count, fail_type, is_finite
 from subbayes.utils.seeding import fork_rng
@@ -287,7 +287,7 @@ class SingleTrainable(Trainable):
         self.minibatches, self.training, self.held_out = minibatches, training, held_out
         self.network, self.likelihood = minibatches.network, minibatches.likelihood
         self.likelihoods = [self.likelihood]
-        self.batch_likelihood = batch_likelihood(self.likelihood)
+        self.batch_likelihood = self.likelihood.of_standardized
         self.module = self.network.module_with().train()
         self.unconstrained = nn.Parameter(minibatches.start_parameters(likelihood_parameters))
 

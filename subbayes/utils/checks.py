@@ -20,6 +20,7 @@ __all__ = [
     "check_fraction",
     "check_positive",
     "check_same_length",
+    "check_seed",
     "error_text",
     "fail",
     "fail_type",
@@ -97,6 +98,13 @@ def check_count(argument: str, value: Any, minimum: int = 1) -> int:
     whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
     if not whole or value < minimum:
         fail(argument, f"a whole number of at least {minimum}", repr(value))
+    return int(value)
+
+
+def check_seed(value: Any, argument: str = "seed") -> int:
+    """Check that `value` is a whole number from 0 to 2**63 - 1, as torch takes, and return it."""
+    if check_count(argument, value, 0) >= 2**63:
+        fail(argument, "a whole number below 2**63", value)
     return int(value)
 
 

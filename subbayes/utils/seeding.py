@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-from subbayes.utils.checks import check_count
+from subbayes.utils.checks import check_seed
 
 __all__ = ["derive_seed", "fork_rng"]
 
@@ -32,7 +32,7 @@ def fork_rng(seed: int, device: torch.device | str = "cpu") -> Iterator[None]:
         >>> bool((a == b).all())
         True
     """
-    check_count("seed", seed, 0)
+    check_seed(seed)
     device = torch.device(device)
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices):
@@ -50,6 +50,6 @@ def derive_seed(seed: int, *path: int) -> int:
         >>> derive_seed(0, 1) != derive_seed(0, 2)
         True
     """
-    check_count("seed", seed, 0)
+    check_seed(seed)
     state = np.random.SeedSequence([seed, *path]).generate_state(1, np.uint64)
     return int(state[0] >> np.uint64(1))

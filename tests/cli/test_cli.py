@@ -25,7 +25,7 @@ from subbayes import load
 from subbayes.cli import run, settings_options
 from subbayes.cli.fit import Method
 from subbayes.inference.tempering import choose_temperature
-from subbayes.models.data_frame_model import TableModel
+from subbayes.models.data_frame_model import DataFrameModel
 from subbayes.models.fit import ENGINES, SUBSPACES
 from subbayes.utils import artifact
 
@@ -160,7 +160,7 @@ def test_engines_and_subspaces(call, files, tmp_path, inference, subspace):
         "--quiet",
     )
     assert code == 0, err
-    assert TableModel.load(tmp_path / "m" / "model").model.draws.engine == inference
+    assert DataFrameModel.load(tmp_path / "m" / "model").model.draws.engine == inference
 
 
 def test_fit_reports_in_text_and_json(call, files, tmp_path):
@@ -183,8 +183,8 @@ def test_fit_command_equals_table_model_fit(files):
     frame = pd.read_csv(files / "people.csv").drop(columns=["rich", "visits"])
 
     settings = table_settings(hidden=(5,), epochs=8, swa_epochs=5, rank=2, draws=12, chains=3)
-    model = TableModel.fit(frame, "income", settings, progress=False)
-    saved = TableModel.load(files / "income" / "model")
+    model = DataFrameModel.fit(frame, "income", settings, progress=False)
+    saved = DataFrameModel.load(files / "income" / "model")
     assert np.array_equal(saved.model.draws.z, model.model.draws.z)
     assert np.array_equal(saved.predict(frame).mean, model.predict(frame).mean)
     assert load(files / "income" / "model").notes["command"].startswith("subbayes fit")
@@ -222,7 +222,7 @@ def test_unused_options_are_warned_of(call, files, tmp_path, method, given, none
 
 def test_predict_writes_csv_parquet_and_json(call, files, tmp_path):
     frame = pd.read_csv(files / "people.csv")
-    expected = TableModel.load(files / "income" / "model").frame(frame)
+    expected = DataFrameModel.load(files / "income" / "model").frame(frame)
     words = ["predict", files / "income", files / "people.csv"]
     code, out, err = call(*words, "--out", tmp_path / "p.csv", "--keep", "job")
     assert code == 0
@@ -276,7 +276,7 @@ def test_evaluate_scores_by_the_task(call, files, target, scores):
     found = json.loads(out)
     assert code == 0
     assert scores <= set(found["scores"])
-    model = TableModel.load(files / target / "model")
+    model = DataFrameModel.load(files / target / "model")
     assert found["scores"] == pytest.approx(model.evaluate(pd.read_csv(files / "people.csv")))
     assert "rows" in call("evaluate", files / target, files / "people.csv")[1]
 
@@ -299,10 +299,12 @@ def test_baselines_are_saved_and_predict(call, files, tmp_path):
         assert code == 0
         assert json.loads(text)["networks"] == networks
         frame = pd.read_csv(files / "people.csv")
-        model = TableModel.load(out / "model")
+        model = DataFrameModel.load(out / "model")
         assert model.predict(frame).n_draws == networks
         assert call("evaluate", out, files / "people.csv")[0] == 0
-    assert len(TableModel.load(tmp_path / "ensemble" / "model").model.facts()["likelihoods"]) == 2
+    assert (
+        len(DataFrameModel.load(tmp_path / "ensemble" / "model").model.facts()["likelihoods"]) == 2
+    )
 
 
 def test_compare_prints_one_table(call, files, tmp_path, monkeypatch):
@@ -833,7 +835,7 @@ def test_unexpected_errors_are_one_line_without_debug(refused, files, monkeypatc
     def broken(*_, **__):
         raise RuntimeError("two\nlines")
 
-    monkeypatch.setattr("subbayes.models.data_frame_model.TableModel.load", broken)
+    monkeypatch.setattr("subbayes.models.data_frame_model.DataFrameModel.load", broken)
     words = ["predict", files / "income", files / "people.csv"]
     refused(
         "unexpected RuntimeError: two lines. Run it again with --debug to see where.",
@@ -935,7 +937,7 @@ def test_checkpoint_of_another_fit_is_only_replaced_with_overwrite(files, tmp_pa
     settings = table_settings(
         hidden=(5,), epochs=8, swa_epochs=5, rank=2, draws=12, chains=3, seed=5
     )
-    TableModel.fit(
+    DataFrameModel.fit(
         frame, "income", settings, checkpoint=tmp_path / "m" / "checkpoint", progress=False
     )
     words = fit_words(files, tmp_path / "m", 12)
@@ -987,9 +989,29 @@ def test_closed_pipe_is_not_an_error(files):
     command = (
         f"{sys.executable} -m subbayes predict {files / 'income'} {files / 'people.csv'} | head -1"
     )
-    done = subprocess.run(command, shell=True, capture_output=True, text=True, env=ENVIRONMENT)
+    bash = ["bash", "-o", "pipefail", "-c"]
+    done = subprocess.run([*bash, command], capture_output=True, text=True, env=ENVIRONMENT)
     assert done.stdout.startswith("mean,")
-    assert done.stderr == ""
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no full device")
+@pytest.mark.parametrize(
+    ("where", "line"),
+    [
+        (">/dev/full", "error: standard output: No space left on device. Redirect it elsewhere."),
+        (">&-", "error: standard output is closed. Redirect it to a file or to /dev/null."),
+    ],
+)
+def test_output_that_cannot_be_written_is_one_line(where, line):
+    command = f"{sys.executable} -m subbayes --version {where}"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, env=ENVIRONMENT)
+    assert (done.returncode, done.stderr) == (2, f"subbayes: {line}\n")
+
+
+def test_a_long_path_is_one_line(refused, files):
+    words = ("fit", files / "people.csv", "--target", "income", "--out", "a" * 300)
+    refused(r"'a+\.\.\.': File name too long\. Choose another path\.", *words)
 
 
 def test_installed_command_prints_its_version():

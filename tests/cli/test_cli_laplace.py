@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from subbayes.cli import run
-from subbayes.models.data_frame_model import TableModel
+from subbayes.models.data_frame_model import DataFrameModel
 
 SMALL = ["--hidden", "8", "--epochs", "150", "--swa-epochs", "3", "--draws", "30", "--chains", "2"]
 
@@ -63,7 +63,7 @@ def test_fit_evaluate_and_predict(folder, tmp_path, capsys, subspace, inference,
     scores = told(capsys, "evaluate", tmp_path / "run", folder / "new.csv", "--json", "--quiet")[
         "scores"
     ]
-    model = TableModel.load(tmp_path / "run" / "model")
+    model = DataFrameModel.load(tmp_path / "run" / "model")
     new = pd.read_csv(folder / "new.csv")
     expected = model.evaluate(new)
     for name, value in expected.items():

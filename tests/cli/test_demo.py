@@ -21,7 +21,7 @@ from subbayes import InputError, subspaces
 from subbayes.cli import demonstration as demo
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.tempering import choose_temperature
-from subbayes.models.data_frame_model import TableModel
+from subbayes.models.data_frame_model import DataFrameModel
 from subbayes.plots.style import new_axes, png
 from subbayes.utils.files import ArtifactError
 from subbayes.utils.overwritable_files import OverwritableFiles
@@ -88,7 +88,7 @@ def test_scores_agree_in_all_files(done):
 
 
 def test_predictions_come_from_the_saved_model(done):
-    model = TableModel.load(done.folder / "model")
+    model = DataFrameModel.load(done.folder / "model")
     test = pd.read_csv(done.folder / "test.csv")
     read = pd.read_csv(done.folder / "predictions.csv")
     np.testing.assert_array_equal(read.pop("observed"), test["progression"])

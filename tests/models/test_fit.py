@@ -19,6 +19,7 @@ import pytest
 import torch
 from fits import fit_options
 from oracles import LinearGaussian, check_moments
+from sklearn.exceptions import ConvergenceWarning
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -284,9 +285,11 @@ def test_saved_folder_contains_only_json_and_safetensors(tmp_path):
     json.loads((path / "manifest.json").read_text())
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_warnings_have_a_remedy():
-    model = fit(net(), data(), **fit_options(**OPTIONS | dict(draws=5)))
-    assert model.warnings()
+    with pytest.warns(ConvergenceWarning) as heard:
+        model = fit(net(), data(), **fit_options(**OPTIONS | dict(draws=5)))
+    assert [str(w.message) for w in heard] == model.warnings()
     for line in model.warnings():
         assert "(draws=" in line or "(warmup=" in line
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -17,7 +20,7 @@ from subbayes.baselines.mc_dropout import mc_dropout
 from subbayes.baselines.temperature_scaling import temperature_scaling
 from subbayes.data.data import Data
 from subbayes.likelihoods import Gaussian
-from subbayes.models.data_frame_model import TableModel
+from subbayes.models.data_frame_model import DataFrameModel
 from subbayes.models.model import Model
 from subbayes.models.settings import TableSettings
 from subbayes.predictions.predictive import Predictive
@@ -73,11 +76,11 @@ MAKE = {
     "sparse": lambda: sparse.fit(
         sparse.convert(net(), seed=1), Gaussian(), (X, Y), SparseTraining(epochs=2), progress=False
     ),
-    "data frame": lambda: TableModel.fit(FRAME, "y", SMALL, progress=False),
-    "data frame, ensemble": lambda: TableModel.fit(
+    "data frame": lambda: DataFrameModel.fit(FRAME, "y", SMALL, progress=False),
+    "data frame, ensemble": lambda: DataFrameModel.fit(
         FRAME, "y", SMALL, method="ensemble", progress=False
     ),
-    "data frame, sparse": lambda: TableModel.fit(
+    "data frame, sparse": lambda: DataFrameModel.fit(
         FRAME, "y", SMALL, method="sparse", progress=False
     ),
     "semi-structured": lambda: SemiStructuredRegression(
@@ -106,7 +109,7 @@ def model(request: pytest.FixtureRequest) -> Any:
 
 def rows(model: Any) -> tuple[Any, ...]:
     """Test rows as `evaluate` takes them."""
-    framed = isinstance(model, (TableModel, SemiStructuredRegression))
+    framed = isinstance(model, (DataFrameModel, SemiStructuredRegression))
     return (FRAME.head(7),) if framed else (X[:7], Y[:7])
 
 
@@ -220,6 +223,87 @@ def test_modules_larger_than_the_file_are_not_built(tmp_path: Any) -> None:
     artifact.write(tmp_path / "a", model.kind, model.tensors(), facts)
     with pytest.raises(InputError, match=r"'hidden'|'module'\] to be at most \d+ numbers"):
         subbayes.load(tmp_path / "a")
+
+
+def _forged(kind: str, path: Any, change: Any) -> None:
+    """Save a model with changed tensors or facts, and digests that fit."""
+    if kind not in _made:
+        _made[kind] = MAKE[kind]()
+    model = _made[kind]
+    tensors = {name: torch.as_tensor(value).clone() for name, value in model.tensors().items()}
+    facts = copy.deepcopy(_plain(model.facts()))
+    change(tensors, facts)
+    artifact.write(path, model.kind, tensors, facts)
+
+
+FORGERIES = {
+    "boolean draws": ("fitted", lambda t, f: t.update(z=t["z"] > 0), "'z' to be real numbers"),
+    "draws of another dtype": ("fitted", lambda t, f: t.update(z=t["z"].float()), "float64"),
+    "NaN draws": ("fitted", lambda t, f: t["z"].view(-1)[:1].fill_(np.nan), "finite numbers"),
+    "a shift of another dtype": (
+        "fitted",
+        lambda t, f: t.update({"subspace.shift": t["subspace.shift"].double()}),
+        "numbers of torch.float32",
+    ),
+    "text for a number": (
+        "fitted",
+        lambda t, f: f["settings"]["training"].update(weight_decay="x"),
+        "'weight_decay'. to be a number",
+    ),
+    "a flag for a number": ("fitted", lambda t, f: f.update(temperature=True), "a number"),
+    "numbers for a history": ("fitted", lambda t, f: f.update(history=[1]), "a dict"),
+    "many masks": ("dropout", lambda t, f: f.update(n_draws=10**12), "whole number from 1"),
+    "many layers": (
+        "samples",
+        lambda t, f: (
+            f["network"]["module"].update(hidden=[1] * 5000),
+            t.update({"buffers.0.x": torch.zeros(20_000)}),
+        ),
+        "at most 1000 items",
+    ),
+    "tensors of another family": (
+        "sparse",
+        lambda t, f: [layer.update(posterior="mvn") for layer in f["layers"].values()],
+        "the shape .* of 'state.layers.0",
+    ),
+    "no numbers in a large shape": (
+        "samples",
+        lambda t, f: t.update({"network.frozen.x": torch.zeros(2**50, 0)}),
+        "to be numbers",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FORGERIES)
+def test_forgeries_are_refused_by_name(name: str, tmp_path: Any) -> None:
+    kind, change, message = FORGERIES[name]
+    _forged(kind, tmp_path / "a", change)
+    with pytest.raises(InputError, match=rf"\Apath: expected [^\n]*{message}[^\n]*\Z"):
+        subbayes.load(tmp_path / "a")
+
+
+def test_large_families_are_not_built(tmp_path: Any) -> None:
+    """A covariance of all units takes the square of what the file stores."""
+    made = sparse.convert(subbayes.MLP(1, (60_000,), 1, seed=0), "mean-field")
+    network = sparse.SparseNetwork(made, Gaussian(1.0))
+    facts = network.facts()
+    for layer in facts["layers"].values():
+        layer["posterior"] = "mvn"
+    artifact.write(tmp_path / "a", network.kind, network.tensors(), facts)
+    code = f"""
+import resource, subbayes
+from subbayes.sparse import result
+subbayes.load
+pages = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (pages + 2**28, pages + 2**28))
+try:
+    subbayes.load({str(tmp_path / "a")!r})
+except subbayes.InputError as error:
+    assert "state.layers" in str(error), error
+    print("refused")
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert found.stdout == "refused\n", found.stderr
 
 
 def test_unused_load_arguments_are_refused(tmp_path: Any) -> None:

@@ -17,10 +17,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, get_type_hints, runtime_checkable
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, jaxtyped
 
 from subbayes.draws import Draws
 from subbayes.inference.configuration import Sampling
@@ -389,12 +389,38 @@ class _Checkpoint:
                 )
         for rng, rng_state in zip(rngs, meta["rngs"], strict=True):
             rng.bit_generator.state = rng_state
-        state = self.kernel.state_type(
-            **{name: tensor.numpy() for name, tensor in strip_prefix("state", tensors).items()}
+        arrays, stats = (
+            {name: tensor.numpy() for name, tensor in strip_prefix(prefix, tensors).items()}
+            for prefix in ("state", "stats")
         )
-        stats = {name: tensor.numpy() for name, tensor in strip_prefix("stats", tensors).items()}
+        wrong = _misfit(self.kernel.state_type, arrays, tensors["z"].numpy())
+        if wrong is not None:
+            fail("checkpoint", f"the state of the sampler {self.kernel.name}",
+                 f"other values of {wrong[:60]!r}",
+                 "Delete it to start again, or choose another path")  # fmt: skip
+        state = self.kernel.state_type(**arrays)
         store = _Store(tensors["z"].numpy(), stats, tensors["count"].numpy(), meta["evaluations"])
         return state, store.resized(draws)
+
+
+def _misfit(
+    kind: type, arrays: dict[str, np.ndarray], z: Float[np.ndarray, "chains draws k"]
+) -> str | None:
+    """The name of an array that does not fit the annotations of a state, if there is one."""
+    hints = get_type_hints(kind)
+    with jaxtyped("context"):  # the same sizes in all arrays
+        sizes: Any = Float[np.ndarray, "chains draws k"]
+        assert isinstance(z, sizes)
+        for name in sorted(arrays.keys() | hints.keys()):
+            if not (name in arrays and name in hints and isinstance(arrays[name], hints[name])):
+                return name
+    for name in ("n_uniforms", "n_normals"):  # places in arrays
+        places = arrays.get(name)
+        if places is not None:
+            ahead = arrays[name.removeprefix("n_")].shape[places.ndim]
+            if not ((places >= 0) & (places <= ahead)).all():
+                return name
+    return None
 
 
 @contextmanager

@@ -30,7 +30,7 @@ from subbayes.inference.samplers.hamiltonian import GradientDensity, check_gradi
 from subbayes.inference.variational.elbo import Ascent, Family, Target, ascend
 from subbayes.inference.variational.gaussians import FullRank, MeanField
 from subbayes.posterior import Posterior
-from subbayes.utils.checks import check_count, check_positive, fail
+from subbayes.utils.checks import check_count, check_positive, check_seed, fail
 from subbayes.utils.progress import progress_bar
 
 __all__ = ["Approximation", "FullRankVI", "MeanFieldVI", "RealNVP", "VariationalInference"]
@@ -70,7 +70,7 @@ class Approximation:
 
     def sample(self, draws: int, seed: int = 0) -> Float[np.ndarray, "S k"]:
         """Independent draws, shape (draws, k)."""
-        rng = np.random.default_rng(check_count("seed", seed, 0))
+        rng = np.random.default_rng(check_seed(seed))
         shape = check_count("draws", draws), self.rank
         return self.density.reparameterise(rng.standard_normal(shape))[0]
 
@@ -136,7 +136,7 @@ class VariationalInference(Engine):
             ImportError: "realnvp" without zuko.
         """
         check_gradient(posterior)
-        found = self._maximise(_Fit(self, posterior, check_count("seed", seed, 0), progress))
+        found = self._maximise(_Fit(self, posterior, check_seed(seed), progress))
         return Approximation(self.family, found.member, found.elbo, found.converged)
 
     def run(self, posterior: GradientDensity, sampling: Sampling) -> Draws:

@@ -1,0 +1,142 @@
+"""A likelihood of weighted observations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from subbayes.data.data import check_weights
+from subbayes.likelihoods.base import Kind, Likelihood, Moments
+from subbayes.utils.checks import fail
+from subbayes.utils.types import Outputs, PerPoint, Targets
+
+__all__ = ["Weighted"]
+
+
+@dataclass(frozen=True)
+class Weighted(Likelihood):
+    r"""A likelihood whose observations count with weights: $\sum_n a_n \log p(y_n \mid f_n)$.
+
+    Targets are (y, weights), with the noise scales between them if there are any, as of
+    `Data.weighted`. A weight of 2 has the effect of a row that occurs twice, 0 that of no row.
+
+    Args:
+        likelihood: p(y | f).
+        weights: of the rows of `curvature`, set by `for_targets`.
+
+    Example:
+        >>> from subbayes.likelihoods import Gaussian
+        >>> y, weights = torch.zeros(2), torch.tensor([1.0, 2.0])
+        >>> Weighted(Gaussian(1.0)).log_prob(torch.zeros(2, 1), (y, weights))
+        tensor([-0.9189, -1.8379])
+    """
+
+    likelihood: Likelihood
+    weights: Tensor | None = None
+
+    @property
+    def kind(self) -> Kind:  # type: ignore[override]
+        """The kind of the likelihood."""
+        return self.likelihood.kind
+
+    @property
+    def unweighted(self) -> Likelihood:
+        """The likelihood of new rows."""
+        return self.likelihood
+
+    @property
+    def of_standardized(self) -> Likelihood:
+        """The likelihood of targets from `standardize`."""
+        return replace(self, likelihood=self.likelihood.of_standardized)
+
+    def standardize(self, y: Targets) -> Targets:
+        """Standardised targets with their weights."""
+        targets, weights = _split(y)
+        inner = self.likelihood.standardize(targets)
+        return (*inner, weights) if isinstance(inner, tuple) else (inner, weights)
+
+    def log_prob(self, outputs: Outputs, y: Targets) -> PerPoint:
+        """Weighted log density of each observation, shape (..., N)."""
+        targets, weights = _split(y)
+        return weights.to(outputs.dtype) * self.likelihood.log_prob(outputs, targets)
+
+    def unweighted_log_prob(self, outputs: Outputs, y: Targets) -> PerPoint:
+        """Log density of each observation without its weight, shape (..., N)."""
+        return self.likelihood.log_prob(outputs, _split(y)[0])
+
+    def score(self, outputs: Outputs, y: Targets) -> Outputs:
+        """The weighted score in f, shape (..., N, C)."""
+        targets, weights = _split(y)
+        return weights.to(outputs.dtype)[:, None] * self.likelihood.score(outputs, targets)
+
+    def for_targets(self, y: Targets | None) -> Likelihood:
+        """The likelihood with the weights, and the noise scales, that come with the targets."""
+        if y is None:
+            return self
+        targets, weights = _split(y)
+        return Weighted(self.likelihood.for_targets(targets), weights)
+
+    def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
+        """The curvature in f, weighted after `for_targets`."""
+        found = self.likelihood.curvature(outputs)
+        if self.weights is None:
+            return found
+        return self.weights.to(found)[:, None, None] * found
+
+    def mean(self, outputs: Outputs) -> Moments:
+        """The mean of the likelihood."""
+        return self.likelihood.mean(outputs)
+
+    def variance(self, outputs: Outputs) -> Moments:
+        """The variance of the likelihood."""
+        return self.likelihood.variance(outputs)
+
+    def sample(self, outputs: Outputs, generator: torch.Generator) -> Tensor:
+        """One target per row of outputs."""
+        return self.likelihood.sample(outputs, generator)
+
+    def n_outputs(self, y: Targets) -> int:
+        """Number of network outputs for these targets."""
+        return self.likelihood.n_outputs(_split(y)[0])
+
+    def check_outputs(self, n_outputs: int, y: Targets) -> None:
+        """Raise `InputError` if the outputs do not fit the targets."""
+        self.likelihood.check_outputs(n_outputs, _split(y)[0])
+
+    def check_targets(self, y: Targets) -> None:
+        """Raise `InputError` for targets outside the support, or weights that are not numbers."""
+        targets, weights = _split(y)
+        check_weights(weights)
+        self.likelihood.check_targets(targets)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all parameters of the likelihood have values."""
+        return self.likelihood.is_complete
+
+    def init_parameters(self, y: Targets) -> Float[Tensor, "p"]:
+        """Unconstrained initial values of the parameters, from the targets without weights."""
+        return self.likelihood.init_parameters(_split(y)[0])
+
+    def with_parameters(self, values: Float[Tensor, "p"]) -> Weighted:
+        """The likelihood at unconstrained parameter values."""
+        return replace(self, likelihood=self.likelihood.with_parameters(values))
+
+    def detach(self) -> Weighted:
+        """The likelihood with its parameters as Python numbers."""
+        return replace(self, likelihood=self.likelihood.detach())
+
+    def to_config(self) -> dict[str, Any]:
+        """A description that JSON can hold."""
+        return {"name": "Weighted", "likelihood": self.likelihood.to_config()}
+
+
+def _split(y: Targets) -> tuple[Targets, Tensor]:
+    """Targets, and their weights."""
+    if isinstance(y, Tensor) or len(y) < 2:
+        fail("y", "targets with weights", "targets alone", "Pass Data.of(data).weighted(weights)")
+    return (y[0] if len(y) == 2 else y[:-1]), y[-1]

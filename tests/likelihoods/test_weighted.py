@@ -1,0 +1,218 @@
+"""Weights of observations: integer weights have the effect of repeated rows."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from subbayes import MLP, InputError, Network, Posterior, Training, fit
+from subbayes.curvature.products import Curvature
+from subbayes.data.data import Data
+from subbayes.inference.configuration import Sampling
+from subbayes.inference.laplace.linearised import linearised_laplace
+from subbayes.likelihoods import (
+    Bernoulli,
+    Categorical,
+    Gaussian,
+    HeteroscedasticGaussian,
+    Poisson,
+    Standardized,
+    Weighted,
+    from_config,
+)
+from subbayes.models.estimators import SparseRegressor, SubspaceClassifier, SubspaceRegressor
+from subbayes.sparse.convert import convert
+from subbayes.sparse.training import SparseTraining
+from subbayes.sparse.training import fit as train_sparse
+from subbayes.subspace import FullSubspace
+from subbayes.training.trainer import train
+from subbayes.utils.seeding import fork_rng
+
+N = 8
+COUNTS = torch.tensor([1, 0, 3, 1, 2, 0, 1, 4])
+SAMPLING = Sampling(draws=6, chains=2, progress=False)
+CASES = {
+    "gaussian": (Gaussian(0.5), 1),
+    "standardized": (Standardized(Gaussian(0.5), (3.0,), (2.0,)), 1),
+    "per-observation": (Gaussian("per-observation"), 1),
+    "heteroscedastic": (HeteroscedasticGaussian(0.1), 2),
+    "categorical": (Categorical(), 3),
+    "bernoulli": (Bernoulli(), 1),
+    "poisson": (Poisson(), 1),
+}
+
+
+def build(name):
+    """A network, a likelihood, and data with weights and with repeated rows."""
+    likelihood, outputs = CASES[name]
+    with fork_rng(1):
+        x = torch.randn(N, 3, dtype=torch.float64)
+    y = torch.arange(N) % (3 if name in ("categorical", "poisson") else 2)
+    if likelihood.kind == "regression":
+        y = y + x[:, 0]
+    if name == "per-observation":
+        y = y, torch.linspace(0.5, 1.0, N, dtype=torch.float64)
+    network = Network(MLP(3, (4,), outputs, "tanh", seed=0).double())
+    data = Data.of((x, y))
+    repeated = data.rows(torch.arange(N).repeat_interleave(COUNTS))
+    return network, likelihood, data.weighted(COUNTS), repeated
+
+
+@pytest.fixture(params=CASES)
+def case(request):
+    return build(request.param)
+
+
+def test_density_and_gradient(case):
+    network, likelihood, data, repeated = case
+    space = FullSubspace(network.weights)
+    weighted = Posterior(network, Weighted(likelihood), data, space)
+    reference = Posterior(network, likelihood, repeated, space)
+    z = np.random.default_rng(0).normal(size=(3, network.size))
+    np.testing.assert_allclose(weighted.value(z), reference.value(z), rtol=1e-10)
+    for found, expected in zip(
+        weighted.value_and_grad(z), reference.value_and_grad(z), strict=True
+    ):
+        np.testing.assert_allclose(found, expected, rtol=1e-8, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", ["hessian", "fisher", "empirical-fisher"])
+def test_curvature(case, kind):
+    network, likelihood, data, repeated = case
+    v = torch.linspace(-1, 1, network.size, dtype=torch.float64)
+    found = Curvature(network, Weighted(likelihood), data, kind=kind)
+    expected = Curvature(network, likelihood, repeated, kind=kind)
+    torch.testing.assert_close(found(v), expected(v))
+
+
+@pytest.mark.parametrize("covariance", ["exact", "diagonal", "low-rank"])
+def test_linearised_laplace(case, covariance):
+    network, likelihood, data, repeated = case
+    found = linearised_laplace(network, Weighted(likelihood), data, covariance=covariance)
+    expected = linearised_laplace(network, likelihood, repeated, covariance=covariance)
+    assert float(found.log_marginal_likelihood()) == pytest.approx(
+        float(expected.log_marginal_likelihood()), rel=1e-8
+    )
+
+
+def test_training_in_full_batches():
+    network, likelihood, data, repeated = build("standardized")
+    settings = Training(epochs=30, batch_size=None, clip_norm=None, optimizer="sgd")
+    module = network.module_with()
+    expected = train(module, likelihood, repeated, settings, progress=False)
+    scale = float(COUNTS.sum()) / N  # the weighted mean is over the N rows
+    rate = replace(settings, learning_rate=settings.learning_rate / scale)
+    found = train(module, Weighted(likelihood), data, rate, progress=False)
+    torch.testing.assert_close(found.network.weights, expected.network.weights)
+
+
+def test_noise_is_learned_with_weights():
+    network, _, data, repeated = build("gaussian")
+    outputs = network(network.weights, data.inputs).detach()
+    found = Weighted(Gaussian()).fit_parameters(outputs, data.y)
+    index = torch.arange(N).repeat_interleave(COUNTS)
+    expected = Gaussian().fit_parameters(outputs[index], repeated.y)
+    assert found.likelihood.noise == pytest.approx(expected.noise, rel=1e-5)
+
+
+@pytest.mark.parametrize("inference", ["elliptical-slice", "laplace", "laplace-linearised"])
+def test_fit_takes_weights(inference):
+    network, likelihood, data, repeated = build("gaussian")
+    options = dict(
+        likelihood=likelihood,
+        subspace=FullSubspace(network.weights),
+        inference=inference,
+        sampling=SAMPLING,
+    )
+    found = fit(network.module_with(), data, **options)
+    expected = fit(network.module_with(), repeated, **options)
+    assert found.likelihood is likelihood
+    np.testing.assert_allclose(found.draws.z, expected.draws.z, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(
+        found.predict(data.inputs).mean, expected.predict(data.inputs).mean, rtol=1e-4, atol=1e-5
+    )
+
+
+def test_class_weights():
+    network, likelihood, data, _ = build("categorical")
+    plain = Data.of((data.inputs, data.y[0]))
+    by_row = plain.weighted(torch.tensor([1.0, 2.0, 0.5])[data.y[0]])
+    assert torch.equal(plain.weighted({0: 1, 1: 2, 2: 0.5}).y[1], by_row.y[1].double())
+    balanced = plain.weighted("balanced").y[1]
+    totals = torch.zeros(3, dtype=torch.float64).index_add(0, plain.y, balanced)
+    torch.testing.assert_close(totals, torch.full((3,), N / 3, dtype=torch.float64))
+
+
+def test_estimators_take_sample_weight():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(40, 2))
+    # two targets for each input, of which the weights choose one
+    X, y = np.concatenate([X, X]), np.concatenate([X[:, 0] + 2, X[:, 0] - 2])
+    weights = np.repeat([1.0, 0.0], 40)
+    quick = {"training": {"epochs": 60}, "random_state": 0}
+    small = quick | {"sampling": {"draws": 8, "chains": 2}}
+    for estimator in (SubspaceRegressor(**small), SparseRegressor(**quick)):
+        bias = estimator.fit(X, y, sample_weight=weights).predict(X)[:40] - X[:40, 0]
+        assert bias.mean() == pytest.approx(2.0, abs=0.5)
+    labels = np.repeat([0, 1], 40)
+    model = SubspaceClassifier(**small).fit(X, labels, sample_weight=np.repeat([9.0, 1.0], 40))
+    assert model.predict_proba(X)[:, 0].mean() == pytest.approx(0.9, abs=0.05)
+
+
+def test_sparse_training_takes_weights():
+    network, likelihood, data, _ = build("gaussian")
+    data = Data.of((data.inputs.float(), data.y[0])).weighted(COUNTS)
+    module = convert(network.module_with().float(), seed=0)
+    settings = SparseTraining(epochs=2)
+    found = train_sparse(module, Weighted(likelihood), data, settings, progress=False)
+    assert found.likelihood == likelihood
+
+
+def test_configuration():
+    likelihood = Weighted(Standardized(Gaussian(0.5), (3.0,), (2.0,)))
+    assert from_config(likelihood.to_config()) == likelihood
+
+
+PLAIN = Data.of((torch.zeros(3, 2), torch.tensor([0, 1, 1])))
+
+
+@pytest.mark.parametrize(
+    ("call", "pattern"),
+    [
+        (lambda: PLAIN.weighted([1, 2]), "data and weights: expected the same number of rows, got"),
+        (
+            lambda: PLAIN.weighted([1, 2, -1]),
+            "weights: expected one finite number of at least 0 fo",
+        ),
+        (lambda: PLAIN.weighted([1, 2, np.nan]), "weights: expected one finite number of at lea"),
+        (lambda: PLAIN.weighted([0, 0, 0]), "weights: expected a weight above 0, got zeros only"),
+        (
+            lambda: PLAIN.weighted({0: 1.0}),
+            "weights: expected a weight for each class, got none fo",
+        ),
+        (lambda: PLAIN.weighted("even"), "weights: expected one of 'balanced', got 'even'"),
+        (lambda: PLAIN.weighted([1, 1, 1]).weighted([1, 1, 1]), "data: .* got weights already"),
+        (
+            lambda: linearised_laplace(
+                Network(MLP(2, (), 2, seed=0)),
+                Weighted(Categorical()),
+                PLAIN.weighted([1, 2, 1]),
+                covariance="kfac",
+            ),
+            "covariance: expected one that takes weights of observations, got 'kfac'. Use covaria",
+        ),
+        (
+            lambda: train(MLP(2, (), 2, seed=0), Weighted(Categorical()), PLAIN),
+            "y: expected targets with weights, got targets alone",
+        ),
+        (
+            lambda: SubspaceRegressor().fit(np.eye(3), [1.0, 2.0, 4.0], [1.0, -1.0, 2.0]),
+            "weights: expected one finite number of at least 0 for each row, got -1",
+        ),
+    ],
+)
+def test_bad_weights_are_one_line(call, pattern):
+    with pytest.raises(InputError, match=pattern) as error:
+        call()
+    assert "\n" not in str(error.value)

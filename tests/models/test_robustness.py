@@ -1,0 +1,140 @@
+"""Pickling, other default dtypes, and bad input of `fit`, estimators and figures in one line."""
+
+import copy
+import pickle
+from inspect import signature
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from subbayes import MLP, InputError, InputTypeError, Training, fit, load, plots
+from subbayes.data.encoder import TabularEncoder
+from subbayes.inference.configuration import Sampling
+from subbayes.models.data_frame_model import DataFrameModel
+from subbayes.models.estimators import SparseRegressor, SubspaceClassifier, SubspaceRegressor
+from subbayes.subspaces.pca import PCA
+from subbayes.utils.seeding import derive_seed, fork_rng
+
+TRAINING, SAMPLING = Training(epochs=2, swa_epochs=4), Sampling(draws=8, chains=2, progress=False)
+SMALL = {"training": {"epochs": 2, "swa_epochs": 5}, "sampling": {"draws": 8, "chains": 2}}
+X = np.linspace(-1, 1, 60).reshape(20, 3)
+Y = np.sin(X[:, 0])
+DATA = torch.from_numpy(X).float(), torch.from_numpy(Y)
+
+
+def small_fit(data=DATA, **options):
+    options = {"subspace": PCA(2), "training": TRAINING, "sampling": SAMPLING} | options
+    return fit(MLP(3, (4,), 1, seed=0), data, **options)
+
+
+def test_copies_of_a_fitted_model():
+    model = small_fit()
+    z = model.draws.z[0]
+    for other in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
+        np.testing.assert_array_equal(other.predict(DATA[0]).mean, model.predict(DATA[0]).mean)
+        np.testing.assert_array_equal(other.posterior.value(z), model.posterior.value(z))
+    assert model.posterior.with_temperature(2.0)._tracers is model.posterior._tracers
+
+
+@pytest.fixture
+def double():
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("estimator", [SubspaceRegressor, SubspaceClassifier, SparseRegressor])
+def test_estimators_under_float64(double, estimator):
+    y = (Y > 0) if estimator is SubspaceClassifier else Y
+    settings = SMALL if estimator is not SparseRegressor else {"training": {"epochs": 2}}
+    model = estimator(random_state=0, **settings).fit(X, y)
+    double_prediction = model.predict(X)
+    torch.set_default_dtype(torch.float32)
+    np.testing.assert_allclose(model.predict(X), double_prediction, rtol=1e-5, atol=1e-7)
+
+
+class Rows(IterableDataset):
+    def __iter__(self):
+        return zip(*DATA, strict=True)
+
+
+def test_iterable_dataset_equals_its_loader():
+    training = Training(epochs=2, swa_epochs=4, batch_size=7)
+    loaded = small_fit(DataLoader(Rows(), batch_size=7), training=training)
+    model = small_fit(Rows(), training=training)
+    np.testing.assert_array_equal(model.draws.z, loaded.draws.z)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("call", "pattern"),
+    [
+        (lambda: small_fit(inference=lambda *_: None), "inference: expected a function that retur"),
+        (lambda: small_fit(validation="nonsense"), "validation: .* temperature=1.0 uses no held-o"),
+        (lambda: small_fit(validation=DATA, temperature="loo"), "validation: .*temperature='loo'"),
+        (lambda: small_fit(subspace=None), "subspace: expected a name, .*got NoneType"),
+        (lambda: Training(optimizer="foo"), "optimizer: expected one of 'adam', 'sgd', got 'foo'"),
+        (lambda: Sampling(seed=2**70), r"seed: expected a whole number below 2\*\*63, got 1180591"),
+        (lambda: derive_seed(2**63), r"seed: expected a whole number below 2\*\*63"),
+        (lambda: fork_rng(2**63).__enter__(), r"seed: expected a whole number below 2\*\*63"),
+        (lambda: MLP(3, (1,), 1, seed=2**63), r"seed: expected a whole number below 2\*\*63"),
+        (
+            lambda: MLP(3, (10**6, 10**6), 1),
+            "hidden: expected 1,000,006,000,001 weights for 100000",
+        ),
+        (lambda: load(3), "path: expected a path, got int"),
+        (lambda: load("a" * 300), "path: .*File name too long"),
+        (lambda: plots.trace(None), "draws: expected something to draw, got NoneType"),
+        (lambda: plots.bands(None, X), "predictive: expected something to draw, got NoneType"),
+    ],
+)
+def test_bad_input_is_one_line(call, pattern):
+    with pytest.raises((InputError, InputTypeError), match=pattern) as error:
+        call()
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_every_figure_refuses_none():
+    for name in set(plots.__all__) - {"grid"}:
+        function = getattr(plots, name)
+        required = [p for p in signature(function).parameters.values() if p.default is p.empty]
+        with pytest.raises(InputTypeError, match="expected something to draw, got NoneType"):
+            function(*[None for _ in required])
+
+
+TABLE = pd.DataFrame(X, columns=list("abc")).assign(y=Y)
+TWICE = TABLE.set_axis(["a", "a", "c", "y"], axis=1)
+MISSING = "y: expected no missing targets, got 1 missing .first in row 19."
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("call", "pattern"),
+    [
+        (lambda: DataFrameModel.fit(pd.DataFrame(), "y"), "X: .* 0 rows and 0 columns"),
+        (lambda: DataFrameModel.fit(TWICE, "y"), "X: .*several named 'a'. Rename them"),
+        (lambda: DataFrameModel.fit(TABLE, 3), "target: expected one of the columns"),
+        (lambda: SubspaceRegressor().fit(pd.DataFrame(), []), "X: .*0 rows and 0 columns"),
+        (lambda: SubspaceRegressor().fit(TWICE[["a"]], Y), "X: .*several named 'a'. Rename them"),
+        (
+            lambda: TabularEncoder(missing="impute").fit(TABLE.assign(b=np.nan, c=None)),
+            "X: expected values to impute from in each column, got missing ones only in 'b', 'c'",
+        ),
+        *[
+            (lambda y=y: SubspaceClassifier().fit(X, y), MISSING)
+            for y in (
+                ["u", "v"] * 9 + ["u", float("nan")],
+                np.array(["u", "v"] * 9 + ["u", None], dtype=object),
+                pd.Series(["u", "v"] * 9 + ["u", None], dtype="string"),
+            )
+        ],
+    ],
+)
+def test_bad_tables_are_one_line(call, pattern):
+    with pytest.raises(InputError, match=pattern) as error:
+        call()
+    assert "\n" not in str(error.value)
