@@ -167,7 +167,9 @@ def test_csr_layers_become_dense_for_onnx():
 @pytest.mark.skipif(find_spec("onnx") is not None, reason="onnx is installed")
 def test_missing_onnx_is_named(tmp_path):
     _, whole = network()
-    with pytest.raises(ImportError, match="to_onnx needs the package onnx: pip install onnx"):
+    with pytest.raises(
+        ImportError, match="to_onnx needs the package onnx: pip install .subbayes.onnx"
+    ):
         whole.export().to_onnx(tmp_path / "small.onnx", INPUTS)
 
 

@@ -214,7 +214,7 @@ class SmallNetwork:
                 example, or its `forward` does not list the names of a dict.
         """
         if find_spec("onnx") is None:
-            raise ImportError("to_onnx needs the package onnx: pip install onnx")
+            raise ImportError("to_onnx needs the package onnx: pip install 'subbayes[onnx]'")
         import onnx
 
         file = _new_file(path, overwrite)
