@@ -160,6 +160,9 @@ def rebuild(
 ) -> WeightSamples:
     """Rebuild weight vectors from their artifact; see `subbayes.load`."""
     weights = tensors["weights"]
+    if (n := len(facts["likelihoods"])) not in (1, len(weights)):
+        fail("path", f"likelihoods for {len(weights)} weight vectors, or one for all", n,
+             "The artifact is damaged: write it again")  # fmt: skip
     network = network_from(tensors, facts["network"], weights[0], module, output)
     buffers = [strip_prefix(f"buffers.{s}", tensors) for s in range(len(weights))]
     return WeightSamples(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -259,8 +259,9 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
         check_choice("missing", self.missing, ("error", "impute"))
         check_count("max_categories", self.max_categories, 2)
         for argument in ("missing_values", "categorical"):
-            if isinstance(getattr(self, argument), str):
-                fail(argument, "a list", repr(getattr(self, argument)), "Put it in brackets")
+            value = getattr(self, argument)
+            if isinstance(value, (str, Mapping)) or not isinstance(value, Collection):
+                fail(argument, "a list", repr(value)[:60], "Put it in brackets")
 
     def _typed(
         self, frame: pd.DataFrame, fitted_levels: Mapping[str, Any] | None = None

@@ -457,6 +457,10 @@ def rebuild(
     )
 
 
+_LARGEST = {"log_mean": 40.0, "log_raw_sd": 5.0, "shared_mean": 40.0, "shared_raw_sd": 5.0}
+"""Limits of parameters of which predictions take the exponential; of others they take squares."""
+
+
 def _check_state(module: nn.Module, state: Mapping[str, Tensor]) -> None:
     """Check that saved tensors are those of a module, which needs no memory on the device meta."""
     own = module.state_dict()
@@ -467,4 +471,8 @@ def _check_state(module: nn.Module, state: Mapping[str, Tensor]) -> None:
         )
         if expected != got:
             fail("path", f"the shape {expected} of 'state.{name}'", got,
+                 "The artifact is damaged: write it again")  # fmt: skip
+        limit = _LARGEST.get(name.rpartition(".")[2], 1e18)
+        if state[name].is_floating_point() and bool((state[name].abs() > limit).any()):
+            fail("path", f"numbers up to {limit:g} in 'state.{name}'", "larger ones",
                  "The artifact is damaged: write it again")  # fmt: skip

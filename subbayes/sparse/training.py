@@ -384,6 +384,7 @@ def _fits(saved: Any, optimizer: torch.optim.Optimizer) -> bool:
     return isinstance(state, dict) and all(
         key in range(len(shapes))
         and isinstance(values, dict)
+        and values.keys() == {"step", "exp_avg", "exp_avg_sq"}
         and all(isinstance(t, Tensor) and t.shape in ((), shapes[key]) for t in values.values())
         for key, values in state.items()
     )
@@ -462,7 +463,10 @@ class _Checkpoint:
                 "Delete it to start again, or choose another path",
             )
         state = {name: tensors[name] for name in ("likelihood", "order", "noise")}
-        optimizer = join_tensors(tensors, facts["optimizer"])
+        try:
+            optimizer = join_tensors(tensors, facts["optimizer"])
+        except KeyError:
+            optimizer = None
         assert isinstance(task, TrainableSparseNetwork)
         wrong = task.misfit(tensors, optimizer)
         if wrong is not None:

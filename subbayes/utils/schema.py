@@ -116,14 +116,14 @@ def number(
     def check(value: Any, where: str, sizes: Sizes) -> None:
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             _fail(where, "a number", value)
-        if not finite and not math.isfinite(value):
-            return
         try:
             real = float(value)
         except OverflowError:
-            real = math.inf
+            _fail(where, "a number within the range of float64", value)
         if not math.isfinite(real):
-            _fail(where, "a finite number", value)
+            if finite:
+                _fail(where, "a finite number", value)
+            return
         if not (low <= real and above < real < below):
             _fail(where, f"a number {words}", value)
 

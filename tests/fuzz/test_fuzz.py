@@ -10,6 +10,8 @@ import pytest
 
 from fuzz.campaign import Campaign
 from fuzz.models import MODELS
+from fuzz.mutations import forgeries
+from subbayes import InputError
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits memory by /proc")
 QUICK = ["samples", "laplace-subspace", "small-dense", "small-csr", "sampling-checkpoint"]
@@ -28,6 +30,27 @@ def test_damaged_and_forged_artifacts_are_refused_or_predict(tmp_path: Path, nam
     assert sum(campaign.counts.values()) == 40 * len(names)
     refused = sum(n for key, n in campaign.counts.items() if key[2] == "refused")
     assert refused > 20 * len(names)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("name", "label"),
+    [
+        ("temperature-scaled", "facts/model/facts/likelihoods/2 removed"),
+        ("small-dense", "tensor 5.weight a column less"),
+        ("data-frame-sparse", "facts/encoder/options/missing_values = -1"),
+        ("data-frame", "facts/model/facts/history/swa/learning_rate/0 = long int"),
+        ("sparse-checkpoint", "tensor optimizer.state.16.exp_avg_sq removed"),
+        ("sparse-horseshoe", "tensor state.layers.0.log_mean [0] = 1e+30"),
+    ],
+)
+def test_forgeries_that_campaigns_have_found(tmp_path: Path, name: str, label: str):
+    MODELS[name].make(tmp_path / name)
+    (case,) = [case for case in forgeries(tmp_path / name) if case.label == label]
+    case.write(tmp_path / "forged")
+    with pytest.raises(InputError) as caught:
+        MODELS[name].use(tmp_path / "forged")
+    assert "\n" not in str(caught.value)
 
 
 def test_campaigns_notice_crashes_hangs_and_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

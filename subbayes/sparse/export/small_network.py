@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeGuard
 
 import torch
 from jaxtyping import Float
@@ -22,7 +22,7 @@ from subbayes.data.data import check_rows, named_leaves, to_device, to_inputs
 from subbayes.networks.layer_kinds import BATCH_NORMS
 from subbayes.networks.network import arguments
 from subbayes.networks.tracing.private_torch import is_traced
-from subbayes.sparse.dependency_graph import DataFlow
+from subbayes.sparse.dependency_graph import DataFlow, edges
 from subbayes.sparse.export.tiled_layers import TiledLinear, use_tiles
 from subbayes.sparse.kernels import BagIndices, check_csr, csr_tensor, sparse_linear
 from subbayes.sparse.module_surgery import LAYERS, replace_layer
@@ -333,6 +333,9 @@ def rebuild(
     made, tensors = copy.deepcopy(module).eval(), dict(tensors)
     flow = DataFlow.of(made, facts["layouts"])
     owners = dict(made.named_modules())
+    own_sizes = {
+        name: layer.weight.shape[:2] for name, layer in owners.items() if _has_units(layer)
+    }
     mismatched = sorted(facts["layouts"].keys() - owners.keys())
     for name in (
         () if mismatched else [n for n, layout in facts["layouts"].items() if layout == "csr"]
@@ -357,6 +360,7 @@ def rebuild(
         owner, _, last = name.rpartition(".")
         _assign(owners[owner], last, value)
     _check_units(made, facts["units"])
+    _check_inputs(made, module, own_sizes)
     if "csr" in facts["layouts"].values():
         flow.work_in_place(made)
         made = use_tiles(made) if flow.is_rowwise else made
@@ -412,6 +416,31 @@ def _check_units(module: nn.Module, units: dict[str, list[int]]) -> None:
             got = f"dtypes {sorted(map(str, dtypes))}, {sorted(lengths)} units"
             fail_artifact("path", f"one dtype and number of units in layer {name[:60]!r}", got,
                           "The artifact is damaged: write it again")  # fmt: skip
+
+
+def _has_units(layer: nn.Module) -> TypeGuard[nn.Linear]:
+    """Whether a layer is a linear or convolutional one."""
+    return isinstance(layer, (*LAYERS, CsrLinear))
+
+
+def _check_inputs(made: nn.Module, module: nn.Module, sizes: dict[str, torch.Size]) -> None:
+    """Check that each layer reads as many numbers as the one before it returns.
+
+    Args:
+        made: the small network.
+        module: the module as it was passed.
+        sizes: units and inputs of its layers.
+    """
+    small = {
+        name: layer.weight.shape[:2] for name, layer in made.named_modules() if _has_units(layer)
+    }
+    for edge in edges(module, sizes):
+        if edge.source in small and edge.reader in small:
+            units, inputs = small[edge.source][0], small[edge.reader][1]
+            if inputs * sizes[edge.source][0] != units * sizes[edge.reader][1]:
+                expected = f"inputs for the {units} units of layer {edge.source[:60]!r}"
+                got = f"{inputs} inputs in layer {edge.reader[:60]!r}"
+                fail_artifact("path", expected, got, "The artifact is damaged: write it again")
 
 
 def _with_csr(module: nn.Module, name: str, tensors: dict[str, Tensor]) -> nn.Module:
