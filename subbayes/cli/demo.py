@@ -1,4 +1,4 @@
-"""`subbayes demo`: fit, compare and report on bundled data, in a minute or two."""
+"""`subbayes demo`: five short studies on bundled and simulated data, with one report."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def demo(
     seed: Annotated[int, typer.Option(help="The same seed gives the same result.")] = 0,
     console: Console,
 ) -> None:
-    """Compare six methods on scikit-learn's diabetes data, and write a report.
+    """Show what a posterior adds, in five short studies, and write a report.
 
-    Trains a small network, samples the posterior in the PCA subspace of its trajectory, and
-    prints one table with MAP, SWA, SWAG, a deep ensemble and a random subspace. It takes a
-    minute or two on two cores.
+    Compares six methods on a table, draws the uncertainty between and beyond the data of one
+    input, lets a classifier of digits abstain, estimates an effect beside a network, and exports
+    the small network of a sparse posterior. It takes a minute or two on two cores.
     """
     from subbayes.cli.demonstration import run
 

@@ -26,6 +26,7 @@ from subbayes.predictions.predictive import Predictive
 from subbayes.training.configuration import Training
 from subbayes.training.pipeline import Trained
 from subbayes.utils.checks import fail_type
+from subbayes.utils.text_table import text_table
 from subbayes.utils.types import Targets
 
 __all__ = [
@@ -139,16 +140,7 @@ class Comparison:
     def to_text(self) -> str:
         """The table of scores in plain text, for a terminal."""
         head, cells = self.cells([name for name in SCORE_HEADINGS if name != "interval_width"])
-        rows = [head, *cells]
-        widths = [max(len(row[j]) for row in rows) for j in range(len(rows[0]))]
-        lines = [
-            "  ".join(
-                cell.rjust(width) if j else cell.ljust(width)
-                for j, (cell, width) in enumerate(zip(row, widths, strict=True))
-            )
-            for row in rows
-        ]
-        return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
+        return text_table(head, cells)
 
     def __repr__(self) -> str:
         return f"Comparison({', '.join(self.table['method'])})"

@@ -217,7 +217,8 @@ def selective_accuracy(
     order = np.argsort(-predictive.probabilities.max(1), kind="stable")
     count = np.arange(1, len(order) + 1)
     ax = new_axes(ax)
-    accuracy, color = np.cumsum(right[order]) / count, None if ax.lines else BLUE
+    accuracy = np.cumsum(right[order]) / count
+    color = f"C{len(ax.lines)}" if ax.lines else BLUE
     ax.step(count / len(order), accuracy, where="post", linewidth=1.8, label=label, color=color)
     ax.set_xlim(0, 1)
     what = "accuracy among them"

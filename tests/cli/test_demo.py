@@ -2,8 +2,8 @@
 
 import dataclasses
 import json
-import re
 import shutil
+import warnings
 from contextlib import redirect_stderr, redirect_stdout
 from functools import partial
 from io import StringIO
@@ -13,12 +13,14 @@ import pandas as pd
 import pytest
 import torch
 from cases import nested, training_options
-from sklearn.datasets import load_diabetes
-from sklearn.linear_model import LinearRegression
+from scipy import stats
 
 import subbayes
 from subbayes import InputError, subspaces
 from subbayes.cli import demonstration as demo
+from subbayes.cli.demonstration import digits, methods
+from subbayes.cli.demonstration.section import Effort
+from subbayes.cli.demonstration.small_network import HIDDEN
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.tempering import choose_temperature
 from subbayes.models.data_frame_model import DataFrameModel
@@ -28,13 +30,21 @@ from subbayes.utils.overwritable_files import OverwritableFiles
 
 pytestmark = pytest.mark.usefixtures("unchecked")  # long runs; see test_annotations
 
-SMALL = demo.SETTINGS.change(
-    nested(hidden=(5,), rank=2, epochs=4, swa_epochs=5, draws=20, chains=2, warmup=5)
+SMALL = Effort(
+    demo.EFFORT.settings.change(
+        nested(hidden=(5,), rank=2, epochs=4, swa_epochs=5, draws=20, chains=2, warmup=5)
+    ),
+    scales=(0.3, 1.0),
+    members=2,
+    epochs=5,
+    effects=Sampling(draws=20, chains=2, warmup=20),
 )
 
 
 def small(out, seed=0, **options):
-    return demo.run(out, seed, False, settings=SMALL, scales=(0.3, 1.0), members=2, **options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # short chains do not mix
+        return demo.run(out, seed, False, effort=SMALL, **options)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -75,61 +85,80 @@ def test_demo_writes_exactly_the_listed_files(done):
 
 
 def test_scores_agree_in_all_files(done):
-    table = done.comparison.table
+    table = done.methods.comparison.table
     assert table.index.tolist() == ["map", "swa", "swag", "ensemble", "pca", "random"]
     read = pd.read_csv(done.folder / "scores.csv")
     pd.testing.assert_frame_equal(read, table.reset_index(drop=True))
     facts = json.loads((done.folder / "scores.json").read_text())
-    assert [row["rmse"] for row in facts["scores"]] == table["rmse"].tolist()
-    assert facts["prior_scale"] == done.prior_scale
+    assert [row["rmse"] for row in facts["methods"]["scores"]] == table["rmse"].tolist()
+    assert facts["methods"]["prior_scale"] == done.methods.prior_scale
     report = (done.folder / "report.html").read_text(encoding="utf-8")
     for value in table["log_likelihood"]:
-        assert f"<td>{value:.3f}</td>" in report or f'<td class="best">{value:.3f}</td>' in report
+        assert f">{value:.3f} ± " in report
+    for section in done.sections:
+        assert f"<h2>{section.title}</h2>" in report
 
 
 def test_predictions_come_from_the_saved_model(done):
     model = DataFrameModel.load(done.folder / "model")
     test = pd.read_csv(done.folder / "test.csv")
     read = pd.read_csv(done.folder / "predictions.csv")
-    np.testing.assert_array_equal(read.pop("observed"), test["progression"])
+    np.testing.assert_allclose(read.pop("observed"), test["y"], rtol=1e-12)
     pd.testing.assert_frame_equal(read, model.frame(test), rtol=1e-5)
     plain = subbayes.load(done.folder / "model")
-    np.testing.assert_array_equal(plain.model.draws.z, done.comparison.models["pca"].draws.z)
+    np.testing.assert_array_equal(plain.model.draws.z, done.methods.model.model.draws.z)
 
 
-def test_split_contains_each_row_once(done):
-    parts = [pd.read_csv(done.folder / f"{name}.csv") for name in ("train", "validation", "test")]
-    assert [len(part) for part in parts] == [265, 88, 89]
-    whole = load_diabetes(as_frame=True, scaled=False).frame.to_numpy()
-    rows = np.concatenate([part.to_numpy() for part in parts])
-    np.testing.assert_allclose(rows[np.lexsort(rows.T)], whole[np.lexsort(whole.T)])
+def test_rows_are_those_of_the_problem(done):
+    rows = [pd.read_csv(done.folder / f"{name}.csv") for name in ("train", "validation", "test")]
+    assert [len(part) for part in rows] == [150, 100, 1000]
+    whole = pd.concat(rows, ignore_index=True)
+    x = whole[[f"x{i}" for i in range(1, 11)]].to_numpy().T
+    mean = 10 * np.sin(np.pi * x[0] * x[1]) + 20 * (x[2] - 0.5) ** 2 + 10 * x[3] + 5 * x[4]
+    noise = whole["y"] - mean
+    assert noise.std() == pytest.approx(methods.NOISE, abs=0.06)
+    best = stats.norm.logpdf(noise[-1000:], 0, methods.NOISE).mean()
+    assert done.methods.rows.true_log_likelihood == pytest.approx(best)
 
 
-def test_linear_rmse_equals_scikit_learn(done):
-    train, test = (pd.read_csv(done.folder / f"{name}.csv") for name in ("train", "test"))
-    line = LinearRegression().fit(train.drop(columns="progression"), train["progression"])
-    error = line.predict(test.drop(columns="progression")) - test["progression"]
-    assert done.linear_rmse == pytest.approx(np.sqrt(np.mean(error**2)))
-
-
-def test_table_goes_to_stdout_and_steps_to_stderr(done, said):
+def test_tables_go_to_stdout_and_steps_to_stderr(done, said):
     out, err = (text.getvalue() for text in said)
-    assert out.strip() == done.to_text()
-    for name in done.comparison.table["method"]:
-        assert re.search(rf"^{re.escape(name)} ", out, re.MULTILINE)
-    assert "[1/4]" in err
+    for section in done.sections:
+        assert section.to_text() in out
+    assert "[1/6]" in err
     assert "report.html in a browser" in err
     assert "subbayes fit YOUR.csv" in err
 
 
-def test_temperature_plot_needs_a_chosen_temperature(done):
-    assert set(demo._plots_of(done)) == set(demo.PLOTS)
-    fitted = done.model.model
-    plain = dataclasses.replace(fitted, settings=fitted.settings | {"temperatures": None})
-    model = dataclasses.replace(done.model, model=plain)
-    assert set(demo._plots_of(dataclasses.replace(done, model=model))) == (
-        set(demo.PLOTS) - {"temperature"}
-    )
+def test_small_network_is_that_of_the_file(done):
+    network = subbayes.MLP(10, HIDDEN, 1, "tanh")
+    small_one = subbayes.load(done.folder / "small.safetensors", network)
+    facts = done.to_dict()["sparse"]["the small network"]
+    numbers = sum(p.numel() for p in small_one.module.parameters())
+    assert facts["numbers"] <= numbers or numbers == 0
+    x, y = done.methods.rows.encoded(done.methods.rows.test)
+    train = done.methods.rows.encoded(done.methods.rows.train)[1]
+    with torch.no_grad():
+        mean = small_one.module(torch.from_numpy(x))[:, 0].double().numpy()
+    error = mean * train.std() + train.mean() - y
+    assert facts["rmse"][0] == pytest.approx(np.sqrt(np.mean(error**2)), rel=1e-5)
+
+
+def test_unseen_digits_are_in_no_other_part():
+    parts = digits._Digits.split(0)
+    assert [len(part[1]) for part in (parts.train, parts.validation)] == [100, 200]
+    assert set(parts.unseen[1]) == {8, 9}
+    for part in (parts.train, parts.validation, parts.test):
+        assert set(part[1]) == set(range(8))
+    images = np.concatenate([part[0] for part in (parts.train, parts.validation, parts.test)])
+    assert len(images) + len(parts.unseen[0]) == 1797
+
+
+def test_rotation_by_a_right_angle_moves_pixels():
+    images = np.random.default_rng(0).random((3, 64), dtype=np.float32)
+    expected = np.rot90(images.reshape(-1, 8, 8), 1, axes=(1, 2)).reshape(3, 64)
+    np.testing.assert_allclose(digits._rotate(images, 90), expected, atol=1e-6)
+    np.testing.assert_array_equal(digits._rotate(images, 0), images)
 
 
 def test_number_of_threads_is_restored():
@@ -146,27 +175,28 @@ def test_number_of_threads_is_restored():
 # --- choices ------------------------------------------------------------------------------------
 
 
-def test_choices_do_not_depend_on_test_rows(done):
-    rows = demo._Rows.of(0)
-    lied = rows.test.assign(progression=rows.test["progression"].to_numpy()[::-1] * 3)
+def test_choices_do_not_depend_on_test_rows(done, monkeypatch):
+    rows = methods.Rows.simulate(0)
+    lied = rows.test.assign(y=rows.test["y"].to_numpy()[::-1] * 3)
     other = dataclasses.replace(rows, test=lied)
-    scale = demo._prior_scale(other, SMALL, (0.3, 1.0), False)
-    assert scale == done.prior_scale
-    settings = SMALL.change({"training.prior_scale": scale})
-    comparison = demo._compare(other, settings, 2, False)
+    monkeypatch.setattr(methods.Rows, "simulate", lambda seed: other)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        again = methods.compare(0, SMALL, False)
+    assert again.prior_scale == done.methods.prior_scale
     for key in ("pca", "random"):
         np.testing.assert_array_equal(
-            comparison.models[key].draws.z, done.comparison.models[key].draws.z
+            again.comparison.models[key].draws.z, done.methods.comparison.models[key].draws.z
         )
 
 
 def test_prior_scale_maximises_validation_log_likelihood(done):
-    rows = demo._Rows.of(0)
+    rows = methods.Rows.simulate(0)
     x, y = rows.encoded(rows.validation)
     data, likelihood = rows.encoded(rows.train), rows.likelihood()
-    module = demo.make_module(SMALL, likelihood, *data)
+    module = methods.make_module(SMALL.settings, likelihood, *data)
     scores = {}
-    for scale in (0.3, 1.0):
+    for scale in SMALL.scales:
         result = subbayes.training.train(
             module,
             likelihood,
@@ -174,21 +204,20 @@ def test_prior_scale_maximises_validation_log_likelihood(done):
             **training_options(
                 epochs=5,
                 prior_scale=scale,
-                learning_rate=SMALL.training.learning_rate,
+                learning_rate=SMALL.settings.training.learning_rate,
                 batch_size=64,
             ),
         )
         outputs = result.network(result.network.weights, torch.from_numpy(x))[None]
         predictive = subbayes.Predictive(outputs, result.likelihood)
         scores[scale] = predictive.log_prob(y).mean()
-    assert done.prior_scale == max(scores, key=scores.get)
+    assert done.methods.prior_scale == max(scores, key=scores.get)
 
 
 def test_encoding_is_learned_from_the_training_part():
-    rows = demo._Rows.of(0)
+    rows = methods.Rows.simulate(0)
     x, _ = rows.encoded(rows.train)
-    numbers = x[:, x.std(0) > 0]
-    np.testing.assert_allclose(numbers.mean(0), 0, atol=1e-5)
+    np.testing.assert_allclose(x.mean(0), 0, atol=1e-5)
     assert abs(rows.encoded(rows.test)[0].mean(0)).max() > 0.01
 
 
@@ -203,7 +232,9 @@ def test_rerun_keeps_other_files_in_the_folder(done, tmp_path, capsys):
     assert capsys.readouterr() == ("", "")
     assert mine.read_bytes() == b"mine"
     same = ["log_likelihood", "rmse", "crps", "coverage"]
-    pd.testing.assert_frame_equal(again.comparison.table[same], done.comparison.table[same])
+    pd.testing.assert_frame_equal(
+        again.methods.comparison.table[same], done.methods.comparison.table[same]
+    )
     report = tmp_path / "report.html"
     report.write_text("my own remarks")
     message = r"out: expected a folder .* got '.*report.html', which was changed since\. Move it"
@@ -214,7 +245,7 @@ def test_rerun_keeps_other_files_in_the_folder(done, tmp_path, capsys):
 
 def test_existing_file_of_the_same_name_is_refused_before_fitting(tmp_path, monkeypatch):
     (tmp_path / "scores.csv").write_text("theirs")
-    monkeypatch.setattr(demo, "_compare", lambda *_: pytest.fail("started"))
+    monkeypatch.setattr(demo, "compare", lambda *_: pytest.fail("started"))
     with pytest.raises(InputError, match="scores.csv', which was not written by it"):
         small(tmp_path, show=False)
     assert (tmp_path / "scores.csv").read_text() == "theirs"

@@ -1,0 +1,33 @@
+"""Tables in plain text, for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+__all__ = ["text_table"]
+
+
+def text_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Aligned columns, the first to the left and the others to the right, below a rule.
+
+    Args:
+        head: names of the columns.
+        rows: cells.
+
+    Example:
+        >>> print(text_table(["method", "RMSE"], [["MAP", "1.25"], ["SWA", "12.5"]]))
+        method  RMSE
+        ------------
+        MAP     1.25
+        SWA     12.5
+    """
+    cells = [list(head), *map(list, rows)]
+    widths = [max(len(row[j]) for row in cells) for j in range(len(head))]
+    lines = [
+        "  ".join(
+            cell.rjust(width) if j else cell.ljust(width)
+            for j, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in cells
+    ]
+    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
