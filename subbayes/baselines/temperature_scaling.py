@@ -114,7 +114,7 @@ def rebuild_scaled(
 ) -> TemperatureScaled:
     """Rebuild a scaled predictor from its artifact; `options` are those of the base."""
     base = rebuild(facts["model"]["kind"], tensors, facts["model"]["facts"], options)
-    return TemperatureScaled(base, facts["temperature"])
+    return TemperatureScaled(base, float(facts["temperature"]))
 
 
 @dataclass(frozen=True)

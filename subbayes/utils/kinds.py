@@ -173,9 +173,9 @@ def _laplace_tensors(facts: dict[str, Any]) -> dict[str, TensorRule]:
     forms = {
         "dual": {"matrix": _matrix("m", "m")},
         "primal": {"matrix": _matrix("D", "D")},
-        "diagonal": {"squares": _matrix("D")},
-        "low-rank": {"values": _matrix("r"), "vectors": _matrix("r", "D")},
-        "kfac": {"diagonal": _matrix("D")},
+        "diagonal": {"squares": _matrix("D", values="variance")},
+        "low-rank": {"values": _matrix("r", values="variance"), "vectors": _matrix("r", "D")},
+        "kfac": {"diagonal": _matrix("D", values="variance")},
         "subspace": {"matrix": _matrix(k, k), "metric": _matrix(k, k)},
     }
     if facts["form"] == "kfac":

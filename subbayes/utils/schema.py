@@ -280,8 +280,8 @@ def array(
 
     Args:
         *dims: its dimensions, sizes or names of sizes; None for any shape.
-        values: "real" for floating numbers, "whole", "index" for whole numbers of at least 0,
-            "flag" for booleans, or "any".
+        values: "real" for floating numbers, "variance" for those of at least 0, "whole", "index"
+            for whole numbers of at least 0, "flag" for booleans, or "any".
         finite: refuse NaN and infinities.
         dtype: of floating numbers, e.g. "float64", or a name for that of several tensors.
     """
@@ -299,7 +299,7 @@ def array(
                     raise SchemaError(where, f"{dim} = {size} in its shape", f"shape {shape}")
         kind = "real" if tensor.is_floating_point() else "whole"
         kind = "flag" if tensor.dtype == torch.bool else kind
-        expected = "whole" if values == "index" else values
+        expected = {"index": "whole", "variance": "real"}.get(values, values)
         if expected not in ("any", kind):
             _fail(where, f"{expected} numbers" if expected != "flag" else "flags", kind)
         if dtype and kind == "real":
@@ -309,8 +309,10 @@ def array(
                 raise SchemaError(where, f"numbers of {wanted}", str(tensor.dtype))
         if kind == "real" and finite and not bool(torch.isfinite(tensor).all()):
             raise SchemaError(where, "finite numbers", "NaN or infinite ones")
-        if values == "index" and tensor.numel() and int(tensor.min()) < 0:
-            raise SchemaError(where, "whole numbers of at least 0", str(int(tensor.min())))
+        if values in ("index", "variance") and tensor.numel() and tensor.min().item() < 0:
+            raise SchemaError(
+                where, f"{expected} numbers of at least 0", f"{tensor.min().item():g}"
+            )
 
     return check
 

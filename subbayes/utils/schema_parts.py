@@ -63,7 +63,7 @@ def _numbers(low: float = -math.inf) -> Rule:
     """A number whose square is finite in float32, or lists of them up to three levels deep."""
     rule = single = number(max(low, -1e18), below=1e18)
     for _ in range(3):
-        rule = one_of("numbers in a finite range", single, list_of(rule))
+        rule = one_of("numbers in a finite range", single, list_of(rule, least=1))
     return rule
 
 

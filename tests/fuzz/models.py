@@ -205,7 +205,7 @@ def _resume_sampling(path: Path) -> Arrays:
     draws = EllipticalSlice().sample(
         posterior, draws=4, warmup=2, chains=2, checkpoint=path, progress=False
     )
-    return [draws.z, *draws.stats.values()]
+    return [draws.z, *map(np.nan_to_num, draws.stats.values())]
 
 
 def _resume_sparse(path: Path) -> Arrays:
