@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from subbayes.baselines.ensemble import WeightSamples, stack_likelihoods
+from subbayes.baselines.trained_network import network_and_likelihood
 from subbayes.likelihoods import Likelihood
 from subbayes.networks.initialisation import fresh_module
 from subbayes.networks.selection import Selection
@@ -87,26 +88,46 @@ def deep_ensemble(
 
 
 def ensemble_from_results(
-    results: Sequence[TrainingResult], name: str = "deep ensemble"
+    results: Sequence[TrainingResult | nn.Module],
+    likelihood: str | Likelihood | None = None,
+    data: Any = None,
+    *,
+    name: str = "deep ensemble",
+    output: Callable[[Any], Tensor] | None = None,
 ) -> WeightSamples:
-    """An ensemble of trained networks.
+    """An ensemble of trained networks, or of your own trained modules.
 
     Args:
-        results: what `train` returned for each member; one architecture.
+        results: what `train` returned for each member, or trained modules, which are not changed;
+            one architecture.
+        likelihood: p(y | f), or its name as for `fit`; needed for modules.
+        data: training data, from which parameters of the likelihood that are "learned" are
+            estimated for each member; needed for modules with such a likelihood.
         name: what tables call it.
+        output: picks the tensor out of what modules return, as for `Network`.
 
     Raises:
-        InputError: no members, or different architectures.
+        InputError: no members, different architectures, or modules without a likelihood or the data
+            that it needs.
+
+    Example:
+        >>> modules = [nn.Linear(2, 3) for _ in range(5)]
+        >>> ensemble_from_results(modules, "categorical").predict(torch.zeros(1, 2)).n_draws
+        5
     """
     if not results:
         fail("results", "at least one member", "none")
-    first = results[0].network
-    weights = torch.stack([first.flatten(one.module) for one in results])
-    own = [one.network.frozen for one in results]
+    members = [network_and_likelihood(one, likelihood, data, output) for one in results]
+    first = members[0][0]
+    for network, _ in members:
+        if network.architecture != first.architecture:
+            fail("results", "members of one architecture", "several")
+    weights = torch.stack([network.weights for network, _ in members])
+    own = [network.frozen for network, _ in members]
     return WeightSamples(
         first,
         weights,
-        stack_likelihoods([one.likelihood for one in results]),
+        stack_likelihoods([likelihood for _, likelihood in members]),
         name,
         own if own[0] else None,
     )

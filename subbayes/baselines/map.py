@@ -2,24 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+from torch import Tensor
+
 from subbayes.baselines.ensemble import WeightSamples
-from subbayes.training.trainer import SwaResult, TrainingResult
-from subbayes.utils.checks import fail_type
+from subbayes.baselines.trained_network import network_and_likelihood
+from subbayes.likelihoods import Likelihood
+from subbayes.training.trainer import SwaResult
 
 __all__ = ["point_estimate"]
 
 
-def point_estimate(result: Any, name: str | None = None) -> WeightSamples:
-    """The point estimate of a training: MAP after `train`, SWA after `swa`.
+def point_estimate(
+    trained: Any,
+    likelihood: str | Likelihood | None = None,
+    data: Any = None,
+    *,
+    name: str | None = None,
+    output: Callable[[Any], Tensor] | None = None,
+) -> WeightSamples:
+    """The point estimate of a training: MAP after `train`, SWA after `swa`, or your own module.
 
     Args:
-        result: a `TrainingResult` or an `SwaResult`.
+        trained: what `train` or `swa` returned, or a trained module, which is not changed.
+        likelihood: p(y | f), or its name as for `fit`; needed for a module.
+        data: training data, from which parameters of the likelihood that are "learned" are
+            estimated; needed for a module with such a likelihood (noise of a regression).
         name: what tables call it; by default "MAP" or "SWA".
+        output: picks the tensor out of what a module returns, as for `Network`.
 
     Raises:
-        InputTypeError: any other object.
+        InputError: a module without a likelihood, or without the data that it needs.
+        InputTypeError: neither a result nor a module.
 
     Example:
         >>> import torch, subbayes
@@ -29,10 +45,12 @@ def point_estimate(result: Any, name: str | None = None) -> WeightSamples:
         >>> estimate = point_estimate(result)
         >>> estimate.name, float(estimate.predict(data[0]).epistemic.max())
         ('MAP', 0.0)
+
+        A module that you trained, with logits of three classes:
+
+        >>> point_estimate(torch.nn.Linear(2, 3), "categorical").predict(data[0]).entropy.shape
+        (20,)
     """
-    if not isinstance(result, (TrainingResult, SwaResult)):
-        fail_type("result", "what train(...) or swa(...) returns", result)
-    default = "SWA" if isinstance(result, SwaResult) else "MAP"
-    return WeightSamples(
-        result.network, result.network.weights[None], result.likelihood, name or default
-    )
+    network, likelihood = network_and_likelihood(trained, likelihood, data, output)
+    default = "SWA" if isinstance(trained, SwaResult) else "MAP"
+    return WeightSamples(network, network.weights[None], likelihood, name or default)

@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from subbayes.baselines.trained_network import network_and_likelihood
 from subbayes.data.data import n_rows, take, to_device
 from subbayes.diagnostics.predictor import Predictor
 from subbayes.likelihoods import Likelihood, from_config
@@ -24,17 +25,17 @@ from subbayes.networks.network import Network
 from subbayes.networks.saving import network_facts, network_from, network_tensors
 from subbayes.predictions.averaging import input_batches, with_noise
 from subbayes.predictions.predictive import Predictive
-from subbayes.training.trainer import TrainingResult
-from subbayes.utils.checks import check_count, fail, fail_type
+from subbayes.utils.checks import check_count, fail
 from subbayes.utils.seeding import derive_seed, fork_rng
 from subbayes.utils.types import Inputs
 
-__all__ = ["McDropout", "mc_dropout", "rebuild"]
+__all__ = ["McDropout", "check_dropout", "mc_dropout", "rebuild"]
 
 
 def mc_dropout(
     trained: Any,
-    likelihood: Likelihood | None = None,
+    likelihood: str | Likelihood | None = None,
+    data: Any = None,
     *,
     n_draws: int = 30,
     seed: int = 0,
@@ -49,14 +50,18 @@ def mc_dropout(
     and stays off.
 
     Args:
-        trained: what `train` returned for a module with dropout layers, or such a module.
-        likelihood: p(y | f), for a module.
+        trained: what `train` returned for a module with dropout layers, or such a module, trained
+            with them; it is not changed.
+        likelihood: p(y | f), or its name as for `fit`; needed for a module.
+        data: training data, from which parameters of the likelihood that are "learned" are
+            estimated, with dropout off; needed for a module with such a likelihood.
         n_draws: number of sets of masks S.
         seed: seed of the masks.
         output: picks the tensor out of what a module returns, as for `Network`.
 
     Raises:
-        InputError: no dropout layer with a probability above 0.
+        InputError: no dropout layer with a probability above 0, or a module without a likelihood
+            or the data that it needs.
         InputTypeError: neither a result nor a module.
 
     Example:
@@ -69,15 +74,27 @@ def mc_dropout(
         10
     """
     check_count("n_draws", n_draws)
-    if isinstance(trained, TrainingResult):
-        network, likelihood = trained.network, likelihood or trained.likelihood
-    elif isinstance(trained, nn.Module):
-        network = Network(trained, output=output)
-    else:
-        fail_type("trained", "a TrainingResult or a module", trained)
-    if likelihood is None:
-        fail("likelihood", "the likelihood the module was trained with", "None")
+    network, likelihood = network_and_likelihood(trained, likelihood, data, output)
     return _with_masks(network, likelihood, n_draws, seed)
+
+
+def check_dropout(module: nn.Module) -> None:
+    """Check that a module has dropout layers to draw masks of.
+
+    Raises:
+        InputError: no dropout layer with a probability above 0.
+    """
+    if not any(map(_is_active, module.modules())):
+        fail(
+            "module",
+            "at least one dropout layer with p above 0",
+            "none",
+            "Train a module with nn.Dropout layers",
+        )
+
+
+def _is_active(layer: nn.Module) -> bool:
+    return isinstance(layer, DROPOUTS) and layer.p > 0
 
 
 def rebuild(
@@ -98,14 +115,8 @@ def rebuild(
 
 def _with_masks(network: Network, likelihood: Likelihood, n_draws: int, seed: int) -> McDropout:
     module = network.module_with()
+    check_dropout(module)
     masks = _insert_masks(module, seed)
-    if not masks:
-        fail(
-            "module",
-            "at least one dropout layer with p above 0",
-            "none",
-            "Train a module with nn.Dropout layers",
-        )
     return McDropout(network, module, likelihood, n_draws, tuple(masks), seed=seed)
 
 
@@ -219,7 +230,7 @@ def _insert_masks(module: nn.Module, seed: int) -> list[Mask]:
     """Replace dropout layers by masks, a layer that is used several times by one mask."""
     masks: dict[int, Mask] = {}
     for path, layer in list(module.named_modules(remove_duplicate=False)):
-        if path and isinstance(layer, DROPOUTS) and layer.p > 0:
+        if path and _is_active(layer):
             mask = masks.setdefault(id(layer), Mask(layer, derive_seed(seed, len(masks))))
             parent, _, name = path.rpartition(".")
             setattr(module.get_submodule(parent), name, mask)

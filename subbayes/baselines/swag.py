@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from subbayes.baselines.ensemble import WeightSamples
 from subbayes.training.trainer import SwaResult
+from subbayes.utils.checks import fail_type
 
 __all__ = ["swag"]
 
@@ -20,13 +21,16 @@ def swag(
     collects them again for each draw, as the paper does.
 
     Args:
-        result: what `swa` returns.
+        result: what `swa` returns. For your own trained module, `swa(module, likelihood, data)`
+            records the trajectory from its weights, without training it first; the module is not
+            changed.
         n_draws: number of weight vectors S.
         scale: $\alpha$, which multiplies the covariance.
         seed: seed of the draws.
 
     Raises:
         InputError: a trajectory of fewer than two snapshots.
+        InputTypeError: not what `swa` returns.
 
     Example:
         >>> import torch, subbayes
@@ -36,5 +40,12 @@ def swag(
         >>> swag(path, n_draws=10).predict(data[0]).n_draws
         10
     """
+    if not isinstance(result, SwaResult):
+        fail_type(
+            "result",
+            "what swa(...) returns",
+            result,
+            "SWAG needs a trajectory: pass swa(module, likelihood, data)",
+        )
     weights = result.recorder.swag(n_draws, seed, scale).to(result.network.weights)
     return WeightSamples(result.network, weights, result.likelihood, "SWAG")

@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
-from torch import Tensor
+from torch import Tensor, nn
 
+from subbayes.baselines.map import point_estimate
 from subbayes.data.data import Data
 from subbayes.diagnostics.predictor import Predictor
 from subbayes.likelihoods import Likelihood
@@ -27,7 +28,13 @@ from subbayes.utils.types import Outputs, Targets
 __all__ = ["ScaledNoise", "TemperatureScaled", "temperature_scaling"]
 
 
-def temperature_scaling(base: Any, validation: Any) -> TemperatureScaled:
+def temperature_scaling(
+    base: Any,
+    validation: Any,
+    likelihood: str | Likelihood | None = None,
+    *,
+    output: Callable[[Any], Tensor] | None = None,
+) -> TemperatureScaled:
     r"""Fit the temperature of a predictor by the log-likelihood of held-out data.
 
     $$ \hat\tau = \arg\max_\tau \sum_n \log p_\tau(y_n \mid x_n) $$
@@ -36,11 +43,17 @@ def temperature_scaling(base: Any, validation: Any) -> TemperatureScaled:
     the same $\tau$.
 
     Args:
-        base: a baseline, a fitted model, or any object with `predict`.
+        base: a trained module, which is not changed; a baseline, a fitted model, or any object with
+            `predict`.
         validation: held-out (inputs, y), `Data`, a `Dataset` or a `DataLoader`.
+        likelihood: p(y | f) of a module, or its name as for `fit`; its parameters that are
+            "learned" are estimated from the held-out data, with the temperature. For those of the
+            training data, pass `point_estimate(module, likelihood, data)` as `base`.
+        output: picks the tensor out of what a module returns, as for `Network`.
 
     Raises:
-        InputError: a likelihood without a scale (counts), or held-out data for which no temperature
+        InputError: a module without a likelihood, or a likelihood besides another `base`; a
+            likelihood without a scale (counts), or held-out data for which no temperature
             is best, because they are predicted perfectly or not at all.
 
     Example:
@@ -51,7 +64,17 @@ def temperature_scaling(base: Any, validation: Any) -> TemperatureScaled:
         >>> result = subbayes.training.train(torch.nn.Linear(2, 1), Gaussian(0.1), (x, y))
         >>> temperature_scaling(point_estimate(result), (x, y)).temperature > 1
         True
+
+        A classifier that you trained yourself, with logits of two classes:
+
+        >>> temperature_scaling(torch.nn.Linear(2, 2), (x, (y > 0).long()), "categorical").name
+        'MAP + temperature'
     """
+    if isinstance(base, nn.Module):
+        base = point_estimate(base, likelihood, validation, output=output)
+    elif likelihood is not None or output is not None:
+        given = "likelihood" if likelihood is not None else "output"
+        fail(given, f"none for a {type(base).__name__}, which has its own", "one", "Leave it out")
     data = Data.of(validation, "validation")
     parts = [_predicted(base, inputs, y) for inputs, y in data.batches()]
     count = data.n

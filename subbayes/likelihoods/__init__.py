@@ -16,7 +16,7 @@ from subbayes.likelihoods.discrete import Bernoulli, Categorical, Poisson
 from subbayes.likelihoods.gaussian import Gaussian, HeteroscedasticGaussian
 from subbayes.likelihoods.standardized import Standardized
 from subbayes.likelihoods.weighted import Weighted
-from subbayes.utils.checks import fail
+from subbayes.utils.checks import check_choice, fail, fail_type
 
 __all__ = [
     "Bernoulli",
@@ -27,6 +27,7 @@ __all__ = [
     "Poisson",
     "Standardized",
     "Weighted",
+    "as_likelihood",
     "from_config",
 ]
 
@@ -38,6 +39,25 @@ _SHORT_NAMES: dict[str, Callable[..., Likelihood]] = {
     "poisson": Poisson,
 }
 _BY_NAME = {made.__name__: made for made in _SHORT_NAMES.values()} | _SHORT_NAMES
+
+
+def as_likelihood(likelihood: str | Likelihood) -> Likelihood:
+    """Convert the argument `likelihood` of `fit`: a name makes the likelihood with its defaults.
+
+    Raises:
+        InputError: an unknown name.
+        InputTypeError: neither a name nor a likelihood.
+
+    Example:
+        >>> as_likelihood("bernoulli")
+        Bernoulli()
+    """
+    if isinstance(likelihood, Likelihood):
+        return likelihood
+    if not isinstance(likelihood, str):
+        fail_type("likelihood", "a name or a Likelihood", likelihood)
+    check_choice("likelihood", likelihood, _SHORT_NAMES)
+    return _SHORT_NAMES[likelihood]()
 
 
 def from_config(config: dict[str, Any]) -> Likelihood:

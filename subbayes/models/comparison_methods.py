@@ -17,7 +17,7 @@ from subbayes import sparse
 from subbayes.baselines.deep_ensemble import deep_ensemble
 from subbayes.baselines.ensemble import WeightSamples
 from subbayes.baselines.map import point_estimate
-from subbayes.baselines.mc_dropout import mc_dropout
+from subbayes.baselines.mc_dropout import check_dropout, mc_dropout
 from subbayes.baselines.swag import swag
 from subbayes.baselines.temperature_scaling import temperature_scaling
 from subbayes.data.data import Data
@@ -25,7 +25,6 @@ from subbayes.inference.configuration import Sampling
 from subbayes.likelihoods import Likelihood
 from subbayes.networks.network import Network
 from subbayes.networks.selection import Selection
-from subbayes.predictions.averaging import average
 from subbayes.predictions.predictive import Predictive
 from subbayes.sparse.configuration import LearningRates, SparseTraining
 from subbayes.training.configuration import Training
@@ -96,12 +95,7 @@ class Setup:
         """The network after the first phase of training, or the given one without epochs."""
         if self.trained.result is not None:
             return point_estimate(self.trained.result)
-        network = self.network
-        weights = network.weights[None]
-        inputs = self.data.inputs if self.data.in_memory else self.data.loader
-        outputs = average(network, self.likelihood, weights, inputs).outputs[0]
-        likelihood = self.likelihood.fit_parameters(outputs, self.data.targets())
-        return WeightSamples(network, weights, likelihood, "MAP")
+        return point_estimate(self.network, self.likelihood, self.data)
 
     def check_epochs(self, key: str, trained: str) -> None:
         """Check that there are epochs to train what the method `key` needs.
@@ -292,18 +286,14 @@ class MonteCarloDropout(ComparedMethod):
 
     def check(self, setup: Setup) -> None:
         """Check that there is a dropout layer."""
-        mc_dropout(setup.module, setup.likelihood)
+        check_dropout(setup.module)
 
     def fit_model(self, setup: Setup) -> Any:
         """Draw masks."""
-        options: dict[str, Any] = {
-            "n_draws": self.draws,
-            "seed": setup.sampling.seed,
-            "output": setup.output,
-        }
+        options: dict[str, Any] = {"n_draws": self.draws, "seed": setup.sampling.seed}
         if setup.trained.result is not None:
             return mc_dropout(setup.trained.result, **options)
-        return mc_dropout(setup.module, setup.maximum_a_posteriori().likelihood, **options)
+        return mc_dropout(setup.network, setup.likelihood, setup.data, **options)
 
 
 @dataclass(frozen=True)

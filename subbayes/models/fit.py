@@ -46,7 +46,6 @@ __all__ = [
     "sample",
 ]
 
-_LIKELIHOODS = ("gaussian", "heteroscedastic", "categorical", "bernoulli", "poisson")
 Prior = Normal | EvidencePrior | float
 _T = TypeVar("_T")
 
@@ -117,7 +116,7 @@ def fit(
         (5,)
     """
     data = Data.of(data)
-    likelihood = _as_likelihood(likelihood)
+    likelihood = likelihoods.as_likelihood(likelihood)
     if data.has_weights:
         likelihood = likelihoods.Weighted(likelihood)
     network = Network(model, parameters, output)
@@ -269,15 +268,6 @@ def sample(
 
 
 # --- arguments ------------------------------------------------------------------------------------
-
-
-def _as_likelihood(likelihood: str | Likelihood) -> Likelihood:
-    if isinstance(likelihood, Likelihood):
-        return likelihood
-    if not isinstance(likelihood, str):
-        fail_type("likelihood", "a name or a Likelihood", likelihood)
-    check_choice("likelihood", likelihood, _LIKELIHOODS)
-    return likelihoods.from_config({"name": likelihood})
 
 
 def _or_default(argument: str, value: _T | None, kind: type[_T]) -> _T:

@@ -22,7 +22,7 @@ from subbayes.training.curve import connect
 from subbayes.training.trainer import SwaResult, TrainingResult, swa, train
 from subbayes.utils.seeding import derive_seed
 
-__all__ = ["Trained", "train_trajectory", "without_training"]
+__all__ = ["Trained", "estimate_parameters", "train_trajectory", "without_training"]
 
 
 @dataclass(frozen=True)
@@ -156,12 +156,23 @@ def without_training(
         seed: seed of random numbers.
     """
     data = Data.of(data)
-    if not likelihood.is_complete:
-        with torch.no_grad():
-            parts = [
-                network(network.weights, to_device(x, network.device))
-                for x, _ in data.batches(4096)
-            ]
-        likelihood = likelihood.fit_parameters(torch.cat(parts).cpu(), data.targets())
+    likelihood = estimate_parameters(network, likelihood, data)
     averaged = SwaResult(network, likelihood, TrajectoryRecorder(), {})
     return Trained(network, likelihood, None, averaged, data, training, seed)
+
+
+def estimate_parameters(network: Network, likelihood: Likelihood, data: Data) -> Likelihood:
+    """The likelihood with its "learned" parameters estimated at the weights of a network.
+
+    Args:
+        network: the network at its weights.
+        likelihood: p(y | f); returned as it is if all its parameters have values.
+        data: training data.
+    """
+    if likelihood.is_complete:
+        return likelihood
+    with torch.no_grad():
+        parts = [
+            network(network.weights, to_device(x, network.device)) for x, _ in data.batches(4096)
+        ]
+    return likelihood.fit_parameters(torch.cat(parts).cpu(), data.targets())

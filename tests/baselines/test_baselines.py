@@ -86,9 +86,9 @@ def test_point_estimates():
         assert estimate.name == name
         assert np.allclose(predictive.mean, module(x)[:, 0].detach(), atol=1e-6)
         assert not predictive.epistemic.any()
-    assert point_estimate(result, "SGD").name == "SGD"
-    with pytest.raises(InputTypeError, match=r"result: expected what train\(...\) or swa\(...\)"):
-        point_estimate(net())
+    assert point_estimate(result, name="SGD").name == "SGD"
+    with pytest.raises(InputTypeError, match=r"trained: expected what train\(...\) or swa\(...\)"):
+        point_estimate(3)
 
 
 # --- SWAG ------------------------------------------------------------------------------------
@@ -380,7 +380,7 @@ def test_modules_without_dropout_are_rejected():
             mc_dropout(module, Gaussian(1.0))
     with pytest.raises(InputError, match="likelihood: expected the likelihood the module was"):
         mc_dropout(linear_dropout())
-    with pytest.raises(InputTypeError, match="trained: expected a TrainingResult or a module"):
+    with pytest.raises(InputTypeError, match=r"trained: expected what train\(...\) or swa"):
         mc_dropout(3, Gaussian(1.0))
 
 
