@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from subbayes.cli.console import aligned
+from pathlib import Path
+from typing import Annotated, Any
+
+from subbayes.cli.console import aligned, naming_table
 from subbayes.cli.files import load_model, read_rows
-from subbayes.cli.options import Console, Level, Model, PredictionOptions, Separator, Table
+from subbayes.cli.options import Console, Level, Model, PredictionOptions, Separator, Table, option
 
 NAME = "evaluate"
 EXAMPLE = "subbayes evaluate runs/people test.csv --json"
@@ -14,6 +17,15 @@ def evaluate(
     *,
     model: Model,
     table: Table,
+    out_of_distribution: Annotated[
+        Path | None,
+        option(
+            "--out-of-distribution",
+            "--ood",
+            help="Table of rows unlike the training table, with or without targets: print how well "
+            "the uncertainty separates them from the rows of TABLE (AUROC; 0.5 is chance).",
+        ),
+    ] = None,
     level: Level = 0.95,
     prediction: PredictionOptions,
     separator: Separator = None,
@@ -25,11 +37,24 @@ def evaluate(
     crps, coverage and interval_width of the interval. Classes: accuracy, brier, ece, auroc.
     """
     fitted = load_model(model)
+    others = None
+    if out_of_distribution is not None:
+        others = read_rows(fitted, out_of_distribution, separator, needs_target=False)
     frame = read_rows(fitted, table, separator, needs_target=True)
     scores = fitted.evaluate(frame, level, **prediction.arguments())
     rows = {"rows": len(frame)}
-    console.result(
-        {"model": str(model), "table": str(table)} | rows | {"level": level, "scores": scores},
-        aligned(rows | {name: f"{score:.4f}" for name, score in scores.items()}),
-    )
+    facts: dict[str, Any] = {"model": str(model), "table": str(table), **rows}
+    facts |= {"level": level, "scores": scores}
+    lines: dict[str, Any] = rows | {name: f"{score:.4f}" for name, score in scores.items()}
+    if others is not None:
+        with naming_table(str(out_of_distribution)):
+            found = fitted.out_of_distribution(frame, others, **prediction.arguments())
+        facts["out_of_distribution"] = {
+            "table": str(out_of_distribution),
+            "rows": len(others),
+            "scores": found,
+        }
+        lines["rows out of distribution"] = len(others)
+        lines |= {f"AUROC of {name}": f"{score['auroc']:.4f}" for name, score in found.items()}
+    console.result(facts, aligned(lines))
     console.hint(f"subbayes report {model} {table} --out report.html")

@@ -32,6 +32,7 @@ __all__ = [
     "interval_width",
     "log_likelihood",
     "rmse",
+    "roc_area",
     "score",
 ]
 
@@ -251,11 +252,20 @@ def auroc(predictive: Predictive, y: object) -> float:
         )
         return math.nan
     classes = [1] if p.shape[1] == 2 else range(p.shape[1])
-    return float(np.mean([_area(p[:, k], labels == k) for k in classes]))
+    return float(np.mean([roc_area(p[:, k], labels == k) for k in classes]))
 
 
-def _area(p: Float[np.ndarray, "N"], inside: Bool[np.ndarray, "N"]) -> float:
-    """Mann–Whitney statistic over the number of pairs."""
-    n = int(inside.sum())
-    ranks = average_ranks(p[None])[0]
-    return float((ranks[inside].sum() - n * (n + 1) / 2) / (n * (len(p) - n)))
+def roc_area(values: Float[np.ndarray, "N"], positive: Bool[np.ndarray, "N"]) -> float:
+    """Area under the ROC curve: the Mann–Whitney statistic over the number of pairs.
+
+    Args:
+        values: a score per row, higher for positive rows, shape (N,).
+        positive: which rows are positive, shape (N,); some are and some are not.
+
+    Example:
+        >>> roc_area(np.array([0.1, 0.4, 0.4, 0.8]), np.array([False, False, True, True]))
+        0.875
+    """
+    n = int(positive.sum())
+    ranks = average_ranks(values[None])[0]
+    return float((ranks[positive].sum() - n * (n + 1) / 2) / (n * (len(values) - n)))

@@ -10,6 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from subbayes.diagnostics import metrics
+from subbayes.diagnostics.detection import out_of_distribution
 from subbayes.likelihoods import Likelihood
 from subbayes.networks.description import describe_likelihood, describe_network
 from subbayes.networks.network import Network
@@ -110,6 +111,24 @@ class Predictor(ABC):
             n_draws: use this many draws.
         """
         return metrics.score(self.predict(inputs, n_draws=n_draws), y, level=level)
+
+    def out_of_distribution(
+        self, inputs: Any, others: Any, n_draws: int | None = None
+    ) -> dict[str, dict[str, float]]:
+        """How well the uncertainty detects inputs that are unlike the training data.
+
+        Args:
+            inputs: like the training data, but not trained on.
+            others: inputs from elsewhere.
+            n_draws: use this many draws.
+
+        Returns:
+            AUROC, average precision and false positive rate of each score of uncertainty; see
+            `subbayes.diagnostics.out_of_distribution`.
+        """
+        return out_of_distribution(
+            self.predict(inputs, n_draws=n_draws), self.predict(others, n_draws=n_draws)
+        )
 
     def warnings(self) -> list[str]:
         """Problems of the run, each with a remedy; empty if there are none."""

@@ -15,6 +15,7 @@ from subbayes.data.encoder import TabularEncoder
 from subbayes.data.tables import split_target
 from subbayes.data.targets import Target
 from subbayes.diagnostics import metrics
+from subbayes.diagnostics.detection import out_of_distribution
 from subbayes.diagnostics.predictor import Predictor
 from subbayes.models.array_model import fit_arrays, predict_batches, predict_matrix
 from subbayes.models.fitted import FittedModel
@@ -149,6 +150,25 @@ class DataFrameModel:
         features, values = split_target(table, self.column)
         return metrics.score(
             self.predict(features, n_draws, **mode), encode_targets(self.target, values), level
+        )
+
+    def out_of_distribution(
+        self, table: pd.DataFrame, others: pd.DataFrame, n_draws: int | None = None, **mode: str
+    ) -> dict[str, dict[str, float]]:
+        """How well the uncertainty detects rows that are unlike the training table.
+
+        Args:
+            table: rows like those of the training table, but not among them; targets are ignored.
+            others: rows from elsewhere, with the same columns.
+            n_draws: as for `predict`.
+            mode: as for `predict`.
+
+        Returns:
+            AUROC, average precision and false positive rate of each score of uncertainty; see
+            `subbayes.diagnostics.out_of_distribution`.
+        """
+        return out_of_distribution(
+            self.predict(table, n_draws, **mode), self.predict(others, n_draws, **mode)
         )
 
     def frame(

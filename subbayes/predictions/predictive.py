@@ -217,8 +217,9 @@ class Predictive:
     @property
     def mutual_information(self) -> Float[np.ndarray, "n"]:
         """Entropy minus mean entropy over draws, in nats: epistemic uncertainty, shape (N,)."""
-        each = torch.special.entr(self._class_probabilities()).sum(-1).mean(0).numpy()
-        return np.maximum(self.entropy - each, 0.0)
+        each = self._class_probabilities()  # of both terms, whatever `entropy` averages
+        gap = torch.special.entr(each.mean(0)).sum(-1) - torch.special.entr(each).sum(-1).mean(0)
+        return gap.clamp_min(0.0).numpy()
 
     def decide(self, threshold: float = 0.95) -> np.ndarray:
         """Class labels, with -1 where no class has a probability above `threshold`.

@@ -20,6 +20,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from cases import table_settings
+from sklearn.metrics import roc_auc_score
 
 from subbayes import load
 from subbayes.cli import run, settings_options
@@ -279,6 +280,40 @@ def test_evaluate_scores_by_the_task(call, files, target, scores):
     model = DataFrameModel.load(files / target / "model")
     assert found["scores"] == pytest.approx(model.evaluate(pd.read_csv(files / "people.csv")))
     assert "rows" in call("evaluate", files / target, files / "people.csv")[1]
+
+
+@pytest.mark.parametrize(
+    ("target", "scores"),
+    [("income", ["epistemic", "variance"]), ("rich", ["entropy", "mutual_information"])],
+)
+def test_evaluate_detects_rows_unlike_the_table(call, files, tmp_path, target, scores):
+    far = table(40, seed=1).drop(columns=target)
+    far["age"] += 300
+    far.to_csv(tmp_path / "far.csv", index=False)
+    words = ["evaluate", files / target, files / "people.csv", "--ood", tmp_path / "far.csv"]
+    code, out, _ = call(*words, "--json")
+    assert code == 0
+    found = json.loads(out)["out_of_distribution"]
+    assert found["rows"] == 40
+    model = DataFrameModel.load(files / target / "model")
+    near = model.frame(pd.read_csv(files / "people.csv"))
+    others = model.frame(far)
+    for name in scores:
+        column = {"epistemic": "epistemic_std", "variance": "std"}.get(name, name)
+        both = np.concatenate([near[column], others[column]])
+        expected = roc_auc_score([0] * 60 + [1] * 40, both)
+        assert found["scores"][name]["auroc"] == pytest.approx(expected)
+    if target == "income":
+        assert found["scores"]["epistemic"]["auroc"] > 0.6
+    code, out, _ = call(*words)
+    assert code == 0
+    auroc = found["scores"][scores[0]]["auroc"]
+    assert re.search(r"^rows out of distribution +40$", out, re.M)
+    assert re.search(rf"^AUROC of {scores[0]} +{auroc:.4f}$", out, re.M)
+    far.drop(columns="age").to_csv(tmp_path / "far.csv", index=False)
+    code, _, err = call(*words)
+    assert code == 2
+    assert f"error: {tmp_path / 'far.csv'}: expected the columns it was fitted with" in err
 
 
 def test_baselines_are_saved_and_predict(call, files, tmp_path):
