@@ -147,9 +147,8 @@ def compare(
 
 
 def _method_names(methods: str) -> list[str]:
-    from subbayes.data.tables import closest
     from subbayes.models.method_comparison import METHODS
-    from subbayes.utils.checks import fail
+    from subbayes.utils.checks import closest, fail
 
     names = [name.strip() for name in methods.split(",") if name.strip()]
     for name in names or [""]:

@@ -77,7 +77,7 @@ def report_error(error: Exception) -> int:
         context = getattr(error, "ctx", None)
         command = "subbayes" if context is None else context.command_path
         reason = _in_one_line(error.format_message())  # type: ignore[attr-defined]
-        print_line(f"error: {reason} See '{command} --help'.")
+        print_line(f"error: {reason} {_suggestion(reason)}See '{command} --help'.")
         return _BAD_INPUT
     if _is_input_error(error):
         print_line(f"error: {describe_error(error)}")
@@ -96,6 +96,17 @@ def report_error(error: Exception) -> int:
         "see where."
     )
     return _UNEXPECTED
+
+
+def _suggestion(reason: str) -> str:
+    """The name that a wrong choice was meant to be, as a sentence, if there is one."""
+    found = re.search(r"'([^']*)' is not one of (.*)", reason)
+    if found is None:
+        return ""
+    from subbayes.utils.checks import closest
+
+    nearest = closest(found[1], re.findall(r"'([^']*)'", found[2]))
+    return f"{nearest} " if nearest else ""
 
 
 def _is_input_error(error: Exception) -> bool:

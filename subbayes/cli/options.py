@@ -164,8 +164,8 @@ class TableOptions:
         Raises:
             InputError: a table that cannot be read, or a column to ignore that is not there.
         """
-        from subbayes.data.tables import closest, read_table
-        from subbayes.utils.checks import fail
+        from subbayes.data.tables import read_table
+        from subbayes.utils.checks import closest, fail
 
         ignored = self.ignore or []
         with naming_table(path):

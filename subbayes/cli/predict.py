@@ -87,8 +87,7 @@ def predict(
 
 
 def _kept(frame: pd.DataFrame, names: list[str]) -> pd.DataFrame:
-    from subbayes.data.tables import closest
-    from subbayes.utils.checks import fail
+    from subbayes.utils.checks import closest, fail
 
     for name in names:
         if name not in frame:

@@ -54,7 +54,7 @@ class Option:
 OPTIONS = {
     one.path: one
     for one in (
-        Option("likelihood", NETWORK),
+        Option("likelihood", NETWORK, metavar="heteroscedastic|gaussian|poisson|categorical"),
         Option("network.hidden", NETWORK, metavar="WIDTH,WIDTH,...|none"),
         Option("network.activation", NETWORK),
         Option("network.dropout", NETWORK),
@@ -88,7 +88,7 @@ OPTIONS = {
             POSTERIOR,
             "Covariance of the weights by which the subspace optimal is chosen: exact, or kfac, "
             "low-rank or diagonal where it does not fit into memory.",
-            "TEXT",
+            "exact|dual|primal|kfac|low-rank|diagonal",
         ),
         Option(
             "subspace.scale_prior",
@@ -103,7 +103,7 @@ OPTIONS = {
             "nuts and hmc use gradients, elliptical-slice and slice do not; parallel-tempering and "
             "smc find separate modes; laplace, vi, full-rank-vi and realnvp are approximations; "
             "laplace-linearised predicts by the linearised network.",
-            "TEXT",
+            "NAME",
         ),
         Option("temperature", POSTERIOR, metavar="NUMBER|loo|validation"),
         Option("sampling.draws", POSTERIOR),

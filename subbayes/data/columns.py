@@ -133,7 +133,7 @@ def _from_array(X: Any, argument: str) -> pd.DataFrame:
             argument,
             "a table with two axes",
             f"shape {shape}",
-            "Reshape your data: reshape(-1, 1) for one column, reshape(1, -1) for one row",
+            "Reshape your data: one row is X[:1], or X[None]; one column is X[:, None]",
         )
     return pd.DataFrame(array if isinstance(array, np.ndarray) else [list(row) for row in array])
 

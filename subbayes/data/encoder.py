@@ -26,8 +26,7 @@ from subbayes.data.columns import (
     quote,
     warn_about_row_numbers,
 )
-from subbayes.data.tables import closest
-from subbayes.utils.checks import InputError, check_choice, check_count, fail
+from subbayes.utils.checks import InputError, check_choice, check_count, closest, fail
 
 __all__ = ["TabularEncoder"]
 

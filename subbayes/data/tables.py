@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import gzip
 import os
 import zlib
@@ -13,9 +12,9 @@ from typing import Any
 import pandas as pd
 
 from subbayes.data.columns import check_names, mask_markers, quote
-from subbayes.utils.checks import InputError, error_text, fail
+from subbayes.utils.checks import InputError, closest, error_text, fail
 
-__all__ = ["SUFFIXES", "closest", "read_table", "split_target"]
+__all__ = ["SUFFIXES", "read_table", "split_target"]
 
 SUFFIXES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet", ".pq")
 """The file names `read_table` understands."""
@@ -108,18 +107,6 @@ def split_target(table: pd.DataFrame, target: str) -> tuple[pd.DataFrame, pd.Ser
     if table.shape[1] == 1:
         fail("target", "a table with other columns to predict from", f"'{target}' alone")
     return table.drop(columns=target), table[target]
-
-
-def closest(name: str, names: Sequence[str]) -> str:
-    """Suggest the names that are similar to `name`; empty if there are none.
-
-    Example:
-        >>> closest("Agee", ["age", "job"])
-        "Did you mean 'age'?"
-    """
-    lower = {str(other).lower(): str(other) for other in names}
-    near = difflib.get_close_matches(str(name).lower(), list(lower), n=3, cutoff=0.6)
-    return f"Did you mean {' or '.join(repr(lower[key]) for key in near)}?" if near else ""
 
 
 def _suffix(path: Path) -> str:

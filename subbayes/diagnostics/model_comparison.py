@@ -24,7 +24,7 @@ from torch import Tensor
 from subbayes.data.data import leaves
 from subbayes.diagnostics.leave_one_out import LooResult, loo, psis
 from subbayes.priors import Normal
-from subbayes.utils.checks import check_count, check_positive, fail, fail_type
+from subbayes.utils.checks import check_choice, check_count, check_positive, fail, fail_type
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -97,8 +97,7 @@ class ModelComparison:
     def __getitem__(self, name: str) -> ModelScore:
         """The score of the posterior called `name`."""
         scores = {row.name: row for row in self.rows}
-        if name not in scores:
-            fail("name", f"one of {', '.join(scores)}", repr(name))
+        check_choice("name", name, scores)
         return scores[name]
 
     def to_frame(self) -> pd.DataFrame:

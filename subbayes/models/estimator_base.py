@@ -147,6 +147,13 @@ class Estimator(BaseEstimator):
     def _check_X(self, X: Any, *, fitting: bool) -> Float[np.ndarray, "n d"]:
         """Check features and convert them to a finite float64 matrix."""
         check_names(X)
+        if np.ndim(X) == 1 and not isinstance(X, pd.DataFrame):
+            fail(
+                "X",
+                "a matrix with one row per observation",
+                f"one axis of {len(X)} values",
+                "Reshape your data: one row is X[:1], or X[None]; one column is X[:, None]",
+            )
         try:
             X = validate_data(
                 self,

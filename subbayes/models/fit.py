@@ -28,7 +28,7 @@ from subbayes.subspaces.optimal import Optimal, check_size
 from subbayes.subspaces.registry import SUBSPACES, SubspaceChoice, subspace_method
 from subbayes.training.configuration import Training
 from subbayes.training.pipeline import Trained, train_trajectory, without_training
-from subbayes.utils.checks import check_choice, check_positive, fail, fail_type
+from subbayes.utils.checks import check_choice, check_positive, closest, fail, fail_type
 from subbayes.utils.types import Form
 
 __all__ = [
@@ -288,7 +288,8 @@ def as_prior(prior: Normal | EvidencePrior | float | str) -> Prior:
     """
     if isinstance(prior, str):
         if prior != "evidence":
-            fail("prior", "a number above 0, a Normal or 'evidence'", repr(prior))
+            expected = "a number above 0, a Normal or 'evidence'"
+            fail("prior", expected, repr(prior), closest(prior, ["evidence"]))
         return EvidencePrior()
     if isinstance(prior, (Normal, EvidencePrior)):
         return prior

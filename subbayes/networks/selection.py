@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from subbayes.utils.checks import fail, fail_type
+from subbayes.utils.checks import closest, fail, fail_type
 
 __all__ = ["Selection", "aliases_of", "select"]
 
@@ -67,7 +67,8 @@ def select(module: nn.Module, parameters: Selection) -> dict[str, Tensor | None]
             "parameters",
             "a pattern that selects a trainable parameter",
             repr(parameters),
-            "Trainable are: " + ", ".join(list(trainable)[:8]),
+            closest(parameters, ["all", "last-layer", *trainable])
+            or "Trainable are: " + ", ".join(list(trainable)[:8]),
         )
     return chosen
 

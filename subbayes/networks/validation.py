@@ -53,7 +53,7 @@ def as_outputs(out: Any, inputs: Inputs, output: Callable[[Any], Tensor] | None 
             "module",
             f"outputs of shape ({n}, C) for {n} inputs",
             tuple(out.shape),
-            "Flatten the outputs per observation",
+            _remedy_of_shape(inputs) or "Flatten the outputs per observation",
         )
     return out
 
@@ -95,7 +95,8 @@ def check_outputs(call: Callable[[Inputs], Tensor], rows: Inputs, dtype: torch.d
             f"{got}: {reason[:200]}",
             f"Convert the inputs with .to({dtype})"
             if odd
-            else "Convert or reshape the inputs (whole numbers with .float())",
+            else _remedy_of_shape(rows)
+            or "Convert or reshape the inputs (whole numbers with .float()); a single row is X[:1]",
         )
     if not all(map(torch.equal, leaves(rows), leaves(used))):
         fail(
@@ -177,6 +178,13 @@ def warn_of_probabilities(network: Network, likelihood: Likelihood, rows: Inputs
             f"logits; remove the {layer} at its end",
             stacklevel=4,
         )
+
+
+def _remedy_of_shape(inputs: Inputs) -> str:
+    """What to do about inputs with one axis, which is that of the rows."""
+    if all(tensor.ndim > 1 for tensor in leaves(inputs)):
+        return ""
+    return "The first axis is that of the rows: pass one row as X[:1], one feature as X[:, None]"
 
 
 def _copied(inputs: Inputs) -> Inputs:

@@ -21,7 +21,7 @@ from subbayes.semistructured.formula import Design, NewLevels
 from subbayes.semistructured.formula_checks import check_columns, check_complete
 from subbayes.semistructured.formula_grammar import check_formula, formula_errors
 from subbayes.semistructured.predictors import Deep
-from subbayes.utils.checks import InputError, fail, fail_type
+from subbayes.utils.checks import InputError, closest, fail, fail_type
 
 __all__ = [
     "AuxiliaryColumns",
@@ -365,6 +365,7 @@ def networks_from(deep: Mapping[str, Any] | None, family: Family) -> dict[str, D
             fail_type(f"deep[{name!r}]", "a module, a pair (module, columns) or a Deep", part)
         if part.parameter is not None and part.parameter not in family.parameters:
             expected = "one of " + ", ".join(family.parameters)
-            fail(f"parameter of deep[{name!r}]", expected, repr(part.parameter))
+            remedy = closest(part.parameter, family.parameters)
+            fail(f"parameter of deep[{name!r}]", expected, repr(part.parameter), remedy)
         found[str(name)] = part
     return found

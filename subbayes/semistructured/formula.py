@@ -27,7 +27,7 @@ from subbayes.semistructured.formula_checks import (
 )
 from subbayes.semistructured.formula_grammar import check_formula, check_length, formula_errors
 from subbayes.semistructured.smooth import TRANSFORMS, penalised
-from subbayes.utils.checks import InputError, check_choice, fail, fail_type
+from subbayes.utils.checks import InputError, check_choice, closest, fail, fail_type
 
 __all__ = ["Design", "NewLevels", "Term", "formula_variables", "split_formula"]
 
@@ -220,7 +220,8 @@ class Design:
         readers = [t for t in self.terms if t.variables == (name,)]
         if len(readers) == 1:
             return readers[0]
-        fail("term", "one of " + ", ".join(repr(t.name) for t in self.terms), repr(name))
+        known = [term.name for term in self.terms]
+        fail("term", "one of " + ", ".join(map(repr, known)), repr(name), closest(name, known))
 
     def levels(self) -> dict[str, list[Any]]:
         """Levels of each factor, by the column of the data frame or the expression."""

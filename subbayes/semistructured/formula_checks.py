@@ -10,8 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
-from subbayes.data.tables import closest
-from subbayes.utils.checks import fail, fail_type
+from subbayes.utils.checks import closest, fail, fail_type
 
 __all__ = [
     "Missing",

@@ -46,7 +46,15 @@ class PCA(RankedMethod):
 
     def check(self, network: Network, data: Data, training: Training) -> None:
         """Check that the trajectory will span enough directions."""
-        seen = check_count("swa_epochs", training.swa_epochs)
+        seen = training.swa_epochs
+        if not seen:
+            fail(
+                "swa_epochs",
+                "at least 1 for the subspace 'pca', the directions of a trajectory",
+                0,
+                "Set Training(epochs=0, swa_epochs=20) for a trained module, or choose a subspace "
+                "around its weights, such as 'random' or 'subnetwork'",
+            )
         check_rank(self.rank, network)
         kept = min(seen, training.max_snapshots if training.sketch is None else training.sketch + 1)
         limit = kept - (training.sketch is not None or kept == seen)

@@ -96,8 +96,13 @@ class Subnetwork(RankedMethod):
         check_rank(self.rank, network)
         if self.inputs is not None:
             count_rows(network, self.inputs)
-        if self.by == "swag":
-            check_count("swa_epochs", training.swa_epochs, 2)
+        if self.by == "swag" and training.swa_epochs < 2:
+            fail(
+                "swa_epochs",
+                "at least 2 for by='swag', variances along a trajectory",
+                training.swa_epochs,
+                "Set Training(swa_epochs=20), or choose by='predictive'",
+            )
         if self.by == "predictive":
             check_candidates(network.size, self.expected_rank(network), self.candidates)
 

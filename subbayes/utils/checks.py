@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -21,6 +22,7 @@ __all__ = [
     "check_positive",
     "check_same_length",
     "check_seed",
+    "closest",
     "error_text",
     "fail",
     "fail_type",
@@ -86,11 +88,26 @@ def error_text(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
+def closest(name: Any, names: Iterable[Any]) -> str:
+    """Suggest the names that are similar to `name`; empty if there are none.
+
+    Example:
+        >>> closest("Agee", ["age", "job"])
+        "Did you mean 'age'?"
+    """
+    if not isinstance(name, str):
+        return ""
+    lower = {str(other).lower(): str(other) for other in names}
+    near = difflib.get_close_matches(name.lower(), list(lower), n=3, cutoff=0.6)
+    return f"Did you mean {' or '.join(repr(lower[key]) for key in near)}?" if near else ""
+
+
 def check_choice(argument: str, value: Any, choices: Iterable[Any]) -> None:
-    """Check that `value` is one of `choices`."""
+    """Check that `value` is one of `choices`; the error names similar ones."""
     options = list(choices)
     if value not in options:
-        fail(argument, "one of " + ", ".join(map(repr, options)), repr(value))
+        expected = "one of " + ", ".join(map(repr, options))
+        fail(argument, expected, repr(value), closest(value, options))
 
 
 def check_count(argument: str, value: Any, minimum: int = 1) -> int:

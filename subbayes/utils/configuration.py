@@ -6,7 +6,6 @@ A configuration may hold others: `training.epochs` is a setting of the one under
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import re
 import tomllib
 import types
@@ -18,7 +17,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from subbayes.utils.checks import InputError, fail, fail_type
+from subbayes.utils.checks import InputError, closest, fail, fail_type
 
 __all__ = ["Setting", "change", "parse", "read_toml", "settings_of", "to_mapping"]
 
@@ -100,9 +99,7 @@ def change(config: C, changes: Mapping[str, Any]) -> C:
     values: dict[str, Any] = {}
     for name, value in nested.items():
         if name not in known:
-            near = difflib.get_close_matches(name, sorted(known), n=1)
-            remedy = f"Did you mean '{near[0]}'?" if near else ""
-            fail(name, f"one of {', '.join(sorted(known))}", f"'{name}'", remedy)
+            fail(name, f"one of {', '.join(sorted(known))}", f"'{name}'", closest(name, known))
         old = getattr(config, name)
         if _is_configuration(old):
             if not isinstance(value, Mapping):

@@ -650,6 +650,17 @@ CHANGES = {
         ["--rnk", "3"],
         "No such option: --rnk.* See 'subbayes fit --help'.",
     ),
+    "a nearly right method": (
+        lambda t: None,
+        ["--method", "pcaa"],
+        "Invalid value for '--subspace' / '--method': .*'pcaa' is not one of .*'sparse'. "
+        "Did you mean 'pca'\\? See 'subbayes fit --help'.",
+    ),
+    "a nearly right engine": (
+        lambda t: None,
+        ["--inference", "nutz"],
+        "--inference: expected one of .*got 'nutz'. Did you mean 'nuts'\\?",
+    ),
 }
 
 

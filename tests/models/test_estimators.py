@@ -8,6 +8,7 @@ import pickle
 import warnings
 from importlib.util import find_spec
 
+import joblib
 import numpy as np
 import pandas as pd
 import pytest
@@ -296,6 +297,29 @@ def test_feature_names_are_stored_and_checked():
         model.predict(X[["height", "age", "weight"]])
 
 
+def test_a_row_without_its_axis_is_named_in_predictions():
+    X, y = labels()
+    model = SubspaceClassifier(**nested(**QUICK)).fit(X, y)
+    for predict in (model.predict, model.predict_proba, model.predict_dist):
+        for row in (X[0], list(X[0]), pd.Series(X[0]), torch.from_numpy(X[0])):
+            with pytest.raises(InputError, match=r"^X: .*got one axis of 3 values\. .*X\[:1\]"):
+                predict(row)
+        assert len(predict(X[:1])) == 1
+
+
+@pytest.mark.parametrize("compress", [0, 3])
+def test_joblib_stores_estimators_and_pipelines(tmp_path, compress):
+    X, y = labels()
+    model = make_pipeline(TabularEncoder(), SubspaceClassifier(**nested(**QUICK))).fit(X, y)
+    regressor = SubspaceRegressor(**nested(**QUICK)).fit(*numbers())
+    joblib.dump((model, regressor), tmp_path / "models", compress=compress)
+    other, numbers_again = joblib.load(tmp_path / "models")
+    np.testing.assert_array_equal(other.predict_proba(X), model.predict_proba(X))
+    np.testing.assert_array_equal(numbers_again.predict(X), regressor.predict(X))
+    assert numbers_again.model_.posterior is None
+    assert other[-1].classes_.tolist() == model[-1].classes_.tolist()
+
+
 def test_pickled_copies_have_no_posterior():
     X, y = numbers()
     model = SubspaceRegressor(**nested(**QUICK)).fit(X, y)
@@ -434,6 +458,14 @@ REFUSALS = {
     ),
     "no rows": (R, {}, np.zeros((0, 3)), np.zeros(0), "0 sample"),
     "one row": (R, {}, np.zeros((1, 3)), np.zeros(1), "1 sample.* minimum of 2"),
+    "one axis": (
+        R,
+        {},
+        np.zeros(9),
+        np.zeros(9),
+        r"^X: expected a matrix with one row per observation, got one axis of 9 values\. "
+        r"Reshape your data: one row is X\[:1\], or X\[None\]; one column is X\[:, None\]\.$",
+    ),
     "no columns": (R, {}, np.zeros((9, 0)), np.zeros(9), "0 feature"),
     "lengths": (
         R,

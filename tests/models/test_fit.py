@@ -558,6 +558,20 @@ REFUSALS = {
     "warmup": (dict(warmup=-1), "warmup: expected a whole number of at least 0, got -1"),
     "seed": (dict(seed=-1), "seed: expected a whole number of at least 0, got -1"),
     "prior": (dict(prior=0.0), "prior: expected .*above 0"),
+    "nearly a subspace": (dict(subspace="pcs"), "got 'pcs'. Did you mean 'pca'"),
+    "nearly an engine": (dict(inference="nutz"), "got 'nutz'. Did you mean 'nuts'"),
+    "nearly a likelihood": (dict(likelihood="gausian"), "got 'gausian'. Did you mean 'gaussian'"),
+    "nearly a prior": (dict(prior="evidnce"), "got 'evidnce'. Did you mean 'evidence'"),
+    "nearly a selection": (
+        dict(parameters="last_layer"),
+        "parameters: expected a pattern .*got 'last_layer'. Did you mean 'last-layer'",
+    ),
+    "no trajectory": (
+        dict(subspace="pca", training=Training(epochs=0, swa_epochs=0)),
+        r"^swa_epochs: expected at least 1 for the subspace 'pca', .*got 0\. "
+        r"Set Training\(epochs=0, swa_epochs=20\) for a trained module, or "
+        r"choose .*'random' or 'subnetwork'\.$",
+    ),
     "mode": (dict(mode="fast"), "mode: expected one of 'trace', 'compile', 'eager', got 'fast'"),
 }
 

@@ -1,4 +1,4 @@
-"""Warnings of modules that return probabilities in place of logits."""
+"""Inputs with one axis, and warnings of modules that return probabilities in place of logits."""
 
 import warnings
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from subbayes import Network, Training
+from subbayes import InputError, Network, Training
 from subbayes.data.data import Data
 from subbayes.likelihoods import Bernoulli, Categorical, Gaussian
 from subbayes.networks.validation import check_fit
@@ -37,6 +37,27 @@ def zero_head(outputs):
 
 X = torch.linspace(-2, 2, 60).reshape(20, 3)
 Y = (X[:, 0] > 0).long()
+
+
+@pytest.mark.parametrize(("features", "outputs"), [(3, 2), (2, 2), (2, 1), (1, 1)])
+def test_a_row_without_its_axis_is_named(features, outputs):
+    """Also where a layer takes it as a single row."""
+    network = Network(nn.Linear(features, outputs))
+    for inputs in (torch.zeros(features), torch.zeros(5)):
+        if len(inputs) == features == 1:
+            continue  # one row of one feature, or one feature of one row: the same
+        with pytest.raises(
+            InputError, match=r"pass one row as X\[:1\], one feature as X\[:, None\]"
+        ):
+            network.check(inputs)
+    assert network.check(torch.zeros(1, features)) == outputs
+
+
+def test_an_image_without_its_axis_is_named():
+    network = Network(nn.Sequential(nn.Conv2d(3, 2, 3), nn.Flatten(), nn.Linear(72, 2)))
+    with pytest.raises(InputError, match=r"a single row is X\[:1\]\.$"):
+        network.check(torch.zeros(3, 8, 8))
+    assert network.check(torch.zeros(1, 3, 8, 8)) == 2
 
 
 @pytest.mark.parametrize(

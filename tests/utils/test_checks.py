@@ -54,6 +54,26 @@ def test_check_choice():
         checks.check_choice("mode", None, iter(["a", "b"]))
 
 
+@pytest.mark.parametrize(
+    ("name", "names", "suggestion"),
+    [
+        ("nutz", ["elliptical-slice", "nuts", "hmc"], "Did you mean 'nuts'?"),
+        ("NUTS", ["nuts"], "Did you mean 'nuts'?"),
+        ("laplase", ["laplace", "laplace-linearised", "vi"], "Did you mean 'laplace'?"),
+        ("abd", ["abc", "abe"], "Did you mean 'abe' or 'abc'?"),
+        ("gibbs", ["nuts", "hmc"], ""),
+        ("x", [], ""),
+        (None, ["none"], ""),
+        (3, ["3"], ""),
+    ],
+)
+def test_similar_names_are_suggested(name, names, suggestion):
+    assert checks.closest(name, names) == suggestion
+    with pytest.raises(InputError) as error:
+        checks.check_choice("way", name, names)
+    assert str(error.value).endswith(f"got {name!r}." + (suggestion and f" {suggestion}"))
+
+
 @pytest.mark.parametrize("value", [1, 7, np.int64(3), np.uint8(2), 10**30])
 def test_check_count(value):
     found = checks.check_count("n", value)
