@@ -19,7 +19,7 @@ from subbayes.baselines.trained_network import network_and_likelihood
 from subbayes.data.data import n_rows, take, to_device
 from subbayes.diagnostics.predictor import Predictor
 from subbayes.likelihoods import Likelihood, from_config
-from subbayes.networks.global_state import attention_without_fused_kernels
+from subbayes.networks.global_state import attention_without_fused_kernels, torch_lock
 from subbayes.networks.layer_kinds import DROPOUTS
 from subbayes.networks.network import Network
 from subbayes.networks.saving import network_facts, network_from, network_tensors
@@ -179,7 +179,8 @@ class McDropout(Predictor):
         if n_draws is not None:
             count = min(count, check_count("n_draws", n_draws))
         parts = []
-        with torch.no_grad(), attention_without_fused_kernels():
+        # the module holds the masks of one draw at a time
+        with torch.no_grad(), torch_lock, attention_without_fused_kernels():
             for batch in input_batches(inputs):
                 rows = to_device(batch, self.network.device)
                 self.network.check(rows)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["Predictive"]
 
 Array = np.ndarray
+_ROUNDING = 1e-13  # of entropies in float64, in nats: less is no information
 
 
 class Predictive:
@@ -219,7 +220,7 @@ class Predictive:
         """Entropy minus mean entropy over draws, in nats: epistemic uncertainty, shape (N,)."""
         each = self._class_probabilities()  # of both terms, whatever `entropy` averages
         gap = torch.special.entr(each.mean(0)).sum(-1) - torch.special.entr(each).sum(-1).mean(0)
-        return gap.clamp_min(0.0).numpy()
+        return gap.masked_fill(gap < _ROUNDING, 0.0).numpy()
 
     def decide(self, threshold: float = 0.95) -> np.ndarray:
         """Class labels, with -1 where no class has a probability above `threshold`.

@@ -2,6 +2,7 @@
 
 import copy
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -337,6 +338,18 @@ def test_predictions_depend_only_on_the_seed():
     assert not torch.allclose(mc_dropout(result, n_draws=6, seed=2).predict(x).outputs, outputs)
     assert torch.equal(torch.get_rng_state(), state)
     assert not any(isinstance(m, Mask) for m in result.module.modules())
+
+
+def test_threads_share_a_model():
+    x, _ = table(300)
+    wide = nn.Sequential(nn.Linear(3, 200), nn.ReLU(), nn.Dropout(0.5), nn.Linear(200, 1))
+    baseline = mc_dropout(wide, Gaussian(1.0), n_draws=20)
+    parts = x.split(30)
+    alone = [baseline.predict(part).outputs for part in parts]
+    with ThreadPoolExecutor(8) as pool:
+        together = list(pool.map(lambda part: baseline.predict(part).outputs, parts))
+    for one, other in zip(alone, together, strict=True):
+        assert torch.equal(one, other)
 
 
 class Twice(nn.Module):

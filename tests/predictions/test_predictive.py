@@ -291,7 +291,14 @@ def test_mutual_information_is_not_negative_and_zero_for_one_draw(s, seed, sprea
     assert (information <= predictive.entropy + 1e-12).all()
     assert np.isfinite(information).all()
     if s == 1:
-        np.testing.assert_allclose(information, 0, atol=1e-12)
+        assert not information.any()
+
+
+@pytest.mark.parametrize("s", [1, 3])
+def test_draws_that_agree_have_no_mutual_information(s):
+    logits = torch.randn(1, 500, 8, generator=torch.Generator().manual_seed(0)).double()
+    predictive = Predictive(logits.expand(s, -1, -1), Categorical())
+    assert not predictive.mutual_information.any()
 
 
 def test_certain_classes_have_no_entropy():
