@@ -168,6 +168,10 @@ class ScaledNoise(GaussianLike):
         """The scaled likelihood of some of the draws."""
         return replace(self, likelihood=self.likelihood.select_draws(index))
 
+    def select_rows(self, index: Tensor) -> ScaledNoise:
+        """The scaled likelihood of some of the rows."""
+        return replace(self, likelihood=self.likelihood.select_rows(index))
+
 
 def scale_predictive(predictive: Predictive, tau: float) -> Predictive:
     """A predictive distribution at a temperature."""

@@ -2,6 +2,7 @@ r"""The base class of likelihoods."""
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal
@@ -79,9 +80,11 @@ class Likelihood(ABC):
 
     Attributes:
         kind: "regression", "classification" or "count"; determines scores and reports.
+        bounds: ends of the support of a target; quantiles near 0 and 1 take fewer steps with them.
     """
 
     kind: ClassVar[Kind]
+    bounds: ClassVar[tuple[float, float]] = (-math.inf, math.inf)
 
     @abstractmethod
     def log_prob(self, outputs: Outputs, y: Targets) -> PerPoint:
@@ -227,6 +230,10 @@ class Likelihood(ABC):
 
     def select_draws(self, index: Tensor) -> Likelihood:
         """The likelihood of a subset of the draws, if each draw has its own parameters."""
+        return self
+
+    def select_rows(self, index: Tensor) -> Likelihood:
+        """The likelihood of a subset of the rows; one with parameters per row overrides it."""
         return self
 
     def with_noise(self, scale: Tensor) -> Likelihood:

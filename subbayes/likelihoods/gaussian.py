@@ -236,6 +236,12 @@ class Gaussian(_OneParameter):
             return super().with_noise(scale)
         return replace(self, noise=column(scale, scale))
 
+    def select_rows(self, index: Tensor) -> Gaussian:
+        """The likelihood of a subset of the rows, if each has its own noise scale, (N, T)."""
+        if isinstance(self.noise, Tensor) and self.noise.ndim == 2:
+            return replace(self, noise=self.noise[index])
+        return self
+
 
 @dataclass(frozen=True)
 class HeteroscedasticGaussian(_OneParameter):

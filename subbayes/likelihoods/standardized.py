@@ -150,6 +150,10 @@ class Standardized(Likelihood):
         """The likelihood of a subset of the draws, if each draw has its own parameters."""
         return replace(self, likelihood=self.likelihood.select_draws(index))
 
+    def select_rows(self, index: Tensor) -> Standardized:
+        """The likelihood of a subset of the rows, if each has its own noise scale."""
+        return replace(self, likelihood=self.likelihood.select_rows(index))
+
     def with_noise(self, scale: Tensor) -> Standardized:
         """The likelihood of new rows with known noise scales in units of y."""
         _, unit = self._units(scale.double())

@@ -72,6 +72,7 @@ class GammaFamily(ScipyFamily):
     label = "gamma"
     allowed = {"mu": ("log",), "shape": ("log",)}
     support = "numbers above 0"
+    bounds = (0.0, math.inf)
 
     def log_density(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
         """Log density of responses."""
@@ -106,6 +107,7 @@ class BetaFamily(ScipyFamily):
     label = "beta"
     allowed = {"mu": ("logit",), "precision": ("log",)}
     support = "numbers strictly between 0 and 1"
+    bounds = (0.0, 1.0)
 
     def log_density(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
         """Log density of responses."""
