@@ -11,9 +11,17 @@ if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
 
+    from subbayes.data.table_batches import TableBatches
     from subbayes.models.data_frame_model import DataFrameModel
 
-__all__ = ["check_output_file", "encode_rows", "load_model", "model_path", "read_rows"]
+__all__ = [
+    "check_output_file",
+    "encode_rows",
+    "load_model",
+    "model_path",
+    "read_rows",
+    "row_batches",
+]
 
 
 def model_path(folder: Path) -> Path:
@@ -89,6 +97,16 @@ def read_rows(
                 "Name another table; `subbayes predict` needs no target",
             )
     return frame
+
+
+def row_batches(model: DataFrameModel, path: Path, separator: str | None) -> TableBatches:
+    """Rows for a model in batches, as `read_rows` reads them at once."""
+    from subbayes.data.table_batches import TableBatches
+
+    with naming_table(path):
+        return TableBatches(
+            path, separator=separator, missing_values=list(model.encoder.missing_values)
+        )
 
 
 def encode_rows(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from subbayes.cli.files import check_output_file, load_model, read_rows
+from subbayes.cli.console import naming_table, print_json
+from subbayes.cli.files import check_output_file, load_model, row_batches
 from subbayes.cli.options import (
     OUTPUT,
     Console,
@@ -24,7 +26,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 NAME = "predict"
-_DIGITS = "%.7g"  # the precision of float32
 EXAMPLE = "subbayes predict runs/people new.csv --keep name --out predictions.csv"
 
 
@@ -59,47 +60,49 @@ def predict(
     interval.
     Classes: the most probable label, whether it is in doubt, the probability of each class, entropy
     and mutual_information in nats.
+    Rows are read, predicted and written in batches, so that any number of them fits into memory
+    (but not with --json to standard output, which is one object).
     """
+    from subbayes.data.table_batches import text_pieces, write_batches
+    from subbayes.utils.progress import progress_bar
+
     check_output_file(out, overwrite, ".csv", ".tsv", ".parquet", ".pq")
     fitted = load_model(model)
-    frame = read_rows(fitted, table, separator, needs_target=False)
-    kept = _kept(frame, keep or [])
-    predictions = fitted.frame(frame, level, threshold, **prediction.arguments())
-    for place, (name, values) in enumerate(kept.items()):
-        predictions.insert(place, str(name), values.to_numpy(), allow_duplicates=True)
-    if out is None:
-        facts = {"rows": len(predictions), "predictions": predictions.to_dict("records")}
-        console.result(facts, predictions.to_csv(index=False, float_format=_DIGITS).rstrip("\n"))
-        return
-    _write(predictions, out)
-    interval = f", with {100 * level:g} % intervals" if "lower" in predictions else ""
-    console.result(
-        {
-            "rows": len(predictions),
-            "out": str(out),
-            "columns": list(predictions.columns),
-            "level": level,
-        },
-        f"{len(predictions)} predictions in {out}{interval}",
-    )
-    if fitted.column in frame:
-        console.hint(f"subbayes evaluate {model} {table}")
+    batches = row_batches(fitted, table, separator)
+    _check_kept(batches.columns, keep or [])
+    columns: list[str] = []
+
+    def predictions() -> Iterator[pd.DataFrame]:
+        with (
+            naming_table(table),
+            progress_bar(batches.n, "Predicting", console.progress, "rows") as steps,
+        ):
+            for batch in batches:
+                frame = fitted.frame(batch, level, threshold, **prediction.arguments())
+                for place, name in enumerate(keep or []):
+                    frame.insert(place, name, batch[name].to_numpy(), allow_duplicates=True)
+                columns[:] = frame.columns
+                yield frame
+                steps.update(len(frame))
+
+    if out is not None:
+        rows = write_batches(out, predictions())
+        interval = f", with {100 * level:g} % intervals" if "lower" in columns else ""
+        facts = {"rows": rows, "out": str(out), "columns": columns, "level": level}
+        console.result(facts, f"{rows} predictions in {out}{interval}")
+        if fitted.column in batches.columns:
+            console.hint(f"subbayes evaluate {model} {table}")
+    elif console.json:
+        records = [record for frame in predictions() for record in frame.to_dict("records")]
+        print_json({"rows": len(records), "predictions": records})
+    else:
+        for piece in text_pieces(predictions()):
+            print(piece, end="")
 
 
-def _kept(frame: pd.DataFrame, names: list[str]) -> pd.DataFrame:
+def _check_kept(columns: list[str], names: list[str]) -> None:
     from subbayes.utils.checks import closest, fail
 
     for name in names:
-        if name not in frame:
-            fail("keep", "columns of the table", f"'{name}'", closest(name, list(frame.columns)))
-    return frame[names]
-
-
-def _write(predictions: pd.DataFrame, out: Path) -> None:
-    from subbayes.utils.files import atomic_write_bytes, atomic_write_text
-
-    if out.name.lower().endswith((".parquet", ".pq")):
-        atomic_write_bytes(out, predictions.to_parquet(index=False))
-    else:
-        separator = "\t" if out.name.lower().endswith(".tsv") else ","
-        atomic_write_text(out, predictions.to_csv(index=False, sep=separator, float_format=_DIGITS))
+        if name not in columns:
+            fail("keep", "columns of the table", f"'{name}'", closest(name, columns))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import gzip
 import os
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,24 @@ import pandas as pd
 from subbayes.data.columns import check_names, mask_markers, quote
 from subbayes.utils.checks import InputError, closest, error_text, fail
 
-__all__ = ["SUFFIXES", "read_table", "split_target"]
+__all__ = [
+    "PARQUET",
+    "SUFFIXES",
+    "check_cells",
+    "check_row_count",
+    "check_table_file",
+    "read_table",
+    "reset_parquet",
+    "split_target",
+    "text_options",
+    "translate_damage",
+]
 
 SUFFIXES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet", ".pq")
 """The file names `read_table` understands."""
+
+PARQUET = (".parquet", ".pq")
+"""Those of Parquet files."""
 
 _DAMAGE = (pd.errors.ParserError, UnicodeError, OSError, EOFError, ValueError, zlib.error)
 
@@ -55,37 +70,15 @@ def read_table(
         1   NaN  baker
     """
     path = Path(path)
-    suffix = _suffix(path)
-    if not path.is_file():
-        got = "a folder" if path.is_dir() else "no such file"
-        fail("path", "a table in a file", f"{got}: '{path}'", "Check the path")
-    if path.stat().st_size == 0:
-        fail("path", "a table with a header row", f"an empty file: '{path}'")
+    suffix = check_table_file(path)
     marks = [missing_values] if isinstance(missing_values, str) else list(missing_values)
-    try:
-        if suffix in (".parquet", ".pq"):
-            table = _read_parquet(path, marks)
+    with translate_damage(path, suffix):
+        if suffix in PARQUET:
+            table = reset_parquet(pd.read_parquet(path), marks)
         else:
-            table = _read_text(path, separator or ("\t" if "tsv" in suffix else ","), marks)
-    except ImportError:
-        fail(
-            "path",
-            "a CSV file, as no Parquet reader is installed",
-            f"'{path}'",
-            "Install pyarrow: pip install 'subbayes[parquet]'",
-        )
-    except InputError:
-        raise
-    except _DAMAGE as error:
-        compressed = isinstance(error, (gzip.BadGzipFile, EOFError, zlib.error))
-        reason = f"damaged compression ({error})" if compressed else error_text(error)
-        fail(
-            "path",
-            f"a {suffix} file that can be read",
-            f"'{path}': {reason}",
-            "Check its format, encoding (UTF-8) and separator",
-        )
-    _check_rows(table, path, min_rows)
+            options = text_options(path, suffix, separator, marks)
+            table = check_cells(pd.read_csv(path, low_memory=False, **options), path)
+    check_row_count(len(table), path, min_rows)
     if target is not None:
         _check_target(table, target)
     return table
@@ -109,6 +102,46 @@ def split_target(table: pd.DataFrame, target: str) -> tuple[pd.DataFrame, pd.Ser
     return table.drop(columns=target), table[target]
 
 
+def check_table_file(path: Path) -> str:
+    """The suffix of a file with a table.
+
+    Raises:
+        InputError: no such file, an empty one, or an unknown suffix.
+    """
+    suffix = _suffix(path)
+    if not path.is_file():
+        got = "a folder" if path.is_dir() else "no such file"
+        fail("path", "a table in a file", f"{got}: '{path}'", "Check the path")
+    if path.stat().st_size == 0:
+        fail("path", "a table with a header row", f"an empty file: '{path}'")
+    return suffix
+
+
+@contextmanager
+def translate_damage(path: Path, suffix: str) -> Iterator[None]:
+    """Turn errors of readers into an `InputError` that names the file and a remedy."""
+    try:
+        yield
+    except ImportError:
+        fail(
+            "path",
+            "a CSV file, as no Parquet reader is installed",
+            f"'{path}'",
+            "Install pyarrow: pip install 'subbayes[parquet]'",
+        )
+    except InputError:
+        raise
+    except _DAMAGE as error:
+        compressed = isinstance(error, (gzip.BadGzipFile, EOFError, zlib.error))
+        reason = f"damaged compression ({error})" if compressed else error_text(error)
+        fail(
+            "path",
+            f"a {suffix} file that can be read",
+            f"'{path}': {reason}",
+            "Check its format, encoding (UTF-8) and separator",
+        )
+
+
 def _suffix(path: Path) -> str:
     name = path.name.lower()
     for suffix in sorted(SUFFIXES, key=len, reverse=True):
@@ -122,22 +155,30 @@ def _suffix(path: Path) -> str:
     )
 
 
-def _read_text(path: Path, separator: str, marks: list[Any]) -> pd.DataFrame:
+def text_options(
+    path: Path, suffix: str, separator: str | None, marks: list[Any]
+) -> dict[str, Any]:
+    """Arguments of `pandas.read_csv` for a text file, whose header is checked."""
+    separator = separator or ("\t" if "tsv" in suffix else ",")
     options: dict[str, Any] = {"sep": separator, "encoding": "utf-8-sig", "skipinitialspace": True}
-    names = _header(path, options)
-    table = pd.read_csv(path, na_values=marks, low_memory=False, **options)
+    _check_header(path, options)
+    return options | {"na_values": marks}
+
+
+def check_cells(table: pd.DataFrame, path: Path) -> pd.DataFrame:
+    """A table from `pandas.read_csv`, unless its rows have more cells than its header."""
     if not isinstance(table.index, pd.RangeIndex):
         fail(
             "path",
-            f"{len(names)} cells a row, as in the header of '{path}'",
+            f"{table.shape[1]} cells a row, as in the header of '{path}'",
             "rows with more",
             "Check the separator, and quote cells that contain it",
         )
     return table
 
 
-def _header(path: Path, options: dict[str, Any]) -> list[str]:
-    """The names in the first row; raise for duplicates and a separator that does not occur."""
+def _check_header(path: Path, options: dict[str, Any]) -> None:
+    """Raise for duplicate names in the first row and a separator that does not occur."""
     first = pd.read_csv(path, header=None, nrows=1, dtype=str, keep_default_na=False, **options)
     names = [str(name) for name in first.iloc[0]]
     twice = sorted({name for name in names if name and names.count(name) > 1})
@@ -156,19 +197,19 @@ def _header(path: Path, options: dict[str, Any]) -> list[str]:
             f"{options['sep']!r}, which its header does not contain",
             f"Try separator={others[0]!r}",
         )
-    return names
 
 
-def _read_parquet(path: Path, marks: list[Any]) -> pd.DataFrame:
-    table = pd.read_parquet(path)
+def reset_parquet(table: pd.DataFrame, marks: list[Any]) -> pd.DataFrame:
+    """A table from a Parquet file with named indices as columns, and missing values masked."""
     named = any(name is not None for name in table.index.names)
     table = table.reset_index(drop=not named)
     return table.apply(lambda column: mask_markers(column, marks)) if marks else table
 
 
-def _check_rows(table: pd.DataFrame, path: Path, min_rows: int) -> None:
-    if len(table) < min_rows:
-        got = {0: "no rows below the header", 1: "one row"}.get(len(table), f"{len(table)} rows")
+def check_row_count(n: int, path: Path, min_rows: int) -> None:
+    """Raise for fewer than `min_rows` rows."""
+    if n < min_rows:
+        got = {0: "no rows below the header", 1: "one row"}.get(n, f"{n} rows")
         fail("path", f"at least {min_rows} row{'s' * (min_rows > 1)} in '{path}'", got)
 
 

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from torch import Tensor
 
+from subbayes.data.data import n_rows, take, to_device, to_tensor
 from subbayes.diagnostics import metrics
 from subbayes.diagnostics.detection import out_of_distribution
 from subbayes.likelihoods import Likelihood
 from subbayes.networks.description import describe_likelihood, describe_network
 from subbayes.networks.network import Network
+from subbayes.predictions.averaging import count_known_rows, input_batches
 from subbayes.predictions.predictive import Predictive
+from subbayes.utils.checks import check_count, fail
+from subbayes.utils.progress import progress_bar
 from subbayes.utils.saving import save
 
 __all__ = ["Predictor"]
+
+_OUTPUTS_AT_ONCE = 2**22  # numbers of a batch; its predictive takes a few times their memory
 
 
 class Predictor(ABC):
@@ -74,6 +81,67 @@ class Predictor(ABC):
         Raises:
             InputError: inputs that the module does not take.
         """
+
+    def predict_batches(
+        self,
+        inputs: Any,
+        *,
+        batch_size: int | None = None,
+        n_draws: int | None = None,
+        noise: Any = None,
+        progress: bool | None = False,
+        **options: Any,
+    ) -> Iterator[Predictive]:
+        """Predict batches of rows in order, so that memory does not grow with their number.
+
+        Each batch is predicted by `predict`, and has the same numbers up to rounding; draws of
+        the outputs themselves, as of linearised Laplace for counts, begin anew in each batch.
+
+        Args:
+            inputs: new inputs in the form the module takes, or a loader of them.
+            batch_size: number of rows at most; by default as many as give 2**22 outputs, 32 MiB.
+                The batches of a loader are divided and not joined.
+            n_draws: use this many draws.
+            noise: noise scale per row of all inputs, for `Gaussian(noise="per-observation")`.
+            progress: show a progress bar; None shows it on a terminal.
+            options: further arguments of `predict`.
+
+        Raises:
+            InputError: inputs that the module does not take, or a number of noise scales other
+                than 1 and the number of rows.
+
+        Example:
+            >>> import torch
+            >>> import subbayes
+            >>> from subbayes.baselines.ensemble import WeightSamples
+            >>> network = subbayes.Network(subbayes.MLP(2, (3,), 1, seed=0))
+            >>> likelihood = subbayes.likelihoods.Gaussian(1.0)
+            >>> model = WeightSamples(network, network.weights[None], likelihood, "MAP")
+            >>> batches = model.predict_batches(torch.zeros(5, 2), batch_size=2)
+            >>> [len(predictive.mean) for predictive in batches]
+            [2, 2, 1]
+        """
+        draws = self.default_draws if n_draws is None else check_count("n_draws", n_draws)
+        size = None if batch_size is None else check_count("batch_size", batch_size)
+        network = self._parts()[0]
+        scales = None if noise is None else to_tensor("noise", noise, keep_double=True)
+        options = options | ({} if n_draws is None else {"n_draws": n_draws})
+        done = 0
+        with progress_bar(count_known_rows(inputs), "Predicting", progress, "rows") as steps:
+            for batch in input_batches(inputs):
+                if size is None:
+                    first = to_device(take(batch, slice(2)), network.device)
+                    size = max(1, _OUTPUTS_AT_ONCE // (draws * network.check(first)))
+                for start in range(0, n_rows(batch), size):
+                    rows = take(batch, slice(start, start + size))
+                    n = n_rows(rows)
+                    if scales is not None:
+                        options["noise"] = scales[done : done + n] if scales.ndim else scales
+                    yield self.predict(rows, **options)
+                    done += n
+                    steps.update(n)
+        if scales is not None and scales.ndim and len(scales) != done:
+            fail("noise", f"one scale for each of {done} inputs", len(scales))
 
     @abstractmethod
     def tensors(self) -> dict[str, Tensor | np.ndarray]:

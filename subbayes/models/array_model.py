@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,16 +43,15 @@ __all__ = [
     "BASELINES",
     "SPARSE",
     "SPARSE_DRAWS",
+    "check_modes",
     "fit_arrays",
     "make_likelihood",
     "make_module",
-    "predict_batches",
     "predict_matrix",
     "split_validation",
 ]
 
 _SPLIT_STREAM = 2  # the random stream of the seed that splits off validation rows
-_NUMBERS_AT_ONCE = 2**26  # numbers held while predicting a batch, 16 for each row and draw
 
 Rows = tuple[Float[np.ndarray, "_ _"], Shaped[np.ndarray, "_"]]
 
@@ -266,28 +264,6 @@ def make_module(
     return module.float()  # as the features, whatever the default dtype
 
 
-def predict_batches(
-    model: Predictor, x: Float[np.ndarray, "n features"], n_draws: int | None = None, **mode: Any
-) -> Iterator[Predictive]:
-    """Predict batches of rows, so that any number of rows fits into memory.
-
-    The arguments are those of `predict_matrix`.
-
-    Example:
-        >>> x = np.linspace(-1, 1, 40, dtype=np.float32)[:, None]
-        >>> small = TableSettings().change({
-        ...     "network.hidden": (5,), "training": {"epochs": 5, "swa_epochs": 5},
-        ...     "subspace.rank": 2, "sampling.draws": 20})
-        >>> model = fit_arrays(x, x[:, 0] ** 2, "regression", small, progress=False)
-        >>> [len(predictive) for predictive in predict_batches(model, x)]
-        [40]
-    """
-    count = model.default_draws if n_draws is None else check_count("n_draws", n_draws)
-    step = max(1, _NUMBERS_AT_ONCE // (count * 2**4))
-    for start in range(0, len(x), step):
-        yield predict_matrix(model, x[start : start + step], n_draws, **mode)
-
-
 def predict_matrix(
     model: Predictor, x: Float[np.ndarray, "n features"], n_draws: int | None = None, **mode: Any
 ) -> Predictive:
@@ -302,6 +278,16 @@ def predict_matrix(
     Raises:
         InputError: `mode` for a model that is not a sparse network.
     """
+    check_modes(model, mode)
+    return model.predict(x, n_draws=n_draws, **mode)
+
+
+def check_modes(model: Predictor, mode: dict[str, Any]) -> None:
+    """Check that a model has these modes of prediction.
+
+    Raises:
+        InputError: `mode` for a model that is not a sparse network.
+    """
     for name, value in mode.items():
         if name not in model.modes:
             fail(
@@ -310,7 +296,6 @@ def predict_matrix(
                 value,
                 "Leave it out, or fit with method 'sparse'",
             )
-    return model.predict(x, n_draws=n_draws, **mode)
 
 
 def split_validation(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -17,7 +18,7 @@ from subbayes.data.targets import Target
 from subbayes.diagnostics import metrics
 from subbayes.diagnostics.detection import out_of_distribution
 from subbayes.diagnostics.predictor import Predictor
-from subbayes.models.array_model import fit_arrays, predict_batches, predict_matrix
+from subbayes.models.array_model import check_modes, fit_arrays, predict_matrix
 from subbayes.models.fitted import FittedModel
 from subbayes.models.settings import TableSettings
 from subbayes.predictions.predictive import Predictive
@@ -143,6 +144,18 @@ class DataFrameModel:
         """
         return predict_matrix(self.model, self.encoder.transform(table), n_draws, **mode)
 
+    def predict_batches(
+        self, table: pd.DataFrame, n_draws: int | None = None, **mode: str
+    ) -> Iterator[Predictive]:
+        """The predictive distributions of batches of rows; see `Predictor.predict_batches`.
+
+        The arguments are those of `predict`.
+        """
+        options: dict[str, Any] = mode
+        check_modes(self.model, options)
+        inputs = self.encoder.transform(table)
+        return self.model.predict_batches(inputs, n_draws=n_draws, **options)
+
     def evaluate(
         self, table: pd.DataFrame, level: float = 0.95, n_draws: int | None = None, **mode: str
     ) -> dict[str, float]:
@@ -196,9 +209,7 @@ class DataFrameModel:
 
         parts = [
             self._to_frame(predictive, level, threshold)
-            for predictive in predict_batches(
-                self.model, self.encoder.transform(table), n_draws, **mode
-            )
+            for predictive in self.predict_batches(table, n_draws, **mode)
         ]
         return pd.concat(parts, ignore_index=True)
 

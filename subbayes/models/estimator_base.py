@@ -24,7 +24,7 @@ from torch import Tensor
 
 from subbayes.data.columns import check_names
 from subbayes.inference.configuration import Sampling
-from subbayes.models.array_model import fit_arrays, predict_batches, predict_matrix
+from subbayes.models.array_model import fit_arrays, predict_matrix
 from subbayes.models.fitted import FittedModel
 from subbayes.models.settings import TableSettings, configured, encode_parameters
 from subbayes.predictions.predictive import Predictive
@@ -205,14 +205,14 @@ class Estimator(BaseEstimator):
         Returns:
             A `Predictive`, with `mean`, `std`, `epistemic`, `aleatoric`, `interval`, `quantile`,
             `log_prob`, `probabilities`, `decide`. It holds the outputs of all draws: for very
-            many rows call it on batches.
+            many rows use `predict_batches`.
         """
         inputs = self._inputs(X)  # checks that there is a model
         return predict_matrix(self.model_, inputs, self._n_draws)
 
-    def _predict_batches(self, X: Any) -> Iterator[Predictive]:
-        inputs = self._inputs(X)
-        return predict_batches(self.model_, inputs, self._n_draws)
+    def predict_batches(self, X: Any) -> Iterator[Predictive]:
+        """The predictive distributions of batches of rows; see `Predictor.predict_batches`."""
+        return self.model_.predict_batches(self._inputs(X), n_draws=self._n_draws)
 
     # --- saving -----------------------------------------------------------------------------
 
@@ -312,7 +312,7 @@ class Regressor(RegressorMixin, Estimator):
             return_std: return (mean, std), both (n,), in the units of y; std is that of a new
                 observation: epistemic and aleatoric uncertainty together.
         """
-        each = [(p.mean, p.std) if return_std else (p.mean,) for p in self._predict_batches(X)]
+        each = [(p.mean, p.std) if return_std else (p.mean,) for p in self.predict_batches(X)]
         columns = [np.concatenate(parts) for parts in zip(*each, strict=True)]
         return (columns[0], columns[1]) if return_std else columns[0]
 
@@ -328,7 +328,7 @@ class Regressor(RegressorMixin, Estimator):
         Returns:
             Lower and upper ends, both (n,), in the units of y.
         """
-        each = [p.interval(level) for p in self._predict_batches(X)]
+        each = [p.interval(level) for p in self.predict_batches(X)]
         lower, upper = (np.concatenate(parts) for parts in zip(*each, strict=True))
         return lower, upper
 
@@ -370,7 +370,7 @@ class Classifier(ClassifierMixin, Estimator):
         Args:
             X: features (n, n_features_in_).
         """
-        return np.concatenate([p.probabilities for p in self._predict_batches(X)])
+        return np.concatenate([p.probabilities for p in self.predict_batches(X)])
 
     def predict(self, X: Any) -> Shaped[np.ndarray, "n"]:
         """Most probable class of each row, (n,).

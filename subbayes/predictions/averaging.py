@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from subbayes.data.data import (
     Data,
@@ -37,7 +37,7 @@ from subbayes.utils.checks import check_count, fail
 from subbayes.utils.progress import progress_bar
 from subbayes.utils.types import Inputs
 
-__all__ = ["average", "count_rows", "evenly_spaced", "outputs"]
+__all__ = ["average", "count_known_rows", "count_rows", "evenly_spaced", "outputs"]
 
 WeightsAt = Callable[[slice], Tensor]
 _CHUNK, _WEIGHT_BYTES = 256, 2**28  # weight vectors made at once, and their memory
@@ -229,6 +229,19 @@ def count_rows(network: Network, inputs: Any) -> int:
         network.check(to_device(take(batch, slice(2)), network.device))
         rows += n_rows(batch)
     return rows
+
+
+def count_known_rows(inputs: Any) -> int | None:
+    """Number of rows of inputs; None for a loader of a stream, which does not know it.
+
+    Example:
+        >>> count_known_rows(torch.zeros(5, 2))
+        5
+    """
+    if not isinstance(inputs, DataLoader):
+        return n_rows(to_inputs(inputs))
+    sampler: Any = inputs.sampler
+    return None if isinstance(inputs.dataset, IterableDataset) else len(sampler)
 
 
 def input_batches(inputs: Any) -> Iterator[Inputs]:

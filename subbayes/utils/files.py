@@ -2,8 +2,9 @@
 
 A file is written under a temporary name beside its target, synced and renamed, so that a reader
 finds the old file or the new one. A process that is killed leaves its temporary file,
-`.<name>.<16 hex digits>.subbayes-tmp`, which the next writer of the same file removes. Writers hold
-the lock of the folder, so that a temporary file found under the lock has no owner.
+`.<name>.<16 hex digits>.subbayes-tmp`, which the next writer of the same file removes. Writers of
+files share the lock of the folder, so that a temporary file found under the exclusive lock has no
+owner.
 """
 
 from __future__ import annotations
@@ -121,12 +122,14 @@ def _replace_file(target: Path, pieces: Iterable[bytes]) -> None:
     mode = target.stat().st_mode & 0o777 if target.exists() else None
     if mode is not None and not os.access(target, os.W_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-    with make_folder(target.parent) as directory, folder_lock(directory) as alone:
-        if alone:  # remove temporary files that killed writers of the same file left
-            for name in os.listdir(directory):
-                if temporary_stem(name) == target.name[:_STEM]:
-                    _discard(directory / name)
-        rename(write_temporary(directory, target.name, pieces, mode), target)
+    with make_folder(target.parent) as directory:
+        with folder_lock(directory, wait=False) as alone:
+            if alone:  # remove temporary files that killed writers of the same file left
+                for name in os.listdir(directory):
+                    if temporary_stem(name) == target.name[:_STEM]:
+                        _discard(directory / name)
+        with folder_lock(directory, shared=True):  # pieces may take long: others may write too
+            rename(write_temporary(directory, target.name, pieces, mode), target)
         sync_folder(directory)
 
 
@@ -223,9 +226,12 @@ def make_folder(directory: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def folder_lock(directory: Path, shared: bool = False) -> Iterator[bool]:
-    """Hold the advisory lock of a folder; yields whether the system has such locks."""
-    descriptor = _lock(directory, shared)
+def folder_lock(directory: Path, shared: bool = False, wait: bool = True) -> Iterator[bool]:
+    """Hold the advisory lock of a folder; yields whether it is held.
+
+    It is not on systems without such locks, and with `wait=False` where others hold it.
+    """
+    descriptor = _lock(directory, shared, wait)
     try:
         yield descriptor is not None
     finally:
@@ -234,7 +240,7 @@ def folder_lock(directory: Path, shared: bool = False) -> Iterator[bool]:
             os.close(descriptor)
 
 
-def _lock(directory: Path, shared: bool) -> int | None:
+def _lock(directory: Path, shared: bool, wait: bool) -> int | None:
     if fcntl is None:
         return None
     try:
@@ -242,7 +248,8 @@ def _lock(directory: Path, shared: bool) -> int | None:
     except OSError:
         return None
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+        how = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+        fcntl.flock(descriptor, how if wait else how | fcntl.LOCK_NB)
     except BaseException as error:
         os.close(descriptor)
         if isinstance(error, OSError):

@@ -23,12 +23,12 @@ _LONG = 60.0  # seconds from which an estimate is given
 
 
 def progress_bar(
-    total: int, what: str, show: bool | None = None, unit: str = "it", delay: float = 0.0
+    total: int | None, what: str, show: bool | None = None, unit: str = "it", delay: float = 0.0
 ) -> Any:
     """A progress bar on standard error.
 
     Args:
-        total: number of steps.
+        total: number of steps; None if it is not known.
         what: what is being done, in a word or two.
         show: True or False; None shows the bar on a terminal, and elsewhere sends a line to
             `STAGE_LISTENER` when the work is done.
@@ -99,7 +99,7 @@ class _ReportedStage(tqdm):
     def __init__(self, listener: Callable[[str], None], **options: Any) -> None:
         super().__init__(**options, disable=True)
         self.listener: Callable[[str], None] | None = listener
-        self.what, self.goal, self.of = options["desc"], options["total"], options["unit"]
+        self.what, self.goal, self.of = options["desc"], options["total"] or 0, options["unit"]
         self.done, self.began = 0, time.perf_counter()
 
     def update(self, n: float | None = 1) -> bool | None:

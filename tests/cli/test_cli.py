@@ -25,6 +25,8 @@ from sklearn.metrics import roc_auc_score
 from subbayes import load
 from subbayes.cli import run, settings_options
 from subbayes.cli.fit import Method
+from subbayes.data.table_batches import TableBatches
+from subbayes.data.tables import read_table
 from subbayes.inference.tempering import choose_temperature
 from subbayes.models.data_frame_model import DataFrameModel
 from subbayes.models.fit import ENGINES, SUBSPACES
@@ -245,6 +247,39 @@ def test_predict_writes_csv_parquet_and_json(call, files, tmp_path):
     _, out, _ = call(*words, "--level", 0.5)
     narrow = pd.read_csv(pd.io.common.StringIO(out))
     assert (narrow["upper"] - narrow["lower"] < expected["upper"] - expected["lower"]).all()
+
+
+def test_predict_reads_and_writes_in_batches(call, files, tmp_path, monkeypatch):
+    """Of Parquet too, and into a folder that keeps its files if the table turns out to be bad."""
+    frame = pd.read_csv(files / "people.csv")
+    expected = DataFrameModel.load(files / "income" / "model").frame(frame)
+    frame.to_parquet(tmp_path / "people.parquet")
+    batches_of_7 = partial(TableBatches, batch_size=7)
+    monkeypatch.setattr("subbayes.data.table_batches.TableBatches", batches_of_7)
+    for source in (files / "people.csv", tmp_path / "people.parquet"):
+        for out in (tmp_path / "p.csv", tmp_path / "p.parquet"):
+            words = ["predict", files / "income", source, "--out", out, "--overwrite"]
+            assert call(*words, "--keep", "job")[0] == 0
+            written = read_table(out)
+            assert written.pop("job").tolist() == frame["job"].tolist()
+            np.testing.assert_allclose(written, expected, rtol=6e-7)
+        _, out, _ = call("predict", files / "income", source)
+        np.testing.assert_allclose(pd.read_csv(pd.io.common.StringIO(out)), expected, rtol=6e-7)
+    frame.loc[33, "job"] = "pilot"
+    frame.to_csv(tmp_path / "bad.csv", index=False)
+    before = (tmp_path / "p.csv").read_bytes()
+    code, out, err = call(
+        "predict",
+        files / "income",
+        tmp_path / "bad.csv",
+        "--out",
+        tmp_path / "p.csv",
+        "--overwrite",
+    )
+    assert code == 2
+    assert out == ""
+    assert "bad.csv: expected the categories seen in fitting, got 'pilot' in column 'job'" in err
+    assert (tmp_path / "p.csv").read_bytes() == before
 
 
 def test_classes_are_predicted_with_probabilities_and_doubt(call, files):
@@ -1032,9 +1067,8 @@ def test_full_disk_does_not_damage_the_existing_model(files, tmp_path, call):
 
 
 def test_closed_pipe_is_not_an_error(files):
-    command = (
-        f"{sys.executable} -m subbayes predict {files / 'income'} {files / 'people.csv'} | head -1"
-    )
+    words = f"predict -q {files / 'income'} {files / 'people.csv'}"
+    command = f"{sys.executable} -m subbayes {words} | head -1"
     bash = ["bash", "-o", "pipefail", "-c"]
     done = subprocess.run([*bash, command], capture_output=True, text=True, env=ENVIRONMENT)
     assert done.stdout.startswith("mean,")

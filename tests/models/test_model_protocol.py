@@ -127,6 +127,50 @@ def test_predict_from_some_or_all_draws(model: Any) -> None:
         assert model.predict(inputs, n_draws=2).n_draws == 2
 
 
+def test_batches_have_the_predictions_of_all_rows(model: Any) -> None:
+    if isinstance(model, SemiStructuredRegression):
+        return
+    inputs = rows(model)[0]
+    whole, framed = model.predict(inputs), isinstance(model, DataFrameModel)
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(X[:7], Y[:7]), 3)
+    tries: list[tuple[Any, dict[str, Any], list[int]]] = [(inputs, {}, [7])]
+    if not framed:
+        tries += [
+            (inputs, {"batch_size": 3}, [3, 3, 1]),
+            (loader, {"batch_size": 2}, [2, 1] * 2 + [1]),
+        ]
+    for given, options, sizes in tries:
+        parts = list(model.predict_batches(given, **options))
+        assert [len(part) for part in parts] == sizes
+        for name in ("mean", "std", "epistemic"):
+            found = np.concatenate([getattr(part, name) for part in parts])
+            np.testing.assert_allclose(found, getattr(whole, name), rtol=1e-5, atol=1e-6)
+        found = np.concatenate([part.quantile(0.1) for part in parts])
+        np.testing.assert_allclose(found, whole.quantile(0.1), rtol=1e-5, atol=1e-5)
+    if whole.kind == "mixture":
+        assert [part.n_draws for part in model.predict_batches(inputs, n_draws=2)] == [2]
+    with pytest.raises(InputError, match="n_draws: expected a whole number of at least 1"):
+        next(model.predict_batches(inputs, n_draws=0))
+
+
+def test_batches_take_their_noise_scales() -> None:
+    network, noise = subbayes.Network(net()), np.linspace(0.1, 2, 7)
+    model = WeightSamples(network, network.weights[None], Gaussian("per-observation"), "one")
+    parts = list(model.predict_batches(X[:7], batch_size=3, noise=noise))
+    np.testing.assert_allclose(np.concatenate([part.std for part in parts]), noise)
+    parts = list(model.predict_batches(X[:7], batch_size=3, noise=0.5))
+    np.testing.assert_allclose(np.concatenate([part.std for part in parts]), 0.5)
+    for wrong in (noise[:5], np.append(noise, 1.0)):
+        with pytest.raises(InputError, match="noise: expected one scale for each of"):
+            list(model.predict_batches(X[:7], batch_size=3, noise=wrong))
+
+
+def test_batches_hold_a_bounded_number_of_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("subbayes.diagnostics.predictor._OUTPUTS_AT_ONCE", 12)
+    assert [len(part) for part in samples().predict_batches(X[:7])] == [4, 3]  # of three draws
+    assert [len(part) for part in samples().predict_batches(X[:7], n_draws=1)] == [7]
+
+
 def test_evaluate(model: Any) -> None:
     scores = model.evaluate(*rows(model), level=0.9)
     assert {"log_likelihood", "rmse", "coverage"} <= scores.keys()

@@ -1009,7 +1009,7 @@ def test_full_disk_at_any_call_leaves_the_old_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hit = []
-    for at in range(2, 6):  # the first call opens the folder for its lock
+    for at in range(3, 7):  # the first two calls open the folder for its lock
         (tmp_path / "a").write_text("old")
         with monkeypatch.context() as patch:
             faults = Faults(at, raising(no_space())).install(patch)
@@ -1032,7 +1032,7 @@ def test_only_temporary_files_of_killed_writers_are_removed(tmp_path: Path) -> N
         (tmp_path / name).write_text("mine")
 
     def task() -> None:
-        Faults(4, kill_self).install(pytest.MonkeyPatch())  # between write and rename
+        Faults(5, kill_self).install(pytest.MonkeyPatch())  # between write and rename
         atomic_write_text(tmp_path / "a", "new")
 
     assert in_child(task) == ""

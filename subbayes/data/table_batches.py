@@ -1,0 +1,256 @@
+"""Read and write tables in batches of rows, so that memory does not grow with their number."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from pandas.api.types import infer_dtype
+
+from subbayes.data.tables import (
+    PARQUET,
+    check_cells,
+    check_row_count,
+    check_table_file,
+    reset_parquet,
+    text_options,
+    translate_damage,
+)
+from subbayes.utils.checks import check_count, fail
+from subbayes.utils.files import as_path, replace_file
+
+__all__ = ["TableBatches", "write_batches"]
+
+
+class TableBatches:
+    r"""The rows of a table in a file, in batches; the arguments are those of `read_table`.
+
+    A text file is read once to count its rows and to find the type of each column, so that a batch
+    has the types that the whole table has. Parquet files have both in their metadata.
+
+    Args:
+        path: the file, CSV, TSV (also gzipped) or Parquet.
+        missing_values: additional markers of missing values, such as `"?"`.
+        separator: separator of the cells of a text file; by default a comma, or a tab in `.tsv`.
+        min_rows: smallest number of rows.
+        batch_size: number of rows of a batch.
+
+    Attributes:
+        columns: names of the columns.
+        n: number of rows.
+
+    Raises:
+        InputError: as `read_table`.
+
+    Example:
+        >>> import tempfile
+        >>> file = Path(tempfile.mkdtemp()) / "people.csv"
+        >>> _ = file.write_text("age,job\n41,smith\n,baker\n30,3\n")
+        >>> batches = TableBatches(file, batch_size=2)
+        >>> batches.n, batches.columns, [batch["age"].tolist() for batch in batches]
+        (3, ['age', 'job'], [[41.0, nan], [30.0]])
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        missing_values: Iterable[Any] = (),
+        separator: str | None = None,
+        min_rows: int = 1,
+        batch_size: int = 2**15,
+    ) -> None:
+        self.path, self.batch_size = Path(path), check_count("batch_size", batch_size)
+        self._suffix, self._marks = check_table_file(self.path), list(missing_values)
+        self._only: pd.DataFrame | None = None  # a table of one batch is read once
+        with translate_damage(self.path, self._suffix):
+            if self._suffix in PARQUET:
+                from pyarrow.parquet import ParquetFile
+
+                with ParquetFile(self.path) as file:
+                    self.n = file.metadata.num_rows
+                    schema = file.schema_arrow
+                self._range = _named_range(schema.pandas_metadata or {})
+                names = list(reset_parquet(schema.empty_table().to_pandas(), []).columns)
+                self.columns = names if self._range is None else [self._range[0], *names]
+            else:
+                self._options = text_options(self.path, self._suffix, separator, self._marks)
+                self._find_types()
+        check_row_count(self.n, self.path, min_rows)
+
+    def __repr__(self) -> str:
+        return f"TableBatches('{self.path}', n={self.n}, batch_size={self.batch_size})"
+
+    def __iter__(self) -> Iterator[pd.DataFrame]:
+        with translate_damage(self.path, self._suffix):
+            yield from self._parquet() if self._suffix in PARQUET else self._text()
+
+    def _parquet(self) -> Iterator[pd.DataFrame]:
+        from pyarrow import Table
+        from pyarrow.parquet import ParquetFile
+
+        done = 0
+        with ParquetFile(self.path) as file:
+            for batch in file.iter_batches(self.batch_size):
+                frame = Table.from_batches([batch]).to_pandas()
+                if self._range is not None:
+                    name, values = self._range
+                    frame.index = pd.Index(values[done : done + len(frame)], name=name)
+                frame = reset_parquet(frame, self._marks)
+                done += len(frame)
+                yield frame
+
+    def _text(self) -> Iterator[pd.DataFrame]:
+        if self._only is not None:
+            yield self._only
+            return
+        with self._reader() as reader:
+            for batch in reader:
+                yield batch.reset_index(drop=True)
+
+    def _reader(self) -> Any:
+        return pd.read_csv(self.path, low_memory=False, chunksize=self.batch_size, **self._options)
+
+    def _find_types(self) -> None:
+        kinds: dict[str, set[str]] = {}
+        self.n = 0
+        with self._reader() as reader:
+            for batch in reader:
+                check_cells(batch, self.path)
+                self._only = batch if self.n == 0 else None
+                self.n += len(batch)
+                for name, column in batch.items():
+                    kinds.setdefault(str(name), set()).add(_kind(column))
+        self.columns = list(kinds)
+        types = {name: _common_type(found) for name, found in kinds.items()}
+        self._options["dtype"] = {name: kind for name, kind in types.items() if kind is not None}
+
+
+def _named_range(metadata: dict[str, Any]) -> tuple[str, range] | None:
+    """The named index of whole numbers that a Parquet file describes without storing it."""
+    for index in metadata.get("index_columns", ()):
+        if isinstance(index, dict) and index.get("name") is not None:
+            return index["name"], range(index["start"], index["stop"], index["step"])
+    return None
+
+
+def _kind(column: pd.Series) -> str:
+    if column.isna().all():
+        return "missing"
+    return str(infer_dtype(column, skipna=True))
+
+
+def _common_type(kinds: set[str]) -> type | None:
+    """The type of a column of batches of these kinds; None leaves it to the reader."""
+    if len(kinds) == 1 or kinds <= {"boolean", "missing"}:
+        return str if kinds == {"string"} else None
+    return float if kinds <= {"integer", "floating", "missing"} else str
+
+
+def write_batches(path: str | os.PathLike[str], batches: Iterable[pd.DataFrame]) -> int:
+    r"""Write data frames of the same columns below each other, entirely or not at all.
+
+    The rows go to a temporary file, which is renamed at the end. Numbers have seven digits in text
+    files, and double precision in Parquet files.
+
+    Args:
+        path: the file: Parquet by its suffix (`.parquet`, `.pq`), else CSV, with tabs in `.tsv`.
+        batches: the data frames, each of which may be made when it is written, and at least one.
+
+    Returns:
+        The number of rows.
+
+    Raises:
+        InputError: a file that cannot be written, or a Parquet file without pyarrow; an earlier
+            file is intact.
+
+    Example:
+        >>> import tempfile
+        >>> file = Path(tempfile.mkdtemp()) / "means.csv"
+        >>> write_batches(file, (pd.DataFrame({"mean": [i / 3]}) for i in range(2)))
+        2
+        >>> file.read_text()
+        'mean\n0\n0.3333333\n'
+    """
+    path, rows = as_path(path), 0
+    name = path.name.lower()
+
+    def counted() -> Iterator[pd.DataFrame]:
+        nonlocal rows
+        for batch in batches:
+            rows += len(batch)
+            yield batch
+
+    if name.endswith(PARQUET):
+        replace_file(path, _parquet_pieces(counted()))
+    else:
+        pieces = text_pieces(counted(), "\t" if name.endswith(".tsv") else ",")
+        replace_file(path, (piece.encode() for piece in pieces))
+    return rows
+
+
+def text_pieces(batches: Iterable[pd.DataFrame], separator: str = ",") -> Iterator[str]:
+    """The lines of a text file, for each batch; the first with a header."""
+    for i, batch in enumerate(batches):
+        yield batch.to_csv(
+            index=False, sep=separator, float_format=_DIGITS, header=i == 0, lineterminator="\n"
+        )
+
+
+_DIGITS = "%.7g"  # the precision of float32
+
+
+def _parquet_pieces(batches: Iterable[pd.DataFrame]) -> Iterator[bytes]:
+    """The bytes of a Parquet file, a row group for each batch."""
+    try:
+        import pyarrow as pa
+        from pyarrow.parquet import ParquetWriter
+    except ImportError:
+        fail(
+            "out",
+            "a CSV file, as no Parquet writer is installed",
+            "a Parquet file",
+            "Install pyarrow: pip install 'subbayes[parquet]'",
+        )
+    sink, writer, schema = _Sink(), None, None
+    for batch in batches:
+        table = pa.Table.from_pandas(batch, schema, preserve_index=False)
+        if writer is None:  # later batches may have text where the first has missing values alone
+            fields = [
+                field.with_type(pa.string()) if pa.types.is_null(field.type) else field
+                for field in table.schema
+            ]
+            schema = pa.schema(fields, table.schema.metadata)
+            table, writer = table.cast(schema), ParquetWriter(sink, schema)
+        writer.write_table(table)
+        yield sink.take()
+    if writer is not None:
+        writer.close()
+    yield sink.take()
+
+
+class _Sink(io.RawIOBase):
+    """A file that hands over what has been written since the last time."""
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
+        self._place = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._place
+
+    def write(self, piece: Any) -> int:
+        self._pieces.append(bytes(piece))
+        self._place += len(self._pieces[-1])
+        return len(self._pieces[-1])
+
+    def take(self) -> bytes:
+        pieces, self._pieces = self._pieces, []
+        return b"".join(pieces)

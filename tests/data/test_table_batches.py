@@ -1,0 +1,142 @@
+"""Tables read and written in batches, against pandas on the whole table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from subbayes import InputError
+from subbayes.data.encoder import TabularEncoder
+from subbayes.data.table_batches import TableBatches, write_batches
+from subbayes.data.tables import read_table
+
+TABLE = pd.DataFrame(
+    {
+        "whole": range(11),
+        "real": [None, None, None, *np.linspace(0, 1, 8)],
+        "late text": ["1", "2", "3.0", "4", "5", "6", "7", "8", "x", "9", "1"],
+        "late real": [1, 2, 3, 4, 5, 6, 7, 8, 9, 10.5, 11],
+        "flag": [True, False] * 5 + [None],
+        "flag or text": ["True", "False", "True"] * 3 + ["maybe", "True"],
+        "empty": [None] * 11,
+        "text": [None, None, None, "a", "b", "NA", "?", "c,d", "é", "a", "a"],
+    }
+)
+
+
+def assert_same(batches: TableBatches, whole: pd.DataFrame) -> None:
+    assert (batches.n, batches.columns) == (len(whole), list(whole.columns))
+    parts = list(batches)
+    assert max(map(len, parts)) <= batches.batch_size
+    assert all(list(part.index) == list(range(len(part))) for part in parts)
+    assert all(list(part.columns) == batches.columns for part in parts)
+    found = pd.concat(parts, ignore_index=True)
+    for name in whole:  # text has the same letters, numbers the same type
+        if whole[name].dtype.kind in "if":
+            assert found[name].dtype == whole[name].dtype
+        pd.testing.assert_series_equal(
+            found[name].astype(object).where(found[name].notna(), None),
+            whole[name].astype(object).where(whole[name].notna(), None),
+        )
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 4, 11, 100])
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".csv.gz", ".parquet"])
+def test_batches_are_the_table_as_it_is_read_at_once(tmp_path, suffix, batch_size):
+    path = tmp_path / f"table{suffix}"
+    if suffix == ".parquet":
+        TABLE.drop(columns="empty").to_parquet(path, index=False)
+    else:
+        TABLE.to_csv(path, index=False, sep="\t" if suffix == ".tsv" else ",")
+    whole = read_table(path, missing_values=["?"])
+    batches = TableBatches(path, missing_values=["?"], batch_size=batch_size)
+    if suffix == ".parquet":  # whole numbers with missing values depend on those of the batch
+        assert (batches.n, batches.columns) == (11, list(whole.columns))
+        encoder = TabularEncoder(missing="impute", categorical=["late text"]).fit(whole)
+        rows = np.concatenate([encoder.transform(batch) for batch in batches])
+        np.testing.assert_array_equal(rows, encoder.transform(whole))
+    else:
+        assert_same(batches, whole)
+    assert_same(batches, whole)  # and again
+
+
+def test_unnamed_indices_of_parquet_files_are_dropped(tmp_path):
+    for index in (list("abcdefghijk"), range(5, 16)):
+        path = tmp_path / "table.parquet"
+        TABLE[["real", "whole"]].set_axis(index).to_parquet(path)
+        assert_same(TableBatches(path, batch_size=4), read_table(path))
+
+
+def test_named_indices_of_parquet_files_are_columns(tmp_path):
+    path = tmp_path / "table.parquet"
+    for name in ("whole", "late real", "flag"):  # a range is not stored, others are columns
+        TABLE.set_index(name)[["real"]].to_parquet(path)
+        assert_same(TableBatches(path, batch_size=4), read_table(path))
+
+
+@pytest.mark.parametrize("text", ["a,b\n", "", "a,a\n1,2\n", "a;b\n1;2\n", "a,b\nx,2,3\ny,5,6\n"])
+def test_errors_are_those_of_a_whole_table(tmp_path, text):
+    path = tmp_path / "table.csv"
+    path.write_text(text)
+    with pytest.raises(InputError) as whole:
+        read_table(path, min_rows=1)
+    with pytest.raises(InputError) as batches:
+        list(TableBatches(path))
+    assert str(batches.value) == str(whole.value)
+
+
+def test_a_row_that_is_too_long_is_found_before_any_is_used(tmp_path):
+    path = tmp_path / "table.csv"
+    path.write_text("a,b\n" + "1,2\n" * 20 + "1,2,3\n")
+    with pytest.raises(InputError, match="line 22"):
+        TableBatches(path, batch_size=5)
+    with pytest.raises(InputError, match="batch_size: expected a whole number of at least 1"):
+        TableBatches(path, batch_size=0)
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".parquet"])
+def test_batches_are_written_below_each_other(tmp_path, suffix):
+    path = tmp_path / f"out{suffix}"
+    path.write_text("earlier")
+    parts = [TABLE.iloc[:3], TABLE.iloc[3:4], TABLE.iloc[4:]]
+    assert write_batches(path, iter(parts)) == 11
+    whole = read_table(path)
+    assert whole.shape == TABLE.shape
+    np.testing.assert_array_equal(whole["whole"], TABLE["whole"])
+    np.testing.assert_allclose(whole["real"], TABLE["real"], rtol=1e-6 * (suffix != ".parquet"))
+    assert whole["text"].dropna().tolist() == ["a", "b", "?", "c,d", "é", "a", "a"] or (
+        suffix == ".parquet"
+    )
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_an_error_in_a_batch_leaves_the_earlier_file(tmp_path, suffix):
+    path = tmp_path / f"out{suffix}"
+    path.write_text("earlier")
+
+    def broken():
+        yield TABLE.iloc[:3]
+        assert [file.suffix for file in tmp_path.iterdir() if file != path] == [".subbayes-tmp"]
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        write_batches(path, broken())
+    assert path.read_text() == "earlier"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_files_of_one_folder_are_written_at_the_same_time(tmp_path: Path):
+    one, other = tmp_path / "one.csv", tmp_path / "other.csv"
+
+    def slow():
+        yield TABLE
+        assert write_batches(other, [TABLE]) == 11  # would wait for ever for an exclusive lock
+        assert write_batches(one, [TABLE]) == 11
+        yield TABLE
+
+    assert write_batches(one, slow()) == 22
+    assert len(read_table(one)) == 22
