@@ -40,6 +40,7 @@ from subbayes.utils.checks import check_count, fail
 __all__ = ["FittedState", "JointPosterior", "TemperedNetworks"]
 
 _CORRECTION_BATCH = 256
+_NOISE_REDUCTIONS = 20
 _EFFECT_BATCH = 64  # draws of the networks for which effects are drawn in one call
 
 
@@ -106,12 +107,24 @@ class JointPosterior:
         )
 
     def start_points(self, chains: int) -> Float[np.ndarray, "chains k"]:
-        """Start points of chains: trained networks with the best effects, plus small noise."""
+        """Start points of chains: trained networks with the best effects, plus small noise.
+
+        Noise that lowers the log density by more than a nat per coordinate, such as a share of the
+        scale of a vague prior, is reduced.
+        """
         rng = np.random.default_rng([self.seed, 1])
         trained = self.space.start_points
         rows = np.linspace(0, len(trained) - 1, chains).round().astype(int)
         noise = 0.05 * rng.standard_normal((chains, self.space.subspace.rank))
-        return self.with_best_effects(trained[rows]) + noise * self.space.prior.scale
+        noise *= self.space.prior.scale
+        points = self.with_best_effects(trained[rows])
+        least = self.density.value(points) - self.space.subspace.rank
+        for _ in range(_NOISE_REDUCTIONS):
+            low = ~(self.density.value(points + noise) >= least)
+            if not low.any():
+                break
+            noise[low] *= 0.25
+        return points + noise
 
     def with_best_effects(self, points: Float[np.ndarray, "S k"]) -> Float[np.ndarray, "S k"]:
         """Replace the effects of points by the most probable ones given the networks.

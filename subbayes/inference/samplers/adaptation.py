@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any, Literal
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from subbayes.inference.samplers.chains import Density, prior_scale
 from subbayes.utils.checks import check_choice, fail
@@ -33,7 +33,8 @@ Metric = Literal["diagonal", "dense"]
 
 _GAMMA, _DELAY, _KAPPA = 0.05, 10.0, 0.75
 _DENSE = 50  # coordinates
-_SHRINKAGE, _SHRINKAGE_DRAWS = 1e-3, 5.0
+_SHRINKAGE_DRAWS = 5.0
+_LEAST_VARIANCE = 1e-20  # in units of the prior's, for coordinates that have not moved
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ class Adaptation:
         np.ndarray, "chains *kk"
     ]  # scatter: (chains, k), or (chains, k, k) if dense
     factor: Float[np.ndarray, "chains *kk"]  # L of the inverse mass matrix LL', diagonal or dense
+    target: Float[np.ndarray, "chains *kk"]  # covariance that windows shrink to; 0 if unknown
 
 
 @dataclass(frozen=True)
@@ -96,17 +98,38 @@ def preferred_metric(rank: int) -> Metric:
 
 
 def initial_fields(
-    chains: int, scale: Float[np.ndarray, "k"], metric: Metric, step: float | None
+    chains: int,
+    scale: Float[np.ndarray, "k"],
+    metric: Metric,
+    step: float | None,
+    laplace: tuple[Float[np.ndarray, "chains k k"], Bool[np.ndarray, "chains"]] | None = None,
 ) -> dict[str, Any]:
-    """The initial fields of `Adaptation`, with the prior's scale as metric.
+    """The initial fields of `Adaptation`.
 
     The default step size is $k^{-1/4}$, which fits a standard normal.
+
+    Args:
+        chains: number of chains.
+        scale: the prior's scale, the mass matrix of chains whose posterior's scale is unknown.
+        metric: "diagonal" or "dense".
+        step: the first step size; None takes the default.
+        laplace: D of the covariance $DD^T$ of each chain's Laplace approximation, and for which
+            chains it is known.
     """
     check_choice("metric", metric, ("diagonal", "dense"))
     k = len(scale)
     shape = (chains, k) if metric == "diagonal" else (chains, k, k)
     log_step = np.full(chains, np.log(step or k**-0.25))
     none = np.zeros(chains, dtype=np.int64)
+    factor = np.broadcast_to(scale if len(shape) == 2 else np.diag(scale), shape).copy()
+    target = np.zeros(shape)
+    if laplace is not None:
+        d, known = laplace[0][laplace[1]], laplace[1]
+        if metric == "diagonal":
+            target[known] = np.square(d).sum(2)
+            factor[known] = np.sqrt(target[known])
+        else:
+            target[known], factor[known] = d @ d.transpose(0, 2, 1), d
     return {
         "count": none,
         "step": np.exp(log_step),
@@ -117,7 +140,8 @@ def initial_fields(
         "window": none,
         "window_mean": np.zeros((chains, k)),
         "window_spread": np.zeros(shape),
-        "factor": np.broadcast_to(scale if len(shape) == 2 else np.diag(scale), shape).copy(),
+        "factor": factor,
+        "target": target,
     }
 
 
@@ -191,9 +215,13 @@ def _new_metric(s: Any, rows: np.ndarray, scale: Float[np.ndarray, "k"]) -> None
     """Close a window: set the mass matrix and restart dual averaging."""
     dense, k = s.window_spread.ndim == 3, len(scale)
     n = s.window[rows].astype(np.float64).reshape(-1, *[1] * (s.window_spread.ndim - 1))
-    floor = _SHRINKAGE * (np.diag(scale**2) if dense else scale**2)
     weight = n / (n + _SHRINKAGE_DRAWS)
-    covariance = weight * s.window_spread[rows] / np.maximum(n - 1, 1) + (1 - weight) * floor
+    found, target = s.window_spread[rows] / np.maximum(n - 1, 1), s.target[rows]
+    known = target.reshape(len(rows), -1).any(1)
+    least = _LEAST_VARIANCE * (np.diag(scale**2) if dense else scale**2)
+    own = np.maximum(found * np.eye(k) if dense else found, least)
+    target = np.where(known.reshape(n.shape), target, own)
+    covariance = weight * found + (1 - weight) * target
     s.factor[rows] = _cholesky(covariance) if dense else np.sqrt(covariance)
     for name in ("window", "window_mean", "window_spread", "updates", "excess"):
         getattr(s, name)[rows] = 0

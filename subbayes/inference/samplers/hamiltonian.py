@@ -29,12 +29,14 @@ from subbayes.inference.samplers.adaptation import (
     preferred_metric,
 )
 from subbayes.inference.samplers.chains import Density, Rngs, Sampler, prior_scale
+from subbayes.inference.samplers.laplace_start import Points, laplace_start
 from subbayes.inference.samplers.random_numbers import copy_state, uniforms
 from subbayes.utils.checks import check_choice, check_positive, fail
 
 __all__ = ["GradientDensity", "HamiltonianKernel", "Point", "State", "copy_state", "uniforms"]
 
 DIVERGENCE = 1000.0
+CURVATURE = 50  # coordinates up to which chains start from a Laplace approximation
 _AHEAD, _AHEAD_NORMALS = 96, 16
 
 
@@ -106,7 +108,7 @@ class HamiltonianSampler(Sampler):
     Attributes:
         target_acceptance: mean acceptance that the step size aims at; higher is slower and safer.
         metric: "diagonal" or "dense" mass matrix; None takes a dense one up to 50 coordinates.
-        step_size: the first step size, in units of the prior's scale.
+        step_size: the first step size, in units of the mass matrix, without a warm-up the prior's.
 
     Raises:
         InputError: start points of zero density or with gradients that are not finite, a singular
@@ -153,17 +155,17 @@ class HamiltonianKernel:
     step_size: float | None
 
     def initial_fields(
-        self, posterior: GradientDensity, z: Float[np.ndarray, "chains k"]
+        self, posterior: GradientDensity, z: Float[np.ndarray, "chains k"], rngs: Rngs
     ) -> dict[str, Any]:
-        """The fields of `State` at start points z.
+        """The fields of `State` at start points z, which a warm-up moves; see `laplace_start`.
 
         Raises:
             InputError: a density without gradients, or one that is not finite there.
         """
         check_gradient(posterior)
         chains, k = z.shape
-        value, gradient = posterior.value_and_grad(z)
-        bad = ~(np.isfinite(value) & np.isfinite(gradient).all(1))
+        start = Points.at(posterior, z)
+        bad = ~np.isfinite(start.value)
         if bad.any():
             fail(
                 "initial",
@@ -171,13 +173,15 @@ class HamiltonianKernel:
                 f"one that is not at {int(bad.sum())} of {chains}",
                 "Start elsewhere, or use EllipticalSlice, which needs no gradient",
             )
+        scale, laplace = prior_scale(posterior), None
+        if self.warmup and k <= CURVATURE:
+            start, factor, found = laplace_start(posterior, start, scale, rngs)
+            laplace = factor, found
         none, blank = np.zeros(chains, dtype=np.int64), np.zeros(chains)
-        return adaptation.initial_fields(
-            chains, prior_scale(posterior), self.metric, self.step_size
-        ) | {
-            "z": z,
-            "value": value,
-            "gradient": gradient,
+        return adaptation.initial_fields(chains, scale, self.metric, self.step_size, laplace) | {
+            "z": start.z,
+            "value": start.value,
+            "gradient": start.gradient,
             "start_energy": blank,
             "acceptance": blank,
             "evaluations": none,

@@ -48,7 +48,7 @@ class Kernel(HamiltonianKernel):
         """The state at start points z, each chain with a new momentum."""
         s = hamiltonian.copy_state(
             State(
-                **self.initial_fields(posterior, z),
+                **self.initial_fields(posterior, z, rngs),
                 end=np.zeros((len(z), hamiltonian.Point.of(z.shape[1]).size)),
                 steps=np.ones(len(z), dtype=np.int64),
             )

@@ -65,7 +65,7 @@ class Kernel(HamiltonianKernel):
         none, blank = np.zeros(chains, dtype=np.int64), np.zeros(chains)
         s = hamiltonian.copy_state(
             State(
-                **self.initial_fields(posterior, z),
+                **self.initial_fields(posterior, z, rngs),
                 ends=np.stack([points, points], 1),
                 **dict.fromkeys(("side", "depth", "leaf"), none),
                 **dict.fromkeys(("log_weight", "sub_log_weight"), blank),
