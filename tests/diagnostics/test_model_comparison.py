@@ -203,7 +203,7 @@ def test_bad_input(unchecked):
         reweight(posterior, draws, temperatures=[0.0])
     with pytest.raises(InputError, match="prior_scales: expected a finite number above 0, got -1"):
         reweight(posterior, draws, prior_scales=[-1.0])
-    with pytest.raises(InputError, match="name: expected one of as sampled, got 'x'"):
+    with pytest.raises(InputError, match="name: expected one of 'as sampled', got 'x'"):
         reweight(posterior, draws)["x"]
     with pytest.raises(InputTypeError, match="models.*: expected a pair"):
         compare_posteriors({"a": 3})
