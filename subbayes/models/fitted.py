@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -24,7 +25,11 @@ from subbayes.priors import Normal
 from subbayes.subspace import Subspace
 from subbayes.subspace import from_config as subspace_from_config
 from subbayes.utils.checks import fail
+from subbayes.utils.saving import save
 from subbayes.utils.tensor_file import add_prefix, strip_prefix
+
+if TYPE_CHECKING:
+    from subbayes.diagnostics.monte_carlo import MonteCarloError
 
 __all__ = ["FittedModel", "rebuild"]
 
@@ -76,21 +81,20 @@ class FittedModel(Predictor):
         Raises:
             InputError: inputs the module does not take.
         """
-        if self.draws is None:
-            fail("model", "a model with draws to predict from", "one that was not sampled")
-        if self.draws.prediction == "linearised":
+        draws = self.sampled
+        if draws.prediction == "linearised":
             from subbayes.inference.laplace.linearised_engine import predict_linearised
 
             return predict_linearised(
                 self.network,
                 self.likelihood,
                 self.subspace,
-                self.draws,
+                draws,
                 inputs,
                 noise=noise,
                 n_draws=n_draws,
             )
-        z = torch.from_numpy(self.draws.flat(n_draws).copy()).to(self.network.device)
+        z = torch.from_numpy(draws.flat(n_draws).copy()).to(self.network.device)
         return average(
             self.network,
             self.likelihood,
@@ -100,6 +104,60 @@ class FittedModel(Predictor):
             noise=noise,
             progress=progress,
         )
+
+    def monte_carlo_error(
+        self, inputs: Any, y: Any = None, *, noise: Any = None, **tolerances: Any
+    ) -> MonteCarloError:
+        """The error of predictions due to the number of draws, and how many are enough.
+
+        Args:
+            inputs: inputs of typical rows, such as those of validation.
+            y: their targets, for the error of the log density.
+            noise: as for `predict`.
+            tolerances: `tolerance` and `log_density_tolerance` of `diagnostics.monte_carlo_error`.
+
+        Raises:
+            InputError: as `diagnostics.monte_carlo_error`.
+        """
+        from subbayes.diagnostics.monte_carlo import monte_carlo_error
+
+        batches = self.predict_batches(inputs, noise=noise)
+        draws = self.sampled
+        options: dict[str, Any] = {"chains": draws.n_chains, "independent": draws.independent}
+        return monte_carlo_error(batches, y, **options, **tolerances)
+
+    def thin(self, n_draws: int) -> FittedModel:
+        """The model with about `n_draws` draws, evenly spaced in each chain; see `Draws.thin`.
+
+        `monte_carlo_error` says how many are enough.
+        """
+        return replace(self, draws=self.sampled.thin(n_draws))
+
+    def save(
+        self, path: str | Path, *, overwrite: bool = False, n_draws: int | None = None
+    ) -> Path:
+        """Save as a folder of safetensors and JSON, without pickle; `subbayes.load` opens it.
+
+        Args:
+            path: the folder.
+            overwrite: replace an existing artifact.
+            n_draws: save about this many draws, see `thin`; by default all.
+
+        Raises:
+            InputError: the path is taken (pass `overwrite=True`), or cannot be written.
+        """
+        return save(self if n_draws is None else self.thin(n_draws), path, overwrite=overwrite)
+
+    @property
+    def sampled(self) -> Draws:
+        """The draws.
+
+        Raises:
+            InputError: the model was not sampled.
+        """
+        if self.draws is None:
+            fail("model", "a model with draws to predict from", "one that was not sampled")
+        return self.draws
 
     @property
     def label(self) -> str:
@@ -122,9 +180,7 @@ class FittedModel(Predictor):
 
     def fit_summary(self) -> dict[str, Any]:
         """Subspace, temperature, draws and their diagnostics."""
-        draws = self.draws
-        if draws is None:
-            fail("model", "a model with draws", "one that was not sampled")
+        draws = self.sampled
         known = {"pareto_k": draws.meta["pareto_k"]} if "pareto_k" in draws.meta else {}
         return known | {
             "independent": draws.independent,

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -46,8 +46,11 @@ _CHUNK, _WEIGHT_BYTES = 256, 2**28  # weight vectors made at once, and their mem
 _FEWEST_DRAWS, _FEWEST_THAT_FIT = 4, 16
 
 
-def evenly_spaced(rows: Float[np.ndarray, "S k"], n: int) -> Float[np.ndarray, "m k"]:
-    """At most n of the rows, evenly spaced.
+def evenly_spaced(rows: Shaped[np.ndarray, "S *k"], n: int) -> Shaped[np.ndarray, "m *k"]:
+    """At most n of the rows, evenly spaced: the middle ones of n parts of the same length.
+
+    Of the draws of several chains, one chain after the other, the same number is from each chain
+    if n is a multiple of their number.
 
     Args:
         rows: draws, one per row.
@@ -60,7 +63,7 @@ def evenly_spaced(rows: Float[np.ndarray, "S k"], n: int) -> Float[np.ndarray, "
     if n >= len(rows):
         return rows
     check_count("n_draws", n)
-    return rows[np.linspace(0, len(rows) - 1, n).round().astype(int)]
+    return rows[(2 * np.arange(n) + 1) * len(rows) // (2 * n)]
 
 
 def average(

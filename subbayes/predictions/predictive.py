@@ -136,14 +136,18 @@ class Predictive:
             moment_matched: use the Gaussian with the mixture's mean and variance (Izmailov et
                 al. 2019, E.1.1) instead of the mixture itself; regression only.
         """
-        targets = self._checked_targets(y)
         if not moment_matched:
-            terms = self.likelihood.log_prob(self.outputs, targets)
+            terms = self.component_log_prob(y)
             return (terms.logsumexp(0) - math.log(self.n_draws)).numpy()
+        targets = self._checked_targets(y)
         self._require("regression", "log_prob(moment_matched=True)")
         value = self._columns(targets).numpy()
         mean, variance = (a.reshape(value.shape) for a in (self.mean, self.variance))
         return -0.5 * (np.log(2 * np.pi * variance) + (value - mean) ** 2 / variance).sum(-1)
+
+    def component_log_prob(self, y: object) -> Float[Tensor, "S n"]:
+        """Log density of each observation under each draw, whose mean density is that of y."""
+        return self.likelihood.log_prob(self.outputs, self._checked_targets(y))
 
     def cdf(self, y: object) -> Array:
         """P(Y <= y) per target; the PIT value of an observation."""

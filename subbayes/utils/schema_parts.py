@@ -152,6 +152,8 @@ DRAWS = record(
             "thin?": whole(1),
             "seconds?": number(0),
             "pareto_k?": number(finite=False),
+            "thinned_from?": whole(1),
+            "warnings?": list_of(text()),
             "*": anything,
         }
     ),

@@ -1,0 +1,199 @@
+r"""Monte Carlo error of predictions, and the number of draws that suffices.
+
+A predictive averages S draws, so that it has an error of its own beside the uncertainty that it
+describes. For draws $f_s$ with the effective sample size $S_\text{eff}$ the standard errors are
+
+$$ \mathrm{se}\Big(\tfrac1S \sum_s \mu_s\Big) = \frac{\mathrm{sd}(\mu_s)}{\sqrt{S_\text{eff}}},
+   \qquad \mathrm{se}\Big(\log \tfrac1S \sum_s p_s\Big) \approx
+   \frac{\mathrm{sd}(p_s / \bar p)}{\sqrt{S_\text{eff}}} $$
+
+with $\mu_s = E[y \mid f_s]$ and $p_s = p(y \mid f_s)$; the second is by the delta method.
+
+Sources: Vehtari et al. (2021), section 3.2, for the effective sample size; Geyer (1992), section
+3.6, for thinning.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from subbayes.data.data import take, to_targets
+from subbayes.diagnostics.convergence import ess_mean
+from subbayes.predictions.predictive import Predictive
+from subbayes.utils.checks import check_count, check_positive, fail
+
+__all__ = ["MonteCarloError", "monte_carlo_error", "sufficient_draws"]
+
+Array = np.ndarray
+
+
+@dataclass(frozen=True)
+class MonteCarloError:
+    """Standard errors of a predictive that are due to its finite number of draws.
+
+    Attributes:
+        mean: of the predictive mean (of class probabilities), shape (N,) or (N, T), in units of y.
+        relative: the same in predictive standard deviations.
+        log_density: of the log density of each observation, shape (N,); None without targets.
+        mean_log_density: of their mean, the score `log_likelihood`; None without targets.
+        draws: number of draws S.
+        recommended_draws: number of draws, evenly spaced in chains as long as these or, if it is
+            above S, of longer chains, whose errors are below the tolerances.
+    """
+
+    mean: Array
+    relative: Array
+    log_density: Float[np.ndarray, "n"] | None
+    mean_log_density: float | None
+    draws: int
+    recommended_draws: int
+
+    def __repr__(self) -> str:
+        density = ""
+        if self.mean_log_density is not None:
+            density = f", {self.mean_log_density:.2g} nats of the mean log density"
+        return (
+            f"MonteCarloError(at most {self.relative.max():.2g} predictive standard deviations"
+            f"{density}, draws={self.draws}, recommended_draws={self.recommended_draws})"
+        )
+
+
+def monte_carlo_error(
+    predictive: Predictive | Iterable[Predictive],
+    y: Any = None,
+    *,
+    chains: int = 1,
+    independent: bool = False,
+    tolerance: float = 0.05,
+    log_density_tolerance: float = 0.01,
+) -> MonteCarloError:
+    """The Monte Carlo error of a predictive, and how many draws are enough.
+
+    Predictives in closed form have none, and need one draw.
+
+    Args:
+        predictive: a predictive whose draws are in the order of their chains, one chain after the
+            other, or those of batches of rows, as of `predict_batches`.
+        y: targets of all rows, for the error of the log density.
+        chains: number of chains.
+        independent: whether draws are independent, like those of an approximation.
+        tolerance: error of the predictive mean of any row, in predictive standard deviations. The
+            default needs 400 effective draws at most.
+        log_density_tolerance: error of the mean log density, in nats.
+
+    Raises:
+        InputError: a number of draws that is not a multiple of `chains`, or fewer than 4 per
+            chain (2 independent ones).
+
+    Example:
+        >>> import torch
+        >>> from subbayes.likelihoods import Gaussian
+        >>> f = torch.randn(2000, 3, 1, generator=torch.Generator().manual_seed(0))
+        >>> error = monte_carlo_error(Predictive(f, Gaussian(noise=1.0)), independent=True)
+        >>> error.mean.round(3), error.recommended_draws  # (0.05 * sqrt(2)) ** -2 = 200
+        (array([0.022, 0.022, 0.022]), 202)
+    """
+    check_positive("tolerance", tolerance)
+    check_positive("log_density_tolerance", log_density_tolerance)
+    batches = [predictive] if isinstance(predictive, Predictive) else predictive
+    chains = 1 if independent else check_count("chains", chains)
+    targets = None if y is None else to_targets(y, "y")
+    means, relative, densities = [], [], []
+    needed, influence, done, draws = 1.0, np.zeros(()), 0, 1
+    for batch in batches:
+        rows = slice(done, done + len(batch))
+        done += len(batch)
+        if batch.kind != "mixture":
+            means.append(np.zeros_like(batch.mean))
+            relative.append(means[-1])
+            densities.append(np.zeros(len(batch)))
+            continue
+        draws = _check_draws(batch.n_draws, chains, independent)
+        error, size = _error(batch.likelihood.mean(batch.outputs).numpy(), chains, independent)
+        scale = np.asarray(batch.std).reshape(error.shape)
+        ratio = np.divide(error, scale, out=np.zeros_like(error), where=scale > 0)
+        needed = max(needed, _most(ratio, tolerance, size, draws))
+        means.append(error.reshape(batch.mean.shape))
+        relative.append(ratio.reshape(batch.mean.shape))
+        if targets is not None:
+            terms = batch.component_log_prob(take(targets, rows)).numpy()
+            weights = np.exp(terms - terms.max(0))
+            weights /= weights.mean(0)
+            densities.append(_error(weights, chains, independent)[0])
+            influence = influence + weights.sum(1)
+    if not means:
+        fail("predictive", "at least one predictive", "none")
+    total = None if targets is None else 0.0
+    if influence.ndim:
+        error, size = _error(influence[:, None] / done, chains, independent)
+        total = float(error[0])
+        needed = max(needed, _most(error, log_density_tolerance, size, draws))
+    return MonteCarloError(
+        np.concatenate(means),
+        np.concatenate(relative),
+        None if targets is None else np.concatenate(densities),
+        total,
+        draws,
+        chains * math.ceil(needed / chains - 1e-9),
+    )
+
+
+def sufficient_draws(
+    needed: Float[np.ndarray, "..."], effective: Float[np.ndarray, "..."], draws: int
+) -> Float[np.ndarray, "..."]:
+    r"""Evenly spaced draws of chains whose effective sample size is `needed`.
+
+    Chains are taken for autoregressive processes with the same effective size, $\rho$ their
+    autocorrelation: m of S draws have the effective size
+    $m (1 - \rho^{S/m}) / (1 + \rho^{S/m})$, so that strongly correlated draws can be thinned at
+    little loss. If all S draws are not enough, longer chains of such draws are.
+
+    Args:
+        needed: effective sample sizes.
+        effective: those of all draws.
+        draws: number of draws S.
+
+    Example:
+        >>> sufficient_draws(np.array([100.0, 400.0]), np.array([1000.0, 200.0]), 1000)
+        array([ 100., 2000.])
+    """
+    rho = np.clip((draws - effective) / (draws + effective), 0, 1)
+    low, high = np.zeros(np.shape(needed)), np.full(np.shape(needed), float(draws))
+    for _ in range(60):
+        m = (low + high) / 2
+        power = rho ** (draws / m)
+        above = m * (1 - power) / (1 + power) >= needed
+        low, high = np.where(above, low, m), np.where(above, m, high)
+    return np.where(needed < np.minimum(effective, draws), high, needed * draws / effective)
+
+
+def _check_draws(draws: int, chains: int, independent: bool) -> int:
+    if draws % chains:
+        fail("chains", f"a divisor of {draws} draws", chains, "Give the number that made them")
+    least = 2 if independent else 4
+    if draws // chains < least:
+        each = "" if independent else " per chain"
+        fail("predictive", f"at least {least} draws{each}", draws // chains, "Draw more")
+    return draws
+
+
+def _error(x: Float[np.ndarray, "S *rows"], chains: int, independent: bool) -> tuple[Array, Array]:
+    """Standard errors and effective sizes of means over draws, each of shape `rows`."""
+    S, sd = len(x), x.std(0, ddof=1)
+    size = np.full(sd.shape, float(S))
+    if not independent:
+        found = ess_mean(x.reshape(chains, S // chains, *x.shape[1:]))
+        size = np.where(np.isnan(found), size, found)  # of values that do not vary
+    return sd / np.sqrt(size), size
+
+
+def _most(error: Array, tolerance: float, size: Array, draws: int) -> float:
+    """The number of draws with which the largest of the errors is below the tolerance."""
+    needed = np.maximum((error / tolerance) ** 2 * size, 1.0)
+    return float(sufficient_draws(needed, size, draws).max())
