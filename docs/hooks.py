@@ -29,7 +29,8 @@ ORDER = [
 def on_config(config: Any) -> Any:
     """Put the API pages into the navigation, after the command line."""
     pages = [{room: f"api/{room}.md"} for room in _rooms()]
-    config.nav.insert(5, {"API": pages})
+    place = next(i for i, entry in enumerate(config.nav) if "Command line" in entry)
+    config.nav.insert(place + 1, {"API": pages})
     return config
 
 

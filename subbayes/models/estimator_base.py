@@ -285,7 +285,7 @@ class Regressor(RegressorMixin, Estimator):
             X: features (n, d), numbers; n at least 2.
             y: targets (n,): numbers that vary, or counts for `likelihood="poisson"`.
             sample_weight: weights (n,) of at least 0, which multiply the log-likelihood of each
-                row; by default 1.
+                row; by default 1. Columns and y are standardised without them.
 
         Raises:
             InputError: see the class.
@@ -345,7 +345,7 @@ class Classifier(ClassifierMixin, Estimator):
             X: features (n, d), numbers; n at least 2.
             y: labels (n,) of at least two classes: text, whole numbers or booleans.
             sample_weight: weights (n,) of at least 0, which multiply the log-likelihood of each
-                row; by default 1.
+                row; by default 1. Columns are standardised without them.
 
         Raises:
             InputError: see the class.

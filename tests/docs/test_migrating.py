@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from pages import run_page
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -22,12 +23,8 @@ SAME = dict(rtol=1e-6, atol=1e-8)  # its full precision is 1e-7 off a dense one,
 @pytest.fixture(scope="module")
 def names():
     """What the page's blocks, one after another, leave behind."""
-    text, found = PAGE.read_text(encoding="utf-8"), {}
     with torch.random.fork_rng(devices=[]):
-        for block in re.finditer(r"```python\n(.*?)```", text, re.DOTALL):
-            above = "\n" * text[: block.start(1)].count("\n")  # a failure names the line
-            exec(compile(above + block[1], str(PAGE), "exec"), found)
-    return found
+        return run_page(PAGE)
 
 
 def test_the_shares_are_those_the_page_says(names):
