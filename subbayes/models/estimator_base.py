@@ -212,7 +212,8 @@ class Estimator(BaseEstimator):
 
     def predict_batches(self, X: Any) -> Iterator[Predictive]:
         """The predictive distributions of batches of rows; see `Predictor.predict_batches`."""
-        return self.model_.predict_batches(self._inputs(X), n_draws=self._n_draws)
+        inputs = self._inputs(X)  # checks that there is a model
+        return self.model_.predict_batches(inputs, n_draws=self._n_draws)
 
     # --- saving -----------------------------------------------------------------------------
 

@@ -352,6 +352,8 @@ class Schema:
             if rule is None:
                 raise SchemaError("tensors", f"no tensor {name!r}", "one")
             rule(tensors[name], f"tensor {name!r}", sizes)
+            if name.endswith("running_var") and bool((tensors[name] < 0).any()):
+                raise SchemaError(f"tensor {name!r}", "variances of at least 0", "negative ones")
         self.facts(facts, "facts", sizes)
 
 

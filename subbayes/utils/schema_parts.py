@@ -222,9 +222,17 @@ def STATE(value: Any, where: str, sizes: Sizes) -> None:
 
 _state_leaf = optional(one_of("a number, text or a flag", number(finite=False), boolean, text()))
 _state_list = list_of(STATE)
+
+
+def _state_pair(value: Any, where: str, sizes: Sizes) -> None:
+    """A key, which is text or a whole number, and a value."""
+    list_of(STATE, least=2, most=2)(value, where, sizes)
+    one_of("text or a whole number", text(), whole())(value[0], f"{where}[0]", sizes)
+
+
 _state_dict = one_of(
     "one of 'tensor', 'tuple' and 'pairs'",
     record(tensor=text()),
     record(tuple=_state_list),
-    record(pairs=list_of(list_of(STATE, least=2, most=2))),
+    record(pairs=list_of(_state_pair)),
 )

@@ -21,7 +21,7 @@ from fuzz.mutations import Case, damages, forgeries
 
 __all__ = ["Campaign", "FAILURES", "OUTCOMES"]
 
-OUTCOMES = ("refused", "same", "other", "not finite", "silent", "raw error", "several lines",
+OUTCOMES = ("refused", "same", "other", "NaN", "silent", "raw error", "several lines",
             "memory", "code", "hang", "crash")  # fmt: skip
 FAILURES = OUTCOMES[3:]
 SECONDS = 20.0  # of processor time that a case may take
@@ -72,7 +72,7 @@ class Campaign:
         for name, case in cases:
             case.write(place / name)
             outcome, text = self.child.load(name, place / name)
-            if case.damaged and outcome in ("other", "not finite"):
+            if case.damaged and outcome in ("other", "NaN"):
                 outcome = "silent"
             self.counts[name, "damaged" if case.damaged else "forged", outcome] += 1
             if outcome in FAILURES:

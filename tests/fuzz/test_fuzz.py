@@ -43,6 +43,8 @@ def test_damaged_and_forged_artifacts_are_refused_or_predict(tmp_path: Path, nam
         ("sparse-checkpoint", "tensor optimizer.state.16.exp_avg_sq removed"),
         ("fitted-full-linearised", "facts/likelihood/noise = list"),
         ("laplace-diagonal", "tensor squares [-1] = -1.0"),
+        ("small-csr", "tensor 1.running_var [-1] = -1.0"),
+        ("sparse-checkpoint", "facts/optimizer/pairs/1/0 = list of a large number"),
         ("sparse-horseshoe", "tensor state.layers.0.log_mean [0] = 1e+30"),
     ],
 )
@@ -71,7 +73,7 @@ def test_campaigns_notice_crashes_hangs_and_code(tmp_path: Path, monkeypatch: py
         "    if word == 'raw error': raise KeyError(word)\n"
         "    if word == 'several lines': raise InputError('a\\nb')\n"
         "    if word == 'memory': bytearray(2**40)\n"
-        "    return [np.array([{'not finite': np.nan, 'other': 1.0}.get(word, 0.0)])]\n"
+        "    return [np.array([{'NaN': np.nan, 'other': 1.0}.get(word, 0.0)])]\n"
         "MODELS = {'a': types.SimpleNamespace(use=use)}\n"
     )
     monkeypatch.setattr("fuzz.campaign._WORKER", tmp_path)
@@ -81,7 +83,7 @@ def test_campaigns_notice_crashes_hangs_and_code(tmp_path: Path, monkeypatch: py
     (tmp_path / "a" / "a").write_text("same")
     campaign = Campaign(tmp_path, ["a"])
     words = ["crash", "same", "hang", "other", "raw error", "several lines", "memory",
-             "not finite", "code"]  # fmt: skip
+             "NaN", "code"]  # fmt: skip
     place = tmp_path / "case"
     try:
         for word in words:
