@@ -147,7 +147,8 @@ class Estimator(BaseEstimator):
     def _check_X(self, X: Any, *, fitting: bool) -> Float[np.ndarray, "n d"]:
         """Check features and convert them to a finite float64 matrix."""
         check_names(X)
-        if np.ndim(X) == 1 and not isinstance(X, pd.DataFrame):
+        axes = np.ndim(X) if isinstance(X, (list, tuple)) else getattr(X, "ndim", 2)
+        if axes == 1:
             fail(
                 "X",
                 "a matrix with one row per observation",
