@@ -205,10 +205,11 @@ def load_uci(
         Dropout as a Bayesian approximation; the UCI machine learning repository.
 
     Example:
-        >>> load_uci("yatch")  # doctest: +ELLIPSIS
+        >>> load_uci("yatch")  # doctest: +ELLIPSIS +NORMALIZE_WHITESPACE
         Traceback (most recent call last):
             ...
-        subbayes.InputError: name: expected one of 'airfoil', ..., 'yacht', got 'yatch'.
+        subbayes.InputError: name: expected one of 'airfoil', ..., 'yacht', got 'yatch'. Did you
+        mean 'yacht'?
     """
     check_choice("name", name, sorted(RAW + CENTRED))
     file = f"{name}/{name}.npz"
