@@ -195,7 +195,7 @@ class Draws:
             )
         if self.converged is False:
             found.append("the ELBO was still rising at the last step: raise steps=...")
-        return found + self._energy_warnings()
+        return found + self._energy_warnings() + self._swap_warnings()
 
     def _chain_warnings(self) -> list[str]:
         """Problems of mixing."""
@@ -282,6 +282,26 @@ class Draws:
                     "longer (draws=...), or warm up longer (warmup=...)"
                 )
         return found
+
+    def _swap_warnings(self) -> list[str]:
+        """Rare swaps of parallel tempering, and points that do not cross the ladder."""
+        if "least_swap_rate" not in self.stats:
+            return []
+        doubt = "the evidence and the shares of modes are not to be trusted"
+        least = float(self.stats["least_swap_rate"][:, -1].min())
+        rungs = math.ceil(2 * float(self.stats["barrier"][:, -1].max())) + 1
+        if least < 0.2:
+            return [
+                f"the least swap rate is {math.floor(least * 100) / 100:.2f}, below 0.2: {doubt}; "
+                f"raise rungs (about {rungs}), or warm up longer (warmup=...)"
+            ]
+        trips = int(self.stats["round_trips"][:, -1].sum())
+        if trips < 3 * self.n_chains:
+            return [
+                f"{trips} points moved from the prior to the posterior, below 3 for each of "
+                f"{self.n_chains} ladders: {doubt}; run longer (draws=...)"
+            ]
+        return []
 
     def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         """The draws as named arrays, and values that JSON can hold; for `from_state`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
+from scipy import integrate, stats
 from scipy.special import logsumexp
 
 from subbayes.priors import Normal
@@ -112,6 +113,37 @@ class Bimodal(Toy):
         z = self.sd * rng.standard_normal((n, self.rank))
         z[:, 0] += np.where(rng.random(n) < self.weight, 1, -1) * self.distance
         return z
+
+
+class HeavySplit(Toy):
+    """In each coordinate a narrow Gaussian at 1 and a heavy-tailed Student t at -1, of equal mass.
+
+    Powers of the likelihood change the shares of the two: the tails grow wider than the prior. No
+    gradient.
+    """
+
+    sd, tail = 0.02, 0.05
+
+    def terms(self, z):
+        """Log-likelihood of each coordinate."""
+        near = stats.norm.logpdf(z, 1, self.sd)
+        far = stats.t.logpdf((z + 1) / self.tail, 2) - np.log(self.tail)
+        return np.logaddexp(near, far) + np.log(0.5)
+
+    def log_likelihood(self, z):
+        """A sum over coordinates, so that the evidence is a product."""
+        return self.terms(z).sum(1)
+
+    def log_evidence(self):
+        """By quadrature in one coordinate."""
+        value, _ = integrate.quad(
+            lambda z: np.exp(self.terms(z)) * stats.norm.pdf(z, 0, self.prior.scale),
+            -10 * self.prior.scale,
+            10 * self.prior.scale,
+            points=[-1.2, -1, -0.8, 0.9, 1, 1.1],
+            limit=2000,
+        )
+        return self.rank * np.log(value)
 
 
 class LogisticTwins(Toy):

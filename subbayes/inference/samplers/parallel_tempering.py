@@ -22,17 +22,18 @@ sampling.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
+from scipy.special import erfcinv
 
 from subbayes.draws import Draws
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.samplers import elliptical_slice
 from subbayes.inference.samplers.adaptation import Schedule
 from subbayes.inference.samplers.chains import Density, Info, Rngs, Sampler
+from subbayes.inference.samplers.evidence import bridge_bias, evidence_of_ladders
 from subbayes.inference.samplers.random_numbers import copy_state, refill, select_chains
 from subbayes.utils.checks import check_count
 
@@ -330,19 +331,32 @@ def _update_bridges(posterior: Density, s: State, rungs: Bool[np.ndarray, "chain
 def _stats(s: State) -> dict[str, np.ndarray]:
     """Statistics of a draw; rates and evidence are averages over the ladder's run so far."""
     rejected = s.swaps_rejected / np.maximum(s.swaps_tried, 1)
+    least = s.bridge_draws.min(1)
+    drawn = least > 0
     n = np.log(np.maximum(s.bridge_draws, 1))
-    with np.errstate(invalid="ignore"):  # no draws yet
-        bridges = (s.bridge_up - n[:, 1:]) - (s.bridge_down - n[:, :-1])
+    # -inf before the first draw
+    up, down = np.where(drawn[:, None], (s.bridge_up - n[:, 1:], s.bridge_down - n[:, :-1]), 0.0)
     return {
         "log_likelihood": s.log_likelihood[:, 0].copy(),
         "evaluations": s.steps * s.beta.shape[1],
         "swap_rate": 1 - rejected.mean(1),
         "least_swap_rate": 1 - rejected.max(1),
-        "barrier": rejected.sum(1),
+        "barrier": _lengths(rejected).sum(1),
         "round_trips": s.trips.copy(),
         "idle": s.idle / np.maximum(s.idle + s.spent.sum(1), 1),
-        "log_evidence": np.where((s.bridge_draws > 0).all(1), bridges.sum(1), np.nan),
+        "log_evidence": np.where(drawn, (up - down).sum(1), np.nan),
+        "bridge_bias": np.where(drawn, bridge_bias(up + down, least), np.nan),
     }
+
+
+def _lengths(rejected: Float[np.ndarray, "*c gaps"]) -> Float[np.ndarray, "*c gaps"]:
+    r"""Lengths of gaps in the units of rejection rates, to which those of small gaps are equal.
+
+    Rates of wide gaps saturate at 1. If the energies of the rungs are Gaussian, swaps are accepted
+    at the rate $\mathrm{erfc}(d / 2)$ with a length d that adds up along the ladder (Predescu et
+    al. 2004), and small gaps have the rejection rate $d / \sqrt\pi$.
+    """
+    return np.asarray(2 * erfcinv(np.clip(1 - rejected, 1e-300, 1.0)) / np.sqrt(np.pi))
 
 
 def _equal_rates(
@@ -350,10 +364,10 @@ def _equal_rates(
 ) -> Float[np.ndarray, "rungs"]:
     """Powers between which swaps are rejected equally often (Syed et al. 2022, algorithm 4).
 
-    The cumulative rejection rate is interpolated on the scale of the first ladder's spacing and
+    The cumulative length of the path is interpolated on the scale of the first ladder's spacing and
     divided into equal parts.
     """
-    sums = np.concatenate([[0.0], np.cumsum(rejected + 0.01)])
+    sums = np.concatenate([[0.0], np.cumsum(_lengths(rejected) + 0.01)])
     even = np.linspace(0, sums[-1], len(beta))
     new = np.interp(even, sums, beta ** (1 / _SPACING)) ** _SPACING
     new[0], new[-1] = 1.0, 0.0
@@ -370,9 +384,11 @@ class ParallelTempering(Sampler):
 
     The draws have the stats "log_likelihood" (at temperature 1) and "evaluations" (of all rungs),
     and of the run so far "swap_rate", "least_swap_rate" (of any pair), "round_trips", "barrier"
-    (sum of rejection rates, $\Lambda$), "idle" and "log_evidence"; meta has their final values. The
-    log evidence of the tempered posterior is estimated by bridge sampling between neighbouring
-    rungs; its standard error needs several ladders.
+    (sum of rejection rates of a fine ladder, $\Lambda$), "idle", "log_evidence" and "bridge_bias";
+    meta has their final values. The log evidence of the tempered posterior is estimated by bridge
+    sampling between neighbouring rungs; its standard error, from differences between ladders,
+    their drift and the overlap of rungs, needs several ladders. `Draws.warnings` names swap rates
+    below 0.2.
 
     Attributes:
         rungs: densities in a ladder, posterior and prior included; about twice the barrier is
@@ -410,9 +426,7 @@ class ParallelTempering(Sampler):
         """Draw from a posterior; see `Engine.run`."""
         draws = super().run(posterior, sampling)
         last = {name: values[:, -1] for name, values in draws.stats.items()}
-        evidence, error = last["log_evidence"], math.nan
-        if sampling.chains > 1:
-            error = float(evidence.std(ddof=1) / np.sqrt(sampling.chains))
+        evidence, error = evidence_of_ladders(draws.stats["log_evidence"], last["bridge_bias"])
         return replace(
             draws,
             meta=draws.meta
@@ -423,6 +437,6 @@ class ParallelTempering(Sampler):
                 "idle": float(last["idle"].mean()),
                 "round_trips": int(last["round_trips"].sum()),
             },
-            log_evidence=float(evidence.mean()),
+            log_evidence=evidence,
             log_evidence_error=error,
         )

@@ -22,7 +22,6 @@ Each group of particles is an independent run; the evaluations of all groups for
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Generator
 from dataclasses import dataclass, field
@@ -36,6 +35,7 @@ from subbayes.inference.configuration import Sampling
 from subbayes.inference.engine import Engine
 from subbayes.inference.importance_sampling import systematic_resampling
 from subbayes.inference.samplers.chains import Density, chain_generators, prior_scale
+from subbayes.inference.samplers.evidence import evidence_of_groups
 from subbayes.utils.checks import check_count, fail
 from subbayes.utils.progress import progress_bar
 
@@ -286,7 +286,7 @@ class SMC(Engine):
         ]
         groups, evaluations = _run_groups(posterior, runs, sampling.progress)
         evidences = np.array([group.log_evidence for group in groups])
-        log_evidence, error = _evidence(evidences)
+        log_evidence, error = evidence_of_groups(evidences)
         return Draws(
             np.stack([group.z for group in groups]),
             {"log_likelihood": np.stack([group.log_likelihood for group in groups])},
@@ -304,11 +304,3 @@ class SMC(Engine):
             log_evidence=log_evidence,
             log_evidence_error=error,
         )
-
-
-def _evidence(logs: Float[np.ndarray, "groups"]) -> tuple[float, float]:
-    """The log of the mean of the groups' estimates, and its standard error (delta method)."""
-    log_mean = float(logsumexp(logs) - np.log(len(logs)))
-    if len(logs) == 1:
-        return log_mean, math.nan
-    return log_mean, float(np.exp(logs - log_mean).std(ddof=1) / np.sqrt(len(logs)))

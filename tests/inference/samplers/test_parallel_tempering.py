@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
-from densities import Banana, Bimodal, LogisticTwins, Narrow, Toy
+from densities import Banana, Bimodal, HeavySplit, LogisticTwins, Narrow, Toy
 from oracles import LinearGaussian, check_moments, check_uniform_ranks
+from scipy import special
 
 from subbayes.inference.samplers.elliptical_slice import EllipticalSlice
-from subbayes.inference.samplers.parallel_tempering import ParallelTempering, _equal_rates
+from subbayes.inference.samplers.parallel_tempering import ParallelTempering, _equal_rates, _lengths
 from subbayes.priors import Normal
 from subbayes.utils.checks import InputError
 
@@ -98,6 +101,58 @@ def test_equal_rates():
     crowded = _equal_rates(beta, np.array([0.9, 0.0, 0.0]))
     assert (np.diff(crowded) < 0).all()
     assert crowded[2] > 0.1
+
+
+def test_rungs_move_into_a_gap_whose_swaps_are_never_accepted():
+    """Rates of two gaps are both 1 to six digits, but one is far wider."""
+    beta = np.array([1.0, 0.5, 0.25, 0.0])
+    moved = _equal_rates(beta, 1 - np.array([1e-12, 1e-6, 0.9]))
+    assert moved[1] > 0.6
+
+
+def test_lengths_of_gaps_add_up():
+    """Gaussian energies: a gap's acceptance is erfc(d / 2), of both halves erfc(d / 4)."""
+    d = np.array([0.05, 1.0, 6.0])
+    whole, half = (_lengths(1 - special.erfc(x / 2)) for x in (d, d / 2))
+    np.testing.assert_allclose(whole, 2 * half)
+    np.testing.assert_allclose(whole[0], special.erf(0.025), rtol=1e-3)
+
+
+@pytest.mark.parametrize("prior", [3.0, 10.0])
+@pytest.mark.parametrize("rungs", [3, 8])
+def test_the_evidence_is_within_its_error_where_ladders_do_not_mix(prior, rungs):
+    """The standard error of the mean of ladders is up to 7 times too small here."""
+    density = HeavySplit(4, Normal(prior))
+    draws = ParallelTempering(rungs=rungs).sample(
+        density, draws=100, chains=10, warmup=100, progress=False
+    )
+    error = draws.log_evidence - density.log_evidence()
+    assert abs(error) < 3.5 * draws.log_evidence_error
+    assert draws.log_evidence_error < 4
+
+
+def test_few_rungs_cause_a_warning():
+    density = HeavySplit(4, Normal(3.0))
+    options = {"draws": 60, "chains": 6, "warmup": 60, "progress": False}
+    line = next(
+        line
+        for line in ParallelTempering(rungs=3).sample(density, **options).warnings()
+        if "swap" in line
+    )
+    assert re.match(
+        r"the least swap rate is 0\.\d\d, below 0\.2: the evidence and .* raise rungs", line
+    )
+    assert 6 <= int(re.search(r"about (\d+)", line)[1]) <= 20
+    near = ParallelTempering(rungs=4).sample(Toy(2), **options)
+    assert not any("swap" in line or "ladders" in line for line in near.warnings())
+
+
+def test_few_journeys_cause_a_warning():
+    """Rungs that swap often, in a ladder too long for the run."""
+    found = ParallelTempering(rungs=12).sample(
+        Narrow(2), draws=8, chains=4, warmup=60, progress=False
+    )
+    assert any("moved from the prior to the posterior, below 3" in x for x in found.warnings())
 
 
 def test_ladders_do_not_depend_on_the_number_of_ladders():
