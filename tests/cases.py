@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from subbayes import Network, Posterior, Training
-from subbayes.data.data import n_rows
+from subbayes.data.data import Data, n_rows
 from subbayes.likelihoods import (
     Bernoulli,
     Categorical,
@@ -417,6 +417,11 @@ class Built:
         return Posterior(self.network, self.likelihood, self.data, space, **options)
 
 
+def streamed(rows: Dataset, **options: Any) -> Data:
+    """Rows that are read from a loader at each evaluation."""
+    return Data.of(DataLoader(rows, **options), memory_limit=0)
+
+
 @dataclass(frozen=True)
 class Case:
     network: str
@@ -448,7 +453,7 @@ class Case:
         data = (
             (inputs, y)
             if self.data == "memory"
-            else (DataLoader(Rows(inputs, y), batch_size=3, shuffle=self.data == "shuffled"))
+            else streamed(Rows(inputs, y), batch_size=3, shuffle=self.data == "shuffled")
         )
         network = Network(module, **architecture.options)
         return Built(module, network, inputs, y, noise.likelihood, data)

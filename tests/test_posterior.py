@@ -162,8 +162,8 @@ def test_a_loader_equals_memory(name):
     memory = built.posterior()
     z = points(memory)
     for size, shuffle in ((2, False), (3, True), (50, False)):
-        loader = DataLoader(cases.Rows(built.inputs, built.y), size, shuffle=shuffle)
-        streamed = Posterior(built.network, built.likelihood, loader, memory.subspace, mode="eager")
+        rows = cases.streamed(cases.Rows(built.inputs, built.y), batch_size=size, shuffle=shuffle)
+        streamed = Posterior(built.network, built.likelihood, rows, memory.subspace, mode="eager")
         np.testing.assert_allclose(streamed.value(z), memory.value(z), rtol=1e-12)
         for a, b in zip(streamed.value_and_grad(z), memory.value_and_grad(z), strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-10)
@@ -401,7 +401,7 @@ class Largest(nn.Module):
 @pytest.mark.parametrize("streamed", [False, True])
 def test_memory_is_bounded_in_memory_and_streamed(streamed):
     x, y = torch.ones(64, 3, dtype=torch.float64), torch.ones(64, dtype=torch.float64)
-    data = DataLoader(TensorDataset(x, y), batch_size=64) if streamed else (x, y)
+    data = cases.streamed(TensorDataset(x, y), batch_size=64) if streamed else (x, y)
     network = Network(Largest().double())
     make = lambda **options: Posterior(  # noqa: E731
         network,

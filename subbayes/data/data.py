@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 
+from subbayes.data.cache import CACHED_BYTES, BatchCache, concatenate
 from subbayes.utils.checks import (
     check_choice,
     check_count,
@@ -20,7 +21,7 @@ from subbayes.utils.checks import (
     fail,
     fail_type,
 )
-from subbayes.utils.trees import tensors_of, tree_map, with_tensors
+from subbayes.utils.trees import tree_map
 from subbayes.utils.types import Inputs, Targets
 
 __all__ = [
@@ -175,7 +176,7 @@ def _check_pair(inputs: Inputs, y: Targets, argument: str) -> None:
 
 @dataclass(frozen=True)
 class Data:
-    """Pairs (inputs, targets) in a fixed order, in memory or streamed.
+    """Pairs (inputs, targets) in a fixed order, in memory or streamed from a loader.
 
     Use `Data.of` to create one. Inputs are a tensor, a tuple or a dict of tensors; targets are a
     tensor, or a tuple of tensors such as (y, noise scale).
@@ -197,16 +198,20 @@ class Data:
     has_weights: bool = False
 
     @classmethod
-    def of(cls, data: Any, argument: str = "data") -> Data:
+    def of(cls, data: Any, argument: str = "data", memory_limit: int = CACHED_BYTES) -> Data:
         """Convert observations to `Data`.
 
         A `DataLoader` that shuffles or drops rows is replaced by one that reads each row of its
-        dataset once, in order, so that sums over it are sums over the data.
+        dataset once, in order, so that sums over it are sums over the data. Its rows, which have to
+        be the same in each pass, are kept in memory if they fit; training still uses its order.
 
         Args:
             data: a pair (inputs, y); a dict with "labels", as for the models of transformers; a
                 `DataLoader`, a `Dataset` or `Data`.
             argument: name of the argument in errors.
+            memory_limit: bytes of the rows of a loader to keep in memory, a fourth of the free
+                memory at most; above it they are read again at each evaluation, with a warning
+                unless it is 0.
 
         Raises:
             InputError: different numbers of rows, NaN or infinite values, no rows, or a loader
@@ -221,9 +226,9 @@ class Data:
         if isinstance(data, Data):
             return data
         if isinstance(data, DataLoader):
-            return cls._streamed(sequential_loader(data), data, argument)
+            return cls._streamed(sequential_loader(data), data, argument, memory_limit)
         if isinstance(data, Dataset):
-            return cls._streamed(DataLoader(data, batch_size=256), data, argument)
+            return cls._streamed(DataLoader(data, batch_size=256), data, argument, memory_limit)
         if isinstance(data, Mapping) and "labels" in data:
             data = without_labels(data), data["labels"]
         if not (isinstance(data, (tuple, list)) and len(data) == 2):
@@ -237,17 +242,25 @@ class Data:
         return cls(n=n_rows(targets), inputs=inputs, y=targets)
 
     @classmethod
-    def _streamed(cls, loader: DataLoader[Any], source: Any, argument: str) -> Data:
-        count = 0
+    def _streamed(
+        cls, loader: DataLoader[Any], source: Any, argument: str, memory_limit: int
+    ) -> Data:
+        count, cache = 0, BatchCache(check_count("memory_limit", memory_limit, 0))
         with torch.random.fork_rng(devices=[]):
             for batch in loader:
                 inputs, y = as_pair(batch, argument)
                 _check_pair(inputs, y, argument)
                 count += n_rows(y)
+                if n_rows(y):
+                    cache.add((inputs, y))
             if count == 0:
                 fail(argument, "at least one row", "an empty loader")
             _check_repeatable(loader, argument)
-        return cls(n=count, loader=loader, source=source)
+        if (rows := cache.joined()) is not None:
+            return cls(n=count, inputs=rows[0], y=rows[1], source=source)
+        if memory_limit and cache.loader() is None:
+            cache.warn(argument)
+        return cls(n=count, loader=cache.loader() or loader, source=source)
 
     def __repr__(self) -> str:
         return f"Data(n={self.n}, {'in memory' if self.in_memory else 'streamed'})"
@@ -303,7 +316,8 @@ class Data:
         """
         if not self.in_memory:
             fail("data", "tensors in memory", "a loader", "Pass a loader of these rows instead")
-        return replace(self, n=len(index), inputs=take(self.inputs, index), y=take(self.y, index))
+        inputs, y = take(self.inputs, index), take(self.y, index)
+        return replace(self, n=len(index), inputs=inputs, y=y, source=None)
 
     def weighted(self, weights: Any) -> Data:
         r"""The data with weights $a_n$ that multiply the log-likelihood of each row.
@@ -337,7 +351,7 @@ class Data:
         check_weights(a)
         check_same_length(["data", "weights"], [self.n, len(a)])
         targets = self.y if isinstance(self.y, tuple) else (self.y,)
-        return replace(self, y=(*targets, a), has_weights=True)
+        return replace(self, y=(*targets, a), source=None, has_weights=True)
 
 
 def check_weights(weights: Tensor) -> None:
@@ -401,20 +415,12 @@ def join_batches(
     for batch in batches:
         own = tree_map(lambda tensor: (tensor.shape[1:], tensor.dtype), batch)
         if waiting and (rows + n_rows(batch[0]) > size or own != kind):
-            yield _concatenate(waiting)
+            yield concatenate(waiting)
             waiting, rows = [], 0
         waiting.append(batch)
         rows, kind = rows + n_rows(batch[0]), own
     if waiting:
-        yield _concatenate(waiting)
-
-
-def _concatenate(batches: list[tuple[Inputs, Any]]) -> tuple[Inputs, Any]:
-    if len(batches) == 1:
-        return batches[0]
-    columns = zip(*map(tensors_of, batches), strict=True)
-    whole: tuple[Inputs, Any] = with_tensors(batches[0], map(torch.cat, columns))
-    return whole
+        yield concatenate(waiting)
 
 
 def as_pair(batch: Any, argument: str) -> tuple[Inputs, Targets]:

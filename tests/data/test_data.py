@@ -25,8 +25,11 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from subbayes import InputError, InputTypeError
+from subbayes import InputError, InputTypeError, Network, Posterior, Training
 from subbayes.data.data import Data, leaves, take, to_device, to_inputs, to_targets
+from subbayes.likelihoods import Gaussian
+from subbayes.subspace import FullSubspace
+from subbayes.training import train
 
 N = 11
 X = torch.arange(2.0 * N).reshape(N, 2)
@@ -122,7 +125,7 @@ def test_tensors_are_detached():
 def test_dicts_and_tuples_streamed_equal_those_in_memory(case, shuffle):
     built = case.build()
     memory = Data.of((built.inputs, built.y))
-    streamed = Data.of(DataLoader(cases.Rows(built.inputs, built.y), 3, shuffle=shuffle))
+    streamed = cases.streamed(cases.Rows(built.inputs, built.y), batch_size=3, shuffle=shuffle)
     assert memory.in_memory
     assert not streamed.in_memory
     for a, b in zip(joined(memory, 2), joined(streamed), strict=True):
@@ -133,9 +136,10 @@ def test_dicts_and_tuples_streamed_equal_those_in_memory(case, shuffle):
 
 
 def test_a_dataset_is_read_in_order():
-    data = Data.of(cases.Rows(X, Y))
-    check_rows_in_order(data)
-    assert not data.in_memory
+    for limit in (0, 2**20):
+        data = Data.of(cases.Rows(X, Y), memory_limit=limit)
+        check_rows_in_order(data)
+        assert data.in_memory == (limit > 0)
 
 
 class Stream(IterableDataset):
@@ -156,6 +160,7 @@ class Stream(IterableDataset):
 )
 def test_iterable_datasets(form):
     check_rows_in_order(Data.of(form))
+    check_rows_in_order(Data.of(form, memory_limit=0))
 
 
 def test_a_subset_stays_a_subset():
@@ -179,7 +184,7 @@ def test_collate_functions_are_kept():
 def test_order_and_sum_are_the_same_for_any_batch_size(n, size):
     x, y = torch.arange(3.0 * n).reshape(n, 3), torch.arange(float(n))
     data = Data.of((x, y))
-    streamed = Data.of(DataLoader(TensorDataset(x, y), batch_size=size, shuffle=True))
+    streamed = cases.streamed(TensorDataset(x, y), batch_size=size, shuffle=True)
     for (inputs,), (targets,) in (joined(data, size), joined(streamed)):
         assert torch.equal(inputs, x)
         assert torch.equal(targets, y)
@@ -199,7 +204,7 @@ def test_rows_of_streamed_data_raise():
     assert some.n == 2
     assert torch.equal(some.y, Y[[3, 1]])
     with pytest.raises(InputError, match="data: expected tensors in memory.*got a loader"):
-        Data.of(loader()).rows(torch.tensor([0]))
+        Data.of(loader(), memory_limit=0).rows(torch.tensor([0]))
 
 
 def test_take_keeps_the_structure():
@@ -210,7 +215,8 @@ def test_take_keeps_the_structure():
 
 def test_repr():
     assert repr(Data.of((X, Y))) == "Data(n=11, in memory)"
-    assert repr(Data.of(loader())) == "Data(n=11, streamed)"
+    assert repr(Data.of(loader())) == "Data(n=11, in memory)"
+    assert repr(Data.of(loader(), memory_limit=0)) == "Data(n=11, streamed)"
 
 
 @pytest.mark.parametrize("options", [{}, {"shuffle": True}, {"drop_last": True}])
@@ -230,6 +236,92 @@ def test_the_users_loader_is_unchanged():
     list(Data.of(own).batches())
     assert vars(own) == before
     assert len(list(own)) == N // 4
+
+
+# --- rows of loaders in memory -------------------------------------------------------------------
+
+
+class Counted(Dataset):
+    """Counts how often its rows are read."""
+
+    def __init__(self) -> None:
+        self.read = 0
+
+    def __len__(self) -> int:
+        return N
+
+    def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
+        self.read += 1
+        return X[i], Y[i]
+
+
+def test_rows_of_a_loader_are_read_once():
+    rows = Counted()
+    data = Data.of(DataLoader(rows, batch_size=4, shuffle=True, drop_last=True))
+    first = rows.read
+    check_rows_in_order(data)
+    assert rows.read == first
+    network = Network(torch.nn.Linear(2, 1))
+    posterior = Posterior(network, Gaussian(1.0), data, FullSubspace(network.weights))
+    posterior.value_and_grad(np.zeros((1, 3)))
+    assert rows.read == first
+    assert data.rows(torch.tensor([1])).source is None  # training must not read the others
+
+
+@pytest.mark.parametrize("dataset", [False, True])
+def test_rows_that_do_not_fit_are_read_again_with_a_warning(dataset):
+    rows = Counted()
+    form = rows if dataset else DataLoader(rows, batch_size=4)
+    size = N * 3 * 4  # two inputs and a target in float32
+    with pytest.warns(UserWarning, match=r"data: .* MiB of rows are above memory_limit.*") as said:
+        data = Data.of(form, memory_limit=size - 1)
+    assert len(said) == 1
+    assert "\n" not in str(said[0].message)
+    assert not data.in_memory
+    first = rows.read
+    check_rows_in_order(data)
+    assert rows.read >= first + N
+    assert Data.of(form, memory_limit=size).in_memory
+    assert not Data.of(form, memory_limit=0).in_memory  # which warns of nothing
+    with pytest.raises(InputError, match="memory_limit: expected a whole number of at least 0"):
+        Data.of(form, memory_limit=-1)
+
+
+def test_little_free_memory_lowers_the_limit(monkeypatch):
+    monkeypatch.setattr("subbayes.data.cache.available_memory", lambda: 4 * N * 3 * 4 - 1)
+    with pytest.warns(UserWarning, match="memory_limit"):
+        assert not Data.of(loader()).in_memory
+
+
+def test_batches_of_different_widths_are_kept_as_they_are():
+    """As of sentences, which are padded by batch."""
+    rows = Counted()
+
+    def pad(some: list) -> tuple[Tensor, Tensor]:
+        x, y = map(torch.stack, zip(*some, strict=True))
+        return torch.nn.functional.pad(x, (0, int(y.sum() > 20))), y
+
+    data = Data.of(DataLoader(rows, batch_size=4, collate_fn=pad))
+    first = rows.read
+    widths = {x.shape[1] for x, _ in data.batches()}
+    assert len(widths) == 2
+    assert torch.equal(data.targets(), Y)
+    assert rows.read == first
+    assert not data.in_memory
+
+
+def test_training_follows_the_loader_of_rows_in_memory():
+    rows = Counted()
+    data = Data.of(DataLoader(rows, batch_size=4, shuffle=True))
+    first = rows.read
+    train(torch.nn.Linear(2, 1), Gaussian(1.0), data, Training(epochs=3))
+    assert rows.read >= first + 3 * N
+
+
+def test_rows_of_a_loader_can_be_weighted():
+    data = Data.of(loader()).weighted(np.arange(1.0, N + 1))
+    assert data.source is None
+    assert data.has_weights
 
 
 # --- bad input -----------------------------------------------------------------------------------
