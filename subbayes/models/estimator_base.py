@@ -147,14 +147,6 @@ class Estimator(BaseEstimator):
     def _check_X(self, X: Any, *, fitting: bool) -> Float[np.ndarray, "n d"]:
         """Check features and convert them to a finite float64 matrix."""
         check_names(X)
-        axes = np.ndim(X) if isinstance(X, (list, tuple)) else getattr(X, "ndim", 2)
-        if axes == 1:
-            fail(
-                "X",
-                "a matrix with one row per observation",
-                f"one axis of {len(X)} values",
-                "Reshape your data: one row is X[:1], or X[None]; one column is X[:, None]",
-            )
         try:
             X = validate_data(
                 self,
@@ -165,6 +157,14 @@ class Estimator(BaseEstimator):
                 ensure_min_samples=2 if fitting else 1,
             )
         except ValueError:
+            axes = X.ndim if hasattr(X, "ndim") else np.asarray(X, dtype=object).ndim
+            if axes == 1:
+                fail(
+                    "X",
+                    "a matrix with one row per observation",
+                    f"one axis of {len(X)} values",
+                    "Reshape your data: one row is X[:1], or X[None]; one column is X[:, None]",
+                )
             text = _first_text(X)
             if text is None:
                 raise
