@@ -16,6 +16,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,7 @@ from subbayes.predictions.predictive import Predictive
 from subbayes.priors import Normal
 from subbayes.subspace import Subspace
 from subbayes.utils.checks import check_choice, check_count, check_positive, fail
+from subbayes.utils.trees import tree_map
 from subbayes.utils.types import Coordinates, Inputs, LogDensity, Targets
 
 if TYPE_CHECKING:
@@ -141,6 +143,17 @@ class Posterior:
         other = copy.copy(self)
         other.temperature = check_positive("temperature", temperature)
         other._tracers = self._tracers
+        return other
+
+    def to(self, device: torch.device | str) -> Posterior:
+        """The same posterior with network, subspace and data in memory on another device."""
+        other = copy.copy(self)
+        other.network, other.subspace = self.network.to(device), self.subspace.to(device)
+        if self.data.in_memory:
+            # Data.to refuses data on an accelerator, which belong to another network.
+            both = tree_map(lambda tensor: tensor.to(device), (self.data.inputs, self.data.y))
+            other.data = replace(self.data, inputs=both[0], y=both[1])
+        other._tracers = {}
         return other
 
     def __getstate__(self) -> dict[str, Any]:

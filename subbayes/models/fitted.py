@@ -126,6 +126,41 @@ class FittedModel(Predictor):
         options: dict[str, Any] = {"chains": draws.n_chains, "independent": draws.independent}
         return monte_carlo_error(batches, y, **options, **tolerances)
 
+    def to(self, device: torch.device | str) -> FittedModel:
+        """The model on another device: network, subspace, and the posterior with data in memory.
+
+        Dtypes do not change. Draws stay NumPy arrays, whose weights are made on the device; inputs
+        of predictions are moved there, and predictions are on the CPU.
+
+        Args:
+            device: such as "cpu" or "cuda".
+
+        Raises:
+            InputError: not the name of a device.
+
+        Example:
+            >>> import subbayes
+            >>> x, y = torch.randn(20, 2), torch.randn(20)
+            >>> model = subbayes.fit(subbayes.MLP(2, (3,), 1), (x, y), subspace="full",
+            ...                      inference="laplace",
+            ...                      training=subbayes.Training(epochs=2),
+            ...                      sampling=subbayes.Sampling(draws=8, progress=False))
+            >>> model.to("cpu").network.device
+            device(type='cpu')
+        """
+        try:
+            device = torch.device(device)
+        except RuntimeError:
+            fail("device", "a device of torch, such as 'cpu' or 'cuda'", repr(device))
+        if self.posterior is None:
+            network, subspace = self.network.to(device), self.subspace.to(device)
+            return replace(self, network=network, subspace=subspace)
+        posterior = self.posterior.to(device)
+        network = posterior.network
+        if self.network is not self.posterior.network:
+            network = self.network.to(device)
+        return replace(self, network=network, subspace=posterior.subspace, posterior=posterior)
+
     def thin(self, n_draws: int) -> FittedModel:
         """The model with about `n_draws` draws, evenly spaced in each chain; see `Draws.thin`.
 

@@ -14,6 +14,7 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
+import cases
 import numpy as np
 import pytest
 import torch
@@ -786,3 +787,57 @@ def test_training_must_be_a_training():
     for name in ("epochs", "swa_epochs", "curve_epochs"):
         with pytest.raises(InputError, match=f"{name}: expected a whole number of at least 0"):
             Training(**{name: -3})
+
+
+# --- devices -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("subspace", ["random", "full"])
+def test_a_model_moves_to_another_device_with_all_its_tensors(subspace, streamed):
+    """To the device of shapes without values, as every machine has it."""
+    x = torch.randn(20, 2, generator=torch.Generator().manual_seed(0))
+    rows = TensorDataset(x, x[:, 0])
+    model = fit(
+        MLP(2, (3,), 1, seed=0),
+        cases.streamed(rows, batch_size=5) if streamed else (x, x[:, 0]),
+        subspace=subspace,
+        inference="laplace",
+        training=Training(epochs=2, swa_epochs=2),
+        sampling=Sampling(draws=8, progress=False),
+    )
+    moved = model.to("meta")
+    assert moved.network.device.type == moved.subspace.shift.device.type == "meta"
+    assert moved.posterior.network is moved.network
+    assert moved.posterior.subspace is moved.subspace
+    assert all(t.device.type == "meta" for t in moved.network.frozen.values())
+    assert moved.network.dtype == moved.subspace.shift.dtype == torch.float32
+    if not streamed:
+        assert moved.posterior.data.inputs.device.type == "meta"
+        assert moved.posterior.data.y.device.type == "meta"
+        assert moved.posterior.data.y.dtype == model.posterior.data.y.dtype
+    assert moved.draws is model.draws
+    assert model.network.device.type == model.posterior.data.first()[0].device.type == "cpu"
+
+
+@pytest.mark.parametrize("with_posterior", [False, True])
+def test_a_model_on_its_own_device_is_the_same(with_posterior):
+    x = torch.randn(20, 2, generator=torch.Generator().manual_seed(0)).double()
+    module = MLP(2, (3,), 1, seed=0).double()
+    model = fit(
+        module,
+        (x, x[:, 0]),
+        subspace="random",
+        inference="laplace",
+        training=Training(epochs=2, swa_epochs=2),
+        sampling=Sampling(draws=8, progress=False),
+    )
+    model = model if with_posterior else replace(model, posterior=None)
+    moved = model.to(torch.device("cpu"))
+    np.testing.assert_array_equal(moved.predict(x).mean, model.predict(x).mean)
+    assert moved.network.dtype == torch.float64
+    if with_posterior:
+        z = np.zeros((2, moved.subspace.rank))
+        np.testing.assert_array_equal(moved.posterior.value(z), model.posterior.value(z))
+    with pytest.raises(InputError, match="device: expected a device of torch.*got 'gpu'"):
+        model.to("gpu")
