@@ -6,13 +6,14 @@ Each case is a function (quick, say) that returns figures and bars; `CASES` list
 same with vectorised calls for 64 draws and with a call for each draw, on as many rows as 1 GiB of
 activations allows. Processor time; each round takes the better peer.
 
+**interval**, **streamed**: quantiles of mixtures, and many rows, see `streamed_serve`.
+
 **dual**, **last layer**: linearised Laplace, see `laplace_serve`.
 """
 
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -21,8 +22,9 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 
-from benchmarks.harness import bar, in_turns, summary
+from benchmarks.harness import bar, in_turns, processor_seconds, summary
 from benchmarks.laplace_serve import dual, last_layer
+from benchmarks.streamed_serve import interval, streamed
 from subbayes import MLP, Network
 from subbayes.baselines.ensemble import WeightSamples
 from subbayes.likelihoods import Categorical, Gaussian
@@ -32,14 +34,6 @@ from subbayes.predictions import averaging
 Say = Callable[..., Any]
 Result = tuple[dict[str, Any], list[dict[str, Any]]]
 Case = Callable[[bool, Say], Result]
-
-
-def processor_seconds(work: Callable[[], Any], repeats: int = 1) -> float:
-    """Processor time of one call, which other processes disturb less than the clock."""
-    start = time.process_time()
-    for _ in range(repeats):
-        work()
-    return (time.process_time() - start) / repeats
 
 
 # --- predict: the better of all draws at once and one after the other --------------------------
@@ -124,7 +118,13 @@ def predict(quick: bool, say: Say) -> Result:
     return results, bars
 
 
-CASES: dict[str, Case] = {"predict": predict, "dual": dual, "last layer": last_layer}
+CASES: dict[str, Case] = {
+    "predict": predict,
+    "interval": interval,
+    "streamed": streamed,
+    "dual": dual,
+    "last layer": last_layer,
+}
 
 
 def run(quick: bool = False, say: Say = print, **_: Any) -> Result:
