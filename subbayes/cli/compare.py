@@ -218,7 +218,7 @@ def _compare(
         data,
         test,
         methods,
-        training=settings.training_for(target.task),
+        training=settings.training_for(target.task, len(data[1])),
         sampling=replace(settings.sampling, progress=progress),
         validation=validation,
         level=level,

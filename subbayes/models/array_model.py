@@ -127,7 +127,9 @@ def fit_arrays(
         return _fit_sparse(module, likelihood, (x, y), settings, weights)
     if weights is not None:
         fail("weights", f"None for {method!r}", "weights", "Leave them out")
-    return _fit_baseline(method, module, likelihood, (x, y), settings.training_for(task), settings)
+    return _fit_baseline(
+        method, module, likelihood, (x, y), settings.training_for(task, len(y)), settings
+    )
 
 
 def _fit_posterior(
@@ -152,7 +154,7 @@ def _fit_posterior(
         inference=settings.inference,
         temperature=settings.temperature,
         validation=validation,
-        training=settings.training_for(task),
+        training=settings.training_for(task, len(rows[1])),
         sampling=settings.sampling,
     )
 

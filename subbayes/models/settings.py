@@ -41,6 +41,9 @@ PRIOR_SCALES = {"regression": 0.3, "count": 0.3, "classification": 1.0}
 TABLE_TRAINING = Training(epochs=100, learning_rate=1e-2, swa_epochs=40, swa_learning_rate=3e-2)
 """Default training of networks for tables."""
 
+STOPPING_ROWS, STOPPING_PATIENCE, STOPPING_SHARE = 5000, 20, 0.1
+"""Number of rows from which training stops early by default, its patience and held-out share."""
+
 Activation = Literal["relu", "tanh", "silu", "gelu"]
 
 
@@ -118,7 +121,9 @@ class TableSettings:
         training: how the network is trained. Without `prior_scale` and `weight_decay` the prior
             has the scale `PRIOR_SCALES[task]`; `weight_decay=0` is a flat prior. The fraction
             `validation` (by default 0.2) is held out for `patience` and for
-            `temperature="validation"`.
+            `temperature="validation"`. With 5000 rows or more and no `patience`, a tenth of them is
+            held out, and training stops after 20 epochs without a better validation log-likelihood
+            and restores the best epoch; `patience=epochs` trains for all of them.
         sampling: number of draws and chains, and the seed of all steps.
         members: number of networks of a deep ensemble.
         sparse: prior and posterior of a sparse network.
@@ -176,14 +181,27 @@ class TableSettings:
         """Fraction of the rows to hold out where validation rows are needed."""
         return 0.2 if self.training.validation is None else self.training.validation
 
-    def training_for(self, task: str) -> Training:
-        """The training for a task, with its default prior and early-stopping validation rows."""
+    def training_for(self, task: str, rows: int) -> Training:
+        """The training for a task, with its default prior and early stopping.
+
+        Args:
+            task: "regression", "count" or "classification".
+            rows: number of rows.
+
+        Example:
+            >>> settings = TableSettings()
+            >>> [settings.training_for("regression", n).patience for n in (100, 10_000)]
+            [None, 20]
+        """
         chosen = self.training
+        if chosen.patience is None and rows >= STOPPING_ROWS:
+            share = chosen.validation or STOPPING_SHARE
+            chosen = replace(chosen, patience=STOPPING_PATIENCE, validation=share)
         if chosen.prior_scale is None and chosen.weight_decay is None:
             chosen = replace(chosen, prior_scale=PRIOR_SCALES[task])
-        return replace(
-            chosen, validation=None if chosen.patience is None else self.validation_fraction
-        )
+        if chosen.patience is None:
+            return replace(chosen, validation=None)
+        return replace(chosen, validation=chosen.validation or self.validation_fraction)
 
 
 def configured(name: str, value: Any, default: Any) -> Any:

@@ -2,9 +2,11 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from subbayes.inference.samplers.nuts import NUTS
+from subbayes.models.array_model import fit_arrays
 from subbayes.models.settings import (
     TABLE_TRAINING,
     Perceptron,
@@ -53,13 +55,15 @@ def test_invalid_changes_raise_one_line_errors(changes, message):
 
 def test_training_for_task():
     settings = TableSettings()
-    assert settings.training_for("regression").prior_scale == 0.3
-    assert settings.training_for("classification").prior_scale == 1.0
-    flat = settings.change({"training.weight_decay": 0.0}).training_for("regression")
+    assert settings.training_for("regression", 100).prior_scale == 0.3
+    assert settings.training_for("classification", 100).prior_scale == 1.0
+    flat = settings.change({"training.weight_decay": 0.0}).training_for("regression", 100)
     assert (flat.prior_scale, flat.weight_decay) == (None, 0.0)
-    stopping = settings.change({"training.patience": 3}).training_for("count")
+    stopping = settings.change({"training.patience": 3}).training_for("count", 100)
     assert stopping.validation == 0.2
-    assert settings.change({"training.validation": 0.3}).training_for("count").validation is None
+    assert (
+        settings.change({"training.validation": 0.3}).training_for("count", 100).validation is None
+    )
 
 
 def test_configured():
@@ -90,3 +94,39 @@ def test_unused_settings():
     assert "sparse.slab" not in unused_settings("sparse")
     assert "training.swa_epochs" in unused_settings("map")
     assert "training.swa_epochs" not in unused_settings("swag")
+
+
+def test_training_stops_early_from_5000_rows():
+    settings = TableSettings()
+    assert settings.training_for("count", 4999).patience is None
+    chosen = settings.training_for("count", 5000)
+    assert (chosen.patience, chosen.validation) == (20, 0.1)
+    assert chosen.epochs == settings.training.epochs
+    own = settings.change({"training.validation": 0.3})
+    assert own.training_for("count", 5000).validation == 0.3
+    own = settings.change({"training.patience": 100})
+    assert (own.training_for("count", 5000).patience) == 100
+    assert own.training_for("count", 5000).validation == 0.2
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("method", [None, "map", "ensemble"])
+def test_large_tables_hold_out_rows(monkeypatch, method):
+    monkeypatch.setattr("subbayes.models.settings.STOPPING_ROWS", 60)
+    x = np.linspace(-1, 1, 60, dtype=np.float32)[:, None]
+    settings = TableSettings().change(
+        {"network.hidden": (4,), "training": {"epochs": 3, "swa_epochs": 3}, "members": 2,
+         "subspace.rank": 1, "sampling": {"draws": 4, "chains": 1}}
+    )  # fmt: skip
+    seen = []
+    original = TableSettings.training_for
+
+    def training_for(self, task, rows):
+        seen.append(original(self, task, rows))
+        return seen[-1]
+
+    monkeypatch.setattr(TableSettings, "training_for", training_for)
+    model = fit_arrays(x, x[:, 0], "regression", settings, method=method, progress=False)
+    assert [(one.patience, one.validation) for one in seen] == [(20, 0.1)]
+    if method is None:
+        assert model.posterior.data.n == 60  # the posterior uses all rows

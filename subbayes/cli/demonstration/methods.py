@@ -227,7 +227,7 @@ def fit_methods(
             rank=getattr(settings.subspace, "rank", None),
             temperature=settings.temperature,
         ),
-        training=settings.training_for("regression"),
+        training=settings.training_for("regression", len(rows.train)),
         sampling=replace(settings.sampling, progress=progress),
         validation=rows.encoded(rows.validation),
     )
