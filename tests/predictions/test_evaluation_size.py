@@ -100,7 +100,7 @@ def test_members_with_their_own_buffers_are_checked_once():
     found = members.predict(torch.zeros(5, 3)).outputs[:, 0, 0]
     torch.testing.assert_close(found, torch.tensor([0.0, -1.0]).double(), rtol=1e-4, atol=1e-4)
     one = members.predict(torch.zeros(5, 3), n_draws=1).outputs
-    torch.testing.assert_close(one[0, 0, 0], found[0])
+    torch.testing.assert_close(one[0, 0, 0], found[1])  # the middle one of two
     assert calls(network, lambda: members.predict(torch.zeros(4, 3))) == 2
 
 

@@ -178,8 +178,7 @@ def test_effects_beside_orthogonal_networks_are_recovered():
     np.testing.assert_allclose((network[..., 0] @ design).numpy(), 0, atol=1e-4)
     # the module with its correction predicts what the posterior sees at the training rows
     outputs = model.predict(frame, n_draws=5).outputs
-    points = model.draws.flat()[np.linspace(0, 399, 5).round().astype(int)]
-    seen = model.posterior.pointwise(points)
+    seen = model.posterior.pointwise(model.draws.flat(5))
     again = model.state.model.family.log_prob(outputs, torch.from_numpy(frame.y.to_numpy().copy()))
     np.testing.assert_allclose(again.numpy(), seen, atol=2e-4)
 
