@@ -64,17 +64,19 @@ class Normal:
         covariance = np.linalg.inv((precision + precision.T) / 2)
         return cls(covariance=(covariance + covariance.T) / 2, mean=origin.double().cpu().numpy())
 
-    def check_rank(self, rank: int) -> None:
+    def check_rank(self, rank: int, argument: str = "prior") -> None:
         """Raise `InputError` if the prior is for another number of coordinates."""
         if self.covariance is not None and len(self.covariance) != rank:
             fail(
-                "prior covariance",
+                f"{argument} covariance",
                 f"shape ({rank}, {rank}) for a subspace of rank {rank}",
                 self.covariance.shape,
             )
         for name, size in (("scale", self.scale.size), ("mean", self.mean.size)):
             if size not in (1, rank):
-                fail(f"prior {name}", f"1 or {rank} numbers for a subspace of rank {rank}", size)
+                fail(
+                    f"{argument} {name}", f"1 or {rank} numbers for a subspace of rank {rank}", size
+                )
 
     def from_standard(self, eps: Float[np.ndarray, "*S k"]) -> Float[np.ndarray, "*S k"]:
         r"""Scale standard normal draws to the covariance: $L\epsilon$ with $\Sigma = LL^\top$."""

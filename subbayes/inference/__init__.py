@@ -8,6 +8,7 @@ _NAMES = {
     "EllipticalSlice": "samplers.elliptical_slice",
     "Engine": "engine",
     "FullRankVI": "variational.variational",
+    "FunctionDensity": "function_density",
     "FunctionEngine": "engine",
     "HMC": "samplers.hmc",
     "Laplace": "laplace.laplace",
@@ -23,6 +24,7 @@ _NAMES = {
     "choose_temperature": "tempering",
     "compare_subspaces": "laplace.subspace_error",
     "cross_validate_prior": "laplace.cross_validation",
+    "from_log_prob": "function_density",
     "linearised_laplace": "laplace.linearised",
     "tune_prior": "laplace.evidence",
 }

@@ -16,6 +16,7 @@ README = Path(__file__).parents[2] / "README.md"
 PAGES = {
     "README": (README, None),
     "variational inference": (README.parent / "docs/methods/variational-inference.md", "zuko"),
+    "own density": (README.parent / "docs/methods/own-density.md", None),
     "sparse networks": (README.parent / "docs/methods/sparse.md", None),
 }
 

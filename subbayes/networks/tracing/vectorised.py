@@ -21,6 +21,7 @@ class Vectorised:
 
     Args:
         function: function that returns a tensor or a tuple of tensors.
+        what: what is vectorised, for the warning.
 
     Attributes:
         reason: why rows are evaluated in a loop, or None.
@@ -30,8 +31,10 @@ class Vectorised:
         tensor([3., 4.])
     """
 
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self.function = function
+    def __init__(
+        self, function: Callable[..., Any], what: str = "vectorising over weights"
+    ) -> None:
+        self.function, self.what = function, what
         self.reason: str | None = None
 
     def __call__(self, rows: Tensor, *rest: Any) -> Any:
@@ -42,9 +45,7 @@ class Vectorised:
             return vmap(self.function, in_dims=(0, *[None] * len(rest)))(rows, *rest)
         except RuntimeError as error:
             values = self._loop(rows, *rest)  # if the loop fails as well, vmap is not the cause
-            self.reason = warn_of_fallback(
-                "vectorising over weights", error, "evaluating them one at a time"
-            )
+            self.reason = warn_of_fallback(self.what, error, "evaluating them one at a time")
             return values
 
     def _loop(self, rows: Tensor, *rest: Any) -> Any:

@@ -1,0 +1,320 @@
+r"""A log density of the user as a density that every engine samples.
+
+Engines split a density into a Gaussian $g(z) = N(z; m, \Sigma)$ and the rest,
+
+$$ p(z) = L(z)\, g(z), \qquad \log L(z) = \log p(z) - \log g(z) , $$
+
+with the prior in the place of g for a `Posterior`. For a function $\log p$ the *base measure* g is
+a choice of computation: the sampled density is p whatever g is, and the evidence
+$\int L(z)\, g(z)\, dz$ is the normalising constant of p. Without a base measure it is flat,
+$g = 1$.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any, ClassVar, Literal, NoReturn
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from subbayes.networks.tracing.vectorised import Vectorised
+from subbayes.priors import Normal
+from subbayes.utils import artifact
+from subbayes.utils.checks import check_choice, check_count, fail, fail_type
+from subbayes.utils.types import Coordinates, LogDensity
+
+__all__ = ["Flat", "FunctionDensity", "from_log_prob"]
+
+Function = Callable[[Any], Any]
+
+
+class Flat:
+    """The flat base measure, with the interface of `Normal` as far as it exists without one.
+
+    Attributes:
+        scale: the unit of length in which samplers start to adapt.
+    """
+
+    scale: Float[np.ndarray, ""] = np.ones(())
+
+    def log_prob(self, z: Float[np.ndarray, "*S k"]) -> Float[np.ndarray, "*S"]:
+        """Zero everywhere, shape (...)."""
+        return np.zeros(z.shape[:-1])
+
+    def to_config(self) -> dict[str, Any]:
+        """A description that JSON can hold."""
+        return {"name": "Flat"}
+
+    @property
+    def mean(self) -> NoReturn:
+        """Raises `InputError`: there is none."""
+        _needs_base()
+
+    def from_standard(self, eps: Any) -> NoReturn:
+        """Raises `InputError`: there is no Gaussian."""
+        _needs_base()
+
+    def sample(self, shape: Any, generator: Any) -> NoReturn:
+        """Raises `InputError`: there is no Gaussian."""
+        fail(
+            "base",
+            "a Normal to draw points from",
+            "None",
+            "Pass base=Normal(...), or start NUTS, HMC or SliceSampling with initial='shift' or "
+            "an array",
+        )
+
+
+def _needs_base() -> NoReturn:
+    fail("base", "a Normal for this engine", "None", "Pass base=Normal(...)")
+
+
+@dataclass(frozen=True)
+class _NumpyFunctions:
+    """Log density and gradient as functions of NumPy arrays, called point by point."""
+
+    log_prob: Function
+    grad: Function | Literal[False] | None
+    vectorized: bool
+
+    def value(self, z: Coordinates) -> LogDensity:
+        return self._rows("log_prob", self.log_prob, z, ())
+
+    def value_and_grad(self, z: Coordinates) -> tuple[LogDensity, Coordinates]:
+        if not self.grad:
+            fail(
+                "grad",
+                "a function, since this engine needs gradients",
+                self.grad,
+                "Pass grad=, write log_prob with torch, or use EllipticalSlice or SliceSampling",
+            )
+        return self.value(z), self._rows("grad", self.grad, z, z.shape[1:])
+
+    def differentiable(self, z: Tensor) -> NoReturn:
+        fail("library", "'torch' for a differentiable log_prob", "'numpy'", "Use value_and_grad")
+
+    def _rows(
+        self, argument: str, function: Function, z: Coordinates, shape: tuple[int, ...]
+    ) -> Float[np.ndarray, "..."]:
+        points = z.copy()  # functions may write to them
+        found = function(points) if self.vectorized else [function(point) for point in points]
+        try:
+            rows = np.asarray(found, dtype=np.float64)
+        except (TypeError, ValueError):
+            one = found[0] if isinstance(found, list) else found
+            fail_type(argument, "a function that returns numbers", one)
+        _check_shape(argument, rows.shape, (len(z), *shape))
+        return rows
+
+
+@dataclass(frozen=True)
+class _TorchFunctions:
+    """Log density, and a gradient unless autograd computes it, as functions of tensors."""
+
+    log_prob: Function
+    grad: Function | Literal[False] | None
+    vectorized: bool
+
+    def value(self, z: Coordinates) -> LogDensity:
+        with torch.no_grad():
+            return self.differentiable(torch.from_numpy(z)).cpu().numpy()
+
+    def value_and_grad(self, z: Coordinates) -> tuple[LogDensity, Coordinates]:
+        if self.grad is False:
+            fail(
+                "grad",
+                "None or a function, since this engine needs gradients",
+                False,
+                "Use EllipticalSlice or SliceSampling, which need none",
+            )
+        points = torch.from_numpy(z)
+        if self.grad is not None:
+            with torch.no_grad():
+                gradient = self._gradients(points).double()
+            _check_shape("grad", tuple(gradient.shape), z.shape)
+            return self.value(z), gradient.cpu().numpy()
+        with torch.enable_grad():
+            values = self.differentiable(points.requires_grad_())
+            if not values.requires_grad:
+                fail(
+                    "log_prob",
+                    "a result that torch can differentiate",
+                    "one without a gradient",
+                    "Compute it from z by torch functions, or pass grad=",
+                )
+            (gradient,) = torch.autograd.grad(values.sum(), points)
+        return values.detach().cpu().numpy(), gradient.numpy()
+
+    def differentiable(self, z: Float[Tensor, "S k"]) -> Float[Tensor, "S"]:
+        values = self._values(z).double()
+        _check_shape("log_prob", tuple(values.shape), (len(z),))
+        return values
+
+    @cached_property
+    def _values(self) -> Function:
+        return self._over_points("log_prob", self.log_prob)
+
+    @cached_property
+    def _gradients(self) -> Function:
+        assert self.grad
+        return self._over_points("grad", self.grad)
+
+    def _over_points(self, argument: str, function: Function) -> Function:
+        checked = partial(_tensor_from, argument, function)
+        if self.vectorized:
+            return checked
+        return Vectorised(checked, f"vectorising {argument} over points")
+
+
+def _tensor_from(argument: str, function: Function, z: Tensor) -> Tensor:
+    found = function(z)
+    if not isinstance(found, Tensor):
+        remedy = "Return a tensor, or pass library='numpy'"
+        fail_type(argument, "a function that returns a tensor", found, remedy)
+    return found
+
+
+_FUNCTIONS: dict[str, type[_NumpyFunctions] | type[_TorchFunctions]] = {
+    "torch": _TorchFunctions,
+    "numpy": _NumpyFunctions,
+}
+
+
+def _check_shape(argument: str, shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    if shape != expected:
+        fail(argument, f"results of shape {expected} at {expected[0]} points", shape)
+
+
+@dataclass(frozen=True)
+class FunctionDensity:
+    """A density from a function, with the methods that engines use; see `from_log_prob`.
+
+    Attributes:
+        functions: the log density and its gradient at several points.
+        rank: number of coordinates.
+        prior: the base measure.
+        name: name of the density, which identifies checkpoints.
+        temperature: 1.
+    """
+
+    functions: _NumpyFunctions | _TorchFunctions
+    rank: int
+    prior: Normal | Flat
+    name: str | None = None
+    temperature: ClassVar[float] = 1.0
+
+    def value(self, z: Coordinates) -> LogDensity:
+        """Log density, shape (S,), at z of shape (S, k); minus infinity for NaN."""
+        return _nan_as_minus_infinity(self.functions.value(self._points(z)))
+
+    def value_and_grad(self, z: Coordinates) -> tuple[LogDensity, Coordinates]:
+        """Log density, shape (S,), and its gradient, shape (S, k).
+
+        Raises:
+            InputError: there is no gradient.
+        """
+        value, gradient = self.functions.value_and_grad(self._points(z))
+        return _nan_as_minus_infinity(value), gradient
+
+    def log_likelihood(self, z: Coordinates) -> LogDensity:
+        """Log density minus that of the base measure, shape (S,)."""
+        return self.value(z) - self.prior.log_prob(z)
+
+    def log_prob(self, z: Float[Tensor, "*S k"]) -> Float[Tensor, "*S"]:
+        """Log density of a tensor (..., k), differentiable; for `library="torch"`."""
+        values = self.functions.differentiable(z.double().reshape(-1, self.rank))
+        return values.reshape(z.shape[:-1])
+
+    def fingerprint(self) -> str:
+        """A digest of name, size and base measure, which identifies checkpoints.
+
+        Raises:
+            InputError: a density without a name.
+        """
+        if self.name is None:
+            fail(
+                "name",
+                "a name of the density, to recognise its checkpoints",
+                None,
+                "Pass name=, and another one when log_prob changes",
+            )
+        facts = {"name": self.name, "rank": self.rank, "base": self.prior.to_config()}
+        return artifact.fingerprint({}, facts)
+
+    def _points(self, z: Coordinates) -> Coordinates:
+        points = np.ascontiguousarray(z, dtype=np.float64)
+        if points.ndim != 2 or points.shape[1] != self.rank or len(points) == 0:
+            fail("z", f"shape (S, {self.rank})", points.shape)
+        return points.copy()  # torch keeps tensors of it
+
+
+def _nan_as_minus_infinity(values: LogDensity) -> LogDensity:
+    return np.where(np.isnan(values), -np.inf, values)
+
+
+def from_log_prob(
+    log_prob: Callable[[Any], Any],
+    dim: int,
+    *,
+    library: str = "torch",
+    grad: Callable[[Any], Any] | Literal[False] | None = None,
+    vectorized: bool = False,
+    base: Normal | None = None,
+    name: str | None = None,
+) -> FunctionDensity:
+    r"""A density that every engine samples, from a function for its logarithm.
+
+    Args:
+        log_prob: from a point z of shape (dim,) to $\log p(z)$ up to a constant, a scalar; NaN
+            counts as minus infinity.
+        dim: number of coordinates.
+        library: "torch": z is a float64 tensor, the function is vectorised over points by
+            `torch.func.vmap` (if that fails, a warning gives the reason and points are evaluated
+            one by one) and differentiated by autograd. "numpy": z is a float64 array.
+        grad: from a point (dim,) to the gradient of `log_prob`, shape (dim,). None takes autograd
+            for "torch" and no gradient for "numpy"; False takes none. Without a gradient,
+            elliptical slice sampling, slice sampling, parallel tempering and SMC work.
+        vectorized: whether the functions take points (S, dim), and return values of shape (S,) and
+            gradients (S, dim).
+        base: a Gaussian about where the density is, for elliptical slice sampling, parallel
+            tempering, SMC, and start points drawn from it (`initial="prior"`). It changes how
+            fast engines are, not what they sample. None is a flat measure.
+        name: identifies the density in checkpoints, which need it; choose another one when
+            `log_prob` or its data change.
+
+    Returns:
+        The density; pass it to `Engine.sample`.
+
+    Raises:
+        InputError: bad arguments; on evaluation, results of the wrong shape; a method that needs
+            a gradient, a base or a name without one.
+        InputTypeError: arguments or results of the wrong type.
+
+    Example:
+        >>> from subbayes.inference import NUTS
+        >>> density = from_log_prob(
+        ...     lambda z: -0.5 * z.square().sum(), 2, base=Normal(2.0), name="standard normal")
+        >>> NUTS().sample(density, draws=100, chains=4, progress=False).z.shape
+        (4, 100, 2)
+    """
+    if not callable(log_prob):
+        fail_type("log_prob", "a function of a point z", log_prob)
+    check_count("dim", dim)
+    check_choice("library", library, _FUNCTIONS)
+    if not (grad is None or grad is False or callable(grad)):
+        fail_type("grad", "a function of a point z, False or None", grad)
+    if not isinstance(vectorized, bool):
+        fail_type("vectorized", "True or False", vectorized)
+    if base is not None and not isinstance(base, Normal):
+        fail_type("base", "a subbayes.priors.Normal or None", base)
+    if name is not None and not isinstance(name, str):
+        fail_type("name", "a string or None", name)
+    if base is not None:
+        base.check_rank(dim, "base")
+    functions = _FUNCTIONS[library](log_prob, grad, vectorized)
+    return FunctionDensity(functions, int(dim), base or Flat(), name)
