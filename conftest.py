@@ -35,8 +35,9 @@ def pytest_collect_file(file_path):
 
 @pytest.fixture(autouse=True)
 def examples_write_elsewhere(request, tmp_path_factory, monkeypatch):
-    """An example in a docstring may save files: it runs in a folder of its own."""
+    """An example in a docstring runs in a folder of its own, with the same random numbers."""
     if isinstance(request.node, pytest.DoctestItem):
+        torch.manual_seed(0)
         monkeypatch.chdir(tmp_path_factory.mktemp("example"))
 
 

@@ -67,7 +67,10 @@ def temperature_scaling(
 
         A classifier that you trained yourself, with logits of two classes:
 
-        >>> temperature_scaling(torch.nn.Linear(2, 2), (x, (y > 0).long()), "categorical").name
+        >>> net = torch.nn.Linear(2, 2)
+        >>> labels = net(x).argmax(1)
+        >>> labels[:8] = 1 - labels[:8]
+        >>> temperature_scaling(net, (x, labels), "categorical").name
         'MAP + temperature'
     """
     if isinstance(base, nn.Module):

@@ -141,8 +141,7 @@ class FittedModel(Predictor):
         Example:
             >>> import subbayes
             >>> x, y = torch.randn(20, 2), torch.randn(20)
-            >>> model = subbayes.fit(subbayes.MLP(2, (3,), 1), (x, y), subspace="full",
-            ...                      inference="laplace",
+            >>> model = subbayes.fit(subbayes.MLP(2, (3,), 1), (x, y), subspace="random",
             ...                      training=subbayes.Training(epochs=2),
             ...                      sampling=subbayes.Sampling(draws=8, progress=False))
             >>> model.to("cpu").network.device
