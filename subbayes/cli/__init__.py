@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shlex
 import signal
 import sys
@@ -18,6 +19,8 @@ from subbayes.cli.console import COMMAND, describe_warning, print_line, report_e
 from subbayes.cli.options import expand_groups
 from subbayes.utils.progress import STAGE_LISTENER
 from subbayes.utils.version import __version__
+
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 
 __all__ = ["app", "main", "run"]
 
@@ -118,7 +121,7 @@ def _run(arguments: Sequence[str]) -> int:
         sys.stdout = None
         return 0
     except Exception as error:
-        unwritten = _unwritten_output()
+        unwritten = _unwritten_output(error)
         if unwritten is not None:
             sys.stdout = None
             print_line(f"error: standard output: {unwritten.strerror}. Redirect it elsewhere.")
@@ -128,12 +131,14 @@ def _run(arguments: Sequence[str]) -> int:
         return report_error(error)
 
 
-def _unwritten_output() -> OSError | None:
-    """The error of writing what is still buffered for standard output, if there is one."""
+def _unwritten_output(error: Exception) -> OSError | None:
+    """The error of writing to standard output, or what is still buffered for it, if it is one."""
+    if isinstance(error, OSError) and error.filename is None and error.errno in _UNWRITABLE:
+        return error
     try:
         sys.stdout.flush()
-    except OSError as error:
-        return error
+    except OSError as later:
+        return later
     return None
 
 
