@@ -14,6 +14,8 @@ from typing import Any
 
 import typer
 
+from subbayes.utils.text_table import printable
+
 __all__ = [
     "COMMAND",
     "OPTION_NAMES",
@@ -43,7 +45,7 @@ _USAGE = typer.BadParameter.__mro__[2]  # click's, whether it is installed or in
 
 def print_line(text: str) -> None:
     """Print one line to standard error."""
-    print(f"subbayes: {text}", file=sys.stderr)
+    print(f"subbayes: {printable(text)}", file=sys.stderr)
 
 
 @contextmanager
@@ -68,7 +70,8 @@ def aligned(facts: Mapping[str, Any]) -> str:
         target  age
     """
     width = max(map(len, facts), default=0)
-    return "\n".join(f"{name:<{width}}  {value}" for name, value in facts.items())
+    lines = (f"{name:<{width}}  {value}".replace("\n", " ") for name, value in facts.items())
+    return "\n".join(map(printable, lines))
 
 
 def report_error(error: Exception) -> int:

@@ -127,7 +127,9 @@ rows. Correct those labels, or fit with rows of every class.
             fail("values", expected, values[outside][0])
         if (values == -1).any():
             return np.array([*self.classes, None], dtype=object)[values.astype(int)]
-        return np.array(self.classes)[values.astype(int)]
+        longest = max((len(name) for name in self.classes if isinstance(name, str)), default=0)
+        dtype = object if longest > 1000 else None  # arrays of text take the longest for each
+        return np.array(self.classes, dtype=dtype)[values.astype(int)]
 
     def to_config(self) -> dict[str, Any]:
         """The state as values that JSON can hold.

@@ -308,15 +308,31 @@ class DataFrameModel:
 
 def rebuild(tensors: dict[str, Tensor], facts: dict[str, Any]) -> DataFrameModel:
     """Rebuild a model of data frames from its artifact; see `subbayes.load`."""
-    model = facts["model"]
-    return DataFrameModel(
-        rebuild_model(model["kind"], tensors, model["facts"], {}),
+    kind, inner = facts["model"]["kind"], facts["model"]["facts"]
+    found, encoder = (
+        rebuild_model(kind, tensors, inner, {}),
         TabularEncoder.from_config(facts["encoder"]),
+    )
+    width, expected = len(encoder.get_feature_names_out()), _n_inputs(facts["model"]["facts"])
+    if expected not in (None, width):
+        fail("path", f"an encoder for the {expected} inputs of the network", f"one for {width}",
+             "The artifact is damaged: write it again")  # fmt: skip
+    return DataFrameModel(
+        found,
+        encoder,
         Target.from_config(facts["target"]),
         facts["column"],
         facts["rows"],
         facts["notes"],
     )
+
+
+def _n_inputs(facts: dict[str, Any]) -> int | None:
+    """The number of inputs of the network in the facts of a model, which may hold another one."""
+    if "model" in facts:
+        return _n_inputs(facts["model"]["facts"])
+    module = facts["network"]["module"]
+    return None if module is None else int(module["n_inputs"])
 
 
 def _row_digest(y: Shaped[np.ndarray, "n"]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import io
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
@@ -19,6 +20,8 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.lines import Line2D
+from matplotlib.text import Text
+from matplotlib.ticker import FixedLocator
 
 from subbayes.utils.checks import fail_type
 from subbayes.utils.files import atomic_write_bytes
@@ -225,9 +228,26 @@ def png(drawn: Axes | Figure, dpi: int = DPI) -> bytes:
     figure = drawn if isinstance(drawn, Figure) else drawn.figure
     while isinstance(figure, SubFigure):
         figure = figure.figure
+    _escape_dollars(figure)
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=dpi)
     return buffer.getvalue()
+
+
+def _escape_dollars(figure: Figure) -> None:
+    """Show "$" in names as it is, which Matplotlib takes for mathematics, but for its own ticks."""
+
+    def escape(text: str) -> str:
+        return text if text.startswith("$\\mathdefault") else re.sub(r"(?<!\\)\$", r"\\$", text)
+
+    for text in figure.findobj(Text):
+        if isinstance(text, Text) and "$" in text.get_text():
+            text.set_text(escape(text.get_text()))
+    for ax in figure.axes:
+        for axis in (ax.xaxis, ax.yaxis):
+            labels = [label.get_text() for label in axis.get_ticklabels()]
+            if isinstance(axis.get_major_locator(), FixedLocator) and "$" in "".join(labels):
+                axis.set_ticklabels([escape(label) for label in labels])
 
 
 def save(drawn: Axes | Figure, path: str | Path, dpi: int = DPI) -> Path:

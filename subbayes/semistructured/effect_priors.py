@@ -339,12 +339,27 @@ def prior_from(name: str, config: Any) -> Any:
             return _PARAMETRIC[config["name"]](**options)
         if config["student"]:
             return StudentT(config["args"][0], config["factor"])
-        distribution = getattr(stats, config["distribution"], None)
-        if not isinstance(distribution, stats.rv_continuous):
-            fail(argument, "a continuous distribution of scipy.stats", config["distribution"])
+        if config["distribution"] not in _QUICK:
+            fail(
+                argument,
+                "a distribution of scipy.stats with quantiles in closed form",
+                config["distribution"],
+                f"Pass load(path, priors={{{name!r}: ...}})",
+            )
+        distribution = getattr(stats, config["distribution"])
         return Flexible(distribution(*config["args"], **config["kwds"]), config["factor"])
     except (IndexError, TypeError):
         fail(argument, f"the parameters of {config['name']!r}", config)
+
+
+_QUICK = (
+    "beta", "cauchy", "chi", "chi2", "expon", "exponweib", "f", "gamma", "genextreme", "genpareto",
+    "gumbel_l", "gumbel_r", "halfcauchy", "halflogistic", "halfnorm", "hypsecant", "invgamma",
+    "laplace", "loggamma", "logistic", "loglaplace", "lognorm", "loguniform", "lomax", "maxwell",
+    "norm", "pareto", "powerlaw", "rayleigh", "t", "triang", "truncnorm", "uniform", "weibull_max",
+    "weibull_min",
+)  # fmt: skip
+"""Distributions that a file may name: others integrate and search for minutes."""
 
 
 # --- the priors of a model ----------------------------------------------------------------------

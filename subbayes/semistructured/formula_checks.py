@@ -24,9 +24,10 @@ __all__ = [
 
 Missing = Literal["drop", "error"]
 
+_MOST_CHARACTERS = 1000  # of a call, as of a factor
 _CALL = re.compile(r"(?<![\w.])(te|ti|t2|s|re)\s*\(")
 _GROUPED = re.compile(r"\(([^()|]*)\|+([^()|]*)\)")
-_INTERCEPTS = re.compile(r"(?<![\w.])re\s*\(([^()`=|]*[:/,][^()`=|]*)\)")
+_INTERCEPTS = re.compile(r"(?<![\w.])re\s*\(([^()`=|:/,]*[:/,][^()`=|]{0,1000})\)")
 
 
 # --- terms of other libraries -------------------------------------------------------------------
@@ -94,7 +95,7 @@ def _calls(text: str) -> Iterator[tuple[str, str]]:
         depth, end = 0, len(text)
         for i in range(found.end() - 1, len(text)):
             depth += {"(": 1, ")": -1}.get(text[i], 0)
-            if not depth:
+            if not depth or i - found.start() > _MOST_CHARACTERS:
                 end = i + 1
                 break
         yield found[1], text[found.start() : end]
@@ -103,7 +104,7 @@ def _calls(text: str) -> Iterator[tuple[str, str]]:
 def _check_call(argument: str, name: str, call: str) -> None:
     try:
         tree = ast.parse(call, mode="eval").body
-    except SyntaxError:
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         return  # the parser of formulas reports it
     if not isinstance(tree, ast.Call):
         return

@@ -62,7 +62,9 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_label(value: Any) -> bool:
-    return isinstance(value, str) or _is_number(value)
+    if isinstance(value, str):  # formulaic writes labels into the code that it evaluates
+        return not any(char in value for char in '"\\')
+    return _is_number(value)
 
 
 def _whole(low: int, high: int) -> Option:
@@ -193,10 +195,12 @@ def check_length(argument: str, text: str) -> None:
     """Raise `InputError` for a formula that is too long, or whose brackets are nested too deep."""
     if len(text) > _LENGTH:
         fail(argument, f"at most {_LENGTH:,} characters", f"{len(text):,}")
-    depth = deepest = 0
-    for char in text:
-        depth += (char in "([{") - (char in ")]}")
-        deepest = max(deepest, depth)
+    deepest = 0
+    for brackets in ("()", "[]", "{}"):
+        depth = 0
+        for char in text:
+            depth = max(0, depth + (char == brackets[0]) - (char == brackets[1]))
+            deepest = max(deepest, depth)
     if deepest > _BRACKETS:
         fail(argument, f"at most {_BRACKETS} brackets inside each other", deepest)
 
@@ -369,8 +373,6 @@ class _Factor:
             case ast.UnaryOp(op=ast.USub() | ast.UAdd(), operand=operand):
                 value = self._number(operand)
                 return value if value is None or isinstance(node.op, ast.UAdd) else -value
-            case ast.BinOp(op=ast.Add(), left=left, right=right):  # joins columns of text too
-                return self._folded(node.op, self._expression(left), self._expression(right))
             case ast.BinOp(left=left, right=right, op=op) if type(op) in _BINARY:
                 return self._folded(op, self._number(left), self._number(right))
             case ast.BinOp(op=ast.BitAnd() | ast.BitOr(), left=left, right=right):
@@ -385,8 +387,10 @@ class _Factor:
                     self._refuse(repr(ast.unparse(node)))
                 start = len(self.names)
                 for side in (left, right):
-                    if not (isinstance(side, ast.Constant) and isinstance(side.value, str)):
+                    if not isinstance(side, ast.Constant) or not isinstance(side.value, str):
                         self._expression(side)
+                    elif not _is_label(side.value):
+                        self._refuse(repr(ast.unparse(side)))
                 self.compared |= set(self.names[start:])
                 del self.names[start:]
                 return None

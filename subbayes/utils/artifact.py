@@ -352,7 +352,8 @@ def _tensor_file_in_use(directory: Path) -> str | None:
         return None
     older = content.get("tensor_file")  # of format version 1
     name = older.get("name") if isinstance(older, dict) else None
-    return str(name or _tensor_file(str(content.get("tensors_sha256"))))
+    name = str(name or _tensor_file(str(content.get("tensors_sha256"))))
+    return name if _TENSOR_FILE.fullmatch(name) else None  # nothing else is ever removed
 
 
 def _is_left(directory: Path, name: str) -> bool:

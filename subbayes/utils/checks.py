@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
+from subbayes.utils.text_table import printable
+
 if TYPE_CHECKING:
     import torch
 
@@ -70,7 +72,7 @@ def message(argument: str, expected: str, got: str, remedy: str = "") -> str:
     line = f"{argument}: expected {expected}, got {got if len(got) < 300 else got[:297] + '...'}."
     if remedy and not remedy.endswith((".", "?")):
         remedy += "."
-    return " ".join(f"{line} {remedy}".split())
+    return printable(" ".join(f"{line} {remedy}".split()))
 
 
 def fail(argument: str, expected: str, got: Any, remedy: str = "") -> NoReturn:

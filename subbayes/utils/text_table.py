@@ -1,10 +1,23 @@
-"""Tables in plain text, for a terminal."""
+"""Tables and other plain text for a terminal."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
-__all__ = ["text_table"]
+__all__ = ["printable", "text_table"]
+
+_CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")
+
+
+def printable(text: str) -> str:
+    r"""Show control characters, which a terminal would obey, as escape sequences.
+
+    Example:
+        >>> printable("a\x1b[31m")
+        'a\\x1b[31m'
+    """
+    return _CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
 
 
 def text_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -307,3 +307,21 @@ def test_responses_are_columns_or_elementwise_expressions():
         found = Response(name).numbers(frame)
         np.testing.assert_allclose(found, expected)
         assert found.flags.writeable
+
+
+@pytest.mark.parametrize(
+    "right",
+    [
+        "s(" + "-" * 9000 + "1)",
+        "s(" + "a0**" * 2400 + "1)",
+        "s(]" * 3300,
+        "re(" + ":" * 9900,
+        "{sex + sex}",
+        "scale(sex == 'q\", print(1), ')",
+        "C(sex, Treatment('\\\\'))",
+    ],
+)
+def test_costly_texts_and_quotes_are_refused_in_one_line(right):
+    with pytest.raises(InputError) as caught:
+        Design({"mu": right}, table())
+    assert "\n" not in str(caught.value)

@@ -16,6 +16,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -1227,3 +1228,25 @@ def test_digests_are_hex_digits(tmp_path: Path) -> None:
     file.write_text(json.dumps(content))
     with one_line("a digest of 64 hex digits"):
         read(tmp_path / "a")
+
+
+@pytest.mark.parametrize("name", ["important.txt", "../outside.txt"])
+@pytest.mark.parametrize("locks", [True, False])
+def test_files_that_a_manifest_names_are_not_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, locks: bool
+) -> None:
+    if not locks:
+        monkeypatch.setattr(files, "fcntl", None)
+    folder = tmp_path / "a"
+    folder.mkdir()
+    for file in (folder / "important.txt", tmp_path / "outside.txt"):
+        file.write_text("mine")
+    old = {"format": "subbayes", "format_version": 1, "kind": "test", "tensor_file": {"name": name}}
+    (folder / "manifest.json").write_text(json.dumps(old))
+    with suppress(ArtifactError):
+        put(folder, 1)
+    with suppress(ArtifactError):
+        artifact.write(folder, "test", {"z": torch.eye(2)}, {}, overwrite=True)
+    delete(folder, "test")
+    for file in (folder / "important.txt", tmp_path / "outside.txt"):
+        assert file.read_text() == "mine"
