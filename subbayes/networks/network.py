@@ -82,6 +82,8 @@ class Network:
                 "module", "a plain torch.nn.Module", module, "Pass the module it was made from"
             )
         module = uncompiled(module)
+        if output is not None and not callable(output):
+            fail_type("output", "a function of what the module returns", output)
         self.output = output
         self.selection = parameters
         self.in_training: tuple[str, ...] = _in_training(module)

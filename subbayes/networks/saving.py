@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import zip_longest
 from typing import Any
 
 from torch import Tensor, nn
@@ -84,11 +85,14 @@ def network_from(
 
 
 def _refuse_module(facts: Mapping[str, Any], got: str) -> None:
+    saved = facts["architecture"]
+    lines = zip_longest(saved.splitlines(), got.splitlines(), fillvalue="no such line")
+    expected, found = next((pair for pair in lines if pair[0] != pair[1]), (saved, got))
     fail(
         "module",
-        f"the saved architecture {_short(facts['architecture'])}",
-        _short(got),
-        "Build it with the same layers and sizes",
+        f"the saved architecture {_short(saved.partition(':')[0])}, with {_short(expected)!r}",
+        repr(_short(found)),
+        "Build it with the same layers, sizes and name of the class",
     )
 
 

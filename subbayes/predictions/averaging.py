@@ -60,9 +60,8 @@ def evenly_spaced(rows: Shaped[np.ndarray, "S *k"], n: int) -> Shaped[np.ndarray
         >>> evenly_spaced(np.arange(5.0)[:, None], 3).ravel()
         array([0., 2., 4.])
     """
-    if n >= len(rows):
+    if check_count("n_draws", n) >= len(rows):
         return rows
-    check_count("n_draws", n)
     return rows[(2 * np.arange(n) + 1) * len(rows) // (2 * n)]
 
 

@@ -13,7 +13,7 @@ from subbayes.subspaces.optimal import Optimal
 from subbayes.subspaces.pca import PCA
 from subbayes.subspaces.random import Random
 from subbayes.subspaces.subnetwork import Subnetwork
-from subbayes.utils.checks import check_choice, fail_type
+from subbayes.utils.checks import check_choice, fail, fail_type
 
 __all__ = ["SUBSPACES", "SubspaceChoice", "subspace_method"]
 
@@ -47,6 +47,9 @@ def subspace_method(subspace: SubspaceChoice) -> SubspaceMethod:
     if isinstance(subspace, str):
         check_choice("subspace", subspace, SUBSPACES)
         return SUBSPACES[subspace]()
+    if isinstance(subspace, type):
+        name = subspace.__name__
+        fail("subspace", f"an object such as {name}()", f"the class {name}", "Call it")
     if not callable(subspace):
         fail_type("subspace", "a name, a method such as PCA(rank=5), or a Subspace", subspace)
     return CustomSubspace(subspace)

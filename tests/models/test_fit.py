@@ -625,8 +625,8 @@ def test_load_errors(tmp_path, saved):
         load(saved)
     with pytest.raises(
         InputError,
-        match="module: expected the saved architecture Sequential.*got "
-        "Sequential.*Build it with the same layers and sizes",
+        match="module: expected the saved architecture Sequential.*got '.*"
+        "Build it with the same layers, sizes and name",
     ):
         load(saved, net(hidden=6))
     with pytest.raises(InputTypeError, match="module: expected a torch.nn.Module, got str"):

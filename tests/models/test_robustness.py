@@ -76,6 +76,9 @@ def test_iterable_dataset_equals_its_loader():
         (lambda: small_fit(validation="nonsense"), "validation: .* temperature=1.0 uses no held-o"),
         (lambda: small_fit(validation=DATA, temperature="loo"), "validation: .*temperature='loo'"),
         (lambda: small_fit(subspace=None), "subspace: expected a name, .*got NoneType"),
+        (lambda: small_fit(subspace=PCA), r"subspace: .* PCA\(\), got the class PCA. Call it"),
+        (lambda: small_fit(output="logits"), "output: expected a function of what .*, got str"),
+        (lambda: small_fit().predict(DATA[0], n_draws="9"), "n_draws: expected a whole number"),
         (lambda: Training(optimizer="foo"), "optimizer: expected one of 'adam', 'sgd', got 'foo'"),
         (lambda: Sampling(seed=2**70), r"seed: expected a whole number below 2\*\*63, got 1180591"),
         (lambda: derive_seed(2**63), r"seed: expected a whole number below 2\*\*63"),
@@ -138,3 +141,16 @@ def test_bad_tables_are_one_line(call, pattern):
     with pytest.raises(InputError, match=pattern) as error:
         call()
     assert "\n" not in str(error.value)
+
+
+def test_the_first_layer_that_differs_is_named(tmp_path):
+    x = DATA[0]
+    net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Dropout(0.2), torch.nn.Linear(4, 1))
+    training = Training(epochs=2, swa_epochs=4)
+    model = fit(net, (x, DATA[1]), subspace=PCA(2), training=training, sampling=SAMPLING)
+    model.save(tmp_path / "m")
+    net[1].p = 0.5
+    with pytest.raises(
+        InputError, match=r"with '\(1\): Dropout\(p=0.2.*got '\(1\): Dropout\(p=0.5"
+    ):
+        load(tmp_path / "m", net)
