@@ -26,15 +26,7 @@ from subbayes.curvature.gram import (
     split_columns,
 )
 from subbayes.curvature.layers import CapturedBatch, Layers
-from subbayes.data.data import (
-    Data,
-    join_batches,
-    n_rows,
-    named_leaves,
-    split_batches,
-    take,
-    to_device,
-)
+from subbayes.data.data import Data, join_batches, n_rows, split_batches, take, to_device
 from subbayes.likelihoods import Likelihood
 from subbayes.networks.network import Network
 from subbayes.predictions.averaging import input_batches
@@ -80,7 +72,6 @@ class Jacobian:
         self._outputs: dict[int, Tensor] = {}
         first = to_device(take(next(iter(pairs()))[0], slice(2)), self.network.device)
         self.roots = self.network.check(first)
-        self._checked = {_signature(first)}
         rest = 0 if plan.rest is None else 8 * plan.rest.size * self.roots
         self.row_bytes = 2 * plan.row_bytes + self.roots * plan.gradient_bytes + rest
         self.step = max(1, memory_limit // self.row_bytes)
@@ -149,9 +140,7 @@ class Jacobian:
         joined = join_batches(self._pairs(), size)
         with estimated_progress(self.n, "Jacobian", self.progress, "rows") as report:
             for inputs, y in split_batches(joined, size, self.network.device):
-                if _signature(inputs) not in self._checked:
-                    self.network.check(inputs)
-                    self._checked.add(_signature(inputs))
+                self.network.check(inputs)
                 yield slice(done, done + n_rows(inputs)), inputs, y
                 done += n_rows(inputs)
                 report(n_rows(inputs))
@@ -298,10 +287,6 @@ class Jacobian:
 
 def _no_data() -> Iterator[tuple[Inputs, Targets | None]]:
     fail("data", "the training data, over which this is a sum", "none", "Pass load(path, data=...)")
-
-
-def _signature(inputs: Inputs) -> tuple[Any, ...]:
-    return tuple((name, leaf.shape[1:], leaf.dtype) for name, leaf in named_leaves(inputs).items())
 
 
 def check_covariance_memory(outputs: int) -> None:

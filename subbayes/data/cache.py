@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from subbayes.utils.memory import available_memory, format_bytes
-from subbayes.utils.trees import tensors_of, tree_map, with_tensors
+from subbayes.utils.trees import row_kind, tensors_of, with_tensors
 
 __all__ = ["CACHED_BYTES", "BatchCache", "concatenate"]
 
@@ -49,8 +49,8 @@ class BatchCache:
         """All batches as one; None if rows differ in shape or type, or do not fit."""
         if self.batches is None or not self.batches:
             return None
-        kinds = [tree_map(lambda tensor: (tensor.shape[1:], tensor.dtype), b) for b in self.batches]
-        return None if any(kind != kinds[0] for kind in kinds) else concatenate(self.batches)
+        first, *rest = map(row_kind, self.batches)
+        return None if any(kind != first for kind in rest) else concatenate(self.batches)
 
     def loader(self) -> DataLoader[Any] | None:
         """A loader of the batches as they came; None if they do not fit."""

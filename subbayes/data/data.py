@@ -21,7 +21,7 @@ from subbayes.utils.checks import (
     fail,
     fail_type,
 )
-from subbayes.utils.trees import tree_map
+from subbayes.utils.trees import row_kind, tree_map
 from subbayes.utils.types import Inputs, Targets
 
 __all__ = [
@@ -413,7 +413,7 @@ def join_batches(
     waiting: list[tuple[Inputs, Any]] = []
     rows, kind = 0, None
     for batch in batches:
-        own = tree_map(lambda tensor: (tensor.shape[1:], tensor.dtype), batch)
+        own = row_kind(batch)
         if waiting and (rows + n_rows(batch[0]) > size or own != kind):
             yield concatenate(waiting)
             waiting, rows = [], 0

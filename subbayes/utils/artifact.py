@@ -5,8 +5,7 @@ An artifact is a folder or a single file. A folder holds `manifest.json` and
 the manifest under the key "subbayes" of its metadata. Nothing is ever pickled or unpickled.
 
 Writing a folder creates the tensor file first, then replaces the manifest that names it atomically,
-then removes the tensor file of the earlier manifest. A process that is killed at any moment leaves
-either the old artifact or the new one.
+then removes the earlier tensor file. A killed process leaves the old artifact or the new one.
 
 The digest of the tensors covers their names, dtypes, shapes and values; the digest of the manifest
 covers all its entries. Reading verifies both before it returns anything. What the facts of a kind
@@ -351,8 +350,8 @@ def _tensor_file_in_use(directory: Path) -> str | None:
     except ArtifactError:
         return None
     older = content.get("tensor_file")  # of format version 1
-    name = older.get("name") if isinstance(older, dict) else None
-    name = str(name or _tensor_file(str(content.get("tensors_sha256"))))
+    own = older.get("name") if isinstance(older, dict) else None
+    name = str(own or _tensor_file(str(content.get("tensors_sha256"))))
     return name if _TENSOR_FILE.fullmatch(name) else None  # nothing else is ever removed
 
 

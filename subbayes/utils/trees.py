@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-__all__ = ["tensors_of", "tree_map", "with_tensors"]
+__all__ = ["row_kind", "tensors_of", "tree_map", "with_tensors"]
 
 
 def tensors_of(tree: Any) -> list[Tensor]:
@@ -31,6 +31,17 @@ def with_tensors(tree: Any, tensors: Iterable[Tensor]) -> Any:
     """A copy of `tree` that holds other tensors, in the order of `tensors_of`."""
     rest = iter(tensors)
     return tree_map(lambda _: next(rest), tree)
+
+
+def row_kind(tree: Any) -> Any:
+    """Shapes of a row and dtypes of nested tensors, which batches that can be joined share.
+
+    Example:
+        >>> import torch
+        >>> row_kind({"x": torch.zeros(3, 2)}) == row_kind({"x": torch.ones(5, 2)})
+        True
+    """
+    return tree_map(lambda tensor: (tensor.shape[1:], tensor.dtype), tree)
 
 
 def tree_map(function: Callable[[Tensor], Any], tree: Any) -> Any:

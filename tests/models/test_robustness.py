@@ -12,10 +12,13 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from subbayes import MLP, InputError, InputTypeError, Training, fit, load, plots
 from subbayes.data.encoder import TabularEncoder
+from subbayes.data.targets import Target
 from subbayes.inference.configuration import Sampling
 from subbayes.models.data_frame_model import DataFrameModel
 from subbayes.models.estimators import SparseRegressor, SubspaceClassifier, SubspaceRegressor
+from subbayes.models.settings import TableSettings
 from subbayes.subspaces.pca import PCA
+from subbayes.utils import artifact
 from subbayes.utils.seeding import derive_seed, fork_rng
 
 TRAINING, SAMPLING = Training(epochs=2, swa_epochs=4), Sampling(draws=8, chains=2, progress=False)
@@ -154,3 +157,25 @@ def test_the_first_layer_that_differs_is_named(tmp_path):
         InputError, match=r"with '\(1\): Dropout\(p=0.2.*got '\(1\): Dropout\(p=0.5"
     ):
         load(tmp_path / "m", net)
+
+
+def test_long_labels_do_not_widen_those_of_other_rows():
+    classes = ("x" * 100_000, *map(str, range(5)))
+    target = Target("classification", classes=classes)
+    found = target.decode(np.arange(6).repeat(1000))
+    assert found.tolist() == np.repeat(np.array(classes, dtype=object), 1000).tolist()
+    assert found.nbytes < 10**6
+
+
+def test_an_encoder_of_another_width_is_refused(tmp_path):
+    settings = TableSettings().change(
+        {"network.hidden": (3,), "training": {"epochs": 2, "swa_epochs": 3}, "subspace.rank": 1,
+         "sampling": {"draws": 4, "chains": 1}}
+    )  # fmt: skip
+    table = TABLE.assign(g=list("uvwx") * 5)
+    DataFrameModel.fit(table, "y", settings, progress=False).save(tmp_path / "m")
+    tensors, facts, kind = artifact.read(tmp_path / "m")
+    facts["encoder"]["categorical"]["levels"][0].append("z")
+    artifact.write(tmp_path / "m", kind, tensors, facts, overwrite=True)
+    with pytest.raises(InputError, match="path: expected an encoder for the 7 inputs .*one for 8"):
+        load(tmp_path / "m")

@@ -9,12 +9,12 @@ import numpy as np
 import torch
 
 from subbayes import plots
-from subbayes.cli.demonstration.methods import choose_prior_scale
+from subbayes.cli.demonstration.methods import choose_prior_scale, fit_methods
 from subbayes.cli.demonstration.section import Effort, Figure, Section, with_error
 from subbayes.diagnostics.predictor import Predictor
 from subbayes.diagnostics.standard_errors import auroc_difference, auroc_with_error, standard_errors
 from subbayes.likelihoods import Categorical
-from subbayes.models.method_comparison import Comparison, compare_methods, named_methods
+from subbayes.models.method_comparison import Comparison
 from subbayes.networks.mlp import MLP
 from subbayes.plots.style import label_axes, legend, new_axes
 from subbayes.reports.rendering import Table
@@ -72,21 +72,9 @@ def abstention(seed: int, effort: Effort, progress: bool | None = None) -> Secti
     scale = choose_prior_scale(
         module, likelihood, digits.train, digits.validation, settings, SCALES, progress
     )
-    comparison = compare_methods(
-        module,
-        likelihood,
-        digits.train,
-        digits.test,
-        named_methods(
-            METHODS,
-            members=effort.members,
-            rank=getattr(settings.subspace, "rank", None),
-            temperature=settings.temperature,
-        ),
-        training=replace(settings.training, prior_scale=scale),
-        sampling=replace(settings.sampling, progress=progress),
-        validation=digits.validation,
-    )
+    training = replace(settings.training, prior_scale=scale)
+    parts = digits.train, digits.validation, digits.test
+    comparison = fit_methods(module, likelihood, parts, METHODS, training, effort, progress)
     rotated = _rotate(digits.test[0], ROTATION)
     groups = {
         key: {

@@ -198,38 +198,50 @@ def compare(seed: int, effort: Effort, progress: bool | None = None) -> Methods:
     scale = choose_prior_scale(
         module, likelihood, data, validation, settings, effort.scales, progress
     )
-    settings = settings.change({"training.prior_scale": scale})
-    comparison = fit_methods(
-        rows, settings, METHODS, effort.members, rows.encoded(rows.test), progress
+    training = settings.change({"training.prior_scale": scale}).training_for(
+        "regression", len(rows.train)
     )
+    parts = data, validation, rows.encoded(rows.test)
+    comparison = fit_methods(module, likelihood, parts, METHODS, training, effort, progress)
     model = DataFrameModel(comparison.models["pca"], rows.encoder, rows.target, COLUMN)
     return Methods(rows, comparison, model, scale)
 
 
 def fit_methods(
-    rows: Rows,
-    settings: TableSettings,
+    module: nn.Module,
+    likelihood: Likelihood,
+    parts: tuple[Pair, Pair, Pair],
     methods: Sequence[str],
-    members: int,
-    test: Pair,
+    training: Training,
+    effort: Effort,
     progress: bool | None,
 ) -> Comparison:
-    """Fit methods to the training rows, and predict test rows."""
-    data, likelihood = rows.encoded(rows.train), rows.likelihood()
+    """Fit methods to training rows, and predict test rows.
+
+    Args:
+        module: the network.
+        likelihood: of the targets.
+        parts: training, validation and test rows.
+        methods: keys of methods.
+        training: how the network is trained.
+        effort: number of members, subspace, temperature and sampling.
+        progress: show bars.
+    """
+    settings, (data, validation, test) = effort.settings, parts
     return compare_methods(
-        make_module(settings, likelihood, *data),
+        module,
         likelihood,
         data,
         test,
         named_methods(
             methods,
-            members=members,
+            members=effort.members,
             rank=getattr(settings.subspace, "rank", None),
             temperature=settings.temperature,
         ),
-        training=settings.training_for("regression", len(rows.train)),
+        training=training,
         sampling=replace(settings.sampling, progress=progress),
-        validation=rows.encoded(rows.validation),
+        validation=validation,
     )
 
 
