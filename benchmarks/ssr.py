@@ -228,7 +228,7 @@ def sampling(quick: bool, say: Callable[..., None]) -> tuple[Any, list[dict[str,
     results: dict[str, Any] = {}
     bars = []
     for n, chains in CHAINS.items():
-        frame, truth = ssr_simulation.simulated("normal", 0, replace(PLAN, rows=n))
+        frame, truth = ssr_simulation.simulate("normal", 0, replace(PLAN, rows=n))
         found = {
             name: [case(seed) for seed in range(1, rounds + 1)]
             for name, case in subspace_cases(frame, chains, draws, warmup).items()

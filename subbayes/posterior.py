@@ -14,7 +14,7 @@ import hashlib
 import json
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import chain
@@ -162,13 +162,10 @@ class Posterior:
 
     # --- evaluation -------------------------------------------------------------------------
 
-    def _single(self, reduce: bool) -> Callable[..., Tensor]:
-        def log_likelihood(point: Tensor, inputs: Inputs, y: Targets) -> Tensor:
-            outputs = self._outputs(self._weights_at(point), inputs)
-            terms = self.likelihood.log_prob(outputs, y).double()
-            return terms.sum() if reduce else terms
-
-        return log_likelihood
+    def _log_likelihood(self, reduce: bool, point: Tensor, inputs: Inputs, y: Targets) -> Tensor:
+        outputs = self._outputs(self._weights_at(point), inputs)
+        terms = self.likelihood.log_prob(outputs, y).double()
+        return terms.sum() if reduce else terms
 
     def _gradient(self, point: Tensor, inputs: Inputs, y: Targets) -> tuple[Tensor, Tensor]:
         """Gradient and value, from the score of the outputs."""
@@ -196,7 +193,11 @@ class Posterior:
 
     def _tracer(self, what: str) -> Tracer:
         if what not in self._tracers:
-            single = self._gradient if what == "grad" else self._single(what != "pointwise")
+            single = (
+                self._gradient
+                if what == "grad"
+                else functools.partial(self._log_likelihood, what != "pointwise")
+            )
             self._tracers[what] = Tracer(
                 Vectorised(single),
                 "the log density",

@@ -16,9 +16,12 @@ from subbayes.inference.engine import ENGINES, engine_of
     [
         pytest.param(
             name,
-            marks=pytest.mark.skipif(
-                name == "realnvp" and find_spec("zuko") is None, reason="needs zuko"
-            ),
+            marks=[
+                pytest.mark.skipif(find_spec("zuko") is None, reason="needs zuko"),
+                pytest.mark.slow,
+            ]
+            if name == "realnvp"
+            else [],
         )
         for name in ENGINES
     ],

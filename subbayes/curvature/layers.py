@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -356,7 +357,7 @@ class CapturedBatch:
         self._rights: dict[str, list[RightFactor]] = {}
         self._edges: dict[str, list[GradientEdge]] = {}
         network, n = plan.network, n_rows(inputs)
-        hooks = {layer.name: self._hook(layer, n) for layer in plan.layers}
+        hooks = {layer.name: partial(self._record, layer, n) for layer in plan.layers}
         with torch.enable_grad(), network.forward_hooks(hooks):
             self._w = network.weights.detach().clone().requires_grad_()
             self._outputs = network(self._w, inputs)
@@ -365,21 +366,21 @@ class CapturedBatch:
     def __len__(self) -> int:
         return len(self.outputs)
 
-    def _hook(self, layer: Layer, n: int) -> Any:
-        def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            self.calls[layer.name] += 1
-            x = args[0] if args else next(iter(kwargs.values()), None)
-            if not (isinstance(output, Tensor) and isinstance(x, Tensor)):
-                return
-            if x.ndim >= layer.kind.ndim(module) and x.shape[0] % n == 0 and output.requires_grad:
-                self._edges.setdefault(layer.name, []).append(get_gradient_edge(output))
-                self.output_count += output.numel()
-                if layer.weight is not None:
-                    with torch.no_grad():
-                        right = layer.kind.right(module, x.detach(), n)
-                    self._rights.setdefault(layer.name, []).append(right)
-
-        return hook
+    def _record(
+        self, layer: Layer, n: int, module: nn.Module, args: Any, kwargs: Any, output: Any
+    ) -> None:
+        """Keep what a layer was called with: a forward hook of its module."""
+        self.calls[layer.name] += 1
+        x = args[0] if args else next(iter(kwargs.values()), None)
+        if not (isinstance(output, Tensor) and isinstance(x, Tensor)):
+            return
+        if x.ndim >= layer.kind.ndim(module) and x.shape[0] % n == 0 and output.requires_grad:
+            self._edges.setdefault(layer.name, []).append(get_gradient_edge(output))
+            self.output_count += output.numel()
+            if layer.weight is not None:
+                with torch.no_grad():
+                    right = layer.kind.right(module, x.detach(), n)
+                self._rights.setdefault(layer.name, []).append(right)
 
     def pull(
         self, cotangents: Float[Tensor, "N C"], layers: tuple[Layer, ...] | None = None

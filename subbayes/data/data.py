@@ -133,18 +133,18 @@ def to_device(values: Any, device: torch.device) -> Any:
     Raises:
         InputError: data on another accelerator.
     """
+    return tree_map(lambda tensor: _move(tensor, device), values)
 
-    def move(tensor: Tensor) -> Tensor:
-        if tensor.device.type not in ("cpu", torch.device(device).type):
-            fail(
-                "data",
-                f"tensors on the CPU or on {device}, where the module is",
-                tensor.device,
-                "Move the module or the data with .to(device)",
-            )
-        return tensor.to(device, non_blocking=True)
 
-    return tree_map(move, values)
+def _move(tensor: Tensor, device: torch.device) -> Tensor:
+    if tensor.device.type not in ("cpu", torch.device(device).type):
+        fail(
+            "data",
+            f"tensors on the CPU or on {device}, where the module is",
+            tensor.device,
+            "Move the module or the data with .to(device)",
+        )
+    return tensor.to(device, non_blocking=True)
 
 
 def check_rows(parts: Mapping[str, Inputs | Targets]) -> None:

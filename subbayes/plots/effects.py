@@ -38,7 +38,7 @@ def effect(partial: Partial, *, ax: Axes | None = None) -> Axes:
         >>> from subbayes.semistructured import SemiStructuredRegression
         >>> frame = pd.DataFrame({"x": np.arange(20.0), "y": np.arange(20.0) % 7})
         >>> model = SemiStructuredRegression("y ~ x").fit(
-        ...     frame, sampling=Sampling(draws=50, progress=False)
+        ...     frame, sampling=Sampling(draws=50, warmup=50, progress=False)
         ... )
         >>> effect(model.effect("x")).get_xlabel()
         'x'
@@ -110,7 +110,7 @@ def effects(partials: Sequence[Partial], *, columns: int = 3) -> Figure:
         >>> from subbayes.semistructured import SemiStructuredRegression
         >>> frame = pd.DataFrame({"x": np.arange(20.0), "y": np.arange(20.0) % 7})
         >>> model = SemiStructuredRegression("y ~ x").fit(
-        ...     frame, sampling=Sampling(draws=50, progress=False)
+        ...     frame, sampling=Sampling(draws=50, warmup=50, progress=False)
         ... )
         >>> len(effects(model.partials()).axes)
         1

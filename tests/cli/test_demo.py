@@ -224,6 +224,7 @@ def test_encoding_is_learned_from_the_training_part():
 # --- existing files -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_rerun_keeps_other_files_in_the_folder(done, tmp_path, capsys):
     tmp_path = shutil.copytree(done.folder, tmp_path / "demo")
     mine = tmp_path / "plots" / "mine.png"

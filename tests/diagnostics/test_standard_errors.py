@@ -44,6 +44,7 @@ def test_auroc_equals_that_of_scikit_learn_with_ties(rng):
     assert area == pytest.approx(roc_auc_score(labels, np.concatenate([inside, outside])))
 
 
+@pytest.mark.slow
 def test_errors_of_areas_are_the_deviations_over_samples(rng):
     areas, gaps, errors, gap_errors = [], [], [], []
     for _ in range(REPEATS):

@@ -24,6 +24,7 @@ pytestmark = [
 nearly = partial(same_output, relative=0.15, absolute=0.06)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GUIDES)
 def test_guides_run_and_print_what_they_say(name, tmp_path, monkeypatch):
     page = DOCS / "guides" / f"{name}.md"

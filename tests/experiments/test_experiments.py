@@ -221,6 +221,7 @@ def test_a_run_resumes_and_a_finished_run_computes_nothing(diabetes, tmp_path, m
     assert go(2) == both
 
 
+@pytest.mark.slow
 def test_changed_settings_give_new_records(diabetes, tmp_path):
     X, y, masks = diabetes
     for plan in (TINY, dataclasses.replace(TINY, draws=12)):
@@ -229,6 +230,7 @@ def test_changed_settings_give_new_records(diabetes, tmp_path):
     assert sorted(kinds) == ["path", "split", "split", "training", "vi", "vi-split"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unchecked")
 def test_variational_inference_keeps_existing_records(diabetes, tmp_path, monkeypatch):
     """It uses the same trajectory, and no other record is computed again."""
@@ -313,6 +315,7 @@ def test_settings_are_selected_for_each_method(diabetes, tmp_path, monkeypatch):
     assert tried == expected
 
 
+@pytest.mark.slow
 def test_chains_are_rerun_longer_if_rhat_is_large():
     space = subbayes.subspace.FullSubspace(torch.zeros(3))
     network = subbayes.Network(torch.nn.Linear(2, 1)).with_weights(space.shift)
@@ -452,6 +455,7 @@ def test_every_module_with_options_is_an_experiment():
     assert found == set(command.EXPERIMENTS)
 
 
+@pytest.mark.slow
 def test_a_split_of_the_real_yacht_data(tmp_path):
     try:
         X, y, masks = load_uci("yacht", download=False)

@@ -98,6 +98,7 @@ def test_folds_are_grouped_by_lesion_with_known_ages(data):
     assert fold.x_test[3][1] == (frame["dx"][place] == "mel")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("data")
 def test_a_run_resumes_and_saves_its_figure(tmp_path, monkeypatch):
     said = []

@@ -71,6 +71,7 @@ def test_standardisation_uses_training_rows_only(rows):
     assert (test.std(ddof=0) - 1).abs().min() > 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("rows")
 def test_methods_are_scored_and_a_finished_run_computes_nothing(tmp_path, monkeypatch):
     said = []

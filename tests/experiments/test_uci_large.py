@@ -275,6 +275,7 @@ def test_an_unknown_data_set_gives_a_one_line_error(capsys, tmp_path):
     assert capsys.readouterr().err.startswith("error: datasets: expected some of elevators, skill")
 
 
+@pytest.mark.slow
 def test_a_split_of_the_real_skillcraft_data(tmp_path):
     try:
         X, y, masks = load_uci("skillcraft", download=False)

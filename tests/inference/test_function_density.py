@@ -77,7 +77,14 @@ FORMS = {
 
 @pytest.mark.parametrize(
     "engine",
-    [NUTS(), HMC(), SliceSampling(), EllipticalSlice(), ParallelTempering(), SMC()],
+    [
+        NUTS(),
+        HMC(),
+        SliceSampling(),
+        EllipticalSlice(),
+        pytest.param(ParallelTempering(), marks=pytest.mark.slow),
+        SMC(),
+    ],
     ids=lambda engine: engine.name,
 )
 def test_engines_sample_a_correlated_gaussian(engine):

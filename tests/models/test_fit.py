@@ -323,10 +323,10 @@ def uninterrupted():
 @pytest.mark.parametrize(
     ("number", "at"),
     [
-        (signal.SIGINT, "sampling"),
-        (signal.SIGTERM, "sampling"),
+        pytest.param(signal.SIGINT, "sampling", marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, "sampling", marks=pytest.mark.slow),
         (signal.SIGKILL, "sampling"),
-        (signal.SIGKILL, "trained"),
+        pytest.param(signal.SIGKILL, "trained", marks=pytest.mark.slow),
     ],
 )
 def test_interrupted_fit_resumes_bit_for_bit(tmp_path, uninterrupted, number, at):
@@ -792,8 +792,15 @@ def test_training_must_be_a_training():
 # --- devices -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("streamed", [False, True])
-@pytest.mark.parametrize("subspace", ["random", "full"])
+@pytest.mark.parametrize(
+    ("subspace", "streamed"),
+    [
+        ("random", False),
+        ("full", False),
+        pytest.param("random", True, marks=pytest.mark.slow),
+        pytest.param("full", True, marks=pytest.mark.slow),
+    ],
+)
 def test_a_model_moves_to_another_device_with_all_its_tensors(subspace, streamed):
     """To the device of shapes without values, as every machine has it."""
     x = torch.randn(20, 2, generator=torch.Generator().manual_seed(0))

@@ -541,6 +541,7 @@ def test_unnamed_columns_are_numbered():
     assert model.feature_inclusion_.index.tolist() == ["x0", "x1", "x2", "x3"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("early", [None, 20])
 def test_priors_are_learned_with_the_full_divergence(early):

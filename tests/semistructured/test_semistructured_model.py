@@ -22,6 +22,7 @@ from subbayes.semistructured import (
 from subbayes.semistructured.subspace import train_networks
 
 SHORT = Training(epochs=20, batch_size=None, weight_decay=1e-4, clip_norm=None)
+pytestmark = pytest.mark.usefixtures("unchecked")  # long runs; see test_annotations
 QUICK = {"sampling": Sampling(draws=10, chains=2, warmup=20, progress=False), "training": SHORT}
 
 
@@ -97,7 +98,14 @@ def test_a_normal_model_matches_its_conjugate_posterior():
     assert row["rhat"] < 1.02
 
 
-@pytest.mark.parametrize("inference", ["nuts", "hmc", "elliptical-slice"])
+@pytest.mark.parametrize(
+    "inference",
+    [
+        pytest.param("nuts", marks=pytest.mark.slow),
+        "hmc",
+        pytest.param("elliptical-slice", marks=pytest.mark.slow),
+    ],
+)
 def test_a_poisson_model_with_exposure_matches_a_grid(inference):
     """Against a grid over intercept and slope."""
     frame = table().assign(time=lambda d: np.linspace(0.5, 2, len(d)))
@@ -123,6 +131,7 @@ def test_a_poisson_model_with_exposure_matches_a_grid(inference):
     assert predicted == pytest.approx(expected, rel=0.05)
 
 
+@pytest.mark.slow
 def test_a_frozen_network_is_an_offset():
     frame = table()
     module = net().requires_grad_(False)
@@ -145,6 +154,7 @@ def test_a_frozen_network_is_an_offset():
 # --- with networks ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_effects_beside_orthogonal_networks_are_recovered():
     """The network can represent the effect; with orthogonal networks the effect is recovered."""
     rng = np.random.default_rng(3)
@@ -183,6 +193,7 @@ def test_effects_beside_orthogonal_networks_are_recovered():
     np.testing.assert_allclose(again.numpy(), seen, atol=2e-4)
 
 
+@pytest.mark.slow
 def test_networks_of_other_columns_are_centred_but_not_those_of_tensors():
     frame = table()
     model = SemiStructuredRegression("y ~ x", deep={"net": (net(), ["u"])}).fit(
@@ -263,7 +274,7 @@ def test_networks_of_tensors_and_of_other_parameters():
     [
         (SemiStructuredSubspace(2), 2 + 2),
         (NaiveSubspace(2), 2),
-        ("full", 13 + 2),
+        pytest.param("full", 13 + 2, marks=pytest.mark.slow),
         ("last-layer", 5 + 2),
     ],
 )
@@ -298,6 +309,7 @@ def test_every_family_recovers_a_sign(family, y):
     assert len(model.predict(frame)) == 150
 
 
+@pytest.mark.slow
 def test_distributional_regression_finds_the_scale():
     rng = np.random.default_rng(0)
     frame = pd.DataFrame({"x": rng.normal(size=400)})
@@ -532,6 +544,7 @@ def test_terms_that_are_not_finite_raise():
         model.predict(frame.head(3).assign(z=[1.0, 2.0, -1.0]))
 
 
+@pytest.mark.slow
 def test_sampled_effects_of_new_groups_have_the_group_variance():
     rng = np.random.default_rng(0)
     frame = pd.DataFrame({"school": np.repeat(np.arange(12), 8)})
@@ -555,6 +568,7 @@ def test_sampled_effects_of_new_groups_have_the_group_variance():
     np.testing.assert_array_equal(again.outputs, drawn.outputs)
 
 
+@pytest.mark.slow
 def test_orthogonal_to_is_reported():
     frame = table(40)
     for wanted, said in (("auto", "intercept"), (True, "effects"), (False, "nothing")):

@@ -21,6 +21,8 @@ from subbayes.semistructured.formula import Design
 from subbayes.semistructured.marginalisation import EffectDensity, marginalisation_of
 from subbayes.semistructured.structured_predictor import StructuredPredictor
 
+pytestmark = pytest.mark.usefixtures("unchecked")  # long runs; see test_annotations
+
 
 def frame_of(n=60, seed=0):
     rng = np.random.default_rng(seed)
@@ -99,7 +101,7 @@ def test_the_closed_form_matches_a_grid():
     )
 
 
-@pytest.mark.parametrize("n", [4, 40])
+@pytest.mark.parametrize("n", [4, pytest.param(40, marks=pytest.mark.slow)])
 def test_the_closed_form_matches_dense_matrices(n):
     """Fewer rows than columns too: coefficients by dense matrices, sigma on a grid."""
     frame = frame_of(n)
@@ -185,6 +187,7 @@ def test_newton_derivatives_match_automatic_differentiation(family, right, y):
     torch.testing.assert_close(factor @ factor.mT, torch.linalg.inv(-hessian), rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_tempering_widens_the_networks_but_not_the_effects():
     """The networks' draws against their tempered density on a grid; the effects do not move.
 
@@ -236,6 +239,7 @@ def test_tempering_widens_the_networks_but_not_the_effects():
         hot.loo()
 
 
+@pytest.mark.slow
 def test_tempered_marginal_of_a_linear_network_matches_its_closed_form():
     """y = theta + phi w(u) + noise: p(D | phi) and its tempered posterior in closed form."""
     from subbayes.inference.samplers.elliptical_slice import EllipticalSlice

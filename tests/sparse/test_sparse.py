@@ -277,6 +277,7 @@ def test_convolutions_have_the_moments_of_their_weights():
         assert float((drawn.var(0) - naive.var(0)).abs().max()) < 0.3 * scale**2
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unchecked")
 def test_the_estimators_gradients_agree_in_expectation():
     """Linear regression: the expected log-likelihood depends on two moments of the outputs."""
@@ -713,6 +714,7 @@ def test_phases_longer_than_the_training_are_rejected(name):
         )
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unchecked")
 def test_many_weights_and_few_rows_give_an_accurate_small_network():
     generator = torch.Generator().manual_seed(0)
@@ -750,6 +752,7 @@ def test_learning_rates_depend_on_the_number_of_steps():
         assert task.rates == sparse.LearningRates.for_steps(12)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unchecked")
 def test_short_training_does_not_exclude_everything():
     generator = torch.Generator().manual_seed(0)

@@ -147,6 +147,7 @@ def test_training_outputs_have_the_moments_of_the_posterior(posterior):
     assert float((drawn.std(0) / sd - 1).abs().max()) < 0.12
 
 
+@pytest.mark.slow
 def test_horseshoe_draws_share_the_scale_of_the_layer():
     made = made_of(linear(), "horseshoe", sd=0.3)
     drawn = sparse.SparseNetwork(made, subbayes.likelihoods.Gaussian(1.0)).weights(draws=8000)

@@ -304,6 +304,7 @@ def alive(size):
     return sum(storages.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("optimizer", "momentum", "copies"),
     [

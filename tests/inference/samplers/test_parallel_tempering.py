@@ -31,7 +31,7 @@ FAR = Bimodal(2, prior=Normal(3.0, mean=[0.0, 4.0]), distance=6.0, sd=0.5)
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=pytest.mark.slow) if name == "subspace" else name for name in MODELS],
+    ["tempered", *(pytest.param(n, marks=pytest.mark.slow) for n in MODELS if n != "tempered")],
 )
 def test_moments_and_evidence_match_the_closed_form(name):
     model = MODELS[name]
@@ -44,6 +44,7 @@ def test_moments_and_evidence_match_the_closed_form(name):
     assert abs(error) < 4.5 * draws.log_evidence_error
 
 
+@pytest.mark.slow
 def test_a_banana():
     density = Banana(2, prior=Normal(3.0))
     draws = ParallelTempering(rungs=5).sample(
@@ -54,6 +55,7 @@ def test_a_banana():
     assert abs(error) < 4.5 * draws.log_evidence_error
 
 
+@pytest.mark.slow
 def test_finds_a_mode_far_from_all_start_points():
     """All chains start at the lesser mode, which elliptical slice sampling alone does not leave."""
     start = np.tile([[-6.0, 0.0]], (60, 1))
@@ -85,6 +87,7 @@ def test_no_data_gives_the_prior():
     assert draws.meta["swap_rate"] == 1.0
 
 
+@pytest.mark.slow
 def test_warm_up_equalises_swap_rates():
     wild, tame = (
         ParallelTempering(rungs=7).sample(Narrow(3), draws=80, chains=8, warmup=w, progress=False)
@@ -118,6 +121,7 @@ def test_lengths_of_gaps_add_up():
     np.testing.assert_allclose(whole[0], special.erf(0.025), rtol=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prior", [3.0, 10.0])
 @pytest.mark.parametrize("rungs", [3, 8])
 def test_the_evidence_is_within_its_error_where_ladders_do_not_mix(prior, rungs):

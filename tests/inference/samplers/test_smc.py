@@ -90,6 +90,7 @@ def test_no_data_gives_the_prior():
     assert draws.meta["stages"] == [1] * 4
 
 
+@pytest.mark.slow
 def test_the_standard_error_is_that_of_the_evidence():
     """Two standard errors cover the evidence in 95 % of many runs."""
     density = Narrow(2, temperature=2.0)
