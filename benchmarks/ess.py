@@ -22,7 +22,7 @@ from subbayes import MLP, InputError, Posterior, Training
 from subbayes.data.datasets import load_uci
 from subbayes.inference.samplers.elliptical_slice import EllipticalSlice
 from subbayes.likelihoods import HeteroscedasticGaussian, Standardized
-from subbayes.models.fit import train_trajectory
+from subbayes.training.pipeline import train_trajectory
 
 RANK = 20
 CHAINS = (1, 8, 32)

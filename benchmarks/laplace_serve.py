@@ -116,7 +116,7 @@ def last_layer(quick: bool, say: Say) -> Result:
         if rounds > 1:
             for side in sides.values():
                 side()  # not counted
-        runs: dict[str, list[Any]] = in_turns(sides, rounds)  # type: ignore[arg-type]
+        runs: dict[str, list[Any]] = in_turns(sides, rounds)
         for i, what in enumerate(("fit", "predict")):
             name = f"last layer, {form}: {what}"
             times = {side: [run[i] for run in found] for side, found in runs.items()}

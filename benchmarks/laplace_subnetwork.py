@@ -235,6 +235,7 @@ def findings(folder: Path) -> dict[str, float]:
     import subbayes
     from subbayes.curvature.diagonal import squared_column_norms
     from subbayes.curvature.precision_factory import root
+    from subbayes.curvature.subspace_precision import SubspacePrecision
     from subbayes.inference.laplace.linearised import linearised_laplace
     from subbayes.subspaces.subnetwork import from_mask
 
@@ -246,6 +247,7 @@ def findings(folder: Path) -> dict[str, float]:
     for name, mask in peer["masks"].items():
         posterior = linearised_laplace(network, likelihood, (x, y), from_mask(network, mask))
         inside = posterior.precision
+        assert isinstance(inside, SubspacePrecision)
         found = {
             "precision": inside.matrix + inside.metric,
             "covariance": inside.blocks(new[:5]),

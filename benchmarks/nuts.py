@@ -29,7 +29,7 @@ from benchmarks.jax_networks import mlp
 from subbayes import MLP, Posterior, Training, diagnostics
 from subbayes.inference.samplers.nuts import NUTS
 from subbayes.likelihoods import HeteroscedasticGaussian
-from subbayes.models.fit import train_trajectory
+from subbayes.training.pipeline import train_trajectory
 
 RANKS = (3, 5, 20)
 METRICS = ("dense", "diagonal")

@@ -164,7 +164,7 @@ def subspace_cases(
     """
     plan = replace(PLAN, draws=2, warmup=2)
     started = time.perf_counter()
-    model = ssr_simulation.fitted(f"k = {RANK}", "normal", 0, plan, frame)
+    model = ssr_simulation.fit_method(f"k = {RANK}", "normal", 0, plan, frame)
     built = time.perf_counter() - started
     sampler = JointPosterior(model.state.model, model.space, 0, "compile")
     rank = model.space.rank
@@ -189,7 +189,7 @@ def full_cases(
     frame: pd.DataFrame, chains: Sequence[int], draws: int, warmup: int
 ) -> dict[str, Case]:
     """Numpyro over all unknowns as functions of a seed, compiled; arguments as for ours."""
-    model = ssr_simulation.fitted(
+    model = ssr_simulation.fit_method(
         "all weights", "normal", 0, replace(PLAN, epochs=1, draws=2, warmup=2), frame
     )
     log_density = jax_log_density(model)

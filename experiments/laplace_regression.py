@@ -199,6 +199,7 @@ def fit_noise(network: Network, rows: Split, plan: Plan) -> Gaussian:
     some, targets = (new, y_new) if plan.noise == "held-out" else (x, y)
     with torch.no_grad():  # the noise of so short a training has not converged
         likelihood = Gaussian().fit_parameters(network(network.weights, some), targets)
+    assert isinstance(likelihood, Gaussian)
     if plan.noise != "evidence":
         return likelihood
     evidence = Evidence.of(

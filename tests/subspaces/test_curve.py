@@ -18,13 +18,13 @@ from torch import nn
 from subbayes import MLP, InputError, InputTypeError, Network, Training, fit, plots, subspaces
 from subbayes.data.data import Data
 from subbayes.likelihoods import Categorical, Gaussian, Poisson, Standardized
-from subbayes.models.fit import train_trajectory
 from subbayes.models.fitted import FittedModel
 from subbayes.networks.initialisation import module_with_fresh_weights
 from subbayes.subspaces.curve import CurveLosses, WeightCurve, coefficients, curve_losses
 from subbayes.training.curve import ExtraParameters, connect, train_curve
 from subbayes.training.curve_steps import ControlPoints, TrainableCurve
 from subbayes.training.minibatches import Minibatches
+from subbayes.training.pipeline import train_trajectory
 from subbayes.training.trainer import swa, train
 
 
