@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,7 +18,7 @@ from subbayes.baselines.map import point_estimate
 from subbayes.data.data import Data
 from subbayes.diagnostics.predictor import Predictor
 from subbayes.likelihoods import Likelihood
-from subbayes.likelihoods.base import Moments
+from subbayes.likelihoods.base import Moments, WrappedLikelihood
 from subbayes.likelihoods.gaussian import GaussianLike
 from subbayes.predictions.predictive import Predictive
 from subbayes.utils.checks import check_positive, fail
@@ -144,7 +144,7 @@ def rebuild_scaled(
 
 
 @dataclass(frozen=True)
-class ScaledNoise(GaussianLike):
+class ScaledNoise(GaussianLike, WrappedLikelihood):
     """A likelihood with Gaussian noise whose standard deviation is multiplied by a factor.
 
     Args:
@@ -152,28 +152,11 @@ class ScaledNoise(GaussianLike):
         factor: of the standard deviation.
     """
 
-    likelihood: Likelihood
     factor: float
-
-    def mean(self, outputs: Outputs) -> Moments:
-        """The mean of the likelihood."""
-        return self.likelihood.mean(outputs)
 
     def variance(self, outputs: Outputs) -> Moments:
         """The squared factor times the variance of the likelihood."""
         return self.factor**2 * self.likelihood.variance(outputs)
-
-    def n_outputs(self, y: Targets) -> int:
-        """Number of outputs that the likelihood needs."""
-        return self.likelihood.n_outputs(y)
-
-    def select_draws(self, index: Tensor) -> ScaledNoise:
-        """The scaled likelihood of some of the draws."""
-        return replace(self, likelihood=self.likelihood.select_draws(index))
-
-    def select_rows(self, index: Tensor) -> ScaledNoise:
-        """The scaled likelihood of some of the rows."""
-        return replace(self, likelihood=self.likelihood.select_rows(index))
 
 
 def scale_predictive(predictive: Predictive, tau: float) -> Predictive:

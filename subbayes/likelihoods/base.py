@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -18,6 +19,7 @@ __all__ = [
     "Kind",
     "Likelihood",
     "Moments",
+    "WrappedLikelihood",
     "check_tensor",
     "column",
     "n_targets",
@@ -256,3 +258,47 @@ class Likelihood(ABC):
     def to_config(self) -> dict[str, Any]:
         """A description that JSON can hold, for `from_config`."""
         return {"name": type(self).__name__}
+
+
+@dataclass(frozen=True)
+class WrappedLikelihood(Likelihood):
+    """Base class of likelihoods around another one, which answers what they leave unchanged."""
+
+    likelihood: Likelihood
+
+    def mean(self, outputs: Outputs) -> Moments:
+        """The mean of the likelihood."""
+        return self.likelihood.mean(outputs)
+
+    def variance(self, outputs: Outputs) -> Moments:
+        """The variance of the likelihood."""
+        return self.likelihood.variance(outputs)
+
+    def sample(self, outputs: Outputs, generator: torch.Generator) -> Tensor:
+        """One target per row of outputs."""
+        return self.likelihood.sample(outputs, generator)
+
+    def n_outputs(self, y: Targets) -> int:
+        """The number of outputs that the likelihood needs."""
+        return self.likelihood.n_outputs(y)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all parameters of the likelihood have values."""
+        return self.likelihood.is_complete
+
+    def with_parameters(self, values: Float[Tensor, "p"]) -> Likelihood:
+        """The likelihood at unconstrained parameter values."""
+        return replace(self, likelihood=self.likelihood.with_parameters(values))
+
+    def detach(self) -> Likelihood:
+        """The likelihood with its parameters as Python numbers."""
+        return replace(self, likelihood=self.likelihood.detach())
+
+    def select_draws(self, index: Tensor) -> Likelihood:
+        """The likelihood of a subset of the draws, if each draw has its own parameters."""
+        return replace(self, likelihood=self.likelihood.select_draws(index))
+
+    def select_rows(self, index: Tensor) -> Likelihood:
+        """The likelihood of a subset of the rows, if each has its own noise scale."""
+        return replace(self, likelihood=self.likelihood.select_rows(index))

@@ -10,7 +10,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from subbayes.likelihoods.base import Kind, Likelihood, Moments, column, n_targets, target_values
+from subbayes.likelihoods.base import (
+    Kind,
+    Likelihood,
+    Moments,
+    WrappedLikelihood,
+    column,
+    n_targets,
+    target_values,
+)
 from subbayes.utils.checks import check_positive, fail
 from subbayes.utils.types import Outputs, PerPoint, Targets
 
@@ -18,7 +26,7 @@ __all__ = ["Standardized"]
 
 
 @dataclass(frozen=True)
-class Standardized(Likelihood):
+class Standardized(WrappedLikelihood):
     r"""A likelihood in the units of y, for a network of $(y - \text{shift})/\text{scale}$.
 
     Training uses standardised targets, while all densities, moments and scores are in the units
@@ -30,7 +38,6 @@ class Standardized(Likelihood):
         scale: s, one number above 0 per target.
     """
 
-    likelihood: Likelihood
     shift: tuple[float, ...]
     scale: tuple[float, ...]
     kind: ClassVar[Kind] = "regression"
@@ -118,10 +125,6 @@ class Standardized(Likelihood):
             return None
         return self.mean(outputs), self.variance(outputs).sqrt()
 
-    def n_outputs(self, y: Targets) -> int:
-        """The number of outputs of the standardised likelihood."""
-        return self.likelihood.n_outputs(y)
-
     def check_targets(self, y: Targets) -> None:
         """Raise `InputError` for targets that the standardised likelihood does not take."""
         self.likelihood.check_targets(y)
@@ -129,30 +132,9 @@ class Standardized(Likelihood):
         if n_targets(y) != known:
             fail("y", f"{known} target{'s' * (known > 1)}, as standardised", n_targets(y))
 
-    @property
-    def is_complete(self) -> bool:
-        """Whether all parameters of the standardised likelihood have values."""
-        return self.likelihood.is_complete
-
     def init_parameters(self, y: Targets) -> Float[Tensor, "p"]:
         """Initial values for the standardised likelihood, from the standardised targets."""
         return self.likelihood.init_parameters(self.standardize(y))
-
-    def with_parameters(self, values: Float[Tensor, "p"]) -> Standardized:
-        """The likelihood at unconstrained parameter values `values`."""
-        return replace(self, likelihood=self.likelihood.with_parameters(values))
-
-    def detach(self) -> Standardized:
-        """The likelihood with its parameters as Python numbers."""
-        return replace(self, likelihood=self.likelihood.detach())
-
-    def select_draws(self, index: Tensor) -> Standardized:
-        """The likelihood of a subset of the draws, if each draw has its own parameters."""
-        return replace(self, likelihood=self.likelihood.select_draws(index))
-
-    def select_rows(self, index: Tensor) -> Standardized:
-        """The likelihood of a subset of the rows, if each has its own noise scale."""
-        return replace(self, likelihood=self.likelihood.select_rows(index))
 
     def with_noise(self, scale: Tensor) -> Standardized:
         """The likelihood of new rows with known noise scales in units of y."""

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from subbayes.data.data import check_weights
-from subbayes.likelihoods.base import Kind, Likelihood, Moments
+from subbayes.likelihoods.base import Kind, Likelihood, WrappedLikelihood
 from subbayes.utils.checks import fail
 from subbayes.utils.types import Outputs, PerPoint, Targets
 
@@ -18,7 +17,7 @@ __all__ = ["Weighted"]
 
 
 @dataclass(frozen=True)
-class Weighted(Likelihood):
+class Weighted(WrappedLikelihood):
     r"""A likelihood whose observations count with weights: $\sum_n a_n \log p(y_n \mid f_n)$.
 
     Targets are (y, weights), with the noise scales between them if there are any, as of
@@ -35,7 +34,6 @@ class Weighted(Likelihood):
         tensor([-0.9189, -1.8379])
     """
 
-    likelihood: Likelihood
     weights: Tensor | None = None
 
     @property
@@ -87,18 +85,6 @@ class Weighted(Likelihood):
             return found
         return self.weights.to(found)[:, None, None] * found
 
-    def mean(self, outputs: Outputs) -> Moments:
-        """The mean of the likelihood."""
-        return self.likelihood.mean(outputs)
-
-    def variance(self, outputs: Outputs) -> Moments:
-        """The variance of the likelihood."""
-        return self.likelihood.variance(outputs)
-
-    def sample(self, outputs: Outputs, generator: torch.Generator) -> Tensor:
-        """One target per row of outputs."""
-        return self.likelihood.sample(outputs, generator)
-
     def n_outputs(self, y: Targets) -> int:
         """Number of network outputs for these targets."""
         return self.likelihood.n_outputs(_split(y)[0])
@@ -113,22 +99,9 @@ class Weighted(Likelihood):
         check_weights(weights)
         self.likelihood.check_targets(targets)
 
-    @property
-    def is_complete(self) -> bool:
-        """Whether all parameters of the likelihood have values."""
-        return self.likelihood.is_complete
-
     def init_parameters(self, y: Targets) -> Float[Tensor, "p"]:
         """Unconstrained initial values of the parameters, from the targets without weights."""
         return self.likelihood.init_parameters(_split(y)[0])
-
-    def with_parameters(self, values: Float[Tensor, "p"]) -> Weighted:
-        """The likelihood at unconstrained parameter values."""
-        return replace(self, likelihood=self.likelihood.with_parameters(values))
-
-    def detach(self) -> Weighted:
-        """The likelihood with its parameters as Python numbers."""
-        return replace(self, likelihood=self.likelihood.detach())
 
     def to_config(self) -> dict[str, Any]:
         """A description that JSON can hold."""
