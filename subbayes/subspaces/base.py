@@ -6,57 +6,19 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
-
-from torch import nn
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from subbayes.data.data import Data
-from subbayes.likelihoods import Likelihood
 from subbayes.networks.network import Network
 from subbayes.priors import Normal
 from subbayes.subspace import Subspace
 from subbayes.utils.checks import check_count, fail
 
 if TYPE_CHECKING:
-    from subbayes.subspaces.curve import WeightCurve
-    from subbayes.subspaces.pca import TrajectoryRecorder
     from subbayes.training.configuration import Training
+    from subbayes.training.pipeline import Trained
 
-__all__ = ["CustomSubspace", "FixedSubspace", "RankedMethod", "SubspaceMethod", "TrainedNetwork"]
-
-
-@runtime_checkable
-class TrainedNetwork(Protocol):
-    """A trained network, its data and its trajectory: see `subbayes.training.pipeline.Trained`."""
-
-    @property
-    def network(self) -> Network:
-        """The network at the centre of the subspace."""
-
-    @property
-    def likelihood(self) -> Likelihood:
-        """The likelihood with its parameters learned."""
-
-    @property
-    def data(self) -> Data:
-        """The training data."""
-
-    @property
-    def seed(self) -> int:
-        """Seed of all random choices."""
-
-    @property
-    def progress(self) -> bool | None:
-        """Show progress bars."""
-
-    @property
-    def recorder(self) -> TrajectoryRecorder:
-        """The weights along the second phase of training."""
-
-    def train_curve(
-        self, degree: int, factory: Callable[[], nn.Module] | None = None
-    ) -> WeightCurve:
-        """Train a curve of low loss from the network to a second solution."""
+__all__ = ["CustomSubspace", "FixedSubspace", "RankedMethod", "SubspaceMethod"]
 
 
 @dataclass(frozen=True)
@@ -81,7 +43,7 @@ class SubspaceMethod(ABC):
         check_rank(self.expected_rank(network), network)
 
     @abstractmethod
-    def build(self, trained: TrainedNetwork, prior_scale: float = 1.0) -> Subspace:
+    def build(self, trained: Trained, prior_scale: float = 1.0) -> Subspace:
         """Build the subspace around a trained network.
 
         Args:
@@ -155,7 +117,7 @@ class FixedSubspace(SubspaceMethod):
         """Check that the subspace has the network's weights."""
         self.subspace.check_size(network.size)
 
-    def build(self, trained: TrainedNetwork, prior_scale: float = 1.0) -> Subspace:
+    def build(self, trained: Trained, prior_scale: float = 1.0) -> Subspace:
         """The subspace itself."""
         return self.subspace
 
@@ -165,7 +127,7 @@ class CustomSubspace(SubspaceMethod):
     """A user-defined function as a method.
 
     Attributes:
-        function: function from a `TrainedNetwork` to a `Subspace`.
+        function: function from a `subbayes.training.pipeline.Trained` to a `Subspace`.
     """
 
     function: Callable[[Any], Subspace]
@@ -175,7 +137,7 @@ class CustomSubspace(SubspaceMethod):
         """A description of the function."""
         return repr(self.function)
 
-    def build(self, trained: TrainedNetwork, prior_scale: float = 1.0) -> Subspace:
+    def build(self, trained: Trained, prior_scale: float = 1.0) -> Subspace:
         """Call the function."""
         return self.function(trained)
 

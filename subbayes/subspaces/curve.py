@@ -25,12 +25,13 @@ from subbayes.networks.network import Network
 from subbayes.predictions.averaging import with_noise
 from subbayes.predictions.predictive import Predictive
 from subbayes.subspace import DenseSubspace, check_finite_weights
-from subbayes.subspaces.base import RankedMethod, TrainedNetwork, check_rank
+from subbayes.subspaces.base import RankedMethod, check_rank
 from subbayes.subspaces.pca import gram_matrix, principal_directions
 from subbayes.utils.checks import check_choice, check_count, fail, fail_type
 
 if TYPE_CHECKING:
     from subbayes.training.configuration import Training
+    from subbayes.training.pipeline import Trained
 
 __all__ = [
     "Basis",
@@ -85,7 +86,7 @@ class Curve(RankedMethod):
         module_with_fresh_weights(network, 0, self.factory)
         check_rank(self.rank, network, 2)
 
-    def build(self, trained: TrainedNetwork, prior_scale: float = 1.0) -> DenseSubspace:
+    def build(self, trained: Trained, prior_scale: float = 1.0) -> DenseSubspace:
         """Train the second solution and the curve; the basis is as wide as the curve."""
         degree = self.expected_rank(trained.network)
         return trained.train_curve(degree, self.factory).subspace(unit=False)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from subbayes.networks.network import Network
 from subbayes.subspace import FullSubspace
-from subbayes.subspaces.base import SubspaceMethod, TrainedNetwork
+from subbayes.subspaces.base import SubspaceMethod
+
+if TYPE_CHECKING:
+    from subbayes.training.pipeline import Trained
 
 __all__ = ["Full"]
 
@@ -29,6 +32,6 @@ class Full(SubspaceMethod):
         """The number of weights."""
         return network.size
 
-    def build(self, trained: TrainedNetwork, prior_scale: float = 1.0) -> FullSubspace:
+    def build(self, trained: Trained, prior_scale: float = 1.0) -> FullSubspace:
         """The full space around the network's weights."""
         return FullSubspace(trained.network.weights)

@@ -33,12 +33,13 @@ from subbayes.networks.network import Network
 from subbayes.predictions.averaging import count_rows
 from subbayes.priors import Normal
 from subbayes.subspace import DenseSubspace, Subspace
-from subbayes.subspaces.base import RankedMethod, TrainedNetwork, check_rank
+from subbayes.subspaces.base import RankedMethod, check_rank
 from subbayes.utils.checks import check_choice, check_count, check_seed, fail
 from subbayes.utils.types import FORMS, Inputs
 
 if TYPE_CHECKING:
     from subbayes.training.configuration import Training
+    from subbayes.training.pipeline import Trained
 
 __all__ = ["Optimal", "check_size", "optimal", "optimal_for", "recombine_inputs"]
 
@@ -80,7 +81,7 @@ class Optimal(RankedMethod):
         outputs = network.check(to_device(data.first()[0], network.device))
         check_size(network.size, data.n, outputs, self.covariance, rows)
 
-    def build(self, trained: TrainedNetwork, prior_scale: float = 1.0) -> DenseSubspace:
+    def build(self, trained: Trained, prior_scale: float = 1.0) -> DenseSubspace:
         """The subspace for the inputs, under a prior of the weights."""
         return optimal(
             trained.network,

@@ -18,11 +18,12 @@ from subbayes.data.data import Data
 from subbayes.networks.network import Network
 from subbayes.networks.selection import Selection, select
 from subbayes.subspace import DenseSubspace
-from subbayes.subspaces.base import RankedMethod, TrainedNetwork, check_rank
+from subbayes.subspaces.base import RankedMethod, check_rank
 from subbayes.utils.checks import check_count, check_positive, check_seed, fail, fail_type
 
 if TYPE_CHECKING:
     from subbayes.training.configuration import Training
+    from subbayes.training.pipeline import Trained
 
 __all__ = ["PCA", "TrajectoryRecorder", "gram_matrix", "principal_directions"]
 
@@ -66,7 +67,7 @@ class PCA(RankedMethod):
                 "Lower it, or raise swa_epochs (and max_snapshots)",
             )
 
-    def build(self, trained: TrainedNetwork, prior_scale: float = 1.0) -> DenseSubspace:
+    def build(self, trained: Trained, prior_scale: float = 1.0) -> DenseSubspace:
         """The subspace of the recorded trajectory."""
         recorder = trained.recorder
         rank = max(1, min(self.default_rank, recorder.spanned)) if self.rank is None else self.rank

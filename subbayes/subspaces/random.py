@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from subbayes.subspace import RandomSubspace
-from subbayes.subspaces.base import RankedMethod, TrainedNetwork
+from subbayes.subspaces.base import RankedMethod
+
+if TYPE_CHECKING:
+    from subbayes.training.pipeline import Trained
 
 __all__ = ["Random"]
 
@@ -32,7 +35,7 @@ class Random(RankedMethod):
     name: ClassVar[str] = "random"
     default_rank: ClassVar[int] = 5
 
-    def build(self, trained: TrainedNetwork, prior_scale: float = 1.0) -> RandomSubspace:
+    def build(self, trained: Trained, prior_scale: float = 1.0) -> RandomSubspace:
         """Draw directions with the seed of the training."""
         network = trained.network
         return RandomSubspace(network.weights, self.expected_rank(network), trained.seed)

@@ -37,7 +37,7 @@ from subbayes.networks.selection import select
 from subbayes.predictions.averaging import count_rows
 from subbayes.priors import Normal
 from subbayes.subspace import CoordinateSubspace, Subspace
-from subbayes.subspaces.base import RankedMethod, TrainedNetwork, check_rank
+from subbayes.subspaces.base import RankedMethod, check_rank
 from subbayes.subspaces.pca import TrajectoryRecorder
 from subbayes.subspaces.weight_selection import greedy_by_distance, greedy_by_variance
 from subbayes.utils.checks import check_choice, check_count, check_positive, fail, fail_type
@@ -45,6 +45,7 @@ from subbayes.utils.memory import check_memory
 
 if TYPE_CHECKING:
     from subbayes.training.configuration import Training
+    from subbayes.training.pipeline import Trained
 
 __all__ = ["Subnetwork", "check_candidates", "from_mask", "scaled_prior_precision", "subnetwork"]
 
@@ -106,7 +107,7 @@ class Subnetwork(RankedMethod):
         if self.by == "predictive":
             check_candidates(network.size, self.expected_rank(network), self.candidates)
 
-    def build(self, trained: TrainedNetwork, prior_scale: float = 1.0) -> CoordinateSubspace:
+    def build(self, trained: Trained, prior_scale: float = 1.0) -> CoordinateSubspace:
         """Select the weights under a prior of all weights."""
         return subnetwork(
             trained.network,
