@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from jaxtyping import Float
+from torch import Tensor
 
 from subbayes import diagnostics
 from subbayes.predictions.averaging import evenly_spaced
 from subbayes.utils.checks import check_choice, check_count, fail
+from subbayes.utils.tensor_file import strip_prefix
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -313,14 +315,15 @@ class Draws:
         return arrays, {k: None if v != v else v for k, v in facts.items()}
 
     @classmethod
-    def from_state(cls, arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any]) -> Draws:
-        """Rebuild draws from `state`; other arrays are ignored."""
+    def from_state(cls, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> Draws:
+        """Rebuild draws from `state`, saved as tensors; other tensors are ignored."""
         stats, moments = (
-            {k.removeprefix(start): v for k, v in arrays.items() if k.startswith(start)}
-            for start in ("stats.", "moments.")
+            {k: v.cpu().numpy() for k, v in strip_prefix(part, tensors).items()}
+            for part in ("stats", "moments")
         )
         known = {name: facts[name] for name in _FACTS if facts[name] is not None}
-        return cls(arrays["z"], stats, **known, moments=Moments(**moments) if moments else None)
+        z = tensors["z"].cpu().numpy()
+        return cls(z, stats, **known, moments=Moments(**moments) if moments else None)
 
     def __repr__(self) -> str:
         how = "; ".join(self.warnings()) or "no warnings"

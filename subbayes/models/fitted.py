@@ -285,12 +285,7 @@ def rebuild(
     prior.check_rank(subspace.rank)
     draws = posterior = None
     if facts["draws"] is not None:
-        arrays = {
-            name: tensor.cpu().numpy()
-            for name, tensor in tensors.items()
-            if name == "z" or name.startswith(("stats.", "moments."))
-        }
-        draws = Draws.from_state(arrays, facts["draws"])
+        draws = Draws.from_state(tensors, facts["draws"])
     if data is not None:
         data = Data.of(data)
         of_rows = Weighted(likelihood) if data.has_weights else likelihood

@@ -143,12 +143,7 @@ def state_from(
     joint = JointPosterior(
         replace(rows, dropped=facts["dropped"]), space, facts["seed"], facts["mode"]
     )
-    arrays = {
-        name: tensor.numpy()
-        for name, tensor in tensors.items()
-        if name == "z" or name.startswith(("stats.", "moments."))
-    }
-    state = FittedState(joint, Draws.from_state(arrays, facts["draws"]))
+    state = FittedState(joint, Draws.from_state(tensors, facts["draws"]))
     unread = {column["name"] for column in columns} - set(_columns_of(state))
     if unread:
         _damaged("facts['columns']", "the columns that the model reads", f"{sorted(unread)} too")
