@@ -15,7 +15,7 @@ from subbayes.networks.global_state import torch_lock
 from subbayes.networks.tracing.graph import fold_constants, optimise
 from subbayes.networks.tracing.private_torch import capture_graph, compile_graph, interpret_graph
 from subbayes.networks.tracing.vectorised import Vectorised
-from subbayes.utils.checks import InputError, InputTypeError
+from subbayes.utils.checks import InputError, InputTypeError, error_text
 from subbayes.utils.trees import tensors_of, tree_map, with_tensors
 
 __all__ = ["MODES", "Mode", "NotTraceable", "Replay", "Status", "Tracer"]
@@ -131,7 +131,7 @@ class Tracer:
         except (InputError, InputTypeError):
             raise
         except Exception as error:
-            self._use_eager(f"tracing {self.name} failed ({_line(error)})")
+            self._use_eager(f"tracing {self.name} failed ({error_text(error)[:160]})")
         return None
 
     def trace(self, *arguments: Any) -> Replay:
@@ -197,7 +197,7 @@ class Tracer:
             return compile_graph(graph, tensors)
         except Exception as error:
             self.mode = "trace"
-            self.reason = f"compiling {self.name} failed ({_line(error)})"
+            self.reason = f"compiling {self.name} failed ({error_text(error)[:160]})"
             warnings.warn(f"{self.reason}; it is traced instead", stacklevel=7)
         return None
 
@@ -226,7 +226,7 @@ class Tracer:
         except (InputError, InputTypeError):
             raise
         except Exception as error:
-            self._use_eager(f"replaying {self.name} failed ({_line(error)})")
+            self._use_eager(f"replaying {self.name} failed ({error_text(error)[:160]})")
         else:
             self.status = replay.status
             if not self._is_due(replay, arguments):
@@ -267,8 +267,3 @@ class Tracer:
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_replays": {}, "_eager_calls": {}}  # graphs cannot be pickled
-
-
-def _line(error: Exception) -> str:
-    """The message of an error in one line."""
-    return (" ".join(str(error).split()) or type(error).__name__)[:160]

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
+from subbayes.utils.checks import error_text
+
 __all__ = ["Vectorised", "warn_of_fallback"]
 
 
@@ -57,7 +59,6 @@ class Vectorised:
 
 def warn_of_fallback(what: str, error: Any, instead: str) -> str:
     """Warn that a fast method is unavailable, and return the reason."""
-    cause = " ".join(str(error).split()) or type(error).__name__
-    reason = f"{what} failed ({cause[:160]})"
+    reason = f"{what} failed ({error_text(error)[:160]})"
     warnings.warn(f"{reason}; {instead}", stacklevel=3)
     return reason

@@ -27,7 +27,7 @@ from subbayes.sparse.export.tiled_layers import TiledLinear, use_tiles
 from subbayes.sparse.kernels import BagIndices, check_csr, csr_tensor, sparse_linear
 from subbayes.sparse.module_surgery import LAYERS, replace_layer
 from subbayes.utils.artifact import write_file
-from subbayes.utils.checks import fail, fail_type
+from subbayes.utils.checks import error_text, fail, fail_type
 from subbayes.utils.files import StrPath, as_path, atomic_write_bytes, fail_artifact, quoted
 from subbayes.utils.trees import tree_map
 from subbayes.utils.types import Inputs
@@ -294,11 +294,10 @@ def as_example(module: nn.Module, example: Any) -> Inputs:
             f"{name} of shape {tuple(t.shape)}, {t.dtype}".strip()
             for name, t in named_leaves(inputs).items()
         )
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
         fail(
             "example",
             "inputs that the module takes",
-            f"{got.removeprefix('of ')} ({reason})",
+            f"{got.removeprefix('of ')} ({error_text(error)[:200]})",
             "Pass what predict takes",
         )
     return copied
