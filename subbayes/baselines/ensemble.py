@@ -28,6 +28,7 @@ from subbayes.networks.saving import network_facts, network_from, network_tensor
 from subbayes.predictions.averaging import average, evenly_spaced, with_noise
 from subbayes.predictions.predictive import Predictive
 from subbayes.utils.checks import fail
+from subbayes.utils.files import fail_damaged
 from subbayes.utils.tensor_file import add_prefix, strip_prefix
 
 __all__ = ["WeightSamples", "rebuild", "stack_likelihoods"]
@@ -160,8 +161,7 @@ def rebuild(
     """Rebuild weight vectors from their artifact; see `subbayes.load`."""
     weights = tensors["weights"]
     if (n := len(facts["likelihoods"])) not in (1, len(weights)):
-        fail("path", f"likelihoods for {len(weights)} weight vectors, or one for all", n,
-             "The artifact is damaged: write it again")  # fmt: skip
+        fail_damaged(f"likelihoods for {len(weights)} weight vectors, or one for all", n)
     network = network_from(tensors, facts["network"], weights[0], module, output)
     buffers = [strip_prefix(f"buffers.{s}", tensors) for s in range(len(weights))]
     return WeightSamples(

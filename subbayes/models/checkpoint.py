@@ -19,8 +19,8 @@ from subbayes.networks.network import Network
 from subbayes.posterior import Posterior
 from subbayes.predictions.averaging import input_batches
 from subbayes.utils import artifact
-from subbayes.utils.checks import InputError, fail
-from subbayes.utils.saving import nested_facts, read_checkpoint
+from subbayes.utils.checks import InputError
+from subbayes.utils.saving import fail_checkpoint, nested_facts, read_checkpoint
 
 __all__ = ["PARTS", "FitCheckpoint", "delete_checkpoint"]
 
@@ -94,12 +94,8 @@ class FitCheckpoint:
         except InputError as error:
             raise InputError("checkpoint", error.expected, error.got, error.remedy) from error
         if found.facts["identity"] != self.identity:
-            fail(
-                "checkpoint",
-                "one made with the same model, data and settings",
-                f"another in {self.folder}",
-                "Delete it to start again, or choose another path",
-            )
+            expected = "one made with the same model, data and settings"
+            fail_checkpoint(expected, f"another in {self.folder}")
         return trained
 
     def save(self, trained: FittedModel) -> None:

@@ -27,6 +27,7 @@ from subbayes.sparse.export.table_units import export_in_table_units
 from subbayes.sparse.result import SparseNetwork
 from subbayes.utils import artifact
 from subbayes.utils.checks import fail
+from subbayes.utils.files import fail_damaged
 from subbayes.utils.saving import nested_facts, read, save
 from subbayes.utils.saving import rebuild as rebuild_model
 
@@ -315,8 +316,7 @@ def rebuild(tensors: dict[str, Tensor], facts: dict[str, Any]) -> DataFrameModel
     )
     width, expected = len(encoder.get_feature_names_out()), _n_inputs(facts["model"]["facts"])
     if expected not in (None, width):
-        fail("path", f"an encoder for the {expected} inputs of the network", f"one for {width}",
-             "The artifact is damaged: write it again")  # fmt: skip
+        fail_damaged(f"an encoder for the {expected} inputs of the network", f"one for {width}")
     return DataFrameModel(
         found,
         encoder,

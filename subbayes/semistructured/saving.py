@@ -39,7 +39,7 @@ from subbayes.subspace import JointSubspace
 from subbayes.subspace import from_config as subspace_from_config
 from subbayes.subspaces.curve import WeightCurve
 from subbayes.utils.checks import InputError, check_positive, fail, fail_type
-from subbayes.utils.files import fail_artifact
+from subbayes.utils.files import fail_damaged
 from subbayes.utils.tensor_file import add_prefix, strip_prefix
 
 __all__ = ["facts_of", "state_from", "tensors_of"]
@@ -151,8 +151,7 @@ def state_from(
 
 
 def _damaged(where: str, expected: str, got: Any) -> NoReturn:
-    remedy = "The artifact is damaged: write it again"
-    fail_artifact("path", f"{where} to be {expected}", str(got)[:200], remedy)
+    fail_damaged(f"{where} to be {expected}", got)
 
 
 def _columns_of(state: FittedState) -> list[str]:

@@ -39,6 +39,7 @@ from subbayes.sparse.variational_families import ALWAYS_INCLUDED
 from subbayes.subspace import CoordinateSubspace
 from subbayes.training.loop import History
 from subbayes.utils.checks import check_choice, check_count, check_seed, fail
+from subbayes.utils.files import fail_damaged
 from subbayes.utils.tensor_file import add_prefix, strip_prefix
 
 __all__ = ["STRUCTURE_MODES", "WEIGHT_MODES", "SparseNetwork", "rebuild", "revert"]
@@ -470,9 +471,7 @@ def _check_state(module: nn.Module, state: Mapping[str, Tensor]) -> None:
             for of in (own, state)
         )
         if expected != got:
-            fail("path", f"the shape {expected} of 'state.{name}'", got,
-                 "The artifact is damaged: write it again")  # fmt: skip
+            fail_damaged(f"the shape {expected} of 'state.{name}'", got)
         limit = _LARGEST.get(name.rpartition(".")[2], 1e18)
         if state[name].is_floating_point() and bool((state[name].abs() > limit).any()):
-            fail("path", f"numbers up to {limit:g} in 'state.{name}'", "larger ones",
-                 "The artifact is damaged: write it again")  # fmt: skip
+            fail_damaged(f"numbers up to {limit:g} in 'state.{name}'", "larger ones")

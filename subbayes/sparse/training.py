@@ -31,7 +31,7 @@ from subbayes.utils import artifact
 from subbayes.utils.checks import fail, fail_type, is_finite
 from subbayes.utils.files import as_path
 from subbayes.utils.nested_state import join_tensors, split_tensors
-from subbayes.utils.saving import read_checkpoint
+from subbayes.utils.saving import fail_checkpoint, read_checkpoint
 from subbayes.utils.seeding import derive_seed, fork_rng
 from subbayes.utils.strict_json import decode, encode
 from subbayes.utils.tensor_file import add_prefix, fingerprint, strip_prefix
@@ -456,12 +456,8 @@ class _Checkpoint:
             return 0, {}
         tensors, facts, _ = found
         if facts["identity"] != self.identity:
-            fail(
-                "checkpoint",
-                "a checkpoint of a run with these settings",
-                f"another at '{self.path}'",
-                "Delete it to start again, or choose another path",
-            )
+            expected = "a checkpoint of a run with these settings"
+            fail_checkpoint(expected, f"another at '{self.path}'")
         state = {name: tensors[name] for name in ("likelihood", "order", "noise")}
         try:
             optimizer = join_tensors(tensors, facts["optimizer"])
@@ -470,9 +466,7 @@ class _Checkpoint:
         assert isinstance(task, TrainableSparseNetwork)
         wrong = task.misfit(tensors, optimizer)
         if wrong is not None:
-            fail("checkpoint", f"the tensors of this run in '{self.path}'",
-                 f"another {wrong[:60]!r}",
-                 "Delete it to start again, or choose another path")  # fmt: skip
+            fail_checkpoint(f"the tensors of this run in '{self.path}'", f"another {wrong[:60]!r}")
         task.restore([state | {"module": strip_prefix("module", tensors), "optimizer": optimizer}])
         return int(facts["finished"]), facts["history"]
 

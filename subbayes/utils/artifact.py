@@ -39,6 +39,7 @@ from subbayes.utils.files import (
     fail_artifact,
     folder_lock,
     make_folder,
+    new_file,
     quoted,
     rename,
     replace_file,
@@ -163,10 +164,7 @@ def write_file(
         ArtifactError: the file exists, or cannot be written.
         InputTypeError: as for `write`.
     """
-    arrays, file = as_tensors(tensors), as_path(path)
-    if file.exists() and not overwrite:
-        fail_artifact("path", "a new file", f"an existing one: {quoted(path)}",
-                      "Pass overwrite=True to replace it, or choose another path")  # fmt: skip
+    arrays, file = as_tensors(tensors), new_file(path, overwrite)
     manifest = _manifest(kind, arrays, encode(facts), tensors_digest(arrays))
     metadata = {"format": "pt", FORMAT: json.dumps(manifest, allow_nan=False)}
     replace_file(file, safetensors_pieces(arrays, metadata))

@@ -16,7 +16,7 @@ import secrets
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from subbayes.utils.checks import InputError, fail_type
 
@@ -33,8 +33,10 @@ __all__ = [
     "atomic_write_text",
     "translate_os_errors",
     "make_folder",
+    "new_file",
     "folder_lock",
     "fail_artifact",
+    "fail_damaged",
     "rename",
     "replace_file",
     "quoted",
@@ -268,6 +270,11 @@ def fail_artifact(
     raise ArtifactError(argument, expected, got, remedy) from None
 
 
+def fail_damaged(expected: str, got: Any) -> NoReturn:
+    """Raise `ArtifactError` for an artifact whose parts do not fit each other."""
+    fail_artifact("path", expected, str(got)[:200], "The artifact is damaged: write it again")
+
+
 def as_path(path: StrPath) -> Path:
     """Convert to a path; other types and null characters are errors."""
     if not isinstance(path, (str, os.PathLike)):
@@ -275,6 +282,15 @@ def as_path(path: StrPath) -> Path:
     if "\0" in os.fspath(path):
         fail_artifact("path", "a path without null characters", quoted(path), "Check the path")
     return Path(path)
+
+
+def new_file(path: StrPath, overwrite: bool) -> Path:
+    """Convert to a path at which there is no file, unless it may be replaced."""
+    file = as_path(path)
+    if file.exists() and not overwrite:
+        fail_artifact("path", "a new file", f"an existing one: {quoted(path)}",
+                      "Pass overwrite=True to replace it, or choose another path")  # fmt: skip
+    return file
 
 
 def quoted(path: StrPath) -> str:

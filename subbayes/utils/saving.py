@@ -11,7 +11,7 @@ import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, NoReturn, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -20,11 +20,20 @@ from torch import Tensor, nn
 from subbayes.utils import artifact
 from subbayes.utils.artifact import Artifact
 from subbayes.utils.checks import InputError, InputTypeError, fail
-from subbayes.utils.files import StrPath, fail_artifact, quoted
+from subbayes.utils.files import StrPath, fail_artifact, fail_damaged, quoted
 from subbayes.utils.kinds import LOADERS, SCHEMAS
 from subbayes.utils.schema import SchemaError
 
-__all__ = ["Saveable", "load", "nested_facts", "read", "read_checkpoint", "rebuild", "save"]
+__all__ = [
+    "Saveable",
+    "load",
+    "fail_checkpoint",
+    "nested_facts",
+    "read",
+    "read_checkpoint",
+    "rebuild",
+    "save",
+]
 
 
 @runtime_checkable
@@ -159,8 +168,7 @@ def read(path: StrPath, kind: str | None = None, *, device: torch.device | str =
     try:
         schema.check(found.tensors, found.facts)
     except SchemaError as error:
-        fail_artifact("path", f"{error.where} to be {error.expected} in {quoted(path)}", error.got,
-                      "The artifact is damaged: write it again")  # fmt: skip
+        fail_damaged(f"{error.where} to be {error.expected} in {quoted(path)}", error.got)
     return found
 
 
@@ -180,8 +188,12 @@ def read_checkpoint(path: StrPath, kind: str) -> Artifact | None:
     try:
         return read(location, kind)
     except InputError as error:
-        remedy = "Delete it to start again, or choose another path"
-        raise InputError("checkpoint", error.expected, error.got, remedy) from error
+        fail_checkpoint(error.expected, error.got)
+
+
+def fail_checkpoint(expected: str, got: str) -> NoReturn:
+    """Raise `InputError` for a checkpoint that cannot be resumed from."""
+    fail("checkpoint", expected, got, "Delete it to start again, or choose another path")
 
 
 def nested_facts(subject: Saveable) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from subbayes.utils import artifact
 from subbayes.utils.checks import fail
 from subbayes.utils.memory import check_memory
 from subbayes.utils.progress import progress_bar
-from subbayes.utils.saving import read_checkpoint
+from subbayes.utils.saving import fail_checkpoint, read_checkpoint
 from subbayes.utils.tensor_file import add_prefix, strip_prefix
 
 __all__ = [
@@ -381,12 +381,7 @@ class _Checkpoint:
         tensors, meta, _ = found
         for key, value in self.identity.items():
             if meta["identity"].get(key) != value:
-                fail(
-                    "checkpoint",
-                    f"one made with the same {key}",
-                    f"another in {self.path}",
-                    "Delete it to start again, or choose another path",
-                )
+                fail_checkpoint(f"one made with the same {key}", f"another in {self.path}")
         for rng, rng_state in zip(rngs, meta["rngs"], strict=True):
             rng.bit_generator.state = rng_state
         arrays, stats = (
@@ -395,9 +390,8 @@ class _Checkpoint:
         )
         wrong = _misfit(self.kernel.state_type, arrays, tensors["z"].numpy())
         if wrong is not None:
-            fail("checkpoint", f"the state of the sampler {self.kernel.name}",
-                 f"other values of {wrong[:60]!r}",
-                 "Delete it to start again, or choose another path")  # fmt: skip
+            expected = f"the state of the sampler {self.kernel.name}"
+            fail_checkpoint(expected, f"other values of {wrong[:60]!r}")
         state = self.kernel.state_type(**arrays)
         store = _Store(tensors["z"].numpy(), stats, tensors["count"].numpy(), meta["evaluations"])
         return state, store.resized(draws)

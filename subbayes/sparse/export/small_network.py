@@ -28,7 +28,7 @@ from subbayes.sparse.kernels import BagIndices, check_csr, csr_tensor, sparse_li
 from subbayes.sparse.module_surgery import LAYERS, replace_layer
 from subbayes.utils.artifact import write_file
 from subbayes.utils.checks import error_text, fail, fail_type
-from subbayes.utils.files import StrPath, as_path, atomic_write_bytes, fail_artifact, quoted
+from subbayes.utils.files import StrPath, atomic_write_bytes, fail_damaged, new_file
 from subbayes.utils.trees import tree_map
 from subbayes.utils.types import Inputs
 
@@ -217,7 +217,7 @@ class SmallNetwork:
             raise ImportError("to_onnx needs the package onnx: pip install 'subbayes[onnx]'")
         import onnx
 
-        file = _new_file(path, overwrite)
+        file = new_file(path, overwrite)
         module = _densified(self.module)
         args, names = _onnx_arguments(module, as_example(module, example))
         with (
@@ -413,8 +413,7 @@ def _check_units(module: nn.Module, units: dict[str, list[int]]) -> None:
             lengths.add(units[name][-1])
         if len(lengths) > 1 or len(dtypes) > 1:
             got = f"dtypes {sorted(map(str, dtypes))}, {sorted(lengths)} units"
-            fail_artifact("path", f"one dtype and number of units in layer {name[:60]!r}", got,
-                          "The artifact is damaged: write it again")  # fmt: skip
+            fail_damaged(f"one dtype and number of units in layer {name[:60]!r}", got)
 
 
 def _has_units(layer: nn.Module) -> TypeGuard[nn.Linear]:
@@ -439,7 +438,7 @@ def _check_inputs(made: nn.Module, module: nn.Module, sizes: dict[str, torch.Siz
             if inputs * sizes[edge.source][0] != units * sizes[edge.reader][1]:
                 expected = f"inputs for the {units} units of layer {edge.source[:60]!r}"
                 got = f"{inputs} inputs in layer {edge.reader[:60]!r}"
-                fail_artifact("path", expected, got, "The artifact is damaged: write it again")
+                fail_damaged(expected, got)
 
 
 def _with_csr(module: nn.Module, name: str, tensors: dict[str, Tensor]) -> nn.Module:
@@ -481,15 +480,3 @@ def _densified(module: nn.Module) -> nn.Module:
         id(layer): layer.dense() for layer in module.modules() if isinstance(layer, CsrLinear)
     }
     return copy.deepcopy(module, dense)
-
-
-def _new_file(path: StrPath, overwrite: bool) -> Path:
-    file = as_path(path)
-    if file.exists() and not overwrite:
-        fail_artifact(
-            "path",
-            "a new file",
-            f"one that is there: {quoted(path)}",
-            "Pass overwrite=True to replace it, or choose another path",
-        )
-    return file
