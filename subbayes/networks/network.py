@@ -323,7 +323,12 @@ class Network:
                 )
         return self._checked.get(
             (input_kind(inputs), n_rows(inputs) == 1),
-            lambda: check_outputs(partial(self, self.weights), take(inputs, slice(2)), self.dtype),
+            lambda: check_outputs(
+                partial(self, self.weights),
+                take(inputs, slice(2)),
+                self.dtype,
+                self._module.forward,
+            ),
         )
 
     def refresh_batchnorm(

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import dis
+import inspect
+import traceback
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor
 
 from subbayes.data.data import Data, leaves, n_rows, take, to_device
 from subbayes.likelihoods import Likelihood
-from subbayes.utils.checks import InputError, InputTypeError, fail, fail_type
+from subbayes.utils.checks import InputError, InputTypeError, closest, error_text, fail, fail_type
 from subbayes.utils.types import Inputs
 
 if TYPE_CHECKING:
@@ -29,11 +33,21 @@ def as_outputs(out: Any, inputs: Inputs, output: Callable[[Any], Tensor] | None 
         output: selects the tensor from the return value.
 
     Raises:
-        InputError: outputs of another shape, or that are not real numbers.
+        InputError: outputs of another shape, or that are not real numbers; `output` does not
+            apply to the return value.
         InputTypeError: the return value is not a tensor.
     """
     if output is not None:
-        out = output(out)
+        try:
+            out = output(out)
+        except (AttributeError, LookupError, TypeError) as error:
+            fail(
+                "output",
+                f"a function of what the module returns, a {type(out).__name__}",
+                f"{type(error).__name__}: {error_text(error)}",
+                "Leave it out" if isinstance(out, Tensor) else "Look at module(X[:1])",
+                cause=error,
+            )
     if not isinstance(out, Tensor):
         fail_type(
             "module",
@@ -58,17 +72,24 @@ def as_outputs(out: Any, inputs: Inputs, output: Callable[[Any], Tensor] | None 
     return out
 
 
-def check_outputs(call: Callable[[Inputs], Tensor], rows: Inputs, dtype: torch.dtype) -> int:
+def check_outputs(
+    call: Callable[[Inputs], Tensor],
+    rows: Inputs,
+    dtype: torch.dtype,
+    forward: Callable[..., Any] | None = None,
+) -> int:
     """Check the outputs of a module on two rows, and return the number of outputs C.
 
     Args:
         call: the module as a function of inputs.
         rows: one or two rows of inputs.
         dtype: dtype of the weights.
+        forward: the method of the module, whose parameters the inputs are compared with.
 
     Raises:
-        InputError: the module rejects or modifies the inputs, or returns another shape, NaN,
-            different outputs at each call, or outputs that depend on other rows.
+        InputError: the module rejects or modifies the inputs, its forward raises an error, or it
+            returns another shape, NaN, different outputs at each call, or outputs that depend on
+            other rows.
         InputTypeError: the module does not return a tensor.
     """
     used = _copied(rows)
@@ -79,25 +100,9 @@ def check_outputs(call: Callable[[Inputs], Tensor], rows: Inputs, dtype: torch.d
     except (InputError, InputTypeError):
         raise
     except Exception as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        if "more than 1 value per channel when training" in reason:
-            fail(
-                "module",
-                "normalisation with running statistics",
-                "normalisation by the rows of a batch, also in evaluation mode",
-                "Use track_running_stats=True, or batch_norm with training=self.training",
-            )
-        got = " and ".join(f"rows of shape {tuple(t.shape[1:])}, {t.dtype}" for t in leaves(rows))
-        odd = [t for t in leaves(rows) if t.is_floating_point() and t.dtype != dtype]
-        fail(
-            "inputs",
-            "what the module takes",
-            f"{got}: {reason[:200]}",
-            f"Convert the inputs with .to({dtype})"
-            if odd
-            else _remedy_of_shape(rows)
-            or "Convert or reshape the inputs (whole numbers with .float()); a single row is X[:1]",
-        )
+        if forward is not None:
+            _check_signature(forward, rows, error)
+        _fail_of_call(error, rows, dtype)
     if not all(map(torch.equal, leaves(rows), leaves(used))):
         fail(
             "module",
@@ -178,6 +183,115 @@ def warn_of_probabilities(network: Network, likelihood: Likelihood, rows: Inputs
             f"logits; remove the {layer} at its end",
             stacklevel=4,
         )
+
+
+def _check_signature(
+    forward: Callable[..., Any], inputs: Inputs, cause: BaseException | None = None
+) -> None:
+    """Check that the inputs are arguments that a forward takes, a dict by name.
+
+    Raises:
+        InputError: keys that it does not take, required ones that are missing, or another number
+            of inputs.
+    """
+    try:
+        signature = inspect.signature(forward)
+    except (TypeError, ValueError):  # of a function in C
+        return
+    given = [p for p in signature.parameters.values() if p.kind not in _VARIADIC]
+    names = [p.name for p in given]
+    plain = [p.replace(annotation=p.empty) for p in signature.parameters.values()]
+    expected = f"the arguments of forward{inspect.Signature(plain)}"
+    if isinstance(inputs, dict):
+        open_ended = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
+        unknown = [] if open_ended else [key for key in inputs if key not in names]
+        missing = [p.name for p in given if p.default is p.empty and p.name not in inputs]
+        if not (unknown or missing):
+            return
+        parts = [f"{', '.join(map(repr, unknown))}, which it does not take"] if unknown else []
+        parts += [f"no {', '.join(map(repr, missing))}"] if missing else []
+        remedy = "Name the tensors of the dict as the parameters of forward"
+        if unknown == ["labels"]:
+            remedy = "Leave the labels out to predict; evaluate takes them as y"
+        elif unknown and (near := closest(unknown[0], names)):
+            remedy = near
+        fail("inputs", expected, f"a dict with {', and '.join(parts)}", remedy, cause)
+    count = len(leaves(inputs))
+    try:
+        signature.bind(*range(count))
+    except TypeError:
+        got = "one tensor" if count == 1 else f"a tuple of {count} tensors"
+        remedy = "Pass a tuple of tensors in this order, or a dict of them by name"
+        fail("inputs", expected, got, remedy, cause)
+
+
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+def _fail_of_call(error: Exception, rows: Inputs, dtype: torch.dtype) -> NoReturn:
+    """Raise an `InputError` about the inputs, or about the module if its own code failed."""
+    reason = f"{type(error).__name__}: {str(error)}" if str(error) else type(error).__name__
+    reason = " ".join(reason.split())
+    if "more than 1 value per channel when training" in reason:
+        fail(
+            "module",
+            "normalisation with running statistics",
+            "normalisation by the rows of a batch, also in evaluation mode",
+            "Use track_running_stats=True, or batch_norm with training=self.training",
+            cause=error,
+        )
+    which = " and ".join(f"rows of shape {tuple(t.shape[1:])}, {t.dtype}" for t in leaves(rows))
+    reason, where = reason[:200], _place_of(error)
+    if not _is_of_operation(error):
+        fail(
+            "module",
+            f"a forward that takes {which}",
+            f"{reason} (raised in its forward{where})",
+            "Correct the forward of the module, or pass the inputs that it takes",
+            cause=error,
+        )
+    odd = [t for t in leaves(rows) if t.is_floating_point() and t.dtype != dtype]
+    fail(
+        "inputs",
+        "what the module takes",
+        f"{which}, for which its forward raised {reason}",
+        f"Convert the inputs with .to({dtype})"
+        if odd
+        else _remedy_of_shape(rows)
+        or "Convert or reshape the inputs (whole numbers with .float()); a single row is X[:1]",
+        cause=error,
+    )
+
+
+def _is_of_operation(error: Exception) -> bool:
+    """Whether an operation of torch failed, as it does for inputs of another shape or dtype.
+
+    Other errors are in the code of the module: those of other types, and those that a statement
+    `raise` or `assert` outside torch raises.
+    """
+    if not isinstance(error, (RuntimeError, IndexError, ValueError, AssertionError)):
+        return False
+    last = error.__traceback__
+    assert last is not None
+    while last.tb_next is not None:
+        last = last.tb_next
+    instruction = dis.opname[last.tb_frame.f_code.co_code[last.tb_lasti]]
+    return _room(last.tb_frame) == "torch" or instruction != "RAISE_VARARGS"
+
+
+def _place_of(error: Exception) -> str:
+    """The innermost line of the user's own code in a stack trace; empty if there is none."""
+    frames = traceback.walk_tb(error.__traceback__)
+    own = [(frame, line) for frame, line in frames if _room(frame) not in ("torch", "subbayes")]
+    if not own:
+        return ""
+    frame, line = own[-1]
+    return f", line {line} of {Path(frame.f_code.co_filename).name}"
+
+
+def _room(frame: Any) -> str:
+    """The package that the code of a frame belongs to."""
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
 
 
 def _remedy_of_shape(inputs: Inputs) -> str:

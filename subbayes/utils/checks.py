@@ -75,9 +75,14 @@ def message(argument: str, expected: str, got: str, remedy: str = "") -> str:
     return printable(" ".join(f"{line} {remedy}".split()))
 
 
-def fail(argument: str, expected: str, got: Any, remedy: str = "") -> NoReturn:
-    """Raise `InputError` with the composed line."""
-    raise InputError(argument, expected, str(got), remedy)
+def fail(
+    argument: str, expected: str, got: Any, remedy: str = "", cause: BaseException | None = None
+) -> NoReturn:
+    """Raise `InputError` with the composed line, from its cause if there is one."""
+    error = InputError(argument, expected, str(got), remedy)
+    if cause is None:
+        raise error
+    raise error from cause
 
 
 def fail_type(argument: str, expected: str, got: Any, remedy: str = "") -> NoReturn:

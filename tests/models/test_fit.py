@@ -496,7 +496,7 @@ REFUSALS = {
     "columns": (
         dict(data=(X[:, :2], Y)),
         "inputs: expected what the module takes, got "
-        r"rows of shape \(2,\), torch.float32: mat1",
+        r"rows of shape \(2,\), torch.float32, for which its forward raised RuntimeError: mat1",
     ),
     "whole numbers": (
         dict(data=(X.long(), Y)),
