@@ -24,7 +24,7 @@ __all__ = ["ensemble_from_results", "deep_ensemble"]
 
 def deep_ensemble(
     module: nn.Module,
-    likelihood: Likelihood,
+    likelihood: str | Likelihood,
     data: Any,
     training: Training = Training(),
     *,
@@ -47,7 +47,7 @@ def deep_ensemble(
     Args:
         module: the architecture, not changed; each member is a copy with fresh initial weights, in
             which frozen parameters keep their values.
-        likelihood: p(y | f).
+        likelihood: p(y | f), or its name as for `fit`.
         data: as for `train`.
         training: how each member is trained, as for `train`.
         members: number of members S.

@@ -81,6 +81,12 @@ class WeightSamples(Predictor):
                 "The training that made them diverged: lower its learning rate",
             )
 
+    def __repr__(self) -> str:
+        return (
+            f"WeightSamples({self.network!r}, {len(self.weights)} weight vectors, "
+            f"{self.likelihood!r}, {self.name!r})"
+        )
+
     @property
     def default_draws(self) -> int:
         """Number of weight vectors."""

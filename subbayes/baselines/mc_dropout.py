@@ -144,6 +144,9 @@ class McDropout(Predictor):
     name: str = "MC dropout"
     seed: int = 0
 
+    def __repr__(self) -> str:
+        return f"McDropout({self.network!r}, {self.likelihood!r}, n_draws={self.n_draws})"
+
     @property
     def default_draws(self) -> int:
         """Number of sets of masks."""

@@ -107,6 +107,9 @@ class TemperatureScaled(Predictor):
     def __post_init__(self) -> None:
         check_positive("temperature", self.temperature)
 
+    def __repr__(self) -> str:
+        return f"TemperatureScaled({self.base!r}, temperature={self.temperature:.4g})"
+
     @property
     def name(self) -> str:
         """The name of the base, with "temperature"."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 
+from subbayes.data.arrays import is_list_of_dicts, join_dicts, to_inputs, to_targets, to_tensor
 from subbayes.data.cache import CACHED_BYTES, BatchCache, concatenate
 from subbayes.utils.checks import (
     check_choice,
@@ -39,56 +41,8 @@ __all__ = [
     "split_batches",
     "take",
     "to_device",
-    "to_inputs",
-    "to_targets",
-    "to_tensor",
     "without_labels",
 ]
-
-
-def to_tensor(argument: str, value: Any, keep_double: bool = False) -> Tensor:
-    """Convert an array to a tensor; float64 becomes torch's default dtype unless kept."""
-    if isinstance(value, Tensor):
-        return value.detach()
-    if hasattr(value, "to_numpy"):
-        value = value.to_numpy()
-    if not isinstance(value, (np.ndarray, list, tuple, int, float, np.generic)):
-        fail_type(argument, "a tensor or an array", value)
-    try:
-        array = np.asarray(value)
-    except ValueError:
-        fail(argument, "rows of one length", "a ragged list", "Pad or cut the rows")
-    if array.dtype.kind not in "biuf":
-        fail(
-            argument,
-            "numbers",
-            f"an array of dtype {array.dtype}",
-            "Encode strings and categories first (subbayes.data.encoder.TabularEncoder does)",
-        )
-    if not (array.flags.writeable and min(array.strides, default=0) >= 0):
-        array = array.copy()  # torch accepts neither read-only arrays nor negative strides
-    tensor = torch.as_tensor(array)
-    if tensor.dtype == torch.float64 and not keep_double:
-        return tensor.to(torch.get_default_dtype())
-    return tensor
-
-
-def to_inputs(inputs: Any, argument: str = "inputs") -> Inputs:
-    """Convert arrays to the inputs of a module: a tensor, a tuple or a dict of tensors."""
-    if isinstance(inputs, Mapping):
-        return {str(k): to_tensor(f"{argument}[{k!r}]", v) for k, v in inputs.items()}
-    if isinstance(inputs, tuple):
-        return tuple(to_tensor(f"{argument}[{i}]", v) for i, v in enumerate(inputs))
-    return to_tensor(argument, inputs)
-
-
-def to_targets(y: Any, argument: str = "targets") -> Targets:
-    """Convert arrays to targets in double precision, as y may be far from 0."""
-    if isinstance(y, Mapping):
-        fail_type(argument, "a tensor or a tuple of tensors", y)
-    if isinstance(y, tuple):
-        return tuple(to_tensor(f"{argument}[{i}]", v, True) for i, v in enumerate(y))
-    return to_tensor(argument, y, keep_double=True)
 
 
 def leaves(values: Inputs | Targets) -> list[Tensor]:
@@ -206,8 +160,8 @@ class Data:
         be the same in each pass, are kept in memory if they fit; training still uses its order.
 
         Args:
-            data: a pair (inputs, y); a dict with "labels", as for the models of transformers; a
-                `DataLoader`, a `Dataset` or `Data`.
+            data: a pair (inputs, y); a dict with "labels", as for the models of transformers, or a
+                list of such rows; a `DataLoader`, a `Dataset` or `Data`.
             argument: name of the argument in errors.
             memory_limit: bytes of the rows of a loader to keep in memory, a fourth of the free
                 memory at most; above it they are read again at each evaluation, with a warning
@@ -229,10 +183,13 @@ class Data:
             return cls._streamed(sequential_loader(data), data, argument, memory_limit)
         if isinstance(data, Dataset):
             return cls._streamed(DataLoader(data, batch_size=256), data, argument, memory_limit)
+        if is_list_of_dicts(data):
+            data = join_dicts(data, argument)
         if isinstance(data, Mapping) and "labels" in data:
             data = without_labels(data), data["labels"]
         if not (isinstance(data, (tuple, list)) and len(data) == 2):
-            fail_type(argument, "a pair (inputs, y), a DataLoader or a Dataset", data)
+            either = ", a dict with 'labels'" if isinstance(data, Mapping) else ""
+            fail_type(argument, f"a pair (inputs, y){either}, a DataLoader or a Dataset", data)
         inputs, y = data
         inputs = to_inputs(inputs, f"{argument} inputs")
         targets = to_targets(y, f"{argument} targets")
@@ -360,10 +317,13 @@ def check_weights(weights: Tensor) -> None:
     Raises:
         InputError: other weights.
     """
-    numbers = weights.ndim == 1 and bool(torch.isfinite(weights).all())
-    if not numbers or bool((weights < 0).any()):
-        got = f"{float(weights.min()):g}" if numbers else f"shape {tuple(weights.shape)} or NaN"
-        fail("weights", "one finite number of at least 0 for each row", got)
+    expected = "one finite number of at least 0 for each row"
+    if weights.ndim != 1:
+        fail("weights", expected, f"shape {tuple(weights.shape)}", "Pass weights of shape (N,)")
+    bad = ~(torch.isfinite(weights) & (weights >= 0))
+    if bool(bad.any()):
+        row = int(bad.nonzero()[0])
+        fail("weights", expected, f"{float(weights[row]):g} in row {row}", "Correct or drop it")
     if not bool((weights > 0).any()):
         fail("weights", "a weight above 0", "zeros only")
 
@@ -379,8 +339,14 @@ def _class_weights(y: Targets, weights: str | Mapping[Any, float]) -> Float[Tens
     absent = [label for label in classes.tolist() if label not in weights]
     if absent:
         fail("weights", "a weight for each class", f"none for {absent[0]}", "Add it, such as 1.0")
+    for label in classes.tolist():
+        if isinstance(weights[label], (bool, str)) or not isinstance(weights[label], _NUMBERS):
+            fail("weights", f"a number for class {label}", repr(weights[label]))
     table = torch.tensor([float(weights[label]) for label in classes.tolist()], dtype=torch.float64)
     return table.to(codes.device)[codes]
+
+
+_NUMBERS = (Real, Tensor, np.generic)
 
 
 def split_batches(

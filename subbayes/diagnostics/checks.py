@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Float, Int
 
-from subbayes.data.data import leaves, to_targets
+from subbayes.data.arrays import to_targets
+from subbayes.data.data import leaves
 from subbayes.predictions.predictive import Predictive
 from subbayes.utils.checks import check_finite, fail
 

@@ -23,7 +23,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from subbayes.data.data import take, to_targets
+from subbayes.data.arrays import to_targets
+from subbayes.data.data import take
 from subbayes.diagnostics.convergence import ess_mean
 from subbayes.predictions.predictive import Predictive
 from subbayes.utils.checks import check_count, check_positive, fail

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
 
-from subbayes.data.data import n_rows, take, to_device, to_tensor
+from subbayes.data.arrays import is_list_of_dicts, to_tensor
+from subbayes.data.data import Data, n_rows, take, to_device
 from subbayes.diagnostics import metrics
 from subbayes.diagnostics.detection import out_of_distribution
 from subbayes.likelihoods import Likelihood
@@ -168,17 +170,39 @@ class Predictor(ABC):
         return self.network, self.likelihood
 
     def evaluate(
-        self, inputs: Any, y: Any, level: float = 0.95, n_draws: int | None = None
+        self, inputs: Any, y: Any = None, level: float = 0.95, n_draws: int | None = None
     ) -> dict[str, float]:
         """Scores of the predictions on data with known targets; see `metrics.score`.
 
         Args:
-            inputs: in the form the module takes.
-            y: the targets.
+            inputs: in the form the module takes; without `y`, data with their targets as `fit`
+                takes them: a loader or a dataset of pairs (inputs, targets), a pair, a dict with
+                "labels" or `Data`, of which weights of rows are ignored.
+            y: the targets; by default those of the data.
             level: probability of the interval whose coverage is reported.
             n_draws: use this many draws.
+
+        Raises:
+            InputError: no targets, or inputs and targets that do not fit the model.
+
+        Example:
+            >>> import subbayes, torch
+            >>> from torch.utils.data import DataLoader, TensorDataset
+            >>> rows = TensorDataset(torch.zeros(5, 2), torch.arange(5) % 3)
+            >>> model = subbayes.baselines.point_estimate(torch.nn.Linear(2, 3), "categorical")
+            >>> model.evaluate(DataLoader(rows)) == model.evaluate(*rows.tensors)
+            True
         """
-        return metrics.score(self.predict(inputs, n_draws=n_draws), y, level=level)
+        options: dict[str, Any] = {"n_draws": n_draws}
+        if y is None:
+            data = _data_with_targets(inputs)
+            inputs = data.inputs if data.in_memory else data.loader
+            y = data.targets()
+            if data.has_weights:
+                y = y[0] if len(y) == 2 else y[:-1]
+            if isinstance(y, tuple):
+                y, options["noise"] = y
+        return metrics.score(self.predict(inputs, **options), y, level=level)
 
     def out_of_distribution(
         self, inputs: Any, others: Any, n_draws: int | None = None
@@ -213,3 +237,19 @@ class Predictor(ABC):
             InputError: the path is taken (pass `overwrite=True`), or cannot be written.
         """
         return save(self, path, overwrite=overwrite)
+
+
+def _data_with_targets(data: Any) -> Data:
+    """Data to score, with targets of their own."""
+    pair = isinstance(data, (tuple, list)) and len(data) == 2
+    labelled = isinstance(data, Mapping) and "labels" in data
+    if not (pair or labelled or is_list_of_dicts(data)) and not isinstance(
+        data, (Data, DataLoader, Dataset)
+    ):
+        fail(
+            "y",
+            "the targets of the rows to score",
+            None,
+            "Pass evaluate(inputs, y), or a loader or dataset of pairs (inputs, y)",
+        )
+    return Data.of(data, "inputs")

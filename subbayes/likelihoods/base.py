@@ -49,12 +49,14 @@ def n_targets(y: Targets) -> int:
     return 1 if values.ndim == 1 else values.shape[1]
 
 
-def check_tensor(y: Targets, expected: str, fits: Callable[[Tensor], bool]) -> Tensor:
+def check_tensor(
+    y: Targets, expected: str, fits: Callable[[Tensor], bool], remedy: str = ""
+) -> Tensor:
     """Targets as one tensor that satisfies a condition; `InputError` otherwise."""
     if not isinstance(y, Tensor):
         fail("y", expected, "a tuple")
     if not fits(y):
-        fail("y", expected, f"shape {tuple(y.shape)} of {y.dtype}")
+        fail("y", expected, f"shape {tuple(y.shape)} of {y.dtype}", remedy)
     return y
 
 

@@ -95,6 +95,7 @@ class Categorical(Likelihood):
             y,
             "whole-number labels of shape (N,)",
             lambda y: y.ndim == 1 and bool((y == y.long()).all()),
+            _remedy_of_labels(y),
         )
         top = self.n_classes - 1 if self.n_classes else math.inf
         if bool((y < 0).any()) or bool((y > top).any()):
@@ -109,6 +110,13 @@ class Categorical(Likelihood):
     def to_config(self) -> dict[str, Any]:
         """A description that JSON can hold."""
         return {"name": "Categorical", "n_classes": self.n_classes}
+
+
+def _remedy_of_labels(y: Targets) -> str:
+    """What to do about labels in a column, or in one column for each class."""
+    if not isinstance(y, Tensor) or y.ndim != 2:
+        return "Encode the labels as 0..K-1"
+    return "Pass y[:, 0]" if y.shape[1] == 1 else "Pass y.argmax(1) of one column for each class"
 
 
 def _many_rows(outputs: Outputs) -> bool:

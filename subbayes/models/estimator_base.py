@@ -28,7 +28,7 @@ from subbayes.models.array_model import fit_arrays, predict_matrix
 from subbayes.models.fitted import FittedModel
 from subbayes.models.settings import TableSettings, configured, encode_parameters
 from subbayes.predictions.predictive import Predictive
-from subbayes.utils.checks import check_finite, check_same_length, fail
+from subbayes.utils.checks import check_finite, check_same_length, error_text, fail
 from subbayes.utils.configuration import change
 from subbayes.utils.saving import nested_facts, read, rebuild, save
 
@@ -66,7 +66,7 @@ class Estimator(BaseEstimator):
         """Learn the scales of the columns, then the model."""
         weights = None
         if sample_weight is not None:
-            weights = np.array(_check_sample_weight(sample_weight, X, dtype=np.float64))
+            weights = _sample_weights(sample_weight, X)
         self.mean_, self.scale_ = self._moments(X)
         self.seed_ = self._seed()
         self.model_ = fit_arrays(
@@ -392,6 +392,15 @@ class Classifier(ClassifierMixin, Estimator):
     def _restore(self, state: dict[str, Any]) -> None:
         super()._restore(state)
         self.classes_ = np.array(state["classes"], dtype=np.dtype(state["dtype"]))
+
+
+def _sample_weights(given: Any, X: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n"]:
+    """Weights of rows as scikit-learn takes them, with one line about those that it refuses."""
+    try:
+        return np.array(_check_sample_weight(given, X, dtype=np.float64))
+    except (TypeError, ValueError) as error:
+        expected = "one finite number of at least 0 for each row"
+        fail("sample_weight", expected, error_text(error), cause=error)
 
 
 def _check_no_missing(y: Any) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float
 from matplotlib.axes import Axes
 
-from subbayes.data.data import to_targets
+from subbayes.data.arrays import to_targets
 from subbayes.diagnostics.calibration import calibration_curve, wilson_interval
 from subbayes.plots.predictions import observed
 from subbayes.plots.style import (

@@ -9,7 +9,7 @@ import torch
 from matplotlib.axes import Axes
 from torch import Tensor
 
-from subbayes.data.data import to_targets, to_tensor
+from subbayes.data.arrays import to_targets, to_tensor
 from subbayes.plots.style import (
     BLUE,
     INK,

@@ -15,8 +15,9 @@ import numpy as np
 import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from subbayes.data.arrays import is_list_of_dicts, join_dicts, to_inputs, to_tensor
 from subbayes.data.data import (
     Data,
     check_rows,
@@ -25,8 +26,6 @@ from subbayes.data.data import (
     sequential_loader,
     take,
     to_device,
-    to_inputs,
-    to_tensor,
     without_labels,
 )
 from subbayes.likelihoods import Likelihood
@@ -240,6 +239,7 @@ def count_known_rows(inputs: Any) -> int | None:
         >>> count_known_rows(torch.zeros(5, 2))
         5
     """
+    inputs = _as_loader(inputs)
     if not isinstance(inputs, DataLoader):
         return n_rows(to_inputs(inputs))
     sampler: Any = inputs.sampler
@@ -249,9 +249,14 @@ def count_known_rows(inputs: Any) -> int | None:
 def input_batches(inputs: Any) -> Iterator[Inputs]:
     """Inputs as batches in order, from a loader (of inputs or pairs) or as a single batch.
 
+    Args:
+        inputs: in the form the module takes; a loader or a dataset of them or of pairs, or a list
+            of rows that are dicts.
+
     Raises:
         InputError: NaN or no rows; empty batches of a loader are skipped.
     """
+    inputs = _as_loader(inputs)
     streamed, empty = isinstance(inputs, DataLoader), True
     for batch in iterate_preserving_rng(sequential_loader(inputs)) if streamed else [inputs]:
         if streamed and isinstance(batch, (list, tuple)) and len(batch) == 2:
@@ -265,3 +270,10 @@ def input_batches(inputs: Any) -> Iterator[Inputs]:
             yield rows
     if empty:
         fail("inputs", "at least one row", "an empty loader" if streamed else "an empty table")
+
+
+def _as_loader(inputs: Any) -> Any:
+    """A dataset as a loader, and rows that are dicts as one dict; other inputs unchanged."""
+    if is_list_of_dicts(inputs):
+        return without_labels(join_dicts(inputs, "inputs"))
+    return DataLoader(inputs, batch_size=256) if isinstance(inputs, Dataset) else inputs

@@ -16,7 +16,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from subbayes.data.data import leaves, to_targets
+from subbayes.data.arrays import to_targets
+from subbayes.data.data import leaves
 from subbayes.likelihoods import Likelihood
 from subbayes.likelihoods.base import column
 from subbayes.predictions.quantiles import gaussian_mixture_quantile, mixture_quantile

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset
 
-from subbayes.data.data import to_tensor
+from subbayes.data.arrays import to_tensor
 from subbayes.data.encoder import TabularEncoder
 from subbayes.semistructured.families import Family, OrdinalFamily
 from subbayes.semistructured.formula import Design, NewLevels

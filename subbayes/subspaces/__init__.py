@@ -1,5 +1,7 @@
 """Methods of choosing a subspace, one file per method."""
 
+from subbayes.subspaces.optimal import optimal as optimal  # at once: modules have these names
+from subbayes.subspaces.subnetwork import subnetwork as subnetwork
 from subbayes.utils.namespace import lazy_imports
 
 _NAMES = {
@@ -14,7 +16,9 @@ _NAMES = {
     "TrajectoryRecorder": "pca",
     "WeightCurve": "curve",
     "curve_losses": "curve",
+    "from_mask": "subnetwork",
+    "scaled_prior_precision": "subnetwork",
 }
 
-__all__ = sorted(_NAMES)
+__all__ = sorted([*_NAMES, "optimal", "subnetwork"])
 __getattr__, __dir__ = lazy_imports(__name__, _NAMES)

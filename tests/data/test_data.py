@@ -26,7 +26,9 @@ from torch.utils.data import (
 )
 
 from subbayes import InputError, InputTypeError, Network, Posterior, Training
-from subbayes.data.data import Data, leaves, take, to_device, to_inputs, to_targets
+from subbayes.baselines import point_estimate
+from subbayes.data.arrays import to_inputs, to_targets
+from subbayes.data.data import Data, leaves, take, to_device
 from subbayes.likelihoods import Gaussian
 from subbayes.subspace import FullSubspace
 from subbayes.training import train
@@ -461,7 +463,55 @@ def test_values_that_are_not_finite_raise(bad):
 )
 def test_other_types_of_data_raise(form):
     check_raises(
-        form, r"data: expected a pair \(inputs, y\), a DataLoader or a Dataset, got", InputTypeError
+        form,
+        r"data: expected a pair \(inputs, y\)(, a dict with 'labels')?, a DataLoader or a Dataset, "
+        "got",
+        InputTypeError,
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "got"),
+    [
+        (lambda: X.to_sparse(), r"one of layout torch.sparse_coo. Convert it with .to_dense\(\)."),
+        (lambda: X.to_sparse_csr(), "one of layout torch.sparse_csr. Convert"),
+        (lambda: X.to("meta"), "one on the device meta, which has no values"),
+        (lambda: torch.nested.nested_tensor([X[0], X[0, :1]]), "a nested tensor. Pad the rows"),
+        (
+            lambda: torch.quantize_per_tensor(X, 0.1, 0, torch.qint8),
+            r"one of torch.qint8. Convert it with .dequantize\(\)",
+        ),
+        (lambda: X.to(torch.complex64), "one of torch.complex64. Split it"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::UserWarning")  # torch's, of formats that may change
+def test_tensors_that_are_not_dense_raise(make, got):
+    tensor = make()
+    expected = f"expected a dense tensor of real numbers, got {got}"
+    check_raises((tensor, Y), f"data inputs: {expected}")
+    check_raises(({"x": X, "z": tensor}, Y), rf"data inputs\['z'\]: {expected}")
+    check_raises((X, tensor), f"data targets: {expected}")
+    batches = DataLoader([(X, Y), (tensor, Y)], batch_size=None)
+    check_raises(batches, f"data inputs: {expected}")
+    model = point_estimate(torch.nn.Linear(2, 2), "categorical")
+    for inputs in (tensor, DataLoader([tensor], batch_size=None)):
+        with pytest.raises(InputError, match=f"inputs: {expected}"):
+            model.predict(inputs)
+
+
+def test_rows_that_are_dicts_are_data():
+    rows = [{"a": X[i], "b": X[i].tolist(), "labels": i} for i in range(3)]
+    data = Data.of(rows)
+    assert data.n == 3
+    assert torch.equal(data.inputs["a"], X[:3])
+    assert torch.equal(data.inputs["b"], X[:3])
+    assert data.y.tolist() == [0, 1, 2]
+    check_raises(
+        [*rows, {"a": X[0], "labels": 0}], "rows with the keys .* got 'a', 'labels' in row"
+    )
+    check_raises(
+        [*rows, {"a": X[0, :1], "b": X[0], "labels": 0}],
+        r"data\['a'\]: expected rows of one shape, got \(1,\) and \(2,\). Pad or cut",
     )
 
 

@@ -12,13 +12,16 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from torch.utils.data import DataLoader, TensorDataset
 
 import subbayes
 from subbayes import InputError, Sampling, Training, sparse
+from subbayes.baselines import point_estimate
 from subbayes.baselines.ensemble import WeightSamples, stack_likelihoods
 from subbayes.baselines.mc_dropout import mc_dropout
 from subbayes.baselines.temperature_scaling import temperature_scaling
 from subbayes.data.data import Data
+from subbayes.diagnostics import metrics
 from subbayes.likelihoods import Gaussian
 from subbayes.models.data_frame_model import DataFrameModel
 from subbayes.models.model import Model
@@ -175,6 +178,63 @@ def test_evaluate(model: Any) -> None:
     scores = model.evaluate(*rows(model), level=0.9)
     assert {"log_likelihood", "rmse", "coverage"} <= scores.keys()
     assert np.isfinite(list(scores.values())).all()
+
+
+def test_evaluate_takes_the_targets_of_the_data(model: Any) -> None:
+    if len(rows(model)) == 1:  # the target is a column of a data frame
+        return
+    x, y = rows(model)
+    expected = model.evaluate(x, y)
+    pairs = TensorDataset(x, y)
+    forms: list[Any] = [pairs, DataLoader(pairs, 3), DataLoader(pairs, 7, shuffle=True), (x, y)]
+    forms += [Data.of((x, y)), Data.of((x, y)).weighted(torch.arange(7.0))]
+    forms += [Data.of(DataLoader(pairs, 3), memory_limit=0)]
+    for form in forms:
+        assert model.evaluate(form) == pytest.approx(expected, rel=1e-5)
+    for inputs in (x, x.numpy(), None):
+        with pytest.raises(
+            InputError, match=r"y: expected the targets .* Pass evaluate\(inputs, y"
+        ):
+            model.evaluate(inputs)
+    with pytest.raises(TypeError, match=r"inputs batch: expected a pair \(inputs, y\), got"):
+        model.evaluate(DataLoader(x))
+
+
+def test_evaluate_takes_noise_scales_and_labels_of_the_data() -> None:
+    network, noise = subbayes.Network(net()), torch.linspace(0.1, 1.0, 30)
+    model = WeightSamples(network, network.weights[None], Gaussian("per-observation"), "MAP")
+    expected = metrics.score(model.predict(X, noise=noise), Y)
+    assert model.evaluate((X, (Y, noise))) == pytest.approx(expected)
+
+    class Named(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = torch.nn.Linear(2, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(x)
+
+    labels, module = torch.arange(30) % 3, Named()
+    classifier = point_estimate(module, "categorical")
+    expected = classifier.evaluate(X, labels)
+    each = [{"x": x, "labels": label} for x, label in zip(X, labels, strict=True)]
+    for form in ({"x": X, "labels": labels}, each, DataLoader(each, batch_size=4)):
+        assert classifier.evaluate(form) == pytest.approx(expected, rel=1e-5)
+    assert classifier.predict(each).n_draws == 1
+    assert len(classifier.predict(TensorDataset(X, labels))) == 30
+
+
+def test_representations_are_short() -> None:
+    assert repr(MAKE["samples"]()) == (
+        "WeightSamples(Network(MLP, 17 weights in 4 parameters), 3 weight vectors, "
+        f"{samples().likelihood!r}, 'three')"
+    )
+    assert repr(MAKE["dropout"]()) == (
+        "McDropout(Network(MLP, 17 weights in 4 parameters), Gaussian(noise=0.2), n_draws=4)"
+    )
+    scaled = repr(MAKE["scaled"]())
+    assert scaled.startswith("TemperatureScaled(WeightSamples(Network(MLP")
+    assert ", temperature=" in scaled
 
 
 def test_describe(model: Any) -> None:

@@ -22,7 +22,8 @@ from subbayes.curvature.diagonal import squared_column_norms
 from subbayes.curvature.jacobian import Jacobian
 from subbayes.curvature.precision import Precision, cholesky
 from subbayes.curvature.subspace_precision import SubspacePrecision, subspace_jacobian
-from subbayes.data.data import check_rows, n_rows, to_targets
+from subbayes.data.arrays import to_targets
+from subbayes.data.data import check_rows, n_rows
 from subbayes.diagnostics import metrics
 from subbayes.inference.laplace.linearised import LinearisedPosterior, diagonal_blocks
 from subbayes.predictions.averaging import with_noise

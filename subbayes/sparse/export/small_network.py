@@ -18,7 +18,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from subbayes.data.data import check_rows, named_leaves, to_device, to_inputs
+from subbayes.data.arrays import to_inputs
+from subbayes.data.data import check_rows, named_leaves, to_device
 from subbayes.networks.layer_kinds import BATCH_NORMS
 from subbayes.networks.network import arguments
 from subbayes.networks.tracing.private_torch import is_traced
