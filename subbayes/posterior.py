@@ -26,7 +26,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from subbayes.data.data import Data, named_leaves, split_batches, to_device
-from subbayes.likelihoods import Likelihood
+from subbayes.likelihoods import Likelihood, as_likelihood
 from subbayes.networks.network import Network
 from subbayes.networks.tracing.layout import observations_last, takes_observations_last
 from subbayes.networks.tracing.memory import REUSED_BYTES, bytes_per_row, reuse_memory
@@ -57,7 +57,8 @@ class Posterior:
 
     Args:
         network: the network f(x; w).
-        likelihood: p(y | f), with all its own parameters given or estimated.
+        likelihood: p(y | f), with all its own parameters given or estimated, or its name as for
+            `fit`.
         data: (inputs, y), a DataLoader, a Dataset or `Data`.
         subspace: the subspace of the weights.
         prior: p(z); by default standard normal.
@@ -84,7 +85,7 @@ class Posterior:
     def __init__(
         self,
         network: Network,
-        likelihood: Likelihood,
+        likelihood: str | Likelihood,
         data: Any,
         subspace: Subspace,
         prior: Normal | None = None,
@@ -96,7 +97,7 @@ class Posterior:
     ) -> None:
         check_choice("mode", mode, MODES)
         self.network = network
-        self.likelihood = likelihood
+        self.likelihood = likelihood = as_likelihood(likelihood)
         self.data = Data.of(data).to(network.device)
         self.subspace = (
             subspace if subspace.shift.device == network.device else subspace.to(network.device)

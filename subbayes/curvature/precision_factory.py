@@ -12,22 +12,23 @@ from subbayes.curvature.jacobian import Jacobian
 from subbayes.curvature.layers import Layers
 from subbayes.curvature.precision import Precision
 from subbayes.data.data import Data, to_device
-from subbayes.likelihoods import Likelihood
+from subbayes.likelihoods import Likelihood, as_likelihood
 from subbayes.networks.network import Network, check_network
 from subbayes.networks.validation import check_fit
-from subbayes.utils.checks import check_choice, fail, fail_type
+from subbayes.utils.checks import check_choice, closest, fail
 from subbayes.utils.memory import available_memory, format_bytes
 from subbayes.utils.types import FORMS, Form
 
 __all__ = ["EXACT", "FORMS", "Form", "check_exact", "check_options", "exact", "precision", "root"]
 
 EXACT = ("exact", "dual", "primal")
+_ARGUMENTS = ("covariance", "memory_limit", "prior_precision", "progress", "subspace")
 _OPTIONS = {"low-rank": ("rank", "tolerance", "iterations", "rounds", "seed")}
 
 
 def precision(
     network: Network,
-    likelihood: Likelihood,
+    likelihood: str | Likelihood,
     data: Any,
     covariance: Form = "exact",
     *,
@@ -66,6 +67,7 @@ def precision(
     """
     check_choice("covariance", covariance, FORMS)
     check_options(covariance, options)
+    likelihood = as_likelihood(likelihood)
     V = root(network, likelihood, data, memory_limit, progress)
     if covariance in EXACT:
         return exact(V, prior_precision, covariance, memory_limit)
@@ -97,13 +99,13 @@ def check_options(form: str, options: Mapping[str, Any]) -> None:
                 name,
                 f"an option of {what}" + (": " + ", ".join(known) if known else ", which has none"),
                 "another" if known else "one",
-                "Leave it out, or use the form it belongs to",
+                closest(name, _ARGUMENTS) or "Leave it out, or use the form it belongs to",
             )
 
 
 def root(
     network: Network,
-    likelihood: Likelihood,
+    likelihood: str | Likelihood,
     data: Any,
     memory_limit: int | None = None,
     progress: bool | None = False,
@@ -118,8 +120,7 @@ def root(
         progress: show progress bars of passes over the data.
     """
     check_network(network)
-    if not isinstance(likelihood, Likelihood):
-        fail_type("likelihood", "a Likelihood such as Gaussian(0.1)", likelihood)
+    likelihood = as_likelihood(likelihood)
     likelihood.check_complete()
     network.warn_if_training()
     data = Data.of(data).to(network.device)

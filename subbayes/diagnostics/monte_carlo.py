@@ -45,7 +45,8 @@ class MonteCarloError:
         mean_log_density: of their mean, the score `log_likelihood`; None without targets.
         draws: number of draws S.
         recommended_draws: number of draws, evenly spaced in chains as long as these or, if it is
-            above S, of longer chains, whose errors are below the tolerances.
+            above S, of longer chains, whose errors are below the tolerances. A model with S draws
+            has no more: fit it again with more draws.
     """
 
     mean: Array
@@ -59,9 +60,10 @@ class MonteCarloError:
         density = ""
         if self.mean_log_density is not None:
             density = f", {self.mean_log_density:.2g} nats of the mean log density"
+        more = "" if self.recommended_draws <= self.draws else ", more than there are: run longer"
         return (
             f"MonteCarloError(at most {self.relative.max():.2g} predictive standard deviations"
-            f"{density}, draws={self.draws}, recommended_draws={self.recommended_draws})"
+            f"{density}, draws={self.draws}, recommended_draws={self.recommended_draws}{more})"
         )
 
 

@@ -9,10 +9,12 @@ from typing import Literal
 import numpy as np
 
 from subbayes.utils.checks import check_choice, check_count, check_positive, check_seed, fail
+from subbayes.utils.keywords import suggest_keywords
 
 __all__ = ["Sampling"]
 
 
+@suggest_keywords()
 @dataclass(frozen=True)
 class Sampling:
     """Length, seed, checkpoint and progress of a sampling run.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
@@ -29,6 +29,7 @@ from subbayes.subspaces.registry import SUBSPACES, SubspaceChoice, subspace_meth
 from subbayes.training.configuration import Training
 from subbayes.training.pipeline import Trained, train_trajectory, without_training
 from subbayes.utils.checks import check_choice, check_positive, closest, fail, fail_type
+from subbayes.utils.keywords import suggest_keywords
 from subbayes.utils.types import Form
 
 __all__ = [
@@ -50,6 +51,7 @@ Prior = Normal | EvidencePrior | float
 _T = TypeVar("_T")
 
 
+@suggest_keywords(training=Training, sampling=Sampling)
 def fit(
     model: nn.Module,
     data: Any,
@@ -272,8 +274,16 @@ def sample(
 
 def _or_default(argument: str, value: _T | None, kind: type[_T]) -> _T:
     if value is not None and not isinstance(value, kind):
-        fail_type(argument, f"a {kind.__name__}(...)", value)
+        fail_type(argument, f"a {kind.__name__}(...)", value, _remedy_of_settings(value, kind))
     return kind() if value is None else value
+
+
+def _remedy_of_settings(value: Any, kind: type) -> str:
+    if not isinstance(value, Mapping):
+        return f"Pass {kind.__name__}(...), or leave it out for the defaults"
+    known = {field.name for field in dataclasses.fields(kind)}
+    given = ", ".join(f"{name}={value[name]!r}" for name in value if name in known)
+    return f"Pass {kind.__name__}({given or '...'})"
 
 
 def as_prior(prior: Normal | EvidencePrior | float | str) -> Prior:

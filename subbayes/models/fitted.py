@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -75,7 +76,7 @@ class FittedModel(Predictor):
         Args:
             inputs: new inputs in the form the module takes, or a loader of them.
             noise: noise scale per row, for `Gaussian(noise="per-observation")`.
-            n_draws: use this many evenly spaced draws instead of all.
+            n_draws: use this many evenly spaced draws instead of all; all if there are fewer.
             progress: show a progress bar; None shows it on a terminal.
 
         Raises:
@@ -163,9 +164,16 @@ class FittedModel(Predictor):
     def thin(self, n_draws: int) -> FittedModel:
         """The model with about `n_draws` draws, evenly spaced in each chain; see `Draws.thin`.
 
-        `monte_carlo_error` says how many are enough.
+        `monte_carlo_error` says how many are enough. A warning says if there are fewer.
         """
-        return replace(self, draws=self.sampled.thin(n_draws))
+        kept = replace(self, draws=self.sampled.thin(n_draws))
+        if n_draws > self.default_draws:
+            warnings.warn(
+                f"n_draws: {n_draws} is more than the {self.default_draws} draws of the model, of "
+                "which all are kept; to have more, fit with sampling=Sampling(draws=...)",
+                stacklevel=2,
+            )
+        return kept
 
     def save(
         self, path: str | Path, *, overwrite: bool = False, n_draws: int | None = None

@@ -16,7 +16,7 @@ from subbayes.data.data import Data
 from subbayes.diagnostics import metrics
 from subbayes.diagnostics.predictor import Predictor
 from subbayes.inference.configuration import Sampling
-from subbayes.likelihoods import Likelihood
+from subbayes.likelihoods import Likelihood, as_likelihood
 from subbayes.models.comparison_methods import Setup
 from subbayes.models.comparison_registry import METHODS, Comparable, methods_by_key, named_methods
 from subbayes.networks.initialisation import fresh_module
@@ -177,7 +177,7 @@ def _plain(value: Any) -> str | float | None:
 
 def compare_methods(
     module: nn.Module | Callable[[], nn.Module],
-    likelihood: Likelihood,
+    likelihood: str | Likelihood,
     data: Any,
     test: Any,
     methods: Sequence[Comparable] | Mapping[str, Comparable] = (
@@ -205,7 +205,7 @@ def compare_methods(
     Args:
         module: the architecture, which is not changed; or a function that makes a module with
             fresh weights from torch's global generator, which is seeded for it.
-        likelihood: p(y | f).
+        likelihood: p(y | f), or its name as for `fit`.
         data: training data.
         test: rows to score on, with their targets.
         methods: in the order of the table: names of `METHODS`, objects such as
@@ -242,6 +242,7 @@ def compare_methods(
     """
     if not callable(module):
         fail_type("module", "a module, or a function that makes one", module)
+    likelihood = as_likelihood(likelihood)
     sampling, training = sampling or Sampling(), training or Training()
     factory = None if isinstance(module, nn.Module) else module
     if not isinstance(module, nn.Module):

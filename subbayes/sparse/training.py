@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from subbayes.data.data import n_rows, named_leaves
-from subbayes.likelihoods import Likelihood
+from subbayes.likelihoods import Likelihood, as_likelihood
 from subbayes.networks.layer_kinds import BATCH_NORMS
 from subbayes.networks.network import Network, architecture_of
 from subbayes.sparse.configuration import LearningRates, SparseTraining, parameters_by_kind
@@ -46,7 +46,7 @@ _SECONDS = 1.0  # between two checkpoints, at least
 
 def fit(
     module: nn.Module,
-    likelihood: Likelihood,
+    likelihood: str | Likelihood,
     data: Any,
     training: SparseTraining = SparseTraining(),
     *,
@@ -60,7 +60,7 @@ def fit(
 
     Args:
         module: what `convert` returned; not changed.
-        likelihood: p(y | f); its parameters are learned as well.
+        likelihood: p(y | f), or its name as for `fit`; its parameters are learned as well.
         data: as for `subbayes.training.train`: a pair of tensors, a Dataset or a loader.
         training: epochs, learning rates and the other settings.
         seed: of shuffling, dropout and the random numbers of the layers.
@@ -92,8 +92,7 @@ def fit(
         >>> result.predict(data[0], n_draws=5).n_draws
         5
     """
-    if not isinstance(likelihood, Likelihood):
-        fail_type("likelihood", "a likelihood, such as Gaussian() or Categorical(3)", likelihood)
+    likelihood = as_likelihood(likelihood)
     if not isinstance(training, SparseTraining):
         fail_type("training", "a SparseTraining(epochs=..., ...)", training)
     if not sparse_layers(module):

@@ -104,7 +104,7 @@ class Optimal(RankedMethod):
 
 def optimal(
     network: Network,
-    likelihood: Likelihood,
+    likelihood: str | Likelihood,
     data: Any,
     *,
     inputs: Any = None,
@@ -120,7 +120,7 @@ def optimal(
 
     Args:
         network: f(x; w), at the maximum a posteriori $\hat w$, the centre of the subspace.
-        likelihood: p(y | f), with all its own parameters learned.
+        likelihood: p(y | f), with all its own parameters learned, or its name as for `fit`.
         data: (inputs, y), a DataLoader, a Dataset or `Data`; determines $\Psi$.
         inputs: X, without labels: the inputs to be predicted, similar ones, or training inputs
             (the choice of the paper, which keeps little of the covariance at other inputs). None

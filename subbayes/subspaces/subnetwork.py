@@ -138,7 +138,7 @@ class Subnetwork(RankedMethod):
 
 def subnetwork(
     network: Network,
-    likelihood: Likelihood | None = None,
+    likelihood: str | Likelihood | None = None,
     data: Any = None,
     *,
     rank: int | None = None,

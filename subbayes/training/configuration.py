@@ -8,6 +8,7 @@ from numbers import Real
 from typing import Any, Literal
 
 from subbayes.utils.checks import check_choice, check_count, check_positive, fail
+from subbayes.utils.keywords import suggest_keywords
 
 __all__ = ["Optimizer", "Schedule", "Training"]
 
@@ -15,6 +16,7 @@ Optimizer = Literal["adam", "sgd"]
 Schedule = Literal["constant", "cosine", "swa"]
 
 
+@suggest_keywords()
 @dataclass(frozen=True)
 class Training:
     r"""Settings of training: optimisation, prior, early stopping and weight averaging.

@@ -36,7 +36,7 @@ __all__ = ["swa_many", "train_many"]
 
 def train_many(
     modules: Sequence[nn.Module],
-    likelihood: Likelihood | Sequence[Likelihood],
+    likelihood: str | Likelihood | Sequence[Likelihood],
     data: Any,
     training: Training = Training(),
     *,
@@ -117,7 +117,7 @@ def _result(task: TrainableNetworks, m: int, history: History, best_epoch: int) 
 
 def swa_many(
     starts: Sequence[Any],
-    likelihood: Likelihood | Sequence[Likelihood],
+    likelihood: str | Likelihood | Sequence[Likelihood],
     data: Any,
     training: Training = Training(),
     *,

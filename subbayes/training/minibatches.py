@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from subbayes.data.data import Data, as_pair, check_rows, leaves, n_rows, take, to_device
-from subbayes.likelihoods import Likelihood
+from subbayes.likelihoods import Likelihood, as_likelihood
 from subbayes.likelihoods.base import target_values
 from subbayes.networks.network import Network
 from subbayes.networks.validation import warn_of_probabilities
@@ -65,7 +65,7 @@ class Minibatches:
 
     Args:
         data: as for `train`.
-        likelihood: p(y | f).
+        likelihood: p(y | f), or its name as for `fit`.
         network: the network, with which the data are checked.
         batch_size: rows per step; None uses all rows.
         seed: seed of the shuffling.
@@ -78,8 +78,14 @@ class Minibatches:
     """
 
     def __init__(
-        self, data: Any, likelihood: Likelihood, network: Network, batch_size: int | None, seed: int
+        self,
+        data: Any,
+        likelihood: str | Likelihood,
+        network: Network,
+        batch_size: int | None,
+        seed: int,
     ) -> None:
+        likelihood = as_likelihood(likelihood)
         if torch.is_inference_mode_enabled():
             fail(
                 "data",

@@ -104,7 +104,7 @@ class SwaResult:
 
 def train(
     module: nn.Module,
-    likelihood: Likelihood,
+    likelihood: str | Likelihood,
     data: Any,
     training: Training = Training(),
     *,
@@ -123,7 +123,8 @@ def train(
 
     Args:
         module: the module; neither it nor its mode is changed.
-        likelihood: p(y | f); its parameters that are "learned" are learned with the weights.
+        likelihood: p(y | f), or its name as for `fit`; its parameters that are "learned" are
+            learned with the weights.
         data: (inputs, y), `Data`, a `Dataset` or a `DataLoader`. A loader keeps its own order
             and batches and is read once beforehand for its targets; data in memory are
             reshuffled each epoch. A last batch of a single row is joined to the one before,
@@ -183,7 +184,7 @@ def train(
 
 def swa(
     start: Any,
-    likelihood: Likelihood,
+    likelihood: str | Likelihood,
     data: Any,
     training: Training = Training(),
     *,
@@ -246,7 +247,7 @@ def swa(
         )
     return SwaResult(
         network=center,
-        likelihood=likelihood.with_parameters(average.parameters[0]).detach(),
+        likelihood=minibatches.likelihood.with_parameters(average.parameters[0]).detach(),
         recorder=recorder,
         history=histories[0],
     )

@@ -547,3 +547,25 @@ def test_data_on_another_device_raise():
         r"the module is, got meta\. Move the module or the data",
     ):
         to_device((tensor,), torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ([1.0] * (N - 1) + [np.inf], f"row each, got inf in row {N - 1}"),
+        ([1.0, np.nan, *[1.0] * (N - 2)], "row each, got nan in row 1"),
+        ([-1.0, *[1.0] * (N - 1)], "row each, got -1 in row 0"),
+        (np.ones((N, 1)), r"row each, got shape \(.*, 1\). Pass weights of shape \(N,\)"),
+    ],
+)
+def test_weights_that_are_not_numbers_are_named(weights, message):
+    message = message.replace("row each", "one finite number of at least 0 for each row")
+    with pytest.raises(InputError, match=f"weights: expected {message}"):
+        Data.of((X, Y)).weighted(weights)
+
+
+@pytest.mark.parametrize("bad", ["a", None, np.inf])
+def test_weights_of_classes_are_numbers(bad):
+    labels = torch.arange(N) % 2
+    with pytest.raises(InputError, match="weights: expected .*number"):
+        Data.of((X, labels)).weighted({0: 1.0, 1: bad})

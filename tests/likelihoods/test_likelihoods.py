@@ -538,7 +538,12 @@ Y = torch.zeros(4)
         ),
         (Categorical(), Y - 1, "y: expected labels in 0..K-1, got -1. Encode the labels"),
         (Categorical(), Y * float("nan"), "y: expected whole-number labels"),
-        (Categorical(), torch.zeros(4, 1), r"y: expected whole-number labels.*got shape \(4, 1\)"),
+        (
+            Categorical(),
+            torch.zeros(4, 1),
+            r"y: .*got shape \(4, 1\) of torch.float32. Pass y\[:, 0\]",
+        ),
+        (Categorical(), torch.zeros(4, 3), r"y: .*Pass y.argmax\(1\) of one column for each class"),
         (Categorical(), (Y, Y), "y: expected whole-number labels.*got a tuple"),
         (Categorical(3), torch.tensor([0, 1, 3]), "y: expected labels in 0..2, got 3"),
         (Bernoulli(), torch.tensor([0, 1, 2]), "y: expected labels 0 and 1, got 2. Encode"),

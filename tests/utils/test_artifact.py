@@ -406,8 +406,11 @@ def test_a_folder_with_other_files_is_refused(
 def test_a_path_that_is_or_lies_in_a_file(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("mine")
-    for path in (file, file / "below"):
-        with one_line("path: expected a folder, .* existing files are intact", path):
+    for path, message in (
+        (file, "path: expected a folder to write to, got a file: .* move the file away"),
+        (file / "below", "path: expected a folder, .* existing files are intact"),
+    ):
+        with one_line(message, path):
             write(path, "test", *content(1), overwrite=True)
     assert file.read_text() == "mine"
     with one_line("without null characters"):

@@ -12,7 +12,7 @@ import torch
 from subbayes.curvature.precision_factory import Form
 from subbayes.data.data import Data
 from subbayes.inference.laplace.linearised import LinearisedPosterior, linearised_laplace
-from subbayes.likelihoods import Likelihood
+from subbayes.likelihoods import Likelihood, as_likelihood
 from subbayes.networks.network import Network
 from subbayes.subspace import Subspace
 from subbayes.utils.checks import check_count, fail, fail_type
@@ -22,7 +22,7 @@ __all__ = ["cross_validate_prior"]
 
 def cross_validate_prior(
     network: Network,
-    likelihood: Likelihood,
+    likelihood: str | Likelihood,
     data: Any,
     subspace: Subspace | None = None,
     *,
@@ -44,7 +44,7 @@ def cross_validate_prior(
 
     Args:
         network: f(x; w).
-        likelihood: p(y | f).
+        likelihood: p(y | f), or its name as for `fit`.
         data: training data, for folds in memory.
         subspace: as for `linearised_laplace`.
         covariance: as for `linearised_laplace`.
@@ -78,7 +78,7 @@ def cross_validate_prior(
     if not (len(prior_precisions) and len(noise_factors)):
         fail("prior_precisions and noise_factors", "at least one candidate of each", "none")
     _check_held_out(validation, retrain, subspace)
-
+    likelihood = as_likelihood(likelihood)
     settings: dict[str, Any] = dict(subspace=subspace, covariance=covariance, **options)
     rows = Data.of(data).to(network.device)
     scores = {(float(p), float(c)): 0.0 for p in prior_precisions for c in noise_factors}

@@ -38,7 +38,7 @@ from subbayes.inference.laplace.saving import (
     precision_from,
     precision_tensors,
 )
-from subbayes.likelihoods import Likelihood, from_config
+from subbayes.likelihoods import Likelihood, as_likelihood, from_config
 from subbayes.networks.network import Network
 from subbayes.networks.saving import network_facts, network_from, network_tensors
 from subbayes.predictions.averaging import average, with_noise
@@ -58,7 +58,7 @@ METHODS = get_args(Method)
 
 def linearised_laplace(
     network: Network,
-    likelihood: Likelihood,
+    likelihood: str | Likelihood,
     data: Any,
     subspace: Subspace | None = None,
     *,
@@ -72,7 +72,7 @@ def linearised_laplace(
 
     Args:
         network: f(x; w), at the maximum a posteriori.
-        likelihood: p(y | f), with all its own parameters learned.
+        likelihood: p(y | f), with all its own parameters learned, or its name as for `fit`.
         data: (inputs, y), a DataLoader, a Dataset or `Data`.
         subspace: around the network's weights; None or a `FullSubspace` for all weights.
         covariance: form of $\Psi$ for all weights: "exact", "diagonal", "low-rank", "kfac".
@@ -100,6 +100,7 @@ def linearised_laplace(
         >>> bool(near < 0.15 < far)
         True
     """
+    likelihood = as_likelihood(likelihood)
     if subspace is None or isinstance(subspace, FullSubspace):
         psi = precision(
             network,

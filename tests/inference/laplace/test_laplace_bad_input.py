@@ -162,7 +162,11 @@ def test_a_module_for_a_network_and_a_name_for_a_likelihood_or_subspace():
         InputTypeError,
     )
     for call in everywhere(net, "gaussian", data, new):
-        refused(call, "likelihood: expected a Likelihood such as Gaussian", InputTypeError)
+        refused(call, "likelihood: expected all parameters learned or given, got Gaussian")
+    for call in everywhere(net, "gausian", data, new):
+        refused(call, "likelihood: expected one of .* Did you mean 'gaussian'")
+    for call in everywhere(net, 0.1, data, new):
+        refused(call, "likelihood: expected a name or a Likelihood, got float", InputTypeError)
     refused(
         lambda: linearised_laplace(net, likelihood, data, "optimal"),
         "subspace: expected a Subspace or None, got str",
@@ -385,10 +389,15 @@ def test_inputs_of_another_shape(bad):
                 posterior.precision, {"masked": from_mask(net, torch.arange(3))}, X
             ),
         ):
-            refused(lambda c=call, X=inputs: c(X), "inputs: expected what the module takes, got")
+            refused(
+                lambda c=call, X=inputs: c(X),
+                r"inputs: expected (what the module takes|the arguments of forward\(x\)), got",
+            )
     pairs = DataLoader([(new, new[:, 0]), (bad, torch.zeros(4).double())], batch_size=None)
     for call in everywhere(net, likelihood, pairs, new):
-        refused(call, "inputs: expected what the module takes, got")
+        refused(
+            call, r"inputs: expected (what the module takes|the arguments of forward\(x\)), got"
+        )
 
 
 @pytest.mark.parametrize(
