@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from jaxtyping import Float
@@ -24,6 +26,7 @@ from subbayes.inference.engine import Engine
 from subbayes.inference.importance_sampling import approximate_draws
 from subbayes.inference.samplers.chains import prior_scale
 from subbayes.inference.samplers.hamiltonian import GradientDensity, check_gradient
+from subbayes.inference.samplers.laplace_start import Points, climb
 from subbayes.utils.checks import check_count, fail
 from subbayes.utils.progress import progress_bar
 
@@ -32,6 +35,11 @@ __all__ = ["Laplace", "find_mode"]
 ValueAndGrad = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
 _AT_ONCE = 64
 _STEP = 0.05  # of a posterior standard deviation
+_FIRST = 0.01  # scale of the first directions, in standard deviations of the prior
+_LEAST_ROUNDS, _MOST_ROUNDS = 3, 10  # of differences
+_STABLE = 1.5  # eigenvalues below this and above its inverse: the directions hardly change
+_SEARCHES, _CLOSE = 5, 1e-3  # from the mode found so far, and its distance in standard deviations
+_STEEP = 10.0  # gradient per standard deviation far from any mode, kinks included
 
 
 @dataclass(frozen=True)
@@ -87,7 +95,7 @@ class Laplace(Engine):
                     f"minus infinity at all {starts}",
                     "Raise starts, or check the data",
                 )
-            factor = _factor(posterior, mode)
+            height, mode, factor = _approximate(posterior, height, mode)
             steps.update(1)
             eps = rng.standard_normal((sampling.chains, sampling.draws, k))
             z = mode + eps @ factor.T
@@ -134,25 +142,87 @@ def find_mode(
     return -float(found.fun), np.asarray(found.x, dtype=np.float64)
 
 
-def _factor(posterior: GradientDensity, mode: Float[np.ndarray, "k"]) -> Float[np.ndarray, "k k"]:
-    """L with covariance L L', from the curvature by central differences.
+def _approximate(
+    posterior: GradientDensity, height: float, mode: Float[np.ndarray, "k"]
+) -> tuple[float, Float[np.ndarray, "k"], Float[np.ndarray, "k k"]]:
+    """Log density, mode, and L of the covariance LL', from a point near the mode.
 
-    The first directions have the prior's scale. The curvature along them makes the next ones
-    independent with unit curvature, which reduces the error of the differences.
+    The first directions have the prior's scale. Where the curvature over such steps is not that of
+    the mode, or the point is not near it, Newton steps as long as the approximation is wide find
+    both, as at the start of chains.
     """
-    directions = np.diag(prior_scale(posterior)) * 1e-2
-    for _ in range(3):
+    scale = prior_scale(posterior)
+    with suppress(np.linalg.LinAlgError):
+        return _refine(posterior, height, mode, np.diag(scale) * _FIRST)
+    points, factors, _ = climb(posterior, Points.at(posterior, mode[None]), scale)
+    try:
+        return _refine(posterior, float(points.value[0]), points.z[0], factors[0])
+    except np.linalg.LinAlgError as error:
+        fail(
+            "posterior",
+            "a mode with positive definite curvature",
+            str(error),
+            "Raise starts, use nuts, or use a smooth activation instead of relu",
+        )
+
+
+def _refine(
+    posterior: GradientDensity,
+    height: float,
+    mode: Float[np.ndarray, "k"],
+    factor: Float[np.ndarray, "k k"],
+) -> tuple[float, Float[np.ndarray, "k"], Float[np.ndarray, "k k"]]:
+    """Log density, mode and factor, the mode searched in coordinates of unit curvature.
+
+    In those of the prior, a posterior that is much narrower in some directions is badly scaled.
+
+    Raises:
+        LinAlgError: curvature that is not positive definite, or a mode that is not near.
+    """
+    for _ in range(_SEARCHES):
+        factor = _factor(posterior, mode, factor)
+        found, offset = find_mode(partial(_scaled, posterior, mode, factor), np.zeros_like(mode))
+        if found >= height:
+            height, mode = found, mode + factor @ offset
+        gradient = posterior.value_and_grad(mode[None])[1][0]
+        if np.abs(offset).max() < _CLOSE and np.abs(gradient @ factor).max() < _STEEP:
+            return height, mode, factor
+    raise np.linalg.LinAlgError("none within reach of the starts")
+
+
+def _scaled(
+    posterior: GradientDensity,
+    mode: Float[np.ndarray, "k"],
+    factor: Float[np.ndarray, "k k"],
+    u: Float[np.ndarray, "1 k"],
+) -> tuple[np.ndarray, np.ndarray]:
+    """Log density and gradient in coordinates of unit curvature."""
+    value, gradient = posterior.value_and_grad(mode + u @ factor.T)
+    return value, gradient @ factor
+
+
+def _factor(
+    posterior: GradientDensity, mode: Float[np.ndarray, "k"], directions: Float[np.ndarray, "k k"]
+) -> Float[np.ndarray, "k k"]:
+    """L with covariance LL', from the curvature by central differences along directions.
+
+    The curvature along them makes the next ones independent with unit curvature, so that steps
+    become a fixed part of a standard deviation, which reduces the error of the differences.
+
+    Raises:
+        LinAlgError: curvature that is not positive definite.
+    """
+    for number in range(1, _MOST_ROUNDS + 1):
         curvature = _curvature(posterior, mode, directions)
-        try:
-            directions = directions @ np.linalg.inv(np.linalg.cholesky(curvature)).T
-        except np.linalg.LinAlgError:
-            least = float(np.linalg.eigvalsh(curvature)[0])
-            fail(
-                "posterior",
-                "a mode with positive definite curvature",
-                f"an eigenvalue of {least:.3g}",
-                "Raise starts, use nuts, or use a smooth activation instead of relu",
-            )
+        if not np.isfinite(curvature).all():
+            raise np.linalg.LinAlgError("differences that are not finite")
+        values = np.linalg.eigvalsh(curvature)
+        if values[0] <= 0:
+            raise np.linalg.LinAlgError(f"an eigenvalue of {values[0]:.3g}")
+        directions = directions @ np.linalg.inv(np.linalg.cholesky(curvature)).T
+        stable = values[0] > 1 / _STABLE and values[-1] < _STABLE
+        if number >= _LEAST_ROUNDS and stable:
+            break
     return directions
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from subbayes.inference.samplers.chains import Rngs
     from subbayes.inference.samplers.hamiltonian import GradientDensity
 
-__all__ = ["Points", "laplace_start"]
+__all__ = ["Points", "climb", "laplace_start"]
 
 _ROUNDS = 50
 _TRIALS = 12  # of a line search
@@ -82,7 +82,7 @@ def laplace_start(
         rngs: a generator per chain.
     """
     chains, k = start.z.shape
-    mode, factor, found = _climb(posterior, start, scale)
+    mode, factor, found = climb(posterior, start, scale)
     eps = np.stack([rng.standard_normal(k) for rng in rngs])
     drawn = Points.at(posterior, np.where(found[:, None], mode.z + _times(factor, eps), start.z))
     # Of a Gaussian, mode minus draw is half a chi-squared variable: mean k / 2, variance k / 2.
@@ -98,10 +98,16 @@ def _times(
     return np.asarray((factor @ vector[:, :, None])[:, :, 0])
 
 
-def _climb(
+def climb(
     posterior: GradientDensity, start: Points, scale: Float[np.ndarray, "k"]
 ) -> tuple[Points, Float[np.ndarray, "chains k k"], Bool[np.ndarray, "chains"]]:
-    """Modes, factors of their covariances, and whether each chain has reached its mode."""
+    """Modes, factors of their covariances, and whether each chain has reached its mode.
+
+    Args:
+        posterior: the density.
+        start: start points of finite density.
+        scale: the prior's scale.
+    """
     chains, k = start.z.shape
     unknown = np.broadcast_to(np.diag(scale), (chains, k, k))
     points, factor, found = start, unknown.copy(), np.zeros(chains, dtype=bool)

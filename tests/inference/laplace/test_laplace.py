@@ -94,3 +94,46 @@ def test_bad_input(unchecked):
         Laplace().sample(Banana(2), chains=4, draws=0)
     with pytest.raises(InputError, match="posterior: expected a density with value_and_grad"):
         Laplace().sample(object(), draws=1000, chains=4)
+
+
+class Narrow(Toy):
+    """A rotated posterior much narrower than its prior: Gaussian, heavier or lighter tails."""
+
+    def __init__(self, tails, sds, mean, seed):
+        super().__init__(len(sds))
+        self.tails, self.sds, self.mean = tails, sds, mean
+        self.rotation = stats.ortho_group.rvs(len(sds), random_state=seed)
+        curvature = {"gaussian": 1.0, "student-t": 4 / 3, "quartic": 1.0, "cosh": 1.0}[tails]
+        self.covariance = self.rotation @ np.diag(sds**2 / curvature) @ self.rotation.T
+
+    def likelihood(self, z):
+        t = (z - self.mean) @ self.rotation / self.sds
+        value, slope = {
+            "gaussian": lambda: (-0.5 * t**2, -t),
+            "student-t": lambda: (-2 * np.log1p(t**2 / 3), -4 * t / (3 + t**2)),
+            "quartic": lambda: (-(t**2) / 2 - t**4 / 24, -t - t**3 / 6),
+            "cosh": lambda: (-np.log(np.cosh(np.clip(t, -300, 300))), -np.tanh(t)),
+        }[self.tails]()
+        gradient = slope / self.sds @ self.rotation.T
+        return value.sum(1) - self.prior.log_prob(z), gradient - self.prior.gradient(z)
+
+
+@pytest.mark.parametrize("size", [3, 20])
+@pytest.mark.parametrize("tails", ["gaussian", "student-t", "quartic"])
+def test_a_posterior_much_narrower_than_its_prior(tails, size):
+    target = Narrow(tails, np.geomspace(1e-4, 0.05, size), np.linspace(-1.5, 1.0, size), seed=1)
+    draws = Laplace().sample(target, draws=200, progress=False)
+    whiten = np.linalg.inv(np.linalg.cholesky(target.covariance))
+    np.testing.assert_allclose(whiten @ (draws.moments.mean - target.mean), 0.0, atol=2e-3)
+    found = whiten @ draws.moments.covariance @ whiten.T
+    np.testing.assert_allclose(found, np.eye(size), atol=0.01)
+    if tails == "gaussian":
+        exact = 0.5 * np.linalg.slogdet(2 * np.pi * target.covariance)[1]
+        assert draws.log_evidence == pytest.approx(exact, abs=1e-5)
+
+
+def test_starts_on_a_slope_far_from_the_mode_are_refused():
+    """The gradient of log cosh is constant far out, where the prior's curvature alone is left."""
+    target = Narrow("cosh", np.geomspace(1e-6, 0.05, 3), np.linspace(-1.5, 1.0, 3), seed=1)
+    with pytest.raises(InputError, match="posterior: expected a mode with positive definite curv"):
+        Laplace().sample(target, draws=50, chains=2, seed=1, progress=False)
