@@ -57,13 +57,32 @@ class Standardized(WrappedLikelihood):
             check_positive("scale", s)
 
     @classmethod
-    def of(cls, likelihood: Likelihood, y: Targets) -> Standardized:
-        """Standardise by mean and standard deviation of the targets."""
+    def of(
+        cls, likelihood: Likelihood, y: Targets, weights: Float[Tensor, "n"] | None = None
+    ) -> Standardized:
+        """Standardise by mean and standard deviation of the targets.
+
+        Args:
+            likelihood: of the standardised targets.
+            y: the targets.
+            weights: of the rows, for weighted means and standard deviations.
+
+        Example:
+            >>> from subbayes.likelihoods import Gaussian
+            >>> y, weights = torch.tensor([0.0, 3.0]).double(), torch.tensor([2.0, 1.0]).double()
+            >>> Standardized.of(Gaussian(), y, weights).shift
+            (1.0,)
+        """
         value = column(target_values(y), torch.empty(0, dtype=torch.float64))
-        scale = value.std(0, correction=0)
+        if weights is None:
+            mean, scale = value.mean(0), value.std(0, correction=0)
+        else:
+            share = (weights / weights.sum())[:, None].to(value)
+            mean = (share * value).sum(0)
+            scale = (share * (value - mean).square()).sum(0).sqrt()
         if not bool((scale > 0).all()):
             fail("y", "targets that vary", "a constant column")
-        return cls(likelihood, tuple(value.mean(0).tolist()), tuple(scale.tolist()))
+        return cls(likelihood, tuple(mean.tolist()), tuple(scale.tolist()))
 
     def _units(self, like: Tensor) -> tuple[Tensor, Tensor]:
         return like.new_tensor(self.shift), like.new_tensor(self.scale)

@@ -8,7 +8,7 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
-from subbayes.data.data import check_weights
+from subbayes.data.data import check_weights, take
 from subbayes.likelihoods.base import Kind, Likelihood, WrappedLikelihood
 from subbayes.utils.checks import fail
 from subbayes.utils.types import Outputs, PerPoint, Targets
@@ -100,8 +100,9 @@ class Weighted(WrappedLikelihood):
         self.likelihood.check_targets(targets)
 
     def init_parameters(self, y: Targets) -> Float[Tensor, "p"]:
-        """Unconstrained initial values of the parameters, from the targets without weights."""
-        return self.likelihood.init_parameters(_split(y)[0])
+        """Unconstrained initial values of the parameters, from the targets of weight above 0."""
+        targets, weights = _split(y)
+        return self.likelihood.init_parameters(take(targets, weights > 0))
 
     def to_config(self) -> dict[str, Any]:
         """A description that JSON can hold."""

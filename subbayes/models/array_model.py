@@ -121,8 +121,8 @@ def fit_arrays(
     if method is None:
         return _fit_posterior((x, y), task, settings, n_classes, weights)
     check_choice("method", method, (*BASELINES, SPARSE))
-    likelihood = make_likelihood(settings.likelihood, task, y, n_classes)
-    module = make_module(settings, likelihood, x, y)
+    likelihood = make_likelihood(settings.likelihood, task, y, n_classes, weights)
+    module = make_module(settings, likelihood, x, y, weights)
     if method == SPARSE:
         return _fit_sparse(module, likelihood, (x, y), settings, weights)
     if weights is not None:
@@ -144,9 +144,9 @@ def _fit_posterior(
         if weights is not None:
             fail("temperature", "a number or 'loo' with weights", "'validation'")
         rows, validation = split_validation(*rows, settings)
-    likelihood = make_likelihood(settings.likelihood, task, rows[1], n_classes)
+    likelihood = make_likelihood(settings.likelihood, task, rows[1], n_classes, weights)
     return fit(
-        make_module(settings, likelihood, *rows),
+        make_module(settings, likelihood, *rows, weights),
         rows if weights is None else Data.of(rows).weighted(weights),
         likelihood=likelihood,
         subspace=settings.subspace,
@@ -206,7 +206,11 @@ def _fit_sparse(
 
 
 def make_likelihood(
-    name: str | None, task: str, y: Shaped[np.ndarray, "n"], n_classes: int | None = None
+    name: str | None,
+    task: str,
+    y: Shaped[np.ndarray, "n"],
+    n_classes: int | None = None,
+    weights: Float[np.ndarray, "n"] | None = None,
 ) -> Likelihood:
     """The likelihood of a task, in the units of y.
 
@@ -215,6 +219,7 @@ def make_likelihood(
         task: "regression", "count" or "classification".
         y: targets (n,).
         n_classes: K; by default as many as y has.
+        weights: of the rows, by which numbers are standardised.
 
     Raises:
         InputError: a likelihood for another task, or targets outside its support.
@@ -231,7 +236,11 @@ def make_likelihood(
     if task == "count":
         return Poisson()
     inner = Gaussian() if name == "gaussian" else HeteroscedasticGaussian()
-    return Standardized.of(inner, torch.from_numpy(np.asarray(y, dtype=np.float64)))
+    return Standardized.of(
+        inner,
+        torch.from_numpy(np.asarray(y, dtype=np.float64)),
+        None if weights is None else torch.from_numpy(weights),
+    )
 
 
 def make_module(
@@ -239,6 +248,7 @@ def make_module(
     likelihood: Likelihood,
     x: Float[np.ndarray, "n features"],
     y: Shaped[np.ndarray, "n"],
+    weights: Float[np.ndarray, "n"] | None = None,
 ) -> MLP:
     """The network of a likelihood; for counts its output bias starts at the log of their mean.
 
@@ -262,8 +272,12 @@ def make_module(
     if isinstance(likelihood, Poisson):
         last = module.layers[-1]
         assert isinstance(last, torch.nn.Linear)
-        torch.nn.init.constant_(last.bias, float(np.log(max(np.mean(y), 1e-3))))
+        torch.nn.init.constant_(last.bias, _log_mean(y, weights))
     return module.float()  # as the features, whatever the default dtype
+
+
+def _log_mean(y: Shaped[np.ndarray, "n"], weights: Float[np.ndarray, "n"] | None) -> float:
+    return float(np.log(max(np.average(y, weights=weights), 1e-3)))
 
 
 def predict_matrix(

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import pandas as pd
+import torch
 from jaxtyping import Float, Shaped
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.utils.multiclass import check_classification_targets
@@ -23,6 +24,7 @@ from sklearn.utils.validation import (
 from torch import Tensor
 
 from subbayes.data.columns import check_names
+from subbayes.data.data import check_weights
 from subbayes.inference.configuration import Sampling
 from subbayes.models.array_model import fit_arrays, predict_matrix
 from subbayes.models.fitted import FittedModel
@@ -60,14 +62,11 @@ class Estimator(BaseEstimator):
         X: Float[np.ndarray, "n d"],
         y: Shaped[np.ndarray, "n"],
         task: str,
-        sample_weight: Any,
+        weights: Float[np.ndarray, "n"] | None,
         n_classes: int | None = None,
     ) -> None:
         """Learn the scales of the columns, then the model."""
-        weights = None
-        if sample_weight is not None:
-            weights = _sample_weights(sample_weight, X)
-        self.mean_, self.scale_ = self._moments(X)
+        self.mean_, self.scale_ = self._moments(X, weights)
         self.seed_ = self._seed()
         self.model_ = fit_arrays(
             self._standardize(X),
@@ -81,12 +80,17 @@ class Estimator(BaseEstimator):
         )
 
     def _moments(
-        self, X: Float[np.ndarray, "n d"]
+        self, X: Float[np.ndarray, "n d"], weights: Float[np.ndarray, "n"] | None
     ) -> tuple[Float[np.ndarray, "d"], Float[np.ndarray, "d"]]:
         if not self.standardize:
             return np.zeros(X.shape[1]), np.ones(X.shape[1])
         with np.errstate(over="ignore", invalid="ignore"):
-            mean, scale = X.mean(0), X.std(0)
+            if weights is None:
+                mean, scale = X.mean(0), X.std(0)
+            else:
+                share = weights / weights.sum()
+                mean = share @ X
+                scale = np.sqrt(share @ (X - mean) ** 2)
         if not np.isfinite(scale).all():
             fail(
                 "X",
@@ -277,6 +281,18 @@ class Estimator(BaseEstimator):
         return state
 
 
+def _weighted_rows(
+    X: Float[np.ndarray, "n d"], y: Shaped[np.ndarray, "n"], sample_weight: Any
+) -> tuple[Float[np.ndarray, "m d"], Shaped[np.ndarray, "m"], Float[np.ndarray, "m"] | None]:
+    """The rows whose weight is not 0, and their weights."""
+    if sample_weight is None:
+        return X, y, None
+    weights = _sample_weights(sample_weight, X)
+    check_weights(torch.from_numpy(weights))
+    kept = weights > 0
+    return X[kept], y[kept], weights[kept]
+
+
 class Regressor(RegressorMixin, Estimator):
     """Base class for numbers and counts."""
 
@@ -287,7 +303,8 @@ class Regressor(RegressorMixin, Estimator):
             X: features (n, d), numbers; n at least 2.
             y: targets (n,): numbers that vary, or counts for `likelihood="poisson"`.
             sample_weight: weights (n,) of at least 0, which multiply the log-likelihood of each
-                row; by default 1. Columns and y are standardised without them.
+                row; by default 1. Columns and y are standardised by weighted means and standard
+                deviations, and rows of weight 0 have no effect.
 
         Raises:
             InputError: see the class.
@@ -301,7 +318,8 @@ class Regressor(RegressorMixin, Estimator):
             remedy = f"Convert them, or use {other} for labels"
             fail("y", "numbers", f"values of type {y.dtype}", remedy)
         check_finite("y", y)
-        self._fit(X, y, "count" if self.likelihood == "poisson" else "regression", sample_weight)
+        X, y, weights = _weighted_rows(X, y, sample_weight)
+        self._fit(X, y, "count" if self.likelihood == "poisson" else "regression", weights)
         return self
 
     def predict(
@@ -347,7 +365,8 @@ class Classifier(ClassifierMixin, Estimator):
             X: features (n, d), numbers; n at least 2.
             y: labels (n,) of at least two classes: text, whole numbers or booleans.
             sample_weight: weights (n,) of at least 0, which multiply the log-likelihood of each
-                row; by default 1. Columns are standardised without them.
+                row; by default 1. Columns are standardised by weighted means and standard
+                deviations. Rows of weight 0 have no effect: a label of such rows alone is no class.
 
         Raises:
             InputError: see the class.
@@ -355,6 +374,7 @@ class Classifier(ClassifierMixin, Estimator):
         X = self._check_X(X, fitting=True)
         y = self._check_y(y, len(X))
         check_classification_targets(y)
+        X, y, weights = _weighted_rows(X, y, sample_weight)
         self.classes_, codes = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
             fail(
@@ -363,7 +383,7 @@ class Classifier(ClassifierMixin, Estimator):
                 f"1 class, {self.classes_.tolist()[0]!r}",
                 "Fit with rows of every class",
             )
-        self._fit(X, codes.astype(np.int64), "classification", sample_weight, len(self.classes_))
+        self._fit(X, codes.astype(np.int64), "classification", weights, len(self.classes_))
         return self
 
     def predict_proba(self, X: Any) -> Float[np.ndarray, "n K"]:

@@ -1,5 +1,6 @@
 """Weights of observations: integer weights have the effect of repeated rows."""
 
+import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -158,6 +159,90 @@ def test_estimators_take_sample_weight():
     labels = np.repeat([0, 1], 40)
     model = SubspaceClassifier(**small).fit(X, labels, sample_weight=np.repeat([9.0, 1.0], 40))
     assert model.predict_proba(X)[:, 0].mean() == pytest.approx(0.9, abs=0.05)
+
+
+def weighted_table(seed=0, n=60):
+    rng = np.random.default_rng(seed)
+    X = rng.normal(size=(n, 2)) * [1.0, 30.0] + [5.0, -100.0]
+    y = 1000 + 20 * X[:, 0] + X[:, 1] + rng.normal(size=n)
+    return X, y, rng.integers(1, 5, n)
+
+
+def scales(model):
+    likelihood = model.model_.likelihood
+    return (*model.mean_, *model.scale_, *likelihood.shift, *likelihood.scale)
+
+
+@pytest.mark.filterwarnings("ignore")  # one epoch, few draws
+@pytest.mark.parametrize("kind", [SubspaceRegressor, SparseRegressor])
+def test_weights_standardise_as_repeated_rows(kind):
+    X, y, counts = weighted_table()
+    quick = {"training": {"epochs": 1, "swa_epochs": 2}, "random_state": 0}
+    if kind is SubspaceRegressor:
+        quick["sampling"] = {"draws": 4, "chains": 1}
+    weighted = kind(**quick).fit(X, y, sample_weight=counts)
+    repeated = kind(**quick).fit(X.repeat(counts, 0), y.repeat(counts))
+    np.testing.assert_allclose(scales(weighted), scales(repeated), rtol=1e-12)
+    assert not np.allclose(scales(weighted), scales(kind(**quick).fit(X, y)), rtol=1e-3)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_whole_weights_are_repeated_rows():
+    """Where the training converges: a linear network, all rows in each step, and a prior."""
+    X, y, counts = weighted_table()
+    settings = {
+        "network": {"hidden": ()},
+        "likelihood": "gaussian",
+        "subspace": "full",
+        "inference": "laplace-linearised",
+        "training": {
+            "epochs": 500, "learning_rate": 0.03, "batch_size": None, "swa_epochs": 0,
+            "schedule": "cosine", "prior_scale": 0.5,
+        },
+        "prior": 0.5,
+        "random_state": 0,
+    }  # fmt: skip
+    weighted = SubspaceRegressor(**settings).fit(X, y, sample_weight=counts).predict_dist(X)
+    repeated = SubspaceRegressor(**settings).fit(X.repeat(counts, 0), y.repeat(counts))
+    repeated = repeated.predict_dist(X)
+    np.testing.assert_allclose(weighted.mean, repeated.mean, atol=1e-3 * np.std(y))
+    np.testing.assert_allclose(weighted.epistemic, repeated.epistemic, rtol=1e-2)
+    np.testing.assert_allclose(weighted.std, repeated.std, rtol=1e-2)
+
+
+@pytest.mark.parametrize("task", ["numbers", "counts", "labels", "sparse"])
+def test_rows_without_weight_may_be_deleted(task):
+    X, y, weights = weighted_table()
+    weights = np.where(np.arange(len(y)) % 3 == 0, 0.0, weights / 2)
+    X[weights == 0] *= 1000.0
+    y[weights == 0] += 1e6
+    quick = {"training": {"epochs": 2, "swa_epochs": 2}, "random_state": 0}
+    small = quick | {"sampling": {"draws": 4, "chains": 1}}
+    kept = weights > 0
+    if task == "labels":
+        y = np.where(kept, np.where(X[:, 0] > 5, "b", "c"), "a")
+        models = [SubspaceClassifier(**small) for _ in range(2)]
+    elif task == "counts":
+        y = np.round(np.abs(y) / 100)
+        models = [SubspaceRegressor(likelihood="poisson", **small) for _ in range(2)]
+    else:
+        kind, options = (SparseRegressor, quick) if task == "sparse" else (SubspaceRegressor, small)
+        models = [kind(**options) for _ in range(2)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # few draws
+        whole = models[0].fit(X, y, sample_weight=weights)
+        part = models[1].fit(X[kept], y[kept], sample_weight=weights[kept])
+    if task == "labels":
+        assert whole.classes_.tolist() == ["b", "c"]
+        np.testing.assert_array_equal(whole.predict_proba(X), part.predict_proba(X))
+    else:
+        np.testing.assert_array_equal(whole.predict(X), part.predict(X))
+
+
+def test_initial_noise_ignores_rows_without_weight():
+    y, weights = torch.tensor([0.0, 2.0, 1e6]).double(), torch.tensor([1.0, 1.0, 0.0]).double()
+    found = Weighted(Gaussian()).init_parameters((y, weights))
+    torch.testing.assert_close(found, Gaussian().init_parameters(y[:2]))
 
 
 def test_sparse_training_takes_weights():
