@@ -74,6 +74,13 @@ OPTIONS = {
             "Fraction of the rows to hold out for --patience and --temperature validation, by "
             "default 0.2 (0.1 where training stops early by itself, from 5000 rows).",
         ),
+        Option(
+            "training.time_limit",
+            NETWORK,
+            "Seconds for each phase of training, after which it stops with the best epoch, or none "
+            "for no limit.",
+            "NUMBER|none",
+        ),
         Option("training.swa_epochs", NETWORK),
         Option("training.swa_learning_rate", NETWORK),
         Option(

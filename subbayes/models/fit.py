@@ -25,8 +25,10 @@ from subbayes.posterior import Posterior
 from subbayes.priors import EvidencePrior, Normal
 from subbayes.subspaces.base import FixedSubspace, SubspaceMethod
 from subbayes.subspaces.optimal import Optimal, check_size
+from subbayes.subspaces.pca import PCA
 from subbayes.subspaces.registry import SUBSPACES, SubspaceChoice, subspace_method
 from subbayes.training.configuration import Training
+from subbayes.training.loop import LEAST_SNAPSHOTS
 from subbayes.training.pipeline import Trained, train_trajectory, without_training
 from subbayes.utils.checks import check_choice, check_positive, closest, fail, fail_type
 from subbayes.utils.keywords import suggest_keywords
@@ -168,6 +170,7 @@ def fit(
                 output=output,
                 seed=sampling.seed,
                 progress=sampling.progress,
+                least_snapshots=_least_snapshots(method),
             )
         prepared = build(trained, method, prior, settings)
         if checkpoint is not None:
@@ -370,6 +373,12 @@ def fit_settings(
         "training": dataclasses.asdict(training),
         "seed": seed,
     }
+
+
+def _least_snapshots(method: SubspaceMethod) -> int:
+    """Number of snapshots that span the subspace, if they do."""
+    rank = method.rank if isinstance(method, PCA) else None
+    return max(LEAST_SNAPSHOTS, (rank or 0) + 1)
 
 
 # --- evidence -------------------------------------------------------------------------------------

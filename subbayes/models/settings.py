@@ -38,7 +38,9 @@ LIKELIHOODS = {
 PRIOR_SCALES = {"regression": 0.3, "count": 0.3, "classification": 1.0}
 """Default scale of the prior of the weights in training, by task."""
 
-TABLE_TRAINING = Training(epochs=100, learning_rate=1e-2, swa_epochs=40, swa_learning_rate=3e-2)
+TABLE_TRAINING = Training(
+    epochs=100, learning_rate=1e-2, swa_epochs=40, swa_learning_rate=3e-2, time_limit=600.0
+)
 """Default training of networks for tables."""
 
 STOPPING_ROWS, STOPPING_PATIENCE, STOPPING_SHARE = 5000, 20, 0.1
@@ -123,7 +125,8 @@ class TableSettings:
             `validation` (by default 0.2) is held out for `patience` and for
             `temperature="validation"`. With 5000 rows or more and no `patience`, a tenth of them is
             held out, and training stops after 20 epochs without a better validation log-likelihood
-            and restores the best epoch; `patience=epochs` trains for all of them.
+            and restores the best epoch; `patience=epochs` trains for all of them. By default each
+            phase of training stops after ten minutes, `time_limit=600`; None for no limit.
         sampling: number of draws and chains, and the seed of all steps.
         members: number of networks of a deep ensemble.
         sparse: prior and posterior of a sparse network.
@@ -323,8 +326,8 @@ def unused_settings(method: str) -> tuple[str, ...]:
         'members'
     """
     if method == "sparse":
-        others = ("members", "training.prior_scale", "training.patience", "training.validation")
-        return (*_SAMPLED, *_SWA, *others)
+        others = ("prior_scale", "patience", "validation", "time_limit")
+        return (*_SAMPLED, *_SWA, "members", *(f"training.{name}" for name in others))
     if method == "ensemble":
         return (*_SAMPLED, *_SWA, *_SPARSE)
     if method in ("map", "swa", "swag"):

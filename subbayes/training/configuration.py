@@ -47,6 +47,11 @@ class Training:
         validation: fraction of the rows in memory to hold out in the first phase.
         patience: number of epochs without a better validation log-likelihood after which the first
             phase stops and restores the best epoch. None trains for all epochs.
+        time_limit: seconds for each phase, after which it stops with a warning: an epoch that would
+            end later is not begun. With `patience` the best epoch is restored, else the last one
+            stays. At least one epoch is made, and weight averaging takes at least 10 snapshots
+            (one more than the rank of a subspace "pca"). None for no limit. Results do not depend
+            on a limit that is not reached.
         swa_epochs: passes of weight averaging. In `fit`, 0 skips this phase, for subspaces that
             need no trajectory (all but "pca").
         swa_learning_rate: constant learning rate of weight averaging; larger explores further.
@@ -76,6 +81,7 @@ class Training:
     clip_norm: float | None = 1.0
     validation: float | None = None
     patience: int | None = None
+    time_limit: float | None = None
     swa_epochs: int = 60
     swa_learning_rate: float = 1e-2
     max_snapshots: int = 50
@@ -93,7 +99,7 @@ class Training:
                 check_count(name, getattr(self, name))
         for name in ("learning_rate", "swa_learning_rate", "bias_lr_factor"):
             check_positive(name, getattr(self, name))
-        for name in ("prior_scale", "clip_norm"):
+        for name in ("prior_scale", "clip_norm", "time_limit"):
             if getattr(self, name) is not None:
                 check_positive(name, getattr(self, name))
         for name in ("weight_decay", "final_learning_rate"):

@@ -187,6 +187,7 @@ def _train_control_points(
             training.epochs,
             "Training the curve",
             patience=training.patience,
+            time_limit=training.time_limit,
             after_epoch=lambda epoch, _: callback and callback(epoch, control.curve()),
             progress=progress,
         )

@@ -7,6 +7,7 @@ minibatches, evaluates held-out data, and copies and restores its state. `run` d
 from __future__ import annotations
 
 import math
+import time
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +24,20 @@ from subbayes.utils.checks import check_choice, check_count, fail
 from subbayes.utils.progress import progress_bar
 from subbayes.utils.types import Inputs, Targets
 
-__all__ = ["Checkpoint", "Diverged", "History", "Trainable", "WeightAverage", "log_scale", "run"]
+__all__ = [
+    "LEAST_SNAPSHOTS",
+    "Checkpoint",
+    "Diverged",
+    "History",
+    "TimeLimit",
+    "Trainable",
+    "WeightAverage",
+    "log_scale",
+    "run",
+]
+
+LEAST_SNAPSHOTS = 10
+"""Number of snapshots that weight averaging takes before it stops at a time limit."""
 
 History = dict[str, list[float]]
 State = dict[str, Any]
@@ -152,6 +166,7 @@ def run(
     title: str = "Training",
     *,
     patience: int | None = None,
+    time_limit: float | None = None,
     after_step: Callable[[], None] | None = None,
     after_epoch: Callable[[int, list[History]], Any] | None = None,
     checkpoint: Checkpoint | None = None,
@@ -164,6 +179,8 @@ def run(
         epochs: passes over the data.
         title: what the progress bar shows.
         patience: number of epochs without a better evaluation after which a member stops.
+        time_limit: seconds; an epoch that would end later, as long as the mean of those before,
+            is not begun, except for the first one.
         after_step: called after each step.
         after_epoch: called with the number of finished epochs and the histories after each epoch;
             training stops if it returns True.
@@ -172,13 +189,16 @@ def run(
 
     Returns:
         For each member its history, and the epoch of its state, counted from 1.
+
+    Warns:
+        UserWarning: training stopped at the time limit.
     """
     histories: list[History] = [{} for _ in range(task.members)]
     first = 0
     if checkpoint is not None:
         first, histories[0] = checkpoint.read(task)
     task.begin_epoch(min(first, epochs - 1))
-    stopping = _EarlyStopping(task, patience)
+    stopping, clock = _EarlyStopping(task, patience), TimeLimit(time_limit)
     last = [task.state()] if task.recovers else []
     with progress_bar(epochs, title, progress, "epochs") as steps:
         steps.update(first)
@@ -209,11 +229,42 @@ def run(
             stops = after_epoch is not None and after_epoch(number + 1, histories) is True
             if stopping.update(number + 1, scores) or stops:
                 break
+            if number + 1 < epochs and clock.is_over():
+                clock.warn(title, number + 1, epochs, stopping.best_epochs)
+                break
     stopping.restore()
     return histories, [
         best or len(next(iter(history.values()), ()))
         for best, history in zip(stopping.best_epochs, histories, strict=True)
     ]
+
+
+class TimeLimit:
+    """A limit of the time for epochs, which begins now.
+
+    Args:
+        seconds: the limit; None for none.
+    """
+
+    def __init__(self, seconds: float | None) -> None:
+        self.seconds, self.started, self.epochs = seconds, time.monotonic(), 0
+
+    def is_over(self) -> bool:
+        """Count an epoch; whether another one would end too late."""
+        self.epochs += 1
+        passed = time.monotonic() - self.started
+        return self.seconds is not None and passed * (1 + 1 / self.epochs) > self.seconds
+
+    def warn(self, title: str, finished: int, epochs: int, best: Sequence[int] = ()) -> None:
+        """Say in one line where training stops, and which epochs it restores (0 for the last)."""
+        kept = ", ".join(str(one) for one in best if one)
+        warnings.warn(
+            f"{title} stops after epoch {finished} of {epochs} at its time limit of "
+            f"{self.seconds:g} s"
+            + (f" and restores the best epoch, {kept}" if kept else "")
+            + ". Raise time_limit, or set it to None, for more epochs",
+            stacklevel=4,
+        )
 
 
 class _EarlyStopping:
@@ -267,19 +318,27 @@ class WeightAverage:
         self.count = 0
 
     def run(
-        self, progress: bool | None, after_epoch: Callable[[int], Any] | None = None
+        self,
+        progress: bool | None,
+        after_epoch: Callable[[int], Any] | None = None,
+        least_snapshots: int = LEAST_SNAPSHOTS,
     ) -> list[History]:
-        """Train and take snapshots; returns the histories."""
-        by_step = self.unit == "steps"
+        """Train and take snapshots, at least some before a time limit; returns the histories."""
+        by_step, epochs = self.unit == "steps", self.task.training.epochs
+        clock = TimeLimit(self.task.training.time_limit)
 
         def finish_epoch(epoch: int, _: list[History]) -> Any:
             if not by_step:
                 self._count()
-            return None if after_epoch is None else after_epoch(epoch)
+            late = clock.is_over() and self.recorders[0].n >= least_snapshots
+            if late and epoch < epochs:
+                clock.warn("Averaging", epoch, epochs)
+            stops = after_epoch is not None and after_epoch(epoch) is True
+            return stops or late
 
         histories, _ = run(
             self.task,
-            self.task.training.epochs,
+            epochs,
             "Averaging",
             after_step=self._count if by_step else None,
             after_epoch=finish_epoch,

@@ -93,7 +93,13 @@ def train_many(
             train(module, one, rows, training, seed=seed, validation=part, **options)
             for module, one, rows, part, seed in _with_progress(each, "Training", progress)
         ]
-    histories, epochs = run(task, training.epochs, patience=training.patience, progress=progress)
+    histories, epochs = run(
+        task,
+        training.epochs,
+        patience=training.patience,
+        time_limit=training.time_limit,
+        progress=progress,
+    )
     return [_result(task, m, histories[m], epochs[m]) for m in range(len(each))]
 
 

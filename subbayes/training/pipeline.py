@@ -19,6 +19,7 @@ from subbayes.subspaces.curve import WeightCurve
 from subbayes.subspaces.pca import TrajectoryRecorder
 from subbayes.training.configuration import Training
 from subbayes.training.curve import connect
+from subbayes.training.loop import LEAST_SNAPSHOTS
 from subbayes.training.trainer import SwaResult, TrainingResult, swa, train
 from subbayes.utils.seeding import derive_seed
 
@@ -100,6 +101,7 @@ def train_trajectory(
     output: Callable[[Any], Tensor] | None = None,
     seed: int = 0,
     progress: bool | None = None,
+    least_snapshots: int = LEAST_SNAPSHOTS,
 ) -> Trained:
     """Train a copy of a module, and average its weights along the SGD trajectory.
 
@@ -112,6 +114,7 @@ def train_trajectory(
         output: selects the output tensor from what the module returns.
         seed: seed of shuffling and dropout.
         progress: show progress bars.
+        least_snapshots: as for `swa`.
     """
     options: dict[str, Any] = {
         "parameters": parameters,
@@ -125,7 +128,9 @@ def train_trajectory(
     between = time.perf_counter()
     if training.swa_epochs:
         start = model if result is None else result
-        averaged = swa(start, likelihood, data, training, **options)
+        averaged = swa(
+            start, likelihood, data, training, least_snapshots=least_snapshots, **options
+        )
     else:
         network = Network(model, parameters, output)
         end = result or without_training(network, likelihood, data, training)

@@ -30,7 +30,7 @@ from subbayes.networks.network import Network
 from subbayes.networks.selection import Selection
 from subbayes.subspaces.pca import TrajectoryRecorder
 from subbayes.training.configuration import Training
-from subbayes.training.loop import History, Trainable, WeightAverage, run
+from subbayes.training.loop import LEAST_SNAPSHOTS, History, Trainable, WeightAverage, run
 from subbayes.training.minibatches import Minibatches, split_validation
 from subbayes.training.optimizer import make_optimizer
 from subbayes.utils.checks import check_count, fail_type, is_finite
@@ -167,6 +167,7 @@ def train(
             task,
             training.epochs,
             patience=training.patience,
+            time_limit=training.time_limit,
             after_epoch=after_epoch,
             progress=progress,
         )
@@ -195,6 +196,7 @@ def swa(
     seed: int = 0,
     progress: bool | None = None,
     callback: Callback | None = None,
+    least_snapshots: int = LEAST_SNAPSHOTS,
 ) -> SwaResult:
     r"""Stochastic weight averaging (Izmailov et al. 2018), recording the trajectory.
 
@@ -219,6 +221,7 @@ def swa(
         seed: seed of the shuffling and of dropout.
         progress: show a progress bar; None shows it on a terminal.
         callback: called with (epoch, module) after each epoch; stops if it returns True.
+        least_snapshots: number of snapshots before `training.time_limit` may stop it.
 
     Raises:
         InputError: arguments that do not fit together, no snapshot, or a training that diverges.
@@ -239,7 +242,9 @@ def swa(
         )
         average = WeightAverage(task, every, unit)
         histories = average.run(
-            progress, None if callback is None else lambda epoch: callback(epoch, task.module)
+            progress,
+            None if callback is None else lambda epoch: callback(epoch, task.module),
+            least_snapshots,
         )
         recorder = average.recorders[0]
         center = network.with_buffers(dict(task.module.named_buffers())).refresh_batchnorm(

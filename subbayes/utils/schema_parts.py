@@ -192,6 +192,7 @@ CHOICE = record(
 """The choice of a temperature."""
 
 TRAINING = record(
+    {"time_limit?": optional(POSITIVE)},
     epochs=whole(),
     learning_rate=POSITIVE,
     optimizer=text("adam", "sgd"),

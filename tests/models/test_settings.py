@@ -109,6 +109,35 @@ def test_training_stops_early_from_5000_rows():
     assert own.training_for("count", 5000).validation == 0.2
 
 
+def test_training_of_tables_has_a_time_limit():
+    assert TableSettings().training_for("regression", 10**6).time_limit == 600.0
+    for text, expected in (("30", 30.0), ("none", None)):
+        own = TableSettings().change({"training.time_limit": text})
+        assert own.training_for("regression", 100).time_limit == expected
+    with pytest.raises(InputError, match="time_limit: expected a finite number above 0, got 0"):
+        TableSettings().change({"training.time_limit": "0"})
+    assert "training.time_limit" in unused_settings("sparse")
+
+
+def test_a_time_limit_leaves_enough_snapshots_for_the_rank(monkeypatch):
+    seen = []
+
+    def train_trajectory(*args, least_snapshots, **options):
+        seen.append(least_snapshots)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("subbayes.models.fit.train_trajectory", train_trajectory)
+    x = np.linspace(-1, 1, 60, dtype=np.float32)[:, None]
+    for subspace in (
+        {"subspace": "pca", "subspace.rank": 12},
+        {"subspace": "pca"},
+        {"subspace": "full"},
+    ):
+        with pytest.raises(KeyboardInterrupt):
+            fit_arrays(x, x[:, 0], "regression", TableSettings().change(subspace), progress=False)
+    assert seen == [13, 10, 10]
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("method", [None, "map", "ensemble"])
 def test_large_tables_hold_out_rows(monkeypatch, method):

@@ -548,6 +548,80 @@ def test_early_stopping_restores_the_best_epoch():
     assert score == pytest.approx(max(curve), abs=1e-5)
 
 
+class Clock:
+    """Seconds that pass only with forward passes in training."""
+
+    def __init__(self, monkeypatch, seconds):
+        self.now, self.seconds = 0.0, seconds
+        monkeypatch.setattr("subbayes.training.loop.time.monotonic", lambda: self.now)
+
+    def module(self):
+        clock = self
+
+        class Slow(nn.Linear):
+            def forward(self, rows):
+                clock.now += clock.seconds if self.training else 0.0
+                return super().forward(rows)
+
+        return Slow(3, 1)
+
+
+LIMITED = {"learning_rate": 0.05, "epochs": 30, "batch_size": None, "progress": False}
+
+
+def test_a_time_limit_restores_the_best_epoch(monkeypatch):
+    data, held_out = overfitting()
+    module = Clock(monkeypatch, 1.0).module()
+    options = LIMITED | {"patience": 30, "learning_rate": 3.0}
+    with pytest.warns(UserWarning, match="time limit") as seen:
+        result = train(
+            module, Gaussian(), data, validation=held_out,
+            **training_options(**options, time_limit=7.5),
+        )  # fmt: skip
+    curve = result.history["validation_log_likelihood"]
+    assert len(curve) == 7
+    assert result.best_epoch == 1 + int(np.argmax(curve))
+    outputs = result.network(weights(result), held_out[0])
+    score = float(result.likelihood.log_prob(outputs, held_out[1]).mean())
+    assert score == pytest.approx(max(curve), abs=1e-5)
+    (line,) = (str(one.message) for one in seen)
+    assert line == (
+        "Training stops after epoch 7 of 30 at its time limit of 7.5 s and restores the best "
+        f"epoch, {result.best_epoch}. Raise time_limit, or set it to None, for more epochs"
+    )
+
+
+def test_a_time_limit_that_is_not_reached_changes_nothing(monkeypatch):
+    data, _ = overfitting()
+    module = Clock(monkeypatch, 1.0).module()
+    runs = [
+        train(module, Gaussian(), data, **training_options(**LIMITED, time_limit=limit))
+        for limit in (None, 31.0)
+    ]
+    assert [len(run.history["train_loss"]) for run in runs] == [30, 30]
+    assert torch.equal(weights(runs[0]), weights(runs[1]))
+
+
+def test_a_time_limit_without_validation_keeps_the_last_epoch(monkeypatch):
+    data, _ = overfitting()
+    with pytest.warns(UserWarning, match=r"stops after epoch 1 of 30 at its time limit of 0.1 s\."):
+        result = train(
+            Clock(monkeypatch, 1.0).module(), Gaussian(), data,
+            **training_options(**LIMITED, time_limit=0.1),
+        )  # fmt: skip
+    assert (len(result.history["train_loss"]), result.best_epoch) == (1, 1)
+
+
+@pytest.mark.parametrize(("least", "taken"), [(10, 10), (4, 5)])
+def test_averaging_takes_some_snapshots_before_its_time_limit(monkeypatch, least, taken):
+    data, _ = overfitting()
+    training = training_options(swa_epochs=30, batch_size=None, time_limit=5.5, progress=False)
+    module = Clock(monkeypatch, 1.0).module()
+    with pytest.warns(UserWarning, match=f"Averaging stops after epoch {taken} of 30 at its time"):
+        result = swa(module, Gaussian(1.0), data, least_snapshots=least, **training)
+    assert result.recorder.n == taken
+
+
 def test_validation_without_patience_is_only_recorded():
     data, held_out = overfitting()
     options = {"learning_rate": 0.05, "epochs": 30, "progress": False}
