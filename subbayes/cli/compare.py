@@ -135,9 +135,10 @@ def compare(
         for warning in warnings:
             print_line(f"warning: {method}: {as_options(warning)}")
     if out is not None:
+        from subbayes.data.table_batches import escape_formulas
         from subbayes.utils.files import atomic_write_text
 
-        atomic_write_text(out, found.table.to_csv(index=False))
+        atomic_write_text(out, escape_formulas(found.table).to_csv(index=False))
     console.result(
         {"table": str(table), "target": target, "n_train": len(rows[0])} | found.to_dict(),
         found.to_text(),

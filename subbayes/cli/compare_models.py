@@ -49,9 +49,10 @@ def rank_models(
         {str(folder): _posterior_and_draws(folder, table, target, separator) for folder in models}
     )
     if out is not None:
+        from subbayes.data.table_batches import escape_formulas
         from subbayes.utils.files import atomic_write_text
 
-        atomic_write_text(out, found.to_frame().to_csv())
+        atomic_write_text(out, escape_formulas(found.to_frame()).to_csv())
     console.result({"table": str(table)} | found.to_dict(), found.to_text())
     console.hint(f"subbayes report {found.best} {table} --out report.html")
 

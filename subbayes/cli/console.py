@@ -6,7 +6,7 @@ import json
 import math
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from os import PathLike
@@ -25,6 +25,7 @@ __all__ = [
     "describe_error",
     "describe_warning",
     "print_json",
+    "print_json_batches",
     "naming_table",
     "report_error",
     "print_line",
@@ -217,4 +218,29 @@ def _plain(value: Any) -> Any:
 
 def print_json(facts: Mapping[str, Any]) -> None:
     """Print one JSON object to standard output."""
-    print(json.dumps(_plain(facts), allow_nan=False))
+    print(_json(facts))
+
+
+def _json(value: Any) -> str:
+    return json.dumps(_plain(value), allow_nan=False)
+
+
+def print_json_batches(name: str, batches: Iterable[Iterable[Any]]) -> None:
+    """Print one JSON object with a list and its length "rows", batch by batch.
+
+    Nothing is printed before the first batch is there.
+
+    Args:
+        name: of the list.
+        batches: its items.
+
+    Example:
+        >>> print_json_batches("values", [[1, 2], [{"a": 3}]])
+        {"values": [1, 2, {"a": 3}], "rows": 3}
+    """
+    rows, start = 0, f'{{"{name}": ['
+    for batch in batches:
+        items = [_json(item) for item in batch]
+        print(start + ", ".join(items), end="")
+        rows, start = rows + len(items), ", " if rows + len(items) else start
+    print(("" if rows else start) + f'], "rows": {rows}}}')

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from subbayes.cli.console import naming_table, print_json
+from subbayes.cli.console import naming_table, print_json_batches
 from subbayes.cli.files import check_output_file, load_model, row_batches
 from subbayes.cli.options import (
     OUTPUT,
@@ -60,8 +60,8 @@ def predict(
     interval.
     Classes: the most probable label, whether it is in doubt, the probability of each class, entropy
     and mutual_information in nats.
-    Rows are read, predicted and written in batches, so that any number of them fits into memory
-    (but not with --json to standard output, which is one object).
+    Rows are read, predicted and written in batches, so that any number of them fits into memory.
+    In text files, text that a spreadsheet would take for a formula begins with an apostrophe.
     """
     from subbayes.data.table_batches import text_pieces, write_batches
     from subbayes.utils.progress import progress_bar
@@ -93,8 +93,7 @@ def predict(
         if fitted.column in batches.columns:
             console.hint(f"subbayes evaluate {model} {table}")
     elif console.json:
-        records = [record for frame in predictions() for record in frame.to_dict("records")]
-        print_json({"rows": len(records), "predictions": records})
+        print_json_batches("predictions", (frame.to_dict("records") for frame in predictions()))
     else:
         for piece in text_pieces(predictions()):
             print(piece, end="")

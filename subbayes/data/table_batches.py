@@ -23,7 +23,7 @@ from subbayes.data.tables import (
 from subbayes.utils.checks import check_count, fail
 from subbayes.utils.files import as_path, replace_file
 
-__all__ = ["TableBatches", "write_batches"]
+__all__ = ["TableBatches", "escape_formulas", "text_pieces", "write_batches"]
 
 
 class TableBatches:
@@ -155,7 +155,8 @@ def write_batches(path: str | os.PathLike[str], batches: Iterable[pd.DataFrame])
     r"""Write data frames of the same columns below each other, entirely or not at all.
 
     The rows go to a temporary file, which is renamed at the end. Numbers have seven digits in text
-    files, and double precision in Parquet files.
+    files, and double precision in Parquet files. Text that a spreadsheet would take for a formula
+    gets an apostrophe in front in text files, see `escape_formulas`.
 
     Args:
         path: the file: Parquet by its suffix (`.parquet`, `.pq`), else CSV, with tabs in `.tsv`.
@@ -196,12 +197,59 @@ def write_batches(path: str | os.PathLike[str], batches: Iterable[pd.DataFrame])
 def text_pieces(batches: Iterable[pd.DataFrame], separator: str = ",") -> Iterator[str]:
     """The lines of a text file, for each batch; the first with a header."""
     for i, batch in enumerate(batches):
-        yield batch.to_csv(
+        yield escape_formulas(batch).to_csv(
             index=False, sep=separator, float_format=_DIGITS, header=i == 0, lineterminator="\n"
         )
 
 
 _DIGITS = "%.7g"  # the precision of float32
+_FORMULA = ("=", "+", "-", "@", "\t", "\n")
+
+
+def escape_formulas(table: pd.DataFrame) -> pd.DataFrame:
+    """A table whose text, in cells and names, is no formula for a spreadsheet.
+
+    Text that begins with =, +, -, @, a tab or a new line gets an apostrophe in front, as OWASP
+    recommends against CSV injection; numbers, and text that is a number, do not change. Carriage
+    returns, which would end an unquoted cell, become new lines.
+
+    Args:
+        table: the table.
+
+    Example:
+        >>> escape_formulas(pd.DataFrame({"a": ["=1+1", "-2", "b-c", None], "x": -1.5}))
+               a    x
+        0  '=1+1 -1.5
+        1     -2 -1.5
+        2    b-c -1.5
+        3   None -1.5
+    """
+    found = table.rename(columns=_escaped)
+    for place in range(found.shape[1]):
+        column = found.iloc[:, place]
+        if pd.api.types.is_numeric_dtype(column.dtype) or column.dtype.kind in "mM":
+            continue
+        cells = list(column)
+        escaped = [_escaped(value) for value in cells]
+        if any(new is not old for new, old in zip(escaped, cells, strict=True)):
+            found.isetitem(place, pd.Series(escaped, found.index, dtype=object))
+    if not pd.api.types.is_numeric_dtype(found.index.dtype):
+        found = found.rename(index=_escaped)
+    return found
+
+
+def _escaped(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    if "\r" in value:
+        value = value.replace("\r\n", "\n").replace("\r", "\n")
+    if not value.startswith(_FORMULA):
+        return value
+    try:
+        float(value)
+    except ValueError:
+        return f"'{value}"
+    return value
 
 
 def _parquet_pieces(batches: Iterable[pd.DataFrame]) -> Iterator[bytes]:

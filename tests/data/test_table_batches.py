@@ -140,3 +140,32 @@ def test_files_of_one_folder_are_written_at_the_same_time(tmp_path: Path):
 
     assert write_batches(one, slow()) == 22
     assert len(read_table(one)) == 22
+
+
+def test_text_that_looks_like_a_formula_is_quoted(tmp_path):
+    texts = [
+        "=1+1",
+        "+cmd",
+        "-x",
+        "@sum",
+        "\tz",
+        "\rz",
+        "\nz",
+        "plain",
+        "a=b",
+        "-1.5",
+        "+2e3",
+        None,
+    ]
+    frame = pd.DataFrame({"=name": texts, "number": np.arange(12) - 6.5})
+    frame["label"] = pd.Categorical(["=a", "b"] * 6)
+    before, path = frame.copy(), tmp_path / "out.csv"
+    write_batches(path, [frame])
+    pd.testing.assert_frame_equal(frame, before)
+    found = pd.read_csv(path, dtype=str, keep_default_na=False)
+    assert list(found) == ["'=name", "number", "label"]
+    assert found["'=name"].tolist() == [
+        "'=1+1", "'+cmd", "'-x", "'@sum", "'\tz", "'\nz", "'\nz", "plain", "a=b", "-1.5", "+2e3", ""
+    ]  # fmt: skip
+    assert found["number"].astype(float).tolist() == frame["number"].tolist()
+    assert set(found["label"]) == {"'=a", "b"}
