@@ -5,6 +5,8 @@ $\kappa(v) = (1 + \tfrac\pi8 v)^{-1/2}$,
 
 - probit: $\mathrm{softmax}_k(\kappa(\Sigma_{kk}) \mu_k)$ (MacKay 1992; eq. (12) of the paper on
   optimal subspaces), for one logit $\mathrm{sigmoid}(\kappa(\Sigma) \mu)$;
+  it counts the variance of the sum of all logits, which the softmax does not depend on, and is
+  underconfident where a wide prior leaves most of the variance there;
 - extended probit: $p_k \propto 1 / \sum_i \exp(-\kappa(\Sigma_{kk} + \Sigma_{ii} - 2 \Sigma_{ki})
   (\mu_k - \mu_i))$, which accounts for correlations between classes (Lu, Ie and Sha 2021, "mf2");
 - Laplace bridge: the mean of the Dirichlet distribution with
@@ -45,6 +47,7 @@ Method = Literal[
     "auto", "gaussian", "probit", "extended-probit", "laplace-bridge", "monte-carlo", "network"
 ]
 METHODS = ("probit", "extended-probit", "laplace-bridge")
+_AT_ONCE = 2**22  # pairs of logits in memory at once
 
 
 def is_linear(likelihood: Likelihood, outputs: Float[Tensor, "N C"]) -> bool:
@@ -214,7 +217,7 @@ class ClassPredictive(Predictive):
         mean: Float[Tensor, "N C"],
         covariance: Float[Tensor, "N C C"],
         likelihood: Likelihood,
-        method: str = "probit",
+        method: str = "extended-probit",
         n_draws: int = 200,
         seed: int = 0,
     ) -> None:
@@ -270,10 +273,19 @@ def class_probabilities(
     if method == "probit":
         return (mean * _kappa(variances)).softmax(-1)
     if method == "extended-probit":
-        gaps = mean.unsqueeze(-1) - mean.unsqueeze(-2)
-        spread = variances.unsqueeze(-1) + variances.unsqueeze(-2) - 2 * covariance
-        return (-(-_kappa(spread.clamp_min(0)) * gaps).logsumexp(-1)).softmax(-1)
+        step = max(1, _AT_ONCE // mean.shape[1] ** 2)
+        parts = zip(mean.split(step), covariance.split(step), strict=True)
+        return torch.cat([_extended_probit(*part) for part in parts])
     return _bridge(mean, covariance)
+
+
+def _extended_probit(
+    mean: Float[Tensor, "n C"], covariance: Float[Tensor, "n C C"]
+) -> Float[Tensor, "n C"]:
+    gaps = mean.unsqueeze(-1) - mean.unsqueeze(-2)
+    variances = covariance.diagonal(dim1=1, dim2=2)
+    spread = variances.unsqueeze(-1) + variances.unsqueeze(-2) - 2 * covariance
+    return (-(-_kappa(spread.clamp_min(0)) * gaps).logsumexp(-1)).softmax(-1)
 
 
 def _kappa(variance: Tensor) -> Tensor:
@@ -297,7 +309,7 @@ def default_method(likelihood: Likelihood, mean: Float[Tensor, "N C"]) -> Method
     """The method that "auto" stands for."""
     if is_linear(likelihood, mean):
         return "gaussian"
-    return "probit" if likelihood.kind == "classification" else "monte-carlo"
+    return "extended-probit" if likelihood.kind == "classification" else "monte-carlo"
 
 
 def predictive_of(

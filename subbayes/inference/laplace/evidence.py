@@ -11,10 +11,15 @@ wider by a factor c divides e by c^2. So one decomposition serves all $\lambda$ 
 
 The weights are fixed while prior and noise change. For the empirical Bayes of MacKay (1992) and
 Immer et al. (2021), train again under the result and repeat.
+
+At weights that fit the labels of every row, the softmax is saturated and the eigenvalues are small
+whatever the data say beyond the mode: the prior of the largest evidence is then wide, and the
+linearised network underconfident. `tune_prior` warns of it.
 """
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -24,12 +29,17 @@ from jaxtyping import Float
 
 from subbayes.curvature.subspace_precision import SubspacePrecision
 from subbayes.likelihoods import Gaussian, Likelihood, Standardized
+from subbayes.likelihoods.base import target_values
+from subbayes.predictions.gaussian import class_probabilities
 from subbayes.utils.checks import check_positive, fail
 
 if TYPE_CHECKING:
     from subbayes.inference.laplace.linearised import LinearisedPosterior
 
 __all__ = ["Evidence", "scale_noise", "tune_prior"]
+
+_COMPARED = 200  # training rows
+_LEAST_SHARE = 0.8  # of the network's probability of their labels
 
 
 def scale_noise(likelihood: Likelihood, factor: float) -> Likelihood:
@@ -150,6 +160,9 @@ def tune_prior(posterior: LinearisedPosterior, *, noise: bool = True) -> Lineari
         posterior: of all weights or within a subspace.
         noise: tune the scale of Gaussian noise too.
 
+    Warns:
+        UserWarning: class probabilities at the result that are underconfident on training rows.
+
     Example:
         >>> import subbayes
         >>> from subbayes.inference import linearised_laplace
@@ -162,4 +175,29 @@ def tune_prior(posterior: LinearisedPosterior, *, noise: bool = True) -> Lineari
         True
     """
     prior_precision, factor = Evidence.of(posterior).maximum(noise)
-    return posterior.with_prior_and_noise(prior_precision, factor)
+    tuned = posterior.with_prior_and_noise(prior_precision, factor)
+    if tuned.likelihood.kind == "classification":
+        _warn_if_underconfident(tuned)
+    return tuned
+
+
+def _warn_if_underconfident(posterior: LinearisedPosterior) -> None:
+    """Compare the probabilities of training labels by the posterior and by the network."""
+    psi = posterior.precision
+    _, inputs, y = next(psi.V.silent().batches(_COMPARED))
+    assert y is not None
+    X = psi.jacobian(inputs).silent()
+    covariance = psi.blocks(X).cpu()
+    mean, labels = X.outputs().double().cpu(), target_values(y).reshape(-1, 1).long().cpu()
+    sure, doubtful = (
+        float(class_probabilities(mean, part, "extended-probit").gather(1, labels).mean())
+        for part in (torch.zeros_like(covariance), covariance)
+    )
+    if doubtful < _LEAST_SHARE * sure:
+        warnings.warn(
+            f"prior: at the precision {posterior.prior_precision:.3g} of the largest evidence, "
+            f"labels of training rows have a mean probability of {doubtful:.2f}, and "
+            f"{sure:.2f} by the network: predictions are underconfident. Choose the prior on "
+            "held-out rows (cross_validate_prior), or predict with method='laplace-bridge'",
+            stacklevel=3,
+        )

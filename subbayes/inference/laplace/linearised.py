@@ -225,8 +225,8 @@ class LinearisedPosterior(Predictor):
                 "extended-probit" or "laplace-bridge", in closed form for classes;
                 "monte-carlo", draws of the outputs, for any likelihood; "network", draws of the
                 weights passed through the network itself, for comparison (often worse, since the
-                posterior is that of the linearisation). "auto" takes "gaussian", "probit" or
-                "monte-carlo", depending on the likelihood.
+                posterior is that of the linearisation). "auto" takes "gaussian",
+                "extended-probit" or "monte-carlo", depending on the likelihood.
             joint: keep the covariance of all inputs, (N C)^2 numbers, with "gaussian".
             n_draws: number of draws, for methods that draw; by default 200.
             seed: seed of the draws.

@@ -270,6 +270,8 @@ class _Scores:
         """Scores under one covariance of all outputs."""
         blocks = diagonal_blocks(covariance, self.mean.shape[1]).cpu()
         method = default_method(self.likelihood, self.mean)
+        if self.likelihood.kind == "classification":
+            method = "probit"  # as in the paper's comparison, eq. (12)
         found = predictive_of(self.mean, blocks, self.likelihood, method, n_draws=200, seed=0)
         if self.likelihood.kind != "classification":
             return -float(found.log_prob(self.y).mean()), math.nan

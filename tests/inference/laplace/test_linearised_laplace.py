@@ -24,7 +24,12 @@ from subbayes.inference.laplace.cross_validation import cross_validate_prior
 from subbayes.inference.laplace.evidence import Evidence, scale_noise, tune_prior
 from subbayes.inference.laplace.linearised import linearised_laplace
 from subbayes.inference.laplace.linearised_engine import LinearisedLaplace, predict_linearised
-from subbayes.predictions.gaussian import ClassPredictive, GaussianPredictive, class_probabilities
+from subbayes.predictions.gaussian import (
+    ClassPredictive,
+    GaussianPredictive,
+    class_probabilities,
+    default_method,
+)
 from subbayes.subspaces.optimal import optimal, recombine_inputs
 
 
@@ -175,6 +180,43 @@ def test_the_laplace_bridge_inverts_the_laplace_approximation_of_a_dirichlet():
     torch.testing.assert_close(found, alpha / alpha.sum())
     shifted = class_probabilities(mu + 7.0, sigma + 3.0, "laplace-bridge")  # the sum is arbitrary
     torch.testing.assert_close(shifted, found)
+
+
+def test_the_default_does_not_depend_on_the_sum_of_the_logits():
+    """Softmax does not; a wide prior leaves the variance of the sum as large as it is."""
+    generator = torch.Generator().manual_seed(3)
+    A = torch.randn(50, 4, 4, generator=generator, dtype=torch.float64)
+    mean, covariance = 2 * A[:, 0], A @ A.mT
+    method = default_method(subbayes.likelihoods.Categorical(4), mean)
+    found = class_probabilities(mean, covariance, method)
+    torch.testing.assert_close(class_probabilities(mean + 7, covariance + 100, method), found)
+    plain = class_probabilities(mean, covariance + 100, "probit")
+    assert plain.max(1).values.mean() < found.max(1).values.mean() - 0.15
+
+
+def test_the_largest_evidence_of_an_interpolating_classifier_warns():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(60, 5, generator=generator).double()
+    y = (x[:, 0] > 0).long()
+    module = subbayes.MLP(5, (30,), 2, "tanh", seed=0).double()
+    options = {"epochs": 150, "learning_rate": 0.02}
+    network = subbayes.training.train(
+        module,
+        subbayes.likelihoods.Categorical(2),
+        (x, y),
+        subbayes.Training(**options),
+        progress=False,
+    ).network
+    posterior = linearised_laplace(network, subbayes.likelihoods.Categorical(2), (x, y))
+    with pytest.warns(UserWarning, match="prior: at the precision .* predictions are undercon"):
+        tuned = tune_prior(posterior)
+    evidence = Evidence.of(tuned)
+    e, norm = evidence.eigenvalues, evidence.norm  # MacKay's fixed point: the evidence is right
+    right = float((e / (e + tuned.prior_precision)).sum() / norm)
+    assert tuned.prior_precision == pytest.approx(right, rel=1e-3)
+    labels = y[:, None].numpy()
+    probability = np.take_along_axis(tuned.predict(x).probabilities, labels, 1).mean()
+    assert probability < 0.8
 
 
 def test_two_classes_by_one_logit_or_two_agree():
