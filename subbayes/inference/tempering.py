@@ -7,7 +7,7 @@ by $p(y_n \mid z)^{-1/T}$.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +46,12 @@ class TemperatureChoice:
     standard_errors: tuple[float, ...]
     pareto_k: tuple[float, ...]
     by: str
+
+    @classmethod
+    def of(cls, entries: Mapping[str, Any]) -> TemperatureChoice:
+        """The choice with these entries, in which lists stand for tuples as JSON has none."""
+        values: Any = {k: tuple(v) if isinstance(v, list) else v for k, v in entries.items()}
+        return cls(**values)
 
     @property
     def best(self) -> float:

@@ -118,10 +118,7 @@ class FitCheckpoint:
         )
         found = read_checkpoint(path, PARTS["temperature"])
         if found is not None and found.facts["identity"] == identity:
-            saved: dict[str, Any] = {
-                k: tuple(v) if isinstance(v, list) else v for k, v in found.facts["choice"].items()
-            }
-            return TemperatureChoice(**saved)
+            return TemperatureChoice.of(found.facts["choice"])
         choice = choose_temperature(posterior, by=by, **options)
         facts = {"identity": identity, "choice": dataclasses.asdict(choice)}
         artifact.write(path, PARTS["temperature"], {}, facts, overwrite=True)

@@ -159,13 +159,8 @@ def pit(
     height = bins * _pit_mass(predictive, y, target, edges)
     ax = new_axes(ax)
     half = 1.96 * np.sqrt((bins - 1) / len(predictive))
-    style: dict[str, Any] = {
-        "color": GREY,
-        "alpha": 0.15,
-        "linewidth": 0,
-        "label": "95 % if calibrated",
-    }
-    ax.axhspan(max(1 - half, 0), 1 + half, **style)
+    label = "95 % if calibrated"
+    ax.axhspan(max(1 - half, 0), 1 + half, color=GREY, alpha=0.15, linewidth=0, label=label)
     ax.bar(edges[:-1], height, width=1 / bins, align="edge", color=SKY, edgecolor="white")
     ax.axhline(1, **REFERENCE)
     ax.set_xlim(0, 1)

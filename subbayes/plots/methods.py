@@ -137,11 +137,9 @@ def temperature(
         'temperature T'
     """
     if not isinstance(choice, TemperatureChoice):
-        entries: dict[str, Any] = {
-            k: tuple(v) if isinstance(v, list) else v for k, v in choice.items()
-        }
+        entries = choice
         try:
-            choice = TemperatureChoice(**entries)
+            choice = TemperatureChoice.of(entries)
         except TypeError:
             fail("choice", "what choose_temperature returns", sorted(entries))
     how = "leave-one-out" if choice.by == "loo" else "validation rows"
@@ -150,13 +148,8 @@ def temperature(
     band(ax, choice.temperatures, middle - half, middle + half, SKY, 0.25, "± standard error")
     ax.plot(choice.temperatures, middle, "o-", color=BLUE, linewidth=1.6, markersize=5, label=how)
     if test:
-        style: dict[str, Any] = {
-            "color": ORANGE,
-            "markersize": 5,
-            "linewidth": 1.4,
-            "label": "test rows",
-        }
-        ax.plot(list(test), list(test.values()), "s--", **style)
+        x, y = list(test), list(test.values())
+        ax.plot(x, y, "s--", color=ORANGE, linewidth=1.4, markersize=5, label="test rows")
     ax.axvline(choice.best, label=f"chosen: T = {choice.best:g}", **REFERENCE)
     _temperature_axis(ax, choice.temperatures)
     return legend(label_axes(ax, "temperature T", "log-likelihood\n(nats per observation)"))
@@ -210,13 +203,8 @@ def temperatures(
         middle, spread, runs = by.mean(), by.std().fillna(0.0), int(by.count().max())
         band(ax, middle.index, middle - spread, middle + spread, color, 0.18)
         label = f"mean of {runs} runs, ± standard deviation" if runs > 1 else "one run"
-        style: dict[str, Any] = {
-            "color": color,
-            "linewidth": 1.6,
-            "markersize": 5,
-            "label": name or label,
-        }
-        ax.plot(middle.index, middle, "o-", **style)
+        label = name or label
+        ax.plot(middle.index, middle, "o-", color=color, linewidth=1.6, markersize=5, label=label)
     if chosen is not None:
         ax.axvline(chosen, label=f"chosen: T = {chosen:g}", **REFERENCE)
     ax.set_xscale("log")

@@ -178,13 +178,8 @@ def trade_off(
         if len(x) != len(y):
             fail("score", f"{len(x)} scores of {method}, one for each density", len(y))
         order = np.argsort(x)
-        style: dict[str, Any] = {
-            "color": color,
-            "markersize": 4.5,
-            "linewidth": 1.2,
-            "label": method,
-        }
-        ax.plot(x[order], y[order], "o-", **style)
+        x, y = x[order], y[order]
+        ax.plot(x, y, "o-", color=color, linewidth=1.2, markersize=4.5, label=method)
     positive = [x for x in np.concatenate(list(shares.values())) if x > 0]
     if len(positive) == sum(map(len, shares.values())):
         ax.set_xscale("log")
