@@ -83,7 +83,7 @@ def _ours(form: Any, data: Any, new: Tensor) -> tuple[float, float, Tensor]:
         Network(module, "last-layer"), Categorical(), data, covariance=form, progress=False
     )
     fitted = time.process_time()
-    found = posterior.predict(new).probabilities
+    found = posterior.predict(new, method="probit").probabilities
     return fitted - start, time.process_time() - fitted, torch.from_numpy(found)
 
 

@@ -251,7 +251,9 @@ def findings(folder: Path) -> dict[str, float]:
         found = {
             "precision": inside.matrix + inside.metric,
             "covariance": inside.blocks(new[:5]),
-            "probabilities": torch.from_numpy(posterior.predict(new).probabilities),
+            "probabilities": torch.from_numpy(
+                posterior.predict(new, method="probit").probabilities
+            ),
         }
         for what, value in found.items():
             apart[what] = max(apart.get(what, 0.0), _apart(value, peer[name][what]))

@@ -364,7 +364,7 @@ def _scores(
     def scores(covariance: Matrix) -> tuple[float, float, float]:
         blocks = covariance.reshape(n, c, n, c).diagonal(dim1=0, dim2=2).permute(2, 0, 1)
         found = ClassPredictive(
-            mean, share * blocks, subbayes.likelihoods.Categorical(c), n_draws=1
+            mean, share * blocks, subbayes.likelihoods.Categorical(c), "probit", n_draws=1
         )
         return -log_likelihood(found, y), accuracy(found, y), ece(found, y)
 
