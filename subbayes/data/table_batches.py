@@ -13,9 +13,9 @@ from pandas.api.types import infer_dtype
 
 from subbayes.data.tables import (
     PARQUET,
-    check_cells,
     check_row_count,
     check_table_file,
+    refuse_longer_rows,
     reset_parquet,
     text_options,
     translate_damage,
@@ -118,9 +118,8 @@ class TableBatches:
     def _find_types(self) -> None:
         kinds: dict[str, set[str]] = {}
         self.n = 0
-        with self._reader() as reader:
+        with refuse_longer_rows(self.path), self._reader() as reader:
             for batch in reader:
-                check_cells(batch, self.path)
                 self._only = batch if self.n == 0 else None
                 self.n += len(batch)
                 for name, column in batch.items():
@@ -217,12 +216,11 @@ def escape_formulas(table: pd.DataFrame) -> pd.DataFrame:
         table: the table.
 
     Example:
-        >>> escape_formulas(pd.DataFrame({"a": ["=1+1", "-2", "b-c", None], "x": -1.5}))
+        >>> escape_formulas(pd.DataFrame({"a": ["=1+1", "-2", "b-c"], "x": -1.5}))
                a    x
         0  '=1+1 -1.5
         1     -2 -1.5
         2    b-c -1.5
-        3   None -1.5
     """
     found = table.rename(columns=_escaped)
     for place in range(found.shape[1]):

