@@ -19,6 +19,7 @@ __all__ = [
     "as_frame",
     "as_labels",
     "as_numbers",
+    "check_lengths",
     "check_names",
     "constant_columns",
     "kind_of",
@@ -30,6 +31,9 @@ __all__ = [
 
 MANY_ROWS = 20
 """Text columns with at least this many rows and no repeated value are treated as identifiers."""
+
+MOST_LETTERS = 1000
+"""Number of characters of the longest name of a column."""
 
 Kind: TypeAlias = Literal["numeric", "categorical"]
 
@@ -106,7 +110,24 @@ def _fail_empty(shape: tuple[int, ...], argument: str) -> NoReturn:
     fail(argument, "a table with rows and columns", f"{rows} rows and {columns} columns")
 
 
+def check_lengths(names: Iterable[str], argument: str = "X") -> None:
+    """Check that names of columns can be shown in messages, tables and figures.
+
+    Raises:
+        InputError: a name of more than 1000 characters.
+
+    Example:
+        >>> check_lengths(["age"])
+    """
+    for name in names:
+        if len(name) > MOST_LETTERS:
+            expected = f"names of columns of at most {MOST_LETTERS} characters"
+            got = f"{len(name)} in '{name[:20]}...'"
+            fail(argument, expected, got, "Rename it, or check the header and the separator")
+
+
 def _check_once(names: list[str], argument: str) -> None:
+    check_lengths(names, argument)
     if len(set(names)) < len(names):
         twice = sorted({name for name in names if names.count(name) > 1})
         fail(argument, "one column of each name", f"several named {quote(twice)}", "Rename them")

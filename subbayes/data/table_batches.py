@@ -67,6 +67,7 @@ class TableBatches:
         self.path, self.batch_size = Path(path), check_count("batch_size", batch_size)
         self._suffix, self._marks = check_table_file(self.path), list(missing_values)
         self._only: pd.DataFrame | None = None  # a table of one batch is read once
+        self._version = _version(self.path)
         with translate_damage(self.path, self._suffix):
             if self._suffix in PARQUET:
                 from pyarrow.parquet import ParquetFile
@@ -81,13 +82,26 @@ class TableBatches:
                 self._options = text_options(self.path, self._suffix, separator, self._marks)
                 self._find_types()
         check_row_count(self.n, self.path, min_rows)
+        self._check_version()
 
     def __repr__(self) -> str:
         return f"TableBatches('{self.path}', n={self.n}, batch_size={self.batch_size})"
 
     def __iter__(self) -> Iterator[pd.DataFrame]:
+        self._check_version()
         with translate_damage(self.path, self._suffix):
             yield from self._parquet() if self._suffix in PARQUET else self._text()
+        self._check_version()
+
+    def _check_version(self) -> None:
+        """Raise if the file is another one than when its rows were counted."""
+        if self._only is None and _version(self.path) != self._version:
+            fail(
+                "path",
+                "a file that does not change while it is read",
+                f"another content of '{self.path}'",
+                "Read it again when it is complete",
+            )
 
     def _parquet(self) -> Iterator[pd.DataFrame]:
         from pyarrow import Table
@@ -127,6 +141,12 @@ class TableBatches:
         self.columns = list(kinds)
         types = {name: _common_type(found) for name, found in kinds.items()}
         self._options["dtype"] = {name: kind for name, kind in types.items() if kind is not None}
+
+
+def _version(path: Path) -> tuple[int, ...]:
+    """What changes when a file is replaced or written to."""
+    found = path.stat()
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _named_range(metadata: dict[str, Any]) -> tuple[str, range] | None:

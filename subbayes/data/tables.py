@@ -13,7 +13,7 @@ from typing import Any
 
 import pandas as pd
 
-from subbayes.data.columns import check_names, mask_markers, quote
+from subbayes.data.columns import check_lengths, check_names, mask_markers, quote
 from subbayes.utils.checks import InputError, closest, error_text, fail
 
 __all__ = [
@@ -193,6 +193,7 @@ def _check_header(path: Path, options: dict[str, Any]) -> None:
     """Raise for duplicate names in the first row and a separator that does not occur."""
     first = pd.read_csv(path, header=None, nrows=1, dtype=str, keep_default_na=False, **options)
     names = [str(name) for name in first.iloc[0]]
+    check_lengths(names, "path")
     twice = sorted({name for name in names if name and names.count(name) > 1})
     if twice:
         fail(
@@ -215,6 +216,7 @@ def reset_parquet(table: pd.DataFrame, marks: list[Any]) -> pd.DataFrame:
     """A table from a Parquet file with named indices as columns, and missing values masked."""
     named = any(name is not None for name in table.index.names)
     table = table.reset_index(drop=not named)
+    check_lengths(map(str, table.columns), "path")
     return table.apply(lambda column: mask_markers(column, marks)) if marks else table
 
 

@@ -41,6 +41,7 @@ from subbayes.utils.files import (
     make_folder,
     new_file,
     quoted,
+    read_start,
     rename,
     replace_file,
     sync_folder,
@@ -399,9 +400,9 @@ def _raw_manifest(location: Path) -> dict[str, Any]:
     file = location / MANIFEST if location.is_dir() else location
     if file.exists() and not file.is_file():  # a pipe would block, a device would never end
         _damaged(file, "a file", "something else")
-    if location.is_dir() and (size := file.stat().st_size) > _MOST_BYTES:
-        _damaged(file, f"a manifest of at most {_MOST_BYTES} bytes", str(size))
-    text = file.read_bytes() if location.is_dir() else _embedded(file)
+    text = read_start(file, _MOST_BYTES + 1) if location.is_dir() else _embedded(file).encode()
+    if len(text) > _MOST_BYTES:
+        _damaged(file, f"a manifest of at most {_MOST_BYTES} bytes", "more")
     try:
         content = parse(text)
     except ValueError as error:
@@ -415,11 +416,9 @@ def _embedded(file: Path) -> str:
     """The manifest in the metadata of a safetensors file."""
     if not file.exists():
         raise FileNotFoundError(file)
-    try:
-        with safe_open(file, framework="pt", device="cpu") as opened:
-            found = (opened.metadata() or {}).get(FORMAT)
-    except (SafetensorError, RuntimeError):
-        found = None
+    found, damage = None, (SafetensorError, RuntimeError)
+    with suppress(*damage), safe_open(file, framework="pt", device="cpu") as opened:
+        found = (opened.metadata() or {}).get(FORMAT)
     if found is None:
         fail_artifact(
             "path",

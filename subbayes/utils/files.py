@@ -40,6 +40,7 @@ __all__ = [
     "rename",
     "replace_file",
     "quoted",
+    "read_start",
     "sync_folder",
     "temporary_stem",
     "write_temporary",
@@ -133,6 +134,12 @@ def _replace_file(target: Path, pieces: Iterable[bytes]) -> None:
         with folder_lock(directory, shared=True):  # pieces may take long: others may write too
             rename(write_temporary(directory, target.name, pieces, mode), target)
         sync_folder(directory)
+
+
+def read_start(path: Path, most: int) -> bytes:
+    """The first bytes of a file, whose size may change meanwhile."""
+    with path.open("rb") as file:  # reading n bytes takes n bytes of memory, whatever is there
+        return file.read(min(most, os.fstat(file.fileno()).st_size + 1))
 
 
 # --- the steps ----------------------------------------------------------------------------------

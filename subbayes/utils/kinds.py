@@ -68,6 +68,7 @@ LOADERS = {
 """By kind, "module:function"; the function takes tensors, facts and options by name."""
 
 _ANY_TENSOR = array(None, values="any")
+_NAME = text(most=1000)  # of a column, as `subbayes.data.columns` allows
 _network = {"network": NETWORK, "likelihood": LIKELIHOOD}
 
 # --- models of arrays -----------------------------------------------------------------------------
@@ -214,11 +215,11 @@ _family = one_of(
     record(name=text(), n_classes=optional(whole(2))),
     record(own=text()),
 )
-_column = record({"levels?": list_of(anything), "ordered?": boolean, "dtype?": text()}, name=text())
+_column = record({"levels?": list_of(anything), "ordered?": boolean, "dtype?": text()}, name=_NAME)
 _deep_network = record(
     architecture=text(),
     parameter=optional(text()),
-    columns=optional(list_of(text())),
+    columns=optional(list_of(_NAME)),
     module=optional(MLP),
     trained=list_of(text()),
 )
@@ -283,7 +284,7 @@ _data_frame = record(
     model=_model(
         "fitted-model", "sparse-network", "weight-samples", "mc-dropout", "temperature-scaled"
     ),
-    column=text(),
+    column=_NAME,
     target=record(
         task=text("regression", "count", "classification"),
         shift=number(),
@@ -293,18 +294,18 @@ _data_frame = record(
     encoder=record(
         format=whole(),
         options=FACTS,
-        columns=list_of(text()),
+        columns=list_of(_NAME),
         named=boolean,
         dropped=list_of(text()),
         numeric=record(
-            columns=list_of(text()),
+            columns=list_of(_NAME),
             median=list_of(number()),
             mean=list_of(number()),
             variance=list_of(number(0)),
             scale=list_of(POSITIVE),
         ),
         categorical=record(
-            columns=list_of(text()), levels=list_of(list_of(text())), most_frequent=list_of(text())
+            columns=list_of(_NAME), levels=list_of(list_of(text())), most_frequent=list_of(text())
         ),
         flagged=list_of(text()),
     ),
@@ -328,7 +329,7 @@ _estimator = record(
     seed=whole(high=2**64),
     mean=list_of(number(), size="columns"),
     scale=list_of(POSITIVE, size="columns"),
-    feature_names=optional(list_of(text(), size="columns")),
+    feature_names=optional(list_of(_NAME, size="columns")),
 )
 
 _rng = record(

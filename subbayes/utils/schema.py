@@ -87,14 +87,16 @@ def boolean(value: Any, where: str, sizes: Sizes) -> None:
         _fail(where, "true or false", value)
 
 
-def text(*choices: str) -> Rule:
-    """Text; one of some choices if there are any."""
+def text(*choices: str, most: int | None = None) -> Rule:
+    """Text; one of some choices if there are any, or of at most some length."""
 
     def check(value: Any, where: str, sizes: Sizes) -> None:
         if not isinstance(value, str):
             _fail(where, "text", value)
         if choices and value not in choices:
             _fail(where, "one of " + ", ".join(choices), value)
+        if most is not None and len(value) > most:
+            _fail(where, f"text of at most {most} characters", value)
 
     return check
 

@@ -13,9 +13,10 @@ from torch import Tensor
 from subbayes.utils.checks import fail_type
 from subbayes.utils.files import fail_artifact
 
-__all__ = ["encode", "canonical_bytes", "decode", "parse"]
+__all__ = ["canonical_bytes", "check_size", "decode", "encode", "parse"]
 
 _MAX_DEPTH = 64
+_MAX_VALUES = 2**20  # of a manifest: lists, dicts and what is in them
 _MAX_ARRAY = 4096
 _FLOATS = ("nan", "inf", "-inf")
 
@@ -29,7 +30,12 @@ def encode(facts: Mapping[str, Any]) -> dict[str, Any]:
     """
     if not isinstance(facts, Mapping):
         fail_type("facts", "a dict", facts)
-    return dict(_encode(facts, "facts"))
+    found = dict(_encode(facts, "facts"))
+    try:
+        check_size(canonical_bytes(found))
+    except ValueError as error:
+        fail_artifact("facts", "what a manifest can hold", str(error), "Put it into tensors")
+    return found
 
 
 def _encode(value: Any, where: str, depth: int = _MAX_DEPTH) -> Any:
@@ -106,13 +112,14 @@ def parse(data: bytes | str) -> Any:
     """Read strict JSON.
 
     Raises:
-        ValueError: not JSON, NaN or an infinity, a number that overflows, a duplicate key, or
-            values that are nested too deeply.
+        ValueError: not JSON, NaN or an infinity, a number that overflows, a duplicate key, values
+            that are nested too deeply, or more values than a manifest may have.
 
     Example:
         >>> parse('{"a": [1, 2.5]}')
         {'a': [1, 2.5]}
     """
+    check_size(data)
     try:
         value = json.loads(
             data, parse_constant=_refuse_constant, object_pairs_hook=_without_duplicates
@@ -126,6 +133,25 @@ def parse(data: bytes | str) -> Any:
         raise ValueError("values nested too deeply")
     canonical_bytes(value)  # refuses a number such as 1e999, which is read as an infinity
     return value
+
+
+def check_size(data: bytes | str) -> None:
+    """Check the number of values of JSON text before any of them is built.
+
+    An empty list takes 3 bytes of text and 64 of memory. Commas and brackets in text count too.
+
+    Raises:
+        ValueError: too many values.
+
+    Example:
+        >>> check_size("[[], []]")
+    """
+    if isinstance(data, str):
+        found = sum(data.count(mark) for mark in ",[{")
+    else:
+        found = sum(data.count(mark) for mark in (b",", b"[", b"{"))
+    if found > _MAX_VALUES:
+        raise ValueError(f"more than {_MAX_VALUES} values")
 
 
 def _items(value: Any) -> Iterable[Any]:

@@ -173,3 +173,42 @@ def test_text_that_looks_like_a_formula_is_quoted(tmp_path):
     ]  # fmt: skip
     assert found["number"].astype(float).tolist() == frame["number"].tolist()
     assert set(found["label"]) == {"'=a", "b"}
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+@pytest.mark.parametrize("when", ["before", "during"])
+def test_a_file_replaced_while_it_is_read_is_refused(tmp_path, suffix, when):
+    def write(shift):
+        frame = pd.DataFrame({"x": np.arange(9) + shift, "name": ["a"] * 9})
+        new = tmp_path / f"new{suffix}"
+        frame.to_csv(new, index=False) if suffix == ".csv" else frame.to_parquet(new, index=False)
+        new.replace(tmp_path / f"table{suffix}")
+
+    write(0)
+    batches = TableBatches(tmp_path / f"table{suffix}", batch_size=4)
+    rows = iter(batches)
+    if when == "during":
+        assert next(rows)["x"].tolist() == [0, 1, 2, 3]
+    write(1000)
+    with pytest.raises(InputError, match="path: expected a file that does not change while it"):
+        list(rows)
+
+
+def test_a_file_of_one_batch_is_read_once(tmp_path):
+    path = tmp_path / "table.csv"
+    path.write_text("x\n1\n2\n")
+    batches = TableBatches(path)
+    path.write_text("x\n3\n")
+    assert [batch["x"].tolist() for batch in batches] == [[1, 2]]
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_very_long_names_of_columns_are_refused(tmp_path, suffix):
+    path = tmp_path / f"table{suffix}"
+    frame = pd.DataFrame({"n" * 1001: [1, 2], "b": [1, 2]})
+    frame.to_csv(path, index=False) if suffix == ".csv" else frame.to_parquet(path, index=False)
+    for read in (read_table, TableBatches):
+        with pytest.raises(InputError, match="path: expected names of columns of at most 1000 ch"):
+            read(path)
+    with pytest.raises(InputError, match="X: expected names of columns of at most 1000 charact"):
+        TabularEncoder().fit(frame)

@@ -15,6 +15,7 @@ import stat
 import struct
 import threading
 import time
+import tracemalloc
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -1253,3 +1254,19 @@ def test_files_that_a_manifest_names_are_not_removed(
     delete(folder, "test")
     for file in (folder / "important.txt", tmp_path / "outside.txt"):
         assert file.read_text() == "mine"
+
+
+def test_a_manifest_of_very_many_values_is_refused_before_it_is_built(tmp_path):
+    folder = tmp_path / "many"
+    artifact.write(folder, "example", {}, {"values": []})
+    manifest = folder / "manifest.json"
+    text = manifest.read_text().replace('"values": []', '"values": [' + "[]," * 2_000_000 + "[]]")
+    manifest.write_text(text)
+    tracemalloc.start()
+    with pytest.raises(InputError, match="a manifest in JSON .* got more than 1048576 values"):
+        artifact.read(folder)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 4 * len(text)
+    with pytest.raises(InputError, match="facts: expected what a manifest can hold, got more than"):
+        artifact.write(tmp_path / "written", "example", {}, {"values": [0] * 2**20 + [1, 2]})
