@@ -930,10 +930,10 @@ def test_unexpected_errors_are_one_line_without_debug(refused, files, monkeypatc
 # --- real processes -----------------------------------------------------------------------------
 
 WRAPPER = textwrap.dedent("""
+    import inspect
     from subbayes.inference.configuration import Sampling
-    Sampling.__init__.__defaults__ = tuple(
-        0.02 if value == 10.0 else value for value in Sampling.__init__.__defaults__
-    )
+    create = inspect.unwrap(Sampling.__init__)
+    create.__defaults__ = tuple(0.02 if value == 10.0 else value for value in create.__defaults__)
     from subbayes.cli import main
     main()
 """)
