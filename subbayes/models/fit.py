@@ -156,7 +156,7 @@ def fit(
                 warnings.warn(
                     "subspace: its centre is not the module's own weights, so the BatchNorm "
                     "statistics are re-estimated there on the training data",
-                    stacklevel=2,
+                    stacklevel=3,  # past the check of keywords
                 )
             network = network.centred_on(shift, data)
             trained = without_training(network, likelihood, data, training, sampling.seed)
@@ -186,7 +186,7 @@ def _warn_of_problems(fitted: FittedModel) -> None:
         from sklearn.exceptions import ConvergenceWarning
 
         for problem in problems:
-            warnings.warn(problem, ConvergenceWarning, stacklevel=3)
+            warnings.warn(problem, ConvergenceWarning, stacklevel=4)
 
 
 def build(

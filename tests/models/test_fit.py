@@ -295,6 +295,22 @@ def test_warnings_have_a_remedy():
         assert "(draws=" in line or "(warmup=" in line
 
 
+@pytest.mark.slow
+def test_warnings_name_the_line_that_calls_fit():
+    """In a process of its own: the shape checks of the tests are calls too."""
+    script = """
+        import torch
+        from subbayes import MLP, Sampling, Training, fit
+        rows = torch.zeros(9, 1), torch.zeros(9)
+        sampling = Sampling(draws=5, chains=2, warmup=1, progress=False)
+        fit(MLP(1, (2,), 1, seed=0), rows, training=Training(epochs=1), sampling=sampling)
+    """
+    heard = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=True
+    ).stderr
+    assert "<string>:6: ConvergenceWarning" in heard
+
+
 # --- resuming -----------------------------------------------------------------------------------
 
 SCRIPT = textwrap.dedent("""
