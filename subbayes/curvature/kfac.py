@@ -21,6 +21,7 @@ Laplace approximation for neural networks"; Eschenhagen et al. (2023) for the tw
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -84,7 +85,16 @@ class Kfac(Precision):
         factors: tuple[tuple[Factors, ...], Float[Tensor, "D"]] | None = None,
     ) -> None:
         super().__init__(V, prior_precision)
-        self.factors, self.diagonal = _compute_factors(V) if factors is None else factors
+        self._products: tuple[tuple[Layer, Tensor, Tensor], ...] = ()
+        if factors is None:
+            self._products, self.diagonal = _compute_products(V)
+        else:
+            self.factors, self.diagonal = factors
+
+    @cached_property
+    def factors(self) -> tuple[Factors, ...]:
+        """The blocks of the layers, decomposed when they are first needed."""
+        return tuple(_eigenbasis(*one) for one in self._products)
 
     def _scaled(self, vectors: Float[Tensor, "s D"], power: float) -> Float[Tensor, "s D"]:
         """A power of the covariance, up to a rotation of the layers for odd halves."""
@@ -159,8 +169,10 @@ class Kfac(Precision):
         return Kfac(V, prior_precision, (factors, factor * self.diagonal))
 
 
-def _compute_factors(V: Jacobian) -> tuple[tuple[Factors, ...], Float[Tensor, "D"]]:
-    """Factors of the layers, and the diagonal of the other weights (0 elsewhere)."""
+def _compute_products(
+    V: Jacobian,
+) -> tuple[tuple[tuple[Layer, Tensor, Tensor], ...], Float[Tensor, "D"]]:
+    """The two factors of each layer, and the diagonal of the other weights (0 elsewhere)."""
     sums: dict[str, tuple[Layer, Tensor, Tensor, int]] = {}
     others = V.plan.rest is not None
     for _, part in V.blocks():
@@ -173,17 +185,16 @@ def _compute_factors(V: Jacobian) -> tuple[tuple[Factors, ...], Float[Tensor, "D
                 outer += sums[piece.layer.name][1]
                 inner += sums[piece.layer.name][2]
             sums[piece.layer.name] = piece.layer, outer, inner, piece.left.shape[2]
-    factors = tuple(
-        _eigenbasis(layer, outer / (V.n * places), inner)
-        for layer, outer, inner, places in sums.values()
+    found = tuple(
+        (layer, outer / (V.n * places), inner) for layer, outer, inner, places in sums.values()
     )
     diagonal = torch.zeros(V.size, dtype=torch.float64, device=V.network.device)
     if others:
         diagonal = squared_column_norms(V)
-        for one in factors:
-            for span in one.layer.spans:
+        for layer, *_ in found:
+            for span in layer.spans:
                 diagonal[span.place] = 0
-    return factors, diagonal
+    return found, diagonal
 
 
 def _products(piece: Piece) -> tuple[Float[Tensor, "g o o"], Float[Tensor, "g i i"]]:
