@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from subbayes.utils.checks import fail
 from subbayes.utils.files import as_path, atomic_write_text, translate_os_errors
+from subbayes.utils.strict_json import parse
 
 __all__ = ["OverwritableFiles"]
 
 RECORD = "files.json"
+_MAX_RECORD = 2**20  # bytes
+_DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _REMEDY = "Move it away, or choose another folder"
 
 
@@ -64,10 +69,24 @@ class OverwritableFiles:
         if not path.is_file():
             return {}
         try:
-            record = json.loads(path.read_text(encoding="utf-8"))
-            return dict(record["files"])
-        except (ValueError, KeyError, TypeError, OSError):
+            if path.stat().st_size > _MAX_RECORD:
+                raise ValueError(f"more than {_MAX_RECORD} bytes")
+            record = parse(path.read_bytes())["files"]
+            for name, digest in record.items():
+                self._check_entry(name, digest)
+        except (ValueError, KeyError, TypeError, AttributeError, OSError):
             fail("out", "a folder of its own", f"another '{path}'", _REMEDY)
+        return record
+
+    def _check_entry(self, name: str, digest: Any) -> None:
+        """Raise unless it names a file within the folder: files of the record may be deleted."""
+        place = Path(name)
+        if place.is_absolute() or ".." in place.parts or "\0" in name:
+            raise ValueError(f"{name!r} is not within the folder")
+        if not (self.folder / place).resolve().is_relative_to(self.folder.resolve()):
+            raise ValueError(f"{name!r} is a link out of the folder")
+        if digest is not None and not (isinstance(digest, str) and _DIGEST.fullmatch(digest)):
+            raise ValueError(f"{name!r} has no checksum")
 
     def begin(self) -> None:
         """Record the names before writing, so that an interrupted run can be repeated."""

@@ -1,6 +1,7 @@
 """The demo, made small: what it leaves behind, what it never overwrites, what it never looks at."""
 
 import dataclasses
+import hashlib
 import json
 import shutil
 import warnings
@@ -308,7 +309,34 @@ def test_killed_second_run_does_not_claim_other_files(tmp_path):
         OverwritableFiles(tmp_path, ["a", "b"])
 
 
-@pytest.mark.parametrize("content", ["[]", "{}", "no json", '{"files": [1]}', '{"files": "ab"}'])
+@pytest.mark.parametrize("absolute", [False, True])
+@pytest.mark.parametrize("link", [False, True])
+def test_files_outside_the_folder_are_not_deleted(absolute, link, tmp_path):
+    victim, folder = tmp_path / "outside" / "victim", tmp_path / "demo"
+    victim.parent.mkdir()
+    folder.mkdir()
+    victim.write_text("")
+    (folder / "link").symlink_to(victim.parent)
+    name = "link/victim" if link else str(victim) if absolute else "../outside/victim"
+    digest = hashlib.sha256(b"").hexdigest()
+    (folder / "files.json").write_text(json.dumps({"files": {name: digest}}))
+    with pytest.raises(InputError, match="out: expected a folder of its own, got another"):
+        write(OverwritableFiles(folder, ["a"]), {"a": "1"})
+    assert victim.exists()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        '{"files": {"a": 3}}',
+        "[" * 10**5,
+        "[]",
+        "{}",
+        "no json",
+        '{"files": [1]}',
+        '{"files": "ab"}',
+    ],
+)
 def test_other_files_json_is_not_overwritten(content, tmp_path):
     (tmp_path / "files.json").write_text(content)
     with pytest.raises(InputError, match="out: expected a folder of its own, got another"):

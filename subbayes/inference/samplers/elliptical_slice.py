@@ -36,6 +36,7 @@ __all__ = [
 ]
 
 _AHEAD, _AHEAD_NORMALS = 64, 16
+_NARROWEST = 1e-60  # width of a bracket of angles
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,11 @@ class Kernel:
         proposal = mean + (state.z - mean) * np.cos(angle) + state.direction * np.sin(angle)
         value = posterior.log_likelihood(proposal) / posterior.temperature
         accepted = value > state.threshold
+        # Where numbers are too large, no angle but 0 is above the threshold: the chain stays.
+        stays = ~accepted & (state.high - state.low < _NARROWEST)
+        accepted |= stays
+        proposal = np.where(stays[:, None], state.z, proposal)
+        value = np.where(stays, state.log_likelihood, value)
         evaluations = state.evaluations + 1
         info = Info(
             accepted, {"log_likelihood": value * posterior.temperature, "evaluations": evaluations}

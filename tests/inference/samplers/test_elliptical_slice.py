@@ -266,3 +266,10 @@ def test_a_density_without_gradients_has_no_laplace_approximation():
     density = Density(lambda z: np.zeros(len(z)), 2)
     with pytest.raises(InputError, match="value_and_grad"):
         EllipticalSlice(reference="laplace").sample(density, draws=1000, chains=8, progress=False)
+
+
+def test_a_chain_stays_where_no_angle_is_above_the_threshold():
+    """The ellipse of a prior so far away is too coarse for its points to be told apart."""
+    posterior = LinearGaussian(rank=2, prior=Normal(mean=2.0**55)).posterior()
+    draws = EllipticalSlice().sample(posterior, draws=3, warmup=1, chains=2, progress=False)
+    assert np.isfinite(draws.stats["log_likelihood"]).all()
