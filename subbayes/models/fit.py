@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+import numpy as np
 from torch import Tensor, nn
 
 from subbayes import likelihoods
@@ -149,6 +150,8 @@ def fit(
         tuned = isinstance(prior, EvidencePrior) and isinstance(likelihood, likelihoods.Gaussian)
         known = likelihood if likelihood.is_complete and not tuned else None  # cannot be saved
         prepared = checkpoint.load(model, output, known)
+        if prepared is not None:
+            _check_saved_prior(prepared, method, prior, network)
     if prepared is None:
         if isinstance(method, FixedSubspace):
             shift = method.subspace.shift
@@ -336,6 +339,23 @@ def check_prior(
             "Pass the scale as a number",
         )
     check_size(network.size, rows, outputs, _covariance(prior, method))
+
+
+def _check_saved_prior(
+    saved: FittedModel, method: SubspaceMethod, prior: Prior, network: Network
+) -> None:
+    """Check the prior of a checkpoint against the call, which determines all but its evidence."""
+    evidence = isinstance(prior, EvidencePrior)
+    scale = 1.0 if isinstance(prior, (Normal, EvidencePrior)) else prior
+    scale = method.prior_scale(scale, network)
+    expected = prior if isinstance(prior, Normal) else method.prior(saved.subspace, scale)
+    for name in ("mean",) if evidence else ("mean", "scale", "factor"):
+        own, other = getattr(saved.prior, name), getattr(expected, name)
+        if (own is None) != (other is None) or not (
+            own is None or (own.shape == other.shape and np.allclose(own, other, rtol=1e-6))
+        ):
+            remedy = "Delete it to start again, or choose another path"
+            fail("checkpoint", f"the prior {expected!r} of this call", f"another {name}", remedy)
 
 
 def check_temperature(temperature: float | str, validation: Any) -> None:

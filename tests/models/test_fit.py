@@ -35,6 +35,7 @@ from subbayes.models.fitted import FittedModel
 from subbayes.priors import Normal
 from subbayes.subspace import DenseSubspace, FullSubspace
 from subbayes.subspaces.pca import PCA
+from subbayes.utils import artifact
 
 QUICK = Training(epochs=4, swa_epochs=6, batch_size=16, swa_learning_rate=1e-2)
 OPTIONS = dict(rank=2, draws=20, chains=3, training=QUICK, progress=False)
@@ -429,6 +430,16 @@ def test_checkpoint_of_other_data_or_initial_weights_is_refused(tmp_path):
     for module, rows in ((net(seed=1), data()), (net(), data(seed=1)), (net(hidden=4), data())):
         with pytest.raises(InputError, match="^checkpoint: "):
             fit(module, rows, **fit_options(checkpoint=tmp_path, **OPTIONS))
+
+
+@pytest.mark.parametrize("change", [{"mean": 2.0**40}, {"scale": 7.0}])
+def test_a_forged_prior_of_a_checkpoint_is_refused(tmp_path, change):
+    fit(net(), data(), **fit_options(checkpoint=tmp_path, **OPTIONS))
+    found = artifact.read(tmp_path / "trained")
+    found.facts["model"]["facts"]["prior"] |= change
+    artifact.write(tmp_path / "trained", found.kind, found.tensors, found.facts, overwrite=True)
+    with pytest.raises(InputError, match="checkpoint: expected the prior .* of this call, got an"):
+        fit(net(), data(), **fit_options(checkpoint=tmp_path, **OPTIONS))
 
 
 def test_deleting_a_checkpoint_leaves_other_files(tmp_path):
