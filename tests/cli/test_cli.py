@@ -265,6 +265,9 @@ def test_predict_reads_and_writes_in_batches(call, files, tmp_path, monkeypatch)
             np.testing.assert_allclose(written, expected, rtol=6e-7)
         _, out, _ = call("predict", files / "income", source)
         np.testing.assert_allclose(pd.read_csv(pd.io.common.StringIO(out)), expected, rtol=6e-7)
+        found = json.loads(call("predict", files / "income", source, "--json")[1])
+        assert found["rows"] == 60
+        np.testing.assert_allclose(pd.DataFrame(found["predictions"]), expected, rtol=1e-12)
     frame.loc[33, "job"] = "pilot"
     frame.to_csv(tmp_path / "bad.csv", index=False)
     before = (tmp_path / "p.csv").read_bytes()
@@ -280,6 +283,8 @@ def test_predict_reads_and_writes_in_batches(call, files, tmp_path, monkeypatch)
     assert out == ""
     assert "bad.csv: expected the categories seen in fitting, got 'pilot' in column 'job'" in err
     assert (tmp_path / "p.csv").read_bytes() == before
+    code, out, _ = call("predict", files / "income", tmp_path / "bad.csv", "--json")
+    assert (code, out.count('"mean"')) == (2, 28)  # four batches were printed before the bad one
 
 
 def test_classes_are_predicted_with_probabilities_and_doubt(call, files):
