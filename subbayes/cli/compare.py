@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from subbayes.cli.compare_models import rank_models
-from subbayes.cli.console import as_options, print_line
+from subbayes.cli.console import ROWS_BEFORE, as_options, print_line
 from subbayes.cli.files import check_output_file
 from subbayes.cli.options import (
     DATA,
@@ -181,6 +181,7 @@ def _split(
     n = round(len(frame) * fraction)
     if not 0 < n <= len(frame) - 2:
         fail("test_fraction", f"a fraction that leaves training rows of {len(frame)}", fraction)
+    ROWS_BEFORE.set(None)
     order = np.random.default_rng(check_seed(seed)).permutation(len(frame))
     return frame.iloc[np.sort(order[n:])], frame.iloc[np.sort(order[:n])]
 

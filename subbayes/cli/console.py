@@ -19,6 +19,7 @@ from subbayes.utils.text_table import printable
 __all__ = [
     "COMMAND",
     "OPTION_NAMES",
+    "ROWS_BEFORE",
     "SUBJECT",
     "aligned",
     "as_options",
@@ -40,6 +41,9 @@ OPTION_NAMES: ContextVar[frozenset[str]] = ContextVar("OPTION_NAMES", default=fr
 SUBJECT: ContextVar[str | None] = ContextVar("SUBJECT", default=None)
 """The path of the table that was read last."""
 
+ROWS_BEFORE: ContextVar[int | None] = ContextVar("ROWS_BEFORE", default=0)
+"""Rows of that table before those in use; None if they are a random part of it."""
+
 _BAD_INPUT, _UNEXPECTED = 2, 1
 _USAGE = typer.BadParameter.__mro__[2]  # click's, whether it is installed or inside typer
 
@@ -53,6 +57,7 @@ def print_line(text: str) -> None:
 def naming_table(path: str | PathLike[str]) -> Iterator[None]:
     """Name a table in errors about `path`, and in later errors about X and y."""
     SUBJECT.set(str(path))
+    ROWS_BEFORE.set(0)
     try:
         yield
     except ValueError as error:
@@ -81,7 +86,7 @@ def report_error(error: Exception) -> int:
         context = getattr(error, "ctx", None)
         command = "subbayes" if context is None else context.command_path
         reason = _in_one_line(error.format_message())  # type: ignore[attr-defined]
-        print_line(f"error: {reason} {_suggestion(reason)}See '{command} --help'.")
+        print_line(f"error: {_wrong_choice(reason) or reason} See '{command} --help'.")
         return _BAD_INPUT
     if _is_input_error(error):
         print_line(f"error: {describe_error(error)}")
@@ -102,15 +107,18 @@ def report_error(error: Exception) -> int:
     return _UNEXPECTED
 
 
-def _suggestion(reason: str) -> str:
-    """The name that a wrong choice was meant to be, as a sentence, if there is one."""
-    found = re.search(r"'([^']*)' is not one of (.*)", reason)
+def _wrong_choice(reason: str) -> str:
+    """The message of a wrong choice in the form of the other errors; empty for other messages."""
+    found = re.search(r"for (.*?): (?:.*, )?'([^']*)' is not one of (.*)", reason)
     if found is None:
         return ""
-    from subbayes.utils.checks import closest
+    from subbayes.utils.checks import closest, message
 
-    nearest = closest(found[1], re.findall(r"'([^']*)'", found[2]))
-    return f"{nearest} " if nearest else ""
+    flags, choices = (re.findall(r"'([^']*)'", part) for part in (found[1], found[3]))
+    typed = [flag for flag in flags if flag in re.split(r"[ =]", COMMAND.get())]
+    expected = "one of " + ", ".join(map(repr, choices))
+    return message((typed or flags or [found[1]])[0], expected, f"'{found[2]}'",
+                   closest(found[2], choices))  # fmt: skip
 
 
 def _is_input_error(error: Exception) -> bool:
@@ -145,7 +153,41 @@ def describe_error(error: Any) -> str:
     if not error.argument:
         return as_options(_in_one_line(str(error)))
     name, expected, remedy = _name_of(error.argument), error.expected, error.remedy
-    return message(name, as_options(expected), error.got, as_options(remedy))
+    got = _with_line(error.got) if error.argument in ("X", "y") else error.got
+    return message(name, as_options(expected), got, as_options(remedy))
+
+
+_ROW = re.compile(r"\brow (\d+)")
+
+
+def _with_line(got: str) -> str:
+    """What was found, with the line of the file beside the row of the table."""
+    path, before = SUBJECT.get(), ROWS_BEFORE.get()
+    found = _ROW.search(got)
+    if path is None or found is None:
+        return got
+    if before is None:
+        return re.sub(r" \(first in row \d+\)| in row \d+", "", got)
+    row = int(found[1]) + before
+    line = _line_of(path, row)
+    place = f"row {row}, line {line} of the file" if line else f"row {row}, counted from 0"
+    return _ROW.sub(place, got, count=1)
+
+
+def _line_of(path: str, row: int) -> int | None:
+    """The line of a row of a text file; None if rows may have several lines, or none."""
+    if not path.lower().endswith((".csv", ".tsv")):
+        return None
+    try:
+        with open(path, "rb") as file:
+            for line, text in enumerate(file, start=1):
+                if b'"' in text or not text.strip():
+                    return None
+                if line == row + 2:
+                    return line
+    except OSError:
+        pass
+    return None
 
 
 def describe_warning(text: str) -> str:

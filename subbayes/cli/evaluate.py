@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-from subbayes.cli.console import aligned, naming_table
+from subbayes.cli.console import aligned, naming_table, print_line
 from subbayes.cli.files import load_model, read_rows
 from subbayes.cli.options import Console, Level, Model, PredictionOptions, Separator, Table, option
 
@@ -57,4 +57,9 @@ def evaluate(
         lines["rows out of distribution"] = len(others)
         lines |= {f"AUROC of {name}": f"{score['auroc']:.4f}" for name, score in found.items()}
     console.result(facts, aligned(lines))
+    if others is not None and max(score["auroc"] for score in found.values()) < 0.5:
+        print_line(
+            f"note: every AUROC is below 0.5: the rows of {out_of_distribution} are predicted with "
+            f"less uncertainty than those of {table}. Are the tables swapped, or alike?"
+        )
     console.hint(f"subbayes report {model} {table} --out report.html")

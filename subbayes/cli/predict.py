@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from subbayes.cli.console import naming_table, print_json_batches
+from subbayes.cli.console import ROWS_BEFORE, naming_table, print_json_batches
 from subbayes.cli.files import check_output_file, load_model, row_batches
 from subbayes.cli.options import (
     OUTPUT,
@@ -77,7 +77,10 @@ def predict(
             naming_table(table),
             progress_bar(batches.n, "Predicting", console.progress, "rows") as steps,
         ):
+            rows = 0
             for batch in batches:
+                ROWS_BEFORE.set(rows)
+                rows += len(batch)
                 frame = fitted.frame(batch, level, threshold, **prediction.arguments())
                 for place, name in enumerate(keep or []):
                     frame.insert(place, name, batch[name].to_numpy(), allow_duplicates=True)

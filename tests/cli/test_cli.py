@@ -601,13 +601,13 @@ CHANGES = {
         lambda t: t.__setitem__("age", t["age"].where(t.index != 3, np.inf)),
         [],
         r".*csv: expected finite numbers in column 'age', got 1 infinite value "
-        r"\(first in row 3\). Correct or drop those rows.",
+        r"\(first in row 3, line 5 of the file\). Correct or drop those rows.",
     ),
     "NaN in y": (
         lambda t: t.__setitem__("income", t["income"].where(t.index != 3)),
         [],
-        TARGET + r"expected no missing targets, got 1 of 60 missing \(first in row 3\). "
-        "Drop those rows.",
+        TARGET + "expected no missing targets, got 1 of 60 missing "
+        r"\(first in row 3, line 5 of the file\). Drop those rows.",
     ),
     "infinity in y": (
         lambda t: t.__setitem__("income", t["income"].where(t.index != 3, np.inf)),
@@ -639,7 +639,7 @@ CHANGES = {
         lambda t: t.__setitem__("age", [*t["age"].astype(str)[:-1], "?"]),
         [],
         ".*csv: expected numbers in column 'age', got '[?]' in 1 of 60 rows "
-        r"\(first in row \d+\). Correct them, declare them missing with "
+        r"\(first in row 59, line 61 of the file\). Correct them, declare them missing with "
         "--missing-values '[?]', or name the column in --categorical NAME.",
     ),
     "identifiers": (
@@ -693,8 +693,8 @@ CHANGES = {
     "a nearly right method": (
         lambda t: None,
         ["--method", "pcaa"],
-        "Invalid value for '--subspace' / '--method': .*'pcaa' is not one of .*'sparse'. "
-        "Did you mean 'pca'\\? See 'subbayes fit --help'.",
+        "--method: expected one of 'pca', .*'sparse', got 'pcaa'. Did you mean 'pca'\\? "
+        "See 'subbayes fit --help'.",
     ),
     "a nearly right engine": (
         lambda t: None,
