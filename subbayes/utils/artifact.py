@@ -135,9 +135,6 @@ def write(
         ([[1.0, 0.0], [0.0, 1.0]], True, [1, 2.5])
     """
     arrays, plain = as_tensors(tensors), encode(facts)
-    if as_path(path).is_file():
-        fail_artifact("path", "a folder to write to", f"a file: {quoted(path)}",
-                      "Choose another path, or move the file away")  # fmt: skip
     with (
         translate_os_errors(path),
         make_folder(as_path(path)) as directory,

@@ -315,7 +315,7 @@ _CAUSES = {
     errno.EPERM: _PERMISSION,
     errno.EROFS: _PERMISSION,
     errno.ENOTDIR: ("a folder", "Choose another path"),
-    errno.EEXIST: ("a folder", "Choose another path"),
+    errno.EEXIST: ("a folder, new or of an artifact", "Choose another path, or move the file away"),
     errno.EISDIR: ("a file", "Choose another path"),
 }
 _OTHER = ("a path that can be written", "Choose another path")

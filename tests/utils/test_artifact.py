@@ -408,7 +408,7 @@ def test_a_path_that_is_or_lies_in_a_file(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("mine")
     for path, message in (
-        (file, "path: expected a folder to write to, got a file: .* move the file away"),
+        (file, "path: expected a folder, new or .*, got File exists .* move the file away"),
         (file / "below", "path: expected a folder, .* existing files are intact"),
     ):
         with one_line(message, path):
