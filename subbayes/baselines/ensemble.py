@@ -25,6 +25,7 @@ from subbayes.likelihoods import (
 )
 from subbayes.networks.network import Network
 from subbayes.networks.saving import network_facts, network_from, network_tensors
+from subbayes.networks.validation import warn_of_probable_outputs
 from subbayes.predictions.averaging import average, evenly_spaced, with_noise
 from subbayes.predictions.predictive import Predictive
 from subbayes.utils.checks import fail
@@ -116,9 +117,11 @@ class WeightSamples(Predictor):
         options: dict[str, Any] = {"refresh_batchnorm": refresh, "memory_limit": memory_limit}
         if self.frozen is None:
             weights = self.weights[index.to(self.weights.device)]
-            return average(
+            found = average(
                 self.network, likelihood, weights, inputs, noise=noise, progress=progress, **options
             )
+            warn_of_probable_outputs(found.outputs, self.likelihood)
+            return found
         outputs = torch.cat(
             [
                 average(

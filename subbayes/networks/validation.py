@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from subbayes.data.data import Data, leaves, n_rows, take, to_device
@@ -21,7 +22,13 @@ from subbayes.utils.types import Inputs
 if TYPE_CHECKING:
     from subbayes.networks.network import Network
 
-__all__ = ["as_outputs", "check_fit", "check_outputs", "warn_of_probabilities"]
+__all__ = [
+    "as_outputs",
+    "check_fit",
+    "check_outputs",
+    "warn_of_probabilities",
+    "warn_of_probable_outputs",
+]
 
 
 def as_outputs(out: Any, inputs: Inputs, output: Callable[[Any], Tensor] | None = None) -> Tensor:
@@ -92,6 +99,8 @@ def check_outputs(
             other rows.
         InputTypeError: the module does not return a tensor.
     """
+    if any(tensor.is_meta for tensor in leaves(rows)):
+        fail("module", "weights and inputs with values", "the meta device", "Use module.to('cpu')")
     used = _copied(rows)
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
@@ -171,18 +180,30 @@ def warn_of_probabilities(network: Network, likelihood: Likelihood, rows: Inputs
         return
     with torch.no_grad():
         each = [network(weights, rows) for weights in (network.weights, 1000 * network.weights)]
-    several = each[0].shape[-1] > 1
-    if all(
-        bool((out >= 0).all() and (out <= 1).all() and (out > 0).any())
-        and (not several or torch.allclose(out.sum(-1), torch.ones_like(out[:, 0]), atol=1e-3))
-        for out in each
-    ):
-        layer = "softmax" if several else "sigmoid"
-        warnings.warn(
-            f"module: its outputs look like probabilities, and {type(likelihood).__name__} takes "
-            f"logits; remove the {layer} at its end",
-            stacklevel=4,
-        )
+    if all(map(_like_probabilities, each)):
+        _warn_of_layer(likelihood, "softmax" if each[0].shape[-1] > 1 else "sigmoid")
+
+
+def warn_of_probable_outputs(outputs: Float[Tensor, "*s C"], likelihood: Likelihood) -> None:
+    """Warn of predictions that are probabilities of several classes: they add up to 1."""
+    several = likelihood.kind == "classification" and outputs.shape[-1] > 1
+    if several and outputs.numel() and _like_probabilities(outputs):
+        _warn_of_layer(likelihood, "softmax")
+
+
+def _like_probabilities(out: Float[Tensor, "*s C"]) -> bool:
+    total = out.sum(-1)
+    return bool((out >= 0).all() and (out <= 1).all() and (out > 0).any()) and (
+        out.shape[-1] == 1 or torch.allclose(total, torch.ones_like(total), atol=1e-3)
+    )
+
+
+def _warn_of_layer(likelihood: Likelihood, layer: str) -> None:
+    warnings.warn(
+        f"module: its outputs look like probabilities, and {type(likelihood).__name__} takes "
+        f"logits; remove the {layer} at its end",
+        stacklevel=5,
+    )
 
 
 def _check_signature(

@@ -355,6 +355,8 @@ def networks_from(deep: Mapping[str, Any] | None, family: Family) -> dict[str, D
         InputError: an unknown parameter. InputTypeError: any other value.
     """
     found: dict[str, Deep] = {}
+    if deep is not None and not isinstance(deep, Mapping):
+        fail_type("deep", "a dict of networks by name, such as {'net': (module, ['x'])}", deep)
     for name, part in (deep or {}).items():
         if isinstance(part, nn.Module):
             part = Deep(part)

@@ -143,10 +143,17 @@ def check_positive(argument: str, value: Any) -> float:
     return number
 
 
-def check_fraction(argument: str, value: float) -> None:
-    """Check that `value` is strictly between 0 and 1."""
-    if not 0 < value < 1:
-        fail(argument, "a number strictly between 0 and 1", value)
+def check_fraction(argument: str, value: Any) -> None:
+    """Check that `value` is a number strictly between 0 and 1."""
+    expected = "a number strictly between 0 and 1"
+    if isinstance(value, str):
+        fail(argument, expected, repr(value))
+    try:
+        inside = bool(0 < value < 1)
+    except (TypeError, ValueError, RuntimeError):  # None, lists, and arrays of several numbers
+        fail(argument, expected, repr(value))
+    if not inside:
+        fail(argument, expected, value)
 
 
 def is_finite(values: torch.Tensor) -> bool:
