@@ -24,7 +24,7 @@ from subbayes.likelihoods import (
     from_config,
 )
 from subbayes.networks.network import Network
-from subbayes.networks.saving import network_facts, network_from, network_tensors
+from subbayes.networks.saving import known_outputs, network_facts, network_from, network_tensors
 from subbayes.networks.validation import warn_of_probable_outputs
 from subbayes.predictions.averaging import average, evenly_spaced, with_noise
 from subbayes.predictions.predictive import Predictive
@@ -173,12 +173,12 @@ def rebuild(
         fail_damaged(f"likelihoods for {len(weights)} weight vectors, or one for all", n)
     network = network_from(tensors, facts["network"], weights[0], module, output)
     buffers = [strip_prefix(f"buffers.{s}", tensors) for s in range(len(weights))]
+    if likelihood is None:
+        n_outputs = known_outputs(facts["network"], output)
+        each = [from_config(config, n_outputs) for config in facts["likelihoods"]]
+        likelihood = stack_likelihoods(each)
     return WeightSamples(
-        network,
-        weights,
-        likelihood or stack_likelihoods([from_config(config) for config in facts["likelihoods"]]),
-        facts["name"],
-        buffers if facts["own_buffers"] else None,
+        network, weights, likelihood, facts["name"], buffers if facts["own_buffers"] else None
     )
 
 
@@ -229,4 +229,6 @@ def _stack(values: Sequence[Any]) -> Tensor:
             "Use the likelihood that train(...) returns",
         )
     rows = [torch.as_tensor(value, dtype=torch.float64).reshape(-1) for value in values]
+    if len({len(row) for row in rows}) > 1:
+        fail("likelihoods", "as many numbers in each", "different numbers of them")
     return torch.stack(rows).unsqueeze(1)

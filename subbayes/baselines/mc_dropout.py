@@ -22,7 +22,7 @@ from subbayes.likelihoods import Likelihood, from_config
 from subbayes.networks.global_state import attention_without_fused_kernels, torch_lock
 from subbayes.networks.layer_kinds import DROPOUTS
 from subbayes.networks.network import Network
-from subbayes.networks.saving import network_facts, network_from, network_tensors
+from subbayes.networks.saving import known_outputs, network_facts, network_from, network_tensors
 from subbayes.predictions.averaging import input_batches, with_noise
 from subbayes.predictions.predictive import Predictive
 from subbayes.utils.checks import check_count, fail
@@ -107,7 +107,9 @@ def rebuild(
 ) -> McDropout:
     """Rebuild MC dropout from its artifact; see `subbayes.load`."""
     network = network_from(tensors, facts["network"], tensors["weights"], module, output)
-    likelihood = likelihood or from_config(facts["likelihood"])
+    likelihood = likelihood or from_config(
+        facts["likelihood"], known_outputs(facts["network"], output)
+    )
     return replace(
         _with_masks(network, likelihood, facts["n_draws"], facts["seed"]), name=facts["name"]
     )

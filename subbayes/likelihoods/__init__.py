@@ -60,19 +60,30 @@ def as_likelihood(likelihood: str | Likelihood) -> Likelihood:
     return _SHORT_NAMES[likelihood]()
 
 
-def from_config(config: dict[str, Any]) -> Likelihood:
+def from_config(config: dict[str, Any], n_outputs: int | None = None) -> Likelihood:
     """Rebuild a likelihood from `Likelihood.to_config`.
 
+    Args:
+        config: the description.
+        n_outputs: number of outputs of the network, to compare its parameters with, if known.
+
     Raises:
-        InputError: an unknown name; pass a user-defined likelihood to the loading function
-            instead.
+        InputError: an unknown name (pass a user-defined likelihood to the loading function
+            instead), or parameters that do not fit the outputs.
     """
+    made = _made(config)
+    if n_outputs is not None:
+        made.check_parameters(n_outputs)
+    return made
+
+
+def _made(config: dict[str, Any]) -> Likelihood:
     options: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in config.items()}
     name = options.pop("name")
     if name == "Standardized":
-        return Standardized(from_config(options.pop("likelihood")), **options)
+        return Standardized(_made(options.pop("likelihood")), **options)
     if name == "Weighted":
-        return Weighted(from_config(options["likelihood"]))
+        return Weighted(_made(options["likelihood"]))
     if name not in _BY_NAME:
         fail(
             "likelihood",

@@ -156,6 +156,18 @@ class Likelihood(ABC):
                 remedy += '; for class labels pass likelihood="categorical"'
             fail("module", f"{outputs} for {self!r}", n_outputs, remedy)
 
+    def check_parameters(self, n_outputs: int) -> None:  # noqa: B027 (most have none)
+        """Raise `InputError` for parameters of another number of targets than these outputs have.
+
+        They would be broadcast: predictions would have another shape, or take gigabytes.
+        """
+
+    def _check_length(self, name: str, length: int, n_outputs: int) -> None:
+        """Check that a parameter has one number, or one per target of so many outputs."""
+        if length != 1 and self.n_outputs(torch.empty(0, length)) != n_outputs:
+            outputs = f"{n_outputs} network output{'s' * (n_outputs > 1)}"
+            fail(name, f"1 number, or 1 per target of {outputs}", length)
+
     @property
     def is_complete(self) -> bool:
         """Whether all parameters of the likelihood have values."""
@@ -283,6 +295,10 @@ class WrappedLikelihood(Likelihood):
     def n_outputs(self, y: Targets) -> int:
         """The number of outputs that the likelihood needs."""
         return self.likelihood.n_outputs(y)
+
+    def check_parameters(self, n_outputs: int) -> None:
+        """Raise `InputError` for parameters that do not fit so many outputs."""
+        self.likelihood.check_parameters(n_outputs)
 
     @property
     def is_complete(self) -> bool:

@@ -107,6 +107,15 @@ class _OneParameter(GaussianLike):
             expected = "1 number" if targets == 1 else f"1 or {targets} numbers"
             fail(self.parameter, f"{expected} for {targets} target{'s' * (targets > 1)}", n)
 
+    def check_parameters(self, n_outputs: int) -> None:
+        """Raise `InputError` for a parameter that does not fit so many outputs."""
+        value = self._value
+        if isinstance(value, Tensor):
+            length = value.shape[-1] if value.ndim else 1
+        else:
+            length = 1 if isinstance(value, str) else len(self._numbers())
+        self._check_length(self.parameter, length, n_outputs)
+
     @property
     def is_complete(self) -> bool:
         """Whether the parameter is known."""
@@ -321,6 +330,12 @@ class HeteroscedasticGaussian(_OneParameter):
     def n_outputs(self, y: Targets) -> int:
         """Two outputs per target."""
         return 2 * n_targets(y)
+
+    def check_parameters(self, n_outputs: int) -> None:
+        """Raise `InputError` for an odd number of outputs, or parameters that do not fit them."""
+        if n_outputs % 2:
+            fail("module", f"2 outputs per target for {self!r}", n_outputs)
+        super().check_parameters(n_outputs)
 
     def check_targets(self, y: Targets) -> None:
         """Raise `InputError` for targets of another shape."""

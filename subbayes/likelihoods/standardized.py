@@ -155,6 +155,11 @@ class Standardized(WrappedLikelihood):
         if n_targets(y) != known:
             fail("y", f"{known} target{'s' * (known > 1)}, as standardised", n_targets(y))
 
+    def check_parameters(self, n_outputs: int) -> None:
+        """Raise `InputError` for units, or parameters, that do not fit so many outputs."""
+        self.likelihood.check_parameters(n_outputs)
+        self._check_length("shift and scale", len(self.shift), n_outputs)
+
     def init_parameters(self, y: Targets) -> Float[Tensor, "p"]:
         """Initial values for the standardised likelihood, from the standardised targets."""
         return self.likelihood.init_parameters(self.standardize(y))

@@ -13,7 +13,7 @@ from subbayes.networks.network import Network
 from subbayes.utils.checks import fail
 from subbayes.utils.tensor_file import add_prefix, strip_prefix
 
-__all__ = ["network_facts", "network_from", "network_tensors"]
+__all__ = ["known_outputs", "network_facts", "network_from", "network_tensors"]
 
 
 def network_tensors(network: Network) -> dict[str, Tensor]:
@@ -35,6 +35,16 @@ def network_facts(network: Network) -> dict[str, Any]:
         "names": list(network.names),
         "module": module.settings if isinstance(module, MLP) else None,
     }
+
+
+def known_outputs(facts: Mapping[str, Any], output: Any = None) -> int | None:
+    """Number of outputs of a saved `MLP`; None for other modules, or if `output` picks some.
+
+    Example:
+        >>> known_outputs(network_facts(Network(MLP(2, (), 1))))
+        1
+    """
+    return None if facts["module"] is None or output is not None else facts["module"]["n_outputs"]
 
 
 def network_from(

@@ -59,6 +59,7 @@ class Predictive:
     def __init__(self, outputs: Float[Tensor, "S N C"], likelihood: Likelihood) -> None:
         if outputs.ndim != 3 or 0 in outputs.shape:
             fail("outputs", "shape (draws, N, C)", tuple(outputs.shape))
+        likelihood.check_parameters(outputs.shape[-1])
         self.outputs = outputs.detach().cpu().double()
         self.likelihood = likelihood
 

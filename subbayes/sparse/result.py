@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from subbayes.diagnostics.predictor import Predictor
 from subbayes.likelihoods import Likelihood, from_config
 from subbayes.networks.network import Network
-from subbayes.networks.saving import network_facts, network_from, network_tensors
+from subbayes.networks.saving import known_outputs, network_facts, network_from, network_tensors
 from subbayes.posterior import Posterior
 from subbayes.predictions.averaging import average
 from subbayes.predictions.predictive import Predictive
@@ -451,7 +451,7 @@ def rebuild(
     made.eval().load_state_dict(state)
     return SparseNetwork(
         made,
-        likelihood or from_config(facts["likelihood"]),
+        likelihood or from_config(facts["likelihood"], known_outputs(facts["network"], output)),
         facts["history"],
         output,
         facts["n_draws"],

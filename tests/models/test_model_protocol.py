@@ -386,6 +386,47 @@ def test_forgeries_are_refused_by_name(name: str, tmp_path: Any) -> None:
         subbayes.load(tmp_path / "a")
 
 
+def _standardized(targets: int) -> dict[str, Any]:
+    units = {"shift": [1.0] * targets, "scale": [1.0] * targets}
+    return {"name": "Standardized", "likelihood": {"name": "Gaussian", "noise": 1.0}, **units}
+
+
+WIDE = {
+    "units": _standardized(30_000),
+    "noise": {"name": "Gaussian", "noise": [1.0, 1.0]},
+    "wrapped": {"name": "Weighted", "likelihood": _standardized(2)},
+    "variance": {"name": "HeteroscedasticGaussian", "global_variance": 1.0},
+}
+
+
+@pytest.mark.parametrize("likelihood", WIDE.values(), ids=list(WIDE))
+@pytest.mark.parametrize("kind", ["fitted", "sparse", "dropout", "samples"])
+def test_likelihoods_of_other_outputs_are_refused(
+    kind: str, likelihood: dict[str, Any], tmp_path: Any
+) -> None:
+    """A network of one output: the parameters would be broadcast."""
+
+    def change(tensors: Any, facts: Any) -> None:
+        if "likelihoods" in facts:
+            facts["likelihoods"] = [likelihood]
+        else:
+            facts["likelihood"] = likelihood
+
+    _forged(kind, tmp_path / "a", change)
+    with pytest.raises(InputError, match=r"\A[^\n]*(1 network output|outputs per target)[^\n]*\Z"):
+        subbayes.load(tmp_path / "a")
+
+
+def test_likelihoods_of_other_outputs_are_refused_in_predictions() -> None:
+    """The outputs of modules other than an `MLP` are known from their first predictions on."""
+    wide = Gaussian((1.0, 2.0))
+    samples = WeightSamples(subbayes.Network(torch.nn.Linear(2, 1)), torch.zeros(2, 3), wide, "")
+    with pytest.raises(InputError, match="noise: expected 1 number, or 1 per target of 1 network"):
+        samples.predict(X)
+    wide.check_parameters(2)
+    Gaussian(torch.ones(5, 1, 3)).check_parameters(3)
+
+
 def test_large_families_are_not_built(tmp_path: Any) -> None:
     """A covariance of all units takes the square of what the file stores."""
     made = sparse.convert(subbayes.MLP(1, (60_000,), 1, seed=0), "mean-field")

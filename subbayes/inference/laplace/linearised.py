@@ -40,7 +40,7 @@ from subbayes.inference.laplace.saving import (
 )
 from subbayes.likelihoods import Likelihood, as_likelihood, from_config
 from subbayes.networks.network import Network
-from subbayes.networks.saving import network_facts, network_from, network_tensors
+from subbayes.networks.saving import known_outputs, network_facts, network_from, network_tensors
 from subbayes.predictions.averaging import average, with_noise
 from subbayes.predictions.gaussian import Method, default_method, draws, predictive_of
 from subbayes.predictions.predictive import Predictive
@@ -344,7 +344,9 @@ def rebuild(
     The dual and low-rank forms require the training data, other forms only for the evidence.
     """
     network = network_from(tensors, facts["network"], tensors["weights"], module, output)
-    likelihood = likelihood or from_config(facts["likelihood"])
+    likelihood = likelihood or from_config(
+        facts["likelihood"], known_outputs(facts["network"], output)
+    )
     subspace = None
     if facts["subspace"] is not None:
         subspace = subspace_from_config(facts["subspace"], strip_prefix("subspace", tensors))
