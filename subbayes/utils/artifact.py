@@ -29,7 +29,6 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from subbayes.utils.files import (
@@ -55,6 +54,8 @@ from subbayes.utils.tensor_file import (
     as_tensors,
     dtype_and_shape,
     fingerprint,
+    read_header,
+    read_tensors,
     safetensors_pieces,
     tensors_digest,
 )
@@ -413,9 +414,9 @@ def _embedded(file: Path) -> str:
     """The manifest in the metadata of a safetensors file."""
     if not file.exists():
         raise FileNotFoundError(file)
-    found, damage = None, (SafetensorError, RuntimeError)
-    with suppress(*damage), safe_open(file, framework="pt", device="cpu") as opened:
-        found = (opened.metadata() or {}).get(FORMAT)
+    found = None
+    with suppress(ValueError), file.open("rb") as opened:
+        found = read_header(opened)[1].get(FORMAT)
     if found is None:
         fail_artifact(
             "path",
@@ -423,7 +424,7 @@ def _embedded(file: Path) -> str:
             f"{quoted(file)}, a file that subbayes did not write",
             f"Check the path; of a folder, pass the folder and not its {MANIFEST}",
         )
-    return str(found)
+    return found
 
 
 def _check_manifest(location: Path, kind: str | None) -> dict[str, Any]:
@@ -474,12 +475,9 @@ def _check_version(location: Path, content: dict[str, Any]) -> None:
 
 def _load(file: Path) -> dict[str, Tensor]:
     try:
-        opened = safe_open(file, framework="pt", device="cpu")
-    except (SafetensorError, RuntimeError) as error:  # RuntimeError if the file has just vanished
+        return read_tensors(file)
+    except (RuntimeError, TypeError, ValueError, OverflowError, KeyError) as error:
         _damaged(file, "a safetensors file", str(error).splitlines()[0])
-    with opened:
-        # cloned, because mapped memory would change or vanish with the file
-        return {name: opened.get_tensor(name).clone() for name in opened.keys()}  # noqa: SIM118
 
 
 def _check_tensors(file: Path, tensors: dict[str, Tensor], content: dict[str, Any]) -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+import os
 import struct
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -14,7 +17,7 @@ from torch import Tensor
 
 from subbayes.utils.checks import fail_type
 from subbayes.utils.files import fail_artifact
-from subbayes.utils.strict_json import canonical_bytes, encode
+from subbayes.utils.strict_json import canonical_bytes, encode, parse
 
 __all__ = [
     "add_prefix",
@@ -22,18 +25,23 @@ __all__ = [
     "as_tensors",
     "dtype_and_shape",
     "fingerprint",
+    "read_header",
+    "read_tensors",
     "safetensors_pieces",
     "strip_prefix",
     "tensors_digest",
 ]
 
 _PIECE = 8 * 2**20  # bytes copied, hashed and written at a time
+_MOST_HEADER = 100 * 2**20  # bytes, as in the safetensors library
+_MOST_DIMENSIONS = 64
 _CODES = {  # torch's name -> the safetensors format's
     "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16",
     "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
     "int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8",
     "uint64": "U64", "uint32": "U32", "uint16": "U16", "uint8": "U8", "bool": "BOOL",
 }  # fmt: skip
+_DTYPES: dict[str, torch.dtype] = {code: getattr(torch, name) for name, code in _CODES.items()}
 
 
 def fingerprint(tensors: Mapping[str, Tensor | np.ndarray], facts: Mapping[str, Any]) -> str:
@@ -160,6 +168,80 @@ def safetensors_pieces(
             flat = tensor.cpu().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
             for start in range(0, len(flat), _PIECE):
                 yield flat[start : start + _PIECE].numpy().tobytes()
+
+
+def read_header(file: BinaryIO) -> tuple[dict[str, Any], dict[str, str]]:
+    """Read the header of an open safetensors file, which then stands at its numbers.
+
+    Returns:
+        The checked entries of the tensors by name, in the order of their numbers, and the metadata.
+
+    Raises:
+        ValueError: not a safetensors file, or dtypes, shapes or offsets that do not fit it.
+    """
+    size = os.fstat(file.fileno()).st_size
+    start = file.read(8)
+    length = int.from_bytes(start, "little")
+    if len(start) < 8 or length > min(size - 8, _MOST_HEADER):
+        raise ValueError("no header of a safetensors file")
+    entries = parse(file.read(length))
+    if not isinstance(entries, dict):
+        raise ValueError("a header that is no JSON object")
+    metadata = entries.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+        raise ValueError("metadata that are no texts by name")
+    for name, entry in entries.items():
+        _check_entry(name, entry)
+    ordered = dict(sorted(entries.items(), key=lambda item: item[1]["data_offsets"]))
+    at = 0
+    for name, entry in ordered.items():
+        if entry["data_offsets"][0] != at:
+            raise ValueError(f"tensor {name[:60]!r} does not begin where the one before it ends")
+        at = entry["data_offsets"][1]
+    if 8 + length + at != size:
+        raise ValueError(f"{size} bytes instead of {8 + length + at}")
+    return ordered, metadata
+
+
+def _check_entry(name: str, entry: Any) -> None:
+    """Check the entry of a tensor in a header: its dtype, shape and number of bytes."""
+    label = f"tensor {name[:60]!r}"
+    if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
+        raise ValueError(f"{label} without dtype, shape and offsets")
+    code, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(code, str) or code not in _DTYPES:
+        raise ValueError(f"{label} of the unknown dtype {str(code)[:60]!r}")
+    if not _are_sizes(shape) or len(shape) > _MOST_DIMENSIONS:
+        raise ValueError(f"{label} with a shape other than at most {_MOST_DIMENSIONS} sizes")
+    if not _are_sizes(offsets) or len(offsets) != 2:
+        raise ValueError(f"{label} without two offsets")
+    if offsets[1] - offsets[0] != math.prod(shape) * _DTYPES[code].itemsize:
+        raise ValueError(f"{label} with numbers of another size than its shape")
+
+
+def _are_sizes(values: Any) -> bool:
+    return isinstance(values, list) and all(type(v) is int and 0 <= v < 2**63 for v in values)
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Read a safetensors file into memory of its own.
+
+    The file is not mapped, because a mapped file that another process cuts short ends the
+    interpreter. The bytes of a tensor are read right into it, so that nothing is held twice.
+
+    Raises:
+        ValueError: as for `read_header`, or a file that has become shorter.
+        RuntimeError: a shape that torch does not represent.
+    """
+    tensors = {}
+    with path.open("rb") as file:
+        for name, entry in read_header(file)[0].items():
+            start, stop = entry["data_offsets"]
+            flat = torch.empty(stop - start, dtype=torch.uint8)
+            if file.readinto(flat.numpy()) != stop - start:  # type: ignore[attr-defined]
+                raise ValueError("a file that ended while it was read")
+            tensors[name] = flat.view(_DTYPES[entry["dtype"]]).reshape(entry["shape"])
+    return tensors
 
 
 def add_to_digest(pieces: Iterable[bytes], digest: Any) -> Iterator[bytes]:

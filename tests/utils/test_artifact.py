@@ -874,15 +874,62 @@ def test_artifact_replaced_during_reading(
     assert len(calls) == 2
 
 
-def test_file_deleted_while_it_is_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    put(tmp_path, 1)
+def test_file_cut_short_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(tmp_path, 1, size=100_000)
+    real = tensor_file_module.read_header
 
-    def vanish(*_: Any, **__: Any) -> None:
-        raise RuntimeError("unable to open file <...>\nand a stack of internals")
+    def then_truncate(file: Any) -> Any:
+        header = real(file)
+        os.truncate(tensor_file(tmp_path), 4096)
+        return header
 
-    monkeypatch.setattr(artifact, "safe_open", vanish)
-    with one_line("expected a safetensors file in .*, got unable to open file <...>"):
+    def task() -> None:  # a mapped file would end the process
+        monkeypatch.setattr(tensor_file_module, "read_header", then_truncate)
         read(tmp_path)
+
+    assert "damaged" in in_child(task)
+
+
+def entry(dtype: Any, shape: Any, stop: Any, start: Any = 0) -> dict[str, Any]:
+    return {"x": {"dtype": dtype, "shape": shape, "data_offsets": [start, stop]}}
+
+
+@pytest.mark.parametrize(
+    ("header", "size", "pattern"),
+    [
+        (entry("C64", [1], 8), 8, "unknown dtype 'C64'"),
+        (entry("F6_E2M3", [4], 3), 3, "unknown dtype 'F6_E2M3'"),
+        (entry([], [4], 4), 4, "unknown dtype"),
+        (entry("U8", [2**63, 0], 0), 0, "with a shape"),
+        (entry("U8", [1] * 65, 1), 1, "with a shape"),
+        (entry("U8", [-1], 0), 0, "with a shape"),
+        (entry("F32", [2], 4), 4, "another size"),
+        (entry("U8", [4], True), 4, "without two offsets"),
+        (entry("U8", [4], 8, 4), 8, "does not begin"),
+        (entry("U8", [4], 4), 5, "bytes instead of"),
+        ({"x": 3}, 0, "without dtype"),
+        ({"__metadata__": {"a": 1}}, 0, "metadata"),
+        ([], 0, "no JSON object"),
+    ],
+)
+def test_headers_that_do_not_fit_their_file(
+    tmp_path: Path, header: Any, size: int, pattern: str
+) -> None:
+    put(tmp_path, 1)
+    head = json.dumps(header).encode()
+    tensor_file(tmp_path).write_bytes(struct.pack("<Q", len(head)) + head + bytes(size))
+    with one_line(pattern):
+        read(tmp_path)
+
+
+def test_reading_holds_no_second_copy(tmp_path: Path) -> None:
+    put(tmp_path, 1, size=4_000_000)
+    tracemalloc.start()  # counts what Python allocates, not the tensors themselves
+    try:
+        tensor_file_module.read_tensors(tensor_file(tmp_path))
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()
 
 
 def test_tensors_do_not_depend_on_the_file_after_reading(tmp_path: Path) -> None:
