@@ -120,7 +120,7 @@ def write(
         kind: what the artifact is, e.g. `"fitted-model"`.
         tensors: arrays of any shape and a real dtype, on any device.
         facts: what JSON can represent, plus tuples, NumPy scalars and small arrays, NaN,
-            infinities and integers of any size.
+            infinities and integers of up to 4096 bits.
         overwrite: replace an existing artifact.
 
     Raises:

@@ -52,6 +52,9 @@ _FLOATS = (
     torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn,
     torch.float8_e5m2,
 )  # fmt: skip
+_NOT_COMPUTED = (  # dtypes that torch stores and does not compute with
+    torch.float8_e4m3fn, torch.float8_e5m2, torch.uint16, torch.uint32, torch.uint64,
+)  # fmt: skip
 _SHOWN = 60  # characters of a wrong value in an error
 
 
@@ -309,6 +312,8 @@ def array(
             wanted = getattr(torch, dtype, _FLOATS[code])
             if tensor.dtype != wanted:
                 raise SchemaError(where, f"numbers of {wanted}", str(tensor.dtype))
+        if (kind == "real" and finite) or values in ("index", "variance"):
+            _check_computed(tensor, where)
         if kind == "real" and finite and not bool(torch.isfinite(tensor).all()):
             raise SchemaError(where, "finite numbers", "NaN or infinite ones")
         if values in ("index", "variance") and tensor.numel() and tensor.min().item() < 0:
@@ -317,6 +322,11 @@ def array(
             )
 
     return check
+
+
+def _check_computed(tensor: Tensor, where: str) -> None:
+    if tensor.dtype in _NOT_COMPUTED:
+        raise SchemaError(where, "numbers of a dtype that torch computes with", str(tensor.dtype))
 
 
 Tensors = Mapping[str, TensorRule]
@@ -354,8 +364,12 @@ class Schema:
             if rule is None:
                 raise SchemaError("tensors", f"no tensor {name!r}", "one")
             rule(tensors[name], f"tensor {name!r}", sizes)
-            if name.endswith("running_var") and bool((tensors[name] < 0).any()):
-                raise SchemaError(f"tensor {name!r}", "variances of at least 0", "negative ones")
+            if name.endswith("running_var"):
+                _check_computed(tensors[name], f"tensor {name!r}")
+                if bool((tensors[name] < 0).any()):
+                    raise SchemaError(
+                        f"tensor {name!r}", "variances of at least 0", "negative ones"
+                    )
         self.facts(facts, "facts", sizes)
 
 

@@ -13,11 +13,12 @@ from torch import Tensor
 from subbayes.utils.checks import fail_type
 from subbayes.utils.files import fail_artifact
 
-__all__ = ["canonical_bytes", "check_size", "decode", "encode", "parse"]
+__all__ = ["canonical_bytes", "check_size", "decode", "encode", "is_unicode", "parse"]
 
 _MAX_DEPTH = 64
 _MAX_VALUES = 2**20  # of a manifest: lists, dicts and what is in them
 _MAX_ARRAY = 4096
+_MAX_BITS = 4096  # of an integer: Python shows none of more than 4300 digits
 _FLOATS = ("nan", "inf", "-inf")
 
 
@@ -48,9 +49,12 @@ def _encode(value: Any, where: str, depth: int = _MAX_DEPTH) -> Any:
     if isinstance(value, (bool, np.bool_)):
         return bool(value)
     if isinstance(value, str):
-        return str.__str__(value)
+        return _check_unicode(str.__str__(value), where)
     if isinstance(value, (int, np.integer)):
         number = int(value)
+        if number.bit_length() > _MAX_BITS:
+            fail_artifact(where, f"integers of at most {_MAX_BITS} bits",
+                          f"one of {number.bit_length()}", "Put it into tensors")  # fmt: skip
         return number if abs(number) < 2**63 else {"__int__": hex(number)}
     if isinstance(value, (float, np.floating)):
         real = float(value)
@@ -73,7 +77,18 @@ def _check_key(key: Any, where: str) -> str:
         fail_artifact(
             where, "keys other than '__float__' and '__int__'", repr(key), "Rename the key"
         )
-    return str.__str__(key)
+    return _check_unicode(str.__str__(key), where)
+
+
+def _check_unicode(text: str, where: str) -> str:
+    if not is_unicode(text):
+        fail_artifact(where, "text in Unicode", f"a lone surrogate in {text[:60]!a}", "Rename it")
+    return text
+
+
+def is_unicode(text: str) -> bool:
+    """Whether text has no lone surrogates, which no file in UTF-8 can hold."""
+    return text.isascii() or text == text.encode("utf-8", "ignore").decode("utf-8")
 
 
 def _small(array: np.ndarray | Tensor, where: str) -> Any:
@@ -88,10 +103,12 @@ def decode(value: Any) -> Any:
     """Return the facts that `encode` encoded.
 
     Raises:
-        ValueError: a number that `encode` does not write.
+        ValueError: a number that `encode` does not write, or an integer beyond 4096 bits.
     """
     if isinstance(value, list):
         return [decode(v) for v in value]
+    if isinstance(value, int):
+        return _check_bits(value)
     if not isinstance(value, dict):
         return value
     if value.keys() == {"__float__"}:
@@ -99,8 +116,14 @@ def decode(value: Any) -> Any:
             raise ValueError(f"'__float__': {value['__float__']!r}")
         return float(value["__float__"])
     if value.keys() == {"__int__"}:
-        return int(value["__int__"], 16)
+        return _check_bits(int(value["__int__"], 16))
     return {k: decode(v) for k, v in value.items()}
+
+
+def _check_bits(number: int) -> int:
+    if number.bit_length() > _MAX_BITS:
+        raise ValueError(f"an integer of {number.bit_length()} bits")
+    return number
 
 
 def canonical_bytes(plain: Any) -> bytes:
@@ -112,8 +135,9 @@ def parse(data: bytes | str) -> Any:
     """Read strict JSON.
 
     Raises:
-        ValueError: not JSON, NaN or an infinity, a number that overflows, a duplicate key, values
-            that are nested too deeply, or more values than a manifest may have.
+        ValueError: not JSON, NaN or an infinity, a number that overflows, a lone surrogate, a
+            duplicate key, values that are nested too deeply, or more values than a manifest may
+            have.
 
     Example:
         >>> parse('{"a": [1, 2.5]}')
@@ -131,7 +155,9 @@ def parse(data: bytes | str) -> Any:
         level = [item for one in level for item in _items(one)]
     if level:
         raise ValueError("values nested too deeply")
-    canonical_bytes(value)  # refuses a number such as 1e999, which is read as an infinity
+    # a number such as 1e999 is read as an infinity
+    if not is_unicode(json.dumps(value, ensure_ascii=False, allow_nan=False)):
+        raise ValueError("text with a lone surrogate")
     return value
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from subbayes.utils.checks import fail_type
 from subbayes.utils.files import fail_artifact
-from subbayes.utils.strict_json import canonical_bytes, encode, parse
+from subbayes.utils.strict_json import canonical_bytes, encode, is_unicode, parse
 
 __all__ = [
     "add_prefix",
@@ -96,15 +96,11 @@ def as_tensors(tensors: Mapping[str, Any]) -> dict[str, Tensor]:
 def _check_name(name: Any) -> str:
     if not isinstance(name, str):
         fail_type("tensors", "names that are text", name)
-    if name == "__metadata__" or not _is_utf8(name):
+    if name == "__metadata__" or not is_unicode(name):
         fail_artifact(
             "tensors", "a name the safetensors format allows", repr(name), "Rename the tensor"
         )
     return str.__str__(name)
-
-
-def _is_utf8(text: str) -> bool:
-    return text == text.encode("utf-8", "ignore").decode("utf-8")
 
 
 def _as_tensor(name: str, value: Any) -> Tensor:

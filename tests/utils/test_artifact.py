@@ -42,6 +42,7 @@ from subbayes.utils.artifact import (
 )
 from subbayes.utils.checks import InputError, InputTypeError
 from subbayes.utils.files import atomic_write_bytes, atomic_write_text
+from subbayes.utils.schema import Schema, SchemaError, array, record
 
 resource = pytest.importorskip("resource", reason="forks and limits need a POSIX system")
 
@@ -197,7 +198,7 @@ def test_tensors_on_a_gpu(tmp_path: Path) -> None:
 
 LEAVES = (
     st.none() | st.booleans() | st.floats() | st.text() | st.integers(-(2**200), 2**200)
-    | st.sampled_from([2**63, -(2**63), math.nan, -0.0, "\ud800", "__float__"])
+    | st.sampled_from([2**63, -(2**63), math.nan, -0.0, "__float__"])
 )  # fmt: skip
 KEYS = st.text().filter(lambda key: key not in ("__float__", "__int__"))
 VALUES = st.recursive(
@@ -232,7 +233,7 @@ def test_round_trip_of_facts(
 
 
 def test_round_trip_of_long_integers(tmp_path: Path) -> None:
-    huge = 10**5000  # more digits than Python turns into text
+    huge = 2**4096 - 1
     write(tmp_path, "test", {}, {"huge": huge, "negative": -huge})
     assert read(tmp_path)[1] == {"huge": huge, "negative": -huge}
 
@@ -291,6 +292,9 @@ def circular() -> list[Any]:
         ({"a": {1: 2}}, InputTypeError, r"facts\['a'\]: expected keys that are text, got int\."),
         ({"__int__": 2}, InputError, r"facts: expected keys other than .* got '__int__'\. Rename"),
         ({"a": np.zeros(5000)}, InputError, r"facts\['a'\]: .* 4096 values, got 5000.* tensors\."),
+        ({"a": 2**4096}, InputError, r"facts\['a'\]: .* at most 4096 bits, got one of 4097"),
+        ({"a": "\ud800"}, InputError, r"facts\['a'\]: expected text in Unicode, .* '.ud800'"),
+        ({"\ud800": 1}, InputError, r"facts: expected text in Unicode"),
         ({"a": nested(100)}, InputError, r"facts: expected at most 64 levels, got deeper"),
         ({"a": circular()}, InputError, r"facts: expected at most 64 levels, got deeper"),
     ],
@@ -538,6 +542,11 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "no field": (sealed(lambda m: m.pop("tensors")), "entry 'tensors' of type dict .*NoneType"),
     "odd field": (sealed(lambda m: m.update(facts=3)), "entry 'facts' of type dict .* got int"),
     "odd number": (sealed(lambda m: m["facts"].update(x={"__int__": "?"})), "facts that subbayes"),
+    "long number": (sealed(lambda m: m["facts"].update(x={"__int__": "0x" + "f" * 1025})),
+                    "facts that subbayes can decode .* got an integer of 4100 bits"),
+    "long digits": (sealed(lambda m: m["facts"].update(x=2**4096)), "an integer of 4097 bits"),
+    "surrogate": (sealed(lambda m: m["facts"].update(x="\ud800")), "got text with a lone surrog"),
+    "surrogate key": (sealed(lambda m: m["facts"].update({"\ud800": 1})), "a lone surrogate"),
     "odd float": (sealed(lambda m: m["facts"].update(x={"__float__": "1"})), "facts that subbayes"),
     "facts altered": (lambda p: edit(p, lambda m: m["facts"].update(value=9)), "matches its dig"),
     "kind altered": (lambda p: edit(p, lambda m: m.update(kind="other")), "matches its digest"),
@@ -920,6 +929,18 @@ def test_headers_that_do_not_fit_their_file(
     tensor_file(tmp_path).write_bytes(struct.pack("<Q", len(head)) + head + bytes(size))
     with one_line(pattern):
         read(tmp_path)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint64, torch.float8_e5m2])
+def test_schemas_refuse_dtypes_that_torch_does_not_compute_with(dtype: torch.dtype) -> None:
+    numbers = torch.zeros(2).to(dtype)
+    values = "real" if dtype.is_floating_point else "index"
+    with pytest.raises(SchemaError, match="a dtype that torch computes with, got torch"):
+        Schema(record(), {"a": array("k", values=values)}).check({"a": numbers}, {})
+    rules = {"a.*": array(None, values="any", finite=False)}
+    Schema(record(), rules).check({"a.b": numbers}, {})
+    with pytest.raises(SchemaError, match="a dtype that torch computes with, got torch"):
+        Schema(record(), rules).check({"a.running_var": numbers}, {})
 
 
 def test_reading_holds_no_second_copy(tmp_path: Path) -> None:
