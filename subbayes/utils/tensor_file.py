@@ -13,6 +13,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load
 from torch import Tensor
 
 from subbayes.utils.checks import fail_type
@@ -223,21 +225,20 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     """Read a safetensors file into memory of its own.
 
     The file is not mapped, because a mapped file that another process cuts short ends the
-    interpreter. The bytes of a tensor are read right into it, so that nothing is held twice.
+    interpreter. Its bytes and the tensors are in memory together for a moment.
 
     Raises:
         ValueError: as for `read_header`, or a file that has become shorter.
         RuntimeError: a shape that torch does not represent.
     """
-    tensors = {}
     with path.open("rb") as file:
-        for name, entry in read_header(file)[0].items():
-            start, stop = entry["data_offsets"]
-            flat = torch.empty(stop - start, dtype=torch.uint8)
-            if file.readinto(flat.numpy()) != stop - start:  # type: ignore[attr-defined]
-                raise ValueError("a file that ended while it was read")
-            tensors[name] = flat.view(_DTYPES[entry["dtype"]]).reshape(entry["shape"])
-    return tensors
+        read_header(file)
+        file.seek(0)
+        data = file.read()
+    try:
+        return load(data)
+    except (SafetensorError, KeyError) as error:
+        raise ValueError(str(error)) from None
 
 
 def add_to_digest(pieces: Iterable[bytes], digest: Any) -> Iterator[bytes]:

@@ -83,7 +83,9 @@ def test_covariance_equals_that_of_the_dense_jacobian(made, form):
     blocks = torch.stack([rows[n, :, n] for n in range(NEW)])
     mean = network(network.weights, dict(new)).detach()
     expected = subbayes.predictions.gaussian.class_probabilities(mean, blocks, "probit")
-    np.testing.assert_allclose(posterior.predict(new).probabilities, expected, rtol=1e-8)
+    np.testing.assert_allclose(
+        posterior.predict(new, method="probit").probabilities, expected, rtol=1e-8
+    )
 
 
 def test_the_optimal_subspace_attains_the_bound(made):
