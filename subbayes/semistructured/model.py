@@ -32,6 +32,7 @@ from subbayes.semistructured.subspace import (
 from subbayes.training.configuration import Training
 from subbayes.utils.checks import check_choice, check_fraction, check_positive
 from subbayes.utils.saving import read, save
+from subbayes.utils.saving import rebuild as rebuild_model
 
 __all__ = ["SemiStructuredRegression"]
 
@@ -177,7 +178,10 @@ class SemiStructuredRegression(Results):
                 a module, a family or a prior.
         """
         tensors, facts, _ = read(path, cls.kind)
-        return rebuild(tensors, facts, deep=deep, family=family, priors=priors)
+        given = {"deep": deep, "family": family, "priors": priors}
+        options = {name: value for name, value in given.items() if value is not None}
+        model: SemiStructuredRegression = rebuild_model(cls.kind, tensors, facts, options, path)
+        return model
 
     # --- fitting ----------------------------------------------------------------------------
 

@@ -131,22 +131,7 @@ def load(
         fail_artifact("path", "a saved model", f"a checkpoint: {quoted(path)}",
                       "Pass it as checkpoint=... to the call that wrote it")  # fmt: skip
     options = {name: value for name, value in given.items() if value is not None}
-    try:
-        return rebuild(kind, tensors, facts, options)
-    except (InputError, InputTypeError):
-        raise
-    except (
-        ArithmeticError,
-        AttributeError,
-        LookupError,
-        RuntimeError,
-        TypeError,
-        ValueError,
-    ) as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        fail_artifact("path", f"the content of a {kind}",
-                      f"{quoted(path)}, which does not fit: {reason}",
-                      "Check that it was written by this version of subbayes")  # fmt: skip
+    return rebuild(kind, tensors, facts, options, path)
 
 
 def read(path: StrPath, kind: str | None = None, *, device: torch.device | str = "cpu") -> Artifact:
@@ -202,7 +187,11 @@ def nested_facts(subject: Saveable) -> dict[str, Any]:
 
 
 def rebuild(
-    kind: str, tensors: dict[str, Tensor], facts: dict[str, Any], options: Mapping[str, Any]
+    kind: str,
+    tensors: dict[str, Tensor],
+    facts: dict[str, Any],
+    options: Mapping[str, Any],
+    path: StrPath | None = None,
 ) -> Any:
     """Rebuild an object from checked tensors and facts.
 
@@ -211,9 +200,10 @@ def rebuild(
         tensors: as saved.
         facts: as saved.
         options: arguments of `load` that were given.
+        path: where it was read, for errors; None for an object inside of another one.
 
     Raises:
-        InputError: an argument that this kind does not take.
+        InputError: an argument that this kind does not take, or content that does not fit.
     """
     room, _, name = LOADERS[kind].partition(":")
     function = getattr(importlib.import_module(room), name)
@@ -221,4 +211,19 @@ def rebuild(
     for option in options:
         if option not in known and not any(p.kind is p.VAR_KEYWORD for p in known.values()):
             fail(option, f"nothing, because a {kind} does not take it", "a value", "Leave it out")
-    return function(tensors, facts, **options)
+    try:
+        return function(tensors, facts, **options)
+    except (InputError, InputTypeError):
+        raise
+    except (
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ) as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        content = "content that does not" if path is None else f"{quoted(path)}, which does not"
+        fail_artifact("path", f"the content of a {kind}", f"{content} fit: {reason}",
+                      "Check that it was written by this version of subbayes")  # fmt: skip

@@ -42,7 +42,9 @@ from subbayes.utils.artifact import (
 )
 from subbayes.utils.checks import InputError, InputTypeError
 from subbayes.utils.files import atomic_write_bytes, atomic_write_text
-from subbayes.utils.schema import Schema, SchemaError, array, record
+from subbayes.utils.saving import rebuild
+from subbayes.utils.schema import Schema, SchemaError, record
+from subbayes.utils.schema import array as array_rule
 
 resource = pytest.importorskip("resource", reason="forks and limits need a POSIX system")
 
@@ -936,11 +938,19 @@ def test_schemas_refuse_dtypes_that_torch_does_not_compute_with(dtype: torch.dty
     numbers = torch.zeros(2).to(dtype)
     values = "real" if dtype.is_floating_point else "index"
     with pytest.raises(SchemaError, match="a dtype that torch computes with, got torch"):
-        Schema(record(), {"a": array("k", values=values)}).check({"a": numbers}, {})
-    rules = {"a.*": array(None, values="any", finite=False)}
+        Schema(record(), {"a": array_rule("k", values=values)}).check({"a": numbers}, {})
+    rules = {"a.*": array_rule(None, values="any", finite=False)}
     Schema(record(), rules).check({"a.b": numbers}, {})
     with pytest.raises(SchemaError, match="a dtype that torch computes with, got torch"):
         Schema(record(), rules).check({"a.running_var": numbers}, {})
+
+
+@pytest.mark.parametrize("kind", ["estimator", "semi-structured-model", "data-frame-model"])
+def test_content_that_does_not_fit_raises_one_line(kind: str) -> None:
+    with one_line(f"path: expected the content of a {kind}, got 'here', which does not fit: Key"):
+        rebuild(kind, {}, {}, {}, "here")
+    with one_line(f"path: expected the content of a {kind}, got content that does not fit: Key"):
+        rebuild(kind, {}, {}, {})
 
 
 def test_tensors_do_not_depend_on_the_file_after_reading(tmp_path: Path) -> None:
