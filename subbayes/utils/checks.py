@@ -32,6 +32,8 @@ __all__ = [
     "message",
 ]
 
+_MOST_GOT, _MOST_EXPECTED = 300, 600  # characters of an error; choices may be many
+
 
 class _Described(Exception):
     """An error of one line, which keeps the parts that it is composed of."""
@@ -68,11 +70,15 @@ def message(argument: str, expected: str, got: str, remedy: str = "") -> str:
         >>> message("rank", "at most 20", "30", "Record more snapshots")
         'rank: expected at most 20, got 30. Record more snapshots.'
     """
-    got = " ".join(got.split())
-    line = f"{argument}: expected {expected}, got {got if len(got) < 300 else got[:297] + '...'}."
+    line = f"{argument}: expected {_cut(expected, _MOST_EXPECTED)}, got {_cut(got, _MOST_GOT)}."
     if remedy and not remedy.endswith((".", "?")):
         remedy += "."
     return printable(" ".join(f"{line} {remedy}".split()))
+
+
+def _cut(text: str, most: int) -> str:
+    line = " ".join(text.split())
+    return line if len(line) < most else line[: most - 3] + "..."
 
 
 def fail(

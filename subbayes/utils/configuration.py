@@ -18,10 +18,12 @@ from typing import Any, TypeVar
 import numpy as np
 
 from subbayes.utils.checks import InputError, closest, fail, fail_type
+from subbayes.utils.files import read_start
 
 __all__ = ["Setting", "change", "parse", "read_toml", "settings_of", "to_mapping"]
 
 C = TypeVar("C")
+_MOST_BYTES = 2**20  # of a file of settings
 _NONE = ("none", "null")
 
 
@@ -146,13 +148,23 @@ def read_toml(path: str | Path) -> dict[str, Any]:
         path: of the file.
 
     Raises:
-        InputError: a file that cannot be read, or is not TOML.
+        InputError: a file that cannot be read, is larger than 1 MiB, or is not TOML.
     """
+    file = Path(path)
     try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        if file.exists() and not file.is_file():  # a pipe would block, a device would never end
+            fail("config", "a file that can be read", f"'{path}', which is something else")
+        text = read_start(file, _MOST_BYTES + 1)
+        if len(text) > _MOST_BYTES:
+            fail("config", f"a TOML file of at most {_MOST_BYTES} bytes", f"a longer one: '{path}'")
+        return tomllib.loads(text.decode().replace("\r\n", "\n"))
+    except InputError:
+        raise
+    except RecursionError:
+        fail("config", "a TOML file", f"'{path}', whose values are nested too deeply")
     except OSError as error:
         raise InputError("config", "a file that can be read", f"'{path}'", str(error)) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:  # of TOML, UTF-8, or an integer of too many digits
         raise InputError("config", "a TOML file", f"'{path}' ({error})") from None
 
 

@@ -34,6 +34,7 @@ def test_long_values_are_truncated_in_messages():
     assert len(line) < 400
     assert line.startswith("x: expected less, got array([[0.,")
     assert line.endswith("Cut it.")
+    assert len(message("x", "one of " + "long, " * 5000, "y", "Cut it")) < 700
     assert "/very/long" in message("path", "a file", "/very/long" * 100)
 
 

@@ -1,5 +1,6 @@
 """Changes of configurations by dotted names, and reading from text, TOML and JSON."""
 
+import os
 from dataclasses import dataclass, field
 
 import pytest
@@ -91,3 +92,27 @@ def test_toml_and_json(tmp_path):
         read_toml(path)
     with pytest.raises(InputError, match="config: expected a file that can be read"):
         read_toml(tmp_path / "none.toml")
+
+
+@pytest.mark.parametrize(
+    ("content", "pattern"),
+    [
+        ("a = " + "[" * 20000 + "]" * 20000, "a TOML file, got .* nested too deeply"),
+        ("rank = " + "9" * 5000, "a TOML file, got"),
+        (b"\xff", "a TOML file, got"),
+        ("#" * 2**21, "a TOML file of at most 1048576 bytes, got a longer one"),
+    ],
+    ids=["deep", "digits", "not text", "long"],
+)
+def test_toml_that_cannot_be_used_raises_one_line(tmp_path, content, pattern):
+    path = tmp_path / "settings.toml"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(InputError, match=rf"\Aconfig: expected {pattern}[^\n]*\Z"):
+        read_toml(path)
+
+
+def test_toml_of_a_pipe_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", "/dev/zero"):
+        with pytest.raises(InputError, match="config: expected a file that can be read, got"):
+            read_toml(path)
