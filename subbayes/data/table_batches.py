@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import os
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -216,21 +218,35 @@ def write_batches(path: str | os.PathLike[str], batches: Iterable[pd.DataFrame])
 def text_pieces(batches: Iterable[pd.DataFrame], separator: str = ",") -> Iterator[str]:
     """The lines of a text file, for each batch; the first with a header."""
     for i, batch in enumerate(batches):
-        yield escape_formulas(batch).to_csv(
-            index=False, sep=separator, float_format=_DIGITS, header=i == 0, lineterminator="\n"
+        found = escape_formulas(batch)
+        yield found.to_csv(
+            index=False,
+            sep=separator,
+            float_format=_DIGITS,
+            header=i == 0,
+            lineterminator="\n",
+            quoting=csv.QUOTE_NONNUMERIC if _has_separators(found) else csv.QUOTE_MINIMAL,
         )
 
 
+def _has_separators(table: pd.DataFrame) -> bool:
+    """Whether text has a semicolon or a tab, at which some spreadsheets split cells of CSV too."""
+    columns = (table.iloc[:, place] for place in range(table.shape[1]))
+    texts = (column for column in columns if not pd.api.types.is_numeric_dtype(column.dtype))
+    cells = chain(table.columns, *texts)
+    return any(isinstance(cell, str) and (";" in cell or "\t" in cell) for cell in cells)
+
+
 _DIGITS = "%.7g"  # the precision of float32
-_FORMULA = ("=", "+", "-", "@", "\t", "\n")
+_FORMULA = tuple("=+-@＝＋－＠\t\n")  # spreadsheets read full-width signs too
 
 
 def escape_formulas(table: pd.DataFrame) -> pd.DataFrame:
     """A table whose text, in cells and names, is no formula for a spreadsheet.
 
-    Text that begins with =, +, -, @, a tab or a new line gets an apostrophe in front, as OWASP
-    recommends against CSV injection; numbers, and text that is a number, do not change. Carriage
-    returns, which would end an unquoted cell, become new lines.
+    Text that begins with =, +, -, @ (or their full-width forms), a tab or a new line gets an
+    apostrophe in front, as OWASP recommends against CSV injection; numbers, and text that is a
+    number, do not change. Carriage returns, which would end an unquoted cell, become new lines.
 
     Args:
         table: the table.

@@ -11,7 +11,7 @@ from packaging.version import Version
 
 from subbayes import InputError
 from subbayes.data.encoder import TabularEncoder
-from subbayes.data.table_batches import TableBatches, write_batches
+from subbayes.data.table_batches import TableBatches, escape_formulas, write_batches
 from subbayes.data.tables import read_table
 
 TABLE = pd.DataFrame(
@@ -212,3 +212,19 @@ def test_very_long_names_of_columns_are_refused(tmp_path, suffix):
             read(path)
     with pytest.raises(InputError, match="X: expected names of columns of at most 1000 charact"):
         TabularEncoder().fit(frame)
+
+
+@pytest.mark.parametrize("mark", [";", "\t"])
+def test_cells_with_separators_of_other_programs_are_quoted(tmp_path, mark):
+    path = tmp_path / "table.csv"
+    frame = pd.DataFrame({"a": [f"x{mark}=1+1{mark}", "b"], "n": [1.5, 2.0]})
+    write_batches(path, [frame])
+    assert f'"x{mark}=1+1{mark}"' in path.read_text()
+    pd.testing.assert_frame_equal(pd.read_csv(path), frame)
+    write_batches(path, [frame.rename(columns={"n": f"n{mark}=1"})[1:]])
+    assert f'"n{mark}=1"' in path.read_text()
+
+
+@pytest.mark.parametrize("sign", "＝＋－＠=+-@")
+def test_full_width_signs_begin_formulas_too(sign):
+    assert escape_formulas(pd.DataFrame({"a": [f"{sign}A1"]}))["a"].tolist() == [f"'{sign}A1"]
