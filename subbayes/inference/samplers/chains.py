@@ -186,7 +186,7 @@ def run(kernel: Kernel, posterior: Density, sampling: Sampling) -> Draws:
     if sampling.checkpoint is not None:
         identity = _identity(kernel, posterior, sampling)
         saved = _Checkpoint(Path(sampling.checkpoint), kernel, identity)
-    resumed = saved.read(rngs, draws) if saved else None
+    resumed = saved.read(rngs) if saved else None
     if resumed is None:
         start = start_points(posterior, sampling.initial, rngs)
         state = kernel.init(posterior, start, rngs)
@@ -194,7 +194,10 @@ def run(kernel: Kernel, posterior: Density, sampling: Sampling) -> Draws:
             np.zeros((chains, draws, posterior.rank)), {}, np.zeros(chains, dtype=np.int64)
         )
     else:
-        state, store = resumed
+        state, stored = resumed
+        store = stored.resized(draws)
+        if stored.z.shape[1] > draws:
+            saved = None  # the longer run stays as it is
     needed = warmup + draws * thin
     finished_chains = {
         int(c): _FinishedChain.of(state, rngs, c) for c in np.flatnonzero(store.count >= needed)
@@ -374,7 +377,7 @@ class _Checkpoint:
         }
         artifact.write(self.path, KIND, tensors, meta, overwrite=True)
 
-    def read(self, rngs: Rngs, draws: int) -> tuple[Any, _Store] | None:
+    def read(self, rngs: Rngs) -> tuple[Any, _Store] | None:
         found = read_checkpoint(self.path, KIND)
         if found is None:
             return None
@@ -394,7 +397,11 @@ class _Checkpoint:
             fail_checkpoint(expected, f"other values of {wrong[:60]!r}")
         state = self.kernel.state_type(**arrays)
         store = _Store(tensors["z"].numpy(), stats, tensors["count"].numpy(), meta["evaluations"])
-        return state, store.resized(draws)
+        most = store.z.shape[1]
+        kept = (store.count - self.identity["warmup"]) // self.identity["thin"]
+        if (kept > most).any():  # draws that are not there would be zeros
+            fail_checkpoint(f"at most {most} draws of each chain", f"counts of {int(kept.max())}")
+        return state, store
 
 
 def _misfit(

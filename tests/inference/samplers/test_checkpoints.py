@@ -16,6 +16,7 @@ import pytest
 from oracles import LinearGaussian
 
 from subbayes.inference.samplers.elliptical_slice import EllipticalSlice
+from subbayes.utils import artifact
 from subbayes.utils.checks import InputError
 
 pytestmark = pytest.mark.usefixtures("unchecked")  # long runs; see test_annotations
@@ -102,6 +103,20 @@ def test_a_finished_run_is_read_and_can_be_extended(tmp_path):
     assert np.array_equal(
         EllipticalSlice().sample(posterior, draws=10, checkpoint=path, **options).z, fresh.z[:, :10]
     )
+    kept = EllipticalSlice().sample(posterior, draws=70, checkpoint=path, **options)
+    assert np.array_equal(kept.z, fresh.z)  # the shorter run did not cut the longer one
+
+
+def test_a_count_of_more_draws_than_are_stored_is_refused(tmp_path):
+    posterior = LinearGaussian().posterior()
+    options = dict(chains=2, warmup=5, thin=2, progress=False, checkpoint=tmp_path / "run")
+    EllipticalSlice().sample(posterior, draws=10, **options)
+    tensors, facts, kind = artifact.read(tmp_path / "run")
+    tensors["count"][1] = 5 + 2 * 11
+    artifact.write(tmp_path / "run", kind, tensors, facts, overwrite=True)
+    for draws in (10, 20):
+        with pytest.raises(InputError, match="checkpoint: expected at most 10 draws of each chain"):
+            EllipticalSlice().sample(posterior, draws=draws, **options)
 
 
 @pytest.mark.parametrize(
