@@ -38,7 +38,7 @@ _SHORT_NAMES: dict[str, Callable[..., Likelihood]] = {
     "bernoulli": Bernoulli,
     "poisson": Poisson,
 }
-_BY_NAME = {made.__name__: made for made in _SHORT_NAMES.values()} | _SHORT_NAMES
+_BY_NAME = {made.__name__: made for made in _SHORT_NAMES.values()}
 
 
 def as_likelihood(likelihood: str | Likelihood) -> Likelihood:

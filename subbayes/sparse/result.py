@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain, islice
 from typing import Any, ClassVar
 
 import numpy as np
@@ -48,6 +49,7 @@ STRUCTURE_MODES = ("sample", "all", "median")
 WEIGHT_MODES = ("sample", "mean")
 _MIN_WEIGHTS = 50_000  # sparse products are faster from this many weights of linear layers
 _MAX_DENSITY = 0.25  # up to this density
+_BYTES = 40  # of a weight of a draw: its value, the positions in its pattern, and in a vector
 
 
 def revert(module: nn.Module) -> nn.Module:
@@ -333,24 +335,26 @@ class SparseNetwork(Predictor):
         """Average predictions over draws of the network; see `Predictor.predict`.
 
         `structure` ("sample", "median" or "all") and `weights` ("sample" or "mean") are those of
-        `weights`, and `seed` is that of the draws.
+        `weights`, and `seed` is that of the draws. `memory_limit` also bounds the memory of the
+        weights: the inputs are evaluated again for each part of the draws that fits.
         """
         count = self.n_draws if n_draws is None else check_count("n_draws", n_draws)
-        drawn = list(self._draws(structure, weights, count, seed))
-        if self._uses_sparse_products(drawn[0]):
-            return Predictive(
-                self._sampled_network.outputs(
-                    drawn, inputs, memory_limit=memory_limit, progress=progress
-                ),
-                self.likelihood,
+        draws = self._draws(structure, weights, count, seed)
+        first = next(draws)
+        sparse, draws = self._uses_sparse_products(first), chain([first], draws)
+        at_once = max(1, memory_limit // (_BYTES * self.network.size))
+        options: dict[str, Any] = {"memory_limit": memory_limit, "progress": progress}
+        parts = []
+        while drawn := list(islice(draws, at_once)):
+            parts.append(
+                self._sampled_network.outputs(drawn, inputs, **options)
+                if sparse
+                else average(
+                    self.network, self.likelihood, self._vectors(drawn), inputs, **options
+                ).outputs
             )
-        return average(
-            self.network,
-            self.likelihood,
-            self._vectors(drawn),
-            inputs,
-            memory_limit=memory_limit,
-            progress=progress,
+        return Predictive(
+            parts[0] if len(parts) == 1 else torch.cat(parts), self.likelihood.unweighted
         )
 
     @cached_property

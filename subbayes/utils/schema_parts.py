@@ -107,10 +107,14 @@ LIKELIHOOD: Rule = tagged(
             "shift": list_of(number(), least=1),
             "scale": list_of(POSITIVE, least=1),
         },
-        "Categorical": {"n_classes": optional(whole())},
+        "Weighted": {"likelihood": deferred(lambda: LIKELIHOOD)},
+        "Categorical": {"n_classes": optional(whole(2))},
+        "Bernoulli": {},
+        "Poisson": {},
     },
     others={"*": anything},
 )
+"""Likelihoods by the names that `to_config` writes; others are objects that `load` is given."""
 
 PRIOR = record(
     name=text("Normal"), scale=_numbers(0), mean=_numbers(), covariance=optional(_numbers())

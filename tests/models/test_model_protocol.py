@@ -391,6 +391,22 @@ def _standardized(targets: int) -> dict[str, Any]:
     return {"name": "Standardized", "likelihood": {"name": "Gaussian", "noise": 1.0}, **units}
 
 
+UNCHECKED = {
+    "alias": ({"name": "gaussian", "noise": np.nan}, "expected one of .* got 'gaussian'"),
+    "noise": ({"name": "Weighted", "likelihood": {"name": "Gaussian", "noise": -1.0}}, "numbers"),
+    "wrapped": ({"name": "Weighted", "likelihood": []}, "'likelihood'. to be a dict"),
+    "rows": ({"name": "Poisson", "x": 1}, "no key 'x'"),
+}
+
+
+@pytest.mark.parametrize("name", UNCHECKED)
+def test_every_likelihood_is_checked(name: str, tmp_path: Any) -> None:
+    likelihood, message = UNCHECKED[name]
+    _forged("samples", tmp_path / "a", lambda t, f: f.update(likelihoods=[likelihood]))
+    with pytest.raises(InputError, match=rf"\A[^\n]*{message}[^\n]*\Z"):
+        subbayes.load(tmp_path / "a")
+
+
 WIDE = {
     "units": _standardized(30_000),
     "noise": {"name": "Gaussian", "noise": [1.0, 1.0]},

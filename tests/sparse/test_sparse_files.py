@@ -13,6 +13,7 @@ from torch import nn
 import subbayes
 from subbayes import InputError, InputTypeError, sparse
 from subbayes.sparse.export.small_network import _densified
+from subbayes.sparse.export.tiled_layers import SampledNetwork
 from subbayes.utils import artifact
 
 
@@ -225,6 +226,44 @@ def test_an_onnx_file_of_several_inputs(tmp_path, named):
     ):
         with pytest.raises((InputError, subbayes.InputTypeError), match=f"example: .*{message}"):
             small.to_onnx(tmp_path / "other.onnx", odd)
+
+
+# --- numbers of draws ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("products", [False, True])
+def test_draws_beyond_the_memory_limit_are_evaluated_in_parts(monkeypatch, products):
+    net = sparse.SparseNetwork(
+        sparse.convert(subbayes.MLP(3, (4,), 1, seed=0)), subbayes.likelihoods.Gaussian(1.0)
+    )
+    monkeypatch.setattr(sparse.SparseNetwork, "_uses_sparse_products", lambda *_: products)
+    holder, name = (SampledNetwork, "outputs") if products else (sparse.SparseNetwork, "_vectors")
+    original, sizes = getattr(holder, name), []
+
+    def counted(self, drawn, *args, **options):
+        sizes.append(len(drawn))
+        return original(self, drawn, *args, **options)
+
+    monkeypatch.setattr(holder, name, counted)
+    inputs = torch.randn(6, 3)
+    whole = net.predict(inputs, n_draws=50).outputs
+    parts = net.predict(inputs, n_draws=50, memory_limit=16_000).outputs
+    assert sizes[0] == sum(sizes[1:]) == 50
+    assert max(sizes[1:]) < 25
+    torch.testing.assert_close(parts, whole)
+
+
+def test_numbers_of_draws_of_estimators_are_checked(tmp_path):
+    X = np.random.default_rng(0).normal(size=(30, 2))
+    model = subbayes.SparseRegressor(
+        network={"hidden": (3,)}, training={"epochs": 2}, draws=5, random_state=0
+    ).fit(X, X[:, 0])
+    for i, draws in enumerate(("x", -1, None, 2.7, 10**12)):
+        tensors, facts = model.tensors(), model.facts()
+        facts["params"] = {**facts["params"], "draws": draws}
+        artifact.write(tmp_path / str(i), model.kind, tensors, facts)
+        with pytest.raises(InputError, match=r"'params'\]\['draws'\] to be a whole number"):
+            subbayes.load(tmp_path / str(i))
 
 
 # --- labels --------------------------------------------------------------------------------------
