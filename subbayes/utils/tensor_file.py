@@ -232,11 +232,12 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         RuntimeError: a shape that torch does not represent.
     """
     with path.open("rb") as file:
-        read_header(file)
+        entries, _ = read_header(file)
         file.seek(0)
         data = file.read()
     try:
-        return load(data)
+        tensors = load(data)  # in an order of its own at each call
+        return {name: tensors[name] for name in entries}
     except (SafetensorError, KeyError) as error:
         raise ValueError(str(error)) from None
 
