@@ -6,6 +6,7 @@ import copy
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -222,6 +223,24 @@ def test_evaluate_takes_noise_scales_and_labels_of_the_data() -> None:
         assert classifier.evaluate(form) == pytest.approx(expected, rel=1e-5)
     assert classifier.predict(each).n_draws == 1
     assert len(classifier.predict(TensorDataset(X, labels))) == 30
+
+
+def test_thinning_says_that_there_are_fewer_draws() -> None:
+    model = MAKE["fitted"]()
+    with pytest.warns(UserWarning, match="n_draws: 9999 is more than the 48 draws of the model"):
+        assert model.thin(9999).default_draws == 48
+    found = replace(model.monte_carlo_error(X), recommended_draws=9999)
+    assert repr(found).endswith(
+        "draws=48, recommended_draws=9999, more than there are: run longer)"
+    )
+    assert repr(replace(found, recommended_draws=8)).endswith("recommended_draws=8)")
+
+
+@pytest.mark.parametrize("bad", [[np.inf, *[1.0] * 29], ["heavy"] * 30, [-1.0, *[1.0] * 29]])
+def test_weights_of_rows_of_an_estimator_are_numbers(bad: list[Any]) -> None:
+    estimator = subbayes.SubspaceRegressor()
+    with pytest.raises(InputError, match="weight.*: expected one finite number of at least 0"):
+        estimator.fit(X.numpy(), Y.numpy(), sample_weight=bad)
 
 
 def test_representations_are_short() -> None:
