@@ -369,8 +369,8 @@ def test_hooks_are_kept_on_sparse_layers_and_networks():
         (lambda: sparse.Bernoulli("a"), "probability: expected a number above 0, got 'a'"),
         (lambda: sparse.prune(net(), "a"), "density: expected a share above 0 and at"),
         (
-            lambda: sparse.fit(sparse.convert(net()), "gaussian", data()),
-            "likelihood: expected a like",
+            lambda: sparse.fit(sparse.convert(net()), nn.MSELoss(), data()),
+            "likelihood: expected a name or a Likelihood",
         ),
         (
             lambda: sparse.fit(
