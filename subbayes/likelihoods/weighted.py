@@ -28,6 +28,7 @@ class Weighted(WrappedLikelihood):
         weights: of the rows of `curvature`, set by `for_targets`.
 
     Example:
+        >>> import torch
         >>> from subbayes.likelihoods import Gaussian
         >>> y, weights = torch.zeros(2), torch.tensor([1.0, 2.0])
         >>> Weighted(Gaussian(1.0)).log_prob(torch.zeros(2, 1), (y, weights))
