@@ -33,6 +33,7 @@ from subbayes.training.loop import LEAST_SNAPSHOTS
 from subbayes.training.pipeline import Trained, train_trajectory, without_training
 from subbayes.utils.checks import check_choice, check_positive, closest, fail, fail_type
 from subbayes.utils.keywords import suggest_keywords
+from subbayes.utils.saving import fail_checkpoint
 from subbayes.utils.types import Form
 
 __all__ = [
@@ -354,8 +355,7 @@ def _check_saved_prior(
         if (own is None) != (other is None) or not (
             own is None or (own.shape == other.shape and np.allclose(own, other, rtol=1e-6))
         ):
-            remedy = "Delete it to start again, or choose another path"
-            fail("checkpoint", f"the prior {expected!r} of this call", f"another {name}", remedy)
+            fail_checkpoint(f"the prior {expected!r} of this call", f"another {name}")
 
 
 def check_temperature(temperature: float | str, validation: Any) -> None:

@@ -194,10 +194,8 @@ def run(kernel: Kernel, posterior: Density, sampling: Sampling) -> Draws:
             np.zeros((chains, draws, posterior.rank)), {}, np.zeros(chains, dtype=np.int64)
         )
     else:
-        state, stored = resumed
-        store = stored.resized(draws)
-        if stored.z.shape[1] > draws:
-            saved = None  # the longer run stays as it is
+        state, store = resumed
+        store = store.resized(max(draws, store.z.shape[1]))  # a longer run keeps its draws
     needed = warmup + draws * thin
     finished_chains = {
         int(c): _FinishedChain.of(state, rngs, c) for c in np.flatnonzero(store.count >= needed)
@@ -227,6 +225,8 @@ def run(kernel: Kernel, posterior: Density, sampling: Sampling) -> Draws:
         _raise_again(interrupted[0])
     if saved:
         saved.write(state, store, rngs, finished_chains)
+    if store.z.shape[1] > draws:
+        store = store.resized(draws)
     return Draws(
         store.z,
         store.stats,

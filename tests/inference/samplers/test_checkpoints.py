@@ -107,6 +107,38 @@ def test_a_finished_run_is_read_and_can_be_extended(tmp_path):
     assert np.array_equal(kept.z, fresh.z)  # the shorter run did not cut the longer one
 
 
+def test_a_shorter_run_in_an_interrupted_one_resumes_too(tmp_path):
+    """Interrupted again and again, asked for more and fewer draws in turns."""
+    posterior = LinearGaussian().posterior()
+    evaluate, steps = posterior.log_likelihood, [0]
+
+    def interrupting(z):
+        steps[0] += 1
+        if steps[0] % 60 == 0:
+            os.kill(os.getpid(), signal.SIGINT)
+        return evaluate(z)
+
+    posterior.log_likelihood = interrupting
+    options = dict(chains=3, warmup=10, progress=False)
+    lengths, stopped = (80, 40), 0
+    while True:
+        length = lengths[stopped % 2]
+        try:
+            found = EllipticalSlice().sample(
+                posterior, draws=length, checkpoint=tmp_path / "run", **options
+            )
+        except KeyboardInterrupt:
+            stopped += 1
+            assert stopped < 20  # every run goes on from the one before
+        else:
+            if length == 80:
+                break
+            stopped += 1
+    assert stopped > 3
+    fresh = EllipticalSlice().sample(LinearGaussian().posterior(), draws=80, **options)
+    assert np.array_equal(found.z, fresh.z)
+
+
 def test_a_count_of_more_draws_than_are_stored_is_refused(tmp_path):
     posterior = LinearGaussian().posterior()
     options = dict(chains=2, warmup=5, thin=2, progress=False, checkpoint=tmp_path / "run")
