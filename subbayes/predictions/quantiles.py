@@ -1,4 +1,4 @@
-r"""Quantiles of mixtures by Newton's method within a bracket.
+r"""Quantiles of mixtures by Newton's method and inverse interpolation within a bracket.
 
 The quantile x of level q solves $F(x) = q$ for the distribution function
 $F = \tfrac1S \sum_s F_s$ of the mixture. Newton's method is applied to
@@ -7,15 +7,18 @@ similar components, in the tails too:
 
 $$ x \leftarrow x + (\Phi^{-1}(q) - u) \, \phi(u) / f(x), \qquad u = \Phi^{-1}(F(x)) $$
 
-with the density f of the mixture. A step that leaves the bracket, or that is longer than half of
-the one before, is replaced by a bisection (Press et al., Numerical Recipes, section 9.4), so that
-well separated components take more steps and not another result.
+with the density f of the mixture. From the second step on, the new x is the value at
+$\Phi^{-1}(q)$ of the cubic in u that has the values and the slopes of the last two points (inverse
+Hermite interpolation, of order 2.7 where Newton's method has 2). A step that leaves the bracket, or
+that is longer than half of the one before, is replaced by a bisection (Press et al., Numerical
+Recipes, section 9.4), so that well separated components take more steps and not another result.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int
@@ -26,17 +29,37 @@ from subbayes.likelihoods import Likelihood
 __all__ = ["gaussian_mixture_quantile", "mixture_quantile", "solve_quantile"]
 
 Evaluate = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+Link = Callable[[Tensor], Tensor]
 
-_NUMBERS_AT_ONCE = 2**16  # components evaluated at once, which fit into the cache
-_TOLERANCE = 1e-6  # of the last Newton step, whose error is about its square
+_NUMBERS_AT_ONCE = 2**18  # components evaluated at once, which fit into the cache
+_TOLERANCE = 1e-5  # of the last step, whose error is about its square
+_CUBIC_TOLERANCE = 1e-9  # of the cubic term of the last step, whose error is of the next order
+_CUBIC_MASS = 1e-2  # of the smaller tail, at most, between the last two points of a cubic
 _RESOLUTION = 1e-10  # of the bracket
+_DRAWS_OF_START = 16  # whose quantile starts the search among many
 _SMALLEST = 1e-12  # quantile of positive targets, in standard deviations
 _MOST_STEPS = 200
+_ROUGH_STEPS = 4  # in single precision
 _ROOT_2, _ROOT_2PI = math.sqrt(2), math.sqrt(2 * math.pi)
 
 
 def _identity(x: Tensor) -> Tensor:
     return x
+
+
+def _beyond_newton(
+    level: Tensor, old: tuple[Tensor, Tensor, Tensor], new: tuple[Tensor, Tensor, Tensor]
+) -> tuple[Tensor, Tensor]:
+    """What inverse interpolation adds to a Newton step from `new`, and its cubic term alone.
+
+    A point is (u, x, dx/du). The terms are those of Newton's form with both points taken twice.
+    """
+    (u0, x0, slope0), (u1, x1, slope1) = old, new
+    h, left = u1 - u0, level - u1
+    secant = (x1 - x0) / h
+    square = left * left / h
+    cubic = square * (level - u0) * (slope0 + slope1 - 2 * secant) / h
+    return square * (slope1 - secant) + cubic, cubic
 
 
 def _variance_of_share(x: Tensor) -> Tensor:
@@ -51,7 +74,9 @@ def solve_quantile(
     high: Float[Tensor, "N T"],
     start: Float[Tensor, "N T"],
     scale: Float[Tensor, "N T"],
-    link: Callable[[Tensor], Tensor] = _identity,
+    link: Link = _identity,
+    exact_density: bool = True,
+    most_steps: int = _MOST_STEPS,
 ) -> Float[Tensor, "N T"]:
     """The quantile of level q of each distribution, by Newton's method within a bracket.
 
@@ -65,6 +90,9 @@ def solve_quantile(
         start: where to start, within the bounds.
         scale: standard deviation, which the precision refers to.
         link: the value of a coordinate, increasing; by default the value itself.
+        exact_density: False where the density is a difference quotient, so that only a step within
+            the tolerance ends the search.
+        most_steps: after which the search ends anyway.
 
     Returns:
         The quantiles, as coordinates.
@@ -77,32 +105,41 @@ def solve_quantile(
         >>> solve_quantile(evaluate, 0.5, *ends, 1 / rates, 1 / rates)[:, 0] * rates[:, 0]
         tensor([0.6931, 0.6931], dtype=torch.float64)
     """
-    level = torch.special.ndtri(torch.tensor(q, dtype=torch.float64))
+    level = torch.special.ndtri(torch.tensor(q, dtype=torch.float64)).to(start)
     found, rows = start.clone(), torch.arange(len(start))
     x, last = start, torch.full_like(start, math.inf)
+    old = (torch.full_like(start, math.nan),) * 3
     settled = torch.zeros_like(start, dtype=torch.bool)  # of some targets of a row
-    for _ in range(_MOST_STEPS):
+    for _ in range(most_steps):
         probability, density = evaluate(x, rows)
         above = probability >= q
         low, high = torch.where(above, low, x), torch.where(above, x, high)
         u = torch.special.ndtri(probability)
-        step = (level - u) * torch.exp(-u * u / 2) / (_ROOT_2PI * density)
-        new = x + step
-        length = step.abs()
+        point = u, x, torch.exp(u * u / -2) / (_ROOT_2PI * density)
+        step = (level - u) * point[2]
+        beyond, cubic = _beyond_newton(level, old, point)
+        usable = beyond.abs() <= step.abs() / 2  # False for NaN, as at the first point
+        step = torch.where(usable, step + beyond, step)
+        new, length = x + step, step.abs()
         trusted = (new >= low) & (new <= high) & (length <= last / 2)  # False for NaN
         new = torch.where(trusted, new, (low + high) / 2)
         last = torch.where(trusted, length, (high - low) / 2)
         # A narrow component has a step far below the scale while its mass is still to be passed.
-        passed = length * density <= _TOLERANCE * min(q, 1 - q)
-        small = trusted & passed & (link(x + length) - link(x) <= _TOLERANCE * scale)
+        mass = length * density / min(q, 1 - q)
+        small = (mass <= _TOLERANCE) & (link(x + length) - link(x) <= _TOLERANCE * scale)
+        if exact_density:
+            error = link(x + cubic.abs()) - link(x)
+            small |= usable & (mass <= _CUBIC_MASS) & (error <= _CUBIC_TOLERANCE * scale)
         close = (link(high) - link(low) <= _RESOLUTION * scale) | (new == low) | (new == high)
         found[rows] = x = torch.where(settled, x, new)
-        settled = settled | small | close
+        settled = settled | trusted & small | close
         done = settled.all(1)
         if bool(done.all()):
             break
+        old = point
         if bool(done.any()):
             left = ~done
+            old = old[0][left], old[1][left], old[2][left]
             rows, x, low, high = rows[left], x[left], low[left], high[left]
             scale, last, settled = scale[left], last[left], settled[left]
     return found
@@ -125,31 +162,61 @@ def gaussian_mixture_quantile(
     """
     S, shape = len(means), means.shape[1:]
     flat, sds = means.reshape(S, -1), stds.reshape(S, -1)
-    size = max(1, _NUMBERS_AT_ONCE // S)
+    size = min(max(1, _NUMBERS_AT_ONCE // S), flat.shape[1])
+    memory = torch.empty(4, size, S, dtype=means.dtype), torch.empty(4, size, S)
     pairs = zip(flat.split(size, 1), sds.split(size, 1), strict=True)
-    return torch.cat([_of_rows(q, m.T.contiguous(), s.T.contiguous()) for m, s in pairs]).reshape(
-        shape
-    )
+    return torch.cat(
+        [_of_rows(q, m.T.contiguous(), s.T.contiguous(), *memory) for m, s in pairs]
+    ).reshape(shape)
 
 
-def _of_rows(q: float, means: Float[Tensor, "n S"], stds: Float[Tensor, "n S"]) -> Tensor:
+def _of_rows(
+    q: float,
+    means: Float[Tensor, "n S"],
+    stds: Float[Tensor, "n S"],
+    double: Tensor,
+    single: Tensor,
+) -> Tensor:
     """Quantiles of one mixture per row, shape (n, 1)."""
-    rates = stds.reciprocal()
-
-    def evaluate(x: Tensor, rows: Int[Tensor, "m"]) -> tuple[Tensor, Tensor]:
-        every = len(rows) == len(means)
-        centre, rate = (means, rates) if every else (means[rows], rates[rows])
-        z = (x - centre).mul_(rate)
-        probability = torch.erfc(z / -_ROOT_2).mean(1, keepdim=True) / 2
-        density = z.square_().mul_(-0.5).exp_().mul_(rate).mean(1, keepdim=True) / _ROOT_2PI
-        return probability, density
-
-    level = torch.special.ndtri(torch.tensor(q, dtype=torch.float64))
-    ends = means + level * stds  # the quantiles of the components enclose that of the mixture
-    low, high = ends.amin(1, keepdim=True), ends.amax(1, keepdim=True)
+    centre = means.mean(1, keepdim=True)
     scale = (stds.square().mean(1, keepdim=True) + means.var(1, correction=0, keepdim=True)).sqrt()
-    start = means.mean(1, keepdim=True) + level * scale
-    return solve_quantile(evaluate, q, low, high, start.clamp(low, high), scale)
+    exact = _GaussianMixtures((means - centre) / scale, scale / stds, double)
+    # Single precision takes half the time, and its error is removed by one step in double.
+    rough = _GaussianMixtures(exact.means.float(), exact.rates.float(), single)
+    level = torch.special.ndtri(torch.tensor(q, dtype=means.dtype))
+    ends = exact.means + level / exact.rates  # those of the components enclose that of the mixture
+    low, high = ends.amin(1, keepdim=True), ends.amax(1, keepdim=True)
+    one = torch.ones_like(low)
+    start = (level * one).clamp(low, high)
+    bounds = low.float(), high.float(), start.float(), one.float()
+    near = solve_quantile(rough, q, *bounds, most_steps=_ROUGH_STEPS).double()
+    start = near.nan_to_num().clamp(low, high)
+    return centre + scale * solve_quantile(exact, q, low, high, start, one)
+
+
+@dataclass
+class _GaussianMixtures:
+    """Distribution function and density of some of the mixtures, without new memory at each call.
+
+    Attributes:
+        means: means of the components, one mixture per row, shape (n, S).
+        rates: reciprocals of their standard deviations.
+        memory: numbers that are overwritten, shape (4, n or more, S).
+    """
+
+    means: Tensor
+    rates: Tensor
+    memory: Tensor
+
+    def __call__(self, x: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        means, rates, (z, work, *own) = self.means, self.rates, self.memory[:, : len(rows)]
+        if len(rows) < len(means):
+            means = torch.index_select(means, 0, rows, out=own[0])
+            rates = torch.index_select(rates, 0, rows, out=own[1])
+        torch.sub(x, means, out=z).mul_(rates)
+        probability = torch.mul(z, -1 / _ROOT_2, out=work).erfc_().mean(1, keepdim=True) / 2
+        density = z.square_().mul_(-0.5).exp_().mul_(rates).mean(1, keepdim=True) / _ROOT_2PI
+        return probability, density
 
 
 def mixture_quantile(
@@ -172,40 +239,55 @@ def mixture_quantile(
         >>> mixture_quantile(0.975, Gaussian(2.0), outputs).item()  # doctest: +ELLIPSIS
         3.9199...
     """
+    link: Link
+    slope: Link
+    if likelihood.bounds[0] != 0:
+        link, slope = _identity, torch.ones_like
+    elif likelihood.bounds[1] != 1:
+        link, slope = torch.exp, _identity
+    else:
+        link, slope = torch.sigmoid, _variance_of_share
+    return link(_coordinate_of_quantile(q, likelihood, outputs, link, slope)[0])
+
+
+def _coordinate_of_quantile(
+    q: float, likelihood: Likelihood, outputs: Float[Tensor, "S N C"], link: Link, slope: Link
+) -> tuple[Tensor, Tensor]:
+    """The coordinate of the quantile, and a guess at it from the moments.
+
+    Near an end of the support Newton's method takes fewer steps for log x and logit x.
+    """
     means, stds = likelihood.mean(outputs), likelihood.variance(outputs).sqrt()
     # Cantelli's inequality bounds the distance of a quantile from the mean.
     reach = 1 + math.sqrt(max(q / (1 - q), (1 - q) / q))
     low, high = (means - reach * stds).amin(0), (means + reach * stds).amax(0)
     mean, scale = means.mean(0), (stds.square().mean(0) + means.var(0, correction=0)).sqrt()
     level = torch.special.ndtri(torch.tensor(q, dtype=torch.float64))
-
-    def evaluate(x: Tensor, rows: Int[Tensor, "m"]) -> tuple[Tensor, Tensor]:
-        own, some = likelihood.select_rows(rows), outputs[:, rows]
-        probability = own.cdf(some, x).mean(0)
-        if x.shape[1] == 1:
-            return probability, own.log_prob(some, x[:, 0]).exp().mean(0).unsqueeze(1)
-        width = 1e-6 * scale[rows]
-        return probability, (own.cdf(some, x + width).mean(0) - probability) / width
-
-    if likelihood.bounds[0] != 0:
-        start = (mean + level * scale).clamp(low, high)
-        return solve_quantile(evaluate, q, low, high, start, scale)
-
-    # Near an end of the support Newton's method takes fewer steps for log x and logit x.
-    if likelihood.bounds[1] != 1:
-        link, slope = torch.exp, _identity
+    if link is _identity:
+        guess = mean + level * scale
+    elif link is torch.exp:
         spread = (1 + (scale / mean).square()).log().sqrt()
-        start = mean.log() - spread.square() / 2 + level * spread  # log-normal, same moments
+        guess = mean.log() - spread.square() / 2 + level * spread  # log-normal, same moments
         low, high = (_SMALLEST * scale).log(), high.log()
     else:
-        link, slope = torch.sigmoid, _variance_of_share
-        start = mean.logit() + level * scale / slope(mean)
+        guess = mean.logit() + level * scale / slope(mean)
         low, high = (_SMALLEST * scale).logit(), (1 - _SMALLEST * scale).logit()
 
-    def evaluate_link(t: Tensor, rows: Int[Tensor, "m"]) -> tuple[Tensor, Tensor]:
-        x = link(t)
-        probability, density = evaluate(x, rows)
+    def evaluate(t: Tensor, rows: Int[Tensor, "m"]) -> tuple[Tensor, Tensor]:
+        own, some, x = likelihood.select_rows(rows), outputs[:, rows], link(t)
+        probability = own.cdf(some, x).mean(0)
+        if x.shape[1] == 1:
+            density = own.log_prob(some, x[:, 0]).exp().mean(0).unsqueeze(1)
+        else:
+            width = 1e-6 * scale[rows]
+            density = (own.cdf(some, x + width).mean(0) - probability) / width
         return probability, density * slope(x)
 
-    found = solve_quantile(evaluate_link, q, low, high, start.clamp(low, high), scale, link)
-    return link(found)
+    start = guess
+    if (stride := len(outputs) // _DRAWS_OF_START) >= 4:
+        few = outputs[::stride]
+        theirs, their_guess = _coordinate_of_quantile(q, likelihood, few, link, slope)
+        start = guess + theirs - their_guess
+    start = start.clamp(low, high)
+    found = solve_quantile(evaluate, q, low, high, start, scale, link, low.shape[1] == 1)
+    return found, guess

@@ -667,7 +667,11 @@ CHANGES = {
         ["--hidden", "5,x"],
         "--hidden: expected values separated by commas, got '5,x'.",
     ),
-    "task": (lambda t: None, ["--task", "guess"], "Invalid value for '--task'.*"),
+    "task": (
+        lambda t: None,
+        ["--task", "guess"],
+        "--task: expected one of 'regression', 'classification', 'count', got 'guess'.*",
+    ),
     "likelihood": (
         lambda t: None,
         ["--likelihood", "categorical"],

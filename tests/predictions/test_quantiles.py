@@ -127,6 +127,8 @@ CASES: dict[str, tuple[Likelihood, Tensor]] = {
     "gamma": (GammaFamily(), normal(20, 7, 2)),
     "gamma, small shapes": (GammaFamily(), normal(20, 7, 2) - torch.tensor([0.0, 3.0])),
     "beta": (BetaFamily(), normal(20, 7, 2)),
+    "gamma, many draws": (GammaFamily(), normal(150, 7, 2)),
+    "beta, many draws": (BetaFamily(), normal(150, 7, 2)),
     "beta, at the ends": (BetaFamily(), 2 * normal(20, 7, 2) - torch.tensor([0.0, 2.0])),
 }
 

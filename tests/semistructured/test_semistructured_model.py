@@ -299,14 +299,14 @@ def test_every_space_runs(subspace, rank):
     ],
 )
 def test_every_family_recovers_a_sign(family, y):
-    frame = table(150).assign(r=y)
+    frame = table(300).assign(r=y)
     model = SemiStructuredRegression("r ~ x", family=family).fit(
         frame, sampling=Sampling(draws=80, chains=4, progress=False)
     )
     row = model.summary().loc["x"]
     assert row["mean"] > 0
     assert row["direction"] > 0.95 or family == "gamma"
-    assert len(model.predict(frame)) == 150
+    assert len(model.predict(frame)) == 300
 
 
 @pytest.mark.slow
