@@ -13,7 +13,6 @@ import functools
 import hashlib
 import json
 import math
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
@@ -40,6 +39,7 @@ from subbayes.subspace import Subspace
 from subbayes.utils.checks import check_choice, check_count, check_positive, fail
 from subbayes.utils.trees import tree_map
 from subbayes.utils.types import Coordinates, Inputs, LogDensity, Targets
+from subbayes.utils.warning import warn_user
 
 if TYPE_CHECKING:
     from subbayes.draws import Draws
@@ -133,10 +133,9 @@ class Posterior:
 
     def _warn_of_other_statistics(self) -> None:
         if self.network.has_batchnorm and not self.network.is_centred_on(self.subspace.shift):
-            warnings.warn(
+            warn_user(
                 "subspace: its centre is not the network's weights, whose BatchNorm statistics are "
-                "used; pass network.centred_on(subspace.shift, data), or use BatchNormPosterior",
-                stacklevel=3,
+                "used; pass network.centred_on(subspace.shift, data), or use BatchNormPosterior"
             )
 
     def with_temperature(self, temperature: float) -> Posterior:

@@ -125,9 +125,10 @@ def check_output_file(out: Path | None, overwrite: bool, *suffixes: str) -> None
     """Check an output file before a long computation starts.
 
     Raises:
-        InputError: the file exists, or has another suffix.
+        InputError: the file exists, has another suffix, or cannot be written there.
     """
     from subbayes.utils.checks import fail
+    from subbayes.utils.files import check_writable
 
     if out is None or out.is_char_device():
         return
@@ -142,3 +143,4 @@ def check_output_file(out: Path | None, overwrite: bool, *suffixes: str) -> None
             f"an existing one: '{out}'",
             "Pass --overwrite to replace it, or choose another path",
         )
+    check_writable("out", out.parent)

@@ -106,6 +106,7 @@ def fit(
 def _check_free(out: Path, overwrite: bool) -> None:
     from subbayes.utils import artifact
     from subbayes.utils.checks import fail
+    from subbayes.utils.files import check_writable
 
     if out.exists() and not out.is_dir():
         fail("out", "a folder", f"a file: '{out}'", "Choose another path")
@@ -116,6 +117,7 @@ def _check_free(out: Path, overwrite: bool) -> None:
             f"one that has a model: '{out}'",
             "Pass --overwrite to replace it, or choose another path",
         )
+    check_writable("out", out)
 
 
 def _resume(

@@ -15,7 +15,6 @@ data per step.
 from __future__ import annotations
 
 import math
-import warnings
 from typing import Any
 
 import torch
@@ -25,6 +24,7 @@ from torch import Tensor
 from subbayes.curvature.jacobian import Jacobian
 from subbayes.curvature.precision import Precision
 from subbayes.utils.checks import check_count, check_positive, check_seed, fail
+from subbayes.utils.warning import warn_user
 
 __all__ = ["LowRank"]
 
@@ -132,10 +132,9 @@ class LowRank(Precision):
                 "Raise it, or use the exact form",
             )
         if self.solved[0] > self.tolerance:
-            warnings.warn(
+            warn_user(
                 f"tolerance: conjugate gradients stopped after {steps} steps at a "
-                f"residual of {self.solved[0]:.2g}; raise iterations or rank",
-                stacklevel=2,
+                f"residual of {self.solved[0]:.2g}; raise iterations or rank"
             )
         return x.to(vectors)
 

@@ -9,7 +9,6 @@ linearization"; eq. (7) and (11) of the paper on optimal subspaces.
 from __future__ import annotations
 
 import math
-import warnings
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
@@ -20,6 +19,7 @@ from torch import Tensor
 from subbayes.curvature.jacobian import Jacobian
 from subbayes.networks.network import Network
 from subbayes.utils.checks import check_positive, fail
+from subbayes.utils.warning import warn_user
 
 __all__ = ["Precision", "cholesky"]
 
@@ -164,10 +164,9 @@ def cholesky(matrix: Float[Tensor, "m m"], what: str) -> Float[Tensor, "m m"]:
             matrix + jitter * torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
         )
         if not bool(failed):
-            warnings.warn(
+            warn_user(
                 f"{what}: not positive definite; added jitter {jitter:.2g} to the "
-                f"diagonal, {jitter / scale:.0e} of its largest entry",
-                stacklevel=3,
+                f"diagonal, {jitter / scale:.0e} of its largest entry"
             )
             return factor
     least = float(torch.linalg.eigvalsh(matrix)[0])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ from torch.utils.data import DataLoader
 
 from subbayes.utils.memory import available_memory, format_bytes
 from subbayes.utils.trees import row_kind, tensors_of, with_tensors
+from subbayes.utils.warning import warn_user
 
 __all__ = ["CACHED_BYTES", "BatchCache", "concatenate"]
 
@@ -60,11 +60,10 @@ class BatchCache:
 
     def warn(self, argument: str) -> None:
         """Say that the rows are read again at each evaluation."""
-        warnings.warn(
+        warn_user(
             f"{argument}: {format_bytes(self.size)} of rows are above memory_limit, "
             f"{format_bytes(self.limit)}, and are read again at each evaluation; raise it by "
-            "Data.of(data, memory_limit=...), or pass 0 to accept this",
-            stacklevel=5,
+            "Data.of(data, memory_limit=...), or pass 0 to accept this"
         )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numbers as number_types
-import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NoReturn, TypeAlias
 
@@ -12,6 +11,7 @@ import pandas as pd
 from jaxtyping import Float64, Shaped
 
 from subbayes.utils.checks import fail, fail_type
+from subbayes.utils.warning import warn_user
 
 __all__ = [
     "MANY_ROWS",
@@ -320,11 +320,7 @@ def constant_columns(table: pd.DataFrame) -> list[str]:
         got = f"a single value in each of {quote(dropped)}"
         fail("X", "a column that varies", got, "Check the table")
     if dropped:
-        warnings.warn(
-            f"X: dropped columns with a single value: {quote(dropped, 20)}.",
-            UserWarning,
-            stacklevel=3,
-        )
+        warn_user(f"X: dropped columns with a single value: {quote(dropped, 20)}.", UserWarning)
     return dropped
 
 
@@ -338,9 +334,8 @@ def warn_about_row_numbers(table: pd.DataFrame) -> None:
         and (np.diff(table[name].to_numpy()) == 1).all()
     ]
     if counters:
-        warnings.warn(
+        warn_user(
             f"X: {quote(counters, 20)} only number the rows. Drop them unless the order "
             "of the rows is informative.",
             UserWarning,
-            stacklevel=3,
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -12,6 +11,7 @@ from jaxtyping import Float, Num
 
 from subbayes.diagnostics.convergence import blocks, ess_mean
 from subbayes.utils.checks import fail
+from subbayes.utils.warning import warn_user
 
 __all__ = ["LooComparison", "LooResult", "compare", "loo", "psis", "sum_se"]
 
@@ -196,10 +196,9 @@ def loo(
         elpd, sum_se(pointwise), float(in_sample.sum()) - elpd, pointwise, pareto_k, n_draws
     )
     if result.n_bad and not quiet:
-        warnings.warn(
+        warn_user(
             f"loo: Pareto k is above {result.good_k:.2f} at {result.n_bad} of {n} points, whose "
-            "terms are unreliable. Draw more, or score on held-out data instead.",
-            stacklevel=2,
+            "terms are unreliable. Draw more, or score on held-out data instead."
         )
     return result
 

@@ -10,7 +10,6 @@ likelihood.
 from __future__ import annotations
 
 import math
-import warnings
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -20,6 +19,7 @@ from subbayes.diagnostics.checks import class_labels, require_ordered, target_va
 from subbayes.diagnostics.convergence import average_ranks
 from subbayes.diagnostics.crps import crps_counts, crps_gaussian_mixture, crps_samples
 from subbayes.predictions.predictive import Predictive
+from subbayes.utils.warning import warn_user
 
 __all__ = [
     "accuracy",
@@ -245,10 +245,9 @@ def auroc(predictive: Predictive, y: object) -> float:
     p, labels = class_labels(predictive, y, "auroc")
     missing = np.setdiff1d(np.arange(p.shape[1]), labels)
     if len(missing):
-        warnings.warn(
+        warn_user(
             f"auroc: y lacks {len(missing)} of {p.shape[1]} classes (first: "
-            f"{missing[0]}), so it is nan. Score data with every class.",
-            stacklevel=2,
+            f"{missing[0]}), so it is nan. Score data with every class."
         )
         return math.nan
     classes = [1] if p.shape[1] == 2 else range(p.shape[1])

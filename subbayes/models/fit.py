@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -35,6 +34,7 @@ from subbayes.utils.checks import check_choice, check_positive, closest, fail, f
 from subbayes.utils.keywords import suggest_keywords
 from subbayes.utils.saving import fail_checkpoint
 from subbayes.utils.types import Form
+from subbayes.utils.warning import warn_user, warnings_once
 
 __all__ = [
     "ENGINES",
@@ -56,6 +56,7 @@ _T = TypeVar("_T")
 
 
 @suggest_keywords(training=Training, sampling=Sampling)
+@warnings_once()
 def fit(
     model: nn.Module,
     data: Any,
@@ -157,10 +158,9 @@ def fit(
         if isinstance(method, FixedSubspace):
             shift = method.subspace.shift
             if network.has_batchnorm and not network.is_centred_on(shift):
-                warnings.warn(
+                warn_user(
                     "subspace: its centre is not the module's own weights, so the BatchNorm "
-                    "statistics are re-estimated there on the training data",
-                    stacklevel=3,  # past the check of keywords
+                    "statistics are re-estimated there on the training data"
                 )
             network = network.centred_on(shift, data)
             trained = without_training(network, likelihood, data, training, sampling.seed)
@@ -190,7 +190,7 @@ def _warn_of_problems(fitted: FittedModel) -> None:
         from sklearn.exceptions import ConvergenceWarning
 
         for problem in problems:
-            warnings.warn(problem, ConvergenceWarning, stacklevel=4)
+            warn_user(problem, ConvergenceWarning)
 
 
 def build(

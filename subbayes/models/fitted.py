@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -28,6 +27,7 @@ from subbayes.subspace import from_config as subspace_from_config
 from subbayes.utils.checks import fail
 from subbayes.utils.saving import save
 from subbayes.utils.tensor_file import add_prefix, strip_prefix
+from subbayes.utils.warning import warn_user
 
 if TYPE_CHECKING:
     from subbayes.diagnostics.monte_carlo import MonteCarloError
@@ -168,10 +168,9 @@ class FittedModel(Predictor):
         """
         kept = replace(self, draws=self.sampled.thin(n_draws))
         if n_draws > self.default_draws:
-            warnings.warn(
+            warn_user(
                 f"n_draws: {n_draws} is more than the {self.default_draws} draws of the model, of "
-                "which all are kept; to have more, fit with sampling=Sampling(draws=...)",
-                stacklevel=2,
+                "which all are kept; to have more, fit with sampling=Sampling(draws=...)"
             )
         return kept
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import re
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -31,6 +30,7 @@ from subbayes.networks.validation import as_outputs, check_outputs
 from subbayes.utils.checks import fail, fail_type
 from subbayes.utils.memory import BoundedCache
 from subbayes.utils.types import Inputs
+from subbayes.utils.warning import warn_user
 
 __all__ = ["Network", "arguments", "check_network"]
 
@@ -242,12 +242,11 @@ class Network:
     def warn_if_training(self) -> None:
         """Warn that a module in training mode is evaluated in evaluation mode."""
         if self.in_training:
-            warnings.warn(
+            warn_user(
                 f"module: {' and '.join(self.in_training)} in training mode, evaluated in "
                 "evaluation mode: dropout is off, BatchNorm uses its stored statistics. The module "
                 "itself is not changed; call .eval() on it before Network(module) to avoid this "
-                "warning",
-                stacklevel=4,
+                "warning"
             )
 
     def module_with(self, weights: Float[Tensor, "D"] | None = None) -> nn.Module:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dis
 import inspect
 import traceback
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -16,8 +15,11 @@ from torch import Tensor
 
 from subbayes.data.data import Data, leaves, n_rows, take, to_device
 from subbayes.likelihoods import Likelihood
+from subbayes.likelihoods.base import target_values
+from subbayes.likelihoods.gaussian import GaussianLike
 from subbayes.utils.checks import InputError, InputTypeError, closest, error_text, fail, fail_type
-from subbayes.utils.types import Inputs
+from subbayes.utils.types import Inputs, Targets
+from subbayes.utils.warning import warn_user
 
 if TYPE_CHECKING:
     from subbayes.networks.network import Network
@@ -28,6 +30,7 @@ __all__ = [
     "check_outputs",
     "warn_of_probabilities",
     "warn_of_probable_outputs",
+    "warn_of_units",
 ]
 
 
@@ -191,6 +194,35 @@ def warn_of_probable_outputs(outputs: Float[Tensor, "*s C"], likelihood: Likelih
         _warn_of_layer(likelihood, "softmax")
 
 
+def warn_of_units(network: Network, likelihood: Likelihood, rows: Inputs, targets: Targets) -> None:
+    """Warn of targets in other units than the outputs from which training starts.
+
+    Training then ends long before the outputs have reached the targets. Outputs that vary as the
+    targets do, as those of a module that scales them itself, are not warned of.
+
+    Args:
+        network: the network before training.
+        likelihood: p(y | f).
+        rows: a few rows of inputs on the device of the network.
+        targets: of all rows.
+    """
+    likelihood = likelihood.unweighted
+    if not isinstance(likelihood, GaussianLike):
+        return
+    with torch.no_grad():
+        mean = likelihood.mean(network(network.weights, rows))
+    f, y = (float(v.double().square().mean().sqrt()) for v in (mean, target_values(targets)))
+    if y > _UNITS * max(f, 1) or 0 < y < f / _UNITS:
+        warn_user(
+            f"y: the root mean square of the targets is {y:.3g} and that of the outputs {f:.3g}; "
+            "training may end before they meet. Standardise the targets: "
+            "likelihood=Standardized.of(Gaussian(), y) predicts in the units of y"
+        )
+
+
+_UNITS = 30  # ratio of two scales that training does not bridge in time
+
+
 def _like_probabilities(out: Float[Tensor, "*s C"]) -> bool:
     total = out.sum(-1)
     return bool((out >= 0).all() and (out <= 1).all() and (out > 0).any()) and (
@@ -199,10 +231,9 @@ def _like_probabilities(out: Float[Tensor, "*s C"]) -> bool:
 
 
 def _warn_of_layer(likelihood: Likelihood, layer: str) -> None:
-    warnings.warn(
+    warn_user(
         f"module: its outputs look like probabilities, and {type(likelihood).__name__} takes "
-        f"logits; remove the {layer} at its end",
-        stacklevel=5,
+        f"logits; remove the {layer} at its end"
     )
 
 

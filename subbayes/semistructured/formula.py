@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import re
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
@@ -28,6 +28,7 @@ from subbayes.semistructured.formula_checks import (
 from subbayes.semistructured.formula_grammar import check_formula, check_length, formula_errors
 from subbayes.semistructured.smooth import TRANSFORMS, penalised
 from subbayes.utils.checks import InputError, check_choice, closest, fail, fail_type
+from subbayes.utils.warning import warn_user
 
 __all__ = ["Design", "NewLevels", "Term", "formula_variables", "split_formula"]
 
@@ -232,6 +233,20 @@ class Design:
                     found[_factor_column(expression)] = list(state["categories"])
         return found
 
+    def warn_of_numbers_as_text(self, frame: pd.DataFrame) -> None:
+        """Warn of columns of text that are factors, though each of their values is a number."""
+        levels = self.levels()
+        for term in self.terms:
+            for name in term.variables if term.kind == "factor" else ():
+                by_name = name in term.name.removeprefix(f"{term.parameter}.").split(":")
+                chosen = isinstance(frame[name].dtype, pd.CategoricalDtype) or not by_name
+                if not chosen and _numbers_as_text(levels.get(name, ())):
+                    warn_user(
+                        f"{name}: its {len(levels[name])} values are numbers as text, which the "
+                        f"formula takes as levels of a factor; convert it by data[{name!r}]."
+                        f"astype(float), or write C({name}) for a factor"
+                    )
+
     def matrix(
         self, frame: pd.DataFrame, new_levels: NewLevels = "error"
     ) -> tuple[Float[np.ndarray, "n p"], Float[np.ndarray, "n K"]]:
@@ -401,6 +416,11 @@ def _categorical(spec: ModelSpec, term: Any) -> bool:
     """Whether a term has a factor with levels."""
     known = {str(f): kind for f, (kind, _) in spec.encoder_state.items()}
     return any(getattr(known.get(str(f)), "value", "") == "categorical" for f in term.factors)
+
+
+def _numbers_as_text(levels: Sequence[Any]) -> bool:
+    text = bool(levels) and all(isinstance(level, str) for level in levels)
+    return text and bool(pd.to_numeric(pd.Series(levels), errors="coerce").notna().all())
 
 
 def _factor_column(expression: Any) -> str:

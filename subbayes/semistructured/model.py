@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -33,6 +32,7 @@ from subbayes.training.configuration import Training
 from subbayes.utils.checks import check_choice, check_fraction, check_positive
 from subbayes.utils.saving import read, save
 from subbayes.utils.saving import rebuild as rebuild_model
+from subbayes.utils.warning import warn_user, warnings_once
 
 __all__ = ["SemiStructuredRegression"]
 
@@ -185,6 +185,7 @@ class SemiStructuredRegression(Results):
 
     # --- fitting ----------------------------------------------------------------------------
 
+    @warnings_once()
     def fit(
         self,
         data: pd.DataFrame,
@@ -254,7 +255,7 @@ class SemiStructuredRegression(Results):
             draws = joint.sample(engine, sampling, temperature, marginalisation)
         self._state = FittedState(joint, draws)
         for line in self.warnings():
-            warnings.warn(line, stacklevel=2)
+            warn_user(line)
         return self
 
     def report(

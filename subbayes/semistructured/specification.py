@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +28,7 @@ from subbayes.semistructured.formula_checks import Missing, complete_rows
 from subbayes.semistructured.predictors import Deep, DeepPredictor, Predictors
 from subbayes.semistructured.structured_predictor import StructuredPredictor
 from subbayes.utils.checks import InputError, fail
+from subbayes.utils.warning import warn_user
 
 __all__ = ["PreparedModel", "Specification"]
 
@@ -132,6 +132,7 @@ class Specification:
             assert response.labels is not None
             family = OrdinalFamily(n_classes=len(response.labels))
         design = Design(right, frame, ("mu",) if family.n_thresholds else ())
+        design.warn_of_numbers_as_text(frame)
         targets = self._targets(frame, y)
         family.check_targets(targets)
         priors = priors_with(design, default_priors(design, family, y), self.priors)
@@ -156,9 +157,8 @@ class Specification:
         dropped = len(frame) - int(complete.sum())
         if dropped:
             shown = ", ".join(f"{n} in {name}" for name, n in counts.items())
-            warnings.warn(
-                f"{dropped} of {len(frame)} rows have missing values ({shown}) and are dropped",
-                stacklevel=4,
+            warn_user(
+                f"{dropped} of {len(frame)} rows have missing values ({shown}) and are dropped"
             )
             rows = torch.from_numpy(complete)
             tensors = {

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import copy
 import math
-import warnings
 from collections.abc import Collection
 from numbers import Real
 from typing import Any
@@ -30,6 +29,7 @@ from subbayes.sparse.module_surgery import LAYERS, select_layers
 from subbayes.sparse.priors import Bernoulli, Horseshoe, NormalSlab, SpikeSlab
 from subbayes.sparse.variational_families import STRUCTURES, LayerSettings, Noise, unconstrained_sd
 from subbayes.utils.checks import check_choice, fail, fail_type
+from subbayes.utils.warning import warn_user
 
 __all__ = ["DropoutLayer", "HorseshoeLayer", "default_prior", "layer_class", "prune"]
 
@@ -350,11 +350,10 @@ def prune(
         layer.weight.data *= part.reshape(layer.weight.shape)
     empty = [name for name, part in zip(names, parts, strict=True) if not bool(part.any())]
     if empty:
-        warnings.warn(
+        warn_user(
             f"Pruning excludes every weight of layer{'s' * (len(empty) > 1)} "
             f"{', '.join(map(repr, empty))}, whose outputs do not depend on the inputs: "
-            "other layers have larger weights. Raise density, or name it in keep=",
-            stacklevel=2,
+            "other layers have larger weights. Raise density, or name it in keep="
         )
     return made
 

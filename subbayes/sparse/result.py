@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -42,6 +41,7 @@ from subbayes.training.loop import History
 from subbayes.utils.checks import check_choice, check_count, check_seed, fail
 from subbayes.utils.files import fail_damaged
 from subbayes.utils.tensor_file import add_prefix, strip_prefix
+from subbayes.utils.warning import warn_user
 
 __all__ = ["STRUCTURE_MODES", "WEIGHT_MODES", "SparseNetwork", "rebuild", "revert"]
 
@@ -248,11 +248,10 @@ class SparseNetwork(Predictor):
                 others = (
                     ", ".join(map(repr, readers[1:])) or "something other than converted layers"
                 )
-                warnings.warn(
+                warn_user(
                     f"The module's inputs may be read by {others} too: these are the "
                     f"probabilities that they are used through layer {layer!r}. Pass "
-                    f"layer={layer!r} if that is what you want",
-                    stacklevel=2,
+                    f"layer={layer!r} if that is what you want"
                 )
         check_choice("layer", layer, names)
         if self.layers[layer].structure == "units":

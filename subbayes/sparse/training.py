@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
@@ -37,6 +36,7 @@ from subbayes.utils.strict_json import decode, encode
 from subbayes.utils.tensor_file import add_prefix, fingerprint, strip_prefix
 from subbayes.utils.trees import tree_map
 from subbayes.utils.types import Inputs, Targets
+from subbayes.utils.warning import warn_user
 
 __all__ = ["TrainableSparseNetwork", "fit"]
 
@@ -122,12 +122,11 @@ def _warn_of_empty_layers(result: SparseNetwork) -> None:
         if layer.excludes_weights and not bool(layer.included().any())
     ]
     if empty:
-        warnings.warn(
+        warn_user(
             f"The median model excludes every weight of layer{'s' * (len(empty) > 1)} "
             f"{', '.join(map(repr, empty))}, whose outputs do not depend on the inputs: "
             "the data do not support them, or training was too short. Try more epochs, a higher "
-            "learning rate, or a higher prior inclusion probability",
-            stacklevel=3,
+            "learning rate, or a higher prior inclusion probability"
         )
 
 
@@ -159,11 +158,10 @@ class TrainableSparseNetwork(Trainable):
             training.epochs * self.minibatches.n_batches
         )
         if absent := self.minibatches.absent_classes:
-            warnings.warn(
+            warn_user(
                 f"data: no row of class{'es' * (len(absent) > 1)} "
                 f"{', '.join(map(str, absent))}, for which the network has an output: its "
-                "predictions for these come from the prior. Add such rows, or remove the output",
-                stacklevel=3,
+                "predictions for these come from the prior. Add such rows, or remove the output"
             )
         noise = Noise(derive_seed(seed, 2))
         for layer in self.layers.values():

@@ -15,7 +15,6 @@ X needs no labels: the subspace for the inputs to be predicted is exactly optima
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -36,6 +35,7 @@ from subbayes.subspace import DenseSubspace, Subspace
 from subbayes.subspaces.base import RankedMethod, check_rank
 from subbayes.utils.checks import check_choice, check_count, check_seed, fail
 from subbayes.utils.types import FORMS, Inputs
+from subbayes.utils.warning import warn_user
 
 if TYPE_CHECKING:
     from subbayes.training.configuration import Training
@@ -259,10 +259,9 @@ def _leading(
             "Pass others, or train the network again",
         )
     if rank > available:
-        warnings.warn(
+        warn_user(
             f"rank: lowered from {rank} to {available}, the rank of the Jacobian at these "
-            f"{X.n} inputs; pass more or other inputs for more",
-            stacklevel=4,
+            f"{X.n} inputs; pass more or other inputs for more"
         )
     kept = min(rank, available)
     return values[-kept:].flip(0), vectors[:, -kept:].flip(1)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import time
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, runtime_checkable
@@ -23,6 +22,7 @@ from subbayes.training.configuration import Training
 from subbayes.utils.checks import check_choice, check_count, fail
 from subbayes.utils.progress import progress_bar
 from subbayes.utils.types import Inputs, Targets
+from subbayes.utils.warning import warn_user
 
 __all__ = [
     "LEAST_SNAPSHOTS",
@@ -207,10 +207,9 @@ def run(
                 metrics = task.epoch(number, after_step)
             except Diverged as error:
                 task.restore(last)
-                warnings.warn(
+                warn_user(
                     f"{error} in epoch {number + 1}: training ends with the state of the epoch "
-                    "before. Lower the learning rates, or standardise the inputs",
-                    stacklevel=3,
+                    "before. Lower the learning rates, or standardise the inputs"
                 )
                 break
             scores = task.evaluate()
@@ -258,12 +257,11 @@ class TimeLimit:
     def warn(self, title: str, finished: int, epochs: int, best: Sequence[int] = ()) -> None:
         """Say in one line where training stops, and which epochs it restores (0 for the last)."""
         kept = ", ".join(str(one) for one in best if one)
-        warnings.warn(
+        warn_user(
             f"{title} stops after epoch {finished} of {epochs} at its time limit of "
             f"{self.seconds:g} s"
             + (f" and restores the best epoch, {kept}" if kept else "")
-            + ". Raise time_limit, or set it to None, for more epochs",
-            stacklevel=4,
+            + ". Raise time_limit, or set it to None, for more epochs"
         )
 
 

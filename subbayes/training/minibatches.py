@@ -13,7 +13,7 @@ from subbayes.data.data import Data, as_pair, check_rows, leaves, n_rows, take, 
 from subbayes.likelihoods import Likelihood, as_likelihood
 from subbayes.likelihoods.base import target_values
 from subbayes.networks.network import Network
-from subbayes.networks.validation import warn_of_probabilities
+from subbayes.networks.validation import warn_of_probabilities, warn_of_units
 from subbayes.training.configuration import Training
 from subbayes.utils.checks import fail, fail_type
 from subbayes.utils.seeding import derive_seed
@@ -113,6 +113,7 @@ class Minibatches:
         outputs = network.check(first)
         likelihood.check_outputs(outputs, targets)
         warn_of_probabilities(network, likelihood, take(first, slice(2)))
+        warn_of_units(network, likelihood, first, targets)
         self.absent_classes = absent_classes(likelihood, outputs, target_values(targets))
         self.initial_parameters = likelihood.init_parameters(targets).to(self.device, self.dtype)
         if self.has_batchnorm and self.n == 1:

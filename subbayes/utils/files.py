@@ -31,6 +31,7 @@ __all__ = [
     "as_path",
     "atomic_write_bytes",
     "atomic_write_text",
+    "check_writable",
     "translate_os_errors",
     "make_folder",
     "new_file",
@@ -234,6 +235,31 @@ def make_folder(directory: Path) -> Iterator[Path]:
         raise
 
 
+def check_writable(argument: str, folder: Path) -> None:
+    """Check before a long computation that files can be written to a folder, which may not exist.
+
+    Raises:
+        ArtifactError: the folder cannot be made, or no file can be written there.
+
+    Example:
+        >>> check_writable("out", Path("/dev/null/runs"))
+        Traceback (most recent call last):
+        ...
+        subbayes.utils.files.ArtifactError: out: expected a folder, got Not a directory at...
+    """
+    with (
+        translate_os_errors(folder, argument=argument),
+        suppress(_Checked),
+        make_folder(folder) as made,
+    ):
+        _discard(write_temporary(made, "check", []))
+        raise _Checked  # which removes the folders that were made
+
+
+class _Checked(Exception):
+    pass
+
+
 @contextmanager
 def folder_lock(directory: Path, shared: bool = False, wait: bool = True) -> Iterator[bool]:
     """Hold the advisory lock of a folder; yields whether it is held.
@@ -322,13 +348,15 @@ _OTHER = ("a path that can be written", "Choose another path")
 
 
 @contextmanager
-def translate_os_errors(path: StrPath, reading: bool = False) -> Iterator[None]:
+def translate_os_errors(
+    path: StrPath, reading: bool = False, argument: str = "path"
+) -> Iterator[None]:
     """Turn an `OSError` into an `ArtifactError` with the path and a remedy."""
     try:
         yield
     except OSError as error:
         got = f"{error.strerror or error} at {quoted(path)}"
         if reading:
-            fail_artifact("path", "an artifact that can be read", got, "Check its permissions")
+            fail_artifact(argument, "an artifact that can be read", got, "Check its permissions")
         expected, remedy = _CAUSES.get(error.errno or 0, _OTHER)
-        fail_artifact("path", expected, got, f"{remedy}; existing files are intact")
+        fail_artifact(argument, expected, got, f"{remedy}; existing files are intact")

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from subbayes.utils import artifact
 from subbayes.utils.artifact import Artifact
 from subbayes.utils.checks import InputError, InputTypeError, fail
-from subbayes.utils.files import StrPath, fail_artifact, fail_damaged, quoted
+from subbayes.utils.files import StrPath, check_writable, fail_artifact, fail_damaged, quoted
 from subbayes.utils.kinds import LOADERS, SCHEMAS
 from subbayes.utils.schema import SchemaError
 
@@ -165,10 +165,12 @@ def read_checkpoint(path: StrPath, kind: str) -> Artifact | None:
         kind: the kind of the checkpoint.
 
     Raises:
-        InputError: something else, or a checkpoint that is damaged or of another format.
+        InputError: something else, a checkpoint that is damaged or of another format, or none in a
+            place where none can be written.
     """
     location = Path(path)
     if not location.is_file() and not artifact.is_artifact(location):
+        check_writable("checkpoint", location)
         return None
     try:
         return read(location, kind)

@@ -758,6 +758,17 @@ def test_tables_that_cannot_be_read(refused, tmp_path, files):
     refused("Missing option '--target'.*", "fit", files / "people.csv", "--out", tmp_path / "m")
 
 
+@pytest.mark.parametrize("under", ["table.csv/run", "n" * 300])
+def test_a_place_that_cannot_be_written_is_said_before_training(under, refused, files, tmp_path):
+    table = files / "people.csv"
+    out = tmp_path / under if under.startswith("n") else table / "run"
+    words = ["--target", "income", "--epochs", "100000"]
+    line = "(--out: expected a folder, got Not a directory at|'.*': File name too long).*"
+    refused(line, "fit", table, *words, "--out", out)
+    refused(line, "compare", table, *words, "--out", out / "t.csv")
+    assert not list(tmp_path.iterdir())
+
+
 def test_constant_columns_are_left_out_with_a_warning(call, tmp_path):
     path = written(tmp_path / "t.csv", lambda t: t.__setitem__("same", 1))
     code, _, err = call(

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from subbayes import InputError, Network, Training
+from subbayes import InputError, Network, Sampling, Training, fit
 from subbayes.data.data import Data
-from subbayes.likelihoods import Bernoulli, Categorical, Gaussian
+from subbayes.likelihoods import Bernoulli, Categorical, Gaussian, Standardized
 from subbayes.networks.validation import check_fit
 from subbayes.training.trainer import train
 from subbayes.utils.seeding import fork_rng
@@ -77,6 +77,18 @@ def test_probabilities(module, likelihood, layer):
         train(module, likelihood, (X, Y), Training(epochs=1), progress=False)
 
 
+def test_fit_warns_of_probabilities_once():
+    module = classifier(3, nn.Softmax(-1))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        sampling = Sampling(draws=5, progress=False)
+        fit(
+            module, (X, Y), likelihood="categorical", training=Training(epochs=1), sampling=sampling
+        )
+    found = [w for w in caught if "look like probabilities" in str(w.message)]
+    assert [w.filename for w in found] == [__file__]
+
+
 @pytest.mark.parametrize(
     ("module", "likelihood"),
     [
@@ -93,3 +105,30 @@ def test_other_outputs(module, likelihood):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         check_fit(Network(module), likelihood, Data.of((X, Y)))
+
+
+class Scaled(nn.Module):
+    """A network with outputs in the units of the targets."""
+
+    def __init__(self, shift, scale):
+        super().__init__()
+        self.net, self.shift, self.scale = classifier(1), shift, scale
+
+    def forward(self, x):
+        return self.shift + self.scale * self.net(x)
+
+
+@pytest.mark.parametrize(("shift", "scale"), [(2e5, 8e4), (0.0, 500.0), (0.0, 1e-4)])
+def test_targets_in_other_units_than_the_outputs(shift, scale):
+    y = shift + scale * X[:, 0]
+    settings = {"training": Training(epochs=1), "progress": False}
+    for likelihood in ("gaussian", "heteroscedastic"):
+        module = classifier(1 if likelihood == "gaussian" else 2)
+        with pytest.warns(UserWarning, match="y: the root mean square .* Standardise the targets"):
+            train(module, likelihood, (X, y), **settings)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(classifier(1), Standardized.of(Gaussian(), y), (X, y), **settings)
+        train(Scaled(shift, scale), Gaussian(), (X, y), **settings)
+        train(classifier(1), Gaussian(), (X, X[:, 0]), **settings)
+        train(classifier(1), "poisson", (X, X[:, 0].abs().round() * 1000), **settings)

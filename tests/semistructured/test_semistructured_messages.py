@@ -1,5 +1,8 @@
 """Messages for users of other libraries, and for input that is not supported."""
 
+import re
+import warnings
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -167,3 +170,21 @@ def test_results_have_a_short_repr():
     found = loo(np.random.default_rng(0).normal(size=(2, 50, 30)) / 9, quiet=True)
     assert repr(found).startswith("LooResult(elpd=-")
     assert len(repr(found)) < 100
+
+
+def warned(formula, data):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        SemiStructuredRegression(formula).specification.prepare(data, None)
+    return [str(w.message) for w in caught]
+
+
+def test_numbers_as_text_are_noticed():
+    data = frame.assign(t=(frame.x % 4).astype(str), c=pd.Categorical((frame.x % 3).astype(str)))
+    line = "t: its 4 values are numbers as text.*astype\\(float\\), or write C\\(t\\) for a factor"
+    for formula in ("y ~ t", "y ~ x:t", {"mu": "y ~ x", "sigma": "~ t"}):
+        found = warned(formula, data)
+        assert found
+        assert all(re.match(line, message) for message in found)
+    for formula in ("y ~ C(t)", "y ~ re(t)", "y ~ c", "y ~ g", "y ~ x"):
+        assert not warned(formula, data)

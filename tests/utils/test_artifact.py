@@ -41,8 +41,8 @@ from subbayes.utils.artifact import (
     write_file,
 )
 from subbayes.utils.checks import InputError, InputTypeError
-from subbayes.utils.files import atomic_write_bytes, atomic_write_text
-from subbayes.utils.saving import rebuild
+from subbayes.utils.files import atomic_write_bytes, atomic_write_text, check_writable
+from subbayes.utils.saving import read_checkpoint, rebuild
 from subbayes.utils.schema import Schema, SchemaError, record
 from subbayes.utils.schema import array as array_rule
 
@@ -1338,3 +1338,14 @@ def test_a_manifest_of_very_many_values_is_refused_before_it_is_built(tmp_path):
     assert peak < 4 * len(text)
     with pytest.raises(InputError, match="facts: expected what a manifest can hold, got more than"):
         artifact.write(tmp_path / "written", "example", {}, {"values": [0] * 2**20 + [1, 2]})
+
+
+def test_a_folder_is_checked_before_a_long_computation(tmp_path):
+    check_writable("out", tmp_path / "new" / "run")
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "file").write_text("kept")
+    with pytest.raises(ArtifactError, match="out: expected a folder, got Not a directory at"):
+        check_writable("out", tmp_path / "file" / "run")
+    with pytest.raises(ArtifactError, match="checkpoint: expected a folder"):
+        read_checkpoint(tmp_path / "file" / "run", "sampling-checkpoint")
+    assert (tmp_path / "file").read_text() == "kept"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -16,6 +15,7 @@ from subbayes.likelihoods import Likelihood, as_likelihood
 from subbayes.networks.network import Network
 from subbayes.subspace import Subspace
 from subbayes.utils.checks import check_count, fail, fail_type
+from subbayes.utils.warning import warn_user
 
 __all__ = ["cross_validate_prior"]
 
@@ -97,11 +97,10 @@ def cross_validate_prior(
     scores = {pair: score / n for pair, score in scores.items()}
     best, factor = max(scores, key=lambda pair: scores[pair])
     if validation is None and retrain is None:
-        warnings.warn(
+        warn_user(
             "data: the weights were trained on the held-out rows, whose scores favour too narrow a "
             "prior; pass validation=, rows that were not used in training, or retrain=, a function "
-            "from a fold's training data to a network trained on them",
-            stacklevel=2,
+            "from a fold's training data to a network trained on them"
         )
     for name, value, tried in (
         ("prior_precisions", best, prior_precisions),
@@ -109,10 +108,9 @@ def cross_validate_prior(
     ):
         if len(tried) > 1 and value in (min(tried), max(tried)):
             end = "smallest" if value == min(tried) else "largest"
-            warnings.warn(
+            warn_user(
                 f"{name}: {value:g} is the {end} of those tried, and others beyond it "
-                "may be better; widen the grid",
-                stacklevel=2,
+                "may be better; widen the grid"
             )
     fitted = linearised_laplace(network, likelihood, rows, prior_precision=best, **settings)
     return fitted.with_prior_and_noise(best, factor), scores

@@ -19,7 +19,6 @@ linearised network underconfident. `tune_prior` warns of it.
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +31,7 @@ from subbayes.likelihoods import Gaussian, Likelihood, Standardized
 from subbayes.likelihoods.base import target_values
 from subbayes.predictions.gaussian import class_probabilities
 from subbayes.utils.checks import check_positive, fail
+from subbayes.utils.warning import warn_user
 
 if TYPE_CHECKING:
     from subbayes.inference.laplace.linearised import LinearisedPosterior
@@ -194,10 +194,9 @@ def _warn_if_underconfident(posterior: LinearisedPosterior) -> None:
         for part in (torch.zeros_like(covariance), covariance)
     )
     if doubtful < _LEAST_SHARE * sure:
-        warnings.warn(
+        warn_user(
             f"prior: at the precision {posterior.prior_precision:.3g} of the largest evidence, "
             f"labels of training rows have a mean probability of {doubtful:.2f}, and "
             f"{sure:.2f} by the network: predictions are underconfident. Choose the prior on "
-            "held-out rows (cross_validate_prior), or predict with method='laplace-bridge'",
-            stacklevel=3,
+            "held-out rows (cross_validate_prior), or predict with method='laplace-bridge'"
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -17,6 +16,7 @@ from subbayes.networks.tracing.private_torch import capture_graph, compile_graph
 from subbayes.networks.tracing.vectorised import Vectorised
 from subbayes.utils.checks import InputError, InputTypeError, error_text
 from subbayes.utils.trees import tensors_of, tree_map, with_tensors
+from subbayes.utils.warning import warn_user
 
 __all__ = ["MODES", "Mode", "NotTraceable", "Replay", "Status", "Tracer"]
 
@@ -198,7 +198,7 @@ class Tracer:
         except Exception as error:
             self.mode = "trace"
             self.reason = f"compiling {self.name} failed ({error_text(error)[:160]})"
-            warnings.warn(f"{self.reason}; it is traced instead", stacklevel=7)
+            warn_user(f"{self.reason}; it is traced instead")
         return None
 
     def verify(self, expected: Any, found: Any) -> None:
@@ -263,7 +263,7 @@ class Tracer:
     def _warn_of_failure(self) -> None:
         if self._unreported:
             self._unreported = False
-            warnings.warn(f"{self.reason}; it is evaluated eagerly instead", stacklevel=4)
+            warn_user(f"{self.reason}; it is evaluated eagerly instead")
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_replays": {}, "_eager_calls": {}}  # graphs cannot be pickled

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +10,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from subbayes.utils.checks import error_text
+from subbayes.utils.warning import warn_user
 
 __all__ = ["Vectorised", "warn_of_fallback"]
 
@@ -60,5 +60,5 @@ class Vectorised:
 def warn_of_fallback(what: str, error: Any, instead: str) -> str:
     """Warn that a fast method is unavailable, and return the reason."""
     reason = f"{what} failed ({error_text(error)[:160]})"
-    warnings.warn(f"{reason}; {instead}", stacklevel=3)
+    warn_user(f"{reason}; {instead}")
     return reason

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,6 +17,7 @@ from subbayes.sparse.export.export import export_network
 from subbayes.sparse.export.small_network import SmallNetwork
 from subbayes.sparse.result import SparseNetwork
 from subbayes.utils.checks import fail
+from subbayes.utils.warning import warn_user
 
 __all__ = ["export_in_table_units"]
 
@@ -87,13 +87,12 @@ def _warn_of_offsets(
         columns = ", ".join(
             repr(names[k]) if k < len(names) else f"number {k}" for k in distant[:5]
         )
-        warnings.warn(
+        warn_user(
             f"Columns {columns} vary little compared to their means: in float32 the exported "
             "network reads them with an error of up to "
             f"{worst * 2.0**-24:.1g} standard deviations. Subtract a constant from them before "
             "fitting",
             UserWarning,
-            stacklevel=3,
         )
 
 

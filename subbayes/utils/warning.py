@@ -1,0 +1,52 @@
+"""Warnings that point at the line of the user's own code."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+__all__ = ["warn_user", "warnings_once"]
+
+_OWN = ("subbayes", "jaxtyping", "beartype", "contextlib", "functools")
+_SAID: ContextVar[set[str] | None] = ContextVar("_SAID", default=None)
+
+
+@contextmanager
+def warnings_once() -> Iterator[None]:
+    """Within, say each warning once, although several parts of a call check the same thing.
+
+    Python itself forgets what it has said whenever someone uses `warnings.catch_warnings`.
+    """
+    before = _SAID.set(_SAID.get() or set())
+    try:
+        yield
+    finally:
+        _SAID.reset(before)
+
+
+def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warn at the innermost line outside the library.
+
+    Args:
+        message: one line, with the remedy.
+        category: the class of the warning.
+
+    Example:
+        >>> import warnings
+        >>> with warnings.catch_warnings(record=True) as caught:
+        ...     warn_user("y: its scale is unusual")
+        >>> str(caught[0].message)
+        'y: its scale is unusual'
+    """
+    said = _SAID.get()
+    if said is not None:
+        if message in said:
+            return
+        said.add(message)
+    frame, level = sys._getframe(1), 2
+    while frame.f_back and str(frame.f_globals.get("__name__", "")).partition(".")[0] in _OWN:
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, category, stacklevel=level)
