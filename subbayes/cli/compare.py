@@ -12,7 +12,7 @@ import typer
 
 from subbayes.cli.compare_models import rank_models
 from subbayes.cli.console import ROWS_BEFORE, as_options, print_line
-from subbayes.cli.files import check_output_file
+from subbayes.cli.files import check_output_file, naming_out
 from subbayes.cli.options import (
     DATA,
     OUTPUT,
@@ -138,7 +138,8 @@ def compare(
         from subbayes.data.table_batches import escape_formulas
         from subbayes.utils.files import atomic_write_text
 
-        atomic_write_text(out, escape_formulas(found.table).to_csv(index=False))
+        with naming_out():
+            atomic_write_text(out, escape_formulas(found.table).to_csv(index=False), overwrite)
     console.result(
         {"table": str(table), "target": target, "n_train": len(rows[0])} | found.to_dict(),
         found.to_text(),

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from subbayes.cli.console import as_options, print_line
-from subbayes.cli.files import check_output_file, encode_rows, load_model, model_path
+from subbayes.cli.files import check_output_file, encode_rows, load_model, model_path, naming_out
 from subbayes.cli.options import Console
 
 if TYPE_CHECKING:
@@ -52,7 +52,8 @@ def rank_models(
         from subbayes.data.table_batches import escape_formulas
         from subbayes.utils.files import atomic_write_text
 
-        atomic_write_text(out, escape_formulas(found.to_frame()).to_csv())
+        with naming_out():
+            atomic_write_text(out, escape_formulas(found.to_frame()).to_csv(), overwrite)
     console.result({"table": str(table)} | found.to_dict(), found.to_text())
     console.hint(f"subbayes report {found.best} {table} --out report.html")
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from subbayes.cli.console import aligned, print_line
-from subbayes.cli.files import check_output_file, load_model, read_rows
+from subbayes.cli.files import check_output_file, load_model, naming_out, read_rows
 from subbayes.cli.options import OUTPUT, Console, Model, Overwrite, Separator, given_options, option
 
 NAME = "export"
@@ -59,12 +59,13 @@ def export(
         table, layout = None, Layout.dense
     rows = None if table is None else read_rows(fitted, table, separator, needs_target=False)
     small = fitted.export(rows, layout.value)
-    if onnx:
-        import numpy as np
+    with naming_out():
+        if onnx:
+            import numpy as np
 
-        small.to_onnx(out, np.zeros((2, len(small.inputs)), np.float32), overwrite=overwrite)
-    else:
-        small.save(out, overwrite=overwrite)
+            small.to_onnx(out, np.zeros((2, len(small.inputs)), np.float32), overwrite=overwrite)
+        else:
+            small.save(out, overwrite=overwrite)
     before, after = small.weights
     facts = {
         "model": str(model),

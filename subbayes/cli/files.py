@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +22,7 @@ __all__ = [
     "encode_rows",
     "load_model",
     "model_path",
+    "naming_out",
     "read_rows",
     "row_batches",
 ]
@@ -121,6 +125,18 @@ def encode_rows(
     return model.encoder.transform(features), encode_targets(model.target, values)
 
 
+@contextmanager
+def naming_out() -> Iterator[None]:
+    """Say --out where an error of writing names the argument `path`."""
+    from subbayes.utils.files import ArtifactError
+
+    try:
+        yield
+    except ArtifactError as error:
+        argument = "out" if error.argument == "path" else error.argument
+        raise ArtifactError(argument, error.expected, error.got, error.remedy) from None
+
+
 def check_output_file(out: Path | None, overwrite: bool, *suffixes: str) -> None:
     """Check an output file before a long computation starts.
 
@@ -136,7 +152,7 @@ def check_output_file(out: Path | None, overwrite: bool, *suffixes: str) -> None
         fail("out", f"a name that ends in {' or '.join(suffixes)}", f"'{out.name}'", "Rename it")
     if out.is_dir():
         fail("out", "a file", f"a folder: '{out}'", "Choose another path")
-    if out.exists() and not overwrite:
+    if os.path.lexists(out) and not overwrite:
         fail(
             "out",
             "a new file",

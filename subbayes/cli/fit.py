@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from subbayes.cli.console import COMMAND, aligned, as_options, print_line
+from subbayes.cli.files import naming_out
 from subbayes.cli.options import (
     DATA,
     OUTPUT,
@@ -94,7 +95,8 @@ def fit(
         progress=console.progress,
     )
     model = replace(_resume(train, checkpoint, overwrite), notes={"command": COMMAND.get()})
-    model.save(out / "model", overwrite=overwrite)
+    with naming_out():
+        model.save(out / "model", overwrite=overwrite)
     _delete(checkpoint)
     facts = _facts(model, out, len(frame))
     for warning in facts["warnings"]:

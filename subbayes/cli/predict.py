@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from subbayes.cli.console import ROWS_BEFORE, naming_table, print_json_batches
-from subbayes.cli.files import check_output_file, load_model, row_batches
+from subbayes.cli.files import check_output_file, load_model, naming_out, row_batches
 from subbayes.cli.options import (
     OUTPUT,
     Console,
@@ -89,7 +89,8 @@ def predict(
                 steps.update(len(frame))
 
     if out is not None:
-        rows = write_batches(out, predictions())
+        with naming_out():
+            rows = write_batches(out, predictions(), overwrite)
         interval = f", with {100 * level:g} % intervals" if "lower" in columns else ""
         facts = {"rows": rows, "out": str(out), "columns": columns, "level": level}
         console.result(facts, f"{rows} predictions in {out}{interval}")

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from subbayes.cli.console import print_line
-from subbayes.cli.files import check_output_file, encode_rows, load_model
+from subbayes.cli.files import check_output_file, encode_rows, load_model, naming_out
 from subbayes.cli.options import OUTPUT, Console, Model, Overwrite, Separator, option
 
 NAME = "report"
@@ -52,16 +52,17 @@ def report(
 
     if data is not None and not isinstance(fitted.model, FittedModel):
         print_line(f"warning: --train makes no difference to a {fitted.model.label}")
-    write_report(
-        fitted.model,
-        out,
-        data=data,
-        test=test,
-        title=title,
-        name=fitted.column,
-        unit=unit,
-        command=str(fitted.notes.get("command", "")),
-        features=fitted.encoder.get_feature_names_out().tolist(),
-    )
+    with naming_out():
+        write_report(
+            fitted.model,
+            out,
+            data=data,
+            test=test,
+            title=title,
+            name=fitted.column,
+            unit=unit,
+            command=str(fitted.notes.get("command", "")),
+            features=fitted.encoder.get_feature_names_out().tolist(),
+        )
     console.result({"model": str(model), "out": str(out)}, f"report in {out}")
     console.hint(f"open {out} in a browser")

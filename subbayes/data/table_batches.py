@@ -172,7 +172,9 @@ def _common_type(kinds: set[str]) -> type | None:
     return float if kinds <= {"integer", "floating", "missing"} else str
 
 
-def write_batches(path: str | os.PathLike[str], batches: Iterable[pd.DataFrame]) -> int:
+def write_batches(
+    path: str | os.PathLike[str], batches: Iterable[pd.DataFrame], overwrite: bool = True
+) -> int:
     r"""Write data frames of the same columns below each other, entirely or not at all.
 
     The rows go to a temporary file, which is renamed at the end. Numbers have seven digits in text
@@ -182,13 +184,14 @@ def write_batches(path: str | os.PathLike[str], batches: Iterable[pd.DataFrame])
     Args:
         path: the file: Parquet by its suffix (`.parquet`, `.pq`), else CSV, with tabs in `.tsv`.
         batches: the data frames, each of which may be made when it is written, and at least one.
+        overwrite: replace an existing file.
 
     Returns:
         The number of rows.
 
     Raises:
-        InputError: a file that cannot be written, or a Parquet file without pyarrow; an earlier
-            file is intact.
+        InputError: a file that exists or cannot be written, or a Parquet file without pyarrow; an
+            earlier file is intact.
 
     Example:
         >>> import tempfile
@@ -208,10 +211,10 @@ def write_batches(path: str | os.PathLike[str], batches: Iterable[pd.DataFrame])
             yield batch
 
     if name.endswith(PARQUET):
-        replace_file(path, _parquet_pieces(counted()))
+        replace_file(path, _parquet_pieces(counted()), overwrite)
     else:
         pieces = text_pieces(counted(), "\t" if name.endswith(".tsv") else ",")
-        replace_file(path, (piece.encode() for piece in pieces))
+        replace_file(path, (piece.encode() for piece in pieces), overwrite)
     return rows
 
 

@@ -304,7 +304,7 @@ class DataFrameModel:
                 f"a {kind} at '{path}'",
                 "Use subbayes.load for models of a module",
             )
-        return rebuild(tensors, facts)
+        return rebuild_model(kind, tensors, facts, {}, path)
 
 
 def rebuild(tensors: dict[str, Tensor], facts: dict[str, Any]) -> DataFrameModel:

@@ -263,7 +263,7 @@ class Estimator(BaseEstimator):
         if name != cls.__name__:
             remedy = f"Use {name}.load" if is_estimator else "Use subbayes.load"
             fail("path", f"a saved {cls.__name__}", f"{name} at '{path}'", remedy)
-        estimator: _Estimator = rebuild(kind, tensors, facts, {})
+        estimator: _Estimator = rebuild(kind, tensors, facts, {}, path)
         return estimator
 
     def _restore(self, state: dict[str, Any]) -> None:

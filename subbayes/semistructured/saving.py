@@ -46,6 +46,7 @@ __all__ = ["facts_of", "state_from", "tensors_of"]
 
 _MAX_CLASSES = 10_000
 _NUMBERS = re.compile(r"(u?int|float)(8|16|32|64)|U?Int(8|16|32|64)|Float(32|64)|bool(ean)?")
+_SPLINES = re.compile(r"(-?)(\w+\([^()]*\bdf=(\d{1,9})\b[^()]*\))")
 _LEVELS = re.compile(r"object|str|string(\[(python|pyarrow)\])?|bool(ean)?")
 
 
@@ -135,10 +136,11 @@ def state_from(
     frame = pd.DataFrame(
         {column["name"]: _restore(tensors[f"rows.{i}"], column) for i, column in enumerate(columns)}
     )
+    space = _space(facts["space"], tensors)
+    _check_splines(facts["formula"], space.subspace.size)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # `fit` has given the warnings about these rows
         rows = specification.prepare(frame, strip_prefix("inputs", tensors))
-    space = _space(facts["space"], tensors)
     _check_space(space, rows)
     joint = JointPosterior(
         replace(rows, dropped=facts["dropped"]), space, facts["seed"], facts["mode"]
@@ -220,6 +222,18 @@ def _space(config: dict[str, Any], tensors: dict[str, Tensor]) -> JointSpace:
         config["history"],
         config["projected"],
     )
+
+
+def _check_splines(formula: str | Mapping[str, str], size: int) -> None:
+    """Raise before any basis is evaluated for more splines than there are effects and weights."""
+    texts = [formula] if isinstance(formula, str) else list(formula.values())
+    splines = 0
+    for text in texts:
+        calls = set(_SPLINES.findall("".join(text.split())))
+        kept = [df for sign, call, df in calls if not sign and ("-", call, df) not in calls]
+        splines += sum(int(df) - 2 for df in kept)  # at most two are lost to constraints
+    if splines > size:
+        _damaged("facts['formula']", f"one of at most {size} effects", f"{splines} splines")
 
 
 def _check_space(space: JointSpace, rows: PreparedModel) -> None:

@@ -169,7 +169,7 @@ def write_file(
     arrays, file = as_tensors(tensors), new_file(path, overwrite)
     manifest = _manifest(kind, arrays, encode(facts), tensors_digest(arrays))
     metadata = {"format": "pt", FORMAT: json.dumps(manifest, allow_nan=False)}
-    replace_file(file, safetensors_pieces(arrays, metadata))
+    replace_file(file, safetensors_pieces(arrays, metadata), overwrite)
 
 
 def read(path: StrPath, kind: str | None = None, *, device: str | torch.device = "cpu") -> Artifact:

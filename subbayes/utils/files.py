@@ -57,16 +57,18 @@ class ArtifactError(InputError):
 # --- whole files --------------------------------------------------------------------------------
 
 
-def atomic_write_text(path: StrPath, text: str) -> None:
+def atomic_write_text(path: StrPath, text: str, overwrite: bool = True) -> None:
     """Write a text file as UTF-8, entirely or not at all.
 
     Args:
         path: the file; its folder is created if missing. Links are followed, and devices are
             written to.
         text: the content; line ends are not converted.
+        overwrite: replace an existing file.
 
     Raises:
-        ArtifactError: the file cannot be written (full disk, permission); an earlier one is intact.
+        ArtifactError: the file exists, if it may not be replaced, or cannot be written (full disk,
+            permission); an earlier one is intact.
 
     Example:
         >>> import tempfile
@@ -81,18 +83,19 @@ def atomic_write_text(path: StrPath, text: str) -> None:
         fail_artifact(
             "text", "text that UTF-8 can encode", f"{text[error.start]!r} in it", "Remove it"
         )
-    atomic_write_bytes(path, data)
+    atomic_write_bytes(path, data, overwrite)
 
 
-def atomic_write_bytes(path: StrPath, data: bytes) -> None:
+def atomic_write_bytes(path: StrPath, data: bytes, overwrite: bool = True) -> None:
     """Write a binary file, entirely or not at all.
 
     Args:
         path: as for `atomic_write_text`.
         data: the content.
+        overwrite: as for `atomic_write_text`.
 
     Raises:
-        ArtifactError: the file cannot be written (full disk, permission); an earlier one is intact.
+        ArtifactError: as for `atomic_write_text`.
 
     Example:
         >>> import tempfile
@@ -101,10 +104,10 @@ def atomic_write_bytes(path: StrPath, data: bytes) -> None:
         >>> file.read_bytes()
         b'...'
     """
-    replace_file(as_path(path), [data])
+    replace_file(as_path(path), [data], overwrite)
 
 
-def replace_file(path: Path, pieces: Iterable[bytes]) -> None:
+def replace_file(path: Path, pieces: Iterable[bytes], overwrite: bool = True) -> None:
     """Write a file from pieces, entirely or not at all; see `atomic_write_bytes`."""
     with translate_os_errors(path):
         if path.is_dir():
@@ -112,7 +115,8 @@ def replace_file(path: Path, pieces: Iterable[bytes]) -> None:
         if path.exists() and not path.is_file():
             _write_device(path, pieces)
         else:
-            _replace_file(Path(os.path.realpath(path)), pieces)
+            file = new_file(path, overwrite)
+            _replace_file(Path(os.path.realpath(file)), pieces, overwrite)
 
 
 def _write_device(device: Path, pieces: Iterable[bytes]) -> None:
@@ -122,7 +126,7 @@ def _write_device(device: Path, pieces: Iterable[bytes]) -> None:
             _write_all(descriptor, piece)
 
 
-def _replace_file(target: Path, pieces: Iterable[bytes]) -> None:
+def _replace_file(target: Path, pieces: Iterable[bytes], overwrite: bool) -> None:
     mode = target.stat().st_mode & 0o777 if target.exists() else None
     if mode is not None and not os.access(target, os.W_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
@@ -133,7 +137,8 @@ def _replace_file(target: Path, pieces: Iterable[bytes]) -> None:
                     if temporary_stem(name) == target.name[:_STEM]:
                         _discard(directory / name)
         with folder_lock(directory, shared=True):  # pieces may take long: others may write too
-            rename(write_temporary(directory, target.name, pieces, mode), target)
+            publish = rename if overwrite else _link
+            publish(write_temporary(directory, target.name, pieces, mode), target)
         sync_folder(directory)
 
 
@@ -200,6 +205,19 @@ def rename(temporary: Path, target: Path) -> None:
     except BaseException:
         _discard(temporary)
         raise
+
+
+def _link(temporary: Path, target: Path) -> None:
+    """Move a temporary file to its target unless a file was made there meanwhile."""
+    try:
+        try:
+            os.link(temporary, target)
+        except OSError as error:
+            if isinstance(error, FileExistsError) or os.path.lexists(target):
+                _fail_of_existing(target)
+            os.replace(temporary, target)  # of a file system without links
+    finally:
+        _discard(temporary)
 
 
 def _discard(file: Path) -> None:
@@ -320,10 +338,14 @@ def as_path(path: StrPath) -> Path:
 def new_file(path: StrPath, overwrite: bool) -> Path:
     """Convert to a path at which there is no file, unless it may be replaced."""
     file = as_path(path)
-    if file.exists() and not overwrite:
-        fail_artifact("path", "a new file", f"an existing one: {quoted(path)}",
-                      "Pass overwrite=True to replace it, or choose another path")  # fmt: skip
+    if os.path.lexists(file) and not overwrite:
+        _fail_of_existing(file)
     return file
+
+
+def _fail_of_existing(path: Path) -> NoReturn:
+    remedy = "Pass overwrite=True to replace it, or choose another path"
+    fail_artifact("path", "a new file", f"an existing one: {quoted(path)}", remedy)
 
 
 def quoted(path: StrPath) -> str:

@@ -23,6 +23,8 @@ from subbayes.utils.checks import InputError, InputTypeError, fail
 from subbayes.utils.files import StrPath, check_writable, fail_artifact, fail_damaged, quoted
 from subbayes.utils.kinds import LOADERS, SCHEMAS
 from subbayes.utils.schema import SchemaError
+from subbayes.utils.strict_json import decode, encode
+from subbayes.utils.tensor_file import as_tensors
 
 __all__ = [
     "Saveable",
@@ -65,9 +67,16 @@ def save(subject: Saveable, path: StrPath, *, overwrite: bool = False) -> Path:
         The path.
 
     Raises:
-        InputError: the path is taken (pass `overwrite=True`), or cannot be written.
+        InputError: the path is taken (pass `overwrite=True`), or cannot be written, or a setting
+            that was changed to one that `load` refuses.
     """
-    artifact.write(path, subject.kind, subject.tensors(), subject.facts(), overwrite=overwrite)
+    tensors, facts = as_tensors(subject.tensors()), subject.facts()
+    try:
+        if schema := SCHEMAS.get(subject.kind):
+            schema.check(tensors, dict(decode(encode(facts))))
+    except SchemaError as error:
+        fail(error.where, error.expected, error.got, "Change it before saving")
+    artifact.write(path, subject.kind, tensors, facts, overwrite=overwrite)
     return Path(path)
 
 
@@ -227,5 +236,5 @@ def rebuild(
     ) as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         content = "content that does not" if path is None else f"{quoted(path)}, which does not"
-        fail_artifact("path", f"the content of a {kind}", f"{content} fit: {reason}",
+        fail_artifact("path", f"content of the kind {kind}", f"{content} fit: {reason}",
                       "Check that it was written by this version of subbayes")  # fmt: skip

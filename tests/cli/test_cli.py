@@ -918,7 +918,7 @@ def test_existing_files_are_not_changed(refused, call, files, tmp_path):
     (folder / "model").mkdir(parents=True)
     (folder / "model" / "note.txt").write_text("mine")
     refused(
-        "path: expected a new folder, an empty one or an artifact, got .* with other files "
+        "--out: expected a new folder, an empty one or an artifact, got .* with other files "
         r"\('note.txt'\). Choose another path; nothing was written.",
         *fit,
         "--out",

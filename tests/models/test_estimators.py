@@ -413,6 +413,20 @@ def test_save_and_load_errors(tmp_path):
         SubspaceRegressor().save(tmp_path / "new")
 
 
+def test_content_that_does_not_fit_is_an_error_with_the_path(tmp_path, monkeypatch):
+    X, y = numbers()
+    path = SubspaceRegressor(**nested(**QUICK)).fit(X, y).save(tmp_path / "model")
+
+    def broken(*_):
+        raise KeyError("weights")
+
+    monkeypatch.setattr(SubspaceRegressor, "_restore", broken)
+    with pytest.raises(
+        InputError, match="path: expected content of the kind estimator, got '.*model'"
+    ):
+        SubspaceRegressor.load(path)
+
+
 def test_the_manifest_is_plain_json(tmp_path):
     X, y = labels()
     path = SubspaceClassifier(**nested(**QUICK)).fit(X, y).save(tmp_path / "model")

@@ -22,6 +22,7 @@ from subbayes.semistructured import (
     SemiStructuredSubspace,
     StudentT,
 )
+from subbayes.semistructured.specification import Specification
 from subbayes.utils import artifact
 
 QUICK = {
@@ -306,3 +307,22 @@ def test_numbers_in_older_files_remain_priors_of_logarithms(small):
     then = reloaded(saved, folder / "forged", older).state.model.structured.priors
     assert then["sigma.Intercept"] == NormalPrior(0.0, 0.5)
     assert then["x"] == NormalPrior(0.0, 2.0)
+
+
+def test_splines_are_counted_before_they_are_evaluated(small, monkeypatch):
+    model, folder = small
+    saved = artifact.read(model.save(folder / "model", overwrite=True))
+    monkeypatch.setattr(Specification, "prepare", None)
+    smooths = " + ".join(f"s( x, degree={i}, df = 900)" for i in range(1, 11))
+    for formula in (f"y ~ {smooths}", {"mu": "y ~ x", "sigma": f"~ {smooths}"}):
+        with pytest.raises(InputError, match="at most [0-9]* effects, got 8980 splines"):
+            reloaded(saved, folder / "forged", replaced(saved.facts, ("formula",), formula))
+
+
+def test_splines_that_a_formula_leaves_out_are_not_counted(tmp_path):
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"x": rng.normal(size=60), "y": rng.normal(size=60)})
+    formula = "y ~ s(x, df=6) + s(x,  df=6) + s(x, df=50) - s(x,df=50)"
+    model = SemiStructuredRegression(formula).fit(frame, sampling=QUICK["sampling"])
+    again = SemiStructuredRegression.load(model.save(tmp_path / "model"))
+    np.testing.assert_array_equal(again.predict(frame).mean, model.predict(frame).mean)

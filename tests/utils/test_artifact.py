@@ -41,7 +41,7 @@ from subbayes.utils.artifact import (
     write_file,
 )
 from subbayes.utils.checks import InputError, InputTypeError
-from subbayes.utils.files import atomic_write_bytes, atomic_write_text, check_writable
+from subbayes.utils.files import atomic_write_bytes, atomic_write_text, check_writable, replace_file
 from subbayes.utils.saving import read_checkpoint, rebuild
 from subbayes.utils.schema import Schema, SchemaError, record
 from subbayes.utils.schema import array as array_rule
@@ -947,9 +947,11 @@ def test_schemas_refuse_dtypes_that_torch_does_not_compute_with(dtype: torch.dty
 
 @pytest.mark.parametrize("kind", ["estimator", "semi-structured-model", "data-frame-model"])
 def test_content_that_does_not_fit_raises_one_line(kind: str) -> None:
-    with one_line(f"path: expected the content of a {kind}, got 'here', which does not fit: Key"):
+    with one_line(
+        f"path: expected content of the kind {kind}, got 'here', which does not fit: Key"
+    ):
         rebuild(kind, {}, {}, {}, "here")
-    with one_line(f"path: expected the content of a {kind}, got content that does not fit: Key"):
+    with one_line(f"path: expected content of the kind {kind}, got content that does not fit: Key"):
         rebuild(kind, {}, {}, {})
 
 
@@ -1349,3 +1351,37 @@ def test_a_folder_is_checked_before_a_long_computation(tmp_path):
     with pytest.raises(ArtifactError, match="checkpoint: expected a folder"):
         read_checkpoint(tmp_path / "file" / "run", "sampling-checkpoint")
     assert (tmp_path / "file").read_text() == "kept"
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_a_file_made_meanwhile_is_kept(tmp_path, monkeypatch, links):
+    target = tmp_path / "table.csv"
+    if not links:
+
+        def no_links(*_):
+            raise PermissionError(errno.EPERM, "Operation not permitted")
+
+        monkeypatch.setattr(os, "link", no_links)
+
+    def pieces():
+        yield b"ours"
+        target.write_text("theirs")
+
+    with pytest.raises(ArtifactError, match="expected a new file, got an existing one"):
+        replace_file(target, pieces(), overwrite=False)
+    assert target.read_text() == "theirs"
+    assert os.listdir(tmp_path) == ["table.csv"]
+    replace_file(tmp_path / "other.csv", [b"ours"], overwrite=False)
+    assert (tmp_path / "other.csv").read_bytes() == b"ours"
+    replace_file(target, [b"ours"])
+    assert target.read_bytes() == b"ours"
+
+
+def test_a_link_to_nothing_is_an_existing_file(tmp_path):
+    link = tmp_path / "table.csv"
+    link.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ArtifactError, match="expected a new file, got an existing one"):
+        atomic_write_text(link, "ours", overwrite=False)
+    assert os.listdir(tmp_path) == ["table.csv"]
+    atomic_write_text(link, "ours")  # links are followed
+    assert (tmp_path / "elsewhere").read_text() == "ours"

@@ -247,7 +247,7 @@ class SmallNetwork:
                 if getattr(self, name)
             },
         )
-        atomic_write_bytes(file, model.SerializeToString())
+        atomic_write_bytes(file, model.SerializeToString(), overwrite)
         return file
 
 
