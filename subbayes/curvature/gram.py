@@ -41,7 +41,7 @@ __all__ = [
     "split_columns",
 ]
 
-_OUTER, _INNER, _PAIRS = 128 * 2**20, 48 * 2**20, 16 * 2**20  # bytes of temporary tensors
+_OUTER, _INNER, _PAIRS = 128 * 2**20, 16 * 2**20, 16 * 2**20  # bytes of temporary tensors
 
 
 @dataclass(frozen=True)
