@@ -41,6 +41,23 @@ _SHORT_NAMES: dict[str, Callable[..., Likelihood]] = {
 _BY_NAME = {made.__name__: made for made in _SHORT_NAMES.values()}
 
 
+_OTHER_NAMES = {
+    "cross_entropy": "categorical",
+    "multinomial": "categorical",
+    "softmax": "categorical",
+    "classification": "categorical",
+    "bce": "bernoulli",
+    "binary": "bernoulli",
+    "binomial": "bernoulli",
+    "logistic": "bernoulli",
+    "sigmoid": "bernoulli",
+    "mse": "gaussian",
+    "normal": "gaussian",
+    "regression": "gaussian",
+    "count": "poisson",
+}  # of other libraries, losses and tasks
+
+
 def as_likelihood(likelihood: str | Likelihood) -> Likelihood:
     """Convert the argument `likelihood` of `fit`: a name makes the likelihood with its defaults.
 
@@ -56,6 +73,10 @@ def as_likelihood(likelihood: str | Likelihood) -> Likelihood:
         return likelihood
     if not isinstance(likelihood, str):
         fail_type("likelihood", "a name or a Likelihood", likelihood)
+    other = _OTHER_NAMES.get(likelihood.lower().replace("-", "_").replace(" ", "_"))
+    if likelihood not in _SHORT_NAMES and other:
+        expected = "one of " + ", ".join(map(repr, _SHORT_NAMES))
+        fail("likelihood", expected, repr(likelihood), f"Use {other!r}")
     check_choice("likelihood", likelihood, _SHORT_NAMES)
     return _SHORT_NAMES[likelihood]()
 

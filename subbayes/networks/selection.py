@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -60,17 +61,29 @@ def select(module: nn.Module, parameters: Selection) -> dict[str, Tensor | None]
                 "a pattern, a list of patterns, a function or a dict of masks",
                 parameters,
             )
-        wanted = {first for n, first in aliases.items() if any(fnmatchcase(n, p) for p in patterns)}
+        wanted = set()
+        for pattern in patterns:
+            found = {first for n, first in aliases.items() if fnmatchcase(n, pattern)}
+            if not found.intersection(trainable):
+                _fail_of_pattern(pattern, trainable)
+            wanted |= found
     chosen: dict[str, Tensor | None] = dict.fromkeys(n for n in trainable if n in wanted)
     if not chosen:
-        fail(
-            "parameters",
-            "a pattern that selects a trainable parameter",
-            repr(parameters),
-            closest(parameters, ["all", "last-layer", *trainable])
-            or "Trainable are: " + ", ".join(list(trainable)[:8]),
-        )
+        _fail_of_pattern(parameters, trainable)
     return chosen
+
+
+def _fail_of_pattern(pattern: Any, trainable: Iterable[str]) -> NoReturn:
+    fail(
+        "parameters",
+        "a pattern that selects a trainable parameter",
+        repr(pattern),
+        closest(pattern, ["all", "last-layer", *trainable]) or _some(trainable),
+    )
+
+
+def _some(trainable: Iterable[str]) -> str:
+    return "Trainable are: " + ", ".join(list(trainable)[:8])
 
 
 def _masked(
@@ -79,7 +92,12 @@ def _masked(
     chosen: dict[str, Tensor | None] = {}
     unknown = [name for name in masks if name not in trainable]
     if unknown:
-        fail("parameters", "names of trainable parameters", ", ".join(unknown))
+        fail(
+            "parameters",
+            "names of trainable parameters",
+            ", ".join(map(repr, unknown)),
+            closest(unknown[0], trainable) or _some(trainable),
+        )
     for name, parameter in trainable.items():
         if name not in masks:
             continue

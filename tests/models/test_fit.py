@@ -571,7 +571,11 @@ REFUSALS = {
         dict(inference="gibbs"),
         "inference: expected one of " + ", ".join(map(repr, ENGINES)) + ", got 'gibbs'",
     ),
-    "likelihood": (dict(likelihood="normal"), "likelihood: expected one of 'gaussian', "),
+    "likelihood": (dict(likelihood="gamma"), "likelihood: expected one of 'gaussian', "),
+    "likelihood of others": (
+        dict(likelihood="Cross-Entropy"),
+        "got 'Cross-Entropy'. Use 'categorical'",
+    ),
     "likelihood type": (dict(likelihood=3), "likelihood: expected a name or a Likelihood, got int"),
     "temperature": (dict(temperature=0.0), "temperature: expected a finite number above 0, got 0"),
     "temperature word": (

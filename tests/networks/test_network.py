@@ -738,3 +738,12 @@ def test_modules_that_cannot_be_copied_raise():
         Network(module)
     module.log.close()
     one_line(e)
+
+
+def test_each_pattern_selects_a_parameter():
+    net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+    with pytest.raises(InputError, match=r"got '2.wieght'. Did you mean '2.weight'"):
+        Network(net, ["0.weight", "2.wieght"])
+    with pytest.raises(InputError, match=r"got '2.wieght'. Did you mean '2.weight'"):
+        Network(net, {"2.wieght": torch.ones(1, 4, dtype=torch.bool)})
+    assert Network(net, ["0.weight", "2.*"]).size == 12 + 5
