@@ -37,6 +37,7 @@ from subbayes.sparse.result import SparseNetwork
 from subbayes.sparse.training import fit as train_sparse
 from subbayes.training.configuration import Training
 from subbayes.utils.checks import check_choice, check_count, fail
+from subbayes.utils.files import fail_damaged
 from subbayes.utils.seeding import derive_seed
 
 __all__ = [
@@ -44,6 +45,7 @@ __all__ = [
     "SPARSE",
     "SPARSE_DRAWS",
     "check_modes",
+    "check_saved_size",
     "fit_arrays",
     "make_likelihood",
     "make_module",
@@ -312,6 +314,24 @@ def check_modes(model: Predictor, mode: dict[str, Any]) -> None:
                 value,
                 "Leave it out, or fit with method 'sparse'",
             )
+
+
+def check_saved_size(name: str, count: int, facts: dict[str, Any]) -> None:
+    """Check what an artifact says of columns or classes against the sizes of its network.
+
+    Args:
+        name: "n_inputs" or "n_outputs".
+        count: the number that they need.
+        facts: of the model, which may hold another one.
+
+    Raises:
+        ArtifactError: another number.
+    """
+    while "model" in facts:
+        facts = facts["model"]["facts"]
+    module = facts["network"]["module"]
+    if module is not None and module[name] != count:
+        fail_damaged(f"a network of {count} {name.removeprefix('n_')}", f"one of {module[name]}")
 
 
 def split_validation(

@@ -18,7 +18,7 @@ from subbayes.data.targets import Target
 from subbayes.diagnostics import metrics
 from subbayes.diagnostics.detection import out_of_distribution
 from subbayes.diagnostics.predictor import Predictor
-from subbayes.models.array_model import check_modes, fit_arrays, predict_matrix
+from subbayes.models.array_model import check_modes, check_saved_size, fit_arrays, predict_matrix
 from subbayes.models.fitted import FittedModel
 from subbayes.models.settings import TableSettings
 from subbayes.predictions.predictive import Predictive
@@ -27,7 +27,6 @@ from subbayes.sparse.export.table_units import export_in_table_units
 from subbayes.sparse.result import SparseNetwork
 from subbayes.utils import artifact
 from subbayes.utils.checks import fail
-from subbayes.utils.files import fail_damaged
 from subbayes.utils.saving import nested_facts, read, save
 from subbayes.utils.saving import rebuild as rebuild_model
 
@@ -314,9 +313,7 @@ def rebuild(tensors: dict[str, Tensor], facts: dict[str, Any]) -> DataFrameModel
         rebuild_model(kind, tensors, inner, {}),
         TabularEncoder.from_config(facts["encoder"]),
     )
-    width, expected = len(encoder.get_feature_names_out()), _n_inputs(facts["model"]["facts"])
-    if expected not in (None, width):
-        fail_damaged(f"an encoder for the {expected} inputs of the network", f"one for {width}")
+    check_saved_size("n_inputs", len(encoder.get_feature_names_out()), facts["model"]["facts"])
     return DataFrameModel(
         found,
         encoder,
@@ -325,14 +322,6 @@ def rebuild(tensors: dict[str, Tensor], facts: dict[str, Any]) -> DataFrameModel
         facts["rows"],
         facts["notes"],
     )
-
-
-def _n_inputs(facts: dict[str, Any]) -> int | None:
-    """The number of inputs of the network in the facts of a model, which may hold another one."""
-    if "model" in facts:
-        return _n_inputs(facts["model"]["facts"])
-    module = facts["network"]["module"]
-    return None if module is None else int(module["n_inputs"])
 
 
 def _row_digest(y: Shaped[np.ndarray, "n"]) -> dict[str, Any]:

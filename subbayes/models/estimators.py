@@ -13,7 +13,7 @@ from torch import Tensor
 
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.engine import Engine
-from subbayes.models.array_model import SPARSE
+from subbayes.models.array_model import SPARSE, check_saved_size
 from subbayes.models.estimator_base import Classifier, Estimator, Regressor
 from subbayes.models.fitted import FittedModel
 from subbayes.models.settings import (
@@ -336,5 +336,8 @@ def rebuild(tensors: dict[str, Tensor], facts: dict[str, Any]) -> Estimator:
     estimator = cls(**decode_parameters(facts["params"], cls._defaults))
     model = facts["model"]
     estimator.model_ = rebuild_model(model["kind"], tensors, model["facts"], {})
+    check_saved_size("n_inputs", len(facts["mean"]), model["facts"])
+    if "classes" in facts:
+        check_saved_size("n_outputs", len(facts["classes"]), model["facts"])
     estimator._restore(facts)
     return estimator

@@ -26,6 +26,7 @@ from subbayes.data.encoder import TabularEncoder
 from subbayes.diagnostics import metrics
 from subbayes.models.array_model import fit_arrays
 from subbayes.models.fit import ENGINES, SUBSPACES
+from subbayes.utils import artifact
 
 SMALL = dict(hidden=(10,), epochs=25, learning_rate=0.03, swa_epochs=5, rank=2, draws=8, chains=2)
 QUICK = SMALL | dict(random_state=0)
@@ -411,6 +412,22 @@ def test_save_and_load_errors(tmp_path):
         SubspaceRegressor.load(tmp_path / "nothing")
     with pytest.raises(NotFittedError):
         SubspaceRegressor().save(tmp_path / "new")
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [("classes", "a network of 2 outputs, got one of 3"), ("mean", "of 1 inputs, got one of 2")],
+)
+def test_sizes_are_those_of_the_network(tmp_path, name, line):
+    X, y = labels()
+    path = SubspaceClassifier(**nested(**QUICK)).fit(X, y).save(tmp_path / "model")
+    saved = artifact.read(path)
+    facts = saved.facts | {name: saved.facts[name][:-1]}
+    if name == "mean":
+        facts |= {"scale": facts["scale"][:-1], "feature_names": None}
+    artifact.write(path, saved.kind, saved.tensors, facts, overwrite=True)
+    with pytest.raises(InputError, match=line):
+        SubspaceClassifier.load(path)
 
 
 def test_content_that_does_not_fit_is_an_error_with_the_path(tmp_path, monkeypatch):
