@@ -416,7 +416,7 @@ def test_save_and_load_errors(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "line"),
-    [("classes", "a network of 2 outputs, got one of 3"), ("mean", "of 1 inputs, got one of 2")],
+    [("classes", "a network of 2 outputs, got one of 3"), ("mean", "of 2 inputs, got one of 3")],
 )
 def test_sizes_are_those_of_the_network(tmp_path, name, line):
     X, y = labels()
