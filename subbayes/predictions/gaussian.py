@@ -68,7 +68,7 @@ class GaussianPredictive(Predictive):
         joint: covariance of the outputs of all rows, shape (N C, N C), if needed.
 
     Raises:
-        InputError: another likelihood, or shapes that do not fit.
+        InputError: another likelihood, shapes that do not fit, or a negative variance.
 
     Example:
         >>> from subbayes.likelihoods import Gaussian
@@ -108,7 +108,15 @@ class GaussianPredictive(Predictive):
         self._epistemic = rows * self._unit.unsqueeze(-1) * self._unit.unsqueeze(-2)
         self._noise = likelihood.variance(self.outputs[0]).double()
         self._mean = likelihood.mean(self.outputs[0]).double()
-        self._std = (self._epistemic.diagonal(dim1=1, dim2=2) + self._noise).sqrt()
+        variance = self._epistemic.diagonal(dim1=1, dim2=2) + self._noise
+        if bool((variance < 0).any()):
+            fail(
+                "covariance",
+                "variances of at least 0",
+                f"{float(variance.min()):.3g}",
+                "Load the posterior with the data and the weights that it was fitted with",
+            )
+        self._std = variance.sqrt()
 
     def __repr__(self) -> str:
         return f"GaussianPredictive(n={len(self)}, {self.likelihood!r})"

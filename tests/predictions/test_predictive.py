@@ -22,6 +22,7 @@ from subbayes.likelihoods import (
     Poisson,
     Standardized,
 )
+from subbayes.predictions.gaussian import GaussianPredictive
 
 S, N = 5, 6
 MIXTURES = [
@@ -525,3 +526,11 @@ def test_units_of_y():
         outer.log_prob([105.0], moment_matched=True),
         inner.log_prob([0.5], moment_matched=True) - np.log(10),
     )
+
+
+def test_a_negative_variance_is_refused():
+    """As of a posterior that is loaded with other data than its own."""
+    arguments = torch.zeros(2, 1), torch.tensor([1.0, -0.5]).reshape(2, 1, 1)
+    with pytest.raises(InputError, match="covariance: expected variances of at least 0, got -0.25"):
+        GaussianPredictive(*arguments, Gaussian(0.5))
+    assert GaussianPredictive(*arguments, Gaussian(1.0)).std[1] == pytest.approx(0.5**0.5)
