@@ -63,6 +63,7 @@ def report(
             unit=unit,
             command=str(fitted.notes.get("command", "")),
             features=fitted.encoder.get_feature_names_out().tolist(),
+            overwrite=overwrite,
         )
     console.result({"model": str(model), "out": str(out)}, f"report in {out}")
     console.hint(f"open {out} in a browser")

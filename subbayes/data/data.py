@@ -11,11 +11,18 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    WeightedRandomSampler,
+)
 
 from subbayes.data.arrays import is_list_of_dicts, join_dicts, to_inputs, to_targets, to_tensor
 from subbayes.data.cache import CACHED_BYTES, BatchCache, concatenate
 from subbayes.utils.checks import (
+    InputTypeError,
     check_choice,
     check_count,
     check_finite,
@@ -394,13 +401,12 @@ def as_pair(batch: Any, argument: str) -> tuple[Inputs, Targets]:
     if isinstance(batch, Mapping) and "labels" in batch:
         batch = without_labels(batch), batch["labels"]
     if not (isinstance(batch, (tuple, list)) and len(batch) == 2):
-        either = ", or a dict with 'labels'" if isinstance(batch, Mapping) else ""
-        fail_type(
-            f"{argument} batch",
-            f"a pair (inputs, y){either}",
-            batch,
-            "Set a collate_fn that returns one",
-        )
+        expected, got = "a pair (inputs, y)", type(batch).__name__
+        if isinstance(batch, Mapping):
+            expected += ", or a dict with 'labels'"
+            got += f" with {', '.join(map(repr, list(batch)[:8])) or 'no keys'}"
+        remedy = "Set a collate_fn that returns one"
+        raise InputTypeError(f"{argument} batch", expected, got, remedy)
     x, y = batch
     inputs = to_inputs(tuple(x) if isinstance(x, list) else x, f"{argument} inputs")
     targets = to_targets(tuple(y) if isinstance(y, list) else y, f"{argument} targets")
@@ -448,5 +454,12 @@ def _check_repeatable(loader: DataLoader[Any], argument: str) -> None:
             argument,
             "the same rows at each pass",
             "other values in the second pass",
-            "Turn off shuffling and random augmentation for inference",
+            _remedy_of_order(loader),
         )
+
+
+def _remedy_of_order(loader: DataLoader[Any]) -> str:
+    """What to change in a loader whose passes differ."""
+    if isinstance(loader.sampler, WeightedRandomSampler):
+        return "Leave out the sampler and pass Data.of((inputs, y)).weighted(weights)"
+    return "Turn off shuffling and random augmentation for inference"

@@ -69,6 +69,7 @@ def write_report(
     notes: Sequence[str] = (),
     method: str | None = None,
     features: Sequence[str] | None = None,
+    overwrite: bool = True,
 ) -> Path:
     """Write a self-contained HTML report, without scripts or external resources.
 
@@ -89,13 +90,15 @@ def write_report(
         notes: remarks, one paragraph each, below the table of scores.
         method: model of a comparison to show; by default the first with a sampled posterior.
         features: names of the inputs of a sparse network.
+        overwrite: replace an existing file.
 
     Returns:
         The path.
 
     Raises:
         InputTypeError: `subject` is neither a model nor a comparison.
-        ArtifactError: the file cannot be written; an existing file is unchanged.
+        ArtifactError: the file exists, if it may not be replaced, or cannot be written; an existing
+            file is unchanged.
 
     Example:
         >>> x = torch.linspace(-2, 2, 60)[:, None]
@@ -129,7 +132,7 @@ def write_report(
         command=command,
         words=_words(content),
     )
-    atomic_write_text(path, text)
+    atomic_write_text(path, text, overwrite)
     return Path(path)
 
 

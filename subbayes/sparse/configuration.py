@@ -10,6 +10,7 @@ from torch import nn
 from subbayes.networks.tracing.tracer import MODES, Mode
 from subbayes.sparse.convert import sparse_layers
 from subbayes.utils.checks import check_choice, check_count, check_positive, fail, fail_type
+from subbayes.utils.keywords import suggest_keywords
 
 __all__ = ["LearningRates", "SparseTraining", "parameters_by_kind"]
 
@@ -148,6 +149,7 @@ def parameters_by_kind(module: nn.Module) -> dict[str, list[nn.Parameter]]:
     return {name: params for name, params in groups.items() if params}
 
 
+@suggest_keywords()
 @dataclass(frozen=True)
 class SparseTraining:
     """Settings of stochastic variational inference for sparse networks, in three phases.

@@ -368,18 +368,25 @@ class ShuffledStream(IterableDataset):
         Augmented(),
         ShuffledStream(),
         loader(sampler=SubsetRandomSampler(range(N))),
-        loader(sampler=WeightedRandomSampler([1.0] * N, N)),
         DataLoader(
             TensorDataset(X, Y), batch_sampler=BatchSampler(RandomSampler(range(N)), 4, False)
         ),
     ],
-    ids=range(7),
+    ids=range(6),
 )
 def test_rows_that_change_between_passes_raise(form):
     check_raises(
         form,
         "data: expected the same rows at each pass, got other values in the second pass. "
         "Turn off shuffling and random augmentation",
+    )
+
+
+def test_a_weighted_sampler_is_replaced_by_weights():
+    check_raises(
+        loader(sampler=WeightedRandomSampler([1.0] * N, N)),
+        "the same rows at each pass, got other values in the second pass. Leave out the sampler "
+        r"and pass Data.of\(\(inputs, y\)\).weighted",
     )
 
 

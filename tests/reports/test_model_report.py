@@ -357,6 +357,14 @@ def test_failed_write_keeps_the_existing_report(fitted, tmp_path, monkeypatch):
     assert [p.name for p in tmp_path.iterdir()] == ["r.html"]
 
 
+def test_an_existing_report_is_kept_on_request(fitted, tmp_path):
+    path = tmp_path / "r.html"
+    path.write_text("notes")
+    with pytest.raises(ArtifactError, match="expected a new file, got an existing one"):
+        write_report(fitted, path, overwrite=False)
+    assert path.read_text() == "notes"
+
+
 def test_subject_of_another_type(unchecked, tmp_path):
     with pytest.raises(
         InputTypeError, match="subject: expected a fitted model or a Comparison, got Linear"

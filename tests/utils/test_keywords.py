@@ -40,6 +40,11 @@ DATA = torch.zeros(4, 2), torch.zeros(4)
             "Did you mean 'chains' or 'thin'?",
         ),
         (
+            lambda: subbayes.sparse.SparseTraining(kl_epoch=3),
+            "kl_epoch: expected an argument of SparseTraining, got an unknown one. "
+            "Did you mean 'kl_epochs' or 'epochs' or 'early_epochs'?",
+        ),
+        (
             lambda: subbayes.fit(nn.Linear(2, 1), DATA, training={"epochs": 3, "rate": 1}),
             "training: expected a Training(...), got dict. Pass Training(epochs=3).",
         ),
