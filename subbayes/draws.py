@@ -186,7 +186,7 @@ class Draws:
     def warnings(self) -> list[str]:
         """Problems of the run, each with a remedy."""
         if "thinned_from" in self.meta:
-            return list(self.meta["warnings"])
+            return list(self.meta.get("warnings", ()))
         if self.n_draws < 4:
             return ["fewer than 4 draws per chain: run longer (draws=...)"]
         found = [] if self.independent else self._chain_warnings()
@@ -245,6 +245,8 @@ class Draws:
         if n or not worst > 1.2:
             return []
         heights = self.stats.get("log_density", self.stats.get("log_likelihood"))
+        if heights is not None and not np.isfinite(heights).all():
+            heights = None
         x = self.z if heights is None else np.concatenate([self.z, heights[..., None]], 2)
         groups = diagnostics.separate_groups(x)
         if len(groups) == 1:
@@ -287,7 +289,7 @@ class Draws:
 
     def _swap_warnings(self) -> list[str]:
         """Rare swaps of parallel tempering, and points that do not cross the ladder."""
-        if "least_swap_rate" not in self.stats:
+        if not {"least_swap_rate", "barrier", "round_trips"} <= self.stats.keys():
             return []
         doubt = "the evidence and the shares of modes are not to be trusted"
         least = float(self.stats["least_swap_rate"][:, -1].min())

@@ -48,7 +48,8 @@ class WeightSamples(Predictor):
             (BatchNorm statistics of ensemble members).
 
     Raises:
-        InputError: weights of another shape, or that are not finite.
+        InputError: weights of another shape, or that are not finite; `frozen` of other names or
+            shapes than the network's.
 
     Example:
         >>> network = Network(torch.nn.Linear(2, 1))
@@ -81,6 +82,14 @@ class WeightSamples(Predictor):
                 "NaN or infinite ones",
                 "The training that made them diverged: lower its learning rate",
             )
+        if self.frozen is not None and len(self.frozen) != len(self.weights):
+            got = f"{len(self.frozen)} for {len(self.weights)} weight vectors"
+            fail("frozen", "one mapping for each weight vector", got)
+        expected = {name: tensor.shape for name, tensor in self.network.frozen.items()}
+        for own in self.frozen or ():
+            if {name: tensor.shape for name, tensor in own.items()} != expected:
+                names = ", ".join(sorted(own)) or "none"
+                fail("frozen", "all that are not weights, in the shapes of the network", names)
 
     def __repr__(self) -> str:
         return (
@@ -173,6 +182,10 @@ def rebuild(
         fail_damaged(f"likelihoods for {len(weights)} weight vectors, or one for all", n)
     network = network_from(tensors, facts["network"], weights[0], module, output)
     buffers = [strip_prefix(f"buffers.{s}", tensors) for s in range(len(weights))]
+    if sum(map(len, buffers)) != len(strip_prefix("buffers", tensors)):
+        fail_damaged(f"buffers of {len(buffers)} weight vectors", "those of others")
+    if any(buffers) != facts["own_buffers"]:
+        fail_damaged("buffers of weight vectors, if they have their own", "a contradiction")
     if likelihood is None:
         n_outputs = known_outputs(facts["network"], output)
         each = [from_config(config, n_outputs) for config in facts["likelihoods"]]

@@ -423,6 +423,7 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
             if len({len(values) for values in group.values()}) > 1:
                 expected = "as many medians, means and levels as columns"
                 fail("config", expected, "lists of other lengths")
+        _check_columns(config)
         self._check_options()
         self._named, self.columns_ = config["named"], list(config["columns"])
         self.dropped_ = list(config["dropped"])
@@ -433,6 +434,22 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
             scaler.mean_ = np.array(numeric["mean"], dtype=np.float64)
             scaler.var_ = np.array(numeric["variance"], dtype=np.float64)
             scaler.scale_ = np.array(numeric["scale"], dtype=np.float64)
+
+
+def _check_columns(config: dict[str, Any]) -> None:
+    """Check that each column has one place, and that the lists of columns agree in their order."""
+    columns, dropped = config["columns"], config["dropped"]
+    numeric, categorical = config["numeric"]["columns"], config["categorical"]["columns"]
+    for kind, names in (("numeric", numeric), ("categorical", categorical), ("dropped", dropped)):
+        if names != [name for name in columns if name in set(names)]:
+            fail("config", f"{kind} columns of the table, in its order", quote(names))
+    if sorted([*numeric, *categorical, *dropped]) != sorted(columns):
+        expected = "columns that are either numeric, categorical or dropped"
+        fail("config", expected, quote(columns))
+    if config["flagged"] != [name for name in columns if name in set(config["flagged"])]:
+        fail("config", "flagged columns of the table", quote(config["flagged"]))
+    if any(len(set(levels)) < len(levels) for levels in config["categorical"]["levels"]):
+        fail("config", "different levels of a column", "equal ones")
 
 
 def _one_row(config: dict[str, Any]) -> tuple[pd.DataFrame, dict[str, list[str]], list[str]]:

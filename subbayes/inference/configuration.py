@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
-from subbayes.utils.checks import check_choice, check_count, check_positive, check_seed, fail
+from subbayes.utils.checks import (
+    check_choice,
+    check_count,
+    check_positive,
+    check_seed,
+    fail,
+    fail_type,
+)
 from subbayes.utils.keywords import suggest_keywords
 
 __all__ = ["Sampling"]
@@ -64,5 +72,7 @@ class Sampling:
         if isinstance(self.initial, str) and self.initial not in ("prior", "shift"):
             fail("initial", "'prior', 'shift' or an array (chains, k)", repr(self.initial))
         check_choice("mode", self.mode, ("trace", "compile", "eager"))
+        if self.checkpoint is not None and not isinstance(self.checkpoint, (str, os.PathLike)):
+            fail_type("checkpoint", "the path of a folder", self.checkpoint)
         if self.checkpoint_seconds:  # 0 saves after every step
             check_positive("checkpoint_seconds", self.checkpoint_seconds)

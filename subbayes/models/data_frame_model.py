@@ -18,7 +18,13 @@ from subbayes.data.targets import Target
 from subbayes.diagnostics import metrics
 from subbayes.diagnostics.detection import out_of_distribution
 from subbayes.diagnostics.predictor import Predictor
-from subbayes.models.array_model import check_modes, check_saved_size, fit_arrays, predict_matrix
+from subbayes.models.array_model import (
+    check_modes,
+    check_saved_size,
+    check_saved_task,
+    fit_arrays,
+    predict_matrix,
+)
 from subbayes.models.fitted import FittedModel
 from subbayes.models.settings import TableSettings
 from subbayes.predictions.predictive import Predictive
@@ -313,7 +319,8 @@ def rebuild(tensors: dict[str, Tensor], facts: dict[str, Any]) -> DataFrameModel
         rebuild_model(kind, tensors, inner, {}),
         TabularEncoder.from_config(facts["encoder"]),
     )
-    check_saved_size("n_inputs", len(encoder.get_feature_names_out()), facts["model"]["facts"])
+    check_saved_size("n_inputs", len(encoder.get_feature_names_out()), inner)
+    check_saved_task(facts["target"]["task"], facts["target"]["classes"], inner)
     return DataFrameModel(
         found,
         encoder,

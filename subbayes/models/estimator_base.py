@@ -32,6 +32,7 @@ from subbayes.models.settings import TableSettings, configured, encode_parameter
 from subbayes.predictions.predictive import Predictive
 from subbayes.utils.checks import check_finite, check_same_length, error_text, fail
 from subbayes.utils.configuration import change
+from subbayes.utils.files import fail_damaged
 from subbayes.utils.saving import nested_facts, read, rebuild, save
 
 __all__ = ["Classifier", "Estimator", "Regressor"]
@@ -411,7 +412,26 @@ class Classifier(ClassifierMixin, Estimator):
 
     def _restore(self, state: dict[str, Any]) -> None:
         super()._restore(state)
-        self.classes_ = np.array(state["classes"], dtype=np.dtype(state["dtype"]))
+        self.classes_ = _labels(state["classes"], state["dtype"])
+
+
+_TEXT = 2**24  # bytes of labels that are held as text of one length
+
+
+def _labels(saved: list[Any], dtype: str) -> np.ndarray:
+    """Labels of an artifact, which their dtype must hold unchanged, sorted as `fit` sorts them."""
+    try:
+        kind = np.dtype(dtype)
+        if kind.kind == "U" and len(saved) * kind.itemsize > _TEXT:
+            kind = np.dtype(object)  # arrays of text take the longest for each
+        labels = np.array(saved, dtype=kind)
+        ordered = np.unique(labels).tolist()
+    except (TypeError, ValueError, OverflowError) as error:
+        fail_damaged(f"labels of dtype {dtype!r}", error_text(error))
+    found = labels.tolist()
+    if found != saved or list(map(type, found)) != list(map(type, saved)) or ordered != saved:
+        fail_damaged(f"different labels in order, of dtype {dtype!r}", saved[:8])
+    return labels
 
 
 def _sample_weights(given: Any, X: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n"]:

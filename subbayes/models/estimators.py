@@ -13,7 +13,7 @@ from torch import Tensor
 
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.engine import Engine
-from subbayes.models.array_model import SPARSE, check_saved_size
+from subbayes.models.array_model import SPARSE, check_saved_size, check_saved_task
 from subbayes.models.estimator_base import Classifier, Estimator, Regressor
 from subbayes.models.fitted import FittedModel
 from subbayes.models.settings import (
@@ -30,6 +30,7 @@ from subbayes.sparse.result import SparseNetwork
 from subbayes.subspaces.base import SubspaceMethod
 from subbayes.training.configuration import Training
 from subbayes.utils.checks import check_choice, check_count
+from subbayes.utils.files import fail_damaged
 from subbayes.utils.saving import rebuild as rebuild_model
 
 if TYPE_CHECKING:
@@ -337,7 +338,11 @@ def rebuild(tensors: dict[str, Tensor], facts: dict[str, Any]) -> Estimator:
     model = facts["model"]
     estimator.model_ = rebuild_model(model["kind"], tensors, model["facts"], {})
     check_saved_size("n_inputs", len(facts["mean"]), model["facts"])
-    if "classes" in facts:
-        check_saved_size("n_outputs", len(facts["classes"]), model["facts"])
+    classifies = issubclass(cls, Classifier)
+    if ("classes" in facts) != classifies or ("dtype" in facts) != classifies:
+        fail_damaged("labels and their dtype of a classifier, and of no regressor", cls.__name__)
+    task = "count" if facts["params"].get("likelihood") == "poisson" else "regression"
+    task = "classification" if classifies else task
+    check_saved_task(task, facts.get("classes", ()), model["facts"])
     estimator._restore(facts)
     return estimator

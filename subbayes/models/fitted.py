@@ -24,7 +24,7 @@ from subbayes.predictions.predictive import Predictive
 from subbayes.priors import Normal
 from subbayes.subspace import Subspace
 from subbayes.subspace import from_config as subspace_from_config
-from subbayes.utils.checks import fail
+from subbayes.utils.checks import error_text, fail
 from subbayes.utils.saving import save
 from subbayes.utils.tensor_file import add_prefix, strip_prefix
 from subbayes.utils.warning import warn_user
@@ -137,7 +137,7 @@ class FittedModel(Predictor):
             device: such as "cpu" or "cuda".
 
         Raises:
-            InputError: not the name of a device.
+            InputError: not a device, or one that is not there.
 
         Example:
             >>> import subbayes
@@ -150,8 +150,10 @@ class FittedModel(Predictor):
         """
         try:
             device = torch.device(device)
-        except RuntimeError:
-            fail("device", "a device of torch, such as 'cpu' or 'cuda'", repr(device))
+            torch.empty(0, device=device)
+        except (RuntimeError, TypeError, AssertionError, NotImplementedError) as error:
+            reason = error_text(error).partition(". ")[0]
+            fail("device", "a device that torch has here", f"{device!r}: {reason}", cause=error)
         if self.posterior is None:
             network, subspace = self.network.to(device), self.subspace.to(device)
             return replace(self, network=network, subspace=subspace)
@@ -225,7 +227,7 @@ class FittedModel(Predictor):
         known = {"pareto_k": draws.meta["pareto_k"]} if "pareto_k" in draws.meta else {}
         return known | {
             "independent": draws.independent,
-            "method": self.settings["subspace"],
+            "method": self.settings.get("subspace", "posterior"),
             "rank": self.subspace.rank,
             "temperature": self.temperature,
             "chains": draws.n_chains,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import Any, NoReturn
 
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from subbayes.utils.checks import closest, fail, fail_type
+from subbayes.utils.checks import InputTypeError, closest, fail, fail_type
 
 __all__ = ["Selection", "aliases_of", "select"]
 
@@ -44,6 +44,16 @@ def select(module: nn.Module, parameters: Selection) -> dict[str, Tensor | None]
             else "a module without parameters",
             "Set requires_grad for the parameters that should be random",
         )
+    if isinstance(parameters, (nn.Module, Tensor)) or (
+        isinstance(parameters, (list, tuple, Iterator))
+        and not all(isinstance(pattern, str) for pattern in parameters)
+    ):
+        got = f"{type(parameters).__name__} of other objects"
+        if isinstance(parameters, (nn.Module, Tensor)):
+            got = type(parameters).__name__
+        expected = "names or patterns of names, such as 'all', 'last-layer' or '3.*'"
+        remedy = "Name them as module.named_parameters() does, or set requires_grad and pass 'all'"
+        raise InputTypeError("parameters", expected, got, remedy)
     if isinstance(parameters, Mapping):
         return _masked(trainable, {aliases.get(n, n): mask for n, mask in parameters.items()})
     if parameters == "all":

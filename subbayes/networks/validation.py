@@ -172,7 +172,8 @@ def check_fit(network: Network, likelihood: Likelihood, data: Data) -> int:
 def warn_of_probabilities(network: Network, likelihood: Likelihood, rows: Inputs) -> None:
     """Warn of a classifier that returns probabilities, where the likelihood expects logits.
 
-    Logits may lie in [0, 1] by chance, but not for weights a thousand times as large.
+    Logits may lie in [0, 1] by chance, but not for weights a thousand times as large, unless these
+    give the same outputs, such as weights that are all 0.
 
     Args:
         network: the classifier.
@@ -183,7 +184,7 @@ def warn_of_probabilities(network: Network, likelihood: Likelihood, rows: Inputs
         return
     with torch.no_grad():
         each = [network(weights, rows) for weights in (network.weights, 1000 * network.weights)]
-    if all(map(_like_probabilities, each)):
+    if all(map(_like_probabilities, each)) and not torch.equal(*each):
         _warn_of_layer(likelihood, "softmax" if each[0].shape[-1] > 1 else "sigmoid")
 
 

@@ -235,8 +235,8 @@ class Predictive:
 
         Source: Hubin and Storvik (2024), section 4.1, after Posch et al.
         """
-        if not isinstance(threshold, (int, float)) or not 0 <= threshold < 1:
-            fail("threshold", "a probability in [0, 1)", repr(threshold))
+        if threshold != 0:  # which decides always
+            check_fraction("threshold", threshold)
         p = self.probabilities
         return np.where(p.max(-1) > threshold, p.argmax(-1), -1)
 

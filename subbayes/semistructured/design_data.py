@@ -18,7 +18,7 @@ from subbayes.data.arrays import to_tensor
 from subbayes.data.encoder import TabularEncoder
 from subbayes.semistructured.families import Family, OrdinalFamily
 from subbayes.semistructured.formula import Design, NewLevels
-from subbayes.semistructured.formula_checks import check_columns, check_complete
+from subbayes.semistructured.formula_checks import check_columns, check_complete, plain_columns
 from subbayes.semistructured.formula_grammar import check_formula, formula_errors
 from subbayes.semistructured.predictors import Deep
 from subbayes.utils.checks import InputError, closest, fail, fail_type
@@ -28,6 +28,7 @@ __all__ = [
     "Response",
     "RowEncoder",
     "check_network_names",
+    "column_numbers",
     "network_input",
     "networks_from",
 ]
@@ -66,18 +67,28 @@ class AuxiliaryColumns:
         """Offset plus log exposure, added to the location's predictor."""
         total = np.zeros(len(frame))
         if self.offset is not None:
-            total += _numbers(self.offset, frame)
+            total += column_numbers(self.offset, frame)
         if self.exposure is not None:
             if family.links[0] != "log":
                 fail("exposure", "a family with a log link", repr(family), "Pass offset= instead")
-            exposure = _numbers(self.exposure, frame)
+            exposure = column_numbers(self.exposure, frame)
             if not (exposure > 0).all():
                 fail(self.exposure, "exposures above 0", f"{exposure.min():g}")
             total += np.log(exposure)
         return total
 
 
-def _numbers(name: str, frame: pd.DataFrame) -> np.ndarray:
+def column_numbers(name: str, frame: pd.DataFrame) -> Float[np.ndarray, "n"]:
+    """A column as numbers in float64.
+
+    Raises:
+        InputError: text, dates, or other values that are not numbers.
+
+    Example:
+        >>> column_numbers("age", pd.DataFrame({"age": [20, 30]}))
+        array([20., 30.])
+    """
+    frame = plain_columns(frame, [name])
     try:
         return frame[name].to_numpy(dtype=np.float64, copy=True)
     except (TypeError, ValueError):
@@ -130,10 +141,10 @@ class Response:
         Raises:
             InputError: unknown columns, values that are not numbers, or classes unseen in training.
         """
-        check_columns(self.variables(frame), frame)
+        frame = plain_columns(frame, self.variables(frame))
         present = self.name in frame.columns
         if self.labels is None:
-            return _numbers(self.name, frame) if present else _evaluate(self.name, frame)
+            return column_numbers(self.name, frame) if present else _evaluate(self.name, frame)
         values = np.asarray(frame[self.name] if present else _evaluate(self.name, frame))
         code = {label: i for i, label in enumerate(self.labels)}
         unseen = [v for v in pd.unique(values) if v not in code]
@@ -237,14 +248,16 @@ class RowEncoder:
         Raises:
             InputError: a network without its input, or what `network_input` raises.
         """
+        offsets = [c for c in (self.auxiliary.offset, self.auxiliary.exposure) if c is not None]
         check_columns(self.columns, frame)
+        frame = plain_columns(frame, [*self.design.variables, *offsets])
         if not len(frame):
             fail("data", "at least one row", "none")
-        columns, offsets = self.design.matrix(frame, new_levels)
-        offsets[:, 0] += self.auxiliary.total_offset(frame, self.family)
+        columns, shifts = self.design.matrix(frame, new_levels)
+        shifts[:, 0] += self.auxiliary.total_offset(frame, self.family)
         found = {
             "design": torch.from_numpy(columns).to(self.dtype),
-            "offset": torch.from_numpy(offsets).to(self.dtype),
+            "offset": torch.from_numpy(shifts).to(self.dtype),
         }
         tensors = dict(tensors or {})
         for name, part in self.deep.items():

@@ -209,7 +209,9 @@ class Flexible(EffectPrior):
         place = ((inside + _TABLE_END) / step).detach().floor().clamp(0, _TABLE_SIZE - 2)
         i = place.long()
         t = (inside + _TABLE_END) / step - place
-        a, b, da, db = value[i], value[i + 1], slope[i] * step, slope[i + 1] * step
+        i = i.reshape(-1)  # an index without dimensions cannot be batched by vmap
+        tables = value[i], value[i + 1], slope[i] * step, slope[i + 1] * step
+        a, b, da, db = (table.reshape(zeta.shape) for table in tables)
         cubic = a + t * (da + t * ((3 * (b - a) - 2 * da - db) + t * (2 * (a - b) + da + db)))
         beyond = zeta - inside
         return cubic + beyond * torch.where(beyond > 0, slope[-1], slope[0])
@@ -247,7 +249,7 @@ def prior_of(argument: str, value: Any) -> EffectPrior:
     """
     if isinstance(value, EffectPrior):
         return value
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
+    if _is_number(value):
         return NormalPrior(0.0, check_positive(argument, value))
     if hasattr(value, "ppf"):
         return Flexible(value)
@@ -256,6 +258,10 @@ def prior_of(argument: str, value: Any) -> EffectPrior:
         "a prior, a number (the scale of a normal prior) or a frozen distribution of scipy.stats",
         value,
     )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
 
 
 def prior_of_term(name: str, value: Any, parameters: Sequence[str]) -> EffectPrior:
@@ -280,8 +286,7 @@ def prior_of_term(name: str, value: Any, parameters: Sequence[str]) -> EffectPri
         NormalPrior(mean=0, scale=2)
     """
     argument, sd = f"priors[{name!r}]", name.startswith("sd(")
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if number and (sd or name == "gap" or name in parameters[1:]):
+    if _is_number(value) and (sd or name == "gap" or name in parameters[1:]):
         scale = check_positive(argument, value)
         return Exponential(scale) if sd else HalfNormal(scale)
     prior = prior_of(argument, value)
@@ -366,7 +371,7 @@ _QUICK = (
 
 
 def default_priors(
-    design: Design, family: Family, y: Float[np.ndarray, "n"]
+    design: Design, family: Family, y: Float[np.ndarray, "n"], offset: Float[np.ndarray, "n"]
 ) -> dict[str, EffectPrior]:
     r"""Weakly informative priors, scaled by the data as in rstanarm (Goodrich et al. 2024).
 
@@ -375,53 +380,72 @@ def default_priors(
     around the overall mean on the scale of the link; a normal response's sigma exponential with
     mean $s_y$; shapes $\log r \sim N(1, 2^2)$; precisions $\log \phi \sim N(2, 2^2)$; the standard
     deviations of smooths and random effects exponential with mean $s_y$.
+
+    The intercept is the level beside the offset o, so that $s_y$ is the standard deviation of
+    $y - o$, and m is the mean of $y - o$ for an identity link, the logarithm of
+    $\sum y / \sum e^o$ for a logarithm, and the overall mean less that of o for other links.
+
+    Args:
+        design: the design matrix of the training rows.
+        family: distribution of the response.
+        y: the response.
+        offset: of the location's predictor, with the logarithm of the exposure.
     """
     location = design.parameters[0]
     priors: dict[str, EffectPrior] = {}
-    location_sd = predictor_sd(family, y)
+    location_sd = predictor_sd(family, y, offset)
     for term in design.terms:
         sd, factor = (location_sd, _DEFAULT_SCALE) if term.parameter == location else (1.0, 1.0)
         if term.penalised:
             priors[f"sd({term.name})"] = Exponential(sd)
         if term.kind == "intercept":
-            priors[term.name] = _intercept_prior(term, family, y, location_sd)
+            priors[term.name] = _intercept_prior(term, family, y, offset)
         elif term.kind != "random":
             scales = design.scale[term.unpenalised]
             scale = float(np.sqrt(np.mean(scales[scales > 0] ** 2))) if (scales > 0).any() else 1.0
             priors[term.name] = NormalPrior(0.0, factor * sd / scale)
     if family.n_thresholds:
-        priors |= {"threshold": NormalPrior(-1.0, 3.0), "gap": Exponential(1.5)}
+        first = NormalPrior(float(np.mean(offset)) - 1.0, 3.0)
+        priors |= {"threshold": first, "gap": Exponential(1.5)}
     return priors
 
 
-def predictor_sd(family: Family, y: Float[np.ndarray, "n"]) -> float:
-    """The expected scale of the location's predictor: the sd of y for an identity link, else 1.
+def predictor_sd(
+    family: Family, y: Float[np.ndarray, "n"], offset: Float[np.ndarray, "n"]
+) -> float:
+    """The expected scale of the location's predictor beside its offset.
+
+    The standard deviation of the response less the offset for an identity link, else 1.
 
     Raises:
-        InputError: a constant response.
+        InputError: a constant response, or one that is the offset and a constant.
     """
     if family.links[0] != "identity" or family.n_thresholds:
         return 1.0
-    sd = float(np.std(y))
-    if not sd > 0:
+    if not np.std(y) > 0:
         fail("y", "responses that vary", "a constant column")
+    sd = float(np.std(y - offset))
+    if not sd > 1e-12 * np.std(y):
+        fail("y", "responses that are not the offset and a constant", "no other variation")
     return sd
 
 
 def _intercept_prior(
-    term: Term, family: Family, y: Float[np.ndarray, "n"], location_sd: float
+    term: Term, family: Family, y: Float[np.ndarray, "n"], offset: Float[np.ndarray, "n"]
 ) -> EffectPrior:
     if term.parameter == family.parameters[0]:
-        link = family.links[0]
-        level = float(np.mean(y))
+        link, level = family.links[0], float(np.mean(y))
+        shift = float(np.mean(offset))
         if link == "log":
             level = float(np.log(max(level, 1e-3)))
+            most = offset.max()  # its exponential may overflow
+            shift = float(most + np.log(np.mean(np.exp(offset - most))))
         elif link == "logit":
             share = np.clip(level, 0.01, 0.99)
             level = float(np.log(share / (1 - share)))
-        return NormalPrior(level, _DEFAULT_SCALE * location_sd)
+        return NormalPrior(level - shift, _DEFAULT_SCALE * predictor_sd(family, y, offset))
     if term.parameter == "sigma":
-        return Exponential(float(np.std(y)))
+        return Exponential(float(np.std(y - offset)))
     return NormalPrior(1.0 if term.parameter == "shape" else 2.0, 2.0)
 
 
@@ -433,9 +457,11 @@ def priors_with(
     Raises:
         InputError: a name that is not a term, or a prior of a scale that allows negative values.
     """
-    priors = dict(defaults)
+    if given is not None and not isinstance(given, Mapping):
+        fail_type("priors", "a dict of priors by the name of their term", given)
+    priors, places = dict(defaults), dict[str, str]()
     for name, value in (given or {}).items():
-        prior = prior_of_term(name, value, design.parameters)
+        given_name, prior = name, prior_of_term(name, value, design.parameters)
         if name in design.parameters and f"{name}.Intercept" in priors:
             name = f"{name}.Intercept"  # its name in the summary of a parameter without effects
         if name not in priors:
@@ -444,5 +470,8 @@ def priors_with(
             if len(readers) != 1:
                 fail("priors", "names of terms: " + ", ".join(priors), repr(name))
             name = readers[0]
+        if places.setdefault(name, given_name) != given_name:
+            got = f"{places[name]!r} and {given_name!r}"
+            fail("priors", f"one prior of {name!r}", got, "Leave one out")
         priors[name] = prior
     return priors

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import re
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 from formulaic import Formula, ModelSpec
 from formulaic.errors import FormulaicError
+from formulaic.transforms.contrasts import TreatmentContrasts
 from jaxtyping import Float, Int
 
 from subbayes.semistructured.formula_checks import (
@@ -79,8 +80,10 @@ def split_formula(formula: str | Mapping[str, str], location: str) -> tuple[str,
     Raises:
         InputError: no response, or more than one.
     """
+    if not isinstance(formula, (str, Mapping)):
+        fail_type("formula", "a string, or a dict of one per parameter", formula)
     parts = {location: formula} if isinstance(formula, str) else dict(formula)
-    if not all(isinstance(part, str) for part in parts.values()):
+    if not all(isinstance(part, str) for part in [*parts, *parts.values()]):
         fail_type("formula", "a string, or one per parameter", formula)
     if location not in parts:
         fail("formula", f"one for {location!r}, the location", ", ".join(parts) or "none")
@@ -228,9 +231,8 @@ class Design:
         """Levels of each factor, by the column of the data frame or the expression."""
         found: dict[str, list[Any]] = {}
         for formula in self._formulas.values():
-            for expression, (kind, state) in formula.spec.encoder_state.items():
-                if getattr(kind, "value", kind) == "categorical":
-                    found[_factor_column(expression)] = list(state["categories"])
+            for expression, levels, _ in _factors(formula.spec):
+                found[_factor_column(expression)] = levels
         return found
 
     def warn_of_numbers_as_text(self, frame: pd.DataFrame) -> None:
@@ -264,15 +266,49 @@ class Design:
         check_choice("new_levels", new_levels, ("error", "reference", "sample"))
         self._check(frame, new_levels)
         columns, offsets = self._evaluate(frame)
+        if new_levels == "reference":
+            self._use_reference_levels(columns, frame)
         return columns - self.center, offsets
+
+    def _use_reference_levels(self, columns: Float[np.ndarray, "n p"], frame: pd.DataFrame) -> None:
+        """Give rows of unseen levels the columns of the reference level, in place.
+
+        Left alone they are 0, which is the reference level only beside an intercept.
+        """
+        unseen: dict[str, tuple[np.ndarray, Any]] = {}
+        factors = [f for formula in self._formulas.values() for f in _factors(formula.spec)]
+        for expression, levels, contrasts in factors:
+            name = _factor_column(expression)
+            if name not in frame.columns or frame[name].isin(levels).all():
+                continue
+            if not isinstance(contrasts, TreatmentContrasts):
+                fail(
+                    "new_levels",
+                    f"'reference' for factors with a reference level, unlike {expression}",
+                    "other contrasts than Treatment",
+                    f"Give these rows one of its levels: {', '.join(map(str, levels[:5]))}",
+                )
+            reference = contrasts.get_drop_field(levels, reduced_rank=False)
+            unseen[name] = ~frame[name].isin(levels).to_numpy(), reference
+        if not unseen:
+            return
+        known = frame.copy()
+        for name, (rows, reference) in unseen.items():
+            known[name] = frame[name].astype(object).where(~rows, reference)
+        replaced, _ = self._evaluate(known)
+        for term in self.terms:
+            for name in unseen.keys() & set(term.variables if term.kind == "factor" else ()):
+                places = np.ix_(unseen[name][0], list(term.columns))
+                columns[places] = replaced[places]
 
     def _check(self, frame: pd.DataFrame, new_levels: NewLevels) -> None:
         check_columns(self.variables, frame)
         check_complete(self.variables, frame)
         for name in self._ranges:
             if not pd.api.types.is_numeric_dtype(frame[name]):
-                got = f"values such as {frame[name].iloc[0]!r}" if len(frame) else "none"
-                fail(name, "numbers, as in training", got)
+                got = f"values such as {frame[name].iloc[0]!s}" if len(frame) else "none"
+                remedy = f"Convert it by data[{name!r}].astype(float)"
+                fail(name, "numbers, as in training", f"dtype {frame[name].dtype}, {got}", remedy)
         if new_levels == "reference":
             return
         remedy = "Pass new_levels='reference' to give them the effect of the reference level"
@@ -416,6 +452,13 @@ def _categorical(spec: ModelSpec, term: Any) -> bool:
     """Whether a term has a factor with levels."""
     known = {str(f): kind for f, (kind, _) in spec.encoder_state.items()}
     return any(getattr(known.get(str(f)), "value", "") == "categorical" for f in term.factors)
+
+
+def _factors(spec: ModelSpec) -> Iterator[tuple[str, list[Any], Any]]:
+    """The expression, the levels and the contrasts of each factor."""
+    for expression, (kind, state) in spec.encoder_state.items():
+        if getattr(kind, "value", kind) == "categorical":
+            yield str(expression), list(state["categories"]), state["contrasts"].contrasts
 
 
 def _numbers_as_text(levels: Sequence[Any]) -> bool:

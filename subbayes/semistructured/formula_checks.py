@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterable, Iterator
+from decimal import Decimal
+from numbers import Real
 from typing import Any, Literal
 
 import numpy as np
@@ -19,6 +21,7 @@ __all__ = [
     "check_levels",
     "check_terms",
     "complete_rows",
+    "plain_columns",
     "random_intercepts",
 ]
 
@@ -155,6 +158,60 @@ def check_columns(needed: Iterable[str], frame: pd.DataFrame) -> None:
         count = int((frame.columns == name).sum())
         if count > 1:
             fail("data", "columns with different names", f"{count} called {name}", "Rename them")
+
+
+def plain_columns(
+    frame: pd.DataFrame, needed: Iterable[str], training: bool = False
+) -> pd.DataFrame:
+    """A data frame whose needed columns are numbers, booleans, text or categories.
+
+    Numbers in columns of objects become columns of numbers, and text of any dtype of pandas becomes
+    objects. Other columns are not changed.
+
+    Args:
+        frame: the data frame, which is not changed.
+        needed: names of its columns.
+        training: leave out categories that no row has.
+
+    Raises:
+        InputError: unknown columns, dates, times, intervals or complex numbers, by column.
+
+    Example:
+        >>> frame = pd.DataFrame({"age": [20, 30]}, dtype=object)
+        >>> plain_columns(frame, ["age"]).dtypes["age"].name
+        'int64'
+    """
+    needed = list(dict.fromkeys(needed))
+    check_columns(needed, frame)
+    changed = {}
+    for name in needed:
+        values = frame[name]
+        dtype = values.dtype
+        if isinstance(dtype, pd.StringDtype) and dtype.na_value is pd.NA:
+            changed[name] = values.astype(object).where(values.notna(), None)
+        elif _holds_objects(dtype):
+            values = values.infer_objects()
+            present = values.dropna()
+            if _holds_objects(values.dtype) and len(present) and present.map(_is_real).all():
+                values = values.astype(np.float64)  # decimals, or numbers of several types
+            dtype = values.dtype
+            if not _holds_objects(dtype) and not isinstance(dtype, pd.StringDtype):
+                changed[name] = values
+        elif training and isinstance(dtype, pd.CategoricalDtype):
+            changed[name] = values.cat.remove_unused_categories()
+        kind = getattr(dtype, "kind", "O")
+        if kind in "mMc" or isinstance(dtype, (pd.PeriodDtype, pd.IntervalDtype)):
+            remedy = "Convert it to numbers, such as days since the first date, or to text"
+            fail(name, "numbers, booleans, text or categories", f"dtype {dtype}", remedy)
+    return frame.assign(**changed) if changed else frame
+
+
+def _holds_objects(dtype: Any) -> bool:
+    return isinstance(dtype, np.dtype) and dtype.kind == "O"
+
+
+def _is_real(value: Any) -> bool:
+    return isinstance(value, (Real, Decimal)) and not isinstance(value, (bool, np.bool_))
 
 
 def check_complete(needed: Iterable[str], frame: pd.DataFrame) -> None:

@@ -27,8 +27,9 @@ from formulaic.utils.code import sanitize_variable_names
 
 from subbayes.semistructured.formula_checks import check_columns, random_intercepts
 from subbayes.utils.checks import InputError, fail
+from subbayes.utils.memory import check_memory
 
-__all__ = ["check_formula", "check_length", "formula_errors"]
+__all__ = ["check_formula", "check_length", "formula_errors", "least_columns"]
 
 _LENGTH = 10_000  # characters of a formula
 _FACTOR_LENGTH = 1_000  # characters of a factor
@@ -113,6 +114,7 @@ _TRANSFORMS: dict[str, dict[str, Option]] = {
     "standardize": {"center": _FLAG, "rescale": _FLAG, "ddof": _NUMBER},
     "poly": {"degree": _whole(1, 50), "raw": _FLAG},
 }
+_OF_NUMBERS = {*_TRANSFORMS, *_TERMS} - {"I", "C", "re"}
 _NUMPY = {
     **dict.fromkeys(("abs", "cbrt", "ceil", "exp", "exp2", "expm1", "floor", "sign", "sqrt"), 1),
     **dict.fromkeys(("log", "log10", "log1p", "log2", "square"), 1),
@@ -161,6 +163,39 @@ def check_formula(
         ...
         subbayes.InputError: formula: expected columns, numbers, operators and the functions ...
     """
+    factors = _factors(argument, text, response)
+    columns = tuple(sorted({name for factor in factors for name in factor.columns}))
+    check_columns(columns, frame)
+    for factor in factors:
+        factor.check_with(columns, frame)
+    _check_size(argument, text)
+    widths = {factor.text: factor.width(frame) for factor in factors}
+    _check_width(argument, text, widths, len(frame))
+    return columns
+
+
+def least_columns(argument: str, text: str) -> int:
+    """The fewest columns that a formula can give, by its splines, without evaluating it.
+
+    Args:
+        argument: name of the argument, for errors.
+        text: the right-hand side of a formula.
+
+    Raises:
+        InputError: as `check_formula`, which says what else is wrong with columns.
+
+    Example:
+        >>> least_columns("formula", "age + s(bmi, df=12) - age")
+        11
+    """
+    with formula_errors(argument, text):
+        least = {factor.text: factor.least for factor in _factors(argument, text, False)}
+        _check_size(argument, text)
+        return _n_columns(text, least)
+
+
+def _factors(argument: str, text: str, response: bool) -> list[_Factor]:
+    """The factors of one side of a formula, each of them checked."""
     check_length(argument, text)
     factors = []
     for token in _tokens(argument, text):
@@ -182,13 +217,7 @@ def check_formula(
         if response and (len(factors) != 1 or kind not in (Token.Kind.NAME, Token.Kind.PYTHON)):
             remedy = f"Write arithmetic in braces: {{{text}}}"
             fail(argument, "one response", repr(text), remedy)
-    columns = tuple(sorted({name for factor in factors for name in factor.columns}))
-    check_columns(columns, frame)
-    for factor in factors:
-        factor.check_with(columns, frame)
-    _check_size(argument, text)
-    _check_width(argument, text, {factor.text: factor.width(frame) for factor in factors})
-    return columns
+    return factors
 
 
 def check_length(argument: str, text: str) -> None:
@@ -213,7 +242,7 @@ def formula_errors(argument: str, text: str) -> Iterator[None]:
     except InputError:
         raise
     except (FormulaicError, ArithmeticError, LookupError, TypeError, ValueError) as error:
-        plain = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
+        plain = " ".join(re.sub(r"\x1b\[[0-9;]*m", "", str(error)).split())
         fail(argument, _SHAPE, f"{text!r}: {plain}")
 
 
@@ -237,8 +266,7 @@ def _parse_errors(argument: str, factor: str) -> Iterator[None]:
     except InputError:
         raise
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        shown = factor if len(factor) < 80 else factor[:80] + "..."
-        fail(argument, _SHAPE, f"{shown!r}, which Python cannot parse")
+        fail(argument, _SHAPE, f"{factor[:80]!r}, which Python cannot parse")
 
 
 def _check_size(argument: str, text: str) -> None:
@@ -261,13 +289,19 @@ def _check_size(argument: str, text: str) -> None:
             fail(argument, f"interactions of at most {_ORDER} factors", f"more, from {text!r}")
 
 
-def _check_width(argument: str, text: str, widths: dict[str, int]) -> None:
+def _check_width(argument: str, text: str, widths: dict[str, int], rows: int) -> None:
     """Raise `InputError` if the terms have many columns, given those of each factor."""
-    total = 0
-    for term in DefaultFormulaParser().get_terms(text):
-        total += math.prod(widths.get(factor.expr, 1) for factor in term.factors)
-        if total > _COLUMNS:
-            fail(argument, f"at most {_COLUMNS:,} columns", f"up to {total:,} with {str(term)!r}")
+    total = _n_columns(text, widths)
+    if total > _COLUMNS:
+        fail(argument, f"at most {_COLUMNS:,} columns", f"up to {total:,} from {text!r}")
+    what = f"a design matrix of {rows} rows and up to {total} columns"
+    check_memory(argument, what, 8 * rows * total, "Use fewer splines or levels")
+
+
+def _n_columns(text: str, widths: dict[str, int]) -> int:
+    """Number of columns of all terms, given those of each factor."""
+    terms = DefaultFormulaParser().get_terms(text)
+    return sum(math.prod(widths.get(factor.expr, 1) for factor in term.factors) for term in terms)
 
 
 def _expanded(argument: str, node: ASTNode, parts: list[tuple[int, int]]) -> tuple[int, int]:
@@ -306,6 +340,7 @@ class _Factor:
             takes unlimited time.
         functions: functions that it calls, without their module.
         splines: the largest number of splines or powers that its options ask for.
+        least: the fewest columns of its splines; at most two are lost to constraints.
     """
 
     def __init__(self, argument: str, text: str, response: bool) -> None:
@@ -314,7 +349,7 @@ class _Factor:
         self.compared: set[str] = set()
         self.numeric: set[str] = set()
         self.functions: set[str] = set()
-        self.splines = 1
+        self.splines = self.least = 1
         self.aliases: dict[str, str] = {}
 
     @property
@@ -438,7 +473,10 @@ class _Factor:
             self._refuse(repr(ast.unparse(node)))
         if function == "re":
             self._check_groups(node)
-        self._expression(node.args[0])
+        if function in _OF_NUMBERS:
+            self._number(node.args[0])
+        else:
+            self._expression(node.args[0])
         self._options(ast.unparse(node), known[function], node.args[1:], node.keywords)
 
     def _options(
@@ -470,6 +508,8 @@ class _Factor:
             size = len(value) if isinstance(value, (list, tuple)) else value
             if isinstance(size, int):
                 self.splines = max(self.splines, size)
+                if name in ("df", "knots"):
+                    self.least = max(self.least, size - 2)
 
     def _is_coding(self, node: ast.expr) -> bool:
         """Whether an option is contrasts, such as `Treatment('a')`, whose options it checks."""

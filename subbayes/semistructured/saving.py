@@ -31,6 +31,7 @@ from subbayes.semistructured.effect_priors import (
     prior_of_term,
 )
 from subbayes.semistructured.families import FAMILIES, Family, OrdinalFamily
+from subbayes.semistructured.formula_grammar import least_columns
 from subbayes.semistructured.joint_posterior import FittedState, JointPosterior
 from subbayes.semistructured.predictors import Deep
 from subbayes.semistructured.specification import PreparedModel, Specification
@@ -46,7 +47,6 @@ __all__ = ["facts_of", "state_from", "tensors_of"]
 
 _MAX_CLASSES = 10_000
 _NUMBERS = re.compile(r"(u?int|float)(8|16|32|64)|U?Int(8|16|32|64)|Float(32|64)|bool(ean)?")
-_SPLINES = re.compile(r"(-?)(\w+\([^()]*\bdf=(\d{1,9})\b[^()]*\))")
 _LEVELS = re.compile(r"object|str|string(\[(python|pyarrow)\])?|bool(ean)?")
 
 
@@ -137,7 +137,7 @@ def state_from(
         {column["name"]: _restore(tensors[f"rows.{i}"], column) for i, column in enumerate(columns)}
     )
     space = _space(facts["space"], tensors)
-    _check_splines(facts["formula"], space.subspace.size)
+    _check_splines(specification, space.subspace.size)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # `fit` has given the warnings about these rows
         rows = specification.prepare(frame, strip_prefix("inputs", tensors))
@@ -224,16 +224,12 @@ def _space(config: dict[str, Any], tensors: dict[str, Tensor]) -> JointSpace:
     )
 
 
-def _check_splines(formula: str | Mapping[str, str], size: int) -> None:
+def _check_splines(specification: Specification, size: int) -> None:
     """Raise before any basis is evaluated for more splines than there are effects and weights."""
-    texts = [formula] if isinstance(formula, str) else list(formula.values())
-    splines = 0
-    for text in texts:
-        calls = set(_SPLINES.findall("".join(text.split())))
-        kept = [df for sign, call, df in calls if not sign and ("-", call, df) not in calls]
-        splines += sum(int(df) - 2 for df in kept)  # at most two are lost to constraints
-    if splines > size:
-        _damaged("facts['formula']", f"one of at most {size} effects", f"{splines} splines")
+    right = specification.split_formula()[1]
+    least = sum(least_columns("formula", text) for text in right.values())
+    if least > size:
+        _damaged("facts['formula']", f"one of at most {size} effects", f"{least} or more")
 
 
 def _check_space(space: JointSpace, rows: PreparedModel) -> None:
@@ -273,7 +269,7 @@ def _network(
             f"Pass load(path, deep={{{name!r}: module}}): code is not saved, only weights",
         )
     where = f"facts['networks'][{name!r}]"
-    module = MLP(**facts["module"]) if module is None else copy.deepcopy(module)
+    module = MLP(**facts["module"], seed=0) if module is None else copy.deepcopy(module)
     if not isinstance(module, nn.Module):
         fail_type(f"deep[{name!r}]", "a module", module)
     if architecture_of(module) != facts["architecture"]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,12 +20,13 @@ from subbayes.semistructured.design_data import (
     AuxiliaryColumns,
     Response,
     RowEncoder,
+    column_numbers,
     network_input,
 )
 from subbayes.semistructured.effect_priors import default_priors, predictor_sd, priors_with
 from subbayes.semistructured.families import Family, OrdinalFamily
 from subbayes.semistructured.formula import Design, formula_variables, split_formula
-from subbayes.semistructured.formula_checks import Missing, complete_rows
+from subbayes.semistructured.formula_checks import Missing, complete_rows, plain_columns
 from subbayes.semistructured.predictors import Deep, DeepPredictor, Predictors
 from subbayes.semistructured.structured_predictor import StructuredPredictor
 from subbayes.utils.checks import InputError, fail
@@ -123,7 +125,10 @@ class Specification:
         frame = data if isinstance(data, pd.DataFrame) else pd.DataFrame(data)
         if not len(frame):
             fail("data", "at least one row", "an empty data frame")
-        columns = [*Response(left).variables(frame), *formula_variables(right, frame)]
+        read, effects = Response(left).variables(frame), formula_variables(right, frame)
+        if len(read) == 1 and read[0] in effects:
+            fail("formula", f"effects other than those of the response {read[0]!r}", repr(left))
+        columns = [*read, *effects]
         frame, tensors, dropped = self._complete_rows(frame, columns, inputs)
         response = Response.from_rows(left, frame, self.family)
         y = response.numbers(frame)
@@ -135,14 +140,16 @@ class Specification:
         design.warn_of_numbers_as_text(frame)
         targets = self._targets(frame, y)
         family.check_targets(targets)
-        priors = priors_with(design, default_priors(design, family, y), self.priors)
+        offset = design.matrix(frame)[1][:, 0] + self.auxiliary.total_offset(frame, family)
+        priors = priors_with(design, default_priors(design, family, y, offset), self.priors)
         self._check_identifiable(design, frame)
         structured = StructuredPredictor(design, family, priors)
         dtypes = [p.dtype for part in self.deep.values() for p in part.module.parameters()]
         dtype = dtypes[0] if dtypes else torch.float64
         encoder = RowEncoder(design, family, self.auxiliary, self.deep, frame, dtype)
         rows = encoder.inputs(frame, tensors)
-        deep = self._deep_predictor(structured, rows, y, encoder) if self.deep else None
+        scale = predictor_sd(family, y, offset)
+        deep = self._deep_predictor(structured, rows, scale, encoder) if self.deep else None
         data = Data.of((rows, targets))
         return PreparedModel(self, frame, response, structured, encoder, data, deep, dropped)
 
@@ -151,6 +158,7 @@ class Specification:
     ) -> tuple[pd.DataFrame, dict[str, Any], int]:
         """The rows without missing values, the tensors of these rows, and how many were dropped."""
         deep = [c for part in self.deep.values() for c in part.columns or ()]
+        frame = plain_columns(frame, [*columns, *self.auxiliary.columns], training=True)
         columns = [*columns, *deep, *self.auxiliary.columns]
         complete, counts = complete_rows(frame, columns, self.missing)
         tensors = dict(inputs or {})
@@ -172,8 +180,7 @@ class Specification:
         values = torch.from_numpy(y)
         if self.auxiliary.weights is None:
             return values
-        weight = frame[self.auxiliary.weights].to_numpy(dtype=np.float64, copy=True)
-        return values, torch.from_numpy(weight)
+        return values, torch.from_numpy(column_numbers(self.auxiliary.weights, frame))
 
     def _check_identifiable(self, design: Design, frame: pd.DataFrame) -> None:
         """Raise for effects that the data do not identify, unless the user passes priors."""
@@ -187,19 +194,21 @@ class Specification:
         sums = design.collinear(design.matrix(frame)[0])
         if sums:
             remedy = "Leave one out, or pass priors={term: scale}"
+            if any(re.match(r"c[crs]\(", name) for name in sums):
+                remedy = "Pass constraints='center' to cr(...), cs(...) and cc(...)"
             fail("formula", "columns that are not sums of others", "; ".join(sums), remedy)
 
     def _deep_predictor(
         self,
         structured: StructuredPredictor,
         inputs: dict[str, Tensor],
-        y: Float[np.ndarray, "n"],
+        scale: float,
         encoder: RowEncoder,
     ) -> DeepPredictor:
         names = structured.design.parameters
         places = {name: names.index(part.parameter or names[0]) for name, part in self.deep.items()}
         scales = torch.ones(len(names), dtype=torch.float64)
-        scales[0] = predictor_sd(self.family, y)
+        scales[0] = scale
         modules = {name: part.module for name, part in self.deep.items()}
         deep = DeepPredictor(modules, places, scales, len(names))
         few = {name: tensor[:2] for name, tensor in inputs.items()}

@@ -64,8 +64,11 @@ class StructuredPredictor(nn.Module):
             if isinstance(prior, NormalPrior):
                 mean[own], scale[own] = prior.mean, prior.scale
                 continue
-            log = (
-                term.kind == "intercept" and prior.positive and family.link(term.parameter) == "log"
+            log = (  # of a positive parameter itself; effects of the location are on its link scale
+                term.kind == "intercept"
+                and term.parameter != design.parameters[0]
+                and prior.positive
+                and family.link(term.parameter) == "log"
             )
             self._transforms.append((slice(own[0], own[-1] + 1), prior, log))
             mean[own], scale[own] = 0.0, 0.0

@@ -85,6 +85,7 @@ _fitted = record(
             "temperatures?": optional(CHOICE),
             "training?": optional(TRAINING),
             "subspace?": text(),
+            "inference?": text(),
             "*": anything,
         }
     ),

@@ -276,7 +276,12 @@ def deferred(rule: Callable[[], Rule]) -> Rule:
 
 
 def array(
-    *dims: str | int | None, values: str = "real", finite: bool = True, dtype: str = ""
+    *dims: str | int | None,
+    values: str = "real",
+    finite: bool = True,
+    dtype: str = "",
+    least: int = 0,
+    below: float = math.inf,
 ) -> TensorRule:
     """The shape and the values of a tensor.
 
@@ -289,11 +294,13 @@ def array(
             for whole numbers of at least 0, "flag" for booleans, or "any".
         finite: refuse NaN and infinities.
         dtype: of floating numbers, e.g. "float64", or a name for that of several tensors.
+        least: the smallest number of entries allowed.
+        below: excluded upper limit of absolute values.
     """
 
     def check(tensor: Tensor, where: str, sizes: Sizes) -> None:
         shape = tuple(tensor.shape)
-        if not tensor.numel() and max(shape) > 1000:
+        if tensor.numel() < least or (not tensor.numel() and max(shape) > 1000):
             raise SchemaError(where, "numbers", f"none, in shape {shape}")
         if dims != (None,):
             if len(shape) != len(dims):
@@ -312,10 +319,12 @@ def array(
             wanted = getattr(torch, dtype, _FLOATS[code])
             if tensor.dtype != wanted:
                 raise SchemaError(where, f"numbers of {wanted}", str(tensor.dtype))
-        if (kind == "real" and finite) or values in ("index", "variance"):
+        if (kind == "real" and finite) or values in ("index", "variance") or below < math.inf:
             _check_computed(tensor, where)
         if kind == "real" and finite and not bool(torch.isfinite(tensor).all()):
             raise SchemaError(where, "finite numbers", "NaN or infinite ones")
+        if below < math.inf and not bool((tensor.abs() < below).all() if kind != "flag" else True):
+            raise SchemaError(where, f"numbers below {below:g}", "larger ones")
         if values in ("index", "variance") and tensor.numel() and tensor.min().item() < 0:
             raise SchemaError(
                 where, f"{expected} numbers of at least 0", f"{tensor.min().item():g}"

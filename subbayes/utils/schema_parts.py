@@ -55,13 +55,15 @@ FACTS = dict_of(anything)
 
 HISTORY = dict_of(list_of(number(finite=False)))
 """A number for each epoch, by name."""
+_LARGEST = 1e18  # its square is finite in float32
+_COUNTED = ("divergent", "evaluations", "least_swap_rate", "barrier", "round_trips")
 N_DRAWS = whole(1, 10**5)
 """A number of draws that no tensor confirms."""
 
 
 def _numbers(low: float = -math.inf) -> Rule:
     """A number whose square is finite in float32, or lists of them up to three levels deep."""
-    rule = single = number(max(low, -1e18), below=1e18)
+    rule = single = number(max(low, -_LARGEST), below=_LARGEST)
     for _ in range(3):
         rule = one_of("numbers in a finite range", single, list_of(rule, least=1))
     return rule
@@ -120,6 +122,12 @@ PRIOR = record(
     name=text("Normal"), scale=_numbers(0), mean=_numbers(), covariance=optional(_numbers())
 )
 
+
+def _stored(value: Any, where: str, sizes: Sizes) -> None:
+    """A number of at least 1, of which the artifact stores as many."""
+    whole(1, sizes["stored"])(value, where, sizes)
+
+
 SUBSPACE: Rule = tagged(
     {
         **dict.fromkeys(
@@ -128,7 +136,7 @@ SUBSPACE: Rule = tagged(
         "RandomSubspace": {"rank": whole(1), "seed": whole()},
         "JointSubspace": {
             "rank": whole(1),
-            "effects": whole(1),
+            "effects": _stored,
             "inner": deferred(lambda: SUBSPACE),
         },
     }
@@ -136,13 +144,15 @@ SUBSPACE: Rule = tagged(
 
 
 def subspace_tensors(config: Mapping[str, Any], prefix: str = "subspace") -> dict[str, TensorRule]:
-    """The tensors of a subspace."""
-    D, k = f"{prefix} size", f"{prefix} rank"
+    """The tensors of a subspace, which have to agree with its rank."""
+    D, k = f"{prefix} size", config["rank"]
     if config["name"] == "JointSubspace":
+        if k != (rank := config["inner"]["rank"] + config["effects"]):
+            raise SchemaError(f"rank of {prefix}", str(rank), str(k))
         return subspace_tensors(config["inner"], f"{prefix}.inner")
-    rules = {f"{prefix}.shift": array(D, dtype=D)}
+    rules = {f"{prefix}.shift": array(k if config["name"] == "FullSubspace" else D, dtype=D)}
     if config["name"] == "DenseSubspace":
-        rules[f"{prefix}.basis"] = array(config["rank"], D, dtype=D)
+        rules[f"{prefix}.basis"] = array(k, D, dtype=D)
     if config["name"] == "CoordinateSubspace":
         rules[f"{prefix}.indices"] = array(k, values="index")
     return rules
@@ -177,8 +187,10 @@ DRAWS = record(
 def draws_tensors(rank: int | str, prediction: str = "network") -> dict[str, TensorRule]:
     """Draws, their statistics, and the moments of an approximation, which `linearised` requires."""
     missing = "" if prediction == "linearised" else "?"
+    counted = array("chains", "draws", values="any", below=1e15)
     return {
-        "z": array("chains", "draws", rank, dtype="float64"),
+        "z": array("chains", "draws", rank, dtype="float64", least=1, below=_LARGEST),
+        **{f"stats.{name}?": counted for name in _COUNTED},
         "stats.*": array("chains", "draws", values="any", finite=False),
         f"moments.mean{missing}": array(rank, dtype="float64"),
         f"moments.sd{missing}": array(rank, dtype="float64"),

@@ -12,7 +12,7 @@ from subbayes.curvature.precision_factory import Form
 from subbayes.data.data import Data
 from subbayes.inference.laplace.linearised import LinearisedPosterior, linearised_laplace
 from subbayes.likelihoods import Likelihood, as_likelihood
-from subbayes.networks.network import Network
+from subbayes.networks.network import Network, check_network
 from subbayes.subspace import Subspace
 from subbayes.utils.checks import check_count, fail, fail_type
 from subbayes.utils.warning import warn_user
@@ -75,6 +75,7 @@ def cross_validate_prior(
         >>> len(scores)
         5
     """
+    check_network(network)
     if not (len(prior_precisions) and len(noise_factors)):
         fail("prior_precisions and noise_factors", "at least one candidate of each", "none")
     _check_held_out(validation, retrain, subspace)

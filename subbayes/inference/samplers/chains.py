@@ -86,7 +86,8 @@ class Kernel(Protocol):
 
     A kernel with settings is a dataclass of fields that JSON has; they are part of a checkpoint.
     The state is a frozen dataclass of NumPy arrays whose first axis is the chain, with a field
-    `z` of shape (chains, k).
+    `z` of shape (chains, k). An attribute `statistics`, if there is one, has the type (float, int
+    or bool) of each statistic by name, with which those of a checkpoint are compared.
     """
 
     name: str
@@ -185,7 +186,7 @@ def run(kernel: Kernel, posterior: Density, sampling: Sampling) -> Draws:
     saved = None
     if sampling.checkpoint is not None:
         identity = _identity(kernel, posterior, sampling)
-        saved = _Checkpoint(Path(sampling.checkpoint), kernel, identity)
+        saved = _Checkpoint(Path(sampling.checkpoint), kernel, identity, posterior.rank)
     resumed = saved.read(rngs) if saved else None
     if resumed is None:
         start = start_points(posterior, sampling.initial, rngs)
@@ -352,11 +353,12 @@ def start_points(
 
 @dataclass(frozen=True)
 class _Checkpoint:
-    """The folder of a checkpoint, and the identity of the runs that may resume from it."""
+    """The folder of a checkpoint, and the identity and rank of the runs that may resume from it."""
 
     path: Path
     kernel: Kernel
     identity: dict[str, Any]
+    rank: int
 
     def write(
         self, state: Any, store: _Store, rngs: Rngs, finished_chains: dict[int, _FinishedChain]
@@ -385,8 +387,10 @@ class _Checkpoint:
         for key, value in self.identity.items():
             if meta["identity"].get(key) != value:
                 fail_checkpoint(f"one made with the same {key}", f"another in {self.path}")
-        for rng, rng_state in zip(rngs, meta["rngs"], strict=True):
-            rng.bit_generator.state = rng_state
+        shape = tensors["z"].shape
+        if (shape[0], shape[2]) != (len(rngs), self.rank):
+            expected = f"draws of {len(rngs)} chains of rank {self.rank}"
+            fail_checkpoint(expected, f"shape {tuple(shape)}")
         arrays, stats = (
             {name: tensor.numpy() for name, tensor in strip_prefix(prefix, tensors).items()}
             for prefix in ("state", "stats")
@@ -401,6 +405,14 @@ class _Checkpoint:
         kept = (store.count - self.identity["warmup"]) // self.identity["thin"]
         if (kept > most).any():  # draws that are not there would be zeros
             fail_checkpoint(f"at most {most} draws of each chain", f"counts of {int(kept.max())}")
+        known = getattr(self.kernel, "statistics", None)
+        if known is not None and (stats or (kept > 0).any()):
+            types = {name: np.dtype(kind) for name, kind in known.items()}
+            if {name: array.dtype for name, array in stats.items()} != types:
+                expected = f"the statistics of {self.kernel.name}: {', '.join(known)}"
+                fail_checkpoint(expected, "others, or of other types")
+        for rng, rng_state in zip(rngs, meta["rngs"], strict=True):
+            rng.bit_generator.state = rng_state
         return state, store
 
 

@@ -12,6 +12,7 @@ draws its next ellipse at once; the others shrink their brackets.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -61,6 +62,7 @@ class Kernel:
     """The transition: `init` and `step` on a posterior with a Gaussian prior."""
 
     name = "elliptical-slice"
+    statistics: ClassVar[dict[str, type]] = {"log_likelihood": float, "evaluations": int}
     state_type = State
 
     def init(self, posterior: Density, z: Float[np.ndarray, "chains k"], rngs: Rngs) -> State:

@@ -36,6 +36,15 @@ from subbayes.utils.checks import check_choice, check_positive, fail
 __all__ = ["GradientDensity", "HamiltonianKernel", "Point", "State", "copy_state", "uniforms"]
 
 DIVERGENCE = 1000.0
+STATISTICS: dict[str, type] = {
+    "log_density": float,
+    "energy": float,
+    "acceptance": float,
+    "step_size": float,
+    "evaluations": int,
+    "divergent": bool,
+}
+"""The types of the statistics that `stats` returns."""
 CURVATURE = 50  # coordinates up to which chains start from a Laplace approximation
 _AHEAD, _AHEAD_NORMALS = 96, 16
 

@@ -9,6 +9,7 @@ ends accepts or rejects and starts its next one at once.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -40,6 +41,7 @@ class Kernel(HamiltonianKernel):
     max_steps: int
 
     name = "hmc"
+    statistics: ClassVar[dict[str, type]] = hamiltonian.STATISTICS
     state_type = State
 
     def init(

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from typing import ClassVar
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -54,6 +55,7 @@ class Kernel(HamiltonianKernel):
     max_depth: int
 
     name = "nuts"
+    statistics: ClassVar[dict[str, type]] = hamiltonian.STATISTICS | {"depth": int}
     state_type = State
 
     def init(

@@ -23,6 +23,7 @@ sampling.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -131,6 +132,17 @@ class Kernel:
     rungs: int
 
     name = "parallel-tempering"
+    statistics: ClassVar[dict[str, type]] = {
+        "log_likelihood": float,
+        "evaluations": int,
+        "swap_rate": float,
+        "least_swap_rate": float,
+        "barrier": float,
+        "round_trips": int,
+        "idle": float,
+        "log_evidence": float,
+        "bridge_bias": float,
+    }
     state_type = State
 
     def init(self, posterior: Density, z: Float[np.ndarray, "chains k"], rngs: Rngs) -> State:

@@ -14,6 +14,7 @@ or a point inside. No chain waits for another.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -65,6 +66,11 @@ class Kernel:
     metric: Metric = "diagonal"  # "dense": along uncorrelated directions
 
     name = "slice"
+    statistics: ClassVar[dict[str, type]] = {
+        "log_likelihood": float,
+        "log_density": float,
+        "evaluations": int,
+    }
     state_type = State
 
     def init(self, posterior: Density, z: Float[np.ndarray, "chains k"], rngs: Rngs) -> State:

@@ -433,7 +433,12 @@ def _check_inputs(made: nn.Module, module: nn.Module, sizes: dict[str, torch.Siz
     small = {
         name: layer.weight.shape[:2] for name, layer in made.named_modules() if _has_units(layer)
     }
-    for edge in edges(module, sizes):
+    found = list(edges(module, sizes))
+    for name in small.keys() & sizes.keys() - {edge.reader for edge in found}:
+        if small[name][1] != sizes[name][1]:  # it reads inputs of the module, which are all kept
+            expected = f"{sizes[name][1]} inputs in layer {name[:60]!r}"
+            fail_damaged(expected, small[name][1])
+    for edge in found:
         if edge.source in small and edge.reader in small:
             units, inputs = small[edge.source][0], small[edge.reader][1]
             if inputs * sizes[edge.source][0] != units * sizes[edge.reader][1]:

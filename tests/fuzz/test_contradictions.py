@@ -1,0 +1,250 @@
+"""Artifacts whose parts are valid and contradict each other, with digests that fit.
+
+Random mutations change one part; these change several, as an attacker would.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import subbayes
+from fuzz.models import FRAME, MODELS, X
+from subbayes import InputError
+from subbayes.inference.samplers.hmc import HMC
+from subbayes.inference.samplers.nuts import NUTS
+from subbayes.inference.samplers.parallel_tempering import ParallelTempering
+from subbayes.inference.samplers.slice import SliceSampling
+from subbayes.likelihoods import Gaussian
+from subbayes.utils import artifact
+
+Facts = dict[str, Any]
+Tensors = dict[str, Tensor]
+Change = Callable[[Tensors, Facts], Any]
+
+pytestmark = [pytest.mark.usefixtures("unchecked"), pytest.mark.filterwarnings("ignore")]
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Tensors, Facts, str]]:
+    """The content of an artifact of each example, made once."""
+    made: dict[str, Any] = {}
+    folder = tmp_path_factory.mktemp("stored")
+
+    def content(name: str) -> tuple[Tensors, Facts, str]:
+        if name not in made:
+            MODELS[name].make(folder / name)
+            made[name] = artifact.read(folder / name)
+        tensors, facts, kind = made[name]
+        return dict(tensors), copy.deepcopy(facts), kind
+
+    return content
+
+
+def check_refused(path: Path, content: tuple[Tensors, Facts, str], use: Callable[[Path], Any]):
+    tensors, facts, kind = content
+    artifact.write(path, kind, tensors, facts)
+    with pytest.raises(InputError) as caught:
+        use(path)
+    assert "\n" not in str(caught.value)
+
+
+def set_fact(facts: Facts, place: str, value: Any) -> None:
+    *outer, last = place.split("/")
+    for key in outer:
+        facts = facts[key]
+    facts[last] = value
+
+
+def full_of_rank_1(tensors: Tensors, facts: Facts) -> None:
+    facts["subspace"]["rank"] = 1
+    facts["draws"]["prediction"] = "network"
+    tensors["z"] = tensors["z"][..., :1].contiguous()
+    for name in [name for name in tensors if name.startswith("moments")]:
+        del tensors[name]
+
+
+def one_index(tensors: Tensors, facts: Facts) -> None:
+    tensors["subspace.indices"] = tensors["subspace.indices"][:1].clone()
+
+
+def no_draws(tensors: Tensors, facts: Facts) -> None:
+    for name in [name for name in tensors if name == "z" or name.startswith("stats.")]:
+        tensors[name] = tensors[name][:, :0].contiguous()
+
+
+def statistic(name: str, value: float) -> Change:
+    def change(tensors: Tensors, facts: Facts) -> None:
+        shape = tensors["z"].shape[:2]
+        tensors[f"stats.{name}"] = torch.full(shape, value, dtype=torch.float64)
+
+    return change
+
+
+def huge_draws(tensors: Tensors, facts: Facts) -> None:
+    tensors["z"] = torch.full_like(tensors["z"], 1e200)
+
+
+def numeric_in_another_order(tensors: Tensors, facts: Facts) -> None:
+    numeric = facts["encoder"]["numeric"]
+    for name in numeric:
+        numeric[name] = numeric[name][::-1]
+
+
+def numeric_twice(tensors: Tensors, facts: Facts) -> None:
+    numeric = facts["encoder"]["numeric"]
+    for name in numeric:
+        numeric[name] = numeric[name] + numeric[name][:1]
+
+
+def of_labels(classes: list[Any], dtype: str) -> Change:
+    return lambda tensors, facts: facts.update(classes=classes, dtype=dtype)
+
+
+def bernoulli(tensors: Tensors, facts: Facts) -> None:
+    facts["model"]["facts"]["likelihood"] = {"name": "Bernoulli"}
+
+
+def as_regressor(tensors: Tensors, facts: Facts) -> None:
+    facts["class"] = "SubspaceRegressor"
+    del facts["classes"], facts["dtype"]
+
+
+def classification(*classes: str) -> Change:
+    return lambda tensors, facts: facts["target"].update(
+        task="classification", classes=list(classes)
+    )
+
+
+def without_buffers_of_one(tensors: Tensors, facts: Facts) -> None:
+    facts["own_buffers"] = True
+    tensors["buffers.7.norm"] = torch.zeros(2)
+
+
+def formula(text: str) -> Change:
+    return lambda tensors, facts: facts.update(formula=text)
+
+
+MANY = "y ~ a + C(c) + " + " + ".join(f"s(a, 990, {i})" for i in range(1, 11))
+
+
+CONTRADICTIONS: dict[str, tuple[str, Change]] = {
+    "a full subspace of fewer coordinates": ("fitted-full-linearised", full_of_rank_1),
+    "fewer indices than coordinates": ("fitted-own-classes", one_index),
+    "no draws": ("fitted-pca", no_draws),
+    "draws that overflow": ("fitted-pca", huge_draws),
+    "divergences that are no numbers": ("fitted-pca", statistic("divergent", np.nan)),
+    "infinite divergences": ("fitted-pca", statistic("divergent", np.inf)),
+    "an infinite barrier": ("fitted-pca", statistic("barrier", np.inf)),
+    "an engine that is no text": (
+        "fitted-pca",
+        lambda tensors, facts: set_fact(facts, "settings/inference", []),
+    ),
+    "columns in another order": ("data-frame", numeric_in_another_order),
+    "a column twice": ("data-frame", numeric_twice),
+    "an unknown column is flagged": (
+        "data-frame",
+        lambda tensors, facts: set_fact(facts, "encoder/flagged", ["z"]),
+    ),
+    "classes of a regression": ("data-frame", classification("u", "v")),
+    "fewer classes than outputs": ("data-frame-sparse", classification("x", "y")),
+    "equal classes": ("data-frame-sparse", classification("x", "x", "z")),
+    "labels that are cut": ("estimator-classifier", of_labels(["abc", "abd", "b"], "<U2")),
+    "labels that are rounded": ("estimator-classifier", of_labels([0.4, 0.6, 1.2], "<i8")),
+    "labels as flags": ("estimator-classifier", of_labels([0, 1, 2], "|b1")),
+    "labels beyond their dtype": ("estimator-classifier", of_labels([0, 1, 300], "|u1")),
+    "equal labels": ("estimator-classifier", of_labels([0, 0, 1], "<i8")),
+    "labels that are not sorted": ("estimator-classifier", of_labels([2, 1, 0], "<i8")),
+    "probabilities of each class alone": ("estimator-classifier", bernoulli),
+    "a regressor of classes": ("estimator-classifier", as_regressor),
+    "buffers of no weight vector": ("samples", without_buffers_of_one),
+    "splines by position": ("semi-structured", formula("y ~ a + C(c) + s(a, 1000)")),
+    "splines of 1_000": ("semi-structured", formula("y ~ a + C(c) + s(a, df=1_000)")),
+    "splines in hexadecimal": ("semi-structured", formula("y ~ a + C(c) + s(a, df=0x3e8)")),
+    "splines of an expression": ("semi-structured", formula("y ~ C(c) + s(I(a), df=1000)")),
+    "many splines": ("semi-structured", formula(MANY)),
+    "a formula that takes long to match": (
+        "semi-structured",
+        formula("y ~ a + " + "a" * 3000 + "(" + "df=1," * 1200),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", CONTRADICTIONS)
+def test_contradictions_are_refused(tmp_path: Path, stored: Any, what: str):
+    name, change = CONTRADICTIONS[what]
+    tensors, facts, kind = stored(name)
+    change(tensors, facts)
+    check_refused(tmp_path / "forged", (tensors, facts, kind), subbayes.load)
+
+
+def test_facts_for_display_may_be_missing(tmp_path: Path, stored: Any):
+    """Warnings of all draws, the method, statistics of a ladder: nothing computes with them."""
+    tensors, facts, kind = stored("fitted-pca")
+    facts["draws"]["meta"]["thinned_from"] = 100
+    del facts["settings"]["subspace"]
+    shape = tensors["z"].shape[:2]
+    tensors["stats.least_swap_rate"] = torch.full(shape, 0.1, dtype=torch.float64)
+    artifact.write(tmp_path / "forged", kind, tensors, facts)
+    model = subbayes.load(tmp_path / "forged")
+    assert repr(model)
+    assert model.describe()
+    assert model.label == "posterior + ESS"
+    assert model.fit_summary()["method"] == "posterior"
+    assert np.isfinite(model.predict(X).mean).all()
+
+
+def test_loading_networks_keeps_the_random_state(tmp_path: Path, stored: Any):
+    tensors, facts, kind = stored("semi-structured")
+    artifact.write(tmp_path / "model", kind, tensors, facts)
+    before = torch.get_rng_state()
+    model = subbayes.load(tmp_path / "model")
+    assert torch.equal(torch.get_rng_state(), before)
+    assert np.isfinite(model.predict(FRAME).mean).all()
+
+
+# --- checkpoints of samplers ----------------------------------------------------------------------
+
+
+def one_chain_more(tensors: Tensors, facts: Facts) -> None:
+    for name, tensor in tensors.items():
+        tensors[name] = torch.cat([tensor, tensor[:1]])
+    facts["rngs"] = [*facts["rngs"], facts["rngs"][0]]
+
+
+def first_statistic_missing(tensors: Tensors, facts: Facts) -> None:
+    del tensors[min(name for name in tensors if name.startswith("stats."))]
+
+
+def statistics_as_flags(tensors: Tensors, facts: Facts) -> None:
+    for name in [name for name in tensors if name.startswith("stats.")]:
+        tensors[name] = tensors[name].bool()
+
+
+@pytest.mark.parametrize("engine", [NUTS(), HMC(), SliceSampling(), ParallelTempering()], ids=str)
+@pytest.mark.parametrize("change", [one_chain_more, first_statistic_missing, statistics_as_flags])
+def test_checkpoints_of_other_chains_and_statistics_are_refused(
+    tmp_path: Path, engine: Any, change: Change
+):
+    network = subbayes.Network(subbayes.MLP(2, (4,), 1, seed=0))
+    subspace = subbayes.subspace.RandomSubspace(network.weights, 2)
+    posterior = subbayes.Posterior(network, Gaussian(0.3), (X, X[:, 0]), subspace)
+
+    def use(path: Path) -> Any:
+        return engine.sample(
+            posterior, draws=3, warmup=2, chains=2, checkpoint=path, progress=False
+        )
+
+    z = use(tmp_path / "run").z
+    np.testing.assert_array_equal(use(tmp_path / "run").z, z)
+    tensors, facts, kind = artifact.read(tmp_path / "run")
+    tensors = dict(tensors)
+    change(tensors, facts)
+    check_refused(tmp_path / "forged", (tensors, facts, kind), use)

@@ -1,0 +1,194 @@
+"""Columns of data frames as statisticians have them: dtypes, offsets, levels, priors."""
+
+import warnings
+from decimal import Decimal
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from scipy import stats
+
+from subbayes import InputError, InputTypeError, Sampling, SemiStructuredRegression
+from subbayes.semistructured.effect_priors import Flexible, StudentT
+
+N = 200
+RNG = np.random.default_rng(0)
+FRAME = pd.DataFrame({"x": RNG.uniform(1, 5, N), "g": RNG.choice(list("abc"), N)})
+FRAME["y"] = (
+    20 + 2 * FRAME.x + 3.0 * (FRAME.g == "b") + 6.0 * (FRAME.g == "c") + RNG.normal(0, 0.5, N)
+)
+
+
+def fitted(formula="y ~ x + g", frame=FRAME, **options):
+    return SemiStructuredRegression(formula, **options).fit(frame, inference="laplace")
+
+
+def means(*args, **options):
+    return fitted(*args, **options).summary()["mean"]
+
+
+# --- dtypes ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "dtypes",
+    [{"g": "string"}, {"g": object}, {"x": object}, {"x": "Float64", "y": "Float64"}],
+    ids=str,
+)
+def test_dtypes_of_the_same_values_give_the_same_fit(dtypes):
+    other = FRAME.astype(dtypes)
+    before = other.copy()
+    pd.testing.assert_series_equal(means(frame=other), means())
+    pd.testing.assert_frame_equal(other, before)
+    model = fitted()
+    np.testing.assert_allclose(model.predict(other).mean, model.predict(FRAME).mean)
+
+
+def test_decimals_are_numbers():
+    decimals = FRAME.assign(x=[Decimal(repr(float(v))) for v in FRAME.x])
+    pd.testing.assert_series_equal(means(frame=decimals), means())
+
+
+def test_categories_that_no_row_has_are_left_out():
+    kept = FRAME[FRAME.g != "c"]
+    category = kept.assign(g=pd.Categorical(kept.g, categories=list("abcd")))
+    pd.testing.assert_series_equal(means(frame=category), means(frame=kept))
+
+
+DATES = pd.date_range("2020", periods=N)
+
+
+@pytest.mark.parametrize("name", ["x", "y"])
+@pytest.mark.parametrize(
+    "values",
+    [DATES, DATES - DATES[0], DATES.to_period("D"), np.arange(N) + 1j, DATES.astype(object)],
+    ids=["date", "duration", "period", "complex", "objects"],
+)
+def test_dates_and_complex_numbers_are_refused_by_name(name, values):
+    with pytest.raises(InputError, match=f"^{name}: expected numbers, booleans, text or categ"):
+        fitted(frame=FRAME.assign(**{name: values}))
+
+
+@pytest.mark.parametrize("argument", ["weights", "offset", "exposure"])
+@pytest.mark.parametrize("values", ["text", DATES[0]])
+def test_auxiliary_columns_that_are_no_numbers(argument, values):
+    family = "poisson" if argument == "exposure" else "normal"
+    with pytest.raises(InputError, match="^w: expected numbers"):
+        fitted("y ~ x", FRAME.assign(w=values, y=1), family=family, **{argument: "w"})
+
+
+def test_numbers_that_became_categories():
+    with pytest.raises(InputError, match=r"x: .* got dtype category.*data\['x'\].astype\(float\)"):
+        fitted().predict(FRAME.assign(x=pd.Categorical(FRAME.x.round())))
+
+
+@pytest.mark.parametrize("term", ["s(g)", "poly(g, 2)", "bs(g, df=4)", "scale(g)", "np.log(g)"])
+def test_functions_of_text(term):
+    with pytest.raises(InputError, match="columns of numbers in arithmetic, got 'g' of dtype"):
+        fitted(f"y ~ {term}")
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("formula", [5, None, ["y ~ x"], {"mu": 3}, {1: "y ~ x"}], ids=str)
+def test_formulas_that_are_no_text(formula):
+    with pytest.raises(InputTypeError, match="formula: expected a string"):
+        fitted(formula)
+
+
+def test_the_response_is_no_effect():
+    with pytest.raises(InputError, match="effects other than those of the response 'y'"):
+        fitted("y ~ x + y")
+
+
+def test_splines_that_hold_the_intercept_name_the_constraint():
+    with pytest.raises(InputError, match=r"Pass constraints='center' to cr"):
+        fitted("y ~ cr(x, df=5)")
+    assert np.isfinite(means("y ~ cr(x, df=5, constraints='center')")).all()
+
+
+# --- levels ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("formula", "reference"),
+    [
+        ("y ~ x + g", "a"),
+        ("y ~ 0 + x + C(g)", "a"),
+        ("y ~ C(g):x", "a"),
+        ("y ~ x + C(g, Treatment('b'))", "b"),
+        ("y ~ x + C(g, contr.SAS)", "c"),
+        ("y ~ x * C(g)", "a"),
+    ],
+)
+def test_unseen_levels_have_the_effect_of_the_reference_level(formula, reference):
+    model = fitted(formula)
+    rows = FRAME.iloc[:3].assign(g=["unseen", "b", "new"])
+    same = rows.assign(g=[reference, "b", reference])
+    found = model.predict(rows, new_levels="reference").mean
+    np.testing.assert_allclose(found, model.predict(same).mean)
+
+
+def test_contrasts_without_a_reference_level():
+    with pytest.raises(InputError, match="'reference' for factors with a reference level"):
+        fitted("y ~ x + C(g, contr.sum)").predict(
+            FRAME.iloc[:1].assign(g="new"), new_levels="reference"
+        )
+
+
+# --- offsets and priors ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [("y ~ x", {"offset": "o"}), ("y ~ x + offset(o)", {})])
+def test_default_priors_are_beside_the_offset(options):
+    formula, given = options
+    rng = np.random.default_rng(1)
+    frame = pd.DataFrame({"x": rng.normal(size=N), "o": 1000 + rng.normal(size=N)})
+    frame["y"] = frame.o + 10 + 2 * frame.x + rng.normal(0, 3, N)
+    exact = np.linalg.lstsq(np.column_stack([np.ones(N), frame.x]), frame.y - frame.o)[0]
+    found = means(formula, frame, **given)
+    np.testing.assert_allclose(found[["Intercept", "x"]], exact, atol=0.05)
+    np.testing.assert_allclose(found["sigma"], 3, atol=0.4)
+    shifted = fitted("z ~ x", frame.assign(z=frame.y - frame.o))
+    assert str(fitted(formula, frame, **given).priors) == str(shifted.priors)
+
+
+def test_default_prior_of_a_rate_is_beside_the_exposure():
+    rng = np.random.default_rng(2)
+    frame = pd.DataFrame({"e": rng.uniform(5e5, 2e6, 20), "y": 0})
+    frame.loc[0, "y"] = 2
+    rate = np.log(frame.y.sum() / frame.e.sum())
+    found = means("y ~ 1", frame, family="poisson", exposure="e")
+    np.testing.assert_allclose(found["Intercept"], rate, atol=0.3)
+
+
+def test_a_positive_prior_of_the_location_is_on_the_scale_of_the_link():
+    frame = FRAME.assign(y=np.arange(N) % 7, w=0.0)  # weights of 0: the posterior is the prior
+    frame.loc[0, "w"] = 1e-9
+    model = SemiStructuredRegression(
+        "y ~ 1", family="poisson", weights="w", priors={"Intercept": stats.uniform(0, 5)}
+    ).fit(frame, sampling=Sampling(draws=500, chains=4, progress=False))
+    z = model.summary(level=0.9).loc["Intercept"]
+    np.testing.assert_allclose([z["mean"], z["sd"]], [2.5, 5 / np.sqrt(12)], rtol=0.15)
+
+
+def test_priors_of_numpy_numbers_and_of_two_names():
+    pd.testing.assert_series_equal(
+        means(priors={"x": np.int64(2)}), means(priors={"x": np.float32(2)})
+    )
+    with pytest.raises(InputError, match="one prior of 'sigma.Intercept', got 'sigma' and"):
+        fitted(priors={"sigma": 1.0, "sigma.Intercept": 2.0})
+
+
+@pytest.mark.parametrize("prior", [Flexible(stats.halfcauchy()), StudentT(3.0, 2.0)], ids=str)
+def test_tabulated_priors_are_vectorised(prior):
+    z = torch.linspace(-10, 10, 7, dtype=torch.float64)
+    one_by_one = torch.stack([prior.from_standard(value) for value in z])
+    torch.testing.assert_close(torch.vmap(prior.from_standard)(z), one_by_one)
+
+
+def test_classes_without_a_network_are_no_probabilities():
+    frame = FRAME.assign(y=np.arange(N) < 0.65 * N)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fitted("y ~ x", frame, family="bernoulli")
