@@ -26,7 +26,7 @@ from torch import Tensor
 
 from subbayes.data.data import Data, named_leaves, split_batches, to_device
 from subbayes.likelihoods import Likelihood, as_likelihood
-from subbayes.networks.network import Network
+from subbayes.networks.network import Network, check_network
 from subbayes.networks.tracing.layout import observations_last, takes_observations_last
 from subbayes.networks.tracing.memory import REUSED_BYTES, bytes_per_row, reuse_memory
 from subbayes.networks.tracing.tracer import MODES, Mode, Tracer
@@ -96,6 +96,7 @@ class Posterior:
         memory_limit: int = 2**30,
     ) -> None:
         check_choice("mode", mode, MODES)
+        check_network(network)
         self.network = network
         self.likelihood = likelihood = as_likelihood(likelihood)
         self.data = Data.of(data).to(network.device)

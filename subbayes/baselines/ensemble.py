@@ -184,8 +184,8 @@ def rebuild(
     buffers = [strip_prefix(f"buffers.{s}", tensors) for s in range(len(weights))]
     if sum(map(len, buffers)) != len(strip_prefix("buffers", tensors)):
         fail_damaged(f"buffers of {len(buffers)} weight vectors", "those of others")
-    if any(buffers) != facts["own_buffers"]:
-        fail_damaged("buffers of weight vectors, if they have their own", "a contradiction")
+    if any(buffers) and not facts["own_buffers"]:
+        fail_damaged("weight vectors that share their buffers", "buffers of their own")
     if likelihood is None:
         n_outputs = known_outputs(facts["network"], output)
         each = [from_config(config, n_outputs) for config in facts["likelihoods"]]

@@ -12,7 +12,7 @@ import typer
 
 from subbayes.cli.compare_models import rank_models
 from subbayes.cli.console import ROWS_BEFORE, as_options, print_line
-from subbayes.cli.files import check_output_file, naming_out
+from subbayes.cli.files import check_other_file, check_output_file, naming_out
 from subbayes.cli.options import (
     DATA,
     OUTPUT,
@@ -118,6 +118,7 @@ def compare(
             "the column to predict, or folders of models", param_hint="--target"
         )
     check_output_file(out, overwrite, ".csv")
+    check_other_file(out, table, test)
     names = _method_names(methods)
     frame = source.read(table, target)
     rows = _split(frame, target, test, test_fraction, source, settings.sampling.seed)

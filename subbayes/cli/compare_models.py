@@ -6,7 +6,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from subbayes.cli.console import as_options, print_line
-from subbayes.cli.files import check_output_file, encode_rows, load_model, model_path, naming_out
+from subbayes.cli.files import (
+    check_other_file,
+    check_output_file,
+    encode_rows,
+    load_model,
+    model_path,
+    naming_out,
+)
 from subbayes.cli.options import Console
 
 if TYPE_CHECKING:
@@ -43,6 +50,7 @@ def rank_models(
     from subbayes.utils.checks import fail
 
     check_output_file(out, overwrite, ".csv")
+    check_other_file(out, table)
     if len(set(models)) < len(models):
         fail("models", "each folder once", ", ".join(map(str, models)))
     found = compare_posteriors(

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from subbayes.models.data_frame_model import DataFrameModel
 
 __all__ = [
+    "check_other_file",
     "check_output_file",
     "encode_rows",
     "load_model",
@@ -135,6 +136,21 @@ def naming_out() -> Iterator[None]:
     except ArtifactError as error:
         argument = "out" if error.argument == "path" else error.argument
         raise ArtifactError(argument, error.expected, error.got, error.remedy) from None
+
+
+def check_other_file(out: Path | None, *read: Path | None) -> None:
+    """Check that an output file is none of the files that are read, which it would replace.
+
+    Raises:
+        InputError: it is one of them, perhaps by another name.
+    """
+    from subbayes.utils.checks import fail
+
+    for path in read:
+        if out is None or path is None or not (out.exists() and path.exists()):
+            continue
+        if out.samefile(path):
+            fail("out", "another file than the table", f"'{out}'", "Choose another path")
 
 
 def check_output_file(out: Path | None, overwrite: bool, *suffixes: str) -> None:

@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from subbayes.cli.console import ROWS_BEFORE, naming_table, print_json_batches
-from subbayes.cli.files import check_output_file, load_model, naming_out, row_batches
+from subbayes.cli.files import (
+    check_other_file,
+    check_output_file,
+    load_model,
+    naming_out,
+    row_batches,
+)
 from subbayes.cli.options import (
     OUTPUT,
     Console,
@@ -67,6 +73,7 @@ def predict(
     from subbayes.utils.progress import progress_bar
 
     check_output_file(out, overwrite, ".csv", ".tsv", ".parquet", ".pq")
+    check_other_file(out, table)
     fitted = load_model(model)
     batches = row_batches(fitted, table, separator)
     _check_kept(batches.columns, keep or [])

@@ -152,6 +152,7 @@ class Estimator(BaseEstimator):
     def _check_X(self, X: Any, *, fitting: bool) -> Float[np.ndarray, "n d"]:
         """Check features and convert them to a finite float64 matrix."""
         check_names(X)
+        _check_no_dates("X", X)
         try:
             X = validate_data(
                 self,
@@ -189,6 +190,7 @@ class Estimator(BaseEstimator):
                 f"This {type(self).__name__} estimator requires y to be passed, but "
                 "the target y is None."
             )
+        _check_no_dates("y", y)
         _check_no_missing(y)
         y = column_or_1d(y, warn=True)
         check_same_length(["X", "y"], [n, len(y)])
@@ -319,6 +321,10 @@ class Regressor(RegressorMixin, Estimator):
             remedy = f"Convert them, or use {other} for labels"
             fail("y", "numbers", f"values of type {y.dtype}", remedy)
         check_finite("y", y)
+        with np.errstate(over="ignore", invalid="ignore"):
+            if not np.isfinite(y.std()):
+                remedy = "Divide them by a constant first"
+                fail("y", "targets whose variance float64 can hold", "overflow", remedy)
         X, y, weights = _weighted_rows(X, y, sample_weight)
         self._fit(X, y, "count" if self.likelihood == "poisson" else "regression", weights)
         return self
@@ -441,6 +447,17 @@ def _sample_weights(given: Any, X: Float[np.ndarray, "n d"]) -> Float[np.ndarray
     except (TypeError, ValueError) as error:
         expected = "one finite number of at least 0 for each row"
         fail("sample_weight", expected, error_text(error), cause=error)
+
+
+def _check_no_dates(argument: str, values: Any) -> None:
+    """Check that neither an array nor a column of a frame holds dates or durations."""
+    frame = hasattr(values, "columns") and hasattr(values, "dtypes")
+    named = dict(values.dtypes) if frame else {"": getattr(values, "dtype", None)}
+    for name, dtype in named.items():
+        if getattr(dtype, "kind", "O") in "mM":
+            got = f"dtype {dtype}" + (f" in column {name!r}" if frame else "")
+            remedy = "Convert them, such as to days since the first date"
+            fail(argument, "numbers" if argument == "X" else "numbers or labels", got, remedy)
 
 
 def _check_no_missing(y: Any) -> None:

@@ -31,6 +31,7 @@ from subbayes.subspaces.base import SubspaceMethod
 from subbayes.training.configuration import Training
 from subbayes.utils.checks import check_choice, check_count
 from subbayes.utils.files import fail_damaged
+from subbayes.utils.keywords import suggest_keywords
 from subbayes.utils.saving import rebuild as rebuild_model
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ class _SubspaceEstimator(Estimator):
         self.verbose = verbose
 
 
+@suggest_keywords(training=Training, sampling=Sampling)
 class SubspaceRegressor(_SubspaceEstimator, Regressor):
     r"""A neural network for numbers or counts, with a posterior over a subspace of its weights.
 
@@ -134,6 +136,7 @@ class SubspaceRegressor(_SubspaceEstimator, Regressor):
     """
 
 
+@suggest_keywords(training=Training, sampling=Sampling)
 class SubspaceClassifier(_SubspaceEstimator, Classifier):
     """A neural network for classes, with a posterior over a subspace of its weights.
 
@@ -254,6 +257,7 @@ class _SparseEstimator(Estimator):
         return [f"x{k}" for k in range(self.n_features_in_)] if names is None else list(names)
 
 
+@suggest_keywords(sparse=SparseSettings, training=Training)
 class SparseRegressor(_SparseEstimator, Regressor):
     r"""A sparse Bayesian network for numbers or counts: each weight is included or excluded.
 
@@ -304,6 +308,7 @@ class SparseRegressor(_SparseEstimator, Regressor):
     _default_likelihood = "gaussian"
 
 
+@suggest_keywords(sparse=SparseSettings, training=Training)
 class SparseClassifier(_SparseEstimator, Classifier):
     """A sparse Bayesian network for classes: each weight is included or excluded.
 

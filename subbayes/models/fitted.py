@@ -24,7 +24,7 @@ from subbayes.predictions.predictive import Predictive
 from subbayes.priors import Normal
 from subbayes.subspace import Subspace
 from subbayes.subspace import from_config as subspace_from_config
-from subbayes.utils.checks import error_text, fail
+from subbayes.utils.checks import check_device, fail
 from subbayes.utils.saving import save
 from subbayes.utils.tensor_file import add_prefix, strip_prefix
 from subbayes.utils.warning import warn_user
@@ -148,12 +148,7 @@ class FittedModel(Predictor):
             >>> model.to("cpu").network.device
             device(type='cpu')
         """
-        try:
-            device = torch.device(device)
-            torch.empty(0, device=device)
-        except (RuntimeError, TypeError, AssertionError, NotImplementedError) as error:
-            reason = error_text(error).partition(". ")[0]
-            fail("device", "a device that torch has here", f"{device!r}: {reason}", cause=error)
+        device = check_device(device)
         if self.posterior is None:
             network, subspace = self.network.to(device), self.subspace.to(device)
             return replace(self, network=network, subspace=subspace)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -54,6 +54,9 @@ class MLP(nn.Module):
         check_choice("activation", activation, _ACTIVATIONS)
         if not 0 <= dropout < 1:
             fail("dropout", "a probability in [0, 1)", dropout)
+        if isinstance(hidden, (int, str)) or not isinstance(hidden, Iterable):
+            got = repr(hidden)[:60]
+            fail("hidden", "widths of hidden layers, such as (50,)", got, "Put it in brackets")
         widths = [check_count("n_inputs", n_inputs), *(check_count("hidden", h) for h in hidden)]
         self.settings: dict[str, Any] = {
             "n_inputs": n_inputs,

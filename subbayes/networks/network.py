@@ -27,7 +27,7 @@ from subbayes.networks.selection import Selection, aliases_of, select
 from subbayes.networks.tracing.private_torch import is_scripted, uncompiled
 from subbayes.networks.tracing.vectorised import Vectorised
 from subbayes.networks.validation import as_outputs, check_outputs
-from subbayes.utils.checks import fail, fail_type
+from subbayes.utils.checks import check_device, fail, fail_type
 from subbayes.utils.memory import BoundedCache
 from subbayes.utils.types import Inputs
 from subbayes.utils.warning import warn_user
@@ -262,7 +262,7 @@ class Network:
 
     def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> Network:
         """The same network on another device or in another floating dtype."""
-        module = self.module_with().to(device=device, dtype=dtype)
+        module = self.module_with().to(device=check_device(device), dtype=dtype)
         other = Network(module, self.selection, self.output)
         other.in_training = self.in_training
         return other

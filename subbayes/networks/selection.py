@@ -44,6 +44,8 @@ def select(module: nn.Module, parameters: Selection) -> dict[str, Tensor | None]
             else "a module without parameters",
             "Set requires_grad for the parameters that should be random",
         )
+    if isinstance(parameters, np.ndarray):
+        parameters = parameters.tolist()
     if isinstance(parameters, (nn.Module, Tensor)) or (
         isinstance(parameters, (list, tuple, Iterator))
         and not all(isinstance(pattern, str) for pattern in parameters)

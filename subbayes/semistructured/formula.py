@@ -298,7 +298,7 @@ class Design:
         replaced, _ = self._evaluate(known)
         for term in self.terms:
             for name in unseen.keys() & set(term.variables if term.kind == "factor" else ()):
-                places = np.ix_(unseen[name][0], list(term.columns))
+                places = np.ix_(unseen[name][0], np.array(term.columns))
                 columns[places] = replaced[places]
 
     def _check(self, frame: pd.DataFrame, new_levels: NewLevels) -> None:

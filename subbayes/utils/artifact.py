@@ -31,6 +31,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from subbayes.utils.checks import check_device
 from subbayes.utils.files import (
     ArtifactError,
     StrPath,
@@ -193,10 +194,7 @@ def read(path: StrPath, kind: str | None = None, *, device: str | torch.device =
         subbayes.utils.files.ArtifactError: path: expected an artifact, got 'no/such/folder', which
         does not exist. Check the path.
     """
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError):
-        fail_artifact("device", "a device of this machine", repr(str(device)), "Pass 'cpu'")
+    check_device(device)
     location = as_path(path)
     with translate_os_errors(path, reading=True):
         try:

@@ -162,6 +162,16 @@ def check_fraction(argument: str, value: Any) -> None:
         fail(argument, expected, value)
 
 
+def check_device(device: Any) -> torch.device:
+    """Check that torch can put tensors on a device of this machine, and return the device."""
+    import torch
+
+    try:
+        return torch.empty(0, device=torch.device(device)).device
+    except (RuntimeError, TypeError, AssertionError, NotImplementedError):
+        fail("device", "a device of this machine", repr(str(device)), "Pass 'cpu'")
+
+
 def is_finite(values: torch.Tensor) -> bool:
     """Whether every entry is finite; a finite sum proves it in a single pass."""
     import torch

@@ -881,6 +881,31 @@ def test_invalid_model_folders(refused, files, tmp_path):
     next((tmp_path / "model").glob("*.safetensors")).write_bytes(b"")
 
 
+def test_the_table_that_is_read_is_not_replaced(refused, files, tmp_path):
+    people = tmp_path / "people.csv"
+    people.write_bytes((files / "people.csv").read_bytes())
+    before, link = people.read_bytes(), tmp_path / "link.csv"
+    link.symlink_to(people)
+    for out in (people, link):
+        refused(
+            "--out: expected another file than the table, got '.*.csv'. Choose another path.",
+            "predict",
+            files / "income",
+            people,
+            "--out",
+            out,
+            "--overwrite",
+        )
+        refused(
+            "--out: expected another file than the table.*",
+            "compare",
+            people,
+            *shlex.split("--target income --overwrite --out"),
+            out,
+        )
+    assert people.read_bytes() == before
+
+
 def test_existing_files_are_not_changed(refused, call, files, tmp_path):
     people, model = files / "people.csv", files / "income"
     out = tmp_path / "p.csv"

@@ -21,6 +21,10 @@ from subbayes.baselines.temperature_scaling import temperature_scaling
 from subbayes.data.data import Data
 from subbayes.inference.laplace.linearised import linearised_laplace
 from subbayes.inference.samplers.elliptical_slice import EllipticalSlice
+from subbayes.inference.samplers.hmc import HMC
+from subbayes.inference.samplers.nuts import NUTS
+from subbayes.inference.samplers.parallel_tempering import ParallelTempering
+from subbayes.inference.samplers.slice import SliceSampling
 from subbayes.likelihoods import Categorical, Gaussian, Poisson
 from subbayes.models.data_frame_model import DataFrameModel
 from subbayes.models.estimators import SubspaceClassifier, SubspaceRegressor
@@ -195,17 +199,17 @@ def _resume_fit(path: Path) -> Arrays:
     return [found.draws.z, np.asarray(found.predict(X).mean)]
 
 
-def _resume_sampling(path: Path) -> Arrays:
+def _resume_sampling(path: Path, engine: Any = None, draws: int = 6) -> Arrays:
     posterior = subbayes.Posterior(
         subbayes.Network(_mlp()),
         Gaussian(0.3),
         Data.of((X, Y)),
         subbayes.subspace.RandomSubspace(subbayes.Network(_mlp()).weights, 2),
     )
-    draws = EllipticalSlice().sample(
-        posterior, draws=4, warmup=2, chains=2, checkpoint=path, progress=False
+    found = (engine or EllipticalSlice()).sample(
+        posterior, draws=draws, warmup=2, chains=2, checkpoint=path, progress=False
     )
-    return [draws.z, *map(np.nan_to_num, draws.stats.values())]
+    return [found.z, *map(np.nan_to_num, found.stats.values())]
 
 
 def _resume_sparse(path: Path) -> Arrays:
@@ -289,7 +293,13 @@ MODELS: dict[str, Example] = {
         lambda path: SubspaceClassifier(**ESTIMATOR).fit(X.numpy(), CLASSES.numpy()).save(path),
         _load_estimator,
     ),
-    "sampling-checkpoint": Example(_resume_sampling, _resume_sampling),
+    **{
+        f"sampling-{engine.name}": Example(
+            partial(_resume_sampling, engine=engine, draws=4),
+            partial(_resume_sampling, engine=engine),  # further, so that the state is used
+        )
+        for engine in (EllipticalSlice(), SliceSampling(), NUTS(), HMC(), ParallelTempering(4))
+    },
     "trained": Example(_resume_fit, _resume_fit),
     "temperature": Example(_resume_fit, _resume_fit),
     "sparse-checkpoint": Example(_resume_sparse, _resume_sparse),

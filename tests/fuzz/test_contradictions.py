@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 import subbayes
-from fuzz.models import FRAME, MODELS, X
+from fuzz.models import FRAME, MODELS, X, _wide
 from subbayes import InputError
 from subbayes.inference.samplers.hmc import HMC
 from subbayes.inference.samplers.nuts import NUTS
@@ -199,6 +199,16 @@ def test_facts_for_display_may_be_missing(tmp_path: Path, stored: Any):
     assert model.label == "posterior + ESS"
     assert model.fit_summary()["method"] == "posterior"
     assert np.isfinite(model.predict(X).mean).all()
+
+
+def test_layers_that_no_memory_holds_dense(tmp_path: Path):
+    MODELS["small-csr"].make(tmp_path / "small")
+    tensors, facts, kind = artifact.read(tmp_path / "small")
+    first = min(name for name in tensors if name.endswith(".inputs"))
+    artifact.write_file(tmp_path / "forged", kind, {**tensors, first: torch.tensor(2**40)}, facts)
+    small = subbayes.load(tmp_path / "forged", _wide())
+    with pytest.raises(InputError, match="dense weight of .* to fit into"):
+        small.to_onnx(tmp_path / "net.onnx", X)
 
 
 def test_loading_networks_keeps_the_random_state(tmp_path: Path, stored: Any):

@@ -14,7 +14,7 @@ from fuzz.mutations import forgeries
 from subbayes import InputError
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits memory by /proc")
-QUICK = ["samples", "laplace-subspace", "small-dense", "small-csr", "sampling-checkpoint"]
+QUICK = ["samples", "laplace-subspace", "small-dense", "small-csr", "sampling-elliptical-slice"]
 
 
 @pytest.mark.parametrize(

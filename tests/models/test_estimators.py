@@ -654,3 +654,37 @@ def test_engines_and_subspaces(inference, subspace, kind):
     assert np.isfinite(
         model.predict(X) if kind is SubspaceRegressor else model.predict_proba(X)
     ).all()
+
+
+DATES = pd.date_range("2020", periods=20)
+
+
+@pytest.mark.parametrize(
+    ("X", "y", "message"),
+    {
+        "a column": (
+            pd.DataFrame({"a": np.arange(20.0), "day": DATES}),
+            np.arange(20.0),
+            "X: expected numbers, got dtype datetime64.* in column 'day'. Convert them",
+        ),
+        "an array": (
+            np.array(DATES)[:, None],
+            np.arange(20.0),
+            "X: expected numbers, got dtype datetime64",
+        ),
+        "targets": (
+            np.arange(20.0)[:, None],
+            pd.Series(DATES),
+            "y: expected numbers or labels, got dtype datetime64",
+        ),
+        "targets that overflow": (
+            np.arange(20.0)[:, None],
+            np.arange(20.0) * 1e300,
+            "y: expected targets whose variance float64 can hold",
+        ),
+    }.values(),
+    ids=str,
+)
+def test_dates_and_overflowing_targets(X, y, message):
+    with pytest.raises(InputError, match=message):
+        SubspaceRegressor(**nested(**QUICK)).fit(X, y)

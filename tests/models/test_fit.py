@@ -25,6 +25,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from subbayes import MLP, InputError, InputTypeError, Network, Posterior, Training, fit, load
+from subbayes.inference import cross_validate_prior, tune_prior
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.samplers.elliptical_slice import EllipticalSlice
 from subbayes.inference.tempering import choose_temperature
@@ -501,6 +502,19 @@ REFUSALS = {
         "data inputs: expected numbers, got an array "
         "of dtype <U1. Encode strings and categories first",
     ),
+    "a list of parameters": (
+        dict(parameters=list(net().parameters())),
+        "parameters: expected names or patterns of names, .*got list of other objects",
+    ),
+    "parameters of a module": (
+        dict(parameters=net().parameters()),
+        "parameters: expected names or patterns of names",
+    ),
+    "no name": (
+        dict(parameters=["0.weight", None]),
+        "parameters: expected names or patterns of names",
+    ),
+    "a layer": (dict(parameters=net()[-1]), "parameters: expected names .*got Linear"),
     "not a module": (dict(model=lambda x: x), "module: expected a torch.nn.Module, got function"),
     "too few outputs": (
         dict(likelihood="heteroscedastic"),
@@ -877,5 +891,40 @@ def test_a_model_on_its_own_device_is_the_same(with_posterior):
     if with_posterior:
         z = np.zeros((2, moved.subspace.rank))
         np.testing.assert_array_equal(moved.posterior.value(z), model.posterior.value(z))
-    with pytest.raises(InputError, match="device: expected a device of torch.*got 'gpu'"):
+    with pytest.raises(InputError, match="device: expected a device of this machine, got 'gpu'"):
         model.to("gpu")
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("device", ["gpu", None, "xla", "cuda:99"], ids=str)
+def test_devices_that_are_not_there(saved, device):
+    model = load(saved, net())
+    with pytest.raises(InputError, match="device: expected a device of this machine") as e:
+        model.to(device)
+    assert "\n" not in str(e.value)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_checkpoint_that_is_no_path():
+    with pytest.raises(InputTypeError, match="checkpoint: expected the path of a folder, got int"):
+        Sampling(checkpoint=5)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_module_in_place_of_a_network():
+    subspace = FullSubspace(torch.zeros(26))
+    for call in (
+        lambda: cross_validate_prior(net(), "gaussian", data(), validation=data()),
+        lambda: Posterior(net(), Gaussian(1.0), data(), subspace),
+    ):
+        with pytest.raises(InputTypeError, match="network: expected a Network, got Sequential"):
+            call()
+    with pytest.raises(InputTypeError, match="posterior: expected a LinearisedPosterior, got Seq"):
+        tune_prior(net())
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("hidden", [8, "88", None], ids=str)
+def test_widths_of_a_perceptron(hidden):
+    with pytest.raises(InputError, match="hidden: expected widths of hidden layers, such as"):
+        MLP(3, hidden, 1)

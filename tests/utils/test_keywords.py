@@ -40,6 +40,11 @@ DATA = torch.zeros(4, 2), torch.zeros(4)
             "Did you mean 'chains' or 'thin'?",
         ),
         (
+            lambda: subbayes.SubspaceRegressor(epochs=3),
+            "epochs: expected an argument of SubspaceRegressor, got an unknown one. "
+            "Pass training=Training(epochs=...).",
+        ),
+        (
             lambda: subbayes.sparse.SparseTraining(kl_epoch=3),
             "kl_epoch: expected an argument of SparseTraining, got an unknown one. "
             "Did you mean 'kl_epochs' or 'epochs' or 'early_epochs'?",

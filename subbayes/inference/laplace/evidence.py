@@ -30,7 +30,7 @@ from subbayes.curvature.subspace_precision import SubspacePrecision
 from subbayes.likelihoods import Gaussian, Likelihood, Standardized
 from subbayes.likelihoods.base import target_values
 from subbayes.predictions.gaussian import class_probabilities
-from subbayes.utils.checks import check_positive, fail
+from subbayes.utils.checks import check_positive, fail, fail_type
 from subbayes.utils.warning import warn_user
 
 if TYPE_CHECKING:
@@ -174,6 +174,9 @@ def tune_prior(posterior: LinearisedPosterior, *, noise: bool = True) -> Lineari
         >>> tuned.log_marginal_likelihood() >= posterior.log_marginal_likelihood()
         True
     """
+    if not hasattr(posterior, "with_prior_and_noise"):
+        remedy = "Pass what linearised_laplace returns"
+        fail_type("posterior", "a LinearisedPosterior", posterior, remedy)
     prior_precision, factor = Evidence.of(posterior).maximum(noise)
     tuned = posterior.with_prior_and_noise(prior_precision, factor)
     if tuned.likelihood.kind == "classification":

@@ -56,6 +56,19 @@ class Adaptation:
     target: Float[np.ndarray, "chains *kk"]  # covariance that windows shrink to; 0 if unknown
 
 
+FINITE = (
+    "step",
+    "log_step_mean",
+    "centre",
+    "excess",
+    "window_mean",
+    "window_spread",
+    "factor",
+    "target",
+)
+"""Arrays of `Adaptation` that are finite in every run."""
+
+
 @dataclass(frozen=True)
 class Schedule:
     """The adaptation windows of a warm-up.

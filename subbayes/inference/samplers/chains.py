@@ -17,15 +17,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, get_type_hints, runtime_checkable
+from typing import Any, NoReturn, Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import Bool, Float, jaxtyped
+from jaxtyping import Bool, Float
 
 from subbayes.draws import Draws
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.engine import Engine
-from subbayes.inference.samplers.random_numbers import copy_state
+from subbayes.inference.samplers.random_numbers import copy_state, invalid_values
 from subbayes.priors import Normal
 from subbayes.utils import artifact
 from subbayes.utils.checks import fail
@@ -48,6 +48,7 @@ __all__ = [
 Rngs = list[np.random.Generator]
 KIND = "sampling-checkpoint"
 _RETRIES = 100
+_MOST_STEPS = 200_000  # without a draw of any chain
 _STATS, _COPIES = 4, 16  # numbers per draw and vectors per chain that every kernel holds
 
 
@@ -87,7 +88,9 @@ class Kernel(Protocol):
     A kernel with settings is a dataclass of fields that JSON has; they are part of a checkpoint.
     The state is a frozen dataclass of NumPy arrays whose first axis is the chain, with a field
     `z` of shape (chains, k). An attribute `statistics`, if there is one, has the type (float, int
-    or bool) of each statistic by name, with which those of a checkpoint are compared.
+    or bool) of each statistic by name, with which those of a checkpoint are compared. A method
+    `invalid`, if there is one, takes a state of a checkpoint and returns the name of an array with
+    values that no run can have, or None.
     """
 
     name: str
@@ -187,14 +190,10 @@ def run(kernel: Kernel, posterior: Density, sampling: Sampling) -> Draws:
     if sampling.checkpoint is not None:
         identity = _identity(kernel, posterior, sampling)
         saved = _Checkpoint(Path(sampling.checkpoint), kernel, identity, posterior.rank)
-    resumed = saved.read(rngs) if saved else None
-    if resumed is None:
-        start = start_points(posterior, sampling.initial, rngs)
-        state = kernel.init(posterior, start, rngs)
-        store = _Store(
-            np.zeros((chains, draws, posterior.rank)), {}, np.zeros(chains, dtype=np.int64)
-        )
-    else:
+    state = kernel.init(posterior, start_points(posterior, sampling.initial, rngs), rngs)
+    store = _Store(np.zeros((chains, draws, posterior.rank)), {}, np.zeros(chains, dtype=np.int64))
+    resumed = saved.read(state, rngs) if saved else None
+    if resumed is not None:
         state, store = resumed
         store = store.resized(max(draws, store.z.shape[1]))  # a longer run keeps its draws
     needed = warmup + draws * thin
@@ -208,12 +207,16 @@ def run(kernel: Kernel, posterior: Density, sampling: Sampling) -> Draws:
         ) as steps,
     ):
         steps.update(int(np.minimum(store.count, needed).sum()))
-        last = time.monotonic()
+        last, idle = time.monotonic(), 0
         while (active := store.count < needed).any():
             state, info = kernel.step(posterior, state, rngs)
             finished = info.finished & active
             store.add(state, Info(finished, info.stats), warmup, thin)
+            idle += 1
+            if idle > _MOST_STEPS:
+                _fail_without_draws(kernel)
             if done := int(finished.sum()):
+                idle = 0
                 for c in (finished & (store.count == needed)).nonzero()[0]:
                     finished_chains[int(c)] = _FinishedChain.of(state, rngs, c)
                 steps.update(done)
@@ -240,6 +243,15 @@ def run(kernel: Kernel, posterior: Density, sampling: Sampling) -> Draws:
         },
         engine=kernel.name,
         temperature=posterior.temperature,
+    )
+
+
+def _fail_without_draws(kernel: Kernel) -> NoReturn:
+    fail(
+        "posterior",
+        f"a density from which {kernel.name} draws",
+        f"no draw of any chain in {_MOST_STEPS} evaluations",
+        "Check that it is finite where chains start, and delete a checkpoint that was changed",
     )
 
 
@@ -379,7 +391,7 @@ class _Checkpoint:
         }
         artifact.write(self.path, KIND, tensors, meta, overwrite=True)
 
-    def read(self, rngs: Rngs) -> tuple[Any, _Store] | None:
+    def read(self, fresh: Any, rngs: Rngs) -> tuple[Any, _Store] | None:
         found = read_checkpoint(self.path, KIND)
         if found is None:
             return None
@@ -395,11 +407,14 @@ class _Checkpoint:
             {name: tensor.numpy() for name, tensor in strip_prefix(prefix, tensors).items()}
             for prefix in ("state", "stats")
         )
-        wrong = _misfit(self.kernel.state_type, arrays, tensors["z"].numpy())
+        wrong = _other_arrays(fresh, arrays)
+        if wrong is None:
+            state = self.kernel.state_type(**arrays)
+            check = getattr(self.kernel, "invalid", None)
+            wrong = invalid_values(state, ()) if check is None else check(state)
         if wrong is not None:
             expected = f"the state of the sampler {self.kernel.name}"
             fail_checkpoint(expected, f"other values of {wrong[:60]!r}")
-        state = self.kernel.state_type(**arrays)
         store = _Store(tensors["z"].numpy(), stats, tensors["count"].numpy(), meta["evaluations"])
         most = store.z.shape[1]
         kept = (store.count - self.identity["warmup"]) // self.identity["thin"]
@@ -416,24 +431,11 @@ class _Checkpoint:
         return state, store
 
 
-def _misfit(
-    kind: type, arrays: dict[str, np.ndarray], z: Float[np.ndarray, "chains draws k"]
-) -> str | None:
-    """The name of an array that does not fit the annotations of a state, if there is one."""
-    hints = get_type_hints(kind)
-    with jaxtyped("context"):  # the same sizes in all arrays
-        sizes: Any = Float[np.ndarray, "chains draws k"]
-        assert isinstance(z, sizes)
-        for name in sorted(arrays.keys() | hints.keys()):
-            if not (name in arrays and name in hints and isinstance(arrays[name], hints[name])):
-                return name
-    for name in ("n_uniforms", "n_normals"):  # places in arrays
-        places = arrays.get(name)
-        if places is not None:
-            ahead = arrays[name.removeprefix("n_")].shape[places.ndim]
-            if not ((places >= 0) & (places <= ahead)).all():
-                return name
-    return None
+def _other_arrays(state: Any, arrays: dict[str, np.ndarray]) -> str | None:
+    """The name of an array of another shape or dtype than a state has, if there is one."""
+    expected = {name: (array.shape, array.dtype) for name, array in vars(state).items()}
+    found = {name: (array.shape, array.dtype) for name, array in arrays.items()}
+    return next((n for n in sorted(expected | found) if expected.get(n) != found.get(n)), None)
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from subbayes.inference.configuration import Sampling
 from subbayes.inference.laplace.laplace import Laplace
 from subbayes.inference.samplers.chains import Density, Info, Rngs, Sampler
 from subbayes.inference.samplers.hamiltonian import GradientDensity
-from subbayes.inference.samplers.random_numbers import refill
+from subbayes.inference.samplers.random_numbers import invalid_values, refill
 from subbayes.priors import Normal
 from subbayes.utils import artifact
 from subbayes.utils.checks import check_positive, fail, fail_type
@@ -37,6 +37,16 @@ __all__ = [
 ]
 
 _AHEAD, _AHEAD_NORMALS = 64, 16
+_FINITE = (
+    "log_likelihood",
+    "direction",
+    "threshold",
+    "angle",
+    "low",
+    "high",
+    "uniforms",
+    "normals",
+)
 _NARROWEST = 1e-60  # width of a bracket of angles
 
 
@@ -64,6 +74,10 @@ class Kernel:
     name = "elliptical-slice"
     statistics: ClassVar[dict[str, type]] = {"log_likelihood": float, "evaluations": int}
     state_type = State
+
+    def invalid(self, state: State) -> str | None:
+        """The name of an array with values that no run can have, if there is one."""
+        return invalid_values(state, _FINITE, {"evaluations": state.evaluations >= 0})
 
     def init(self, posterior: Density, z: Float[np.ndarray, "chains k"], rngs: Rngs) -> State:
         """The state at start points z, each chain with a new ellipse."""

@@ -11,6 +11,7 @@ A point with all its quantities is one row of an array, so that selecting a poin
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Protocol, runtime_checkable
@@ -30,7 +31,7 @@ from subbayes.inference.samplers.adaptation import (
 )
 from subbayes.inference.samplers.chains import Density, Rngs, Sampler, prior_scale
 from subbayes.inference.samplers.laplace_start import Points, laplace_start
-from subbayes.inference.samplers.random_numbers import copy_state, uniforms
+from subbayes.inference.samplers.random_numbers import copy_state, invalid_values, uniforms
 from subbayes.utils.checks import check_choice, check_positive, fail
 
 __all__ = ["GradientDensity", "HamiltonianKernel", "Point", "State", "copy_state", "uniforms"]
@@ -47,6 +48,7 @@ STATISTICS: dict[str, type] = {
 """The types of the statistics that `stats` returns."""
 CURVATURE = 50  # coordinates up to which chains start from a Laplace approximation
 _AHEAD, _AHEAD_NORMALS = 96, 16
+_FINITE = ("value", "gradient", "start_energy", "acceptance", "uniforms", "normals")
 
 
 @runtime_checkable
@@ -162,6 +164,11 @@ class HamiltonianKernel:
     metric: Metric
     target_acceptance: float
     step_size: float | None
+
+    def invalid_beside(self, state: State, valid: Mapping[str, Any]) -> str | None:
+        """The name of an array with values that no run can have, if there is one."""
+        limits = {"step": state.step > 0, "evaluations": state.evaluations >= 0, **valid}
+        return invalid_values(state, (*_FINITE, *adaptation.FINITE), limits)
 
     def initial_fields(
         self, posterior: GradientDensity, z: Float[np.ndarray, "chains k"], rngs: Rngs

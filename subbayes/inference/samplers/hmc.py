@@ -44,6 +44,15 @@ class Kernel(HamiltonianKernel):
     statistics: ClassVar[dict[str, type]] = hamiltonian.STATISTICS
     state_type = State
 
+    def invalid(self, state: State) -> str | None:
+        """The name of an array with values that no run can have, if there is one."""
+        most = max(self.max_steps, _UNADAPTED_STEPS)
+        limits = {
+            "steps": (state.steps >= 1) & (state.steps <= most),
+            "evaluations": (state.evaluations >= 0) & (state.evaluations <= state.steps),
+        }
+        return self.invalid_beside(state, limits)
+
     def init(
         self, posterior: GradientDensity, z: Float[np.ndarray, "chains k"], rngs: Rngs
     ) -> State:

@@ -58,6 +58,16 @@ class Kernel(HamiltonianKernel):
     statistics: ClassVar[dict[str, type]] = hamiltonian.STATISTICS | {"depth": int}
     state_type = State
 
+    def invalid(self, state: State) -> str | None:
+        """The name of an array with values that no run can have, if there is one."""
+        s = state
+        limits = {
+            "side": (s.side >= 0) & (s.side <= 1),
+            "depth": (s.depth >= 0) & (s.depth <= self.max_depth),
+            "leaf": (s.leaf >= 0) & (s.leaf < 1 << np.clip(s.depth, 0, self.max_depth)),
+        }
+        return self.invalid_beside(s, limits)
+
     def init(
         self, posterior: GradientDensity, z: Float[np.ndarray, "chains k"], rngs: Rngs
     ) -> State:

@@ -35,7 +35,12 @@ from subbayes.inference.samplers import elliptical_slice
 from subbayes.inference.samplers.adaptation import Schedule
 from subbayes.inference.samplers.chains import Density, Info, Rngs, Sampler
 from subbayes.inference.samplers.evidence import bridge_bias, evidence_of_ladders
-from subbayes.inference.samplers.random_numbers import copy_state, refill, select_chains
+from subbayes.inference.samplers.random_numbers import (
+    copy_state,
+    invalid_values,
+    refill,
+    select_chains,
+)
 from subbayes.utils.checks import check_count
 
 __all__ = ["Kernel", "ParallelTempering", "State"]
@@ -144,6 +149,21 @@ class Kernel:
         "bridge_bias": float,
     }
     state_type = State
+
+    def invalid(self, state: State) -> str | None:
+        """The name of an array with values that no run can have, if there is one."""
+        s = state
+        valid = {
+            "log_likelihood": ~np.isnan(s.log_likelihood),
+            "beta": (s.beta >= 0) & (s.beta <= 1),
+            "moves": (s.moves >= 1) & (s.moves <= _MOST_MOVES),
+            "moves_left": (s.moves_left >= 0) & (s.moves_left <= s.moves),
+            "round": np.abs(np.diff(s.round)) <= 1,  # neighbours wait for each other
+            "origin": (s.origin >= 0) & (s.origin <= _HOT),
+        }
+        finite = ("points", "swap_uniforms", "swaps_tried", "swaps_rejected")
+        search = (name for name in _SEARCH if getattr(s, name).dtype == np.float64)
+        return invalid_values(s, (*finite, *search), valid)
 
     def init(self, posterior: Density, z: Float[np.ndarray, "chains k"], rngs: Rngs) -> State:
         """The state with all rungs of a ladder at its start point."""

@@ -23,7 +23,7 @@ from subbayes.inference.configuration import Sampling
 from subbayes.inference.samplers import adaptation
 from subbayes.inference.samplers.adaptation import Adaptation, Metric, apply_factor
 from subbayes.inference.samplers.chains import Density, Info, Rngs, Sampler, prior_scale
-from subbayes.inference.samplers.random_numbers import copy_state, uniforms
+from subbayes.inference.samplers.random_numbers import copy_state, invalid_values, uniforms
 from subbayes.utils.checks import check_choice
 
 __all__ = ["Kernel", "SliceSampling", "State"]
@@ -31,6 +31,8 @@ __all__ = ["Kernel", "SliceSampling", "State"]
 _AHEAD = 96
 _LEFT, _RIGHT, _INSIDE = 0, 1, 2
 _STEPS = 100  # Neal's m: maximal number of lengths of an interval
+_FAR = _STEPS + 2  # beyond the ends of every interval
+_FINITE = ("value", "log_likelihood", "direction", "threshold", "trial", "uniforms")
 _WIDTH = 2.3  # standard deviations: the adapted length on a Gaussian
 _COLLAPSED = 1e-13
 
@@ -72,6 +74,19 @@ class Kernel:
         "evaluations": int,
     }
     state_type = State
+
+    def invalid(self, state: State) -> str | None:
+        """The name of an array with values that no run can have, if there is one."""
+        s, k = state, state.z.shape[1]
+        valid = {
+            "coordinate": (s.coordinate >= 0) & (s.coordinate < k),
+            "phase": (s.phase >= _LEFT) & (s.phase <= _INSIDE),
+            "left": (s.left >= 0) & (s.left <= _STEPS),
+            "right": (s.right >= 0) & (s.right <= _STEPS),
+            "low": (s.low > -_FAR) & (s.low <= s.high),
+            "high": s.high < _FAR,
+        }
+        return invalid_values(s, (*_FINITE, *adaptation.FINITE), valid)
 
     def init(self, posterior: Density, z: Float[np.ndarray, "chains k"], rngs: Rngs) -> State:
         """The state at start points z, each chain on its first line."""

@@ -30,6 +30,7 @@ from subbayes.sparse.module_surgery import LAYERS, replace_layer
 from subbayes.utils.artifact import write_file
 from subbayes.utils.checks import error_text, fail, fail_type
 from subbayes.utils.files import StrPath, atomic_write_bytes, fail_damaged, new_file
+from subbayes.utils.memory import check_memory
 from subbayes.utils.trees import tree_map
 from subbayes.utils.types import Inputs
 
@@ -120,8 +121,15 @@ class CsrLinear(nn.Module):
         )
 
     def dense(self) -> nn.Linear:
-        """The same layer with a dense weight."""
+        """The same layer with a dense weight.
+
+        Raises:
+            InputError: a dense weight that memory cannot hold.
+        """
         self._check()
+        size = self.in_features * self.out_features * self.weight.values().element_size()
+        what = f"a dense weight of {self.out_features} x {self.in_features}"
+        check_memory("module", what, size, "Use the layer as it is")
         layer = nn.Linear(
             self.in_features,
             self.out_features,
@@ -433,12 +441,7 @@ def _check_inputs(made: nn.Module, module: nn.Module, sizes: dict[str, torch.Siz
     small = {
         name: layer.weight.shape[:2] for name, layer in made.named_modules() if _has_units(layer)
     }
-    found = list(edges(module, sizes))
-    for name in small.keys() & sizes.keys() - {edge.reader for edge in found}:
-        if small[name][1] != sizes[name][1]:  # it reads inputs of the module, which are all kept
-            expected = f"{sizes[name][1]} inputs in layer {name[:60]!r}"
-            fail_damaged(expected, small[name][1])
-    for edge in found:
+    for edge in edges(module, sizes):
         if edge.source in small and edge.reader in small:
             units, inputs = small[edge.source][0], small[edge.reader][1]
             if inputs * sizes[edge.source][0] != units * sizes[edge.reader][1]:
