@@ -85,11 +85,13 @@ class WeightSamples(Predictor):
         if self.frozen is not None and len(self.frozen) != len(self.weights):
             got = f"{len(self.frozen)} for {len(self.weights)} weight vectors"
             fail("frozen", "one mapping for each weight vector", got)
-        expected = {name: tensor.shape for name, tensor in self.network.frozen.items()}
-        for own in self.frozen or ():
-            if {name: tensor.shape for name, tensor in own.items()} != expected:
+        shapes = [{name: t.shape for name, t in own.items()} for own in self.frozen or ()]
+        known = {name: tensor.shape for name, tensor in self.network.frozen.items()}
+        for own in shapes:
+            if own != shapes[0] or any(known.get(name) != own[name] for name in own):
                 names = ", ".join(sorted(own)) or "none"
-                fail("frozen", "all that are not weights, in the shapes of the network", names)
+                expected = "the same names for each weight vector, in shapes of the network"
+                fail("frozen", expected, names)
 
     def __repr__(self) -> str:
         return (

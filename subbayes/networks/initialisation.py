@@ -113,8 +113,11 @@ def fresh_weights(
     """Initial weights from a seed for the architecture of a network."""
     module = fresh_module(network.module_with(), factory, seed)
     if factory is not None:
-        made = Network(module, network.masks or list(network.names), network.output)
-        if made.architecture != network.architecture:
+        chosen = network.masks or list(network.names)
+        same = set(chosen) <= {name for name, _ in module.named_parameters(remove_duplicate=False)}
+        if same:
+            same = Network(module, chosen, network.output).architecture == network.architecture
+        if not same:
             fail(
                 "factory",
                 "modules of the same architecture as the module",

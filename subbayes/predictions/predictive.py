@@ -235,8 +235,9 @@ class Predictive:
 
         Source: Hubin and Storvik (2024), section 4.1, after Posch et al.
         """
-        if threshold != 0:  # which decides always
-            check_fraction("threshold", threshold)
+        number = isinstance(threshold, (int, float, np.floating, Tensor))
+        if not number or not 0 <= float(threshold) < 1:
+            fail("threshold", "a probability in [0, 1)", repr(threshold))
         p = self.probabilities
         return np.where(p.max(-1) > threshold, p.argmax(-1), -1)
 

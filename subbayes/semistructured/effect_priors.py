@@ -371,7 +371,10 @@ _QUICK = (
 
 
 def default_priors(
-    design: Design, family: Family, y: Float[np.ndarray, "n"], offset: Float[np.ndarray, "n"]
+    design: Design,
+    family: Family,
+    y: Float[np.ndarray, "n"],
+    offset: Float[np.ndarray, "n"] | float = 0.0,
 ) -> dict[str, EffectPrior]:
     r"""Weakly informative priors, scaled by the data as in rstanarm (Goodrich et al. 2024).
 
@@ -411,7 +414,7 @@ def default_priors(
 
 
 def predictor_sd(
-    family: Family, y: Float[np.ndarray, "n"], offset: Float[np.ndarray, "n"]
+    family: Family, y: Float[np.ndarray, "n"], offset: Float[np.ndarray, "n"] | float
 ) -> float:
     """The expected scale of the location's predictor beside its offset.
 
@@ -431,14 +434,14 @@ def predictor_sd(
 
 
 def _intercept_prior(
-    term: Term, family: Family, y: Float[np.ndarray, "n"], offset: Float[np.ndarray, "n"]
+    term: Term, family: Family, y: Float[np.ndarray, "n"], offset: Float[np.ndarray, "n"] | float
 ) -> EffectPrior:
     if term.parameter == family.parameters[0]:
         link, level = family.links[0], float(np.mean(y))
         shift = float(np.mean(offset))
         if link == "log":
             level = float(np.log(max(level, 1e-3)))
-            most = offset.max()  # its exponential may overflow
+            most = np.max(offset)  # its exponential may overflow
             shift = float(most + np.log(np.mean(np.exp(offset - most))))
         elif link == "logit":
             share = np.clip(level, 0.01, 0.99)

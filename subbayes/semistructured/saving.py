@@ -227,9 +227,9 @@ def _space(config: dict[str, Any], tensors: dict[str, Tensor]) -> JointSpace:
 def _check_splines(specification: Specification, size: int) -> None:
     """Raise before any basis is evaluated for more splines than there are effects and weights."""
     right = specification.split_formula()[1]
-    least = sum(least_columns("formula", text) for text in right.values())
+    least = sum(least_columns(f"formula of {name!r}", text) for name, text in right.items())
     if least > size:
-        _damaged("facts['formula']", f"one of at most {size} effects", f"{least} or more")
+        _damaged("facts['formula']", f"one of at most {size} effects", f"at least {least}")
 
 
 def _check_space(space: JointSpace, rows: PreparedModel) -> None:

@@ -12,6 +12,19 @@ from subbayes.utils.checks import InputTypeError, closest
 
 __all__ = ["suggest_keywords"]
 
+_ELSEWHERE = {
+    "lr": "learning_rate",
+    "n_epochs": "epochs",
+    "max_epochs": "epochs",
+    "num_samples": "draws",
+    "n_samples": "draws",
+    "num_chains": "chains",
+    "num_warmup": "warmup",
+    "tune": "warmup",
+    "random_state": "seed",
+}
+"""Names of settings by those that other libraries use."""
+
 _Named = TypeVar("_Named", bound=Callable[..., Any])
 
 
@@ -52,7 +65,8 @@ def _checked(function: Any, name: str, settings: dict[str, type]) -> Any:
     def call(*values: Any, **keywords: Any) -> Any:
         for keyword in keywords:
             if keyword not in known:
-                remedy = _place(keyword, settings) or closest(keyword, known)
+                usual = _ELSEWHERE.get(keyword, keyword)
+                remedy = _place(usual, settings) or closest(usual, known)
                 expected = f"an argument of {name}"
                 raise InputTypeError(keyword, expected, "an unknown one", remedy)
         return function(*values, **keywords)

@@ -35,6 +35,16 @@ DATA = torch.zeros(4, 2), torch.zeros(4)
             "Did you mean 'epochs' or 'swa_epochs'?",
         ),
         (
+            lambda: Training(lr=0.1),
+            "lr: expected an argument of Training, got an unknown one. "
+            "Did you mean 'learning_rate' or 'swa_learning_rate' or 'final_learning_rate'?",
+        ),
+        (
+            lambda: subbayes.fit(nn.Linear(2, 1), DATA, num_chains=2),
+            "num_chains: expected an argument of fit, got an unknown one. "
+            "Pass sampling=Sampling(chains=...).",
+        ),
+        (
             lambda: Sampling(chain=3),
             "chain: expected an argument of Sampling, got an unknown one. "
             "Did you mean 'chains' or 'thin'?",

@@ -398,7 +398,8 @@ class _Checkpoint:
         tensors, meta, _ = found
         for key, value in self.identity.items():
             if meta["identity"].get(key) != value:
-                fail_checkpoint(f"one made with the same {key}", f"another in {self.path}")
+                default = ", which follows draws unless it is given" if key == "warmup" else ""
+                fail_checkpoint(f"one made with the same {key}{default}", f"another in {self.path}")
         shape = tensors["z"].shape
         if (shape[0], shape[2]) != (len(rngs), self.rank):
             expected = f"draws of {len(rngs)} chains of rank {self.rank}"
