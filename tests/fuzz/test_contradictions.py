@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from torch import Tensor
 import subbayes
 from fuzz.models import FRAME, MODELS, X, _wide
 from subbayes import InputError
+from subbayes.inference.samplers.chains import Info
+from subbayes.inference.samplers.elliptical_slice import EllipticalSlice
 from subbayes.inference.samplers.hmc import HMC
 from subbayes.inference.samplers.nuts import NUTS
 from subbayes.inference.samplers.parallel_tempering import ParallelTempering
@@ -238,23 +241,78 @@ def statistics_as_flags(tensors: Tensors, facts: Facts) -> None:
         tensors[name] = tensors[name].bool()
 
 
-@pytest.mark.parametrize("engine", [NUTS(), HMC(), SliceSampling(), ParallelTempering()], ids=str)
-@pytest.mark.parametrize("change", [one_chain_more, first_statistic_missing, statistics_as_flags])
-def test_checkpoints_of_other_chains_and_statistics_are_refused(
-    tmp_path: Path, engine: Any, change: Change
-):
+ENGINES = {
+    e.name: e for e in (NUTS(), HMC(), SliceSampling(), ParallelTempering(4), EllipticalSlice())
+}
+
+
+def sampled(engine: str, path: Path, draws: int = 3) -> Any:
+    """Draws of a small posterior, with a checkpoint."""
     network = subbayes.Network(subbayes.MLP(2, (4,), 1, seed=0))
     subspace = subbayes.subspace.RandomSubspace(network.weights, 2)
     posterior = subbayes.Posterior(network, Gaussian(0.3), (X, X[:, 0]), subspace)
+    return ENGINES[engine].sample(
+        posterior, draws=draws, warmup=2, chains=2, checkpoint=path, progress=False
+    )
 
-    def use(path: Path) -> Any:
-        return engine.sample(
-            posterior, draws=3, warmup=2, chains=2, checkpoint=path, progress=False
-        )
 
-    z = use(tmp_path / "run").z
-    np.testing.assert_array_equal(use(tmp_path / "run").z, z)
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("change", [one_chain_more, first_statistic_missing, statistics_as_flags])
+def test_checkpoints_of_other_chains_and_statistics_are_refused(
+    tmp_path: Path, engine: str, change: Change
+):
+    z = sampled(engine, tmp_path / "run").z
+    np.testing.assert_array_equal(sampled(engine, tmp_path / "run").z, z)
     tensors, facts, kind = artifact.read(tmp_path / "run")
     tensors = dict(tensors)
     change(tensors, facts)
+    check_refused(tmp_path / "forged", (tensors, facts, kind), partial(sampled, engine))
+
+
+@pytest.mark.parametrize(
+    ("engine", "name", "value"),
+    [
+        ("nuts", "side", 5),
+        ("nuts", "leaf", 2**40),
+        ("nuts", "depth", -1),
+        ("nuts", "step", np.nan),
+        ("nuts", "n_uniforms", 10**6),
+        ("hmc", "steps", 10**9),
+        ("hmc", "z", np.inf),
+        ("slice", "coordinate", 7),
+        ("slice", "high", np.inf),
+        ("slice", "low", -1e300),
+        ("slice", "z", np.nan),
+        ("parallel-tempering", "angle", np.inf),
+        ("parallel-tempering", "moves_left", -(2**63)),
+        ("parallel-tempering", "n_swap_uniforms", 10**6),
+        ("elliptical-slice", "angle", np.nan),
+        ("elliptical-slice", "n_normals", -1),
+    ],
+)
+def test_states_that_no_run_has_are_refused(tmp_path: Path, engine: str, name: str, value: float):
+    sampled(engine, tmp_path / "run")
+    tensors, facts, kind = artifact.read(tmp_path / "run")
+    tensors = {**tensors, f"state.{name}": tensors[f"state.{name}"].clone().fill_(value)}
+    use = partial(sampled, engine, draws=5)
     check_refused(tmp_path / "forged", (tensors, facts, kind), use)
+    assert np.isfinite(use(tmp_path / "run").z).all()
+
+
+def test_rungs_that_wait_for_each_other_are_refused(tmp_path: Path):
+    sampled("parallel-tempering", tmp_path / "run")
+    tensors, facts, kind = artifact.read(tmp_path / "run")
+    rounds = tensors["state.round"].clone()
+    rounds[:, 1] += 100
+    content = {**tensors, "state.round": rounds}, facts, kind
+    check_refused(tmp_path / "forged", content, partial(sampled, "parallel-tempering", draws=5))
+
+
+def test_runs_without_draws_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setattr("subbayes.inference.samplers.chains._MOST_STEPS", 20)
+    monkeypatch.setattr(
+        "subbayes.inference.samplers.elliptical_slice.Kernel.step",
+        lambda self, posterior, state, rngs: (state, Info(np.zeros(2, dtype=bool), {})),
+    )
+    with pytest.raises(InputError, match="no draw of any chain in 20 evaluations"):
+        sampled("elliptical-slice", tmp_path / "run")
