@@ -295,7 +295,7 @@ class Layers:
             with torch.enable_grad():
                 at = w.detach().clone().requires_grad_()
                 outputs = self.network(at, take(inputs, some))
-                rows.append(torch.autograd.grad(outputs, at, cotangents[some])[0][where])
+                rows.append(_pull(outputs, at, cotangents[some])[0][where])
         return torch.stack(rows)
 
 
@@ -399,9 +399,7 @@ class CapturedBatch:
                 raise RuntimeError(f"the first dimension of {layer.name!r} is not that of the rows")
             edges += found
         pulled = iter(
-            torch.autograd.grad(
-                self._outputs, edges, cotangents, retain_graph=True, allow_unused=True
-            )
+            _pull(self._outputs, edges, cotangents, retain_graph=True, allow_unused=True)
             if edges
             else ()
         )
@@ -429,7 +427,17 @@ class CapturedBatch:
 
     def vjp(self, cotangents: Float[Tensor, "N C"]) -> Float[Tensor, "D"]:
         """The sum over rows of u_n J_n."""
-        return torch.autograd.grad(self._outputs, self._w, cotangents, retain_graph=True)[0]
+        return _pull(self._outputs, self._w, cotangents, retain_graph=True)[0]
+
+
+def _pull(outputs: Tensor, at: Any, cotangents: Tensor, **options: Any) -> Any:
+    """Gradients of the sum of outputs times cotangents.
+
+    Given cotangents, torch imports sympy to compare shapes, which takes 60 MiB and 0.3 s.
+    """
+    with torch.enable_grad():
+        total = (outputs * cotangents).sum()
+    return torch.autograd.grad(total, at, **options)
 
 
 def _no_right(rows: slice) -> Tensor:

@@ -29,9 +29,8 @@ from subbayes.training.minibatches import Minibatches
 from subbayes.utils import artifact
 from subbayes.utils.checks import fail, fail_type, is_finite
 from subbayes.utils.files import as_path
-from subbayes.utils.nested_state import join_tensors, split_tensors
 from subbayes.utils.saving import fail_checkpoint, read_checkpoint
-from subbayes.utils.seeding import derive_seed, fork_rng
+from subbayes.utils.seeding import derive_seed, fork_rng, is_state_of
 from subbayes.utils.strict_json import decode, encode
 from subbayes.utils.tensor_file import add_prefix, fingerprint, strip_prefix
 from subbayes.utils.trees import tree_map
@@ -314,31 +313,38 @@ class TrainableSparseNetwork(Trainable):
 
     def state(self, member: int = 0) -> dict[str, Any]:
         """A copy of everything that the next epoch depends on."""
-        noise = next(iter(self.layers.values())).noise
         return tree_map(
             lambda v: v.detach().clone(),
             {
                 "module": dict(self.module.state_dict()),
                 "likelihood": self.unconstrained,
                 "optimizer": self.optimizer.state_dict(),
-                "order": self.minibatches.generator.get_state(),
-                "noise": noise.generator.get_state(),
+                **{name: generator.get_state() for name, generator in self.generators.items()},
             },
         )
 
-    def misfit(self, tensors: Mapping[str, Tensor], optimizer: Any) -> str | None:
+    @property
+    def generators(self) -> dict[str, torch.Generator]:
+        """The random generators of the order of rows and of the noise."""
+        noise = next(iter(self.layers.values())).noise
+        return {"order": self.minibatches.generator, "noise": noise.generator}
+
+    def misfit(self, tensors: Mapping[str, Tensor]) -> str | None:
         """The name of something in a checkpoint that this run does not have, or None."""
         own = add_prefix("module", self.module.state_dict()) | {
             "likelihood": self.unconstrained.data,
-            "order": self.minibatches.generator.get_state(),
-            "noise": next(iter(self.layers.values())).noise.generator.get_state(),
+            **{name: generator.get_state() for name, generator in self.generators.items()},
         }
         saved = {name: t for name, t in tensors.items() if not name.startswith("optimizer.")}
         for name in sorted(own.keys() | saved.keys()):
             pair = [(of[name].shape, of[name].dtype) if name in of else None for of in (own, saved)]
             if pair[0] != pair[1]:
                 return name
-        return None if _fits(optimizer, self.optimizer) else "optimizer"
+        for name, generator in self.generators.items():
+            if not is_state_of(generator, tensors[name]):
+                return name
+        fits = _are_moments(strip_prefix("optimizer", tensors), self.optimizer)
+        return None if fits else "optimizer"
 
     def restore(self, states: Sequence[dict[str, Any]]) -> None:
         """Restore a state."""
@@ -346,8 +352,8 @@ class TrainableSparseNetwork(Trainable):
         self.module.load_state_dict(state["module"])
         self.unconstrained.data.copy_(state["likelihood"])
         self.optimizer.load_state_dict(state["optimizer"])
-        self.minibatches.generator.set_state(state["order"])
-        next(iter(self.layers.values())).noise.generator.set_state(state["noise"])
+        for name, generator in self.generators.items():
+            generator.set_state(state[name])
 
     def result(self, history: History) -> SparseNetwork:
         """The current network."""
@@ -362,28 +368,23 @@ class TrainableSparseNetwork(Trainable):
         )
 
 
-def _fits(saved: Any, optimizer: torch.optim.Optimizer) -> bool:
-    """Whether a saved state has the groups of an optimiser, and tensors of the right shapes."""
-    own = optimizer.state_dict()
-    shapes = [p.shape for group in optimizer.param_groups for p in group["params"]]
-    if not isinstance(saved, dict) or saved.keys() != own.keys():
+_MOMENTS = ("step", "exp_avg", "exp_avg_sq")
+
+
+def _are_moments(saved: Mapping[str, Tensor], optimizer: torch.optim.Optimizer) -> bool:
+    """Whether saved tensors are the whole state of Adam for some of its parameters.
+
+    Its fused kernel does not compare sizes.
+    """
+    expected: dict[str, tuple[Any, Any]] = {}
+    for i, p in enumerate(p for group in optimizer.param_groups for p in group["params"]):
+        if f"{i}.step" in saved:
+            expected |= {f"{i}.{name}": (p.shape, p.dtype) for name in _MOMENTS[1:]}
+            expected[f"{i}.step"] = torch.Size(), torch.float32
+    if {name: (tensor.shape, tensor.dtype) for name, tensor in saved.items()} != expected:
         return False
-    groups, state = saved["param_groups"], saved["state"]
-    if not isinstance(groups, list) or len(groups) != len(own["param_groups"]):
-        return False
-    for group, one in zip(groups, own["param_groups"], strict=True):
-        if not isinstance(group, dict) or group.keys() != one.keys():
-            return False
-        if any(type(group[key]) is not type(one[key]) for key in one):
-            return False
-        if group["params"] != one["params"]:
-            return False
-    return isinstance(state, dict) and all(
-        key in range(len(shapes))
-        and isinstance(values, dict)
-        and values.keys() == {"step", "exp_avg", "exp_avg_sq"}
-        and all(isinstance(t, Tensor) and t.shape in ((), shapes[key]) for t in values.values())
-        for key, values in state.items()
+    return all(
+        bool((tensor >= 0).all()) for name, tensor in saved.items() if not name.endswith("exp_avg")
     )
 
 
@@ -455,28 +456,38 @@ class _Checkpoint:
         if facts["identity"] != self.identity:
             expected = "a checkpoint of a run with these settings"
             fail_checkpoint(expected, f"another at '{self.path}'")
-        state = {name: tensors[name] for name in ("likelihood", "order", "noise")}
-        try:
-            optimizer = join_tensors(tensors, facts["optimizer"])
-        except KeyError:
-            optimizer = None
         assert isinstance(task, TrainableSparseNetwork)
-        wrong = task.misfit(tensors, optimizer)
+        wrong = task.misfit(tensors)
         if wrong is not None:
             fail_checkpoint(f"the tensors of this run in '{self.path}'", f"another {wrong[:60]!r}")
-        task.restore([state | {"module": strip_prefix("module", tensors), "optimizer": optimizer}])
-        return int(facts["finished"]), facts["history"]
+        finished, epochs = int(facts["finished"]), sum(task.settings.phases.values())
+        if finished > epochs or any(len(v) != finished for v in facts["history"].values()):
+            expected = f"at most {epochs} epochs, each with its history"
+            fail_checkpoint(expected, f"{finished} in '{self.path}'")
+        state: dict[str, Any] = {name: tensors[name] for name in ("likelihood", *task.generators)}
+        state["module"] = strip_prefix("module", tensors)
+        moments: dict[int, dict[str, Tensor]] = {}
+        for name, tensor in strip_prefix("optimizer", tensors).items():
+            place, _, kind = name.partition(".")
+            moments.setdefault(int(place), {})[kind] = tensor
+        state["optimizer"] = task.optimizer.state_dict() | {"state": moments}
+        task.restore([state])
+        return finished, facts["history"]
 
     def write(self, state: dict[str, Any], history: History, finished: int) -> None:
         """Save the state after an epoch."""
-        tensors, optimizer = split_tensors(state["optimizer"], "optimizer")
+        moments = state["optimizer"]["state"]
+        tensors = {
+            f"optimizer.{i}.{name}": values[name]
+            for i, values in moments.items()
+            for name in _MOMENTS
+        }
         tensors |= add_prefix("module", state["module"])
         tensors |= {name: state[name] for name in ("likelihood", "order", "noise")}
         facts = {
             "identity": self.identity,
             "finished": finished,
             "history": {name: list(values) for name, values in history.items()},
-            "optimizer": optimizer,
         }
         self.unsaved = tensors, facts
         if time.monotonic() - self.written >= _SECONDS:

@@ -44,7 +44,6 @@ from subbayes.utils.schema_parts import (
     POSITIVE,
     PRIOR,
     PROBABILITY,
-    STATE,
     SUBSPACE,
     TRAINING,
     draws_tensors,
@@ -185,7 +184,7 @@ def _laplace_tensors(facts: dict[str, Any]) -> dict[str, TensorRule]:
             groups, out, inputs = f"groups {i}", f"out {i}", f"in {i}"
             rules[f"outer.{i}"] = _matrix(groups, out, out)
             rules[f"inner.{i}"] = _matrix(groups, inputs, inputs)
-            rules[f"values.{i}"] = _matrix(groups, out, inputs)
+            rules[f"values.{i}"] = _matrix(groups, out, inputs, values="variance")
     return rules | forms[facts["form"]]
 
 
@@ -384,7 +383,7 @@ SCHEMAS = {
         },
     ),
     "sparse-training-checkpoint": Schema(
-        record(identity=FACTS, finished=whole(), history=HISTORY, optimizer=STATE),
+        record(identity=FACTS, finished=whole(), history=HISTORY),
         {
             "module.*": _ANY_TENSOR,
             "likelihood": array("p"),

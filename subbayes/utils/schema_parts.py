@@ -40,7 +40,6 @@ __all__ = [
     "POSITIVE",
     "PRIOR",
     "PROBABILITY",
-    "STATE",
     "SUBSPACE",
     "TRAINING",
     "draws_tensors",
@@ -229,27 +228,3 @@ TRAINING = record(
     curve_epochs=optional(whole()),
 )
 """Settings of training."""
-
-
-def STATE(value: Any, where: str, sizes: Sizes) -> None:
-    """State that `nested_state.split_tensors` separated from its tensors."""
-    nested: dict[type, Rule] = {list: _state_list, dict: _state_dict}
-    nested.get(type(value), _state_leaf)(value, where, sizes)
-
-
-_state_leaf = optional(one_of("a number, text or a flag", number(finite=False), boolean, text()))
-_state_list = list_of(STATE)
-
-
-def _state_pair(value: Any, where: str, sizes: Sizes) -> None:
-    """A key, which is text or a whole number, and a value."""
-    list_of(STATE, least=2, most=2)(value, where, sizes)
-    one_of("text or a whole number", text(), whole())(value[0], f"{where}[0]", sizes)
-
-
-_state_dict = one_of(
-    "one of 'tensor', 'tuple' and 'pairs'",
-    record(tensor=text()),
-    record(tuple=_state_list),
-    record(pairs=list_of(_state_pair)),
-)

@@ -27,6 +27,7 @@ from subbayes.inference.samplers.parallel_tempering import ParallelTempering
 from subbayes.inference.samplers.slice import SliceSampling
 from subbayes.likelihoods import Gaussian
 from subbayes.utils import artifact
+from subbayes.utils.seeding import is_state_of
 
 Facts = dict[str, Any]
 Tensors = dict[str, Tensor]
@@ -46,7 +47,11 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Te
             MODELS[name].make(folder / name)
             made[name] = artifact.read(folder / name)
         tensors, facts, kind = made[name]
-        return dict(tensors), copy.deepcopy(facts), kind
+        return (
+            {name: tensor.clone() for name, tensor in tensors.items()},
+            copy.deepcopy(facts),
+            kind,
+        )
 
     return content
 
@@ -167,6 +172,16 @@ CONTRADICTIONS: dict[str, tuple[str, Change]] = {
     "labels that are not sorted": ("estimator-classifier", of_labels([2, 1, 0], "<i8")),
     "probabilities of each class alone": ("estimator-classifier", bernoulli),
     "a regressor of classes": ("estimator-classifier", as_regressor),
+    "negative eigenvalues": (
+        "laplace-kfac",
+        lambda tensors, facts: tensors.update({"values.0": -1 - tensors["values.0"]}),
+    ),
+    "a prior whose logarithm is huge": (
+        "sparse-horseshoe",
+        lambda tensors, facts: tensors.update(
+            {name: t + 1e3 for name, t in tensors.items() if name.endswith(".log_a")}
+        ),
+    ),
     "buffers of no weight vector": ("samples", without_buffers_of_one),
     "splines by position": ("semi-structured", formula("y ~ a + C(c) + s(a, 1000)")),
     "splines of 1_000": ("semi-structured", formula("y ~ a + C(c) + s(a, df=1_000)")),
@@ -316,3 +331,63 @@ def test_runs_without_draws_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     )
     with pytest.raises(InputError, match="no draw of any chain in 20 evaluations"):
         sampled("elliptical-slice", tmp_path / "run")
+
+
+# --- checkpoints of sparse training ---------------------------------------------------------------
+
+
+def position(left: int, used: int) -> Change:
+    """Another position in the block of random words of a generator."""
+
+    def change(tensors: Tensors, facts: Facts) -> None:
+        raw = tensors["noise"].numpy().copy()
+        raw[8:12] = np.frombuffer(np.int32(left).tobytes(), dtype=np.uint8)
+        raw[16:24] = np.frombuffer(np.uint64(used).tobytes(), dtype=np.uint8)
+        tensors["noise"] = torch.from_numpy(raw)
+
+    return change
+
+
+def moments_of_one_number(tensors: Tensors, facts: Facts) -> None:
+    for name in [name for name in tensors if name.endswith(("exp_avg", "exp_avg_sq"))]:
+        tensors[name] = torch.zeros(())
+
+
+def steps_of_every_weight(tensors: Tensors, facts: Facts) -> None:
+    for name in [name for name in tensors if name.endswith("exp_avg")]:
+        tensors[name.replace("exp_avg", "step")] = torch.zeros_like(tensors[name])
+
+
+def negative_squares(tensors: Tensors, facts: Facts) -> None:
+    for name in [name for name in tensors if name.endswith("exp_avg_sq")]:
+        tensors[name] = tensors[name] - 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        position(624, 624),  # torch takes it, and reads beyond the block
+        position(0, 1),
+        position(3, 2**40),
+        lambda tensors, facts: tensors["order"].zero_(),
+        moments_of_one_number,  # the fused kernel of Adam writes beyond them
+        steps_of_every_weight,
+        negative_squares,
+        lambda tensors, facts: facts.update(finished=99),
+        lambda tensors, facts: facts.update(finished=1),
+    ],
+)
+def test_states_that_no_sparse_training_has(tmp_path: Path, stored: Any, change: Change):
+    tensors, facts, kind = stored("sparse-checkpoint")
+    change(tensors, facts)
+    check_refused(tmp_path / "forged", (tensors, facts, kind), MODELS["sparse-checkpoint"].use)
+
+
+@pytest.mark.parametrize("used", [0, 1, 5, 623, 624, 625, 1300])
+def test_every_state_of_a_generator_is_taken(used: int):
+    generator = torch.Generator().manual_seed(3)
+    if used:
+        torch.randint(10, (used,), generator=generator)
+    assert is_state_of(torch.Generator(), generator.get_state())
+    torch.randn(used, generator=generator)
+    assert is_state_of(generator, generator.get_state())
