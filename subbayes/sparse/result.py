@@ -461,8 +461,8 @@ def rebuild(
     )
 
 
-_LARGEST = {"log_raw_sd": 5.0, "shared_mean": 40.0, "shared_raw_sd": 5.0}
-_LARGEST_LOG = 40.0
+_LARGEST = {"log_mean": 40.0, "log_raw_sd": 5.0, "shared_mean": 40.0, "shared_raw_sd": 5.0}
+_LARGEST_LOG = 80.0  # of hyper-parameters
 """Limits of parameters of which predictions take the exponential; of others they take squares."""
 
 
