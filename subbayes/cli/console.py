@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import math
 import re
@@ -224,6 +225,8 @@ def as_options(text: str) -> str:
         'Use --missing impute, or run longer (--draws)'
         >>> as_options("Pass weights='mean' beside structure='all'")
         'Pass --weights mean beside --structure all'
+        >>> as_options("Use missing_values=['12,5', 'none']")
+        "Use --missing-values '12,5' --missing-values none"
         >>> token = OPTION_NAMES.set(frozenset(["level"]))
         >>> as_options("Use unknown='ignore'")
         "Use --unknown ignore of 'subbayes fit'"
@@ -238,7 +241,10 @@ def as_options(text: str) -> str:
             return name + owner
         listed = match[2].startswith("[")
         values = match[2].strip("[]") or "''"
-        each = [value.strip() for value in values.split(",")] if listed else [values]
+        each = [values]
+        if listed:
+            items = ast.literal_eval(f"[{match[2].strip('[]')}]") or [""]
+            each = ["..." if item is ... else repr(item) for item in items]
         bare = [v.strip("'") if re.fullmatch(r"'[\w-]+'", v) else v for v in each]
         return " ".join(f"{name} {value}".replace("...", "NAME") for value in bare) + owner
 

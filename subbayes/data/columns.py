@@ -260,7 +260,12 @@ def as_numbers(column: pd.Series, place: str, argument: str = "X") -> Float64[np
         if len(bad):
             _not_numbers(bad, column, place, argument)
         text = column.astype(object)
-        values = pd.to_numeric(text.where(text.isna(), text.map(str))).to_numpy(dtype=np.float64)
+        read = pd.to_numeric(text.where(text.isna(), text.map(str)))
+        try:
+            values = read.to_numpy(dtype=np.float64)
+        except OverflowError:
+            remedy = "Divide the column by a constant first"
+            fail(argument, f"numbers in {place} within the range of float64", "larger ones", remedy)
     infinite = int(np.isinf(values).sum())
     if infinite:
         fail(

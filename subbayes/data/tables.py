@@ -35,6 +35,7 @@ SUFFIXES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet", ".pq")
 PARQUET = (".parquet", ".pq")
 """Those of Parquet files."""
 
+_METADATA = (LookupError, TypeError, AttributeError, RecursionError, NotImplementedError)
 _DAMAGE = (pd.errors.ParserError, UnicodeError, OSError, EOFError, ValueError, zlib.error)
 
 
@@ -133,7 +134,9 @@ def translate_damage(path: Path, suffix: str) -> Iterator[None]:
         )
     except InputError:
         raise
-    except _DAMAGE as error:
+    except (*_DAMAGE, *_METADATA) as error:
+        if isinstance(error, _METADATA) and suffix not in PARQUET:
+            raise
         compressed = isinstance(error, (gzip.BadGzipFile, EOFError, zlib.error))
         reason = f"damaged compression ({error})" if compressed else error_text(error)
         fail(

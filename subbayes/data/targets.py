@@ -279,11 +279,14 @@ def _classes(column: pd.Series) -> tuple[Label, ...]:
         )
     if len(labels) < 2:
         fail("y", "at least 2 classes", f"{quote(labels)} alone", "Fit with rows of every class")
-    if len(labels) == len(column) > MOST_CLASSES:
+    if len(labels) > MOST_CLASSES and 2 * len(labels) > len(column):
+        got = f"{len(labels)} labels in {len(column)} rows"
+        if len(labels) == len(column):
+            got = f"a different label in each of the {len(column)} rows"
         fail(
             "y",
             "classes that recur",
-            f"a different label in each of the {len(column)} rows",
+            got,
             "Name another target column, or use task='regression' for numbers",
         )
     return tuple(sorted(labels))

@@ -46,7 +46,7 @@ __all__ = [
     "subspace_tensors",
 ]
 
-POSITIVE = number(above=0)
+POSITIVE = number(above=1e-150, below=1e150)  # squares are finite
 PROBABILITY = number(above=0, below=1)
 FACTS = dict_of(anything)
 """Facts that are shown or compared, and never computed with."""

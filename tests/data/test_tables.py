@@ -8,7 +8,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from subbayes.data.encoder import TabularEncoder
+from subbayes.data.table_batches import TableBatches
 from subbayes.data.tables import read_table, split_target
+from subbayes.data.targets import Target
 from subbayes.utils.checks import InputError
 
 
@@ -134,3 +137,31 @@ def test_parquet_without_a_reader_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setattr(pd, "read_parquet", absent)
     with pytest.raises(InputError, match=r"no Parquet reader.*pip install 'subbayes\[parquet\]'"):
         read_table(written(tmp_path, "t.parquet", "x"))
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [b"[]", b"5", b"[" * 100_000, b'{"columns": "abc", "index_columns": [5]}',
+     b'{"columns": [], "index_columns": [{"kind": "range", "name": "i"}]}'],
+    ids=["list", "number", "deep", "text", "range"],
+)  # fmt: skip
+def test_metadata_of_parquet_that_pandas_did_not_write(tmp_path, metadata):
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    table = pa.table({"a": [1.0, 2.0], "b": ["x", "y"]})
+    pq.write_table(table.replace_schema_metadata({b"pandas": metadata}), tmp_path / "t.parquet")
+    for read in (read_table, lambda path: list(TableBatches(path))):
+        with pytest.raises(InputError, match="path: expected a .parquet file that can be") as e:
+            read(tmp_path / "t.parquet")
+        assert "\n" not in str(e.value)
+
+
+def test_whole_numbers_beyond_floating_point(tmp_path):
+    file = tmp_path / "t.csv"
+    file.write_text("a,b\n" + f"{10**400},2\n" * 3, encoding="utf-8")
+    with pytest.raises(InputError, match="in column 'a' within the range of float64"):
+        TabularEncoder().fit(read_table(file))
+
+
+def test_a_target_with_hardly_two_rows_a_label_is_refused():
+    with pytest.raises(InputError, match="classes that recur, got 30 labels in 40 rows"):
+        Target.infer([f"day {i % 30}" for i in range(40)])

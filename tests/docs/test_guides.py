@@ -17,6 +17,15 @@ OTHERS = (
     "methods/mc-dropout",
     "methods/temperature-scaling",
 )
+LONGER = (
+    "methods/curves",
+    "methods/linearised-laplace",
+    "methods/optimal-subspace",
+    "methods/own-density",
+    "methods/sparse",
+    "methods/subnetworks",
+    "methods/variational-inference",
+)
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # of chains as short as these
     pytest.mark.usefixtures("unchecked"),
@@ -34,7 +43,9 @@ def test_guides_run_and_print_what_they_say(name, tmp_path, monkeypatch):
     assert f"guides/{page.name}" in (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize(
+    "name", [*OTHERS, *(pytest.param(name, marks=pytest.mark.slow) for name in LONGER)]
+)
 def test_examples_of_other_pages_run(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with torch.random.fork_rng(devices=[]):

@@ -172,6 +172,10 @@ CONTRADICTIONS: dict[str, tuple[str, Change]] = {
     "labels that are not sorted": ("estimator-classifier", of_labels([2, 1, 0], "<i8")),
     "probabilities of each class alone": ("estimator-classifier", bernoulli),
     "a regressor of classes": ("estimator-classifier", as_regressor),
+    "a temperature whose square overflows": (
+        "temperature-scaled",
+        lambda tensors, facts: facts.update(temperature=1e308),
+    ),
     "negative eigenvalues": (
         "laplace-kfac",
         lambda tensors, facts: tensors.update({"values.0": -1 - tensors["values.0"]}),
