@@ -122,6 +122,7 @@ class Precision(ABC):
     def sample(self, count: int, generator: torch.Generator) -> Float[Tensor, "s D"]:
         r"""Draws from $N(0, \Psi)$: $\Psi (V^\top \epsilon + \sqrt\lambda\, \eta)$."""
         some = self.network.weights
+        self.V.pairs()  # an error for a loaded posterior, whose file gives their number alone
         rows, weights = (
             torch.randn(count, size, generator=generator, dtype=torch.float64)
             for size in (self.V.rows, self.size)

@@ -27,7 +27,7 @@ from subbayes.data.arrays import to_targets
 from subbayes.data.data import take
 from subbayes.diagnostics.convergence import ess_mean
 from subbayes.predictions.predictive import Predictive
-from subbayes.utils.checks import check_count, check_positive, fail
+from subbayes.utils.checks import check_count, check_positive, fail, fail_type
 
 __all__ = ["MonteCarloError", "monte_carlo_error", "sufficient_draws"]
 
@@ -105,6 +105,9 @@ def monte_carlo_error(
     check_positive("tolerance", tolerance)
     check_positive("log_density_tolerance", log_density_tolerance)
     batches = [predictive] if isinstance(predictive, Predictive) else predictive
+    if not isinstance(batches, Iterable):
+        remedy = "Pass model.predict(inputs)"
+        fail_type("predictive", "a Predictive, or batches of them", predictive, remedy)
     chains = 1 if independent else check_count("chains", chains)
     targets = None if y is None else to_targets(y, "y")
     means, relative, densities = [], [], []

@@ -12,7 +12,7 @@ from subbayes.plots.methods import scores, temperature, temperatures
 from subbayes.plots.predictions import bands, intervals
 from subbayes.plots.sparse import feature_inclusion, inclusion, sparse_history, trade_off
 from subbayes.plots.spectra import spectra, spectral_density
-from subbayes.plots.style import grid, png, refuse_none, save
+from subbayes.plots.style import check_drawn, grid, png, save
 from subbayes.plots.subspaces import subspace_errors
 from subbayes.plots.training import spectrum, training_history
 
@@ -48,4 +48,4 @@ __all__ = [
 ]
 
 for _name in set(__all__) - {"grid"}:
-    globals()[_name] = refuse_none(globals()[_name])
+    globals()[_name] = check_drawn(globals()[_name])

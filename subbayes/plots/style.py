@@ -11,9 +11,10 @@ import inspect
 import io
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import cycle
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
 import numpy as np
 from matplotlib.artist import Artist
@@ -45,7 +46,7 @@ __all__ = [
     "legend_entry",
     "new_axes",
     "png",
-    "refuse_none",
+    "check_drawn",
     "save",
 ]
 
@@ -169,11 +170,20 @@ def legend(ax: Axes, columns: int = 2, handles: Sequence[Artist] | None = None) 
     return ax
 
 
-def refuse_none(function: Callable[..., T]) -> Callable[..., T]:
-    """The function, with a one-line error for None in place of an argument without a default.
+_REMEDIES = {
+    "Draws": "Pass model.draws",
+    "Predictive": "Pass model.predict(inputs)",
+    "Posterior": "Pass model.posterior",
+}
+
+
+def check_drawn(function: Callable[..., T]) -> Callable[..., T]:
+    """The function, with one-line errors for None and for other objects than this library's.
+
+    They are about arguments without a default, and those whose annotation is a class of subbayes.
 
     Example:
-        >>> refuse_none(png)(None)
+        >>> check_drawn(png)(None)
         Traceback (most recent call last):
             ...
         subbayes.InputTypeError: drawn: expected something to draw, got NoneType.
@@ -183,13 +193,29 @@ def refuse_none(function: Callable[..., T]) -> Callable[..., T]:
 
     @functools.wraps(function)
     def checked(*args: Any, **options: Any) -> T:
-        given = signature.bind(*args, **options).arguments
+        given, kinds = signature.bind(*args, **options).arguments, _own_classes(function)
         for name in required:
             if given.get(name, ...) is None:
                 fail_type(name, "something to draw", None)
+            if name in given and name in kinds and not isinstance(given[name], kinds[name]):
+                kind = kinds[name].__name__
+                fail_type(name, f"a {kind}", given[name], _REMEDIES.get(kind, ""))
         return function(*args, **options)
 
     return checked
+
+
+@functools.cache
+def _own_classes(function: Callable[..., Any]) -> dict[str, type]:
+    """Arguments that are annotated with a class of this library."""
+    with suppress(NameError):  # a class that is imported for type checkers alone
+        hints = get_type_hints(function)
+        return {
+            name: hint
+            for name, hint in hints.items()
+            if isinstance(hint, type) and hint.__module__.startswith("subbayes.")
+        }
+    return {}
 
 
 def note(ax: Axes, text: str) -> None:

@@ -461,7 +461,8 @@ class _Checkpoint:
         if wrong is not None:
             fail_checkpoint(f"the tensors of this run in '{self.path}'", f"another {wrong[:60]!r}")
         finished, epochs = int(facts["finished"]), sum(task.settings.phases.values())
-        if finished > epochs or any(len(v) != finished for v in facts["history"].values()):
+        lengths = {len(values) for values in facts["history"].values()} or {0}
+        if finished > epochs or lengths != {finished}:
             expected = f"at most {epochs} epochs, each with its history"
             fail_checkpoint(expected, f"{finished} in '{self.path}'")
         state: dict[str, Any] = {name: tensors[name] for name in ("likelihood", *task.generators)}

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from subbayes import MLP, InputError, InputTypeError, Training, fit, load, plots
+from subbayes import MLP, InputError, InputTypeError, Training, diagnostics, fit, load, plots
 from subbayes.data.encoder import TabularEncoder
 from subbayes.data.targets import Target
 from subbayes.inference.configuration import Sampling
@@ -95,6 +95,14 @@ def test_iterable_dataset_equals_its_loader():
         (lambda: load("a" * 300), "path: .*File name too long"),
         (lambda: plots.trace(None), "draws: expected something to draw, got NoneType"),
         (lambda: plots.bands(None, X), "predictive: expected something to draw, got NoneType"),
+        (lambda: plots.trace(MLP(1, (), 1)), "draws: expected a Draws, got MLP. Pass model.draws"),
+        (
+            lambda: plots.calibration(Y, X),
+            r"predictive: expected a Predictive, got .*Pass model.predict\(inputs\)",
+        ),
+        (lambda: plots.density(X), "posterior: expected a Posterior, got .*Pass model.posterior"),
+        (lambda: diagnostics.uncertainties(X), "predictive: expected a Predictive, got"),
+        (lambda: diagnostics.monte_carlo_error(3), "predictive: expected a Predictive, or batch"),
     ],
 )
 def test_bad_input_is_one_line(call, pattern):
