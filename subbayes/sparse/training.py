@@ -477,13 +477,9 @@ class _Checkpoint:
 
     def write(self, state: dict[str, Any], history: History, finished: int) -> None:
         """Save the state after an epoch."""
-        moments = state["optimizer"]["state"]
-        tensors = {
-            f"optimizer.{i}.{name}": values[name]
-            for i, values in moments.items()
-            for name in _MOMENTS
-        }
-        tensors |= add_prefix("module", state["module"])
+        tensors = add_prefix("module", state["module"])
+        for i, values in state["optimizer"]["state"].items():
+            tensors |= {f"optimizer.{i}.{name}": values[name] for name in _MOMENTS}
         tensors |= {name: state[name] for name in ("likelihood", "order", "noise")}
         facts = {
             "identity": self.identity,
