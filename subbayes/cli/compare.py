@@ -120,6 +120,10 @@ def compare(
     check_output_file(out, overwrite, ".csv")
     check_other_file(out, table, test)
     names = _method_names(methods)
+    if "mc-dropout" in names and not settings.network.dropout:
+        from subbayes.utils.checks import fail
+
+        fail("dropout", "above 0 for mc-dropout", settings.network.dropout, "Pass dropout=0.1")
     frame = source.read(table, target)
     rows = _split(frame, target, test, test_fraction, source, settings.sampling.seed)
     from subbayes.models.method_comparison import named_methods

@@ -31,6 +31,7 @@ from subbayes.utils.checks import InputError, check_choice, check_count, closest
 __all__ = ["TabularEncoder"]
 
 _FORMAT = 1
+_DATE = r"\s*(\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.]\d{4})([T ].*)?$"
 
 
 class TabularEncoder(TransformerMixin, BaseEstimator):
@@ -302,6 +303,13 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
                     "max_categories",
                 )
             if levels == n >= MANY_ROWS and not chosen:
+                if table[name].dropna().str.match(_DATE).all():
+                    fail(
+                        "X",
+                        "numbers and categories",
+                        f"dates as text in column '{name}'",
+                        "Convert them to numbers, such as days since the first, or drop the column",
+                    )
                 fail(
                     "X",
                     f"text that recurs in column '{name}'",

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from subbayes.data.data import Data, leaves, n_rows, take, to_device
-from subbayes.likelihoods import Likelihood
+from subbayes.likelihoods import Likelihood, Weighted
 from subbayes.likelihoods.base import target_values
 from subbayes.likelihoods.gaussian import GaussianLike
 from subbayes.utils.checks import InputError, InputTypeError, closest, error_text, fail, fail_type
@@ -150,8 +150,8 @@ def check_fit(network: Network, likelihood: Likelihood, data: Data) -> int:
     """Check that a module, a likelihood and data are compatible, and return the number of outputs.
 
     Raises:
-        InputError: inputs that the module does not accept, or outputs or targets that the
-            likelihood does not accept.
+        InputError: inputs that the module does not accept, outputs or targets that the likelihood
+            does not accept, or weighted data without `Weighted`.
 
     Example:
         >>> from subbayes import Network
@@ -161,6 +161,13 @@ def check_fit(network: Network, likelihood: Likelihood, data: Data) -> int:
         1
     """
     targets = data.targets()
+    if data.has_weights and not isinstance(likelihood, Weighted):
+        fail(
+            "likelihood",
+            "Weighted(likelihood) for data with weights",
+            repr(likelihood),
+            "Import Weighted from subbayes.likelihoods",
+        )
     likelihood.check_targets(targets)
     first = to_device(data.first()[0], network.device)
     outputs = network.check(first)

@@ -418,6 +418,11 @@ def test_compare_optimal_subspaces_and_subnetworks(call, refused, files):
         *words,
         *shlex.split("--methods map,pca --covariance kfac"),
     )
+    refused(
+        "--dropout: expected above 0 for mc-dropout, got 0.0. Pass --dropout 0.1.",
+        *words,
+        *shlex.split("--methods map,mc-dropout"),
+    )
 
 
 def test_hint_of_compare_repeats_the_table_options(call, files):
@@ -646,6 +651,12 @@ CHANGES = {
         lambda t: t.__setitem__("job", [f"p{i}" for i in range(60)]),
         [],
         ".*csv: expected text that recurs in column 'job', got 60 values in 60 rows.*",
+    ),
+    "dates": (
+        lambda t: t.__setitem__("job", [f"2020-{1 + i // 28}-{1 + i % 28:02}" for i in range(60)]),
+        [],
+        ".*csv: expected numbers and categories, got dates as text in column 'job'. Convert them "
+        "to numbers, such as days since the first, or drop the column.",
     ),
     "rank": (
         lambda t: None,

@@ -65,6 +65,12 @@ def case(request):
     return build(request.param)
 
 
+def test_weights_without_a_weighted_likelihood_are_refused(case):
+    network, likelihood, data, _ = case
+    with pytest.raises(InputError, match=r"Weighted\(likelihood\) for data with weights, got "):
+        linearised_laplace(network, likelihood, data)
+
+
 def test_density_and_gradient(case):
     network, likelihood, data, repeated = case
     space = FullSubspace(network.weights)
