@@ -169,21 +169,38 @@ def _embedding_right(module: nn.Module, x: Tensor, n: int) -> RightFactor:
     return lambda rows: index[rows]
 
 
+# Named functions, because a pickled posterior holds the kinds of its layers.
+def _one_dimension(module: nn.Module) -> int:
+    return 1
+
+
+def _two_dimensions(module: nn.Module) -> int:
+    return 2
+
+
+def _three_dimensions(module: nn.Module) -> int:
+    return 3
+
+
+def _four_dimensions(module: nn.Module) -> int:
+    return 4
+
+
+def _normalized_dimensions(module: nn.Module) -> int:
+    assert isinstance(module, nn.LayerNorm)
+    return 1 + len(module.normalized_shape)
+
+
 _KINDS: dict[type[nn.Module], Kind] = {
-    nn.Linear: Kind("linear", lambda m: 2, _linear_right, _linear_left),
-    nn.Conv1d: Kind("conv", lambda m: 3, _conv_right, _conv_left),
-    nn.Conv2d: Kind("conv", lambda m: 4, _conv_right, _conv_left),
-    nn.Embedding: Kind("embedding", lambda m: 1, _embedding_right, _linear_left),
+    nn.Linear: Kind("linear", _two_dimensions, _linear_right, _linear_left),
+    nn.Conv1d: Kind("conv", _three_dimensions, _conv_right, _conv_left),
+    nn.Conv2d: Kind("conv", _four_dimensions, _conv_right, _conv_left),
+    nn.Embedding: Kind("embedding", _one_dimension, _embedding_right, _linear_left),
     **dict.fromkeys(
         (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.GroupNorm),
-        Kind("norm", lambda m: 2, _norm_right, _norm_left),
+        Kind("norm", _two_dimensions, _norm_right, _norm_left),
     ),
-    nn.LayerNorm: Kind(
-        "norm",
-        lambda m: 1 + len(m.normalized_shape),  # type: ignore[arg-type]
-        _norm_right,
-        _norm_left,
-    ),
+    nn.LayerNorm: Kind("norm", _normalized_dimensions, _norm_right, _norm_left),
 }
 
 

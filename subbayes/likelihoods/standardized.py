@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from numbers import Real
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -34,8 +36,8 @@ class Standardized(WrappedLikelihood):
 
     Args:
         likelihood: a regression likelihood of the standardised target.
-        shift: a, one number per target.
-        scale: s, one number above 0 per target.
+        shift: a, one number per target, or a number for one target.
+        scale: s, one number above 0 per target, or a number for one target.
     """
 
     shift: tuple[float, ...]
@@ -43,8 +45,12 @@ class Standardized(WrappedLikelihood):
     kind: ClassVar[Kind] = "regression"
 
     def __post_init__(self) -> None:
+        if not isinstance(self.likelihood, Likelihood):
+            fail_type("likelihood", "a likelihood, such as Gaussian()", self.likelihood)
         if self.likelihood.kind != "regression":
             fail("likelihood", "a regression likelihood to standardise", repr(self.likelihood))
+        for name in ("shift", "scale"):
+            object.__setattr__(self, name, _numbers(name, getattr(self, name)))
         if not (self.shift and len(self.shift) == len(self.scale)):
             fail(
                 "shift and scale",
@@ -178,3 +184,13 @@ class Standardized(WrappedLikelihood):
             "shift": list(self.shift),
             "scale": list(self.scale),
         }
+
+
+def _numbers(name: str, value: Any) -> tuple[float, ...]:
+    """One number for each target."""
+    if isinstance(value, (Tensor, np.ndarray)):
+        value = value.tolist()
+    values = value if isinstance(value, (tuple, list)) else (value,)
+    if any(isinstance(a, bool) or not isinstance(a, Real) for a in values):
+        fail_type(name, f"one number for each target, such as {name}=(1.0,)", value)
+    return tuple(float(a) for a in values)

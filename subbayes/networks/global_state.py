@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import functools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import torch
 from torch.distributions import Distribution, Normal
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-__all__ = ["attention_without_fused_kernels", "keep_argument_validation", "torch_lock"]
+from subbayes.utils.trees import tree_map
+
+__all__ = [
+    "attention_without_fused_kernels",
+    "keep_argument_validation",
+    "outside_inference_mode",
+    "recurrence_without_fused_kernels",
+    "torch_lock",
+]
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 torch_lock = threading.RLock()
 """Held while a call changes global flags of torch, swaps the weights of a module or traces one."""
@@ -26,6 +38,45 @@ def attention_without_fused_kernels() -> Iterator[None]:
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
+
+
+@contextmanager
+def recurrence_without_fused_kernels() -> Iterator[None]:
+    """Turn off oneDNN, whose LSTM has no derivative and no batching rule in functorch."""
+    enabled = torch.backends.mkldnn.enabled
+    torch.backends.mkldnn.enabled = False  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        torch.backends.mkldnn.enabled = enabled
+
+
+def outside_inference_mode(function: _Function) -> _Function:
+    """Let a function that differentiates be called in `torch.inference_mode()`.
+
+    Inference mode is off during the call, and tensors among its arguments that were made in it are
+    copied, because autograd does not take them.
+
+    Example:
+        >>> @outside_inference_mode
+        ... def slope(x):
+        ...     return torch.autograd.grad((x.requires_grad_() ** 2).sum(), x)[0]
+        >>> with torch.inference_mode():
+        ...     slope(torch.tensor([3.0]))
+        tensor([6.])
+    """
+
+    @functools.wraps(function)
+    def call(*args: Any, **options: Any) -> Any:
+        with torch.inference_mode(False):
+            args, options = tree_map(_as_normal, (args, options))
+            return function(*args, **options)
+
+    return call  # type: ignore[return-value]
+
+
+def _as_normal(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.clone() if tensor.is_inference() else tensor
 
 
 @contextmanager

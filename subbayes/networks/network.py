@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,12 @@ from torch.func import functional_call
 from torch.nn.parameter import is_lazy
 
 from subbayes.data.data import Data, input_kind, leaves, n_rows, take, to_device
-from subbayes.networks.global_state import attention_without_fused_kernels, torch_lock
+from subbayes.networks.global_state import (
+    attention_without_fused_kernels,
+    outside_inference_mode,
+    recurrence_without_fused_kernels,
+    torch_lock,
+)
 from subbayes.networks.layer_kinds import BATCH_NORMS, DROPOUTS, INSTANCE_NORMS
 from subbayes.networks.selection import Selection, aliases_of, select
 from subbayes.networks.tracing.private_torch import is_scripted, uncompiled
@@ -69,6 +74,7 @@ class Network:
         torch.Size([5, 1])
     """
 
+    @outside_inference_mode
     def __init__(
         self,
         module: nn.Module,
@@ -88,6 +94,7 @@ class Network:
         self.selection = parameters
         self.in_training: tuple[str, ...] = _in_training(module)
         self._module = _private_copy(module)
+        self._has_lstm = any(isinstance(part, nn.LSTM) for part in self._module.modules())
         named = dict(self._module.named_parameters())
         chosen = select(module, parameters)
         self.names: tuple[str, ...] = tuple(chosen)
@@ -273,7 +280,8 @@ class Network:
         """Outputs f(x; w) of shape (N, C) for one weight vector; differentiable in w."""
         self._check_size(weights)
         args, kwargs = arguments(inputs)
-        with torch_lock, attention_without_fused_kernels():
+        recurrent = recurrence_without_fused_kernels() if self._has_lstm else nullcontext()
+        with torch_lock, attention_without_fused_kernels(), recurrent:
             out = functional_call(
                 self._module, self._frozen | self.unflatten(weights), args, kwargs
             )

@@ -215,7 +215,7 @@ class Predictive:
 
     @property
     def labels(self) -> np.ndarray:
-        """Most probable class of each row, shape (N,)."""
+        """Most probable class of each row, 0..K-1, shape (N,)."""
         return self.probabilities.argmax(-1)
 
     @property

@@ -243,6 +243,9 @@ class Results:
     ) -> Predictive:
         """The predictive distribution of new rows.
 
+        For classes, `labels` of the result and the y of its `log_prob` are positions 0..K-1 in
+        `classes`; `evaluate` takes the response itself.
+
         Args:
             data: the rows; the response is not needed.
             inputs: inputs of the networks without columns, by name, as for `fit`.

@@ -432,8 +432,10 @@ def _check_manifest(location: Path, kind: str | None) -> dict[str, Any]:
             "path", "an artifact", f"{quoted(location)}, which does not exist", "Check the path"
         )
     if location.is_dir() and not (location / MANIFEST).is_file():
-        fail_artifact("path", "an artifact", f"{quoted(location)}, which has no {MANIFEST}",
-                      "Check the path, or write it again if writing was interrupted")  # fmt: skip
+        remedy = "Check the path, or write it again if writing was interrupted"
+        if (location / "model" / MANIFEST).is_file():  # as `subbayes fit` writes it
+            remedy = f"Pass {quoted(location / 'model')}, the model in it"
+        fail_artifact("path", "an artifact", f"{quoted(location)}, which has no {MANIFEST}", remedy)
     content = _raw_manifest(location)
     _check_version(location, content)
     file = location / MANIFEST if location.is_dir() else location

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.func import jacrev
 
 import subbayes
-from subbayes import InputError, subspaces
+from subbayes import InputError, InputTypeError, subspaces
 from subbayes.curvature.jacobian import curvature_root
 from subbayes.inference.configuration import Sampling
 from subbayes.likelihoods import (
@@ -343,6 +343,18 @@ def test_standardised_by_the_moments_of_the_targets():
     np.testing.assert_allclose(inner.std(0, correction=0), 1)
     with pytest.raises(InputError, match="y: expected targets that vary, got a constant column"):
         Standardized.of(Gaussian(), torch.ones(5))
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_standardised_takes_numbers():
+    expected = Standardized(Gaussian(0.5), (3.0,), (2.0,))
+    for shift, scale in ((3, 2), ([3.0], (2,)), (torch.tensor(3.0), np.array([2.0]))):
+        assert Standardized(Gaussian(0.5), shift, scale) == expected
+    with pytest.raises(InputTypeError, match="scale: expected one number for each target"):
+        Standardized(Gaussian(0.5), 3.0, "2")
+    for other in ("gaussian", Gaussian):
+        with pytest.raises(InputTypeError, match=r"likelihood: expected a likelihood, such as Gau"):
+            Standardized(other, 3.0, 2.0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.int64])

@@ -747,3 +747,39 @@ def test_each_pattern_selects_a_parameter():
     with pytest.raises(InputError, match=r"got '2.wieght'. Did you mean '2.weight'"):
         Network(net, {"2.wieght": torch.ones(1, 4, dtype=torch.bool)})
     assert Network(net, ["0.weight", "2.*"]).size == 12 + 5
+
+
+class LastState(nn.Module):
+    """An LSTM whose last output is read by a linear layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.rnn, self.head = (
+            nn.LSTM(1, 4, 2, batch_first=True, bidirectional=True),
+            nn.Linear(8, 1),
+        )
+
+    def forward(self, x):
+        return self.head(self.rnn(x[..., None])[0][:, -1])
+
+
+def test_float32_lstms_have_vectorised_gradients():
+    torch.manual_seed(0)
+    module, x = LastState(), torch.randn(6, 3)
+    network = Network(module)
+    assert torch.backends.mkldnn.enabled
+
+    def total(w):
+        return network(w, x).square().sum()
+
+    weights = torch.stack([network.weights, 1.1 * network.weights])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # of vmap, for operations that it runs in a loop
+        found = torch.func.vmap(torch.func.grad(total))(weights)
+    assert torch.backends.mkldnn.enabled
+    for w, gradient in zip(weights, found, strict=True):
+        own = copy.deepcopy(module)
+        nn.utils.vector_to_parameters(w, own.parameters())
+        own(x).square().sum().backward()
+        expected = nn.utils.parameters_to_vector(p.grad for p in own.parameters())
+        torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-6)

@@ -39,6 +39,7 @@ from subbayes.inference.laplace.saving import (
     precision_tensors,
 )
 from subbayes.likelihoods import Likelihood, as_likelihood, from_config
+from subbayes.networks.global_state import outside_inference_mode
 from subbayes.networks.network import Network
 from subbayes.networks.saving import known_outputs, network_facts, network_from, network_tensors
 from subbayes.predictions.averaging import average, with_noise
@@ -56,6 +57,7 @@ _DRAWS = 200  # of outputs, for predictions without a closed form
 METHODS = get_args(Method)
 
 
+@outside_inference_mode
 def linearised_laplace(
     network: Network,
     likelihood: str | Likelihood,
@@ -204,6 +206,7 @@ class LinearisedPosterior(Predictor):
             **precision_facts(self.precision),
         }
 
+    @outside_inference_mode
     def predict(
         self,
         inputs: Any,
@@ -261,12 +264,14 @@ class LinearisedPosterior(Predictor):
         weights = self.network.weights + self.precision.sample(count, generator)
         return average(self.network, self.likelihood, weights, inputs, noise=noise)
 
+    @outside_inference_mode
     def covariance(self, inputs: Any) -> Float[Tensor, "m m"]:
         r"""Joint epistemic covariance of all outputs, $\Sigma_X$ or $\Sigma_{P,X}$."""
         X = self.precision.jacobian(inputs)
         check_covariance_memory(X.rows)
         return self.precision.covariance(X)
 
+    @outside_inference_mode
     def function_samples(
         self, inputs: Any, n: int = 1, seed: int = 0
     ) -> Float[np.ndarray, "S N C"]:

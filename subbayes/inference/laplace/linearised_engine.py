@@ -21,6 +21,7 @@ from subbayes.draws import Draws, Moments
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.engine import Engine
 from subbayes.likelihoods import Likelihood
+from subbayes.networks.global_state import outside_inference_mode
 from subbayes.networks.network import Network
 from subbayes.posterior import Posterior
 from subbayes.predictions.averaging import input_batches, with_noise
@@ -109,6 +110,7 @@ class LinearisedLaplace(Engine):
         )
 
 
+@outside_inference_mode
 def predict_linearised(
     network: Network,
     likelihood: Likelihood,
@@ -124,8 +126,10 @@ def predict_linearised(
     `noise` is the noise scale per row, for `Gaussian(noise="per-observation")`; `n_draws`, by
     default 200, applies to likelihoods without a closed form.
     """
-    network, batches = network.with_weights(subspace.shift), list(input_batches(inputs))
-    X = Jacobian.of_inputs(Layers(network, to_device(batches[0], network.device)), inputs)
+    network = network.with_weights(subspace.shift)
+    first = to_device(next(input_batches(inputs)), network.device)
+    network.check(first)
+    X = Jacobian.of_inputs(Layers(network, first), inputs)
     assert draws.moments is not None
     z, covariance = map(torch.from_numpy, (draws.moments.mean, draws.moments.covariance))
     shifts, blocks = [], []
