@@ -98,7 +98,7 @@ class Posterior:
         check_choice("mode", mode, MODES)
         check_network(network)
         self.network = network
-        self.likelihood = likelihood = as_likelihood(likelihood)
+        likelihood = as_likelihood(likelihood)
         self.data = Data.of(data).to(network.device)
         self.subspace = (
             subspace if subspace.shift.device == network.device else subspace.to(network.device)
@@ -113,7 +113,8 @@ class Posterior:
         self.subspace.check_size(network.size)
         self.prior.check_rank(self.rank)
         likelihood.check_complete()
-        check_fit(network, likelihood, self.data)
+        outputs = check_fit(network, likelihood, self.data)
+        self.likelihood = likelihood.for_outputs(outputs, self.data.first()[1])
         self._warn_of_other_statistics()
         first = to_device(self.data.first()[0], network.device)
         self._row_bytes = bytes_per_row(network, first)

@@ -18,6 +18,7 @@ from subbayes.likelihoods import Likelihood, Weighted
 from subbayes.likelihoods import from_config as likelihood_from_config
 from subbayes.networks.network import Network
 from subbayes.networks.saving import known_outputs, network_facts, network_from, network_tensors
+from subbayes.networks.token_outputs import output_for
 from subbayes.posterior import Posterior
 from subbayes.predictions.averaging import average
 from subbayes.predictions.predictive import Predictive
@@ -283,10 +284,11 @@ def rebuild(
         output: picks the tensor out of what the module returns, as for `fit`.
     """
     subspace = subspace_from_config(facts["subspace"], strip_prefix("subspace", tensors))
-    network = network_from(tensors, facts["network"], subspace.shift, module, output)
     likelihood = likelihood or likelihood_from_config(
         facts["likelihood"], known_outputs(facts["network"], output)
     )
+    output = output_for(likelihood, output)
+    network = network_from(tensors, facts["network"], subspace.shift, module, output)
     prior, temperature = Normal.from_config(facts["prior"]), facts["temperature"]
     prior.check_rank(subspace.rank)
     draws = posterior = None

@@ -110,6 +110,11 @@ LIKELIHOOD: Rule = tagged(
         },
         "Weighted": {"likelihood": deferred(lambda: LIKELIHOOD)},
         "Categorical": {"n_classes": optional(whole(2))},
+        "CategoricalTokens": {
+            "n_classes": optional(whole(2)),
+            "shift": boolean,
+            "ignore_index": whole(-(2**63)),
+        },
         "Bernoulli": {},
         "Poisson": {},
     },
