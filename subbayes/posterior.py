@@ -64,8 +64,9 @@ class Posterior:
         prior: p(z); by default standard normal.
         temperature: T in the equation above; 1 gives the posterior, larger values flatten it.
         batch_size: rows evaluated at once; by default as many as `memory_limit` allows.
-        mode: "trace" replays a traced graph, "compile" also compiles it (5 to 30 s, for long
-            runs), "eager" does neither.
+        mode: "trace" replays a traced graph, unless the network is a large frozen model or one of
+            transformers; "compile" also compiles it (5 to 30 s, for long runs), "eager" does
+            neither.
         memory_limit: bytes of activations of one evaluation.
 
     Raises:
@@ -119,6 +120,7 @@ class Posterior:
         first = to_device(self.data.first()[0], network.device)
         self._row_bytes = bytes_per_row(network, first)
         self._observations_last = takes_observations_last(network, first)
+        self._is_eager = mode == "trace" and not network.is_traced
         self._tracers: dict[str, Tracer] = {}
         reuse_memory()
 
@@ -203,7 +205,7 @@ class Posterior:
             self._tracers[what] = Tracer(
                 Vectorised(single),
                 "the log density",
-                "eager" if what == "log_prob" else self.mode,
+                "eager" if what == "log_prob" or self._is_eager else self.mode,
                 tolerance=1e-3,
             )
         return self._tracers[what]

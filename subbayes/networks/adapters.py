@@ -15,7 +15,7 @@ from torch import nn
 
 from subbayes.utils.checks import fail
 
-__all__ = ["adapter_names", "is_of_base", "reset_adapter"]
+__all__ = ["adapter_names", "is_of_base", "is_of_transformers", "reset_adapter"]
 
 _USUAL_NAMES = re.compile(
     r"(^|\.|_)(lora|loha|lokr|hada|oft|boft|hra|vera|dora|ia3|adalora)_"
@@ -78,6 +78,12 @@ def is_of_base(name: str) -> bool:
         (True, False)
     """
     return ".modules_to_save." not in f".{name}"
+
+
+def is_of_transformers(module: nn.Module) -> bool:
+    """Whether a module is, or holds, a model of the library transformers."""
+    base = getattr(sys.modules.get("transformers.modeling_utils"), "PreTrainedModel", None)
+    return base is not None and any(isinstance(part, base) for part in module.modules())
 
 
 def reset_adapter(module: nn.Module) -> bool:

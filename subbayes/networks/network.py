@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from subbayes.data.data import Data, input_kind, leaves, n_rows, take, to_device
+from subbayes.networks.adapters import is_of_transformers
 from subbayes.networks.global_state import attention_without_fused_kernels, torch_lock
 from subbayes.networks.layer_kinds import BATCH_NORMS, DROPOUTS, INSTANCE_NORMS
 from subbayes.networks.module_copy import private_copy, set_values
@@ -35,6 +36,9 @@ from subbayes.utils.warning import warn_user
 __all__ = ["Network", "arguments", "check_network"]
 
 _WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+
+
+_LARGE = 64 * 2**20  # bytes of frozen tensors
 
 
 class Network:
@@ -127,6 +131,16 @@ class Network:
     def has_batchnorm(self) -> bool:
         """Whether the module has BatchNorm layers."""
         return any(isinstance(m, BATCH_NORMS) for m in self._module.modules())
+
+    @property
+    def is_traced(self) -> bool:
+        """Whether traced graphs are worth their time.
+
+        They are not for models of transformers, which read attention masks through Python, nor
+        beside a large frozen model, whose arithmetic takes far longer than the calls.
+        """
+        large = sum(t.nbytes for t in self._frozen.values()) > _LARGE
+        return not (large or is_of_transformers(self._module))
 
     @property
     def frozen(self) -> dict[str, Tensor]:
