@@ -109,7 +109,7 @@ class CategoricalTokens(Likelihood):
         if self.kept is not None:
             blocks = blocks * self.kept[..., None, None].to(blocks)
         same = torch.eye(p.shape[-2], dtype=p.dtype, device=p.device)
-        whole = blocks.unsqueeze(-3) * same[:, None, :, None]  # (..., L, V, L, V)
+        whole = blocks.unsqueeze(-2) * same[:, None, :, None]  # (..., L, V, L, V)
         return whole.flatten(-4, -3).flatten(-2)
 
     def for_targets(self, y: Targets | None) -> Likelihood:

@@ -134,7 +134,7 @@ def test_nothing_of_the_user_changes():
     model = adapted.adapted().train()
     before, flags = copy.deepcopy(model.state_dict()), [p.requires_grad for p in model.parameters()]
     inputs, tokens, _ = adapted.rows()
-    with pytest.warns(UserWarning):
+    with pytest.warns(UserWarning, match="in training mode"):
         subbayes.fit(
             model,
             {**inputs, "labels": tokens},
