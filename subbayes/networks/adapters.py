@@ -98,6 +98,8 @@ def reset_adapter(module: nn.Module) -> bool:
     layer = _tuner_layer()
     if layer is None or not isinstance(module, layer):
         return False
+    if not any(p.requires_grad for p in module.parameters()):
+        return True
     for name in dir(type(module)):
         if _RESET.fullmatch(name):
             for adapter in module.active_adapters:

@@ -12,7 +12,7 @@ from torch.nn.parameter import is_lazy
 
 from subbayes.utils.checks import fail
 
-__all__ = ["private_copy", "set_values"]
+__all__ = ["private_copy", "set_values", "shared_copy"]
 
 
 def _detached(tensor: Tensor) -> Tensor:
@@ -26,6 +26,28 @@ def private_copy(module: nn.Module, copied: Container[str]) -> nn.Module:
     """A copy of the module in evaluation mode, which shares only the memory of frozen parameters.
 
     Parameters named in `copied` are copied, and trainable.
+    """
+    duplicate = shared_copy(module, copied)
+    for name, parameter in duplicate.named_parameters():
+        if name in copied:
+            parameter.requires_grad_(True)
+    return duplicate.eval()
+
+
+def shared_copy(module: nn.Module, copied: Container[str] = ()) -> nn.Module:
+    """A copy of the module that shares the memory of its frozen parameters, but those `copied`.
+
+    Args:
+        module: the module, which is not changed.
+        copied: names of frozen parameters to copy.
+
+    Raises:
+        InputError: a module that cannot be copied, or whose parameters have no shapes yet.
+
+    Example:
+        >>> layer = nn.Linear(2, 1)
+        >>> layer.weight.requires_grad_(False).data_ptr() == shared_copy(layer).weight.data_ptr()
+        True
     """
     if any(map(is_lazy, module.parameters())):
         fail(
@@ -46,7 +68,7 @@ def private_copy(module: nn.Module, copied: Container[str]) -> nn.Module:
         if type(p) is nn.Parameter and not p.requires_grad and name not in copied
     }
     try:
-        duplicate = copy.deepcopy(module, detached | shared)
+        return copy.deepcopy(module, detached | shared)
     except Exception as error:
         fail(
             "module",
@@ -54,10 +76,6 @@ def private_copy(module: nn.Module, copied: Container[str]) -> nn.Module:
             f"{type(error).__name__}: {error}",
             "Remove references to objects that cannot be copied (trainers, open files) first",
         )
-    for name, parameter in duplicate.named_parameters():
-        if name in copied:
-            parameter.requires_grad_(True)
-    return duplicate.eval()
 
 
 def set_values(tensor: Tensor, values: Tensor) -> None:

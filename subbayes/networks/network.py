@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from subbayes.data.data import Data, input_kind, leaves, n_rows, take, to_device
-from subbayes.networks.adapters import is_of_transformers
+from subbayes.networks.adapters import is_of_base, is_of_transformers
 from subbayes.networks.global_state import attention_without_fused_kernels, torch_lock
 from subbayes.networks.layer_kinds import BATCH_NORMS, DROPOUTS, INSTANCE_NORMS
 from subbayes.networks.module_copy import private_copy, set_values
@@ -65,8 +65,8 @@ class Network:
             `lambda out: out.logits`.
 
     Attributes:
-        has_own_base: whether artifacts hold the frozen parameters; false for `"adapters"`, whose
-            base model is kept elsewhere.
+        base_names: frozen parameters that artifacts do not hold: for "adapters", those of the base
+            model, which is kept elsewhere; see `subbayes.networks.saving`.
         in_training: kinds of layers in training mode that behave differently in evaluation mode.
         row_bytes: bytes of activations per observation, by kind of inputs.
 
@@ -103,7 +103,6 @@ class Network:
         chosen = select(module, parameters)
         self._module = private_copy(module, chosen)
         named = dict(self._module.named_parameters())
-        self.has_own_base = not selects_adapters(parameters)
         self.names: tuple[str, ...] = tuple(chosen)
         self._masks = {name: mask for name, mask in chosen.items() if mask is not None}
         self._shapes = {name: named[name].shape for name in self.names}
@@ -114,6 +113,9 @@ class Network:
         self._frozen = {
             n: p.detach() for n, p in named.items() if n not in chosen or n in self._masks
         }
+        self.base_names: tuple[str, ...] = ()
+        if selects_adapters(parameters):
+            self.base_names = tuple(n for n in self._frozen if _is_base(n, named[n]))
         self._frozen |= dict(self._module.named_buffers())
         self.weights: Tensor = self.flatten(named)
         self._not_vectorised: str | None = None
@@ -296,7 +298,7 @@ class Network:
         """The same network on another device or in another floating dtype."""
         module = self.module_with().to(device=check_device(device), dtype=dtype)
         other = Network(module, self.selection, self.output)
-        other.in_training, other.has_own_base = self.in_training, self.has_own_base
+        other.in_training, other.base_names = self.in_training, self.base_names
         return other
 
     # --- calls ------------------------------------------------------------------------------
@@ -460,6 +462,10 @@ def arguments(inputs: Inputs) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
     if isinstance(inputs, dict):
         return (), inputs
     return (inputs, {}) if isinstance(inputs, tuple) else ((inputs,), {})
+
+
+def _is_base(name: str, parameter: Tensor) -> bool:
+    return is_of_base(name) and not parameter.requires_grad
 
 
 def _in_training(module: nn.Module) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
-from subbayes.likelihoods import Likelihood
+from subbayes.likelihoods import Likelihood, as_likelihood
 from subbayes.utils.checks import fail, fail_type
 
 __all__ = ["TokenOutputs", "output_for"]
@@ -53,7 +53,7 @@ class TokenOutputs:
 
 
 def output_for(
-    likelihood: Likelihood, output: Callable[[Any], Tensor] | None
+    likelihood: str | Likelihood, output: Callable[[Any], Tensor] | None
 ) -> Callable[[Any], Tensor] | None:
     """The argument `output` of a `Network` for a likelihood: of logits of positions for tokens.
 
@@ -62,6 +62,6 @@ def output_for(
         >>> output_for(CategoricalTokens(), None)
         TokenOutputs(output=None)
     """
-    if likelihood.per_position and not isinstance(output, TokenOutputs):
+    if as_likelihood(likelihood).per_position and not isinstance(output, TokenOutputs):
         return TokenOutputs(output)
     return output
