@@ -264,7 +264,7 @@ class Posterior:
                 sum(evaluate(part, x, y) for x, y in self._batches(len(part)))
                 for part in points.split(self._chains_at_once(len(points)))
             ]
-        return _nan_as_minus_infinity(torch.cat(totals).cpu().numpy())  # type: ignore[arg-type]
+        return _nan_as_minus_infinity(torch.cat(totals).cpu().numpy())
 
     def value(self, z: Coordinates) -> LogDensity:
         """Tempered log density up to a constant, shape (chains,), at z of shape (chains, k)."""
@@ -327,7 +327,7 @@ class Posterior:
             sum(evaluate(part, x, y) for x, y in self._batches(len(part), _GRADIENT))
             for part in points.split(self._chains_at_once(len(points), _GRADIENT))
         ]
-        total = torch.cat(totals)  # type: ignore[arg-type]
+        total = torch.cat(totals)
         value = total / self.temperature + self.prior.log_prob_tensor(coordinates)
         return value.reshape(z.shape[:-1])
 
