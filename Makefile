@@ -74,7 +74,7 @@ $(CORE): $(RECIPE)
 
 $(DEV): $(CORE)
 	@echo "[dev] installing the extras and the developers' tools"
-	@$(PIP) install -e ".[dev,arviz,parquet,lightning,flows,onnx]" "torch==$(TORCH)" -c $(CONSTRAINTS)
+	@$(PIP) install -e ".[dev,adapters,arviz,parquet,lightning,flows,onnx]" "torch==$(TORCH)" -c $(CONSTRAINTS)
 	@touch $@
 
 $(ALL): $(DEV)

@@ -32,7 +32,7 @@ from subbayes.networks.tracing.memory import REUSED_BYTES, bytes_per_row, reuse_
 from subbayes.networks.tracing.tracer import MODES, Mode, Tracer
 from subbayes.networks.tracing.vectorised import Vectorised
 from subbayes.networks.validation import check_fit
-from subbayes.predictions.averaging import average, evenly_spaced
+from subbayes.predictions.averaging import average, evenly, evenly_spaced
 from subbayes.predictions.predictive import Predictive
 from subbayes.priors import Normal
 from subbayes.subspace import Subspace
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 __all__ = ["Posterior"]
 
 _MIN_ROWS = 256
+_GRADIENT = 3  # memory of a gradient, in that of a value
 
 
 class Posterior:
@@ -64,9 +65,11 @@ class Posterior:
         prior: p(z); by default standard normal.
         temperature: T in the equation above; 1 gives the posterior, larger values flatten it.
         batch_size: rows evaluated at once; by default as many as `memory_limit` allows.
-        mode: "trace" replays a traced graph, "compile" also compiles it (5 to 30 s, for long
-            runs), "eager" does neither.
-        memory_limit: bytes of activations of one evaluation.
+        mode: "trace" replays a traced graph, unless the network is a large frozen model or one of
+            transformers; "compile" also compiles it (5 to 30 s, for long runs), "eager" does
+            neither.
+        memory_limit: bytes of activations of one evaluation, in which the chains of large networks
+            take turns; by default 1 GiB, or what the gradient of one row takes.
 
     Raises:
         InputError: network, likelihood, data, subspace and prior are incompatible.
@@ -93,12 +96,12 @@ class Posterior:
         *,
         batch_size: int | None = None,
         mode: Mode = "trace",
-        memory_limit: int = 2**30,
+        memory_limit: int | None = None,
     ) -> None:
         check_choice("mode", mode, MODES)
         check_network(network)
         self.network = network
-        self.likelihood = likelihood = as_likelihood(likelihood)
+        likelihood = as_likelihood(likelihood)
         self.data = Data.of(data).to(network.device)
         self.subspace = (
             subspace if subspace.shift.device == network.device else subspace.to(network.device)
@@ -106,18 +109,21 @@ class Posterior:
         self.prior = Normal() if prior is None else prior
         self.temperature = check_positive("temperature", temperature)
         self.mode = mode
-        self.memory_limit = memory_limit
         self.batch_size = (
             batch_size if batch_size is None else check_count("batch_size", batch_size)
         )
         self.subspace.check_size(network.size)
         self.prior.check_rank(self.rank)
         likelihood.check_complete()
-        check_fit(network, likelihood, self.data)
+        outputs = check_fit(network, likelihood, self.data)
+        self.likelihood = likelihood.for_outputs(outputs, self.data.first()[1])
         self._warn_of_other_statistics()
         first = to_device(self.data.first()[0], network.device)
         self._row_bytes = bytes_per_row(network, first)
+        least = max(2**30, _GRADIENT * self._row_bytes)
+        self.memory_limit = least if memory_limit is None else memory_limit
         self._observations_last = takes_observations_last(network, first)
+        self._is_eager = mode == "trace" and not network.is_traced
         self._tracers: dict[str, Tracer] = {}
         reuse_memory()
 
@@ -202,23 +208,29 @@ class Posterior:
             self._tracers[what] = Tracer(
                 Vectorised(single),
                 "the log density",
-                "eager" if what == "log_prob" else self.mode,
+                "eager" if what == "log_prob" or self._is_eager else self.mode,
                 tolerance=1e-3,
             )
         return self._tracers[what]
+
+    def _chains_at_once(self, chains: int, factor: int = 1) -> int:
+        if self.batch_size is not None:
+            return chains
+        row = self._row_bytes * factor
+        if row > self.memory_limit:
+            fail(
+                "memory_limit",
+                f"at least {row / 2**20:.3g} MiB for one row of one chain",
+                f"{self.memory_limit / 2**20:.3g} MiB",
+                "Raise the limit",
+            )
+        return evenly(chains, self.memory_limit // row)
 
     def _rows_at_once(self, chains: int, factor: int = 1) -> int:
         if self.batch_size is not None:
             return self.batch_size
         row = self._row_bytes * chains * factor
         rows = self.memory_limit // row
-        if rows < 1:
-            fail(
-                "memory_limit",
-                f"at least {row / 2**20:.3g} MiB for one row of {chains} chains",
-                f"{self.memory_limit / 2**20:.3g} MiB",
-                "Run fewer chains or raise the limit",
-            )
         if self.network.device.type == "cpu":
             rows = min(rows, max(_MIN_ROWS, REUSED_BYTES // row))
         pieces = math.ceil(self.data.n / rows)
@@ -248,9 +260,11 @@ class Posterior:
         evaluate = self._tracer("value")
         with torch.no_grad():
             points = self._points(self._coordinates(z))
-            total = sum(evaluate(points, x, y) for x, y in self._batches(len(points)))
-        assert isinstance(total, Tensor)
-        return _nan_as_minus_infinity(total.cpu().numpy())
+            totals = [
+                sum(evaluate(part, x, y) for x, y in self._batches(len(part)))
+                for part in points.split(self._chains_at_once(len(points)))
+            ]
+        return _nan_as_minus_infinity(torch.cat(totals).cpu().numpy())
 
     def value(self, z: Coordinates) -> LogDensity:
         """Tempered log density up to a constant, shape (chains,), at z of shape (chains, k)."""
@@ -279,8 +293,14 @@ class Posterior:
         evaluate = self._tracer("grad")
         with torch.no_grad():
             points = self._points(coordinates)
-            parts = (evaluate(points, x, y) for x, y in self._batches(len(points), 3, data))
-            grad, value = functools.reduce(_add, parts)
+            found = [
+                functools.reduce(
+                    _add,
+                    (evaluate(part, x, y) for x, y in self._batches(len(part), _GRADIENT, data)),
+                )
+                for part in points.split(self._chains_at_once(len(points), _GRADIENT))
+            ]
+            grad, value = map(torch.cat, zip(*found, strict=True))
             if not self.subspace.traceable:
                 grad = self.subspace.pull(grad).double()
         prior, prior_grad = self.prior.value_and_grad(coordinates.cpu().numpy())
@@ -303,8 +323,11 @@ class Posterior:
             fail("z", f"shape (..., {self.rank})", tuple(z.shape))
         coordinates = z.reshape(-1, self.rank)
         evaluate, points = self._tracer("log_prob"), self._points(coordinates)
-        total = sum(evaluate(points, x, y) for x, y in self._batches(len(points), factor=3))
-        assert isinstance(total, Tensor)
+        totals = [
+            sum(evaluate(part, x, y) for x, y in self._batches(len(part), _GRADIENT))
+            for part in points.split(self._chains_at_once(len(points), _GRADIENT))
+        ]
+        total = torch.cat(totals)
         value = total / self.temperature + self.prior.log_prob_tensor(coordinates)
         return value.reshape(z.shape[:-1])
 
@@ -314,7 +337,7 @@ class Posterior:
         evaluate = self._tracer("pointwise")
         with torch.no_grad():
             rows = []
-            for part in points.split(64):
+            for part in points.split(min(64, self._chains_at_once(len(points)))):
                 batches = self._batches(len(part))
                 terms = [evaluate(self._points(part), x, y).cpu() for x, y in batches]
                 rows.append(torch.cat(terms, 1).numpy())

@@ -425,12 +425,26 @@ def test_memory_is_bounded_in_memory_and_streamed(streamed):
     assert 1 <= Largest.rows <= 4 * 10
 
 
+@pytest.mark.parametrize("rows", [1, 3])
+def test_chains_take_turns_where_one_row_of_all_does_not_fit(rows):
+    whole = MLP.build().posterior()
+    row = whole._row_bytes
+    parts = MLP.build().posterior(memory_limit=3 * row * rows)  # one chain for a gradient
+    z = points(parts, 5)
+    np.testing.assert_allclose(parts.value(z), whole.value(z))
+    for found, wanted in zip(parts.value_and_grad(z), whole.value_and_grad(z), strict=True):
+        np.testing.assert_allclose(found, wanted)
+    np.testing.assert_allclose(parts.pointwise(z), whole.pointwise(z))
+    tensors = torch.from_numpy(z)
+    torch.testing.assert_close(parts.log_prob(tensors), whole.log_prob(tensors))
+
+
 def test_too_little_memory_raises():
-    posterior = MLP.build().posterior(memory_limit=1000)
+    posterior = MLP.build().posterior(memory_limit=10)
     with pytest.raises(
         InputError,
-        match=r"memory_limit: expected at least 0\.0\d+ MiB for one row "
-        r"of 32 chains, got 0\.000954 MiB\. Run fewer chains",
+        match=r"memory_limit: expected at least \d\.\d*e-05 MiB for one row "
+        r"of one chain, got 9\.54e-06 MiB\. Raise the limit",
     ):
         posterior.value(np.zeros((32, posterior.rank)))
 

@@ -12,6 +12,7 @@ from subbayes.baselines.ensemble import WeightSamples, stack_likelihoods
 from subbayes.baselines.trained_network import network_and_likelihood
 from subbayes.likelihoods import Likelihood
 from subbayes.networks.initialisation import fresh_module
+from subbayes.networks.network import Network
 from subbayes.networks.selection import Selection
 from subbayes.training.configuration import Training
 from subbayes.training.many import train_many
@@ -123,7 +124,7 @@ def ensemble_from_results(
         if network.architecture != first.architecture:
             fail("results", "members of one architecture", "several")
     weights = torch.stack([network.weights for network, _ in members])
-    own = [network.frozen for network, _ in members]
+    own = _own_tensors([network for network, _ in members])
     return WeightSamples(
         first,
         weights,
@@ -131,3 +132,20 @@ def ensemble_from_results(
         name,
         own if own[0] else None,
     )
+
+
+def _own_tensors(networks: Sequence[Network]) -> list[dict[str, Tensor]]:
+    """The frozen parameters and buffers of each network, without those that all share."""
+    first = networks[0].frozen
+    shared = {
+        name
+        for name, tensor in first.items()
+        if all(_is_same(network.frozen[name], tensor, name in network.base_names)
+               for network in networks)
+    }  # fmt: skip
+    return [{n: t for n, t in network.frozen.items() if n not in shared} for network in networks]
+
+
+def _is_same(a: Tensor, b: Tensor, compares_values: bool) -> bool:
+    memory = a.data_ptr() == b.data_ptr() and a.numel() > 0
+    return memory or (compares_values and torch.equal(a, b))

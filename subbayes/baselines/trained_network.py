@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from subbayes.data.data import Data
 from subbayes.likelihoods import Likelihood, Weighted, as_likelihood
 from subbayes.networks.network import Network
+from subbayes.networks.token_outputs import output_for
 from subbayes.networks.validation import check_fit
 from subbayes.training.pipeline import estimate_parameters
 from subbayes.training.trainer import SwaResult, TrainingResult
@@ -51,7 +52,7 @@ def network_and_likelihood(
     elif isinstance(trained, Network):
         network = trained
     elif isinstance(trained, nn.Module):
-        network = Network(trained, output=output)
+        network = Network(trained, output=output_for(likelihood or "gaussian", output))
     else:
         fail_type("trained", "what train(...) or swa(...) returns, or a trained module", trained)
     if likelihood is None:
@@ -66,7 +67,8 @@ def network_and_likelihood(
         data = Data.of(data)
         if data.has_weights and not isinstance(likelihood, Weighted):
             likelihood = Weighted(likelihood)
-        check_fit(network, likelihood, data)
+        outputs = check_fit(network, likelihood, data)
+        likelihood = likelihood.for_outputs(outputs, data.first()[1])
         likelihood = estimate_parameters(network, likelihood, data).unweighted
     elif not likelihood.is_complete:
         fail(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any
@@ -41,6 +41,7 @@ __all__ = [
     "input_kind",
     "iterate_preserving_rng",
     "join_batches",
+    "join_targets",
     "leaves",
     "n_rows",
     "named_leaves",
@@ -262,9 +263,7 @@ class Data:
         """All targets, on the CPU if they are streamed."""
         if self.y is not None:
             return self.y
-        parts = [y if isinstance(y, tuple) else (y,) for _, y in self.batches()]
-        columns = tuple(torch.cat([t.cpu() for t in column]) for column in zip(*parts, strict=True))
-        return columns[0] if len(columns) == 1 else columns
+        return join_targets([to_device(y, torch.device("cpu")) for _, y in self.batches()])
 
     def to(self, device: torch.device) -> Data:
         """The data with its tensors on `device`; streamed batches are not moved."""
@@ -394,6 +393,27 @@ def join_batches(
         rows, kind = rows + n_rows(batch[0]), own
     if waiting:
         yield concatenate(waiting)
+
+
+def join_targets(parts: Sequence[Targets]) -> Targets:
+    """The targets of all batches; labels of sequences of other lengths are padded with -100.
+
+    Example:
+        >>> join_targets([torch.tensor([[1, 2]]), torch.tensor([[3]])])
+        tensor([[   1,    2],
+                [   3, -100]])
+    """
+    columns = zip(*[y if isinstance(y, tuple) else (y,) for y in parts], strict=True)
+    joined = tuple(_joined(column) for column in columns)
+    return joined[0] if len(joined) == 1 else joined
+
+
+def _joined(column: Sequence[Tensor]) -> Tensor:
+    labels = all(t.ndim == 2 and not t.is_floating_point() for t in column)
+    if labels and len({t.shape[1] for t in column}) > 1:
+        longest = max(t.shape[1] for t in column)
+        column = [torch.nn.functional.pad(t, (0, longest - t.shape[1]), value=-100) for t in column]
+    return torch.cat(list(column))
 
 
 def as_pair(batch: Any, argument: str) -> tuple[Inputs, Targets]:

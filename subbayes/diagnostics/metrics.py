@@ -14,10 +14,13 @@ import math
 import numpy as np
 from jaxtyping import Bool, Float
 
+from subbayes.data.arrays import to_targets
+from subbayes.data.data import leaves
 from subbayes.diagnostics.calibration import reliability
 from subbayes.diagnostics.checks import class_labels, require_ordered, target_values
 from subbayes.diagnostics.convergence import average_ranks
 from subbayes.diagnostics.crps import crps_counts, crps_gaussian_mixture, crps_samples
+from subbayes.likelihoods import Categorical, CategoricalTokens
 from subbayes.predictions.predictive import Predictive
 from subbayes.utils.warning import warn_user
 
@@ -42,7 +45,9 @@ def score(predictive: Predictive, y: object, level: float = 0.95) -> dict[str, f
 
     Regression: log_likelihood, log_likelihood_moment_matched, rmse, crps, coverage,
     interval_width. Counts: the same without the moment-matched one. Classification:
-    log_likelihood, accuracy, brier, ece, auroc.
+    log_likelihood, accuracy, brier, ece, auroc. Tokens: log_likelihood of rows,
+    log_likelihood_per_token, perplexity, and accuracy, brier and ece over all tokens that count,
+    each with the mixture of its own position.
 
     `level` is the probability of the interval for coverage and width.
 
@@ -56,6 +61,8 @@ def score(predictive: Predictive, y: object, level: float = 0.95) -> dict[str, f
          'crps': 1.091, 'coverage': 0.667, 'interval_width': 3.92}
     """
     scores = {"log_likelihood": log_likelihood(predictive, y)}
+    if isinstance(predictive.likelihood, CategoricalTokens):
+        return scores | _token_scores(predictive, predictive.likelihood, y)
     if predictive.likelihood.kind == "classification":
         return scores | {f.__name__: f(predictive, y) for f in (accuracy, brier, ece, auroc)}
     if predictive.likelihood.kind == "regression":
@@ -67,6 +74,18 @@ def score(predictive: Predictive, y: object, level: float = 0.95) -> dict[str, f
         "coverage": _covered(interval, target_values(predictive, y)),
         "interval_width": _width(interval),
     }
+
+
+def _token_scores(
+    predictive: Predictive, likelihood: CategoricalTokens, y: object
+) -> dict[str, float]:
+    """Scores over the tokens that count."""
+    labels = leaves(to_targets(y, "y"))[0].cpu().long()
+    outputs, labels = likelihood.as_rows(predictive.outputs, labels)
+    tokens = Predictive(outputs, Categorical())
+    mean = log_likelihood(tokens, labels)
+    scores = {f.__name__: f(tokens, labels) for f in (accuracy, brier, ece)}
+    return {"log_likelihood_per_token": mean, "perplexity": math.exp(-mean)} | scores
 
 
 def log_likelihood(predictive: Predictive, y: object, moment_matched: bool = False) -> float:
@@ -86,7 +105,8 @@ def log_likelihood(predictive: Predictive, y: object, moment_matched: bool = Fal
         >>> round(log_likelihood(predictive, [0.0, 0.0]), 4)
         -0.9189
     """
-    targets = y if isinstance(y, tuple) else target_values(predictive, y)
+    whole = isinstance(y, tuple) or predictive.likelihood.per_position
+    targets = y if whole else target_values(predictive, y)
     return float(np.mean(predictive.log_prob(targets, moment_matched=moment_matched)))
 
 

@@ -15,6 +15,7 @@ from subbayes.data.arrays import is_list_of_dicts, to_tensor
 from subbayes.data.data import Data, n_rows, take, to_device
 from subbayes.diagnostics import metrics
 from subbayes.diagnostics.detection import out_of_distribution
+from subbayes.diagnostics.model_card import model_card
 from subbayes.likelihoods import Likelihood
 from subbayes.networks.description import describe_likelihood, describe_network
 from subbayes.networks.network import Network
@@ -226,17 +227,31 @@ class Predictor(ABC):
         """Problems of the run, each with a remedy; empty if there are none."""
         return []
 
-    def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
+    def save(
+        self,
+        path: str | Path,
+        *,
+        overwrite: bool = False,
+        scores: Mapping[str, float] | None = None,
+    ) -> Path:
         """Save as a folder of safetensors and JSON, without pickle; `subbayes.load` opens it.
+
+        In the folder of an adapter of peft it is saved in the subfolder `subbayes`, with a model
+        card in `README.md`, or `MODEL_CARD.md` if that exists; other files are left alone.
 
         Args:
             path: the folder.
             overwrite: replace an existing artifact.
+            scores: of `evaluate`, for the model card.
 
         Raises:
             InputError: the path is taken (pass `overwrite=True`), or cannot be written.
         """
-        return save(self, path, overwrite=overwrite)
+        return save(self, path, overwrite=overwrite, card=lambda: self.card(scores))
+
+    def card(self, scores: Mapping[str, float] | None = None) -> str:
+        """A model card in Markdown: what the model is, its scores, and how to load it."""
+        return model_card(self.describe(), self.fit_summary(), scores or {})
 
 
 def _data_with_targets(data: Any) -> Data:

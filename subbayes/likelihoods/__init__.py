@@ -15,12 +15,14 @@ from subbayes.likelihoods.base import Likelihood
 from subbayes.likelihoods.discrete import Bernoulli, Categorical, Poisson
 from subbayes.likelihoods.gaussian import Gaussian, HeteroscedasticGaussian
 from subbayes.likelihoods.standardized import Standardized
+from subbayes.likelihoods.tokens import CategoricalTokens
 from subbayes.likelihoods.weighted import Weighted
 from subbayes.utils.checks import check_choice, fail, fail_type
 
 __all__ = [
     "Bernoulli",
     "Categorical",
+    "CategoricalTokens",
     "Gaussian",
     "HeteroscedasticGaussian",
     "Likelihood",
@@ -37,8 +39,10 @@ _SHORT_NAMES: dict[str, Callable[..., Likelihood]] = {
     "categorical": Categorical,
     "bernoulli": Bernoulli,
     "poisson": Poisson,
+    "tokens": CategoricalTokens,
+    "causal-lm": CategoricalTokens.causal,
 }
-_BY_NAME = {made.__name__: made for made in _SHORT_NAMES.values()}
+_BY_NAME = {made.__name__: made for made in _SHORT_NAMES.values() if isinstance(made, type)}
 
 
 _OTHER_NAMES = {
@@ -55,6 +59,12 @@ _OTHER_NAMES = {
     "normal": "gaussian",
     "regression": "gaussian",
     "count": "poisson",
+    "causal_lm": "causal-lm",
+    "language_modeling": "causal-lm",
+    "token_classification": "tokens",
+    "token_cls": "tokens",
+    "masked_lm": "tokens",
+    "seq_cls": "categorical",
 }  # of other libraries, losses and tasks
 
 

@@ -85,10 +85,12 @@ class Likelihood(ABC):
     Attributes:
         kind: "regression", "classification" or "count"; determines scores and reports.
         bounds: ends of the support of a target; quantiles near 0 and 1 take fewer steps with them.
+        per_position: whether a target has a label for each position of a sequence.
     """
 
     kind: ClassVar[Kind]
     bounds: ClassVar[tuple[float, float]] = (-math.inf, math.inf)
+    per_position: ClassVar[bool] = False
 
     @abstractmethod
     def log_prob(self, outputs: Outputs, y: Targets) -> PerPoint:
@@ -135,6 +137,15 @@ class Likelihood(ABC):
 
     def _any_target(self, rows: Tensor) -> Tensor:
         return torch.zeros(len(rows), dtype=rows.dtype, device=rows.device)
+
+    def classes(self, outputs: Outputs) -> Float[Tensor, "*rows K"]:
+        """Probabilities of all K classes of a classifier, shape (..., N, K)."""
+        p = self.mean(outputs)
+        return torch.cat([1 - p, p], -1) if p.shape[-1] == 1 else p
+
+    def for_outputs(self, n_outputs: int, y: Targets) -> Likelihood:
+        """The likelihood with the sizes that the outputs of the network determine."""
+        return self
 
     def cdf(self, outputs: Outputs, y: Tensor) -> Moments:
         """P(Y <= y | f), shape (..., N, T), for likelihoods of ordered targets."""
@@ -295,6 +306,15 @@ class WrappedLikelihood(Likelihood):
     def n_outputs(self, y: Targets) -> int:
         """The number of outputs that the likelihood needs."""
         return self.likelihood.n_outputs(y)
+
+    def classes(self, outputs: Outputs) -> Float[Tensor, "*rows K"]:
+        """Probabilities of the classes."""
+        return self.likelihood.classes(outputs)
+
+    @property
+    def per_position(self) -> bool:  # type: ignore[override]
+        """Whether a target has a label for each position."""
+        return self.likelihood.per_position
 
     def check_parameters(self, n_outputs: int) -> None:
         """Raise `InputError` for parameters that do not fit so many outputs."""

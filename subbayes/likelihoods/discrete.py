@@ -116,7 +116,10 @@ def _remedy_of_labels(y: Targets) -> str:
     """What to do about labels in a column, or in one column for each class."""
     if not isinstance(y, Tensor) or y.ndim != 2:
         return "Encode the labels as 0..K-1"
-    return "Pass y[:, 0]" if y.shape[1] == 1 else "Pass y.argmax(1) of one column for each class"
+    if y.shape[1] == 1:
+        return "Pass y[:, 0]"
+    tokens = "; for a label of each token use likelihood='causal-lm' or 'tokens'"
+    return f"Pass y.argmax(1) of one column for each class{tokens}"
 
 
 def _many_rows(outputs: Outputs) -> bool:

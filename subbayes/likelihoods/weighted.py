@@ -86,6 +86,10 @@ class Weighted(WrappedLikelihood):
             return found
         return self.weights.to(found)[:, None, None] * found
 
+    def for_outputs(self, n_outputs: int, y: Targets) -> Likelihood:
+        """The likelihood with the sizes that the outputs determine."""
+        return replace(self, likelihood=self.likelihood.for_outputs(n_outputs, _split(y)[0]))
+
     def n_outputs(self, y: Targets) -> int:
         """Number of network outputs for these targets."""
         return self.likelihood.n_outputs(_split(y)[0])

@@ -25,6 +25,7 @@ from subbayes.inference.configuration import Sampling
 from subbayes.likelihoods import Likelihood
 from subbayes.networks.network import Network
 from subbayes.networks.selection import Selection
+from subbayes.networks.token_outputs import output_for
 from subbayes.predictions.predictive import Predictive
 from subbayes.sparse.configuration import LearningRates, SparseTraining
 from subbayes.training.configuration import Training
@@ -75,7 +76,7 @@ class Setup:
     @property
     def network(self) -> Network:
         """The network before training."""
-        return Network(self.module, self.parameters, self.output)
+        return Network(self.module, self.parameters, output_for(self.likelihood, self.output))
 
     @cached_property
     def trained(self) -> Trained:

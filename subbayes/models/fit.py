@@ -20,6 +20,7 @@ from subbayes.models.checkpoint import FitCheckpoint
 from subbayes.models.fitted import FittedModel
 from subbayes.networks.network import Network
 from subbayes.networks.selection import Selection
+from subbayes.networks.token_outputs import output_for
 from subbayes.networks.validation import check_fit
 from subbayes.posterior import Posterior
 from subbayes.priors import EvidencePrior, Normal
@@ -79,7 +80,8 @@ def fit(
         data: (inputs, y), a `Dataset` or a `DataLoader`; `Data.of(data).weighted(weights)` for
             weights of rows or classes.
         likelihood: "gaussian" (one learned noise), "heteroscedastic", "categorical",
-            "bernoulli", "poisson", or a likelihood object.
+            "bernoulli", "poisson", "causal-lm" (the next token of a language model), "tokens" (a
+            label for each token), or a likelihood object.
         subspace: a name of `SUBSPACES` or a method of `subbayes.subspaces`: `PCA` (of the SGD
             trajectory), `Random`, `Curve` (of low loss to a second solution), `Optimal` (keeps
             most of the predictive covariance), `Subnetwork` (the weights that keep most of the
@@ -98,7 +100,8 @@ def fit(
             `swa_epochs=0` to keep its weights (not for `PCA`).
         sampling: number of draws and chains, seed of all steps, checkpoint, progress bars. An
             interrupted call with a checkpoint resumes there and returns the same draws.
-        parameters: which parameters are weights, as for `Network`; e.g. "last-layer".
+        parameters: which parameters are weights, as for `Network`; e.g. "last-layer", or
+            "adapters" for those of a fine-tuned model.
         output: picks the tensor out of what the module returns, as for `Network`.
 
     Returns:
@@ -126,8 +129,10 @@ def fit(
     likelihood = likelihoods.as_likelihood(likelihood)
     if data.has_weights:
         likelihood = likelihoods.Weighted(likelihood)
+    output = output_for(likelihood, output)
     network = Network(model, parameters, output)
     outputs = check_fit(network, likelihood, data)
+    likelihood = likelihood.for_outputs(outputs, data.first()[1])
     training = _or_default("training", training, Training)
     sampling = _or_default("sampling", sampling, Sampling)
     engine, method, prior = engine_of(inference), subspace_method(subspace), as_prior(prior)

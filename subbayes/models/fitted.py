@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -18,6 +18,7 @@ from subbayes.likelihoods import Likelihood, Weighted
 from subbayes.likelihoods import from_config as likelihood_from_config
 from subbayes.networks.network import Network
 from subbayes.networks.saving import known_outputs, network_facts, network_from, network_tensors
+from subbayes.networks.token_outputs import output_for
 from subbayes.posterior import Posterior
 from subbayes.predictions.averaging import average
 from subbayes.predictions.predictive import Predictive
@@ -172,19 +173,29 @@ class FittedModel(Predictor):
         return kept
 
     def save(
-        self, path: str | Path, *, overwrite: bool = False, n_draws: int | None = None
+        self,
+        path: str | Path,
+        *,
+        overwrite: bool = False,
+        scores: Mapping[str, float] | None = None,
+        n_draws: int | None = None,
     ) -> Path:
         """Save as a folder of safetensors and JSON, without pickle; `subbayes.load` opens it.
+
+        In the folder of an adapter of peft it is saved in the subfolder `subbayes`, with a model
+        card in `README.md`, or `MODEL_CARD.md` if that exists; other files are left alone.
 
         Args:
             path: the folder.
             overwrite: replace an existing artifact.
+            scores: of `evaluate`, for the model card.
             n_draws: save about this many draws, see `thin`; by default all.
 
         Raises:
             InputError: the path is taken (pass `overwrite=True`), or cannot be written.
         """
-        return save(self if n_draws is None else self.thin(n_draws), path, overwrite=overwrite)
+        kept = self if n_draws is None else self.thin(n_draws)
+        return save(kept, path, overwrite=overwrite, card=lambda: kept.card(scores))
 
     @property
     def sampled(self) -> Draws:
@@ -283,10 +294,11 @@ def rebuild(
         output: picks the tensor out of what the module returns, as for `fit`.
     """
     subspace = subspace_from_config(facts["subspace"], strip_prefix("subspace", tensors))
-    network = network_from(tensors, facts["network"], subspace.shift, module, output)
     likelihood = likelihood or likelihood_from_config(
         facts["likelihood"], known_outputs(facts["network"], output)
     )
+    output = output_for(likelihood, output)
+    network = network_from(tensors, facts["network"], subspace.shift, module, output)
     prior, temperature = Normal.from_config(facts["prior"]), facts["temperature"]
     prior.check_rank(subspace.rank)
     draws = posterior = None

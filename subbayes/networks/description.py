@@ -9,6 +9,7 @@ import numpy as np
 from subbayes.likelihoods import (
     Bernoulli,
     Categorical,
+    CategoricalTokens,
     Gaussian,
     HeteroscedasticGaussian,
     Likelihood,
@@ -65,6 +66,9 @@ def describe_likelihood(likelihood: Likelihood) -> str:
         return f"Gaussian noise with a standard deviation of {_numbers(likelihood.noise)}"
     if isinstance(likelihood, Categorical):
         return f"probabilities of {likelihood.n_classes} classes"
+    if isinstance(likelihood, CategoricalTokens):
+        which = "the next token" if likelihood.shift else "each token"
+        return f"probabilities of {likelihood.n_classes} classes of {which}"
     if isinstance(likelihood, Bernoulli):
         return "the probability of class 1 of two"
     return "counts with a rate" if isinstance(likelihood, Poisson) else repr(likelihood)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from subbayes.networks.adapters import reset_adapter
+from subbayes.networks.module_copy import shared_copy
 from subbayes.networks.network import Network
 from subbayes.utils.checks import fail, fail_type
 from subbayes.utils.seeding import fork_rng
@@ -32,7 +34,8 @@ def fresh_module(
 def reinitialise(module: nn.Module, seed: int) -> nn.Module:
     """A copy of a module with initial weights from each layer's `reset_parameters`.
 
-    Frozen parameters keep their values; torch's global generators are restored afterwards.
+    Frozen parameters keep their values, whose memory is shared; adapters of peft begin without an
+    effect; torch's global generators are restored afterwards.
 
     Args:
         module: the module, which is not changed.
@@ -46,21 +49,42 @@ def reinitialise(module: nn.Module, seed: int) -> nn.Module:
         >>> bool((reinitialise(layer, 0).weight == reinitialise(layer, 0).weight).all())
         True
     """
-    other = copy.deepcopy(module)
-    frozen = {n: p.detach().clone() for n, p in other.named_parameters() if not p.requires_grad}
+    other = shared_copy(module)
     device = next((p.device for p in other.parameters()), torch.device("cpu"))
     with fork_rng(seed, device), torch.no_grad():
+        done: list[str] = []
         for name, layer in other.named_modules():
-            _reset(name, layer)
-        for name, parameter in other.named_parameters():
-            if name in frozen:
-                parameter.copy_(frozen[name])
+            if any(name.startswith(f"{path}.") for path in done):
+                continue
+            with _without_frozen(layer):
+                if reset_adapter(layer):
+                    done.append(name)
+                else:
+                    _reset(name, layer)
     return other
+
+
+@contextmanager
+def _without_frozen(layer: nn.Module) -> Iterator[None]:
+    """Let what is written to frozen parameters of a layer, whose memory is shared, be lost."""
+    own = list(layer.parameters(recurse=False))
+    kept = [(p, p.data) for p in own if not p.requires_grad] if _is_trained(own) else []
+    for parameter, values in kept:
+        parameter.data = values.clone()
+    try:
+        yield
+    finally:
+        for parameter, values in kept:
+            parameter.data = values
+
+
+def _is_trained(parameters: list[nn.Parameter]) -> bool:
+    return any(p.requires_grad for p in parameters)
 
 
 def _reset(name: str, layer: nn.Module) -> None:
     own = list(layer.parameters(recurse=False))
-    if own and not any(p.requires_grad for p in own):
+    if own and not _is_trained(own):
         return
     reset = getattr(layer, "reset_parameters", None) or getattr(layer, "_reset_parameters", None)
     if callable(reset):

@@ -18,9 +18,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn.parameter import is_lazy
 
 from subbayes.data.data import Data, input_kind, leaves, n_rows, take, to_device
+from subbayes.networks.adapters import is_of_base, is_of_transformers
 from subbayes.networks.global_state import (
     attention_without_fused_kernels,
     outside_inference_mode,
@@ -28,10 +28,11 @@ from subbayes.networks.global_state import (
     torch_lock,
 )
 from subbayes.networks.layer_kinds import BATCH_NORMS, DROPOUTS, INSTANCE_NORMS
-from subbayes.networks.selection import Selection, aliases_of, select
+from subbayes.networks.module_copy import private_copy, set_values
+from subbayes.networks.selection import Selection, aliases_of, select, selects_adapters
 from subbayes.networks.tracing.private_torch import is_scripted, uncompiled
 from subbayes.networks.tracing.vectorised import Vectorised
-from subbayes.networks.validation import as_outputs, check_outputs
+from subbayes.networks.validation import HALF, as_outputs, check_outputs
 from subbayes.utils.checks import check_device, fail, fail_type
 from subbayes.utils.memory import BoundedCache
 from subbayes.utils.types import Inputs
@@ -42,23 +43,35 @@ __all__ = ["Network", "arguments", "check_network"]
 _WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
 
+_LARGE = 64 * 2**20  # bytes of frozen tensors
+
+
 class Network:
     r"""A module as a pure function f(x; w) of one flat vector w of selected weights.
 
     The selected parameters, flattened in `named_parameters` order, are the weights
     $w \in \mathbb{R}^D$; all others are frozen at their current values. Tied parameters count once.
     Dropout is off and BatchNorm uses its stored statistics. The user's module and its mode are not
-    changed; later changes to the module do not affect the network.
+    changed. Selected and trainable parameters are copied, and buffers, so that later changes to
+    them do not affect the network; parameters with `requires_grad=False`, such as the weights of a
+    base model beside adapters, are shared with the module and take no further memory.
+
+    Weights of 16 bits (float16, bfloat16) are kept in float32 and rounded in each call; outputs of
+    16 bits are converted to float32.
 
     Args:
-        module: any module that returns one tensor of shape (N, C), or (N,) for C = 1.
-        parameters: which trainable parameters are weights: "all"; "last-layer"; a name pattern
-            such as "head.*" or a list of patterns; a function of (name, parameter); or a dict
-            from names to boolean masks. Parameters with `requires_grad=False` stay frozen.
+        module: any module that returns one tensor of shape (N, C), or (N,) for C = 1, or an object
+            whose attribute `logits` is one.
+        parameters: which trainable parameters are weights: "all"; "last-layer"; "adapters" (LoRA
+            and others, of the library peft or with the usual names); a name pattern such as
+            "head.*"; a list of these; a function of (name, parameter); or a dict from names to
+            boolean masks. Parameters with `requires_grad=False` stay frozen.
         output: selects the output tensor from the return value of the module, e.g.
             `lambda out: out.logits`.
 
     Attributes:
+        base_names: frozen parameters that artifacts do not hold: for "adapters", those of the base
+            model, which is kept elsewhere; see `subbayes.networks.saving`.
         in_training: kinds of layers in training mode that behave differently in evaluation mode.
         row_bytes: bytes of activations per observation, by kind of inputs.
 
@@ -93,10 +106,10 @@ class Network:
         self.output = output
         self.selection = parameters
         self.in_training: tuple[str, ...] = _in_training(module)
-        self._module = _private_copy(module)
+        chosen = select(module, parameters)
+        self._module = private_copy(module, chosen)
         self._has_lstm = any(isinstance(part, nn.LSTM) for part in self._module.modules())
         named = dict(self._module.named_parameters())
-        chosen = select(module, parameters)
         self.names: tuple[str, ...] = tuple(chosen)
         self._masks = {name: mask for name, mask in chosen.items() if mask is not None}
         self._shapes = {name: named[name].shape for name in self.names}
@@ -107,6 +120,9 @@ class Network:
         self._frozen = {
             n: p.detach() for n, p in named.items() if n not in chosen or n in self._masks
         }
+        self.base_names: tuple[str, ...] = ()
+        if selects_adapters(parameters):
+            self.base_names = tuple(n for n in self._frozen if _is_base(n, named[n]))
         self._frozen |= dict(self._module.named_buffers())
         self.weights: Tensor = self.flatten(named)
         self._not_vectorised: str | None = None
@@ -124,6 +140,16 @@ class Network:
     def has_batchnorm(self) -> bool:
         """Whether the module has BatchNorm layers."""
         return any(isinstance(m, BATCH_NORMS) for m in self._module.modules())
+
+    @property
+    def is_traced(self) -> bool:
+        """Whether traced graphs are worth their time.
+
+        They are not for models of transformers, which read attention masks through Python, nor
+        beside a large frozen model, whose arithmetic takes far longer than the calls.
+        """
+        large = sum(t.nbytes for t in self._frozen.values()) > _LARGE
+        return not (large or is_of_transformers(self._module))
 
     @property
     def frozen(self) -> dict[str, Tensor]:
@@ -144,6 +170,12 @@ class Network:
     def dtype(self) -> torch.dtype:
         """Dtype of the weights."""
         return self.weights.dtype
+
+    @property
+    def rounding(self) -> float:
+        """The relative rounding error of the coarsest floating dtype in the module."""
+        values = [self.weights, *self._frozen.values(), *self._module.parameters()]
+        return max(torch.finfo(t.dtype).eps for t in values if t.is_floating_point())
 
     @property
     def device(self) -> torch.device:
@@ -217,7 +249,8 @@ class Network:
             value = values[name].detach()
             mask = self._masks.get(name)
             parts.append(value.reshape(-1) if mask is None else value[mask])
-        return torch.cat(parts).clone()
+        flat = torch.cat(parts)
+        return flat.float() if flat.dtype in HALF else flat.clone()
 
     def unflatten(self, weights: Float[Tensor, "D"]) -> dict[str, Tensor]:
         """Named parameters from a flat vector; differentiable, and usable under `vmap`."""
@@ -260,18 +293,19 @@ class Network:
         """A new module in evaluation mode with these weights (default: the network's)."""
         weights = self.weights if weights is None else weights
         self._check_size(weights)
-        module = _private_copy(self._module)
+        module = private_copy(self._module, self.names)
         values = self._frozen | self.unflatten(weights)
         with torch.no_grad():
             for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
-                tensor.copy_(values[name])
+                if tensor.data_ptr() != values[name].data_ptr() or not tensor.numel():
+                    set_values(tensor, values[name])
         return module
 
     def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> Network:
         """The same network on another device or in another floating dtype."""
         module = self.module_with().to(device=check_device(device), dtype=dtype)
         other = Network(module, self.selection, self.output)
-        other.in_training = self.in_training
+        other.in_training, other.base_names = self.in_training, self.base_names
         return other
 
     # --- calls ------------------------------------------------------------------------------
@@ -335,6 +369,7 @@ class Network:
                 take(inputs, slice(2)),
                 self.dtype,
                 self._module.forward,
+                self.rounding,
             ),
         )
 
@@ -437,38 +472,8 @@ def arguments(inputs: Inputs) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
     return (inputs, {}) if isinstance(inputs, tuple) else ((inputs,), {})
 
 
-def _detached(tensor: Tensor) -> Tensor:
-    try:
-        return tensor.detach().clone()
-    except RuntimeError:  # a result stored during a call under vmap
-        return torch.empty(0)
-
-
-def _private_copy(module: nn.Module) -> nn.Module:
-    """A copy of the module in evaluation mode that shares no memory with it."""
-    if any(map(is_lazy, module.parameters())):
-        fail(
-            "module",
-            "parameters with shapes",
-            "lazy parameters, whose shapes are unknown before the first batch",
-            "Call the module on a batch once",
-        )
-    attributes = [value for m in module.modules() for value in vars(m).values()]
-    detached = {  # results that hooks such as weight norm store, which deepcopy refuses
-        id(value): _detached(value)
-        for value in attributes
-        if isinstance(value, Tensor) and not isinstance(value, nn.Parameter)
-    }
-    try:
-        duplicate = copy.deepcopy(module, detached)
-    except Exception as error:
-        fail(
-            "module",
-            "a module that can be copied",
-            f"{type(error).__name__}: {error}",
-            "Remove references to objects that cannot be copied (trainers, open files) first",
-        )
-    return duplicate.eval()
+def _is_base(name: str, parameter: Tensor) -> bool:
+    return is_of_base(name) and not parameter.requires_grad
 
 
 def _in_training(module: nn.Module) -> tuple[str, ...]:

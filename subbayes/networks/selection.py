@@ -11,9 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from subbayes.networks.adapters import adapter_names
 from subbayes.utils.checks import InputTypeError, closest, fail, fail_type
 
-__all__ = ["Selection", "aliases_of", "select"]
+__all__ = ["ADAPTERS", "Selection", "aliases_of", "select", "selects_adapters"]
+
+ADAPTERS, _ALL, _LAST = "adapters", "all", "last-layer"
 
 Selection = str | list[str] | Callable[[str, Tensor], bool] | Mapping[str, Tensor | np.ndarray]
 
@@ -31,9 +34,28 @@ def _layer(name: str) -> str:
     return name.rpartition(".")[0]
 
 
+def selects_adapters(parameters: Any) -> bool:
+    """Whether a selection is "adapters", alone or in a list.
+
+    Example:
+        >>> selects_adapters("adapters"), selects_adapters(["adapters", "head.*"])
+        (True, True)
+    """
+    return parameters == ADAPTERS or (
+        isinstance(parameters, (list, tuple)) and ADAPTERS in parameters
+    )
+
+
 def select(module: nn.Module, parameters: Selection) -> dict[str, Tensor | None]:
-    """Names of the selected trainable parameters, each with its mask or None."""
+    """Names of the selected trainable parameters, each with its mask or None.
+
+    "adapters" selects the trainable ones among them, or all if none is, as after loading a
+    fine-tuned model for inference.
+    """
     trainable = {n: p for n, p in module.named_parameters() if p.requires_grad}
+    adapters = _adapters(module, trainable) if selects_adapters(parameters) else set()
+    if not adapters <= trainable.keys():
+        trainable = {n: p for n, p in module.named_parameters() if p.requires_grad or n in adapters}
     aliases = {n: first for n, first in aliases_of(module).items() if first in trainable}
     if not trainable:
         fail(
@@ -53,17 +75,14 @@ def select(module: nn.Module, parameters: Selection) -> dict[str, Tensor | None]
         got = f"{type(parameters).__name__} of other objects"
         if isinstance(parameters, (nn.Module, Tensor)):
             got = type(parameters).__name__
-        expected = "names or patterns of names, such as 'all', 'last-layer' or '3.*'"
+        expected = "names or patterns of names, such as 'all', 'last-layer', 'adapters' or '3.*'"
         remedy = "Name them as module.named_parameters() does, or set requires_grad and pass 'all'"
         raise InputTypeError("parameters", expected, got, remedy)
     if isinstance(parameters, Mapping):
         return _masked(trainable, {aliases.get(n, n): mask for n, mask in parameters.items()})
-    if parameters == "all":
+    if parameters == _ALL:
         return dict.fromkeys(trainable)
-    if parameters == "last-layer":
-        last = _layer(list(aliases)[-1])
-        wanted = {first for n, first in aliases.items() if _layer(n) == last}
-    elif callable(parameters):
+    if callable(parameters):
         wanted = {n for n, p in trainable.items() if parameters(n, p)}
     else:
         patterns = [parameters] if isinstance(parameters, str) else parameters
@@ -75,6 +94,13 @@ def select(module: nn.Module, parameters: Selection) -> dict[str, Tensor | None]
             )
         wanted = set()
         for pattern in patterns:
+            if pattern == ADAPTERS:
+                wanted |= adapters
+                continue
+            if pattern == _LAST:
+                last = _layer(list(aliases)[-1])
+                wanted |= {first for n, first in aliases.items() if _layer(n) == last}
+                continue
             found = {first for n, first in aliases.items() if fnmatchcase(n, pattern)}
             if not found.intersection(trainable):
                 _fail_of_pattern(pattern, trainable)
@@ -85,12 +111,18 @@ def select(module: nn.Module, parameters: Selection) -> dict[str, Tensor | None]
     return chosen
 
 
+def _adapters(module: nn.Module, trainable: Mapping[str, Tensor]) -> set[str]:
+    first = aliases_of(module)
+    found = {first[name] for name in adapter_names(module)}
+    return found & trainable.keys() or found
+
+
 def _fail_of_pattern(pattern: Any, trainable: Iterable[str]) -> NoReturn:
     fail(
         "parameters",
         "a pattern that selects a trainable parameter",
         repr(pattern),
-        closest(pattern, ["all", "last-layer", *trainable]) or _some(trainable),
+        closest(pattern, [_ALL, _LAST, ADAPTERS, *trainable]) or _some(trainable),
     )
 
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from subbayes.networks.network import Network
 
 __all__ = [
+    "HALF",
     "as_outputs",
     "check_fit",
     "check_outputs",
@@ -32,6 +33,10 @@ __all__ = [
     "warn_of_probable_outputs",
     "warn_of_units",
 ]
+
+
+HALF = (torch.float16, torch.bfloat16)
+"""Dtypes too coarse for the weights and for log-likelihoods, which are computed in float32."""
 
 
 def as_outputs(out: Any, inputs: Inputs, output: Callable[[Any], Tensor] | None = None) -> Tensor:
@@ -58,6 +63,8 @@ def as_outputs(out: Any, inputs: Inputs, output: Callable[[Any], Tensor] | None 
                 "Leave it out" if isinstance(out, Tensor) else "Look at module(X[:1])",
                 cause=error,
             )
+    elif isinstance(getattr(out, "logits", None), Tensor):  # as models of transformers return
+        out = out.logits
     if not isinstance(out, Tensor):
         fail_type(
             "module",
@@ -68,6 +75,8 @@ def as_outputs(out: Any, inputs: Inputs, output: Callable[[Any], Tensor] | None 
     n = n_rows(inputs)
     if not out.is_floating_point():
         fail("module", "real numbers as outputs", out.dtype, "Return logits or means, not labels")
+    if out.dtype in HALF:
+        out = out.float()
     if out.ndim < 2 and out.shape[:1] == (n,):
         return out.unsqueeze(-1)
     if out.ndim < 2 and n == 1:  # a single row that the module squeezed
@@ -87,6 +96,7 @@ def check_outputs(
     rows: Inputs,
     dtype: torch.dtype,
     forward: Callable[..., Any] | None = None,
+    rounding: float = 0.0,
 ) -> int:
     """Check the outputs of a module on two rows, and return the number of outputs C.
 
@@ -95,6 +105,7 @@ def check_outputs(
         rows: one or two rows of inputs.
         dtype: dtype of the weights.
         forward: the method of the module, whose parameters the inputs are compared with.
+        rounding: relative rounding error of the module, if it is coarser than its outputs.
 
     Raises:
         InputError: the module rejects or modifies the inputs, its forward raises an error, or it
@@ -129,14 +140,14 @@ def check_outputs(
             "NaN",
             "Train it again from finite weights, with a lower learning rate",
         )
-    if not _same(out, again):
+    if not _same(out, again, rounding):
         fail(
             "module",
             "the same outputs at each call in evaluation mode",
             "different ones",
             "Use nn.Dropout, or functional.dropout with training=self.training",
         )
-    if not _same(out[:1], alone):
+    if not _same(out[:1], alone, rounding):
         fail(
             "module",
             "outputs of a row that depend on that row alone",
@@ -292,6 +303,14 @@ def _fail_of_call(error: Exception, rows: Inputs, dtype: torch.dtype) -> NoRetur
     """Raise an `InputError` about the inputs, or about the module if its own code failed."""
     reason = f"{type(error).__name__}: {str(error)}" if str(error) else type(error).__name__
     reason = " ".join(reason.split())
+    if "padding token" in reason.lower() or "pad_token" in reason.lower():
+        fail(
+            "module",
+            "a pad token in its configuration, for batches of several rows",
+            "none",
+            "Set model.config.pad_token_id = tokenizer.pad_token_id",
+            cause=error,
+        )
     if "more than 1 value per channel when training" in reason:
         fail(
             "module",
@@ -365,8 +384,8 @@ def _copied(inputs: Inputs) -> Inputs:
     return take(inputs, torch.arange(n_rows(inputs), device=leaves(inputs)[0].device))
 
 
-def _same(a: Tensor, b: Tensor) -> bool:
+def _same(a: Tensor, b: Tensor, rounding: float) -> bool:
     """Whether two tensors are equal up to rounding."""
-    tolerance = torch.finfo(a.dtype).eps ** 0.5
+    tolerance = max(torch.finfo(a.dtype).eps, rounding) ** 0.5
     scale = float(a.abs().max()) if a.numel() else 0.0
     return torch.allclose(a, b, rtol=tolerance, atol=tolerance * scale, equal_nan=True)

@@ -109,6 +109,13 @@ def average(
         )
         for batch in input_batches(inputs)
     ]
+    if len(widths := {part.shape[2] for part in parts}) > 1:
+        fail(
+            "inputs",
+            "batches padded to one length, whose outputs have one shape",
+            f"outputs of {' and '.join(map(str, sorted(widths)[:2]))} numbers",
+            "Pad all rows alike, or use predict_batches",
+        )
     values = torch.cat(parts, 1)
     return Predictive(values, with_noise(likelihood, noise, values.shape[1]))
 

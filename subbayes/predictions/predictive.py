@@ -199,32 +199,31 @@ class Predictive:
         check_fraction("level", level)
         return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
 
-    def _class_probabilities(self) -> Float[Tensor, "S N K"]:
+    def _class_probabilities(self) -> Float[Tensor, "S N *L K"]:
         self._require("classification", "probabilities")
-        p = self.likelihood.mean(self.outputs)
-        return torch.cat([1 - p, p], -1) if p.shape[-1] == 1 else p
+        return self.likelihood.classes(self.outputs)
 
     @cached_property
-    def _averaged(self) -> Float[Tensor, "N K"]:
+    def _averaged(self) -> Float[Tensor, "N *L K"]:
         return self._class_probabilities().mean(0)
 
     @property
-    def probabilities(self) -> Float[np.ndarray, "n K"]:
-        """Averaged class probabilities, shape (N, K)."""
+    def probabilities(self) -> Float[np.ndarray, "n *L K"]:
+        """Averaged class probabilities, shape (N, K); (N, L, K) for tokens."""
         return self._averaged.numpy().copy()
 
     @property
     def labels(self) -> np.ndarray:
-        """Most probable class of each row, 0..K-1, shape (N,)."""
+        """Most probable class of each row, 0..K-1, shape (N,); for tokens of each position, (N, L)."""
         return self.probabilities.argmax(-1)
 
     @property
-    def entropy(self) -> Float[np.ndarray, "n"]:
+    def entropy(self) -> Float[np.ndarray, "n *L"]:
         """Entropy of the averaged class probabilities in nats: total uncertainty, shape (N,)."""
         return torch.special.entr(self._averaged).sum(-1).numpy()
 
     @property
-    def mutual_information(self) -> Float[np.ndarray, "n"]:
+    def mutual_information(self) -> Float[np.ndarray, "n *L"]:
         """Entropy minus mean entropy over draws, in nats: epistemic uncertainty, shape (N,)."""
         each = self._class_probabilities()  # of both terms, whatever `entropy` averages
         gap = torch.special.entr(each.mean(0)).sum(-1) - torch.special.entr(each).sum(-1).mean(0)

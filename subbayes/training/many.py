@@ -22,6 +22,7 @@ from subbayes.data.data import Data
 from subbayes.likelihoods import Likelihood
 from subbayes.networks.network import Network
 from subbayes.networks.selection import Selection
+from subbayes.networks.token_outputs import output_for
 from subbayes.training.configuration import Training
 from subbayes.training.loop import History, WeightAverage, run
 from subbayes.training.many_steps import TrainableNetworks
@@ -81,7 +82,7 @@ def train_many(
     minibatches, held_out = [], []
     for module, one, rows, part, seed in each:
         with fork_rng(seed):
-            network = Network(module, parameters, output)
+            network = Network(module, parameters, output_for(one, output))
             rows, held = split_validation(rows, training, part, seed)
             minibatches.append(Minibatches(rows, one, network, training.batch_size, seed))
             minibatches[-1].check_held_out(held)

@@ -239,6 +239,9 @@ class TrainableNetworks(Trainable):
                 self.unconstrained[m].copy_(state["likelihood"])
 
 
+_MOST_FROZEN = 64 * 2**20  # bytes, of which a vectorised step has a copy for each member
+
+
 def _are_stackable(minibatches: Sequence[Minibatches], held_out: Sequence[Data | None]) -> bool:
     """Whether members have data in memory of one shape, one architecture, no dropout or buffers."""
     if held_out[0] is not None and not all(
@@ -248,7 +251,10 @@ def _are_stackable(minibatches: Sequence[Minibatches], held_out: Sequence[Data |
     first = minibatches[0]
     module = first.network.module_with()
     random = any(isinstance(m, DROPOUTS) or getattr(m, "dropout", 0) for m in module.modules())
+    frozen = sum(p.nbytes for p in module.parameters() if not p.requires_grad)
     if random or any(True for _ in module.buffers()) or first.memory is None:
+        return False
+    if frozen > _MOST_FROZEN:
         return False
     return all(
         f.memory is not None

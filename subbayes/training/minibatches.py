@@ -9,7 +9,16 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from subbayes.data.data import Data, as_pair, check_rows, leaves, n_rows, take, to_device
+from subbayes.data.data import (
+    Data,
+    as_pair,
+    check_rows,
+    join_targets,
+    leaves,
+    n_rows,
+    take,
+    to_device,
+)
 from subbayes.likelihoods import Likelihood, as_likelihood
 from subbayes.likelihoods.base import target_values
 from subbayes.networks.network import Network
@@ -246,8 +255,8 @@ def _read_targets(loader: Iterable[Any]) -> tuple[Inputs, Targets, int]:
         inputs, y = as_pair(batch, "data")
         check_rows({"data inputs": inputs, "data targets": y})
         first = inputs if first is None and n_rows(inputs) else first
-        parts.append(y if isinstance(y, tuple) else (y,))
+        parts.append(y)
     if first is None:
         fail("data", "at least one row", "an empty loader")
-    columns = tuple(torch.cat(column) for column in zip(*parts, strict=True))
-    return first, columns[0] if len(columns) == 1 else columns, len(columns[0])
+    targets = join_targets(parts)
+    return first, targets, n_rows(targets)

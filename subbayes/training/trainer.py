@@ -28,6 +28,7 @@ from subbayes.data.data import Data, to_device
 from subbayes.likelihoods import Likelihood
 from subbayes.networks.network import Network
 from subbayes.networks.selection import Selection
+from subbayes.networks.token_outputs import output_for
 from subbayes.subspaces.pca import TrajectoryRecorder
 from subbayes.training.configuration import Training
 from subbayes.training.loop import LEAST_SNAPSHOTS, History, Trainable, WeightAverage, run
@@ -151,6 +152,7 @@ def train(
         >>> [round(w, 1) for w in result.network.weights.tolist()]
         [3.0, 0.0]
     """
+    output = output_for(likelihood, output)
     network = Network(module, parameters, output)
     check_count("epochs", training.epochs)
     with fork_rng(seed, network.device), torch.enable_grad():
@@ -233,6 +235,7 @@ def swa(
         >>> result.recorder.n, result.recorder.pca(rank=2).rank
         (30, 2)
     """
+    output = output_for(likelihood, output)
     network, parameters_of_start = starting_point(start, parameters, output)
     training = training.averaging()
     with fork_rng(seed, network.device), torch.enable_grad():
@@ -398,11 +401,14 @@ class TrainableNetwork(SingleTrainable):
         return self.network.flatten(self.module)[None]
 
     def state(self, member: int = 0) -> dict[str, Any]:
-        """A copy of the parameters and buffers, and of the likelihood's parameters."""
-        module = {n: t.detach().clone() for n, t in self.module.state_dict().items()}
+        """A copy of the trained parameters, the buffers and the likelihood's parameters."""
+        named = self.module.named_parameters(remove_duplicate=False)
+        frozen = {name for name, p in named if not p.requires_grad}
+        state = self.module.state_dict()
+        module = {n: t.detach().clone() for n, t in state.items() if n not in frozen}
         return {"module": module, "likelihood": self.unconstrained.detach().clone()}
 
     def restore(self, states: Sequence[dict[str, Any]]) -> None:
         """Restore a copy."""
-        self.module.load_state_dict(states[0]["module"])
+        self.module.load_state_dict(states[0]["module"], strict=False)  # frozen ones are as before
         self.unconstrained.data.copy_(states[0]["likelihood"])

@@ -20,7 +20,16 @@ from torch import Tensor, nn
 from subbayes.utils import artifact
 from subbayes.utils.artifact import Artifact
 from subbayes.utils.checks import InputError, InputTypeError, fail
-from subbayes.utils.files import StrPath, check_writable, fail_artifact, fail_damaged, quoted
+from subbayes.utils.files import (
+    StrPath,
+    as_path,
+    atomic_write_text,
+    check_writable,
+    fail_artifact,
+    fail_damaged,
+    quoted,
+    read_start,
+)
 from subbayes.utils.kinds import LOADERS, SCHEMAS
 from subbayes.utils.schema import SchemaError
 from subbayes.utils.strict_json import decode, encode
@@ -36,6 +45,12 @@ __all__ = [
     "rebuild",
     "save",
 ]
+
+
+BESIDE = "subbayes"
+"""Subfolder of an artifact in the folder of an adapter."""
+CARD_MARK = "<!-- model card of subbayes -->"
+_ADAPTER, _CARDS = "adapter_config.json", ("README.md", "MODEL_CARD.md")
 
 
 @runtime_checkable
@@ -55,13 +70,23 @@ class Saveable(Protocol):
         """Everything else to save, in types that JSON has."""
 
 
-def save(subject: Saveable, path: StrPath, *, overwrite: bool = False) -> Path:
+def save(
+    subject: Saveable,
+    path: StrPath,
+    *,
+    overwrite: bool = False,
+    card: Callable[[], str] | None = None,
+) -> Path:
     """Save an object as a folder of safetensors and JSON, without pickle; see `load`.
+
+    Beside an adapter, in a folder with the `adapter_config.json` of peft, it is saved in the
+    subfolder `subbayes`, and the files of the adapter are left alone.
 
     Args:
         subject: what to save.
         path: the folder.
         overwrite: replace an existing artifact.
+        card: makes the text of a model card beside an adapter, written if there is none.
 
     Returns:
         The path.
@@ -76,8 +101,23 @@ def save(subject: Saveable, path: StrPath, *, overwrite: bool = False) -> Path:
             schema.check(tensors, dict(decode(encode(facts))))
     except SchemaError as error:
         fail(error.where, error.expected, error.got, "Change it before saving")
-    artifact.write(path, subject.kind, tensors, facts, overwrite=overwrite)
+    folder = as_path(path)
+    beside = (folder / _ADAPTER).is_file()
+    place = folder / BESIDE if beside else path
+    artifact.write(place, subject.kind, tensors, facts, overwrite=overwrite)
+    if beside and card is not None:
+        _write_card(folder, card())
     return Path(path)
+
+
+def _write_card(folder: Path, card: str) -> None:
+    """Write the first of the usual files that is free or that an earlier card of ours occupies."""
+    for name in _CARDS:
+        file = folder / name
+        ours = file.is_file() and read_start(file, len(CARD_MARK)).decode(errors="replace")
+        if not file.exists() or ours == CARD_MARK:
+            atomic_write_text(file, f"{CARD_MARK}\n{card}")
+            return
 
 
 def load(
@@ -98,9 +138,9 @@ def load(
     families or priors of your own need these again.
 
     Args:
-        path: what `save` wrote.
+        path: what `save` wrote, or the folder of an adapter beside which it was written.
         module: a module of the saved architecture, unless it is a `subbayes.MLP`; its weights do
-            not matter and it is not changed.
+            not matter, except those of the base model of adapters, and it is not changed.
         data: the training data, which give a fitted model its `posterior`; required by linearised
             Laplace in its dual and low-rank forms.
         likelihood: a likelihood of your own.
@@ -154,6 +194,9 @@ def read(path: StrPath, kind: str | None = None, *, device: torch.device | str =
     Raises:
         InputError: as for `load`.
     """
+    beside = as_path(path) / BESIDE
+    if not artifact.is_artifact(path) and artifact.is_artifact(beside):
+        path = beside
     found = artifact.read(path, kind, device=device)
     schema = SCHEMAS.get(found.kind)
     if schema is None:

@@ -86,7 +86,16 @@ def MLP(value: Any, where: str, sizes: Sizes) -> None:
         raise SchemaError(where, f"at most {sizes['stored']} numbers, as stored", str(weights))
 
 
-NETWORK = record(architecture=text(), names=list_of(text(), least=1), module=optional(MLP))
+_base = record(
+    adapters=text("float16", "bfloat16", "float32", "float64"),
+    shapes=text(most=64),
+    values=text(most=64),
+    dtypes=list_of(text(), most=100),
+    model=text(most=1000),
+)
+NETWORK = record(
+    {"base?": _base}, architecture=text(), names=list_of(text(), least=1), module=optional(MLP)
+)
 NETWORK_TENSORS = {
     "network.frozen.*": array(None, values="any"),
     "network.mask.*": array(None, values="flag"),
@@ -110,6 +119,11 @@ LIKELIHOOD: Rule = tagged(
         },
         "Weighted": {"likelihood": deferred(lambda: LIKELIHOOD)},
         "Categorical": {"n_classes": optional(whole(2))},
+        "CategoricalTokens": {
+            "n_classes": optional(whole(2)),
+            "shift": boolean,
+            "ignore_index": whole(-(2**63)),
+        },
         "Bernoulli": {},
         "Poisson": {},
     },

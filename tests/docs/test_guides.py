@@ -9,7 +9,8 @@ import torch
 from pages import ROOT, run_page, same_output
 
 DOCS = ROOT / "docs"
-GUIDES = ("trained-cnn", "adapters", "unseen", "serve")
+needs_peft = pytest.mark.skipif(find_spec("peft") is None, reason="peft is not installed")
+GUIDES = ("trained-cnn", pytest.param("adapters", marks=needs_peft), "unseen", "serve")
 OTHERS = (
     "diagnostics",
     "methods/deep-ensembles",

@@ -221,7 +221,9 @@ def test_float16_and_mixed_dtypes_are_kept():
     moved = network.module_with(network.weights + 1)
     assert [p.dtype for p in moved.parameters()] == [p.dtype for p in module.parameters()]
     half = Network(nn.Linear(3, 1).bfloat16())
-    assert half(half.weights, torch.ones(2, 3, dtype=torch.bfloat16)).dtype == torch.bfloat16
+    x = torch.ones(2, 3, dtype=torch.bfloat16)
+    assert half.dtype == half(half.weights, x).dtype == torch.float32
+    assert half.module_with()(x).dtype == torch.bfloat16
 
 
 def test_to_another_dtype_keeps_selection_frozen_values_and_output():

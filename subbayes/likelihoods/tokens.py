@@ -1,0 +1,212 @@
+r"""The likelihood of a sequence of tokens, of language models and taggers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from subbayes.likelihoods.base import Kind, Likelihood, Moments, check_tensor
+from subbayes.utils.checks import check_count, fail
+from subbayes.utils.types import Outputs, PerPoint, Targets
+
+__all__ = ["CategoricalTokens"]
+
+_MOST_CURVATURE = 4096  # outputs of a row, whose curvature has the square of their number
+
+
+@dataclass(frozen=True)
+class CategoricalTokens(Likelihood):
+    r"""Labels of the positions of a sequence, some of them ignored.
+
+    $$ \log p(y \mid f) = \sum_{t:\, y_t \ne i} \log \mathrm{softmax}(f_t)_{y_t} $$
+
+    with i = `ignore_index`. Targets have shape (N, L). Outputs have shape (N, L V), the logits of V
+    classes for each of L positions; `fit` and `Posterior` take modules that return (N, L, V).
+
+    Args:
+        n_classes: number of classes V, of the vocabulary of a language model; `fit` and `Posterior`
+            find it in the outputs.
+        shift: compare the logits of each position with the label of the next one, as causal
+            language models of transformers do for labels that equal the inputs.
+        ignore_index: label of the positions that do not count, such as padding.
+
+    Example:
+        >>> likelihood = CategoricalTokens(n_classes=4)
+        >>> y = torch.tensor([[2, -100], [1, 3]])
+        >>> likelihood.log_prob(torch.zeros(2, 8), y)
+        tensor([-1.3863, -2.7726], dtype=torch.float64)
+    """
+
+    n_classes: int | None = None
+    shift: bool = False
+    ignore_index: int = -100
+    kept: Bool[Tensor, "N L"] | None = None
+    kind: ClassVar[Kind] = "classification"
+    per_position: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.n_classes is not None:
+            check_count("n_classes", self.n_classes, 2)
+
+    @classmethod
+    def causal(cls) -> CategoricalTokens:
+        """The likelihood of causal language models: each position predicts the next token."""
+        return cls(shift=True)
+
+    def log_prob(self, outputs: Outputs, y: Targets) -> PerPoint:
+        """Sum of the log probabilities of the labels of each row, in float64, shape (..., N)."""
+        assert isinstance(y, Tensor)
+        logits = outputs.unflatten(-1, (y.shape[-1], -1))
+        if self.shift:
+            logits, y = logits[..., :-1, :], y[:, 1:]
+        kept = y != self.ignore_index
+        index = torch.where(kept, y, 0).long().expand(logits.shape[:-1])
+        chosen = logits.log_softmax(-1).gather(-1, index.unsqueeze(-1)).squeeze(-1)
+        return torch.where(kept, chosen, 0).sum(-1, dtype=torch.float64)
+
+    def classes(self, outputs: Outputs) -> Float[Tensor, "*rows K"]:
+        """Probabilities of the classes of each position, shape (..., N, L, V)."""
+        return self._logits(outputs).softmax(-1)
+
+    def mean(self, outputs: Outputs) -> Moments:
+        """Probabilities of the classes of all positions, shape (..., N, L V)."""
+        return self.classes(outputs).flatten(-2)
+
+    def variance(self, outputs: Outputs) -> Moments:
+        """Variance of each indicator of a class at a position, shape (..., N, L V)."""
+        p = self.mean(outputs)
+        return p * (1 - p)
+
+    def sample(self, outputs: Outputs, generator: torch.Generator) -> Int[Tensor, "*S N L"]:
+        """One label per position given the inputs, shape (..., N, L)."""
+        p = self.classes(outputs).double().cpu()
+        u = torch.rand(*p.shape[:-1], 1, generator=generator, dtype=torch.float64)
+        return (u > p.cumsum(-1)[..., :-1]).sum(-1)
+
+    def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
+        r"""$\mathrm{diag}(p_t) - p_t p_t^\top$ for each position that counts, 0 between positions.
+
+        Which positions count is known after `for_targets`.
+
+        Raises:
+            InputError: more than 4096 outputs for a row.
+        """
+        if outputs.shape[-1] > _MOST_CURVATURE:
+            fail(
+                "likelihood",
+                f"at most {_MOST_CURVATURE} outputs of a row (positions times classes) for Laplace",
+                outputs.shape[-1],
+                "Sample a subspace, e.g. inference='elliptical-slice', which needs no curvature",
+            )
+        p = self.classes(outputs)
+        others = 1 - torch.eye(p.shape[-1], dtype=p.dtype, device=p.device)
+        pairs = p.unsqueeze(-1) * p.unsqueeze(-2) * others
+        blocks = torch.diag_embed(pairs.sum(-1)) - pairs  # (..., N, L, V, V)
+        if self.kept is not None:
+            blocks = blocks * self.kept[..., None, None].to(blocks)
+        same = torch.eye(p.shape[-2], dtype=p.dtype, device=p.device)
+        whole = blocks.unsqueeze(-2) * same[:, None, :, None]  # (..., L, V, L, V)
+        return whole.flatten(-4, -3).flatten(-2)
+
+    def for_targets(self, y: Targets | None) -> Likelihood:
+        """The likelihood in whose curvature only the positions of these labels count."""
+        if y is None:
+            return self
+        assert isinstance(y, Tensor)
+        kept = y != self.ignore_index
+        if self.shift:  # the last position predicts a token that is not known
+            kept = torch.cat([kept[:, 1:], torch.zeros_like(kept[:, :1])], 1)
+        return replace(self, kept=kept)
+
+    def select_rows(self, index: Tensor) -> Likelihood:
+        """The likelihood of a subset of the rows."""
+        return self if self.kept is None else replace(self, kept=self.kept[index])
+
+    def for_outputs(self, n_outputs: int, y: Targets) -> Likelihood:
+        """The likelihood with the number of classes of these outputs."""
+        assert isinstance(y, Tensor)
+        return self if self.n_classes else replace(self, n_classes=n_outputs // y.shape[1])
+
+    def as_rows(
+        self, outputs: Float[Tensor, "S N C"], y: Int[Tensor, "N L"]
+    ) -> tuple[Float[Tensor, "S M V"], Int[Tensor, "M"]]:
+        """Logits and labels of the M positions that count, as those of M observations."""
+        logits = outputs.unflatten(-1, (y.shape[1], -1))
+        if self.shift:
+            logits, y = logits[..., :-1, :], y[:, 1:]
+        kept = y != self.ignore_index
+        return logits[:, kept], y[kept]
+
+    def n_outputs(self, y: Targets) -> int:
+        """One output per class and position."""
+        assert isinstance(y, Tensor)
+        return y.shape[1] * (self.n_classes or max(2, int(y.max()) + 1))
+
+    def check_outputs(self, n_outputs: int, y: Targets) -> None:
+        """Raise `InputError` for outputs that are not the same number for each position."""
+        assert isinstance(y, Tensor)
+        length = y.shape[1]
+        expected = f"logits of shape (N, {length}, classes), as the labels have {length} positions"
+        if n_outputs % length or n_outputs < 2 * length:
+            remedy = "Pass labels for each position, and a model with a head for tokens"
+            fail("module", expected, f"{n_outputs} outputs for each row", remedy)
+        found = n_outputs // length
+        if self.n_classes is not None and found != self.n_classes:
+            fail("module", f"{self.n_classes} classes for each position, of {self!r}", found)
+        if int(y.max()) >= found:
+            fail(
+                "y",
+                f"labels in 0..{found - 1}, the module's {found} outputs of a position",
+                int(y.max()),
+                f"Use {self.ignore_index} for positions that do not count",
+            )
+
+    def check_targets(self, y: Targets) -> None:
+        """Raise `InputError` for targets that are not labels of positions, or are all ignored."""
+        y = check_tensor(
+            y,
+            "whole-number labels of shape (N, positions)",
+            lambda y: y.ndim == 2 and bool((y == y.long()).all()),
+            "Pass one label for each token; for one label per row use likelihood='categorical'",
+        )
+        bad = (y < 0) & (y != self.ignore_index)
+        if bool(bad.any()):
+            expected = f"labels of at least 0, or {self.ignore_index} for positions to ignore"
+            fail("y", expected, int(y[bad][0]))
+        counted = y[:, 1:] if self.shift else y
+        if not bool((counted != self.ignore_index).any()):
+            after = " after the first position" if self.shift else ""
+            fail(
+                "y",
+                f"at least one label that is not ignored{after}",
+                f"{self.ignore_index} everywhere",
+                "Set labels to the token ids, and only padding and prompts to the ignored value",
+            )
+
+    def check_parameters(self, n_outputs: int) -> None:
+        """Raise `InputError` for outputs that are not a multiple of the classes."""
+        if self.n_classes is not None and n_outputs % self.n_classes:
+            fail("n_classes", f"a divisor of {n_outputs} outputs", self.n_classes)
+
+    def to_config(self) -> dict[str, Any]:
+        """A description that JSON can hold."""
+        return {
+            "name": "CategoricalTokens",
+            "n_classes": self.n_classes,
+            "shift": self.shift,
+            "ignore_index": self.ignore_index,
+        }
+
+    def _logits(self, outputs: Outputs) -> Float[Tensor, "*S N L K"]:
+        if self.n_classes is None:
+            fail(
+                "likelihood",
+                "a known number of classes to predict with",
+                repr(self),
+                "Pass CategoricalTokens(n_classes=...), the size of the vocabulary",
+            )
+        return outputs.unflatten(-1, (-1, self.n_classes))

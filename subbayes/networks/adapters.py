@@ -1,0 +1,160 @@
+"""Adapters of a fine-tuned module: which parameters they are, and how to initialise them.
+
+The library peft is never imported here: a module with its layers exists only after the caller has
+imported it. Adapters of other libraries, and of one's own, are found by the usual names.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+
+from subbayes.utils.checks import fail
+
+__all__ = ["adapter_names", "is_of_base", "is_of_transformers", "reset_adapter"]
+
+_USUAL_NAMES = re.compile(
+    r"(^|\.|_)(lora|loha|lokr|hada|oft|boft|hra|vera|dora|ia3|adalora)_"
+    r"|(^|\.)(adapters?|adaption_prompt|adaption_gate|adapter_\w+|\w+_adapter)(\.|$)"
+    r"|(^|\.)(prompt_(encoder|embeddings?|tokens?)|soft_prompts?|prefix_(encoder|tokens?|\w*prompt))"
+    r"(\.|$)",
+    re.IGNORECASE,
+)
+_SAVED = re.compile(r"(^|\.)(modules_to_save|original_module)\.")
+_RESET = re.compile(r"reset_\w+_parameters")
+
+
+def adapter_names(module: nn.Module) -> list[str]:
+    """Names of the parameters of the adapters of a module.
+
+    Layers of peft list their own; the adapters in use count, not others that are loaded beside
+    them. Without layers of peft, names such as `lora_A`, `ia3_l` or `prompt_encoder` are looked
+    for. Heads that are trained beside the adapters (`modules_to_save` of peft) are not adapters.
+
+    Args:
+        module: the module.
+
+    Raises:
+        InputError: no adapters, or names that select every parameter.
+
+    Example:
+        >>> layer = nn.ModuleDict({"base": nn.Linear(2, 2), "lora_A": nn.Linear(2, 1, bias=False)})
+        >>> adapter_names(layer)
+        ['lora_A.weight']
+    """
+    named = dict(module.named_parameters(remove_duplicate=False))
+    wanted = set(_of_peft(module)) or {
+        n for n in named if _USUAL_NAMES.search(n) and not _SAVED.search(n)
+    }
+    found = [name for name in named if name in wanted]
+    layers = ", ".join(dict.fromkeys(type(m).__name__ for m in module.modules())) or "none"
+    if not found:
+        layers = layers if len(layers) < 80 else layers[:79] + "…"
+        fail(
+            "parameters",
+            "adapters in the module, such as lora_A or ia3_l",
+            f"none in its layers {layers}",
+            "Pass the model of peft before merging its adapters, or a pattern of names",
+        )
+    if len(found) == len(named):
+        fail(
+            "parameters",
+            "adapters beside the weights of a base model",
+            f"names of adapters for all {len(found)} parameters",
+            "Pass parameters='all' for all weights, or a pattern of names",
+        )
+    return found
+
+
+def is_of_base(name: str) -> bool:
+    """Whether a frozen parameter belongs to the base model, not to a head of its own.
+
+    Example:
+        >>> is_of_base("layer.weight"), is_of_base("head.modules_to_save.default.weight")
+        (True, False)
+    """
+    return ".modules_to_save." not in f".{name}"
+
+
+def is_of_transformers(module: nn.Module) -> bool:
+    """Whether a module is, or holds, a model of the library transformers."""
+    base = getattr(sys.modules.get("transformers.modeling_utils"), "PreTrainedModel", None)
+    return base is not None and any(isinstance(part, base) for part in module.modules())
+
+
+def reset_adapter(module: nn.Module) -> bool:
+    """Initialise the adapters of one layer of peft as the library does; False for other modules.
+
+    Their effect is then that of no adapter (B = 0 in LoRA), unlike after `reset_parameters` of
+    each part.
+
+    Args:
+        module: the layer; changed in place.
+    """
+    layer = _tuner_layer()
+    if layer is None or not isinstance(module, layer):
+        return False
+    if not any(p.requires_grad for p in module.parameters()):
+        return True
+    for name in dir(type(module)):
+        if _RESET.fullmatch(name):
+            for adapter in module.active_adapters:
+                _reset(getattr(module, name), adapter)
+            return True
+    return False
+
+
+def _reset(function: Any, adapter: str) -> None:
+    try:
+        function(adapter)
+    except TypeError:  # of LoRA, whose kinds of initial values are an argument
+        function(adapter, True)
+
+
+def _of_peft(module: nn.Module) -> Iterator[str]:
+    """Names of the parameters of peft's adapters in use."""
+    layer = _tuner_layer()
+    if layer is None:
+        return
+    for path, part in module.named_modules():
+        if isinstance(part, layer):
+            groups = part.adapter_layer_names
+            names = part.named_parameters(remove_duplicate=False)
+            own = [n for n, _ in names if n.partition(".")[0] in groups]
+        elif _is_prompt(part):
+            own = [n for n, _ in part.named_parameters(remove_duplicate=False)]
+        else:
+            continue
+        active = _active(part)
+        for name in own:
+            if active is None or _adapter_of(name) is None or _adapter_of(name) in active:
+                yield f"{path}.{name}" if path else name
+    yield from ()
+
+
+def _adapter_of(name: str) -> str | None:
+    """The adapter that a parameter of a layer belongs to: `default` in `lora_A.default.weight`."""
+    parts = name.split(".")
+    return parts[1] if len(parts) > 1 else None
+
+
+def _active(part: Any) -> list[str] | None:
+    found = getattr(part, "active_adapters", None)
+    return list(found) if isinstance(found, (list, tuple)) else None
+
+
+def _is_prompt(part: nn.Module) -> bool:
+    """Whether a module holds the virtual tokens of prompt tuning, prefix tuning or p-tuning."""
+    room = type(part).__module__
+    return bool(
+        re.match(r"peft\.tuners\.(\w*prompt\w*|prefix_tuning|p_tuning|cpt|cartridge)\.", room)
+    )
+
+
+def _tuner_layer() -> Any:
+    """The base class of the layers of peft; None where it is not imported."""
+    return getattr(sys.modules.get("peft.tuners.tuners_utils"), "BaseTunerLayer", None)

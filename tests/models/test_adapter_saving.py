@@ -1,0 +1,169 @@
+"""Posteriors saved beside the adapter they are over, and restored around a fresh base model."""
+
+import hashlib
+import warnings
+
+import adapted
+import numpy as np
+import pytest
+import torch
+from adapted import peft
+
+import subbayes
+from subbayes import InputError, Network, Sampling, Training
+from subbayes.baselines import point_estimate
+from subbayes.inference.laplace.linearised import linearised_laplace
+from subbayes.likelihoods import Categorical
+from subbayes.utils.tensor_file import read_tensors
+
+TASKS = {"CausalLM": "causal-lm", "SequenceClassification": "categorical"}
+
+
+def fitted(head="CausalLM", dtype=torch.float32, kind="lora"):
+    model = adapted.adapted(kind, head, dtype)
+    inputs, tokens, labels = adapted.rows()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        result = subbayes.fit(
+            model,
+            {**inputs, "labels": tokens if head == "CausalLM" else labels},
+            likelihood=TASKS[head],
+            parameters="adapters",
+            subspace="random",
+            training=Training(epochs=1, swa_epochs=0),
+            sampling=Sampling(draws=6, progress=False),
+        )
+    return model, result, inputs, tokens if head == "CausalLM" else labels
+
+
+def digests(folder):
+    return {
+        p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in folder.iterdir() if p.is_file()
+    }
+
+
+@pytest.mark.parametrize("head", TASKS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_restored_around_a_fresh_base_model(head, dtype, tmp_path):
+    model, result, inputs, y = fitted(head, dtype)
+    model.save_pretrained(tmp_path)
+    before = digests(tmp_path)
+    scores = result.evaluate(inputs, y)
+    result.save(tmp_path, scores=scores)
+    after = digests(tmp_path)
+    assert {name: after[name] for name in before} == before
+    fresh = peft.PeftModel.from_pretrained(adapted.base_model(head, dtype), tmp_path)
+    for restored in (subbayes.load(tmp_path, fresh), subbayes.load(tmp_path / "subbayes", fresh)):
+        p, q = (m.predict(inputs).probabilities for m in (result, restored))
+        np.testing.assert_allclose(q, p, rtol=1e-6, atol=1e-9)
+        assert restored.network.weights.dtype == result.network.weights.dtype
+    restored.save(tmp_path, overwrite=True)  # again, from the loaded one
+    again = subbayes.load(tmp_path, fresh)
+    np.testing.assert_allclose(again.predict(inputs).probabilities, p, rtol=1e-6, atol=1e-9)
+
+
+def test_the_base_is_not_saved(tmp_path):
+    model, result, *_ = fitted("SequenceClassification")
+    result.save(tmp_path / "own")
+    (file,) = (tmp_path / "own").glob("*.safetensors")
+    names = [n for n in read_tensors(file) if n.startswith("network.frozen.")]
+    assert [n for n in names if "rotary" not in n] == [
+        "network.frozen.base_model.model.score.modules_to_save.default.weight"
+    ]  # the head, which was trained beside the adapters
+    by_name = Network(model, "*lora_*")
+    assert not by_name.base_names  # named by a pattern, everything is saved
+
+
+def test_a_fresh_model_with_other_adapters_and_another_head_gives_the_same(tmp_path):
+    model, result, inputs, _ = fitted("SequenceClassification")
+    result.save(tmp_path / "own")
+    other = adapted.adapted("lora", "SequenceClassification", torch.float32, seed=5)
+    with torch.no_grad():
+        dict(other.named_parameters())[
+            "base_model.model.score.modules_to_save.default.weight"
+        ].add_(1)
+    p, q = (
+        m.predict(inputs).probabilities for m in (result, subbayes.load(tmp_path / "own", other))
+    )
+    np.testing.assert_allclose(p, q, rtol=1e-6)
+
+
+def test_another_base_model_is_refused(tmp_path):
+    model, result, *_ = fitted()
+    model.save_pretrained(tmp_path)
+    result.save(tmp_path)
+
+    def fresh(dtype=torch.float32, **changes):
+        return adapted.adapted("lora", "CausalLM", dtype, **changes)
+
+    with pytest.raises(InputError, match="base model .*in torch.float32, got torch.bfloat16"):
+        subbayes.load(tmp_path, fresh(torch.bfloat16))
+    changed = fresh()
+    changed.base_model.model.lm_head.weight.data[0, 0] += 1
+    with pytest.raises(InputError, match="got one with other values of its weights"):
+        subbayes.load(tmp_path, changed)
+    with pytest.raises(InputError, match="the saved architecture"):
+        subbayes.load(tmp_path, fresh(intermediate_size=28))
+    with pytest.raises(InputError, match="the saved architecture"):
+        subbayes.load(tmp_path, adapted.base_model(dtype=torch.float32))
+    with pytest.raises(InputError, match="Pass load"):
+        subbayes.load(tmp_path)
+
+
+def test_the_model_card(tmp_path):
+    model, result, inputs, y = fitted()
+    model.save_pretrained(tmp_path)
+    for name in ("README.md", "MODEL_CARD.md"):  # peft writes a template of the former
+        (tmp_path / name).unlink(missing_ok=True)
+    result.save(tmp_path, scores={"perplexity": 12.345})
+    card = (tmp_path / "README.md").read_text()
+    for words in ("5 random directions", "next token", "| perplexity | 12.35 |", "| draws | 6 |"):
+        assert words in card
+    result.save(tmp_path, scores={"perplexity": 9.0}, overwrite=True)
+    assert "| perplexity | 9 |" in (tmp_path / "README.md").read_text()
+    assert not (tmp_path / "MODEL_CARD.md").exists()
+    (tmp_path / "README.md").write_text("# mine")
+    result.save(tmp_path, overwrite=True)
+    assert (tmp_path / "README.md").read_text() == "# mine"
+    (tmp_path / "MODEL_CARD.md").write_text("mine too")
+    result.save(tmp_path, overwrite=True)
+    assert (tmp_path / "MODEL_CARD.md").read_text() == "mine too"
+
+
+def test_other_kinds_of_models_are_saved_likewise(tmp_path):
+    model = adapted.adapted("lora", "SequenceClassification", torch.float64)
+    inputs, _, labels = adapted.rows()
+    network = Network(model, "adapters")
+    made = {
+        "laplace": linearised_laplace(
+            network, Categorical(), (inputs, labels), covariance="primal", prior_precision=2.0
+        ),
+        "map": point_estimate(model, "categorical"),
+    }
+    for name, one in made.items():
+        model.save_pretrained(tmp_path / name)
+        one.save(tmp_path / name)
+        fresh = peft.PeftModel.from_pretrained(
+            adapted.base_model("SequenceClassification"), tmp_path / name
+        )
+        p, q = (
+            m.predict(inputs).probabilities for m in (one, subbayes.load(tmp_path / name, fresh))
+        )
+        np.testing.assert_allclose(p, q, rtol=1e-6)
+        size = sum(f.stat().st_size for f in (tmp_path / name / "subbayes").iterdir())
+        assert size < 8 * (network.size + 10) ** 2 + 50_000
+
+
+def test_a_forged_identity_is_refused(tmp_path):
+    """Facts are checked by the schema before they are used."""
+    from subbayes.utils.kinds import SCHEMAS
+    from subbayes.utils.schema import SchemaError
+
+    _, result, *_ = fitted()
+    facts = result.facts()
+    SCHEMAS["fitted-model"].facts(facts, "facts", {"stored": 10**6})
+    for forged in ({"shapes": 1}, {"values": "a" * 65}, {"dtypes": "float32"}, {"more": 1}):
+        base = facts["network"]["base"] | forged
+        bad = facts | {"network": facts["network"] | {"base": base}}
+        with pytest.raises(SchemaError):
+            SCHEMAS["fitted-model"].facts(bad, "facts", {"stored": 10**6})

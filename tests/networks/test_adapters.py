@@ -1,0 +1,174 @@
+"""Adapters as a selection, the memory of the base model, and dtypes."""
+
+import copy
+
+import adapted
+import numpy as np
+import pytest
+import torch
+from adapted import peft
+from torch import nn
+
+import subbayes
+from subbayes import InputError, Network
+from subbayes.networks.adapters import adapter_names
+from subbayes.networks.token_outputs import TokenOutputs
+
+
+@pytest.mark.parametrize("kind", adapted.ADAPTERS)
+@pytest.mark.parametrize("head", ["CausalLM", "SequenceClassification"])
+def test_adapters_are_what_peft_saves(kind, head):
+    """Of each kind, the parameters that peft itself would save, but no head."""
+    model = adapted.adapted(kind, head)
+    network = Network(model, "adapters", TokenOutputs() if head == "CausalLM" else None)
+    trainable = {n for n, p in model.named_parameters() if p.requires_grad}
+    assert set(network.names) == {n for n in trainable if "modules_to_save" not in n}
+    saved = peft.get_peft_model_state_dict(model)
+    if kind not in ("prompt", "prefix", "vera"):  # vera saves its shared random projection too
+        heads = sum(v.numel() for n, v in saved.items() if ".score." in n)
+        assert network.size == sum(v.numel() for v in saved.values()) - heads
+    inputs, tokens, labels = adapted.rows()
+    with torch.no_grad():
+        logits = model(**inputs).logits
+        torch.testing.assert_close(network(network.weights, inputs), logits.flatten(1))
+
+
+def test_heads_beside_adapters_are_optional():
+    model = adapted.adapted("lora", "SequenceClassification")
+    both = Network(model, ["adapters", "*.modules_to_save.*"])
+    heads = [n for n in both.names if "modules_to_save" in n]
+    assert heads == ["base_model.model.score.modules_to_save.default.weight"]
+    assert set(both.names) == {n for n, p in model.named_parameters() if p.requires_grad}
+
+
+def test_an_adapter_loaded_for_inference_is_found(tmp_path):
+    """Nothing of such a model is trainable; only the active one of two adapters is selected."""
+    model = adapted.adapted()
+    model.save_pretrained(tmp_path)
+    loaded = peft.PeftModel.from_pretrained(adapted.base_model(), tmp_path)
+    assert not any(p.requires_grad for p in loaded.parameters())
+    network = Network(loaded, "adapters", TokenOutputs())
+    assert torch.equal(network.weights.double(), Network(model, "adapters").weights)
+    loaded.load_adapter(tmp_path, "other")
+    assert Network(loaded, "adapters").names == network.names
+    loaded.set_adapter("other")
+    assert all(".other." in name for name in Network(loaded, "adapters").names)
+    assert all(p.requires_grad for n, p in network.module_with().named_parameters() if "lora" in n)
+
+
+class OwnLoRA(nn.Module):
+    """An adapter that is not of peft."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = nn.Linear(4, 3).requires_grad_(False)
+        self.lora_A, self.lora_B = nn.Linear(4, 2, bias=False), nn.Linear(2, 3, bias=False)
+        self.head = nn.Linear(3, 2)
+
+    def forward(self, x):
+        return self.head(self.base(x) + self.lora_B(self.lora_A(x)))
+
+
+@pytest.mark.parametrize(
+    "name", ["lora_A", "lora_down", "ia3_l", "prompt_encoder", "adapters", "bottleneck_adapter"]
+)
+def test_usual_names_without_peft(name):
+    module = nn.ModuleDict({"base": nn.Linear(2, 2), name: nn.Linear(2, 2)})
+    found = adapter_names(module)
+    assert found == [f"{name}.weight", f"{name}.bias"]
+
+
+def test_adapters_of_ones_own():
+    assert Network(OwnLoRA(), "adapters").names == ("lora_A.weight", "lora_B.weight")
+    frozen = OwnLoRA().requires_grad_(False)
+    assert Network(frozen, "adapters").names == ("lora_A.weight", "lora_B.weight")
+
+
+def test_no_adapters_and_nothing_but_adapters_are_refused():
+    with pytest.raises(InputError, match="adapters in the module.*none in its layers Sequential"):
+        Network(nn.Sequential(nn.Linear(2, 1)), "adapters")
+    with pytest.raises(InputError, match="beside the weights of a base model.*for all 2 param"):
+        Network(nn.ModuleDict({"lora_A": nn.Linear(2, 1)}), "adapters")
+    with pytest.raises(InputError, match="Did you mean 'adapters'"):
+        Network(OwnLoRA(), "adapter")
+    merged = adapted.adapted().merge_and_unload()
+    with pytest.raises(InputError, match="before merging"):
+        Network(merged, "adapters")
+
+
+# --- memory ---------------------------------------------------------------------------------------
+
+
+def addresses(network):
+    frozen = {n: t for n, t in network.frozen.items() if "rotary" not in n and "lora" not in n}
+    return {n: t.data_ptr() for n, t in frozen.items()}
+
+
+def test_base_weights_are_shared_and_adapters_are_not():
+    model = adapted.adapted()
+    network = Network(model, "adapters", TokenOutputs())
+    own = {n: p.data_ptr() for n, p in model.named_parameters()}
+    assert {n: own[n] for n in addresses(network)} == addresses(network)
+    moved = network.module_with(network.weights + 1)
+    for name, parameter in moved.named_parameters():
+        assert (parameter.data_ptr() == own[name]) == (name not in network.names)
+    assert addresses(network.with_weights(network.weights + 1)) == addresses(network)
+
+
+def test_moving_a_network_does_not_move_the_base_of_the_user():
+    model = adapted.adapted()
+    before = {n: (p.data_ptr(), p.dtype) for n, p in model.named_parameters()}
+    single = Network(model, "adapters", TokenOutputs()).to("cpu", torch.float32)
+    assert single.dtype == torch.float32
+    assert all(t.dtype == torch.float32 for t in single.frozen.values() if t.is_floating_point())
+    assert {n: (p.data_ptr(), p.dtype) for n, p in model.named_parameters()} == before
+    shifted = {n: t + 1 for n, t in single.frozen.items() if t.is_floating_point()}
+    single.with_buffers(shifted).module_with()
+    assert all((p != 0).any() for p in single.module_with().parameters())
+    for name, tensor in single.module_with().named_parameters():
+        if name in single.frozen:
+            assert torch.equal(tensor, single.frozen[name])
+
+
+def test_nothing_of_the_user_changes():
+    model = adapted.adapted().train()
+    before, flags = copy.deepcopy(model.state_dict()), [p.requires_grad for p in model.parameters()]
+    inputs, tokens, _ = adapted.rows()
+    with pytest.warns(UserWarning, match="in training mode"):
+        subbayes.fit(
+            model,
+            {**inputs, "labels": tokens},
+            likelihood="causal-lm",
+            parameters="adapters",
+            subspace="pca",
+            training=subbayes.Training(epochs=1, swa_epochs=12),
+            sampling=subbayes.Sampling(draws=3, progress=False),
+        )
+    assert model.training
+    assert [p.requires_grad for p in model.parameters()] == flags
+    assert all(torch.equal(t, before[n]) for n, t in model.state_dict().items())
+
+
+# --- dtypes ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_density_of_a_base_in_any_dtype(dtype):
+    """The density of 16 bits is that of the same rounded weights in float64, up to rounding."""
+    model = adapted.adapted(dtype=dtype)
+    inputs, tokens, _ = adapted.rows()
+    network = Network(model, "adapters", TokenOutputs())
+    assert network.dtype == torch.float32
+    space = subbayes.subspace.RandomSubspace(network.weights, 4, seed=0)
+    posterior = subbayes.Posterior(network, "causal-lm", (inputs, tokens), space)
+    z = 0.1 * np.random.default_rng(0).standard_normal((3, 4))
+    value, gradient = posterior.value_and_grad(z)
+    exact = Network(copy.deepcopy(model).double(), "adapters", TokenOutputs())
+    doubled = subbayes.subspace.DenseSubspace(space.shift.double(), space.basis().double())
+    truth = subbayes.Posterior(exact, "causal-lm", (inputs, tokens), doubled)
+    wanted, slope = truth.value_and_grad(z)
+    eps = torch.finfo(dtype).eps
+    np.testing.assert_allclose(value, wanted, rtol=2 * eps)
+    np.testing.assert_allclose(gradient, slope, atol=60 * eps * np.abs(slope).max())
+    if dtype == torch.float32:
+        assert posterior.log_likelihood(z).dtype == np.float64
