@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.func import jvp, vjp, vmap
 
 from subbayes.curvature.jacobian import Jacobian, root_of
-from subbayes.data.data import to_device
+from subbayes.data.data import n_rows, to_device
 from subbayes.networks.global_state import attention_without_fused_kernels
 from subbayes.networks.tracing.memory import bytes_per_row
 from subbayes.networks.tracing.vectorised import warn_of_fallback
@@ -32,6 +32,7 @@ __all__ = ["ManyProducts"]
 Pull = Callable[[Tensor], tuple[Tensor, ...]]
 Roots = Float[Tensor, "n B b b"] | None
 _KEPT_ROOTS = 2**26  # bytes of roots that are kept between passes
+_MINIBATCH = 128  # inputs
 _MOST_ROWS = 1024  # more at once bring no speed
 
 
@@ -65,6 +66,33 @@ class ManyProducts:
 
     def __repr__(self) -> str:
         return f"ManyProducts(rows={self.rows.rows}, size={self.rows.size})"
+
+    @property
+    def size(self) -> int:
+        """Number of weights D."""
+        return self.rows.size
+
+    @property
+    def length(self) -> int:
+        """Number of rows N C."""
+        return self.rows.rows
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the network."""
+        return self.network.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the network."""
+        return self.network.device
+
+    def minibatches(self) -> Iterator[tuple[slice, ManyProducts]]:
+        """Products with the rows of one block of inputs after another."""
+        rows, outputs = self.rows, self.rows.roots
+        for place, inputs, y in rows.batches(_MINIBATCH):
+            some = replace_rows(rows, inputs, y)
+            yield slice(place.start * outputs, place.stop * outputs), ManyProducts(some)
 
     def push(self, vectors: Float[Tensor, "s D"]) -> Float[Tensor, "s m"]:
         """Products of all rows with s weight vectors, in float64."""
@@ -187,6 +215,13 @@ class ManyProducts:
                 self._vectorised = False
                 warn_of_fallback("vectorising over vectors", error, "evaluating them one by one")
         return torch.stack([pull(one)[0].detach() for one in u])
+
+
+def replace_rows(rows: Jacobian, inputs: Inputs, y: Targets | None) -> Jacobian:
+    """The Jacobian of other rows."""
+    return Jacobian(
+        rows.plan, lambda: iter([(inputs, y)]), n_rows(inputs), rows.likelihood, rows.memory_limit
+    )
 
 
 def _times(root: Roots, u: Float[Tensor, "s n C"]) -> Float[Tensor, "s n C"]:

@@ -82,9 +82,10 @@ def precision(
 
         return LowRank(V.silent(), prior_precision, **options)
     if covariance == "sampled":
+        from subbayes.curvature.sample_then_optimise import SampleThenOptimise
         from subbayes.curvature.sampled import Sampled
 
-        return Sampled(V, prior_precision, **options)
+        return Sampled(V, prior_precision, SampleThenOptimise(**options))
     if likelihood.unweighted is not likelihood:
         remedy = "Use covariance='exact', 'sampled', 'low-rank' or 'diagonal'"
         fail("covariance", "one that takes weights of observations", "'kfac'", remedy)

@@ -1,21 +1,8 @@
-r"""The sampled form: draws of the posterior as solutions of regularised least squares.
+r"""The sampled form: draws of the posterior, and averages over them.
 
-With $w_0 \sim N(0, \lambda^{-1} I)$ and $\epsilon \sim N(0, I)$ for the N C rows of V, the
-solution of
-
-$$ \min_x \; \lVert V x - \epsilon \rVert^2 + \lambda \lVert x - w_0 \rVert^2 , \qquad
-   x = \Psi (V^\top \epsilon + \lambda w_0) = w_0 + V^\top (\lambda I + V V^\top)^{-1}
-   (\epsilon - V w_0) , $$
-
-is a draw from $N(0, \Psi)$. All draws are solved together by block conjugate gradients, in D
-numbers each (primal) or N C (dual), whichever are fewer, or on minibatches. Of a solution with the
-residual r of either system the error is at most
-
-$$ \lVert x - x_* \rVert \le \lVert r \rVert / \lambda \;\;\text{(primal)}, \qquad
-   \lVert r \rVert / (2 \sqrt\lambda) \;\;\text{(dual)} . $$
-
-Covariances of outputs are averages over draws. Since $w_0 - x$ is independent of x, with the
-covariance $\lambda^{-1} I - \Psi$, there are two unbiased estimates,
+Draws x from $N(0, \Psi)$ are solutions of regularised least squares around draws $w_0$ of the
+prior, see `sample_then_optimise`. Since $w_0 - x$ is independent of x, with the covariance
+$\lambda^{-1} I - \Psi$, there are two unbiased estimates of the covariance of outputs,
 
 $$ \tfrac1S \sum_s (J x_s)(J x_s)^\top \qquad\text{and}\qquad
    \tfrac1\lambda J J^\top - \tfrac1S \sum_s (J(w_{0,s} - x_s))(J(w_{0,s} - x_s))^\top , $$
@@ -23,9 +10,6 @@ $$ \tfrac1S \sum_s (J x_s)(J x_s)^\top \qquad\text{and}\qquad
 of which the first is more precise where the data determine the output, the second elsewhere. Their
 average with weights inverse to their variances has a smaller error than either; the weights of
 one half of the draws are computed from the other half, so that it is unbiased too.
-
-Source: Antorán, Padhy, Barbano, Nalisnick, Janz and Hernández-Lobato (2023), "Sampling-based
-inference for large linear models, with application to linearised Laplace".
 """
 
 from __future__ import annotations
@@ -34,48 +18,24 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from subbayes.curvature.block_conjugate_gradients import Solution, block_conjugate_gradients
 from subbayes.curvature.jacobian import Jacobian
 from subbayes.curvature.lanczos import spectral_density
 from subbayes.curvature.many_products import ManyProducts
 from subbayes.curvature.precision import Precision
-from subbayes.utils.checks import check_choice, check_count, check_positive, check_seed, fail
-from subbayes.utils.progress import estimated_progress
-from subbayes.utils.warning import warn_user
+from subbayes.curvature.sample_then_optimise import LinearDraws, SampleThenOptimise
+from subbayes.utils.checks import fail
 
-__all__ = ["Sampled", "SampledDraws"]
+__all__ = ["Sampled"]
 
-SOLVERS = ("auto", "dual", "primal")
 _FEW_OUTPUTS = 64  # per row, up to which the prior's covariance is computed
 _JOINT_ROWS = 2000  # rows of a joint covariance of the prior
 _FEW_EIGENVALUES = 500
 _PROBES, _STEPS = 10, 40  # of the quadrature of the spectrum
-_ROUNDS = 4  # of dual solutions
-_VECTORS = 6  # of a draw in memory at once while it is solved
-
-
-@dataclass(frozen=True)
-class SampledDraws:
-    """Draws and what later solutions start from.
-
-    Attributes:
-        x: draws of w minus its mean, shape (S, D).
-        dual: the solutions of the dual systems, shape (S, N C); None for primal ones.
-        fitted: squared norms of V x, whose mean is the effective dimension, shape (S,).
-        error: bound on the relative error of a draw, the largest one.
-        iterations: iterations of conjugate gradients.
-    """
-
-    x: Float[Tensor, "S D"]
-    dual: Float[Tensor, "S m"] | None
-    fitted: Float[Tensor, "S"]
-    error: float
-    iterations: int
+_SHARE = 16  # bytes of vectors of D numbers at once, in limits of memory of a block
 
 
 class Sampled(Precision):
@@ -83,23 +43,18 @@ class Sampled(Precision):
 
     Args:
         V, prior_precision: as for `Precision`.
-        samples: number of draws S; variances have a relative standard error of at most
-            sqrt(2 / S).
-        tolerance: bound on the relative error of a draw by its residual.
-        iterations: largest number of iterations of conjugate gradients.
-        solver: "dual" (N C numbers for each draw), "primal" (D) or "auto", the smaller one.
-        seed: seed of the draws, which do not depend on the solver or on sizes of batches.
+        settings: how the draws are solved.
         known: the draws, if they are known.
         start: draws at another prior precision to start from.
 
     Attributes:
-        draws: the draws and how they were solved.
+        draws: the draws, and how precise they are.
 
     Raises:
-        InputError: settings out of range.
+        InputError: numbers that overflow.
 
     Warns:
-        Conjugate gradients that stop above the tolerance.
+        Draws that are not within the tolerance.
     """
 
     form = "sampled"
@@ -108,29 +63,31 @@ class Sampled(Precision):
         self,
         V: Jacobian,
         prior_precision: float,
-        samples: int = 64,
+        settings: SampleThenOptimise | None = None,
         *,
-        tolerance: float = 1e-2,
-        iterations: int = 1000,
-        solver: str = "auto",
-        seed: int = 0,
-        known: SampledDraws | None = None,
-        start: SampledDraws | None = None,
+        known: LinearDraws | None = None,
+        start: LinearDraws | None = None,
     ) -> None:
-        super().__init__(V, prior_precision)
-        check_choice("solver", solver, SOLVERS)
-        self.samples = check_count("samples", samples, 2)
-        self.options: dict[str, Any] = {
-            "tolerance": check_positive("tolerance", tolerance),
-            "iterations": check_count("iterations", iterations),
-            "solver": solver,
-            "seed": check_seed(seed),
-        }
-        self.solver = solver
-        if solver == "auto":
-            self.solver = "dual" if V.rows < V.size else "primal"
-        self.products = ManyProducts(V)
-        self.draws = self._solved(start) if known is None else known
+        super().__init__(V.silent(), prior_precision)
+        self.settings = SampleThenOptimise() if settings is None else settings
+        self.products = ManyProducts(self.V)
+        self._bytes_at_once = _SHARE * V.memory_limit
+        self.draws = (
+            self.settings.draw(
+                self.products,
+                self.prior_precision,
+                start=start,
+                bytes_at_once=self._bytes_at_once,
+                progress=V.progress,
+            )
+            if known is None
+            else known
+        )
+
+    @property
+    def samples(self) -> int:
+        """Number of draws S."""
+        return self.settings.samples
 
     def __repr__(self) -> str:
         return (
@@ -141,136 +98,22 @@ class Sampled(Precision):
     def describe(self) -> str:
         """Number of draws, how they were solved, and how precise they are."""
         return (
-            f"sampled: {self.samples} draws, {self.solver} systems of "
-            f"{min(self.V.rows, self.size) if self.solver != 'primal' else self.size} numbers, "
-            f"relative error of a draw at most {self.draws.error:.2g}; standard error of "
-            "variances at most "
+            f"sampled: {self.samples} draws, {self._solver} systems, relative error of a draw at "
+            f"most {self.draws.error:.2g}; standard error of variances at most "
             f"{100 * math.sqrt(2 / self.samples):.2g} %"
         )
 
-    # --- random numbers ---------------------------------------------------------------------------
-
-    def _prior(self, some: slice) -> Float[Tensor, "s D"]:
-        """Draws of the prior N(0, I / lambda): each has its own stream of random numbers."""
-        rows = [
-            np.random.default_rng([self.options["seed"], s, 0]).standard_normal(self.size)
-            for s in range(self.samples)[some]
-        ]
-        drawn = torch.from_numpy(np.stack(rows)).to(self.network.weights)
-        return drawn / self.prior_precision**0.5
-
-    def _noise(self, some: slice) -> Float[Tensor, "s m"]:
-        """Standard normal numbers for the rows of V."""
-        rows = [
-            np.random.default_rng([self.options["seed"], s, 1]).standard_normal(self.V.rows)
-            for s in range(self.samples)[some]
-        ]
-        return torch.from_numpy(np.stack(rows)).to(self.network.device)
-
-    # --- solutions --------------------------------------------------------------------------------
-
-    def _groups(self) -> list[slice]:
-        """Draws that are solved together within the limit of memory."""
-        bytes_of_draw = _VECTORS * self.size * self.network.weights.element_size()
-        at_once = max(2, 16 * self.V.memory_limit // bytes_of_draw)
-        groups = math.ceil(self.samples / at_once)
-        step = math.ceil(self.samples / groups)
-        return [slice(i, min(i + step, self.samples)) for i in range(0, self.samples, step)]
-
-    def _solved(self, start: SampledDraws | None) -> SampledDraws:
-        solve = self._dual if self.solver == "dual" else self._primal
-        progress, parts = self.V.progress, []
-        self.V = self.V.silent()
-        self.products.rows = self.V
-        with estimated_progress(self.samples, "Posterior draws", progress, "draws") as report:
-            for some in self._groups():
-                parts.append(solve(some, start))
-                report(len(range(self.samples)[some]))
-        found = SampledDraws(
-            torch.cat([part.x for part in parts]),
-            None
-            if parts[0].dual is None
-            else torch.cat([part.dual for part in parts if part.dual is not None]),
-            torch.cat([part.fitted for part in parts]),
-            max(part.error for part in parts),
-            max(part.iterations for part in parts),
-        )
-        if found.error > self.options["tolerance"]:
-            warn_user(
-                f"tolerance: conjugate gradients stopped after {found.iterations} iterations, the "
-                f"error of a draw is at most {found.error:.2g} of its norm; raise iterations"
-                + (", or compute in float64" if self.network.dtype != torch.float64 else "")
-            )
-        return found
-
-    def _dual(self, some: slice, start: SampledDraws | None) -> SampledDraws:
-        """Solve (lambda I + V V') a = epsilon - V w0; the draw is w0 + V' a."""
-        V, lam = self.products, self.prior_precision
-        prior, noise = self._prior(some), self._noise(some)
-        b, goal = noise - V.push(prior), 2 * lam**0.5 * self.options["tolerance"]
-        a = None if start is None or start.dual is None else start.dual[some]
-        norms, done = prior.double().norm(dim=1), 0
-        for _ in range(_ROUNDS):  # until the norms of the draws themselves are known
-            allowed = 0.9 * goal * norms
-            found = self._conjugate_gradients(
-                lambda u: V.push(V.pull(u)) + lam * u, b, a, lambda u, most=allowed: most
-            )
-            x = prior + V.pull(found.x)
-            a, norms, done = found.x, x.double().norm(dim=1), done + found.iterations
-            error = found.residual.norm(dim=1) / (2 * lam**0.5 * norms)
-            if not found.converged or float(error.max()) <= self.options["tolerance"]:
-                break
-        fitted = (noise - lam * found.x - found.residual).square().sum(1)
-        return SampledDraws(x, found.x, fitted, float(error.max()), done)
-
-    def _primal(self, some: slice, start: SampledDraws | None) -> SampledDraws:
-        """Solve (V'V + lambda I) x = V' epsilon + lambda w0."""
-        V, lam = self.products, self.prior_precision
-        b = V.pull(self._noise(some)).double() + lam * self._prior(some).double()
-        found = self._conjugate_gradients(
-            lambda x: V.squared(x.to(self.network.weights)).double() + lam * x,
-            b,
-            None if start is None else start.x[some].double(),
-            lambda x: lam * self.options["tolerance"] * x.norm(dim=1),
-        )
-        x, r = found.x, found.residual
-        fitted = (x * (b - r - lam * x)).sum(1).clamp_min(0)
-        error = r.norm(dim=1) / (lam * x.norm(dim=1))
-        x = x.to(self.network.weights)
-        return SampledDraws(x, None, fitted, float(error.max()), found.iterations)
-
-    def _conjugate_gradients(self, apply: Any, b: Tensor, start: Any, limit: Any) -> Solution:
-        found = block_conjugate_gradients(
-            apply, b, start, limit=limit, iterations=self.options["iterations"]
-        )
-        if not bool(torch.isfinite(found.residual).all()):
-            fail(
-                "prior_precision",
-                "one for which conjugate gradients converge",
-                f"{self.prior_precision:g}, where they overflow",
-                "Raise it, or compute in float64",
-            )
-        return found
+    @property
+    def _solver(self) -> str:
+        return self.settings.chosen(self.size, self.V.rows)
 
     def solve(self, vectors: Float[Tensor, "s D"]) -> Float[Tensor, "s D"]:
         """Conjugate gradients on all vectors, in the smaller of the two systems."""
         V, lam, b = self.products, self.prior_precision, vectors.double()
-        tolerance = self.options["tolerance"]
-        if self.solver == "primal":
-            found = self._conjugate_gradients(
-                lambda x: V.squared(x.to(self.network.weights)).double() + lam * x,
-                b,
-                None,
-                lambda x: lam * tolerance * x.norm(dim=1),
-            )
-            return found.x.to(vectors)
-        allowed = 2 * lam**0.5 * tolerance * b.norm(dim=1) / lam
-        found = self._conjugate_gradients(
-            lambda a: V.push(V.pull(a)) + lam * a,
-            V.push(vectors.to(self.network.weights)),
-            None,
-            lambda a: lam * allowed,
-        )
+        if self._solver == "primal":
+            return self.settings.solve_primal(V, lam, b).x.to(vectors)
+        limit = 2 * lam**0.5 * self.settings.tolerance * b.norm(dim=1)
+        found = self.settings.solve_dual(V, lam, V.push(vectors.to(V.dtype)), limit)
         return (vectors - V.pull(found.x).to(vectors)) / lam
 
     def sample(self, count: int, generator: torch.Generator) -> Float[Tensor, "s D"]:
@@ -286,8 +129,7 @@ class Sampled(Precision):
         if start.dual is not None:
             known = start.dual * (self.prior_precision / prior_precision) * factor**0.5
             start = replace(start, dual=known)
-        V = V.silent()
-        return Sampled(V, prior_precision, self.samples, start=start, **self.options)
+        return Sampled(V, prior_precision, self.settings, start=start)
 
     # --- averages ---------------------------------------------------------------------------------
 
@@ -351,7 +193,9 @@ class Sampled(Precision):
     def _reductions(self, X: Jacobian, a: Float[Tensor, "S m"]) -> Float[Tensor, "S m"]:
         """J (w0 - x): what the data take from draws of the prior."""
         products = ManyProducts(X.silent())
-        return torch.cat([products.push(self._prior(some)) for some in self._groups()]) - a
+        groups = self.settings.groups(self.size, self._bytes_at_once)
+        priors = (self.settings.prior(s, self.products, self.prior_precision) for s in groups)
+        return torch.cat([products.push(prior) for prior in priors]) - a
 
     def _prior_blocks(self, X: Jacobian) -> Float[Tensor, "n C C"]:
         ones = torch.ones(self.size, dtype=torch.float64, device=self.network.device)
@@ -374,7 +218,7 @@ class Sampled(Precision):
             values = torch.linalg.eigvalsh((matrix + matrix.T) / 2).clamp_min(0)
             return values, torch.ones_like(values)
         density = spectral_density(
-            operator, probes=_PROBES, steps=_STEPS, seed=self.options["seed"], progress=False
+            operator, probes=_PROBES, steps=_STEPS, seed=self.settings.seed, progress=False
         )
         nodes, weights = torch.from_numpy(density.nodes), torch.from_numpy(density.weights)
         return nodes.clamp_min(0), weights * operator.size

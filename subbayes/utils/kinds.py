@@ -156,7 +156,9 @@ _laplace = record(
     inputs=list_of(optional(text()), least=1),
     structure=text("tensor", "tuple", "dict"),
     options=dict_of(
-        optional(one_of("a number or a solver", number(), text("auto", "dual", "primal")))
+        optional(
+            one_of("a number or a solver", number(), text("auto", "dual", "primal", "minibatch"))
+        )
     ),
     layers=list_of(text()),
     residual=optional(number(0)),

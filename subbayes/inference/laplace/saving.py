@@ -7,7 +7,7 @@ need them only for the evidence and for draws of the weights.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import Any
 
 import torch
@@ -20,7 +20,8 @@ from subbayes.curvature.kfac import Factors, Kfac
 from subbayes.curvature.layers import Layers
 from subbayes.curvature.low_rank import LowRank
 from subbayes.curvature.precision import Precision
-from subbayes.curvature.sampled import Sampled, SampledDraws
+from subbayes.curvature.sample_then_optimise import LinearDraws, SampleThenOptimise
+from subbayes.curvature.sampled import Sampled
 from subbayes.curvature.subspace_precision import SubspacePrecision
 from subbayes.data.data import Data, leaves, n_rows, take, to_device
 from subbayes.likelihoods import Likelihood
@@ -72,12 +73,18 @@ def precision_facts(precision: Precision) -> dict[str, Any]:
         "data": _digest(precision.V),
         "structure": "tensor" if isinstance(inputs, Tensor) else type(inputs).__name__,
         "inputs": list(inputs) if isinstance(inputs, dict) else [None] * len(leaves(inputs)),
-        "options": precision.options if isinstance(precision, (LowRank, Sampled)) else {},
+        "options": _options(precision),
         "residual": _residual(precision),
         "layers": [one.layer.name for one in precision.factors]
         if isinstance(precision, Kfac)
         else [],
     }
+
+
+def _options(precision: Precision) -> dict[str, Any]:
+    if isinstance(precision, Sampled):
+        return asdict(precision.settings)
+    return precision.options if isinstance(precision, LowRank) else {}
 
 
 def _residual(precision: Precision) -> float | None:
@@ -144,9 +151,14 @@ def precision_from(
 
 
 def _sampled(tensors: Mapping[str, Tensor], facts: Mapping[str, Any], V: Jacobian) -> Sampled:
-    x = tensors["draws"]
-    known = SampledDraws(x, None, tensors["fitted"], float(facts["residual"] or 0.0), 0)
-    return Sampled(V, facts["prior_precision"], len(x), known=known, **facts["options"])
+    names = [field.name for field in fields(SampleThenOptimise)]
+    options = {name: facts["options"][name] for name in names if name in facts["options"]}
+    settings = SampleThenOptimise(**options)
+    x, error = tensors["draws"], float(facts["residual"] or 0.0)
+    if len(x) != settings.samples:
+        fail("path", f"{settings.samples} draws", len(x))
+    known = LinearDraws(x, None, tensors["fitted"], error, 0)
+    return Sampled(V, facts["prior_precision"], settings, known=known)
 
 
 def _factors(
