@@ -13,6 +13,7 @@ or independent over places. Rows and vectors are processed in parts within a lim
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 
 import torch
@@ -33,6 +34,7 @@ Pull = Callable[[Tensor], tuple[Tensor, ...]]
 Roots = Float[Tensor, "n B b b"] | None
 _KEPT_ROOTS = 2**26  # bytes of roots that are kept between passes
 _MINIBATCH = 128  # inputs
+_WEIGHTS_AT_ONCE = 2**22  # of the gradients of one vectorised backward pass
 _MOST_ROWS = 1024  # more at once bring no speed
 
 
@@ -59,10 +61,10 @@ class ManyProducts:
     def __init__(self, rows: Jacobian) -> None:
         self.rows, self.network = rows, rows.network
         self.passes = 0
-        self._roots: dict[int, Tensor] = {}
-        self._kept = 0
+        self._roots: Tensor | None = None
+        self._has_root = torch.zeros(rows.n, dtype=torch.bool)
         self._vectorised, self._forward_mode = True, True
-        self._outputs: dict[int, Tensor] = {}
+        self._outputs: Tensor | None = None
 
     def __repr__(self) -> str:
         return f"ManyProducts(rows={self.rows.rows}, size={self.rows.size})"
@@ -99,7 +101,7 @@ class ManyProducts:
         total = vectors.new_zeros(len(vectors), self.rows.rows, dtype=torch.float64)
         for place, some, inputs, y in self._parts(len(vectors)):
             f, tangents = self._tangents(vectors[some], inputs)
-            self._outputs[place.start] = f
+            self._keep_outputs(place, f)
             pushed = _transposed(self._root(place, y, f), tangents.double())
             total[some, place.start * f.shape[1] : place.stop * f.shape[1]] = pushed.flatten(1)
         return total
@@ -127,11 +129,12 @@ class ManyProducts:
 
     def outputs(self) -> Float[Tensor, "N C"]:
         """The network's outputs at all rows, known after a product with vectors."""
-        if not self._outputs:
+        if self._outputs is None:
             with torch.no_grad():
                 for place, _, inputs, _ in self._parts(1):
-                    self._outputs[place.start] = self.network(self.network.weights, inputs)
-        return torch.cat([self._outputs[start] for start in sorted(self._outputs)])
+                    self._keep_outputs(place, self.network(self.network.weights, inputs))
+        assert self._outputs is not None
+        return self._outputs
 
     # --- parts -----------------------------------------------------------------------------------
 
@@ -139,9 +142,9 @@ class ManyProducts:
         """Blocks of rows, each with blocks of vectors."""
         first = to_device(next(self.rows.pairs())[0], self.network.device)
         row = bytes_per_row(self.network, first) + 24 * self.rows.roots
-        most = max(1, self.rows.memory_limit // (2 * row))
-        step = min(vectors, most)
-        rows = min(_MOST_ROWS, max(1, self.rows.memory_limit // (row * (1 + step))))
+        limit = max(self.rows.memory_limit, self.size * self.network.weights.element_size())
+        step = min(vectors, max(1, limit // (2 * row)))
+        rows = min(_MOST_ROWS, max(1, limit // (row * (1 + step))))
         self.passes += 1
         for place, inputs, y in self.rows.batches(rows):
             for start in range(0, vectors, step):
@@ -152,14 +155,19 @@ class ManyProducts:
         likelihood = self.rows.likelihood
         if likelihood is None:
             return None
-        known = self._roots.get(place.start)
-        if known is not None and len(known) == len(outputs):
-            return known
+        if self._roots is not None and bool(self._has_root[place].all()):
+            return self._roots[place]
         root = root_of(likelihood.for_targets(y).curvature_blocks(outputs.double()))
-        if self._kept + root.nbytes <= _KEPT_ROOTS:
-            self._kept += root.nbytes
-            self._roots[place.start] = root
+        if root[0].nbytes * self.rows.n <= _KEPT_ROOTS:
+            if self._roots is None:
+                self._roots = root.new_empty(self.rows.n, *root.shape[1:])
+            self._roots[place], self._has_root[place] = root, True
         return root
+
+    def _keep_outputs(self, place: slice, outputs: Float[Tensor, "n C"]) -> None:
+        if self._outputs is None:  # in one piece, since small ones between batches split the heap
+            self._outputs = outputs.new_full((self.rows.n, outputs.shape[1]), math.nan)
+        self._outputs[place] = outputs
 
     # --- derivatives -----------------------------------------------------------------------------
 
@@ -208,9 +216,10 @@ class ManyProducts:
 
     def _pulled(self, pull: Pull, u: Float[Tensor, "s n C"]) -> Float[Tensor, "s D"]:
         """The sum over rows of u J for s cotangents."""
-        if self._vectorised and len(u) > 1:
+        at_once = _WEIGHTS_AT_ONCE // self.size  # more are slower than one by one
+        if self._vectorised and len(u) > 1 and at_once > 1:
             try:
-                return vmap(pull)(u)[0].detach()
+                return torch.cat([vmap(pull)(some)[0].detach() for some in u.split(at_once)])
             except RuntimeError as error:
                 self._vectorised = False
                 warn_of_fallback("vectorising over vectors", error, "evaluating them one by one")

@@ -28,7 +28,7 @@ inference for large linear models, with application to linearised Laplace"; Shal
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -107,7 +107,8 @@ class SampleThenOptimise:
 
     Attributes:
         samples: number of draws S; variances have a relative standard error of sqrt(2 / S).
-        tolerance: bound on the relative error of a draw.
+        tolerance: bound on the error of a draw, relative to the smaller of the norms of the draw
+            and of its difference from the draw of the prior that it starts from.
         iterations: largest number of iterations, or of visits of all minibatches.
         solver: "dual" (m numbers for each draw), "primal" (D numbers), "auto", the smaller one, or
             "minibatch".
@@ -208,11 +209,17 @@ class SampleThenOptimise:
         b, goal = noise - V.push(prior), 2 * lam**0.5 * self.tolerance
         a = None if start is None or start.dual is None else start.dual[some]
         norms, done = prior.double().norm(dim=1), 0
+
+        def limit(a: Tensor) -> Tensor:  # a' (b - lam a) is the squared norm of V' a
+            change = (a * (b - lam * a)).sum(1).clamp_min(0).sqrt()
+            return 0.9 * goal * torch.minimum(norms, change)
+
         for _ in range(_ROUNDS):  # until the norms of the draws themselves are known
-            found = self.solve_dual(V, lam, b, 0.9 * goal * norms, a)
-            x = prior + V.pull(found.x)
+            found = self.solve_dual(V, lam, b, limit, a)
+            change = V.pull(found.x)
+            x = prior + change
             a, norms, done = found.x, x.double().norm(dim=1), done + found.iterations
-            error = float((found.residual.norm(dim=1) / (2 * lam**0.5 * norms)).max())
+            error = _relative(found.residual.norm(dim=1) / (2 * lam**0.5), x, change)
             if not found.converged or error <= self.tolerance:
                 break
         fitted = (noise - lam * found.x - found.residual).square().sum(1)
@@ -223,7 +230,7 @@ class SampleThenOptimise:
         V: Products,
         lam: float,
         b: Float[Tensor, "s m"],
-        limit: Float[Tensor, "s"],
+        limit: Callable[[Float[Tensor, "s m"]], Float[Tensor, "s"]],
         start: Float[Tensor, "s m"] | None = None,
     ) -> Solution:
         """Solve (V V' + lambda I) a = b."""
@@ -232,7 +239,7 @@ class SampleThenOptimise:
                 lambda a: V.push(V.pull(a)).add_(a, alpha=lam),
                 b,
                 start,
-                limit=lambda a: limit,
+                limit=limit,
                 iterations=self.iterations,
             ),
             lam,
@@ -244,14 +251,22 @@ class SampleThenOptimise:
         lam: float,
         b: Float[Tensor, "s D"],
         start: Float[Tensor, "s D"] | None = None,
+        centre: Float[Tensor, "s D"] | None = None,
     ) -> Solution:
-        """Solve (V'V + lambda I) x = b."""
+        """Solve (V'V + lambda I) x = b, with errors relative to x, and to x minus a centre."""
+
+        def limit(x: Tensor) -> Tensor:
+            norms = x.norm(dim=1)
+            if centre is not None:
+                norms = torch.minimum(norms, (x - centre).norm(dim=1))
+            return lam * self.tolerance * norms
+
         return _checked(
             block_conjugate_gradients(
                 lambda x: V.squared(x.to(V.dtype)).double().add_(x, alpha=lam),
                 b,
                 start,
-                limit=lambda x: lam * self.tolerance * x.norm(dim=1),
+                limit=limit,
                 iterations=self.iterations,
             ),
             lam,
@@ -261,12 +276,14 @@ class SampleThenOptimise:
         self, V: Products, lam: float, some: slice, start: LinearDraws | None
     ) -> LinearDraws:
         noise = self.normal(some, 1, V.length).to(V.device)
-        b = V.pull(noise).double() + lam * self.prior(some, V, lam).double()
-        found = self.solve_primal(V, lam, b, None if start is None else start.x[some].double())
+        prior = self.prior(some, V, lam).double()
+        b = V.pull(noise).double() + lam * prior
+        first = None if start is None else start.x[some].double()
+        found = self.solve_primal(V, lam, b, first, prior)
         x, r = found.x, found.residual
         fitted = (x * (b - r - lam * x)).sum(1).clamp_min(0)
-        error = r.norm(dim=1) / (lam * x.norm(dim=1))
-        return LinearDraws(x.to(V.dtype), None, fitted, float(error.max()), found.iterations)
+        error = _relative(r.norm(dim=1) / lam, x, x - prior)
+        return LinearDraws(x.to(V.dtype), None, fitted, error, found.iterations)
 
     def _minibatch(
         self, V: Products, lam: float, some: slice, start: LinearDraws | None
@@ -281,14 +298,24 @@ class SampleThenOptimise:
         while visits < self.iterations and error > self.tolerance:
             for place, part in V.minibatches():
                 r = noise[:, place] - part.push(x) - lam * a[:, place]
-                step = self.solve_dual(part, lam, r, _INNER * r.norm(dim=1)).x
+                enough = _INNER * r.norm(dim=1)
+                step = self.solve_dual(part, lam, r, lambda a, most=enough: most).x  # type: ignore[misc]
                 a[:, place] += step
                 x = x + part.pull(step)
             r = noise - V.push(x) - lam * a
-            error = float((r.norm(dim=1) / (2 * lam**0.5 * x.double().norm(dim=1))).max())
+            error = _relative(r.norm(dim=1) / (2 * lam**0.5), x, x - prior)
             visits += 1
         fitted = (noise - lam * a - r).square().sum(1)
         return LinearDraws(x, a, fitted, error, visits)
+
+
+def _relative(
+    error: Float[Tensor, "s"], x: Float[Tensor, "s D"], change: Float[Tensor, "s D"]
+) -> float:
+    """The largest error relative to a draw, and to its change from a draw of the prior."""
+    size = x.double().norm(dim=1)
+    norms = torch.minimum(size, change.double().norm(dim=1)).clamp_min(1e-12 * size)
+    return float((error / norms).max())
 
 
 def _checked(found: Solution, lam: Any) -> Solution:

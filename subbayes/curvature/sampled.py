@@ -113,7 +113,8 @@ class Sampled(Precision):
         if self._solver == "primal":
             return self.settings.solve_primal(V, lam, b).x.to(vectors)
         limit = 2 * lam**0.5 * self.settings.tolerance * b.norm(dim=1)
-        found = self.settings.solve_dual(V, lam, V.push(vectors.to(V.dtype)), limit)
+        pushed = V.push(vectors.to(V.dtype))
+        found = self.settings.solve_dual(V, lam, pushed, lambda a: limit)
         return (vectors - V.pull(found.x).to(vectors)) / lam
 
     def sample(self, count: int, generator: torch.Generator) -> Float[Tensor, "s D"]:
