@@ -14,6 +14,7 @@ from typing import Any
 from subbayes.likelihoods.base import Likelihood
 from subbayes.likelihoods.discrete import Bernoulli, Categorical, Poisson
 from subbayes.likelihoods.gaussian import Gaussian, HeteroscedasticGaussian
+from subbayes.likelihoods.places import CategoricalPlaces
 from subbayes.likelihoods.standardized import Standardized
 from subbayes.likelihoods.weighted import Weighted
 from subbayes.utils.checks import check_choice, fail, fail_type
@@ -21,6 +22,7 @@ from subbayes.utils.checks import check_choice, fail, fail_type
 __all__ = [
     "Bernoulli",
     "Categorical",
+    "CategoricalPlaces",
     "Gaussian",
     "HeteroscedasticGaussian",
     "Likelihood",
@@ -38,7 +40,7 @@ _SHORT_NAMES: dict[str, Callable[..., Likelihood]] = {
     "bernoulli": Bernoulli,
     "poisson": Poisson,
 }
-_BY_NAME = {made.__name__: made for made in _SHORT_NAMES.values()}
+_BY_NAME = {made.__name__: made for made in (*_SHORT_NAMES.values(), CategoricalPlaces)}
 
 
 _OTHER_NAMES = {

@@ -110,6 +110,7 @@ LIKELIHOOD: Rule = tagged(
         },
         "Weighted": {"likelihood": deferred(lambda: LIKELIHOOD)},
         "Categorical": {"n_classes": optional(whole(2))},
+        "CategoricalPlaces": {"n_classes": whole(2)},
         "Bernoulli": {},
         "Poisson": {},
     },
