@@ -30,7 +30,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -50,6 +50,7 @@ _ROUNDS = 4  # of dual solutions, until the norms of the draws are known
 _INNER = 0.1  # reduction of the residual of a minibatch in one visit
 
 
+@runtime_checkable
 class Products(Protocol):
     """Products with V and its transpose."""
 

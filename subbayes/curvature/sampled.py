@@ -253,9 +253,9 @@ class _Squared:
         return self.of(vector[None])[0]
 
 
-def _share(a: Tensor, b: Tensor) -> Tensor:
-    """Weight of the second estimate, from the two variances."""
-    return a.square() / (a.square() + b.square()).clamp_min(torch.finfo(a.dtype).tiny)
+def _share(first: Tensor, second: Tensor) -> Tensor:
+    """Weight of the second of two estimates, from their variances."""
+    return first / (first + second).clamp_min(torch.finfo(first.dtype).tiny)
 
 
 def _halves(count: int) -> tuple[tuple[slice, slice], ...]:
@@ -269,22 +269,30 @@ def _mixed(
     """The estimates of variances by each draw, from its squares and the prior's variances."""
     found = torch.empty_like(a)
     for own, other in _halves(len(a)):
-        share = _share(a[other].mean(0), b[other].mean(0))
+        share = _share(a[other].mean(0).square(), b[other].mean(0).square())
         found[own] = (1 - share) * a[own] + share * (prior - b[own])
     return found
+
+
+def _second_moments(draws: Float[Tensor, "S n C"]) -> Float[Tensor, "n C C"]:
+    return torch.einsum("snc,snd->ncd", draws, draws) / len(draws)
+
+
+def _variance_of_moments(found: Float[Tensor, "n C C"]) -> Float[Tensor, "n C C"]:
+    """Variances of second moments by one draw."""
+    diagonal = found.diagonal(dim1=1, dim2=2)
+    return diagonal.unsqueeze(1) * diagonal.unsqueeze(2) + found.square()
 
 
 def _combined(
     a: Float[Tensor, "S n C"], b: Float[Tensor, "S n C"], prior: Float[Tensor, "n C C"]
 ) -> Float[Tensor, "n C C"]:
-    """Covariances from both estimates, with negative eigenvalues set to 0."""
+    """Covariances from both estimates, entry by entry, with negative eigenvalues set to 0."""
     total = torch.zeros_like(prior)
     for own, other in _halves(len(a)):
-        share = _share(a[other].square().sum(2).mean(0), b[other].square().sum(2).mean(0))
-        w = share[:, None, None]
-        first = torch.einsum("snc,snd->ncd", a[own], a[own])
-        second = len(a[own]) * prior - torch.einsum("snc,snd->ncd", b[own], b[own])
-        total += (1 - w) * first + w * second
+        share = _share(*(_variance_of_moments(_second_moments(part[other])) for part in (a, b)))
+        both = (1 - share) * _second_moments(a[own]) + share * (prior - _second_moments(b[own]))
+        total += len(a[own]) * both
     total = (total + total.mT) / (2 * len(a))
     values, vectors = torch.linalg.eigh(total)
     bad = values[:, 0] < 0
