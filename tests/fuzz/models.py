@@ -110,7 +110,7 @@ def _samples() -> WeightSamples:
 
 def _laplace(form: str, path: Path) -> None:
     network = subbayes.Network(_mlp())
-    options: dict[str, Any] = {"rank": 3} if form == "low-rank" else {}
+    options = {"low-rank": {"rank": 3}, "sampled": {"samples": 4}}.get(form, {})
     if form == "subspace":
         basis = torch.randn(3, network.size, generator=torch.Generator().manual_seed(1))
         found = linearised_laplace(
@@ -262,7 +262,7 @@ MODELS: dict[str, Example] = {
             partial(_laplace, form),
             partial(_load, data=(X, Y)) if form in ("dual", "low-rank") else _load,
         )
-        for form in ("dual", "primal", "diagonal", "kfac", "low-rank", "subspace")
+        for form in ("dual", "primal", "diagonal", "kfac", "low-rank", "sampled", "subspace")
     },
     **{
         f"sparse-{posterior}": Example(
