@@ -209,7 +209,7 @@ class SampleThenOptimise:
         prior, noise = self.prior(some, V, lam), self.normal(some, 1, V.length).to(V.device)
         b, goal = noise - V.push(prior), 2 * lam**0.5 * self.tolerance
         a = None if start is None or start.dual is None else start.dual[some]
-        norms, done = prior.double().norm(dim=1), 0
+        norms, done = _norms(prior), 0
 
         def limit(a: Tensor) -> Tensor:  # a' (b - lam a) is the squared norm of V' a
             change = (a * (b - lam * a)).sum(1).clamp_min(0).sqrt()
@@ -219,7 +219,7 @@ class SampleThenOptimise:
             found = self.solve_dual(V, lam, b, limit, a)
             change = V.pull(found.x)
             x = prior + change
-            a, norms, done = found.x, x.double().norm(dim=1), done + found.iterations
+            a, norms, done = found.x, _norms(x), done + found.iterations
             error = _relative(found.residual.norm(dim=1) / (2 * lam**0.5), x, change)
             if not found.converged or error <= self.tolerance:
                 break
@@ -310,12 +310,16 @@ class SampleThenOptimise:
         return LinearDraws(x, a, fitted, error, visits)
 
 
+def _norms(vectors: Float[Tensor, "s D"]) -> Float[Tensor, "s"]:
+    return torch.linalg.vector_norm(vectors, dim=1, dtype=torch.float64)
+
+
 def _relative(
     error: Float[Tensor, "s"], x: Float[Tensor, "s D"], change: Float[Tensor, "s D"]
 ) -> float:
     """The largest error relative to a draw, and to its change from a draw of the prior."""
-    size = x.double().norm(dim=1)
-    norms = torch.minimum(size, change.double().norm(dim=1)).clamp_min(1e-12 * size)
+    size = _norms(x)
+    norms = torch.minimum(size, _norms(change)).clamp_min(1e-12 * size)
     return float((error / norms).max())
 
 

@@ -294,3 +294,16 @@ def test_nothing_depends_on_the_number_of_outputs_squared():
     assert variances.shape == (3, 4096)
     with torch.no_grad():
         assert n_rows(take(x, slice(2))) == 2
+
+
+def test_minibatches_agree_with_all_rows_at_once(monkeypatch):
+    """Many visits of blocks of rows that are correlated with one another."""
+    monkeypatch.setattr("subbayes.curvature.many_products._MINIBATCH", 7)
+    net, likelihood, data, _ = problem(3, 3, n=30)
+    options = dict(samples=4, tolerance=1e-6, prior_precision=5.0)
+    whole = precision(net, likelihood, data, "sampled", solver="dual", **options)
+    some = precision(net, likelihood, data, "sampled", solver="minibatch", **options)
+    assert some.draws.iterations > 1
+    assert some.draws.error <= 1e-6
+    torch.testing.assert_close(some.draws.x, whole.draws.x, rtol=1e-4, atol=1e-5)
+    assert len(list(some.products.minibatches())) == 5

@@ -20,6 +20,7 @@ from subbayes.baselines.mc_dropout import mc_dropout
 from subbayes.baselines.temperature_scaling import temperature_scaling
 from subbayes.data.data import Data
 from subbayes.inference.laplace.linearised import linearised_laplace
+from subbayes.inference.laplace.linearised_engine import LinearisedLaplace
 from subbayes.inference.samplers.elliptical_slice import EllipticalSlice
 from subbayes.inference.samplers.hmc import HMC
 from subbayes.inference.samplers.nuts import NUTS
@@ -224,6 +225,12 @@ MODELS: dict[str, Example] = {
     "fitted-pca": Example(partial(_fitted, _mlp(), subspace=subbayes.subspaces.PCA(rank=2)), _load),
     "fitted-full-linearised": Example(
         partial(_fitted, _mlp(), subspace="full", inference="laplace-linearised"), _load
+    ),
+    "fitted-full-sampled": Example(
+        partial(
+            _fitted, _mlp(), subspace="full", inference=LinearisedLaplace(covariance="sampled")
+        ),
+        _load,
     ),
     "fitted-random-poisson": Example(
         partial(
