@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 from jaxtyping import Float
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["Draws", "Moments", "Prediction", "Validity", "round_up"]
 
 Validity = Literal["exact", "approximation", "ensemble"]
-Prediction = Literal["network", "linearised"]
+Prediction = Literal["network", "linearised", "linearised-draws"]
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,8 @@ class Draws:
             an approximation, "ensemble" for separately trained networks.
         independent: whether all draws are independent, like those of an approximation.
         prediction: "network" averages the network's predictions over the draws; "linearised"
-            predicts in closed form by the linearised network, from `moments`.
+            predicts in closed form by the linearised network, from `moments`;
+            "linearised-draws" by averages of its outputs over the draws.
         temperature: T of the posterior.
         pareto_k: Pareto k of the importance ratios of an approximation; NaN if unknown.
         converged: whether an optimisation converged; None if there is none.
@@ -88,7 +89,7 @@ class Draws:
 
     def __post_init__(self) -> None:
         check_choice("validity", self.validity, ("exact", "approximation", "ensemble"))
-        check_choice("prediction", self.prediction, ("network", "linearised"))
+        check_choice("prediction", self.prediction, get_args(Prediction))
         if self.z.ndim != 3:
             fail("z", "shape (chains, draws, k)", self.z.shape)
         for name, values in self.stats.items():

@@ -174,9 +174,9 @@ class EvidencePrior:
     (empirical Bayes; MacKay 1992, Immer et al. 2021).
 
     Attributes:
-        covariance: form of the covariance of all weights: "exact", or "kfac", "low-rank" or
-            "diagonal" if neither (N C)² nor D² numbers fit into memory; None takes that of an
-            `Optimal` subspace, and "exact" for others.
+        covariance: form of the covariance of all weights: "exact", or "sampled", "kfac",
+            "low-rank" or "diagonal" if neither (N C)² nor D² numbers fit into memory; None takes
+            that of an `Optimal` subspace, and "exact" for others.
 
     Raises:
         InputError: an unknown covariance.

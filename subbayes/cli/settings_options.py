@@ -93,9 +93,9 @@ OPTIONS = {
         Option(
             "subspace.covariance",
             POSTERIOR,
-            "Covariance of the weights by which the subspace optimal is chosen: exact, or kfac, "
-            "low-rank or diagonal where it does not fit into memory.",
-            "exact|dual|primal|kfac|low-rank|diagonal",
+            "Covariance of the weights by which the subspace optimal is chosen: exact, or sampled, "
+            "kfac, low-rank or diagonal where it does not fit into memory.",
+            "exact|dual|primal|kfac|low-rank|diagonal|sampled",
         ),
         Option(
             "subspace.scale_prior",

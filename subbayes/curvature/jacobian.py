@@ -35,7 +35,7 @@ from subbayes.utils.memory import available_memory, check_memory
 from subbayes.utils.progress import estimated_progress
 from subbayes.utils.types import Inputs, Targets
 
-__all__ = ["Jacobian", "check_covariance_memory", "curvature_root"]
+__all__ = ["Jacobian", "check_covariance_memory", "curvature_root", "root_of"]
 
 _MEMORY_LIMIT = 2**28
 _MANY = 4  # with more vectors per row of an input, dense rows cost less than backward passes
@@ -307,7 +307,11 @@ def curvature_root(
     Raises:
         InputError: a curvature that is not finite, or not positive semi-definite.
     """
-    curvature = likelihood.for_targets(y).curvature(outputs.double())
+    return root_of(likelihood.for_targets(y).curvature(outputs.double()))
+
+
+def root_of(curvature: Float[Tensor, "*n C C"]) -> Float[Tensor, "*n C C"]:
+    """Roots of curvatures of a likelihood, see `curvature_root`."""
     if not bool(torch.isfinite(curvature).all()):
         fail(
             "likelihood",

@@ -92,6 +92,11 @@ class Precision(ABC):
     def eigenvalues(self) -> Float[Tensor, "r"]:
         r"""Eigenvalues of $V^\top V$ in float64; the omitted ones are zero."""
 
+    def spectrum(self) -> tuple[Float[Tensor, "r"], Float[Tensor, "r"]]:
+        """Eigenvalues of V'V and how often each occurs, where they are known or estimated."""
+        values = self.eigenvalues().clamp_min(0)
+        return values, torch.ones_like(values)
+
     @abstractmethod
     def rescaled(self, V: Jacobian, prior_precision: float, factor: float) -> Precision:
         """The same form at another prior precision and with V'V multiplied by a factor.

@@ -23,7 +23,10 @@ __all__ = ["EXACT", "FORMS", "Form", "check_exact", "check_options", "exact", "p
 
 EXACT = ("exact", "dual", "primal")
 _ARGUMENTS = ("covariance", "memory_limit", "prior_precision", "progress", "subspace")
-_OPTIONS = {"low-rank": ("rank", "tolerance", "iterations", "rounds", "seed")}
+_OPTIONS = {
+    "low-rank": ("rank", "tolerance", "iterations", "rounds", "seed"),
+    "sampled": ("samples", "tolerance", "iterations", "solver", "seed"),
+}
 
 
 def precision(
@@ -45,12 +48,13 @@ def precision(
         data: (inputs, y), a DataLoader, a Dataset or `Data`.
         covariance: the form: "exact" (dual or primal, whichever takes less time, if it fits
             into memory; `describe()` says which and why), "dual", "primal",
-            "diagonal", "low-rank" (matrix-free) or "kfac" (Kronecker factors).
+            "diagonal", "low-rank" (matrix-free), "sampled" (draws, without a limit of size) or
+            "kfac" (Kronecker factors).
         prior_precision: $\lambda$.
         memory_limit: bytes for matrices, by default 80 % of the free memory; a quarter of it is
             for the gradients of a block, by default 256 MiB.
         progress: show progress bars, here and in predictions; None shows them on a terminal.
-        options: options of the low-rank form.
+        options: options of the low-rank or the sampled form.
 
     Raises:
         InputError: incompatible arguments, a prior precision that is not above 0, or a form that
@@ -77,8 +81,13 @@ def precision(
         from subbayes.curvature.low_rank import LowRank
 
         return LowRank(V.silent(), prior_precision, **options)
+    if covariance == "sampled":
+        from subbayes.curvature.sample_then_optimise import SampleThenOptimise
+        from subbayes.curvature.sampled import Sampled
+
+        return Sampled(V, prior_precision, SampleThenOptimise(**options))
     if likelihood.unweighted is not likelihood:
-        remedy = "Use covariance='exact', 'low-rank' or 'diagonal'"
+        remedy = "Use covariance='exact', 'sampled', 'low-rank' or 'diagonal'"
         fail("covariance", "one that takes weights of observations", "'kfac'", remedy)
     from subbayes.curvature.kfac import Kfac
 
@@ -173,8 +182,8 @@ def check_exact(
             f"the {chosen} form with {names[chosen]}, {format_bytes(needed[chosen])}",
             f"The {fits[0]} form with {names[fits[0]]} fits: {format_bytes(needed[fits[0]])}"
             if fits
-            else "Use 'kfac', 'low-rank' or 'diagonal', which hold no such matrix, or at most "
-            f"{int((limit / 24) ** 0.5) // outputs} observations",
+            else "Use 'sampled', 'kfac', 'low-rank' or 'diagonal', which hold no such matrix, "
+            f"or at most {int((limit / 24) ** 0.5) // outputs} observations",
         )
     return chosen
 

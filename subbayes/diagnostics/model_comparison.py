@@ -180,7 +180,7 @@ class _Candidate:
             self.terms, temperature=self.temperature, quiet=True, log_weights=self.log_weights
         )
         evidence, error, k = self._evidence()
-        linearised = self.draws.prediction == "linearised"
+        linearised = self.draws.prediction != "network"
         score = ModelScore(
             name=self.name,
             elpd=result.elpd,

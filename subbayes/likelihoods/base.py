@@ -135,6 +135,14 @@ class Likelihood(ABC):
         hessian = torch.func.vmap(torch.func.jacrev(torch.func.jacrev(negative)))(rows, y)
         return hessian.reshape(*outputs.shape, outputs.shape[-1])
 
+    def curvature_blocks(self, outputs: Outputs) -> Float[Tensor, "*S N B b b"]:
+        r"""The curvature $\Lambda$ as B blocks on its diagonal, of b adjacent outputs each.
+
+        By default one block; a likelihood that is independent over outputs overrides it, so that
+        no C x C matrix is formed.
+        """
+        return self.curvature(outputs).unsqueeze(-3)
+
     def _any_target(self, rows: Tensor) -> Tensor:
         return torch.zeros(len(rows), dtype=rows.dtype, device=rows.device)
 

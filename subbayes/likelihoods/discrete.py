@@ -220,6 +220,10 @@ class Poisson(_OneOutput):
         """exp(f) on the diagonal."""
         return torch.diag_embed(outputs.exp())
 
+    def curvature_blocks(self, outputs: Outputs) -> Float[Tensor, "*S N C 1 1"]:
+        """exp(f) for each output."""
+        return outputs.exp().unsqueeze(-1).unsqueeze(-1)
+
     def sample(self, outputs: Outputs, generator: torch.Generator) -> Tensor:
         """One count per output, shape (..., N, T)."""
         return torch.poisson(outputs.exp().cpu(), generator=generator)

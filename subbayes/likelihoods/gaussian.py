@@ -219,6 +219,10 @@ class Gaussian(_OneParameter):
         r"""$\Lambda = \sigma^{-2} I$."""
         return torch.diag_embed(1 / self.variance(outputs))
 
+    def curvature_blocks(self, outputs: Outputs) -> Float[Tensor, "*S N C 1 1"]:
+        r"""$\sigma^{-2}$ for each output."""
+        return (1 / self.variance(outputs)).unsqueeze(-1).unsqueeze(-1)
+
     def n_outputs(self, y: Targets) -> int:
         """One output per target."""
         return n_targets(y)
@@ -326,6 +330,13 @@ class HeteroscedasticGaussian(_OneParameter):
         v = self.variance(outputs)
         slope = torch.sigmoid(outputs[..., outputs.shape[-1] // 2 :])
         return torch.diag_embed(torch.cat([1 / v, slope.square() / (2 * v.square())], -1))
+
+    def curvature_blocks(self, outputs: Outputs) -> Float[Tensor, "*S N C 1 1"]:
+        """The diagonal of the Fisher information."""
+        v = self.variance(outputs)
+        slope = torch.sigmoid(outputs[..., outputs.shape[-1] // 2 :])
+        diagonal = torch.cat([1 / v, slope.square() / (2 * v.square())], -1)
+        return diagonal.unsqueeze(-1).unsqueeze(-1)
 
     def n_outputs(self, y: Targets) -> int:
         """Two outputs per target."""

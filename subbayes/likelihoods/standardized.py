@@ -143,6 +143,10 @@ class Standardized(WrappedLikelihood):
         """The curvature in f, which does not depend on the units of y."""
         return self.likelihood.curvature(outputs)
 
+    def curvature_blocks(self, outputs: Outputs) -> Float[Tensor, "*S N B b b"]:
+        """The blocks of the curvature in f."""
+        return self.likelihood.curvature_blocks(outputs)
+
     def cdf(self, outputs: Outputs, y: Tensor) -> Moments:
         """P(Y <= y | f), shape (..., N, T)."""
         shift, scale = self._units(outputs)

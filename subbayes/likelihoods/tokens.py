@@ -1,4 +1,4 @@
-r"""The likelihood of a sequence of tokens, of language models and taggers."""
+r"""The likelihood of labels of the positions of a row: tokens of a text, pixels of an image."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MOST_CURVATURE = 4096  # outputs of a row, whose curvature has the square of th
 
 @dataclass(frozen=True)
 class CategoricalTokens(Likelihood):
-    r"""Labels of the positions of a sequence, some of them ignored.
+    r"""Labels of the positions of a sequence, or of the pixels of an image, some of them ignored.
 
     $$ \log p(y \mid f) = \sum_{t:\, y_t \ne i} \log \mathrm{softmax}(f_t)_{y_t} $$
 
@@ -102,15 +102,18 @@ class CategoricalTokens(Likelihood):
                 outputs.shape[-1],
                 "Sample a subspace, e.g. inference='elliptical-slice', which needs no curvature",
             )
-        p = self.classes(outputs)
-        others = 1 - torch.eye(p.shape[-1], dtype=p.dtype, device=p.device)
-        pairs = p.unsqueeze(-1) * p.unsqueeze(-2) * others
-        blocks = torch.diag_embed(pairs.sum(-1)) - pairs  # (..., N, L, V, V)
-        if self.kept is not None:
-            blocks = blocks * self.kept[..., None, None].to(blocks)
-        same = torch.eye(p.shape[-2], dtype=p.dtype, device=p.device)
+        blocks = self.curvature_blocks(outputs)
+        same = torch.eye(blocks.shape[-3], dtype=blocks.dtype, device=blocks.device)
         whole = blocks.unsqueeze(-2) * same[:, None, :, None]  # (..., L, V, L, V)
         return whole.flatten(-4, -3).flatten(-2)
+
+    def curvature_blocks(self, outputs: Outputs) -> Float[Tensor, "*S N L K K"]:
+        """The blocks of the curvature, one for each position."""
+        p = self.classes(outputs)
+        others = 1 - torch.eye(p.shape[-1], dtype=p.dtype, device=p.device)  # 1 - p may round to 0
+        pairs = p.unsqueeze(-1) * p.unsqueeze(-2) * others
+        blocks = torch.diag_embed(pairs.sum(-1)) - pairs
+        return blocks if self.kept is None else blocks * self.kept[..., None, None].to(blocks)
 
     def for_targets(self, y: Targets | None) -> Likelihood:
         """The likelihood in whose curvature only the positions of these labels count."""

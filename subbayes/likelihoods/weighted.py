@@ -90,6 +90,13 @@ class Weighted(WrappedLikelihood):
         """The likelihood with the sizes that the outputs determine."""
         return replace(self, likelihood=self.likelihood.for_outputs(n_outputs, _split(y)[0]))
 
+    def curvature_blocks(self, outputs: Outputs) -> Float[Tensor, "*S N B b b"]:
+        """The blocks of the curvature in f, weighted after `for_targets`."""
+        found = self.likelihood.curvature_blocks(outputs)
+        if self.weights is None:
+            return found
+        return self.weights.to(found)[:, None, None, None] * found
+
     def n_outputs(self, y: Targets) -> int:
         """Number of network outputs for these targets."""
         return self.likelihood.n_outputs(_split(y)[0])

@@ -84,7 +84,7 @@ class FittedModel(Predictor):
             InputError: inputs the module does not take.
         """
         draws = self.sampled
-        if draws.prediction == "linearised":
+        if draws.prediction != "network":
             from subbayes.inference.laplace.linearised_engine import predict_linearised
 
             return predict_linearised(

@@ -317,7 +317,8 @@ def default_method(likelihood: Likelihood, mean: Float[Tensor, "N C"]) -> Method
     """The method that "auto" stands for."""
     if is_linear(likelihood, mean):
         return "gaussian"
-    return "extended-probit" if likelihood.kind == "classification" else "monte-carlo"
+    one_label = likelihood.kind == "classification" and not likelihood.per_position
+    return "extended-probit" if one_label else "monte-carlo"
 
 
 def predictive_of(

@@ -214,7 +214,7 @@ class Predictive:
 
     @property
     def labels(self) -> np.ndarray:
-        """Most probable class of each row, 0..K-1, shape (N,); for tokens of each position, (N, L)."""
+        """Most probable class of each row, 0..K-1, shape (N,); of each token (N, L)."""
         return self.probabilities.argmax(-1)
 
     @property

@@ -56,8 +56,8 @@ class Optimal(RankedMethod):
         rank: number of directions s; None takes 20, or all weights if there are fewer.
         inputs: inputs without labels for which the subspace is chosen, or a loader of them; None
             takes training inputs, see `recombine_inputs`.
-        covariance: form of the covariance of the weights: "exact", or "kfac", "low-rank" or
-            "diagonal" if neither (N C)² nor D² numbers fit into memory.
+        covariance: form of the covariance of the weights: "exact", or "sampled", "kfac",
+            "low-rank" or "diagonal" if neither (N C)² nor D² numbers fit into memory.
 
     Example:
         >>> Optimal(rank=10, covariance="kfac")
@@ -127,7 +127,7 @@ def optimal(
             takes training inputs, see `recombine_inputs`.
         rank: s.
         covariance: the form of $\Psi$: "exact" (dual or primal, whichever is faster), "kfac",
-            "diagonal" or "low-rank".
+            "diagonal", "low-rank" or "sampled".
         prior_precision: $\lambda$.
         memory_limit: bytes for matrices; by default 80 % of the free memory.
         seed: seed of `recombine_inputs`.

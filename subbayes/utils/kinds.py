@@ -148,14 +148,18 @@ def _exported_tensors(facts: dict[str, Any]) -> dict[str, TensorRule]:
 _laplace = record(
     _network,
     subspace=optional(SUBSPACE),
-    form=text("dual", "primal", "diagonal", "low-rank", "kfac", "subspace"),
+    form=text("dual", "primal", "diagonal", "low-rank", "kfac", "sampled", "subspace"),
     prior_precision=POSITIVE,
     rows=whole(1),
     memory_limit=whole(1),
     data=text(),
     inputs=list_of(optional(text()), least=1),
     structure=text("tensor", "tuple", "dict"),
-    options=dict_of(optional(number())),
+    options=dict_of(
+        optional(
+            one_of("a number or a solver", number(), text("auto", "dual", "primal", "minibatch"))
+        )
+    ),
     layers=list_of(text()),
     residual=optional(number(0)),
 )
@@ -177,6 +181,7 @@ def _laplace_tensors(facts: dict[str, Any]) -> dict[str, TensorRule]:
         "diagonal": {"squares": _matrix("D", values="variance")},
         "low-rank": {"values": _matrix("r", values="variance"), "vectors": _matrix("r", "D")},
         "kfac": {"diagonal": _matrix("D", values="variance")},
+        "sampled": {"draws": array("S", "D"), "fitted": _matrix("S", values="variance")},
         "subspace": {"matrix": _matrix(k, k), "metric": _matrix(k, k)},
     }
     if facts["form"] == "kfac":

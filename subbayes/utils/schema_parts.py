@@ -180,6 +180,7 @@ DRAWS = record(
             "seconds?": number(0),
             "pareto_k?": number(finite=False),
             "thinned_from?": whole(1),
+            "centred?": boolean,
             "warnings?": list_of(text()),
             "*": anything,
         }
@@ -187,7 +188,7 @@ DRAWS = record(
     engine=text(),
     validity=text("exact", "approximation", "ensemble"),
     independent=boolean,
-    prediction=text("network", "linearised"),
+    prediction=text("network", "linearised", "linearised-draws"),
     temperature=POSITIVE,
     pareto_k=optional(number(finite=False)),
     converged=optional(boolean),

@@ -26,8 +26,8 @@ __all__ = [
     "WeightsBatch",
 ]
 
-Form = Literal["exact", "dual", "primal", "diagonal", "low-rank", "kfac"]
-FORMS = ("exact", "dual", "primal", "diagonal", "low-rank", "kfac")
+Form = Literal["exact", "dual", "primal", "diagonal", "low-rank", "kfac", "sampled"]
+FORMS = ("exact", "dual", "primal", "diagonal", "low-rank", "kfac", "sampled")
 """Forms of the covariance of the weights, see `subbayes.curvature.precision_factory`."""
 
 Inputs: TypeAlias = Tensor | tuple[Tensor, ...] | dict[str, Tensor]

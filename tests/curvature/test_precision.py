@@ -67,7 +67,8 @@ def test_faster_exact_form_is_chosen_within_the_memory_limit():
         precision(large, **options, covariance="primal", memory_limit=1000)
     with pytest.raises(
         InputError,
-        match="Use 'kfac', 'low-rank' or 'diagonal', which hold no such matrix, or at most 2 obs",
+        match="Use 'sampled', 'kfac', 'low-rank' or 'diagonal', which hold no such matrix, or at "
+        "most 2 obs",
     ):
         precision(large, **options, memory_limit=100)
 

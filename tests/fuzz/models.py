@@ -20,6 +20,7 @@ from subbayes.baselines.mc_dropout import mc_dropout
 from subbayes.baselines.temperature_scaling import temperature_scaling
 from subbayes.data.data import Data
 from subbayes.inference.laplace.linearised import linearised_laplace
+from subbayes.inference.laplace.linearised_engine import LinearisedLaplace
 from subbayes.inference.samplers.elliptical_slice import EllipticalSlice
 from subbayes.inference.samplers.hmc import HMC
 from subbayes.inference.samplers.nuts import NUTS
@@ -110,7 +111,7 @@ def _samples() -> WeightSamples:
 
 def _laplace(form: str, path: Path) -> None:
     network = subbayes.Network(_mlp())
-    options: dict[str, Any] = {"rank": 3} if form == "low-rank" else {}
+    options = {"low-rank": {"rank": 3}, "sampled": {"samples": 4}}.get(form, {})
     if form == "subspace":
         basis = torch.randn(3, network.size, generator=torch.Generator().manual_seed(1))
         found = linearised_laplace(
@@ -225,6 +226,12 @@ MODELS: dict[str, Example] = {
     "fitted-full-linearised": Example(
         partial(_fitted, _mlp(), subspace="full", inference="laplace-linearised"), _load
     ),
+    "fitted-full-sampled": Example(
+        partial(
+            _fitted, _mlp(), subspace="full", inference=LinearisedLaplace(covariance="sampled")
+        ),
+        _load,
+    ),
     "fitted-random-poisson": Example(
         partial(
             _fitted,
@@ -262,7 +269,7 @@ MODELS: dict[str, Example] = {
             partial(_laplace, form),
             partial(_load, data=(X, Y)) if form in ("dual", "low-rank") else _load,
         )
-        for form in ("dual", "primal", "diagonal", "kfac", "low-rank", "subspace")
+        for form in ("dual", "primal", "diagonal", "kfac", "low-rank", "sampled", "subspace")
     },
     **{
         f"sparse-{posterior}": Example(

@@ -186,3 +186,18 @@ def test_outputs_that_are_refused(made):
         subbayes.fit(Tagger(), (torch.zeros(3, 2).long(), torch.zeros(3)), likelihood="tokens")
     with pytest.raises(InputError, match="likelihood='causal-lm' or 'tokens'"):
         subbayes.fit(Tagger(), (y.clamp_min(0), y.clamp_min(0)), likelihood="categorical")
+
+
+@pytest.mark.parametrize("shift", [False, True])
+def test_blocks_of_the_curvature_are_those_of_each_position(made, shift):
+    f, y = made
+    likelihood = CategoricalTokens(V, shift=shift).for_targets(y)
+    blocks = likelihood.curvature_blocks(f)
+    counted = {(n, t) for n, t, _ in positions(y, shift)}
+    for n in range(N):
+        for t in range(L):
+            at = f.unflatten(-1, (L, V))[:, n, t][:, None]
+            expected = Categorical().curvature(at)[:, 0] * ((n, t) in counted)
+            torch.testing.assert_close(blocks[:, n, t], expected)
+    whole = likelihood.curvature(f)
+    torch.testing.assert_close(whole[1, 2], torch.block_diag(*blocks[1, 2]))

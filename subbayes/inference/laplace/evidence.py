@@ -9,6 +9,9 @@ with the eigenvalues e of $V^\top V$. Within a subspace they are those of $(VP)^
 $P^\top P$, and $\hat w$ is projected on the span of P (the remainder is not random). Gaussian noise
 wider by a factor c divides e by c^2. So one decomposition serves all $\lambda$ and c.
 
+The sampled form has no eigenvalues. Its prior is found by MacKay's updates, with the effective
+dimension $\gamma = \sum_i e_i / (e_i + \lambda)$ estimated from its draws.
+
 The weights are fixed while prior and noise change. For the empirical Bayes of MacKay (1992) and
 Immer et al. (2021), train again under the result and repeat.
 
@@ -19,6 +22,7 @@ linearised network underconfident. `tune_prior` warns of it.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +30,7 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
+from subbayes.curvature.sampled import Sampled
 from subbayes.curvature.subspace_precision import SubspacePrecision
 from subbayes.likelihoods import Gaussian, Likelihood, Standardized
 from subbayes.likelihoods.base import target_values
@@ -36,10 +41,11 @@ from subbayes.utils.warning import warn_user
 if TYPE_CHECKING:
     from subbayes.inference.laplace.linearised import LinearisedPosterior
 
-__all__ = ["Evidence", "scale_noise", "tune_prior"]
+__all__ = ["Evidence", "random_norm", "scale_noise", "tune_prior"]
 
 _COMPARED = 200  # training rows
 _LEAST_SHARE = 0.8  # of the network's probability of their labels
+_MOST_UPDATES, _STATIONARY = 50, 5e-3  # of MacKay's updates, and the change at which they end
 
 
 def scale_noise(likelihood: Likelihood, factor: float) -> Likelihood:
@@ -77,6 +83,7 @@ class Evidence:
         targets: number of observed numbers.
         norm: squared norm of the random weights.
         eigenvalues: of V'V, shape (r,).
+        multiplicities: how often each of them occurs, shape (r,).
     """
 
     log_likelihood: float
@@ -84,10 +91,20 @@ class Evidence:
     targets: int
     norm: float
     eigenvalues: Float[np.ndarray, "r"]
+    multiplicities: Float[np.ndarray, "r"]
 
     @classmethod
     def of(cls, posterior: LinearisedPosterior) -> Evidence:
         """Compute it from one pass over the data and the posterior's eigenvalues."""
+        psi = posterior.precision
+        total, squares, targets = cls.fit_of(posterior)
+        values, counts = psi.spectrum()
+        norm = random_norm(psi)
+        return cls(total, squares, targets, norm, values.cpu().numpy(), counts.cpu().numpy())
+
+    @staticmethod
+    def fit_of(posterior: LinearisedPosterior) -> tuple[float, float, int]:
+        """Log-likelihood, sum of squared residuals and number of observed numbers, in one pass."""
         psi, likelihood = posterior.precision, posterior.likelihood
         total, squares, targets = 0.0, 0.0, 0
         for _, inputs, y in psi.V.batches():
@@ -100,13 +117,7 @@ class Evidence:
                     value = torch.as_tensor(y).double().reshape(mean.shape)
                     squares += float(((value - mean) / std).square().sum())
                     targets += mean.numel()
-        return cls(
-            total,
-            squares if targets else float("nan"),
-            targets,
-            _random_norm(psi),
-            psi.eigenvalues().clamp_min(0).cpu().numpy(),
-        )
+        return total, squares if targets else float("nan"), targets
 
     def log_marginal_likelihood(self, prior_precision: float, noise_factor: float = 1.0) -> float:
         """Log evidence at a prior precision and a factor of the likelihood's noise scale."""
@@ -116,7 +127,9 @@ class Evidence:
             fit += 0.5 * self.squares * (1 - noise_factor**-2) - (
                 self.targets * np.log(noise_factor)
             )
-        occam = np.log1p(self.eigenvalues / (noise_factor**2 * prior_precision)).sum()
+        occam = self.multiplicities @ np.log1p(
+            self.eigenvalues / (noise_factor**2 * prior_precision)
+        )
         return float(fit - 0.5 * prior_precision * self.norm - 0.5 * occam)
 
     def maximum(self, noise: bool = True) -> tuple[float, float]:
@@ -144,7 +157,7 @@ class Evidence:
         return float(np.exp(found.x[0])), float(np.exp(found.x[1])) if free else 1.0
 
 
-def _random_norm(psi: Any) -> float:
+def random_norm(psi: Any) -> float:
     """Squared norm of the weights, or of their projection on the span of a subspace."""
     weights = psi.network.weights.double()
     if not isinstance(psi, SubspacePrecision):
@@ -177,11 +190,40 @@ def tune_prior(posterior: LinearisedPosterior, *, noise: bool = True) -> Lineari
     if not hasattr(posterior, "with_prior_and_noise"):
         remedy = "Pass what linearised_laplace returns"
         fail_type("posterior", "a LinearisedPosterior", posterior, remedy)
-    prior_precision, factor = Evidence.of(posterior).maximum(noise)
-    tuned = posterior.with_prior_and_noise(prior_precision, factor)
+    if isinstance(posterior.precision, Sampled):
+        tuned = _update_until_stationary(posterior, noise)
+    else:
+        prior_precision, factor = Evidence.of(posterior).maximum(noise)
+        tuned = posterior.with_prior_and_noise(prior_precision, factor)
     if tuned.likelihood.kind == "classification":
         _warn_if_underconfident(tuned)
     return tuned
+
+
+def _update_until_stationary(posterior: LinearisedPosterior, noise: bool) -> LinearisedPosterior:
+    r"""MacKay's updates, with the effective dimension $\gamma$ from the draws.
+
+    They are $\lambda \leftarrow \gamma / \lVert \hat w \rVert^2$, and for the noise $c^2 \leftarrow
+    \text{squares} / (\text{targets} - \gamma)$; their fixed point is a stationary point of the
+    evidence. Each posterior is solved from the last.
+    """
+    _, squares, targets = Evidence.fit_of(posterior)
+    norm, factor, found = random_norm(posterior.precision), 1.0, posterior
+    for _ in range(_MOST_UPDATES):
+        assert isinstance(found.precision, Sampled)
+        gamma = found.precision.effective_dimension
+        new, step = max(gamma / norm, math.exp(-20)), 1.0
+        if noise and targets:
+            step = math.sqrt(squares / max(targets - gamma, 1e-3 * targets)) / factor
+        change = max(abs(math.log(new / found.prior_precision)), abs(math.log(step)))
+        if change < _STATIONARY:
+            return found
+        found, factor = found.with_prior_and_noise(new, step), factor * step
+    warn_user(
+        f"prior: the prior precision still changes by {100 * change:.2g} % after {_MOST_UPDATES} "
+        "updates; call tune_prior on the result again"
+    )
+    return found
 
 
 def _warn_if_underconfident(posterior: LinearisedPosterior) -> None:

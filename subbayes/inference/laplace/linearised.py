@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from subbayes.curvature.jacobian import Jacobian, check_covariance_memory
 from subbayes.curvature.precision import Precision
 from subbayes.curvature.precision_factory import FORMS, Form, check_options, precision, root
+from subbayes.curvature.sampled import Sampled
 from subbayes.curvature.subspace_precision import SubspacePrecision
 from subbayes.diagnostics.predictor import Predictor
 from subbayes.draws import Draws, Moments
@@ -48,11 +49,13 @@ from subbayes.predictions.predictive import Predictive
 from subbayes.subspace import FullSubspace, Subspace
 from subbayes.subspace import from_config as subspace_from_config
 from subbayes.utils.checks import check_choice, check_count, check_seed, fail, fail_type
+from subbayes.utils.memory import check_memory
 from subbayes.utils.tensor_file import add_prefix, strip_prefix
 
 __all__ = ["LinearisedPosterior", "Method", "diagonal_blocks", "linearised_laplace", "rebuild"]
 
 _DRAWS = 200  # of outputs, for predictions without a closed form
+_MANY_OUTPUTS = 256  # of a row, beyond which the sampled form predicts by its draws
 
 METHODS = get_args(Method)
 
@@ -77,8 +80,8 @@ def linearised_laplace(
         likelihood: p(y | f), with all its own parameters learned, or its name as for `fit`.
         data: (inputs, y), a DataLoader, a Dataset or `Data`.
         subspace: around the network's weights; None or a `FullSubspace` for all weights.
-        covariance: form of $\Psi$ for all weights: "exact", "diagonal", "low-rank", "kfac".
-            Within a subspace the posterior is exact and needs none.
+        covariance: form of $\Psi$ for all weights: "exact", "diagonal", "low-rank", "kfac",
+            "sampled". Within a subspace the posterior is exact and needs none.
         prior_precision: $\lambda$ of the prior $w \sim N(\hat w, \lambda^{-1} I)$.
         memory_limit: bytes that matrices may take; by default 80 % of what is free.
         progress: show progress bars, of predictions too, with an estimate where they take minutes;
@@ -183,7 +186,7 @@ class LinearisedPosterior(Predictor):
     @property
     def default_draws(self) -> int:
         """Number of draws of predictions without a closed form."""
-        return _DRAWS
+        return self.precision.samples if isinstance(self.precision, Sampled) else _DRAWS
 
     def describe(self) -> dict[str, str]:
         """Descriptions of network, likelihood, method and covariance."""
@@ -231,7 +234,8 @@ class LinearisedPosterior(Predictor):
                 posterior is that of the linearisation). "auto" takes "gaussian",
                 "extended-probit" or "monte-carlo", depending on the likelihood.
             joint: keep the covariance of all inputs, (N C)^2 numbers, with "gaussian".
-            n_draws: number of draws, for methods that draw; by default 200.
+            n_draws: number of draws, for methods that draw; by default 200, and all draws of the
+                sampled form, which holds no more.
             seed: seed of the draws.
             noise: noise scale per new row, for `Gaussian(noise="per-observation")`.
 
@@ -243,10 +247,14 @@ class LinearisedPosterior(Predictor):
                 take, or a joint covariance that does not fit into memory.
         """
         check_choice("method", method, METHODS)
-        n_draws = _DRAWS if n_draws is None else n_draws
+        n_draws = check_count("n_draws", self.default_draws if n_draws is None else n_draws)
         if method == "network":
-            return self._through_network(inputs, check_count("n_draws", n_draws), seed, noise)
+            return self._through_network(inputs, n_draws, seed, noise)
         X = self.precision.jacobian(inputs)
+        if isinstance(self.precision, Sampled) and not joint:
+            many = method == "auto" and X.roots > _MANY_OUTPUTS
+            if many or method == "monte-carlo":
+                return self._from_draws(self.precision, X, n_draws, seed, noise)
         likelihood = with_noise(self.likelihood, noise, X.n)
         rows = None if joint else self.precision.blocks(X).cpu()
         mean, full = X.outputs().double().cpu(), None  # after the blocks, whose passes have them
@@ -258,6 +266,26 @@ class LinearisedPosterior(Predictor):
             full = self.precision.covariance(X).cpu()
             rows = diagonal_blocks(full, X.roots)
         return predictive_of(mean, rows, likelihood, method, n_draws, seed, full)
+
+    def _from_draws(
+        self, psi: Sampled, X: Jacobian, count: int, seed: int, noise: Any
+    ) -> Predictive:
+        """Draws of the outputs, without C x C matrices."""
+        likelihood = with_noise(self.likelihood, noise, X.n)
+        return Predictive(self._output_draws(psi, X, count, seed), likelihood)
+
+    def _output_draws(
+        self, psi: Sampled, X: Jacobian, count: int, seed: int
+    ) -> Float[Tensor, "S N C"]:
+        check_memory(
+            "inputs",
+            f"{count} draws of {X.rows} outputs",
+            16 * count * X.rows,
+            "Pass fewer inputs at once, or lower n_draws",
+        )
+        generator = torch.Generator().manual_seed(check_seed(seed))
+        mean, found = psi.output_draws(X, count, generator)
+        return (mean.double() + found.reshape(len(found), *mean.shape)).cpu()
 
     def _through_network(self, inputs: Any, count: int, seed: int, noise: Any) -> Predictive:
         generator = torch.Generator().manual_seed(check_seed(seed))
@@ -277,6 +305,8 @@ class LinearisedPosterior(Predictor):
     ) -> Float[np.ndarray, "S N C"]:
         """Draws of the linearised network as a function: outputs at all inputs jointly."""
         X: Jacobian = self.precision.jacobian(inputs)
+        if isinstance(self.precision, Sampled):
+            return self._output_draws(self.precision, X, check_count("n", n), seed).numpy()
         check_covariance_memory(X.rows)
         generator = torch.Generator().manual_seed(check_seed(seed))
         mean = X.outputs().double().cpu()

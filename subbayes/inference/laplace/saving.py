@@ -7,7 +7,7 @@ need them only for the evidence and for draws of the weights.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import Any
 
 import torch
@@ -20,6 +20,8 @@ from subbayes.curvature.kfac import Factors, Kfac
 from subbayes.curvature.layers import Layers
 from subbayes.curvature.low_rank import LowRank
 from subbayes.curvature.precision import Precision
+from subbayes.curvature.sample_then_optimise import LinearDraws, SampleThenOptimise
+from subbayes.curvature.sampled import Sampled
 from subbayes.curvature.subspace_precision import SubspacePrecision
 from subbayes.data.data import Data, leaves, n_rows, take, to_device
 from subbayes.likelihoods import Likelihood
@@ -49,6 +51,8 @@ def precision_tensors(precision: Precision) -> dict[str, Tensor]:
         f"example.{i}": _example_rows(leaf)
         for i, leaf in enumerate(leaves(_first_batch(precision.V)[0]))
     }
+    if isinstance(precision, Sampled):
+        return found | {"draws": precision.draws.x, "fitted": precision.draws.fitted}
     if isinstance(precision, Kfac):
         for i, one in enumerate(precision.factors):
             found |= {f"{name}.{i}": getattr(one, name) for name in _FACTORS}
@@ -69,12 +73,24 @@ def precision_facts(precision: Precision) -> dict[str, Any]:
         "data": _digest(precision.V),
         "structure": "tensor" if isinstance(inputs, Tensor) else type(inputs).__name__,
         "inputs": list(inputs) if isinstance(inputs, dict) else [None] * len(leaves(inputs)),
-        "options": precision.options if isinstance(precision, LowRank) else {},
-        "residual": precision.residual if isinstance(precision, LowRank) else None,
+        "options": _options(precision),
+        "residual": _residual(precision),
         "layers": [one.layer.name for one in precision.factors]
         if isinstance(precision, Kfac)
         else [],
     }
+
+
+def _options(precision: Precision) -> dict[str, Any]:
+    if isinstance(precision, Sampled):
+        return asdict(precision.settings)
+    return precision.options if isinstance(precision, LowRank) else {}
+
+
+def _residual(precision: Precision) -> float | None:
+    if isinstance(precision, LowRank):
+        return precision.residual
+    return precision.draws.error if isinstance(precision, Sampled) else None
 
 
 def jacobian_from(
@@ -123,6 +139,8 @@ def precision_from(
             pairs = tensors["values"], tensors["vectors"], float(facts["residual"])
             options: dict[str, Any] = dict(facts["options"])
             return LowRank(V, prior_precision, len(pairs[0]), pairs=pairs, **options)
+        case "sampled":
+            return _sampled(tensors, facts, V)
         case "kfac":
             return Kfac(V, prior_precision, (_factors(tensors, facts, V), tensors["diagonal"]))
         case _:
@@ -130,6 +148,17 @@ def precision_from(
             return SubspacePrecision(
                 V, subspace, prior_precision, (tensors["matrix"], tensors["metric"])
             )
+
+
+def _sampled(tensors: Mapping[str, Tensor], facts: Mapping[str, Any], V: Jacobian) -> Sampled:
+    names = [field.name for field in fields(SampleThenOptimise)]
+    options = {name: facts["options"][name] for name in names if name in facts["options"]}
+    settings = SampleThenOptimise(**options)
+    x, error = tensors["draws"], float(facts["residual"] or 0.0)
+    if len(x) != settings.samples:
+        fail("path", f"{settings.samples} draws", len(x))
+    known = LinearDraws(x, None, tensors["fitted"], error, 0)
+    return Sampled(V, facts["prior_precision"], settings, known=known)
 
 
 def _factors(
@@ -159,7 +188,8 @@ def _digest(V: Jacobian) -> str:
     """A digest of the first row, which does not depend on the batch size."""
     inputs, y = (take(part, slice(1)) for part in _first_batch(V))
     parts = [*leaves(inputs), *leaves(y)]
-    return fingerprint({str(i): part for i, part in enumerate(parts)}, {})
+    dense = (part.clone(memory_format=torch.contiguous_format) for part in parts)
+    return fingerprint({str(i): part for i, part in enumerate(dense)}, {})
 
 
 def _example_rows(leaf: Tensor) -> Tensor:

@@ -279,7 +279,7 @@ def test_oversized_matrices_are_rejected_before_training(free):
     refused(
         lambda: fit(wide, subspace="optimal"),
         r"covariance: expected one that fits into 0.8 MiB, got the dual form with 400 rows "
-        r"\(N C\), 3.7 MiB. Use 'kfac', 'low-rank' or 'diagonal', .* or at most 92 observ",
+        r"\(N C\), 3.7 MiB. Use 'sampled', 'kfac', 'low-rank' or 'diagonal', .* or at most 92 obs",
     )
     refused(
         lambda: fit(module, subspace=subspaces.Optimal(covariance="dual")),

@@ -1,0 +1,334 @@
+r"""Draws from the posterior of a linear model as solutions of regularised least squares.
+
+With $w_0 \sim N(0, \lambda^{-1} I)$ and $\epsilon \sim N(0, I)$ for the m rows of V, the
+solution of
+
+$$ \min_x \; \lVert V x - \epsilon \rVert^2 + \lambda \lVert x - w_0 \rVert^2 , \qquad
+   x = \Psi (V^\top \epsilon + \lambda w_0) = w_0 + V^\top a , \qquad
+   (\lambda I + V V^\top) a = \epsilon - V w_0 , $$
+
+is a draw from $N(0, \Psi)$ with $\Psi^{-1} = V^\top V + \lambda I$. All draws are solved together,
+by block conjugate gradients in D numbers each (primal) or m (dual), or by dual coordinate ascent:
+for one minibatch of rows B after another,
+
+$$ (\lambda I + V_B V_B^\top) \, \delta = \epsilon_B - V_B x - \lambda a_B , \qquad
+   a_B \leftarrow a_B + \delta, \qquad x \leftarrow x + V_B^\top \delta , $$
+
+which decreases the error with every minibatch and needs no step size. If r is the residual of the
+system, the error of a solution is at most
+
+$$ \lVert x - x_* \rVert \le \lVert r \rVert / \lambda \;\;\text{(primal)}, \qquad
+   \lVert r \rVert / (2 \sqrt\lambda) \;\;\text{(dual)} . $$
+
+Source: Antorán, Padhy, Barbano, Nalisnick, Janz and Hernández-Lobato (2023), "Sampling-based
+inference for large linear models, with application to linearised Laplace"; Shalev-Shwartz and Zhang
+(2013), "Stochastic dual coordinate ascent methods".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from subbayes.curvature.block_conjugate_gradients import Solution, block_conjugate_gradients
+from subbayes.utils.checks import check_choice, check_count, check_positive, check_seed, fail
+from subbayes.utils.progress import estimated_progress
+from subbayes.utils.warning import warn_user
+
+__all__ = ["SOLVERS", "LinearDraws", "Products", "SampleThenOptimise"]
+
+SOLVERS = ("auto", "dual", "primal", "minibatch")
+_VECTORS = 6  # of D numbers in memory at once for each draw while it is solved
+_ROUNDS = 4  # of dual solutions, until the norms of the draws are known
+_INNER = 0.1  # reduction of the residual of a minibatch in one visit
+
+
+@runtime_checkable
+class Products(Protocol):
+    """Products with V and its transpose."""
+
+    @property
+    def size(self) -> int:
+        """Number of columns D."""
+
+    @property
+    def length(self) -> int:
+        """Number of rows m."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of vectors of D numbers."""
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the vectors."""
+
+    def push(self, vectors: Float[Tensor, "s D"]) -> Float[Tensor, "s m"]:
+        """V v."""
+
+    def pull(self, cotangents: Float[Tensor, "s m"]) -> Float[Tensor, "s D"]:
+        """V' u."""
+
+    def squared(self, vectors: Float[Tensor, "s D"]) -> Float[Tensor, "s D"]:
+        """V'V v."""
+
+    def minibatches(self) -> Iterator[tuple[slice, Products]]:
+        """Blocks of rows."""
+
+
+@dataclass(frozen=True)
+class LinearDraws:
+    """Draws, and what later solutions start from.
+
+    Attributes:
+        x: draws of w minus its mean, shape (S, D).
+        dual: the solutions a of the dual systems, shape (S, m); None for primal ones.
+        fitted: squared norms of V x, whose mean is the effective dimension, shape (S,).
+        error: bound on the relative error of a draw by its residual, the largest one.
+        iterations: iterations of conjugate gradients, or visits of all minibatches.
+    """
+
+    x: Float[Tensor, "S D"]
+    dual: Float[Tensor, "S m"] | None
+    fitted: Float[Tensor, "S"]
+    error: float
+    iterations: int
+
+
+@dataclass(frozen=True)
+class SampleThenOptimise:
+    """How draws are solved.
+
+    Attributes:
+        samples: number of draws S; variances have a relative standard error of sqrt(2 / S).
+        tolerance: bound on the error of a draw, relative to the smaller of the norms of the draw
+            and of its difference from the draw of the prior that it starts from.
+        iterations: largest number of iterations, or of visits of all minibatches.
+        solver: "dual" (m numbers for each draw), "primal" (D numbers), "auto", the smaller one, or
+            "minibatch".
+        seed: seed of the draws, which do not depend on solver, batches or number of draws.
+
+    Raises:
+        InputError: settings out of range.
+    """
+
+    samples: int = 64
+    tolerance: float = 1e-2
+    iterations: int = 1000
+    solver: str = "auto"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_count("samples", self.samples, 2)
+        check_positive("tolerance", self.tolerance)
+        check_count("iterations", self.iterations)
+        check_choice("solver", self.solver, SOLVERS)
+        check_seed(self.seed)
+
+    def chosen(self, size: int, length: int) -> str:
+        """The solver that "auto" stands for, given the numbers of weights and of rows."""
+        if self.solver == "auto":
+            return "dual" if length < size else "primal"
+        return self.solver
+
+    def groups(self, size: int, bytes_at_once: int) -> list[slice]:
+        """Draws that are solved together, within a limit of memory."""
+        at_once = max(2, bytes_at_once // (_VECTORS * 8 * size))
+        count = math.ceil(self.samples / at_once)
+        step = math.ceil(self.samples / count)
+        return [slice(i, min(i + step, self.samples)) for i in range(0, self.samples, step)]
+
+    def normal(self, some: slice, stream: int, count: int) -> Float[Tensor, "s m"]:
+        """Standard normal numbers; each draw has streams of its own."""
+        rows = [
+            np.random.default_rng([self.seed, s, stream]).standard_normal(count)
+            for s in range(self.samples)[some]
+        ]
+        return torch.from_numpy(np.stack(rows))
+
+    def prior(self, some: slice, V: Products, prior_precision: float) -> Float[Tensor, "s D"]:
+        """Draws w0 of the prior, from which the draws of the posterior are made."""
+        eta = self.normal(some, 0, V.size).to(V.device, V.dtype)
+        return eta.div_(prior_precision**0.5)
+
+    def draw(
+        self,
+        V: Products,
+        prior_precision: float,
+        *,
+        start: LinearDraws | None = None,
+        bytes_at_once: int = 2**32,
+        progress: bool | None = False,
+    ) -> LinearDraws:
+        """Solve for all draws.
+
+        Args:
+            V: products with the root of the data's precision.
+            prior_precision: lambda.
+            start: solutions to start from, of nearby systems with the same random numbers.
+            bytes_at_once: of vectors of D numbers in memory while draws are solved.
+            progress: show a progress bar of the draws; None shows it on a terminal.
+
+        Raises:
+            InputError: numbers that overflow.
+
+        Warns:
+            Solutions that are not within the tolerance.
+        """
+        name = self.chosen(V.size, V.length)
+        solve = {"dual": self._dual, "primal": self._primal, "minibatch": self._minibatch}[name]
+        parts = []
+        with estimated_progress(self.samples, "Posterior draws", progress, "draws") as report:
+            for some in self.groups(V.size, bytes_at_once):
+                parts.append(solve(V, prior_precision, some, start))
+                report(len(parts[-1].x))
+        duals = [part.dual for part in parts if part.dual is not None]
+        found = LinearDraws(
+            torch.cat([part.x for part in parts]) if len(parts) > 1 else parts[0].x,
+            torch.cat(duals) if duals else None,
+            torch.cat([part.fitted for part in parts]),
+            max(part.error for part in parts),
+            max(part.iterations for part in parts),
+        )
+        if found.error > self.tolerance:
+            exactly = ", or compute in float64" if V.dtype != torch.float64 else ""
+            warn_user(
+                f"tolerance: draws are solved with a relative error of up to {found.error:.2g} "
+                f"after {found.iterations} iterations; raise iterations{exactly}"
+            )
+        return found
+
+    def _dual(self, V: Products, lam: float, some: slice, start: LinearDraws | None) -> LinearDraws:
+        prior, noise = self.prior(some, V, lam), self.normal(some, 1, V.length).to(V.device)
+        b, goal = noise - V.push(prior), 2 * lam**0.5 * self.tolerance
+        a = None if start is None or start.dual is None else start.dual[some]
+        norms, done = _norms(prior), 0
+
+        def limit(a: Tensor) -> Tensor:  # a' (b - lam a) is the squared norm of V' a
+            change = (a * (b - lam * a)).sum(1).clamp_min(0).sqrt()
+            return 0.9 * goal * torch.minimum(norms, change)
+
+        for _ in range(_ROUNDS):  # until the norms of the draws themselves are known
+            found = self.solve_dual(V, lam, b, limit, a)
+            change = V.pull(found.x)
+            x = prior + change
+            a, norms, done = found.x, _norms(x), done + found.iterations
+            error = _relative(found.residual.norm(dim=1) / (2 * lam**0.5), x, change)
+            if not found.converged or error <= self.tolerance:
+                break
+        fitted = (noise - lam * found.x - found.residual).square().sum(1)
+        return LinearDraws(x, found.x, fitted, error, done)
+
+    def solve_dual(
+        self,
+        V: Products,
+        lam: float,
+        b: Float[Tensor, "s m"],
+        limit: Callable[[Float[Tensor, "s m"]], Float[Tensor, "s"]],
+        start: Float[Tensor, "s m"] | None = None,
+    ) -> Solution:
+        """Solve (V V' + lambda I) a = b."""
+        return _checked(
+            block_conjugate_gradients(
+                lambda a: V.push(V.pull(a)).add_(a, alpha=lam),
+                b,
+                start,
+                limit=limit,
+                iterations=self.iterations,
+            ),
+            lam,
+        )
+
+    def solve_primal(
+        self,
+        V: Products,
+        lam: float,
+        b: Float[Tensor, "s D"],
+        start: Float[Tensor, "s D"] | None = None,
+        centre: Float[Tensor, "s D"] | None = None,
+    ) -> Solution:
+        """Solve (V'V + lambda I) x = b, with errors relative to x, and to x minus a centre."""
+
+        def limit(x: Tensor) -> Tensor:
+            norms = x.norm(dim=1)
+            if centre is not None:
+                norms = torch.minimum(norms, (x - centre).norm(dim=1))
+            return lam * self.tolerance * norms
+
+        return _checked(
+            block_conjugate_gradients(
+                lambda x: V.squared(x.to(V.dtype)).double().add_(x, alpha=lam),
+                b,
+                start,
+                limit=limit,
+                iterations=self.iterations,
+            ),
+            lam,
+        )
+
+    def _primal(
+        self, V: Products, lam: float, some: slice, start: LinearDraws | None
+    ) -> LinearDraws:
+        noise = self.normal(some, 1, V.length).to(V.device)
+        prior = self.prior(some, V, lam).double()
+        b = V.pull(noise).double() + lam * prior
+        first = None if start is None else start.x[some].double()
+        found = self.solve_primal(V, lam, b, first, prior)
+        x, r = found.x, found.residual
+        fitted = (x * (b - r - lam * x)).sum(1).clamp_min(0)
+        error = _relative(r.norm(dim=1) / lam, x, x - prior)
+        return LinearDraws(x.to(V.dtype), None, fitted, error, found.iterations)
+
+    def _minibatch(
+        self, V: Products, lam: float, some: slice, start: LinearDraws | None
+    ) -> LinearDraws:
+        prior, noise = self.prior(some, V, lam), self.normal(some, 1, V.length).to(V.device)
+        a = torch.zeros_like(noise)
+        x = prior
+        if start is not None and start.dual is not None:
+            a = start.dual[some].clone()
+            x = prior + V.pull(a)
+        visits, error = 0, math.inf
+        while visits < self.iterations and error > self.tolerance:
+            for place, part in V.minibatches():
+                r = noise[:, place] - part.push(x) - lam * a[:, place]
+                enough = _INNER * r.norm(dim=1)
+                step = self.solve_dual(part, lam, r, lambda a, most=enough: most).x  # type: ignore[misc]
+                a[:, place] += step
+                x = x + part.pull(step)
+            r = noise - V.push(x) - lam * a
+            error = _relative(r.norm(dim=1) / (2 * lam**0.5), x, x - prior)
+            visits += 1
+        fitted = (noise - lam * a - r).square().sum(1)
+        return LinearDraws(x, a, fitted, error, visits)
+
+
+def _norms(vectors: Float[Tensor, "s D"]) -> Float[Tensor, "s"]:
+    return torch.linalg.vector_norm(vectors, dim=1, dtype=torch.float64)
+
+
+def _relative(
+    error: Float[Tensor, "s"], x: Float[Tensor, "s D"], change: Float[Tensor, "s D"]
+) -> float:
+    """The largest error relative to a draw, and to its change from a draw of the prior."""
+    size = _norms(x)
+    norms = torch.minimum(size, _norms(change)).clamp_min(1e-12 * size)
+    return float((error / norms).max())
+
+
+def _checked(found: Solution, lam: Any) -> Solution:
+    if not bool(torch.isfinite(found.residual).all()):
+        fail(
+            "prior_precision",
+            "one for which conjugate gradients converge",
+            f"{lam:g}, where they overflow",
+            "Raise it, or compute in float64",
+        )
+    return found

@@ -1,0 +1,222 @@
+"""Linearised Laplace by draws: predictions, the prior by EM, fit, files."""
+
+import numpy as np
+import pytest
+import torch
+from jacobians import dense, problem
+
+import subbayes
+from subbayes import InputError, Network, Sampling, Training, fit
+from subbayes.inference import linearised_laplace, tune_prior
+from subbayes.inference.laplace.evidence import Evidence
+from subbayes.inference.laplace.linearised_engine import LinearisedLaplace
+from subbayes.likelihoods import CategoricalTokens, Gaussian
+from subbayes.subspaces.optimal import optimal
+
+S = 1000
+
+
+def both(seed=0, classes=1, lam=1.0, samples=S):
+    net, likelihood, data, new = problem(seed, classes)
+    options = dict(prior_precision=lam)
+    sampled = linearised_laplace(
+        net, likelihood, data, covariance="sampled", samples=samples, **options
+    )
+    return linearised_laplace(net, likelihood, data, **options), sampled, new
+
+
+def test_predictions_of_regression_are_those_of_the_exact_form():
+    exact, sampled, new = both()
+    one, other = exact.predict(new), sampled.predict(new)
+    assert other.kind == "gaussian"
+    np.testing.assert_allclose(other.mean, one.mean, rtol=1e-12)
+    assert (np.abs(other.epistemic / one.epistemic - 1) < 4.5 * (2 / S) ** 0.5).all()
+    joint = sampled.predict(new, joint=True).covariance
+    v = np.diag(exact.covariance(new))
+    limit = 4.5 * np.sqrt((np.outer(v, v) + exact.covariance(new).numpy() ** 2) / S)
+    assert (np.abs(joint - exact.covariance(new).numpy()) < limit).all()
+    mixture = sampled.predict(new, method="monte-carlo")
+    assert mixture.n_draws == S
+    assert (np.abs(mixture.epistemic / one.epistemic - 1) < 4.5 * (2 / S) ** 0.5).all()
+
+
+def test_class_probabilities_are_those_of_the_exact_form():
+    exact, sampled, new = both(1, classes=3)
+    for method in ("auto", "probit", "laplace-bridge"):
+        one, other = (p.predict(new, method=method).probabilities for p in (exact, sampled))
+        assert np.abs(one - other).max() < 0.03
+    draws = sampled.predict(new, method="monte-carlo").probabilities
+    many = exact.predict(new, method="monte-carlo", n_draws=20_000).probabilities
+    assert np.abs(draws - many).max() < 4.5 * 0.5 / S**0.5
+
+
+def test_functions_are_the_draws_themselves():
+    _, sampled, new = both(samples=20)
+    functions = sampled.function_samples(new, 20, seed=1)
+    order = torch.randperm(20, generator=torch.Generator().manual_seed(1))
+    J, f = dense(sampled.network, new)[:, 0], sampled.network(sampled.network.weights, new)
+    expected = f.detach()[:, 0] + sampled.precision.draws.x[order] @ J.T
+    np.testing.assert_allclose(functions[..., 0], expected, rtol=1e-9)
+    assert np.array_equal(functions[:3], sampled.function_samples(new, 20, seed=1)[:3])
+    with pytest.raises(InputError, match="n_draws: expected at most 20, the draws of the post"):
+        sampled.function_samples(new, 21)
+    weights = sampled.predict(new, method="network", n_draws=5)
+    assert weights.n_draws == 5
+
+
+@pytest.mark.parametrize("classes", [1, 3])
+def test_updates_end_at_a_stationary_point_of_the_exact_evidence(classes):
+    """The exact slope there is that of an effective dimension within its Monte Carlo error."""
+    exact, sampled, _ = both(2, classes)
+    tuned = tune_prior(sampled, noise=False)
+    lam, evidence = tuned.prior_precision, Evidence.of(exact)
+    gamma = float((evidence.eigenvalues / (evidence.eigenvalues + lam)).sum())
+    fitted = tuned.precision.draws.fitted
+    error = float(fitted.std()) / S**0.5
+    assert abs(lam * evidence.norm - gamma) < 4.5 * error + 0.02 * gamma  # and the last change
+    best = tune_prior(exact, noise=False)
+    assert abs(np.log(lam / best.prior_precision)) < 0.25
+    assert evidence.log_marginal_likelihood(lam) > best.log_marginal_likelihood() - 0.1
+    found = tuned.log_marginal_likelihood()
+    assert abs(found - evidence.log_marginal_likelihood(lam)) < 1e-6
+
+
+def test_noise_is_tuned_too():
+    exact, sampled, _ = both(3)
+    one, other = tune_prior(exact), tune_prior(sampled)
+    assert abs(np.log(other.likelihood.noise / one.likelihood.noise)) < 0.1
+    value = Evidence.of(exact).log_marginal_likelihood(
+        other.prior_precision, other.likelihood.noise / exact.likelihood.noise
+    )
+    assert value > one.log_marginal_likelihood() - 0.2
+
+
+@pytest.mark.parametrize("classes", [1, 3])
+def test_saved_draws_predict_the_same_without_data(classes, tmp_path):
+    _, sampled, new = both(0, classes, samples=30)
+    path = sampled.save(tmp_path / "model")
+    loaded, whole = subbayes.load(path), subbayes.load(path, data=problem(0, classes)[2])
+    assert repr(loaded) == repr(sampled)
+    assert loaded.describe() == sampled.describe()
+    assert np.array_equal(loaded.predict(new).variance, sampled.predict(new).variance)
+    assert np.array_equal(loaded.function_samples(new, 4), sampled.function_samples(new, 4))
+    again = whole.with_prior_precision(2.0).predict(new).variance
+    np.testing.assert_allclose(
+        again, sampled.with_prior_precision(2.0).predict(new).variance, rtol=0.05
+    )
+    with pytest.raises(InputError, match="data: expected the training data, over which this"):
+        loaded.with_prior_precision(2.0)
+
+
+def test_optimal_subspace_by_draws_keeps_almost_as_much():
+    net, likelihood, data, new = problem(0)
+    kept = []
+    for options in ({}, {"covariance": "sampled", "samples": 400}):
+        space = optimal(net, likelihood, data, inputs=new, rank=2, **options)
+        kept.append(float(linearised_laplace(net, likelihood, data, space).covariance(new).trace()))
+    assert kept[1] > 0.95 * kept[0]
+
+
+X = torch.randn(40, 2, generator=torch.Generator().manual_seed(0)).double()
+Y = torch.sin(2 * X[:, 0])
+
+
+def fitted(engine, subspace="full", temperature=1.0):
+    return fit(
+        subbayes.MLP(2, (6,), 1, "tanh", seed=0).double(),
+        (X, Y),
+        subspace=subspace,
+        inference=engine,
+        prior=0.7,
+        temperature=temperature,
+        training=Training(epochs=20),
+        sampling=Sampling(draws=S // 4, chains=4, progress=False),
+    )
+
+
+@pytest.mark.parametrize("step", [False, True])
+@pytest.mark.parametrize("where", ["full", "pca"])
+def test_fit_draws_from_the_exact_gaussian(where, step, tmp_path):
+    space = subbayes.subspaces.PCA(rank=4) if where == "pca" else "full"
+    settings = dict(gauss_newton_step=step)
+    exact = fitted(LinearisedLaplace(**settings), space, 2.0)
+    sampled = fitted(LinearisedLaplace(covariance="sampled", **settings), space, 2.0)
+    mean, covariance = exact.draws.moments.mean, exact.draws.moments.covariance
+    z, sd = sampled.draws.flat(), np.sqrt(np.diag(covariance))
+    assert (np.abs(z.mean(0) - mean) < 4.5 * sd / S**0.5 + 0.01 * np.abs(mean)).all()
+    limit = 5 * np.sqrt((np.outer(sd, sd) ** 2 + covariance**2) / S)
+    assert (np.abs((z - mean).T @ (z - mean) / S - covariance) < limit).all()
+    one, other = exact.predict(X[:5]), sampled.predict(X[:5])
+    assert (np.abs(other.epistemic / one.epistemic - 1) < 4.5 * (2 / S) ** 0.5).all()
+    assert (np.abs(other.mean - one.mean) < 4.5 * np.sqrt(one.epistemic / S) + 0.01).all()
+    path = sampled.save(tmp_path / "model")
+    assert np.array_equal(subbayes.load(path).predict(X[:5]).std, other.std)
+
+
+def test_evidence_prior_by_draws():
+    model = fit(
+        subbayes.MLP(2, (6,), 1, "tanh", seed=0).double(),
+        (X, Y),
+        subspace="full",
+        inference=LinearisedLaplace(covariance="sampled"),
+        prior=subbayes.priors.EvidencePrior("sampled"),
+        training=Training(epochs=20),
+        sampling=Sampling(draws=8, chains=4, progress=False),
+    )
+    assert model.settings["prior"] == {"evidence": "sampled"}
+    assert model.predict(X[:3]).std.shape == (3,)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_bad_settings_of_the_engine():
+    with pytest.raises(InputError, match="covariance: expected one of 'exact', 'sampled', got"):
+        LinearisedLaplace(covariance="kfac")
+    with pytest.raises(InputError, match="tolerance: expected a finite number above 0"):
+        LinearisedLaplace(covariance="sampled", tolerance=-1.0)
+
+
+class Places(torch.nn.Module):
+    """Logits of three classes at each of 6 x 6 pixels."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = torch.nn.Conv2d(1, 2, 3, padding=1), torch.nn.Conv2d(2, 3, 1)
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.first(x)))
+
+
+def by_place(out):
+    return out.flatten(2).mT.flatten(1)
+
+
+def test_segmentation_predicts_by_its_draws_as_the_exact_posterior():
+    net = Network(Places().double(), output=by_place)
+    x = torch.randn(6, 1, 6, 6, generator=torch.Generator().manual_seed(0)).double()
+    y = torch.arange(4 * 36).reshape(4, 36) % 3
+    options = dict(prior_precision=2.0)
+    exact = linearised_laplace(net, CategoricalTokens(3), (x[:4], y), **options)
+    sampled = linearised_laplace(
+        net, CategoricalTokens(3), (x[:4], y), covariance="sampled", samples=S, **options
+    )
+    found, errors = sampled.precision.output_variances(x[4:])
+    known = exact.precision.blocks(x[4:]).diagonal(dim1=1, dim2=2)
+    assert ((found - known).abs() < 5 * errors).all()
+    predictive = sampled.predict(x[4:])
+    assert predictive.kind == "mixture"
+    assert predictive.mean.shape == (2, 108)
+    np.testing.assert_allclose(predictive.mean.reshape(2, 36, 3).sum(2), 1, rtol=1e-12)
+    many = exact.predict(x[4:], method="monte-carlo", n_draws=4000)
+    assert np.abs(predictive.mean - many.mean).max() < 4.5 * 0.5 / S**0.5
+    assert np.isfinite(predictive.log_prob(y[:2])).all()
+
+
+def test_many_outputs_without_a_matrix_of_them():
+    module = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Tanh(), torch.nn.Linear(3, 3000))
+    net = Network(module.double())
+    y = torch.randn(4, 3000, generator=torch.Generator().manual_seed(0)).double()
+    posterior = linearised_laplace(net, Gaussian(0.5), (X[:4], y), covariance="sampled", samples=10)
+    predictive = posterior.predict(X[:4])
+    assert predictive.kind == "mixture"
+    assert predictive.epistemic.shape == (4, 3000)
