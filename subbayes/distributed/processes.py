@@ -27,7 +27,16 @@ from torch.distributed.device_mesh import DeviceMesh
 from subbayes.utils.checks import InputError, check_count, error_text, fail
 from subbayes.utils.first_process import set_first_process
 
-__all__ = ["SWITCH", "ProcessError", "Processes", "current", "join", "leave", "mesh_shape"]
+__all__ = [
+    "SWITCH",
+    "ProcessError",
+    "Processes",
+    "current",
+    "join",
+    "leave",
+    "mesh_shape",
+    "on_first",
+]
 
 SWITCH = "SUBBAYES_DISTRIBUTED"
 """The environment variable that, set to 0, makes each process work on its own."""
@@ -293,6 +302,11 @@ def join(*, required: bool = True, timeout: float = _TIMEOUT) -> Processes | Non
     set_first_process(rank == 0)
     _current = processes
     return processes
+
+
+def on_first(work: Callable[[], _T]) -> _T:
+    """The result of work that only the first of the processes does; see `Processes.on_first`."""
+    return work() if _current is None else _current.on_first(work)
 
 
 def leave() -> None:
