@@ -29,9 +29,10 @@ from subbayes.utils.types import Inputs, Targets
 
 __all__ = ["BlockSize", "Blocks", "RowBlock"]
 
-_MOST_BLOCKS = 64  # where blocks of _LEAST_ROWS allow it
-_LEAST_ROWS = 64
-_MOST_CHAINS = 8
+_BLOCKS = 32  # as long as they have _LEAST_ROWS
+_LEAST_ROWS = 256  # of a block; smaller ones cost as much time as these
+_MOST_CHAINS = 4
+_WAITING = 64  # blocks whose terms are encoded together
 _GRADIENT = 3  # memory of a gradient in that of a value
 
 Evaluate = Callable[[Tensor, Inputs, Targets], Tensor]
@@ -83,10 +84,10 @@ class BlockSize:
 
         Example:
             >>> BlockSize.of(50_000, row_bytes=1000, most_bytes=2**25, batch_size=None)
-            BlockSize(n=50000, rows=782, chains=8)
+            BlockSize(n=50000, rows=1563, chains=4)
         """
         most_rows = max(most_bytes // (row_bytes * _GRADIENT), 1)
-        rows = min(max(-(-n // _MOST_BLOCKS), _LEAST_ROWS), most_rows)
+        rows = min(max(-(-n // _BLOCKS), _LEAST_ROWS), most_rows)
         rows = max(rows, -(-n // MOST_TERMS)) if batch_size is None else batch_size
         if -(-n // rows) > MOST_TERMS:
             least = -(-n // MOST_TERMS)
@@ -153,10 +154,15 @@ class Blocks:
         while True:
             before = tracer.mode
             limbs = np.zeros((LIMBS, len(points), columns), dtype=np.int64)
+            waiting: list[np.ndarray] = []
             for _, inputs, y in self.rows():
-                for chains, part in self._parts(points):
-                    terms = evaluate(part, inputs, y).cpu().numpy()
-                    limbs[:, chains] += encode(terms)
+                parts = [evaluate(part, inputs, y) for _, part in self._parts(points)]
+                waiting.append(torch.cat(parts).cpu().numpy())
+                if len(waiting) == _WAITING:
+                    limbs += encode(np.stack(waiting)).sum(1)
+                    waiting.clear()
+            if waiting:
+                limbs += encode(np.stack(waiting)).sum(1)
             failed = tracer.mode == "eager" != before
             message = self.processes.sum_over_data(np.append(limbs.reshape(-1), int(failed)))
             if message[-1] == 0:
