@@ -79,7 +79,7 @@ def test_bytes_of_an_evaluation(two_processes, rank):
         assert found[json.dumps(["traffic", rank])]["bytes"] <= 4 * (rank + 4) * 8
 
 
-def test_a_process_that_dies_ends_the_others(tmp_path):
+def test_a_process_that_dies_ends_the_others():
     processes = start(3, [str(WORKER), '["killed", 1]'])
     processes[1].wait(timeout=300)
     died = time.monotonic()
@@ -88,7 +88,9 @@ def test_a_process_that_dies_ends_the_others(tmp_path):
     assert found[1][0] == 3
     for rank in (0, 2):
         assert found[rank][0] not in (0, 3)
-        (line,) = (line for line in found[rank][2].splitlines() if "ProcessError" in line)
+        (line,) = (
+            text for text in found[rank][2].splitlines() if "subbayes.ProcessError: " in text
+        )
         assert "processes: expected answers of all 3" in line
 
 
@@ -96,9 +98,11 @@ def test_a_run_resumes_on_other_numbers_of_processes(tmp_path):
     (alone,) = results(1, [["resumed", "", 0]])
     expected = alone['["resumed", "", 0]']
     folder = str(tmp_path / "checkpoint")
-    for count, stop in ((4, 250), (2, 200)):
+    for count, stop in ((4, 150), (2, 120)):
         stopped = outputs(start(count, [str(WORKER), json.dumps(["resumed", folder, stop])]), 300)
-        assert {code for code, _, _ in stopped} == {9}, stopped[0][2]
+        codes = {code for code, _, _ in stopped}  # 1 of those that wait for one that has stopped
+        assert 9 in codes, stopped[0][2]
+        assert codes <= {1, 9}, stopped[0][2]
         assert (tmp_path / "checkpoint").is_dir()
     case = ["resumed", folder, 0]
     for found in results(3, [case]):
