@@ -29,8 +29,8 @@ from subbayes.utils.types import Inputs, Targets
 
 __all__ = ["BlockSize", "Blocks", "RowBlock"]
 
-_BLOCKS = 32  # as long as they have _LEAST_ROWS
-_LEAST_ROWS = 256  # of a block; smaller ones cost as much time as these
+_BLOCKS = 16  # unless they would have fewer or more rows than these
+_LEAST_ROWS, _MOST_ROWS = 256, 4096  # smaller blocks cost as much time as 256 rows
 _MOST_CHAINS = 4
 _WAITING = 64  # blocks whose terms are encoded together
 _GRADIENT = 3  # memory of a gradient in that of a value
@@ -84,10 +84,10 @@ class BlockSize:
 
         Example:
             >>> BlockSize.of(50_000, row_bytes=1000, most_bytes=2**25, batch_size=None)
-            BlockSize(n=50000, rows=1563, chains=4)
+            BlockSize(n=50000, rows=3125, chains=2)
         """
         most_rows = max(most_bytes // (row_bytes * _GRADIENT), 1)
-        rows = min(max(-(-n // _BLOCKS), _LEAST_ROWS), most_rows)
+        rows = min(max(-(-n // _BLOCKS), _LEAST_ROWS), _MOST_ROWS, most_rows)
         rows = max(rows, -(-n // MOST_TERMS)) if batch_size is None else batch_size
         if -(-n // rows) > MOST_TERMS:
             least = -(-n // MOST_TERMS)

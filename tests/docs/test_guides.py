@@ -9,7 +9,7 @@ import torch
 from pages import ROOT, run_page, same_output
 
 DOCS = ROOT / "docs"
-GUIDES = ("trained-cnn", "adapters", "unseen", "serve")
+GUIDES = ("trained-cnn", "adapters", "unseen", "serve", "many-processes")
 OTHERS = (
     "diagnostics",
     "methods/deep-ensembles",
