@@ -120,7 +120,7 @@ def test_every_engine_has_the_same_draws(count, every_engine):
 
 @pytest.fixture(scope="module")
 def every_engine():
-    cases = [["sample", name, size] for name in ENGINES for size in ("uneven", "empty")]
+    cases = [["sample", name, "uneven"] for name in ENGINES]
     cases += [["fitted", "", "loo"], *QUICK]
     return cases, results(1, cases)[0]
 

@@ -12,6 +12,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -31,9 +32,9 @@ ENGINES = {
     "smc": {},
     "parallel-tempering": {"warmup": 20},
     "laplace": {},
-    "vi": {},
-    "full-rank-vi": {},
-    "realnvp": {},
+    "vi": {"steps": 60},
+    "full-rank-vi": {"steps": 40, "batch_size": 50},
+    "realnvp": {"steps": 30},
 }
 SIZES = {"even": 256, "uneven": 200, "empty": 60}
 
@@ -113,8 +114,9 @@ def streamed() -> dict[str, Any]:
 
 def sample(name: str, size: str = "even", chain_groups: int | None = None) -> dict[str, Any]:
     """Draws of an engine."""
-    engine = engine_of(name)
-    warmup = ENGINES[name].get("warmup")
+    options = dict(ENGINES[name])
+    warmup = options.pop("warmup", None)
+    engine = replace(engine_of(name), **options)
     settings = Sampling(
         draws=10, chains=8, warmup=warmup, seed=1, progress=False, chain_groups=chain_groups
     )
