@@ -139,6 +139,7 @@ class Processes:
             )
         before = _CHAIN_GROUPS.set(chain_groups)
         try:
+            _ = self.mesh  # made by all processes at the same time
             yield
         finally:
             _CHAIN_GROUPS.reset(before)
@@ -174,7 +175,7 @@ class Processes:
         if members == 1:
             return [part]
         found: list[Any] = [None] * members
-        group = self._group("all") if axis is None else self.mesh.get_group(axis)  # type: ignore[union-attr]
+        group = self._group("patient") if axis is None else self.mesh.get_group(axis)  # type: ignore[union-attr]
         with self._reachable():
             dist.all_gather_object(found, part, group=group)
         return found
