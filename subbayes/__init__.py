@@ -36,6 +36,7 @@ _ROOMS = (
     "curvature",
     "data",
     "diagnostics",
+    "distributed",
     "inference",
     "likelihoods",
     "models",

@@ -25,6 +25,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from subbayes.data.data import Data, named_leaves, split_batches, to_device
+from subbayes.distributed.blocks import Blocks, BlockSize, BlockSums
+from subbayes.distributed.processes import current
 from subbayes.likelihoods import Likelihood, as_likelihood
 from subbayes.networks.network import Network, check_network
 from subbayes.networks.tracing.layout import observations_last, takes_observations_last
@@ -125,6 +127,7 @@ class Posterior:
         self._observations_last = takes_observations_last(network, first)
         self._is_eager = mode == "trace" and not network.is_traced
         self._tracers: dict[str, Tracer] = {}
+        self._blocks: dict[int, Blocks] = {}
         reuse_memory()
 
     @property
@@ -160,12 +163,13 @@ class Posterior:
             # Data.to refuses data on an accelerator, which belong to another network.
             both = tree_map(lambda tensor: tensor.to(device), (self.data.inputs, self.data.y))
             other.data = replace(self.data, inputs=both[0], y=both[1])
-        other._tracers = {}
+        other._tracers, other._blocks = {}, {}
+        other.__dict__.pop("block_size", None)
         return other
 
     def __getstate__(self) -> dict[str, Any]:
         """The state without traced graphs, which cannot be pickled and are traced again."""
-        return self.__dict__ | {"_tracers": {}}
+        return self.__dict__ | {"_tracers": {}, "_blocks": {}}
 
     # --- evaluation -------------------------------------------------------------------------
 
@@ -188,6 +192,10 @@ class Posterior:
     def _points(self, z: Tensor) -> Tensor:
         """Arguments of the traced function: z, or the weights if the subspace is not traceable."""
         return z if self.subspace.traceable else self.subspace.weights(z)
+
+    def _at_points(self, evaluate: Tracer, z: Tensor, inputs: Inputs, y: Targets) -> Any:
+        """Evaluate at coordinates."""
+        return evaluate(self._points(z), inputs, y)
 
     def _weights_at(self, point: Tensor) -> Tensor:
         """Weights at an argument of the traced function."""
@@ -246,6 +254,26 @@ class Posterior:
             return
         yield from split_batches(data.batches(size), size, self.network.device)
 
+    @functools.cached_property
+    def block_size(self) -> BlockSize:
+        """Rows of a block and points that are evaluated in one call, on many processes."""
+        on_cpu = self.network.device.type == "cpu"
+        most_bytes = min(self.memory_limit, REUSED_BYTES) if on_cpu else self.memory_limit
+        return BlockSize.of(self.data.n, self._row_bytes, most_bytes, self.batch_size)
+
+    def _own_blocks(self, data: Data | None = None) -> Blocks | None:
+        """The blocks of rows of this process, of all data by default; None if it works alone."""
+        processes = current()
+        if processes is None:
+            return None
+        size, device = self.block_size, self.network.device
+        if data is not None:
+            return Blocks.of(data, replace(size, n=data.n), processes, device)
+        shape = processes.data_processes
+        if shape not in self._blocks:
+            self._blocks[shape] = Blocks.of(self.data, size, processes, device)
+        return self._blocks[shape]
+
     def _coordinates(self, z: Any) -> Tensor:
         array = np.ascontiguousarray(z, dtype=np.float64)
         if array.ndim != 2 or array.shape[1] != self.rank or len(array) == 0:
@@ -257,7 +285,9 @@ class Posterior:
 
         NaN becomes minus infinity, so that samplers reject such weights.
         """
-        evaluate = self._tracer("value")
+        evaluate, blocks = self._tracer("value"), self._own_blocks()
+        if blocks is not None:
+            return _nan_as_minus_infinity(self._block_sums(blocks, "value", z)[:, 0])
         with torch.no_grad():
             points = self._points(self._coordinates(z))
             totals = [
@@ -290,6 +320,16 @@ class Posterior:
         if rows is not None:
             share *= len(rows) / self.data.n
         coordinates = self._coordinates(z)
+        if (blocks := self._own_blocks(None if rows is None else data)) is not None:
+            sums = self._block_sums(blocks, "grad", z)
+            value, grad = sums[:, 0], sums[:, 1:]
+        else:
+            value, grad = self._sums(coordinates, data)
+        prior, prior_grad = self.prior.value_and_grad(coordinates.cpu().numpy())
+        return _nan_as_minus_infinity(value / share + prior), grad / share + prior_grad
+
+    def _sums(self, coordinates: Tensor, data: Data) -> tuple[LogDensity, Coordinates]:
+        """Log-likelihood of some data and its gradient."""
         evaluate = self._tracer("grad")
         with torch.no_grad():
             points = self._points(coordinates)
@@ -303,9 +343,26 @@ class Posterior:
             grad, value = map(torch.cat, zip(*found, strict=True))
             if not self.subspace.traceable:
                 grad = self.subspace.pull(grad).double()
-        prior, prior_grad = self.prior.value_and_grad(coordinates.cpu().numpy())
-        total = value.cpu().numpy() / share + prior
-        return _nan_as_minus_infinity(total), grad.cpu().numpy() / share + prior_grad
+        return value.cpu().numpy(), grad.cpu().numpy()
+
+    def _block_sums(
+        self, blocks: Blocks, what: str, z: Coordinates
+    ) -> Float[np.ndarray, "chains columns"]:
+        """Exact sums over blocks: the log-likelihood, followed for "grad" by its gradient."""
+        evaluate = self._tracer(what)
+
+        def columns(part: Tensor, inputs: Inputs, y: Targets) -> Tensor:
+            found = self._at_points(evaluate, part, inputs, y)
+            if what == "value":
+                return found[:, None]
+            grad, value = found
+            if not self.subspace.traceable:
+                grad = self.subspace.pull(grad).double()
+            return torch.cat([value[:, None], grad], 1)
+
+        with torch.no_grad():
+            width = 1 if what == "value" else 1 + self.rank
+            return blocks.total(columns, self._coordinates(z), width, evaluate)
 
     def _subset(self, rows: Int[np.ndarray, "b"]) -> Data:
         """The given rows of the data."""
@@ -322,6 +379,12 @@ class Posterior:
         if z.ndim == 0 or z.shape[-1] != self.rank:
             fail("z", f"shape (..., {self.rank})", tuple(z.shape))
         coordinates = z.reshape(-1, self.rank)
+        if (blocks := self._own_blocks()) is not None:
+            total = BlockSums.apply(
+                coordinates, functools.partial(self._block_sums, blocks, "grad")
+            )
+            value = total / self.temperature + self.prior.log_prob_tensor(coordinates)
+            return value.reshape(z.shape[:-1])
         evaluate, points = self._tracer("log_prob"), self._points(coordinates)
         totals = [
             sum(evaluate(part, x, y) for x, y in self._batches(len(part), _GRADIENT))
@@ -334,10 +397,14 @@ class Posterior:
     def pointwise(self, z: Coordinates) -> Float[np.ndarray, "S n"]:
         """Log-likelihood of each observation at temperature 1, shape (S, N)."""
         points = self._coordinates(z)
-        evaluate = self._tracer("pointwise")
+        evaluate, blocks = self._tracer("pointwise"), self._own_blocks()
         with torch.no_grad():
             rows = []
             for part in points.split(min(64, self._chains_at_once(len(points)))):
+                if blocks is not None:
+                    at_points = functools.partial(self._at_points, evaluate)
+                    rows.append(blocks.pointwise(at_points, part))
+                    continue
                 batches = self._batches(len(part))
                 terms = [evaluate(self._points(part), x, y).cpu() for x, y in batches]
                 rows.append(torch.cat(terms, 1).numpy())

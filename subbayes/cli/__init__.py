@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import errno
+import io
+import os
 import shlex
 import signal
 import sys
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from contextvars import copy_context
 from typing import Any
 
@@ -17,6 +20,7 @@ import typer
 from subbayes.cli import compare, demo, evaluate, export, fit, predict, report
 from subbayes.cli.console import COMMAND, describe_warning, print_line, report_error
 from subbayes.cli.options import expand_groups
+from subbayes.utils.first_process import is_first_process
 from subbayes.utils.progress import STAGE_LISTENER
 from subbayes.utils.version import __version__
 
@@ -107,8 +111,9 @@ def _run(arguments: Sequence[str]) -> int:
             warnings.showwarning = _warn
             COMMAND.set(f"subbayes {shlex.join(words)}")
             STAGE_LISTENER.set(print_line)
-            code = app(words, prog_name="subbayes", standalone_mode=False)
-            sys.stdout.flush()
+            with _joined_processes():
+                code = app(words, prog_name="subbayes", standalone_mode=False)
+                sys.stdout.flush()
         return _interrupted() if code == 130 else int(code or 0)
     except (KeyboardInterrupt, typer.Abort):
         return _interrupted()
@@ -129,6 +134,22 @@ def _run(arguments: Sequence[str]) -> int:
         if debug:
             raise
         return report_error(error)
+
+
+@contextmanager
+def _joined_processes() -> Iterator[None]:
+    """Join the processes that torchrun has started, of which only the first prints results."""
+    if not (os.environ.get("RANK") or os.environ.get("WORLD_SIZE")):
+        yield
+        return
+    from subbayes.distributed.processes import join, leave
+
+    join(required=False)
+    try:
+        with nullcontext() if is_first_process() else redirect_stdout(io.StringIO()):
+            yield
+    finally:
+        leave()
 
 
 def _unwritten_output(error: Exception) -> OSError | None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import typer
 
+from subbayes.utils.first_process import is_first_process
 from subbayes.utils.text_table import printable
 
 __all__ = [
@@ -50,8 +51,9 @@ _USAGE = typer.BadParameter.__mro__[2]  # click's, whether it is installed or in
 
 
 def print_line(text: str) -> None:
-    """Print one line to standard error."""
-    print(f"subbayes: {printable(text)}", file=sys.stderr)
+    """Print one line to standard error; of many processes the first one, and others errors."""
+    if is_first_process() or text.startswith("error"):
+        print(f"subbayes: {printable(text)}", file=sys.stderr)
 
 
 @contextmanager

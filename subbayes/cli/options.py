@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from subbayes.cli.console import COMMAND, OPTION_NAMES, naming_table, print_json
+from subbayes.utils.first_process import is_first_process
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -108,7 +109,7 @@ class Console:
 
     def hint(self, text: str) -> None:
         """Print what to do next."""
-        if not self.quiet:
+        if not self.quiet and is_first_process():
             print(f"next: {text}", file=sys.stderr)
 
 

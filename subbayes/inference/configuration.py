@@ -43,6 +43,8 @@ class Sampling:
         checkpoint: folder to save the run in and resume it from, bit for bit.
         checkpoint_seconds: time between checkpoints.
         progress: show progress bars; None shows them on a terminal.
+        chain_groups: number of groups into which `torchrun`'s processes are divided, each with its
+            own chains; the processes of a group have different rows. None chooses it.
 
     Raises:
         InputError: a value that is out of range.
@@ -62,6 +64,7 @@ class Sampling:
     checkpoint: str | Path | None = None
     checkpoint_seconds: float = 10.0
     progress: bool | None = None
+    chain_groups: int | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("draws", 1), ("chains", 1), ("thin", 1)):
@@ -69,6 +72,8 @@ class Sampling:
         check_seed(self.seed)
         if self.warmup is not None:
             check_count("warmup", self.warmup, 0)
+        if self.chain_groups is not None:
+            check_count("chain_groups", self.chain_groups)
         if isinstance(self.initial, str) and self.initial not in ("prior", "shift"):
             fail("initial", "'prior', 'shift' or an array (chains, k)", repr(self.initial))
         check_choice("mode", self.mode, ("trace", "compile", "eager"))

@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from subbayes.data.data import Data, leaves
+from subbayes.distributed.processes import on_first
 from subbayes.inference.tempering import TemperatureChoice, choose_temperature
 from subbayes.likelihoods import Likelihood
 from subbayes.models.fitted import FittedModel, rebuild
@@ -85,7 +86,7 @@ class FitCheckpoint:
         Raises:
             InputError: a damaged checkpoint, or one of another call.
         """
-        found = read_checkpoint(self.folder / "trained", PARTS["trained"])
+        found = on_first(lambda: read_checkpoint(self.folder / "trained", PARTS["trained"]))
         if found is None:
             return None
         facts = found.facts["model"]["facts"]
@@ -116,7 +117,7 @@ class FitCheckpoint:
                 "seed": options["seed"],
             },
         )
-        found = read_checkpoint(path, PARTS["temperature"])
+        found = on_first(lambda: read_checkpoint(path, PARTS["temperature"]))
         if found is not None and found.facts["identity"] == identity:
             return TemperatureChoice.of(found.facts["choice"])
         choice = choose_temperature(posterior, by=by, **options)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from subbayes import likelihoods
 from subbayes.data.data import Data
+from subbayes.distributed.processes import join
 from subbayes.draws import Draws
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.engine import ENGINES, Engine, engine_of
@@ -18,6 +20,7 @@ from subbayes.inference.tempering import choose_temperature
 from subbayes.likelihoods import Likelihood
 from subbayes.models.checkpoint import FitCheckpoint
 from subbayes.models.fitted import FittedModel
+from subbayes.models.trained_once import check_agreement, trained_once
 from subbayes.networks.network import Network
 from subbayes.networks.selection import Selection
 from subbayes.networks.token_outputs import output_for
@@ -125,6 +128,7 @@ def fit(
         >>> model.predict(x[:5]).std.shape
         (5,)
     """
+    join(required=False)
     data = Data.of(data)
     likelihood = likelihoods.as_likelihood(likelihood)
     if data.has_weights:
@@ -150,43 +154,62 @@ def fit(
     engine.check(method.expected_rank(network))
 
     settings = fit_settings(likelihood, method, prior, training, sampling.seed)
+    check_agreement(network, data, settings, sampling, engine)
+    tuned = isinstance(prior, EvidencePrior) and isinstance(likelihood, likelihoods.Gaussian)
+    known = likelihood if likelihood.is_complete and not tuned else None  # cannot be saved
     checkpoint = prepared = None
     if sampling.checkpoint is not None:
         inputs = getattr(method, "inputs", None)
         checkpoint = FitCheckpoint.of(sampling.checkpoint, network, data, inputs, settings)
-        tuned = isinstance(prior, EvidencePrior) and isinstance(likelihood, likelihoods.Gaussian)
-        known = likelihood if likelihood.is_complete and not tuned else None  # cannot be saved
         prepared = checkpoint.load(model, output, known)
         if prepared is not None:
             _check_saved_prior(prepared, method, prior, network)
     if prepared is None:
-        if isinstance(method, FixedSubspace):
-            shift = method.subspace.shift
-            if network.has_batchnorm and not network.is_centred_on(shift):
-                warn_user(
-                    "subspace: its centre is not the module's own weights, so the BatchNorm "
-                    "statistics are re-estimated there on the training data"
-                )
-            network = network.centred_on(shift, data)
-            trained = without_training(network, likelihood, data, training, sampling.seed)
-        else:
-            trained = train_trajectory(
-                model,
-                likelihood,
-                data,
-                training,
-                parameters=parameters,
-                output=output,
-                seed=sampling.seed,
-                progress=sampling.progress,
-                least_snapshots=_least_snapshots(method),
-            )
-        prepared = build(trained, method, prior, settings)
+        train = partial(
+            _train, model, network, likelihood, data, method, training, sampling, parameters, output
+        )
+        prepared = trained_once(
+            lambda: build(train(), method, prior, settings), model, output, known
+        )
         if checkpoint is not None:
             checkpoint.save(prepared)
     fitted = sample(prepared, data, engine, sampling, temperature, validation, checkpoint)
     _warn_of_problems(fitted)
     return fitted
+
+
+def _train(
+    model: nn.Module,
+    network: Network,
+    likelihood: Likelihood,
+    data: Data,
+    method: SubspaceMethod,
+    training: Training,
+    sampling: Sampling,
+    parameters: Selection,
+    output: Callable[[Any], Tensor] | None,
+) -> Trained:
+    """Train the module, unless the subspace is given."""
+    if not isinstance(method, FixedSubspace):
+        return train_trajectory(
+            model,
+            likelihood,
+            data,
+            training,
+            parameters=parameters,
+            output=output,
+            seed=sampling.seed,
+            progress=sampling.progress,
+            least_snapshots=_least_snapshots(method),
+        )
+    shift = method.subspace.shift
+    if network.has_batchnorm and not network.is_centred_on(shift):
+        warn_user(
+            "subspace: its centre is not the module's own weights, so the BatchNorm "
+            "statistics are re-estimated there on the training data"
+        )
+    network = network.centred_on(shift, data)
+    return without_training(network, likelihood, data, training, sampling.seed)
 
 
 def _warn_of_problems(fitted: FittedModel) -> None:

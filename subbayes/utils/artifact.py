@@ -49,6 +49,7 @@ from subbayes.utils.files import (
     translate_os_errors,
     write_temporary,
 )
+from subbayes.utils.first_process import is_first_process
 from subbayes.utils.strict_json import canonical_bytes, decode, encode, parse
 from subbayes.utils.tensor_file import (
     add_to_digest,
@@ -137,6 +138,8 @@ def write(
         ([[1.0, 0.0], [0.0, 1.0]], True, [1, 2.5])
     """
     arrays, plain = as_tensors(tensors), encode(facts)
+    if not is_first_process():
+        return
     with (
         translate_os_errors(path),
         make_folder(as_path(path)) as directory,
@@ -243,7 +246,7 @@ def delete(path: StrPath, kind: str) -> None:
         >>> delete("no/such/folder", "sampling-checkpoint")
     """
     directory = as_path(path)
-    if not directory.is_dir() or kind_of(directory) not in (None, kind):
+    if not (is_first_process() and directory.is_dir() and kind_of(directory) in (None, kind)):
         return
     with translate_os_errors(path):
         with folder_lock(directory):

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from subbayes.utils.checks import InputError, fail_type
+from subbayes.utils.first_process import is_first_process
 
 try:
     import fcntl
@@ -109,6 +110,8 @@ def atomic_write_bytes(path: StrPath, data: bytes, overwrite: bool = True) -> No
 
 def replace_file(path: Path, pieces: Iterable[bytes], overwrite: bool = True) -> None:
     """Write a file from pieces, entirely or not at all; see `atomic_write_bytes`."""
+    if not is_first_process():
+        return
     with translate_os_errors(path):
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))

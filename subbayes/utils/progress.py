@@ -11,6 +11,8 @@ from typing import Any
 
 from tqdm import tqdm
 
+from subbayes.utils.first_process import is_first_process
+
 __all__ = ["STAGE_LISTENER", "estimated_progress", "progress_bar"]
 
 STAGE_LISTENER: ContextVar[Callable[[str], None] | None] = ContextVar(
@@ -36,6 +38,8 @@ def progress_bar(
         delay: seconds until the bar appears.
     """
     listener = STAGE_LISTENER.get()
+    if not is_first_process():
+        show = False
     if show is None and listener is not None and not sys.stderr.isatty():
         return _ReportedStage(listener, total=total, desc=what, unit=unit)
     return tqdm(
@@ -87,6 +91,8 @@ def estimated_progress(
 
 def _say(line: str, show: bool | None) -> None:
     listener = STAGE_LISTENER.get()
+    if not is_first_process():
+        return
     if show is None and listener is not None and not sys.stderr.isatty():
         listener(line)
     elif show or (show is None and sys.stderr.isatty()):

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
+from subbayes.utils.first_process import is_first_process
+
 __all__ = ["warn_user", "warnings_once"]
 
 _OWN = ("subbayes", "jaxtyping", "beartype", "contextlib", "functools")
@@ -41,6 +43,8 @@ def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
         >>> str(caught[0].message)
         'y: its scale is unusual'
     """
+    if not is_first_process():
+        return
     said = _SAID.get()
     if said is not None:
         if message in said:

@@ -10,7 +10,8 @@ from pages import ROOT, run_page, same_output
 
 DOCS = ROOT / "docs"
 needs_peft = pytest.mark.skipif(find_spec("peft") is None, reason="peft is not installed")
-GUIDES = ("trained-cnn", pytest.param("adapters", marks=needs_peft), "unseen", "serve")
+ADAPTERS = pytest.param("adapters", marks=needs_peft)
+GUIDES = ("trained-cnn", ADAPTERS, "unseen", "serve", "many-processes")
 OTHERS = (
     "diagnostics",
     "methods/deep-ensembles",

@@ -22,17 +22,16 @@ from typing import Any, NoReturn, Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Bool, Float
 
+from subbayes.distributed.chain_groups import ChainGroups, divided_chains
 from subbayes.draws import Draws
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.engine import Engine
-from subbayes.inference.samplers.random_numbers import copy_state, invalid_values
+from subbayes.inference.samplers.chain_storage import Checkpoint, FinishedChain, Store
 from subbayes.priors import Normal
 from subbayes.utils import artifact
 from subbayes.utils.checks import fail
 from subbayes.utils.memory import check_memory
 from subbayes.utils.progress import progress_bar
-from subbayes.utils.saving import fail_checkpoint, read_checkpoint
-from subbayes.utils.tensor_file import add_prefix, strip_prefix
 
 __all__ = [
     "Density",
@@ -46,7 +45,6 @@ __all__ = [
 ]
 
 Rngs = list[np.random.Generator]
-KIND = "sampling-checkpoint"
 _RETRIES = 100
 _MOST_STEPS = 200_000  # without a draw of any chain
 _STATS, _COPIES = 4, 16  # numbers per draw and vectors per chain that every kernel holds
@@ -124,47 +122,6 @@ class Sampler(Engine):
         return run(self.kernel(posterior, warmup), posterior, replace(sampling, warmup=warmup))
 
 
-@dataclass
-class _Store:
-    """Draws so far, and the number of draws that each chain has finished."""
-
-    z: np.ndarray
-    stats: dict[str, np.ndarray]
-    count: np.ndarray
-    evaluations: int = 0
-
-    def add(self, state: Any, info: Info, warmup: int, thin: int) -> None:
-        self.evaluations += 1
-        if not info.finished.any():
-            return
-        self.count += info.finished
-        kept, phase = np.divmod(self.count - warmup - 1, thin)
-        c = (
-            info.finished & (phase == thin - 1) & (kept >= 0) & (kept < self.z.shape[1])
-        ).nonzero()[0]
-        if not c.size:
-            return
-        at = kept[c]
-        self.z[c, at] = state.z[c]
-        for name, values in info.stats.items():
-            if name not in self.stats:
-                self.stats[name] = np.zeros(self.z.shape[:2], dtype=values.dtype)
-            self.stats[name][c, at] = values[c]
-
-    def resized(self, draws: int) -> _Store:
-        """A copy with another number of draws, cut or padded with zeros."""
-
-        def fit(array: np.ndarray) -> np.ndarray:
-            out = np.zeros((array.shape[0], draws, *array.shape[2:]), array.dtype)
-            n = min(draws, array.shape[1])
-            out[:, :n] = array[:, :n]
-            return out
-
-        return _Store(
-            fit(self.z), {k: fit(v) for k, v in self.stats.items()}, self.count, self.evaluations
-        )
-
-
 def run(kernel: Kernel, posterior: Density, sampling: Sampling) -> Draws:
     """Run a kernel until every chain has its draws.
 
@@ -181,24 +138,32 @@ def run(kernel: Kernel, posterior: Density, sampling: Sampling) -> Draws:
         InputError: a checkpoint of another posterior or other settings, or start points where
             the density is not finite.
     """
-    draws, chains, thin, seed = sampling.draws, sampling.chains, sampling.thin, sampling.seed
+    with divided_chains(posterior, sampling.chains, sampling.chain_groups) as groups:
+        return _run(kernel, posterior, sampling, groups)
+
+
+def _run(kernel: Kernel, posterior: Density, sampling: Sampling, groups: ChainGroups) -> Draws:
+    """Run the chains of this process, and return those of all."""
+    draws, thin, seed = sampling.draws, sampling.thin, sampling.seed
     warmup = sampling.warmup or 0
     started = time.perf_counter()
+    chains = groups.own.stop - groups.own.start
     _check_memory(kernel, posterior, chains, draws)
-    rngs = chain_generators(seed, chains)
+    rngs = chain_generators(seed, sampling.chains)[groups.own]
     saved = None
     if sampling.checkpoint is not None:
         identity = _identity(kernel, posterior, sampling)
-        saved = _Checkpoint(Path(sampling.checkpoint), kernel, identity, posterior.rank)
-    state = kernel.init(posterior, start_points(posterior, sampling.initial, rngs), rngs)
-    store = _Store(np.zeros((chains, draws, posterior.rank)), {}, np.zeros(chains, dtype=np.int64))
+        saved = Checkpoint(Path(sampling.checkpoint), kernel, identity, posterior.rank, groups)
+    initial = _own_rows(sampling.initial, sampling.chains, groups)
+    state = kernel.init(posterior, start_points(posterior, initial, rngs), rngs)
+    store = Store(np.zeros((chains, draws, posterior.rank)), {}, np.zeros(chains, dtype=np.int64))
     resumed = saved.read(state, rngs) if saved else None
     if resumed is not None:
         state, store = resumed
         store = store.resized(max(draws, store.z.shape[1]))  # a longer run keeps its draws
     needed = warmup + draws * thin
     finished_chains = {
-        int(c): _FinishedChain.of(state, rngs, c) for c in np.flatnonzero(store.count >= needed)
+        int(c): FinishedChain.of(state, rngs, c) for c in np.flatnonzero(store.count >= needed)
     }
     with (
         _interruptible(saved is not None) as interrupted,
@@ -207,43 +172,58 @@ def run(kernel: Kernel, posterior: Density, sampling: Sampling) -> Draws:
         ) as steps,
     ):
         steps.update(int(np.minimum(store.count, needed).sum()))
-        last, idle = time.monotonic(), 0
-        while (active := store.count < needed).any():
-            state, info = kernel.step(posterior, state, rngs)
-            finished = info.finished & active
-            store.add(state, Info(finished, info.stats), warmup, thin)
-            idle += 1
-            if idle > _MOST_STEPS:
-                _fail_without_draws(kernel)
-            if done := int(finished.sum()):
-                idle = 0
-                for c in (finished & (store.count == needed)).nonzero()[0]:
-                    finished_chains[int(c)] = _FinishedChain.of(state, rngs, c)
-                steps.update(done)
-            if saved and (interrupted or time.monotonic() - last > sampling.checkpoint_seconds):
+        last, idle, stop = time.monotonic(), 0, 0
+        active, goes_on = store.count < needed, True
+        while goes_on and not stop:
+            for _ in range(groups.steps_per_round):
+                if not active.any():
+                    break
+                state, info = kernel.step(posterior, state, rngs)
+                finished = info.finished & active
+                store.add(state, Info(finished, info.stats), warmup, thin)
+                idle += 1
+                if idle > _MOST_STEPS:
+                    _fail_without_draws(kernel)
+                if done := int(finished.sum()):
+                    idle = 0
+                    for c in (finished & (store.count == needed)).nonzero()[0]:
+                        finished_chains[int(c)] = FinishedChain.of(state, rngs, c)
+                    steps.update(done)
+                active = store.count < needed
+            due = saved is not None and time.monotonic() - last > sampling.checkpoint_seconds
+            stop, due, goes_on = groups.exchange(
+                max(interrupted, default=0), due, bool(active.any())
+            )
+            if saved and (stop or due):
                 saved.write(state, store, rngs, finished_chains)
                 last = time.monotonic()
-            if interrupted:
-                break
-    if interrupted:
-        _raise_again(interrupted[0])
+    if stop or interrupted:
+        _raise_again(stop or interrupted[0])
     if saved:
         saved.write(state, store, rngs, finished_chains)
     if store.z.shape[1] > draws:
         store = store.resized(draws)
+    gathered = store.gathered(groups)
     return Draws(
-        store.z,
-        store.stats,
+        gathered.z,
+        gathered.stats,
         {
             "seed": seed,
             "warmup": warmup,
             "thin": thin,
-            "batched_evaluations": store.evaluations,
+            "batched_evaluations": gathered.evaluations,
             "seconds": time.perf_counter() - started,
         },
         engine=kernel.name,
         temperature=posterior.temperature,
     )
+
+
+def _own_rows(initial: str | np.ndarray, chains: int, groups: ChainGroups) -> str | np.ndarray:
+    """The start points of the chains of this process."""
+    if isinstance(initial, str) or np.shape(initial)[:1] != (chains,):
+        return initial
+    return np.asarray(initial)[groups.own]
 
 
 def _fail_without_draws(kernel: Kernel) -> NoReturn:
@@ -253,24 +233,6 @@ def _fail_without_draws(kernel: Kernel) -> NoReturn:
         f"no draw of any chain in {_MOST_STEPS} evaluations",
         "Check that it is finite where chains start, and delete a checkpoint that was changed",
     )
-
-
-@dataclass(frozen=True)
-class _FinishedChain:
-    """The state of a chain when it had all its draws, from which a longer run continues.
-
-    The chain keeps stepping, since all chains form one batch, but its draws are ignored.
-    """
-
-    row: dict[str, Any]
-    rng: Any
-
-    @classmethod
-    def of(cls, state: Any, rngs: Rngs, c: Any) -> _FinishedChain:
-        return cls(
-            {name: array[c].copy() for name, array in vars(state).items()},
-            rngs[c].bit_generator.state,
-        )
 
 
 def _check_memory(kernel: Kernel, posterior: Density, chains: int, draws: int) -> None:
@@ -361,82 +323,6 @@ def start_points(
         f"minus infinity at {int(bad.sum())} of {chains}",
         "Use initial='shift', a narrower prior, or check the data and the trained weights",
     )
-
-
-@dataclass(frozen=True)
-class _Checkpoint:
-    """The folder of a checkpoint, and the identity and rank of the runs that may resume from it."""
-
-    path: Path
-    kernel: Kernel
-    identity: dict[str, Any]
-    rank: int
-
-    def write(
-        self, state: Any, store: _Store, rngs: Rngs, finished_chains: dict[int, _FinishedChain]
-    ) -> None:
-        state = copy_state(state)
-        for c, chain in finished_chains.items():
-            for name, value in chain.row.items():
-                getattr(state, name)[c] = value
-        tensors = add_prefix("state", vars(state)) | add_prefix("stats", store.stats)
-        tensors |= {"z": store.z, "count": store.count}
-        meta = {
-            "identity": self.identity,
-            "evaluations": store.evaluations,
-            "rngs": [
-                finished_chains[c].rng if c in finished_chains else rng.bit_generator.state
-                for c, rng in enumerate(rngs)
-            ],
-        }
-        artifact.write(self.path, KIND, tensors, meta, overwrite=True)
-
-    def read(self, fresh: Any, rngs: Rngs) -> tuple[Any, _Store] | None:
-        found = read_checkpoint(self.path, KIND)
-        if found is None:
-            return None
-        tensors, meta, _ = found
-        for key, value in self.identity.items():
-            if meta["identity"].get(key) != value:
-                default = ", which follows draws unless it is given" if key == "warmup" else ""
-                fail_checkpoint(f"one made with the same {key}{default}", f"another in {self.path}")
-        shape = tensors["z"].shape
-        if (shape[0], shape[2]) != (len(rngs), self.rank):
-            expected = f"draws of {len(rngs)} chains of rank {self.rank}"
-            fail_checkpoint(expected, f"shape {tuple(shape)}")
-        arrays, stats = (
-            {name: tensor.numpy() for name, tensor in strip_prefix(prefix, tensors).items()}
-            for prefix in ("state", "stats")
-        )
-        wrong = _other_arrays(fresh, arrays)
-        if wrong is None:
-            state = self.kernel.state_type(**arrays)
-            check = getattr(self.kernel, "invalid", None)
-            wrong = invalid_values(state, ()) if check is None else check(state)
-        if wrong is not None:
-            expected = f"the state of the sampler {self.kernel.name}"
-            fail_checkpoint(expected, f"other values of {wrong[:60]!r}")
-        store = _Store(tensors["z"].numpy(), stats, tensors["count"].numpy(), meta["evaluations"])
-        most = store.z.shape[1]
-        kept = (store.count - self.identity["warmup"]) // self.identity["thin"]
-        if (kept > most).any():  # draws that are not there would be zeros
-            fail_checkpoint(f"at most {most} draws of each chain", f"counts of {int(kept.max())}")
-        known = getattr(self.kernel, "statistics", None)
-        if known is not None and (stats or (kept > 0).any()):
-            types = {name: np.dtype(kind) for name, kind in known.items()}
-            if {name: array.dtype for name, array in stats.items()} != types:
-                expected = f"the statistics of {self.kernel.name}: {', '.join(known)}"
-                fail_checkpoint(expected, "others, or of other types")
-        for rng, rng_state in zip(rngs, meta["rngs"], strict=True):
-            rng.bit_generator.state = rng_state
-        return state, store
-
-
-def _other_arrays(state: Any, arrays: dict[str, np.ndarray]) -> str | None:
-    """The name of an array of another shape or dtype than a state has, if there is one."""
-    expected = {name: (array.shape, array.dtype) for name, array in vars(state).items()}
-    found = {name: (array.shape, array.dtype) for name, array in arrays.items()}
-    return next((n for n in sorted(expected | found) if expected.get(n) != found.get(n)), None)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ draws its next ellipse at once; the others shrink their brackets.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -184,6 +184,11 @@ class RelativeDensity:
         }
         if ranks - {self.rank}:
             fail("reference", f"a Normal of {self.rank} coordinates", f"one of {ranks.pop()}")
+
+    @property
+    def block_size(self) -> Any:
+        """What the posterior evaluates in one call, or None if it is not divided into blocks."""
+        return getattr(self.posterior, "block_size", None)
 
     def log_likelihood(self, z: Float[np.ndarray, "chains k"]) -> Float[np.ndarray, "chains"]:
         """The tempered log density minus that of q, up to a constant."""

@@ -131,7 +131,7 @@ class Tracer:
         except (InputError, InputTypeError):
             raise
         except Exception as error:
-            self._use_eager(f"tracing {self.name} failed ({error_text(error)[:160]})")
+            self.use_eager(f"tracing {self.name} failed ({error_text(error)[:160]})")
         return None
 
     def trace(self, *arguments: Any) -> Replay:
@@ -226,7 +226,7 @@ class Tracer:
         except (InputError, InputTypeError):
             raise
         except Exception as error:
-            self._use_eager(f"replaying {self.name} failed ({error_text(error)[:160]})")
+            self.use_eager(f"replaying {self.name} failed ({error_text(error)[:160]})")
         else:
             self.status = replay.status
             if not self._is_due(replay, arguments):
@@ -234,7 +234,7 @@ class Tracer:
         restore()
         expected = self.function(*arguments)
         if self.mode != "eager" and not self._agree(expected, found):
-            self._use_eager(
+            self.use_eager(
                 f"tracing {self.name} failed (its result differs on other data: the module "
                 "reads them through Python or NumPy, or has a state)"
             )
@@ -254,7 +254,8 @@ class Tracer:
         replay.calls += 1
         return replay.calls in _VERIFIED
 
-    def _use_eager(self, reason: str) -> None:
+    def use_eager(self, reason: str) -> None:
+        """Evaluate eagerly from now on, and warn of the reason at the next call."""
         self.mode = self.status = "eager"
         self.reason = reason
         self._replays.clear()

@@ -1,0 +1,276 @@
+r"""The sum of a log-likelihood over fixed blocks of rows, divided among processes.
+
+Rows $bB, \dots, (b+1)B - 1$ form block b. The block size B, and the number of points that are
+evaluated together, depend on the network and on the number of rows alone. Each block is evaluated
+in a call of its own, on tensors of its own, so that a block gives the same bits in every process;
+the sum over blocks is exact (see `exact_sum`). A process holds consecutive blocks, as many as the
+others or one more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset, SequentialSampler, Subset
+
+from subbayes.data.cache import concatenate
+from subbayes.data.data import Data, n_rows, take
+from subbayes.distributed.exact_sum import LIMBS, MOST_TERMS, decode, encode
+from subbayes.distributed.processes import Processes
+from subbayes.utils.checks import fail
+from subbayes.utils.trees import tree_map
+from subbayes.utils.types import Inputs, Targets
+
+__all__ = ["BlockSize", "Blocks", "RowBlock"]
+
+_BLOCKS = 16  # unless they would have fewer or more rows than these
+_LEAST_ROWS, _MOST_ROWS = 256, 4096  # smaller blocks cost as much time as 256 rows
+_MOST_CHAINS = 4
+_WAITING = 64  # blocks whose terms are encoded together
+_GRADIENT = 3  # memory of a gradient in that of a value
+
+Evaluate = Callable[[Tensor, Inputs, Targets], Tensor]
+RowBlock = tuple[int, Inputs, Targets]
+"""Position of the first row, inputs and targets of a block."""
+
+
+@runtime_checkable
+class HasMode(Protocol):
+    """A `Tracer`, as far as it is used here."""
+
+    mode: Any
+
+    def use_eager(self, reason: str) -> None:
+        """Evaluate eagerly from now on."""
+
+
+@dataclass(frozen=True)
+class BlockSize:
+    """What is evaluated in one call.
+
+    Attributes:
+        n: number of rows of all blocks.
+        rows: rows of a block B; the last one may have fewer.
+        chains: points that are evaluated together.
+    """
+
+    n: int
+    rows: int
+    chains: int
+
+    @property
+    def count(self) -> int:
+        """Number of blocks."""
+        return -(-self.n // self.rows)
+
+    @classmethod
+    def of(cls, n: int, row_bytes: int, most_bytes: int, batch_size: int | None) -> BlockSize:
+        """The size for some data.
+
+        Args:
+            n: number of rows.
+            row_bytes: bytes of activations of a row.
+            most_bytes: bytes of activations of a call.
+            batch_size: rows of a block that the user has chosen, or None.
+
+        Raises:
+            InputError: blocks so small that there would be more than an exact sum takes.
+
+        Example:
+            >>> BlockSize.of(50_000, row_bytes=1000, most_bytes=2**25, batch_size=None)
+            BlockSize(n=50000, rows=3125, chains=2)
+        """
+        most_rows = max(most_bytes // (row_bytes * _GRADIENT), 1)
+        rows = min(max(-(-n // _BLOCKS), _LEAST_ROWS), _MOST_ROWS, most_rows)
+        rows = max(rows, -(-n // MOST_TERMS)) if batch_size is None else batch_size
+        if -(-n // rows) > MOST_TERMS:
+            least = -(-n // MOST_TERMS)
+            fail("batch_size", f"at least {least} for {n} rows on many processes", batch_size)
+        chains = 1
+        while chains < _MOST_CHAINS and 2 * chains * rows <= most_rows:
+            chains *= 2
+        return cls(n, min(rows, n), chains)
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The blocks of rows of one process, and sums over those of all.
+
+    Attributes:
+        size: what is evaluated in one call.
+        own: numbers of the blocks of this process.
+        rows: function that iterates over them.
+        processes: all processes.
+    """
+
+    size: BlockSize
+    own: range
+    rows: Callable[[], Iterator[RowBlock]]
+    processes: Processes
+
+    @classmethod
+    def of(cls, data: Data, size: BlockSize, processes: Processes, device: torch.device) -> Blocks:
+        """The blocks of this process.
+
+        Args:
+            data: all rows, of which those of this process are copied, or read for each evaluation.
+            size: what is evaluated in one call.
+            processes: all processes.
+            device: where the rows are evaluated.
+        """
+        own = own_blocks(size.count, processes.data_rank, processes.data_processes)
+        if data.in_memory:
+            held = [
+                (start, _copy(data.inputs, rows, device), _copy(data.y, rows, device))
+                for start in (block * size.rows for block in own)
+                for rows in (slice(start, start + size.rows),)
+            ]
+            return cls(size, own, lambda: iter(held), processes)
+
+        def streamed() -> Iterator[RowBlock]:
+            for start, inputs, y in _read(data, size.rows, own):
+                yield start, _copy(inputs, slice(None), device), _copy(y, slice(None), device)
+
+        return cls(size, own, streamed, processes)
+
+    def total(
+        self, evaluate: Evaluate, points: Float[Tensor, "chains k"], columns: int, tracer: HasMode
+    ) -> Float[np.ndarray, "chains columns"]:
+        """Exact sums over all rows of all processes.
+
+        Args:
+            evaluate: from some points and a block, numbers of shape (points, columns) in float64.
+            points: coordinates; the same in all processes.
+            columns: how many numbers are summed for each point.
+            tracer: that of `evaluate`; if it turns eager in one process, because a traced graph
+                fails there, it turns eager in all and the sums are evaluated again.
+        """
+        while True:
+            before = tracer.mode
+            limbs = np.zeros((LIMBS, len(points), columns), dtype=np.int64)
+            waiting: list[np.ndarray] = []
+            for _, inputs, y in self.rows():
+                parts = [evaluate(part, inputs, y) for _, part in self._parts(points)]
+                waiting.append(torch.cat(parts).cpu().numpy())
+                if len(waiting) == _WAITING:
+                    limbs += encode(np.stack(waiting)).sum(1)
+                    waiting.clear()
+            if waiting:
+                limbs += encode(np.stack(waiting)).sum(1)
+            failed = tracer.mode == "eager" != before
+            message = self.processes.sum_over_data(np.append(limbs.reshape(-1), int(failed)))
+            if message[-1] == 0:
+                return decode(message[:-1].reshape(limbs.shape))
+            if tracer.mode != "eager":
+                tracer.use_eager("a traced graph failed in another process")
+
+    def pointwise(
+        self, evaluate: Evaluate, points: Float[Tensor, "chains k"]
+    ) -> Float[np.ndarray, "chains n"]:
+        """Numbers of each row of all processes, from an `evaluate` of shape (points, rows)."""
+        out = np.zeros((len(points), self.size.n))
+        for start, inputs, y in self.rows():
+            rows = slice(start, start + n_rows(y))
+            for chains, part in self._parts(points):
+                out[chains, rows] = evaluate(part, inputs, y).cpu().numpy()
+        # A row is 0 in all processes but one: the sum of its bit patterns is that of this one.
+        return self.processes.sum_over_data(out.view(np.int64)).view(np.float64)
+
+    def _parts(self, points: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        """Points that are evaluated together, in memory of their own: alignment may change bits."""
+        for start in range(0, len(points), self.size.chains):
+            chains = slice(start, start + self.size.chains)
+            yield chains, points[chains].clone()
+
+
+class BlockSums(torch.autograd.Function):
+    """The first of the columns of sums at points, whose gradient is in the others.
+
+    `BlockSums.apply(points, sums)` takes points (chains, k) and a function from arrays of this
+    shape to arrays (chains, 1 + k); its result (chains,) can be differentiated once.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, points: Tensor, sums: Callable[[np.ndarray], np.ndarray]
+    ) -> Float[Tensor, "chains"]:
+        """The sums."""
+        found = torch.from_numpy(sums(points.detach().cpu().numpy())).to(points.device)
+        ctx.save_for_backward(found[:, 1:].to(points.dtype))
+        return found[:, 0]
+
+    @staticmethod
+    def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor, None]:
+        """The gradient of what follows."""
+        (slope,) = ctx.saved_tensors
+        return outer[0][:, None].to(slope.dtype) * slope, None
+
+
+def own_blocks(blocks: int, rank: int, processes: int) -> range:
+    """The numbers of the blocks of a process.
+
+    Example:
+        >>> [own_blocks(5, rank, 3) for rank in range(3)]
+        [range(0, 2), range(2, 4), range(4, 5)]
+        >>> own_blocks(1, 1, 2)
+        range(1, 1)
+    """
+    each, more = divmod(blocks, processes)
+    start = rank * each + min(rank, more)
+    return range(start, start + each + (rank < more))
+
+
+def _copy(values: Any, rows: slice, device: torch.device) -> Any:
+    """Rows in memory of their own."""
+    return tree_map(lambda tensor: tensor[rows].to(device, copy=True).contiguous(), values)
+
+
+def _read(data: Data, size: int, own: range) -> Iterator[RowBlock]:
+    """Blocks of a loader; other rows are not read if its dataset has rows by number."""
+    first, last = own.start * size, min(own.stop * size, data.n)
+    if first >= last:
+        return
+    loader, start = data.loader, 0
+    if isinstance(loader, DataLoader) and _reads_in_order(loader):
+        part = DataLoader(
+            Subset(loader.dataset, range(first, last)),
+            batch_size=size,
+            collate_fn=loader.collate_fn,
+            num_workers=loader.num_workers,
+            worker_init_fn=loader.worker_init_fn,
+        )
+        yield from _cut(Data(n=last - first, loader=part).batches(), size, first, first, last)
+        return
+    yield from _cut(data.batches(), size, start, first, last)
+
+
+def _reads_in_order(loader: DataLoader[Any]) -> bool:
+    by_number = not isinstance(loader.dataset, IterableDataset) and loader.batch_size is not None
+    return by_number and isinstance(loader.sampler, SequentialSampler)
+
+
+def _cut(
+    batches: Iterator[tuple[Inputs, Targets]], size: int, at: int, first: int, last: int
+) -> Iterator[RowBlock]:
+    """Blocks from batches of any size that begin at row `at`, of the rows first to last - 1."""
+    waiting: list[tuple[Inputs, Any]] = []
+    held, start = 0, first
+    for inputs, y in batches:
+        begin, at = at, at + n_rows(y)
+        low, high = max(first, begin), min(last, at)
+        while low < high:
+            stop = min(high, start + size)
+            rows = slice(low - begin, stop - begin)
+            waiting.append((take(inputs, rows), take(y, rows)))
+            held, low = held + stop - low, stop
+            if held == min(size, last - start):
+                yield (start, *concatenate(waiting))
+                waiting, held, start = [], 0, start + size
+        if at >= last:
+            return

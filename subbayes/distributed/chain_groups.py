@@ -1,0 +1,124 @@
+"""The chains of one process, and what it exchanges with those that run the other chains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+
+from subbayes.distributed.blocks import BlockSize, own_blocks
+from subbayes.distributed.processes import Processes, current, mesh_shape
+from subbayes.utils.checks import fail
+
+__all__ = ["ChainGroups", "divided_chains"]
+
+_ROUND = 32  # steps between two exchanges of what to do next
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class ChainGroups:
+    """The chains that this process runs.
+
+    Attributes:
+        own: their numbers.
+        processes: all processes, or None if this one works on its own.
+    """
+
+    own: slice
+    processes: Processes | None = None
+
+    @property
+    def steps_per_round(self) -> int:
+        """Steps until the processes exchange whether to save, to stop or to go on."""
+        return 1 if self.processes is None or self.processes.count == 1 else _ROUND
+
+    def exchange(self, signal: int, due: bool, active: bool) -> tuple[int, bool, bool]:
+        """Agree on what to do next.
+
+        Args:
+            signal: number of a signal that this process has received, or 0.
+            due: whether a checkpoint is due by the clock of this process; that of the first counts.
+            active: whether this process has chains that need more draws.
+
+        Returns:
+            The highest number of a signal, whether a checkpoint is due, whether any chain is
+            active.
+        """
+        if self.processes is None or self.processes.count == 1:
+            return signal, due, active
+        first = self.processes.rank == 0
+        found = self.processes.highest(signal, int(due and first), int(active))
+        return found[0], bool(found[1]), bool(found[2])
+
+    def on_first(self, work: Callable[[], _T]) -> _T:
+        """The result of work that only the first process does."""
+        return work() if self.processes is None else self.processes.on_first(work)
+
+    def gather(self, part: _T) -> list[_T]:
+        """A value of each group of chains, in the order of the chains."""
+        return [part] if self.processes is None else self.processes.gather(part, "chains")
+
+    def gather_rows(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Arrays of all chains, along the first axis, from those of each group.
+
+        A group may lack arrays, such as statistics of draws that it has not finished yet; they are
+        zeros.
+        """
+        parts = self.gather((self.own.stop - self.own.start, dict(arrays)))
+        if len(parts) == 1:
+            return dict(arrays)
+        like = {name: array for _, part in parts for name, array in part.items()}
+        return {
+            name: np.concatenate(
+                [
+                    part.get(name, np.zeros((chains, *array.shape[1:]), array.dtype))
+                    for chains, part in parts
+                ]
+            )
+            for name, array in like.items()
+        }
+
+
+@contextmanager
+def divided_chains(density: Any, chains: int, groups: int | None) -> Iterator[ChainGroups]:
+    """Divide chains among groups of processes, and the rows of the data within each group.
+
+    Chains that are evaluated together stay in one group, so that their draws have the same bits for
+    every division. Densities that are not divided into blocks run all chains in every process.
+
+    Args:
+        density: the density, with a `block_size` if it is divided into blocks.
+        chains: number of chains.
+        groups: number of groups; None chooses it.
+
+    Raises:
+        InputError: more groups than there are parts, or a number that does not divide that of the
+            processes.
+    """
+    processes = current()
+    size: BlockSize | None = None if processes is None else getattr(density, "block_size", None)
+    if processes is None or size is None:
+        if groups is not None and groups > 1:
+            got = "a density of your own" if processes else "a single process"
+            fail("chain_groups", f"1 for {got}", groups, "Leave it out")
+        yield ChainGroups(slice(0, chains), processes)
+        return
+    parts = -(-chains // size.chains)
+    if groups is None:
+        groups, _ = mesh_shape(processes.count, chains, size.count, size.chains)
+    if groups > parts:
+        fail(
+            "chain_groups",
+            f"at most {parts}, since of {chains} chains {size.chains} are evaluated together",
+            groups,
+            "Run more chains, or leave it out",
+        )
+    with processes.split(groups):
+        own = own_blocks(parts, processes.chain_group, groups)
+        stop = min(own.stop * size.chains, chains)
+        yield ChainGroups(slice(own.start * size.chains, stop), processes)

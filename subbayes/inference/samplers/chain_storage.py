@@ -1,0 +1,186 @@
+"""The draws of chains so far, and their checkpoints."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from subbayes.distributed.chain_groups import ChainGroups
+from subbayes.inference.samplers.random_numbers import copy_state, invalid_values
+from subbayes.utils import artifact
+from subbayes.utils.saving import fail_checkpoint, read_checkpoint
+from subbayes.utils.tensor_file import add_prefix, strip_prefix
+
+if TYPE_CHECKING:
+    from subbayes.inference.samplers.chains import Info, Kernel, Rngs
+
+__all__ = ["Checkpoint", "FinishedChain", "Store"]
+
+KIND = "sampling-checkpoint"
+
+
+@dataclass
+class Store:
+    """Draws so far, and the number of draws that each chain has finished."""
+
+    z: np.ndarray
+    stats: dict[str, np.ndarray]
+    count: np.ndarray
+    evaluations: int = 0
+
+    def add(self, state: Any, info: Info, warmup: int, thin: int) -> None:
+        """Add the draws that a step has finished."""
+        self.evaluations += 1
+        if not info.finished.any():
+            return
+        self.count += info.finished
+        kept, phase = np.divmod(self.count - warmup - 1, thin)
+        c = (
+            info.finished & (phase == thin - 1) & (kept >= 0) & (kept < self.z.shape[1])
+        ).nonzero()[0]
+        if not c.size:
+            return
+        at = kept[c]
+        self.z[c, at] = state.z[c]
+        for name, values in info.stats.items():
+            if name not in self.stats:
+                self.stats[name] = np.zeros(self.z.shape[:2], dtype=values.dtype)
+            self.stats[name][c, at] = values[c]
+
+    def gathered(self, groups: ChainGroups) -> Store:
+        """The draws of the chains of all processes."""
+        rows = groups.gather_rows({"z": self.z, "count": self.count} | add_prefix("s", self.stats))
+        evaluations = max(groups.gather(self.evaluations))  # those of the longest chain
+        return Store(rows["z"], strip_prefix("s", rows), rows["count"], evaluations)
+
+    def part(self, chains: slice) -> Store:
+        """Some of the chains."""
+        stats = {name: values[chains] for name, values in self.stats.items()}
+        return Store(self.z[chains], stats, self.count[chains], self.evaluations)
+
+    def resized(self, draws: int) -> Store:
+        """A copy with another number of draws, cut or padded with zeros."""
+
+        def fit(array: np.ndarray) -> np.ndarray:
+            out = np.zeros((array.shape[0], draws, *array.shape[2:]), array.dtype)
+            n = min(draws, array.shape[1])
+            out[:, :n] = array[:, :n]
+            return out
+
+        return Store(
+            fit(self.z), {k: fit(v) for k, v in self.stats.items()}, self.count, self.evaluations
+        )
+
+
+@dataclass(frozen=True)
+class FinishedChain:
+    """The state of a chain when it had all its draws, from which a longer run continues.
+
+    The chain keeps stepping, since all chains form one batch, but its draws are ignored.
+    """
+
+    row: dict[str, Any]
+    rng: Any
+
+    @classmethod
+    def of(cls, state: Any, rngs: Rngs, c: Any) -> FinishedChain:
+        """The state of a chain."""
+        return cls(
+            {name: array[c].copy() for name, array in vars(state).items()},
+            rngs[c].bit_generator.state,
+        )
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The folder of a checkpoint, and the identity and rank of the runs that may resume from it.
+
+    It holds all chains, however they are divided among processes.
+    """
+
+    path: Path
+    kernel: Kernel
+    identity: dict[str, Any]
+    rank: int
+    groups: ChainGroups
+
+    def write(
+        self, state: Any, store: Store, rngs: Rngs, finished_chains: dict[int, FinishedChain]
+    ) -> None:
+        """Save the chains of all processes."""
+        state = copy_state(state)
+        for c, chain in finished_chains.items():
+            for name, value in chain.row.items():
+                getattr(state, name)[c] = value
+        store = store.gathered(self.groups)
+        tensors = self.groups.gather_rows(add_prefix("state", vars(state)))
+        tensors |= add_prefix("stats", store.stats) | {"z": store.z, "count": store.count}
+        own = [
+            finished_chains[c].rng if c in finished_chains else rng.bit_generator.state
+            for c, rng in enumerate(rngs)
+        ]
+        meta = {
+            "identity": self.identity,
+            "evaluations": store.evaluations,
+            "rngs": [state for part in self.groups.gather(own) for state in part],
+        }
+        artifact.write(self.path, KIND, tensors, meta, overwrite=True)
+
+    def read(self, fresh: Any, rngs: Rngs) -> tuple[Any, Store] | None:
+        """The state and the draws of the chains of this process, or None if nothing is saved.
+
+        Args:
+            fresh: a state of these chains, for the shapes of its arrays.
+            rngs: the generator of each chain, whose states are set.
+        """
+        found = self.groups.on_first(lambda: read_checkpoint(self.path, KIND))
+        if found is None:
+            return None
+        tensors, meta, _ = found
+        for key, value in self.identity.items():
+            if meta["identity"].get(key) != value:
+                default = ", which follows draws unless it is given" if key == "warmup" else ""
+                fail_checkpoint(f"one made with the same {key}{default}", f"another in {self.path}")
+        shape = tensors["z"].shape
+        if (shape[0], shape[2]) != (self.identity["chains"], self.rank):
+            expected = f"draws of {self.identity['chains']} chains of rank {self.rank}"
+            fail_checkpoint(expected, f"shape {tuple(shape)}")
+        arrays, stats = (
+            {name: tensor.numpy() for name, tensor in strip_prefix(prefix, tensors).items()}
+            for prefix in ("state", "stats")
+        )
+        own, wrong = self.groups.own, _other_arrays(fresh, arrays, self.identity["chains"])
+        if wrong is None:
+            state = self.kernel.state_type(**arrays)
+            check = getattr(self.kernel, "invalid", None)
+            wrong = invalid_values(state, ()) if check is None else check(state)
+        if wrong is not None:
+            expected = f"the state of the sampler {self.kernel.name}"
+            fail_checkpoint(expected, f"other values of {wrong[:60]!r}")
+        store = Store(tensors["z"].numpy(), stats, tensors["count"].numpy(), meta["evaluations"])
+        most = store.z.shape[1]
+        kept = (store.count - self.identity["warmup"]) // self.identity["thin"]
+        if (kept > most).any():  # draws that are not there would be zeros
+            fail_checkpoint(f"at most {most} draws of each chain", f"counts of {int(kept.max())}")
+        known = getattr(self.kernel, "statistics", None)
+        if known is not None and (stats or (kept > 0).any()):
+            types = {name: np.dtype(kind) for name, kind in known.items()}
+            if {name: array.dtype for name, array in stats.items()} != types:
+                expected = f"the statistics of {self.kernel.name}: {', '.join(known)}"
+                fail_checkpoint(expected, "others, or of other types")
+        for rng, rng_state in zip(rngs, meta["rngs"][own], strict=True):
+            rng.bit_generator.state = rng_state
+        state = self.kernel.state_type(**{name: array[own] for name, array in arrays.items()})
+        return state, store.part(own)
+
+
+def _other_arrays(state: Any, arrays: dict[str, np.ndarray], chains: int) -> str | None:
+    """The name of an array of another shape or dtype than a state has, if there is one."""
+    expected = {
+        name: ((chains, *array.shape[1:]), array.dtype) for name, array in vars(state).items()
+    }
+    found = {name: (array.shape, array.dtype) for name, array in arrays.items()}
+    return next((n for n in sorted(expected | found) if expected.get(n) != found.get(n)), None)

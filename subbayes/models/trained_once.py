@@ -1,0 +1,111 @@
+"""Train in the first of several processes, and give the others the same model."""
+
+from __future__ import annotations
+
+import platform
+import re
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from subbayes.data.data import Data, leaves, named_leaves, take
+from subbayes.distributed.processes import current
+from subbayes.inference.configuration import Sampling
+from subbayes.likelihoods import Likelihood
+from subbayes.models.fitted import FittedModel, rebuild
+from subbayes.networks.network import Network
+from subbayes.utils.artifact import fingerprint
+from subbayes.utils.saving import nested_facts
+from subbayes.utils.strict_json import decode, encode
+from subbayes.utils.tensor_file import as_tensors
+from subbayes.utils.version import __version__
+
+__all__ = ["check_agreement", "trained_once"]
+
+_ROWS = 4096  # of the data that are compared
+
+_REMEDY = "Give every process the same data and seeds, as torch.manual_seed(0) before the model"
+
+
+def trained_once(
+    train: Callable[[], FittedModel],
+    model: nn.Module,
+    output: Callable[[Any], Tensor] | None,
+    likelihood: Likelihood | None,
+) -> FittedModel:
+    """A trained model, which only the first process trains.
+
+    Args:
+        train: returns the model, without draws.
+        model: the module.
+        output: as for `fit`.
+        likelihood: that of the model if it is known, or None.
+
+    Raises:
+        InputError: what `train` raises, in all processes.
+    """
+    processes = current()
+    if processes is None or processes.count == 1:
+        return train()
+    trained: list[FittedModel] = []
+
+    def content() -> tuple[dict[str, Tensor], dict[str, Any]]:
+        trained.append(train())
+        facts = dict(decode(encode(nested_facts(trained[0])["facts"])))
+        tensors = as_tensors(trained[0].tensors())
+        return {name: tensor.cpu() for name, tensor in tensors.items()}, facts
+
+    tensors, facts = processes.on_first(content)
+    if trained:
+        return trained[0]
+    return rebuild(tensors, facts, model, output=output, likelihood=likelihood)
+
+
+def check_agreement(
+    network: Network, data: Data, settings: dict[str, Any], sampling: Sampling, engine: Any
+) -> None:
+    """Check that all processes fit the same model to the same data with the same settings.
+
+    Rows are compared by their number, shapes and types, and by the values of up to 4096 of them.
+
+    Raises:
+        InputError: in all processes, if they differ.
+    """
+    processes = current()
+    if processes is None or processes.count == 1:
+        return
+    own = replace(sampling, initial="shift", checkpoint=None, progress=None, checkpoint_seconds=1.0)
+    starts = sampling.initial
+    start = {} if isinstance(starts, str) else {"initial": torch.as_tensor(np.asarray(starts))}
+    facts = {
+        "versions": [__version__, torch.__version__, np.__version__, platform.python_version()],
+        "threads": torch.get_num_threads(),
+        "seed": sampling.seed,
+        "data": _data_digest(data),
+        "model": fingerprint(
+            {"weights": network.weights} | network.frozen, {"of": network.architecture}
+        ),
+        "settings": fingerprint({}, settings),
+        "inference": re.sub(r" at 0x[0-9a-f]+", "", repr(engine)),
+        "sampling": [asdict(own), fingerprint(start, {"as": starts if not start else ""})],
+    }
+    processes.agree(facts, _REMEDY)
+
+
+def _data_digest(data: Data) -> str:
+    """A digest of the layout of data and of some of their rows."""
+    pair = data.first()
+    if data.in_memory:
+        rows = torch.linspace(0, data.n - 1, min(data.n, _ROWS), dtype=torch.float64).long()
+        rows = rows.to(leaves(pair[1])[0].device)
+        pair = take(data.inputs, rows), take(data.y, rows)
+    tensors = {
+        f"{kind} {name}": tensor
+        for kind, part in zip(("inputs", "targets"), pair, strict=True)
+        for name, tensor in named_leaves(part).items()
+    }
+    return fingerprint(tensors, {"n": data.n})

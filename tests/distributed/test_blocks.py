@@ -1,0 +1,130 @@
+"""Sums over blocks of rows in one process, against the same density without blocks."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from distributed.worker import posterior, rows
+from subbayes import distributed
+from subbayes.data.data import Data
+from subbayes.distributed.blocks import Blocks, BlockSize
+from subbayes.distributed.exact_sum import encode
+from subbayes.distributed.processes import Processes
+from subbayes.inference import NUTS
+
+Z = np.random.default_rng(0).standard_normal((6, 4))
+
+
+@pytest.fixture
+def joined(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    yield distributed.join()
+    distributed.leave()
+
+
+def in_blocks(evaluate):
+    """What a function returns after `join`."""
+    distributed.join()
+    try:
+        return evaluate()
+    finally:
+        distributed.leave()
+
+
+def gradient(density):
+    points = torch.from_numpy(Z).requires_grad_()
+    value = density.log_prob(points)
+    value.sum().backward()
+    return value.detach().numpy(), points.grad.numpy()
+
+
+@pytest.mark.parametrize("size", ["even", "uneven", "empty"])
+def test_blocks_give_the_same_density(size):
+    density, subset = posterior(size), np.arange(0, 60, 7)
+    for evaluate in (
+        lambda: (density.log_likelihood(Z), density.value(Z)),
+        lambda: density.value_and_grad(Z),
+        lambda: density.value_and_grad(Z, subset),
+        lambda: gradient(density),
+        lambda: (density.pointwise(Z),),
+    ):
+        for found, expected in zip(in_blocks(evaluate), evaluate(), strict=True):
+            np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-4)
+
+
+def test_the_log_likelihood_is_the_exact_sum_of_its_blocks(joined):
+    density, (x, y) = posterior("uneven"), rows(200)
+    blocks = [
+        posterior(data=(x[i : i + 32], y[i : i + 32])).log_likelihood(Z[:4])
+        for i in range(0, 200, 32)
+    ]
+    found = density.log_likelihood(Z[:4])
+    assert found.tolist() == [math.fsum(terms) for terms in zip(*blocks, strict=True)]
+
+
+def test_loaders_and_tensors_have_the_same_bits(joined):
+    x, y = rows(200)
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=48)
+
+    class InOrder(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            return iter(zip(x, y, strict=True))
+
+    iterable = torch.utils.data.DataLoader(InOrder(), batch_size=50)
+    expected = posterior("uneven").value_and_grad(Z)
+    for given in (loader, iterable):
+        streamed = Data.of(given, memory_limit=0)
+        assert not streamed.in_memory
+        found = posterior(data=streamed).value_and_grad(Z)
+        assert all(map(np.array_equal, found, expected))
+
+
+def test_draws_do_not_depend_on_the_block_of_other_chains(joined):
+    density = posterior("empty")
+    options = {"draws": 10, "warmup": 30, "seed": 2, "progress": False}
+    eight = NUTS().sample(density, chains=8, **options)
+    four = NUTS().sample(density, chains=4, **options)
+    assert np.array_equal(eight.z[:4], four.z)
+
+
+class Tracer:
+    """One that turns eager in the second block."""
+
+    mode, calls = "trace", 0
+
+    def use_eager(self, reason):
+        self.mode = "eager"
+
+    def evaluate(self, points, inputs, y):
+        self.calls += 1
+        if self.calls == 2:
+            self.mode = "eager"
+        return torch.full((len(points), 1), 1.0 if self.mode == "eager" else 100.0).double()
+
+
+def test_sums_are_evaluated_again_after_a_traced_graph_has_failed():
+    tracer, processes = Tracer(), Processes()
+    data = Data.of((torch.zeros(30, 1), torch.zeros(30)))
+    blocks = Blocks.of(data, BlockSize(30, 10, 4), processes, torch.device("cpu"))
+    total = blocks.total(tracer.evaluate, torch.zeros(5, 2), 1, tracer)
+    assert total.tolist() == [[3.0]] * 5
+    assert processes.reductions == 2
+    assert processes.traffic == 2 * (encode(np.zeros((5, 1))).nbytes + 8)
+
+
+def test_joining_restores_what_it_changes(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        processes = distributed.join()
+        assert torch.get_num_threads() == 1
+        assert distributed.join() is processes is distributed.current()
+        assert processes.mesh is None
+        distributed.leave()
+        assert torch.get_num_threads() == 2
+        assert distributed.current() is None
+    finally:
+        torch.set_num_threads(before)

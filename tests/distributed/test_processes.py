@@ -1,0 +1,186 @@
+"""The same bits for every number of processes; faults, refusals and checkpoints."""
+
+import json
+import time
+
+import numpy as np
+import pytest
+
+from distributed.launch import WORKER, outputs, results, start
+from distributed.worker import ENGINES, SIZES
+from subbayes.distributed.blocks import BlockSize, own_blocks
+from subbayes.distributed.processes import mesh_shape
+
+QUICK = [
+    *(["evaluations", size] for size in SIZES),
+    ["streamed"],
+    ["sample", "elliptical-slice", "empty"],
+    ["sample", "hmc"],
+    ["fitted"],
+]
+REFUSED = {"rows": "data", "values": "data", "weights": "model", "seed": "seed"}
+
+
+@pytest.fixture(scope="module")
+def two_processes():
+    """The results of all quick cases in two processes."""
+    more = [
+        ["sample", "hmc", "even", 1],
+        ["sample", "hmc", "even", 2],
+        *(["refused", what] for what in REFUSED),
+        ["one_fails"],
+        ["groups", 3],
+        ["groups", 4],
+        ["traffic", 1],
+        ["traffic", 20],
+    ]
+    return results(2, QUICK + more)
+
+
+def test_two_processes_have_the_bits_of_one(two_processes):
+    (alone,) = results(1, QUICK)
+    for found in two_processes:
+        for case, expected in alone.items():
+            assert found[case] == expected, case
+
+
+def test_chains_may_be_divided_in_any_way(two_processes):
+    first, second = two_processes
+    for case in (["sample", "hmc"], ["sample", "hmc", "even", 1], ["sample", "hmc", "even", 2]):
+        assert first[json.dumps(case)] == second[json.dumps(case)]
+        assert first[json.dumps(case)] == first['["sample", "hmc"]']
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_processes_that_differ_are_refused_in_all(two_processes, what):
+    for found in two_processes:
+        error = found[json.dumps(["refused", what])]["error"]
+        assert error.startswith(f"{REFUSED[what]}: expected the same in all 2 processes, got")
+        assert "\n" not in error
+
+
+def test_an_error_of_the_training_is_raised_in_all(two_processes):
+    first, second = (found['["one_fails"]']["error"] for found in two_processes)
+    assert first == second
+    assert first
+
+
+def test_numbers_of_groups_that_do_not_fit(two_processes):
+    for found in two_processes:
+        assert "a divisor of 2" in found['["groups", 3]']["error"] or (
+            "at most 2" in found['["groups", 3]']["error"]
+        )
+        assert "at most 2" in found['["groups", 4]']["error"]
+
+
+@pytest.mark.parametrize("rank", [1, 20])
+def test_bytes_of_an_evaluation(two_processes, rank):
+    for found in two_processes:
+        assert found[json.dumps(["traffic", rank])]["bytes"] <= 4 * (rank + 4) * 8
+
+
+def test_a_process_that_dies_ends_the_others():
+    processes = start(3, [str(WORKER), '["killed", 1]'])
+    processes[1].wait(timeout=300)
+    died = time.monotonic()
+    found = outputs(processes, 60)
+    assert time.monotonic() - died < 30
+    assert found[1][0] == 3
+    for rank in (0, 2):
+        assert found[rank][0] not in (0, 3)
+        (line,) = (
+            text for text in found[rank][2].splitlines() if "subbayes.ProcessError: " in text
+        )
+        assert "processes: expected answers of all 3" in line
+
+
+def test_a_run_resumes_on_other_numbers_of_processes(tmp_path):
+    (alone,) = results(1, [["resumed", "", 0]])
+    expected = alone['["resumed", "", 0]']
+    folder = str(tmp_path / "checkpoint")
+    for count, stop in ((4, 150), (2, 120)):
+        stopped = outputs(start(count, [str(WORKER), json.dumps(["resumed", folder, stop])]), 300)
+        codes = {code for code, _, _ in stopped}  # 1 of those that wait for one that has stopped
+        assert 9 in codes, stopped[0][2]
+        assert codes <= {1, 9}, stopped[0][2]
+        assert (tmp_path / "checkpoint").is_dir()
+    case = ["resumed", folder, 0]
+    for found in results(3, [case]):
+        assert found[json.dumps(case)] == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [2, 3, 4, 8])
+def test_every_engine_has_the_same_draws(count, every_engine):
+    cases, expected = every_engine
+    for found in results(count, cases):
+        for case in expected:
+            assert found[case] == expected[case], case
+
+
+@pytest.fixture(scope="module")
+def every_engine():
+    cases = [["sample", name, "uneven"] for name in ENGINES]
+    cases += [["fitted", "", "loo"], *QUICK]
+    return cases, results(1, cases)[0]
+
+
+# --- without other processes ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"RANK": "0"}, "WORLD_SIZE, MASTER_ADDR, MASTER_PORT: expected the variables that"),
+        ({"WORLD_SIZE": "2", "RANK": ""}, "RANK, MASTER_ADDR, MASTER_PORT: expected"),
+        ({"RANK": "x", "WORLD_SIZE": "2"}, "RANK: expected a whole number, got 'x'"),
+        ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK: expected a number below WORLD_SIZE, 2, got 2"),
+    ],
+)
+def test_variables_that_are_wrong(monkeypatch, variables, message):
+    from subbayes import InputError
+    from subbayes.distributed import join
+
+    complete = len(variables) == 2 and all(variables.values())
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"} if complete else {}
+    for name, value in (variables | address).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(InputError, match=message):
+        join(required=False)
+    monkeypatch.setenv("SUBBAYES_DISTRIBUTED", "0")
+    assert join(required=False) is None
+
+
+def test_blocks_do_not_depend_on_the_number_of_processes():
+    for blocks in (1, 5, 64):
+        for processes in (1, 2, 3, 8):
+            parts = [own_blocks(blocks, rank, processes) for rank in range(processes)]
+            assert [b for part in parts for b in part] == list(range(blocks))
+            assert np.ptp([len(part) for part in parts]) <= 1
+
+
+def test_block_sizes_are_bounded_by_memory_and_by_exact_sums():
+    size = BlockSize.of(10**6, row_bytes=10**6, most_bytes=2**25, batch_size=None)
+    assert size.count <= 2**12
+    assert size.chains == 1
+    assert BlockSize.of(10, 100, 2**25, None).rows == 10
+    with pytest.raises(ValueError, match="batch_size: expected at least 25 for 100000 rows"):
+        BlockSize.of(100_000, 100, 2**25, 1)
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3, 4, 6, 8])
+@pytest.mark.parametrize("chains", [1, 4, 8, 30])
+@pytest.mark.parametrize("blocks", [1, 3, 32])
+def test_the_default_mesh_has_the_least_work(processes, chains, blocks):
+    groups, within = mesh_shape(processes, chains, blocks, 4)
+    assert groups * within == processes
+
+    def work(g: int) -> int:
+        return max(len(own_blocks(-(-chains // 4), r, g)) for r in range(g)) * max(
+            len(own_blocks(blocks, r, processes // g)) for r in range(processes // g)
+        )
+
+    possible = [g for g in range(1, processes + 1) if processes % g == 0 and g <= -(-chains // 4)]
+    assert work(groups) == min(map(work, possible))

@@ -1,0 +1,253 @@
+"""One of several processes of a test: runs the cases that it is told, and prints their digests.
+
+usage: worker.py CASE... with the variables that torchrun sets. The output of a case is one line of
+JSON with its name and its result.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+import subbayes
+from subbayes import Sampling, Training, distributed
+from subbayes.inference.engine import engine_of
+from subbayes.likelihoods import Gaussian
+from subbayes.subspace import RandomSubspace
+
+ENGINES = {
+    "elliptical-slice": {},
+    "nuts": {"warmup": 30},
+    "hmc": {"warmup": 30},
+    "slice": {"warmup": 10},
+    "smc": {},
+    "parallel-tempering": {"warmup": 20},
+    "laplace": {},
+    "vi": {"steps": 60},
+    "full-rank-vi": {"steps": 40, "batch_size": 50},
+    "realnvp": {"steps": 30},
+}
+SIZES = {"even": 256, "uneven": 200, "empty": 60}
+
+
+def digest(*arrays: Any) -> str:
+    """A digest of the bits of some arrays."""
+    found = hashlib.sha256()
+    for array in arrays:
+        found.update(np.ascontiguousarray(array).tobytes())
+    return found.hexdigest()[:16]
+
+
+def rows(n: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """A table with a smooth target."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(n, 3, generator=generator)
+    return x, torch.sin(x[:, 0]) + 0.1 * torch.randn(n, generator=generator)
+
+
+def module(seed: int = 0) -> torch.nn.Module:
+    """A small network."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return torch.nn.Sequential(torch.nn.Linear(3, 10), torch.nn.Tanh(), torch.nn.Linear(10, 1))
+
+
+def posterior(size: str = "even", data: Any = None, **options: Any) -> subbayes.Posterior:
+    """A posterior with blocks of 32 rows."""
+    network = subbayes.Network(module())
+    space = RandomSubspace(network.weights, 4, seed=1)
+    data = rows(SIZES[size]) if data is None else data
+    return subbayes.Posterior(
+        network, Gaussian(noise=0.3), data, space, **{"batch_size": 32} | options
+    )
+
+
+def evaluations(size: str) -> dict[str, str]:
+    """All ways to evaluate a density."""
+    density, z = posterior(size), np.random.default_rng(0).standard_normal((6, 4))
+    value, gradient = density.value_and_grad(z)
+    points = torch.from_numpy(z).requires_grad_()
+    density.log_prob(points).sum().backward()
+    part = density.value_and_grad(z, np.arange(0, 60, 7))
+    return {
+        "log_likelihood": digest(density.log_likelihood(z)),
+        "value": digest(value),
+        "gradient": digest(gradient),
+        "log_prob": digest(points.grad.numpy()),
+        "rows": digest(*part),
+        "pointwise": digest(density.pointwise(z)),
+        "not finite": digest(density.value(np.full((1, 4), 1e200))),
+    }
+
+
+def streamed() -> dict[str, Any]:
+    """A loader that is read for each evaluation, of batches that are no blocks."""
+    read: set[int] = set()
+
+    class Rows(torch.utils.data.Dataset):
+        def __len__(self) -> int:
+            return 200
+
+        def __getitem__(self, i: int) -> Any:
+            read.add(i)
+            return table[0][i], table[1][i]
+
+    table = rows(200)
+    loader = torch.utils.data.DataLoader(Rows(), batch_size=48)
+    density = posterior(data=subbayes.data.Data.of(loader, memory_limit=0))
+    z = np.random.default_rng(0).standard_normal((6, 4))
+    read.clear()
+    found = digest(*density.value_and_grad(z)), digest(density.pointwise(z))
+    own = density._own_blocks().own
+    assert read == set(range(own.start * 32, min(own.stop * 32, 200))), "rows of others were read"
+    return {"value": found}
+
+
+def sample(name: str, size: str = "even", chain_groups: int | None = None) -> dict[str, Any]:
+    """Draws of an engine."""
+    options = dict(ENGINES[name])
+    warmup = options.pop("warmup", None)
+    engine = replace(engine_of(name), **options)
+    settings = Sampling(
+        draws=10, chains=8, warmup=warmup, seed=1, progress=False, chain_groups=chain_groups
+    )
+    draws = engine.run(posterior(size), settings)
+    numbers = {k: v for k, v in draws.stats.items() if v.dtype != object}
+    evaluated = draws.meta.get("batched_evaluations")
+    return {"z": digest(draws.z), "stats": digest(*numbers.values()), "evaluations": evaluated}
+
+
+def resumed(folder: str, stop: int, seconds: float = 1e-9) -> dict[str, Any]:
+    """A run with a checkpoint, which stops all processes at an evaluation (0: never)."""
+    density = posterior("uneven")
+    count, inner = [0], density.value_and_grad
+
+    def counted(z: np.ndarray, rows: Any = None) -> Any:
+        count[0] += 1
+        if count[0] == stop:
+            os._exit(9)
+        return inner(z, rows)
+
+    density.value_and_grad = counted
+    settings = Sampling(
+        draws=60,
+        chains=8,
+        warmup=20,
+        seed=3,
+        progress=False,
+        checkpoint=folder or None,
+        checkpoint_seconds=seconds,
+    )
+    return {"z": digest(engine_of("hmc").run(density, settings).z)}
+
+
+def killed(rank: int) -> dict[str, Any]:
+    """A run in which one process ends without a word."""
+    density = posterior("even")
+    for i in range(100):
+        if i == 20 and distributed.current().rank == rank:
+            os._exit(3)
+        density.log_likelihood(np.zeros((2, 4)))
+    return {}
+
+
+def fitted(folder: str = "", temperature: Any = 1.0) -> dict[str, Any]:
+    """`fit`, and what the model predicts."""
+    x, y = rows(200)
+    model = subbayes.fit(
+        module(),
+        (x, y),
+        temperature=temperature,
+        training=Training(epochs=3, swa_epochs=8),
+        sampling=Sampling(draws=10, progress=False, checkpoint=folder or None),
+    )
+    if folder:
+        model.save(folder + "-model")
+    return {"z": digest(model.draws.z), "mean": digest(model.predict(x[:5]).mean)}
+
+
+def refused(what: str) -> dict[str, Any]:
+    """The error of processes that do not agree."""
+    rank = distributed.current().rank
+    n = 60 + (rank == 1) * (what == "rows")
+    table = rows(n)
+    if what == "values":
+        table[0][5, 1] += rank
+    net = module(rank if what == "weights" else 0)
+    seed = rank if what == "seed" else 0
+    try:
+        subbayes.fit(net, table, training=Training(epochs=1), sampling=Sampling(seed=seed))
+    except subbayes.InputError as error:
+        return {"error": str(error)}
+    return {}
+
+
+def one_fails() -> dict[str, Any]:
+    """An error in the training, which only the first process does."""
+    x, y = rows(60)
+    with contextlib.suppress(AttributeError):
+        y = y * 1e30
+    try:
+        subbayes.fit(module(), (x, y), training=Training(epochs=2, learning_rate=1e30))
+    except subbayes.InputError as error:
+        return {"error": str(error)}
+    return {}
+
+
+def groups(number: int) -> dict[str, Any]:
+    """The error of a number of groups that does not fit."""
+    try:
+        sample("elliptical-slice", chain_groups=number)
+    except subbayes.InputError as error:
+        return {"error": str(error)}
+    return {}
+
+
+def traffic(rank: int) -> dict[str, Any]:
+    """Bytes that an evaluation passes to collectives, for each chain."""
+    network = subbayes.Network(module())
+    space = RandomSubspace(network.weights, rank, seed=1)
+    density = subbayes.Posterior(network, Gaussian(noise=0.3), rows(200), space, batch_size=32)
+    processes, z = distributed.current(), np.zeros((3, rank))
+    before = processes.traffic
+    density.value_and_grad(z)
+    return {"bytes": (processes.traffic - before) / len(z)}
+
+
+CASES: dict[str, Callable[..., dict[str, Any]]] = {
+    f.__name__: f
+    for f in (
+        evaluations,
+        streamed,
+        sample,
+        resumed,
+        killed,
+        fitted,
+        refused,
+        one_fails,
+        groups,
+        traffic,
+    )
+}
+
+
+def main() -> None:
+    """Run the cases of the command line, each a JSON list of a name and its arguments."""
+    distributed.join()
+    for text in sys.argv[1:]:
+        name, *arguments = json.loads(text)
+        print(json.dumps([text, CASES[name](*arguments)]), flush=True)
+    distributed.leave()
+
+
+if __name__ == "__main__":
+    main()
