@@ -193,10 +193,6 @@ class Posterior:
         """Arguments of the traced function: z, or the weights if the subspace is not traceable."""
         return z if self.subspace.traceable else self.subspace.weights(z)
 
-    def _at_points(self, evaluate: Tracer, z: Tensor, inputs: Inputs, y: Targets) -> Any:
-        """Evaluate at coordinates."""
-        return evaluate(self._points(z), inputs, y)
-
     def _weights_at(self, point: Tensor) -> Tensor:
         """Weights at an argument of the traced function."""
         return self.subspace.weights(point) if self.subspace.traceable else point
@@ -352,7 +348,7 @@ class Posterior:
         evaluate = self._tracer(what)
 
         def columns(part: Tensor, inputs: Inputs, y: Targets) -> Tensor:
-            found = self._at_points(evaluate, part, inputs, y)
+            found = evaluate(self._points(part), inputs, y)
             if what == "value":
                 return found[:, None]
             grad, value = found
@@ -402,8 +398,9 @@ class Posterior:
             rows = []
             for part in points.split(min(64, self._chains_at_once(len(points)))):
                 if blocks is not None:
-                    at_points = functools.partial(self._at_points, evaluate)
-                    rows.append(blocks.pointwise(at_points, part))
+                    rows.append(
+                        blocks.pointwise(lambda z, x, y: evaluate(self._points(z), x, y), part)
+                    )
                     continue
                 batches = self._batches(len(part))
                 terms = [evaluate(self._points(part), x, y).cpu() for x, y in batches]
