@@ -32,7 +32,7 @@ from subbayes.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian,
 
 __all__ = ["alone", "run"]
 
-DRAWS = {"mlp": 512, "heteroscedastic": 512, "residual": 24}
+DRAWS = {"mlp": 512, "heteroscedastic": 512, "residual": 384}
 
 
 def regression(rows: int, width: int, outputs: int = 1, new: int = 300) -> tuple[Any, ...]:
@@ -49,7 +49,7 @@ def problem(kind: str, rows: int, width: int) -> tuple[Network, Likelihood, Any,
     if kind == "residual":
         torch.manual_seed(0)
         network = Network(residual_cnn().eval())
-        x = torch.randn(rows + 10, 1, 28, 28)
+        x = torch.randn(rows + 5, 1, 28, 28)
         return network, Categorical(), (x[:rows], torch.arange(rows) % 10), x[rows:]
     if kind == "heteroscedastic":
         network, (x, y), new = regression(rows, width, 2)
@@ -140,7 +140,7 @@ def _run_precision(
         "MLP 2 x 64": ("mlp", 1000, 64),
         "MLP 2 x 128": ("mlp", 1000, 128),
         "MLP 2 x 64, heteroscedastic": ("heteroscedastic", 1000, 64),
-        "residual CNN": ("residual", 30, 0),
+        "residual CNN": ("residual", 8, 0),
     }
     if quick:
         cases = {"MLP 2 x 32": ("mlp", 200, 32)}

@@ -336,7 +336,7 @@ def test_the_command_line_names_its_own_options(free, tmp_path, capsys):
     )
     assert re.search(
         r"--covariance: expected one that fits into 0.8 MiB, got the dual form with "
-        r"400 rows .* Use 'kfac'",
+        r"400 rows .* Use 'sampled', 'kfac'",
         capsys.readouterr().err,
     )
 
