@@ -140,6 +140,28 @@ def formula(text: str) -> Change:
     return lambda tensors, facts: facts.update(formula=text)
 
 
+def likelihood_of(name: str, **options: Any) -> Change:
+    """Another likelihood of the innermost model."""
+
+    def change(tensors: Tensors, facts: Facts) -> None:
+        while "model" in facts:
+            facts = facts["model"]["facts"]
+        config = {"name": name, **options}
+        if "likelihoods" in facts:
+            facts["likelihoods"] = [config]
+        else:
+            facts["likelihood"] = config
+
+    return change
+
+
+SEVEN = likelihood_of("Categorical", n_classes=7)
+KINDS = (
+    "fitted-pca", "fitted-own-classes", "laplace-primal", "mc-dropout", "samples",
+    "sparse-mean-field", "temperature-scaled", "data-frame-sparse", "estimator-classifier",
+)  # fmt: skip
+
+
 MANY = "y ~ a + C(c) + " + " + ".join(f"s(a, 990, {i})" for i in range(1, 11))
 
 
@@ -172,6 +194,18 @@ CONTRADICTIONS: dict[str, tuple[str, Change]] = {
     "labels that are not sorted": ("estimator-classifier", of_labels([2, 1, 0], "<i8")),
     "probabilities of each class alone": ("estimator-classifier", bernoulli),
     "a regressor of classes": ("estimator-classifier", as_regressor),
+    **{f"seven classes: {name}": (name, SEVEN) for name in KINDS},
+    "more classes than memory": ("samples", likelihood_of("Categorical", n_classes=2**62)),
+    "classes of one output": ("samples", likelihood_of("Categorical", n_classes=None)),
+    "weighted classes of one output": (
+        "mc-dropout",
+        likelihood_of("Weighted", likelihood={"name": "Categorical", "n_classes": 7}),
+    ),
+    "one logit of three outputs": ("fitted-own-classes", likelihood_of("Bernoulli")),
+    "weighted logit of three outputs": (
+        "fitted-own-classes",
+        likelihood_of("Weighted", likelihood={"name": "Bernoulli"}),
+    ),
     "a temperature whose square overflows": (
         "temperature-scaled",
         lambda tensors, facts: facts.update(temperature=1e308),

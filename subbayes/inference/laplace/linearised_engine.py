@@ -123,9 +123,14 @@ def predict_linearised(
 
     `noise` is the noise scale per row, for `Gaussian(noise="per-observation")`; `n_draws`, by
     default 200, applies to likelihoods without a closed form.
+
+    Raises:
+        InputError: inputs that the module does not take.
     """
     network, batches = network.with_weights(subspace.shift), list(input_batches(inputs))
-    X = Jacobian.of_inputs(Layers(network, to_device(batches[0], network.device)), inputs)
+    first = to_device(batches[0], network.device)
+    network.check(first)
+    X = Jacobian.of_inputs(Layers(network, first), inputs)
     assert draws.moments is not None
     z, covariance = map(torch.from_numpy, (draws.moments.mean, draws.moments.covariance))
     shifts, blocks = [], []

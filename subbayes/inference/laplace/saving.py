@@ -99,7 +99,9 @@ def jacobian_from(
             plan, example, likelihood, facts["rows"], facts["memory_limit"]
         )
     rows = Data.of(data).to(network.device)
-    plan = Layers(network, to_device(rows.first()[0], network.device))
+    first = to_device(rows.first()[0], network.device)
+    network.check(first)
+    plan = Layers(network, first)
     V = Jacobian.of_data(plan, likelihood, rows, facts["memory_limit"])
     if (V.n, _digest(V)) != (facts["rows"], facts["data"]):
         fail("data", f"the {facts['rows']} rows of the fit, in their order", f"{V.n} other rows",

@@ -80,3 +80,26 @@ def test_modules_of_several_inputs(named, tmp_path):
     loaded = subbayes.load(posterior.save(tmp_path / "model"), Two().double())
     new = dict(zip(names, (NEW, group[:4]), strict=True)) if named else (NEW, group[:4])
     assert np.array_equal(posterior.predict(new).probabilities, loaded.predict(new).probabilities)
+
+
+def test_inputs_of_another_dtype_are_refused_by_name(tmp_path):
+    model = subbayes.fit(
+        subbayes.MLP(2, (4,), 1, "tanh", seed=0).double(),
+        (X, Y),
+        subspace="full",
+        inference="laplace-linearised",
+        training=subbayes.Training(epochs=2, swa_epochs=3),
+        sampling=subbayes.Sampling(draws=6, chains=2, progress=False),
+    )
+    loaded = subbayes.load(model.save(tmp_path / "model"))
+    for one in (model, loaded):
+        with pytest.raises(InputError, match=r"Convert the inputs with .to\(torch.float64\)") as e:
+            one.predict(NEW.float())
+        assert "\n" not in str(e.value)
+    np.testing.assert_array_equal(loaded.predict(NEW).std, model.predict(NEW).std)
+
+
+def test_training_data_of_another_dtype_are_refused_by_name(tmp_path):
+    path = fitted("dual").save(tmp_path / "model")
+    with pytest.raises(InputError, match=r"Convert the inputs with .to\(torch.float64\)"):
+        subbayes.load(path, data=(X.float(), Y.float()))
