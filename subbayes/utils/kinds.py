@@ -296,6 +296,14 @@ def _facts_of(kind: str) -> Rule:
     return deferred(lambda: SCHEMAS[kind].facts)
 
 
+def _marker(value: Any, where: str, sizes: Sizes) -> None:
+    """A value that stands for a missing one: text or a number; whole numbers have 64 bits."""
+    if isinstance(value, int):
+        whole(-(2**63), 2**63 - 1)(int(value), where, sizes)
+    else:
+        optional(one_of("text or a number", text(), number(finite=False)))(value, where, sizes)
+
+
 _labels = list_of(one_of("a label", text(), number(), boolean))
 
 _data_frame = record(
@@ -311,7 +319,16 @@ _data_frame = record(
     ),
     encoder=record(
         format=whole(),
-        options=FACTS,
+        options=record(
+            {
+                "unknown?": text("error", "ignore"),
+                "missing?": text("error", "impute"),
+                "missing_indicator?": boolean,
+                "missing_values?": list_of(_marker),
+                "categorical?": list_of(_NAME),
+                "max_categories?": whole(2),
+            }
+        ),
         columns=list_of(_NAME),
         named=boolean,
         dropped=list_of(text()),

@@ -164,6 +164,10 @@ def factors_of_groups(tensors: Tensors, facts: Facts) -> None:
     tensors["inner.0"] = torch.eye(i, dtype=torch.float64).expand(o, i, i).contiguous()
 
 
+def encoding(name: str, value: Any) -> Change:
+    return lambda tensors, facts: facts["encoder"]["options"].update({name: value})
+
+
 def option(name: str, value: Any) -> Change:
     return lambda tensors, facts: facts["options"].update({name: value})
 
@@ -260,6 +264,26 @@ CONTRADICTIONS: dict[str, tuple[str, Change]] = {
     "an unknown column is flagged": (
         "data-frame",
         lambda tensors, facts: set_fact(facts, "encoder/flagged", ["z"]),
+    ),
+    "a large marker": ("data-frame", encoding("missing_values", [2**70])),
+    "a large negative marker": ("data-frame", encoding("missing_values", [-(2**64)])),
+    "a list as marker": ("data-frame", encoding("missing_values", [[0]])),
+    "a numeric column named as categorical": ("data-frame", encoding("categorical", ["a"])),
+    "an unknown option": ("data-frame", encoding("seed", 0)),
+    "weights of weights": (
+        "fitted-pca",
+        likelihood_of(
+            "Weighted", likelihood={"name": "Weighted", "likelihood": {"name": "Poisson"}}
+        ),
+    ),
+    "units of weights": (
+        "fitted-pca",
+        likelihood_of(
+            "Standardized",
+            likelihood={"name": "Weighted", "likelihood": {"name": "Gaussian", "noise": 1.0}},
+            shift=[0.0],
+            scale=[1.0],
+        ),
     ),
     "classes of a regression": ("data-frame", classification("u", "v")),
     "fewer classes than outputs": ("data-frame-sparse", classification("x", "y")),
