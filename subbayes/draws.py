@@ -14,6 +14,7 @@ from torch import Tensor
 from subbayes import diagnostics
 from subbayes.predictions.averaging import evenly_spaced
 from subbayes.utils.checks import check_choice, check_count, fail
+from subbayes.utils.files import fail_damaged
 from subbayes.utils.tensor_file import strip_prefix
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ __all__ = ["Draws", "Moments", "Prediction", "Validity", "round_up"]
 
 Validity = Literal["exact", "approximation", "ensemble"]
 Prediction = Literal["network", "linearised", "linearised-draws"]
+_LEAST_LOG_PROBABILITY = math.log(1e-30)  # of draws, given their moments
 
 
 @dataclass(frozen=True)
@@ -326,7 +328,29 @@ class Draws:
         )
         known = {name: facts[name] for name in _FACTS if facts[name] is not None}
         z = tensors["z"].cpu().numpy()
-        return cls(z, stats, **known, moments=Moments(**moments) if moments else None)
+        found = cls(z, stats, **known, moments=Moments(**moments) if moments else None)
+        found._check_moments()
+        return found
+
+    def _check_moments(self) -> None:
+        """Raise `InputError` for moments from a file that contradict each other or the draws.
+
+        The mean square of n standard normal numbers is a > 1 or more, or a < 1 or less, with a
+        probability of at most (a exp(1 - a))^(n / 2), Chernoff's bound.
+        """
+        if self.moments is None:
+            return
+        sd, covariance = self.moments.sd, self.moments.covariance
+        if not (sd > 0).all():
+            fail_damaged("'moments.sd' above 0", f"{sd.min():g}")
+        if covariance is not None and not np.allclose(sd**2, np.diag(covariance), 1e-6, 0):
+            fail_damaged("'moments.sd' to be the root of the diagonal of the covariance", "others")
+        if self.prediction == "linearised":
+            a = np.square((self.flat() - self.moments.mean) / sd).mean(0)
+            with np.errstate(divide="ignore"):
+                log_probability = 0.5 * len(self.flat()) * (np.log(a) + 1 - a)
+            if not (log_probability > _LEAST_LOG_PROBABILITY).all():
+                fail_damaged("draws with the mean and covariance of 'moments'", "others")
 
     def __repr__(self) -> str:
         how = "; ".join(self.warnings()) or "no warnings"

@@ -485,7 +485,9 @@ def _digests(parts: Iterable[tuple[str, Mapping[str, Tensor]]]) -> dict[str, str
         for name, tensor in tensors.items():
             start = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape[1:])}".encode())
             digest = digests.setdefault(f"{kind} {name}", start)
-            flat = tensor.detach().cpu().contiguous().reshape(-1)
+            whole = tensor.detach().cpu().contiguous()
+            # a single number is contiguous with any stride, which `view` does not take
+            flat = whole.as_strided((whole.numel(),), (1,))
             digest.update(flat.view(torch.uint8).numpy())
     return {name: digest.hexdigest() for name, digest in digests.items()}
 

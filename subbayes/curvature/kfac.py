@@ -35,7 +35,7 @@ from subbayes.curvature.jacobian import Jacobian
 from subbayes.curvature.layers import Layer, Span
 from subbayes.curvature.precision import Precision
 
-__all__ = ["Kfac"]
+__all__ = ["Factors", "Kfac", "factor_shape"]
 
 _AT_ONCE = 2**22
 
@@ -66,6 +66,22 @@ class Factors:
             out[:, self.layer.bias.place] = matrices[..., -1].flatten(1).to(out)
             matrices = matrices[..., :-1]
         out[:, self.layer.weight.place] = matrices.flatten(1).to(out)
+
+
+def factor_shape(layer: Layer) -> tuple[int, int, int]:
+    """Groups of a layer with a weight matrix, and its outputs and inputs in each, bias included.
+
+    Example:
+        >>> from subbayes.curvature.layers import Layers
+        >>> from subbayes.networks.network import Network
+        >>> plan = Layers(Network(torch.nn.Linear(3, 2)), torch.randn(2, 3))
+        >>> factor_shape(plan.layers[0])
+        (1, 2, 4)
+    """
+    assert layer.weight is not None
+    outputs = layer.weight.shape[0]
+    groups = getattr(layer.module, "groups", 1) if layer.kind.name == "conv" else 1
+    return groups, outputs // groups, layer.weight.size // outputs + (layer.bias is not None)
 
 
 class Kfac(Precision):

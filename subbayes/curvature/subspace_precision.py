@@ -28,7 +28,7 @@ from subbayes.curvature.single_layer import SingleLayer
 from subbayes.subspace import CoordinateSubspace, DenseSubspace, Subspace
 from subbayes.utils.memory import check_memory
 
-__all__ = ["SubspacePrecision", "subspace_jacobian", "subspace_jacobian_in_chunks"]
+__all__ = ["SubspacePrecision", "squared_basis", "subspace_jacobian", "subspace_jacobian_in_chunks"]
 
 _AT_ONCE = 2**22  # entries in float64
 Matrices = tuple[Float[Tensor, "k k"], Float[Tensor, "k k"]]
@@ -68,7 +68,7 @@ class SubspacePrecision(Precision):
         )
         self.subspace = subspace
         if matrices is None:
-            matrices = _squared(V, subspace), _metric(subspace)
+            matrices = _squared(V, subspace), squared_basis(subspace)
         self.matrix, self.metric = matrices
         self.factor = cholesky(self.matrix + self.prior_precision * self.metric, "subspace")
 
@@ -92,7 +92,7 @@ class SubspacePrecision(Precision):
         else:
             basis = subspace.basis().to(psi.matrix)
             matrix = basis @ psi.matrix @ basis.T
-        return cls(psi.V, subspace, psi.prior_precision, (matrix, _metric(subspace)))
+        return cls(psi.V, subspace, psi.prior_precision, (matrix, squared_basis(subspace)))
 
     @property
     def z_covariance(self) -> Float[Tensor, "k k"]:
@@ -218,8 +218,13 @@ def _squared(V: Jacobian, subspace: Subspace) -> Float[Tensor, "k k"]:
     return total
 
 
-def _metric(subspace: Subspace) -> Float[Tensor, "k k"]:
-    """P'P."""
+def squared_basis(subspace: Subspace) -> Float[Tensor, "k k"]:
+    """P'P in float64.
+
+    Example:
+        >>> squared_basis(DenseSubspace(torch.zeros(2), torch.tensor([[3.0, 4.0]])))
+        tensor([[25.]], dtype=torch.float64)
+    """
     total = torch.eye(subspace.rank, dtype=torch.float64, device=subspace.shift.device)
     if isinstance(subspace, CoordinateSubspace):
         return total

@@ -31,6 +31,7 @@ from subbayes.utils.checks import InputError, check_choice, check_count, closest
 __all__ = ["TabularEncoder"]
 
 _FORMAT = 1
+_WIDE = 2**63  # of whole numbers that columns hold
 _DATE = r"\s*(\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.]\d{4})([T ].*)?$"
 
 
@@ -262,6 +263,9 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
             value = getattr(self, argument)
             if isinstance(value, (str, Mapping)) or not isinstance(value, Collection):
                 fail(argument, "a list", repr(value)[:60], "Put it in brackets")
+        wide = [v for v in self.missing_values if isinstance(v, int) and not -_WIDE <= v < _WIDE]
+        if wide:
+            fail("missing_values", "whole numbers of 64 bits", f"{wide[0]:.3g}")
 
     def _typed(
         self, frame: pd.DataFrame, fitted_levels: Mapping[str, Any] | None = None
@@ -454,6 +458,9 @@ def _check_columns(config: dict[str, Any]) -> None:
     if sorted([*numeric, *categorical, *dropped]) != sorted(columns):
         expected = "columns that are either numeric, categorical or dropped"
         fail("config", expected, quote(columns))
+    chosen = config["options"].get("categorical", [])
+    if others := [name for name in chosen if name not in [*categorical, *dropped]]:
+        fail("config", "categorical columns, as the options name them", quote(others))
     if config["flagged"] != [name for name in columns if name in set(config["flagged"])]:
         fail("config", "flagged columns of the table", quote(config["flagged"]))
     if any(len(set(levels)) < len(levels) for levels in config["categorical"]["levels"]):

@@ -176,9 +176,10 @@ class Likelihood(ABC):
             fail("module", f"{outputs} for {self!r}", n_outputs, remedy)
 
     def check_parameters(self, n_outputs: int) -> None:  # noqa: B027 (most have none)
-        """Raise `InputError` for parameters of another number of targets than these outputs have.
+        """Raise `InputError` for parameters that do not fit so many outputs.
 
-        They would be broadcast: predictions would have another shape, or take gigabytes.
+        Those of another number of targets would be broadcast: predictions would have another shape,
+        or take gigabytes. Labels have as many classes as there are outputs.
         """
 
     def _check_length(self, name: str, length: int, n_outputs: int) -> None:

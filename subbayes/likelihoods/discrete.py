@@ -73,21 +73,24 @@ class Categorical(Likelihood):
         """Raise `InputError` for fewer outputs than classes."""
         assert isinstance(y, Tensor)
         if self.n_classes is not None:
-            super().check_outputs(n_outputs, y)
-        elif n_outputs < 2:
-            fail(
-                "module",
-                "at least 2 outputs for Categorical",
-                n_outputs,
-                "Use Bernoulli for one logit",
-            )
-        elif int(y.max()) >= n_outputs:
+            return super().check_outputs(n_outputs, y)
+        self.check_parameters(n_outputs)
+        if int(y.max()) >= n_outputs:
             fail(
                 "y",
                 f"labels in 0..{n_outputs - 1}, the module's {n_outputs} outputs",
                 int(y.max()),
                 "Encode labels as 0..K-1 or widen the last layer",
             )
+
+    def check_parameters(self, n_outputs: int) -> None:
+        """Raise `InputError` for another number of outputs than classes, or a single one."""
+        if self.n_classes not in (None, n_outputs):
+            remedy = f"Give the last layer {self.n_classes} outputs"
+            fail("module", f"{self.n_classes} outputs for {self!r}", n_outputs, remedy)
+        if n_outputs < 2:
+            remedy = "Use Bernoulli for one logit"
+            fail("module", "at least 2 outputs for Categorical", n_outputs, remedy)
 
     def check_targets(self, y: Targets) -> None:
         """Raise `InputError` for labels that are not integers 0..K-1."""
@@ -165,6 +168,11 @@ class Bernoulli(_OneOutput):
     def n_outputs(self, y: Targets) -> int:
         """One logit."""
         return 1
+
+    def check_parameters(self, n_outputs: int) -> None:
+        """Raise `InputError` for several outputs, as of several targets."""
+        if n_outputs != 1:
+            fail("module", "1 output for Bernoulli()", n_outputs, "Use Categorical for K logits")
 
     def log_prob(self, outputs: Outputs, y: Targets) -> PerPoint:
         """Log probability of each label, shape (..., N)."""

@@ -31,6 +31,11 @@ from subbayes.utils.schema import (
     text,
     whole,
 )
+from subbayes.utils.schema_matrices import (
+    orthonormal_columns,
+    orthonormal_rows,
+    positive_semidefinite,
+)
 from subbayes.utils.schema_parts import (
     CHOICE,
     DRAWS,
@@ -155,17 +160,22 @@ _laplace = record(
     data=text(),
     inputs=list_of(optional(text()), least=1),
     structure=text("tensor", "tuple", "dict"),
-    options=dict_of(
-        optional(
-            one_of("a number or a solver", number(), text("auto", "dual", "primal", "minibatch"))
-        )
+    options=record(
+        {
+            "tolerance?": optional(number(1e-15, below=1)),
+            "iterations?": whole(1, 10**6),
+            "rounds?": whole(1, 10**6),
+            "samples?": whole(1, 10**6),
+            "solver?": text("auto", "dual", "primal", "minibatch"),
+            "seed?": whole(),
+        }
     ),
     layers=list_of(text()),
     residual=optional(number(0)),
 )
 
 
-_matrix = partial(array, dtype="float64")
+_matrix = partial(array, dtype="float64", below=1e150)  # as its prior precision
 
 
 def _laplace_tensors(facts: dict[str, Any]) -> dict[str, TensorRule]:
@@ -176,19 +186,25 @@ def _laplace_tensors(facts: dict[str, Any]) -> dict[str, TensorRule]:
         rules |= subspace_tensors(facts["subspace"])
         k = facts["subspace"]["rank"]
     forms = {
-        "dual": {"matrix": _matrix("m", "m")},
-        "primal": {"matrix": _matrix("D", "D")},
+        "dual": {"matrix": positive_semidefinite(_matrix("m", "m"))},
+        "primal": {"matrix": positive_semidefinite(_matrix("D", "D"))},
         "diagonal": {"squares": _matrix("D", values="variance")},
-        "low-rank": {"values": _matrix("r", values="variance"), "vectors": _matrix("r", "D")},
+        "low-rank": {
+            "values": _matrix("r", values="variance"),
+            "vectors": orthonormal_rows(_matrix("r", "D")),
+        },
         "kfac": {"diagonal": _matrix("D", values="variance")},
         "sampled": {"draws": array("S", "D"), "fitted": _matrix("S", values="variance")},
-        "subspace": {"matrix": _matrix(k, k), "metric": _matrix(k, k)},
+        "subspace": {
+            "matrix": positive_semidefinite(_matrix(k, k)),
+            "metric": positive_semidefinite(_matrix(k, k)),
+        },
     }
     if facts["form"] == "kfac":
         for i in range(len(facts["layers"])):
             groups, out, inputs = f"groups {i}", f"out {i}", f"in {i}"
-            rules[f"outer.{i}"] = _matrix(groups, out, out)
-            rules[f"inner.{i}"] = _matrix(groups, inputs, inputs)
+            rules[f"outer.{i}"] = orthonormal_columns(_matrix(groups, out, out))
+            rules[f"inner.{i}"] = orthonormal_columns(_matrix(groups, inputs, inputs))
             rules[f"values.{i}"] = _matrix(groups, out, inputs, values="variance")
     return rules | forms[facts["form"]]
 
@@ -283,6 +299,14 @@ def _facts_of(kind: str) -> Rule:
     return deferred(lambda: SCHEMAS[kind].facts)
 
 
+def _marker(value: Any, where: str, sizes: Sizes) -> None:
+    """A value that stands for a missing one: text or a number; whole numbers have 64 bits."""
+    if isinstance(value, int):
+        whole(-(2**63), 2**63 - 1)(int(value), where, sizes)
+    else:
+        optional(one_of("text or a number", text(), number(finite=False)))(value, where, sizes)
+
+
 _labels = list_of(one_of("a label", text(), number(), boolean))
 
 _data_frame = record(
@@ -298,7 +322,16 @@ _data_frame = record(
     ),
     encoder=record(
         format=whole(),
-        options=FACTS,
+        options=record(
+            {
+                "unknown?": text("error", "ignore"),
+                "missing?": text("error", "impute"),
+                "missing_indicator?": boolean,
+                "missing_values?": list_of(_marker),
+                "categorical?": list_of(_NAME),
+                "max_categories?": whole(2),
+            }
+        ),
         columns=list_of(_NAME),
         named=boolean,
         dropped=list_of(text()),

@@ -26,6 +26,7 @@ from subbayes.utils.schema import (
     text,
     whole,
 )
+from subbayes.utils.schema_matrices import positive_semidefinite
 
 __all__ = [
     "CHOICE",
@@ -108,16 +109,28 @@ _noise = one_of(
 )
 _variance = one_of("numbers of at least 0 or 'learned'", _numbers(0), text("learned"))
 
+
+def _without(*refused: str) -> Rule:
+    """A likelihood inside of another one, which does not hold some of them."""
+
+    def check(value: Any, where: str, sizes: Sizes) -> None:
+        if isinstance(value, dict) and value.get("name") in refused:
+            raise SchemaError(f"{where}['name']", "another likelihood inside", repr(value["name"]))
+        LIKELIHOOD(value, where, sizes)
+
+    return check
+
+
 LIKELIHOOD: Rule = tagged(
     {
         "Gaussian": {"noise": _noise},
         "HeteroscedasticGaussian": {"global_variance": _variance},
         "Standardized": {
-            "likelihood": deferred(lambda: LIKELIHOOD),
+            "likelihood": _without("Standardized", "Weighted"),
             "shift": list_of(number(), least=1),
             "scale": list_of(POSITIVE, least=1),
         },
-        "Weighted": {"likelihood": deferred(lambda: LIKELIHOOD)},
+        "Weighted": {"likelihood": _without("Weighted")},
         "Categorical": {"n_classes": optional(whole(2))},
         "CategoricalTokens": {
             "n_classes": optional(whole(2)),
@@ -206,9 +219,11 @@ def draws_tensors(rank: int | str, prediction: str = "network") -> dict[str, Ten
         "z": array("chains", "draws", rank, dtype="float64", least=1, below=_LARGEST),
         **{f"stats.{name}?": counted for name in _COUNTED},
         "stats.*": array("chains", "draws", values="any", finite=False),
-        f"moments.mean{missing}": array(rank, dtype="float64"),
-        f"moments.sd{missing}": array(rank, dtype="float64"),
-        f"moments.covariance{missing}": array(rank, rank, dtype="float64"),
+        f"moments.mean{missing}": array(rank, dtype="float64", below=_LARGEST),
+        f"moments.sd{missing}": array(rank, dtype="float64", values="variance", below=_LARGEST),
+        f"moments.covariance{missing}": positive_semidefinite(
+            array(rank, rank, dtype="float64", below=_LARGEST**2)
+        ),
     }
 
 

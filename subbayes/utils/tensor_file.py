@@ -163,7 +163,9 @@ def safetensors_pieces(
     yield _header(tensors, metadata)
     for _, tensor in _layout(tensors):
         if tensor.numel():
-            flat = tensor.cpu().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+            whole = tensor.cpu().resolve_neg().contiguous()
+            # a single number is contiguous with any stride, which `view` does not take
+            flat = whole.as_strided((whole.numel(),), (1,)).view(torch.uint8)
             for start in range(0, len(flat), _PIECE):
                 yield flat[start : start + _PIECE].numpy().tobytes()
 

@@ -304,6 +304,7 @@ def test_options_are_checked():
     refuse(r"^missing: expected one of", people(), missing="drop")
     refuse(r"^max_categories: expected a whole number of at least 2", people(), max_categories=1)
     refuse(r"^missing_values: expected a list, got '\?'", people(), missing_values="?")
+    refuse("^missing_values: expected whole numbers of 64 bits", people(), missing_values=[2**70])
     refuse(
         r"^categorical: expected columns of the table.*got 'jobs'\. Did you mean 'job'",
         people(),

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 import subbayes
-from fuzz.models import FRAME, MODELS, X, _wide
+from fuzz.models import FRAME, MODELS, X, Y, _wide
 from subbayes import InputError
 from subbayes.inference.samplers.chains import Info
 from subbayes.inference.samplers.elliptical_slice import EllipticalSlice
@@ -140,6 +140,110 @@ def formula(text: str) -> Change:
     return lambda tensors, facts: facts.update(formula=text)
 
 
+def tensor(name: str, change: Callable[[Tensor], Tensor]) -> Change:
+    return lambda tensors, facts: tensors.update({name: change(tensors[name]).contiguous()})
+
+
+def without_factors(tensors: Tensors, facts: Facts) -> None:
+    facts["layers"] = []
+    for name in [name for name in tensors if name.startswith(("outer.", "inner.", "values."))]:
+        del tensors[name]
+
+
+def factors_twice(tensors: Tensors, facts: Facts) -> None:
+    facts["layers"] = facts["layers"][:1] * 2
+    for part in ("outer", "inner", "values"):
+        tensors[f"{part}.1"] = tensors[f"{part}.0"].clone()
+
+
+def factors_of_groups(tensors: Tensors, facts: Facts) -> None:
+    """As many groups as outputs, of a layer that has one group."""
+    o, i = tensors["values.0"].shape[1:]
+    tensors["values.0"] = tensors["values.0"].reshape(o, 1, i)
+    tensors["outer.0"] = torch.ones(o, 1, 1, dtype=torch.float64)
+    tensors["inner.0"] = torch.eye(i, dtype=torch.float64).expand(o, i, i).contiguous()
+
+
+def encoding(name: str, value: Any) -> Change:
+    return lambda tensors, facts: facts["encoder"]["options"].update({name: value})
+
+
+def option(name: str, value: Any) -> Change:
+    return lambda tensors, facts: facts["options"].update({name: value})
+
+
+FITTED = "fitted-full-linearised"
+OF_LAPLACE: dict[str, tuple[str, Change]] = {
+    "eigenvectors that are scaled": ("laplace-kfac", tensor("outer.0", lambda t: t * 100)),
+    "eigenvectors that overflow": ("laplace-kfac", tensor("inner.1", lambda t: t * 0 + 1e300)),
+    "eigenvectors twice": ("laplace-kfac", tensor("inner.1", lambda t: t[..., :1].expand_as(t))),
+    "eigenvalues beyond the prior": ("laplace-kfac", tensor("values.0", lambda t: t + 1e300)),
+    "no factors": ("laplace-kfac", without_factors),
+    "factors twice": ("laplace-kfac", factors_twice),
+    "factors of groups": ("laplace-kfac", factors_of_groups),
+    "factors and a diagonal": ("laplace-kfac", tensor("diagonal", lambda t: t + 1)),
+    "a larger basis": ("laplace-subspace", tensor("metric", lambda t: t * 1e6)),
+    "a basis of zeros": ("laplace-subspace", tensor("metric", lambda t: t * 0)),
+    "a basis of NaN": ("laplace-subspace", tensor("metric", lambda t: t * np.nan)),
+    "a negative matrix in a subspace": ("laplace-subspace", tensor("matrix", torch.neg)),
+    "no subspace": ("laplace-subspace", lambda tensors, facts: facts.update(form="primal")),
+    "a matrix that is not symmetric": (
+        "laplace-primal",
+        tensor("matrix", lambda t: t.tril() + 1e6 * t.triu(1)),
+    ),
+    "an indefinite matrix": (
+        "laplace-primal",
+        tensor("matrix", lambda t: t.diag().diag() + t.max() * (1 - torch.eye(len(t)))),
+    ),
+    "an indefinite Gram matrix": ("laplace-dual", tensor("matrix", lambda t: t - t.mean())),
+    "a Gram matrix of other rows": ("laplace-dual", tensor("matrix", lambda t: t[:5, :5])),
+    "eigenvectors of low rank, scaled": ("laplace-low-rank", tensor("vectors", lambda t: 2 * t)),
+    "negative eigenvalues of low rank": ("laplace-low-rank", tensor("values", torch.neg)),
+    "iterations without end": ("laplace-low-rank", option("iterations", 10**15)),
+    "many iterations": ("laplace-low-rank", option("iterations", 10**6)),
+    "a tolerance below rounding": ("laplace-low-rank", option("tolerance", 1e-300)),
+    "an option of text": ("laplace-low-rank", option("seed", "0")),
+    "another option": ("laplace-low-rank", option("rank", 3)),
+    "a negative covariance": (FITTED, tensor("moments.covariance", torch.neg)),
+    "a covariance that is not symmetric": (
+        FITTED,
+        tensor("moments.covariance", lambda t: t.tril() + 2 * t.triu(1)),
+    ),
+    "an indefinite covariance": (
+        FITTED,
+        tensor("moments.covariance", lambda t: t.diag().diag() + t.max() * (1 - torch.eye(len(t)))),
+    ),
+    "negative standard deviations": (FITTED, tensor("moments.sd", torch.neg)),
+    "standard deviations of 0": (FITTED, tensor("moments.sd", torch.zeros_like)),
+    "other standard deviations": (FITTED, tensor("moments.sd", lambda t: 2 * t)),
+    "another mean than that of the draws": (FITTED, tensor("moments.mean", lambda t: t + 1e3)),
+    "another size than that of the draws": (FITTED, tensor("z", lambda t: 100 * t)),
+    "draws without variance": (FITTED, tensor("z", lambda t: 1e-6 * t)),
+}
+
+
+def likelihood_of(name: str, **options: Any) -> Change:
+    """Another likelihood of the innermost model."""
+
+    def change(tensors: Tensors, facts: Facts) -> None:
+        while "model" in facts:
+            facts = facts["model"]["facts"]
+        config = {"name": name, **options}
+        if "likelihoods" in facts:
+            facts["likelihoods"] = [config]
+        else:
+            facts["likelihood"] = config
+
+    return change
+
+
+SEVEN = likelihood_of("Categorical", n_classes=7)
+KINDS = (
+    "fitted-pca", "fitted-own-classes", "laplace-primal", "mc-dropout", "samples",
+    "sparse-mean-field", "temperature-scaled", "data-frame-sparse", "estimator-classifier",
+)  # fmt: skip
+
+
 MANY = "y ~ a + C(c) + " + " + ".join(f"s(a, 990, {i})" for i in range(1, 11))
 
 
@@ -161,6 +265,26 @@ CONTRADICTIONS: dict[str, tuple[str, Change]] = {
         "data-frame",
         lambda tensors, facts: set_fact(facts, "encoder/flagged", ["z"]),
     ),
+    "a large marker": ("data-frame", encoding("missing_values", [2**70])),
+    "a large negative marker": ("data-frame", encoding("missing_values", [-(2**64)])),
+    "a list as marker": ("data-frame", encoding("missing_values", [[0]])),
+    "a numeric column named as categorical": ("data-frame", encoding("categorical", ["a"])),
+    "an unknown option": ("data-frame", encoding("seed", 0)),
+    "weights of weights": (
+        "fitted-pca",
+        likelihood_of(
+            "Weighted", likelihood={"name": "Weighted", "likelihood": {"name": "Poisson"}}
+        ),
+    ),
+    "units of weights": (
+        "fitted-pca",
+        likelihood_of(
+            "Standardized",
+            likelihood={"name": "Weighted", "likelihood": {"name": "Gaussian", "noise": 1.0}},
+            shift=[0.0],
+            scale=[1.0],
+        ),
+    ),
     "classes of a regression": ("data-frame", classification("u", "v")),
     "fewer classes than outputs": ("data-frame-sparse", classification("x", "y")),
     "equal classes": ("data-frame-sparse", classification("x", "x", "z")),
@@ -172,6 +296,18 @@ CONTRADICTIONS: dict[str, tuple[str, Change]] = {
     "labels that are not sorted": ("estimator-classifier", of_labels([2, 1, 0], "<i8")),
     "probabilities of each class alone": ("estimator-classifier", bernoulli),
     "a regressor of classes": ("estimator-classifier", as_regressor),
+    **{f"seven classes: {name}": (name, SEVEN) for name in KINDS},
+    "more classes than memory": ("samples", likelihood_of("Categorical", n_classes=2**62)),
+    "classes of one output": ("samples", likelihood_of("Categorical", n_classes=None)),
+    "weighted classes of one output": (
+        "mc-dropout",
+        likelihood_of("Weighted", likelihood={"name": "Categorical", "n_classes": 7}),
+    ),
+    "one logit of three outputs": ("fitted-own-classes", likelihood_of("Bernoulli")),
+    "weighted logit of three outputs": (
+        "fitted-own-classes",
+        likelihood_of("Weighted", likelihood={"name": "Bernoulli"}),
+    ),
     "a temperature whose square overflows": (
         "temperature-scaled",
         lambda tensors, facts: facts.update(temperature=1e308),
@@ -197,6 +333,17 @@ CONTRADICTIONS: dict[str, tuple[str, Change]] = {
         formula("y ~ a + " + "a" * 3000 + "(" + "df=1," * 1200),
     ),
 }
+
+
+@pytest.mark.parametrize("what", OF_LAPLACE)
+def test_contradictions_of_laplace_are_refused(tmp_path: Path, stored: Any, what: str):
+    name, change = OF_LAPLACE[what]
+    tensors, facts, kind = stored(name)
+    data = {"data": (X, Y)} if name in ("laplace-dual", "laplace-low-rank") else {}
+    artifact.write(tmp_path / "genuine", kind, tensors, facts)
+    subbayes.load(tmp_path / "genuine", **data)
+    change(tensors, facts)
+    check_refused(tmp_path / "forged", (tensors, facts, kind), partial(subbayes.load, **data))
 
 
 @pytest.mark.parametrize("what", CONTRADICTIONS)

@@ -331,6 +331,15 @@ def test_tensors_that_cannot_be_represented_raise(
     assert not (tmp_path / "a").exists()
 
 
+def test_single_numbers_of_any_stride_are_written(tmp_path: Path) -> None:
+    """They are contiguous for torch, whose `view` as bytes refuses them."""
+    one = torch.arange(6.0).reshape(2, 3)[:1, 1]
+    assert one.is_contiguous()
+    assert one.stride() == (3,)
+    write(tmp_path / "a", "test", {"x": one}, {})
+    assert read(tmp_path / "a").tensors["x"].tolist() == [1.0]
+
+
 def test_names_and_types_that_cannot_be_represented_raise(tmp_path: Path) -> None:
     for name in ("__metadata__", "\ud800"):
         with pytest.raises(InputError, match="tensors: expected a name the safetensors format"):

@@ -191,6 +191,9 @@ def predict_linearised(
 
     `noise` is the noise scale per row, for `Gaussian(noise="per-observation")`; `n_draws`, by
     default 200, applies to likelihoods without a closed form.
+
+    Raises:
+        InputError: inputs that the module does not take.
     """
     network = network.with_weights(subspace.shift)
     first = to_device(next(input_batches(inputs)), network.device)

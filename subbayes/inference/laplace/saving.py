@@ -16,19 +16,20 @@ from torch import Tensor
 from subbayes.curvature.diagonal import Diagonal
 from subbayes.curvature.exact import Dual, Primal
 from subbayes.curvature.jacobian import Jacobian
-from subbayes.curvature.kfac import Factors, Kfac
+from subbayes.curvature.kfac import Factors, Kfac, factor_shape
 from subbayes.curvature.layers import Layers
 from subbayes.curvature.low_rank import LowRank
 from subbayes.curvature.precision import Precision
 from subbayes.curvature.sample_then_optimise import LinearDraws, SampleThenOptimise
 from subbayes.curvature.sampled import Sampled
-from subbayes.curvature.subspace_precision import SubspacePrecision
+from subbayes.curvature.subspace_precision import SubspacePrecision, squared_basis
 from subbayes.data.data import Data, leaves, n_rows, take, to_device
 from subbayes.likelihoods import Likelihood
 from subbayes.networks.network import Network
 from subbayes.subspace import Subspace
 from subbayes.utils.artifact import fingerprint
 from subbayes.utils.checks import fail
+from subbayes.utils.files import fail_damaged
 from subbayes.utils.types import Inputs
 
 __all__ = ["jacobian_from", "precision_facts", "precision_from", "precision_tensors"]
@@ -42,6 +43,7 @@ _MATRICES: dict[type[Precision], tuple[str, ...]] = {
     SubspacePrecision: ("matrix", "metric"),
     Kfac: ("diagonal",),
 }
+_ROUNDING = 1e-9
 _ROWS = 3  # of the random inputs that replace the data
 
 
@@ -115,7 +117,9 @@ def jacobian_from(
             plan, example, likelihood, facts["rows"], facts["memory_limit"]
         )
     rows = Data.of(data).to(network.device)
-    plan = Layers(network, to_device(rows.first()[0], network.device))
+    first = to_device(rows.first()[0], network.device)
+    network.check(first)
+    plan = Layers(network, first)
     V = Jacobian.of_data(plan, likelihood, rows, facts["memory_limit"])
     if (V.n, _digest(V)) != (facts["rows"], facts["data"]):
         fail("data", f"the {facts['rows']} rows of the fit, in their order", f"{V.n} other rows",
@@ -130,6 +134,8 @@ def precision_from(
     prior_precision = facts["prior_precision"]
     match facts["form"]:
         case "dual":
+            if len(tensors["matrix"]) != V.rows:
+                fail_damaged(f"a matrix of {V.rows} rows", len(tensors["matrix"]))
             return Dual(V, prior_precision, tensors["matrix"])
         case "primal":
             return Primal(V, prior_precision, tensors["matrix"])
@@ -144,10 +150,13 @@ def precision_from(
         case "kfac":
             return Kfac(V, prior_precision, (_factors(tensors, facts, V), tensors["diagonal"]))
         case _:
-            assert subspace is not None
-            return SubspacePrecision(
-                V, subspace, prior_precision, (tensors["matrix"], tensors["metric"])
-            )
+            if subspace is None:
+                fail_damaged("the subspace of the subspace form", "none")
+            metric = squared_basis(subspace)
+            error = (metric - tensors["metric"]).abs().max()
+            if not bool(error <= _ROUNDING * metric.diagonal().max()):
+                fail_damaged("the squared basis as 'metric'", "another matrix")
+            return SubspacePrecision(V, subspace, prior_precision, (tensors["matrix"], metric))
 
 
 def _sampled(tensors: Mapping[str, Tensor], facts: Mapping[str, Any], V: Jacobian) -> Sampled:
@@ -164,19 +173,25 @@ def _sampled(tensors: Mapping[str, Tensor], facts: Mapping[str, Any], V: Jacobia
 def _factors(
     tensors: Mapping[str, Tensor], facts: Mapping[str, Any], V: Jacobian
 ) -> tuple[Factors, ...]:
-    layers = {layer.name: layer for layer in V.plan.layers}
-    missing = [name for name in facts["layers"] if name not in layers]
+    layers = {layer.name: layer for layer in V.plan.layers if layer.is_matrix}
+    names, diagonal = facts["layers"], tensors["diagonal"]
+    missing = [name for name in names if name not in layers]
     if missing:
         fail("module", "the layers that were factored", f"none named {missing[0]!r}")
+    if len(set(names)) < len(names):
+        fail_damaged("the factors of each layer once", f"layers {names}")
     found = tuple(
         Factors(layers[name], **{part: tensors[f"{part}.{i}"] for part in _FACTORS})
-        for i, name in enumerate(facts["layers"])
+        for i, name in enumerate(names)
     )
     for one in found:
-        layer, (groups, units, _) = one.layer, one.values.shape
-        outputs = groups * units if layer.bias is None else layer.bias.size
-        if layer.weight is None or (layer.size, outputs) != (one.values.numel(), groups * units):
-            fail("path", f"factors of the size of layer {layer.name!r}", tuple(one.values.shape))
+        if (shape := tuple(one.values.shape)) != (expected := factor_shape(one.layer)):
+            fail_damaged(f"factors of shape {expected} of layer {one.layer.name!r}", shape)
+    for name, layer in layers.items():
+        # a layer that is not factored, as it could not be verified, has a diagonal block
+        zero = not any(bool(diagonal[span.place].any()) for span in layer.spans)
+        if zero != (name in names):
+            fail_damaged(f"factors or a diagonal of layer {name!r}", "neither" if zero else "both")
     return found
 
 

@@ -80,3 +80,41 @@ def test_modules_of_several_inputs(named, tmp_path):
     loaded = subbayes.load(posterior.save(tmp_path / "model"), Two().double())
     new = dict(zip(names, (NEW, group[:4]), strict=True)) if named else (NEW, group[:4])
     assert np.array_equal(posterior.predict(new).probabilities, loaded.predict(new).probabilities)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_factors_of_convolutions(groups, tmp_path):
+    def module():
+        torch.manual_seed(0)
+        conv = nn.Conv1d(2, 4, 3, groups=groups)
+        return nn.Sequential(conv, nn.Tanh(), nn.Flatten(), nn.Linear(8, 1, bias=False)).double()
+
+    x = torch.randn(10, 2, 4).double()
+    posterior = linearised_laplace(
+        subbayes.Network(module()), Gaussian(0.3), (x, x[:, 0, 0]), covariance="kfac"
+    )
+    loaded = subbayes.load(posterior.save(tmp_path / "model"), module())
+    np.testing.assert_allclose(loaded.predict(x).std, posterior.predict(x).std, rtol=1e-12)
+
+
+def test_inputs_of_another_dtype_are_refused_by_name(tmp_path):
+    model = subbayes.fit(
+        subbayes.MLP(2, (4,), 1, "tanh", seed=0).double(),
+        (X, Y),
+        subspace="full",
+        inference="laplace-linearised",
+        training=subbayes.Training(epochs=2, swa_epochs=3),
+        sampling=subbayes.Sampling(draws=6, chains=2, progress=False),
+    )
+    loaded = subbayes.load(model.save(tmp_path / "model"))
+    for one in (model, loaded):
+        with pytest.raises(InputError, match=r"Convert the inputs with .to\(torch.float64\)") as e:
+            one.predict(NEW.float())
+        assert "\n" not in str(e.value)
+    np.testing.assert_array_equal(loaded.predict(NEW).std, model.predict(NEW).std)
+
+
+def test_training_data_of_another_dtype_are_refused_by_name(tmp_path):
+    path = fitted("dual").save(tmp_path / "model")
+    with pytest.raises(InputError, match=r"Convert the inputs with .to\(torch.float64\)"):
+        subbayes.load(path, data=(X.float(), Y.float()))
