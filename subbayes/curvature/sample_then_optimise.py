@@ -48,6 +48,7 @@ SOLVERS = ("auto", "dual", "primal", "minibatch")
 _VECTORS = 6  # of D numbers in memory at once for each draw while it is solved
 _ROUNDS = 4  # of dual solutions, until the norms of the draws are known
 _INNER = 0.1  # reduction of the residual of a minibatch in one visit
+_MOST_ITERATIONS = 100_000
 
 
 @runtime_checkable
@@ -127,8 +128,10 @@ class SampleThenOptimise:
 
     def __post_init__(self) -> None:
         check_count("samples", self.samples, 2)
-        check_positive("tolerance", self.tolerance)
-        check_count("iterations", self.iterations)
+        if not 1e-15 <= check_positive("tolerance", self.tolerance) < 1:
+            fail("tolerance", "a number from 1e-15 to below 1", self.tolerance)
+        if check_count("iterations", self.iterations) > _MOST_ITERATIONS:
+            fail("iterations", f"at most {_MOST_ITERATIONS}", self.iterations, "Raise tolerance")
         check_choice("solver", self.solver, SOLVERS)
         check_seed(self.seed)
 

@@ -163,7 +163,7 @@ _laplace = record(
     options=record(
         {
             "tolerance?": optional(number(1e-15, below=1)),
-            "iterations?": whole(1, 10**6),
+            "iterations?": whole(1, 10**5),
             "rounds?": whole(1, 10**6),
             "samples?": whole(1, 10**6),
             "solver?": text("auto", "dual", "primal", "minibatch"),
