@@ -23,7 +23,7 @@ sampling.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -31,17 +31,17 @@ from scipy.special import erfcinv
 
 from subbayes.draws import Draws
 from subbayes.inference.configuration import Sampling
-from subbayes.inference.samplers import elliptical_slice
+from subbayes.inference.samplers import elliptical_slice, state_limits
 from subbayes.inference.samplers.adaptation import Schedule
 from subbayes.inference.samplers.chains import Density, Info, Rngs, Sampler
+from subbayes.inference.samplers.elliptical_slice import search_limits
 from subbayes.inference.samplers.evidence import bridge_bias, evidence_of_ladders
-from subbayes.inference.samplers.random_numbers import (
-    copy_state,
-    invalid_values,
-    refill,
-    select_chains,
-)
+from subbayes.inference.samplers.random_numbers import copy_state, refill, select_chains
+from subbayes.inference.samplers.state_limits import MOST_EVALUATIONS, between, close, finite, used
 from subbayes.utils.checks import check_count
+
+if TYPE_CHECKING:
+    from subbayes.inference.samplers.chain_storage import Store
 
 __all__ = ["Kernel", "ParallelTempering", "State"]
 
@@ -150,25 +150,54 @@ class Kernel:
     }
     state_type = State
 
-    def invalid(self, state: State) -> str | None:
-        """The name of an array with values that no run can have, if there is one."""
-        s = state
-        valid = {
-            "log_likelihood": ~np.isnan(s.log_likelihood),
-            "beta": (s.beta >= 0) & (s.beta <= 1),
-            "moves": (s.moves >= 1) & (s.moves <= _MOST_MOVES),
-            "moves_left": (s.moves_left >= 0) & (s.moves_left <= s.moves),
-            "round": np.abs(np.diff(s.round)) <= 1,  # neighbours wait for each other
-            "origin": (s.origin >= 0) & (s.origin <= _HOT),
+    def limits(self, posterior: Density, s: State, store: Store) -> dict[str, Any]:
+        """Whether the arrays of a state can be those of a run, by name."""
+        count, most = store.count[:, None], min(store.evaluations, MOST_EVALUATIONS)
+        ends = [end for end in Schedule.of(self.warmup).ends if end < self.warmup]
+        first = count < min([*ends, self.warmup]) if self.warmup else count >= 0
+        same = count < min([*ends, np.iinfo(np.int64).max])  # powers
+        beta = _first_powers(self.rungs)
+        tempered = _temper(s.beta / posterior.temperature, s.log_likelihood)
+        drawn = np.where(count >= self.warmup, s.round - self.warmup, 0)
+        both = s.idle + s.spent.sum(1)  # all rungs, each evaluated in every step
+        return search_limits(s, tempered, store) | {
+            "z": finite(s.z),
+            "points": finite(s.points),
+            "log_likelihood": (s.log_likelihood < np.inf)
+            & (finite(s.log_likelihood) | ((s.beta == 0) & (s.log_likelihood == -np.inf))),
+            "beta": between(s.beta, 0, 1)
+            & (s.beta[:, :1] == 1)
+            & (s.beta[:, -1:] == 0)
+            & (np.diff(s.beta) <= 0).all(1, keepdims=True)
+            & (close(s.beta, beta) | ~same),
+            "moves": between(s.moves, 1, np.where(first, 1, _MOST_MOVES)),
+            "moves_left": between(s.moves_left, 0, s.moves),
+            # Neighbours wait for each other.
+            "round": (s.round[:, :1] == count) & between(np.diff(s.round), -1, 1),
+            "swap_uniforms": state_limits.uniforms(s.swap_uniforms),
+            "n_swap_uniforms": used(s.n_swap_uniforms, s.swap_uniforms, 1),
+            "count": s.count == store.count,
+            "steps": between(s.steps, 0, most),
+            "spent": between(s.spent, 0, most) & (s.spent >= s.moves_made),
+            "moves_made": between(s.moves_made, 0, most),
+            "idle": between(s.idle, 0, most * self.rungs) & (both % self.rungs == 0),
+            "swaps_tried": between(s.swaps_tried, 0, most) & (s.swaps_tried % 1 == 0),
+            "swaps_rejected": between(s.swaps_rejected, 0, s.swaps_tried * (1 + 1e-9)),
+            "bridge_up": (s.bridge_up < np.inf) & ((drawn[:, 1:] > 0) | (s.bridge_up == -np.inf)),
+            "bridge_down": np.where(
+                drawn[:, :-1] > 0, finite(s.bridge_down), s.bridge_down == -np.inf
+            ),
+            "bridge_draws": s.bridge_draws == drawn,
+            "origin": between(s.origin, 0, _HOT)
+            & (s.origin[:, :1] == _COLD)
+            & (s.origin[:, -1:] == _HOT),
+            "trips": between(s.trips, 0, store.count),
         }
-        finite = ("points", "swap_uniforms", "swaps_tried", "swaps_rejected")
-        search = (name for name in _SEARCH if getattr(s, name).dtype == np.float64)
-        return invalid_values(s, (*finite, *search), valid)
 
     def init(self, posterior: Density, z: Float[np.ndarray, "chains k"], rngs: Rngs) -> State:
         """The state with all rungs of a ladder at its start point."""
         (chains, k), rungs = z.shape, self.rungs
-        beta = np.tile((1 - np.arange(rungs) / (rungs - 1)) ** _SPACING, (chains, 1))
+        beta = np.tile(_first_powers(rungs), (chains, 1))
         powers = _Powers(posterior, beta.reshape(-1) / posterior.temperature)
         flat = elliptical_slice.Kernel().init(
             powers, np.repeat(z, rungs, 0), _repeat_generators(rngs, rungs)
@@ -251,6 +280,10 @@ class Kernel:
         for counter in (s.spent, s.moves_made, s.idle, s.swaps_tried, s.swaps_rejected, s.trips):
             counter[rows] = 0
         _restart_moves(posterior, s, rows, rngs)
+
+
+def _first_powers(rungs: int) -> Float[np.ndarray, "rungs"]:
+    return np.asarray((1 - np.arange(rungs) / (rungs - 1)) ** _SPACING)
 
 
 def _repeat_generators(rngs: Rngs, rungs: int) -> Rngs:
