@@ -443,6 +443,16 @@ def test_a_forged_prior_of_a_checkpoint_is_refused(tmp_path, change):
         fit(net(), data(), **fit_options(checkpoint=tmp_path, **OPTIONS))
 
 
+def test_deleting_a_checkpoint_leaves_what_links_in_it_lead_to(tmp_path):
+    own, received = tmp_path / "own", tmp_path / "received"
+    artifact.write(own, "sampling-checkpoint", {}, {})
+    received.mkdir()
+    (received / "sampling").symlink_to(own)
+    before = sorted(p.name for p in own.iterdir())
+    delete_checkpoint(received)
+    assert sorted(p.name for p in own.iterdir()) == before
+
+
 def test_deleting_a_checkpoint_leaves_other_files(tmp_path):
     fit(net(), data(), **fit_options(checkpoint=tmp_path, **OPTIONS))
     note = tmp_path / "note.txt"
