@@ -29,6 +29,7 @@ from subbayes.inference.samplers.state_limits import (
     MOST_EVALUATIONS,
     between,
     bracket,
+    close,
     finite,
     used,
 )
@@ -147,7 +148,8 @@ def search_limits(s: Any, log_likelihood: Float[np.ndarray, "*S"], store: Store)
         "angle": between(s.angle, s.low - 1e-12, s.high + 1e-12),
         "low": bracket(s.low, s.high, 2 * np.pi),
         "high": (s.high <= 2 * np.pi) & (s.low >= -2 * np.pi),
-        "evaluations": between(s.evaluations, 0, min(store.evaluations, MOST_EVALUATIONS)),
+        "evaluations": between(s.evaluations, 0, min(store.evaluations, MOST_EVALUATIONS))
+        & ((s.evaluations > 0) | close(s.high - s.low, 2 * np.pi)),
         "uniforms": state_limits.uniforms(s.uniforms),
         "normals": state_limits.normals(s.normals),
         "n_uniforms": used(s.n_uniforms, s.uniforms, 1),

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from densities import Banana, Narrow, Toy
-from oracles import LinearGaussian
 
 from subbayes.inference.samplers import chain_storage
 from subbayes.inference.samplers.chain_storage import Store
@@ -19,7 +18,6 @@ from subbayes.inference.samplers.elliptical_slice import EllipticalSlice
 from subbayes.inference.samplers.hmc import HMC
 from subbayes.inference.samplers.nuts import NUTS
 from subbayes.inference.samplers.parallel_tempering import ParallelTempering
-from subbayes.inference.samplers.random_numbers import copy_state
 from subbayes.inference.samplers.slice import SliceSampling
 from subbayes.inference.samplers.state_limits import wrong_field
 from subbayes.utils import artifact
@@ -55,7 +53,9 @@ DENSITIES = {
 }
 
 
-@pytest.mark.parametrize("warmup", [0, 7, 30, 150])
+@pytest.mark.parametrize(
+    "warmup", [0, 150, *(pytest.param(n, marks=pytest.mark.slow) for n in (7, 30))]
+)
 @pytest.mark.parametrize("density", DENSITIES)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_every_state_of_a_run_is_accepted(engine, density, warmup):
@@ -91,11 +91,13 @@ POSSIBLE = {
     "points": ANY_NUMBER,
     # Ellipses pass through draws of any Gaussian.
     "direction": ANY_NUMBER,
+    # A log density may be of any sign; a search may be at any angle of a bracket that contains 0.
+    "threshold": ("negative", "zero"),
+    **dict.fromkeys(("angle", "low", "high", "trial"), ("zero",)),
     # A generator may draw these.
     "uniforms": ("zero",),
     "normals": ("zero", "negative"),
     "swap_uniforms": ("zero",),
-    "n_uniforms": (),
     "n_normals": ("zero",),  # elliptical slice sampling refills a block before it reads it
     # Sums over momenta and over densities of the points of a trajectory or a rung.
     "p_sum": ANY_NUMBER,
@@ -108,6 +110,11 @@ POSSIBLE = {
     # Spread of draws of any size; the running mean of the logarithm of any step size.
     "window_mean": ANY_NUMBER,
     "window_spread": ("huge", "zero", "largest"),
+    # The first angle is an end of its bracket, which its rejection leaves as wide as it was.
+    "evaluations": ("zero",),
+    "expansions": ("zero",),  # both ends of the interval are off the slice
+    "excess": ("zero",),  # of the acceptance, which may be as wanted
+    "acceptance": ("zero",),  # of points of very low density
     # Nothing has happened yet: the counts of a new round, draw or line.
     **dict.fromkeys(("steps", "trips", "origin", "moves_left", "spent", "moves_made"), ("zero",)),
 }
@@ -135,7 +142,7 @@ def interrupted(engine, posterior, path, steps=700, **options):
 @pytest.mark.parametrize(
     "engine", ["elliptical-slice", "slice", "hmc", "nuts", "parallel-tempering"]
 )
-@pytest.mark.parametrize("warmup", [40, 1000])
+@pytest.mark.parametrize("warmup", [40, pytest.param(1000, marks=pytest.mark.slow)])
 def test_changed_fields_are_refused(engine, warmup, tmp_path, monkeypatch):
     sampler, posterior = ENGINES[engine], Banana(2)
     options = {"draws": 3000, "warmup": warmup, "chains": 3, "progress": False}
