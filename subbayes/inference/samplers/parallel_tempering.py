@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
-from scipy.special import erfcinv
 
 from subbayes.draws import Draws
 from subbayes.inference.configuration import Sampling
@@ -36,6 +35,7 @@ from subbayes.inference.samplers.adaptation import Schedule
 from subbayes.inference.samplers.chains import Density, Info, Rngs, Sampler
 from subbayes.inference.samplers.elliptical_slice import search_limits
 from subbayes.inference.samplers.evidence import bridge_bias, evidence_of_ladders
+from subbayes.inference.samplers.ladder import equal_rates, first_powers, lengths
 from subbayes.inference.samplers.random_numbers import copy_state, refill, select_chains
 from subbayes.inference.samplers.state_limits import MOST_EVALUATIONS, between, close, finite, used
 from subbayes.utils.checks import check_count
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 __all__ = ["Kernel", "ParallelTempering", "State"]
 
 _AHEAD = 32
-_SPACING = 5.0  # of the first ladder: beta_r = (1 - r / (R - 1))^5
 _MOST_MOVES = 20
 _COLD, _HOT = 1, 2  # 0: a point that has been at neither end
 _SEARCH = (
@@ -156,7 +155,7 @@ class Kernel:
         ends = [end for end in Schedule.of(self.warmup).ends if end < self.warmup]
         first = count < min([*ends, self.warmup]) if self.warmup else count >= 0
         same = count < min([*ends, np.iinfo(np.int64).max])  # powers
-        beta = _first_powers(self.rungs)
+        beta = first_powers(self.rungs)
         tempered = _temper(s.beta / posterior.temperature, s.log_likelihood)
         drawn = np.where(count >= self.warmup, s.round - self.warmup, 0)
         both = s.idle + s.spent.sum(1)  # all rungs, each evaluated in every step
@@ -197,7 +196,7 @@ class Kernel:
     def init(self, posterior: Density, z: Float[np.ndarray, "chains k"], rngs: Rngs) -> State:
         """The state with all rungs of a ladder at its start point."""
         (chains, k), rungs = z.shape, self.rungs
-        beta = np.tile(_first_powers(rungs), (chains, 1))
+        beta = np.tile(first_powers(rungs), (chains, 1))
         powers = _Powers(posterior, beta.reshape(-1) / posterior.temperature)
         flat = elliptical_slice.Kernel().init(
             powers, np.repeat(z, rungs, 0), _repeat_generators(rngs, rungs)
@@ -270,7 +269,7 @@ class Kernel:
             return
         for c in rows:
             if s.count[c] < self.warmup:
-                s.beta[c] = _equal_rates(
+                s.beta[c] = equal_rates(
                     s.beta[c], s.swaps_rejected[c] / np.maximum(s.swaps_tried[c], 1)
                 )
             cost = s.spent[c] / np.maximum(s.moves_made[c], 1)
@@ -280,10 +279,6 @@ class Kernel:
         for counter in (s.spent, s.moves_made, s.idle, s.swaps_tried, s.swaps_rejected, s.trips):
             counter[rows] = 0
         _restart_moves(posterior, s, rows, rngs)
-
-
-def _first_powers(rungs: int) -> Float[np.ndarray, "rungs"]:
-    return np.asarray((1 - np.arange(rungs) / (rungs - 1)) ** _SPACING)
 
 
 def _repeat_generators(rngs: Rngs, rungs: int) -> Rngs:
@@ -406,37 +401,12 @@ def _stats(s: State) -> dict[str, np.ndarray]:
         "evaluations": s.steps * s.beta.shape[1],
         "swap_rate": 1 - rejected.mean(1),
         "least_swap_rate": 1 - rejected.max(1),
-        "barrier": _lengths(rejected).sum(1),
+        "barrier": lengths(rejected).sum(1),
         "round_trips": s.trips.copy(),
         "idle": s.idle / np.maximum(s.idle + s.spent.sum(1), 1),
         "log_evidence": np.where(drawn, (up - down).sum(1), np.nan),
         "bridge_bias": np.where(drawn, bridge_bias(up + down, least), np.nan),
     }
-
-
-def _lengths(rejected: Float[np.ndarray, "*c gaps"]) -> Float[np.ndarray, "*c gaps"]:
-    r"""Lengths of gaps in the units of rejection rates, to which those of small gaps are equal.
-
-    Rates of wide gaps saturate at 1. If the energies of the rungs are Gaussian, swaps are accepted
-    at the rate $\mathrm{erfc}(d / 2)$ with a length d that adds up along the ladder (Predescu et
-    al. 2004), and small gaps have the rejection rate $d / \sqrt\pi$.
-    """
-    return np.asarray(2 * erfcinv(np.clip(1 - rejected, 1e-300, 1.0)) / np.sqrt(np.pi))
-
-
-def _equal_rates(
-    beta: Float[np.ndarray, "rungs"], rejected: Float[np.ndarray, "gaps"]
-) -> Float[np.ndarray, "rungs"]:
-    """Powers between which swaps are rejected equally often (Syed et al. 2022, algorithm 4).
-
-    The cumulative length of the path is interpolated on the scale of the first ladder's spacing and
-    divided into equal parts.
-    """
-    sums = np.concatenate([[0.0], np.cumsum(_lengths(rejected) + 0.01)])
-    even = np.linspace(0, sums[-1], len(beta))
-    new = np.interp(even, sums, beta ** (1 / _SPACING)) ** _SPACING
-    new[0], new[-1] = 1.0, 0.0
-    return new
 
 
 @dataclass(frozen=True)
