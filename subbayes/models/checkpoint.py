@@ -129,7 +129,8 @@ class FitCheckpoint:
 def delete_checkpoint(folder: str | Path) -> None:
     """Delete the checkpoints in a folder, and the folder if it is then empty.
 
-    Files and artifacts that do not belong to a checkpoint are not deleted.
+    Files and artifacts that do not belong to a checkpoint are not deleted, nor are the targets of
+    symbolic links in the folder.
 
     Args:
         folder: the folder; it need not exist.

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from subbayes import likelihoods
@@ -27,6 +28,7 @@ from subbayes.networks.token_outputs import output_for
 from subbayes.networks.validation import check_fit
 from subbayes.posterior import Posterior
 from subbayes.priors import EvidencePrior, Normal
+from subbayes.subspace import DenseSubspace, RandomSubspace, Subspace
 from subbayes.subspaces.base import FixedSubspace, SubspaceMethod
 from subbayes.subspaces.optimal import Optimal, check_size
 from subbayes.subspaces.pca import PCA
@@ -37,6 +39,8 @@ from subbayes.training.pipeline import Trained, train_trajectory, without_traini
 from subbayes.utils.checks import check_choice, check_positive, closest, fail, fail_type
 from subbayes.utils.keywords import suggest_keywords
 from subbayes.utils.saving import fail_checkpoint
+from subbayes.utils.schema_parts import METHODS
+from subbayes.utils.strict_json import decode, encode
 from subbayes.utils.types import Form
 from subbayes.utils.warning import warn_user, warnings_once
 
@@ -163,6 +167,7 @@ def fit(
         checkpoint = FitCheckpoint.of(sampling.checkpoint, network, data, inputs, settings)
         prepared = checkpoint.load(model, output, known)
         if prepared is not None:
+            _check_saved_subspace(prepared, method, network, settings, sampling.seed)
             _check_saved_prior(prepared, method, prior, network)
     if prepared is None:
         train = partial(
@@ -368,6 +373,43 @@ def check_prior(
             "Pass the scale as a number",
         )
     check_size(network.size, rows, outputs, _covariance(prior, method))
+
+
+def _check_saved_subspace(
+    saved: FittedModel,
+    method: SubspaceMethod,
+    network: Network,
+    settings: dict[str, Any],
+    seed: int,
+) -> None:
+    """Check the subspace of a checkpoint against what the method of the call builds."""
+    space, rank = saved.subspace, method.expected_rank(network)
+    if saved.settings != decode(encode(settings)):
+        fail_checkpoint("the settings of this call", "others")
+    given = method.subspace if isinstance(method, FixedSubspace) else None
+    kind = space.config()["name"]
+    expected = given.config()["name"] if given else METHODS.get(method.name, kind)
+    if kind != expected:
+        fail_checkpoint(f"a {expected}, as this call builds", f"a {kind}")
+    # A trajectory or a Jacobian may span fewer directions.
+    fewer = isinstance(method, Optimal) or (isinstance(method, PCA) and method.rank is None)
+    if rank is not None and not (space.rank == rank or (fewer and space.rank < rank)):
+        fail_checkpoint(f"a subspace of rank {rank}, as this call builds", f"rank {space.rank}")
+    if given and not _are_equal(space, given):
+        fail_checkpoint("the subspace of this call", "another")
+    if isinstance(space, RandomSubspace) and method.name == "random" and space.seed != seed:
+        fail_checkpoint(f"the random directions of seed {seed}", f"those of seed {space.seed}")
+    dense = isinstance(space, DenseSubspace) and method.name in METHODS
+    if dense and not bool(space.basis().any(1).all()):
+        fail_checkpoint("a basis of directions", "directions of length 0")
+
+
+def _are_equal(one: Subspace, other: Subspace) -> bool:
+    """Whether subspaces have the same settings and the same tensors."""
+    a, b = one.tensors(), other.tensors()
+    return one.config() == other.config() and all(
+        torch.equal(tensor.cpu(), b[name].cpu()) for name, tensor in a.items()
+    )
 
 
 def _check_saved_prior(

@@ -235,8 +235,8 @@ def kind_of(path: StrPath) -> str | None:
 def delete(path: StrPath, kind: str) -> None:
     """Delete the folder of an artifact of one kind, and what a killed writer left in it.
 
-    Files that do not belong to the artifact, and artifacts of other kinds, are left alone; the
-    folder is removed if nothing else is in it.
+    Files that do not belong to the artifact, artifacts of other kinds, and a folder to which
+    `path` is a symbolic link are left alone; the folder is removed if nothing else is in it.
 
     Args:
         path: the folder; it need not exist.
@@ -246,7 +246,8 @@ def delete(path: StrPath, kind: str) -> None:
         >>> delete("no/such/folder", "sampling-checkpoint")
     """
     directory = as_path(path)
-    if not (is_first_process() and directory.is_dir() and kind_of(directory) in (None, kind)):
+    is_folder = directory.is_dir() and not directory.is_symlink()  # links lead elsewhere
+    if not (is_first_process() and is_folder and kind_of(directory) in (None, kind)):
         return
     with translate_os_errors(path):
         with folder_lock(directory):
@@ -479,6 +480,8 @@ def _check_version(location: Path, content: dict[str, Any]) -> None:
 def _load(file: Path) -> dict[str, Tensor]:
     try:
         return read_tensors(file)
+    except ArtifactError:
+        raise
     except (RuntimeError, TypeError, ValueError, OverflowError, KeyError) as error:
         _damaged(file, "a safetensors file", str(error).splitlines()[0])
 

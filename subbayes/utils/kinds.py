@@ -42,6 +42,7 @@ from subbayes.utils.schema_parts import (
     FACTS,
     HISTORY,
     LIKELIHOOD,
+    METHODS,
     MLP,
     N_DRAWS,
     NETWORK,
@@ -97,6 +98,10 @@ _fitted = record(
 
 
 def _fitted_tensors(facts: dict[str, Any]) -> dict[str, TensorRule]:
+    method, kind = facts["settings"].get("subspace"), facts["subspace"]["name"]
+    if METHODS.get(method, kind) != kind:  # descriptions name the method
+        where = "facts['subspace']['name']"
+        raise SchemaError(where, f"{METHODS[method]} of the method {method!r}", kind)
     found = NETWORK_TENSORS | subspace_tensors(facts["subspace"])
     if facts["draws"] is None:
         return found
@@ -415,7 +420,7 @@ SCHEMAS = {
         record(identity=FACTS, evaluations=whole(), rngs=list_of(_rng, size="chains")),
         {
             "z": array("chains", "draws", "k", dtype="float64"),
-            "count": array("chains", values="index"),
+            "count": array("chains", values="index", dtype="int64"),
             "state.*": array(None, values="any", finite=False),
             "stats.*": array("chains", "draws", values="any", finite=False),
         },

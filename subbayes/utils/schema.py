@@ -293,7 +293,8 @@ def array(
         values: "real" for floating numbers, "variance" for those of at least 0, "whole", "index"
             for whole numbers of at least 0, "flag" for booleans, or "any".
         finite: refuse NaN and infinities.
-        dtype: of floating numbers, e.g. "float64", or a name for that of several tensors.
+        dtype: of floating numbers, e.g. "float64", or a name for that of several tensors; or
+            "int64", of whole numbers.
         least: the smallest number of entries allowed.
         below: excluded upper limit of absolute values.
     """
@@ -314,6 +315,8 @@ def array(
         expected = {"index": "whole", "variance": "real"}.get(values, values)
         if expected not in ("any", kind):
             _fail(where, f"{expected} numbers" if expected != "flag" else "flags", kind)
+        if dtype == "int64" and tensor.dtype != torch.int64:
+            raise SchemaError(where, "numbers of torch.int64", str(tensor.dtype))
         if dtype and kind == "real":
             code = sizes.setdefault(f"dtype of {dtype}", _FLOATS.index(tensor.dtype))
             wanted = getattr(torch, dtype, _FLOATS[code])

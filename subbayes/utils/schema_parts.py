@@ -34,6 +34,7 @@ __all__ = [
     "FACTS",
     "HISTORY",
     "LIKELIHOOD",
+    "METHODS",
     "MLP",
     "NETWORK",
     "N_DRAWS",
@@ -167,6 +168,13 @@ SUBSPACE: Rule = tagged(
         },
     }
 )
+METHODS = {
+    **dict.fromkeys(("pca", "curve", "optimal"), "DenseSubspace"),
+    "random": "RandomSubspace",
+    "subnetwork": "CoordinateSubspace",
+    "full": "FullSubspace",
+}
+"""The kinds of subspaces that methods of choosing them build, by name of the method."""
 
 
 def subspace_tensors(config: Mapping[str, Any], prefix: str = "subspace") -> dict[str, TensorRule]:

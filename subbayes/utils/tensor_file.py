@@ -9,7 +9,7 @@ import os
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NoReturn
 
 import numpy as np
 import torch
@@ -18,7 +18,8 @@ from safetensors.torch import load
 from torch import Tensor
 
 from subbayes.utils.checks import fail_type
-from subbayes.utils.files import fail_artifact
+from subbayes.utils.files import fail_artifact, quoted
+from subbayes.utils.memory import available_memory, format_bytes
 from subbayes.utils.strict_json import canonical_bytes, encode, is_unicode, parse
 
 __all__ = [
@@ -232,16 +233,30 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     Raises:
         ValueError: as for `read_header`, or a file that has become shorter.
         RuntimeError: a shape that torch does not represent.
+        ArtifactError: too little memory.
     """
     with path.open("rb") as file:
         entries, _ = read_header(file)
+        size, free = os.fstat(file.fileno()).st_size, available_memory()
+        if free is not None and 2 * size > free:  # a file with holes may claim any size
+            _fail_of_memory(path, f"{format_bytes(free)} of free memory, twice", size)
         file.seek(0)
-        data = file.read()
+        try:
+            data = file.read()
+        except MemoryError:
+            _fail_of_memory(path, "memory, twice", size)
     try:
         tensors = load(data)  # in an order of its own at each call
         return {name: tensors[name] for name in entries}
     except (SafetensorError, KeyError) as error:
         raise ValueError(str(error)) from None
+    except MemoryError:
+        _fail_of_memory(path, "memory, twice", size)
+
+
+def _fail_of_memory(path: Path, where: str, size: int) -> NoReturn:
+    expected, got = f"tensors that fit into {where}", f"{format_bytes(size)} in {quoted(path)}"
+    fail_artifact("path", expected, got, "Free some memory, or check where the file is from")
 
 
 def add_to_digest(pieces: Iterable[bytes], digest: Any) -> Iterator[bytes]:

@@ -1248,6 +1248,48 @@ def test_delete_removes_only_the_artifact(tmp_path: Path) -> None:
     assert len(listing(path)) == 2
 
 
+def test_delete_does_not_follow_links(tmp_path: Path) -> None:
+    elsewhere, link = tmp_path / "elsewhere", tmp_path / "link"
+    put(elsewhere, 1)
+    link.symlink_to(elsewhere)
+    delete(link, "test")
+    assert value_at(elsewhere) == 1
+    assert link.is_symlink()
+
+
+@pytest.mark.parametrize("size", [10**13, 2**31])
+def test_files_that_do_not_fit_into_memory_are_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    """A file with holes claims any size and takes little of the disk."""
+    path = tmp_path / "a"
+    put(path, 1)
+    (file,) = path.glob("tensors-*")
+    entry = {"dtype": "F32", "shape": [size // 4], "data_offsets": [0, size]}
+    header = json.dumps({"x": entry}).encode()
+    with file.open("wb") as opened:
+        opened.write(struct.pack("<Q", len(header)) + header)
+        opened.truncate(8 + len(header) + size)
+    monkeypatch.setattr("subbayes.utils.tensor_file.available_memory", lambda: 2**31)
+    with pytest.raises(ArtifactError, match="expected tensors that fit into 2.0 GiB") as caught:
+        read(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_memory_that_runs_out_while_reading_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a"
+    put(path, 1)
+
+    def load(data: bytes) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("subbayes.utils.tensor_file.load", load)
+    with pytest.raises(ArtifactError, match="expected tensors that fit into memory, twice, got"):
+        read(path)
+
+
 def test_atomic_write_of_an_invalid_path_or_text_raises(tmp_path: Path) -> None:
     with one_line("path: expected a file, got Is a directory at", tmp_path):
         atomic_write_text(tmp_path, "text")

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from subbayes.distributed.chain_groups import ChainGroups
-from subbayes.inference.samplers.random_numbers import copy_state, invalid_values
+from subbayes.inference.samplers.random_numbers import copy_state
+from subbayes.inference.samplers.state_limits import MOST_EVALUATIONS, wrong_field
 from subbayes.utils import artifact
 from subbayes.utils.saving import fail_checkpoint, read_checkpoint
 from subbayes.utils.tensor_file import add_prefix, strip_prefix
 
 if TYPE_CHECKING:
-    from subbayes.inference.samplers.chains import Info, Kernel, Rngs
+    from subbayes.inference.samplers.chains import Density, Info, Kernel, Rngs
 
 __all__ = ["Checkpoint", "FinishedChain", "Store"]
 
@@ -96,7 +97,7 @@ class FinishedChain:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The folder of a checkpoint, and the identity and rank of the runs that may resume from it.
+    """The folder of a checkpoint, and the identity and density of runs that may resume from it.
 
     It holds all chains, however they are divided among processes.
     """
@@ -104,7 +105,7 @@ class Checkpoint:
     path: Path
     kernel: Kernel
     identity: dict[str, Any]
-    rank: int
+    posterior: Density
     groups: ChainGroups
 
     def write(
@@ -145,22 +146,23 @@ class Checkpoint:
                 default = ", which follows draws unless it is given" if key == "warmup" else ""
                 fail_checkpoint(f"one made with the same {key}{default}", f"another in {self.path}")
         shape = tensors["z"].shape
-        if (shape[0], shape[2]) != (self.identity["chains"], self.rank):
-            expected = f"draws of {self.identity['chains']} chains of rank {self.rank}"
+        if (shape[0], shape[2]) != (self.identity["chains"], self.posterior.rank):
+            expected = f"draws of {self.identity['chains']} chains of rank {self.posterior.rank}"
             fail_checkpoint(expected, f"shape {tuple(shape)}")
         arrays, stats = (
             {name: tensor.numpy() for name, tensor in strip_prefix(prefix, tensors).items()}
             for prefix in ("state", "stats")
         )
         own, wrong = self.groups.own, _other_arrays(fresh, arrays, self.identity["chains"])
-        if wrong is None:
-            state = self.kernel.state_type(**arrays)
-            check = getattr(self.kernel, "invalid", None)
-            wrong = invalid_values(state, ()) if check is None else check(state)
-        if wrong is not None:
-            expected = f"the state of the sampler {self.kernel.name}"
-            fail_checkpoint(expected, f"other values of {wrong[:60]!r}")
         store = Store(tensors["z"].numpy(), stats, tensors["count"].numpy(), meta["evaluations"])
+        if not store.count.max(initial=0) <= store.evaluations <= MOST_EVALUATIONS:
+            expected = "at least as many evaluations as draws of a chain, and at most 2^48"
+            fail_checkpoint(expected, str(store.evaluations))
+        if wrong is None:
+            wrong = self._impossible(self.kernel.state_type(**arrays), store)
+        if wrong is not None:
+            expected = f"the state of the sampler {self.kernel.name} after the draws stored"
+            fail_checkpoint(expected, f"other values of {wrong[:60]!r}")
         most = store.z.shape[1]
         kept = (store.count - self.identity["warmup"]) // self.identity["thin"]
         if (kept > most).any():  # draws that are not there would be zeros
@@ -175,6 +177,14 @@ class Checkpoint:
             rng.bit_generator.state = rng_state
         state = self.kernel.state_type(**{name: array[own] for name, array in arrays.items()})
         return state, store.part(own)
+
+    def _impossible(self, state: Any, store: Store) -> str | None:
+        """The name of an array of a state with values that no run can have, or None."""
+        limits = getattr(self.kernel, "limits", None)
+        if limits is None:
+            return None if np.isfinite(state.z).all() else "z"
+        with np.errstate(all="ignore"):
+            return wrong_field(state, limits(self.posterior, state, store))
 
 
 def _other_arrays(state: Any, arrays: dict[str, np.ndarray], chains: int) -> str | None:

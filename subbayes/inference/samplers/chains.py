@@ -87,8 +87,8 @@ class Kernel(Protocol):
     The state is a frozen dataclass of NumPy arrays whose first axis is the chain, with a field
     `z` of shape (chains, k). An attribute `statistics`, if there is one, has the type (float, int
     or bool) of each statistic by name, with which those of a checkpoint are compared. A method
-    `invalid`, if there is one, takes a state of a checkpoint and returns the name of an array with
-    values that no run can have, or None.
+    `limits(posterior, state, store)`, if there is one, takes a state and the draws of a checkpoint
+    and returns for every array, by name, whether its entries are those that a run can have.
     """
 
     name: str
@@ -153,7 +153,7 @@ def _run(kernel: Kernel, posterior: Density, sampling: Sampling, groups: ChainGr
     saved = None
     if sampling.checkpoint is not None:
         identity = _identity(kernel, posterior, sampling)
-        saved = Checkpoint(Path(sampling.checkpoint), kernel, identity, posterior.rank, groups)
+        saved = Checkpoint(Path(sampling.checkpoint), kernel, identity, posterior, groups)
     initial = _own_rows(sampling.initial, sampling.chains, groups)
     state = kernel.init(posterior, start_points(posterior, initial, rngs), rngs)
     store = Store(np.zeros((chains, draws, posterior.rank)), {}, np.zeros(chains, dtype=np.int64))

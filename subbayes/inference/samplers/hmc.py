@@ -9,16 +9,20 @@ ends accepts or rejects and starts its next one at once.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from subbayes.inference.samplers import hamiltonian
 from subbayes.inference.samplers.adaptation import Schedule
-from subbayes.inference.samplers.chains import Info, Rngs
+from subbayes.inference.samplers.chains import Density, Info, Rngs
 from subbayes.inference.samplers.hamiltonian import GradientDensity, HamiltonianKernel
+from subbayes.inference.samplers.state_limits import between
 from subbayes.utils.checks import check_count, check_positive
+
+if TYPE_CHECKING:
+    from subbayes.inference.samplers.chain_storage import Store
 
 __all__ = ["HMC", "Kernel", "State"]
 
@@ -44,14 +48,16 @@ class Kernel(HamiltonianKernel):
     statistics: ClassVar[dict[str, type]] = hamiltonian.STATISTICS
     state_type = State
 
-    def invalid(self, state: State) -> str | None:
-        """The name of an array with values that no run can have, if there is one."""
-        most = max(self.max_steps, _UNADAPTED_STEPS)
-        limits = {
-            "steps": (state.steps >= 1) & (state.steps <= most),
-            "evaluations": (state.evaluations >= 0) & (state.evaluations <= state.steps),
+    def limits(self, posterior: Density, s: State, store: Store) -> dict[str, Any]:
+        """Whether the arrays of a state can be those of a run, by name."""
+        start = hamiltonian.is_start(s, s.end)
+        least, most = (self._steps(s, np.arange(len(s.step)), store.count, u) for u in (0.0, 1.0))
+        limits = self.shared_limits(s, store)
+        return limits | {
+            "evaluations": limits["evaluations"] & (s.evaluations < s.steps),
+            "end": hamiltonian.is_possible(s, s.end) & (start | (s.evaluations > 0)),
+            "steps": between(s.steps, least, most),
         }
-        return self.invalid_beside(state, limits)
 
     def init(
         self, posterior: GradientDensity, z: Float[np.ndarray, "chains k"], rngs: Rngs
@@ -92,9 +98,14 @@ class Kernel(HamiltonianKernel):
     def _start(self, s: State, rows: np.ndarray, rngs: Rngs, u: np.ndarray) -> None:
         """Draw new momenta, and lengths between 0.5 and 1.5 times the mean."""
         s.end[rows] = hamiltonian.new_trajectories(s, rows, rngs)
+        s.steps[rows] = self._steps(s, rows, s.count, u)
+
+    def _steps(
+        self, s: State, rows: np.ndarray, count: np.ndarray, u: np.ndarray | float
+    ) -> Int[np.ndarray, "c"]:
         steps = np.ceil((0.5 + u) * self.length / s.step[rows])
-        limit = np.where(s.count[rows] < self.adapted_draws, _UNADAPTED_STEPS, self.max_steps)
-        s.steps[rows] = np.clip(steps, 1, limit).astype(np.int64)
+        limit = np.where(count[rows] < self.adapted_draws, _UNADAPTED_STEPS, self.max_steps)
+        return np.clip(steps, 1, limit).astype(np.int64)
 
     @property
     def adapted_draws(self) -> int:

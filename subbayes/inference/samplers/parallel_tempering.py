@@ -23,30 +23,29 @@ sampling.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
-from scipy.special import erfcinv
 
 from subbayes.draws import Draws
 from subbayes.inference.configuration import Sampling
-from subbayes.inference.samplers import elliptical_slice
+from subbayes.inference.samplers import elliptical_slice, state_limits
 from subbayes.inference.samplers.adaptation import Schedule
 from subbayes.inference.samplers.chains import Density, Info, Rngs, Sampler
+from subbayes.inference.samplers.elliptical_slice import search_limits
 from subbayes.inference.samplers.evidence import bridge_bias, evidence_of_ladders
-from subbayes.inference.samplers.random_numbers import (
-    copy_state,
-    invalid_values,
-    refill,
-    select_chains,
-)
+from subbayes.inference.samplers.ladder import equal_rates, first_powers, lengths
+from subbayes.inference.samplers.random_numbers import copy_state, refill, select_chains
+from subbayes.inference.samplers.state_limits import MOST_EVALUATIONS, between, close, finite, used
 from subbayes.utils.checks import check_count
+
+if TYPE_CHECKING:
+    from subbayes.inference.samplers.chain_storage import Store
 
 __all__ = ["Kernel", "ParallelTempering", "State"]
 
 _AHEAD = 32
-_SPACING = 5.0  # of the first ladder: beta_r = (1 - r / (R - 1))^5
 _MOST_MOVES = 20
 _COLD, _HOT = 1, 2  # 0: a point that has been at neither end
 _SEARCH = (
@@ -150,25 +149,54 @@ class Kernel:
     }
     state_type = State
 
-    def invalid(self, state: State) -> str | None:
-        """The name of an array with values that no run can have, if there is one."""
-        s = state
-        valid = {
-            "log_likelihood": ~np.isnan(s.log_likelihood),
-            "beta": (s.beta >= 0) & (s.beta <= 1),
-            "moves": (s.moves >= 1) & (s.moves <= _MOST_MOVES),
-            "moves_left": (s.moves_left >= 0) & (s.moves_left <= s.moves),
-            "round": np.abs(np.diff(s.round)) <= 1,  # neighbours wait for each other
-            "origin": (s.origin >= 0) & (s.origin <= _HOT),
+    def limits(self, posterior: Density, s: State, store: Store) -> dict[str, Any]:
+        """Whether the arrays of a state can be those of a run, by name."""
+        count, most = store.count[:, None], min(store.evaluations, MOST_EVALUATIONS)
+        ends = [end for end in Schedule.of(self.warmup).ends if end < self.warmup]
+        first = count < min([*ends, self.warmup]) if self.warmup else count >= 0
+        same = count < min([*ends, np.iinfo(np.int64).max])  # powers
+        beta = first_powers(self.rungs)
+        tempered = _temper(s.beta / posterior.temperature, s.log_likelihood)
+        drawn = np.where(count >= self.warmup, s.round - self.warmup, 0)
+        both = s.idle + s.spent.sum(1)  # all rungs, each evaluated in every step
+        return search_limits(s, tempered, store) | {
+            "z": finite(s.z),
+            "points": finite(s.points),
+            "log_likelihood": (s.log_likelihood < np.inf)
+            & (finite(s.log_likelihood) | ((s.beta == 0) & (s.log_likelihood == -np.inf))),
+            "beta": between(s.beta, 0, 1)
+            & (s.beta[:, :1] == 1)
+            & (s.beta[:, -1:] == 0)
+            & (np.diff(s.beta) <= 0).all(1, keepdims=True)
+            & (close(s.beta, beta) | ~same),
+            "moves": between(s.moves, 1, np.where(first, 1, _MOST_MOVES)),
+            "moves_left": between(s.moves_left, 0, s.moves),
+            # Neighbours wait for each other.
+            "round": (s.round[:, :1] == count) & between(np.diff(s.round), -1, 1),
+            "swap_uniforms": state_limits.uniforms(s.swap_uniforms),
+            "n_swap_uniforms": used(s.n_swap_uniforms, s.swap_uniforms, 1),
+            "count": s.count == store.count,
+            "steps": between(s.steps, 0, most),
+            "spent": between(s.spent, 0, most) & (s.spent >= s.moves_made),
+            "moves_made": between(s.moves_made, 0, most),
+            "idle": between(s.idle, 0, most * self.rungs) & (both % self.rungs == 0),
+            "swaps_tried": between(s.swaps_tried, 0, most) & (s.swaps_tried % 1 == 0),
+            "swaps_rejected": between(s.swaps_rejected, 0, s.swaps_tried * (1 + 1e-9)),
+            "bridge_up": (s.bridge_up < np.inf) & ((drawn[:, 1:] > 0) | (s.bridge_up == -np.inf)),
+            "bridge_down": np.where(
+                drawn[:, :-1] > 0, finite(s.bridge_down), s.bridge_down == -np.inf
+            ),
+            "bridge_draws": s.bridge_draws == drawn,
+            "origin": between(s.origin, 0, _HOT)
+            & (s.origin[:, :1] == _COLD)
+            & (s.origin[:, -1:] == _HOT),
+            "trips": between(s.trips, 0, store.count),
         }
-        finite = ("points", "swap_uniforms", "swaps_tried", "swaps_rejected")
-        search = (name for name in _SEARCH if getattr(s, name).dtype == np.float64)
-        return invalid_values(s, (*finite, *search), valid)
 
     def init(self, posterior: Density, z: Float[np.ndarray, "chains k"], rngs: Rngs) -> State:
         """The state with all rungs of a ladder at its start point."""
         (chains, k), rungs = z.shape, self.rungs
-        beta = np.tile((1 - np.arange(rungs) / (rungs - 1)) ** _SPACING, (chains, 1))
+        beta = np.tile(first_powers(rungs), (chains, 1))
         powers = _Powers(posterior, beta.reshape(-1) / posterior.temperature)
         flat = elliptical_slice.Kernel().init(
             powers, np.repeat(z, rungs, 0), _repeat_generators(rngs, rungs)
@@ -241,7 +269,7 @@ class Kernel:
             return
         for c in rows:
             if s.count[c] < self.warmup:
-                s.beta[c] = _equal_rates(
+                s.beta[c] = equal_rates(
                     s.beta[c], s.swaps_rejected[c] / np.maximum(s.swaps_tried[c], 1)
                 )
             cost = s.spent[c] / np.maximum(s.moves_made[c], 1)
@@ -373,37 +401,12 @@ def _stats(s: State) -> dict[str, np.ndarray]:
         "evaluations": s.steps * s.beta.shape[1],
         "swap_rate": 1 - rejected.mean(1),
         "least_swap_rate": 1 - rejected.max(1),
-        "barrier": _lengths(rejected).sum(1),
+        "barrier": lengths(rejected).sum(1),
         "round_trips": s.trips.copy(),
         "idle": s.idle / np.maximum(s.idle + s.spent.sum(1), 1),
         "log_evidence": np.where(drawn, (up - down).sum(1), np.nan),
         "bridge_bias": np.where(drawn, bridge_bias(up + down, least), np.nan),
     }
-
-
-def _lengths(rejected: Float[np.ndarray, "*c gaps"]) -> Float[np.ndarray, "*c gaps"]:
-    r"""Lengths of gaps in the units of rejection rates, to which those of small gaps are equal.
-
-    Rates of wide gaps saturate at 1. If the energies of the rungs are Gaussian, swaps are accepted
-    at the rate $\mathrm{erfc}(d / 2)$ with a length d that adds up along the ladder (Predescu et
-    al. 2004), and small gaps have the rejection rate $d / \sqrt\pi$.
-    """
-    return np.asarray(2 * erfcinv(np.clip(1 - rejected, 1e-300, 1.0)) / np.sqrt(np.pi))
-
-
-def _equal_rates(
-    beta: Float[np.ndarray, "rungs"], rejected: Float[np.ndarray, "gaps"]
-) -> Float[np.ndarray, "rungs"]:
-    """Powers between which swaps are rejected equally often (Syed et al. 2022, algorithm 4).
-
-    The cumulative length of the path is interpolated on the scale of the first ladder's spacing and
-    divided into equal parts.
-    """
-    sums = np.concatenate([[0.0], np.cumsum(_lengths(rejected) + 0.01)])
-    even = np.linspace(0, sums[-1], len(beta))
-    new = np.interp(even, sums, beta ** (1 / _SPACING)) ** _SPACING
-    new[0], new[-1] = 1.0, 0.0
-    return new
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numpy as np
 from jaxtyping import Float
 
-__all__ = ["copy_state", "invalid_values", "refill", "select_chains", "uniforms", "with_arrays"]
+__all__ = ["copy_state", "refill", "select_chains", "uniforms", "with_arrays"]
 
 _S = TypeVar("_S")
 Draw = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
@@ -38,35 +38,6 @@ def with_arrays(state: _S, arrays: dict[str, Any]) -> _S:
     other = object.__new__(type(state))
     vars(other).update(arrays)
     return other
-
-
-def invalid_values(
-    state: Any, finite: Sequence[str], valid: Mapping[str, Any] | None = None
-) -> str | None:
-    """The name of an array of a state that no run can have, if there is one.
-
-    Args:
-        state: the state.
-        finite: names of arrays that have to be finite, beside z.
-        valid: by name, whether the entries of an array are allowed.
-
-    Example:
-        >>> from types import SimpleNamespace
-        >>> state = SimpleNamespace(z=np.zeros((2, 1)), count=np.array([0, -1]))
-        >>> invalid_values(state, [], {"count": state.count >= 0})
-        'count'
-    """
-    for name in ("z", *finite):
-        if not np.isfinite(getattr(state, name)).all():
-            return name
-    wrong = [name for name, allowed in (valid or {}).items() if not np.all(allowed)]
-    for name in ("n_uniforms", "n_normals", "n_swap_uniforms"):  # places in arrays
-        places = getattr(state, name, None)
-        if places is not None:
-            ahead = getattr(state, name.removeprefix("n_")).shape[places.ndim]
-            if not ((places >= 0) & (places <= ahead)).all():
-                wrong.append(name)
-    return next(iter(wrong), None)
 
 
 def select_chains(active: np.ndarray, moved: Any, state: Any) -> Any:

@@ -14,17 +14,28 @@ or a point inside. No chain waits for another.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from subbayes.inference.configuration import Sampling
-from subbayes.inference.samplers import adaptation
+from subbayes.inference.samplers import adaptation, state_limits
 from subbayes.inference.samplers.adaptation import Adaptation, Metric, apply_factor
 from subbayes.inference.samplers.chains import Density, Info, Rngs, Sampler, prior_scale
-from subbayes.inference.samplers.random_numbers import copy_state, invalid_values, uniforms
+from subbayes.inference.samplers.random_numbers import copy_state, uniforms
+from subbayes.inference.samplers.state_limits import (
+    LOWEST,
+    MOST_EVALUATIONS,
+    between,
+    close,
+    finite,
+    used,
+)
 from subbayes.utils.checks import check_choice
+
+if TYPE_CHECKING:
+    from subbayes.inference.samplers.chain_storage import Store
 
 __all__ = ["Kernel", "SliceSampling", "State"]
 
@@ -32,7 +43,6 @@ _AHEAD = 96
 _LEFT, _RIGHT, _INSIDE = 0, 1, 2
 _STEPS = 100  # Neal's m: maximal number of lengths of an interval
 _FAR = _STEPS + 2  # beyond the ends of every interval
-_FINITE = ("value", "log_likelihood", "direction", "threshold", "trial", "uniforms")
 _WIDTH = 2.3  # standard deviations: the adapted length on a Gaussian
 _COLLAPSED = 1e-13
 
@@ -75,18 +85,39 @@ class Kernel:
     }
     state_type = State
 
-    def invalid(self, state: State) -> str | None:
-        """The name of an array with values that no run can have, if there is one."""
-        s, k = state, state.z.shape[1]
-        valid = {
-            "coordinate": (s.coordinate >= 0) & (s.coordinate < k),
-            "phase": (s.phase >= _LEFT) & (s.phase <= _INSIDE),
-            "left": (s.left >= 0) & (s.left <= _STEPS),
-            "right": (s.right >= 0) & (s.right <= _STEPS),
-            "low": (s.low > -_FAR) & (s.low <= s.high),
-            "high": s.high < _FAR,
+    def limits(self, posterior: Density, s: State, store: Store) -> dict[str, Any]:
+        """Whether the arrays of a state can be those of a run, by name."""
+        k, rows, lines = s.z.shape[1], np.arange(len(s.z)), s.coordinate + 1
+        inside, most = s.phase == _INSIDE, min(store.evaluations, MOST_EVALUATIONS)
+        prior = posterior.prior.log_prob(s.z)
+        tempered = s.log_likelihood / posterior.temperature
+        size = np.abs(s.value)
+        direction = _directions(s, rows, np.clip(s.coordinate, 0, k - 1))
+        trial = np.where(s.phase == _LEFT, s.low, s.high)
+        others = s.evaluations - s.expansions - s.contractions  # ends and accepted points
+        adapted = adaptation.limits(s, store.count, target=0.5, warmup=self.warmup, step=None)
+        return adapted | {
+            "target": s.target == 0,
+            "z": finite(s.z),
+            "value": close(s.value, tempered + prior, 1 + np.abs(tempered) + np.abs(prior)),
+            "log_likelihood": finite(s.log_likelihood),
+            "direction": close(s.direction, direction, np.abs(direction)),
+            "coordinate": between(s.coordinate, 0, k - 1),
+            "phase": between(s.phase, _LEFT, _INSIDE)
+            & ((s.phase != _LEFT) | (s.left > 0))
+            & ((s.phase != _RIGHT) | (s.right > 0)),
+            "threshold": between(s.threshold, s.value - LOWEST - 1e-6 * size, s.value),
+            "trial": np.where(inside, between(s.trial, s.low, s.high), s.trial == trial),
+            "low": (s.low > -_FAR) & (s.low <= 0),
+            "high": (s.high < _FAR) & (s.high >= 0) & (s.high - s.low >= _COLLAPSED),
+            "left": between(s.left, 0, _STEPS - 1),
+            "right": between(s.right, 0, _STEPS - 1 - s.left),
+            "expansions": between(s.expansions, 0, np.minimum(most, _STEPS * lines)),
+            "contractions": between(s.contractions, 0, most),
+            "evaluations": between(s.evaluations, 0, most) & between(others, 0, 3 * lines),
+            "uniforms": state_limits.uniforms(s.uniforms),
+            "n_uniforms": used(s.n_uniforms, s.uniforms, 1),
         }
-        return invalid_values(s, (*_FINITE, *adaptation.FINITE), valid)
 
     def init(self, posterior: Density, z: Float[np.ndarray, "chains k"], rngs: Rngs) -> State:
         """The state at start points z, each chain on its first line."""
@@ -185,15 +216,20 @@ def _shrink(s: State, refused: np.ndarray) -> None:
     s.contractions[refused] += 1
 
 
+def _directions(
+    s: State, rows: Int[np.ndarray, "c"], coordinate: Int[np.ndarray, "c"]
+) -> Float[np.ndarray, "c k"]:
+    width = _WIDTH * s.z.shape[1] ** 0.25 * s.step[rows]
+    axis = np.zeros((len(rows), s.z.shape[1]))
+    axis[np.arange(len(rows)), coordinate] = 1.0
+    return np.asarray(width[:, None] * apply_factor(s.factor[rows], axis))
+
+
 def _new_line(s: State, rows: Int[np.ndarray, "c"], u: Float[np.ndarray, "c 4"]) -> None:
     """Draw a line, height and interval, and split the step budget at random (Neal's J, K)."""
     if not rows.size:
         return
-    i = s.coordinate[rows]
-    width = _WIDTH * s.z.shape[1] ** 0.25 * s.step[rows]
-    axis = np.zeros((len(rows), s.z.shape[1]))
-    axis[np.arange(len(rows)), i] = 1.0
-    s.direction[rows] = width[:, None] * apply_factor(s.factor[rows], axis)
+    s.direction[rows] = _directions(s, rows, s.coordinate[rows])
     s.threshold[rows] = s.value[rows] + np.log1p(-u[:, 0])
     s.low[rows], s.high[rows] = -u[:, 1], 1 - u[:, 1]
     s.left[rows] = np.floor(_STEPS * u[:, 2]).astype(np.int64)

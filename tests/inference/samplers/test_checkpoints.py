@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from oracles import LinearGaussian
 
 from subbayes.inference.samplers.elliptical_slice import EllipticalSlice
@@ -181,3 +182,15 @@ def test_signal_handlers_are_restored(tmp_path):
         LinearGaussian().posterior(), draws=5, chains=2, progress=False, checkpoint=tmp_path / "run"
     )
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int32])
+def test_counts_of_another_dtype_are_refused(tmp_path, dtype):
+    posterior = LinearGaussian().posterior()
+    options = dict(chains=2, warmup=5, progress=False, checkpoint=tmp_path / "run")
+    EllipticalSlice().sample(posterior, draws=10, **options)
+    tensors, facts, kind = artifact.read(tmp_path / "run")
+    tensors["count"] = tensors["count"].to(dtype)
+    artifact.write(tmp_path / "run", kind, tensors, facts, overwrite=True)
+    with pytest.raises(InputError, match="tensor 'count' to be numbers of torch.int64"):
+        EllipticalSlice().sample(posterior, draws=300, **options)

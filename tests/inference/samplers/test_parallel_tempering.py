@@ -11,7 +11,8 @@ from oracles import LinearGaussian, check_moments, check_uniform_ranks
 from scipy import special
 
 from subbayes.inference.samplers.elliptical_slice import EllipticalSlice
-from subbayes.inference.samplers.parallel_tempering import ParallelTempering, _equal_rates, _lengths
+from subbayes.inference.samplers.ladder import equal_rates, lengths
+from subbayes.inference.samplers.parallel_tempering import ParallelTempering
 from subbayes.priors import Normal
 from subbayes.utils.checks import InputError
 
@@ -99,9 +100,9 @@ def test_warm_up_equalises_swap_rates():
 
 def test_equal_rates():
     beta = np.array([1.0, 0.1, 0.01, 0.0])
-    even = _equal_rates(beta, np.array([0.3, 0.3, 0.3]))
+    even = equal_rates(beta, np.array([0.3, 0.3, 0.3]))
     np.testing.assert_allclose(even, beta, atol=1e-12)
-    crowded = _equal_rates(beta, np.array([0.9, 0.0, 0.0]))
+    crowded = equal_rates(beta, np.array([0.9, 0.0, 0.0]))
     assert (np.diff(crowded) < 0).all()
     assert crowded[2] > 0.1
 
@@ -109,14 +110,14 @@ def test_equal_rates():
 def test_rungs_move_into_a_gap_whose_swaps_are_never_accepted():
     """Rates of two gaps are both 1 to six digits, but one is far wider."""
     beta = np.array([1.0, 0.5, 0.25, 0.0])
-    moved = _equal_rates(beta, 1 - np.array([1e-12, 1e-6, 0.9]))
+    moved = equal_rates(beta, 1 - np.array([1e-12, 1e-6, 0.9]))
     assert moved[1] > 0.6
 
 
 def test_lengths_of_gaps_add_up():
     """Gaussian energies: a gap's acceptance is erfc(d / 2), of both halves erfc(d / 4)."""
     d = np.array([0.05, 1.0, 6.0])
-    whole, half = (_lengths(1 - special.erfc(x / 2)) for x in (d, d / 2))
+    whole, half = (lengths(1 - special.erfc(x / 2)) for x in (d, d / 2))
     np.testing.assert_allclose(whole, 2 * half)
     np.testing.assert_allclose(whole[0], special.erf(0.025), rtol=1e-3)
 

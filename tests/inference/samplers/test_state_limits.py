@@ -1,0 +1,170 @@
+"""States of samplers in checkpoints: those of runs are accepted, all others are refused."""
+
+from __future__ import annotations
+
+import copy
+import os
+import signal
+
+import numpy as np
+import pytest
+import torch
+from densities import Banana, Narrow, Toy
+
+from subbayes.inference.samplers import chain_storage
+from subbayes.inference.samplers.chain_storage import Store
+from subbayes.inference.samplers.chains import chain_generators, start_points
+from subbayes.inference.samplers.elliptical_slice import EllipticalSlice
+from subbayes.inference.samplers.hmc import HMC
+from subbayes.inference.samplers.nuts import NUTS
+from subbayes.inference.samplers.parallel_tempering import ParallelTempering
+from subbayes.inference.samplers.slice import SliceSampling
+from subbayes.inference.samplers.state_limits import wrong_field
+from subbayes.utils import artifact
+from subbayes.utils.checks import InputError
+
+pytestmark = pytest.mark.usefixtures("unchecked")
+
+ENGINES = {
+    "elliptical-slice": EllipticalSlice(),
+    "slice": SliceSampling(),
+    "slice-dense": SliceSampling(metric="dense"),
+    "hmc": HMC(),
+    "hmc-diagonal": HMC(metric="diagonal"),
+    "nuts": NUTS(),
+    "nuts-diagonal": NUTS(metric="diagonal", max_depth=3),
+    "parallel-tempering": ParallelTempering(4),
+}
+
+
+class Half(Toy):
+    """A normal posterior of which one half has zero density."""
+
+    def likelihood(self, z):
+        """Minus infinity where the first coordinate is negative."""
+        return np.where(z[:, 0] < 0, -np.inf, 0.0), np.zeros_like(z)
+
+
+DENSITIES = {
+    "normal": Toy(3),
+    "narrow": Narrow(2, temperature=2.0),
+    "banana": Banana(2),
+    "half": Half(1),
+}
+
+
+@pytest.mark.parametrize(
+    "warmup", [0, 150, *(pytest.param(n, marks=pytest.mark.slow) for n in (7, 30))]
+)
+@pytest.mark.parametrize("density", DENSITIES)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_every_state_of_a_run_is_accepted(engine, density, warmup):
+    posterior, chains = DENSITIES[density], 3
+    kernel, rngs = ENGINES[engine].kernel(posterior, warmup), chain_generators(1, chains)
+    store = Store(np.zeros((chains, 5000, posterior.rank)), {}, np.zeros(chains, dtype=np.int64))
+    with np.errstate(all="ignore"):
+        state = kernel.init(posterior, start_points(posterior, "prior", rngs), rngs)
+        for _ in range(1200):
+            assert wrong_field(state, kernel.limits(posterior, state, store)) is None
+            state, info = kernel.step(posterior, state, rngs)
+            store.add(state, info, warmup, 1)
+            if store.count.min() > warmup + 40:
+                break
+    assert store.count.min() > 0
+
+
+CHANGES = {
+    "nan": np.nan,
+    "infinity": np.inf,
+    "minus infinity": -np.inf,
+    "huge": 2.0**62,
+    "negative": -3.0,
+    "zero": 0.0,
+    "largest": 2.0**63 - 1025,
+}
+
+ANY_NUMBER = ("huge", "negative", "zero", "largest")
+POSSIBLE = {
+    # A density may have any gradient, and its draws may be at any point.
+    "gradient": ANY_NUMBER,
+    "z": ANY_NUMBER,
+    "points": ANY_NUMBER,
+    # Ellipses pass through draws of any Gaussian.
+    "direction": ANY_NUMBER,
+    # A log density may be of any sign; a search may be at any angle of a bracket that contains 0.
+    "threshold": ("negative", "zero"),
+    **dict.fromkeys(("angle", "low", "high", "trial"), ("zero",)),
+    # A generator may draw these.
+    "uniforms": ("zero",),
+    "normals": ("zero", "negative"),
+    "swap_uniforms": ("zero",),
+    "n_normals": ("zero",),  # elliptical slice sampling refills a block before it reads it
+    # Sums over momenta and over densities of the points of a trajectory or a rung.
+    "p_sum": ANY_NUMBER,
+    "sub_p_sum": ANY_NUMBER,
+    "sub_log_weight": ("huge", "largest"),
+    "log_weight": ("huge", "largest"),
+    "levels": ANY_NUMBER,
+    "bridge_up": (*ANY_NUMBER, "minus infinity"),
+    "bridge_down": ANY_NUMBER,
+    # Spread of draws of any size; the running mean of the logarithm of any step size.
+    "window_mean": ANY_NUMBER,
+    "window_spread": ("huge", "zero", "largest"),
+    # The first angle is an end of its bracket, which its rejection leaves as wide as it was.
+    "evaluations": ("zero",),
+    "expansions": ("zero",),  # both ends of the interval are off the slice
+    "excess": ("zero",),  # of the acceptance, which may be as wanted
+    "acceptance": ("zero",),  # of points of very low density
+    # Nothing has happened yet: the counts of a new round, draw or line.
+    **dict.fromkeys(("steps", "trips", "origin", "moves_left", "spent", "moves_made"), ("zero",)),
+}
+"""Changes of a field that yield what a run can have, with the reasons."""
+
+
+def interrupted(engine, posterior, path, steps=700, **options):
+    """The content of a checkpoint of chains that are amid their draws."""
+    name = "value_and_grad" if engine.name in ("hmc", "nuts") else "log_likelihood"
+    evaluate, calls = getattr(posterior, name), [0]
+
+    def interrupting(z):
+        calls[0] += 1
+        if calls[0] == steps:
+            os.kill(os.getpid(), signal.SIGINT)
+        return evaluate(z)
+
+    setattr(posterior, name, interrupting)
+    with pytest.raises(KeyboardInterrupt):
+        engine.sample(posterior, checkpoint=path, **options)
+    setattr(posterior, name, evaluate)
+    return artifact.read(path)
+
+
+@pytest.mark.parametrize(
+    "engine", ["elliptical-slice", "slice", "hmc", "nuts", "parallel-tempering"]
+)
+@pytest.mark.parametrize("warmup", [40, pytest.param(1000, marks=pytest.mark.slow)])
+def test_changed_fields_are_refused(engine, warmup, tmp_path, monkeypatch):
+    sampler, posterior = ENGINES[engine], Banana(2)
+    options = {"draws": 3000, "warmup": warmup, "chains": 3, "progress": False}
+    tensors, facts, kind = interrupted(sampler, posterior, tmp_path / "run", **options)
+    accepted = set()
+    for name in [name for name in tensors if name.startswith("state.")]:
+        for label, value in CHANGES.items():
+            whole = not tensors[name].is_floating_point()
+            if whole and not np.isfinite(value):
+                continue
+            forged = tensors | {
+                name: torch.full_like(tensors[name], int(value) if whole else value)
+            }
+            if torch.equal(forged[name], tensors[name]):
+                continue
+            found = artifact.Artifact(forged, copy.deepcopy(facts), kind)
+            monkeypatch.setattr(chain_storage, "read_checkpoint", lambda *_, found=found: found)
+            monkeypatch.setattr("subbayes.inference.samplers.chains._MOST_STEPS", 0)
+            with pytest.raises(InputError) as caught:  # a state that is accepted fails to sample
+                sampler.sample(posterior, checkpoint=tmp_path / "run", **options)
+            assert "\n" not in str(caught.value)
+            if caught.value.argument != "checkpoint":
+                accepted.add((name.removeprefix("state."), label))
+    unexpected = {(n, label) for n, label in accepted if label not in POSSIBLE.get(n, ())}
+    assert not unexpected, sorted(unexpected)
