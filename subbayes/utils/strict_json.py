@@ -144,6 +144,8 @@ def parse(data: bytes | str) -> Any:
         {'a': [1, 2.5]}
     """
     check_size(data)
+    if isinstance(data, bytes):
+        data = data.decode("utf-8")  # json.loads would guess UTF-16 and UTF-32
     try:
         value = json.loads(
             data, parse_constant=_refuse_constant, object_pairs_hook=_without_duplicates

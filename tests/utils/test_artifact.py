@@ -1436,3 +1436,13 @@ def test_a_link_to_nothing_is_an_existing_file(tmp_path):
     assert os.listdir(tmp_path) == ["table.csv"]
     atomic_write_text(link, "ours")  # links are followed
     assert (tmp_path / "elsewhere").read_text() == "ours"
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32-le"])
+def test_manifests_of_other_encodings_are_refused(tmp_path: Path, encoding: str) -> None:
+    path = tmp_path / "a"
+    put(path, 1)
+    manifest = path / "manifest.json"
+    manifest.write_bytes(manifest.read_text().encode(encoding))
+    with pytest.raises(ArtifactError, match="manifest"):
+        read(path)
