@@ -432,9 +432,8 @@ def _embedded(file: Path) -> str:
 def _check_manifest(location: Path, kind: str | None) -> dict[str, Any]:
     """Verify a manifest and return its entries."""
     if not location.exists():
-        fail_artifact(
-            "path", "an artifact", f"{quoted(location)}, which does not exist", "Check the path"
-        )
+        fail_artifact("path", "an artifact", f"{quoted(location)}, which does not exist",
+                      "Check the path")  # fmt: skip
     if location.is_dir() and not (location / MANIFEST).is_file():
         remedy = "Check the path, or write it again if writing was interrupted"
         if (location / "model" / MANIFEST).is_file():  # as `subbayes fit` writes it
