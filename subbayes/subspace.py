@@ -282,8 +282,14 @@ class RandomSubspace(Subspace):
         self.rank = rank
         self.seed = check_seed(seed)
         small = rank * shift.numel() * shift.element_size() <= _CACHE_BYTES
-        self._cached = torch.stack([self._row(i) for i in range(rank)]) if small else None
+        self._cached = self._basis() if small else None
         self.traceable = small
+
+    def _basis(self) -> Float[Tensor, "k D"]:
+        found = self.shift.new_empty(self.rank, self.size)  # a list of rows would double the peak
+        for i in range(self.rank):
+            found[i] = self._row(i)
+        return found
 
     def _row(self, i: int) -> Float[Tensor, "D"]:
         # NumPy's generator, because torch's cannot be called under vmap
