@@ -90,7 +90,8 @@ def test_type_information_is_shipped():
 def test_oldest_versions_are_the_declared_ones():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    declared = [*project["dependencies"], *extras["arviz"], *extras["parquet"]]
+    tested = ("arviz", "parquet", "adapters")
+    declared = [*project["dependencies"], *(line for name in tested for line in extras[name])]
     lower = dict(re.fullmatch(r"([\w-]+)>=([\d.]+)", line).groups() for line in declared)
     torch_oldest = re.search(r"^TORCH_OLDEST \?= (.*)$", (ROOT / "Makefile").read_text(), re.M)[1]
     lines = (ROOT / "constraints-oldest.txt").read_text().splitlines()

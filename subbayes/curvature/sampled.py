@@ -27,6 +27,7 @@ from subbayes.curvature.lanczos import spectral_density
 from subbayes.curvature.many_products import ManyProducts
 from subbayes.curvature.precision import Precision
 from subbayes.curvature.sample_then_optimise import LinearDraws, SampleThenOptimise
+from subbayes.networks.global_state import outside_inference_mode
 from subbayes.utils.checks import fail
 from subbayes.utils.memory import check_memory
 
@@ -182,6 +183,7 @@ class Sampled(Precision):
         b = self._reductions(X, a).reshape(each.shape)
         return _combined(each, b, self._prior_blocks(X))
 
+    @outside_inference_mode
     def output_variances(self, inputs: Any) -> tuple[Float[Tensor, "n C"], Float[Tensor, "n C"]]:
         """Variances of the outputs and their standard errors, without C x C matrices.
 

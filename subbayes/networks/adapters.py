@@ -6,6 +6,8 @@ imported it. Adapters of other libraries, and of one's own, are found by the usu
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 import sys
 from collections.abc import Iterator
@@ -15,7 +17,7 @@ from torch import nn
 
 from subbayes.utils.checks import fail
 
-__all__ = ["adapter_names", "is_of_base", "is_of_transformers", "reset_adapter"]
+__all__ = ["adapter_names", "is_of_base", "is_of_transformers", "reset_adapter", "settings_digest"]
 
 _USUAL_NAMES = re.compile(
     r"(^|\.|_)(lora|loha|lokr|hada|oft|boft|hra|vera|dora|ia3|adalora)_"
@@ -25,6 +27,10 @@ _USUAL_NAMES = re.compile(
     re.IGNORECASE,
 )
 _SAVED = re.compile(r"(^|\.)(modules_to_save|original_module)\.")
+_WITHOUT_EFFECT = (  # entries of configurations that do not change outputs, or are checked apart
+    "architectures", "dtype", "id2label", "label2id", "name_or_path", "problem_type", "torch_dtype",
+    "transformers_version", "use_cache",
+)  # fmt: skip
 _RESET = re.compile(r"reset_\w+_parameters")
 
 
@@ -86,6 +92,33 @@ def is_of_transformers(module: nn.Module) -> bool:
     return base is not None and any(isinstance(part, base) for part in module.modules())
 
 
+def settings_digest(module: nn.Module) -> str:
+    """A digest of what changes outputs beside the weights: configurations and scales of adapters.
+
+    Modules that have neither have the same digest.
+    """
+    layer = _tuner_layer()
+    configs: dict[int, dict[str, Any]] = {}
+    scales: list[Any] = []
+    for path, part in module.named_modules():
+        config: Any = getattr(part, "config", None)
+        if callable(getattr(config, "to_dict", None)):
+            configs[id(config)] = {
+                key: value
+                for key, value in config.to_dict().items()
+                if key not in _WITHOUT_EFFECT and not key.startswith("_")
+            }
+        if layer is not None and isinstance(part, layer):
+            scales.append((path, getattr(part, "scaling", None)))
+    text = json.dumps([list(configs.values()), scales], sort_keys=True, default=_kind)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _kind(value: Any) -> str:
+    """The type of a value that JSON does not have; its text may hold an address."""
+    return type(value).__name__
+
+
 def reset_adapter(module: nn.Module) -> bool:
     """Initialise the adapters of one layer of peft as the library does; False for other modules.
 
@@ -122,6 +155,7 @@ def _of_peft(module: nn.Module) -> Iterator[str]:
         return
     for path, part in module.named_modules():
         if isinstance(part, layer):
+            _check_active(part)
             groups = part.adapter_layer_names
             names = part.named_parameters(remove_duplicate=False)
             own = [n for n, _ in names if n.partition(".")[0] in groups]
@@ -134,6 +168,16 @@ def _of_peft(module: nn.Module) -> Iterator[str]:
             if active is None or _adapter_of(name) is None or _adapter_of(name) in active:
                 yield f"{path}.{name}" if path else name
     yield from ()
+
+
+def _check_active(part: Any) -> None:
+    """Check that outputs depend on the adapters of a layer."""
+    expected = "adapters that the outputs depend on"
+    if getattr(part, "merged", False):
+        remedy = "Call unmerge_adapter() of the model first"
+        fail("parameters", expected, "adapters merged into the weights of the base model", remedy)
+    if getattr(part, "disable_adapters", False):
+        fail("parameters", expected, "disabled adapters", "Call enable_adapter_layers() first")
 
 
 def _adapter_of(name: str) -> str | None:

@@ -1,18 +1,64 @@
-"""Copies of a module that share the memory of its frozen parameters."""
+"""Copies of modules, with shared memory of frozen parameters, and calls with other values."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn.parameter import is_lazy
 
 from subbayes.utils.checks import fail
 
-__all__ = ["private_copy", "set_values", "shared_copy"]
+__all__ = ["call_with", "private_copy", "set_values", "shared_copy", "tied_names"]
+
+
+def tied_names(module: nn.Module) -> dict[str, str]:
+    """Further names of shared parameters and buffers in other submodules, with the first name.
+
+    A submodule that is registered under two names counts once.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+        >>> model[1].weight = model[0].weight
+        >>> _ = model.append(model[0])
+        >>> tied_names(model)
+        {'1.weight': '0.weight'}
+    """
+    first: dict[int, str] = {}
+    tied: dict[str, str] = {}
+    for path, part in module.named_modules():
+        own = [*part.named_parameters(path, False, False), *part.named_buffers(path, False, False)]
+        for name, tensor in own:
+            if first.setdefault(id(tensor), name) != name:
+                tied[name] = first[id(tensor)]
+    return tied
+
+
+def call_with(
+    module: nn.Module,
+    values: Mapping[str, Tensor],
+    tied: Mapping[str, str],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any] | None = None,
+) -> Any:
+    """Call a module with other parameters and buffers.
+
+    By itself, `functional_call` leaves tensors in place of the parameters of a submodule that is
+    registered under two names, because it exchanges them twice.
+
+    Args:
+        module: the module, which is as before afterwards.
+        values: the parameters and buffers by their first names.
+        tied: from `tied_names`.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+    """
+    others = {name: values[first] for name, first in tied.items() if first in values}
+    return functional_call(module, {**values, **others}, args, kwargs, tie_weights=False)
 
 
 def _detached(tensor: Tensor) -> Tensor:
@@ -22,14 +68,20 @@ def _detached(tensor: Tensor) -> Tensor:
         return torch.empty(0)
 
 
-def private_copy(module: nn.Module, copied: Container[str]) -> nn.Module:
-    """A copy of the module in evaluation mode, which shares only the memory of frozen parameters.
+def private_copy(
+    module: nn.Module, trainable: Container[str], copy_frozen: bool = True
+) -> nn.Module:
+    """A copy of the module in evaluation mode.
 
-    Parameters named in `copied` are copied, and trainable.
+    Args:
+        module: the module, which is not changed.
+        trainable: names of parameters that are trainable in the copy.
+        copy_frozen: copy frozen parameters too; if False, their memory is shared.
     """
-    duplicate = shared_copy(module, copied)
+    every = {name for name, _ in module.named_parameters()}
+    duplicate = shared_copy(module, every if copy_frozen else trainable)
     for name, parameter in duplicate.named_parameters():
-        if name in copied:
+        if name in trainable:
             parameter.requires_grad_(True)
     return duplicate.eval()
 

@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from subbayes.data.data import Data, input_kind, leaves, n_rows, take, to_device
 from subbayes.networks.adapters import is_of_base, is_of_transformers
@@ -28,7 +27,7 @@ from subbayes.networks.global_state import (
     torch_lock,
 )
 from subbayes.networks.layer_kinds import BATCH_NORMS, DROPOUTS, INSTANCE_NORMS
-from subbayes.networks.module_copy import private_copy, set_values
+from subbayes.networks.module_copy import call_with, private_copy, set_values, tied_names
 from subbayes.networks.selection import Selection, aliases_of, select, selects_adapters
 from subbayes.networks.tracing.private_torch import is_scripted, uncompiled
 from subbayes.networks.tracing.vectorised import Vectorised
@@ -68,12 +67,15 @@ class Network:
             boolean masks. Parameters with `requires_grad=False` stay frozen.
         output: selects the output tensor from the return value of the module, e.g.
             `lambda out: out.logits`.
+        copy_frozen: copy frozen parameters, so that later changes of the module have no effect; by
+            default unless `parameters` selects adapters, whose base model is shared.
 
     Attributes:
         base_names: frozen parameters that artifacts do not hold: for "adapters", those of the base
             model, which is kept elsewhere; see `subbayes.networks.saving`.
         in_training: kinds of layers in training mode that behave differently in evaluation mode.
         row_bytes: bytes of activations per observation, by kind of inputs.
+        tied: further names of shared parameters, with the first name.
 
     Raises:
         InputTypeError: `module` is not a `torch.nn.Module`.
@@ -93,6 +95,8 @@ class Network:
         module: nn.Module,
         parameters: Selection = "all",
         output: Callable[[Any], Tensor] | None = None,
+        *,
+        copy_frozen: bool | None = None,
     ) -> None:
         if not isinstance(module, nn.Module):
             fail_type("module", "a torch.nn.Module", module)
@@ -107,7 +111,10 @@ class Network:
         self.selection = parameters
         self.in_training: tuple[str, ...] = _in_training(module)
         chosen = select(module, parameters)
-        self._module = private_copy(module, chosen)
+        adapters = selects_adapters(parameters)
+        self.copy_frozen = not adapters if copy_frozen is None else copy_frozen
+        self._module = private_copy(module, chosen, self.copy_frozen)
+        self.tied = tied_names(self._module)
         self._has_lstm = any(isinstance(part, nn.LSTM) for part in self._module.modules())
         named = dict(self._module.named_parameters())
         self.names: tuple[str, ...] = tuple(chosen)
@@ -121,7 +128,7 @@ class Network:
             n: p.detach() for n, p in named.items() if n not in chosen or n in self._masks
         }
         self.base_names: tuple[str, ...] = ()
-        if selects_adapters(parameters):
+        if adapters:
             self.base_names = tuple(n for n in self._frozen if _is_base(n, named[n]))
         self._frozen |= dict(self._module.named_buffers())
         self.weights: Tensor = self.flatten(named)
@@ -293,7 +300,7 @@ class Network:
         """A new module in evaluation mode with these weights (default: the network's)."""
         weights = self.weights if weights is None else weights
         self._check_size(weights)
-        module = private_copy(self._module, self.names)
+        module = private_copy(self._module, self.names, self.copy_frozen)
         values = self._frozen | self.unflatten(weights)
         with torch.no_grad():
             for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
@@ -304,7 +311,7 @@ class Network:
     def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> Network:
         """The same network on another device or in another floating dtype."""
         module = self.module_with().to(device=check_device(device), dtype=dtype)
-        other = Network(module, self.selection, self.output)
+        other = Network(module, self.selection, self.output, copy_frozen=self.copy_frozen)
         other.in_training, other.base_names = self.in_training, self.base_names
         return other
 
@@ -316,9 +323,8 @@ class Network:
         args, kwargs = arguments(inputs)
         recurrent = recurrence_without_fused_kernels() if self._has_lstm else nullcontext()
         with torch_lock, attention_without_fused_kernels(), recurrent:
-            out = functional_call(
-                self._module, self._frozen | self.unflatten(weights), args, kwargs
-            )
+            values = self._frozen | self.unflatten(weights)
+            out = call_with(self._module, values, self.tied, args, kwargs)
         return self.as_outputs(out, inputs)
 
     def batched(self, weights: Float[Tensor, "S D"], inputs: Inputs) -> Float[Tensor, "S N C"]:
@@ -342,7 +348,7 @@ class Network:
         args, kwargs = arguments(inputs)
         if weights is None:
             return self.as_outputs(module(*args, **kwargs), inputs)
-        out = functional_call(module, self.unflatten(weights), args, kwargs)
+        out = call_with(module, self.unflatten(weights), self.tied, args, kwargs)
         return self.as_outputs(out, inputs)
 
     def check(self, inputs: Inputs) -> int:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from subbayes.networks.adapters import settings_digest
 from subbayes.networks.mlp import MLP
 from subbayes.networks.module_copy import private_copy
 from subbayes.networks.network import Network
@@ -78,6 +79,7 @@ def base_identity(network: Network, names: Sequence[str]) -> dict[str, Any]:
         "dtypes": sorted({str(tensor.dtype) for _, tensor in tensors}),
         "adapters": str(network.unflatten(network.weights)[network.names[0]].dtype)[6:],
         "model": model_name(network),
+        "settings": settings_digest(network.module_with()),
     }
 
 
@@ -135,13 +137,14 @@ def network_from(
         _refuse_module(facts, f"{type(module).__name__}: {module!r}")
     base = facts.get("base")
     if isinstance(module, nn.Module) and not all(known[name].requires_grad for name in chosen):
-        module = private_copy(module, set(chosen))  # as adapters loaded for inference are
+        # adapters that are loaded for inference do not require gradients
+        module = private_copy(module, set(chosen), base is None)
     if base is not None:
-        module = private_copy(module, set(chosen))
+        module = private_copy(module, set(chosen), copy_frozen=False)
         for name, parameter in module.named_parameters():
             if name in chosen:  # peft may have loaded them in another dtype
                 parameter.data = parameter.data.to(getattr(torch, base["adapters"]))
-    network = Network(module, chosen, output)
+    network = Network(module, chosen, output, copy_frozen=base is None)
     if network.architecture != facts["architecture"]:
         _refuse_module(facts, network.architecture)
     if (network.device, network.dtype) != (weights.device, weights.dtype):
@@ -169,6 +172,9 @@ def _check_base(network: Network, base: Mapping[str, Any]) -> None:
         fail("module", f"{name} in {wanted}", got, "Load it in that dtype")
     if found["values"] != base["values"]:
         fail("module", expected, "one with other values of its weights", remedy)
+    if found["settings"] != base["settings"]:
+        other = "other settings, such as the number of heads or the scaling of the adapters"
+        fail("module", f"the configuration of {expected}", other, "Load both with their settings")
 
 
 def _refuse_module(facts: Mapping[str, Any], got: str) -> None:

@@ -180,11 +180,29 @@ def check_fit(network: Network, likelihood: Likelihood, data: Data) -> int:
             "Import Weighted from subbayes.likelihoods",
         )
     likelihood.check_targets(targets)
+    if likelihood.per_position:
+        _check_padding(data.inputs, likelihood, targets)
     first = to_device(data.first()[0], network.device)
     outputs = network.check(first)
     likelihood.check_outputs(outputs, targets)
     warn_of_probabilities(network, likelihood, first)
     return outputs
+
+
+def _check_padding(inputs: Inputs | None, likelihood: Likelihood, y: Targets) -> None:
+    """Check that positions without attention do not count as labels, of data in memory."""
+    mask = inputs.get("attention_mask") if isinstance(inputs, dict) else None
+    if mask is None or not isinstance(y, Tensor) or mask.shape != y.shape:
+        return
+    ignored = getattr(likelihood, "ignore_index", -100)
+    counted = (mask == 0) & (y != ignored)
+    if bool(counted.any()):
+        fail(
+            "y",
+            f"the label {ignored} where attention_mask is 0",
+            f"other labels at {int(counted.sum())} positions of padding",
+            f"Set labels[attention_mask == 0] = {ignored}",
+        )
 
 
 def warn_of_probabilities(network: Network, likelihood: Likelihood, rows: Inputs) -> None:

@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad_and_value, vmap
+from torch.func import grad_and_value, vmap
 
 from subbayes.data.data import Data, leaves, take
 from subbayes.networks.layer_kinds import DROPOUTS
+from subbayes.networks.module_copy import call_with
 from subbayes.networks.network import arguments
 from subbayes.networks.tracing.tracer import Tracer
 from subbayes.networks.tracing.vectorised import warn_of_fallback
@@ -123,7 +124,8 @@ class TrainableNetworks(Trainable):
     ) -> Tensor:
         """Mean negative log-likelihood of one member on its batch, as a pure function."""
         args, kwargs = arguments(x)
-        returned = functional_call(self.module, {**trainable, **frozen}, args, kwargs)
+        values = {**trainable, **frozen}
+        returned = call_with(self.module, values, self.network.tied, args, kwargs)
         likelihood = self.batch_likelihood.with_parameters(likelihood_parameters)
         return -likelihood.log_prob(self.network.as_outputs(returned, x), y).mean()
 

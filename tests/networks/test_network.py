@@ -15,8 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from subbayes import InputError, InputTypeError, Network
+from subbayes import InputError, InputTypeError, Network, Training
 from subbayes.data.data import n_rows, take
+from subbayes.likelihoods import Gaussian
+from subbayes.training.trainer import train
 
 EACH = cases.one_per_network()
 pytestmark = pytest.mark.filterwarnings(
@@ -785,3 +787,43 @@ def test_float32_lstms_have_vectorised_gradients():
         own(x).square().sum().backward()
         expected = nn.utils.parameters_to_vector(p.grad for p in own.parameters())
         torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-6)
+
+
+class Registered(nn.Module):
+    """A layer with two names, and another with its weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 1)
+        self.again, self.b.weight = self.a, self.a.weight
+
+    def forward(self, x):
+        return self.c(torch.tanh(self.b(torch.tanh(self.again(torch.tanh(self.a(x)))))))
+
+
+def test_layers_with_two_names_stay_parameters_and_are_trained():
+    torch.manual_seed(0)
+    module, x = Registered(), torch.randn(8, 3)
+    network = Network(module)
+    assert network.size == 3 * 3 + 3 + 3 + 4
+    weights = torch.randn(network.size)
+    own = copy.deepcopy(module)
+    with torch.no_grad():
+        for name, values in network.unflatten(weights).items():
+            own.get_parameter(name).copy_(values)
+    for _ in range(2):
+        torch.testing.assert_close(network(weights, x), own(x))
+    made = network.module_with()
+    assert all(isinstance(p, nn.Parameter) and p.requires_grad for p in made.parameters())
+    trained = train(module, Gaussian(0.1), (x, x[:, 0]), Training(epochs=3), progress=False)
+    assert (trained.network.weights != network.weights).all()
+
+
+def test_frozen_parameters_are_shared_on_request():
+    module = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
+    module[0].requires_grad_(False)
+    for copied in (True, False):
+        network = Network(module, copy_frozen=copied)
+        frozen = network.frozen["0.weight"].data_ptr()
+        assert (frozen == module[0].weight.data_ptr()) == (not copied)
+        assert not dict(network.module_with().named_parameters())["0.weight"].requires_grad

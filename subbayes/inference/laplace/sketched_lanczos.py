@@ -36,8 +36,9 @@ from subbayes.curvature.jacobian import Jacobian
 from subbayes.curvature.many_products import ManyProducts
 from subbayes.curvature.precision_factory import root
 from subbayes.likelihoods import Likelihood
+from subbayes.networks.global_state import outside_inference_mode
 from subbayes.networks.network import Network
-from subbayes.utils.checks import check_count, check_seed
+from subbayes.utils.checks import check_count, check_seed, fail
 from subbayes.utils.progress import estimated_progress
 
 __all__ = ["FourierSketch", "SketchedLanczos", "sketched_lanczos"]
@@ -120,6 +121,7 @@ class SketchedLanczos:
         kept = (self.basis, self.sketch.signs, self.sketch.frequencies)
         return sum(part.nbytes for part in kept)
 
+    @outside_inference_mode
     def scores(self, inputs: Any) -> Float[np.ndarray, "n"]:
         """The scores of rows, higher for rows that are less like the training data.
 
@@ -139,6 +141,7 @@ class SketchedLanczos:
         return (sketched - inside @ self.basis).square().sum(1)
 
 
+@outside_inference_mode
 def sketched_lanczos(
     network: Network,
     likelihood: str | Likelihood,
@@ -170,7 +173,7 @@ def sketched_lanczos(
         An object with `.scores(inputs)`.
 
     Raises:
-        InputError: parts that do not fit together.
+        InputError: parts that do not fit together, or a sketch that is not larger than the rank.
 
     Source: Miani, Beretta and Hauberg (2024), algorithm 2.
 
@@ -187,7 +190,10 @@ def sketched_lanczos(
     V = root(network, likelihood, data, memory_limit, False)
     products, size = ManyProducts(V), V.size
     rank = min(check_count("rank", rank), size)
-    made = FourierSketch(size, check_count("sketch", sketch, 2), check_seed(seed))
+    if check_count("sketch", sketch, 2) <= rank and sketch < size:
+        remedy = f"Use 10 numbers for each direction, sketch={10 * rank}, or more"
+        fail("sketch", f"more numbers than the {rank} directions", sketch, remedy)
+    made = FourierSketch(size, sketch, check_seed(seed))
     first = np.random.default_rng([seed, 1]).standard_normal(size)
     v = torch.from_numpy(first).to(network.device)
     v, before, beta = v / v.norm(), torch.zeros_like(v), 0.0

@@ -86,3 +86,14 @@ def test_bad_settings():
     for name, message in [("rank", "rank: expected a whole"), ("sketch", "sketch: expected a wh")]:
         with pytest.raises(InputError, match=message):
             sketched_lanczos(net, likelihood, data, **{name: 0})
+
+
+def test_sketches_have_to_be_larger_than_the_rank():
+    net, likelihood, data, new = problem(0, 1)
+    with pytest.raises(InputError, match="sketch: expected more numbers than the 8 directions"):
+        sketched_lanczos(net, likelihood, data, rank=8, sketch=8)
+    expected = sketched_lanczos(net, likelihood, data, rank=5, sketch=64, progress=False)
+    with torch.inference_mode():
+        found = sketched_lanczos(net, likelihood, data, rank=5, sketch=64, progress=False)
+        scores = found.scores(new.clone())
+    np.testing.assert_array_equal(scores, expected.scores(new))
