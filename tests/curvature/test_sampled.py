@@ -225,6 +225,7 @@ def test_solutions_and_spectrum():
         assert math.isclose(occam, float(torch.log1p(known / 0.4).sum()), rel_tol=1e-8)
 
 
+@pytest.mark.slow
 def test_spectrum_of_many_rows_by_quadrature(monkeypatch):
     net, likelihood, data, _ = problem(0, n=120)
     exact = precision(net, likelihood, data)

@@ -81,6 +81,7 @@ def test_loaders_and_tensors_have_the_same_bits(joined):
         assert all(map(np.array_equal, found, expected))
 
 
+@pytest.mark.slow
 def test_draws_do_not_depend_on_the_block_of_other_chains(joined):
     density = posterior("empty")
     options = {"draws": 10, "warmup": 30, "seed": 2, "progress": False}

@@ -94,6 +94,7 @@ def test_a_process_that_dies_ends_the_others():
         assert "processes: expected answers of all 3" in line
 
 
+@pytest.mark.slow
 def test_a_run_resumes_on_other_numbers_of_processes(tmp_path):
     (alone,) = results(1, [["resumed", "", 0]])
     expected = alone['["resumed", "", 0]']
