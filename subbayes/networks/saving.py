@@ -20,14 +20,7 @@ from subbayes.networks.network import Network
 from subbayes.utils.checks import fail
 from subbayes.utils.tensor_file import add_prefix, strip_prefix
 
-__all__ = [
-    "base_identity",
-    "known_outputs",
-    "model_name",
-    "network_facts",
-    "network_from",
-    "network_tensors",
-]
+__all__ = ["base_identity", "known_outputs", "network_facts", "network_from", "network_tensors"]
 
 _DIGESTED = 2**24  # numbers that are read at once
 
@@ -73,19 +66,20 @@ def base_identity(network: Network, names: Sequence[str]) -> dict[str, Any]:
         shapes.update(f"{name} {tuple(tensor.shape)}\n".encode())
         for part in tensor.detach().reshape(-1).split(_DIGESTED):
             values.update(part.cpu().contiguous().view(torch.uint8).numpy())
+    module = network.module_with()
     return {
         "shapes": shapes.hexdigest(),
         "values": values.hexdigest(),
         "dtypes": sorted({str(tensor.dtype) for _, tensor in tensors}),
         "adapters": str(network.unflatten(network.weights)[network.names[0]].dtype)[6:],
-        "model": model_name(network),
-        "settings": settings_digest(network.module_with()),
+        "model": _model_name(module),
+        "settings": settings_digest(module),
     }
 
 
-def model_name(network: Network) -> str:
+def _model_name(module: nn.Module) -> str:
     """The name of a model of transformers, as it was loaded; empty for other modules."""
-    configs = [getattr(m, "config", None) for m in network.module_with().modules()]
+    configs = [getattr(m, "config", None) for m in module.modules()]
     names = (getattr(config, "_name_or_path", None) for config in configs)
     return str(next(filter(None, names), ""))[:1000]
 
