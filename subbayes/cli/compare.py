@@ -204,14 +204,14 @@ def _compare(
     """Encode the rows by the training part, and fit and score the methods."""
     from subbayes.data.tables import split_target
     from subbayes.models.array_model import make_likelihood, make_module, split_validation
-    from subbayes.models.data_frame_model import encode_targets, infer_target
+    from subbayes.models.data_frame_model import infer_target
     from subbayes.models.method_comparison import compare_methods
 
     (features, values), (test_features, test_values) = (split_target(r, column) for r in rows)
     encoder = source.encoder().fit(features)
     target = infer_target(values, source.task and source.task.value, settings)
-    data: Any = (encoder.transform(features), encode_targets(target, values))
-    test = encoder.transform(test_features), encode_targets(target, test_values)
+    data: Any = (encoder.transform(features), target.encode(values))
+    test = encoder.transform(test_features), target.encode(test_values)
     validation = None
     if any(method.key == "temperature-scaling" for method in methods) or (
         settings.temperature == "validation"

@@ -119,11 +119,10 @@ def encode_rows(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Read rows with targets, and encode them as inputs and targets of the network."""
     from subbayes.data.tables import split_target
-    from subbayes.models.data_frame_model import encode_targets
 
     frame = read_rows(model, path, separator, needs_target=True, min_rows=min_rows)
     features, values = split_target(frame, model.column)
-    return model.encoder.transform(features), encode_targets(model.target, values)
+    return model.encoder.transform(features), model.target.encode(values)
 
 
 @contextmanager

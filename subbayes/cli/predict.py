@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -71,6 +72,7 @@ def predict(
     """
     from subbayes.data.table_batches import text_pieces, write_batches
     from subbayes.utils.progress import progress_bar
+    from subbayes.utils.text_table import printable
 
     check_output_file(out, overwrite, ".csv", ".tsv", ".parquet", ".pq")
     check_other_file(out, table)
@@ -107,7 +109,11 @@ def predict(
         print_json_batches("predictions", (frame.to_dict("records") for frame in predictions()))
     else:
         for piece in text_pieces(predictions()):
-            print(piece, end="")
+            print(printable(piece) if _is_terminal() else piece, end="")
+
+
+def _is_terminal() -> bool:
+    return sys.stdout.isatty()
 
 
 def _check_kept(columns: list[str], names: list[str]) -> None:

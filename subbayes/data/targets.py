@@ -1,4 +1,4 @@
-"""Encode a target column: standardised numbers, classes 0..K-1 or counts; the state is JSON."""
+"""Encode a target column: numbers, classes 0..K-1 or counts; the state is JSON."""
 
 from __future__ import annotations
 
@@ -22,28 +22,24 @@ MOST_CLASSES = 20
 
 @dataclass(frozen=True)
 class Target:
-    r"""Encode a target column for a network, and decode its predictions.
+    """Encode a target column for a likelihood, and decode its predictions.
 
-    Regression: $(y - \mathrm{shift}) / \mathrm{scale}$, the mean and the standard deviation of the
-    targets in `infer`. Classification: the index in `classes`. Counts: unchanged.
+    Numbers and counts: unchanged (the likelihood `Standardized` has the units of a regression).
+    Classification: the index in `classes`.
 
     Args:
         task: `"regression"`, `"classification"` or `"count"`.
-        shift: number that is subtracted in regression.
-        scale: number that divides in regression.
         classes: sorted labels, each a str, an int or a bool.
 
     Example:
         >>> target = Target.infer(["no", "yes", "no"])
         >>> target.task, target.encode(["yes"]), target.decode([0, 1]).tolist()
         ('classification', array([1]), ['no', 'yes'])
-        >>> Target.infer([1.0, 2.5, 4.0]).shift
-        2.5
+        >>> Target.infer([1.0, 2.5, 4.0]).task
+        'regression'
     """
 
     task: str
-    shift: float = 0.0
-    scale: float = 1.0
     classes: tuple[Label, ...] = ()
 
     @classmethod
@@ -78,14 +74,15 @@ class Target:
             fail("y", "at least 2 targets to learn from", str(len(column)))
         task = task or _task(column)
         if task == "regression":
-            return cls(task, *_moments(_numbers(column)))
+            _check_varying(_numbers(column))
+            return cls(task)
         if task == "count":
             _counts(column)
             return cls(task)
         return cls(task, classes=_classes(column))
 
     def encode(self, y: Any) -> Float64[np.ndarray, "n"] | Int64[np.ndarray, "n"]:
-        """Targets for the network: float64 in regression, int64 for classes and counts.
+        """Targets for the likelihood: float64 in regression, int64 for classes and counts.
 
         Raises:
             InputError: missing or infinite values, text instead of numbers, unknown labels,
@@ -100,7 +97,7 @@ rows. Correct those labels, or fit with rows of every class.
         """
         column = _column(y)
         if self.task == "regression":
-            return (_numbers(column) - self.shift) / self.scale
+            return _numbers(column)
         return _counts(column) if self.task == "count" else self._codes(column)
 
     def decode(self, values: Any) -> Shaped[np.ndarray, "n"]:
@@ -113,13 +110,11 @@ rows. Correct those labels, or fit with rows of every class.
             InputError: a class index outside 0..K-1.
 
         Example:
-            >>> Target("regression", shift=10.0, scale=2.0).decode([0.0, 1.5])
-            array([10., 13.])
+            >>> Target("classification", ("no", "yes")).decode([1, 0]).tolist()
+            ['yes', 'no']
         """
         values = np.asarray(values)
-        if self.task == "regression":
-            return values * self.scale + self.shift
-        if self.task == "count":
+        if self.task != "classification":
             return values
         outside = (values < -1) | (values >= len(self.classes))
         if outside.any():
@@ -136,7 +131,7 @@ rows. Correct those labels, or fit with rows of every class.
 
         Example:
             >>> Target("count").to_config()
-            {'task': 'count', 'shift': 0.0, 'scale': 1.0, 'classes': []}
+            {'task': 'count', 'classes': []}
         """
         return asdict(self) | {"classes": list(self.classes)}
 
@@ -153,18 +148,13 @@ rows. Correct those labels, or fit with rows of every class.
             True
         """
         try:
-            target = cls(
-                config["task"],
-                float(config["shift"]),
-                float(config["scale"]),
-                tuple(config["classes"]),
-            )
+            target = cls(config["task"], tuple(config["classes"]))
             known = target.task in TASKS
             labels = all(isinstance(label, (str, int)) for label in target.classes)
             enough = len(target.classes) > 1 or target.task != "classification"
         except (KeyError, TypeError, ValueError) as error:
             fail("config", "what Target.to_config gives", f"{type(error).__name__}: {error}")
-        if not (known and labels and enough and np.isfinite(target.shift) and target.scale > 0):
+        if not (known and labels and enough):
             fail("config", "what Target.to_config gives", config)
         return target
 
@@ -240,17 +230,15 @@ def _numbers(column: pd.Series) -> Float64[np.ndarray, "n"]:
     return as_numbers(column, "the target", "y")
 
 
-def _moments(values: Float64[np.ndarray, "n"]) -> tuple[float, float]:
-    """Mean and standard deviation; raise for constant targets."""
-    shift, scale = float(values.mean()), float(values.std())
-    if values.min() == values.max() or not 0 < scale < np.inf:
+def _check_varying(values: Float64[np.ndarray, "n"]) -> None:
+    """Raise for constant targets, and for those whose scale overflows or vanishes."""
+    if values.min() == values.max() or not 0 < float(values.std()) < np.inf:
         fail(
             "y",
             "targets that vary, of a scale float64 holds",
             f"values from {values.min():g} to {values.max():g}",
             "Check the target column",
         )
-    return shift, scale
 
 
 def _counts(column: pd.Series) -> Int64[np.ndarray, "n"]:

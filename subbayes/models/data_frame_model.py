@@ -39,7 +39,7 @@ from subbayes.utils.saving import rebuild as rebuild_model
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["DataFrameModel", "describe_row_mismatch", "encode_targets", "infer_target"]
+__all__ = ["DataFrameModel", "describe_row_mismatch", "infer_target"]
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class DataFrameModel:
         settings = settings or TableSettings()
         target = infer_target(values, task, settings)
         encoder = (encoder or TabularEncoder()).fit(features)
-        y = encode_targets(target, values)
+        y = target.encode(values)
         model = fit_arrays(
             encoder.transform(features),
             y,
@@ -168,7 +168,7 @@ class DataFrameModel:
         """Scores on rows with known targets; see `predict` and `metrics.score`."""
         features, values = split_target(table, self.column)
         return metrics.score(
-            self.predict(features, n_draws, **mode), encode_targets(self.target, values), level
+            self.predict(features, n_draws, **mode), self.target.encode(values), level
         )
 
     def out_of_distribution(
@@ -344,7 +344,7 @@ def describe_row_mismatch(
 
     Args:
         model: a model fitted by `DataFrameModel.fit`.
-        y: targets of the rows (n,), in any order, as returned by `encode_targets`.
+        y: targets of the rows (n,), in any order, as returned by `Target.encode`.
 
     Example:
         >>> import pandas as pd
@@ -374,15 +374,3 @@ def infer_target(values: Any, task: str | None, settings: TableSettings) -> Targ
     if task is None and settings.likelihood == "poisson":
         task = "count"
     return Target.infer(values, task)
-
-
-def encode_targets(target: Target, values: Any) -> Shaped[np.ndarray, "n"]:
-    """Encode targets for the likelihood: numbers in their own units, counts, class indices.
-
-    Example:
-        >>> encode_targets(Target.infer([10.0, 20.5]), [10.0, 20.5])
-        array([10. , 20.5])
-    """
-    if target.task == "regression":
-        return Target("regression").encode(values)
-    return target.encode(values)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -14,6 +15,8 @@ from torch.nn.parameter import is_lazy
 from subbayes.utils.checks import fail
 
 __all__ = ["call_with", "private_copy", "set_values", "shared_copy", "tied_names"]
+
+_EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 
 
 def tied_names(module: nn.Module) -> dict[str, str]:
@@ -40,7 +43,7 @@ def tied_names(module: nn.Module) -> dict[str, str]:
 
 def call_with(
     module: nn.Module,
-    values: Mapping[str, Tensor],
+    values: Mapping[str, Tensor] | None,
     tied: Mapping[str, str],
     args: tuple[Any, ...],
     kwargs: dict[str, Any] | None = None,
@@ -52,13 +55,38 @@ def call_with(
 
     Args:
         module: the module, which is as before afterwards.
-        values: the parameters and buffers by their first names.
+        values: the parameters and buffers by their first names; by default the module's own.
         tied: from `tied_names`.
         args: its positional arguments.
         kwargs: its keyword arguments.
+
+    Raises:
+        InputError: whole numbers in the inputs for which an embedding has no row.
     """
-    others = {name: values[first] for name, first in tied.items() if first in values}
-    return functional_call(module, {**values, **others}, args, kwargs, tie_weights=False)
+    with _naming_embeddings(module):
+        if values is None:
+            return module(*args, **kwargs or {})
+        others = {name: values[first] for name, first in tied.items() if first in values}
+        return functional_call(module, {**values, **others}, args, kwargs, tie_weights=False)
+
+
+@contextmanager
+def _naming_embeddings(module: nn.Module) -> Iterator[None]:
+    """Raise an `InputError` where an embedding of the module has no row for an index."""
+    try:
+        yield
+    except IndexError as error:
+        sizes = [part.num_embeddings for part in module.modules() if isinstance(part, _EMBEDDINGS)]
+        if not sizes or "index out of range" not in str(error):
+            raise
+        shown = ", ".join(map(str, dict.fromkeys(sizes)))
+        fail(
+            "inputs",
+            f"indices from 0 below the number of rows of an embedding of the module ({shown})",
+            "one outside",
+            "Use the vocabulary that the module was made with",
+            cause=error,
+        )
 
 
 def _detached(tensor: Tensor) -> Tensor:

@@ -346,10 +346,8 @@ class Network:
             weights: used instead of its selected parameters, which are not changed.
         """
         args, kwargs = arguments(inputs)
-        if weights is None:
-            return self.as_outputs(module(*args, **kwargs), inputs)
-        out = call_with(module, self.unflatten(weights), self.tied, args, kwargs)
-        return self.as_outputs(out, inputs)
+        values = None if weights is None else self.unflatten(weights)
+        return self.as_outputs(call_with(module, values, self.tied, args, kwargs), inputs)
 
     def check(self, inputs: Inputs) -> int:
         """Evaluate the first rows and return the number of outputs C.

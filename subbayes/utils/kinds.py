@@ -319,12 +319,7 @@ _data_frame = record(
         "fitted-model", "sparse-network", "weight-samples", "mc-dropout", "temperature-scaled"
     ),
     column=_NAME,
-    target=record(
-        task=text("regression", "count", "classification"),
-        shift=number(),
-        scale=POSITIVE,
-        classes=_labels,
-    ),
+    target=record(task=text("regression", "count", "classification"), classes=_labels),
     encoder=record(
         format=whole(),
         options=record(

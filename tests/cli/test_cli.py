@@ -249,6 +249,18 @@ def test_predict_writes_csv_parquet_and_json(call, files, tmp_path):
     assert (narrow["upper"] - narrow["lower"] < expected["upper"] - expected["lower"]).all()
 
 
+def test_control_characters_do_not_reach_a_terminal(call, files, tmp_path, monkeypatch):
+    frame = pd.read_csv(files / "people.csv").head(2)
+    frame["note"] = "\x1b[31mred"
+    frame.to_csv(tmp_path / "table.csv", index=False)
+    words = ["predict", files / "income", tmp_path / "table.csv", "--keep", "note"]
+    piped = call(*words)[1]
+    monkeypatch.setattr("subbayes.cli.predict._is_terminal", lambda: True)
+    shown = call(*words)[1]
+    assert piped.count("\x1b[31mred") == 2
+    assert shown == piped.replace("\x1b", "\\x1b")
+
+
 def test_predict_reads_and_writes_in_batches(call, files, tmp_path, monkeypatch):
     """Of Parquet too, and into a folder that keeps its files if the table turns out to be bad."""
     frame = pd.read_csv(files / "people.csv")

@@ -132,3 +132,37 @@ def test_targets_in_other_units_than_the_outputs(shift, scale):
         train(Scaled(shift, scale), Gaussian(), (X, y), **settings)
         train(classifier(1), Gaussian(), (X, X[:, 0]), **settings)
         train(classifier(1), "poisson", (X, X[:, 0].abs().round() * 1000), **settings)
+
+
+class Words(nn.Module):
+    """Class scores of the mean embedding of a row of indices."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.head = nn.Embedding(20, 4), nn.Linear(4, 2)
+
+    def forward(self, indices):
+        return self.head(self.words(indices).mean(1))
+
+
+@pytest.mark.parametrize("index", [20, 10**6, -1])
+def test_an_index_without_an_embedding_is_named(index):
+    with fork_rng(0):
+        module, X = Words(), torch.randint(0, 20, (30, 3))
+    y, other = X[:, 0] % 2, X.clone()
+    other[7, 1] = index
+    model = fit(
+        module,
+        (X, y),
+        likelihood=Categorical(),
+        subspace="random",
+        training=Training(epochs=1),
+        sampling=Sampling(draws=4, warmup=2, chains=2),
+    )
+    before = model.predict(X).mean
+    expected = r"^inputs: expected indices from 0 below the number of rows .* \(20\), got one outs"
+    with pytest.raises(InputError, match=expected):
+        model.predict(other)
+    with pytest.raises(InputError, match=expected):
+        fit(module, (other, y), likelihood=Categorical(), training=Training(epochs=1))
+    assert (model.predict(X).mean == before).all()
