@@ -26,6 +26,7 @@ EXPERIMENTS = (
     "ssr_toy",
     "ssr_uci",
     "subnetwork_selection",
+    "summary",
     "toy_regression",
     "uci_large",
     "uci_small",
