@@ -254,8 +254,11 @@ def tables_of(text: str, name: str) -> Tables:
         if not head:
             head = cells
             tables.append((title, []))
-        elif set(cells) != {"---"}:  # of columns with equal names the first counts
-            tables[-1][1].append(dict(reversed(list(zip(head, cells, strict=True)))))
+        elif set(cells) != {"---"}:
+            row: dict[str, str] = {}
+            for column, cell in zip(head, cells, strict=True):
+                row.setdefault(column, cell)  # of columns with equal names the first
+            tables[-1][1].append(row)
     return tables
 
 
