@@ -203,6 +203,15 @@ def _facts(results: Results) -> dict[str, str]:
             "intercept": "the intercept alone: centred. A network of columns that are correlated "
             "with an effect's column can take a part of the effect",
         }[results.orthogonal_to]
+        if results.estimand == "population":
+            found["effects are those of"] = (
+                "the population of rows: the networks' projections on the columns vary with "
+                "weights of the Bayesian bootstrap. Assumes rows drawn independently from it"
+            )
+        elif results.orthogonal_to != "nothing":
+            found["effects are those of"] = (
+                "the training rows: intervals leave out which rows were seen"
+            )
     found["sampling"] = (
         f"{draws.engine}, {draws.n_chains} chains "
         f"of {draws.n_draws} draws, seed {results.state.joint.seed}"

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from subbayes.data.data import n_rows, take
 from subbayes.networks.network import Network
 from subbayes.networks.tracing.memory import bytes_per_row
+from subbayes.semistructured.overlap import COPY, largest_overlap
 from subbayes.semistructured.specification import PreparedModel
 
 __all__ = ["Contributions", "OrthogonalColumns", "orthogonal_columns"]
@@ -46,22 +47,23 @@ def orthogonal_columns(model: PreparedModel) -> dict[int, OrthogonalColumns]:
     """By predictor, the columns to which its networks are made orthogonal.
 
     `Specification.orthogonal` is True for all columns; False for none; "auto" for all columns if
-    the networks read variables of the formula, and otherwise for the intercept, if all networks
-    read columns of the data frame: the intercept then holds the level of the predictor.
+    the networks read variables of the formula or copies of its columns (see
+    `subbayes.semistructured.overlap`), and otherwise for the intercept, if all networks read
+    columns of the data frame: the intercept then holds the level of the predictor.
     """
     design, orthogonal = model.design, model.specification.orthogonal
     found: dict[int, OrthogonalColumns] = {}
     if orthogonal is False:
         return found
     for predictor, parameter in enumerate(design.parameters):
-        networks = [
-            network
-            for network in model.specification.deep.values()
-            if (network.parameter or design.parameters[0]) == parameter
-        ]
+        names = model.specification.networks_of(parameter, design.parameters[0])
+        networks = [model.specification.deep[name] for name in names]
         terms = [t for t in design.terms if t.parameter == parameter and t.kind != "random"]
         read = {column for network in networks for column in network.columns or ()}
-        if orthogonal == "auto" and not read & {v for t in terms for v in t.variables}:
+        overlap = largest_overlap(model, names, terms) if orthogonal == "auto" else None
+        named = read & {v for t in terms for v in t.variables}
+        copied = overlap is not None and overlap.canonical >= COPY
+        if orthogonal == "auto" and not named and not copied:
             tabular = all(network.columns is not None for network in networks)
             terms = [t for t in terms if t.kind == "intercept" and tabular]
         columns = tuple(i for t in terms for i in t.columns)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from subbayes.draws import Draws
@@ -18,12 +18,14 @@ from subbayes.inference.engine import Engine
 from subbayes.networks.network import Network
 from subbayes.networks.tracing.tracer import Mode
 from subbayes.posterior import Posterior
+from subbayes.predictions.averaging import evenly_spaced
 from subbayes.priors import Normal
 from subbayes.semistructured.contributions import (
     Contributions,
     OrthogonalColumns,
     orthogonal_columns,
 )
+from subbayes.semistructured.estimand import bootstrap_projections
 from subbayes.semistructured.marginalisation import (
     ClosedForm,
     ConditionalModes,
@@ -256,6 +258,9 @@ class FittedState:
     joint: JointPosterior
     draws: Draws
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
     @property
     def model(self) -> PreparedModel:
         """The model on its training rows."""
@@ -265,6 +270,53 @@ class FittedState:
     def space(self) -> JointSpace:
         """The space of the coordinates."""
         return self.joint.space
+
+    @property
+    def estimand(self) -> str:
+        """What the effects are effects of: "population", or "sample".
+
+        Without networks that are orthogonal to columns there is no difference, and members of an
+        ensemble are no posterior: both are "sample".
+        """
+        if not self.joint.orthogonal or self.space.kind == "ensemble":
+            return "sample"
+        return self.model.specification.effects
+
+    def coefficient_shift(self, n_draws: int | None = None) -> Float[np.ndarray, "S p"] | None:
+        """What the estimand adds to the coefficients of the centred columns; None for nothing.
+
+        Args:
+            n_draws: of evenly spaced draws instead of all.
+        """
+        shift = self._shift
+        return shift if shift is None or n_draws is None else evenly_spaced(shift, n_draws)
+
+    @cached_property
+    def _shift(self) -> Float[np.ndarray, "S p"] | None:
+        if self.estimand == "sample":
+            return None
+        contributions, networks = self.joint.contributions, self.joint.networks_of(self.draws)
+        assert contributions is not None
+        found = np.zeros((len(networks), len(self.model.design.names)))
+        for start in range(0, len(networks), _EFFECT_BATCH):
+            rows = np.arange(start, min(start + _EFFECT_BATCH, len(networks)))
+            f = contributions(networks[rows])
+            for place, part in self.joint.orthogonal.items():
+                found[np.ix_(rows, part.columns)] = self.projections(f[..., place], place, rows)
+        return found
+
+    def projections(
+        self, f: Float[Tensor, "S n"], place: int, rows: Int[np.ndarray, "S"]
+    ) -> Float[Tensor, "S p"]:
+        """What the estimand adds for contributions f to the predictor at `place` of some draws.
+
+        A draw has the same weights of the rows for all networks and predictors.
+        """
+        weights = None
+        if self.model.specification.auxiliary.weights is not None:
+            weights = self.model.data.y[1].double().numpy()
+        seeds = [(self.joint.seed, 3, int(s)) for s in rows]
+        return bootstrap_projections(f, self.joint.orthogonal[place], seeds, weights)
 
 
 @dataclass(frozen=True)

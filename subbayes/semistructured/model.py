@@ -15,9 +15,11 @@ from subbayes.inference.configuration import Sampling
 from subbayes.inference.engine import Engine, engine_of
 from subbayes.reports.semistructured import write_report
 from subbayes.semistructured.design_data import AuxiliaryColumns, networks_from
+from subbayes.semistructured.estimand import ESTIMANDS
 from subbayes.semistructured.families import Family, family_from_name
 from subbayes.semistructured.formula_checks import Missing
 from subbayes.semistructured.joint_posterior import FittedState, JointPosterior
+from subbayes.semistructured.overlap import overlap_warnings
 from subbayes.semistructured.results import Results
 from subbayes.semistructured.saving import facts_of, state_from, tensors_of
 from subbayes.semistructured.specification import Specification
@@ -69,8 +71,12 @@ class SemiStructuredRegression(Results):
         exposure: column whose logarithm is added, for a log link.
         orthogonal: make the networks orthogonal to the columns of the formula over the training
             rows, so that effects have the same meaning as without a network; "auto" does so for
-            networks that read columns of the formula, and centres networks that read other columns;
-            networks of tensors remain unchanged.
+            networks that read columns of the formula, or copies of them (a warning names the
+            pair), and centres networks that read other columns; networks of tensors remain
+            unchanged.
+        effects: what effects beside such networks are effects of. "population": their intervals
+            hold for the population that the rows are a sample of; "sample": for these rows alone.
+            See `subbayes.semistructured.estimand`.
         missing: "drop" drops rows with missing values and warns with their number; "error" raises.
 
     Raises:
@@ -103,10 +109,12 @@ class SemiStructuredRegression(Results):
         offset: str | None = None,
         exposure: str | None = None,
         orthogonal: bool | str = "auto",
+        effects: str = "population",
         missing: Missing = "drop",
     ) -> None:
         super().__init__()
         check_choice("orthogonal", orthogonal, (True, False, "auto"))
+        check_choice("effects", effects, ESTIMANDS)
         check_choice("missing", missing, ("drop", "error"))
         chosen = family_from_name(family, link)
         self.specification = Specification(
@@ -116,6 +124,7 @@ class SemiStructuredRegression(Results):
             dict(priors or {}),
             AuxiliaryColumns(weights, offset, exposure),
             orthogonal,
+            effects,
             missing,
         )
 
@@ -244,6 +253,8 @@ class SemiStructuredRegression(Results):
         builder = inference if isinstance(inference, DeepEnsemble) else subspace_of(subspace)
         engine = None if isinstance(inference, DeepEnsemble) else engine_of(inference)
         model = self.specification.prepare(data, inputs)
+        for line in overlap_warnings(model):
+            warn_user(line)
         space = build_space(builder, model, training, sampling.seed, sampling.progress)
         joint = JointPosterior(model, space, sampling.seed, sampling.mode)
         if engine is None:

@@ -22,6 +22,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from subbayes.networks.network import Network
+from subbayes.predictions.averaging import evenly_spaced
 from subbayes.semistructured.contributions import Contributions
 from subbayes.semistructured.formula import Term
 from subbayes.semistructured.joint_posterior import FittedState
@@ -106,6 +107,8 @@ def partial_effect(
     zeta = np.ascontiguousarray(state.joint.effects_of(state.draws))
     with torch.no_grad():
         beta = model.structured.coefficients(torch.from_numpy(zeta)).numpy()
+    if (shift := state.coefficient_shift()) is not None:
+        beta = beta + shift
     numbers = np.zeros(0) if discrete else observed.to_numpy()
     return Partial(term, variable, np.asarray(values), beta[:, places] @ columns.T, numbers, level)
 
@@ -189,12 +192,18 @@ def _network_contribution(
     weights = joint.networks_of(state.draws, n_draws)
     training = Contributions(network, model.inputs, joint.orthogonal, width)
     found = Contributions(network, inputs, {}, width).uncorrected(weights)[..., place][:, rows]
-    level = training(weights)[..., place].mean(1, keepdim=True)
+    remaining = training(weights)[..., place]
+    level = remaining.mean(1, keepdim=True)
     if place not in joint.orthogonal:
         return (found - level).numpy()
     columns = list(joint.orthogonal[place].columns)
     gamma = training.projections(weights)[:, columns]
     design = torch.from_numpy(model.design.matrix(grid)[0][:, columns])
+    if state.estimand == "population":
+        rows_of_draws = np.arange(len(state.draws.flat()))
+        moved = state.projections(remaining, place, evenly_spaced(rows_of_draws, n_draws))
+        gamma = gamma + moved
+        level = level - (moved @ model.inputs["design"][:, columns].double().mean(0))[:, None]
     return (found - gamma @ design.T - level).numpy()
 
 
@@ -210,9 +219,13 @@ def contribution_table(
     weights, count = state.joint.corrected_weights(state.draws, n_draws)
     size, columns = structured.size, len(structured.design.names)
     effects, networks = [], []
-    for part in weights(slice(count)).split(_DRAWS_PER_BATCH):
+    shift = state.coefficient_shift(n_draws)
+    shifts = torch.zeros(count, columns) if shift is None else torch.from_numpy(shift)
+    for part, moved in zip(
+        weights(slice(count)).split(_DRAWS_PER_BATCH), shifts.split(_DRAWS_PER_BATCH), strict=True
+    ):
         with torch.no_grad():
-            beta = structured.coefficients(part[:, :size])
+            beta = structured.coefficients(part[:, :size]) + moved.to(part)
             own = structured.placement.to(beta)[:, place]
             effects.append((design @ (beta * own).T).T + inputs["offset"][:, place])
             if deep is not None:
@@ -221,7 +234,7 @@ def contribution_table(
                     if deep.n_weights
                     else deep(**inputs)[:, place].expand(len(part), -1)
                 )
-                correction = part[:, size : size + columns] * own
+                correction = (part[:, size : size + columns] + moved.to(part)) * own
                 networks.append(outputs - (design @ correction.T).T)
     first = torch.cat(effects).double().numpy()
     second = torch.cat(networks).double().numpy() if networks else np.zeros_like(first)

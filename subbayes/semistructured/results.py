@@ -102,6 +102,15 @@ class Results:
             return "effects"
         return "intercept" if parts else "nothing"
 
+    @property
+    def estimand(self) -> str:
+        """What the effects are effects of: "population", or "sample", the training rows.
+
+        There is a difference only beside networks that are orthogonal to effects, or centred; see
+        `subbayes.semistructured.estimand`.
+        """
+        return self.state.estimand
+
     def warnings(self) -> list[str]:
         """Problems of the draws of the effects, each with a remedy; empty if there are none.
 
@@ -109,14 +118,23 @@ class Results:
         """
         if not self.is_posterior or self.draws.independent:
             return []
-        return mixing_warnings(self.effects(), self.draws.engine)
+        return mixing_warnings(self._effects(), self.draws.engine)
 
     # --- effects ----------------------------------------------------------------------------
     def effects(self) -> dict[str, Float[np.ndarray, "chains draws"]]:
-        """Draws of each effect by name, in the units of the data, shape (chains, draws)."""
+        """Draws of each effect by name, in the units of the data, shape (chains, draws).
+
+        They are effects of the `estimand`.
+        """
+        return self._effects(self.state.coefficient_shift())
+
+    def _effects(
+        self, shift: Float[np.ndarray, "S p"] | None = None
+    ) -> dict[str, Float[np.ndarray, "chains draws"]]:
+        """The same, without a shift those of the training rows, which the chains have sampled."""
         shape = self.draws.n_chains, self.draws.n_draws
         zeta = self.state.joint.effects_of(self.draws)
-        reported = self.state.model.structured.reported(zeta)
+        reported = self.state.model.structured.reported(zeta, shift)
         return {name: values.reshape(shape) for name, values in reported.items()}
 
     def summary(self, level: float = 0.95) -> pd.DataFrame:
@@ -127,10 +145,14 @@ class Results:
 
         Returns:
             Mean, standard deviation, highest-density interval, probability of direction (the
-            larger of P(effect > 0) and P(effect < 0)), R-hat and effective sample sizes.
+            larger of P(effect > 0) and P(effect < 0)), R-hat and effective sample sizes. The last
+            two are those of the effects over the training rows, which the chains have sampled.
+            `attrs["effects"]` is the `estimand`.
         """
         check_fraction("level", level)
-        return summary_table(self.effects(), level)
+        table = summary_table(self.effects(), level, self._effects())
+        table.attrs["effects"] = self.estimand
+        return table
 
     def effect(
         self,
@@ -339,6 +361,7 @@ class Results:
             "formula": formula,
             "family": repr(specification.family),
             **networks,
+            "effects": self.estimand,
             "method": str(self.draws.meta.get("sampler", "")),
         }
 

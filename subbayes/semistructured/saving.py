@@ -82,6 +82,7 @@ def facts_of(state: FittedState) -> dict[str, Any]:
         **vars(specification.auxiliary),
         "missing": specification.missing,
         "orthogonal": specification.orthogonal,
+        "effects": specification.effects,
         "seed": state.joint.seed,
         "mode": state.joint.mode,
         "columns": [{"name": name} | _store(rows.frame[name])[1] for name in _columns_of(state)],
@@ -130,6 +131,7 @@ def state_from(
         },
         AuxiliaryColumns(facts["weights"], facts["offset"], facts["exposure"]),
         facts["orthogonal"],
+        facts["effects"],
         facts["missing"],
     )
     columns = facts["columns"]

@@ -96,7 +96,17 @@ class Specification:
     priors: dict[str, Any]
     auxiliary: AuxiliaryColumns
     orthogonal: bool | str
+    effects: str
     missing: Missing
+
+    def networks_of(self, parameter: str, location: str) -> list[str]:
+        """Names of the networks that add to the predictor of a parameter.
+
+        Args:
+            parameter: name of the parameter.
+            location: the parameter of networks that name none.
+        """
+        return [name for name, n in self.deep.items() if (n.parameter or location) == parameter]
 
     def split_formula(self) -> tuple[str, dict[str, str]]:
         """The response, and the right-hand side of each parameter; by default an intercept.

@@ -157,17 +157,25 @@ class StructuredPredictor(nn.Module):
 
     # --- in the units of the data -----------------------------------------------------------
 
-    def reported(self, zeta: Float[np.ndarray, "S P"]) -> dict[str, Float[np.ndarray, "S"]]:
+    def reported(
+        self, zeta: Float[np.ndarray, "S P"], shift: Float[np.ndarray, "S p"] | None = None
+    ) -> dict[str, Float[np.ndarray, "S"]]:
         """Draws of the reported effects by name, in the units of the data.
 
         Intercepts are those of the uncentred columns. An intercept that is the whole predictor of
         a scale parameter is reported as that parameter.
+
+        Args:
+            zeta: coordinates.
+            shift: added to the coefficients of the centred columns.
         """
         at = torch.from_numpy(np.ascontiguousarray(zeta, dtype=np.float64))
         with torch.no_grad():
             beta = self.coefficients(at).numpy()
             sds = {name: self.term_sd(name, at).numpy() for name in self._sd_coordinates}
             cuts = self.threshold_values(at).numpy() if self.thresholds else beta[:, :0]
+        if shift is not None:
+            beta = beta + shift
         design = self.design
         found: dict[str, np.ndarray] = {}
         for term in design.terms:

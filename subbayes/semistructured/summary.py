@@ -47,15 +47,23 @@ def central(draws: Float[np.ndarray, "S m"], level: float) -> dict[str, Float[np
 
 
 def summary_table(
-    effects: Mapping[str, Float[np.ndarray, "chains draws"]], level: float = 0.95
+    effects: Mapping[str, Float[np.ndarray, "chains draws"]],
+    level: float = 0.95,
+    sampled: Mapping[str, Float[np.ndarray, "chains draws"]] | None = None,
 ) -> pd.DataFrame:
-    """Mean, sd, highest-density interval, probability of direction and diagnostics by effect."""
+    """Mean, sd, highest-density interval, probability of direction and diagnostics by effect.
+
+    Args:
+        effects: draws.
+        level: level of the intervals.
+        sampled: what the chains have sampled, for the diagnostics, if it is not the effects.
+    """
     percent = f"{100 * level:g}%"
     rows = {}
     for name, values in effects.items():
         flat = values.reshape(-1)
         low, high = hdi(flat, level)
-        stacked = values[..., None]
+        stacked = (sampled or effects)[name][..., None]
         rows[name] = {
             "mean": flat.mean(),
             "sd": flat.std(ddof=1),

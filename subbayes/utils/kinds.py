@@ -267,6 +267,7 @@ _semistructured = record(
     exposure=optional(text()),
     missing=text("drop", "error"),
     orthogonal=one_of("true, false or 'auto'", boolean, text("auto")),
+    effects=text("population", "sample"),
     seed=whole(),
     mode=text("trace", "compile", "eager"),
     columns=list_of(_column),

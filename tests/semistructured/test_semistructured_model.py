@@ -433,7 +433,8 @@ def test_partial_effects_are_the_terms_of_the_predictor(fitted):
     )
     table = model.contributions(frame, n_draws=80)
     zeta = torch.from_numpy(model.state.joint.effects_of(model.draws))
-    beta = model.state.model.structured.coefficients(zeta).numpy()[:, :1]
+    beta = model.state.model.structured.coefficients(zeta).numpy() + model.state.coefficient_shift()
+    beta = beta[:, :1]
     total = beta + sum(terms) + sex
     np.testing.assert_allclose(table["structured"]["mean"], total.mean(0), atol=1e-4)
     smooth = model.effect("s(u)")

@@ -1,0 +1,186 @@
+"""Effects of the population: a naive projection, coverage, what is not changed, saving."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+from subbayes import InputError, Sampling, SemiStructuredRegression, Training
+from subbayes.semistructured.contributions import OrthogonalColumns
+from subbayes.semistructured.estimand import bootstrap_projections
+from subbayes.semistructured.joint_posterior import FittedState
+from subbayes.semistructured.subspace import SemiStructuredSubspace
+from subbayes.utils.seeding import fork_rng
+
+QUICK = {
+    "training": Training(epochs=20, batch_size=None, validation=None, patience=None),
+    "sampling": Sampling(draws=15, chains=2, warmup=10, progress=False, seed=4),
+    "subspace": SemiStructuredSubspace(2),
+}
+
+
+def net(inputs=1):
+    with fork_rng(2):
+        return nn.Sequential(nn.Linear(inputs, 5), nn.Tanh(), nn.Linear(5, 1))
+
+
+def table(n=40):
+    rng = np.random.default_rng(1)
+    frame = pd.DataFrame({"x": rng.normal(size=n), "u": rng.uniform(-2, 2, n)})
+    frame["k"] = rng.integers(1, 4, n)
+    frame["y"] = 1 + frame.x + frame.u**2 + 0.3 * rng.normal(size=n)
+    return frame
+
+
+def columns_of(x):
+    x = torch.from_numpy(x)
+    u, s, _ = torch.linalg.svd(x, full_matrices=False)
+    return OrthogonalColumns(tuple(range(x.shape[1])), u[:, s > 1e-9 * s[0]], torch.linalg.pinv(x))
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    frame = table()
+    deep = {"a": (net(2), ["x", "u"]), "b": (net(), ["u"])}
+    with pytest.warns(UserWarning, match="not mixed"):  # so few draws have not mixed
+        return frame, SemiStructuredRegression("y ~ x", deep=deep, weights="k").fit(frame, **QUICK)
+
+
+def in_sample(model):
+    """The same draws as effects of the training rows."""
+    state = model.state
+    specification = replace(state.model.specification, effects="sample")
+    other = SemiStructuredRegression.__new__(SemiStructuredRegression)
+    joint = replace(state.joint, model=replace(state.model, specification=specification))
+    other.specification, other._state = specification, FittedState(joint, state.draws)
+    return other
+
+
+def test_projections_are_weighted_least_squares():
+    rng = np.random.default_rng(0)
+    x = np.column_stack([np.ones(30), rng.normal(size=(30, 2))])
+    f, count = rng.normal(size=(5, 30)), rng.integers(0, 4, 30).astype(float)
+    seeds = [(7, s) for s in range(5)]
+    for weights in (None, count):
+        found = bootstrap_projections(torch.from_numpy(f), columns_of(x), seeds, weights)
+        for one, own, seed in zip(found.numpy(), f, seeds, strict=True):
+            generator = np.random.default_rng(seed)
+            w = generator.standard_gamma(np.ones(30) if weights is None else weights)
+            if weights is None:
+                w = np.random.default_rng(seed).standard_exponential(30)
+            naive = np.linalg.lstsq(x * np.sqrt(w)[:, None], own * np.sqrt(w), rcond=None)[0]
+            np.testing.assert_allclose(one, naive, atol=1e-10)
+    # a column twice: the same fitted values, of the smallest coefficients
+    twice = bootstrap_projections(torch.from_numpy(f), columns_of(x[:, [0, 1, 2, 2]]), seeds)
+    once = bootstrap_projections(torch.from_numpy(f), columns_of(x), seeds)
+    np.testing.assert_allclose(twice[:, 2:].sum(1), once[:, 2], atol=1e-10)
+    np.testing.assert_allclose(twice[:, 2], twice[:, 3], atol=1e-10)
+
+
+def test_intervals_cover_the_effect_of_the_population_and_in_sample_ones_do_not():
+    """The predictor x b + f(u) + e is known up to noise: the network is known exactly."""
+    rng, inside, tail, n, noise = np.random.default_rng(5), [], 0.05, 120, 0.3
+    for data_set in range(300):
+        x, u = rng.normal(size=n), rng.normal(size=n)
+        f = 0.5 * (u**2 - 1) / 2**0.5
+        y = x + f + noise * rng.normal(size=n)
+        design = np.column_stack([np.ones(n), x])
+        inverse = np.linalg.inv(design.T @ design)
+        gamma = inverse @ design.T @ f
+        centre = inverse @ design.T @ (y - f + design @ gamma)  # of the effects beside f_perp
+        draws = centre + rng.multivariate_normal(np.zeros(2), noise**2 * inverse, 400)
+        rest = torch.from_numpy(np.broadcast_to(f - design @ gamma, (400, n)).copy())
+        seeds = [(data_set, s) for s in range(400)]
+        moved = draws + bootstrap_projections(rest, columns_of(design), seeds).numpy()
+        ends = [np.quantile(d[:, 1], [tail, 1 - tail]) for d in (draws, moved)]
+        inside.append([low < 1 < high for low, high in ends])
+    sample, population = np.mean(inside, 0)
+    assert abs(population - 0.9) < 2.5 * (0.09 / 300) ** 0.5
+    assert sample < 0.7
+
+
+def test_effects_of_the_population_are_those_of_weighted_rows(fitted):
+    frame, model = fitted
+    assert model.estimand == "population"
+    assert model.summary().attrs["effects"] == "population"
+    state, own = model.state, in_sample(model)
+    assert own.estimand == own.summary().attrs["effects"] == "sample"
+    networks = state.joint.networks_of(model.draws)
+    f = state.joint.contributions(networks)[..., 0].numpy()
+    design = state.model.inputs["design"].double()[:, :2].numpy()
+    assert state.model.design.names[:2] == ["Intercept", "x"]
+    for s in range(30):
+        w = np.random.default_rng((4, 3, s)).standard_gamma(frame.k.to_numpy(dtype=float))
+        root = np.sqrt(w)[:, None]
+        shift = np.linalg.lstsq(design * root, f[s] * root[:, 0], rcond=None)[0]
+        for name, change in {
+            "x": shift[1],
+            "Intercept": shift[0] - shift[1] * state.model.design.center[1],
+        }.items():
+            moved = model.effects()[name].reshape(-1)[s] - own.effects()[name].reshape(-1)[s]
+            np.testing.assert_allclose(moved, change, atol=1e-8)
+            assert abs(change) > 1e-6
+    np.testing.assert_array_equal(model.effects()["sigma"], own.effects()["sigma"])
+    slopes = np.diff(model.effect("x", values=[0.0, 1.0]).draws)[:, 0]
+    np.testing.assert_allclose(slopes, model.effects()["x"].reshape(-1), rtol=1e-9)
+    # diagnostics are those of the chains
+    for name in ("rhat", "ess_bulk", "ess_tail"):
+        np.testing.assert_array_equal(model.summary()[name], own.summary()[name])
+    assert model.warnings() == own.warnings()
+
+
+def test_predictors_do_not_depend_on_the_estimand(fitted):
+    frame, model = fitted
+    own = in_sample(model)
+    rows = frame.iloc[:7]
+    np.testing.assert_array_equal(model.predict(rows).mean, own.predict(rows).mean)
+    ours, theirs = (m.contributions(rows, n_draws=9) for m in (model, own))
+    np.testing.assert_allclose(ours["predictor"], theirs["predictor"], atol=1e-5)
+    assert np.abs(ours["deep"]["mean"] - theirs["deep"]["mean"]).max() > 1e-4
+    # the parts of effect and networks along x change by the same, in opposite directions
+    values, level = [-1.0, 0.0, 2.0], frame.x.mean()
+    changes = [
+        (m.effect("x", values).draws, *(m.effect(n, values, variable=c).draws for n, c in parts))
+        for m in (model, own)
+        for parts in [[("a", "x")]]
+    ]
+    (effect, network), (effect0, network0) = changes
+    _, other = (m.effect("b", [0.0], variable="u").draws for m in (model, own))
+    assert other.shape == (30, 1)
+    state = model.state
+    weights = state.joint.networks_of(model.draws)
+    both = state.joint.contributions(weights)[..., 0]
+    total = state.projections(both, 0, np.arange(30))[:, 1].numpy()
+    np.testing.assert_allclose(effect - effect0, np.outer(total, np.array(values) - level))
+    # that of network a alone is a part of it
+    change = network - network0
+    np.testing.assert_allclose(change[:, 1] - change[:, 0], (change[:, 2] - change[:, 1]) / 2)
+    assert np.abs(change).max() > 1e-6
+
+
+def test_without_orthogonal_networks_both_are_the_same():
+    frame = table(20)
+    sampling = replace(QUICK["sampling"], draws=5)
+    models = [
+        SemiStructuredRegression("y ~ x", effects=name).fit(frame, sampling=sampling)
+        for name in ("population", "sample")
+    ]
+    assert [m.estimand for m in models] == ["sample", "sample"]
+    np.testing.assert_array_equal(*(m.effects()["x"] for m in models))
+    with pytest.raises(InputError, match=r"^effects: expected one of 'population', 'sample'"):
+        SemiStructuredRegression("y ~ x", effects="rows")
+
+
+def test_a_saved_model_has_the_same_effects(fitted, tmp_path):
+    _, model = fitted
+    loaded = SemiStructuredRegression.load(
+        model.save(tmp_path / "model"), deep={"a": net(2), "b": net()}
+    )
+    assert loaded.estimand == "population"
+    for name, values in model.effects().items():
+        np.testing.assert_allclose(loaded.effects()[name], values, rtol=1e-6, atol=1e-6)

@@ -1,0 +1,115 @@
+"""Copies of columns are found by their correlation, not by their names."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.cross_decomposition import CCA
+from torch import nn
+
+from subbayes import MLP, SemiStructuredRegression
+from subbayes.semistructured.contributions import orthogonal_columns
+from subbayes.semistructured.overlap import largest_overlap, overlap_warnings
+
+
+def table(n=120):
+    rng = np.random.default_rng(1)
+    frame = pd.DataFrame(rng.normal(size=(n, 4)), columns=list("xuvw"))
+    frame["z"] = 3 - 0.1 * frame.x  # a copy of x in other units
+    frame["close"] = frame.x + 0.3 * rng.normal(size=n)
+    frame["g"] = rng.integers(0, 3, n).astype(str)
+    frame["y"] = frame.x + rng.normal(size=n)
+    return frame
+
+
+def prepared(formula, *reads, inputs=None, **options):
+    frame = table()
+    deep = {f"n{i}": (MLP(len(c), (3,), 1), list(c)) for i, c in enumerate(reads)}
+    if inputs is not None:
+        deep["tensor"] = nn.Linear(inputs.shape[1], 1)
+    model = SemiStructuredRegression(formula, deep=deep, **options)
+    return model.specification.prepare(frame, {} if inputs is None else {"tensor": inputs})
+
+
+def made_orthogonal(model):
+    return sorted(
+        model.design.names[i] for part in orthogonal_columns(model).values() for i in part.columns
+    )
+
+
+def test_the_canonical_correlation_is_that_of_another_library():
+    model = prepared("y ~ x + w", ["close", "u", "v"])
+    overlap = largest_overlap(model, ["n0"], model.design.terms)
+    frame = table()
+    a, b = CCA(1, scale=True, max_iter=5000, tol=1e-12).fit_transform(
+        frame[["close", "u", "v"]], frame[["x", "w"]]
+    )
+    assert overlap.canonical == pytest.approx(abs(np.corrcoef(a[:, 0], b[:, 0])[0, 1]), abs=1e-6)
+    assert overlap.pair == pytest.approx(np.corrcoef(frame.close, frame.x)[0, 1], abs=1e-6)
+    assert (overlap.input, overlap.column) == ("close", "x")
+    assert 0.9 < overlap.canonical < 0.99
+
+
+def test_a_copy_in_other_units_is_made_orthogonal_with_a_word():
+    model = prepared("y ~ x", ["u"], ["z", "v"])
+    assert made_orthogonal(model) == ["Intercept", "x"]
+    (line,) = overlap_warnings(model)
+    assert line.startswith(
+        "network 'n1' reads 'z', whose correlation with 'x' of the formula is 1."
+    )
+    assert line.endswith("made orthogonal to the formula's columns")
+    # a sum of inputs that none of them is
+    frame = table()
+    both = np.column_stack([frame.x + 2 * frame.u, frame.u]).astype(np.float32)
+    model = prepared("y ~ x", inputs=both)
+    assert made_orthogonal(model) == ["Intercept", "x"]
+    (line,) = overlap_warnings(model)
+    assert "'column 0'" in line
+    assert "canonical correlation of all inputs and columns 1.000" in line
+
+
+def test_other_networks_are_centred_and_near_copies_are_named():
+    model = prepared("y ~ x", ["close"])
+    assert made_orthogonal(model) == ["Intercept"]
+    (line,) = overlap_warnings(model)
+    assert line.endswith("can take a part of that effect; orthogonal=True prevents this")
+    for formula, reads in (("y ~ x", ["u", "v"]), ("y ~ 1", ["z"])):
+        model = prepared(formula, reads)
+        assert made_orthogonal(model) == ["Intercept"]
+        assert overlap_warnings(model) == []
+    model = prepared("y ~ x", inputs=np.ones((120, 2), dtype=np.float32))
+    assert largest_overlap(model, ["tensor"], model.design.terms) is None
+
+
+@pytest.mark.parametrize("orthogonal", [True, False])
+def test_a_choice_of_the_user_is_kept_without_a_word(orthogonal):
+    model = prepared("y ~ x", ["z"], orthogonal=orthogonal)
+    assert made_orthogonal(model) == (["Intercept", "x"] if orthogonal else [])
+    assert overlap_warnings(model) == []
+
+
+def test_columns_of_the_formula_by_name_are_not_mentioned():
+    model = prepared("y ~ x", ["x", "u"])
+    assert made_orthogonal(model) == ["Intercept", "x"]
+    assert overlap_warnings(model) == []
+
+
+def test_as_many_inputs_as_rows_are_no_copies_by_chance():
+    rng = np.random.default_rng(2)
+    many = rng.normal(size=(120, 150)).astype(np.float32)
+    model = prepared("y ~ x", inputs=many)
+    assert largest_overlap(model, ["tensor"], model.design.terms).canonical < 0.5
+    images = rng.normal(size=(120, 1, 4, 4)).astype(np.float32)
+    model = SemiStructuredRegression(
+        "y ~ x", deep={"image": nn.Sequential(nn.Flatten(), nn.Linear(16, 1))}
+    ).specification.prepare(table(), {"image": images})
+    assert largest_overlap(model, ["image"], model.design.terms) is None
+
+
+def test_smooths_and_factors_are_compared_and_random_effects_are_not():
+    assert made_orthogonal(prepared("y ~ s(x)", ["z"]))[:1] == ["Intercept"]
+    assert len(made_orthogonal(prepared("y ~ s(x)", ["z"]))) > 5
+    frame_networks = prepared("y ~ x + re(g)", ["u"])
+    overlap = largest_overlap(frame_networks, ["n0"], frame_networks.design.terms)
+    assert overlap.column == "x"
