@@ -302,7 +302,9 @@ class FittedState:
             rows = np.arange(start, min(start + _EFFECT_BATCH, len(networks)))
             f = contributions(networks[rows])
             for place, part in self.joint.orthogonal.items():
-                found[np.ix_(rows, part.columns)] = self.projections(f[..., place], place, rows)
+                found[rows[:, None], list(part.columns)] = self.projections(
+                    f[..., place], place, rows
+                )
         return found
 
     def projections(
@@ -314,7 +316,9 @@ class FittedState:
         """
         weights = None
         if self.model.specification.auxiliary.weights is not None:
-            weights = self.model.data.y[1].double().numpy()
+            y = self.model.data.y
+            assert isinstance(y, tuple)
+            weights = y[1].double().numpy()
         seeds = [(self.joint.seed, 3, int(s)) for s in rows]
         return bootstrap_projections(f, self.joint.orthogonal[place], seeds, weights)
 
