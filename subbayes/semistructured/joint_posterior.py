@@ -302,9 +302,8 @@ class FittedState:
             rows = np.arange(start, min(start + _EFFECT_BATCH, len(networks)))
             f = contributions(networks[rows])
             for place, part in self.joint.orthogonal.items():
-                found[rows[:, None], list(part.columns)] = self.projections(
-                    f[..., place], place, rows
-                )
+                own = self.projections(f[..., place], place, rows)
+                found[rows[:, None], list(part.columns)] = own
         return found
 
     def projections(
