@@ -76,6 +76,7 @@ $(DEV): $(CORE)
 	@echo "[dev] installing the extras and the developers' tools"
 	@$(PIP) install -e ".[dev,adapters,arviz,parquet,lightning,flows,onnx]" "torch==$(TORCH)" -c $(CONSTRAINTS)
 	@touch $@
+	@echo "[dev] done: $(BIN)/subbayes --help"
 
 $(ALL): $(DEV)
 	@echo "[all] installing the samplers of other libraries"

@@ -36,8 +36,8 @@ from subbayes.networks.tracing.vectorised import Vectorised
 from subbayes.networks.validation import check_fit
 from subbayes.predictions.averaging import average, evenly, evenly_spaced
 from subbayes.predictions.predictive import Predictive
-from subbayes.priors import Normal
-from subbayes.subspace import Subspace
+from subbayes.priors import Normal, normal_prior
+from subbayes.subspace import Subspace, check_subspace
 from subbayes.utils.checks import check_choice, check_count, check_positive, fail
 from subbayes.utils.trees import tree_map
 from subbayes.utils.types import Coordinates, Inputs, LogDensity, Targets
@@ -93,7 +93,7 @@ class Posterior:
         likelihood: str | Likelihood,
         data: Any,
         subspace: Subspace,
-        prior: Normal | None = None,
+        prior: Normal | float | None = None,
         temperature: float = 1.0,
         *,
         batch_size: int | None = None,
@@ -105,10 +105,9 @@ class Posterior:
         self.network = network
         likelihood = as_likelihood(likelihood)
         self.data = Data.of(data).to(network.device)
-        self.subspace = (
-            subspace if subspace.shift.device == network.device else subspace.to(network.device)
-        )
-        self.prior = Normal() if prior is None else prior
+        own = check_subspace(subspace).shift.device == network.device
+        self.subspace = subspace if own else subspace.to(network.device)
+        self.prior = normal_prior(prior)
         self.temperature = check_positive("temperature", temperature)
         self.mode = mode
         self.batch_size = (

@@ -12,10 +12,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from subbayes.subspace import Subspace
-from subbayes.utils.checks import check_choice, check_positive, fail
+from subbayes.utils.checks import check_choice, check_positive, fail, fail_type
 from subbayes.utils.types import FORMS, Form
 
-__all__ = ["EvidencePrior", "Normal"]
+__all__ = ["EvidencePrior", "Normal", "normal_prior"]
 
 
 class Normal:
@@ -191,6 +191,26 @@ class EvidencePrior:
     def __post_init__(self) -> None:
         if self.covariance is not None:
             check_choice("covariance", self.covariance, FORMS)
+
+
+def normal_prior(prior: Any) -> Normal:
+    """The prior of a posterior: a `Normal`, or the scale of one; by default N(0, I).
+
+    Raises:
+        InputTypeError: neither a `Normal` nor a number.
+        InputError: a scale that is not above 0.
+
+    Example:
+        >>> normal_prior(1.5).scale
+        array(1.5)
+    """
+    if prior is None:
+        return Normal()
+    if isinstance(prior, Normal):
+        return prior
+    if isinstance(prior, (bool, str)) or not isinstance(prior, (int, float, np.number)):
+        fail_type("prior", "a Normal, or a number above 0, its scale", prior)
+    return Normal(check_positive("prior", prior))
 
 
 def _as_array(

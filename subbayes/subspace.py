@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from subbayes.utils.checks import check_count, check_seed, fail
+from subbayes.utils.checks import check_count, check_seed, fail, fail_type
 
 __all__ = [
     "CoordinateSubspace",
@@ -25,6 +25,7 @@ __all__ = [
     "RandomSubspace",
     "Subspace",
     "check_finite_weights",
+    "check_subspace",
 ]
 
 _CACHE_BYTES = 256 * 2**20
@@ -380,6 +381,26 @@ class JointSubspace(Subspace):
     def config(self) -> dict[str, Any]:
         """The inner subspace and the number of effects."""
         return super().config() | {"effects": self.effects, "inner": self.inner.config()}
+
+
+def check_subspace(subspace: Any) -> Subspace:
+    """Raise `InputTypeError` unless the argument is a subspace of weights.
+
+    Example:
+        >>> check_subspace("random")
+        Traceback (most recent call last):
+            ...
+        subbayes.InputTypeError: subspace: expected a Subspace, such as \
+RandomSubspace.around(weights, 5), got str. subbayes.fit takes names and builds the subspace.
+    """
+    if not isinstance(subspace, Subspace):
+        fail_type(
+            "subspace",
+            "a Subspace, such as RandomSubspace.around(weights, 5)",
+            subspace,
+            "subbayes.fit takes names and builds the subspace",
+        )
+    return subspace
 
 
 def check_finite_weights(argument: str, rows: Iterable[Tensor]) -> None:

@@ -30,7 +30,7 @@ from subbayes.likelihoods import (
     Poisson,
     Standardized,
 )
-from subbayes.priors import Normal
+from subbayes.priors import Normal, normal_prior
 from subbayes.subspace import CoordinateSubspace, DenseSubspace, FullSubspace, RandomSubspace
 
 MLP = cases.Case("mlp", "gaussian")
@@ -969,3 +969,22 @@ def test_module_that_reads_rows_through_python_is_evaluated_eagerly():
         )
     for eager, traced in zip(*found.values(), strict=True):
         np.testing.assert_allclose(traced, eager, rtol=1e-5)
+
+
+def test_names_and_numbers_in_place_of_subspaces_and_priors():
+    x, y = torch.randn(20, 2), torch.randn(20)
+    network = Network(torch.nn.Linear(2, 1))
+    space = FullSubspace(network.weights)
+    z = np.linspace(-1, 1, 6).reshape(2, 3)
+    arguments = network, Gaussian(0.3), (x, y)
+    np.testing.assert_array_equal(
+        Posterior(*arguments, space, 1.5).value(z),
+        Posterior(*arguments, space, Normal(1.5)).value(z),
+    )
+    with pytest.raises(InputError, match="^prior: expected a finite number above 0, got 0"):
+        Posterior(*arguments, space, 0)
+    with pytest.raises(InputTypeError, match="^subspace: expected a Subspace, .* got str"):
+        subspace.check_subspace("random")
+    for wrong in ("evidence", True, [1.0]):
+        with pytest.raises(InputTypeError, match="^prior: expected a Normal, or a number above 0"):
+            normal_prior(wrong)

@@ -15,6 +15,7 @@ import typer
 
 from subbayes.cli.options import SPARSE, option, with_signature
 from subbayes.models.settings import PRIOR_SCALES, TableSettings
+from subbayes.utils.checks import InputError
 from subbayes.utils.configuration import Setting, change, settings_of
 
 __all__ = ["OPTIONS", "POSTERIOR", "SUBSPACES", "subspace_name", "with_settings"]
@@ -165,7 +166,7 @@ def _settings(given: dict[str, str], config: Path | None, assignments: list[str]
 
     settings = TableSettings()
     if config is not None:
-        settings = settings.change(read_toml(config))
+        settings = _from_file(settings, config, read_toml(config))
     pairs = {}
     for text in assignments:
         name, equals, value = text.partition("=")
@@ -185,6 +186,19 @@ def _settings(given: dict[str, str], config: Path | None, assignments: list[str]
 
     rest = {path: text for path, text in given.items() if path not in ("prior", _COVARIANCE)}
     return replace(settings.change(rest), prior=change(EvidencePrior(), {"covariance": covariance}))
+
+
+def _from_file(settings: TableSettings, path: Path, found: dict[str, Any]) -> TableSettings:
+    """Settings changed by those of a file, which errors name."""
+    try:
+        return settings.change(found)
+    except InputError as error:
+        name, remedy = error.argument, error.remedy
+        places = [one.path.rpartition(".")[0] for one in OPTIONS.values() if one.parameter == name]
+        if any(places) and name in found:
+            remedy = f"Write it under [{next(filter(None, places))}]"
+        where = f"'{name}' in {path}"
+        raise type(error)(where, error.expected, error.got, remedy) from None
 
 
 def subspace_name(settings: TableSettings) -> str:

@@ -252,6 +252,15 @@ class Likelihood(ABC):
         with torch.enable_grad():
             optimizer.step(closure)
         if not bool(torch.isfinite(raw).all()) or float(raw.detach().min()) < -300:
+            values = y[0] if isinstance(y, tuple) else y
+            largest = float(values.double().abs().max())
+            if largest > torch.finfo(torch.float32).max ** 0.5:
+                fail(
+                    "y",
+                    "targets whose squares float32 holds",
+                    f"values up to {largest:.3g}",
+                    "Standardise them: subbayes.likelihoods.Standardized.of(likelihood, y)",
+                )
             fail(
                 "outputs",
                 "residuals to learn the noise from",

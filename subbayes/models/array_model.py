@@ -242,7 +242,7 @@ def make_likelihood(
     inner = Gaussian() if name == "gaussian" else HeteroscedasticGaussian()
     return Standardized.of(
         inner,
-        torch.from_numpy(np.asarray(y, dtype=np.float64)),
+        torch.from_numpy(np.array(y, dtype=np.float64)),
         None if weights is None else torch.from_numpy(weights),
     )
 

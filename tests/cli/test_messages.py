@@ -1,5 +1,7 @@
 """Messages of the command line, without a fit."""
 
+import re
+
 import pytest
 import typer
 
@@ -69,3 +71,22 @@ def test_evaluate_says_where_detection_is_worse_than_chance(monkeypatch, capsys,
     assert run(["evaluate", "m", "a.csv", "--ood", "b.csv", "-q"]) == 0
     said = "note: every AUROC is below 0.5: the rows of b.csv are predicted with less uncertainty"
     assert (said in capsys.readouterr().err) == noted
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "rank = 3",
+            r"'rank' in \S*s.toml: expected one of .*, got 'rank'. Write it under \[subspace\].",
+        ),
+        ("[training]\nepoch = 3", r"'training.epoch' in \S*s.toml: .* Did you mean 'epochs'"),
+        ("[training]\nepochs = -3", r"'training.epochs' in \S*s.toml: expected"),
+    ],
+)
+def test_settings_of_a_file_are_not_reported_as_options(tmp_path, capsys, text, expected):
+    (tmp_path / "s.toml").write_text(text)
+    (tmp_path / "t.csv").write_text("x,y\n1,2\n2,3\n3,4.5\n")
+    words = ["fit", tmp_path / "t.csv", "--target", "y", "--config", tmp_path / "s.toml"]
+    assert run([*map(str, words), "--out", str(tmp_path / "out")]) == 2
+    assert re.match(f"subbayes: error: {expected}", capsys.readouterr().err)

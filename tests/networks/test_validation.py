@@ -166,3 +166,13 @@ def test_an_index_without_an_embedding_is_named(index):
     with pytest.raises(InputError, match=expected):
         fit(module, (other, y), likelihood=Categorical(), training=Training(epochs=1))
     assert (model.predict(X).mean == before).all()
+
+
+def test_targets_too_large_for_float32_are_named():
+    with pytest.raises(InputError, match="^y: expected targets whose squares float32 holds"):
+        fit(
+            nn.Linear(3, 1),
+            (X, X[:, 0] * 1e20),
+            subspace="random",
+            training=Training(epochs=0, swa_epochs=0),
+        )
