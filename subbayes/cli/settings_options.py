@@ -116,6 +116,14 @@ OPTIONS = {
         Option("sampling.draws", POSTERIOR),
         Option("sampling.chains", POSTERIOR),
         Option("sampling.warmup", POSTERIOR),
+        Option(
+            "sampling.initial",
+            POSTERIOR,
+            "Where chains start: at draws from the prior, at the trained network (shift), or each "
+            "at a network of its own, trained from other initial weights (ensemble); with "
+            "--subspace full the prior of all weights is then around zero.",
+            "prior|shift|ensemble",
+        ),
         Option("sampling.seed", POSTERIOR, "Seed of all steps: equal seeds give equal results."),
         Option("members", POSTERIOR),
         Option("sparse.structure", SPARSE),

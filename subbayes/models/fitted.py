@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from subbayes.data.data import Data
@@ -50,6 +51,8 @@ class FittedModel(Predictor):
         posterior: the density; None for a model loaded without its data.
         history: losses per epoch of the training phases.
         settings: the arguments of `fit`, as values that JSON can represent.
+        starts: coordinates of the members of an ensemble that the chains start at, shape
+            (chains, k), or None.
     """
 
     kind: ClassVar[str] = "fitted-model"
@@ -63,6 +66,7 @@ class FittedModel(Predictor):
     posterior: Posterior | None = None
     history: dict[str, Any] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
+    starts: Float[np.ndarray, "chains k"] | None = None
 
     def predict(
         self,
@@ -247,9 +251,11 @@ class FittedModel(Predictor):
         return [] if self.draws is None else self.draws.warnings()
 
     def tensors(self) -> dict[str, Tensor | np.ndarray]:
-        """Network, subspace and draws."""
+        """Network, subspace, draws, and start points of an ensemble."""
         found: dict[str, Tensor | np.ndarray] = {**network_tensors(self.network)}
         found |= add_prefix("subspace", self.subspace.tensors())
+        if self.starts is not None:
+            found["starts"] = self.starts
         if self.draws is not None:
             found |= self.draws.state()[0]
         return found
@@ -318,4 +324,5 @@ def rebuild(
         posterior,
         facts["history"],
         facts["settings"],
+        tensors["starts"].numpy() if "starts" in tensors else None,
     )

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NoReturn, Protocol, runtime_checkable
+from typing import Any, ClassVar, NoReturn, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -107,6 +107,8 @@ class Kernel(Protocol):
 @dataclass(frozen=True)
 class Sampler(Engine):
     """An engine that runs a kernel on several Markov chains."""
+
+    uses_initial: ClassVar[bool] = True
 
     @abstractmethod
     def kernel(self, posterior: Any, warmup: int) -> Kernel:
@@ -301,6 +303,13 @@ def start_points(
         InputError: start points of zero density, or of another shape.
     """
     chains, k = len(rngs), posterior.rank
+    if isinstance(initial, str) and initial == "ensemble":
+        fail(
+            "initial",
+            "'prior', 'shift' or an array (chains, k) for a posterior",
+            "'ensemble'",
+            "subbayes.fit trains the networks that chains start at",
+        )
     if isinstance(initial, str):
         z = np.zeros((chains, k))
         if initial == "prior":
