@@ -118,15 +118,23 @@ def _train_or_nan(
         if error.argument != "learning_rate":
             raise
     network = Network(module, options["parameters"], output_for(likelihood, options["output"]))
-    nothing = network.module_with(torch.full_like(network.weights, torch.nan))
-    network = Network(nothing, network.selection, network.output)
-    return TrainingResult(nothing, network, likelihood, {"train_loss": [torch.nan]}, 1)
+    return _without_weights(network, likelihood)
+
+
+def _without_weights(network: Network, likelihood: Likelihood) -> TrainingResult:
+    """The result of a member that diverged: NaN weights, and the likelihood before training."""
+    module = network.module_with(torch.full_like(network.weights, torch.nan))
+    network = Network(module, network.selection, network.output)
+    return TrainingResult(module, network, likelihood, {"train_loss": [torch.nan]}, 1)
 
 
 def _result(task: TrainableNetworks, m: int, history: History, best_epoch: int) -> TrainingResult:
     network, likelihood = task.minibatches[m].network, task.minibatches[m].likelihood
     module = network.module_with()
     trainable, likelihood_parameters, _ = task.parameters_of(m)
+    tensors = [*trainable.values(), likelihood_parameters]
+    if task.keeps_diverged and not all(bool(torch.isfinite(t).all()) for t in tensors):
+        return _without_weights(network, likelihood)
     with torch.no_grad():
         for name, parameter in module.named_parameters():
             if name in trainable:
