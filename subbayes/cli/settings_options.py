@@ -107,8 +107,9 @@ OPTIONS = {
         Option(
             "inference",
             POSTERIOR,
-            "nuts and hmc use gradients, elliptical-slice and slice do not; parallel-tempering and "
-            "smc find separate modes; laplace, vi, full-rank-vi and realnvp are approximations; "
+            "nuts, hmc and mams use gradients, as does mclmc, an approximation for many weights; "
+            "elliptical-slice and slice do not; parallel-tempering and smc find separate modes; "
+            "laplace, vi, full-rank-vi and realnvp are approximations; "
             "laplace-linearised predicts by the linearised network.",
             "NAME",
         ),

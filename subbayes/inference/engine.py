@@ -21,6 +21,8 @@ ENGINES = {
     "elliptical-slice": "samplers.elliptical_slice:EllipticalSlice",
     "nuts": "samplers.nuts:NUTS",
     "hmc": "samplers.hmc:HMC",
+    "mclmc": "samplers.mclmc:MCLMC",
+    "mams": "samplers.mams:MAMS",
     "slice": "samplers.slice:SliceSampling",
     "parallel-tempering": "samplers.parallel_tempering:ParallelTempering",
     "smc": "samplers.smc:SMC",

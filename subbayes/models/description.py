@@ -122,6 +122,8 @@ _LABELS = {
     "elliptical-slice": "ESS",
     "nuts": "NUTS",
     "hmc": "HMC",
+    "mclmc": "MCLMC",
+    "mams": "MAMS",
     "smc": "SMC",
     "laplace": "Laplace",
     "laplace-linearised": "linearised Laplace",

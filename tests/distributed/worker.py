@@ -28,6 +28,8 @@ ENGINES = {
     "elliptical-slice": {},
     "nuts": {"warmup": 30},
     "hmc": {"warmup": 30},
+    "mclmc": {"warmup": 120},
+    "mams": {"warmup": 30},
     "slice": {"warmup": 10},
     "smc": {},
     "parallel-tempering": {"warmup": 20},

@@ -73,10 +73,17 @@ class Density(Protocol):
 
 @dataclass(frozen=True)
 class Info:
-    """The report of a step: which chains finished a draw, and statistics of those draws."""
+    """The report of a step.
+
+    Attributes:
+        finished: which chains finished a draw.
+        stats: statistics of those draws.
+        evaluations: batched evaluations of the step.
+    """
 
     finished: Bool[np.ndarray, "chains"]
     stats: dict[str, np.ndarray]
+    evaluations: int = 1
 
 
 @runtime_checkable
@@ -101,7 +108,10 @@ class Kernel(Protocol):
         """The state at start points z."""
 
     def step(self, posterior: Any, state: Any, rngs: Rngs) -> tuple[Any, Info]:
-        """One batched evaluation: the new state and its report. May change `state` in place."""
+        """One batched evaluation, or as many for every chain: the new state and its report.
+
+        May change `state` in place.
+        """
 
 
 @dataclass(frozen=True)
@@ -182,7 +192,7 @@ def _run(kernel: Kernel, posterior: Density, sampling: Sampling, groups: ChainGr
                     break
                 state, info = kernel.step(posterior, state, rngs)
                 finished = info.finished & active
-                store.add(state, Info(finished, info.stats), warmup, thin)
+                store.add(state, replace(info, finished=finished), warmup, thin)
                 idle += 1
                 if idle > _MOST_STEPS:
                     _fail_without_draws(kernel)
