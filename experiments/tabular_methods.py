@@ -274,7 +274,10 @@ def _homoscedastic(
 
 
 def _parts(rows: Rows, seed: int) -> list[np.ndarray]:
-    """Rows to fit boosters to, and rows for the number of trees and the residuals."""
+    """Rows to fit boosters to, and rows for the number of trees and the residuals.
+
+    Boosters are fitted once more to all rows, with that number of trees.
+    """
     return train_test_split(rows.x, rows.y, test_size=0.1, random_state=seed)
 
 
@@ -289,10 +292,12 @@ def _xgboost(rows: Rows, seed: int, plan: Plan, settings: Record) -> Record:
         "n_jobs": torch.get_num_threads(),
     }
     kind = xgboost.XGBClassifier if rows.classes else xgboost.XGBRegressor
-    model = kind(**options | settings).fit(x, y, eval_set=[(held, known)], verbose=False)
+    early = kind(**options | settings).fit(x, y, eval_set=[(held, known)], verbose=False)
+    options |= {"n_estimators": early.best_iteration + 1, "early_stopping_rounds": None}
+    model = kind(**options | settings).fit(rows.x, rows.y)
     if rows.classes:
         return _class_scores(model.predict_proba(rows.new), rows.true)
-    return _homoscedastic(model.predict(rows.new), model.predict(held), known, rows.true)
+    return _homoscedastic(model.predict(rows.new), early.predict(held), known, rows.true)
 
 
 def _lightgbm(rows: Rows, seed: int, plan: Plan, settings: Record) -> Record:
@@ -300,14 +305,21 @@ def _lightgbm(rows: Rows, seed: int, plan: Plan, settings: Record) -> Record:
 
     x, held, y, known = _parts(rows, seed)
     kind = lightgbm.LGBMClassifier if rows.classes else lightgbm.LGBMRegressor
-    options: dict[str, Any] = {"n_estimators": plan.trees, "random_state": seed, "verbose": -1}
-    model = kind(**options | settings, n_jobs=torch.get_num_threads())
-    model.fit(
+    options: dict[str, Any] = {
+        "n_estimators": plan.trees,
+        "random_state": seed,
+        "verbose": -1,
+        "n_jobs": torch.get_num_threads(),
+    }
+    early = kind(**options | settings)
+    early.fit(
         x, y, eval_set=[(held, known)], callbacks=[lightgbm.early_stopping(50, verbose=False)]
     )
+    options["n_estimators"] = early.best_iteration_
+    model = kind(**options | settings).fit(rows.x, rows.y)
     if rows.classes:
         return _class_scores(model.predict_proba(rows.new), rows.true)
-    return _homoscedastic(model.predict(rows.new), model.predict(held), known, rows.true)
+    return _homoscedastic(model.predict(rows.new), early.predict(held), known, rows.true)
 
 
 def _catboost(rows: Rows, seed: int, plan: Plan, settings: Record) -> Record:
@@ -323,12 +335,16 @@ def _catboost(rows: Rows, seed: int, plan: Plan, settings: Record) -> Record:
         "allow_writing_files": False,
         "thread_count": torch.get_num_threads(),
     }
+    kind = catboost.CatBoostClassifier if rows.classes else catboost.CatBoostRegressor
+    if not rows.classes:
+        options["loss_function"] = "RMSEWithUncertainty"
+    early = kind(**options | settings)
+    early.fit(x, y, eval_set=(held, known))
+    options |= {"iterations": early.tree_count_, "early_stopping_rounds": None}
+    model = kind(**options | settings)
+    model.fit(rows.x, rows.y)
     if rows.classes:
-        model = catboost.CatBoostClassifier(**options | settings)
-        model.fit(x, y, eval_set=(held, known))
         return _class_scores(model.predict_proba(rows.new), rows.true)
-    model = catboost.CatBoostRegressor(loss_function="RMSEWithUncertainty", **options | settings)
-    model.fit(x, y, eval_set=(held, known))
     mean, variance = model.predict(rows.new).T
     return gaussian_scores(mean, np.sqrt(np.maximum(variance, _LEAST_VARIANCE)), rows.true)
 
@@ -382,7 +398,9 @@ METHODS = {
         _grid(temperature=(1.0, 10.0)),
         fields=("hidden", "activation", "subspace_training", "rank", "subspace_draws"),
     ),
-    "xgboost": Method("XGBoost", _xgboost, _grid(learning_rate=(0.03, 0.1), max_depth=(4, 6, 8))),
+    "xgboost": Method(
+        "XGBoost", _xgboost, _grid(learning_rate=(0.03, 0.1, 0.3), max_depth=(4, 6, 8))
+    ),
     "lightgbm": Method(
         "LightGBM", _lightgbm, _grid(learning_rate=(0.03, 0.1), num_leaves=(15, 31, 63))
     ),
