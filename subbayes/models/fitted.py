@@ -24,7 +24,7 @@ from subbayes.posterior import Posterior
 from subbayes.predictions.averaging import average
 from subbayes.predictions.predictive import Predictive
 from subbayes.priors import Normal
-from subbayes.subspace import Subspace
+from subbayes.subspace import FullSubspace, Subspace
 from subbayes.subspace import from_config as subspace_from_config
 from subbayes.utils.checks import check_device, fail
 from subbayes.utils.saving import save
@@ -168,7 +168,10 @@ class FittedModel(Predictor):
 
         `monte_carlo_error` says how many are enough. A warning says if there are fewer.
         """
-        kept = replace(self, draws=self.sampled.thin(n_draws))
+        draws = self.sampled.thin(n_draws)
+        if "warnings" in draws.meta:
+            draws = replace(draws, meta=draws.meta | {"warnings": self.warnings()})
+        kept = replace(self, draws=draws)
         if n_draws > self.default_draws:
             warn_user(
                 f"n_draws: {n_draws} is more than the {self.default_draws} draws of the model, of "
@@ -248,7 +251,10 @@ class FittedModel(Predictor):
 
     def warnings(self) -> list[str]:
         """Problems of the run, each with a remedy; empty if there are none."""
-        return [] if self.draws is None else self.draws.warnings()
+        if self.draws is None:
+            return []
+        members = self.starts is not None and isinstance(self.subspace, FullSubspace)
+        return self.draws.warnings(separate=members)
 
     def tensors(self) -> dict[str, Tensor | np.ndarray]:
         """Network, subspace, draws, and start points of an ensemble."""

@@ -148,6 +148,23 @@ def test_draws_of_all_weights_have_the_moments_of_the_linear_gaussian_posterior(
     assert np.all(np.abs(np.cov(z.T) - covariance) < 4 * np.outer(sd, sd) * np.sqrt(2 / size))
 
 
+def test_chains_of_all_weights_are_not_compared_with_each_other(fitted):
+    rng = np.random.default_rng(0)
+    z = fitted.starts[:, None] + 1e-3 * rng.standard_normal((MEMBERS, 40, fitted.subspace.rank))
+    height = rng.standard_normal((MEMBERS, 40))
+    draws = dataclasses.replace(fitted.draws, z=z, stats={"log_density": height})
+    model = dataclasses.replace(fitted, draws=draws)
+    assert model.warnings() == []
+    assert model.thin(20).warnings() == []
+    assert "R-hat" in dataclasses.replace(model, starts=None).warnings()[0]
+    height[1] += np.linspace(0, 20, 40)
+    rising = dataclasses.replace(
+        model, draws=dataclasses.replace(draws, stats={"log_density": height})
+    )
+    (warning,) = rising.warnings()
+    assert warning.startswith("the log density of 1 of 3 chains still changes (split R-hat up to")
+
+
 # --- other subspaces -----------------------------------------------------------------------------
 
 
