@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -28,8 +29,14 @@ __all__ = ["PLANS", "add_options", "run", "run_dataset"]
 
 Say = Callable[..., None]
 
-PLANS: dict[str, Plan] = {}
-"""Sizes for data sets that differ from those of `Plan`."""
+_BATCHES = replace(Plan().training, epochs=300, patience=30, batch_size=256, learning_rate=1e-2)
+_LARGE = Plan(warmup=2000, draws=100, thin=20, training=_BATCHES)
+PLANS: dict[str, Plan] = {
+    "bike": Plan(warmup=7000, thin=60, training=_BATCHES),
+    **dict.fromkeys(("protein", "adult", "bank_marketing"), _LARGE),
+    **dict.fromkeys(("dry_bean", "phoneme"), Plan(warmup=4000, thin=20)),
+}
+"""Sizes for larger data sets, by what fits into half an hour on two cores."""
 
 DEFAULT = ("airfoil", "bike")
 
@@ -83,7 +90,7 @@ def _select(name: str, method: str, rows: Rows, store: Store, plan: Plan, say: S
     candidates = METHODS[method].candidates
     if len(candidates) == 1:
         return candidates[0]
-    parts, scores = validation_rows(rows), []
+    parts, scores, plan = validation_rows(rows), [], plan.for_selection()
     for candidate in candidates:
         facts = _facts(name, method, plan, candidate) | {"kind": "validation"}
         record = store.get(

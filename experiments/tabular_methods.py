@@ -74,9 +74,9 @@ class Plan:
     )
     engine: str = "mclmc"
     engine_settings: tuple[tuple[str, Any], ...] = (("target", (0.5, 0.1)), ("metric", "prior"))
-    warmup: int = 10_000
+    warmup: int = 12_000
     draws: int = 100
-    thin: int = 50
+    thin: int = 80
     subspace_training: Training = field(
         default_factory=lambda: Training(
             epochs=300, learning_rate=5e-3, prior_scale=1.0, swa_learning_rate=1e-2
@@ -85,6 +85,10 @@ class Plan:
     rank: int = 10
     subspace_draws: int = 200
     trees: int = 2000
+
+    def for_selection(self) -> Plan:
+        """The plan with chains of a quarter of the length, with which candidates are compared."""
+        return replace(self, warmup=self.warmup // 4, thin=max(1, self.thin // 4))
 
 
 @dataclass(frozen=True)
@@ -386,7 +390,7 @@ METHODS = {
     "posterior": Method(
         "all weights, from an ensemble",
         _posterior,
-        _grid(prior=(1.0,)),
+        _grid(prior=(0.3, 0.5, 1.0)),
         fields=_NETWORKS + _SAMPLED,
     ),
     "ensemble": Method(
