@@ -186,13 +186,19 @@ class Draws:
             index=pd.Index([f"z[{i}]" for i in range(self.rank)], name="coordinate"),
         )
 
-    def warnings(self) -> list[str]:
-        """Problems of the run, each with a remedy."""
+    def warnings(self, separate: bool = False) -> list[str]:
+        """Problems of the run, each with a remedy.
+
+        Args:
+            separate: chains sample modes of their own, so that they are not compared.
+        """
         if "thinned_from" in self.meta:
             return list(self.meta.get("warnings", ()))
         if self.n_draws < 4:
             return ["fewer than 4 draws per chain: run longer (draws=...)"]
-        found = [] if self.independent else self._chain_warnings()
+        found = self._drift_warnings() if separate else []
+        if not (separate or self.independent):
+            found = self._chain_warnings()
         if self.pareto_k > 0.7:
             found.append(
                 f"Pareto k of the approximation is {self.pareto_k:.2f}, above 0.7: "
@@ -234,6 +240,20 @@ class Draws:
                 f"(draws=..., about {about})"
             )
         return found
+
+    def _drift_warnings(self) -> list[str]:
+        """Chains whose log density still changes, each by itself."""
+        heights = self.stats.get("log_density", self.stats.get("log_likelihood"))
+        if heights is None:
+            return []
+        rhat = np.array([diagnostics.rhat(one[None, :, None])[0] for one in heights])
+        n = int((rhat > 1.2).sum())
+        if not n:
+            return []
+        return [
+            f"the log density of {n} of {self.n_chains} chains still changes (split R-hat up to "
+            f"{np.nanmax(rhat):.3f}, above 1.2): warm up longer (warmup=...)"
+        ]
 
     def _stuck_warnings(self, worst: float) -> list[str]:
         """Chains that never moved, and groups of chains in separate modes."""

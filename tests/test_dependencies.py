@@ -49,7 +49,8 @@ def test_each_import_is_declared(used):
 
 def test_each_dependency_is_imported(used):
     assert declared_names(PROJECT["dependencies"]) <= used
-    beside = used | imported_names("benchmarks") | imported_names("examples") | INDIRECT
+    folders = ("benchmarks", "examples", "experiments")
+    beside = used.union(INDIRECT, *map(imported_names, folders))
     for extra, requirements in PROJECT["optional-dependencies"].items():
         if extra not in TOOLS:
             assert declared_names(requirements) <= beside, extra

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,8 +21,24 @@ from subbayes.training.many import train_many
 from subbayes.training.trainer import TrainingResult
 from subbayes.utils.checks import check_count, fail
 from subbayes.utils.seeding import derive_seed
+from subbayes.utils.warning import warn_user
 
-__all__ = ["ensemble_from_results", "deep_ensemble"]
+__all__ = ["Members", "deep_ensemble", "ensemble_from_results", "train_members"]
+
+
+@dataclass(frozen=True)
+class Members:
+    """Trained members of an ensemble.
+
+    Attributes:
+        results: what `train` returns for each member.
+        seeds: of the initial weights and the order of the data of each member.
+        retrained: numbers of the members that diverged, and were trained again from other weights.
+    """
+
+    results: tuple[TrainingResult, ...]
+    seeds: tuple[int, ...]
+    retrained: tuple[int, ...] = ()
 
 
 def deep_ensemble(
@@ -42,7 +60,8 @@ def deep_ensemble(
     $$ p(y \mid x) \approx \frac{1}{S} \sum_{s=1}^S p(y \mid f(x; w_s), \sigma_s) $$
 
     Member s is seeded by the seed and s, whatever the number of members; all are trained at once
-    if possible (see `train_many`). Each member learns its own parameters of the likelihood. The
+    if possible (see `train_many`). Each member learns its own parameters of the likelihood. A
+    member that diverges is trained once more, from other initial weights, with a warning. The
     adversarial examples of the paper are left out.
 
     Args:
@@ -61,7 +80,8 @@ def deep_ensemble(
         progress: show a progress bar; None shows it on a terminal.
 
     Raises:
-        InputError: a layer that cannot be given fresh weights, or what `train_many` raises.
+        InputError: a layer that cannot be given fresh weights, a member that diverges twice, or
+            what `train_many` raises.
 
     Example:
         >>> from subbayes.likelihoods import Gaussian
@@ -71,11 +91,49 @@ def deep_ensemble(
         >>> ensemble.predict(data[0]).n_draws
         3
     """
-    seeds = [derive_seed(seed, s) for s in range(check_count("members", members))]
-    starts = [fresh_module(module, factory, own) for own in seeds]
-    return ensemble_from_results(
-        train_many(
-            starts,
+    found = train_members(
+        module,
+        likelihood,
+        data,
+        training,
+        members=members,
+        factory=factory,
+        seed=seed,
+        validation=validation,
+        parameters=parameters,
+        output=output,
+        progress=progress,
+    )
+    return ensemble_from_results(found.results)
+
+
+def train_members(
+    module: nn.Module,
+    likelihood: str | Likelihood,
+    data: Any,
+    training: Training = Training(),
+    *,
+    members: int = 5,
+    factory: Callable[[], nn.Module] | None = None,
+    seed: int = 0,
+    validation: Any = None,
+    parameters: Selection = "all",
+    output: Callable[[Any], Tensor] | None = None,
+    progress: bool | None = None,
+) -> Members:
+    """Train the members of `deep_ensemble`, which see for the arguments and the errors.
+
+    Example:
+        >>> from subbayes.likelihoods import Gaussian
+        >>> data = torch.randn(20, 2), torch.randn(20)
+        >>> found = train_members(nn.Linear(2, 1), Gaussian(), data, Training(epochs=2), members=3)
+        >>> len(found.results), found.retrained
+        (3, ())
+    """
+
+    def trained(seeds: list[int]) -> list[TrainingResult]:
+        return train_many(
+            [fresh_module(module, factory, own) for own in seeds],
             likelihood,
             data,
             training,
@@ -84,8 +142,36 @@ def deep_ensemble(
             parameters=parameters,
             output=output,
             progress=progress,
+            keep_diverged=True,
         )
-    )
+
+    seeds = [derive_seed(seed, s) for s in range(check_count("members", members))]
+    results = trained(seeds)
+    diverged = [s for s, result in enumerate(results) if _diverged(result)]
+    if diverged:
+        others = [derive_seed(seed, s, 1) for s in diverged]
+        for s, own, result in zip(diverged, others, trained(others), strict=True):
+            seeds[s], results[s] = own, result
+        again = [s for s in diverged if _diverged(results[s])]
+        if again:
+            fail(
+                "learning_rate",
+                "a training loss that stays finite",
+                f"members of the ensemble that diverged twice ({', '.join(map(str, again))}) at "
+                f"learning rate {training.learning_rate:g}",
+                "Lower the learning rate, standardise the inputs, or set clip_norm",
+            )
+        warn_user(
+            f"members of the ensemble that diverged ({', '.join(map(str, diverged))}, counted from "
+            "0) were trained again from other initial weights; lower learning_rate to avoid it"
+        )
+    return Members(tuple(results), tuple(seeds), tuple(diverged))
+
+
+def _diverged(result: TrainingResult) -> bool:
+    """Whether the weights of a member, or its loss in their epoch, are not finite."""
+    loss = result.history["train_loss"][result.best_epoch - 1]
+    return not (math.isfinite(loss) and bool(torch.isfinite(result.network.weights).all()))
 
 
 def ensemble_from_results(

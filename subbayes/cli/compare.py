@@ -41,6 +41,7 @@ _ONE_SUBSPACE = (
     "subspace.scale_prior",
     "inference",
     "prior",
+    "sampling.initial",
 )
 _SPARSE = tuple(path for path in OPTIONS if path.startswith("sparse."))
 

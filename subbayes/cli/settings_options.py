@@ -108,8 +108,9 @@ OPTIONS = {
         Option(
             "inference",
             POSTERIOR,
-            "nuts and hmc use gradients, elliptical-slice and slice do not; parallel-tempering and "
-            "smc find separate modes; laplace, vi, full-rank-vi and realnvp are approximations; "
+            "nuts, hmc and mams use gradients, as does mclmc, an approximation for many weights; "
+            "elliptical-slice and slice do not; parallel-tempering and smc find separate modes; "
+            "laplace, vi, full-rank-vi and realnvp are approximations; "
             "laplace-linearised predicts by the linearised network.",
             "NAME",
         ),
@@ -117,6 +118,14 @@ OPTIONS = {
         Option("sampling.draws", POSTERIOR),
         Option("sampling.chains", POSTERIOR),
         Option("sampling.warmup", POSTERIOR),
+        Option(
+            "sampling.initial",
+            POSTERIOR,
+            "Where chains start: at draws from the prior, at the trained network (shift), or each "
+            "at a network of its own, trained from other initial weights (ensemble); with "
+            "--subspace full the prior of all weights is then around zero.",
+            "prior|shift|ensemble",
+        ),
         Option("sampling.seed", POSTERIOR, "Seed of all steps: equal seeds give equal results."),
         Option("members", POSTERIOR),
         Option("sparse.structure", SPARSE),

@@ -14,6 +14,8 @@ _NAMES = {
     "Laplace": "laplace.laplace",
     "LinearisedLaplace": "laplace.linearised_engine",
     "LinearisedPosterior": "laplace.linearised",
+    "MAMS": "samplers.mams",
+    "MCLMC": "samplers.mclmc",
     "MeanFieldVI": "variational.variational",
     "NUTS": "samplers.nuts",
     "ParallelTempering": "samplers.parallel_tempering",

@@ -37,8 +37,9 @@ class Sampling:
             of the engine.
         thin: keep every `thin`-th draw.
         seed: seed; every chain has its own random stream.
-        initial: "prior" (start at draws from the prior), "shift" (start at z = 0), or start
-            points of shape (chains, k).
+        initial: "prior" (start at draws from the prior), "shift" (start at z = 0), "ensemble" (in
+            `fit`: start each chain at a network of its own, trained from other initial weights), or
+            start points of shape (chains, k).
         mode: how the density is evaluated: "trace", "compile" (for long runs) or "eager".
         checkpoint: folder to save the run in and resume it from, bit for bit.
         checkpoint_seconds: time between checkpoints.
@@ -74,8 +75,9 @@ class Sampling:
             check_count("warmup", self.warmup, 0)
         if self.chain_groups is not None:
             check_count("chain_groups", self.chain_groups)
-        if isinstance(self.initial, str) and self.initial not in ("prior", "shift"):
-            fail("initial", "'prior', 'shift' or an array (chains, k)", repr(self.initial))
+        if isinstance(self.initial, str) and self.initial not in ("prior", "shift", "ensemble"):
+            expected = "'prior', 'shift', 'ensemble' or an array (chains, k)"
+            fail("initial", expected, repr(self.initial))
         check_choice("mode", self.mode, ("trace", "compile", "eager"))
         if self.checkpoint is not None and not isinstance(self.checkpoint, (str, os.PathLike)):
             fail_type("checkpoint", "the path of a folder", self.checkpoint)

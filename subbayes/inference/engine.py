@@ -21,6 +21,8 @@ ENGINES = {
     "elliptical-slice": "samplers.elliptical_slice:EllipticalSlice",
     "nuts": "samplers.nuts:NUTS",
     "hmc": "samplers.hmc:HMC",
+    "mclmc": "samplers.mclmc:MCLMC",
+    "mams": "samplers.mams:MAMS",
     "slice": "samplers.slice:SliceSampling",
     "parallel-tempering": "samplers.parallel_tempering:ParallelTempering",
     "smc": "samplers.smc:SMC",
@@ -39,10 +41,12 @@ class Engine(ABC):
     Attributes:
         name: of the method, as `fit(..., inference=name)` takes it.
         validity: "exact", "approximation" or "ensemble"; see `Draws`.
+        uses_initial: whether its chains start at `Sampling.initial`.
     """
 
     name: ClassVar[str]
     validity: ClassVar[Validity] = "exact"
+    uses_initial: ClassVar[bool] = False
 
     def check(self, rank: int | None = None) -> None:  # noqa: B027, most need no check
         """Check before training that this engine can run.
@@ -108,6 +112,7 @@ class FunctionEngine(Engine):
         'prior_draws'
     """
 
+    uses_initial: ClassVar[bool] = True
     function: Callable[[Any, Sampling], Draws]
 
     @property

@@ -53,8 +53,10 @@ __all__ = [
     "make_module",
     "predict_matrix",
     "split_validation",
+    "without_global_variance",
 ]
 
+_LEAST_VARIANCE = 1e-6
 _SPLIT_STREAM = 2  # the random stream of the seed that splits off validation rows
 
 Rows = tuple[Float[np.ndarray, "_ _"], Shaped[np.ndarray, "_"]]
@@ -149,6 +151,8 @@ def _fit_posterior(
             fail("temperature", "a number or 'loo' with weights", "'validation'")
         rows, validation = split_validation(*rows, settings)
     likelihood = make_likelihood(settings.likelihood, task, rows[1], n_classes, weights)
+    if settings.samples_noise:
+        likelihood = without_global_variance(likelihood)
     return fit(
         make_module(settings, likelihood, *rows, weights),
         rows if weights is None else Data.of(rows).weighted(weights),
@@ -245,6 +249,23 @@ def make_likelihood(
         torch.from_numpy(np.array(y, dtype=np.float64)),
         None if weights is None else torch.from_numpy(weights),
     )
+
+
+def without_global_variance(likelihood: Likelihood) -> Likelihood:
+    """The likelihood without a learned global variance, which inference in the weights fixes.
+
+    The variance that the network returns takes its place; the rest of it, 1e-6 in standardised
+    units, keeps that above 0.
+
+    Example:
+        >>> learned = Standardized(HeteroscedasticGaussian(), (0.0,), (2.0,))
+        >>> without_global_variance(learned).likelihood
+        HeteroscedasticGaussian(global_variance=1e-06)
+    """
+    inner = likelihood.likelihood if isinstance(likelihood, Standardized) else None
+    if not isinstance(likelihood, Standardized) or not isinstance(inner, HeteroscedasticGaussian):
+        return likelihood
+    return dataclasses.replace(likelihood, likelihood=HeteroscedasticGaussian(_LEAST_VARIANCE))
 
 
 def make_module(

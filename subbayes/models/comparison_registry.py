@@ -21,6 +21,7 @@ from subbayes.models.comparison_methods import (
     timed,
 )
 from subbayes.models.description import method_label
+from subbayes.models.ensemble_start import starts_at_ensemble
 from subbayes.models.fit import (
     as_prior,
     build,
@@ -84,6 +85,13 @@ class SubspaceInference(ComparedMethod):
     def check(self, setup: Setup) -> None:
         """Check what `fit` checks."""
         network, method = setup.network, self._method_for(setup)
+        if starts_at_ensemble(setup.sampling):
+            fail(
+                "initial",
+                "'prior', 'shift' or an array (chains, k) to compare methods",
+                "'ensemble'",
+                "Use subbayes.fit, which trains the networks that chains start at",
+            )
         check_temperature(self.temperature, setup.validation)
         method.check(network, setup.data, setup.training)
         outputs = check_fit(network, setup.likelihood, setup.data)

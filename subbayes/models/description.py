@@ -71,6 +71,8 @@ def _training(training: Mapping[str, Any] | None) -> str:
 def _subspace(model: FittedModel) -> str:
     k, name = model.subspace.rank, model.settings.get("subspace")
     centre = "centred at the mean of the SGD trajectory"
+    if (model.settings.get("subspace_settings") or {}).get("centre") == "zero":
+        centre = "centred at zero"
     return {
         "pca": f"the {k} leading principal components of the SGD trajectory, centred at its mean",
         "random": f"{k} random directions, {centre}",
@@ -104,6 +106,8 @@ def _inference(model: FittedModel) -> str:
     engine = draws.engine.replace("-", " ")
     how = "sampling" if draws.validity == "exact" else draws.validity
     parts = [f"{engine} {how}, {draws.n_chains} chains of {draws.n_draws} draws".lstrip()]
+    if model.starts is not None:
+        parts.append("each from a network of its own")
     if "warmup" in draws.meta:
         parts.append(f"{draws.meta['warmup']} warm-up steps each")
     if "evaluations" in draws.stats:
@@ -118,6 +122,8 @@ _LABELS = {
     "elliptical-slice": "ESS",
     "nuts": "NUTS",
     "hmc": "HMC",
+    "mclmc": "MCLMC",
+    "mams": "MAMS",
     "smc": "SMC",
     "laplace": "Laplace",
     "laplace-linearised": "linearised Laplace",

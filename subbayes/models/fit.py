@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
-import numpy as np
-import torch
 from torch import Tensor, nn
 
 from subbayes import likelihoods
@@ -19,7 +17,8 @@ from subbayes.inference.configuration import Sampling
 from subbayes.inference.engine import ENGINES, Engine, engine_of
 from subbayes.inference.tempering import choose_temperature
 from subbayes.likelihoods import Likelihood
-from subbayes.models.checkpoint import FitCheckpoint
+from subbayes.models.checkpoint import FitCheckpoint, check_saved_prior, check_saved_subspace
+from subbayes.models.ensemble_start import EnsembleStart, centred_method, ensemble_settings
 from subbayes.models.fitted import FittedModel
 from subbayes.models.trained_once import check_agreement, trained_once
 from subbayes.networks.network import Network
@@ -28,7 +27,6 @@ from subbayes.networks.token_outputs import output_for
 from subbayes.networks.validation import check_fit
 from subbayes.posterior import Posterior
 from subbayes.priors import EvidencePrior, Normal
-from subbayes.subspace import DenseSubspace, RandomSubspace, Subspace
 from subbayes.subspaces.base import FixedSubspace, SubspaceMethod
 from subbayes.subspaces.optimal import Optimal, check_size
 from subbayes.subspaces.pca import PCA
@@ -38,9 +36,6 @@ from subbayes.training.loop import LEAST_SNAPSHOTS
 from subbayes.training.pipeline import Trained, train_trajectory, without_training
 from subbayes.utils.checks import check_choice, check_positive, closest, fail, fail_type
 from subbayes.utils.keywords import suggest_keywords
-from subbayes.utils.saving import fail_checkpoint
-from subbayes.utils.schema_parts import METHODS
-from subbayes.utils.strict_json import decode, encode
 from subbayes.utils.types import Form
 from subbayes.utils.warning import warn_user, warnings_once
 
@@ -92,9 +87,9 @@ def fit(
         subspace: a name of `SUBSPACES` or a method of `subbayes.subspaces`: `PCA` (of the SGD
             trajectory), `Random`, `Curve` (of low loss to a second solution), `Optimal` (keeps
             most of the predictive covariance), `Subnetwork` (the weights that keep most of the
-            predictive variance) or `Full`; a `Subspace` (then nothing is trained; BatchNorm
-            statistics are re-estimated if its centre is not the weights of `model`); or a function
-            of the `Trained` result.
+            predictive variance) or `Full` (all weights); a `Subspace` (then nothing is trained;
+            BatchNorm statistics are re-estimated if its centre is not the weights of `model`); or
+            a function of the `Trained` result.
         inference: a name of `ENGINES` or an engine of `subbayes.inference`, such as
             `NUTS(target_acceptance=0.9)`; or a function (posterior, sampling) -> `Draws`.
         prior: of z: a scale or a `Normal`. For `Optimal`, a scale is that of the weights,
@@ -106,7 +101,9 @@ def fit(
         training: how to train; `Training(epochs=0)` for a module that is trained already, with
             `swa_epochs=0` to keep its weights (not for `PCA`).
         sampling: number of draws and chains, seed of all steps, checkpoint, progress bars. An
-            interrupted call with a checkpoint resumes there and returns the same draws.
+            interrupted call with a checkpoint resumes there and returns the same draws. With
+            `initial="ensemble"` each chain starts at a network of its own, trained as those of
+            `deep_ensemble` with the same seed; with `subspace="full"` no other network is trained.
         parameters: which parameters are weights, as for `Network`; e.g. "last-layer", or
             "adapters" for those of a fine-tuned model.
         output: picks the tensor out of what the module returns, as for `Network`.
@@ -143,7 +140,8 @@ def fit(
     likelihood = likelihood.for_outputs(outputs, data.first()[1])
     training = _or_default("training", training, Training)
     sampling = _or_default("sampling", sampling, Sampling)
-    engine, method, prior = engine_of(inference), subspace_method(subspace), as_prior(prior)
+    engine, prior = engine_of(inference), as_prior(prior)
+    method = centred_method(subspace_method(subspace), sampling)
     check_temperature(temperature, validation)
     if validation is not None and temperature != "validation":
         fail(
@@ -156,8 +154,11 @@ def fit(
     method.check(network, data, training)
     check_prior(prior, method, network, data.n, outputs)
     engine.check(method.expected_rank(network))
+    start = EnsembleStart(model, network, likelihood, data, training, sampling, method)
+    start.check(engine, prior)
 
     settings = fit_settings(likelihood, method, prior, training, sampling.seed)
+    settings |= ensemble_settings(sampling)
     check_agreement(network, data, settings, sampling, engine)
     tuned = isinstance(prior, EvidencePrior) and isinstance(likelihood, likelihoods.Gaussian)
     known = likelihood if likelihood.is_complete and not tuned else None  # cannot be saved
@@ -167,17 +168,18 @@ def fit(
         checkpoint = FitCheckpoint.of(sampling.checkpoint, network, data, inputs, settings)
         prepared = checkpoint.load(model, output, known)
         if prepared is not None:
-            _check_saved_subspace(prepared, method, network, settings, sampling.seed)
-            _check_saved_prior(prepared, method, prior, network)
+            check_saved_subspace(prepared, method, network, settings, sampling.seed)
+            check_saved_prior(prepared, method, prior, network)
     if prepared is None:
         train = partial(
             _train, model, network, likelihood, data, method, training, sampling, parameters, output
         )
-        prepared = trained_once(
-            lambda: build(train(), method, prior, settings), model, output, known
-        )
+        make = partial(build, method=method, prior=prior, settings=settings)
+        prepared = trained_once(lambda: start.fit(train, make), model, output, known)
         if checkpoint is not None:
             checkpoint.save(prepared)
+    if prepared.starts is not None:
+        sampling = dataclasses.replace(sampling, initial=prepared.starts)
     fitted = sample(prepared, data, engine, sampling, temperature, validation, checkpoint)
     _warn_of_problems(fitted)
     return fitted
@@ -373,59 +375,6 @@ def check_prior(
             "Pass the scale as a number",
         )
     check_size(network.size, rows, outputs, _covariance(prior, method))
-
-
-def _check_saved_subspace(
-    saved: FittedModel,
-    method: SubspaceMethod,
-    network: Network,
-    settings: dict[str, Any],
-    seed: int,
-) -> None:
-    """Check the subspace of a checkpoint against what the method of the call builds."""
-    space, rank = saved.subspace, method.expected_rank(network)
-    if saved.settings != decode(encode(settings)):
-        fail_checkpoint("the settings of this call", "others")
-    given = method.subspace if isinstance(method, FixedSubspace) else None
-    kind = space.config()["name"]
-    expected = given.config()["name"] if given else METHODS.get(method.name, kind)
-    if kind != expected:
-        fail_checkpoint(f"a {expected}, as this call builds", f"a {kind}")
-    # A trajectory or a Jacobian may span fewer directions.
-    fewer = isinstance(method, Optimal) or (isinstance(method, PCA) and method.rank is None)
-    if rank is not None and not (space.rank == rank or (fewer and space.rank < rank)):
-        fail_checkpoint(f"a subspace of rank {rank}, as this call builds", f"rank {space.rank}")
-    if given and not _are_equal(space, given):
-        fail_checkpoint("the subspace of this call", "another")
-    if isinstance(space, RandomSubspace) and method.name == "random" and space.seed != seed:
-        fail_checkpoint(f"the random directions of seed {seed}", f"those of seed {space.seed}")
-    dense = isinstance(space, DenseSubspace) and method.name in METHODS
-    if dense and not bool(space.basis().any(1).all()):
-        fail_checkpoint("a basis of directions", "directions of length 0")
-
-
-def _are_equal(one: Subspace, other: Subspace) -> bool:
-    """Whether subspaces have the same settings and the same tensors."""
-    a, b = one.tensors(), other.tensors()
-    return one.config() == other.config() and all(
-        torch.equal(tensor.cpu(), b[name].cpu()) for name, tensor in a.items()
-    )
-
-
-def _check_saved_prior(
-    saved: FittedModel, method: SubspaceMethod, prior: Prior, network: Network
-) -> None:
-    """Check the prior of a checkpoint against the call, which determines all but its evidence."""
-    evidence = isinstance(prior, EvidencePrior)
-    scale = 1.0 if isinstance(prior, (Normal, EvidencePrior)) else prior
-    scale = method.prior_scale(scale, network)
-    expected = prior if isinstance(prior, Normal) else method.prior(saved.subspace, scale)
-    for name in ("mean",) if evidence else ("mean", "scale", "factor"):
-        own, other = getattr(saved.prior, name), getattr(expected, name)
-        if (own is None) != (other is None) or not (
-            own is None or (own.shape == other.shape and np.allclose(own, other, rtol=1e-6))
-        ):
-            fail_checkpoint(f"the prior {expected!r} of this call", f"another {name}")
 
 
 def check_temperature(temperature: float | str, validation: Any) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from subbayes.data.data import Data
@@ -23,7 +24,7 @@ from subbayes.posterior import Posterior
 from subbayes.predictions.averaging import average
 from subbayes.predictions.predictive import Predictive
 from subbayes.priors import Normal
-from subbayes.subspace import Subspace
+from subbayes.subspace import FullSubspace, Subspace
 from subbayes.subspace import from_config as subspace_from_config
 from subbayes.utils.checks import check_device, fail
 from subbayes.utils.saving import save
@@ -50,6 +51,8 @@ class FittedModel(Predictor):
         posterior: the density; None for a model loaded without its data.
         history: losses per epoch of the training phases.
         settings: the arguments of `fit`, as values that JSON can represent.
+        starts: coordinates of the members of an ensemble that the chains start at, shape
+            (chains, k), or None.
     """
 
     kind: ClassVar[str] = "fitted-model"
@@ -63,6 +66,7 @@ class FittedModel(Predictor):
     posterior: Posterior | None = None
     history: dict[str, Any] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
+    starts: Float[np.ndarray, "chains k"] | None = None
 
     def predict(
         self,
@@ -164,7 +168,10 @@ class FittedModel(Predictor):
 
         `monte_carlo_error` says how many are enough. A warning says if there are fewer.
         """
-        kept = replace(self, draws=self.sampled.thin(n_draws))
+        draws = self.sampled.thin(n_draws)
+        if "warnings" in draws.meta:
+            draws = replace(draws, meta=draws.meta | {"warnings": self.warnings()})
+        kept = replace(self, draws=draws)
         if n_draws > self.default_draws:
             warn_user(
                 f"n_draws: {n_draws} is more than the {self.default_draws} draws of the model, of "
@@ -244,12 +251,17 @@ class FittedModel(Predictor):
 
     def warnings(self) -> list[str]:
         """Problems of the run, each with a remedy; empty if there are none."""
-        return [] if self.draws is None else self.draws.warnings()
+        if self.draws is None:
+            return []
+        members = self.starts is not None and isinstance(self.subspace, FullSubspace)
+        return self.draws.warnings(separate=members)
 
     def tensors(self) -> dict[str, Tensor | np.ndarray]:
-        """Network, subspace and draws."""
+        """Network, subspace, draws, and start points of an ensemble."""
         found: dict[str, Tensor | np.ndarray] = {**network_tensors(self.network)}
         found |= add_prefix("subspace", self.subspace.tensors())
+        if self.starts is not None:
+            found["starts"] = self.starts
         if self.draws is not None:
             found |= self.draws.state()[0]
         return found
@@ -318,4 +330,5 @@ def rebuild(
         posterior,
         facts["history"],
         facts["settings"],
+        tensors["starts"].numpy() if "starts" in tensors else None,
     )

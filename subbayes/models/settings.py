@@ -184,6 +184,13 @@ class TableSettings:
         """Fraction of the rows to hold out where validation rows are needed."""
         return 0.2 if self.training.validation is None else self.training.validation
 
+    @property
+    def samples_noise(self) -> bool:
+        """Whether all weights are sampled, from an ensemble, and with them the noise's scale."""
+        name = getattr(self.subspace, "name", self.subspace)
+        initial = self.sampling.initial
+        return name == "full" and isinstance(initial, str) and initial == "ensemble"
+
     def training_for(self, task: str, rows: int) -> Training:
         """The training for a task, with its default prior and early stopping.
 
@@ -311,6 +318,7 @@ _SAMPLED = (
     "sampling.draws",
     "sampling.chains",
     "sampling.warmup",
+    "sampling.initial",
 )
 _SWA = ("training.swa_epochs", "training.swa_learning_rate")
 

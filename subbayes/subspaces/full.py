@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
+import torch
+
+from subbayes.data.data import Data
 from subbayes.networks.network import Network
 from subbayes.subspace import FullSubspace
 from subbayes.subspaces.base import SubspaceMethod
+from subbayes.utils.checks import check_choice, fail
 
 if TYPE_CHECKING:
+    from subbayes.training.configuration import Training
     from subbayes.training.pipeline import Trained
 
 __all__ = ["Full"]
@@ -17,7 +22,16 @@ __all__ = ["Full"]
 
 @dataclass(frozen=True)
 class Full(SubspaceMethod):
-    """All weights around the SWA mean.
+    r"""All weights, $w = c + z$ with $z \sim N(0, s^2 I)$.
+
+    Attributes:
+        centre: of the prior, c: "trained", the SWA mean, or "zero", the usual prior
+            $w \sim N(0, s^2 I)$ of a Bayesian network. None is "zero" for chains that start at an
+            ensemble, and "trained" for others.
+
+    Raises:
+        InputError: another centre; "zero" for a module with BatchNorm, whose statistics belong to
+            trained weights.
 
     Example:
         >>> import torch
@@ -27,11 +41,27 @@ class Full(SubspaceMethod):
 
     name: ClassVar[str] = "full"
     spans_weights: ClassVar[bool] = True
+    centre: Literal["trained", "zero"] | None = None
+
+    def __post_init__(self) -> None:
+        check_choice("centre", self.centre, (None, "trained", "zero"))
+
+    def check(self, network: Network, data: Data, training: Training) -> None:
+        """Check that there are no BatchNorm statistics of trained weights at zero."""
+        super().check(network, data, training)
+        if self.centre == "zero" and network.has_batchnorm:
+            fail(
+                "centre",
+                "'trained' for a module with BatchNorm",
+                "'zero'",
+                "Its statistics belong to trained weights",
+            )
 
     def expected_rank(self, network: Network) -> int:
         """The number of weights."""
         return network.size
 
     def build(self, trained: Trained, prior_scale: float = 1.0) -> FullSubspace:
-        """The full space around the network's weights."""
-        return FullSubspace(trained.network.weights)
+        """The full space around zero or the network's weights."""
+        weights = trained.network.weights
+        return FullSubspace(torch.zeros_like(weights) if self.centre == "zero" else weights)

@@ -28,7 +28,7 @@ from subbayes.training.loop import History, WeightAverage, run
 from subbayes.training.many_steps import TrainableNetworks
 from subbayes.training.minibatches import Minibatches, split_validation
 from subbayes.training.trainer import SwaResult, TrainingResult, starting_point, swa, train
-from subbayes.utils.checks import check_count, fail
+from subbayes.utils.checks import InputError, check_count, fail
 from subbayes.utils.progress import progress_bar
 from subbayes.utils.seeding import fork_rng
 
@@ -46,6 +46,7 @@ def train_many(
     parameters: Selection = "all",
     output: Callable[[Any], Tensor] | None = None,
     progress: bool | None = None,
+    keep_diverged: bool = False,
 ) -> list[TrainingResult]:
     """Train several modules of one architecture, each as `train` does.
 
@@ -60,6 +61,7 @@ def train_many(
         parameters: which parameters are weights.
         output: selects the output tensor from what the module returns.
         progress: show a progress bar.
+        keep_diverged: return NaN weights for members that diverge, instead of an error.
 
     Returns:
         One result per member.
@@ -90,10 +92,12 @@ def train_many(
     task = TrainableNetworks.of(minibatches, training, held_out)
     if task is None:
         options: dict[str, Any] = {"parameters": parameters, "output": output, "progress": False}
+        single = _train_or_nan if keep_diverged else train
         return [
-            train(module, one, rows, training, seed=seed, validation=part, **options)
+            single(module, one, rows, training, seed=seed, validation=part, **options)
             for module, one, rows, part, seed in _with_progress(each, "Training", progress)
         ]
+    task.keeps_diverged = keep_diverged
     histories, epochs = run(
         task,
         training.epochs,
@@ -104,10 +108,33 @@ def train_many(
     return [_result(task, m, histories[m], epochs[m]) for m in range(len(each))]
 
 
+def _train_or_nan(
+    module: nn.Module, likelihood: Likelihood, data: Any, training: Training, **options: Any
+) -> TrainingResult:
+    """What `train` returns, or NaN weights if it diverges."""
+    try:
+        return train(module, likelihood, data, training, **options)
+    except InputError as error:
+        if error.argument != "learning_rate":
+            raise
+    network = Network(module, options["parameters"], output_for(likelihood, options["output"]))
+    return _without_weights(network, likelihood)
+
+
+def _without_weights(network: Network, likelihood: Likelihood) -> TrainingResult:
+    """The result of a member that diverged: NaN weights, and the likelihood before training."""
+    module = network.module_with(torch.full_like(network.weights, torch.nan))
+    network = Network(module, network.selection, network.output)
+    return TrainingResult(module, network, likelihood, {"train_loss": [torch.nan]}, 1)
+
+
 def _result(task: TrainableNetworks, m: int, history: History, best_epoch: int) -> TrainingResult:
     network, likelihood = task.minibatches[m].network, task.minibatches[m].likelihood
     module = network.module_with()
     trainable, likelihood_parameters, _ = task.parameters_of(m)
+    tensors = [*trainable.values(), likelihood_parameters]
+    if task.keeps_diverged and not all(bool(torch.isfinite(t).all()) for t in tensors):
+        return _without_weights(network, likelihood)
     with torch.no_grad():
         for name, parameter in module.named_parameters():
             if name in trainable:

@@ -91,6 +91,7 @@ _fitted = record(
             "training?": optional(TRAINING),
             "subspace?": text(),
             "inference?": text(),
+            "ensemble?": record(members=whole(2, 10**6)),
             "*": anything,
         }
     ),
@@ -103,6 +104,9 @@ def _fitted_tensors(facts: dict[str, Any]) -> dict[str, TensorRule]:
         where = "facts['subspace']['name']"
         raise SchemaError(where, f"{METHODS[method]} of the method {method!r}", kind)
     found = NETWORK_TENSORS | subspace_tensors(facts["subspace"])
+    if "ensemble" in facts["settings"]:
+        shape = facts["settings"]["ensemble"]["members"], facts["subspace"]["rank"]
+        found["starts"] = array(*shape, dtype="float64", below=1e18)
     if facts["draws"] is None:
         return found
     return found | draws_tensors(facts["subspace"]["rank"], facts["draws"]["prediction"])

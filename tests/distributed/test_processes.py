@@ -17,6 +17,7 @@ QUICK = [
     ["sample", "elliptical-slice", "empty"],
     ["sample", "hmc"],
     ["fitted"],
+    ["from_ensemble"],
 ]
 REFUSED = {"rows": "data", "values": "data", "weights": "model", "seed": "seed"}
 

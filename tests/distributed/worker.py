@@ -28,6 +28,8 @@ ENGINES = {
     "elliptical-slice": {},
     "nuts": {"warmup": 30},
     "hmc": {"warmup": 30},
+    "mclmc": {"warmup": 120},
+    "mams": {"warmup": 30},
     "slice": {"warmup": 10},
     "smc": {},
     "parallel-tempering": {"warmup": 20},
@@ -175,6 +177,26 @@ def fitted(folder: str = "", temperature: Any = 1.0) -> dict[str, Any]:
     return {"z": digest(model.draws.z), "mean": digest(model.predict(x[:5]).mean)}
 
 
+def from_ensemble(folder: str = "") -> dict[str, Any]:
+    """All weights, with chains that start at the members of an ensemble."""
+    model = subbayes.fit(
+        module(),
+        rows(100),
+        subspace="full",
+        inference="hmc",
+        training=Training(epochs=3),
+        sampling=Sampling(
+            draws=4,
+            chains=3,
+            warmup=2,
+            initial="ensemble",
+            progress=False,
+            checkpoint=folder or None,
+        ),
+    )
+    return {"starts": digest(model.starts), "z": digest(model.draws.z)}
+
+
 def refused(what: str) -> dict[str, Any]:
     """The error of processes that do not agree."""
     rank = distributed.current().rank
@@ -232,6 +254,7 @@ CASES: dict[str, Callable[..., dict[str, Any]]] = {
         resumed,
         killed,
         fitted,
+        from_ensemble,
         refused,
         one_fails,
         groups,

@@ -20,6 +20,7 @@ OTHERS = (
     "methods/temperature-scaling",
 )
 LONGER = (
+    "methods/all-weights",
     "methods/curves",
     "methods/linearised-laplace",
     "methods/optimal-subspace",

@@ -23,6 +23,8 @@ from subbayes.inference.laplace.linearised import linearised_laplace
 from subbayes.inference.laplace.linearised_engine import LinearisedLaplace
 from subbayes.inference.samplers.elliptical_slice import EllipticalSlice
 from subbayes.inference.samplers.hmc import HMC
+from subbayes.inference.samplers.mams import MAMS
+from subbayes.inference.samplers.mclmc import MCLMC
 from subbayes.inference.samplers.nuts import NUTS
 from subbayes.inference.samplers.parallel_tempering import ParallelTempering
 from subbayes.inference.samplers.slice import SliceSampling
@@ -305,7 +307,15 @@ MODELS: dict[str, Example] = {
             partial(_resume_sampling, engine=engine, draws=4),
             partial(_resume_sampling, engine=engine),  # further, so that the state is used
         )
-        for engine in (EllipticalSlice(), SliceSampling(), NUTS(), HMC(), ParallelTempering(4))
+        for engine in (
+            EllipticalSlice(),
+            SliceSampling(),
+            NUTS(),
+            HMC(),
+            MCLMC(),
+            MAMS(),
+            ParallelTempering(4),
+        )
     },
     "trained": Example(_resume_fit, _resume_fit),
     "temperature": Example(_resume_fit, _resume_fit),

@@ -22,6 +22,8 @@ from subbayes import InputError
 from subbayes.inference.samplers.chains import Info
 from subbayes.inference.samplers.elliptical_slice import EllipticalSlice
 from subbayes.inference.samplers.hmc import HMC
+from subbayes.inference.samplers.mams import MAMS
+from subbayes.inference.samplers.mclmc import MCLMC
 from subbayes.inference.samplers.nuts import NUTS
 from subbayes.inference.samplers.parallel_tempering import ParallelTempering
 from subbayes.inference.samplers.slice import SliceSampling
@@ -408,7 +410,16 @@ def statistics_as_flags(tensors: Tensors, facts: Facts) -> None:
 
 
 ENGINES = {
-    e.name: e for e in (NUTS(), HMC(), SliceSampling(), ParallelTempering(4), EllipticalSlice())
+    e.name: e
+    for e in (
+        NUTS(),
+        HMC(),
+        MCLMC(),
+        MAMS(),
+        SliceSampling(),
+        ParallelTempering(4),
+        EllipticalSlice(),
+    )
 }
 
 
@@ -445,6 +456,12 @@ def test_checkpoints_of_other_chains_and_statistics_are_refused(
         ("nuts", "n_uniforms", 10**6),
         ("hmc", "steps", 10**9),
         ("hmc", "z", np.inf),
+        ("mclmc", "direction", 2.0),
+        ("mclmc", "step", 1e3),
+        ("mclmc", "length", -1.0),
+        ("mclmc", "restarts", 10**9),
+        ("mams", "kinetic", np.nan),
+        ("mams", "steps", 10**9),
         ("slice", "coordinate", 7),
         ("slice", "high", np.inf),
         ("slice", "low", -1e300),

@@ -12,6 +12,8 @@ from oracles import check_moments
 
 from subbayes.inference import (
     HMC,
+    MAMS,
+    MCLMC,
     NUTS,
     SMC,
     EllipticalSlice,
@@ -80,6 +82,8 @@ FORMS = {
     [
         NUTS(),
         HMC(),
+        MCLMC(target=1e-5),
+        MAMS(),
         SliceSampling(),
         EllipticalSlice(),
         pytest.param(ParallelTempering(), marks=pytest.mark.slow),
@@ -88,7 +92,7 @@ FORMS = {
     ids=lambda engine: engine.name,
 )
 def test_engines_sample_a_correlated_gaussian(engine):
-    if isinstance(engine, (NUTS, HMC)):
+    if isinstance(engine, (NUTS, HMC, MCLMC, MAMS)):
         density = from_log_prob(with_torch, 3, base=BASE)
     else:  # many evaluations
         density = from_log_prob(all_with_numpy, 3, library="numpy", vectorized=True, base=BASE)

@@ -839,6 +839,8 @@ def test_custom_engine_and_function():
         "elliptical-slice",
         "nuts",
         "hmc",
+        "mclmc",
+        "mams",
         "slice",
         "parallel-tempering",
         "smc",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from jaxtyping import Float
@@ -58,6 +58,7 @@ class BlackJAX(ExternalSampler):
     """
 
     name = "blackjax"
+    uses_initial: ClassVar[bool] = True
     target_acceptance: float = 0.8
     dense: bool = False
 

@@ -25,10 +25,12 @@ __all__ = [
     "Schedule",
     "initial_fields",
     "limits",
-    "preferred_metric",
     "apply_factor",
     "apply_transposed_factor",
+    "cholesky",
+    "preferred_metric",
     "update",
+    "update_window",
 ]
 
 Metric = Literal["diagonal", "dense"]
@@ -243,7 +245,7 @@ def update(
     schedule = Schedule.of(warmup)
     rows, acceptance = rows[adapting], acceptance[adapting]
     _dual_averaging(s, rows, target - acceptance)
-    _update_window(s, rows[s.count[rows] > schedule.first])
+    update_window(s, rows[s.count[rows] > schedule.first])
     closing = rows[[count in schedule.ends for count in s.count[rows].tolist()]]
     if closing.size:
         _new_metric(s, closing, prior_scale(posterior))
@@ -262,8 +264,8 @@ def _dual_averaging(s: Any, rows: np.ndarray, excess: np.ndarray) -> None:
     s.step[rows] = np.exp(log_step)
 
 
-def _update_window(s: Any, rows: np.ndarray) -> None:
-    """Welford's update of the window's mean and scatter."""
+def update_window(s: Any, rows: Int[np.ndarray, "c"]) -> None:
+    """Add points to the windows of the chains `rows`: Welford's update of mean and scatter."""
     if not rows.size:
         return
     s.window[rows] += 1
@@ -285,7 +287,7 @@ def _new_metric(s: Any, rows: np.ndarray, scale: Float[np.ndarray, "k"]) -> None
     own = np.maximum(found * np.eye(k) if dense else found, least)
     target = np.where(known.reshape(n.shape), target, own)
     covariance = weight * found + (1 - weight) * target
-    s.factor[rows] = _cholesky(covariance) if dense else np.sqrt(covariance)
+    s.factor[rows] = cholesky(covariance) if dense else np.sqrt(covariance)
     for name in ("window", "window_mean", "window_spread", "updates", "excess"):
         getattr(s, name)[rows] = 0
     s.step[rows] = k**-0.25
@@ -293,7 +295,12 @@ def _new_metric(s: Any, rows: np.ndarray, scale: Float[np.ndarray, "k"]) -> None
     s.centre[rows] = s.log_step_mean[rows] + np.log(2)
 
 
-def _cholesky(covariance: Float[np.ndarray, "c k k"]) -> Float[np.ndarray, "c k k"]:
+def cholesky(covariance: Float[np.ndarray, "c k k"]) -> Float[np.ndarray, "c k k"]:
+    """Cholesky factors of covariances of windows.
+
+    Raises:
+        InputError: a singular covariance.
+    """
     try:
         return np.linalg.cholesky(covariance)
     except np.linalg.LinAlgError:

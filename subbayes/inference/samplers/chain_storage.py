@@ -34,7 +34,7 @@ class Store:
 
     def add(self, state: Any, info: Info, warmup: int, thin: int) -> None:
         """Add the draws that a step has finished."""
-        self.evaluations += 1
+        self.evaluations += info.evaluations
         if not info.finished.any():
             return
         self.count += info.finished

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NoReturn, Protocol, runtime_checkable
+from typing import Any, ClassVar, NoReturn, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -73,10 +73,17 @@ class Density(Protocol):
 
 @dataclass(frozen=True)
 class Info:
-    """The report of a step: which chains finished a draw, and statistics of those draws."""
+    """The report of a step.
+
+    Attributes:
+        finished: which chains finished a draw.
+        stats: statistics of those draws.
+        evaluations: batched evaluations of the step.
+    """
 
     finished: Bool[np.ndarray, "chains"]
     stats: dict[str, np.ndarray]
+    evaluations: int = 1
 
 
 @runtime_checkable
@@ -101,12 +108,17 @@ class Kernel(Protocol):
         """The state at start points z."""
 
     def step(self, posterior: Any, state: Any, rngs: Rngs) -> tuple[Any, Info]:
-        """One batched evaluation: the new state and its report. May change `state` in place."""
+        """One batched evaluation, or as many for every chain: the new state and its report.
+
+        May change `state` in place.
+        """
 
 
 @dataclass(frozen=True)
 class Sampler(Engine):
     """An engine that runs a kernel on several Markov chains."""
+
+    uses_initial: ClassVar[bool] = True
 
     @abstractmethod
     def kernel(self, posterior: Any, warmup: int) -> Kernel:
@@ -180,7 +192,7 @@ def _run(kernel: Kernel, posterior: Density, sampling: Sampling, groups: ChainGr
                     break
                 state, info = kernel.step(posterior, state, rngs)
                 finished = info.finished & active
-                store.add(state, Info(finished, info.stats), warmup, thin)
+                store.add(state, replace(info, finished=finished), warmup, thin)
                 idle += 1
                 if idle > _MOST_STEPS:
                     _fail_without_draws(kernel)
@@ -301,6 +313,13 @@ def start_points(
         InputError: start points of zero density, or of another shape.
     """
     chains, k = len(rngs), posterior.rank
+    if isinstance(initial, str) and initial == "ensemble":
+        fail(
+            "initial",
+            "'prior', 'shift' or an array (chains, k) for a posterior",
+            "'ensemble'",
+            "subbayes.fit trains the networks that chains start at",
+        )
     if isinstance(initial, str):
         z = np.zeros((chains, k))
         if initial == "prior":

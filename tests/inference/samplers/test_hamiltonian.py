@@ -11,7 +11,7 @@ from oracles import LinearGaussian, check_moments, sample
 from scipy import stats
 
 from subbayes.draws import Draws
-from subbayes.inference.samplers.adaptation import Schedule, _cholesky
+from subbayes.inference.samplers.adaptation import Schedule, cholesky
 from subbayes.inference.samplers.hmc import HMC
 from subbayes.inference.samplers.nuts import NUTS, _tables
 from subbayes.priors import Normal
@@ -257,7 +257,7 @@ def test_a_singular_mass_matrix():
     )
     for bad in (np.zeros((2, 2)), np.ones((2, 2)), np.diag([1.0, -1e-9])):
         with pytest.raises(InputError, match=expected):
-            _cholesky(np.stack([np.eye(2), bad]))
+            cholesky(np.stack([np.eye(2), bad]))
 
 
 @engines

@@ -16,6 +16,8 @@ from subbayes.inference.samplers.chain_storage import Store
 from subbayes.inference.samplers.chains import chain_generators, start_points
 from subbayes.inference.samplers.elliptical_slice import EllipticalSlice
 from subbayes.inference.samplers.hmc import HMC
+from subbayes.inference.samplers.mams import MAMS
+from subbayes.inference.samplers.mclmc import MCLMC
 from subbayes.inference.samplers.nuts import NUTS
 from subbayes.inference.samplers.parallel_tempering import ParallelTempering
 from subbayes.inference.samplers.slice import SliceSampling
@@ -31,6 +33,11 @@ ENGINES = {
     "slice-dense": SliceSampling(metric="dense"),
     "hmc": HMC(),
     "hmc-diagonal": HMC(metric="diagonal"),
+    "mclmc": MCLMC(),
+    "mclmc-diagonal": MCLMC(metric="diagonal", length="scale", integrator="leapfrog"),
+    "mclmc-prior": MCLMC(metric="prior", target=(0.5, 0.1)),
+    "mams": MAMS(),
+    "mams-diagonal": MAMS(metric="diagonal", integrator="leapfrog"),
     "nuts": NUTS(),
     "nuts-diagonal": NUTS(metric="diagonal", max_depth=3),
     "parallel-tempering": ParallelTempering(4),
@@ -49,7 +56,7 @@ DENSITIES = {
     "normal": Toy(3),
     "narrow": Narrow(2, temperature=2.0),
     "banana": Banana(2),
-    "half": Half(1),
+    "half": Half(2),
 }
 
 
@@ -89,6 +96,10 @@ POSSIBLE = {
     "gradient": ANY_NUMBER,
     "z": ANY_NUMBER,
     "points": ANY_NUMBER,
+    "start": ANY_NUMBER,
+    "value": ANY_NUMBER,  # of the log density where a chain of MCLMC is
+    # The covariance of a Laplace approximation, which the mass matrix no longer follows.
+    **dict.fromkeys(("target", "laplace"), ("huge", "zero", "largest")),
     # Ellipses pass through draws of any Gaussian.
     "direction": ANY_NUMBER,
     # A log density may be of any sign; a search may be at any angle of a bracket that contains 0.
@@ -116,6 +127,7 @@ POSSIBLE = {
     "excess": ("zero",),  # of the acceptance, which may be as wanted
     "acceptance": ("zero",),  # of points of very low density
     # Nothing has happened yet: the counts of a new round, draw or line.
+    "restarts": ("zero",),
     **dict.fromkeys(("steps", "trips", "origin", "moves_left", "spent", "moves_made"), ("zero",)),
 }
 """Changes of a field that yield what a run can have, with the reasons."""
@@ -123,7 +135,7 @@ POSSIBLE = {
 
 def interrupted(engine, posterior, path, steps=700, **options):
     """The content of a checkpoint of chains that are amid their draws."""
-    name = "value_and_grad" if engine.name in ("hmc", "nuts") else "log_likelihood"
+    name = "value_and_grad" if engine.name in ("hmc", "nuts", "mclmc", "mams") else "log_likelihood"
     evaluate, calls = getattr(posterior, name), [0]
 
     def interrupting(z):
@@ -140,7 +152,7 @@ def interrupted(engine, posterior, path, steps=700, **options):
 
 
 @pytest.mark.parametrize(
-    "engine", ["elliptical-slice", "slice", "hmc", "nuts", "parallel-tempering"]
+    "engine", ["elliptical-slice", "slice", "hmc", "mclmc", "mams", "nuts", "parallel-tempering"]
 )
 @pytest.mark.parametrize("warmup", [40, pytest.param(1000, marks=pytest.mark.slow)])
 def test_changed_fields_are_refused(engine, warmup, tmp_path, monkeypatch):

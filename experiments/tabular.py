@@ -1,0 +1,163 @@
+"""Tables of numbers and labels: all weights from an ensemble beside boosters, forests and others.
+
+The protocol is that of the benchmark of bde (Sommer et al. 2025): a fifth of the rows is the test
+part, columns are standardised by the training rows, networks have four hidden layers of 16 units,
+ensembles have ten members, and each method runs with five seeds. Where a method has several
+candidates, its settings are those of the best score on a fifth of the training rows, which is
+recorded before a test row is read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from experiments.store import Record, Store, key_of, versions
+from experiments.tables import add_write_option, publish
+from experiments.tabular_data import DATASETS, Rows, rows_of, validation_rows
+from experiments.tabular_methods import METHODS, Plan, run_method
+from experiments.tabular_page import markdown, summary
+from experiments.uci import split_names
+from subbayes.utils.checks import check_choice, check_count
+
+__all__ = ["PLANS", "add_options", "run", "run_dataset"]
+
+Say = Callable[..., None]
+
+_BATCHES = replace(Plan().training, epochs=300, patience=30, batch_size=256, learning_rate=1e-2)
+_LARGE = Plan(warmup=2000, draws=100, thin=20, training=_BATCHES)
+PLANS: dict[str, Plan] = {
+    "bike": Plan(warmup=7000, thin=60, training=_BATCHES),
+    **dict.fromkeys(("protein", "adult", "bank_marketing"), _LARGE),
+    **dict.fromkeys(("dry_bean", "phoneme"), Plan(warmup=4000, thin=20)),
+}
+"""Sizes for larger data sets, by what fits into half an hour on two cores."""
+
+DEFAULT = ("airfoil", "bike")
+
+
+def run_dataset(
+    name: str,
+    rows: Callable[[int], Rows],
+    store: Store,
+    methods: Sequence[str],
+    seeds: int,
+    plan: Plan,
+    say: Say,
+) -> list[Record]:
+    """Return the records of a data set, computing those that are missing.
+
+    Args:
+        name: of the data set.
+        rows: returns its rows for a seed.
+        store: of the records.
+        methods: names of methods.
+        seeds: number of seeds.
+        plan: sizes of the methods.
+        say: prints a line.
+    """
+    found = []
+    for method in methods:
+        settings = _select(name, method, rows(0), store, plan, say)
+        for seed in range(check_count("seeds", seeds)):
+            parts = rows(seed)
+            facts = _facts(name, method, plan, settings) | {"seed": seed}
+            found.append(
+                store.get(
+                    key_of(f"{name}-{method}-{seed}", facts),
+                    lambda facts=facts, parts=parts: (
+                        facts
+                        | {
+                            "kind": "test",
+                            "threads": torch.get_num_threads(),
+                            "versions": versions(),
+                        }
+                        | run_method(facts["method"], parts, facts["seed"], plan, facts["settings"])
+                    ),
+                    lambda record: say(_line(record)),
+                )
+            )
+    return found
+
+
+def _select(name: str, method: str, rows: Rows, store: Store, plan: Plan, say: Say) -> Record:
+    """The candidate with the best score on validation rows, with the first seed."""
+    candidates = METHODS[method].candidates
+    if len(candidates) == 1:
+        return candidates[0]
+    parts, scores, plan = validation_rows(rows), [], plan.for_selection()
+    for candidate in candidates:
+        facts = _facts(name, method, plan, candidate) | {"kind": "validation"}
+        record = store.get(
+            key_of(f"{name}-{method}-validation", facts),
+            lambda facts=facts: facts | run_method(method, parts, 0, plan, facts["settings"]),
+        )
+        scores.append(record["nll"])
+    best = candidates[min(range(len(scores)), key=scores.__getitem__)]
+    say(f"{name} {METHODS[method].label}: {best} of {len(candidates)} candidates")
+    return best
+
+
+def _facts(name: str, method: str, plan: Plan, settings: Record) -> Record:
+    """What determines a record."""
+    sizes = dataclasses.asdict(plan)
+    return {
+        "dataset": name,
+        "method": method,
+        "settings": settings,
+        "plan": {key: sizes[key] for key in METHODS[method].fields},
+    }
+
+
+def _line(record: Record) -> str:
+    scores = ("rmse", "nll", "nll_mixture", "coverage", "crps", "brier")
+    shown = ", ".join(f"{key} {record[key]:.4f}" for key in scores if key in record)
+    label, seconds = METHODS[record["method"]].label, record["seconds"]["total"]
+    return f"{record['dataset']} {label} {record['seed']}: {shown}, {seconds:.1f} s"
+
+
+# --- the command ----------------------------------------------------------------------------------
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of this experiment."""
+    parser.add_argument(
+        "--only",
+        default=",".join(DEFAULT),
+        help=f"data sets, separated by commas, of {', '.join(DATASETS)} (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--methods",
+        default=",".join(METHODS),
+        help=f"methods, separated by commas, of {', '.join(METHODS)} (default: all)",
+    )
+    parser.add_argument("--seeds", type=int, default=5, help="number of seeds of each method")
+    parser.add_argument("--threads", type=int, default=2, help="threads of each method")
+    add_write_option(parser)
+
+
+def run(options: argparse.Namespace, say: Say, plan: Plan | None = None) -> Record:
+    """Compute the missing records and print the tables; return a summary."""
+    names = split_names(options.only, DATASETS)
+    methods = options.methods.split(",")
+    for method in methods:
+        check_choice("methods", method, METHODS)
+    torch.set_num_threads(check_count("threads", options.threads))
+    found = {}
+    for name in names:
+        found[name] = run_dataset(
+            name,
+            lambda seed, name=name: rows_of(name, seed, options.data_dir),
+            Store(Path(options.results) / f"{name}.json"),
+            methods,
+            options.seeds,
+            plan or PLANS.get(name, Plan()),
+            say,
+        )
+    publish(markdown(found, options.data_dir), "tables", options.write, say)
+    return summary(found)

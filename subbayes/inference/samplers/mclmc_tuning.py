@@ -1,0 +1,323 @@
+r"""Step size, length and mass matrix of MCLMC, tuned in warm-up, chain by chain.
+
+The energy error $\Delta$ of a step has a variance that grows like $\epsilon^6$, so that the step
+size at which $\mathrm{Var}[\Delta] / d$ is the target $\tau$ is estimated from every step,
+
+$$ \epsilon^6 = \tau \Big/ \sum_i \omega_i \frac{\Delta_i^2}{d\, \epsilon_i^6}, \qquad
+   \omega_i \propto \Bigl(\tfrac{149}{151}\Bigr)^{n - i}
+   \exp\Bigl[-\tfrac12 \bigl(\tfrac19 \log \tfrac{\Delta_i^2}{d \tau}\bigr)^2\Bigr], $$
+
+with weights that forget old steps and trust errors far from the target less. The mass matrix is the
+covariance of two windows, and the length over which directions are forgotten $\sqrt{d}$ in its
+coordinates, then 0.4 times the autocorrelation length of the last fifth of the warm-up.
+
+Robnik and Seljak (2024), *Fluctuation without dissipation*, section 4; Sommer et al. (2025),
+*Microcanonical Langevin ensembles*, for targets that fall linearly.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from subbayes.diagnostics import ess_mean
+from subbayes.inference.samplers.adaptation import cholesky, update_window
+from subbayes.inference.samplers.chains import Density, Rngs, prior_scale
+from subbayes.inference.samplers.hamiltonian import CURVATURE, GradientDensity, check_gradient
+from subbayes.inference.samplers.laplace_start import Points, laplace_start
+from subbayes.inference.samplers.state_limits import between, close, finite
+from subbayes.utils.checks import fail
+
+if TYPE_CHECKING:
+    from subbayes.inference.samplers.chain_storage import Store
+
+__all__ = ["Phases", "Tuner", "Tuning"]
+
+_DECAY = 149 / 151  # of weights in a step: about 150 steps count
+_FAST_DECAY = 9 / 11  # before the first window, where chains come from start points far out
+_TRUST = 9.0  # of the logarithm of squared errors over their target
+_LEAST_ERROR = 1e-8  # squared, over the target
+_SEED_WEIGHT, _RESTART_WEIGHT = 1.0, 20.0  # of a step size that is set, in steps
+_SMALLEST, _LARGEST = 1e-40, 1e40  # step sizes, whose sixth powers are finite
+_TRACE, _TRACED = 512, 32  # points and coordinates of the autocorrelation
+_SHARE = 0.4  # of the autocorrelation length
+_WIDEST = 10.0  # factor between the tuned length and that of the scale
+_CORRELATED = 20.0  # steps of a window that count as one draw
+_LEAST_VARIANCE = 1e-20  # in units of the prior's
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """State of each chain's tuning, which the kernel extends with its own state."""
+
+    count: Int[np.ndarray, "chains"]  # steps finished
+    step: Float[np.ndarray, "chains"]  # step size in use
+    length: Float[np.ndarray, "chains"]  # distance over which directions are forgotten
+    error_sum: Float[np.ndarray, "chains"]  # weighted squared errors over d and step size^6
+    weight_sum: Float[np.ndarray, "chains"]
+    window: Int[np.ndarray, "chains"]  # steps in the current window
+    window_mean: Float[np.ndarray, "chains k"]
+    window_spread: Float[np.ndarray, "chains *kk"]  # scatter: (chains, k), or (chains, k, k)
+    factor: Float[np.ndarray, "chains *kk"]  # L of the inverse mass matrix, diagonal or dense
+    laplace: Float[np.ndarray, "chains *kk"]  # covariance that windows shrink to; 0 if unknown
+    trace: Float[np.ndarray, "chains points coordinates"]  # for the autocorrelation
+
+
+@dataclass(frozen=True)
+class Phases:
+    """The phases of a warm-up, as numbers of finished steps.
+
+    Attributes:
+        begin: the first window begins.
+        ends: the windows end; empty for a warm-up of fewer than 100 steps.
+        trace: the recording for the autocorrelation begins.
+        stride: steps between its points.
+        points: number of its points.
+    """
+
+    begin: int
+    ends: tuple[int, ...]
+    trace: int
+    stride: int
+    points: int
+
+    @classmethod
+    def of(cls, warmup: int, traced: bool = True) -> Phases:
+        """Windows from 10 to 30 % and to 70 % of a warm-up, and a trace from 80 % to its end.
+
+        Example:
+            >>> Phases.of(1000)
+            Phases(begin=100, ends=(300, 700), trace=800, stride=1, points=200)
+        """
+        if warmup < 100:
+            return cls(warmup, (), warmup, 1, 0)
+        start = int(0.8 * warmup)
+        stride = -(-(warmup - start) // _TRACE)
+        points = (warmup - start) // stride if traced else 0
+        return cls(int(0.1 * warmup), (int(0.3 * warmup), int(0.7 * warmup)), start, stride, points)
+
+
+@dataclass(frozen=True)
+class Tuner:
+    """Settings of the tuning; see `MCLMC`.
+
+    Attributes:
+        warmup: steps in which a chain is tuned.
+        metric: "prior", "diagonal" or "dense".
+        first_target: of the variance of the energy error per coordinate, at the start.
+        last_target: at the end of the warm-up and after it.
+        step_size: the first step size; None finds one.
+        length: the length; None for the square root of the number of coordinates.
+        traced: tune the length by the autocorrelation.
+    """
+
+    warmup: int
+    metric: str
+    first_target: float
+    last_target: float
+    step_size: float | None
+    length: float | None
+    traced: bool
+
+    @property
+    def phases(self) -> Phases:
+        """The phases of the warm-up."""
+        return Phases.of(self.warmup, self.traced)
+
+    def target(self, count: Int[np.ndarray, "c"]) -> Float[np.ndarray, "c"]:
+        """The target after some finished steps, which changes linearly over the warm-up."""
+        done = np.minimum(count / self.warmup, 1.0) if self.warmup else np.ones(len(count))
+        return np.asarray(self.first_target + done * (self.last_target - self.first_target))
+
+    def first_step(self, k: int) -> float:
+        """A step size that fits a standard normal density of k coordinates."""
+        return float(self.step_size or 0.5 * np.sqrt(k) * self.first_target ** (1 / 6))
+
+    def initial_fields(
+        self, posterior: GradientDensity, z: Float[np.ndarray, "chains k"], rngs: Rngs
+    ) -> tuple[Points, dict[str, Any]]:
+        """Start points, which a warm-up moves as in HMC, and the fields of `Tuning`.
+
+        Raises:
+            InputError: a density without gradients, or one that is not finite there.
+        """
+        check_gradient(posterior)
+        (chains, k), scale = z.shape, prior_scale(posterior)
+        start = Points.at(posterior, z)
+        bad = ~np.isfinite(start.value)
+        if bad.any():
+            fail(
+                "initial",
+                "start points where the gradient of the log density is finite",
+                f"one that is not at {int(bad.sum())} of {chains}",
+                "Start elsewhere, or use EllipticalSlice, which needs no gradient",
+            )
+        dense = self.metric == "dense"
+        shape = (chains, k, k) if dense else (chains, k)
+        factor = np.broadcast_to(np.diag(scale) if dense else scale, shape).copy()
+        laplace = np.zeros(shape)
+        if self.warmup and self.metric != "prior" and k <= CURVATURE:
+            start, d, found = laplace_start(posterior, start, scale, rngs)
+            own = d[found]
+            laplace[found] = own @ own.transpose(0, 2, 1) if dense else np.square(own).sum(2)
+            factor[found] = own if dense else np.sqrt(laplace[found])
+        none = np.zeros(chains, dtype=np.int64)
+        fields = {
+            "count": none,
+            "step": np.full(chains, self.first_step(k)),
+            "length": np.full(chains, self.length or np.sqrt(k)),
+            "error_sum": np.zeros(chains),
+            "weight_sum": np.zeros(chains),
+            "window": none,
+            "window_mean": np.zeros((chains, k)),
+            "window_spread": np.zeros(shape),
+            "factor": factor,
+            "laplace": laplace,
+            "trace": np.zeros((chains, self.phases.points, min(k, _TRACED))),
+        }
+        return start, fields
+
+    def set_step(self, s: Any, rows: Any, step: Any, weight: float = _SEED_WEIGHT) -> None:
+        """Set step sizes of the chains `rows`, as if `weight` steps had suggested them."""
+        s.step[rows] = np.clip(step, _SMALLEST, _LARGEST)
+        s.weight_sum[rows] = weight
+        s.error_sum[rows] = self.target(s.count[rows]) * weight / s.step[rows] ** 6
+
+    def halve_step(self, s: Any, rows: Bool[np.ndarray, "chains"]) -> None:
+        """Halve the step sizes of chains whose step has failed."""
+        self.set_step(s, rows, 0.5 * s.step[rows], _RESTART_WEIGHT)
+
+    def update(
+        self,
+        posterior: Density,
+        s: Any,
+        finished: Bool[np.ndarray, "chains"],
+        error: Float[np.ndarray, "chains"],
+    ) -> None:
+        """Count the steps that have finished, and tune in warm-up, in place."""
+        tuned = finished & (s.count < self.warmup)
+        np.add(s.count, finished, out=s.count)
+        if not tuned.any():
+            return
+        rows = tuned.nonzero()[0]
+        self._tune_step(s, rows, error[rows])
+        phases, count = self.phases, s.count[rows]
+        if phases.ends:
+            inside = (count > phases.begin) & (count <= phases.ends[-1])
+            if inside.any():
+                update_window(s, rows[inside])
+                closing = rows[np.isin(count, phases.ends)]
+                if closing.size:
+                    self._close_window(s, closing, prior_scale(posterior))
+        if phases.points and (count > phases.trace).any():
+            self._record(s, rows, phases)
+
+    def _tune_step(self, s: Any, rows: Int[np.ndarray, "c"], error: Float[np.ndarray, "c"]) -> None:
+        k, target = s.z.shape[1], self.target(s.count[rows])
+        square = np.maximum(np.square(error) / k, _LEAST_ERROR * target)
+        weight = np.exp(-0.5 * np.square(np.log(square / target) / _TRUST))
+        decay = np.where(s.count[rows] <= self.phases.begin, _FAST_DECAY, _DECAY)
+        total = decay * s.error_sum[rows] + weight * square / s.step[rows] ** 6
+        weights = decay * s.weight_sum[rows] + weight
+        step = np.clip((target * weights / total) ** (1 / 6), _SMALLEST, _LARGEST)
+        s.weight_sum[rows] = weights
+        s.error_sum[rows] = target * weights / step**6
+        s.step[rows] = step
+
+    def _close_window(
+        self, s: Any, rows: Int[np.ndarray, "c"], scale: Float[np.ndarray, "k"]
+    ) -> None:
+        """Set the mass matrix, or the length in units of the prior's, from a window."""
+        k, dense = len(scale), s.window_spread.ndim == 3
+        n = s.window[rows].astype(np.float64).reshape(-1, *[1] * (s.window_spread.ndim - 1))
+        found = s.window_spread[rows] / np.maximum(n - 1, 1)
+        for name in ("window", "window_mean", "window_spread"):
+            getattr(s, name)[rows] = 0
+        if self.metric == "prior":
+            if self.length is None:
+                length = np.sqrt((found / np.square(scale)).sum(1))
+                s.length[rows] = np.maximum(length, 1e-3 * np.sqrt(k))
+            return
+        least = _LEAST_VARIANCE * (np.diag(scale**2) if dense else scale**2)
+        own = np.maximum(found * np.eye(k) if dense else found, least)
+        known = s.laplace[rows].reshape(len(rows), -1).any(1).reshape(n.shape)
+        weight = n / (n + _CORRELATED * (k if dense else 1))
+        covariance = weight * found + (1 - weight) * np.where(known, s.laplace[rows], own)
+        covariance = np.maximum(covariance, least) if not dense else covariance
+        s.factor[rows] = cholesky(covariance) if dense else np.sqrt(covariance)
+        self.set_step(s, rows, self.step_size or self.first_step(k))
+
+    def _record(self, s: Any, rows: Int[np.ndarray, "c"], phases: Phases) -> None:
+        """Record points, and set the length when the warm-up ends."""
+        place, phase = np.divmod(s.count[rows] - phases.trace, phases.stride)
+        due = (phase == 0) & (place >= 1) & (place <= phases.points)
+        which = _traced_coordinates(s.z.shape[1])
+        s.trace[rows[due], place[due] - 1] = s.z[rows[due]][:, which]
+        for c in rows[s.count[rows] == self.warmup]:
+            steps = phases.points * phases.stride
+            size = np.asarray(ess_mean(s.trace[c][None]))
+            size = size[np.isfinite(size) & (size > 0)]
+            if size.size and self.length is None:
+                found = _SHARE * s.step[c] * float(np.mean(steps / size))
+                s.length[c] = np.clip(found, s.length[c] / _WIDEST, s.length[c] * _WIDEST)
+            s.trace[c] = 0.0
+
+    def tuning_limits(self, posterior: Density, s: Any, store: Store) -> dict[str, Any]:
+        """Whether the fields of `Tuning` can be those of a run, by name."""
+        k, count, phases = s.z.shape[1], store.count, self.phases
+        dense = s.factor.ndim == 3
+        shape = (-1, *[1] * (s.factor.ndim - 1))
+        done = np.minimum(count, self.warmup)
+        edges = np.array([phases.begin, *phases.ends])
+        last = edges[np.maximum(np.searchsorted(edges, done, side="right") - 1, 0)]
+        open_ = bool(phases.ends) & (done > phases.begin) & (done < edges[-1])
+        window = np.where(open_, done - last, 0)
+        variance = np.diagonal(s.window_spread, axis1=1, axis2=2) if dense else s.window_spread
+        diagonal = np.diagonal(s.factor, axis1=1, axis2=2) if dense else s.factor
+        laplace = np.diagonal(s.laplace, axis1=1, axis2=2) if dense else s.laplace
+        known = s.laplace.reshape(len(count), -1).any(1)
+        adapted = bool(phases.ends) & (done >= edges[min(1, len(edges) - 1)])
+        scale = prior_scale(posterior)
+        own = s.factor @ s.factor.transpose(0, 2, 1) if dense else np.square(s.factor)
+        size = np.sqrt(np.diagonal(own, axis1=1, axis2=2) if dense else own)
+        size = size[:, :, None] * size[:, None] if dense else np.square(size)
+        is_laplace = close(own, s.laplace, size).reshape(len(count), -1).all(1)
+        is_prior = (s.factor == (np.diag(scale) if dense else scale)).reshape(len(count), -1).all(1)
+        is_first = np.where(known, is_laplace, is_prior)
+        triangular = (np.triu(s.factor, 1) == 0).all((1, 2)) if dense else True
+        moved = adapted & (self.metric != "prior")
+        step = (self.target(count) * s.weight_sum / s.error_sum) ** (1 / 6)
+        first = self.length or np.sqrt(k)
+        free = self.length is None and bool(phases.ends)
+        tuned = free & ((done == self.warmup) | (adapted & (self.metric == "prior")))
+        used = np.clip((done - phases.trace) // phases.stride, 0, phases.points)
+        used = np.where(done < self.warmup, used, 0)
+        slots = np.arange(phases.points) < used[:, None]
+        return {
+            "count": s.count == count,
+            "step": between(s.step, _SMALLEST, _LARGEST) & close(s.step, step, s.step),
+            "length": np.where(
+                tuned, between(s.length, 1e-30, 1e12), close(s.length, first, first)
+            ),
+            "error_sum": finite(s.error_sum) & (s.error_sum > 0),
+            "weight_sum": between(s.weight_sum, 1e-6, 1 / (1 - _DECAY) + 1),
+            "window": s.window == window,
+            "window_mean": finite(s.window_mean) & ((window > 0) | (s.window_mean.T == 0)).T,
+            "window_spread": finite(s.window_spread)
+            & ((s.window_spread == 0) | (window > 1).reshape(shape))
+            & (variance >= 0).all(1).reshape(shape),
+            "factor": finite(s.factor)
+            & np.where(moved, (diagonal > 0).all(1) & triangular, is_first).reshape(shape),
+            "laplace": finite(s.laplace)
+            & ((laplace > 0).all(1) | ~known).reshape(shape)
+            & (self.warmup > 0 or s.laplace == 0),
+            "trace": finite(s.trace) & (slots[:, :, None] | (s.trace == 0)),
+        }
+
+
+def _traced_coordinates(k: int) -> Int[np.ndarray, "coordinates"]:
+    """Coordinates of the autocorrelation, evenly spaced."""
+    return np.arange(min(k, _TRACED)) * k // min(k, _TRACED)

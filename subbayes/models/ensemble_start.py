@@ -1,0 +1,239 @@
+r"""Chains that start at the members of a deep ensemble (Sommer et al. 2025).
+
+M networks are trained from different initial weights, and chain m starts at the weights $w_m$ of
+member m, in the coordinates of the subspace:
+
+$$ z_m = \arg\min_z \lVert \hat w + Pz - w_m \rVert . $$
+
+In the full weight space this is the member itself. In another subspace it is the point closest to
+the member, which is spread as the members are but is not a solution.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from subbayes.baselines.deep_ensemble import Members, train_members
+from subbayes.data.data import Data
+from subbayes.inference.configuration import Sampling
+from subbayes.inference.engine import Engine
+from subbayes.likelihoods import Likelihood
+from subbayes.models.fitted import FittedModel
+from subbayes.networks.network import Network
+from subbayes.priors import EvidencePrior, Normal
+from subbayes.subspaces.base import FixedSubspace, SubspaceMethod
+from subbayes.subspaces.full import Full
+from subbayes.subspaces.pca import TrajectoryRecorder
+from subbayes.training.configuration import Training
+from subbayes.training.pipeline import Trained
+from subbayes.training.trainer import SwaResult
+from subbayes.utils.checks import fail
+from subbayes.utils.memory import check_memory
+
+__all__ = ["EnsembleStart", "centred_method", "ensemble_settings", "starts_at_ensemble"]
+
+
+def starts_at_ensemble(sampling: Sampling) -> bool:
+    """Whether chains start at the members of an ensemble."""
+    return isinstance(sampling.initial, str) and sampling.initial == "ensemble"
+
+
+def centred_method(method: SubspaceMethod, sampling: Sampling) -> SubspaceMethod:
+    """The method; all weights are centred at zero for chains that start at an ensemble."""
+    if isinstance(method, Full) and method.centre is None:
+        return replace(method, centre="zero" if starts_at_ensemble(sampling) else "trained")
+    return method
+
+
+def ensemble_settings(sampling: Sampling) -> dict[str, Any]:
+    """What the settings of a fitted model say of its ensemble; nothing without one."""
+    return {"ensemble": {"members": sampling.chains}} if starts_at_ensemble(sampling) else {}
+
+
+@dataclass(frozen=True)
+class EnsembleStart:
+    """Trains what a posterior is built around, and the ensemble if chains start at one.
+
+    Attributes:
+        model: the module.
+        network: the network of it, before training.
+        likelihood: before training.
+        data: training data.
+        training: how networks are trained.
+        sampling: with the number of chains, the seed and the start.
+        method: how the subspace is chosen.
+    """
+
+    model: nn.Module
+    network: Network
+    likelihood: Likelihood
+    data: Data
+    training: Training
+    sampling: Sampling
+    method: SubspaceMethod
+
+    @property
+    def trains_others(self) -> bool:
+        """Whether the module has trainable parameters that are not weights of the network."""
+        named = self.model.named_parameters()
+        return any(p.requires_grad and name not in self.network.names for name, p in named)
+
+    @property
+    def needs_trained_network(self) -> bool:
+        """Whether the subspace is built around a trained network of its own.
+
+        Members take its place for all weights around zero, unless the module has other parameters,
+        whose trained values they share.
+        """
+        around_zero = isinstance(self.method, Full) and self.method.centre == "zero"
+        return not around_zero or self.trains_others
+
+    def check(self, engine: Engine, prior: Normal | EvidencePrior | float) -> None:
+        """Check before training that chains can start at an ensemble, if they are to do so.
+
+        Raises:
+            InputError: an engine without start points, one chain, members that the subspace cannot
+                represent, no epochs, or draws that do not fit into memory.
+        """
+        if not starts_at_ensemble(self.sampling):
+            return
+        if not engine.uses_initial:
+            fail(
+                "initial",
+                "a sampler with chains for 'ensemble'",
+                f"inference={engine.name!r}",
+                "Use 'nuts', 'hmc', 'elliptical-slice' or another Markov chain sampler",
+            )
+        self._check_members()
+        if isinstance(prior, EvidencePrior) and not self.needs_trained_network:
+            fail(
+                "prior",
+                "a scale or a Normal for all weights with initial='ensemble'",
+                "'evidence', which needs a trained network",
+                "Pass a number, such as 1.0",
+            )
+        chains, draws = self.sampling.chains, self.sampling.draws
+        rank = self.method.expected_rank(self.network) or 0
+        check_memory(
+            "draws",
+            f"{chains} chains of {draws} draws of {rank} coordinates",
+            8 * chains * draws * rank,
+            "Run fewer chains or draws, or thin them (thin=...)",
+        )
+
+    def _check_members(self) -> None:
+        if self.sampling.chains < 2:
+            fail(
+                "chains",
+                "at least 2 for initial='ensemble', one for each member",
+                self.sampling.chains,
+                "Raise it, or use initial='shift' to start at the trained network",
+            )
+        if self.network.has_batchnorm:
+            fail(
+                "initial",
+                "a module without BatchNorm for 'ensemble'",
+                "one whose members have statistics of their own",
+                "Use initial='shift', or LayerNorm or GroupNorm",
+            )
+        if self.network.masks:
+            fail(
+                "initial",
+                "whole parameters as weights for 'ensemble'",
+                "masks, beside which members have other weights",
+                "Use initial='prior' or initial='shift'",
+            )
+        if isinstance(self.method, FixedSubspace):
+            fail(
+                "initial",
+                "a subspace that is chosen after training for 'ensemble'",
+                f"{self.method.name}, with which nothing is trained",
+                "Pass start points: initial=subspace.project(weights)",
+            )
+        if not self.training.epochs:
+            fail(
+                "epochs",
+                "at least 1 to train the members of initial='ensemble'",
+                0,
+                "Raise it, or use initial='shift' for a module that is trained already",
+            )
+
+    def fit(
+        self, train: Callable[[], Trained], build: Callable[[Trained], FittedModel]
+    ) -> FittedModel:
+        """Train, and build a model without draws, with start points if there is an ensemble.
+
+        Args:
+            train: trains the network around which the subspace is built.
+            build: builds the subspace and its prior around it.
+        """
+        if not starts_at_ensemble(self.sampling):
+            return build(train())
+        trained = train() if self.needs_trained_network else None
+        started = time.perf_counter()
+        members = self.train_members(trained)
+        seconds = time.perf_counter() - started
+        fitted = build(trained or self._trained_from(members, seconds))
+        weights = torch.stack([one.network.weights for one in members.results])
+        starts = fitted.subspace.project(weights.to(fitted.subspace.shift))
+        histories = {f"member {m}": one.history for m, one in enumerate(members.results)}
+        facts = {
+            "best_epoch": [float(one.best_epoch) for one in members.results],
+            "retrained": [float(m in members.retrained) for m in range(len(members.results))],
+        }
+        return replace(
+            fitted,
+            starts=starts.double().cpu().numpy(),
+            history=fitted.history | {"ensemble": facts} | histories,
+        )
+
+    def train_members(self, trained: Trained | None) -> Members:
+        """Train one member for each chain, those of `deep_ensemble` with the same seed.
+
+        Args:
+            trained: the network with the values of parameters that are not weights, which are
+                frozen, or None.
+        """
+        module = self.model
+        if trained is not None and self.trains_others:
+            module = trained.network.module_with()
+            for name, parameter in module.named_parameters():
+                parameter.requires_grad_(name in self.network.names)
+        return train_members(
+            module,
+            self.likelihood,
+            self.data,
+            self.training,
+            members=self.sampling.chains,
+            seed=self.sampling.seed,
+            parameters=self.network.selection,
+            output=self.network.output,
+            progress=self.sampling.progress,
+        )
+
+    def _trained_from(self, members: Members, seconds: float) -> Trained:
+        """Members in the place of a trained network.
+
+        Parameters of the likelihood are averaged as those of weight averaging are, without
+        constraints.
+        """
+        first = members.results[0]
+        mean = torch.stack([one.likelihood_parameters for one in members.results]).mean(0)
+        likelihood = self.likelihood.with_parameters(mean).detach()
+        return Trained(
+            first.network,
+            likelihood,
+            first,
+            SwaResult(first.network, likelihood, TrajectoryRecorder(), {}),
+            self.data,
+            self.training,
+            self.sampling.seed,
+            (seconds, 0.0),
+            self.sampling.progress,
+        )
