@@ -108,7 +108,7 @@ class Posterior:
         check_network(network)
         self.network = network
         likelihood = as_likelihood(likelihood)
-        self.data = exchanged(Data.of(data)).to(network.device)
+        self.data = exchanged(data).to(network.device)
         self.n = every_row(self.data)
         self.subspace = (
             subspace if subspace.shift.device == network.device else subspace.to(network.device)

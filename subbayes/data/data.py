@@ -198,6 +198,9 @@ class Data:
         if isinstance(data, (DataLoader, Dataset)):
             data = cls._streamed(data, argument, memory_limit)
         if isinstance(data, Data):
+            if data.division is not None and not divided:
+                remedy = "Use fit with subspace='random', or a Posterior"
+                fail(argument, "all rows in each process", "rows divided among processes", remedy)
             return replace(data, division=division) if divided else data
         if is_list_of_dicts(data):
             data = join_dicts(data, argument)

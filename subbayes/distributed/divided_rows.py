@@ -16,17 +16,19 @@ from subbayes.utils.trees import row_kind
 __all__ = ["every_row", "exchanged", "gathered"]
 
 
-def exchanged(data: Data) -> Data:
+def exchanged(data: Any) -> Data:
     """Data with the numbers of rows of all processes, if each has rows of its own.
 
     Args:
-        data: rows of this process, `Data.of(rows, divided=True)`; other data are returned as they
-            are.
+        data: rows of this process, `Data.of(rows, divided=True)`; or other data, in any form of
+            `Data.of`.
 
     Raises:
         InputError: in all processes, if their rows have different shapes or dtypes or there are
             none; or a process that has not joined the others.
     """
+    if not isinstance(data, Data):
+        data = Data.of(data)
     if data.division is None or data.division.shares:
         return data
     if (processes := current()) is None:

@@ -137,7 +137,7 @@ def fit(
         (5,)
     """
     join(required=False)
-    data = exchanged(Data.of(data))
+    data = exchanged(data)
     likelihood = likelihoods.as_likelihood(likelihood)
     if data.has_weights:
         likelihood = likelihoods.Weighted(likelihood)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from subbayes.data.data import Data, join_targets, to_device
 from subbayes.distributed.blocks import Blocks, BlockSize
-from subbayes.distributed.divided_rows import every_row
+from subbayes.distributed.divided_rows import every_row, exchanged
 from subbayes.distributed.sharded_weights import joined_processes
 from subbayes.likelihoods import Likelihood
 from subbayes.networks.initialisation import module_with_fresh_weights
@@ -146,7 +146,7 @@ def train_trajectory(
         averaged.likelihood,
         result,
         averaged,
-        Data.of(data),
+        exchanged(data),
         training,
         seed,
         (between - started, time.perf_counter() - between),
@@ -166,7 +166,7 @@ def without_training(
         training: settings with which other solutions are trained.
         seed: seed of random numbers.
     """
-    data = Data.of(data)
+    data = exchanged(data)
     likelihood = estimate_parameters(network, likelihood, data)
     averaged = SwaResult(network, likelihood, TrajectoryRecorder(), {})
     return Trained(network, likelihood, None, averaged, data, training, seed)
