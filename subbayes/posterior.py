@@ -13,7 +13,7 @@ import functools
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import chain
@@ -25,10 +25,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from subbayes.data.data import Data, named_leaves, split_batches, to_device
+from subbayes.data.digests import batch_digests
 from subbayes.distributed.blocks import Blocks, BlockSize, BlockSums
+from subbayes.distributed.divided_rows import every_row, exchanged, gathered
 from subbayes.distributed.processes import current
+from subbayes.distributed.sharded_weights import joined_processes
 from subbayes.likelihoods import Likelihood, as_likelihood
 from subbayes.networks.network import Network, check_network
+from subbayes.networks.sharded_network import ShardedNetwork
 from subbayes.networks.tracing.layout import observations_last, takes_observations_last
 from subbayes.networks.tracing.memory import REUSED_BYTES, bytes_per_row, reuse_memory
 from subbayes.networks.tracing.tracer import MODES, Mode, Tracer
@@ -104,7 +108,8 @@ class Posterior:
         check_network(network)
         self.network = network
         likelihood = as_likelihood(likelihood)
-        self.data = Data.of(data).to(network.device)
+        self.data = exchanged(data).to(network.device)
+        self.n = every_row(self.data)
         own = check_subspace(subspace).shift.device == network.device
         self.subspace = subspace if own else subspace.to(network.device)
         self.prior = normal_prior(prior)
@@ -123,9 +128,9 @@ class Posterior:
         self._row_bytes = bytes_per_row(network, first)
         least = max(2**30, _GRADIENT * self._row_bytes)
         self.memory_limit = least if memory_limit is None else memory_limit
-        self._observations_last = takes_observations_last(network, first)
+        self._observations_last = not network.is_sharded and takes_observations_last(network, first)
         self._is_eager = mode == "trace" and not network.is_traced
-        self._tracers: dict[str, Tracer] = {}
+        self._tracers: dict[str, Any] = {}
         self._blocks: dict[int, Blocks] = {}
         reuse_memory()
 
@@ -134,9 +139,14 @@ class Posterior:
         """Number of coordinates k."""
         return self.subspace.rank
 
+    @property
+    def needs_all_processes(self) -> bool:
+        """Whether weights or rows are divided among processes, so that none works without them."""
+        return self.network.is_sharded or self.data.division is not None
+
     def __repr__(self) -> str:
         return (
-            f"Posterior(n={self.data.n}, {self.subspace!r}, {self.prior!r}, "
+            f"Posterior(n={self.n}, {self.subspace!r}, {self.prior!r}, "
             f"temperature={self.temperature:g})"
         )
 
@@ -202,6 +212,8 @@ class Posterior:
             return self.network(weights, inputs)
 
     def _tracer(self, what: str) -> Tracer:
+        if what not in self._tracers and isinstance(self.network, ShardedNetwork):
+            self._tracers[what] = self.network.density(self.likelihood, what)
         if what not in self._tracers:
             single = (
                 self._gradient
@@ -254,19 +266,21 @@ class Posterior:
         """Rows of a block and points that are evaluated in one call, on many processes."""
         on_cpu = self.network.device.type == "cpu"
         most_bytes = min(self.memory_limit, REUSED_BYTES) if on_cpu else self.memory_limit
-        return BlockSize.of(self.data.n, self._row_bytes, most_bytes, self.batch_size)
+        shares = self.data.division.shares if self.data.division else ()
+        size = BlockSize.of(self.n, self._row_bytes, most_bytes, self.batch_size, shares)
+        return replace(size, chains=1) if self.network.is_sharded else size
 
     def _own_blocks(self, data: Data | None = None) -> Blocks | None:
         """The blocks of rows of this process, of all data by default; None if it works alone."""
-        processes = current()
+        processes = joined_processes() if self.needs_all_processes else current()
         if processes is None:
             return None
-        size, device = self.block_size, self.network.device
+        size, device, in_step = self.block_size, self.network.device, self.network.is_sharded
         if data is not None:
-            return Blocks.of(data, replace(size, n=data.n), processes, device)
+            return Blocks.of(data, replace(size, n=data.n), processes, device, in_step)
         shape = processes.data_processes
         if shape not in self._blocks:
-            self._blocks[shape] = Blocks.of(self.data, size, processes, device)
+            self._blocks[shape] = Blocks.of(self.data, size, processes, device, in_step)
         return self._blocks[shape]
 
     def _coordinates(self, z: Any) -> Tensor:
@@ -313,7 +327,7 @@ class Posterior:
         """
         data, share = self.data if rows is None else self._subset(rows), self.temperature
         if rows is not None:
-            share *= len(rows) / self.data.n
+            share *= len(rows) / self.n
         coordinates = self._coordinates(z)
         if (blocks := self._own_blocks(None if rows is None else data)) is not None:
             sums = self._block_sums(blocks, "grad", z)
@@ -346,7 +360,7 @@ class Posterior:
         """Exact sums over blocks: the log-likelihood, followed for "grad" by its gradient."""
         evaluate = self._tracer(what)
 
-        def columns(part: Tensor, inputs: Inputs, y: Targets) -> Tensor:
+        def columns(part: Tensor, inputs: Inputs, y: Any) -> Tensor:
             found = evaluate(self._points(part), inputs, y)
             if what == "value":
                 return found[:, None]
@@ -459,7 +473,7 @@ class Posterior:
             "prior": self.prior.to_config(),
             "subspace": self.subspace.config(),
             "temperature": self.temperature,
-            "n": self.data.n,
+            "n": self.n,
         }
         parts = [
             ("subspace", self.subspace.tensors()),
@@ -471,24 +485,10 @@ class Posterior:
             for pair in self.data.batches(4096)
             for kind, part in zip(("inputs", "targets"), pair, strict=True)
         )
-        digests = _digests(chain(parts, batches))
+        digests = gathered(self.data, batch_digests(chain(parts, batches)))
         return hashlib.sha256(
             json.dumps([facts, digests], sort_keys=True, default=repr).encode()
         ).hexdigest()
-
-
-def _digests(parts: Iterable[tuple[str, Mapping[str, Tensor]]]) -> dict[str, str]:
-    """A digest of each named tensor over all batches."""
-    digests: dict[str, Any] = {}
-    for kind, tensors in parts:
-        for name, tensor in tensors.items():
-            start = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape[1:])}".encode())
-            digest = digests.setdefault(f"{kind} {name}", start)
-            whole = tensor.detach().cpu().contiguous()
-            # a single number is contiguous with any stride, which `view` does not take
-            flat = whole.as_strided((whole.numel(),), (1,))
-            digest.update(flat.view(torch.uint8).numpy())
-    return {name: digest.hexdigest() for name, digest in digests.items()}
 
 
 def _add(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:

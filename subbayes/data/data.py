@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from numbers import Real
 from typing import Any
 
-import numpy as np
 import torch
-from jaxtyping import Float
 from torch import Tensor
 from torch.utils.data import (
     DataLoader,
@@ -21,9 +18,10 @@ from torch.utils.data import (
 
 from subbayes.data.arrays import is_list_of_dicts, join_dicts, to_inputs, to_targets, to_tensor
 from subbayes.data.cache import CACHED_BYTES, BatchCache, concatenate
+from subbayes.data.class_weights import class_weights
+from subbayes.data.division import Division
 from subbayes.utils.checks import (
     InputTypeError,
-    check_choice,
     check_count,
     check_finite,
     check_same_length,
@@ -150,6 +148,7 @@ class Data:
         loader: the loader in dataset order, or None if in memory.
         source: the `DataLoader` or `Dataset` that was given, whose own order training follows.
         has_weights: whether the last of the targets are weights of the rows.
+        division: of rows of which each process has others; None if each has all.
     """
 
     n: int
@@ -158,9 +157,17 @@ class Data:
     loader: Iterable[Any] | None = None
     source: DataLoader[Any] | Dataset[Any] | None = None
     has_weights: bool = False
+    division: Division | None = None
 
     @classmethod
-    def of(cls, data: Any, argument: str = "data", memory_limit: int = CACHED_BYTES) -> Data:
+    def of(
+        cls,
+        data: Any,
+        argument: str = "data",
+        memory_limit: int = CACHED_BYTES,
+        *,
+        divided: bool = False,
+    ) -> Data:
         """Convert observations to `Data`.
 
         A `DataLoader` that shuffles or drops rows is replaced by one that reads each row of its
@@ -174,6 +181,8 @@ class Data:
             memory_limit: bytes of the rows of a loader to keep in memory, a fourth of the free
                 memory at most; above it they are read again at each evaluation, with a warning
                 unless it is 0.
+            divided: whether each of several processes has rows of its own (tensors may have none),
+                instead of all rows; see the guide to many processes.
 
         Raises:
             InputError: different numbers of rows, NaN or infinite values, no rows, or a loader
@@ -185,12 +194,14 @@ class Data:
             >>> data.n, [len(y) for _, y in data.batches(2)]
             (5, [2, 2, 1])
         """
+        division = Division() if divided else None
+        if isinstance(data, (DataLoader, Dataset)):
+            data = cls._streamed(data, argument, memory_limit)
         if isinstance(data, Data):
-            return data
-        if isinstance(data, DataLoader):
-            return cls._streamed(sequential_loader(data), data, argument, memory_limit)
-        if isinstance(data, Dataset):
-            return cls._streamed(DataLoader(data, batch_size=256), data, argument, memory_limit)
+            if data.division is not None and not divided:
+                remedy = "Use fit with subspace='random', or a Posterior"
+                fail(argument, "all rows in each process", "rows divided among processes", remedy)
+            return replace(data, division=division) if divided else data
         if is_list_of_dicts(data):
             data = join_dicts(data, argument)
         if isinstance(data, Mapping) and "labels" in data:
@@ -202,14 +213,14 @@ class Data:
         inputs = to_inputs(inputs, f"{argument} inputs")
         targets = to_targets(y, f"{argument} targets")
         _check_pair(inputs, targets, argument)
-        if n_rows(targets) == 0:
+        if n_rows(targets) == 0 and not divided:
             fail(argument, "at least one row", "an empty table")
-        return cls(n=n_rows(targets), inputs=inputs, y=targets)
+        return cls(n=n_rows(targets), inputs=inputs, y=targets, division=division)
 
     @classmethod
-    def _streamed(
-        cls, loader: DataLoader[Any], source: Any, argument: str, memory_limit: int
-    ) -> Data:
+    def _streamed(cls, source: Any, argument: str, memory_limit: int) -> Data:
+        loaded = source if isinstance(source, DataLoader) else DataLoader(source, batch_size=256)
+        loader = sequential_loader(loaded)
         count, cache = 0, BatchCache(check_count("memory_limit", memory_limit, 0))
         with torch.random.fork_rng(devices=[]):
             for batch in loader:
@@ -255,12 +266,16 @@ class Data:
             yield take(self.inputs, rows), take(self.y, rows)
 
     def first(self) -> tuple[Inputs, Targets]:
-        """At most two rows, for their shapes and dtypes."""
+        """At most two rows, for their shapes and dtypes; the same in all processes."""
+        if self.division is not None and self.division.example is not None:
+            return self.division.example
         inputs, y = next(iter(self.batches(2)))
         return take(inputs, slice(2)), take(y, slice(2))
 
     def targets(self) -> Targets:
-        """All targets, on the CPU if they are streamed."""
+        """All targets, on the CPU if they are streamed; those of `first` if there are none."""
+        if not self.n:
+            return self.first()[1]
         if self.y is not None:
             return self.y
         return join_targets([to_device(y, torch.device("cpu")) for _, y in self.batches()])
@@ -275,8 +290,10 @@ class Data:
         """The given rows, in memory.
 
         Raises:
-            InputError: if the data are streamed.
+            InputError: if the data are streamed, or divided among processes.
         """
+        if self.division is not None:
+            fail("data", "all rows in each process", "rows divided among processes")
         if not self.in_memory:
             fail("data", "tensors in memory", "a loader", "Pass a loader of these rows instead")
         inputs, y = take(self.inputs, index), take(self.y, index)
@@ -307,7 +324,7 @@ class Data:
             got = "weights already" if self.has_weights else "a loader"
             fail("data", "rows in memory, without weights", got, "Pass all rows as tensors")
         if isinstance(weights, (str, Mapping)):
-            weights = _class_weights(self.y, weights)
+            weights = class_weights(self.y, weights)
         a = to_tensor("weights", weights, keep_double=True).to(leaves(self.y)[0].device)
         if not a.is_floating_point():
             a = a.double()
@@ -332,27 +349,6 @@ def check_weights(weights: Tensor) -> None:
         fail("weights", expected, f"{float(weights[row]):g} in row {row}", "Correct or drop it")
     if not bool((weights > 0).any()):
         fail("weights", "a weight above 0", "zeros only")
-
-
-def _class_weights(y: Targets, weights: str | Mapping[Any, float]) -> Float[Tensor, "n"]:
-    """The weight of the class of each row."""
-    if not isinstance(y, Tensor) or y.ndim > 1 or bool((y != y.long()).any()):
-        fail("weights", "one number for each row", "weights of classes", "Pass labels (N,)")
-    classes, codes, counts = y.long().unique(return_inverse=True, return_counts=True)
-    if isinstance(weights, str):
-        check_choice("weights", weights, ("balanced",))
-        return (len(y) / (len(classes) * counts.double()))[codes]
-    absent = [label for label in classes.tolist() if label not in weights]
-    if absent:
-        fail("weights", "a weight for each class", f"none for {absent[0]}", "Add it, such as 1.0")
-    for label in classes.tolist():
-        if isinstance(weights[label], (bool, str)) or not isinstance(weights[label], _NUMBERS):
-            fail("weights", f"a number for class {label}", repr(weights[label]))
-    table = torch.tensor([float(weights[label]) for label in classes.tolist()], dtype=torch.float64)
-    return table.to(codes.device)[codes]
-
-
-_NUMBERS = (Real, Tensor, np.generic)
 
 
 def split_batches(

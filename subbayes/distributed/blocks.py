@@ -4,7 +4,7 @@ Rows $bB, \dots, (b+1)B - 1$ form block b. The block size B, and the number of p
 evaluated together, depend on the network and on the number of rows alone. Each block is evaluated
 in a call of its own, on tensors of its own, so that a block gives the same bits in every process;
 the sum over blocks is exact (see `exact_sum`). A process holds consecutive blocks, as many as the
-others or one more.
+others or one more; or, of data of which each process has rows of its own, blocks of these.
 """
 
 from __future__ import annotations
@@ -35,9 +35,11 @@ _MOST_CHAINS = 4
 _WAITING = 64  # blocks whose terms are encoded together
 _GRADIENT = 3  # memory of a gradient in that of a value
 
-Evaluate = Callable[[Tensor, Inputs, Targets], Tensor]
+Evaluate = Callable[[Tensor, Inputs, Any], Tensor]
 RowBlock = tuple[int, Inputs, Targets]
 """Position of the first row, inputs and targets of a block."""
+Step = tuple[int, Inputs, Any]
+"""A block, or rows that do not count, with targets of None."""
 
 
 @runtime_checkable
@@ -70,7 +72,14 @@ class BlockSize:
         return -(-self.n // self.rows)
 
     @classmethod
-    def of(cls, n: int, row_bytes: int, most_bytes: int, batch_size: int | None) -> BlockSize:
+    def of(
+        cls,
+        n: int,
+        row_bytes: int,
+        most_bytes: int,
+        batch_size: int | None,
+        shares: tuple[int, ...] = (),
+    ) -> BlockSize:
         """The size for some data.
 
         Args:
@@ -78,6 +87,7 @@ class BlockSize:
             row_bytes: bytes of activations of a row.
             most_bytes: bytes of activations of a call.
             batch_size: rows of a block that the user has chosen, or None.
+            shares: numbers of rows of each process, of data that are divided among them.
 
         Raises:
             InputError: blocks so small that there would be more than an exact sum takes.
@@ -88,9 +98,10 @@ class BlockSize:
         """
         most_rows = max(most_bytes // (row_bytes * _GRADIENT), 1)
         rows = min(max(-(-n // _BLOCKS), _LEAST_ROWS), _MOST_ROWS, most_rows)
-        rows = max(rows, -(-n // MOST_TERMS)) if batch_size is None else batch_size
-        if -(-n // rows) > MOST_TERMS:
-            least = -(-n // MOST_TERMS)
+        most_blocks = max(MOST_TERMS // max(len(shares), 1), 1)  # of each share
+        least = -(-max(shares, default=n) // most_blocks)
+        rows = max(rows, least) if batch_size is None else batch_size
+        if rows < least:
             fail("batch_size", f"at least {least} for {n} rows on many processes", batch_size)
         chains = 1
         while chains < _MOST_CHAINS and 2 * chains * rows <= most_rows:
@@ -107,37 +118,60 @@ class Blocks:
         own: numbers of the blocks of this process.
         rows: function that iterates over them.
         processes: all processes.
+        idle: evaluations of rows that do not count, after those of the blocks, so that all
+            processes make the same number of them.
+        example: the inputs of these rows.
     """
 
     size: BlockSize
     own: range
     rows: Callable[[], Iterator[RowBlock]]
     processes: Processes
+    idle: int = 0
+    example: Any = None
 
     @classmethod
-    def of(cls, data: Data, size: BlockSize, processes: Processes, device: torch.device) -> Blocks:
+    def of(
+        cls,
+        data: Data,
+        size: BlockSize,
+        processes: Processes,
+        device: torch.device,
+        in_step: bool = False,
+    ) -> Blocks:
         """The blocks of this process.
 
         Args:
-            data: all rows, of which those of this process are copied, or read for each evaluation.
+            data: all rows, of which those of this process are copied, or read for each evaluation;
+                or rows of this process alone (`Data.division`).
             size: what is evaluated in one call.
             processes: all processes.
             device: where the rows are evaluated.
+            in_step: whether all processes have to make the same number of evaluations.
         """
-        own = own_blocks(size.count, processes.data_rank, processes.data_processes)
+        own, first, last, offset, most = _own_rows(data, size, processes)
+        idle = most - len(own) if in_step else 0
+        example = _copy(data.first()[0], slice(1), device) if in_step else None
         if data.in_memory:
             held = [
-                (start, _copy(data.inputs, rows, device), _copy(data.y, rows, device))
-                for start in (block * size.rows for block in own)
-                for rows in (slice(start, start + size.rows),)
+                (offset + start, _copy(data.inputs, rows, device), _copy(data.y, rows, device))
+                for start in range(first, last, size.rows)
+                for rows in (slice(start, min(start + size.rows, last)),)
             ]
-            return cls(size, own, lambda: iter(held), processes)
+            return cls(size, own, lambda: iter(held), processes, idle, example)
 
         def streamed() -> Iterator[RowBlock]:
-            for start, inputs, y in _read(data, size.rows, own):
-                yield start, _copy(inputs, slice(None), device), _copy(y, slice(None), device)
+            for start, inputs, y in _read(data, size.rows, first, last):
+                whole = slice(None)
+                yield offset + start, _copy(inputs, whole, device), _copy(y, whole, device)
 
-        return cls(size, own, streamed, processes)
+        return cls(size, own, streamed, processes, idle, example)
+
+    def steps(self) -> Iterator[Step]:
+        """The blocks, and after them rows that do not count."""
+        yield from self.rows()
+        for _ in range(self.idle):
+            yield -1, self.example, None
 
     def total(
         self, evaluate: Evaluate, points: Float[Tensor, "chains k"], columns: int, tracer: HasMode
@@ -145,7 +179,8 @@ class Blocks:
         """Exact sums over all rows of all processes.
 
         Args:
-            evaluate: from some points and a block, numbers of shape (points, columns) in float64.
+            evaluate: from some points and a block, numbers of shape (points, columns) in float64;
+                targets of None are those of rows that do not count.
             points: coordinates; the same in all processes.
             columns: how many numbers are summed for each point.
             tracer: that of `evaluate`; if it turns eager in one process, because a traced graph
@@ -155,7 +190,7 @@ class Blocks:
             before = tracer.mode
             limbs = np.zeros((LIMBS, len(points), columns), dtype=np.int64)
             waiting: list[np.ndarray] = []
-            for _, inputs, y in self.rows():
+            for _, inputs, y in self.steps():
                 parts = [evaluate(part, inputs, y) for _, part in self._parts(points)]
                 waiting.append(torch.cat(parts).cpu().numpy())
                 if len(waiting) == _WAITING:
@@ -175,10 +210,11 @@ class Blocks:
     ) -> Float[np.ndarray, "chains n"]:
         """Numbers of each row of all processes, from an `evaluate` of shape (points, rows)."""
         out = np.zeros((len(points), self.size.n))
-        for start, inputs, y in self.rows():
-            rows = slice(start, start + n_rows(y))
+        for start, inputs, y in self.steps():
             for chains, part in self._parts(points):
-                out[chains, rows] = evaluate(part, inputs, y).cpu().numpy()
+                terms = evaluate(part, inputs, y)
+                if y is not None:
+                    out[chains, start : start + n_rows(y)] = terms.cpu().numpy()
         # A row is 0 in all processes but one: the sum of its bit patterns is that of this one.
         return self.processes.sum_over_data(out.view(np.int64)).view(np.float64)
 
@@ -226,17 +262,36 @@ def own_blocks(blocks: int, rank: int, processes: int) -> range:
     return range(start, start + each + (rank < more))
 
 
+def _own_rows(
+    data: Data, size: BlockSize, processes: Processes
+) -> tuple[range, int, int, int, int]:
+    """The blocks of a process.
+
+    Returns:
+        Their numbers, the first and the end of their rows within the data, the position of the
+        data's first row among all, and the largest number of blocks that a process has.
+    """
+    if data.division is None:
+        count, among = size.count, processes.data_processes
+        own = own_blocks(count, processes.data_rank, among)
+        last = min(own.stop * size.rows, data.n)
+        return own, min(own.start * size.rows, last), last, 0, -(-count // among)
+    shares, rank = data.division.shares, processes.rank
+    blocks = [-(-rows // size.rows) for rows in shares]
+    start = sum(blocks[:rank])
+    return range(start, start + blocks[rank]), 0, data.n, sum(shares[:rank]), max(blocks)
+
+
 def _copy(values: Any, rows: slice, device: torch.device) -> Any:
     """Rows in memory of their own."""
     return tree_map(lambda tensor: tensor[rows].to(device, copy=True).contiguous(), values)
 
 
-def _read(data: Data, size: int, own: range) -> Iterator[RowBlock]:
+def _read(data: Data, size: int, first: int, last: int) -> Iterator[RowBlock]:
     """Blocks of a loader; other rows are not read if its dataset has rows by number."""
-    first, last = own.start * size, min(own.stop * size, data.n)
     if first >= last:
         return
-    loader, start = data.loader, 0
+    loader = data.loader
     if isinstance(loader, DataLoader) and _reads_in_order(loader):
         part = DataLoader(
             Subset(loader.dataset, range(first, last)),
@@ -247,7 +302,7 @@ def _read(data: Data, size: int, own: range) -> Iterator[RowBlock]:
         )
         yield from _cut(Data(n=last - first, loader=part).batches(), size, first, first, last)
         return
-    yield from _cut(data.batches(), size, start, first, last)
+    yield from _cut(data.batches(), size, 0, first, last)
 
 
 def _reads_in_order(loader: DataLoader[Any]) -> bool:

@@ -89,7 +89,8 @@ def divided_chains(density: Any, chains: int, groups: int | None) -> Iterator[Ch
     """Divide chains among groups of processes, and the rows of the data within each group.
 
     Chains that are evaluated together stay in one group, so that their draws have the same bits for
-    every division. Densities that are not divided into blocks run all chains in every process.
+    every division. Densities that are not divided into blocks run all chains in every process, and
+    so do those whose weights or rows no group has without the others (`needs_all_processes`).
 
     Args:
         density: the density, with a `block_size` if it is divided into blocks.
@@ -109,6 +110,11 @@ def divided_chains(density: Any, chains: int, groups: int | None) -> Iterator[Ch
         yield ChainGroups(slice(0, chains), processes)
         return
     parts = -(-chains // size.chains)
+    if getattr(density, "needs_all_processes", False):
+        if groups is not None and groups > 1:
+            expected = "1 for weights or rows that are divided among all processes"
+            fail("chain_groups", expected, groups, "Leave it out")
+        groups = 1
     if groups is None:
         groups, _ = mesh_shape(processes.count, chains, size.count, size.chains)
     if groups > parts:

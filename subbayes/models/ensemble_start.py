@@ -25,6 +25,7 @@ from subbayes.inference.configuration import Sampling
 from subbayes.inference.engine import Engine
 from subbayes.likelihoods import Likelihood
 from subbayes.models.fitted import FittedModel
+from subbayes.models.divided import is_divided
 from subbayes.networks.network import Network
 from subbayes.priors import EvidencePrior, Normal
 from subbayes.subspaces.base import FixedSubspace, SubspaceMethod
@@ -109,6 +110,13 @@ class EnsembleStart:
                 "a sampler with chains for 'ensemble'",
                 f"inference={engine.name!r}",
                 "Use 'nuts', 'hmc', 'elliptical-slice' or another Markov chain sampler",
+            )
+        if is_divided(self.network, self.data):
+            fail(
+                "initial",
+                "start points for weights or rows that are divided among processes",
+                "'ensemble', whose members train on all rows in one process",
+                "Pass an array, or leave it out",
             )
         self._check_members()
         if isinstance(prior, EvidencePrior) and not self.needs_trained_network:

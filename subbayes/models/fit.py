@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from subbayes import likelihoods
 from subbayes.data.data import Data
+from subbayes.distributed.divided_rows import exchanged
 from subbayes.distributed.processes import join
 from subbayes.draws import Draws
 from subbayes.inference.configuration import Sampling
@@ -18,11 +19,14 @@ from subbayes.inference.engine import ENGINES, Engine, engine_of
 from subbayes.inference.tempering import choose_temperature
 from subbayes.likelihoods import Likelihood
 from subbayes.models.checkpoint import FitCheckpoint, check_saved_prior, check_saved_subspace
+from subbayes.models.divided import is_divided, training_of
 from subbayes.models.ensemble_start import EnsembleStart, centred_method, ensemble_settings
 from subbayes.models.fitted import FittedModel
+from subbayes.models.settings import check_settings
 from subbayes.models.trained_once import check_agreement, trained_once
 from subbayes.networks.network import Network
 from subbayes.networks.selection import Selection
+from subbayes.networks.sharded_network import network_of
 from subbayes.networks.token_outputs import output_for
 from subbayes.networks.validation import check_fit
 from subbayes.posterior import Posterior
@@ -34,7 +38,7 @@ from subbayes.subspaces.registry import SUBSPACES, SubspaceChoice, subspace_meth
 from subbayes.training.configuration import Training
 from subbayes.training.loop import LEAST_SNAPSHOTS
 from subbayes.training.pipeline import Trained, train_trajectory, without_training
-from subbayes.utils.checks import check_choice, check_positive, closest, fail, fail_type
+from subbayes.utils.checks import check_choice, check_positive, closest, fail
 from subbayes.utils.keywords import suggest_keywords
 from subbayes.utils.types import Form
 from subbayes.utils.warning import warn_user, warnings_once
@@ -130,18 +134,19 @@ def fit(
         (5,)
     """
     join(required=False)
-    data = Data.of(data)
+    data = exchanged(data)
     likelihood = likelihoods.as_likelihood(likelihood)
     if data.has_weights:
         likelihood = likelihoods.Weighted(likelihood)
     output = output_for(likelihood, output)
-    network = Network(model, parameters, output)
+    network = network_of(model, parameters, output)
     outputs = check_fit(network, likelihood, data)
     likelihood = likelihood.for_outputs(outputs, data.first()[1])
-    training = _or_default("training", training, Training)
-    sampling = _or_default("sampling", sampling, Sampling)
+    training = check_settings("training", training, Training)
+    sampling = check_settings("sampling", sampling, Sampling) or Sampling()
     engine, prior = engine_of(inference), as_prior(prior)
     method = centred_method(subspace_method(subspace), sampling)
+    training = training_of(training, network, data, method, engine, prior)
     check_temperature(temperature, validation)
     if validation is not None and temperature != "validation":
         fail(
@@ -163,7 +168,7 @@ def fit(
     tuned = isinstance(prior, EvidencePrior) and isinstance(likelihood, likelihoods.Gaussian)
     known = likelihood if likelihood.is_complete and not tuned else None  # cannot be saved
     checkpoint = prepared = None
-    if sampling.checkpoint is not None:
+    if sampling.checkpoint is not None and not is_divided(network, data):
         inputs = getattr(method, "inputs", None)
         checkpoint = FitCheckpoint.of(sampling.checkpoint, network, data, inputs, settings)
         prepared = checkpoint.load(model, output, known)
@@ -175,7 +180,9 @@ def fit(
             _train, model, network, likelihood, data, method, training, sampling, parameters, output
         )
         make = partial(build, method=method, prior=prior, settings=settings)
-        prepared = trained_once(lambda: start.fit(train, make), model, output, known)
+        prepare = partial(start.fit, train, make)
+        whole = not is_divided(network, data)
+        prepared = trained_once(prepare, model, output, known) if whole else prepare()
         if checkpoint is not None:
             checkpoint.save(prepared)
     if prepared.starts is not None:
@@ -312,20 +319,6 @@ def sample(
 
 
 # --- arguments ------------------------------------------------------------------------------------
-
-
-def _or_default(argument: str, value: _T | None, kind: type[_T]) -> _T:
-    if value is not None and not isinstance(value, kind):
-        fail_type(argument, f"a {kind.__name__}(...)", value, _remedy_of_settings(value, kind))
-    return kind() if value is None else value
-
-
-def _remedy_of_settings(value: Any, kind: type) -> str:
-    if not isinstance(value, Mapping):
-        return f"Pass {kind.__name__}(...), or leave it out for the defaults"
-    known = {field.name for field in dataclasses.fields(kind)}
-    given = ", ".join(f"{name}={value[name]!r}" for name in value if name in known)
-    return f"Pass {kind.__name__}({given or '...'})"
 
 
 def as_prior(prior: Normal | EvidencePrior | float | str) -> Prior:

@@ -199,8 +199,12 @@ class FittedModel(Predictor):
             n_draws: save about this many draws, see `thin`; by default all.
 
         Raises:
-            InputError: the path is taken (pass `overwrite=True`), or cannot be written.
+            InputError: the path is taken (pass `overwrite=True`), or cannot be written; or weights
+                that are sharded among processes.
         """
+        if self.network.is_sharded:
+            expected, got = "weights in one process", "weights sharded by fully_shard"
+            fail("model", expected, got, "Keep model.draws.z; the directions follow from the seed")
         kept = self if n_draws is None else self.thin(n_draws)
         return save(kept, path, overwrite=overwrite, card=lambda: kept.card(scores))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from subbayes.inference.configuration import Sampling
 from subbayes.training.configuration import Training
@@ -22,11 +22,14 @@ __all__ = [
     "SparseSettings",
     "TABLE_TRAINING",
     "TableSettings",
+    "check_settings",
     "configured",
     "decode_parameters",
     "encode_parameters",
     "unused_settings",
 ]
+
+_T = TypeVar("_T")
 
 LIKELIHOODS = {
     "regression": ("heteroscedastic", "gaussian"),
@@ -341,3 +344,22 @@ def unused_settings(method: str) -> tuple[str, ...]:
     if method in ("map", "swa", "swag"):
         return (*_SAMPLED, *(_SWA if method == "map" else ()), "members", *_SPARSE)
     return ("members", *_SPARSE)
+
+
+def check_settings(argument: str, value: _T | None, kind: type[_T]) -> _T | None:
+    """The value of an argument, checked to be settings of a kind or None.
+
+    Raises:
+        InputTypeError: another type.
+    """
+    if value is not None and not isinstance(value, kind):
+        fail_type(argument, f"a {kind.__name__}(...)", value, _remedy_of_settings(value, kind))
+    return value
+
+
+def _remedy_of_settings(value: Any, kind: type) -> str:
+    if not isinstance(value, Mapping):
+        return f"Pass {kind.__name__}(...), or leave it out for the defaults"
+    known = {field.name for field in dataclasses.fields(kind)}
+    given = ", ".join(f"{name}={value[name]!r}" for name in value if name in known)
+    return f"Pass {kind.__name__}({given or '...'})"

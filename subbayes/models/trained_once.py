@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from subbayes.data.data import Data, leaves, named_leaves, take
+from subbayes.distributed.divided_rows import every_row
 from subbayes.distributed.processes import current
 from subbayes.inference.configuration import Sampling
 from subbayes.likelihoods import Likelihood
@@ -70,7 +71,8 @@ def check_agreement(
 ) -> None:
     """Check that all processes fit the same model to the same data with the same settings.
 
-    Rows are compared by their number, shapes and types, and by the values of up to 4096 of them.
+    Rows are compared by their number, shapes and types, and by the values of up to 4096 of them;
+    of weights and rows that are divided among processes only shapes and types.
 
     Raises:
         InputError: in all processes, if they differ.
@@ -81,14 +83,13 @@ def check_agreement(
     own = replace(sampling, initial="shift", checkpoint=None, progress=None, checkpoint_seconds=1.0)
     starts = sampling.initial
     start = {} if isinstance(starts, str) else {"initial": torch.as_tensor(np.asarray(starts))}
+    weights = {} if network.is_sharded else {"weights": network.weights}
     facts = {
         "versions": [__version__, torch.__version__, np.__version__, platform.python_version()],
         "threads": torch.get_num_threads(),
         "seed": sampling.seed,
         "data": _data_digest(data),
-        "model": fingerprint(
-            {"weights": network.weights} | network.frozen, {"of": network.architecture}
-        ),
+        "model": fingerprint(weights | network.frozen, {"of": network.architecture}),
         "settings": fingerprint({}, settings),
         "inference": re.sub(r" at 0x[0-9a-f]+", "", repr(engine)),
         "sampling": [asdict(own), fingerprint(start, {"as": starts if not start else ""})],
@@ -99,7 +100,7 @@ def check_agreement(
 def _data_digest(data: Data) -> str:
     """A digest of the layout of data and of some of their rows."""
     pair = data.first()
-    if data.in_memory:
+    if data.in_memory and data.division is None:
         rows = torch.linspace(0, data.n - 1, min(data.n, _ROWS), dtype=torch.float64).long()
         rows = rows.to(leaves(pair[1])[0].device)
         pair = take(data.inputs, rows), take(data.y, rows)
@@ -108,4 +109,4 @@ def _data_digest(data: Data) -> str:
         for kind, part in zip(("inputs", "targets"), pair, strict=True)
         for name, tensor in named_leaves(part).items()
     }
-    return fingerprint(tensors, {"n": data.n})
+    return fingerprint(tensors, {"n": every_row(data)})

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.parameter import is_lazy
 
+from subbayes.distributed.sharded_weights import is_sharded
 from subbayes.utils.checks import fail
 
 __all__ = ["call_with", "private_copy", "set_values", "shared_copy", "tied_names"]
@@ -129,6 +130,13 @@ def shared_copy(module: nn.Module, copied: Container[str] = ()) -> nn.Module:
         >>> layer.weight.requires_grad_(False).data_ptr() == shared_copy(layer).weight.data_ptr()
         True
     """
+    if is_sharded(module):
+        fail(
+            "module",
+            "weights in one process",
+            "weights sharded by fully_shard",
+            "Use fit with subspace='random' and a sampler, or a ShardedNetwork",
+        )
     if any(map(is_lazy, module.parameters())):
         fail(
             "module",

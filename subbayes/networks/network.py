@@ -37,11 +37,9 @@ from subbayes.utils.memory import BoundedCache
 from subbayes.utils.types import Inputs
 from subbayes.utils.warning import warn_user
 
-__all__ = ["Network", "arguments", "check_network"]
+__all__ = ["Network", "arguments", "check_network", "layers_in_training"]
 
 _WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
-
-
 _LARGE = 64 * 2**20  # bytes of frozen tensors
 
 
@@ -89,6 +87,8 @@ class Network:
         torch.Size([5, 1])
     """
 
+    is_sharded = False  # among processes
+
     @outside_inference_mode
     def __init__(
         self,
@@ -109,7 +109,7 @@ class Network:
             fail_type("output", "a function of what the module returns", output)
         self.output = output
         self.selection = parameters
-        self.in_training: tuple[str, ...] = _in_training(module)
+        self.in_training: tuple[str, ...] = layers_in_training(module)
         chosen = select(module, parameters)
         adapters = selects_adapters(parameters)
         self.copy_frozen = not adapters if copy_frozen is None else copy_frozen
@@ -480,7 +480,7 @@ def _is_base(name: str, parameter: Tensor) -> bool:
     return is_of_base(name) and not parameter.requires_grad
 
 
-def _in_training(module: nn.Module) -> tuple[str, ...]:
+def layers_in_training(module: nn.Module) -> tuple[str, ...]:
     """Kinds of layers in training mode whose outputs differ in evaluation mode."""
     kinds = {
         type(m).__name__: None

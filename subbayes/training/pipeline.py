@@ -8,13 +8,18 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
-from subbayes.data.data import Data, to_device
+from subbayes.data.data import Data, join_targets, to_device
+from subbayes.distributed.blocks import Blocks, BlockSize
+from subbayes.distributed.divided_rows import every_row, exchanged
+from subbayes.distributed.sharded_weights import joined_processes
 from subbayes.likelihoods import Likelihood
 from subbayes.networks.initialisation import module_with_fresh_weights
 from subbayes.networks.network import Network
 from subbayes.networks.selection import Selection
+from subbayes.networks.sharded_network import network_of
 from subbayes.subspaces.curve import WeightCurve
 from subbayes.subspaces.pca import TrajectoryRecorder
 from subbayes.training.configuration import Training
@@ -22,6 +27,7 @@ from subbayes.training.curve import connect
 from subbayes.training.loop import LEAST_SNAPSHOTS
 from subbayes.training.trainer import SwaResult, TrainingResult, swa, train
 from subbayes.utils.seeding import derive_seed
+from subbayes.utils.types import Targets
 
 __all__ = ["Trained", "estimate_parameters", "train_trajectory", "without_training"]
 
@@ -132,7 +138,7 @@ def train_trajectory(
             start, likelihood, data, training, least_snapshots=least_snapshots, **options
         )
     else:
-        network = Network(model, parameters, output)
+        network = network_of(model, parameters, output)
         end = result or without_training(network, likelihood, data, training)
         averaged = SwaResult(end.network, end.likelihood, TrajectoryRecorder(), {})
     return Trained(
@@ -140,7 +146,7 @@ def train_trajectory(
         averaged.likelihood,
         result,
         averaged,
-        Data.of(data),
+        exchanged(data),
         training,
         seed,
         (between - started, time.perf_counter() - between),
@@ -160,7 +166,7 @@ def without_training(
         training: settings with which other solutions are trained.
         seed: seed of random numbers.
     """
-    data = Data.of(data)
+    data = exchanged(data)
     likelihood = estimate_parameters(network, likelihood, data)
     averaged = SwaResult(network, likelihood, TrajectoryRecorder(), {})
     return Trained(network, likelihood, None, averaged, data, training, seed)
@@ -176,8 +182,25 @@ def estimate_parameters(network: Network, likelihood: Likelihood, data: Data) ->
     """
     if likelihood.is_complete:
         return likelihood
+    if network.is_sharded or data.division is not None:
+        return likelihood.fit_parameters(*_gathered_outputs(network, data))
     with torch.no_grad():
         parts = [
             network(network.weights, to_device(x, network.device)) for x, _ in data.batches(4096)
         ]
     return likelihood.fit_parameters(torch.cat(parts).cpu(), data.targets())
+
+
+def _gathered_outputs(network: Network, data: Data) -> tuple[Float[Tensor, "n C"], Targets]:
+    """Outputs and targets of all rows, of which each process evaluates some."""
+    processes, n = joined_processes(), every_row(data)
+    size = BlockSize(n, min(n, 4096), 1)
+    blocks = Blocks.of(data, size, processes, network.device, in_step=network.is_sharded)
+    found = []
+    for start, inputs, y in blocks.steps():
+        with torch.no_grad():
+            outputs = network(network.weights, inputs)
+        if y is not None:
+            found.append((start, outputs.cpu(), to_device(y, torch.device("cpu"))))
+    parts = [part for each in processes.gather(found) for part in each]
+    return torch.cat([outputs for _, outputs, _ in parts]), join_targets([y for *_, y in parts])

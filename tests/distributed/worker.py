@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 import subbayes
+from distributed import divided_cases, sharded_cases
 from subbayes import Sampling, Training, distributed
 from subbayes.inference.engine import engine_of
 from subbayes.likelihoods import Gaussian
@@ -259,6 +260,20 @@ CASES: dict[str, Callable[..., dict[str, Any]]] = {
         one_fails,
         groups,
         traffic,
+        sharded_cases.sharded_values,
+        sharded_cases.sharded_basis,
+        sharded_cases.sharded_fit,
+        sharded_cases.sharded_moments,
+        sharded_cases.sharded_error,
+        sharded_cases.sharded_run,
+        sharded_cases.sharded_refused,
+        sharded_cases.sharded_rows_of_each,
+        divided_cases.divided_values,
+        divided_cases.whole_values,
+        divided_cases.divided_sum,
+        divided_cases.divided_fit,
+        divided_cases.divided_run,
+        divided_cases.divided_refused,
     )
 }
 

@@ -253,7 +253,10 @@ def _check_memory(kernel: Kernel, posterior: Density, chains: int, draws: int) -
     matrices = 8 * k if getattr(kernel, "metric", "diagonal") == "dense" else 0
     numbers = draws * (k + _STATS) + k * (_COPIES + matrices)
     network = getattr(posterior, "network", None)
-    weights = 0 if network is None else 2 * network.size * network.weights.element_size()
+    if network is None or getattr(network, "is_sharded", False):
+        weights = 0
+    else:
+        weights = 2 * network.size * network.weights.element_size()
     check_memory(
         "chains",
         f"{chains} chains of {draws} draws",

@@ -1,0 +1,22 @@
+"""Data of which each of several processes has rows of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from subbayes.utils.types import Inputs, Targets
+
+__all__ = ["Division"]
+
+
+@dataclass(frozen=True)
+class Division:
+    """How rows are divided among processes; empty before they have told each other.
+
+    Attributes:
+        shares: number of rows of each process.
+        example: the first rows of the first process that has any, which is the same in all.
+    """
+
+    shares: tuple[int, ...] = ()
+    example: tuple[Inputs, Targets] | None = None

@@ -1,0 +1,58 @@
+"""Rows that each process has for itself: what the processes tell each other about them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from torch import device
+
+from subbayes.data.data import Data, to_device
+from subbayes.data.division import Division
+from subbayes.distributed.processes import current
+from subbayes.utils.checks import fail
+from subbayes.utils.trees import row_kind
+
+__all__ = ["every_row", "exchanged", "gathered"]
+
+
+def exchanged(data: Any) -> Data:
+    """Data with the numbers of rows of all processes, if each has rows of its own.
+
+    Args:
+        data: rows of this process, `Data.of(rows, divided=True)`; or other data, in any form of
+            `Data.of`.
+
+    Raises:
+        InputError: in all processes, if their rows have different shapes or dtypes or there are
+            none; or a process that has not joined the others.
+    """
+    if not isinstance(data, Data):
+        data = Data.of(data)
+    if data.division is None or data.division.shares:
+        return data
+    if (processes := current()) is None:
+        expected = "processes that have joined, for data that are divided among them"
+        fail("data", expected, "a process that works alone", "Start the program with torchrun")
+    own = tuple(to_device(part, device("cpu")) for part in data.first())
+    parts: list[tuple[int, Any, str]] = processes.gather((data.n, own, repr(row_kind(own))))
+    for rank, (_, _, kind) in enumerate(parts):
+        if kind != parts[0][2]:
+            expected = "rows of the same shapes and dtypes in all processes"
+            fail("data", expected, f"{kind} in process {rank} and {parts[0][2]} in process 0")
+    shares = tuple(rows for rows, _, _ in parts)
+    if not sum(shares):
+        fail("data", "at least one row in one of the processes", "empty tables")
+    example = next(first for rows, first, _ in parts if rows)
+    return replace(data, division=Division(shares, example))
+
+
+def every_row(data: Data) -> int:
+    """The number of rows of all processes."""
+    return data.n if data.division is None else sum(data.division.shares)
+
+
+def gathered(data: Data, part: Any) -> list[Any]:
+    """A value of each process if their rows differ, or that of this one."""
+    processes = current()
+    return [part] if data.division is None or processes is None else processes.gather(part)

@@ -1,0 +1,73 @@
+"""What `fit` does with weights or rows that are divided among processes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from subbayes.data.data import Data
+from subbayes.inference.engine import Engine
+from subbayes.inference.laplace.linearised_engine import LinearisedLaplace
+from subbayes.networks.network import Network
+from subbayes.priors import EvidencePrior
+from subbayes.subspaces.base import FixedSubspace, SubspaceMethod
+from subbayes.subspaces.full import Full
+from subbayes.subspaces.random import Random
+from subbayes.training.configuration import Training
+from subbayes.utils.checks import fail
+
+__all__ = ["is_divided", "training_of"]
+
+
+def is_divided(network: Network, data: Data) -> bool:
+    """Whether weights or rows are divided among processes, of which none has all."""
+    return network.is_sharded or data.division is not None
+
+
+def training_of(
+    training: Training | None,
+    network: Network,
+    data: Data,
+    method: SubspaceMethod,
+    engine: Engine,
+    prior: Any,
+) -> Training:
+    """The settings of training: none for what is divided among processes.
+
+    Args:
+        training: the argument of `fit`.
+        network: of the module.
+        data: training data.
+        method: how the subspace is chosen.
+        engine: how to sample.
+        prior: of the coordinates.
+
+    Raises:
+        InputError: epochs, a subspace, an engine or a prior that need all weights or rows in one
+            process.
+
+    Example:
+        >>> import torch
+        >>> x = torch.zeros(3, 1)
+        >>> data = Data.of((x, x[:, 0]))
+        >>> training_of(None, Network(torch.nn.Linear(1, 1)), data, Random(), None, 1.0).epochs
+        300
+    """
+    if not is_divided(network, data):
+        return Training() if training is None else training
+    kind = "sharded weights" if network.is_sharded else "rows divided among processes"
+    if training is not None and (training.epochs or training.swa_epochs):
+        fail(
+            "training",
+            f"Training(epochs=0, swa_epochs=0) for {kind}",
+            f"epochs={training.epochs}, swa_epochs={training.swa_epochs}",
+            "Train the module with your own loop first, or leave it out",
+        )
+    whole = isinstance(method, Full) and not network.is_sharded
+    if not (whole or isinstance(method, (Random, FixedSubspace))):
+        fail("subspace", f"'random' or a Subspace for {kind}", repr(method.name))
+    if isinstance(engine, LinearisedLaplace):
+        expected = f"an engine that evaluates the posterior alone for {kind}"
+        fail("inference", expected, repr(engine.name), "Use elliptical-slice or nuts")
+    if isinstance(prior, EvidencePrior):
+        fail("prior", f"a scale or a Normal for {kind}", "'evidence'", "Pass a number")
+    return Training(epochs=0, swa_epochs=0)

@@ -1,0 +1,288 @@
+r"""A module whose weights FSDP2 (`fully_shard`) divides among processes, as a function f(x; w).
+
+FSDP2 modules can be neither copied nor called by `torch.func.functional_call`, and have no forward
+mode. So the shards of the user's own module are set in place for each evaluation, $w_r = \hat w_r +
+P_r z$ in process r, and restored afterwards, bit for bit, also after an error. All processes make
+the same calls, one weight vector after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from subbayes.distributed.sharded_weights import (
+    ShardLayout,
+    is_sharded,
+    joined_processes,
+    reshard,
+    shard_layout,
+)
+from subbayes.likelihoods import Likelihood
+from subbayes.networks.global_state import outside_inference_mode, torch_lock
+from subbayes.networks.network import Network, arguments, layers_in_training
+from subbayes.networks.selection import Selection, select
+from subbayes.utils.checks import fail
+from subbayes.utils.memory import BoundedCache
+from subbayes.utils.types import Inputs, Targets
+
+__all__ = ["ShardedDensity", "ShardedNetwork", "network_of"]
+
+
+class ShardedNetwork(Network):
+    r"""A module sharded by `fully_shard`, as a function of the shard $w_r$ of this process.
+
+    It is evaluated by all processes at the same time. The module is the user's own: within a call
+    it has other weights and is in evaluation mode, after it everything is as before.
+
+    Args:
+        module: a module to which `fully_shard` was applied, with a mesh of all processes.
+        parameters: which trainable parameters are weights, as for `Network`, but no masks.
+        output: selects the output tensor from the return value of the module.
+
+    Attributes:
+        layout: which weights this process holds.
+
+    Raises:
+        InputError: parameters that are not sharded beside others, another mesh, masks of
+            parameters, or a process that has not joined the others.
+    """
+
+    is_sharded = True
+
+    @outside_inference_mode
+    def __init__(
+        self,
+        module: nn.Module,
+        parameters: Selection = "all",
+        output: Callable[[Any], Tensor] | None = None,
+    ) -> None:
+        processes = joined_processes()
+        self.output, self.selection, self.copy_frozen = output, parameters, False
+        self.in_training = layers_in_training(module)
+        reshard(module)
+        if isinstance(parameters, Mapping):
+            fail("parameters", "names of whole parameters of a sharded module", "masks")
+        chosen = select(module, parameters)
+        named = dict(module.named_parameters())
+        self._module = module
+        self.names = tuple(chosen)
+        self.layout: ShardLayout = shard_layout(module, self.names, processes)
+        self.tied, self._masks, self._has_lstm, self.base_names = {}, {}, False, ()
+        self._shapes = {name: named[name].shape for name in self.names}
+        self._dtypes = {name: named[name].dtype for name in self.names}
+        self._sizes = [named[name].numel() for name in self.names]
+        frozen = [name for name in named if name not in chosen]
+        self._frozen_layout = shard_layout(module, frozen, processes)
+        self._frozen = dict(module.named_buffers())
+        self.weights = self.layout.flatten(named)
+        self._not_vectorised = None
+        self._checked, self.row_bytes = BoundedCache(), BoundedCache()
+
+    @property
+    def size(self) -> int:
+        """Number of selected weights D of all processes."""
+        return self.layout.size
+
+    @property
+    def is_traced(self) -> bool:
+        """Never: FSDP2 gathers weights in hooks."""
+        return False
+
+    def __repr__(self) -> str:
+        held = f"{self.layout.local_size} of {self.size} weights"
+        return f"ShardedNetwork({type(self._module).__name__}, {held})"
+
+    # --- calls ----------------------------------------------------------------------------------
+
+    @contextmanager
+    def _at(self, weights: Float[Tensor, "D_r"], gradient: bool) -> Iterator[dict[str, Any]]:
+        """Within it the module has other weights, no gradients, and is in evaluation mode."""
+        self._check_size(weights)
+        with torch_lock, torch.inference_mode(False):
+            reshard(self._module)
+            named: dict[str, Any] = dict(self._module.named_parameters())
+            held, slopes = self.layout.flatten(named), {n: p.grad for n, p in named.items()}
+            modes = [(part, part.training) for part in self._module.modules()]
+            failed = True
+            try:
+                for part, _ in modes:
+                    part.training = False
+                for parameter in named.values():
+                    parameter.grad = None
+                self.layout.write(named, weights)
+                with torch.enable_grad() if gradient else torch.no_grad():
+                    yield named
+                failed = False
+            finally:
+                reshard(self._module, after_error=failed)
+                self.layout.write(named, held)
+                for name, parameter in named.items():
+                    parameter.grad = slopes[name]
+                for part, training in modes:
+                    part.training = training
+
+    def __call__(self, weights: Float[Tensor, "D_r"], inputs: Inputs) -> Float[Tensor, "N C"]:
+        """Outputs f(x; w) of shape (N, C), without gradients; see `value_and_gradient`."""
+        with self._at(weights, gradient=False):
+            return self._outputs(inputs)
+
+    def _outputs(self, inputs: Inputs) -> Float[Tensor, "N C"]:
+        args, kwargs = arguments(inputs)
+        return self.as_outputs(self._module(*args, **kwargs), inputs)
+
+    def batched(self, weights: Float[Tensor, "S D_r"], inputs: Inputs) -> Float[Tensor, "S N C"]:
+        """Outputs of S weight vectors on the same inputs, one after the other."""
+        return torch.stack([self(row, inputs) for row in weights])
+
+    def pull(
+        self,
+        weights: Float[Tensor, "D_r"],
+        inputs: Inputs,
+        score: Callable[[Tensor], Float[Tensor, "N C"]],
+    ) -> tuple[Float[Tensor, "N C"], Float[Tensor, "D_r"]]:
+        r"""Outputs, and the shard of $\sum_s J_s^\top u_s$ over all processes s.
+
+        Args:
+            weights: the shard of the weights.
+            inputs: rows of this process; others have other rows.
+            score: the vectors u of this process from its outputs.
+        """
+        with self._at(weights, gradient=True) as named:
+            outputs = self._outputs(inputs)
+            outputs.backward(score(outputs.detach()))
+            # FSDP2 averages gradients over processes
+            return outputs.detach(), self.layout.gradient(named) * joined_processes().count
+
+    def density(self, likelihood: Likelihood, what: str) -> ShardedDensity:
+        """The log-likelihood of rows as `Posterior` evaluates it."""
+        return ShardedDensity(self, likelihood, what)
+
+    # --- identity -------------------------------------------------------------------------------
+
+    @property
+    def architecture(self) -> str:
+        """The printed form of the module, with a digest of frozen weights of all processes."""
+        if not self._frozen_layout.names:
+            return super().architecture
+        named = dict(self._module.named_parameters())
+        held = self._frozen_layout.flatten(named)
+        digest = self._frozen_layout.digest(held, joined_processes())
+        return f"{super().architecture} beside frozen weights {digest}"
+
+    def centred_on(self, weights: Float[Tensor, "D_r"], data: Any) -> Network:
+        """The network at other weights; not for modules with BatchNorm statistics."""
+        self._check_size(weights)
+        if self.is_centred_on(weights):
+            return self
+        if self.has_batchnorm:
+            _refuse("statistics of BatchNorm at other weights")
+        return self.with_weights(weights)
+
+    def _check_size(self, weights: Tensor) -> None:
+        if weights.shape != (self.layout.local_size,):
+            fail(
+                "weights",
+                f"{self.layout.local_size} entries, the shard of this process",
+                f"shape {tuple(weights.shape)}",
+                "Use ShardedRandomSubspace(network, rank)",
+            )
+
+    # --- what needs all weights in one process --------------------------------------------------
+
+    def flatten(self, source: Any) -> NoReturn:
+        """Refused: no process holds all weights."""
+        _refuse("a flat vector of all weights")
+
+    def unflatten(self, weights: Tensor) -> NoReturn:
+        """Refused: no process holds all weights."""
+        _refuse("a flat vector of all weights")
+
+    def module_with(self, weights: Tensor | None = None) -> NoReturn:
+        """Refused: FSDP2 modules cannot be copied."""
+        _refuse("a copy of the module")
+
+    def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> NoReturn:
+        """Refused: FSDP2 modules cannot be copied."""
+        _refuse("a copy of the module on another device")
+
+    def call(self, module: nn.Module, inputs: Inputs, weights: Tensor | None = None) -> NoReturn:
+        """Refused: FSDP2 modules have no functional calls."""
+        _refuse("a call with other weights")
+
+    def refresh_batchnorm(self, weights: Tensor, batches: Any) -> NoReturn:
+        """Refused: FSDP2 modules cannot be copied."""
+        _refuse("statistics of BatchNorm at other weights")
+
+
+def _refuse(what: str) -> NoReturn:
+    fail(
+        "module",
+        f"weights in one process for {what}",
+        "weights sharded by fully_shard",
+        "Use subspace='random' and a sampler, or a module that is not sharded",
+    )
+
+
+class ShardedDensity:
+    """The log-likelihood of rows, and its gradient, for a `ShardedNetwork`.
+
+    It takes shards of weight vectors (c, D_r), inputs and targets. Targets of None mean rows that
+    do not count: they are evaluated because FSDP2 needs the same calls in all processes.
+
+    Args:
+        network: the network.
+        likelihood: p(y | f).
+        what: "value" (sums over rows), "pointwise" (each row) or "grad" (gradients of the sums over
+            the rows of all processes, and the sums over those of this one).
+    """
+
+    mode = "eager"
+
+    def __init__(self, network: ShardedNetwork, likelihood: Likelihood, what: str) -> None:
+        self.network, self.likelihood, self.what = network, likelihood, what
+
+    def use_eager(self, reason: str) -> None:
+        """It always is."""
+
+    def __call__(self, weights: Float[Tensor, "c D_r"], inputs: Inputs, y: Targets | None) -> Any:
+        """Evaluate one weight vector after the other."""
+        if self.what != "grad":
+            return torch.stack([self._terms(self.network(w, inputs), y) for w in weights])
+        found = [self.network.pull(w, inputs, lambda f: self._score(f, y)) for w in weights]
+        values = torch.stack([self._terms(outputs, y).sum() for outputs, _ in found])
+        return torch.stack([gradient for _, gradient in found]), values
+
+    def _terms(self, outputs: Float[Tensor, "n C"], y: Targets | None) -> Float[Tensor, "*n"]:
+        if y is None:
+            terms = outputs.new_zeros(len(outputs), dtype=torch.float64)
+        else:
+            terms = self.likelihood.log_prob(outputs, y).double()
+        return terms.sum() if self.what == "value" else terms
+
+    def _score(self, outputs: Float[Tensor, "n C"], y: Targets | None) -> Float[Tensor, "n C"]:
+        return torch.zeros_like(outputs) if y is None else self.likelihood.score(outputs, y)
+
+
+def network_of(
+    module: nn.Module, parameters: Selection = "all", output: Callable[[Any], Tensor] | None = None
+) -> Network:
+    """The module as a `Network`, or as a `ShardedNetwork` if its weights are sharded.
+
+    Args:
+        module: the module.
+        parameters: which trainable parameters are weights.
+        output: selects the output tensor from the return value of the module.
+
+    Example:
+        >>> network_of(nn.Linear(2, 1))
+        Network(Linear, 3 weights in 2 parameters)
+    """
+    if isinstance(module, nn.Module) and is_sharded(module):
+        return ShardedNetwork(module, parameters, output)
+    return Network(module, parameters, output)

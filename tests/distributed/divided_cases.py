@@ -1,0 +1,187 @@
+"""Cases of `worker.py` with rows that each process has for itself."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+import subbayes
+from subbayes import Sampling, Training, distributed
+from subbayes.data.data import Data
+from subbayes.likelihoods import Gaussian
+from subbayes.subspace import RandomSubspace
+
+UNTRAINED = Training(epochs=0, swa_epochs=0)
+BLOCK = 32
+
+
+def digest(*arrays: Any) -> str:
+    """A digest of the bits of some arrays."""
+    found = hashlib.sha256()
+    for array in arrays:
+        found.update(np.ascontiguousarray(array).tobytes())
+    return found.hexdigest()[:16]
+
+
+def table(n: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows with a smooth target."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(n, 3, generator=generator)
+    return x, torch.sin(x[:, 0]) + 0.1 * torch.randn(n, generator=generator)
+
+
+def module() -> torch.nn.Module:
+    """A small network."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return torch.nn.Sequential(torch.nn.Linear(3, 10), torch.nn.Tanh(), torch.nn.Linear(10, 1))
+
+
+def own_rows(shares: list[int], order: list[int], n: int = 200) -> slice:
+    """The rows of this process: the parts of the table in some order of the processes."""
+    assert sum(shares) == n
+    place = order.index(distributed.current().rank)
+    ends = np.cumsum([shares[rank] for rank in order])
+    return slice(int(ends[place] - shares[order[place]]), int(ends[place]))
+
+
+def divided(rows: slice, streamed: bool = False) -> Data:
+    """The rows of this process, from tensors or a loader."""
+    x, y = (part[rows] for part in table(200))
+    if not streamed:
+        return Data.of((x, y), divided=True)
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=48)
+    return Data.of(loader, memory_limit=0, divided=True)
+
+
+def posterior(data: Any) -> subbayes.Posterior:
+    """A posterior with blocks of 32 rows."""
+    network = subbayes.Network(module())
+    space = RandomSubspace(network.weights, 4, seed=1)
+    return subbayes.Posterior(
+        network, Gaussian(noise=0.3), data, space, batch_size=BLOCK, mode="eager"
+    )
+
+
+def _numbers(density: Any) -> dict[str, Any]:
+    z = np.random.default_rng(0).standard_normal((6, 4))
+    value, gradient = density.value_and_grad(z)
+    points = torch.from_numpy(z).requires_grad_()
+    density.log_prob(points).sum().backward()
+    return {
+        "value": digest(value),
+        "log_likelihood": digest(density.log_likelihood(z)),
+        "gradient": digest(gradient),
+        "log_prob": digest(points.grad.numpy()),
+        "each row": digest(np.sort(density.pointwise(z))),
+        "n": density.n,
+    }
+
+
+def divided_values(
+    shares: list[int], order: list[int] | None = None, streamed: bool = False
+) -> dict[str, Any]:
+    """Digests of all evaluations of rows that are divided."""
+    rows = own_rows(shares, order or list(range(len(shares))))
+    density = posterior(divided(rows, streamed))
+    pointwise = density.pointwise(np.zeros((1, 4)))
+    return _numbers(density) | {"in order": digest(pointwise) if order is None else ""}
+
+
+def whole_values() -> dict[str, Any]:
+    """The same digests of rows that every process has."""
+    density = posterior(table(200))
+    return _numbers(density) | {"in order": digest(density.pointwise(np.zeros((1, 4))))}
+
+
+def divided_sum(shares: list[int]) -> dict[str, Any]:
+    """The log-likelihood, and the terms of its blocks, which process 0 evaluates alone."""
+    density = posterior(divided(own_rows(shares, list(range(len(shares))))))
+    z = np.random.default_rng(0).standard_normal((4, 4))
+    (x, y), terms, start = table(200), [], 0
+    found = density.log_likelihood(z)
+    for share in shares:
+        for first in range(start, start + share, BLOCK):
+            rows = slice(first, min(first + BLOCK, start + share))
+            terms.append(posterior((x[rows], y[rows])).log_likelihood(z).tolist())
+        start += share
+    return {"found": found.tolist(), "terms": terms}
+
+
+def divided_fit(shares: list[int], inference: str, subspace: str) -> dict[str, Any]:
+    """`fit` of rows that are divided, and of all rows."""
+    settings = Sampling(draws=8, chains=4, warmup=6, seed=1, progress=False, mode="eager")
+    options: dict[str, Any] = {"subspace": subspace, "inference": inference, "sampling": settings}
+    rows = own_rows(shares, list(range(len(shares))))
+    model = subbayes.fit(module(), divided(rows), **options)
+    whole = subbayes.fit(module(), table(200), training=UNTRAINED, **options)
+    return {
+        "draws": float(np.abs(model.draws.z - whole.draws.z).max()),
+        "noise": float(np.abs(np.subtract(model.likelihood.noise, whole.likelihood.noise)).max()),
+        "same": len(set(distributed.current().gather(digest(model.draws.z)))),
+    }
+
+
+def divided_run(folder: str, shares: list[int]) -> dict[str, Any]:
+    """A run with a checkpoint."""
+    density = posterior(divided(own_rows(shares, list(range(len(shares))))))
+    engine = subbayes.inference.EllipticalSlice()
+    try:
+        draws = engine.sample(density, draws=5, chains=2, checkpoint=folder, progress=False)
+    except subbayes.InputError as error:
+        return {"error": str(error)}
+    return {"z": digest(draws.z)}
+
+
+def _data(rows: slice | None = None) -> Data:
+    return divided(own_rows([100, 100], [0, 1]) if rows is None else rows)
+
+
+def _other_shapes() -> Any:
+    x, y = table(20)
+    x = x[:, : 2 + distributed.current().rank]
+    return posterior(Data.of((x, y), divided=True))
+
+
+def _alone() -> Any:
+    data = _data()
+    distributed.leave()
+    torch.distributed.init_process_group("gloo")
+    try:
+        return posterior(data)
+    finally:
+        distributed.join()
+
+
+def _fit(**options: Any) -> Callable[[], Any]:
+    return lambda: subbayes.fit(module(), _data(), **({"subspace": "random"} | options))
+
+
+REFUSED: dict[str, Callable[[], Any]] = {
+    "shapes": _other_shapes,
+    "empty": lambda: posterior(_data(slice(0, 0))),
+    "epochs": _fit(training=Training(epochs=5)),
+    "pca": _fit(subspace="pca"),
+    "optimal": _fit(subspace="optimal"),
+    "linearised": _fit(inference="laplace-linearised"),
+    "minibatches": _fit(inference=subbayes.inference.MeanFieldVI(batch_size=10, steps=8)),
+    "rows": lambda: posterior(_data()).value_and_grad(np.zeros((1, 4)), np.arange(3)),
+    "chain groups": _fit(sampling=Sampling(chain_groups=2)),
+    "train": lambda: subbayes.training.train(module(), Gaussian(), _data()),
+    "alone": _alone,
+}
+
+
+def divided_refused() -> dict[str, str]:
+    """The errors of what cannot be done with rows that are divided."""
+    found = {}
+    for name, attempt in REFUSED.items():
+        try:
+            found[name] = f"no error: {attempt()!r}"
+        except (subbayes.InputError, TypeError, ValueError) as error:
+            found[name] = f"{error}"
+    return found

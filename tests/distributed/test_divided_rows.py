@@ -1,0 +1,158 @@
+"""Rows that each process has for itself, against the same rows in all processes."""
+
+import json
+import math
+
+import pytest
+import torch
+
+from distributed.divided_cases import REFUSED
+from distributed.launch import results
+from subbayes import InputError, Network, Posterior
+from subbayes.data.data import Data
+from subbayes.data.division import Division
+from subbayes.distributed.blocks import Blocks, BlockSize
+from subbayes.distributed.processes import Processes
+from subbayes.likelihoods import Gaussian
+from subbayes.subspace import FullSubspace
+
+WHOLE = ["whole_values"]
+IN_BLOCKS = [  # cut between two blocks of 32
+    ["divided_values", [96, 104]],
+    ["divided_values", [0, 200]],
+    ["divided_values", [96, 104], [0, 1], True],
+]
+UNEVEN, EXCHANGED = ["divided_values", [70, 130]], ["divided_values", [130, 70], [1, 0]]
+SUM = ["divided_sum", [70, 130]]
+FIT = ["divided_fit", [50, 150], "elliptical-slice", "random"]
+MESSAGES = {
+    "shapes": "data: expected rows of the same shapes and dtypes in all processes, got",
+    "empty": "data: expected at least one row in one of the processes, got empty tables",
+    "epochs": "training: expected Training(epochs=0, swa_epochs=0) for rows divided among",
+    "pca": "subspace: expected 'random' or a Subspace for rows divided among processes",
+    "optimal": "subspace: expected 'random' or a Subspace for rows divided among processes",
+    "linearised": "inference: expected an engine that evaluates the posterior alone for rows",
+    "minibatches": "data: expected all rows in each process, got rows divided among processes",
+    "rows": "data: expected all rows in each process, got rows divided among processes",
+    "chain groups": "chain_groups: expected 1 for weights or rows that are divided",
+    "train": "data: expected all rows in each process, got rows divided among processes. Use fit",
+    "alone": "data: expected processes that have joined, for data that are divided among them",
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Runs with a checkpoint: one that is resumed, and one with another cut."""
+    folder = str(tmp_path_factory.mktemp("runs") / "checkpoint")
+    return [["divided_run", folder, shares] for shares in ([96, 104], [96, 104], [70, 130])]
+
+
+@pytest.fixture(scope="module")
+def two_processes(runs):
+    """The results of all cases in two processes."""
+    cases = [WHOLE, *IN_BLOCKS, UNEVEN, EXCHANGED, SUM, FIT, *runs[1:], ["divided_refused"]]
+    return results(2, cases)
+
+
+@pytest.mark.parametrize("case", IN_BLOCKS)
+def test_cuts_between_blocks_have_the_bits_of_all_rows_in_each_process(two_processes, case):
+    for found in two_processes:
+        values, expected = found[json.dumps(case)], dict(found[json.dumps(WHOLE)])
+        if len(case) > 2:
+            values.pop("in order"), expected.pop("in order")
+        assert values == expected
+
+
+def test_it_does_not_matter_which_process_has_which_rows(two_processes):
+    for found in two_processes:
+        one, other = (dict(found[json.dumps(case)]) for case in (UNEVEN, EXCHANGED))
+        one.pop("in order"), other.pop("in order")
+        assert one == other
+        assert one["n"] == 200
+
+
+def test_the_log_likelihood_is_the_exact_sum_of_the_blocks_of_each_process(two_processes):
+    for found in two_processes:
+        case = found[json.dumps(SUM)]
+        assert len(case["terms"]) == 3 + 5
+        assert case["found"] == [math.fsum(terms) for terms in zip(*case["terms"], strict=True)]
+
+
+def test_fit_finds_what_it_finds_with_all_rows(two_processes):
+    for found in two_processes:
+        fit = found[json.dumps(FIT)]
+        assert fit["same"] == 1
+        assert fit["draws"] < 1e-3  # float32 sums of other blocks
+        assert fit["noise"] < 1e-6
+
+
+def test_a_checkpoint_belongs_to_its_cut(two_processes, runs):
+    for found in two_processes:
+        assert "z" in found[json.dumps(runs[1])]
+        error = found[json.dumps(runs[2])]["error"]
+        assert "one made with the same posterior, got another" in error
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_needs_all_rows_is_refused_in_one_line(two_processes, what):
+    for found in two_processes:
+        error = found['["divided_refused"]'][what]
+        assert MESSAGES[what] in error
+        assert "\n" not in error
+
+
+@pytest.mark.slow
+def test_three_processes_one_of_them_without_rows(two_processes):
+    uneven, exchanged = (
+        ["divided_values", [70, 0, 130]],
+        ["divided_values", [130, 70, 0], [1, 2, 0]],
+    )
+    expected = dict(two_processes[0][json.dumps(UNEVEN)])
+    for found in results(3, [uneven, exchanged, ["divided_sum", [70, 0, 130]]]):
+        assert found[json.dumps(uneven)] == expected
+        rest = dict(found[json.dumps(exchanged)])
+        rest.pop("in order")
+        assert rest == {name: expected[name] for name in rest}
+        case = found['["divided_sum", [70, 0, 130]]']
+        assert case["found"] == [math.fsum(terms) for terms in zip(*case["terms"], strict=True)]
+
+
+# --- without other processes ----------------------------------------------------------------------
+
+
+def test_data_that_are_divided_need_other_processes():
+    x, y = torch.zeros(4, 2), torch.zeros(4)
+    network = Network(torch.nn.Linear(2, 1))
+    with pytest.raises(InputError, match="data: expected processes that have joined"):
+        Posterior(
+            network,
+            Gaussian(noise=1.0),
+            Data.of((x, y), divided=True),
+            FullSubspace(network.weights),
+        )
+
+
+def test_a_share_may_be_empty():
+    assert Data.of((torch.zeros(0, 2), torch.zeros(0)), divided=True).n == 0
+    with pytest.raises(InputError, match="data: expected at least one row, got an empty table"):
+        Data.of((torch.zeros(0, 2), torch.zeros(0)))
+
+
+def test_blocks_begin_at_the_first_row_of_each_share():
+    shares = (5, 0, 8)
+    positions = []
+    for rank, rows in enumerate(shares):
+        data = Data.of((torch.zeros(rows, 1), torch.zeros(rows)), divided=True)
+        example = torch.zeros(2, 1), torch.zeros(2)
+        object.__setattr__(data, "division", Division(shares, example))
+        blocks = Blocks.of(
+            data, BlockSize(13, 4, 1), Processes(rank, 3), torch.device("cpu"), in_step=True
+        )
+        positions.append([start for start, *_ in blocks.steps()])
+    assert positions == [[0, 4], [-1, -1], [5, 9]]
+
+
+def test_sums_of_shares_cannot_overflow():
+    for shares in ((10**6, 10, 0, 10), (3, 3), (10**7,) * 8):
+        size = BlockSize.of(sum(shares), 10**6, 2**25, None, shares)
+        assert len(shares) * -(-max(shares) // size.rows) <= 2**12

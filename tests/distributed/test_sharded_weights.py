@@ -1,0 +1,151 @@
+"""Weights that `fully_shard` divides among processes, against the same weights in one piece."""
+
+import json
+
+import pytest
+import torch
+
+from distributed.launch import WORKER, outputs, results, start
+from distributed.sharded_cases import REFUSED
+from subbayes import InputError
+from subbayes.distributed.sharded_weights import is_sharded, joined_processes
+from subbayes.networks.sharded_network import network_of
+
+VALUES = [["sharded_values", 100], ["sharded_values", 20]]
+FITS = [
+    ["sharded_fit", "elliptical-slice", 10],
+    ["sharded_fit", "nuts", 3],
+    ["sharded_fit", "elliptical-slice", 4, "float32"],
+]
+ROUNDING = {"float64": 1e-12, "float32": 1e-5}
+MESSAGES = {
+    "mixed": "module: expected fully_shard of the whole module, got 5 of 7 parameters that are not",
+    "two axes": "module: expected a mesh with one axis of all 2 processes, got one of shape (1, 2)",
+    "part of the processes": "module: expected a mesh with one axis of all 2 processes, got one of",
+    "first version": "(FSDP2), got FullyShardedDataParallel. Use fully_shard instead",
+    "network": "module: expected weights in one process, got weights sharded by fully_shard. Use",
+    "masks": "parameters: expected names of whole parameters of a sharded module, got masks",
+    "epochs": "training: expected Training(epochs=0, swa_epochs=0) for sharded weights, got epochs",
+    "pca": "subspace: expected 'random' or a Subspace for sharded weights, got 'pca'",
+    "optimal": "subspace: expected 'random' or a Subspace for sharded weights, got 'optimal'",
+    "subnetwork": "subspace: expected 'random' or a Subspace for sharded weights, got 'subnetwork'",
+    "curve": "subspace: expected 'random' or a Subspace for sharded weights, got 'curve'",
+    "full": "subspace: expected 'random' or a Subspace for sharded weights, got 'full'",
+    "linearised": "inference: expected an engine that evaluates the posterior alone for sharded",
+    "evidence": "prior: expected a scale or a Normal for sharded weights, got 'evidence'",
+    "chain groups": "chain_groups: expected 1 for weights or rows that are divided",
+    "rank": "rank: expected at most 97, the number of weights, got 1000",
+    "size": "subspace: expected 97 weights, as the network has, got 3",
+    "save": "model: expected weights in one process, got weights sharded by fully_shard. Keep",
+    "device": "module: expected weights in one process for a copy of the module on another device",
+    "alone": "processes: expected joined ones, for weights that are sharded, got none",
+}
+
+
+@pytest.fixture(scope="module")
+def two_processes():
+    """The results of quick cases in two processes."""
+    cases = [*VALUES, ["sharded_basis"], ["sharded_moments"], ["sharded_error"]]
+    cases += [["sharded_rows_of_each", [70, 30]], ["sharded_rows_of_each", [0, 50]]]
+    return results(2, [*cases, FITS[0], FITS[2], ["sharded_refused"]])
+
+
+@pytest.mark.parametrize(
+    "case", [*VALUES, ["sharded_rows_of_each", [70, 30]], ["sharded_rows_of_each", [0, 50]]]
+)
+def test_values_and_gradients_are_those_of_whole_weights(two_processes, case):
+    for found in two_processes:
+        differences = found[json.dumps(case)]
+        assert len(differences) >= 6
+        assert max(differences.values()) < 1e-13, differences
+
+
+def test_the_basis_is_that_of_whole_weights_and_nobody_has_all(two_processes):
+    for found in two_processes:
+        basis = found['["sharded_basis"]']
+        assert basis["same bits"]
+        assert basis["same centre"]
+        assert basis["largest part"] < 0.65  # rows of 7, 7, 1 and 5 cannot be halved
+        assert basis["project"] < 1e-12
+    assert len({found['["sharded_basis"]']["digest"] for found in two_processes}) == 1
+
+
+def test_moments_of_a_linear_model_are_exact(two_processes):
+    for found in two_processes:
+        assert found['["sharded_moments"]']["mean"] < 1e-10
+        assert found['["sharded_moments"]']["covariance"] < 1e-10
+
+
+@pytest.mark.parametrize("case", [FITS[0], FITS[2]])
+def test_fit_returns_the_draws_of_whole_weights(two_processes, case):
+    check_fit(two_processes, case)
+
+
+def check_fit(every, case):
+    """What `sharded_fit` has to return in each process."""
+    exact = 1e-6 if case[1] == "nuts" else ROUNDING[(*case, "float64")[3]]
+    for found in every:
+        fit = found[json.dumps(case)]
+        assert fit["draws"] < exact
+        assert fit["mean"] < max(exact, 1e-6)
+        assert fit["noise"] < 1e-6
+        assert len(set(fit["processes"])) == 1
+        for unchanged in ("weights", "mode", "gradients", "others"):
+            assert fit[unchanged], unchanged
+
+
+def test_a_module_that_fails_is_restored(two_processes):
+    for found in two_processes:
+        for what, value in found['["sharded_error"]'].items():
+            assert value == "a layer fails" if what.endswith("error") else value is True, what
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_needs_all_weights_is_refused_in_one_line(two_processes, what):
+    for found in two_processes:
+        error = found['["sharded_refused"]'][what]
+        assert MESSAGES[what] in error
+        assert "\n" not in error
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [1, 3])
+def test_other_numbers_of_processes(count, two_processes):
+    cases = [*VALUES, ["sharded_basis"], ["sharded_moments"], *FITS[:2]]
+    expected = two_processes[0]['["sharded_basis"]']["digest"]
+    every = results(count, cases)
+    for found in every:
+        for case in VALUES:
+            assert max(found[json.dumps(case)].values()) < 1e-13
+        assert found['["sharded_basis"]']["same bits"]
+        assert found['["sharded_basis"]']["digest"] == expected
+        assert max(found['["sharded_moments"]'].values()) < 1e-10
+    for case in FITS[:2]:
+        check_fit(every, case)
+
+
+@pytest.mark.slow
+def test_a_run_resumes_on_another_number_of_processes(tmp_path):
+    alone = ["sharded_run", str(tmp_path / "alone"), 0]
+    expected = torch.tensor(results(1, [alone])[0][json.dumps(alone)]["z"])
+    folder = str(tmp_path / "checkpoint")
+    stopped = outputs(start(2, [str(WORKER), json.dumps(["sharded_run", folder, 20])]), 120)
+    assert 9 in {code for code, _, _ in stopped}, stopped[0][2]
+    assert (tmp_path / "checkpoint").is_dir()
+    case = ["sharded_run", folder, 0]
+    for found in results(3, [case]):
+        torch.testing.assert_close(torch.tensor(found[json.dumps(case)]["z"]), expected)
+
+
+# --- without other processes ----------------------------------------------------------------------
+
+
+def test_plain_modules_are_not_sharded():
+    module = torch.nn.Linear(2, 1)
+    assert not is_sharded(module)
+    assert not network_of(module).is_sharded
+
+
+def test_a_process_that_has_not_joined():
+    with pytest.raises(InputError, match="processes: expected joined ones, for weights that are"):
+        joined_processes()
