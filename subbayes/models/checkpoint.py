@@ -22,11 +22,12 @@ from subbayes.networks.network import Network
 from subbayes.posterior import Posterior
 from subbayes.predictions.averaging import input_batches
 from subbayes.priors import EvidencePrior, Normal
-from subbayes.subspace import DenseSubspace, RandomSubspace, Subspace
+from subbayes.subspace import DenseSubspace, Subspace
 from subbayes.subspaces.base import FixedSubspace, SubspaceMethod
 from subbayes.subspaces.full import Full
 from subbayes.subspaces.optimal import Optimal
 from subbayes.subspaces.pca import PCA
+from subbayes.subspaces.random import Random
 from subbayes.utils import artifact
 from subbayes.utils.checks import InputError
 from subbayes.utils.saving import fail_checkpoint, nested_facts, read_checkpoint
@@ -173,17 +174,21 @@ def check_saved_subspace(
         fail_checkpoint("the settings of this call", "others")
     given = method.subspace if isinstance(method, FixedSubspace) else None
     kind = space.config()["name"]
-    expected = given.config()["name"] if given else METHODS.get(method.name, kind)
-    if kind != expected:
-        fail_checkpoint(f"a {expected}, as this call builds", f"a {kind}")
+    expected = (given.config()["name"],) if given else METHODS.get(method.name, (kind,))
+    if isinstance(method, Random):
+        expected = (method.subspace_class(network).__name__,)
+    if kind not in expected:
+        fail_checkpoint(f"a {expected[0]}, as this call builds", f"a {kind}")
     # A trajectory or a Jacobian may span fewer directions.
     fewer = isinstance(method, Optimal) or (isinstance(method, PCA) and method.rank is None)
     if rank is not None and not (space.rank == rank or (fewer and space.rank < rank)):
         fail_checkpoint(f"a subspace of rank {rank}, as this call builds", f"rank {space.rank}")
     if given and not _are_equal(space, given):
         fail_checkpoint("the subspace of this call", "another")
-    if isinstance(space, RandomSubspace) and method.name == "random" and space.seed != seed:
-        fail_checkpoint(f"the random directions of seed {seed}", f"those of seed {space.seed}")
+    if isinstance(method, Random) and space.config()["seed"] != seed:
+        fail_checkpoint(
+            f"the random directions of seed {seed}", f"those of seed {space.config()['seed']}"
+        )
     dense = isinstance(space, DenseSubspace) and method.name in METHODS
     if dense and not bool(space.basis().any(1).all()):
         fail_checkpoint("a basis of directions", "directions of length 0")

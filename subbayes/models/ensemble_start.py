@@ -24,8 +24,8 @@ from subbayes.data.data import Data
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.engine import Engine
 from subbayes.likelihoods import Likelihood
-from subbayes.models.fitted import FittedModel
 from subbayes.models.divided import is_divided
+from subbayes.models.fitted import FittedModel
 from subbayes.networks.network import Network
 from subbayes.priors import EvidencePrior, Normal
 from subbayes.subspaces.base import FixedSubspace, SubspaceMethod

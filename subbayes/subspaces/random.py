@@ -3,44 +3,83 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
+from subbayes.networks.network import Network
+from subbayes.networks.selection import selects_adapters
 from subbayes.networks.sharded_network import ShardedNetwork
-from subbayes.subspace import RandomSubspace, Subspace
+from subbayes.subspace import RandomSubspace, SparseRandomSubspace, Subspace
 from subbayes.subspaces.base import RankedMethod
 from subbayes.subspaces.sharded_random import ShardedRandomSubspace
+from subbayes.utils.checks import check_choice, fail
 
 if TYPE_CHECKING:
     from subbayes.training.pipeline import Trained
 
 __all__ = ["Random"]
 
+_KINDS: dict[str, type[RandomSubspace] | type[SparseRandomSubspace]] = {
+    "gaussian": RandomSubspace,
+    "sparse": SparseRandomSubspace,
+}
+
 
 @dataclass(frozen=True)
 class Random(RankedMethod):
     r"""Random directions of norm 1 around the SWA mean.
 
-    $$ v_i = \tilde v_i / \lVert \tilde v_i \rVert, \qquad \tilde v_i \sim N(0, I_D) $$
+    Gaussian directions are those of Izmailov et al. (2019). Sparse ones share no weights (Li et al.
+    2025, "Uni-LoRA", with random signs), and take memory of 3 numbers for each weight instead of k:
 
-    The prior is z ~ N(0, I). Only the seed is saved; see `RandomSubspace`. Weights that are sharded
-    among processes get a `ShardedRandomSubspace`.
+    $$ v_i = \tilde v_i / \lVert \tilde v_i \rVert, \quad \tilde v_i \sim N(0, I_D)
+       \qquad \text{or} \qquad
+       v_{ij} = \pm 1 / \sqrt{n_i} \text{ for the } n_i \text{ weights } j \text{ of group } i,
+       \text{ else } 0 $$
+
+    The prior is z ~ N(0, I), under which a weight has variance k / D in both. Only the seed is
+    saved; see `RandomSubspace` and `SparseRandomSubspace`. Weights that are sharded among processes
+    get a `ShardedRandomSubspace`, whose directions are Gaussian.
 
     Attributes:
         rank: number of directions k; None takes 5, or all weights if there are fewer.
+        kind: "gaussian" or "sparse"; None takes "sparse" for a network whose weights are adapters,
+            and "gaussian" for others.
+
+    Raises:
+        InputError: another kind.
 
     Example:
         >>> import torch
         >>> from subbayes import Network
-        >>> Random().expected_rank(Network(torch.nn.Linear(2, 1)))
-        3
+        >>> network = Network(torch.nn.Linear(2, 1))
+        >>> Random().expected_rank(network), Random(kind="sparse").subspace_class(network).__name__
+        (3, 'SparseRandomSubspace')
     """
 
     name: ClassVar[str] = "random"
     default_rank: ClassVar[int] = 5
+    kind: Literal["gaussian", "sparse"] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.kind is not None:
+            check_choice("kind", self.kind, _KINDS)
+
+    def subspace_class(self, network: Network) -> type[RandomSubspace] | type[SparseRandomSubspace]:
+        """The class of the subspace of a network whose weights are in one process."""
+        default = "sparse" if selects_adapters(network.selection) else "gaussian"
+        return _KINDS[self.kind or default]
 
     def build(self, trained: Trained, prior_scale: float = 1.0) -> Subspace:
-        """Draw directions with the seed of the training."""
+        """Draw directions with the seed of the training.
+
+        Raises:
+            InputError: sparse directions of weights that are sharded among processes.
+        """
         network, rank = trained.network, self.expected_rank(trained.network)
-        if isinstance(network, ShardedNetwork):
-            return ShardedRandomSubspace(network, rank, trained.seed)
-        return RandomSubspace(network.weights, rank, trained.seed)
+        if not isinstance(network, ShardedNetwork):
+            return self.subspace_class(network)(network.weights, rank, trained.seed)
+        if self.kind == "sparse":
+            remedy = "Use kind='gaussian'"
+            fail("kind", "gaussian directions of sharded weights", "'sparse'", remedy)
+        return ShardedRandomSubspace(network, rank, trained.seed)

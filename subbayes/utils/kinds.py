@@ -100,9 +100,9 @@ _fitted = record(
 
 def _fitted_tensors(facts: dict[str, Any]) -> dict[str, TensorRule]:
     method, kind = facts["settings"].get("subspace"), facts["subspace"]["name"]
-    if METHODS.get(method, kind) != kind:  # descriptions name the method
-        where = "facts['subspace']['name']"
-        raise SchemaError(where, f"{METHODS[method]} of the method {method!r}", kind)
+    if kind not in METHODS.get(method, (kind,)):  # descriptions name the method
+        where, kinds = "facts['subspace']['name']", " or ".join(METHODS[method])
+        raise SchemaError(where, f"{kinds} of the method {method!r}", kind)
     found = NETWORK_TENSORS | subspace_tensors(facts["subspace"])
     if "ensemble" in facts["settings"]:
         shape = facts["settings"]["ensemble"]["members"], facts["subspace"]["rank"]

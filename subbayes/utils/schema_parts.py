@@ -161,7 +161,9 @@ SUBSPACE: Rule = tagged(
         **dict.fromkeys(
             ("DenseSubspace", "CoordinateSubspace", "FullSubspace"), {"rank": whole(1)}
         ),
-        "RandomSubspace": {"rank": whole(1), "seed": whole()},
+        **dict.fromkeys(
+            ("RandomSubspace", "SparseRandomSubspace"), {"rank": whole(1), "seed": whole()}
+        ),
         "JointSubspace": {
             "rank": whole(1),
             "effects": _stored,
@@ -170,10 +172,10 @@ SUBSPACE: Rule = tagged(
     }
 )
 METHODS = {
-    **dict.fromkeys(("pca", "curve", "optimal"), "DenseSubspace"),
-    "random": "RandomSubspace",
-    "subnetwork": "CoordinateSubspace",
-    "full": "FullSubspace",
+    **dict.fromkeys(("pca", "curve", "optimal"), ("DenseSubspace",)),
+    "random": ("RandomSubspace", "SparseRandomSubspace"),
+    "subnetwork": ("CoordinateSubspace",),
+    "full": ("FullSubspace",),
 }
 """The kinds of subspaces that methods of choosing them build, by name of the method."""
 

@@ -18,11 +18,13 @@ from subbayes.subspace import (
     DenseSubspace,
     FullSubspace,
     RandomSubspace,
+    SparseRandomSubspace,
     Subspace,
     from_config,
 )
 
 D, K = 7, 3
+GROUPS_OF_SEED_42 = ([0, 0, 2, 1, 0, 2, 2, 0, 1, 1], [1, -1, 1, -1, 1, -1, -1, 1, 1, -1])
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # torch's own
 
 
@@ -48,6 +50,7 @@ KINDS: dict[str, Callable[[Tensor], Subspace]] = {
     "coordinate": lambda w: CoordinateSubspace(w, torch.tensor([5, 0, 3])),
     "full": lambda w: FullSubspace(w),
     "random": lambda w: RandomSubspace(w, K, seed=2),
+    "sparse random": lambda w: SparseRandomSubspace(w, K, seed=2),
 }
 
 
@@ -210,6 +213,80 @@ def test_without_a_cache_the_numbers_are_the_same(monkeypatch, dtype):
 
 def test_a_random_subspace_saves_no_directions():
     assert set(RandomSubspace(shift(), 3).tensors()) == {"shift"}
+    assert set(SparseRandomSubspace(shift(), 3).tensors()) == {"shift"}
+
+
+@pytest.mark.parametrize(("size", "rank"), [(7, 3), (12, 4), (5, 5), (1, 1), (1000, 7), (9, 1)])
+def test_each_weight_has_one_entry_and_groups_have_equal_sizes(size, rank):
+    basis = SparseRandomSubspace(torch.zeros(size, dtype=torch.float64), rank, seed=5).basis()
+    entries = basis != 0
+    assert bool((entries.sum(0) == 1).all())
+    sizes = entries.sum(1)
+    assert int(sizes.max() - sizes.min()) <= 1
+    torch.testing.assert_close(
+        basis @ basis.T, torch.eye(rank, dtype=torch.float64), rtol=0, atol=1e-14
+    )
+    expected = torch.where(entries, (1 / sizes.double().sqrt())[:, None], 0.0)
+    torch.testing.assert_close(basis.abs(), expected, rtol=1e-15, atol=0)
+
+
+def test_groups_and_signs_of_a_sparse_subspace_are_random():
+    """Two weights share a group with probability 1/k, and a sign with 1/2, for any two places."""
+    size, rank, seeds = 40, 4, 2000
+    w = torch.zeros(size, dtype=torch.float64)
+    bases = torch.stack([SparseRandomSubspace(w, rank, seed).basis() for seed in range(seeds)])
+    group, sign = bases.abs().argmax(1), bases.sum(1).sign()
+    for a, b in ((0, 1), (0, 4), (3, 39), (17, 18)):
+        together = float((group[:, a] == group[:, b]).double().mean())
+        p = (size / rank - 1) / (size - 1)
+        assert abs(together - p) < 4.5 * (p * (1 - p) / seeds) ** 0.5
+        alike = float((sign[:, a] == sign[:, b]).double().mean())
+        assert abs(alike - 0.5) < 4.5 * (0.25 / seeds) ** 0.5
+    share = (group == 0).double().mean(0)
+    assert float((share - 1 / rank).abs().max()) < 5 * (3 / 16 / seeds) ** 0.5
+    assert float(sign.double().mean(0).abs().max()) < 5 / seeds**0.5
+
+
+def test_weights_have_the_variances_of_a_gaussian_subspace():
+    size, rank = 600, 30
+    w = torch.zeros(size, dtype=torch.float64)
+    sparse = SparseRandomSubspace(w, rank, seed=1).basis().square().sum(0)
+    torch.testing.assert_close(sparse, torch.full_like(sparse, rank / size))
+    gaussian = RandomSubspace(w, rank, seed=1).basis().square().sum(0)
+    assert abs(float(gaussian.mean()) / (rank / size) - 1) < 1e-12
+
+
+def test_a_sparse_subspace_depends_on_the_seed_alone():
+    w = normal(50)
+    basis = SparseRandomSubspace(w, 4, seed=1).basis()
+    assert torch.equal(basis, SparseRandomSubspace(w + 1, 4, seed=1).basis())
+    assert not torch.equal(basis, SparseRandomSubspace(w, 4, seed=2).basis())
+    before = torch.get_rng_state()
+    SparseRandomSubspace(w, 4, seed=3)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_sparse_subspace_of_a_seed_is_that_of_every_version():
+    """Files hold the seed alone, so that the groups of a seed must never change."""
+    space = SparseRandomSubspace(torch.zeros(10, dtype=torch.float64), 3, seed=42)
+    group = space.basis().abs().argmax(0).tolist()
+    signs = space.basis().sum(0).sign().int().tolist()
+    assert (group, signs) == GROUPS_OF_SEED_42
+
+
+def test_a_sparse_subspace_stores_three_numbers_for_each_weight():
+    space = SparseRandomSubspace(torch.zeros(10_000), 50)
+    tensors = [t for t in vars(space).values() if isinstance(t, Tensor)]
+    assert sum(t.nbytes for t in tensors) == 4 * 10_000 * 4  # with the shift
+
+
+def test_sums_of_large_groups_are_accurate():
+    """Terms of one sign, which rounding adds up for: groups of 200 000 weights in float32."""
+    size = 400_000
+    space = SparseRandomSubspace(torch.zeros(size), 2, seed=0)
+    v = space._entries.sign() * torch.rand(size, generator=torch.Generator().manual_seed(0))
+    exact = SparseRandomSubspace(torch.zeros(size, dtype=torch.float64), 2).pull(v.double())
+    torch.testing.assert_close(space.pull(v).double(), exact, rtol=2e-6, atol=0)
 
 
 # --- dtypes, devices, configs --------------------------------------------------------------------
@@ -324,6 +401,18 @@ NAN = torch.full((1, D), float("nan"))
             "rank: expected at most 7, the number of weights, got 8",
         ),
         (lambda: RandomSubspace(shift(), 0), "rank: expected a whole number of at least 1, got 0"),
+        (
+            lambda: SparseRandomSubspace(shift(), 8),
+            "rank: expected at most 7, the number of weights, got 8",
+        ),
+        (
+            lambda: SparseRandomSubspace(shift(), 0),
+            "rank: expected a whole number of at least 1, got 0",
+        ),
+        (
+            lambda: SparseRandomSubspace(shift(), 2, seed=-1),
+            "seed: expected a whole number of at least 0",
+        ),
         (
             lambda: RandomSubspace(shift(), 2, seed=-1),
             "seed: expected a whole number of at least 0",
