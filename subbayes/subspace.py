@@ -447,22 +447,10 @@ class JointSubspace(Subspace):
 
 
 def check_subspace(subspace: Any) -> Subspace:
-    """Raise `InputTypeError` unless the argument is a subspace of weights.
-
-    Example:
-        >>> check_subspace("random")
-        Traceback (most recent call last):
-            ...
-        subbayes.InputTypeError: subspace: expected a Subspace, such as \
-RandomSubspace.around(weights, 5), got str. subbayes.fit takes names and builds the subspace.
-    """
+    """Raise `InputTypeError` unless the argument is a subspace of weights."""
     if not isinstance(subspace, Subspace):
-        fail_type(
-            "subspace",
-            "a Subspace, such as RandomSubspace.around(weights, 5)",
-            subspace,
-            "subbayes.fit takes names and builds the subspace",
-        )
+        remedy = "subbayes.fit takes names and builds the subspace"
+        fail_type("subspace", "a Subspace, such as RandomSubspace(weights, 5)", subspace, remedy)
     return subspace
 
 
