@@ -138,6 +138,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seeds", type=int, default=5, help="number of seeds of each method")
     parser.add_argument("--threads", type=int, default=2, help="threads of each method")
+    parser.add_argument(
+        "--mode",
+        default=None,
+        choices=("trace", "compile", "eager"),
+        help="how the density of all weights is evaluated (default: compiled)",
+    )
     add_write_option(parser)
 
 
@@ -150,13 +156,14 @@ def run(options: argparse.Namespace, say: Say, plan: Plan | None = None) -> Reco
     torch.set_num_threads(check_count("threads", options.threads))
     found = {}
     for name in names:
+        sizes = plan or PLANS.get(name, Plan())
         found[name] = run_dataset(
             name,
             lambda seed, name=name: rows_of(name, seed, options.data_dir),
             Store(Path(options.results) / f"{name}.json"),
             methods,
             options.seeds,
-            plan or PLANS.get(name, Plan()),
+            replace(sizes, mode=options.mode or sizes.mode),
             say,
         )
     publish(markdown(found, options.data_dir), "tables", options.write, say)
