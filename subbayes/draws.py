@@ -206,7 +206,7 @@ class Draws:
             )
         if self.converged is False:
             found.append("the ELBO was still rising at the last step: raise steps=...")
-        return found + self._energy_warnings() + self._swap_warnings()
+        return found + self._energy_warnings() + self._restart_warnings() + self._swap_warnings()
 
     def _chain_warnings(self) -> list[str]:
         """Problems of mixing."""
@@ -309,6 +309,17 @@ class Draws:
                     "longer (draws=...), or warm up longer (warmup=...)"
                 )
         return found
+
+    def _restart_warnings(self) -> list[str]:
+        """Chains of MCLMC that went back to their start points."""
+        restarts = self.stats.get("restarts")
+        if restarts is None or not restarts[:, -1].any():
+            return []
+        return [
+            f"{int(restarts[:, -1].sum())} restarts of {int((restarts[:, -1] > 0).sum())} of "
+            f"{self.n_chains} chains after energy errors that are not finite or huge: lower "
+            "target=..., start elsewhere (initial=...), or use inference='mams'"
+        ]
 
     def _swap_warnings(self) -> list[str]:
         """Rare swaps of parallel tempering, and points that do not cross the ladder."""

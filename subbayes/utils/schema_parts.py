@@ -57,7 +57,7 @@ FACTS = dict_of(anything)
 HISTORY = dict_of(list_of(number(finite=False)))
 """A number for each epoch, by name."""
 _LARGEST = 1e18  # its square is finite in float32
-_COUNTED = ("divergent", "evaluations", "least_swap_rate", "barrier", "round_trips")
+_COUNTED = ("divergent", "evaluations", "least_swap_rate", "barrier", "round_trips", "restarts")
 N_DRAWS = whole(1, 10**5)
 """A number of draws that no tensor confirms."""
 

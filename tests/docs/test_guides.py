@@ -16,6 +16,7 @@ OTHERS = (
     "diagnostics",
     "methods/deep-ensembles",
     "methods/map-swa",
+    "methods/microcanonical",
     "methods/mc-dropout",
     "methods/temperature-scaling",
 )

@@ -38,6 +38,7 @@ __all__ = ["Phases", "Tuner", "Tuning"]
 
 _DECAY = 149 / 151  # of weights in a step: about 150 steps count
 _FAST_DECAY = 9 / 11  # before the first window, where chains come from start points far out
+_EARLY_TARGET = 0.5
 _TRUST = 9.0  # of the logarithm of squared errors over their target
 _LEAST_ERROR = 1e-8  # squared, over the target
 _SEED_WEIGHT, _RESTART_WEIGHT = 1.0, 20.0  # of a step size that is set, in steps
@@ -128,9 +129,15 @@ class Tuner:
         return Phases.of(self.warmup, self.traced)
 
     def target(self, count: Int[np.ndarray, "c"]) -> Float[np.ndarray, "c"]:
-        """The target after some finished steps, which changes linearly over the warm-up."""
+        """The target after some finished steps, which changes linearly over the warm-up.
+
+        Before the first window it is at least 0.5: steps on the way from a start point far out may
+        be larger.
+        """
         done = np.minimum(count / self.warmup, 1.0) if self.warmup else np.ones(len(count))
-        return np.asarray(self.first_target + done * (self.last_target - self.first_target))
+        target = self.first_target + done * (self.last_target - self.first_target)
+        early = count < (self.phases.begin if self.phases.ends else 0)
+        return np.where(early, np.maximum(target, _EARLY_TARGET), target)
 
     def first_step(self, k: int) -> float:
         """A step size that fits a standard normal density of k coordinates."""
