@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -52,6 +52,7 @@ class Plan:
         warmup: steps of each chain before the draws.
         draws: draws that each chain keeps.
         thin: steps for each draw.
+        mode: how the density is evaluated, as in `Sampling`.
         subspace_training: of the network with a subspace.
         rank: of the subspace.
         subspace_draws: draws of each of its chains.
@@ -77,6 +78,7 @@ class Plan:
     warmup: int = 12_000
     draws: int = 100
     thin: int = 80
+    mode: Literal["trace", "compile", "eager"] = "compile"
     subspace_training: Training = field(
         default_factory=lambda: Training(
             epochs=300, learning_rate=5e-3, prior_scale=1.0, swa_learning_rate=1e-2
@@ -213,6 +215,7 @@ def _posterior(rows: Rows, seed: int, plan: Plan, settings: Record) -> Record:
             thin=plan.thin,
             seed=seed,
             initial="ensemble",
+            mode=plan.mode,
             progress=False,
         ),
     )
@@ -384,7 +387,7 @@ def _grid(**values: tuple[Any, ...]) -> tuple[Record, ...]:
 
 
 _NETWORKS = ("hidden", "activation", "members", "training")
-_SAMPLED = ("engine", "engine_settings", "warmup", "draws", "thin")
+_SAMPLED = ("engine", "engine_settings", "warmup", "draws", "thin", "mode")
 
 METHODS = {
     "posterior": Method(

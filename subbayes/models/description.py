@@ -71,7 +71,8 @@ def _training(training: Mapping[str, Any] | None) -> str:
 def _subspace(model: FittedModel) -> str:
     k, name = model.subspace.rank, model.settings.get("subspace")
     centre = "centred at the mean of the SGD trajectory"
-    if (model.settings.get("subspace_settings") or {}).get("centre") == "zero":
+    settings = model.settings.get("subspace_settings")
+    if isinstance(settings, Mapping) and settings.get("centre") == "zero":
         centre = "centred at zero"
     return {
         "pca": f"the {k} leading principal components of the SGD trajectory, centred at its mean",

@@ -1168,3 +1168,20 @@ def test_installed_command_prints_its_version():
         pytest.skip("the command is not installed")
     done = subprocess.run([command, "--version"], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("subbayes ")
+
+
+# --- chains that start at an ensemble -----------------------------------------------------------
+
+
+def test_fit_starts_at_an_ensemble(call, refused, files, tmp_path):
+    words = ["fit", files / "people.csv", "--target", "income", "--ignore", "rich"]
+    words += ["--ignore", "visits", "--out", tmp_path / "run", *SMALL, "--quiet"]
+    words += ["--subspace", "full", "--inference", "hmc"]
+    words.remove("--rank")
+    words.remove("2")
+    refused("--initial: expected 'prior', 'shift', 'ensemble' or .*", *words, "--initial", "here")
+    code, _, err = call(*words, "--initial", "ensemble")
+    assert code == 0, err
+    model = subbayes.load(tmp_path / "run" / "model")
+    assert model.model.starts.shape == (3, model.model.network.size)
+    assert not (tmp_path / "run" / "checkpoint").exists()

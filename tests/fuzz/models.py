@@ -101,7 +101,8 @@ class Own(nn.Module):
 
 
 def _fitted(model: nn.Module, path: Path, y: torch.Tensor = Y, **options: Any) -> None:
-    subbayes.fit(model, (X, y), training=QUICK, sampling=FEW, **options).save(path)
+    options = {"sampling": FEW} | options
+    subbayes.fit(model, (X, y), training=QUICK, **options).save(path)
 
 
 def _samples() -> WeightSamples:
@@ -227,6 +228,16 @@ MODELS: dict[str, Example] = {
     "fitted-pca": Example(partial(_fitted, _mlp(), subspace=subbayes.subspaces.PCA(rank=2)), _load),
     "fitted-full-linearised": Example(
         partial(_fitted, _mlp(), subspace="full", inference="laplace-linearised"), _load
+    ),
+    "fitted-full-ensemble": Example(
+        partial(
+            _fitted,
+            _mlp(),
+            subspace="full",
+            inference="hmc",
+            sampling=replace(FEW, initial="ensemble"),
+        ),
+        _load,
     ),
     "fitted-full-sampled": Example(
         partial(

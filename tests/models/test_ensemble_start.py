@@ -401,8 +401,8 @@ def test_other_words_and_places_are_refused(fitted):
         Sampling(initial="nonsense")
     with pytest.raises(InputError, match="initial: .* got 'ensemble'. subbayes.fit trains"):
         EllipticalSlice().sample(fitted.posterior, initial="ensemble", draws=2)
-    with pytest.raises(InputError, match="centre: expected"):
-        Full("middle")
+    with pytest.raises(InputError, match=r"subspace.centre: expected .* got 'middle'"):
+        TableSettings().change({"subspace": {"name": "full", "centre": "middle"}})
     with pytest.raises(InputError, match="initial: expected .* to compare methods, got 'ensemble'"):
         compare_methods(
             net(), Gaussian(), rows(), rows(), ("random",), training=TRAINING, sampling=sampled()
