@@ -34,8 +34,6 @@ EXPERIMENTS = (
 )
 """Modules with functions `add_options` and `run`."""
 
-_MODULES = {"tables": "tabular"}  # names of experiments that differ from those of their modules
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one experiment; return exit status 0, or 2 for invalid arguments."""
@@ -45,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     first.add_argument("name", choices=EXPERIMENTS)
     given = list(sys.argv[1:] if arguments is None else arguments)
     name = first.parse_args(given[:1]).name
-    experiment = importlib.import_module(f"experiments.{_MODULES.get(name, name)}")
+    experiment = importlib.import_module(f"experiments.{name}")
     parser = argparse.ArgumentParser(
         prog=f"python -m experiments {name}", description=experiment.__doc__
     )

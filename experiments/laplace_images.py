@@ -31,8 +31,8 @@ from experiments import images as pictures
 from experiments import laplace_images_tables as tables
 from experiments.corruptions import CORRUPTIONS, jitter, warp
 from experiments.laplace_subspaces import Judge, low_rank, subspace_jacobians, subspace_precisions
+from experiments.markdown import add_write_option, publish
 from experiments.store import Record, Store, key_of
-from experiments.tables import add_write_option, publish
 from subbayes.curvature.jacobian import Jacobian
 from subbayes.curvature.precision import Precision
 from subbayes.curvature.precision_factory import precision

@@ -19,8 +19,8 @@ from experiments.laplace_subspaces_tables import (
     save,
     thousands,
 )
+from experiments.markdown import markdown_table, number
 from experiments.store import Record
-from experiments.tables import markdown_table, number
 
 WEIGHTS = {"mnist": "12 458", "fashion_mnist": "12 458", "cifar10": "668 234"}
 """Table 4 of the paper."""

@@ -29,8 +29,8 @@ from torch import Tensor
 import subbayes
 from experiments import laplace_regression_tables as tables
 from experiments.laplace_subspaces import Judge, low_rank
+from experiments.markdown import add_write_option, publish
 from experiments.store import Record, Store, key_of
-from experiments.tables import add_write_option, publish
 from subbayes.curvature.precision_factory import Form, precision
 from subbayes.data.data import Data
 from subbayes.data.datasets import find_file, load_uci

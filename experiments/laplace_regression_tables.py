@@ -16,8 +16,8 @@ from experiments.laplace_subspaces_tables import (
     rankings,
     thousands,
 )
+from experiments.markdown import markdown_table, number
 from experiments.store import Record
-from experiments.tables import markdown_table, number
 
 WEIGHTS = {"energy": "17 922", "wine_red": "18 177", "california": "17 793", "naval": "18 690"}
 """Table 4 of the paper."""

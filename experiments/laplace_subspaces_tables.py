@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from experiments.markdown import markdown_table, number
 from experiments.store import Record
-from experiments.tables import markdown_table, number
 
 Found = dict[str, list[Record]]
 MEASURES = ("relative error", "log-trace", "NLL")

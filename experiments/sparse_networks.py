@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from experiments.markdown import add_write_option, publish
 from experiments.store import Record, Store, key_of, versions
-from experiments.tables import add_write_option, publish
 from subbayes import MLP, Predictive, Training, sparse
 from subbayes.diagnostics.metrics import accuracy
 from subbayes.likelihoods import Bernoulli, Categorical, Likelihood

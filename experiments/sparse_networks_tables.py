@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from experiments.markdown import distinct, markdown_table, select
 from experiments.sparse_networks import METHODS, MODES
 from experiments.store import Record
-from experiments.tables import distinct, markdown_table, select
 
 __all__ = ["NETWORKS", "PRUNED", "TABULAR", "markdown", "tabular_markdown"]
 

@@ -26,8 +26,8 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from experiments import images
+from experiments.markdown import add_write_option, markdown_table, number, publish, with_deviation
 from experiments.store import Record, Store, key_of
-from experiments.tables import add_write_option, markdown_table, number, publish, with_deviation
 from subbayes import Training
 from subbayes.diagnostics import metrics
 from subbayes.draws import Draws

@@ -23,8 +23,8 @@ import pandas as pd
 import torch
 from scipy import stats
 
+from experiments.markdown import markdown_table
 from experiments.store import Record, Store, key_of
-from experiments.tables import markdown_table
 from subbayes import MLP, Training
 from subbayes.diagnostics.calibration import wilson_interval
 from subbayes.inference.configuration import Sampling

@@ -21,8 +21,8 @@ import numpy as np
 import pandas as pd
 import torch
 
+from experiments.markdown import add_write_option, markdown_table, publish
 from experiments.store import Record, Store, key_of
-from experiments.tables import add_write_option, markdown_table, publish
 from experiments.toy_regression_data import FILE
 from subbayes import MLP, Training
 from subbayes.data.datasets import find_file

@@ -22,8 +22,8 @@ import torch
 from scipy import stats
 
 from experiments import ssr_uci_tables
+from experiments.markdown import add_write_option, publish
 from experiments.store import Record, Store, key_of, versions
-from experiments.tables import add_write_option, publish
 from experiments.uci import add_datasets_option, split_names
 from subbayes import MLP, Training
 from subbayes.data.datasets import find_file

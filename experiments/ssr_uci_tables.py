@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from experiments.markdown import Figure, distinct, markdown_table, number, select, with_deviation
 from experiments.store import Record
-from experiments.tables import Figure, distinct, markdown_table, number, select, with_deviation
 
 __all__ = ["PAPER", "markdown"]
 

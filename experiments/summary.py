@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from experiments import sparse_networks_tables, ssr_uci_tables, uci_large_tables, uci_small_tables
+from experiments.markdown import Figure, add_write_option, markdown_table, publish
 from experiments.store import Record
-from experiments.tables import Figure, add_write_option, markdown_table, publish
 from subbayes.utils.checks import fail
 
 __all__ = ["add_options", "count", "run", "tables_of"]

@@ -1,108 +1,171 @@
-"""Tables of records in Markdown, and the pages of the documentation that show them."""
+"""Tables of numbers and labels: all weights from an ensemble beside boosters, forests and others.
+
+The protocol is that of the benchmark of bde (Sommer et al. 2025): a fifth of the rows is the test
+part, columns are standardised by the training rows, networks have four hidden layers of 16 units,
+ensembles have ten members, and each method runs with five seeds. Where a method has several
+candidates, its settings are those of the best score on a fifth of the training rows, which is
+recorded before a test row is read.
+"""
 
 from __future__ import annotations
 
 import argparse
-import re
+import dataclasses
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
+import torch
 
-from experiments.store import Record
-from subbayes.utils.checks import fail
-from subbayes.utils.files import atomic_write_text
+from experiments.markdown import add_write_option, publish
+from experiments.store import Record, Store, key_of, versions
+from experiments.tables_data import DATASETS, Rows, rows_of, validation_rows
+from experiments.tables_methods import METHODS, Plan, run_method
+from experiments.tables_page import markdown, summary
+from experiments.uci import split_names
+from subbayes.utils.checks import check_choice, check_count
 
-__all__ = [
-    "Figure",
-    "add_write_option",
-    "distinct",
-    "markdown_table",
-    "mean_and_deviation",
-    "number",
-    "publish",
-    "select",
-    "with_deviation",
-    "write_between",
-]
+__all__ = ["PLANS", "add_options", "run", "run_dataset"]
 
-Figure = tuple[float, float]
-"""Mean and standard deviation (or standard error) of a score."""
+Say = Callable[..., None]
 
+_BATCHES = replace(Plan().training, epochs=300, patience=30, batch_size=256, learning_rate=1e-2)
+_LARGE = Plan(warmup=2000, draws=100, thin=20, training=_BATCHES)
+PLANS: dict[str, Plan] = {
+    "airfoil": Plan(warmup=20_000, thin=150),
+    "bike": Plan(warmup=7000, thin=60, training=_BATCHES),
+    **dict.fromkeys(("protein", "adult", "bank_marketing"), _LARGE),
+    **dict.fromkeys(("dry_bean", "phoneme"), Plan(warmup=4000, thin=20)),
+}
+"""Sizes by the time of a seed on two cores: four minutes for airfoil, half an hour for others."""
 
-# --- records --------------------------------------------------------------------------------------
-
-
-def select(records: Sequence[Record], **wanted: str) -> list[Record]:
-    """Return the records with the given values."""
-    return [r for r in records if all(r[key] == value for key, value in wanted.items())]
+DEFAULT = ("airfoil", "bike")
 
 
-def distinct(records: Sequence[Record], key: str) -> list[str]:
-    """Return the distinct values of a field, in order of first occurrence."""
-    return list(dict.fromkeys(r[key] for r in records))
+def run_dataset(
+    name: str,
+    rows: Callable[[int], Rows],
+    store: Store,
+    methods: Sequence[str],
+    seeds: int,
+    plan: Plan,
+    say: Say,
+) -> list[Record]:
+    """Return the records of a data set, computing those that are missing.
+
+    Args:
+        name: of the data set.
+        rows: returns its rows for a seed.
+        store: of the records.
+        methods: names of methods.
+        seeds: number of seeds.
+        plan: sizes of the methods.
+        say: prints a line.
+    """
+    found = []
+    for method in methods:
+        settings = _select(name, method, rows(0), store, plan, say)
+        for seed in range(check_count("seeds", seeds)):
+            parts = rows(seed)
+            facts = _facts(name, method, plan, settings) | {"seed": seed}
+            found.append(
+                store.get(
+                    key_of(f"{name}-{method}-{seed}", facts),
+                    lambda facts=facts, parts=parts: (
+                        facts
+                        | {
+                            "kind": "test",
+                            "threads": torch.get_num_threads(),
+                            "versions": versions(),
+                        }
+                        | run_method(facts["method"], parts, facts["seed"], plan, facts["settings"])
+                    ),
+                    lambda record: say(_line(record)),
+                )
+            )
+    return found
 
 
-# --- text -----------------------------------------------------------------------------------------
+def _select(name: str, method: str, rows: Rows, store: Store, plan: Plan, say: Say) -> Record:
+    """The candidate with the best score on validation rows, with the first seed."""
+    candidates = METHODS[method].candidates
+    if len(candidates) == 1:
+        return candidates[0]
+    parts, scores, plan = validation_rows(rows), [], plan.for_selection()
+    for candidate in candidates:
+        facts = _facts(name, method, plan, candidate) | {"kind": "validation"}
+        record = store.get(
+            key_of(f"{name}-{method}-validation", facts),
+            lambda facts=facts: facts | run_method(method, parts, 0, plan, facts["settings"]),
+        )
+        scores.append(record["nll"])
+    best = candidates[min(range(len(scores)), key=scores.__getitem__)]
+    say(f"{name} {METHODS[method].label}: {best} of {len(candidates)} candidates")
+    return best
 
 
-def mean_and_deviation(values: np.ndarray) -> Figure:
-    """Return mean and standard deviation; the deviation of a single value is 0."""
-    return float(values.mean()), float(values.std(ddof=min(1, len(values) - 1)))
+def _facts(name: str, method: str, plan: Plan, settings: Record) -> Record:
+    """What determines a record."""
+    sizes = dataclasses.asdict(plan)
+    return {
+        "dataset": name,
+        "method": method,
+        "settings": settings,
+        "plan": {key: sizes[key] for key in METHODS[method].fields},
+    }
 
 
-def number(value: float, digits: int = 3) -> str:
-    """Format a number with a typographic minus sign, which zero never gets."""
-    return f"{round(value, digits) + 0.0:.{digits}f}".replace("-", "−")
+def _line(record: Record) -> str:
+    scores = ("rmse", "nll", "nll_mixture", "coverage", "crps", "brier")
+    shown = ", ".join(f"{key} {record[key]:.4f}" for key in scores if key in record)
+    label, seconds = METHODS[record["method"]].label, record["seconds"]["total"]
+    return f"{record['dataset']} {label} {record['seed']}: {shown}, {seconds:.1f} s"
 
 
-def with_deviation(mean: float, deviation: float | None, digits: int = 3) -> str:
-    """Format a mean and, where there is one, its deviation."""
-    return number(mean, digits) + ("" if deviation is None else f" ± {deviation:.{digits}f}")
+# --- the command ----------------------------------------------------------------------------------
 
 
-def markdown_table(head: Sequence[str], rows: Sequence[Sequence[object]], title: str = "") -> str:
-    """Format a table under its title; without rows, return an empty string."""
-    if not rows:
-        return ""
-    lines = [f"| {' | '.join(map(str, cells))} |" for cells in (head, ["---"] * len(head), *rows)]
-    return "\n".join([f"**{title}**", "", *lines] if title else lines)
-
-
-# --- pages ----------------------------------------------------------------------------------------
-
-
-def add_write_option(parser: argparse.ArgumentParser) -> None:
-    """Add `--write PAGE` to the options of an experiment."""
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of this experiment."""
     parser.add_argument(
-        "--write",
-        default=None,
-        metavar="PAGE",
-        help="write the tables between the marks of this page of the documentation",
+        "--only",
+        default=",".join(DEFAULT),
+        help=f"data sets, separated by commas, of {', '.join(DATASETS)} (default: %(default)s)",
     )
+    parser.add_argument(
+        "--methods",
+        default=",".join(METHODS),
+        help=f"methods, separated by commas, of {', '.join(METHODS)} (default: all)",
+    )
+    parser.add_argument("--seeds", type=int, default=5, help="number of seeds of each method")
+    parser.add_argument("--threads", type=int, default=2, help="threads of each method")
+    parser.add_argument(
+        "--mode",
+        default=None,
+        choices=("trace", "compile", "eager"),
+        help="how the density of all weights is evaluated (default: compiled)",
+    )
+    add_write_option(parser)
 
 
-def publish(text: str, name: str, page: str | None, say: Callable[..., None]) -> None:
-    """Print the tables of an experiment and, if a page is given, write them to it.
-
-    Raises:
-        InputError: a page without the marks of the experiment.
-    """
-    say(text)
-    if page:
-        write_between(page, name, text)
-
-
-def write_between(page: str | Path, name: str, text: str) -> None:
-    """Write text between the marks `<!-- NAME: begin -->` and `<!-- NAME: end -->` of a page.
-
-    Raises:
-        InputError: a page without the marks.
-    """
-    path, marks = Path(page), (f"<!-- {name}: begin -->", f"<!-- {name}: end -->")
-    before = path.read_text()
-    if any(mark not in before for mark in marks):
-        fail("page", f"the marks {' and '.join(marks)} in '{path}'", "a page without them")
-    begin, end = map(re.escape, marks)
-    block = f"{marks[0]}\n\n{text}\n\n{marks[1]}"
-    atomic_write_text(path, re.sub(f"{begin}.*{end}", lambda _: block, before, flags=re.DOTALL))
+def run(options: argparse.Namespace, say: Say, plan: Plan | None = None) -> Record:
+    """Compute the missing records and print the tables; return a summary."""
+    names = split_names(options.only, DATASETS)
+    methods = options.methods.split(",")
+    for method in methods:
+        check_choice("methods", method, METHODS)
+    torch.set_num_threads(check_count("threads", options.threads))
+    found = {}
+    for name in names:
+        sizes = plan or PLANS.get(name, Plan())
+        found[name] = run_dataset(
+            name,
+            lambda seed, name=name: rows_of(name, seed, options.data_dir),
+            Store(Path(options.results) / f"{name}.json"),
+            methods,
+            options.seeds,
+            replace(sizes, mode=options.mode or sizes.mode),
+            say,
+        )
+    publish(markdown(found, options.data_dir), "tables", options.write, say)
+    return summary(found)

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from experiments.markdown import add_write_option
 from experiments.store import Record
-from experiments.tables import add_write_option
 from experiments.toy_regression_data import (
     ENGINES,
     METHODS,

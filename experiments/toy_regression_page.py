@@ -12,8 +12,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 
+from experiments.markdown import markdown_table, write_between
 from experiments.store import Record
-from experiments.tables import markdown_table, write_between
 from experiments.toy_regression_methods import Results
 from subbayes import Draws, plots
 from subbayes.reports.rendering import Table, picture, render

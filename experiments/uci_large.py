@@ -20,8 +20,8 @@ import torch
 
 from experiments import uci_large_tables
 from experiments.batched import Table
+from experiments.markdown import add_write_option, publish
 from experiments.store import Record, Store, key_of, versions
-from experiments.tables import add_write_option, publish
 from experiments.uci import (
     Array,
     Case,

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from experiments.tables import Figure, markdown_table, number, with_deviation
+from experiments.markdown import Figure, markdown_table, number, with_deviation
 from experiments.uci_tables import METHODS, Found, page, verdict
 
 __all__ = ["AUTHORS", "authors", "markdown"]

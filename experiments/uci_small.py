@@ -22,8 +22,8 @@ import numpy as np
 import torch
 
 from experiments import uci_small_tables
+from experiments.markdown import add_write_option, publish
 from experiments.store import Record, Store, key_of, versions
-from experiments.tables import add_write_option, publish
 from experiments.uci import (
     Array,
     Case,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from experiments.markdown import Figure, markdown_table, with_deviation
 from experiments.store import Record
-from experiments.tables import Figure, markdown_table, with_deviation
 from experiments.uci_tables import METHODS, Found, page, verdict
 
 __all__ = ["PAPER", "RERUN", "markdown"]

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from experiments.markdown import Figure, markdown_table, mean_and_deviation, with_deviation
 from experiments.store import Record
-from experiments.tables import Figure, markdown_table, mean_and_deviation, with_deviation
 
 METHODS = ("SGD", "SWAG", "PCA + ESS", "PCA + VI")
 Found = dict[str, list[Record]]

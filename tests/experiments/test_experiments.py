@@ -18,8 +18,8 @@ import subbayes
 import subbayes.diagnostics.metrics
 from experiments import __main__ as command
 from experiments import batched, uci, uci_small, uci_small_selection, uci_small_tables
+from experiments.markdown import write_between
 from experiments.store import Store, key_of
-from experiments.tables import write_between
 from experiments.uci_small_methods import Base, Chosen, Plan, sample_ess
 from experiments.uci_tables import verdict
 from subbayes.data.datasets import load_uci, usual_splits
@@ -449,7 +449,7 @@ def test_each_experiment_has_options_and_a_run(name):
 
 
 def test_every_module_with_options_is_an_experiment():
-    """`sparse_networks` and `tables` add shared options, but have no `run`."""
+    """`sparse_networks` and `markdown` add shared options, but have no `run`."""
     folder = Path(command.__file__).parent
     found = {f.stem for f in folder.glob("[a-z]*.py") if "\ndef run(" in f.read_text()}
     assert found == set(command.EXPERIMENTS)

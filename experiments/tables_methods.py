@@ -22,7 +22,7 @@ from sklearn.model_selection import train_test_split
 
 import subbayes
 from experiments.store import Record
-from experiments.tabular_data import Rows
+from experiments.tables_data import Rows
 from subbayes import MLP, Sampling, Training
 from subbayes.baselines.deep_ensemble import deep_ensemble
 from subbayes.diagnostics import metrics

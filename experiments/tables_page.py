@@ -7,9 +7,15 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pandas as pd
 
+from experiments.markdown import (
+    distinct,
+    markdown_table,
+    mean_and_deviation,
+    select,
+    with_deviation,
+)
 from experiments.store import Record
-from experiments.tables import distinct, markdown_table, mean_and_deviation, select, with_deviation
-from experiments.tabular_methods import METHODS
+from experiments.tables_methods import METHODS
 from subbayes.data.datasets import find_file
 from subbayes.utils.checks import InputError
 

@@ -13,10 +13,10 @@ from sklearn.model_selection import train_test_split
 
 import subbayes
 from experiments import __main__ as command
-from experiments import tabular, tabular_methods, tabular_page
+from experiments import tables, tables_methods, tables_page
 from experiments.store import Store
-from experiments.tabular_data import of_table, rows_of, validation_rows
-from experiments.tabular_methods import METHODS, Plan, gaussian_scores, run_method
+from experiments.tables_data import of_table, rows_of, validation_rows
+from experiments.tables_methods import METHODS, Plan, gaussian_scores, run_method
 from subbayes import Training
 from subbayes.baselines.deep_ensemble import deep_ensemble
 from subbayes.data.datasets import find_file
@@ -94,9 +94,9 @@ def test_scores_of_gaussians():
 
 def test_scores_of_networks_are_those_of_the_metrics():
     rows = numbers()
-    module, likelihood, data = tabular_methods._network(rows, 0, TINY)
+    module, likelihood, data = tables_methods._network(rows, 0, TINY)
     ensemble = deep_ensemble(module, likelihood, data, SHORT, members=3, progress=False)
-    found = tabular_methods._scores_of(ensemble, rows)
+    found = tables_methods._scores_of(ensemble, rows)
     predicted = ensemble.predict(torch.tensor(rows.new, dtype=torch.float32))
     expected = subbayes.diagnostics.metrics.score(predicted, rows.true, level=0.9)
     for ours, theirs, sign in (
@@ -141,23 +141,23 @@ def test_records_resume_and_test_rows_do_not_select(tmp_path, monkeypatch):
         nll = {1: 0.5, 2: 0.1}[settings["value"]] + (len(rows.true) == 20) * settings["value"]
         return {"rmse": 1.0, "nll": nll}
 
-    fake = tabular_methods.Method("fake", run, ({"value": 1}, {"value": 2}))
+    fake = tables_methods.Method("fake", run, ({"value": 1}, {"value": 2}))
     monkeypatch.setitem(METHODS, "fake", fake)
     arguments = ("table", lambda _: numbers(), Store(tmp_path / "r.json"), ["fake"], 2, TINY, quiet)
-    records = tabular.run_dataset(*arguments)
+    records = tables.run_dataset(*arguments)
     assert seen == [(12, 0, 1), (12, 0, 2), (20, 0, 2), (20, 1, 2)]
     assert [r["settings"] for r in records] == [{"value": 2}] * 2
     assert all(r["threads"] == torch.get_num_threads() for r in records)
     arguments = (*arguments[:2], Store(tmp_path / "r.json"), *arguments[3:])
-    assert tabular.run_dataset(*arguments) == records
+    assert tables.run_dataset(*arguments) == records
     assert len(seen) == 4
     other = dataclasses.replace(TINY, trees=30)
-    tabular.run_dataset(*arguments[:5], other, quiet)
+    tables.run_dataset(*arguments[:5], other, quiet)
     assert len(seen) == 8
 
 
 def test_the_command_prints_tables(tmp_path, monkeypatch):
-    monkeypatch.setattr(tabular, "rows_of", lambda name, seed, data_dir: numbers())
+    monkeypatch.setattr(tables, "rows_of", lambda name, seed, data_dir: numbers())
     page = tmp_path / "page.md"
     page.write_text("<!-- tables: begin -->\n<!-- tables: end -->\n")
     options = argparse.Namespace(
@@ -170,7 +170,7 @@ def test_the_command_prints_tables(tmp_path, monkeypatch):
         results=str(tmp_path / "results"),
         write=str(page),
     )
-    means = tabular.run(options, quiet, TINY)
+    means = tables.run(options, quiet, TINY)
     assert set(means["airfoil"]) == {"posterior", "forest"}
     assert means["airfoil"]["posterior"]["seeds"] == 2
     text = page.read_text()
@@ -178,10 +178,10 @@ def test_the_command_prints_tables(tmp_path, monkeypatch):
     assert "airfoil, targets" in text
     options.methods = "nonsense"
     with pytest.raises(InputError, match="methods: expected"):
-        tabular.run(options, quiet, TINY)
+        tables.run(options, quiet, TINY)
     options.only = "nonsense"
     with pytest.raises(InputError, match="nonsense"):
-        tabular.run(options, quiet, TINY)
+        tables.run(options, quiet, TINY)
 
 
 def test_published_figures_stand_beside_ours(tmp_path):
@@ -190,10 +190,10 @@ def test_published_figures_stand_beside_ours(tmp_path):
     head = "dataset,model,run,mean,rmse,nll_default,nll_mean,train_time,total_time\n"
     lines = "airfoil,bde,0,0,0.12,-0.9,-0.7,1,240\nairfoil,xgb,0,0,0.2,,-0.2,1,2\n"
     (folder / "results_airfoil.csv").write_text(head + lines)
-    bde, xgb = tabular_page.published("airfoil", str(tmp_path))
+    bde, xgb = tables_page.published("airfoil", str(tmp_path))
     assert (bde["rmse"][0], bde["nll"][0], bde["seconds"]) == (0.12, -0.9, 240.0)
     assert "nll" not in xgb
-    assert tabular_page.published("adult", str(tmp_path)) == []
+    assert tables_page.published("adult", str(tmp_path)) == []
 
 
 def test_the_command_knows_the_experiment(capsys):
