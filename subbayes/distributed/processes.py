@@ -23,7 +23,9 @@ import torch
 import torch.distributed as dist
 from jaxtyping import Int
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.rendezvous import rendezvous
 
+from subbayes.distributed.rendezvous import session_store
 from subbayes.utils.checks import InputError, check_count, error_text, fail
 from subbayes.utils.first_process import set_first_process
 
@@ -343,14 +345,19 @@ def _initialise(processes: Processes) -> None:
     """Make the process group."""
     if not dist.is_available():
         fail("torch", "a build with torch.distributed", "one without", "Install another build")
+    limit = timedelta(seconds=processes.timeout)
     with processes._reachable():
+        store, *_ = next(rendezvous("env://", processes.rank, processes.count, timeout=limit))
+        store.set_timeout(limit)
+        store = session_store(store, processes.rank, processes.count, processes.timeout)
         dist.init_process_group(
             "cpu:gloo,cuda:nccl"
             if torch.cuda.is_available() and dist.is_nccl_available()
             else "gloo",
+            store=store,
             rank=processes.rank,
             world_size=processes.count,
-            timeout=timedelta(seconds=processes.timeout),
+            timeout=limit,
         )
     processes._restore.append(_end_group)
     atexit.register(_end_group)

@@ -274,16 +274,6 @@ def _fit(**options: Any) -> Callable[[], Any]:
     return lambda: subbayes.fit(sharded(plain()), table(20), **({"subspace": "random"} | options))
 
 
-def _alone() -> Any:
-    module = sharded(plain())
-    distributed.leave()
-    dist.init_process_group("gloo")
-    try:
-        return ShardedNetwork(module)
-    finally:
-        distributed.join()
-
-
 REFUSED: dict[str, Callable[[], Any]] = {
     "mixed": _mixed,
     "two axes": _two_axes,

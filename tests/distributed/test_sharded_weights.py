@@ -38,7 +38,6 @@ MESSAGES = {
     "size": "subspace: expected 97 weights, as the network has, got 3",
     "save": "model: expected weights in one process, got weights sharded by fully_shard. Keep",
     "device": "module: expected weights in one process for a copy of the module on another device",
-    "alone": "processes: expected joined ones, for weights that are sharded, got none",
 }
 
 

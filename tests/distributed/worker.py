@@ -10,9 +10,11 @@ import contextlib
 import hashlib
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -151,6 +153,52 @@ def resumed(folder: str, stop: int, seconds: float = 1e-9) -> dict[str, Any]:
     return {"z": digest(engine_of("hmc").run(density, settings).z)}
 
 
+def begins() -> dict[str, Any]:
+    """Nothing: the line that it prints says that the processes have joined."""
+    return {}
+
+
+def faulty_run(folder: str) -> dict[str, Any]:
+    """A run of some seconds, with a checkpoint at every exchange."""
+    settings = Sampling(
+        draws=80,
+        chains=8,
+        warmup=10,
+        seed=3,
+        progress=False,
+        checkpoint=folder or None,
+        checkpoint_seconds=0.1,
+    )
+    engine = engine_of("elliptical-slice")
+    return {"z": digest(engine.run(posterior(batch_size=128, mode="eager"), settings).z)}
+
+
+def elastic_run(folder: str, marker: str, rank: int, stop: int) -> dict[str, Any]:
+    """A run in which a process kills itself at an evaluation, if no marker says it has before."""
+    density = posterior(batch_size=128, mode="eager")
+    count, inner, begun = [0], density.log_likelihood, Path(folder).is_dir()
+
+    def counted(z: np.ndarray) -> Any:
+        count[0] += 1
+        if count[0] == stop and distributed.current().rank == rank and not Path(marker).exists():
+            Path(marker).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return inner(z)
+
+    density.log_likelihood = counted
+    settings = Sampling(
+        draws=20,
+        chains=8,
+        warmup=5,
+        seed=3,
+        progress=False,
+        checkpoint=folder or None,
+        checkpoint_seconds=1e-9,
+    )
+    z = engine_of("elliptical-slice").run(density, settings).z
+    return {"z": digest(z), "resumed": begun, "evaluations": count[0]}
+
+
 def killed(rank: int) -> dict[str, Any]:
     """A run in which one process ends without a word."""
     density = posterior("even")
@@ -231,6 +279,9 @@ CASES: dict[str, Callable[..., dict[str, Any]]] = {
         streamed,
         sample,
         resumed,
+        begins,
+        faulty_run,
+        elastic_run,
         killed,
         fitted,
         refused,
