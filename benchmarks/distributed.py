@@ -87,7 +87,7 @@ def run(quick: bool, data_dir: str | None, say: Callable[..., None]) -> tuple[An
 
 def _sharded_memory(quick: bool) -> dict[str, Any]:
     """Peak MiB of each process, and how far values and gradients of one and of four differ."""
-    layers = 4 if quick else LAYERS
+    layers = 6 if quick else LAYERS
     one, four = (_start("sharded", count, layers, 2) for count in (1, 4))
     numbers = np.array([found["numbers"] for found in (*one, *four)])
     return {
@@ -120,7 +120,22 @@ def _start(name: str, count: int, rows: int, evaluations: int) -> list[dict[str,
 
 
 def _sharded(layers: int) -> dict[str, Any]:
-    """Evaluate a posterior with sharded weights, which no process makes in one piece."""
+    """Peak memory of a posterior with sharded weights, beyond that of a small one."""
+    import torch.distributed as dist
+
+    distributed.join()
+    if not dist.is_initialized():
+        dist.init_process_group("gloo")
+    _sharded_numbers(1, width=64)  # imports, and the memory that torch reuses
+    before = own_peak()
+    numbers = _sharded_numbers(layers, WIDTH)
+    peak = own_peak() - before
+    distributed.leave()
+    return {"mib": peak, "before": before, "numbers": numbers}
+
+
+def _sharded_numbers(layers: int, width: int) -> list[float]:
+    """Values and a gradient of a network that no process makes in one piece."""
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
@@ -128,12 +143,8 @@ def _sharded(layers: int) -> dict[str, Any]:
     from subbayes.networks.sharded_network import ShardedNetwork
     from subbayes.subspaces.sharded_random import ShardedRandomSubspace
 
-    distributed.join()
-    if not dist.is_initialized():
-        dist.init_process_group("gloo")
-    before = own_peak()
     with torch.device("meta"):
-        parts = [torch.nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(layers)]
+        parts = [torch.nn.Linear(width, width, bias=False) for _ in range(layers)]
         module = torch.nn.Sequential(*parts)
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     for part in module:
@@ -144,18 +155,16 @@ def _sharded(layers: int) -> dict[str, Any]:
         first = dist.get_rank() * len(held)
         with torch.no_grad():
             for i in range(len(held)):
-                row = torch.arange(WIDTH) + (first + i) * 7.3
-                held[i] = torch.sin(row * (row % 11)) / WIDTH**0.5
+                row = torch.arange(width) + (first + i) * 7.3
+                held[i] = torch.sin(row * (row % 11)) / width**0.5
     generator = torch.Generator().manual_seed(0)
-    x, y = torch.randn(64, WIDTH, generator=generator), torch.zeros(64, WIDTH)
+    x, y = torch.randn(64, width, generator=generator), torch.zeros(64, width)
     network = ShardedNetwork(module)
     space = ShardedRandomSubspace(network, RANK)
     posterior = Posterior(network, Gaussian(noise=0.3), (x, y), space)
     z = np.random.default_rng(0).standard_normal((2, RANK))
     value, gradient = posterior.value_and_grad(z)
-    peak = own_peak() - before
-    distributed.leave()
-    return {"mib": peak, "before": before, "numbers": [*value.tolist(), *gradient[0].tolist()]}
+    return [*value.tolist(), *gradient[0].tolist()]
 
 
 def main() -> None:

@@ -115,6 +115,7 @@ class Processes:
     def _own_group(self, lists: list[list[int]]) -> Any:
         """Make a group of each list of ranks, and return the one of this process."""
         own = None
+        self.highest(0)  # fails at once if a process has ended, for which new groups would wait
         for ranks in lists:
             group = self._new_group(ranks, timedelta(seconds=self.timeout))
             own = group if self.rank in ranks else own
@@ -302,6 +303,9 @@ def join(*, required: bool = True, timeout: float = _TIMEOUT) -> Processes | Non
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
         processes._restore.append(lambda: torch.set_num_threads(threads))
+    if count > 1:  # at once: a group waits for all of its members, as long as its timeout
+        for name in ("all", "patient"):
+            processes._group(name)
     set_first_process(rank == 0)
     _current = processes
     return processes
