@@ -25,6 +25,8 @@ from distributed import divided_cases, sharded_cases
 from subbayes import Sampling, Training, distributed
 from subbayes.inference.engine import engine_of
 from subbayes.likelihoods import Gaussian
+from subbayes.models import trained_once
+from subbayes.priors import Normal
 from subbayes.subspace import RandomSubspace
 
 ENGINES = {
@@ -233,8 +235,36 @@ def refused(what: str) -> dict[str, Any]:
         table[0][5, 1] += rank
     net = module(rank if what == "weights" else 0)
     seed = rank if what == "seed" else 0
+    options: dict[str, Any] = {"prior": 1.0 + rank * (what == "prior")}
+    options["inference"] = "nuts" if rank and what == "engine" else "elliptical-slice"
+    version = trained_once.__version__
+    trained_once.__version__ = f"{version}.{rank}" if what == "version" else version
     try:
-        subbayes.fit(net, table, training=Training(epochs=1), sampling=Sampling(seed=seed))
+        subbayes.fit(
+            net, table, training=Training(epochs=1), sampling=Sampling(seed=seed), **options
+        )
+    except subbayes.InputError as error:
+        return {"error": str(error)}
+    finally:
+        trained_once.__version__ = version
+    return {}
+
+
+def refused_posterior(what: str) -> dict[str, Any]:
+    """The error of processes that sample different posteriors, without `fit`."""
+    rank = distributed.current().rank
+    network, table = subbayes.Network(module()), rows(60)
+    if what == "data":
+        table[1][0] += rank
+    space = RandomSubspace(network.weights, 4, seed=rank * (what == "subspace"))
+    scale, temperature = 1.0 + rank * (what == "prior"), 1.0 + rank * (what == "temperature")
+    density = subbayes.Posterior(
+        network, Gaussian(noise=0.3), table, space, Normal(scale), temperature, mode="eager"
+    )
+    draws, seed = 5 + rank * (what == "draws"), rank * (what == "seed")
+    engine = engine_of("nuts" if rank and what == "engine" else "elliptical-slice")
+    try:
+        engine.run(density, Sampling(draws=draws, chains=2, seed=seed, progress=False))
     except subbayes.InputError as error:
         return {"error": str(error)}
     return {}
@@ -285,6 +315,7 @@ CASES: dict[str, Callable[..., dict[str, Any]]] = {
         killed,
         fitted,
         refused,
+        refused_posterior,
         one_fails,
         groups,
         traffic,
