@@ -274,6 +274,14 @@ def _fit(**options: Any) -> Callable[[], Any]:
     return lambda: subbayes.fit(sharded(plain()), table(20), **({"subspace": "random"} | options))
 
 
+def _summed_gradients() -> Any:
+    density, _ = two_posteriors(100)
+    for part in density.network._module.modules():
+        if hasattr(part, "set_gradient_divide_factor"):
+            part.set_gradient_divide_factor(1.0)
+    return density.value_and_grad(np.zeros((1, 4)))
+
+
 REFUSED: dict[str, Callable[[], Any]] = {
     "mixed": _mixed,
     "two axes": _two_axes,
@@ -297,6 +305,7 @@ REFUSED: dict[str, Callable[[], Any]] = {
         table(20),
         RandomSubspace(torch.zeros(3).double(), 2),
     ),
+    "gradients": _summed_gradients,
     "save": lambda: _fit(sampling=Sampling(draws=2, chains=2, progress=False))().save("unused"),
     "device": lambda: ShardedNetwork(sharded(plain())).to("cpu"),
 }
