@@ -21,7 +21,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from distributed.launch import WORKER, outputs, results, start
 
 MOST = 4  # processes
-_AT_START, _LATEST = 0.15, 3.0  # share of kills before the run begins; seconds of the others
+_AT_START, _LATEST = 0.15, 1.0  # share of kills before the run begins; seconds of the others
+_PATIENCE = 60.0  # seconds in which a run saves
 
 
 def disturbed_run(folder: Path, kills: int, seed: int, say: Any = print) -> dict[str, Any]:
@@ -51,6 +52,7 @@ def disturbed_run(folder: Path, kills: int, seed: int, say: Any = print) -> dict
         if not last:
             if joined:
                 _wait_for_line(processes[rank])
+                _wait_for_checkpoints(checkpoint, rng.randint(0, 3), processes[rank])
             time.sleep(rng.uniform(0, _LATEST))
             processes[rank].kill()
             if not joined:  # the others would wait for it; torchrun ends them
@@ -87,6 +89,22 @@ def _wait_for_line(process: subprocess.Popen[str]) -> None:
     assert process.stdout is not None
     line = process.stdout.readline()
     assert line.startswith('["[\\"begins') or process.poll() is not None, line
+
+
+def _wait_for_checkpoints(folder: Path, number: int, process: subprocess.Popen[str]) -> None:
+    """Wait until a run has saved so many times, or has ended."""
+    end, last = time.monotonic() + _PATIENCE, _time_of(folder)
+    while number and process.poll() is None and time.monotonic() < end:
+        if (latest := _time_of(folder)) != last:
+            number, last = number - 1, latest
+        time.sleep(0.01)
+
+
+def _time_of(folder: Path) -> int:
+    try:
+        return (folder / "manifest.json").stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0
 
 
 def main() -> None:
