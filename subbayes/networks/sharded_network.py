@@ -160,7 +160,8 @@ class ShardedNetwork(Network):
             outputs = self._outputs(inputs)
             outputs.backward(score(outputs.detach()))
             # FSDP2 averages gradients over processes
-            return outputs.detach(), self.layout.gradient(named) * joined_processes().count
+            gradient = self.layout.gradient(named).mul_(joined_processes().count)
+            return outputs.detach(), gradient
 
     def density(self, likelihood: Likelihood, what: str) -> ShardedDensity:
         """The log-likelihood of rows as `Posterior` evaluates it."""
@@ -284,8 +285,12 @@ class ShardedDensity:
         slope, step = lengths[0] ** 0.5, 1e-3 * max(lengths[1], 1e-12) ** 0.5
         if not 0 < slope < math.inf:
             return
-        move = (step / slope) * gradient.to(weights)
-        above, below = (self.network(w, inputs) for w in (weights + move, weights - move))
+        above, below = (
+            self.network(
+                torch.add(weights, gradient.to(weights), alpha=sign * step / slope), inputs
+            )
+            for sign in (1, -1)
+        )
         terms = (above - below).double() * score
         found, size = _over_processes(terms.sum(), (above.double() * score).abs().sum())
         ratio = found / (2 * step * slope)
