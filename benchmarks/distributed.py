@@ -1,7 +1,9 @@
-"""One density on one and on two processes: seconds of an evaluation, and bytes that are exchanged.
+"""One density on several processes: seconds of an evaluation, bytes that are exchanged, memory.
 
-Each process has a core of its own and one thread. The same file is the program of these processes:
-they evaluate value and gradient of 8 chains and print what they have measured.
+Each of two processes has a core of its own and one thread. The same file is the program of these
+processes: they evaluate value and gradient of 8 chains and print what they have measured. With
+weights that `fully_shard` divides, each of one and of four processes measures its peak memory
+beyond what it takes before it makes the module.
 """
 
 from __future__ import annotations
@@ -21,13 +23,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.harness import bar, in_turns, summary
+from benchmarks.harness import bar, in_turns, own_peak, summary
 from subbayes import Network, Posterior, distributed
 from subbayes.likelihoods import Gaussian
 from subbayes.subspace import RandomSubspace
 
 ROOT = Path(__file__).parents[1]
 RANK, CHAINS = 20, 8
+WIDTH, LAYERS = 1024, 16  # of the network with sharded weights
 
 
 def run(quick: bool, data_dir: str | None, say: Callable[..., None]) -> tuple[Any, list[Any]]:
@@ -59,6 +62,8 @@ def run(quick: bool, data_dir: str | None, say: Callable[..., None]) -> tuple[An
         "blocks": found["two processes"]["blocks"],
         "digests": {name: one["digest"] for name, one in found.items()},
     }
+    results["sharded weights"] = memory = _sharded_memory(quick)
+    say(f"peak memory with sharded weights, MiB: {memory}")
     digests = {found[name]["digest"] for name in ("one process", "two processes")}
     bars = [
         bar(
@@ -69,8 +74,29 @@ def run(quick: bool, data_dir: str | None, say: Callable[..., None]) -> tuple[An
         ),
         bar("two processes on two cores against one on one core", statistics.median(ratios), 1.8),
         bar("different bits of one and two processes", len(digests) - 1, 0, "lower"),
+        bar(
+            "peak memory of each of 4 processes with sharded weights against that of one",
+            max(memory["four processes"]) / memory["one process"][0],
+            0.35,
+            "lower",
+        ),
+        bar("largest difference of its values and gradients", memory["difference"], 1e-4, "lower"),
     ]
     return results, bars
+
+
+def _sharded_memory(quick: bool) -> dict[str, Any]:
+    """Peak MiB of each process, and how far values and gradients of one and of four differ."""
+    layers = 6 if quick else LAYERS
+    one, four = (_start("sharded", count, layers, 2) for count in (1, 4))
+    numbers = np.array([found["numbers"] for found in (*one, *four)])
+    return {
+        "weights": layers * WIDTH * WIDTH,
+        "one process": [found["mib"] for found in one],
+        "four processes": [found["mib"] for found in four],
+        "before the module": max(found["before"] for found in four),
+        "difference": float(np.ptp(numbers, axis=0).max() / np.abs(numbers).max()),
+    }
 
 
 def _start(name: str, count: int, rows: int, evaluations: int) -> list[dict[str, Any]]:
@@ -93,9 +119,60 @@ def _start(name: str, count: int, rows: int, evaluations: int) -> list[dict[str,
     return [json.loads(process.communicate()[0]) for process in processes]
 
 
+def _sharded(layers: int) -> dict[str, Any]:
+    """Peak memory of a posterior with sharded weights, beyond that of a small one."""
+    import torch.distributed as dist
+
+    distributed.join()
+    if not dist.is_initialized():
+        dist.init_process_group("gloo")
+    _sharded_numbers(1, width=64)  # imports, and the memory that torch reuses
+    before = own_peak()
+    numbers = _sharded_numbers(layers, WIDTH)
+    peak = own_peak() - before
+    distributed.leave()
+    return {"mib": peak, "before": before, "numbers": numbers}
+
+
+def _sharded_numbers(layers: int, width: int) -> list[float]:
+    """Values and a gradient of a network that no process makes in one piece."""
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    from subbayes.networks.sharded_network import ShardedNetwork
+    from subbayes.subspaces.sharded_random import ShardedRandomSubspace
+
+    with torch.device("meta"):
+        parts = [torch.nn.Linear(width, width, bias=False) for _ in range(layers)]
+        module = torch.nn.Sequential(*parts)
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for part in module:
+        fully_shard(part, mesh=mesh)
+    module.to_empty(device="cpu")
+    for part in module:
+        held = part.weight.to_local()
+        first = dist.get_rank() * len(held)
+        with torch.no_grad():
+            for i in range(len(held)):
+                row = torch.arange(width) + (first + i) * 7.3
+                held[i] = torch.sin(row * (row % 11)) / width**0.5
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(64, width, generator=generator), torch.zeros(64, width)
+    network = ShardedNetwork(module)
+    space = ShardedRandomSubspace(network, RANK)
+    posterior = Posterior(network, Gaussian(noise=0.3), (x, y), space)
+    z = np.random.default_rng(0).standard_normal((2, RANK))
+    value, gradient = posterior.value_and_grad(z)
+    return [*value.tolist(), *gradient[0].tolist()]
+
+
 def main() -> None:
     """Evaluate the density in one of the processes."""
     name, rows, evaluations = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    if name == "sharded":
+        print(json.dumps(_sharded(rows)))
+        return
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {int(os.environ["RANK"]) % (os.cpu_count() or 1)})
     processes = None if name == "alone" else distributed.join()

@@ -23,7 +23,9 @@ import torch
 import torch.distributed as dist
 from jaxtyping import Int
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.rendezvous import rendezvous
 
+from subbayes.distributed.rendezvous import session_store
 from subbayes.utils.checks import InputError, check_count, error_text, fail
 from subbayes.utils.first_process import set_first_process
 
@@ -113,6 +115,7 @@ class Processes:
     def _own_group(self, lists: list[list[int]]) -> Any:
         """Make a group of each list of ranks, and return the one of this process."""
         own = None
+        self.highest(0)  # fails at once if a process has ended, for which new groups would wait
         for ranks in lists:
             group = self._new_group(ranks, timedelta(seconds=self.timeout))
             own = group if self.rank in ranks else own
@@ -300,6 +303,9 @@ def join(*, required: bool = True, timeout: float = _TIMEOUT) -> Processes | Non
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
         processes._restore.append(lambda: torch.set_num_threads(threads))
+    if count > 1:  # at once: a group waits for all of its members, as long as its timeout
+        for name in ("all", "patient"):
+            processes._group(name)
     set_first_process(rank == 0)
     _current = processes
     return processes
@@ -343,14 +349,19 @@ def _initialise(processes: Processes) -> None:
     """Make the process group."""
     if not dist.is_available():
         fail("torch", "a build with torch.distributed", "one without", "Install another build")
+    limit = timedelta(seconds=processes.timeout)
     with processes._reachable():
+        store, *_ = next(rendezvous("env://", processes.rank, processes.count, timeout=limit))
+        store.set_timeout(limit)
+        store = session_store(store, processes.rank, processes.count, processes.timeout)
         dist.init_process_group(
             "cpu:gloo,cuda:nccl"
             if torch.cuda.is_available() and dist.is_nccl_available()
             else "gloo",
+            store=store,
             rank=processes.rank,
             world_size=processes.count,
-            timeout=timedelta(seconds=processes.timeout),
+            timeout=limit,
         )
     processes._restore.append(_end_group)
     atexit.register(_end_group)

@@ -47,9 +47,11 @@ def training_of(
 
     Example:
         >>> import torch
+        >>> from subbayes.inference.engine import engine_of
         >>> x = torch.zeros(3, 1)
         >>> data = Data.of((x, x[:, 0]))
-        >>> training_of(None, Network(torch.nn.Linear(1, 1)), data, Random(), None, 1.0).epochs
+        >>> network, engine = Network(torch.nn.Linear(1, 1)), engine_of("nuts")
+        >>> training_of(None, network, data, Random(), engine, 1.0).epochs
         300
     """
     if not is_divided(network, data):

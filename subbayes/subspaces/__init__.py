@@ -11,6 +11,7 @@ _NAMES = {
     "PCA": "pca",
     "Random": "random",
     "SUBSPACES": "registry",
+    "ShardedRandomSubspace": "sharded_random",
     "Subnetwork": "subnetwork",
     "SubspaceMethod": "base",
     "TrajectoryRecorder": "pca",

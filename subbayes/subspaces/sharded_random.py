@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ShardedRandomSubspace"]
 
-_CHUNK = 2**20  # numbers of a direction that are generated at once
+_CHUNK = 2**18  # numbers of a direction that are generated at once
 
 
 class ShardedRandomSubspace(Subspace):
@@ -28,7 +28,7 @@ class ShardedRandomSubspace(Subspace):
 
     Process r holds the shards $\hat w_r$ and $P_r$ (k columns of $D_r$ numbers). It generates the
     numbers of each direction in chunks and keeps its own, so that their values are those of
-    `RandomSubspace` for every number of processes (beyond $2^{20}$ weights up to the rounding of
+    `RandomSubspace` for every number of processes (beyond $2^{18}$ weights up to the rounding of
     their norm), at the cost of generating all of them in every process once.
 
     Args:
@@ -76,7 +76,8 @@ class ShardedRandomSubspace(Subspace):
                 if low < high:
                     kept = torch.from_numpy(chunk[low - start : high - start])
                     row[at + low - part.start : at + high - part.start] = kept
-        row.copy_(row.double() / square**0.5)
+        for part in row.split(_CHUNK):  # whole rows in float64 would be the peak of memory
+            part.copy_(part.double() / square**0.5)
 
     @property
     def size(self) -> int:

@@ -147,16 +147,6 @@ def _other_shapes() -> Any:
     return posterior(Data.of((x, y), divided=True))
 
 
-def _alone() -> Any:
-    data = _data()
-    distributed.leave()
-    torch.distributed.init_process_group("gloo")
-    try:
-        return posterior(data)
-    finally:
-        distributed.join()
-
-
 def _fit(**options: Any) -> Callable[[], Any]:
     return lambda: subbayes.fit(module(), _data(), **({"subspace": "random"} | options))
 
@@ -172,7 +162,6 @@ REFUSED: dict[str, Callable[[], Any]] = {
     "rows": lambda: posterior(_data()).value_and_grad(np.zeros((1, 4)), np.arange(3)),
     "chain groups": _fit(sampling=Sampling(chain_groups=2)),
     "train": lambda: subbayes.training.train(module(), Gaussian(), _data()),
-    "alone": _alone,
 }
 
 

@@ -36,7 +36,6 @@ MESSAGES = {
     "rows": "data: expected all rows in each process, got rows divided among processes",
     "chain groups": "chain_groups: expected 1 for weights or rows that are divided",
     "train": "data: expected all rows in each process, got rows divided among processes. Use fit",
-    "alone": "data: expected processes that have joined, for data that are divided among them",
 }
 
 

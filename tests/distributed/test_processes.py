@@ -19,7 +19,24 @@ QUICK = [
     ["fitted"],
     ["from_ensemble"],
 ]
-REFUSED = {"rows": "data", "values": "data", "weights": "model", "seed": "seed"}
+REFUSED = {
+    "rows": "data",
+    "values": "data",
+    "weights": "model",
+    "seed": "seed",
+    "prior": "settings",
+    "engine": "inference",
+    "version": "versions",
+}
+REFUSED_POSTERIORS = {
+    "data": "data",
+    "subspace": "subspace",
+    "prior": "posterior",
+    "temperature": "posterior",
+    "draws": "sampling",
+    "seed": "seed",
+    "engine": "inference",
+}
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +46,7 @@ def two_processes():
         ["sample", "hmc", "even", 1],
         ["sample", "hmc", "even", 2],
         *(["refused", what] for what in REFUSED),
+        *(["refused_posterior", what] for what in REFUSED_POSTERIORS),
         ["one_fails"],
         ["groups", 3],
         ["groups", 4],
@@ -57,6 +75,15 @@ def test_processes_that_differ_are_refused_in_all(two_processes, what):
     for found in two_processes:
         error = found[json.dumps(["refused", what])]["error"]
         assert error.startswith(f"{REFUSED[what]}: expected the same in all 2 processes, got")
+        assert "\n" not in error
+
+
+@pytest.mark.parametrize("what", REFUSED_POSTERIORS)
+def test_posteriors_that_differ_are_refused_in_all(two_processes, what):
+    for found in two_processes:
+        error = found[json.dumps(["refused_posterior", what])]["error"]
+        name = REFUSED_POSTERIORS[what]
+        assert error.startswith(f"{name}: expected the same in all 2 processes, got another")
         assert "\n" not in error
 
 

@@ -36,9 +36,9 @@ MESSAGES = {
     "chain groups": "chain_groups: expected 1 for weights or rows that are divided",
     "rank": "rank: expected at most 97, the number of weights, got 1000",
     "size": "subspace: expected 97 weights, as the network has, got 3",
+    "gradients": "module: expected gradients averaged over processes, as FSDP2 makes them, got 2",
     "save": "model: expected weights in one process, got weights sharded by fully_shard. Keep",
     "device": "module: expected weights in one process for a copy of the module on another device",
-    "alone": "processes: expected joined ones, for weights that are sharded, got none",
 }
 
 

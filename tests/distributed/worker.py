@@ -10,9 +10,11 @@ import contextlib
 import hashlib
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +25,8 @@ from distributed import divided_cases, sharded_cases
 from subbayes import Sampling, Training, distributed
 from subbayes.inference.engine import engine_of
 from subbayes.likelihoods import Gaussian
+from subbayes.models import trained_once
+from subbayes.priors import Normal
 from subbayes.subspace import RandomSubspace
 
 ENGINES = {
@@ -153,6 +157,52 @@ def resumed(folder: str, stop: int, seconds: float = 1e-9) -> dict[str, Any]:
     return {"z": digest(engine_of("hmc").run(density, settings).z)}
 
 
+def begins() -> dict[str, Any]:
+    """Nothing: the line that it prints says that the processes have joined."""
+    return {}
+
+
+def faulty_run(folder: str) -> dict[str, Any]:
+    """A run of some seconds, with a checkpoint at every exchange."""
+    settings = Sampling(
+        draws=80,
+        chains=8,
+        warmup=10,
+        seed=3,
+        progress=False,
+        checkpoint=folder or None,
+        checkpoint_seconds=0.1,
+    )
+    engine = engine_of("elliptical-slice")
+    return {"z": digest(engine.run(posterior(batch_size=128, mode="eager"), settings).z)}
+
+
+def elastic_run(folder: str, marker: str, rank: int, stop: int) -> dict[str, Any]:
+    """A run in which a process kills itself at an evaluation, if no marker says it has before."""
+    density = posterior(batch_size=128, mode="eager")
+    count, inner, begun = [0], density.log_likelihood, Path(folder).is_dir()
+
+    def counted(z: np.ndarray) -> Any:
+        count[0] += 1
+        if count[0] == stop and distributed.current().rank == rank and not Path(marker).exists():
+            Path(marker).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return inner(z)
+
+    density.log_likelihood = counted
+    settings = Sampling(
+        draws=20,
+        chains=8,
+        warmup=5,
+        seed=3,
+        progress=False,
+        checkpoint=folder or None,
+        checkpoint_seconds=1e-9,
+    )
+    z = engine_of("elliptical-slice").run(density, settings).z
+    return {"z": digest(z), "resumed": begun, "evaluations": count[0]}
+
+
 def killed(rank: int) -> dict[str, Any]:
     """A run in which one process ends without a word."""
     density = posterior("even")
@@ -207,8 +257,36 @@ def refused(what: str) -> dict[str, Any]:
         table[0][5, 1] += rank
     net = module(rank if what == "weights" else 0)
     seed = rank if what == "seed" else 0
+    options: dict[str, Any] = {"prior": 1.0 + rank * (what == "prior")}
+    options["inference"] = "nuts" if rank and what == "engine" else "elliptical-slice"
+    version = trained_once.__version__
+    trained_once.__version__ = f"{version}.{rank}" if what == "version" else version
     try:
-        subbayes.fit(net, table, training=Training(epochs=1), sampling=Sampling(seed=seed))
+        subbayes.fit(
+            net, table, training=Training(epochs=1), sampling=Sampling(seed=seed), **options
+        )
+    except subbayes.InputError as error:
+        return {"error": str(error)}
+    finally:
+        trained_once.__version__ = version
+    return {}
+
+
+def refused_posterior(what: str) -> dict[str, Any]:
+    """The error of processes that sample different posteriors, without `fit`."""
+    rank = distributed.current().rank
+    network, table = subbayes.Network(module()), rows(60)
+    if what == "data":
+        table[1][0] += rank
+    space = RandomSubspace(network.weights, 4, seed=rank * (what == "subspace"))
+    scale, temperature = 1.0 + rank * (what == "prior"), 1.0 + rank * (what == "temperature")
+    density = subbayes.Posterior(
+        network, Gaussian(noise=0.3), table, space, Normal(scale), temperature, mode="eager"
+    )
+    draws, seed = 5 + rank * (what == "draws"), rank * (what == "seed")
+    engine = engine_of("nuts" if rank and what == "engine" else "elliptical-slice")
+    try:
+        engine.run(density, Sampling(draws=draws, chains=2, seed=seed, progress=False))
     except subbayes.InputError as error:
         return {"error": str(error)}
     return {}
@@ -253,10 +331,14 @@ CASES: dict[str, Callable[..., dict[str, Any]]] = {
         streamed,
         sample,
         resumed,
+        begins,
+        faulty_run,
+        elastic_run,
         killed,
         fitted,
         from_ensemble,
         refused,
+        refused_posterior,
         one_fails,
         groups,
         traffic,

@@ -22,16 +22,21 @@ from typing import Any, ClassVar, NoReturn, Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Bool, Float
 
+from subbayes.data.data import Data
 from subbayes.distributed.chain_groups import ChainGroups, divided_chains
+from subbayes.distributed.divided_rows import every_row
+from subbayes.distributed.processes import current
 from subbayes.draws import Draws
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.engine import Engine
 from subbayes.inference.samplers.chain_storage import Checkpoint, FinishedChain, Store
 from subbayes.priors import Normal
+from subbayes.subspace import Subspace
 from subbayes.utils import artifact
 from subbayes.utils.checks import fail
 from subbayes.utils.memory import check_memory
 from subbayes.utils.progress import progress_bar
+from subbayes.utils.trees import tensors_of
 
 __all__ = [
     "Density",
@@ -150,8 +155,29 @@ def run(kernel: Kernel, posterior: Density, sampling: Sampling) -> Draws:
         InputError: a checkpoint of another posterior or other settings, or start points where
             the density is not finite.
     """
+    _check_agreement(kernel, posterior, sampling)
     with divided_chains(posterior, sampling.chains, sampling.chain_groups) as groups:
         return _run(kernel, posterior, sampling, groups)
+
+
+def _check_agreement(kernel: Kernel, posterior: Density, sampling: Sampling) -> None:
+    """Check that all processes run the same chains in the same subspace, on the same first rows."""
+    processes = current()
+    if processes is None or processes.count == 1:
+        return
+    space, data = getattr(posterior, "subspace", None), getattr(posterior, "data", None)
+    facts: dict[str, Any] = {
+        "inference": kernel.name,
+        "seed": sampling.seed,
+        "sampling": [sampling.draws, sampling.chains, sampling.warmup, sampling.thin],
+        "posterior": [posterior.rank, posterior.temperature, repr(posterior.prior)],
+    }
+    if isinstance(space, Subspace):
+        facts["subspace"] = artifact.fingerprint(space.tensors(), space.config())
+    if isinstance(data, Data):
+        first = {str(i): tensor for i, tensor in enumerate(tensors_of(data.first()))}
+        facts["data"] = artifact.fingerprint(first, {"n": every_row(data)})
+    processes.agree(facts, "Give every process the same data, subspace and settings")
 
 
 def _run(kernel: Kernel, posterior: Density, sampling: Sampling, groups: ChainGroups) -> Draws:
