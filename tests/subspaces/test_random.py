@@ -73,6 +73,10 @@ def test_the_kind_by_name():
     assert Random().subspace_class(network) is RandomSubspace
     assert Random(kind="gaussian").subspace_class(network) is RandomSubspace
     assert Random(kind="sparse").subspace_class(network) is SparseRandomSubspace
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_another_kind_is_refused():
     with pytest.raises(InputError, match="kind: expected"):
         Random(kind="dense")
 
