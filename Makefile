@@ -50,7 +50,7 @@ define find_python
 	    "Install it, or name it: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)" >&2; exit 1; fi
 endef
 
-.PHONY: help venv install demo test test-all test-oldest fuzz lint types check docs docs-serve build constraints clean
+.PHONY: help venv install demo test test-all test-oldest test-gpu fuzz lint types check docs docs-serve build constraints clean
 
 help: ## list the targets
 	@echo "subbayes: Bayesian inference over the part of a neural network that matters"
@@ -103,6 +103,9 @@ test-oldest: constraints-oldest.txt ## run the tests with the oldest supported v
 	@.venv-oldest/bin/python -m pip --disable-pip-version-check -qq install \
 	  -e ".[dev,arviz,parquet]" "torch==$(TORCH_OLDEST)" -c constraints-oldest.txt
 	@$(ONE_THREAD) .venv-oldest/bin/python -m pytest -n $(WORKERS) $(ARGS)
+
+test-gpu: $(DEV) ## run the tests of devices on CUDA; without it on a pretended device
+	@$(ONE_THREAD) $(BIN)/python -m pytest -m "slow or not slow" tests/devices tests/benchmarks/test_benchmark_gpu.py $(ARGS)
 
 fuzz: $(DEV) ## load damaged and forged artifacts of every kind in a limited process (ARGS="--cases 20000")
 	@$(ONE_THREAD) PYTHONPATH=tests $(BIN)/python -m fuzz $(ARGS)

@@ -1,10 +1,10 @@
 """Adapters of a fine-tuned language model: one density beside one forward pass, and its memory.
 
 The model is a Llama of 374 million weights, made from its configuration with random values in
-bfloat16, with LoRA of rank 8 on queries and values by the library peft, and a random subspace of 50
-coordinates of the adapters. The plain forward pass is that of the model of peft over the same
-batch. Memory is the peak of a process that makes the model and evaluates the density, against that
-of one that makes the model and calls it. Needs the extra `adapters`.
+bfloat16, with LoRA of rank 8 on queries and values by the library peft, and a sparse random
+subspace of 50 coordinates of the adapters. The plain forward pass is that of the model of peft over
+the same batch. Memory is the peak of a process that makes the model and evaluates the density,
+against that of one that makes the model and calls it. Needs the extra `adapters`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 from benchmarks.harness import bar, in_turns, peak_memory, processor_seconds, summary, versions
 from subbayes import Network, Posterior
 from subbayes.networks.token_outputs import TokenOutputs
-from subbayes.subspace import RandomSubspace
+from subbayes.subspace import SparseRandomSubspace
 
 CHAINS, COORDINATES, RANK = 8, 50, 8
 ONE, MANY, MEMORY = 1.15, 8 * 1.1, 1.15  # times the plain forward pass
@@ -86,9 +86,9 @@ def plain(model: Any, batch: dict[str, Any]) -> None:
 
 
 def density(model: Any, batch: dict[str, Any]) -> Posterior:
-    """The posterior over the random subspace."""
+    """The posterior over a sparse random subspace, the default for adapters."""
     network = Network(model, "adapters", TokenOutputs())
-    space = RandomSubspace(network.weights, COORDINATES, seed=0)
+    space = SparseRandomSubspace(network.weights, COORDINATES, seed=0)
     return Posterior(network, "causal-lm", batch, space)
 
 

@@ -64,9 +64,10 @@ def rows(sizes: tuple[int, ...], n: int) -> tuple[Tensor, Tensor]:
 # --- (a) steps -----------------------------------------------------------------------------------
 
 
-def plain_seconds(sizes: tuple[int, ...], epochs: int) -> float:
+def plain_seconds(sizes: tuple[int, ...], epochs: int, device: str = "cpu") -> float:
     """Seconds of a step of the plain network, as the median of epochs; the first is left out."""
-    module, (x, y) = network(sizes), rows(sizes, STEPS * BATCH)
+    module = network(sizes).to(device)
+    x, y = (part.to(device) for part in rows(sizes, STEPS * BATCH))
     optimizer = torch.optim.Adam(module.parameters(), lr=1e-4, fused=True)
     ticks = []
     for _ in range(epochs):
@@ -80,7 +81,9 @@ def plain_seconds(sizes: tuple[int, ...], epochs: int) -> float:
     return float(np.median(np.diff(ticks))) / STEPS
 
 
-def sparse_seconds(sizes: tuple[int, ...], posterior: str, mode: str, epochs: int) -> float:
+def sparse_seconds(
+    sizes: tuple[int, ...], posterior: str, mode: str, epochs: int, device: str = "cpu"
+) -> float:
     """The same of `sparse.fit`, which is told `LONG` epochs, so that it compiles, and stopped."""
     ticks: list[float] = []
 
@@ -89,7 +92,7 @@ def sparse_seconds(sizes: tuple[int, ...], posterior: str, mode: str, epochs: in
         return epoch == epochs
 
     sparse.fit(
-        sparse.convert(network(sizes), posterior),
+        sparse.convert(network(sizes).to(device), posterior),
         Categorical(sizes[-1]),
         rows(sizes, STEPS * BATCH),
         sparse.SparseTraining(epochs=LONG, early_epochs=0, batch_size=BATCH, mode=mode),

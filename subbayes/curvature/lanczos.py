@@ -155,7 +155,7 @@ def eigenvalues(
             if done or turn == rounds - 1:
                 break
             krylov.shrink(values, vectors, min(count + (room - count) // 3, room - 1))
-    rows = vectors[:, :count].T @ krylov.Q[:room]
+    rows = vectors[:, :count].T.to(krylov.Q) @ krylov.Q[:room]
     return Eigenpairs(
         values[:count].numpy(), residuals[:count].numpy(), rows, krylov.products, done
     )

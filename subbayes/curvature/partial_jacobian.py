@@ -110,11 +110,12 @@ class PartialJacobian:
                 self._weight_entries(gradients, rights, found[:, r])
                 where, inside = self._selected[gradients.layer.name][1]
                 if len(where):
-                    found[:, r, where] = gradients.left.flatten(2).sum(1)[:, inside]
+                    of_bias = gradients.left.to(found).flatten(2).sum(1)  # may have 16 bits
+                    found[:, r, where] = of_bias[:, inside]
             if len(self._rest):
                 found[:, r, self._rest] = self.plan.row_gradients(
                     batch.inputs, u, self.indices[self._rest]
-                )
+                ).to(found)
         return found
 
     def _weight_entries(
@@ -125,14 +126,15 @@ class PartialJacobian:
         if not len(where):
             return
         if gradients.layer.kind.name == "embedding":
-            out[:, where] = _embedding_entries(left, gradients.right(slice(None)), inside)
+            entry = _embedding_entries(left, gradients.right(slice(None)), inside)
+            out[:, where] = entry.to(out)
             return
         if name not in self._entries:
             self._entries[name] = self._entries_of(gradients, where, inside)
         entries = self._entries[name]
         if name not in rights:
             rights[name] = right_columns(gradients.right, entries.right)
-        out[:, where] = _products(left, rights[name], entries)
+        out[:, where] = _products(left, rights[name], entries).to(out)
 
     def _entries_of(
         self, gradients: LayerGradients, where: Int[Tensor, "p"], inside: Int[Tensor, "p"]

@@ -124,7 +124,8 @@ class Sampled(Precision):
         if count > self.samples:
             fail("n_draws", f"at most {self.samples}, the draws of the posterior", count,
                  "Fit with samples=...")  # fmt: skip
-        return self.draws.x[torch.randperm(self.samples, generator=generator)[:count]]
+        order = torch.randperm(self.samples, generator=generator)[:count]
+        return self.draws.x[order.to(self.draws.x.device)]
 
     def rescaled(self, V: Jacobian, prior_precision: float, factor: float) -> Sampled:
         """Solve again with the same random numbers, from the known solutions."""
@@ -230,7 +231,9 @@ class Sampled(Precision):
         density = spectral_density(
             operator, probes=_PROBES, steps=_STEPS, seed=self.settings.seed, progress=False
         )
-        nodes, weights = torch.from_numpy(density.nodes), torch.from_numpy(density.weights)
+        nodes, weights = (
+            torch.from_numpy(part).to(operator.device) for part in (density.nodes, density.weights)
+        )
         return nodes.clamp_min(0), weights * operator.size
 
 

@@ -84,6 +84,8 @@ def input_kind(inputs: Inputs) -> Hashable:
 
 def take(values: Any, rows: Any) -> Any:
     """The given rows (slice or index tensor) of a tensor, tuple or dict of tensors."""
+    if isinstance(rows, Tensor):  # may be on another device than the data
+        return tree_map(lambda t: t[rows.to(t.device)], values)
     return tree_map(lambda t: t[rows], values)
 
 
@@ -278,7 +280,7 @@ class Data:
             return self.first()[1]
         if self.y is not None:
             return self.y
-        return join_targets([to_device(y, torch.device("cpu")) for _, y in self.batches()])
+        return join_targets([tree_map(Tensor.cpu, y) for _, y in self.batches()])
 
     def to(self, device: torch.device) -> Data:
         """The data with its tensors on `device`; streamed batches are not moved."""

@@ -256,6 +256,8 @@ def build(
         trained = dataclasses.replace(trained, likelihood=likelihood)
         scale *= evidence_scale
     space = method.build(trained, scale)
+    if space.shift.device != trained.network.device:  # as of a trajectory, recorded on the CPU
+        space = space.to(trained.network.device)
     return FittedModel(
         trained.network.centred_on(space.shift, trained.data),
         trained.likelihood,

@@ -22,6 +22,7 @@ from subbayes.likelihoods import Likelihood
 from subbayes.likelihoods.base import column
 from subbayes.predictions.quantiles import gaussian_mixture_quantile, mixture_quantile
 from subbayes.utils.checks import check_count, check_finite, check_fraction, check_seed, fail
+from subbayes.utils.trees import tree_map
 from subbayes.utils.types import Targets
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ class Predictive:
         return None if parts is None else (self._array(parts[0]), self._array(parts[1]))
 
     def _targets(self, y: object) -> Targets:
-        targets = to_targets(y, "y")
+        targets = tree_map(Tensor.cpu, to_targets(y, "y"))  # as the outputs
         for tensor in leaves(targets):
             if tensor.ndim == 0 or len(tensor) != len(self):
                 got = len(tensor) if tensor.ndim else "a scalar"

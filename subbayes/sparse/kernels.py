@@ -140,7 +140,7 @@ class LayerDraw:
             flat.copy_(self.values)
         else:
             flat.zero_()
-            flat[self.pattern.included] = self.values
+            flat[self.pattern.included] = self.values.to(flat)
 
 
 def sparse_linear(

@@ -1,0 +1,1 @@
+"""Every method on another device than the CPU."""
