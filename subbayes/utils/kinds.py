@@ -177,6 +177,7 @@ _laplace = record(
     ),
     layers=list_of(text()),
     residual=optional(number(0)),
+    draws_digest=optional(text(most=64)),
 )
 
 

@@ -172,6 +172,16 @@ def option(name: str, value: Any) -> Change:
     return lambda tensors, facts: facts["options"].update({name: value})
 
 
+def fact(place: str, value: Any) -> Change:
+    return lambda tensors, facts: set_fact(facts, place, value)
+
+
+def subspace_of_all(tensors: Tensors, facts: Facts) -> None:
+    facts["subspace"] = {"name": "RandomSubspace", "rank": 3, "seed": 0}
+    tensors["subspace.shift"] = tensors["weights"].clone()
+
+
+SAMPLED = "laplace-sampled"
 FITTED = "fitted-full-linearised"
 OF_LAPLACE: dict[str, tuple[str, Change]] = {
     "eigenvectors that are scaled": ("laplace-kfac", tensor("outer.0", lambda t: t * 100)),
@@ -204,6 +214,19 @@ OF_LAPLACE: dict[str, tuple[str, Change]] = {
     "a tolerance below rounding": ("laplace-low-rank", option("tolerance", 1e-300)),
     "an option of text": ("laplace-low-rank", option("seed", "0")),
     "another option": ("laplace-low-rank", option("rank", 3)),
+    "draws of another seed": (SAMPLED, option("seed", 1)),
+    "draws in another order": (SAMPLED, tensor("draws", lambda t: t.flip(0))),
+    "draws of a wider prior": (SAMPLED, tensor("draws", lambda t: 1000 * t)),
+    "draws of 0": (SAMPLED, tensor("draws", torch.zeros_like)),
+    "draws of a precise prior": (SAMPLED, fact("prior_precision", 1e149)),
+    "draws of a prior that overflows": (SAMPLED, fact("prior_precision", 1e-149)),
+    "draws of another prior": (SAMPLED, fact("prior_precision", 2.0)),
+    "an effective dimension beyond the weights": (SAMPLED, tensor("fitted", lambda t: t + 1e140)),
+    "no error of the draws": (SAMPLED, fact("residual", None)),
+    "draws of fewer rows": (SAMPLED, fact("rows", 3)),
+    "draws of no digest": (SAMPLED, fact("draws_digest", None)),
+    "a subspace beside draws": (SAMPLED, subspace_of_all),
+    "a subspace beside a matrix of all weights": ("laplace-primal", subspace_of_all),
     "a negative covariance": (FITTED, tensor("moments.covariance", torch.neg)),
     "a covariance that is not symmetric": (
         FITTED,
