@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from subbayes.draws import Draws
+from subbayes.inference.engine import check_saved_draws
 from subbayes.networks.mlp import MLP
 from subbayes.networks.network import architecture_of
 from subbayes.priors import Normal
@@ -147,7 +148,11 @@ def state_from(
     joint = JointPosterior(
         replace(rows, dropped=facts["dropped"]), space, facts["seed"], facts["mode"]
     )
-    state = FittedState(joint, Draws.from_state(tensors, facts["draws"]))
+    draws = Draws.from_state(tensors, facts["draws"])
+    check_saved_draws(draws, draws.temperature)
+    if draws.prediction != "network":
+        _damaged("facts['draws']['prediction']", "'network'", repr(draws.prediction))
+    state = FittedState(joint, draws)
     unread = {column["name"] for column in columns} - set(_columns_of(state))
     if unread:
         _damaged("facts['columns']", "the columns that the model reads", f"{sorted(unread)} too")

@@ -282,6 +282,47 @@ CONTRADICTIONS: dict[str, tuple[str, Change]] = {
         "fitted-pca",
         lambda tensors, facts: set_fact(facts, "settings/inference", []),
     ),
+    "draws wider than the prior": ("fitted-full-sampled", tensor("z", lambda t: 1000 * t)),
+    "draws not said to be centred": (
+        "fitted-full-sampled",
+        lambda tensors, facts: facts["draws"]["meta"].pop("centred"),
+    ),
+    "centred draws of a sampler": ("fitted-pca", fact("draws/meta/centred", True)),
+    "linearised draws of the network": ("fitted-full-sampled", fact("draws/prediction", "network")),
+    "linearised Laplace of the network": (
+        "fitted-full-linearised",
+        fact("draws/prediction", "network"),
+    ),
+    "slice sampling of the linearised network": (
+        "fitted-pca",
+        fact("draws/prediction", "linearised-draws"),
+    ),
+    "draws of another temperature": ("fitted-pca", fact("draws/temperature", 9.0)),
+    "a sampler's draws of an approximation": ("fitted-pca", fact("draws/engine", "laplace")),
+    "draws that are not independent": ("fitted-pca", fact("draws/independent", True)),
+    "an approximation that is exact": (FITTED, fact("draws/validity", "exact")),
+    "semi-structured draws of the linearised network": (
+        "semi-structured",
+        fact("draws/prediction", "linearised-draws"),
+    ),
+    "semi-structured draws that are independent": (
+        "semi-structured",
+        fact("draws/independent", True),
+    ),
+    "scales of another variance": ("data-frame", fact("encoder/numeric/scale", [7.0, 7.0])),
+    "scales of 1": ("data-frame", fact("encoder/numeric/scale", [1.0, 1.0])),
+    "the target among its inputs": ("data-frame", fact("column", "a")),
+    "more levels than are allowed": ("data-frame", encoding("max_categories", 2)),
+    "levels that are not sorted": (
+        "data-frame",
+        fact("encoder/categorical/levels", [["z", "y", "x"]]),
+    ),
+    "an imputed category that is no level": (
+        "data-frame",
+        fact("encoder/categorical/most_frequent", ["nope"]),
+    ),
+    "classes that are not sorted": ("data-frame-sparse", fact("target/classes", ["z", "y", "x"])),
+    "classes of two types": ("data-frame-sparse", fact("target/classes", [False, 1, 2])),
     "columns in another order": ("data-frame", numeric_in_another_order),
     "a column twice": ("data-frame", numeric_twice),
     "an unknown column is flagged": (
