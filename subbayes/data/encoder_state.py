@@ -1,4 +1,4 @@
-"""The fitted state of a `TabularEncoder` in a configuration: what it has to be like, and its row."""
+"""The fitted state of a `TabularEncoder` in a configuration: its checks, and its row."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def encoded_columns(config: dict[str, Any]) -> int:
 
 
 def one_row(config: dict[str, Any]) -> tuple[pd.DataFrame, dict[str, list[str]], list[str]]:
-    """The arguments of `TabularEncoder._build`: a row with the stored medians and modes, levels and flags."""
+    """The arguments of `TabularEncoder._build`: a row of medians and modes, levels and flags."""
     numeric, categorical = config["numeric"], config["categorical"]
     row: dict[str, Any] = {
         n: [float(v)] for n, v in zip(numeric["columns"], numeric["median"], strict=True)

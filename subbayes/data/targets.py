@@ -140,7 +140,8 @@ rows. Correct those labels, or fit with rows of every class.
         """The encoding of a configuration from `to_config`.
 
         Raises:
-            InputError: entries that are missing, unknown or of a wrong type; labels that are not sorted.
+            InputError: entries that are missing, unknown or of a wrong type; labels that are not
+                sorted.
 
         Example:
             >>> target = Target.infer([True, False])
