@@ -1,6 +1,7 @@
 """Draws of every engine are loaded again; draws that an engine does not give are refused."""
 
 from dataclasses import replace
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -36,8 +37,8 @@ def fitted(inference, temperature=2.0):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", MADE)
 def test_draws_of_every_engine_are_loaded_again(name, tmp_path):
-    if name == "realnvp":
-        pytest.importorskip("zuko")
+    if name == "realnvp" and find_spec("zuko") is None:
+        pytest.skip("zuko is not installed")
     model = fitted(MADE[name])
     loaded = subbayes.load(model.save(tmp_path / "model"))
     assert np.array_equal(loaded.predict(X).mean, model.predict(X).mean)
