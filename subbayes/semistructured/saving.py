@@ -36,7 +36,7 @@ from subbayes.semistructured.formula_grammar import least_columns
 from subbayes.semistructured.joint_posterior import FittedState, JointPosterior
 from subbayes.semistructured.predictors import Deep
 from subbayes.semistructured.specification import PreparedModel, Specification
-from subbayes.semistructured.subspace import JointSpace
+from subbayes.semistructured.subspace import SUBSPACES, JointSpace
 from subbayes.subspace import JointSubspace
 from subbayes.subspace import from_config as subspace_from_config
 from subbayes.subspaces.curve import WeightCurve
@@ -93,7 +93,7 @@ def facts_of(state: FittedState) -> dict[str, Any]:
             "subspace": space.subspace.config(),
             "prior": space.prior.to_config(),
             "rank": space.rank,
-            "kind": space.kind,
+            "kind": space.kind if space.kind in (*SUBSPACES, "ensemble") else "own",
             "history": space.history,
             "projected": space.projected,
             "curve": None if space.curve is None else space.curve.kind,

@@ -323,6 +323,34 @@ CONTRADICTIONS: dict[str, tuple[str, Change]] = {
     ),
     "classes that are not sorted": ("data-frame-sparse", fact("target/classes", ["z", "y", "x"])),
     "classes of two types": ("data-frame-sparse", fact("target/classes", [False, 1, 2])),
+    **{
+        f"an estimator of {name} {str(value)[:30]}": (
+            "estimator-classifier",
+            fact(f"params/{name}", value),
+        )
+        for name, value in (
+            ("network", {"hidden": [10**9]}),
+            ("network", {"hidden": [1] * 2000}),
+            ("prior", float("nan")),
+            ("prior", -1.0),
+            ("prior", "text"),
+            ("temperature", 0.0),
+            ("temperature", [1.0]),
+            ("inference", "os.system"),
+            ("inference", {"name": "os.system"}),
+            ("subspace", "os.system"),
+            ("likelihood", "os.system"),
+            ("likelihood", ["categorical"]),
+            ("verbose", [[]]),
+            ("standardize", "no"),
+            ("random_state", float("inf")),
+            ("random_state", 2**200),
+            ("bogus", 1),
+        )
+    },
+    "start points that overflow": ("semi-structured", tensor("starts", lambda t: t * 0 + 1e30)),
+    "more dropped rows than float64 counts": ("semi-structured", fact("dropped", 2**53)),
+    "a space of no kind": ("semi-structured", fact("space/kind", "<b>")),
     "columns in another order": ("data-frame", numeric_in_another_order),
     "a column twice": ("data-frame", numeric_twice),
     "an unknown column is flagged": (
