@@ -157,7 +157,7 @@ def _exported_tensors(facts: dict[str, Any]) -> dict[str, TensorRule]:
 
 
 _laplace = record(
-    _network,
+    {**_network, "draws_digest?": text(most=64)},
     subspace=optional(SUBSPACE),
     form=text("dual", "primal", "diagonal", "low-rank", "kfac", "sampled", "subspace"),
     prior_precision=POSITIVE,
@@ -178,7 +178,6 @@ _laplace = record(
     ),
     layers=list_of(text()),
     residual=optional(number(0)),
-    draws_digest=optional(text(most=64)),
 )
 
 

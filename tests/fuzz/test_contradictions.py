@@ -224,7 +224,7 @@ OF_LAPLACE: dict[str, tuple[str, Change]] = {
     "an effective dimension beyond the weights": (SAMPLED, tensor("fitted", lambda t: t + 1e140)),
     "no error of the draws": (SAMPLED, fact("residual", None)),
     "draws of fewer rows": (SAMPLED, fact("rows", 3)),
-    "draws of no digest": (SAMPLED, fact("draws_digest", None)),
+    "draws of no digest": (SAMPLED, lambda tensors, facts: facts.pop("draws_digest")),
     "a subspace beside draws": (SAMPLED, subspace_of_all),
     "a subspace beside a matrix of all weights": ("laplace-primal", subspace_of_all),
     "a negative covariance": (FITTED, tensor("moments.covariance", torch.neg)),

@@ -79,11 +79,10 @@ def precision_facts(precision: Precision) -> dict[str, Any]:
         "inputs": list(inputs) if isinstance(inputs, dict) else [None] * len(leaves(inputs)),
         "options": _options(precision),
         "residual": _residual(precision),
-        "draws_digest": _draws_digest(precision),
         "layers": [one.layer.name for one in precision.factors]
         if isinstance(precision, Kfac)
         else [],
-    }
+    } | ({"draws_digest": _draws_digest(precision)} if isinstance(precision, Sampled) else {})
 
 
 def _options(precision: Precision) -> dict[str, Any]:
@@ -98,10 +97,8 @@ def _residual(precision: Precision) -> float | None:
     return precision.draws.error if isinstance(precision, Sampled) else None
 
 
-def _draws_digest(precision: Precision) -> str | None:
+def _draws_digest(precision: Sampled) -> str:
     """A digest of draws with the settings that gave them, which belong to each other."""
-    if not isinstance(precision, Sampled):
-        return None
     facts = {
         "options": asdict(precision.settings),
         "prior_precision": precision.prior_precision,
@@ -190,7 +187,7 @@ def _sampled(tensors: Mapping[str, Tensor], facts: Mapping[str, Any], V: Jacobia
         fail_damaged(f"a prior precision between {1 / _MOST_PRECISE:g} and {_MOST_PRECISE:g}", lam)
     known = LinearDraws(x, None, tensors["fitted"], float(error), 0)
     found = Sampled(V, lam, settings, known=known)
-    if facts["draws_digest"] != _draws_digest(found):
+    if facts.get("draws_digest") != _draws_digest(found):
         fail_damaged("draws that belong to their seed, settings and prior precision", "others")
     check_draws(known, settings, found.products, lam)
     return found
