@@ -14,6 +14,7 @@ from torch import Tensor
 from subbayes import diagnostics
 from subbayes.predictions.averaging import evenly_spaced
 from subbayes.utils.checks import check_choice, check_count, fail
+from subbayes.utils.chi_square import LEAST_LOG_PROBABILITY, log_tail
 from subbayes.utils.files import fail_damaged
 from subbayes.utils.tensor_file import strip_prefix
 
@@ -24,7 +25,6 @@ __all__ = ["Draws", "Moments", "Prediction", "Validity", "round_up"]
 
 Validity = Literal["exact", "approximation", "ensemble"]
 Prediction = Literal["network", "linearised", "linearised-draws"]
-_LEAST_LOG_PROBABILITY = math.log(1e-30)  # of draws, given their moments
 
 
 @dataclass(frozen=True)
@@ -364,11 +364,7 @@ class Draws:
         return found
 
     def _check_moments(self) -> None:
-        """Raise `InputError` for moments from a file that contradict each other or the draws.
-
-        The mean square of n standard normal numbers is a > 1 or more, or a < 1 or less, with a
-        probability of at most (a exp(1 - a))^(n / 2), Chernoff's bound.
-        """
+        """Raise `InputError` for moments from a file that contradict each other or the draws."""
         if self.moments is None:
             return
         sd, covariance = self.moments.sd, self.moments.covariance
@@ -378,9 +374,7 @@ class Draws:
             fail_damaged("'moments.sd' to be the root of the diagonal of the covariance", "others")
         if self.prediction == "linearised":
             a = np.square((self.flat() - self.moments.mean) / sd).mean(0)
-            with np.errstate(divide="ignore"):
-                log_probability = 0.5 * len(self.flat()) * (np.log(a) + 1 - a)
-            if not (log_probability > _LEAST_LOG_PROBABILITY).all():
+            if not (log_tail(a, len(self.flat())) > LEAST_LOG_PROBABILITY).all():
                 fail_damaged("draws with the mean and covariance of 'moments'", "others")
 
     def __repr__(self) -> str:

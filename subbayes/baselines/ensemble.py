@@ -183,9 +183,7 @@ def rebuild(
     if (n := len(facts["likelihoods"])) not in (1, len(weights)):
         fail_damaged(f"likelihoods for {len(weights)} weight vectors, or one for all", n)
     network = network_from(tensors, facts["network"], weights[0], module, output)
-    buffers = [strip_prefix(f"buffers.{s}", tensors) for s in range(len(weights))]
-    if sum(map(len, buffers)) != len(strip_prefix("buffers", tensors)):
-        fail_damaged(f"buffers of {len(buffers)} weight vectors", "those of others")
+    buffers = _buffers(tensors, len(weights))
     if any(buffers) and not facts["own_buffers"]:
         fail_damaged("weight vectors that share their buffers", "buffers of their own")
     if likelihood is None:
@@ -195,6 +193,18 @@ def rebuild(
     return WeightSamples(
         network, weights, likelihood, facts["name"], buffers if facts["own_buffers"] else None
     )
+
+
+def _buffers(tensors: Mapping[str, Tensor], count: int) -> list[dict[str, Tensor]]:
+    """The buffers of each weight vector by name, in one pass over the tensors."""
+    found: list[dict[str, Tensor]] = [{} for _ in range(count)]
+    places = {str(s): own for s, own in enumerate(found)}
+    for key, tensor in strip_prefix("buffers", tensors).items():
+        place, _, name = key.partition(".")
+        if place not in places:
+            fail_damaged(f"buffers of {count} weight vectors", "those of others")
+        places[place][name] = tensor
+    return found
 
 
 def _flat(config: dict[str, Any]) -> dict[str, Any]:

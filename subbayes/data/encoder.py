@@ -26,6 +26,7 @@ from subbayes.data.columns import (
     quote,
     warn_about_row_numbers,
 )
+from subbayes.data.encoder_state import check_state, one_row
 from subbayes.utils.checks import InputError, check_choice, check_count, closest, fail
 
 __all__ = ["TabularEncoder"]
@@ -363,7 +364,8 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
     def _select(self, X: Any) -> pd.DataFrame:
         """The encoded columns, by name if the table has names, else by position."""
         frame, named = as_frame(X)
-        kept = [name for name in self.columns_ if name not in self.dropped_]
+        dropped = set(self.dropped_)
+        kept = [name for name in self.columns_ if name not in dropped]
         if not (named and self._named):
             if frame.shape[1] != len(self.columns_):
                 expected = f"the {len(self.columns_)} columns it was fitted with"
@@ -435,49 +437,17 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
             if len({len(values) for values in group.values()}) > 1:
                 expected = "as many medians, means and levels as columns"
                 fail("config", expected, "lists of other lengths")
-        _check_columns(config)
         self._check_options()
+        check_state(config, self.max_categories)
         self._named, self.columns_ = config["named"], list(config["columns"])
         self.dropped_ = list(config["dropped"])
         self._set_sklearn_names()
-        self._build(*_one_row(config))
+        self._build(*one_row(config))
         if self._numeric:
             scaler = self._fitted_step("numeric", "scale")
             scaler.mean_ = np.array(numeric["mean"], dtype=np.float64)
             scaler.var_ = np.array(numeric["variance"], dtype=np.float64)
             scaler.scale_ = np.array(numeric["scale"], dtype=np.float64)
-
-
-def _check_columns(config: dict[str, Any]) -> None:
-    """Check that each column has one place, and that the lists of columns agree in their order."""
-    columns, dropped = config["columns"], config["dropped"]
-    numeric, categorical = config["numeric"]["columns"], config["categorical"]["columns"]
-    for kind, names in (("numeric", numeric), ("categorical", categorical), ("dropped", dropped)):
-        if names != [name for name in columns if name in set(names)]:
-            fail("config", f"{kind} columns of the table, in its order", quote(names))
-    if sorted([*numeric, *categorical, *dropped]) != sorted(columns):
-        expected = "columns that are either numeric, categorical or dropped"
-        fail("config", expected, quote(columns))
-    chosen = config["options"].get("categorical", [])
-    if others := [name for name in chosen if name not in [*categorical, *dropped]]:
-        fail("config", "categorical columns, as the options name them", quote(others))
-    if config["flagged"] != [name for name in columns if name in set(config["flagged"])]:
-        fail("config", "flagged columns of the table", quote(config["flagged"]))
-    if any(len(set(levels)) < len(levels) for levels in config["categorical"]["levels"]):
-        fail("config", "different levels of a column", "equal ones")
-
-
-def _one_row(config: dict[str, Any]) -> tuple[pd.DataFrame, dict[str, list[str]], list[str]]:
-    """The arguments of `_build`: a row with the stored medians and modes, levels and flags."""
-    numeric, categorical = config["numeric"], config["categorical"]
-    row: dict[str, Any] = {
-        n: [float(v)] for n, v in zip(numeric["columns"], numeric["median"], strict=True)
-    }
-    for name, value in zip(categorical["columns"], categorical["most_frequent"], strict=True):
-        row[name] = pd.Series([value], dtype=object)
-    kept = [name for name in config["columns"] if name not in config["dropped"]]
-    levels = dict(zip(categorical["columns"], map(list, categorical["levels"]), strict=True))
-    return pd.DataFrame({name: row[name] for name in kept}), levels, list(config["flagged"])
 
 
 def _text_columns(table: pd.DataFrame) -> list[str]:

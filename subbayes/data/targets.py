@@ -140,7 +140,8 @@ rows. Correct those labels, or fit with rows of every class.
         """The encoding of a configuration from `to_config`.
 
         Raises:
-            InputError: entries that are missing, unknown or of a wrong type.
+            InputError: entries that are missing, unknown or of a wrong type; labels that are not
+                sorted.
 
         Example:
             >>> target = Target.infer([True, False])
@@ -152,10 +153,14 @@ rows. Correct those labels, or fit with rows of every class.
             known = target.task in TASKS
             labels = all(isinstance(label, (str, int)) for label in target.classes)
             enough = len(target.classes) > 1 or target.task != "classification"
+            ordered = list(target.classes) == sorted(set(target.classes))
+            ordered &= len(set(map(type, target.classes))) < 2
         except (KeyError, TypeError, ValueError) as error:
             fail("config", "what Target.to_config gives", f"{type(error).__name__}: {error}")
         if not (known and labels and enough):
             fail("config", "what Target.to_config gives", config)
+        if not ordered:
+            fail("config", "different labels of one type, sorted", quote(target.classes))
         return target
 
     def _codes(self, column: pd.Series) -> Int64[np.ndarray, "n"]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +18,9 @@ def model_card(
         parts: a sentence for each part, as `describe` gives.
         summary: numbers of the fit by name.
         scores: on held-out data, by name.
+
+    Names and sentences may come from a file of somebody else: they are shown as text, on one line,
+    without headings, links or HTML.
 
     Example:
         >>> print(model_card({"method": "MAP"}, {"networks": 1}, {"accuracy": 0.5}))
@@ -49,7 +53,7 @@ def model_card(
         "Predictions average over draws of the weights; made with",
         "[subbayes](https://pypi.org/project/subbayes/).",
         "",
-        *(f"- {name}: {sentence}" for name, sentence in parts.items() if sentence),
+        *(f"- {_text(name)}: {_text(sentence)}" for name, sentence in parts.items() if sentence),
         *_table("fit", summary),
         *_table("score on held-out data", scores),
         "",
@@ -65,8 +69,17 @@ def model_card(
 
 
 def _table(title: str, values: Mapping[str, Any]) -> list[str]:
-    rows = [f"| {name} | {_shown(value)} |" for name, value in values.items()]
+    rows = [f"| {_text(name)} | {_text(_shown(value))} |" for name, value in values.items()]
     return ["", f"| {title} | |", "|---|---|", *rows] if rows else []
+
+
+def _text(value: Any) -> str:
+    """Text on one line whose characters have no meaning in Markdown or HTML."""
+    line = " ".join(re.sub(r"[\x00-\x1f\x7f-\x9f]", " ", str(value)).split())
+    line = line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    line = re.sub(r"([\\`\[\]|!*~])", r"\\\1", line)
+    line = re.sub(r"\b_|_\b", r"\\_", line)  # not of words such as ess_bulk
+    return re.sub(r"(?i)\b(https?|ftp|mailto|javascript|www)([:.])", r"\1&#8203;\2", line)
 
 
 def _shown(value: Any) -> str:

@@ -11,11 +11,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from subbayes.draws import Draws, Validity
+from subbayes.draws import Draws, Prediction, Validity
 from subbayes.inference.configuration import Sampling
 from subbayes.utils.checks import check_choice, fail_type
+from subbayes.utils.files import fail_damaged
 
-__all__ = ["ENGINES", "Engine", "FunctionEngine", "engine_class", "engine_of"]
+__all__ = ["ENGINES", "Engine", "FunctionEngine", "check_saved_draws", "engine_class", "engine_of"]
 
 ENGINES = {
     "elliptical-slice": "samplers.elliptical_slice:EllipticalSlice",
@@ -42,11 +43,13 @@ class Engine(ABC):
         name: of the method, as `fit(..., inference=name)` takes it.
         validity: "exact", "approximation" or "ensemble"; see `Draws`.
         uses_initial: whether its chains start at `Sampling.initial`.
+        predictions: the rules of prediction that its draws name; see `Draws`.
     """
 
     name: ClassVar[str]
     validity: ClassVar[Validity] = "exact"
     uses_initial: ClassVar[bool] = False
+    predictions: ClassVar[tuple[Prediction, ...]] = ("network",)
 
     def check(self, rank: int | None = None) -> None:  # noqa: B027, most need no check
         """Check before training that this engine can run.
@@ -117,8 +120,9 @@ class FunctionEngine(Engine):
 
     @property
     def name(self) -> str:  # type: ignore[override]
-        """The name of the function."""
-        return getattr(self.function, "__name__", "custom")
+        """The name of the function, "own nuts" of one that has the name of an engine."""
+        name = getattr(self.function, "__name__", "custom")
+        return f"own {name}" if name in ENGINES else name
 
     def run(self, posterior: Any, sampling: Sampling) -> Draws:
         """Call the function; set the name and the temperature of its draws."""
@@ -136,6 +140,33 @@ def engine_class(name: str) -> type[Engine]:
         importlib.import_module(f"subbayes.inference.{module}"), attribute
     )
     return found
+
+
+def check_saved_draws(draws: Draws, temperature: float) -> None:
+    """Raise `InputError` for draws from a file that the engine they name does not give.
+
+    Args:
+        draws: the draws; those of engines that are not in `ENGINES` may say anything.
+        temperature: of the model that has them.
+    """
+    sampled = draws.prediction == "linearised-draws"
+    if isinstance(draws.meta.get("centred"), bool) != sampled:
+        fail_damaged("'centred' of draws that predict as 'linearised-draws', and of no others",
+                     f"prediction {draws.prediction!r}")  # fmt: skip
+    if draws.engine not in ENGINES:
+        return
+    kind = engine_class(draws.engine)
+    independent = kind.validity == "approximation"
+    given = {
+        "validity": (draws.validity, (kind.validity,)),
+        "independent": (draws.independent, (independent,)),
+        "prediction": (draws.prediction, kind.predictions),
+        "temperature": (draws.temperature, (temperature,)),
+    }
+    for name, (found, allowed) in given.items():
+        if found not in allowed:
+            words = " or ".join(map(repr, allowed))
+            fail_damaged(f"draws of {draws.engine!r} with {name} {words}", repr(found))
 
 
 def engine_of(inference: str | Engine | Callable[[Any, Sampling], Draws]) -> Engine:

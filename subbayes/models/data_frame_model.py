@@ -13,6 +13,7 @@ from jaxtyping import Shaped
 from torch import Tensor
 
 from subbayes.data.encoder import TabularEncoder
+from subbayes.data.encoder_state import encoded_columns
 from subbayes.data.tables import split_target
 from subbayes.data.targets import Target
 from subbayes.diagnostics import metrics
@@ -33,6 +34,7 @@ from subbayes.sparse.export.table_units import export_in_table_units
 from subbayes.sparse.result import SparseNetwork
 from subbayes.utils import artifact
 from subbayes.utils.checks import fail
+from subbayes.utils.files import fail_damaged
 from subbayes.utils.saving import nested_facts, read, save
 from subbayes.utils.saving import rebuild as rebuild_model
 
@@ -315,11 +317,13 @@ class DataFrameModel:
 def rebuild(tensors: dict[str, Tensor], facts: dict[str, Any]) -> DataFrameModel:
     """Rebuild a model of data frames from its artifact; see `subbayes.load`."""
     kind, inner = facts["model"]["kind"], facts["model"]["facts"]
+    check_saved_size("n_inputs", encoded_columns(facts["encoder"]), inner)
+    if facts["column"] in facts["encoder"]["columns"]:
+        fail_damaged("a target that is not among the columns it is predicted from", "one of them")
     found, encoder = (
         rebuild_model(kind, tensors, inner, {}),
         TabularEncoder.from_config(facts["encoder"]),
     )
-    check_saved_size("n_inputs", len(encoder.get_feature_names_out()), inner)
     check_saved_task(facts["target"]["task"], facts["target"]["classes"], inner)
     return DataFrameModel(
         found,

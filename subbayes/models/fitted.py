@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from subbayes.data.data import Data
 from subbayes.diagnostics.predictor import Predictor
 from subbayes.draws import Draws
+from subbayes.inference.engine import check_saved_draws
 from subbayes.likelihoods import Likelihood, Weighted
 from subbayes.likelihoods import from_config as likelihood_from_config
 from subbayes.networks.network import Network
@@ -27,6 +28,8 @@ from subbayes.priors import Normal
 from subbayes.subspace import FullSubspace, Subspace
 from subbayes.subspace import from_config as subspace_from_config
 from subbayes.utils.checks import check_device, fail
+from subbayes.utils.chi_square import LEAST_LOG_PROBABILITY, log_tail
+from subbayes.utils.files import fail_damaged
 from subbayes.utils.saving import save
 from subbayes.utils.tensor_file import add_prefix, strip_prefix
 from subbayes.utils.warning import warn_user
@@ -35,6 +38,8 @@ if TYPE_CHECKING:
     from subbayes.diagnostics.monte_carlo import MonteCarloError
 
 __all__ = ["FittedModel", "rebuild"]
+
+_SLACK = 4.0  # of mean squares of draws that are not solved to the tolerance
 
 
 @dataclass(frozen=True)
@@ -320,6 +325,8 @@ def rebuild(
     draws = posterior = None
     if facts["draws"] is not None:
         draws = Draws.from_state(tensors, facts["draws"])
+        check_saved_draws(draws, temperature)
+        _check_width(draws, prior)
     if data is not None:
         data = Data.of(data)
         of_rows = Weighted(likelihood) if data.has_weights else likelihood
@@ -336,3 +343,17 @@ def rebuild(
         facts["settings"],
         tensors["starts"].numpy() if "starts" in tensors else None,
     )
+
+
+def _check_width(draws: Draws, prior: Normal) -> None:
+    """Check draws of linearised Laplace, whose covariance is at most that of the prior."""
+    if not draws.meta.get("centred"):
+        return
+    rows = draws.flat()
+    if prior.factor is None:
+        white = rows / np.broadcast_to(prior.scale, draws.rank)
+    else:
+        white = np.linalg.solve(prior.factor, rows.T).T
+    mean_square = max(1.0, float(np.square(white).mean()) / _SLACK)
+    if not log_tail(mean_square, rows.size) > LEAST_LOG_PROBABILITY:
+        fail_damaged("draws that are no wider than the prior", "wider ones")

@@ -6,6 +6,8 @@ imported it. Adapters of other libraries, and of one's own, are found by the usu
 
 from __future__ import annotations
 
+import dataclasses
+import enum
 import hashlib
 import json
 import re
@@ -31,6 +33,10 @@ _WITHOUT_EFFECT = (  # entries of configurations that do not change outputs, or 
     "architectures", "dtype", "id2label", "label2id", "name_or_path", "problem_type", "torch_dtype",
     "transformers_version", "use_cache",
 )  # fmt: skip
+_NAMES = re.compile(  # fields of configurations of peft that do not change outputs
+    r"(^|_)(paths?|dirs?|revision|name_or_path|auto_mapping|inference_mode|peft_version)$"
+    r"|^adapters$"  # paths of those that X-LoRA mixes
+)
 _RESET = re.compile(r"reset_\w+_parameters")
 
 
@@ -93,9 +99,13 @@ def is_of_transformers(module: nn.Module) -> bool:
 
 
 def settings_digest(module: nn.Module) -> str:
-    """A digest of what changes outputs beside the weights: configurations and scales of adapters.
+    """A digest of what changes outputs beside the weights: configurations, scales of adapters.
 
     Modules that have neither have the same digest.
+
+    Of peft, it holds every field of the configurations of the adapters in use that is not the
+    default of its class, except names, paths, revisions and the mode. A field that a later version
+    adds is then not in it, as long as it has its default.
     """
     layer = _tuner_layer()
     configs: dict[int, dict[str, Any]] = {}
@@ -110,8 +120,53 @@ def settings_digest(module: nn.Module) -> str:
             }
         if layer is not None and isinstance(part, layer):
             scales.append((path, getattr(part, "scaling", None)))
-    text = json.dumps([list(configs.values()), scales], sort_keys=True, default=_kind)
+    parts = [list(configs.values()), scales, _peft_settings(module)]
+    text = json.dumps(parts, sort_keys=True, default=_kind)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _peft_settings(module: nn.Module) -> dict[str, Any]:
+    """The configurations of peft by name of the adapter, of those in use."""
+    configs: dict[str, Any] = {}
+    used: set[str] = set()
+    for part in module.modules():
+        found = getattr(part, "peft_config", None)
+        if isinstance(found, dict):
+            configs |= found
+        names = getattr(part, "active_adapters", None)
+        if isinstance(names, (list, tuple)):
+            used.update(names)
+    return {name: _settings_of(config) for name, config in configs.items() if name in used}
+
+
+def _settings_of(config: Any) -> dict[str, Any]:
+    """The class of a configuration of peft, and its fields that are not the defaults."""
+    fields = dataclasses.fields(config) if dataclasses.is_dataclass(config) else ()
+    defaults = {field.name: _plain(_default(field)) for field in fields}
+    found = {str(key): _plain(value) for key, value in config.to_dict().items()}
+    return {"class": type(config).__name__} | {
+        key: value
+        for key, value in found.items()
+        if not _NAMES.search(key) and not (key in defaults and value == defaults[key])
+    }
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return field.default  # MISSING equals no value
+
+
+def _plain(value: Any) -> Any:
+    """Types that JSON has; names in any order, in which peft holds them as lists or sets."""
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        items = [_plain(item) for item in value]
+        return sorted(set(items)) if all(isinstance(item, str) for item in items) else items
+    return value
 
 
 def _kind(value: Any) -> str:

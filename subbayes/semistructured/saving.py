@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from subbayes.draws import Draws
+from subbayes.inference.engine import check_saved_draws
 from subbayes.networks.mlp import MLP
 from subbayes.networks.network import architecture_of
 from subbayes.priors import Normal
@@ -35,7 +36,7 @@ from subbayes.semistructured.formula_grammar import least_columns
 from subbayes.semistructured.joint_posterior import FittedState, JointPosterior
 from subbayes.semistructured.predictors import Deep
 from subbayes.semistructured.specification import PreparedModel, Specification
-from subbayes.semistructured.subspace import JointSpace
+from subbayes.semistructured.subspace import SUBSPACES, JointSpace
 from subbayes.subspace import JointSubspace
 from subbayes.subspace import from_config as subspace_from_config
 from subbayes.subspaces.curve import WeightCurve
@@ -92,7 +93,7 @@ def facts_of(state: FittedState) -> dict[str, Any]:
             "subspace": space.subspace.config(),
             "prior": space.prior.to_config(),
             "rank": space.rank,
-            "kind": space.kind,
+            "kind": space.kind if space.kind in (*SUBSPACES, "ensemble") else "own",
             "history": space.history,
             "projected": space.projected,
             "curve": None if space.curve is None else space.curve.kind,
@@ -147,7 +148,11 @@ def state_from(
     joint = JointPosterior(
         replace(rows, dropped=facts["dropped"]), space, facts["seed"], facts["mode"]
     )
-    state = FittedState(joint, Draws.from_state(tensors, facts["draws"]))
+    draws = Draws.from_state(tensors, facts["draws"])
+    check_saved_draws(draws, draws.temperature)
+    if draws.prediction != "network":
+        _damaged("facts['draws']['prediction']", "'network'", repr(draws.prediction))
+    state = FittedState(joint, draws)
     unread = {column["name"] for column in columns} - set(_columns_of(state))
     if unread:
         _damaged("facts['columns']", "the columns that the model reads", f"{sorted(unread)} too")

@@ -24,6 +24,11 @@ __all__ = ["Setting", "change", "parse", "read_toml", "settings_of", "to_mapping
 
 C = TypeVar("C")
 _MOST_BYTES = 2**20  # of a file of settings
+_MOST_DOTS = 32  # of a name in a file of settings
+_LONG_KEY = re.compile(  # bare and quoted parts in any mixture, without backtracking
+    r"(?:\.[ \t]*+(?:[A-Za-z0-9_-]++|\"(?:[^\"\\\n]|\\.)*+\"|'[^'\n]*+')[ \t]*+)"
+    rf"{{{_MOST_DOTS + 1}}}"
+)
 _NONE = ("none", "null")
 
 
@@ -148,7 +153,8 @@ def read_toml(path: str | Path) -> dict[str, Any]:
         path: of the file.
 
     Raises:
-        InputError: a file that cannot be read, is larger than 1 MiB, or is not TOML.
+        InputError: a file that cannot be read, is larger than 1 MiB, or is not TOML, or has
+            names of more than 32 dots.
     """
     file = Path(path)
     try:
@@ -157,7 +163,10 @@ def read_toml(path: str | Path) -> dict[str, Any]:
         text = read_start(file, _MOST_BYTES + 1)
         if len(text) > _MOST_BYTES:
             fail("config", f"a TOML file of at most {_MOST_BYTES} bytes", f"a longer one: '{path}'")
-        return tomllib.loads(text.decode().replace("\r\n", "\n"))
+        content = text.decode().replace("\r\n", "\n")
+        if _LONG_KEY.search(content):  # takes tomllib a time that grows as the square of its length
+            fail("config", f"names of at most {_MOST_DOTS} dots", f"a longer one in '{path}'")
+        return tomllib.loads(content)
     except InputError:
         raise
     except RecursionError:

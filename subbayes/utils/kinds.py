@@ -41,6 +41,7 @@ from subbayes.utils.schema_parts import (
     DRAWS,
     FACTS,
     HISTORY,
+    LARGEST,
     LIKELIHOOD,
     METHODS,
     MLP,
@@ -160,7 +161,7 @@ def _exported_tensors(facts: dict[str, Any]) -> dict[str, TensorRule]:
 
 
 _laplace = record(
-    _network,
+    {**_network, "draws_digest?": text(most=64)},
     subspace=optional(SUBSPACE),
     form=text("dual", "primal", "diagonal", "low-rank", "kfac", "sampled", "subspace"),
     prior_precision=POSITIVE,
@@ -257,7 +258,7 @@ _joint_space = record(
     subspace=SUBSPACE,
     prior=PRIOR,
     rank=whole(),
-    kind=text(),
+    kind=text("curve", "naive", "full", "last-layer", "ensemble", "own"),
     history=HISTORY,
     projected=boolean,
     curve=optional(text("bezier", "polygon")),
@@ -275,7 +276,7 @@ _semistructured = record(
     seed=whole(),
     mode=text("trace", "compile", "eager"),
     columns=list_of(_column),
-    dropped=whole(),
+    dropped=whole(high=2**53 - 1),
     networks=dict_of(_deep_network),
     space=_joint_space,
     draws=DRAWS,
@@ -285,7 +286,7 @@ _semistructured = record(
 def _semistructured_tensors(facts: dict[str, Any]) -> dict[str, TensorRule]:
     rank = facts["space"]["subspace"]["rank"]
     rules = draws_tensors(rank) | subspace_tensors(facts["space"]["subspace"], "space")
-    rules |= {"starts": array("starts", rank), "inputs.*": _ANY_TENSOR}
+    rules |= {"starts": array("starts", rank, below=LARGEST), "inputs.*": _ANY_TENSOR}
     if facts["space"]["curve"] is not None:
         rules["curve"] = array("points", "curve size")
     rules |= {f"rows.{i}": array("rows", values="any") for i in range(len(facts["columns"]))}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn, Protocol, runtime_checkable
@@ -34,6 +35,7 @@ from subbayes.utils.kinds import LOADERS, SCHEMAS
 from subbayes.utils.schema import SchemaError
 from subbayes.utils.strict_json import decode, encode
 from subbayes.utils.tensor_file import as_tensors
+from subbayes.utils.warning import warn_user
 
 __all__ = [
     "Saveable",
@@ -80,7 +82,8 @@ def save(
     """Save an object as a folder of safetensors and JSON, without pickle; see `load`.
 
     Beside an adapter, in a folder with the `adapter_config.json` of peft, it is saved in the
-    subfolder `subbayes`, and the files of the adapter are left alone.
+    subfolder `subbayes`, and the files of the adapter are left alone. Symbolic links in that folder
+    are not followed: one at `subbayes` is an error, and no card is written through one.
 
     Args:
         subject: what to save.
@@ -94,6 +97,9 @@ def save(
     Raises:
         InputError: the path is taken (pass `overwrite=True`), or cannot be written, or a setting
             that was changed to one that `load` refuses.
+
+    Warns:
+        A symbolic link where the card belongs.
     """
     tensors, facts = as_tensors(subject.tensors()), subject.facts()
     try:
@@ -103,7 +109,10 @@ def save(
         fail(error.where, error.expected, error.got, "Change it before saving")
     folder = as_path(path)
     beside = (folder / _ADAPTER).is_file()
-    place = folder / BESIDE if beside else path
+    place = folder / BESIDE if beside else folder
+    if beside and place.is_symlink():
+        fail_artifact("path", f"a subfolder {BESIDE!r} of the adapter, or none",
+                      f"a symbolic link at {quoted(place)}", "Remove the link")  # fmt: skip
     artifact.write(place, subject.kind, tensors, facts, overwrite=overwrite)
     if beside and card is not None:
         _write_card(folder, card())
@@ -111,13 +120,26 @@ def save(
 
 
 def _write_card(folder: Path, card: str) -> None:
-    """Write the first of the usual files that is free or that an earlier card of ours occupies."""
+    """Write the first of the usual files that is free or that an earlier card of ours occupies.
+
+    A symbolic link occupies its name, wherever it leads: nothing is written through it.
+    """
     for name in _CARDS:
         file = folder / name
-        ours = file.is_file() and read_start(file, len(CARD_MARK)).decode(errors="replace")
-        if not file.exists() or ours == CARD_MARK:
-            atomic_write_text(file, f"{CARD_MARK}\n{card}")
+        taken = os.path.lexists(file)
+        is_file = taken and file.is_file() and not file.is_symlink()
+        if not taken or (is_file and _starts_with_mark(file)):
+            atomic_write_text(file, f"{CARD_MARK}\n{card}", overwrite=taken)
             return
+        if file.is_symlink():
+            warn_user(
+                f"path: {quoted(file)} is a symbolic link, to which no model card is written; "
+                "remove the link"
+            )
+
+
+def _starts_with_mark(file: Path) -> bool:
+    return read_start(file, len(CARD_MARK)).decode(errors="replace") == CARD_MARK
 
 
 def load(

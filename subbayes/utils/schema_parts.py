@@ -33,6 +33,7 @@ __all__ = [
     "DRAWS",
     "FACTS",
     "HISTORY",
+    "LARGEST",
     "LIKELIHOOD",
     "METHODS",
     "MLP",
@@ -56,7 +57,8 @@ FACTS = dict_of(anything)
 
 HISTORY = dict_of(list_of(number(finite=False)))
 """A number for each epoch, by name."""
-_LARGEST = 1e18  # its square is finite in float32
+LARGEST = 1e18
+"""Excluded limit of numbers whose square is finite in float32."""
 _COUNTED = ("divergent", "evaluations", "least_swap_rate", "barrier", "round_trips", "restarts")
 N_DRAWS = whole(1, 10**5)
 """A number of draws that no tensor confirms."""
@@ -64,7 +66,7 @@ N_DRAWS = whole(1, 10**5)
 
 def _numbers(low: float = -math.inf) -> Rule:
     """A number whose square is finite in float32, or lists of them up to three levels deep."""
-    rule = single = number(max(low, -_LARGEST), below=_LARGEST)
+    rule = single = number(max(low, -LARGEST), below=LARGEST)
     for _ in range(3):
         rule = one_of("numbers in a finite range", single, list_of(rule, least=1))
     return rule
@@ -227,13 +229,13 @@ def draws_tensors(rank: int | str, prediction: str = "network") -> dict[str, Ten
     missing = "" if prediction == "linearised" else "?"
     counted = array("chains", "draws", values="any", below=1e15)
     return {
-        "z": array("chains", "draws", rank, dtype="float64", least=1, below=_LARGEST),
+        "z": array("chains", "draws", rank, dtype="float64", least=1, below=LARGEST),
         **{f"stats.{name}?": counted for name in _COUNTED},
         "stats.*": array("chains", "draws", values="any", finite=False),
-        f"moments.mean{missing}": array(rank, dtype="float64", below=_LARGEST),
-        f"moments.sd{missing}": array(rank, dtype="float64", values="variance", below=_LARGEST),
+        f"moments.mean{missing}": array(rank, dtype="float64", below=LARGEST),
+        f"moments.sd{missing}": array(rank, dtype="float64", values="variance", below=LARGEST),
         f"moments.covariance{missing}": positive_semidefinite(
-            array(rank, rank, dtype="float64", below=_LARGEST**2)
+            array(rank, rank, dtype="float64", below=LARGEST**2)
         ),
     }
 

@@ -22,6 +22,7 @@ from sklearn.pipeline import make_pipeline
 from subbayes.data.columns import as_labels, as_numbers, kind_of
 from subbayes.data.datasets import find_file
 from subbayes.data.encoder import TabularEncoder
+from subbayes.data.encoder_state import check_state, one_row
 from subbayes.data.tables import read_table, split_target
 from subbayes.data.targets import Target
 from subbayes.utils.checks import InputError, InputTypeError
@@ -488,3 +489,42 @@ def test_importing_the_package_imports_neither_pandas_nor_scikit_learn():
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
+
+
+class Counted(str):
+    """A name that counts how often it is hashed or compared."""
+
+    times = 0
+
+    def __hash__(self):
+        Counted.times += 1
+        return super().__hash__()
+
+    def __eq__(self, other):
+        Counted.times += 1
+        return super().__eq__(other)
+
+
+@pytest.mark.parametrize("kind", ["numeric", "categorical", "dropped"])
+def test_checks_of_many_columns_take_linear_time(kind):
+    n = 2000
+    names = [Counted(f"c{i:05}") for i in range(n)]
+    numbers = dict.fromkeys(("median", "mean"), [0.0] * n) | {"variance": [4.0] * n}
+    texts = {"levels": [["a"]] * n, "most_frequent": ["a"] * n}
+    config = {
+        "columns": names,
+        "options": {"categorical": names if kind == "categorical" else []},
+        "dropped": names if kind == "dropped" else [],
+        "flagged": [],
+        "numeric": dict.fromkeys(("columns", "median", "mean", "variance", "scale"), []),
+        "categorical": dict.fromkeys(("columns", "levels", "most_frequent"), []),
+    }
+    if kind == "numeric":
+        config["numeric"] = numbers | {"columns": names, "scale": [2.0] * n}
+    if kind == "categorical":
+        config["categorical"] = texts | {"columns": names}
+    Counted.times = 0
+    check_state(config, 100)
+    if kind != "dropped":
+        one_row(config)
+    assert Counted.times < 100 * n

@@ -174,6 +174,16 @@ def option(name: str, value: Any) -> Change:
     return lambda tensors, facts: facts["options"].update({name: value})
 
 
+def fact(place: str, value: Any) -> Change:
+    return lambda tensors, facts: set_fact(facts, place, value)
+
+
+def subspace_of_all(tensors: Tensors, facts: Facts) -> None:
+    facts["subspace"] = {"name": "RandomSubspace", "rank": 3, "seed": 0}
+    tensors["subspace.shift"] = tensors["weights"].clone()
+
+
+SAMPLED = "laplace-sampled"
 FITTED = "fitted-full-linearised"
 OF_LAPLACE: dict[str, tuple[str, Change]] = {
     "eigenvectors that are scaled": ("laplace-kfac", tensor("outer.0", lambda t: t * 100)),
@@ -206,6 +216,19 @@ OF_LAPLACE: dict[str, tuple[str, Change]] = {
     "a tolerance below rounding": ("laplace-low-rank", option("tolerance", 1e-300)),
     "an option of text": ("laplace-low-rank", option("seed", "0")),
     "another option": ("laplace-low-rank", option("rank", 3)),
+    "draws of another seed": (SAMPLED, option("seed", 1)),
+    "draws in another order": (SAMPLED, tensor("draws", lambda t: t.flip(0))),
+    "draws of a wider prior": (SAMPLED, tensor("draws", lambda t: 1000 * t)),
+    "draws of 0": (SAMPLED, tensor("draws", torch.zeros_like)),
+    "draws of a precise prior": (SAMPLED, fact("prior_precision", 1e149)),
+    "draws of a prior that overflows": (SAMPLED, fact("prior_precision", 1e-149)),
+    "draws of another prior": (SAMPLED, fact("prior_precision", 2.0)),
+    "an effective dimension beyond the weights": (SAMPLED, tensor("fitted", lambda t: t + 1e140)),
+    "no error of the draws": (SAMPLED, fact("residual", None)),
+    "draws of fewer rows": (SAMPLED, fact("rows", 3)),
+    "draws of no digest": (SAMPLED, lambda tensors, facts: facts.pop("draws_digest")),
+    "a subspace beside draws": (SAMPLED, subspace_of_all),
+    "a subspace beside a matrix of all weights": ("laplace-primal", subspace_of_all),
     "a negative covariance": (FITTED, tensor("moments.covariance", torch.neg)),
     "a covariance that is not symmetric": (
         FITTED,
@@ -261,6 +284,75 @@ CONTRADICTIONS: dict[str, tuple[str, Change]] = {
         "fitted-pca",
         lambda tensors, facts: set_fact(facts, "settings/inference", []),
     ),
+    "draws wider than the prior": ("fitted-full-sampled", tensor("z", lambda t: 1000 * t)),
+    "draws not said to be centred": (
+        "fitted-full-sampled",
+        lambda tensors, facts: facts["draws"]["meta"].pop("centred"),
+    ),
+    "centred draws of a sampler": ("fitted-pca", fact("draws/meta/centred", True)),
+    "linearised draws of the network": ("fitted-full-sampled", fact("draws/prediction", "network")),
+    "linearised Laplace of the network": (
+        "fitted-full-linearised",
+        fact("draws/prediction", "network"),
+    ),
+    "slice sampling of the linearised network": (
+        "fitted-pca",
+        fact("draws/prediction", "linearised-draws"),
+    ),
+    "draws of another temperature": ("fitted-pca", fact("draws/temperature", 9.0)),
+    "a sampler's draws of an approximation": ("fitted-pca", fact("draws/engine", "laplace")),
+    "draws that are not independent": ("fitted-pca", fact("draws/independent", True)),
+    "an approximation that is exact": (FITTED, fact("draws/validity", "exact")),
+    "semi-structured draws of the linearised network": (
+        "semi-structured",
+        fact("draws/prediction", "linearised-draws"),
+    ),
+    "semi-structured draws that are independent": (
+        "semi-structured",
+        fact("draws/independent", True),
+    ),
+    "scales of another variance": ("data-frame", fact("encoder/numeric/scale", [7.0, 7.0])),
+    "scales of 1": ("data-frame", fact("encoder/numeric/scale", [1.0, 1.0])),
+    "the target among its inputs": ("data-frame", fact("column", "a")),
+    "more levels than are allowed": ("data-frame", encoding("max_categories", 2)),
+    "levels that are not sorted": (
+        "data-frame",
+        fact("encoder/categorical/levels", [["z", "y", "x"]]),
+    ),
+    "an imputed category that is no level": (
+        "data-frame",
+        fact("encoder/categorical/most_frequent", ["nope"]),
+    ),
+    "classes that are not sorted": ("data-frame-sparse", fact("target/classes", ["z", "y", "x"])),
+    "classes of two types": ("data-frame-sparse", fact("target/classes", [False, 1, 2])),
+    **{
+        f"an estimator of {name} {str(value)[:30]}": (
+            "estimator-classifier",
+            fact(f"params/{name}", value),
+        )
+        for name, value in (
+            ("network", {"hidden": [10**9]}),
+            ("network", {"hidden": [1] * 2000}),
+            ("prior", float("nan")),
+            ("prior", -1.0),
+            ("prior", "text"),
+            ("temperature", 0.0),
+            ("temperature", [1.0]),
+            ("inference", "os.system"),
+            ("inference", {"name": "os.system"}),
+            ("subspace", "os.system"),
+            ("likelihood", "os.system"),
+            ("likelihood", ["categorical"]),
+            ("verbose", [[]]),
+            ("standardize", "no"),
+            ("random_state", float("inf")),
+            ("random_state", 2**200),
+            ("bogus", 1),
+        )
+    },
+    "start points that overflow": ("semi-structured", tensor("starts", lambda t: t * 0 + 1e30)),
+    "more dropped rows than float64 counts": ("semi-structured", fact("dropped", 2**53)),
+    "a space of no kind": ("semi-structured", fact("space/kind", "<b>")),
     "columns in another order": ("data-frame", numeric_in_another_order),
     "a column twice": ("data-frame", numeric_twice),
     "an unknown column is flagged": (

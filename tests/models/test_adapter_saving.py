@@ -1,6 +1,8 @@
 """Posteriors saved beside the adapter they are over, and restored around a fresh base model."""
 
+import dataclasses
 import hashlib
+import json
 import warnings
 
 import adapted
@@ -14,6 +16,7 @@ from subbayes import InputError, Network, Sampling, Training
 from subbayes.baselines import point_estimate
 from subbayes.inference.laplace.linearised import linearised_laplace
 from subbayes.likelihoods import Categorical
+from subbayes.networks.adapters import _peft_settings, settings_digest
 from subbayes.utils.tensor_file import read_tensors
 
 TASKS = {"CausalLM": "causal-lm", "SequenceClassification": "categorical"}
@@ -188,3 +191,75 @@ def test_other_settings_of_model_or_adapters_are_refused(tmp_path):
     for other in (scaled, turned):
         with pytest.raises(InputError, match="other settings, such as the number of heads or the"):
             subbayes.load(tmp_path, other)
+
+
+CHANGES = {  # of one field of the configuration of the adapter, which change its outputs
+    "seed of the frequencies": ("fourier", "random_loc_seed", 774),
+    "scale of the frequencies": ("fourier", "scaling", 90.0),
+    "key of the projection": ("vera", "projection_prng_key", 7),
+    "orthogonal": ("hra", "apply_GS", True),
+    "scale by the root of the rank": ("lora", "use_rslora", True),
+}
+CONFIGS = adapted.ADAPTERS | {
+    "fourier": lambda task: peft.FourierFTConfig(
+        task_type=task, n_frequency=8, scaling=50.0, target_modules=["q_proj", "v_proj"]
+    ),
+    "hra": lambda task: peft.HRAConfig(task_type=task, r=2, target_modules=["q_proj", "v_proj"]),
+}
+
+
+def settings(config):
+    """The digest of a model with an adapter of a configuration."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return settings_digest(peft.get_peft_model(adapted.base_model(), config))
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_one_field_of_the_configuration_of_the_adapter_is_refused(what, tmp_path, monkeypatch):
+    kind, field, value = CHANGES[what]
+    monkeypatch.setitem(adapted.ADAPTERS, kind, CONFIGS[kind])
+    model, result, inputs, _ = fitted(kind=kind)
+    model.save_pretrained(tmp_path)
+    result.save(tmp_path)
+
+    def fresh():
+        base = adapted.base_model("CausalLM", torch.float32)
+        return peft.PeftModel.from_pretrained(base, tmp_path)
+
+    p, q = (m.predict(inputs).probabilities for m in (result, subbayes.load(tmp_path, fresh())))
+    np.testing.assert_allclose(q, p, rtol=1e-6, atol=1e-9)
+    file = tmp_path / "adapter_config.json"
+    config = json.loads(file.read_text())
+    assert config[field] != value
+    file.write_text(json.dumps(config | {field: value}))
+    other = fresh()
+    with pytest.raises(InputError, match="got other settings, such as"):
+        subbayes.load(tmp_path, other)
+
+
+def test_names_order_and_fields_of_a_later_version_are_no_other_settings():
+    @dataclasses.dataclass
+    class LoraConfig(peft.LoraConfig):
+        added: int | None = 3
+
+    task = adapted.TaskType.CAUSAL_LM
+    options = dict(task_type=task, r=2, target_modules=["q_proj", "v_proj"])
+    expected = settings(peft.LoraConfig(**options))
+    more = dict(base_model_name_or_path="a/b", revision="main", inference_mode=True)
+    assert settings(peft.LoraConfig(**options, **more)) == expected
+    turned = options | {"target_modules": ["v_proj", "q_proj", "v_proj"]}
+    assert settings(peft.LoraConfig(**turned)) == expected
+    assert settings(peft.LoraConfig(**options, lora_dropout=0.5)) != expected
+    assert settings(LoraConfig(**options)) == expected
+    assert settings(LoraConfig(**options, added=4)) != expected
+
+
+def test_adapters_that_are_not_in_use_are_no_settings():
+    model = adapted.adapted("lora")
+    expected = settings_digest(model)
+    model.add_adapter("other", peft.LoraConfig(r=3, target_modules=["o_proj"]))
+    assert list(_peft_settings(model)) == ["default"]
+    model.set_adapter("other")
+    assert list(_peft_settings(model)) == ["other"]
+    assert settings_digest(model) != expected

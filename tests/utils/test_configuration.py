@@ -116,3 +116,25 @@ def test_toml_of_a_pipe_is_not_waited_for(tmp_path):
     for path in (tmp_path / "pipe", "/dev/zero"):
         with pytest.raises(InputError, match="config: expected a file that can be read, got"):
             read_toml(path)
+
+
+@pytest.mark.parametrize("part", ["a", '"a.b"', "'a'", ' "\\"" ', "\t-\t"])
+def test_names_of_many_dots_are_refused_before_they_are_parsed(tmp_path, monkeypatch, part):
+    """The time that tomllib takes grows as the square of their number."""
+    file = tmp_path / "settings.toml"
+    for line in ("{} = 1", "[{}]", "[[{}]]", "x = {{{} = 1}}"):
+        file.write_text(line.format(".".join([part] * 33)))
+        read_toml(file)
+        for many in (34, 5000):
+            file.write_text(line.format(".".join([part] * many)))
+            with monkeypatch.context() as patch:
+                patch.setattr("tomllib.loads", lambda text: pytest.fail("parsed"))
+                with pytest.raises(InputError, match="expected names of at most 32 dots"):
+                    read_toml(file)
+
+
+def test_dots_that_are_no_names_are_read(tmp_path):
+    file = tmp_path / "settings.toml"
+    numbers = ", ".join(["0.25"] * 100)
+    file.write_text(f'x = [{numbers}]\npath = "{"../" * 50}"\n')
+    assert len(read_toml(file)["x"]) == 100

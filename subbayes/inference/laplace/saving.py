@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from subbayes.curvature.diagonal import Diagonal
+from subbayes.curvature.draw_checks import check_draws
 from subbayes.curvature.exact import Dual, Primal
 from subbayes.curvature.jacobian import Jacobian
 from subbayes.curvature.kfac import Factors, Kfac, factor_shape
@@ -43,6 +44,7 @@ _MATRICES: dict[type[Precision], tuple[str, ...]] = {
     SubspacePrecision: ("matrix", "metric"),
     Kfac: ("diagonal",),
 }
+_MOST_PRECISE = 1e30  # prior precision of draws, whose squares float32 holds
 _ROUNDING = 1e-9
 _ROWS = 3  # of the random inputs that replace the data
 
@@ -80,7 +82,7 @@ def precision_facts(precision: Precision) -> dict[str, Any]:
         "layers": [one.layer.name for one in precision.factors]
         if isinstance(precision, Kfac)
         else [],
-    }
+    } | ({"draws_digest": _draws_digest(precision)} if isinstance(precision, Sampled) else {})
 
 
 def _options(precision: Precision) -> dict[str, Any]:
@@ -93,6 +95,17 @@ def _residual(precision: Precision) -> float | None:
     if isinstance(precision, LowRank):
         return precision.residual
     return precision.draws.error if isinstance(precision, Sampled) else None
+
+
+def _draws_digest(precision: Sampled) -> str:
+    """A digest of draws with the settings that gave them, which belong to each other."""
+    facts = {
+        "options": asdict(precision.settings),
+        "prior_precision": precision.prior_precision,
+        "rows": precision.V.n,
+        "residual": precision.draws.error,
+    }
+    return fingerprint({"draws": precision.draws.x, "fitted": precision.draws.fitted}, facts)
 
 
 def jacobian_from(
@@ -132,6 +145,8 @@ def precision_from(
 ) -> Precision:
     """Rebuild a precision from its fitted matrices."""
     prior_precision = facts["prior_precision"]
+    if subspace is not None and facts["form"] != "subspace":
+        fail_damaged(f"no subspace beside the form {facts['form']!r}, of all weights", "one")
     match facts["form"]:
         case "dual":
             if len(tensors["matrix"]) != V.rows:
@@ -162,12 +177,20 @@ def precision_from(
 def _sampled(tensors: Mapping[str, Tensor], facts: Mapping[str, Any], V: Jacobian) -> Sampled:
     names = [field.name for field in fields(SampleThenOptimise)]
     options = {name: facts["options"][name] for name in names if name in facts["options"]}
-    settings = SampleThenOptimise(**options)
-    x, error = tensors["draws"], float(facts["residual"] or 0.0)
+    settings, lam = SampleThenOptimise(**options), facts["prior_precision"]
+    x, error = tensors["draws"], facts["residual"]
     if len(x) != settings.samples:
         fail("path", f"{settings.samples} draws", len(x))
-    known = LinearDraws(x, None, tensors["fitted"], error, 0)
-    return Sampled(V, facts["prior_precision"], settings, known=known)
+    if error is None:
+        fail_damaged("the error of the draws as 'residual'", "none")
+    if not 1 / _MOST_PRECISE < lam < _MOST_PRECISE:
+        fail_damaged(f"a prior precision between {1 / _MOST_PRECISE:g} and {_MOST_PRECISE:g}", lam)
+    known = LinearDraws(x, None, tensors["fitted"], float(error), 0)
+    found = Sampled(V, lam, settings, known=known)
+    if facts.get("draws_digest") != _draws_digest(found):
+        fail_damaged("draws that belong to their seed, settings and prior precision", "others")
+    check_draws(known, settings, found.products, lam)
+    return found
 
 
 def _factors(

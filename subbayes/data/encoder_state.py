@@ -1,0 +1,93 @@
+"""The fitted state of a `TabularEncoder` in a configuration: its checks, and its row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from subbayes.data.columns import quote
+from subbayes.utils.checks import fail
+
+__all__ = ["check_state", "encoded_columns", "one_row"]
+
+_ROUNDING = 1e-6  # of scales, relative
+
+
+def check_state(config: dict[str, Any], max_categories: int) -> None:
+    """Check a configuration of an encoder, in time proportional to its length.
+
+    Args:
+        config: as `TabularEncoder.to_config` gives it.
+        max_categories: the largest number of levels of a column.
+
+    Raises:
+        InputError: parts that contradict each other.
+    """
+    _check_columns(config)
+    _check_levels(config["categorical"], max_categories)
+    _check_scales(config["numeric"])
+
+
+def _check_columns(config: dict[str, Any]) -> None:
+    """Check that each column has one place, and that the lists of columns agree in their order."""
+    columns, dropped = config["columns"], config["dropped"]
+    numeric, categorical = config["numeric"]["columns"], config["categorical"]["columns"]
+    for kind, names in (
+        ("numeric", numeric),
+        ("categorical", categorical),
+        ("dropped", dropped),
+        ("flagged", config["flagged"]),
+    ):
+        among = set(names)
+        if names != [name for name in columns if name in among]:
+            fail("config", f"{kind} columns of the table, in its order", quote(names))
+    if sorted([*numeric, *categorical, *dropped]) != sorted(columns):
+        expected = "columns that are either numeric, categorical or dropped"
+        fail("config", expected, quote(columns))
+    known = {*categorical, *dropped}
+    if others := [name for name in config["options"].get("categorical", []) if name not in known]:
+        fail("config", "categorical columns, as the options name them", quote(others))
+
+
+def _check_levels(categorical: dict[str, Any], most: int) -> None:
+    """Check that levels are sorted and not too many, and imputed categories among them."""
+    for levels, imputed in zip(categorical["levels"], categorical["most_frequent"], strict=True):
+        if len(levels) > most:
+            fail("config", f"at most {most} levels of a column", str(len(levels)))
+        if levels != sorted(set(levels)):
+            fail("config", "different levels of a column, sorted", quote(levels))
+        if imputed not in levels:
+            fail("config", "a level as the most frequent category", quote([imputed]))
+
+
+def _check_scales(numeric: dict[str, Any]) -> None:
+    """Check that scales are the roots of the variances, or 1 where the values hardly differ."""
+    variance, scale = (np.array(numeric[name], dtype=np.float64) for name in ("variance", "scale"))
+    with np.errstate(over="ignore"):
+        agree = np.isclose(scale**2, variance, rtol=_ROUNDING, atol=0)
+    mean = np.array(numeric["mean"], dtype=np.float64)
+    constant = (scale == 1) & (np.sqrt(variance) <= _ROUNDING * (np.abs(mean) + 1e-300))
+    if not (agree | constant).all():
+        fail("config", "scales that are the roots of the variances", quote(scale.tolist()))
+
+
+def encoded_columns(config: dict[str, Any]) -> int:
+    """Number of columns of the matrix that an encoder of a configuration gives."""
+    levels = sum(map(len, config["categorical"]["levels"]))
+    return len(config["numeric"]["columns"]) + levels + len(config["flagged"])
+
+
+def one_row(config: dict[str, Any]) -> tuple[pd.DataFrame, dict[str, list[str]], list[str]]:
+    """The arguments of `TabularEncoder._build`: a row of medians and modes, levels and flags."""
+    numeric, categorical = config["numeric"], config["categorical"]
+    row: dict[str, Any] = {
+        n: [float(v)] for n, v in zip(numeric["columns"], numeric["median"], strict=True)
+    }
+    for name, value in zip(categorical["columns"], categorical["most_frequent"], strict=True):
+        row[name] = pd.Series([value], dtype=object)
+    dropped = set(config["dropped"])
+    kept = [name for name in config["columns"] if name not in dropped]
+    levels = dict(zip(categorical["columns"], map(list, categorical["levels"]), strict=True))
+    return pd.DataFrame({name: row[name] for name in kept}), levels, list(config["flagged"])

@@ -1,0 +1,52 @@
+"""Weight samples from their artifacts."""
+
+import pytest
+import torch
+
+import subbayes
+from subbayes import InputError
+from subbayes.baselines.ensemble import WeightSamples, rebuild
+from subbayes.likelihoods import Gaussian
+
+
+class Counted(dict):
+    """Tensors by name that count how often all of them are read."""
+
+    times = 0
+
+    def items(self):
+        self.times += 1
+        return super().items()
+
+    def __iter__(self):
+        self.times += 1
+        return super().__iter__()
+
+
+def samples(count):
+    module = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
+    network = subbayes.Network(module)
+    own = [{n: t + s for n, t in network.frozen.items()} for s in range(count)]
+    weights = network.weights.expand(count, -1).contiguous()
+    return module, WeightSamples(network, weights, Gaussian(1.0), "many", own)
+
+
+def test_buffers_of_many_weight_vectors_are_read_once():
+    times = []
+    for count in (3, 12):  # 10 and 1 begin with the same digit
+        module, made = samples(count)
+        tensors = Counted(made.tensors())
+        found = rebuild(tensors, made.facts(), module)
+        times.append(tensors.times)
+        for one, other in zip(found.frozen, made.frozen, strict=True):
+            assert one.keys() == other.keys()
+            assert all(torch.equal(one[name], other[name]) for name in one)
+    assert times[0] == times[1]
+
+
+@pytest.mark.parametrize("place", ["3", "00", "-1", "x", "0x"])
+def test_buffers_of_no_weight_vector_are_refused(place):
+    module, made = samples(3)
+    tensors = made.tensors() | {f"buffers.{place}.1.running_mean": torch.zeros(3)}
+    with pytest.raises(InputError, match="buffers of 3 weight vectors"):
+        rebuild(tensors, made.facts(), module)

@@ -1,0 +1,76 @@
+"""Draws of every engine are loaded again; draws that an engine does not give are refused."""
+
+from dataclasses import replace
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+import torch
+
+import subbayes
+from subbayes import InputError, Sampling, Training
+from subbayes.draws import Draws
+from subbayes.inference.engine import ENGINES, FunctionEngine, check_saved_draws, engine_of
+from subbayes.inference.laplace.linearised_engine import LinearisedLaplace
+
+X = torch.randn(24, 2, generator=torch.Generator().manual_seed(0))
+MADE = {name: engine_of(name) for name in ENGINES} | {
+    "sampled": LinearisedLaplace(covariance="sampled"),
+    "sampled, with a step": LinearisedLaplace(covariance="sampled", gauss_newton_step=True),
+    "with a step": LinearisedLaplace(gauss_newton_step=True),
+}
+
+
+def fitted(inference, temperature=2.0):
+    return subbayes.fit(
+        subbayes.MLP(2, (3,), 1, seed=0),
+        (X, X[:, 0]),
+        subspace=subbayes.subspaces.PCA(rank=2),
+        inference=inference,
+        temperature=temperature,
+        training=Training(epochs=1, swa_epochs=3),
+        sampling=Sampling(draws=10, warmup=5, chains=2, progress=False),
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", MADE)
+def test_draws_of_every_engine_are_loaded_again(name, tmp_path):
+    if name == "realnvp" and find_spec("zuko") is None:
+        pytest.skip("zuko is not installed")
+    model = fitted(MADE[name])
+    loaded = subbayes.load(model.save(tmp_path / "model"))
+    assert np.array_equal(loaded.predict(X).mean, model.predict(X).mean)
+    kept = subbayes.load(model.save(tmp_path / "kept", n_draws=4))
+    assert np.isfinite(kept.predict(X).mean).all()
+
+
+def nuts(posterior, sampling):
+    """A function with the name of an engine, whose draws are independent."""
+    rng = np.random.default_rng(sampling.seed)
+    z = posterior.prior.sample((sampling.chains, sampling.draws, posterior.rank), rng)
+    return Draws(z, validity="approximation", independent=True)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_function_with_the_name_of_an_engine_is_saved(tmp_path):
+    model = fitted(nuts)
+    assert FunctionEngine(nuts).name == model.draws.engine == "own nuts"
+    assert subbayes.load(model.save(tmp_path / "model")).draws.independent
+
+
+def test_draws_that_contradict_their_engine_are_refused():
+    draws = Draws(np.zeros((2, 3, 1)), engine="nuts", temperature=2.0)
+    check_saved_draws(draws, 2.0)
+    check_saved_draws(replace(draws, engine="own", validity="ensemble", independent=True), 1.0)
+    for changes, words in (
+        ({"validity": "approximation"}, "'nuts' with validity 'exact'.*got 'approximation'"),
+        ({"independent": True}, "with independent False"),
+        ({"prediction": "linearised"}, "with prediction 'network'"),
+        ({"temperature": 1.0}, "with temperature 2.0"),
+        ({"meta": {"centred": False}}, "'centred' of draws that predict as"),
+        ({"prediction": "linearised-draws"}, "'centred' of draws that predict as"),
+    ):
+        with pytest.raises(InputError, match=words):
+            check_saved_draws(replace(draws, **changes), 2.0)
