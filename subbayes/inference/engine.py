@@ -42,12 +42,14 @@ class Engine(ABC):
     Attributes:
         name: of the method, as `fit(..., inference=name)` takes it.
         validity: "exact", "approximation" or "ensemble"; see `Draws`.
+        independent: whether its draws are independent of each other; see `Draws`.
         uses_initial: whether its chains start at `Sampling.initial`.
         predictions: the rules of prediction that its draws name; see `Draws`.
     """
 
     name: ClassVar[str]
     validity: ClassVar[Validity] = "exact"
+    independent: ClassVar[bool] = False
     uses_initial: ClassVar[bool] = False
     predictions: ClassVar[tuple[Prediction, ...]] = ("network",)
 
@@ -156,10 +158,9 @@ def check_saved_draws(draws: Draws, temperature: float) -> None:
     if draws.engine not in ENGINES:
         return
     kind = engine_class(draws.engine)
-    independent = kind.validity == "approximation"
     given = {
         "validity": (draws.validity, (kind.validity,)),
-        "independent": (draws.independent, (independent,)),
+        "independent": (draws.independent, (kind.independent,)),
         "prediction": (draws.prediction, kind.predictions),
         "temperature": (draws.temperature, (temperature,)),
     }

@@ -70,6 +70,7 @@ class Laplace(Engine):
 
     name = "laplace"
     validity = "approximation"
+    independent = True
     starts: int = 4
 
     def __post_init__(self) -> None:

@@ -82,6 +82,7 @@ class LinearisedLaplace(Engine):
 
     name = "laplace-linearised"
     validity = "approximation"
+    independent = True
     predictions = ("linearised", "linearised-draws")
     gauss_newton_step: bool = False
     covariance: Literal["exact", "sampled"] = "exact"

@@ -99,6 +99,7 @@ class VariationalInference(Engine):
     """
 
     validity = "approximation"
+    independent = True
     family: ClassVar[str]
     steps: int = 2000
     samples: int = 16
