@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from subbayes.data.data import Data
-from subbayes.likelihoods import Likelihood
+from subbayes.likelihoods import Likelihood, as_likelihood
 from subbayes.networks.network import Network
 from subbayes.networks.selection import Selection
 from subbayes.networks.token_outputs import output_for
@@ -109,9 +109,10 @@ def train_many(
 
 
 def _train_or_nan(
-    module: nn.Module, likelihood: Likelihood, data: Any, training: Training, **options: Any
+    module: nn.Module, likelihood: str | Likelihood, data: Any, training: Training, **options: Any
 ) -> TrainingResult:
     """What `train` returns, or NaN weights if it diverges."""
+    likelihood = as_likelihood(likelihood)
     try:
         return train(module, likelihood, data, training, **options)
     except InputError as error:

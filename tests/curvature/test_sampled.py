@@ -156,6 +156,7 @@ def test_means_and_covariances_are_those_of_the_dense_posterior(name, lam):
     assert torch.linalg.eigvalsh(joint)[0] > -1e-10
 
 
+@pytest.mark.slow
 def test_averaging_both_estimates_lowers_the_error():
     """Far from the data the prior's exact variance helps: the mean square error over seeds."""
     net, likelihood, data, _ = problem(0)
@@ -172,6 +173,7 @@ def test_averaging_both_estimates_lowers_the_error():
     assert abs(np.mean(both) / exact - 1) < 4 * np.std(both) / exact / 40**0.5
 
 
+@pytest.mark.slow
 def test_draws_depend_on_the_seed_and_on_nothing_else():
     net, likelihood, data, new = problem(0, 3)
     options = dict(tolerance=1e-10, samples=6)
@@ -297,6 +299,7 @@ def test_nothing_depends_on_the_number_of_outputs_squared():
         assert n_rows(take(x, slice(2))) == 2
 
 
+@pytest.mark.slow
 def test_minibatches_agree_with_all_rows_at_once(monkeypatch):
     """Many visits of blocks of rows that are correlated with one another."""
     monkeypatch.setattr("subbayes.curvature.many_products._MINIBATCH", 7)

@@ -126,6 +126,7 @@ def test_batch_norm_and_dropout(device):
         check_model(model, device, x, y)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", ["loo", "validation"])
 def test_temperatures(device, temperature):
     x, y = rows()

@@ -150,6 +150,7 @@ def test_bad_arguments_are_refused():
             call()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_models_report_their_error_and_keep_so_many_draws(tmp_path):
     x = torch.linspace(-1, 1, 40)[:, None]

@@ -18,6 +18,7 @@ def rng():
     return np.random.default_rng(0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["regression", "classification"])
 def test_errors_are_the_deviations_of_resampled_scores(rng, kind):
     if kind == "regression":

@@ -64,6 +64,7 @@ def test_the_log_likelihood_is_the_exact_sum_of_its_blocks(joined):
     assert found.tolist() == [math.fsum(terms) for terms in zip(*blocks, strict=True)]
 
 
+@pytest.mark.slow
 def test_loaders_and_tensors_have_the_same_bits(joined):
     x, y = rows(200)
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=48)

@@ -16,6 +16,8 @@ from subbayes.distributed.processes import Processes
 from subbayes.likelihoods import Gaussian
 from subbayes.subspace import FullSubspace
 
+pytestmark = pytest.mark.slow  # two processes that import torch
+
 WHOLE = ["whole_values"]
 IN_BLOCKS = [  # cut between two blocks of 32
     ["divided_values", [96, 104]],

@@ -127,6 +127,7 @@ def test_the_prior_of_all_weights_is_around_zero(fitted):
     assert not zero.subspace.shift.any()
 
 
+@pytest.mark.slow
 def test_draws_of_all_weights_have_the_moments_of_the_linear_gaussian_posterior():
     x, y = rows(40)
     model = fit(

@@ -366,6 +366,7 @@ def test_interrupted_fit_resumes_bit_for_bit(tmp_path, uninterrupted, number, at
     assert np.array_equal(model.predict(data()[0]).mean, uninterrupted.predict(data()[0]).mean)
 
 
+@pytest.mark.slow
 def test_finished_fit_and_temperature_are_read_from_the_checkpoint(
     tmp_path, monkeypatch, short_choice
 ):

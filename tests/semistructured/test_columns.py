@@ -162,6 +162,7 @@ def test_default_prior_of_a_rate_is_beside_the_exposure():
     np.testing.assert_allclose(found["Intercept"], rate, atol=0.3)
 
 
+@pytest.mark.slow
 def test_a_positive_prior_of_the_location_is_on_the_scale_of_the_link():
     frame = FRAME.assign(y=np.arange(N) % 7, w=0.0)  # weights of 0: the posterior is the prior
     frame.loc[0, "w"] = 1e-9

@@ -82,6 +82,7 @@ def test_projections_are_weighted_least_squares():
     np.testing.assert_allclose(twice[:, 2], twice[:, 3], atol=1e-10)
 
 
+@pytest.mark.slow
 def test_intervals_cover_the_effect_of_the_population_and_in_sample_ones_do_not():
     """The predictor x b + f(u) + e is known up to noise: the network is known exactly."""
     rng, inside, tail, n, noise = np.random.default_rng(5), [], 0.05, 120, 0.3

@@ -138,6 +138,7 @@ def test_the_closed_form_matches_dense_matrices(n):
     )
 
 
+@pytest.mark.slow
 def test_conditional_samples_have_the_conditional_moments():
     """Normal, exact: against the textbook, sigma on a grid; importance: against the closed form."""
     frame = frame_of()

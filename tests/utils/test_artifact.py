@@ -1377,6 +1377,7 @@ def test_files_that_a_manifest_names_are_not_removed(
         assert file.read_text() == "mine"
 
 
+@pytest.mark.slow
 def test_a_manifest_of_very_many_values_is_refused_before_it_is_built(tmp_path):
     folder = tmp_path / "many"
     artifact.write(folder, "example", {}, {"values": []})

@@ -230,9 +230,9 @@ class MCLMC(Sampler):
         >>> data = torch.randn(30, 1), torch.randn(30)
         >>> space = subbayes.subspace.FullSubspace(net.weights)
         >>> posterior = subbayes.Posterior(net, subbayes.likelihoods.Gaussian(1.0), data, space)
-        >>> draws = MCLMC().sample(posterior, draws=100, thin=5, chains=2, progress=False)
+        >>> draws = MCLMC().sample(posterior, draws=20, chains=2, progress=False)
         >>> draws.z.shape, draws.validity
-        ((2, 100, 2), 'approximation')
+        ((2, 20, 2), 'approximation')
     """
 
     name = "mclmc"

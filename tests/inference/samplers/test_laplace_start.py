@@ -196,7 +196,7 @@ def test_windows_shrink_towards_the_target_or_their_own_diagonal(metric):
     object.__setattr__(s, "z", np.zeros((2, 2)))
     for i in range(200):
         s.z[:] = z[:, i]
-        adaptation._update_window(s, np.arange(2))
+        adaptation.update_window(s, np.arange(2))
     adaptation._new_metric(s, np.arange(2), np.array([1e3, 1e3]))
     for c in range(2):
         own = np.cov(z[c].T)

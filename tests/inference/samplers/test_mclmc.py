@@ -189,6 +189,7 @@ def test_mams_calibration():
     check_uniform_ranks(draws, density.truth)
 
 
+@pytest.mark.slow
 def test_logistic_regression_agrees_with_nuts():
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(60, 3, generator=generator, dtype=torch.float64)
