@@ -31,6 +31,7 @@ def means(*args, **options):
 # --- dtypes ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "dtypes",
     [{"g": "string"}, {"g": object}, {"x": object}, {"x": "Float64", "y": "Float64"}],
@@ -139,6 +140,7 @@ def test_contrasts_without_a_reference_level():
 # --- offsets and priors ---------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [("y ~ x", {"offset": "o"}), ("y ~ x + offset(o)", {})])
 def test_default_priors_are_beside_the_offset(options):
     formula, given = options

@@ -44,6 +44,7 @@ def test_path_probabilities_agree_with_enumeration():
     np.testing.assert_allclose(hidden, second.numpy()[0], rtol=1e-6)  # exact without further layers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("posterior", ["mean-field", "mvn", "low-rank"])
 def test_path_probabilities_agree_with_jacobians_of_draws(posterior):
     module = nn.Sequential(

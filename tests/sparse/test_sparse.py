@@ -235,6 +235,7 @@ def draws_of(made, x, n):
         return torch.stack([made(x) for _ in range(n)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("structure", ["weights", "units"])
 @pytest.mark.parametrize("posterior", ["mean-field", "mvn", "low-rank"])
 @pytest.mark.usefixtures("unchecked")
@@ -253,6 +254,7 @@ def test_both_estimators_have_the_moments_of_the_outputs(posterior, structure):
     assert bool(((variance - other).abs() < 4 * (error.square() + others.square()).sqrt()).all())
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unchecked")
 def test_convolutions_have_the_moments_of_their_weights():
     torch.manual_seed(0)
@@ -419,6 +421,7 @@ def test_training_runs_for_every_configuration(posterior, structure, post):
     assert 0 <= result.density() <= 1
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unchecked")
 def test_draws_of_weights_have_the_moments_of_the_posterior():
     made = layer().eval()

@@ -84,6 +84,7 @@ def test_few_coordinates_have_a_dense_mass_matrix(engine, rank, metric):
     )
 
 
+@pytest.mark.slow
 @engines
 def test_dense_mass_matrix_saves_gradients(engine):
     prior = Normal(covariance=[[1.0, 0.999], [0.999, 1.0]])

@@ -126,6 +126,7 @@ def test_mclmc_of_1000_coordinates():
     check_gaussian(MCLMC(), np.logspace(-2, 0, 1000), steps, bias=0.04)
 
 
+@pytest.mark.slow
 def test_the_bias_shrinks_with_the_target():
     """The variance of the energy error predicts the bias: a tenth of both."""
     off = []
@@ -236,6 +237,7 @@ def test_the_step_size_meets_the_target(integrator):
     assert draws.meta["batched_evaluations"] == 3000 * gradients
 
 
+@pytest.mark.slow
 def test_the_length_follows_the_scale():
     sd = np.full(20, 0.1)
     options = {"draws": 10, "warmup": 3000, "chains": 3, "progress": False}
