@@ -95,7 +95,7 @@ test: $(DEV) ## run the tests (but the slow ones)
 	@$(ONE_THREAD) $(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
 
 test-all: $(ALL) ## run all tests, the slow ones and those of other libraries' samplers too
-	@$(ONE_THREAD) $(BIN)/python -m pytest -n $(WORKERS) -m "slow or not slow" $(ARGS)
+	@$(ONE_THREAD) $(BIN)/python -m pytest -n $(WORKERS) -m "slow or not slow" --check-seconds inf $(ARGS)
 
 test-oldest: constraints-oldest.txt ## run the tests with the oldest supported versions, in .venv-oldest
 	@$(find_python); "$$python" -m venv .venv-oldest
