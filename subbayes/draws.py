@@ -21,7 +21,10 @@ from subbayes.utils.tensor_file import strip_prefix
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Draws", "Moments", "Prediction", "Validity", "round_up"]
+__all__ = ["MAX_PARETO_K", "Draws", "Moments", "Prediction", "Validity", "round_up"]
+
+MAX_PARETO_K = 0.7
+"""Above it, importance sampling is unreliable (Vehtari et al. 2024)."""
 
 Validity = Literal["exact", "approximation", "ensemble"]
 Prediction = Literal["network", "linearised", "linearised-draws"]
@@ -199,7 +202,7 @@ class Draws:
         found = self._drift_warnings() if separate else []
         if not (separate or self.independent):
             found = self._chain_warnings()
-        if self.pareto_k > 0.7:
+        if self.pareto_k > MAX_PARETO_K:
             found.append(
                 f"Pareto k of the approximation is {self.pareto_k:.2f}, above 0.7: "
                 "it misses a part of the posterior; use inference='nuts'"

@@ -24,7 +24,10 @@ def crps_counts(predictive: Predictive, values: Float[np.ndarray, "..."]) -> flo
     """CRPS of counts: a sum over the integers between the extreme quantiles and the count."""
     low = np.minimum(predictive.quantile(_TAIL), values)
     high = np.maximum(predictive.quantile(1 - _TAIL), values)
-    steps = int((high - low).max())
+    widest = float((high - low).max())
+    if not math.isfinite(widest):
+        return math.nan
+    steps = int(widest)
     if steps > _MAX_COUNTS:
         return crps_samples(predictive, values)
     total = np.zeros(values.shape)
@@ -92,7 +95,7 @@ def _mean_distance(m: Float[Tensor, "n S"], s: Float[Tensor, "n S"]) -> Float[Te
     nodes = 1 + 2 * (high - low) / s.amin(1)
     # Round up by less than a fifth, so that mixtures with similar numbers of nodes form a batch.
     nodes = torch.exp2(torch.ceil(4 * torch.log2(nodes)) / 4).ceil()
-    nodes[nodes > 2 * m.shape[1]] = 0
+    nodes[~(nodes <= 2 * m.shape[1])] = 0  # NaN, too, if a mixture is not finite
     distance = torch.empty(len(m), dtype=m.dtype)
     for count in nodes.unique().long().tolist():
         rows = nodes == count

@@ -158,6 +158,8 @@ def check_saved_draws(draws: Draws, temperature: float) -> None:
     if draws.engine not in ENGINES:
         return
     kind = engine_class(draws.engine)
+    if draws.moments is not None and not kind.independent:
+        fail_damaged(f"no moments beside draws of {draws.engine!r}", "moments")
     given = {
         "validity": (draws.validity, (kind.validity,)),
         "independent": (draws.independent, (kind.independent,)),

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float, Shaped
 
 from subbayes.baselines.ensemble import WeightSamples
+from subbayes.data.arrays import to_tensor
 from subbayes.data.data import Data
 from subbayes.diagnostics.predictor import Predictor
 from subbayes.likelihoods import (
@@ -284,7 +285,7 @@ def make_module(
         >>> make_module(linear, Poisson(), x, y).layers[-1].bias.exp()
         tensor([5.0000], grad_fn=<ExpBackward0>)
     """
-    outputs = likelihood.n_outputs(torch.as_tensor(y))
+    outputs = likelihood.n_outputs(to_tensor("y", y))
     network = settings.network
     module = MLP(
         x.shape[1],

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from subbayes.data.data import Data
 from subbayes.diagnostics.predictor import Predictor
 from subbayes.draws import Draws
-from subbayes.inference.engine import check_saved_draws
+from subbayes.inference.engine import ENGINES, check_saved_draws, engine_class
 from subbayes.likelihoods import Likelihood, Weighted
 from subbayes.likelihoods import from_config as likelihood_from_config
 from subbayes.networks.network import Network
@@ -327,6 +327,7 @@ def rebuild(
         draws = Draws.from_state(tensors, facts["draws"])
         check_saved_draws(draws, temperature)
         _check_width(draws, prior)
+    _check_settings(facts["settings"], draws, subspace)
     if data is not None:
         data = Data.of(data)
         of_rows = Weighted(likelihood) if data.has_weights else likelihood
@@ -343,6 +344,24 @@ def rebuild(
         facts["settings"],
         tensors["starts"].numpy() if "starts" in tensors else None,
     )
+
+
+def _check_settings(settings: dict[str, Any], draws: Draws | None, subspace: Subspace) -> None:
+    """Check settings from a file against the draws and the subspace that they describe."""
+    engine = settings.get("inference")
+    if draws is not None and {engine, draws.engine} <= ENGINES.keys() and engine != draws.engine:
+        fail_damaged(f"draws of {engine!r}, as 'inference' says", repr(draws.engine))
+    own = settings.get("subspace_settings")
+    around_zero = isinstance(own, dict) and own.get("centre") == "zero"
+    if around_zero and isinstance(subspace, FullSubspace) and bool(subspace.shift.any()):
+        fail_damaged("a shift of zeros, as 'centre' says", "another")
+    if "ensemble" not in settings or draws is None:
+        return
+    members = settings["ensemble"]["members"]
+    if draws.engine in ENGINES and not engine_class(draws.engine).uses_initial:
+        fail_damaged("draws of a sampler with chains for 'ensemble'", repr(draws.engine))
+    if "thinned_from" not in draws.meta and draws.n_chains != members:
+        fail_damaged(f"a chain for each of {members} members", f"{draws.n_chains} chains")
 
 
 def _check_width(draws: Draws, prior: Normal) -> None:

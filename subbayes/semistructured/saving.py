@@ -35,12 +35,12 @@ from subbayes.semistructured.families import FAMILIES, Family, OrdinalFamily
 from subbayes.semistructured.formula_grammar import least_columns
 from subbayes.semistructured.joint_posterior import FittedState, JointPosterior
 from subbayes.semistructured.predictors import Deep
-from subbayes.semistructured.specification import PreparedModel, Specification
+from subbayes.semistructured.space_checks import check_size, check_space
+from subbayes.semistructured.specification import Specification
 from subbayes.semistructured.subspace import SUBSPACES, JointSpace
-from subbayes.subspace import JointSubspace
 from subbayes.subspace import from_config as subspace_from_config
 from subbayes.subspaces.curve import WeightCurve
-from subbayes.utils.checks import InputError, check_positive, fail, fail_type
+from subbayes.utils.checks import check_positive, fail, fail_type
 from subbayes.utils.files import fail_damaged
 from subbayes.utils.tensor_file import add_prefix, strip_prefix
 
@@ -144,12 +144,13 @@ def state_from(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # `fit` has given the warnings about these rows
         rows = specification.prepare(frame, strip_prefix("inputs", tensors))
-    _check_space(space, rows)
+    check_size(space, rows)
     joint = JointPosterior(
         replace(rows, dropped=facts["dropped"]), space, facts["seed"], facts["mode"]
     )
     draws = Draws.from_state(tensors, facts["draws"])
     check_saved_draws(draws, draws.temperature)
+    check_space(space, rows, draws, facts["seed"])
     if draws.prediction != "network":
         _damaged("facts['draws']['prediction']", "'network'", repr(draws.prediction))
     state = FittedState(joint, draws)
@@ -237,31 +238,6 @@ def _check_splines(specification: Specification, size: int) -> None:
     least = sum(least_columns(f"formula of {name!r}", text) for name, text in right.items())
     if least > size:
         _damaged("facts['formula']", f"one of at most {size} effects", f"at least {least}")
-
-
-def _check_space(space: JointSpace, rows: PreparedModel) -> None:
-    """Raise for a space that is not one of the model's effects and weights."""
-    where, effects, weights = "facts['space']", rows.structured.size, rows.n_weights
-    total = effects + weights
-    if space.subspace.size != total:
-        got = f"of {space.subspace.size}"
-        _damaged(where, f"a subspace of {effects} effects and {weights} weights", got)
-    rank = space.subspace.rank if space.projected else space.subspace.rank - effects
-    if space.rank != rank or (rank > 0) != (weights > 0):
-        _damaged(f"{where}['rank']", str(rank), space.rank)
-    if not space.projected and weights and not isinstance(space.subspace, JointSubspace):
-        _damaged(f"{where}['subspace']", "a JointSubspace", type(space.subspace).__name__)
-    if isinstance(space.subspace, JointSubspace) and space.subspace.effects != effects:
-        _damaged(f"{where}['subspace']['effects']", str(effects), space.subspace.effects)
-    try:
-        space.prior.check_rank(space.subspace.rank)
-    except InputError as error:
-        _damaged(f"{where}['prior']", error.expected, error.got)
-    curve = space.curve
-    if curve is not None and curve.points.shape[1] != (total if space.projected else weights):
-        _damaged("tensor 'curve'", f"points of {weights} weights", tuple(curve.points.shape))
-    if not len(space.start_points):
-        _damaged("tensor 'starts'", "at least one point", "none")
 
 
 def _network(

@@ -430,3 +430,16 @@ def test_scores_are_silent():
         warnings.simplefilter("error")
         for make, _ in CASES.values():
             score(*make())
+
+
+def test_crps_of_predictions_that_are_not_finite_is_nan():
+    means, stds, y = np.zeros((3, 2)), np.ones((3, 2)), np.zeros(2)
+    for wrong in (np.nan, np.inf, -1e38):
+        broken = means.copy()
+        broken[0, 1] = wrong
+        found = crps_gaussian_mixture(broken, stds, y)
+        expected = crps_gaussian_mixture(means, stds, y)[0]
+        np.testing.assert_allclose(found[0], expected)
+        assert np.isnan(found[1]) if not np.isfinite(wrong) else found[1] > 1e30
+    counts = Predictive(torch.full((3, 2, 1), torch.nan), Poisson())
+    assert np.isnan(crps_room.crps_counts(counts, np.zeros(2)))

@@ -15,6 +15,7 @@ from torch import nn
 from subbayes import MLP, InputError, Training
 from subbayes.inference.configuration import Sampling
 from subbayes.semistructured import (
+    DeepEnsemble,
     Exponential,
     HalfNormal,
     NormalPrior,
@@ -261,6 +262,12 @@ DAMAGED = [
     (("space", "curve"), "line"),
     (("draws", "temperature"), 0.0),
     (("draws", "validity"), "perfect"),
+    (("draws", "engine"), "deep ensemble"),
+    (("draws", "meta", "seed"), 77),
+    *((("space", "kind"), kind) for kind in ("naive", "full", "last-layer", "ensemble")),
+    (("space", "prior", "mean"), 3.0),
+    (("space", "prior", "scale"), 3.0),
+    (("space", "curve"), None),
 ]
 
 
@@ -284,6 +291,8 @@ def test_tensors_that_do_not_fit_are_refused_in_one_line(small):
         "rows.2": tensors["rows.2"] * torch.nan,
         "starts": tensors["starts"][:0].clone(),
         "curve": tensors["curve"][:, 1:].clone(),
+        " curve": tensors["curve"] + 5,
+        " space.inner.shift": tensors["space.inner.shift"].double(),
         "z": tensors["z"][..., 1:].clone(),
         "space.inner.shift": tensors["space.inner.shift"][1:].clone(),
         "network0.layers.0.weight": None,
@@ -292,7 +301,7 @@ def test_tensors_that_do_not_fit_are_refused_in_one_line(small):
         "other": torch.zeros(1),
     }.items():
         with pytest.raises(InputError) as error:
-            reloaded(saved, folder / "forged", tensors={name: value})
+            reloaded(saved, folder / "forged", tensors={name.strip(): value})
         assert "\n" not in str(error.value)
 
 
@@ -326,3 +335,22 @@ def test_splines_that_a_formula_leaves_out_are_not_counted(tmp_path):
     model = SemiStructuredRegression(formula).fit(frame, sampling=QUICK["sampling"])
     again = SemiStructuredRegression.load(model.save(tmp_path / "model"))
     np.testing.assert_array_equal(again.predict(frame).mean, model.predict(frame).mean)
+
+
+def test_an_ensemble_is_saved_as_one_and_not_as_a_posterior(small):
+    _, folder = small
+    frame = pd.DataFrame({"x": np.linspace(-1, 1, 20), "y": np.linspace(0, 1, 20) ** 2})
+    model = SemiStructuredRegression("y ~ x", deep={"net": (MLP(1, (2,), 1), ["x"])})
+    model.fit(frame, inference=DeepEnsemble(members=2), training=QUICK["training"])
+    saved = artifact.read(model.save(folder / "model", overwrite=True))
+    assert not SemiStructuredRegression.load(folder / "model").is_posterior
+    for place, value in {
+        ("space", "kind"): "full",
+        ("draws", "engine"): "nuts",
+        ("draws", "validity"): "exact",
+        ("draws", "temperature"): 0.1,
+    }.items():
+        with pytest.raises(InputError):
+            reloaded(saved, folder / "forged", replaced(saved.facts, place, value))
+    with pytest.raises(InputError, match="members"):
+        reloaded(saved, folder / "forged", tensors={"z": saved.tensors["z"][:, :1].clone()})

@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from subbayes.inference.samplers.chains import Density, prior_scale
-from subbayes.inference.samplers.state_limits import between, close, finite
+from subbayes.inference.samplers.state_limits import between, close, finite, windows
 from subbayes.utils.checks import check_choice, fail
 
 __all__ = [
@@ -172,7 +172,6 @@ def limits(
     moving = (updates > 0) & (count < warmup)
     log_step = np.where(moving, s.centre - travel * s.excess, s.log_step_mean)
     variance = _diagonal(s.window_spread)
-    square = np.square(s.window_mean) + np.square(s.z)
     known = s.target.reshape(len(count), -1).any(1)
     own = s.factor @ s.factor.transpose(0, 2, 1) if dense else np.square(s.factor)
     shape = (-1, *[1] * (s.factor.ndim - 1))
@@ -188,10 +187,9 @@ def limits(
         & ((updates > 0) | (s.excess == 0)),
         "updates": s.updates == updates,
         "window": s.window == window,
-        "window_mean": finite(s.window_mean) & ((window > 0) | (s.window_mean.T == 0)).T,
+        "window_mean": windows(s.window_mean, variance, window, s.z),
         "window_spread": finite(s.window_spread)
-        & ((s.window_spread == 0) | ~unused.reshape(shape))
-        & (variance >= -1e-9 * square).all(1).reshape(shape),
+        & ((s.window_spread == 0) | ~unused.reshape(shape)),
         "factor": finite(s.factor)
         & ((s.factor != 0).any(-1, keepdims=True) if dense else s.factor > 0)
         & ((closed == 0) | ((_diagonal(s.factor) > 0).all(1) & triangular)).reshape(shape)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from subbayes.distributed.chain_groups import ChainGroups
 from subbayes.inference.samplers.random_numbers import copy_state
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["Checkpoint", "FinishedChain", "Store"]
 
 KIND = "sampling-checkpoint"
+_DTYPES = (torch.float64, torch.float32, torch.int64, torch.int32, torch.uint8, torch.bool)
 
 
 @dataclass
@@ -149,6 +151,9 @@ class Checkpoint:
         if (shape[0], shape[2]) != (self.identity["chains"], self.posterior.rank):
             expected = f"draws of {self.identity['chains']} chains of rank {self.posterior.rank}"
             fail_checkpoint(expected, f"shape {tuple(shape)}")
+        for name, tensor in tensors.items():
+            if tensor.dtype not in _DTYPES:
+                fail_checkpoint("arrays of numbers that NumPy has", f"{tensor.dtype} in {name!r}")
         arrays, stats = (
             {name: tensor.numpy() for name, tensor in strip_prefix(prefix, tensors).items()}
             for prefix in ("state", "stats")

@@ -28,7 +28,7 @@ from subbayes.inference.samplers.adaptation import cholesky, update_window
 from subbayes.inference.samplers.chains import Density, Rngs, prior_scale
 from subbayes.inference.samplers.hamiltonian import CURVATURE, GradientDensity, check_gradient
 from subbayes.inference.samplers.laplace_start import Points, laplace_start
-from subbayes.inference.samplers.state_limits import between, close, finite
+from subbayes.inference.samplers.state_limits import between, close, finite, windows
 from subbayes.utils.checks import fail
 
 if TYPE_CHECKING:
@@ -312,10 +312,9 @@ class Tuner:
             "error_sum": finite(s.error_sum) & (s.error_sum > 0),
             "weight_sum": between(s.weight_sum, 1e-6, 1 / (1 - _DECAY) + 1),
             "window": s.window == window,
-            "window_mean": finite(s.window_mean) & ((window > 0) | (s.window_mean.T == 0)).T,
+            "window_mean": windows(s.window_mean, variance, window, s.z),
             "window_spread": finite(s.window_spread)
-            & ((s.window_spread == 0) | (window > 1).reshape(shape))
-            & (variance >= 0).all(1).reshape(shape),
+            & ((s.window_spread == 0) | (window > 1).reshape(shape)),
             "factor": finite(s.factor)
             & np.where(moved, (diagonal > 0).all(1) & triangular, is_first).reshape(shape),
             "laplace": finite(s.laplace)

@@ -22,6 +22,7 @@ __all__ = [
     "normals",
     "uniforms",
     "used",
+    "windows",
     "wrong_field",
 ]
 
@@ -31,6 +32,7 @@ LOWEST = 40.0
 """More than any log height of a slice is below its point: the least uniform is 2^-53."""
 _FARTHEST = 40.0  # from 0; the generator draws no normal number beyond 14
 _ROUNDING = 1e-6  # relative
+_WIDEST = 1e6  # of a coordinate in a window, relative to 1 and to the last point
 
 
 def wrong_field(state: Any, valid: Mapping[str, Any]) -> str | None:
@@ -84,6 +86,27 @@ def normals(array: Float[np.ndarray, "..."]) -> Bool[np.ndarray, "..."]:
 def used(places: Int[np.ndarray, "..."], block: np.ndarray, least: int) -> Bool[np.ndarray, "..."]:
     """Whether numbers of used entries of a block (*places.shape, ahead, ...) fit its length."""
     return between(places, least, block.shape[places.ndim])
+
+
+def windows(
+    mean: Float[np.ndarray, "chains k"],
+    scatter: Float[np.ndarray, "chains k"],
+    count: Int[np.ndarray, "chains"],
+    z: Float[np.ndarray, "chains k"],
+) -> Bool[np.ndarray, "chains k"]:
+    """Whether means and scatters of windows can be those of points that a chain has visited.
+
+    Args:
+        mean: means of the points of a window.
+        scatter: sums of their squared deviations.
+        count: numbers of points; a window without points has zeros.
+        z: the points where the chains are.
+    """
+    n = count[:, None]
+    widest = _WIDEST * (1 + np.abs(z).max(1, initial=0, keepdims=True))
+    least = -1e-9 * (np.square(mean) + np.square(z))
+    some = (np.abs(mean) <= widest) & between(scatter, least, n * np.square(widest))
+    return np.asarray(np.where(n == 0, (mean == 0) & (scatter == 0), some))
 
 
 def bracket(low: np.ndarray, high: np.ndarray, widest: float) -> Bool[np.ndarray, "..."]:

@@ -10,6 +10,7 @@ inference*; used over subspaces by Izmailov et al. (2019, section 4).
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from abc import abstractmethod
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ from typing import ClassVar
 import numpy as np
 from jaxtyping import Float, Int
 
-from subbayes.draws import Draws
+from subbayes.draws import MAX_PARETO_K, Draws
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.engine import Engine
 from subbayes.inference.importance_sampling import approximate_draws, estimate_evidence
@@ -153,6 +154,8 @@ class VariationalInference(Engine):
         draws = approximate_draws(posterior, z, log_q, engine=self.name, converged=fitted.converged)
         ratios = (draws.stats["log_density"] - draws.stats["log_q"]).reshape(-1)
         log_evidence, error = estimate_evidence(ratios)
+        if draws.pareto_k > MAX_PARETO_K:
+            error = math.nan  # the variance of the ratios may be infinite
         return replace(
             draws,
             meta={

@@ -21,7 +21,7 @@ from subbayes.inference.samplers.mclmc import MCLMC
 from subbayes.inference.samplers.nuts import NUTS
 from subbayes.inference.samplers.parallel_tempering import ParallelTempering
 from subbayes.inference.samplers.slice import SliceSampling
-from subbayes.inference.samplers.state_limits import wrong_field
+from subbayes.inference.samplers.state_limits import windows, wrong_field
 from subbayes.utils import artifact
 from subbayes.utils.checks import InputError
 
@@ -180,3 +180,15 @@ def test_changed_fields_are_refused(engine, warmup, tmp_path, monkeypatch):
                 accepted.add((name.removeprefix("state."), label))
     unexpected = {(n, label) for n, label in accepted if label not in POSSIBLE.get(n, ())}
     assert not unexpected, sorted(unexpected)
+
+
+def test_windows_are_of_points_that_a_chain_can_visit():
+    z, count = np.array([[0.5, 2.0]]), np.array([3])
+    mean, scatter = z + 0.1, np.ones((1, 2))
+    assert windows(mean, scatter, count, z).all()
+    assert windows(mean * 0, scatter * 0, count * 0, z).all()
+    assert not windows(mean, scatter, count * 0, z).any()
+    for forged in (-1e17, 1e17, np.nan):
+        assert not windows(mean * 0 + forged, scatter, count, z).any()
+    for forged in (-1.0, 1e17, np.inf, np.nan):
+        assert not windows(mean, scatter * forged, count, z).any()
