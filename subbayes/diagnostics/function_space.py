@@ -1,0 +1,187 @@
+r"""Agreement of chains in what they predict, and what each of them adds to the score.
+
+The weights of a network do not identify themselves: chains that permute hidden units disagree in
+every weight and may agree in every prediction. R-hat and effective sample sizes of predictions
+compare chains where it matters. With $\mu_{cs}$ the predicted mean of draw s of chain c at a row,
+the variance over all draws is the sum of the variance between chains (of the chains' means) and
+the variance within them; chains of one well mixed posterior have a share between chains near the
+inverse of their effective size, members of an ensemble that stay apart one near 1.
+
+Sources: Vehtari et al. (2021) for R-hat; Izmailov, Vikram, Hoffman and Wilson (2021), "What are
+Bayesian neural network posteriors really like?", section 5, for R-hat in function space; Sommer et
+al. (2024), "Connecting the dots: is mode-connectedness the key to feasible sample-based inference
+in Bayesian neural networks?", for the share between chains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from subbayes.data.arrays import to_targets
+from subbayes.data.data import take
+from subbayes.diagnostics.convergence import ess_bulk, rhat
+from subbayes.predictions.predictive import Predictive
+from subbayes.utils.checks import check_count, fail, fail_type
+
+__all__ = ["ChainPredictions", "chain_predictions"]
+
+_LEAST_GAIN = 1e-3  # nats a row that are worth a warning
+
+
+@dataclass(frozen=True)
+class ChainPredictions:
+    """Predictions of the chains beside each other.
+
+    Scores are mean log densities of the rows, in nats; None without targets.
+
+    Attributes:
+        rhat: R-hat of the predicted mean (of class probabilities) of each row, shape (N,) or
+            (N, T); NaN where predictions do not vary.
+        ess: bulk effective sample size of the same.
+        between: share of the variance over draws that is between chains, between 0 and 1.
+        scores: of each chain alone, shape (chains,).
+        contributions: score of all chains minus that without the chain, shape (chains,).
+        contribution_errors: their standard errors over the rows.
+        gain_of_chains: score of all chains minus that of half of them, and its standard error.
+        gain_of_draws: score of all draws minus that of the first half of each chain, and its
+            standard error.
+    """
+
+    rhat: np.ndarray
+    ess: np.ndarray
+    between: np.ndarray
+    scores: Float[np.ndarray, "chains"] | None = None
+    contributions: Float[np.ndarray, "chains"] | None = None
+    contribution_errors: Float[np.ndarray, "chains"] | None = None
+    gain_of_chains: tuple[float, float] | None = None
+    gain_of_draws: tuple[float, float] | None = None
+    more_chains_help: bool = False
+
+    def __repr__(self) -> str:
+        parts = [
+            f"R-hat of predictions {np.nanmedian(self.rhat):.2f} (median), "
+            f"{np.nanmax(self.rhat):.2f} (largest)",
+            f"{np.nanmedian(self.between):.0%} of their variance between chains",
+        ]
+        if self.gain_of_chains is not None and self.gain_of_draws is not None:
+            chains, draws = self.gain_of_chains, self.gain_of_draws
+            parts.append(f"doubled chains added {chains[0]:.3g} ± {chains[1]:.2g} nats")
+            parts.append(f"doubled draws added {draws[0]:.3g} ± {draws[1]:.2g}")
+        return f"ChainPredictions({'; '.join(parts)})"
+
+    def warnings(self) -> list[str]:
+        """What to do next, in a line; empty if there is nothing."""
+        if not self.more_chains_help:
+            return []
+        assert self.gain_of_chains is not None
+        assert self.gain_of_draws is not None
+        return [
+            f"more chains would help more than more draws: the last doubling of the chains added "
+            f"{self.gain_of_chains[0]:.3g} nats a row, that of the draws "
+            f"{self.gain_of_draws[0]:.3g}: raise chains=... and lower draws=..."
+        ]
+
+
+def chain_predictions(
+    predictive: Predictive | Iterable[Predictive], y: Any = None, *, chains: int
+) -> ChainPredictions:
+    r"""Compare chains by their predictions.
+
+    Scores are those of mixtures: of all draws of some chains,
+    $\log \frac1S \sum_s p(y \mid f_s)$. The score of half of the chains is the mean over the
+    C windows of $\lfloor C / 2 \rfloor$ consecutive chains, of which the first follows the last.
+
+    Args:
+        predictive: a predictive with all draws, one chain after the other, or those of batches of
+            rows, as of `predict_batches`.
+        y: targets of all rows, for the scores.
+        chains: number of chains, at least 2.
+
+    Raises:
+        InputError: one chain, a number of draws that is not a multiple of `chains`, fewer than 4
+            draws per chain, predictions in closed form, or no rows.
+
+    Example:
+        >>> import torch
+        >>> from subbayes.likelihoods import Gaussian
+        >>> g = torch.Generator().manual_seed(0)
+        >>> f = torch.randn(4, 100, 3, 1, generator=g) / 10 + torch.arange(4.0)[:, None, None, None]
+        >>> found = chain_predictions(Predictive(f.flatten(0, 1), Gaussian(1.0)), chains=4)
+        >>> found.between.round(2)
+        array([0.99, 0.99, 0.99])
+    """
+    if check_count("chains", chains) < 2:
+        fail("chains", "at least 2 to compare", chains, "Fit with chains=4, for instance")
+    batches = [predictive] if isinstance(predictive, Predictive) else predictive
+    if not isinstance(batches, Iterable):
+        remedy = "Pass model.predict(inputs)"
+        fail_type("predictive", "a Predictive, or batches of them", predictive, remedy)
+    targets = None if y is None else to_targets(y, "y")
+    parts: list[tuple[np.ndarray, ...]] = []
+    densities, done = [], 0
+    for batch in batches:
+        rows = slice(done, done + len(batch))
+        done += len(batch)
+        _check(batch, chains)
+        means = batch.likelihood.mean(batch.outputs).double().cpu().numpy()
+        x = means.reshape(chains, batch.n_draws // chains, -1)
+        total = x.var((0, 1))
+        share = np.divide(x.mean(1).var(0), total, out=np.full_like(total, np.nan), where=total > 0)
+        parts.append(tuple(p.reshape(batch.mean.shape) for p in (rhat(x), ess_bulk(x), share)))
+        if targets is not None:
+            terms = batch.component_log_prob(take(targets, rows)).double().cpu().numpy()
+            densities.append(terms.reshape(chains, -1, len(batch)))
+    if not parts:
+        fail("predictive", "at least one predictive", "none")
+    agreed, sizes, shares = (np.concatenate(part) for part in zip(*parts, strict=True))
+    scores = {} if targets is None else _scores(np.concatenate(densities, -1))
+    return ChainPredictions(agreed, sizes, shares, **scores)
+
+
+def _check(batch: Predictive, chains: int) -> None:
+    if batch.kind != "mixture":
+        expected = "predictions that average draws of chains"
+        fail("predictive", expected, f"a predictive in closed form ({batch.kind})")
+    if batch.n_draws % chains:
+        expected = f"a divisor of {batch.n_draws} draws"
+        fail("chains", expected, chains, "Give the number that made them")
+    if batch.n_draws // chains < 4:
+        fail("predictive", "at least 4 draws per chain", batch.n_draws // chains, "Draw more")
+
+
+def _scores(terms: Float[np.ndarray, "chains draws n"]) -> dict[str, Any]:
+    """The scores of chains, alone and together, from log densities given each draw."""
+    count, draws, n = terms.shape
+    alone = _log_mean(terms, 1)  # (chains, n)
+    whole = _log_mean(alone, 0)
+    without = np.stack([_log_mean(np.delete(alone, c, 0), 0) for c in range(count)])
+    windows = [np.arange(c, c + count // 2) % count for c in range(count)]
+    half_chains = np.mean([_log_mean(alone[w], 0) for w in windows], 0)
+    half_draws = _log_mean(_log_mean(terms[:, : draws // 2], 1), 0)
+    by_chains, by_draws = whole - half_chains, whole - half_draws
+    difference, error = _mean_and_error(by_chains - by_draws)
+    contributions, errors = zip(*(_mean_and_error(whole - w) for w in without), strict=True)
+    gain = _mean_and_error(by_chains)
+    return {
+        "scores": alone.mean(1),
+        "contributions": np.array(contributions),
+        "contribution_errors": np.array(errors),
+        "gain_of_chains": gain,
+        "gain_of_draws": _mean_and_error(by_draws),
+        "more_chains_help": bool(gain[0] > _LEAST_GAIN and difference > 2 * error),
+    }
+
+
+def _log_mean(log_x: np.ndarray, axis: int) -> np.ndarray:
+    """Logarithm of the mean of exp(log_x) along an axis."""
+    return np.asarray(np.logaddexp.reduce(log_x, axis) - np.log(log_x.shape[axis]))
+
+
+def _mean_and_error(x: Float[np.ndarray, "n"]) -> tuple[float, float]:
+    error = float(x.std(ddof=1) / np.sqrt(len(x))) if len(x) > 1 else float("nan")
+    return float(x.mean()), error
