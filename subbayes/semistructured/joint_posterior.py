@@ -25,6 +25,7 @@ from subbayes.semistructured.contributions import (
     OrthogonalColumns,
     orthogonal_columns,
 )
+from subbayes.semistructured.effects_posterior import EffectsPosterior, has_effects_alone
 from subbayes.semistructured.estimand import bootstrap_projections
 from subbayes.semistructured.marginalisation import (
     ClosedForm,
@@ -36,7 +37,7 @@ from subbayes.semistructured.marginalisation import (
 from subbayes.semistructured.predictors import Predictors
 from subbayes.semistructured.specification import PreparedModel
 from subbayes.semistructured.subspace import MAX_START, JointSpace
-from subbayes.subspace import JointSubspace
+from subbayes.subspace import FullSubspace, JointSubspace
 from subbayes.utils.checks import check_count, fail
 
 __all__ = ["FittedState", "JointPosterior", "TemperedNetworks"]
@@ -83,6 +84,8 @@ class JointPosterior:
     def density(self) -> Posterior:
         """The posterior density, at temperature 1."""
         model = self.model
+        if has_effects_alone(model) and isinstance(self.space.subspace, FullSubspace):
+            return EffectsPosterior(model, self.space.subspace, self.space.prior, self.mode)
         bases = {place: part.basis for place, part in self.orthogonal.items()}
         module = Predictors(model.structured, model.deep, model.dtype, bases)
         return Posterior(
