@@ -64,7 +64,7 @@ class EffectMap:
             linear = self.structured.linear_map
 
             def pulled(zeta: Tensor, cotangent: Tensor) -> Tensor:
-                return torch.func.vjp(linear, zeta)[1](cotangent)[0]  # type: ignore[no-any-return]
+                return torch.func.vjp(linear, zeta)[1](cotangent)[0]
 
             function = torch.func.vmap(pulled) if what == "pull" else Vectorised(linear)
             self._tracers[what] = Tracer(function, "the coefficients", tolerance=1e-9)

@@ -26,6 +26,7 @@ from subbayes.semistructured.contributions import (
     orthogonal_columns,
 )
 from subbayes.semistructured.effects_posterior import EffectsPosterior, has_effects_alone
+from subbayes.semistructured.effects_sampling import draw_effects
 from subbayes.semistructured.estimand import bootstrap_projections
 from subbayes.semistructured.marginalisation import (
     ClosedForm,
@@ -156,15 +157,23 @@ class JointPosterior:
         sampling: Sampling,
         temperature: float = 1.0,
         method: str | None = None,
+        *,
+        automatic: bool = False,
     ) -> Draws:
         """Draw networks and effects.
 
         Args:
             engine: the engine.
+            automatic: draw the effects of a model without networks by independent proposals
+                instead, where these fit the posterior; see `draw_effects`.
             sampling: its settings; chains start at `start_points` unless `initial` is an array.
             temperature: T of the networks' posterior; the effects are drawn given the networks.
             method: see `marginalisation_of`, for a temperature other than 1.
         """
+        if automatic and isinstance(self.density, EffectsPosterior):
+            found = draw_effects(self.density.effects, self.space.start_points[0], sampling)
+            if found is not None:
+                return found
         initial = sampling.initial
         if isinstance(initial, str):
             initial = self.start_points(sampling.chains)
