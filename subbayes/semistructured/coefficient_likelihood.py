@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -45,6 +45,7 @@ _POINTS = 64  # evaluated at once
 _LEAST_REPEATS = 0.5  # share of different rows below which equal rows are joined
 
 
+@runtime_checkable
 class CoefficientLikelihood(Protocol):
     """The log-likelihood at temperature 1 of all rows, as a function of B, shape (p + 1, C)."""
 

@@ -10,6 +10,7 @@ returned, and the caller follows gradients.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -53,7 +54,11 @@ def draw_effects(
         return np.asarray(value - 0.5 * np.square(zeta).sum(1))
 
     proposals = Proposals.of_precision(mode.numpy(), precision.numpy())
-    return independence_draws(target, proposals, sampling)
+    found = independence_draws(target, proposals, sampling)
+    if found is None:
+        return None
+    log_density, squares = found.stats["log_density"], np.square(found.z).sum(2)
+    return _with_densities(found, found.z, log_density + 0.5 * squares)
 
 
 def _collapsed_draws(
@@ -73,10 +78,16 @@ def _collapsed_draws(
     ]
     zeta = collapsed.with_coefficients(found.flat().copy(), np.concatenate(eps))
     value = collapsed.likelihood.value(torch.from_numpy(zeta)).numpy()
-    prior = -0.5 * np.square(zeta).sum(1)
     shape = found.z.shape[:2]
-    stats = found.stats | {
-        "log_density": (value + prior).reshape(shape),
-        "log_likelihood": value.reshape(shape),
-    }
-    return replace(found, z=zeta.reshape(*shape, -1), stats=stats)
+    return _with_densities(found, zeta.reshape(*shape, -1), value.reshape(shape))
+
+
+def _with_densities(
+    draws: Draws,
+    zeta: Float[np.ndarray, "chains draws P"],
+    log_likelihood: Float[np.ndarray, "chains draws"],
+) -> Draws:
+    """Draws of all coordinates with their log-likelihood and log density."""
+    prior = -0.5 * (np.square(zeta).sum(2) + zeta.shape[2] * math.log(2 * math.pi))
+    densities = {"log_density": log_likelihood + prior, "log_likelihood": log_likelihood}
+    return replace(draws, z=zeta, stats=draws.stats | densities)
