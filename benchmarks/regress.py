@@ -93,7 +93,7 @@ def peers(case: str, frame: pd.DataFrame) -> dict[str, dict[str, Any]]:
         file = Path(folder, "frame.csv")
         frame.to_csv(file, index=False)
         script = Path(__file__).with_name("regress_peers.py")
-        command = [interpreter, str(script), str(file), case, str(DRAWS)]
+        command = [interpreter, "-P", str(script), str(file), case, str(DRAWS)]
         out = subprocess.run(command, capture_output=True, text=True, check=True)
     found: dict[str, dict[str, Any]] = json.loads(out.stdout.splitlines()[-1])
     return found

@@ -1,6 +1,7 @@
 """Bambi with nutpie, and numpyro, on one case: run by an interpreter that has them installed.
 
-`python regress_peers.py FRAME.csv CASE DRAWS`; the last line is a JSON object by peer.
+`python -P regress_peers.py FRAME.csv CASE DRAWS` (-P, since modules of this folder have names of
+packages); the last line is a JSON object by peer.
 """
 
 from __future__ import annotations
