@@ -58,16 +58,19 @@ def numpyro_nuts(frame: pd.DataFrame, case: str, draws: int) -> dict[str, float]
     x = jnp.asarray(x - x.mean(0))
     y = jnp.asarray(frame.y.to_numpy())
     groups = None if "g" not in frame else jnp.asarray(frame.g.to_numpy())
+    count = 0 if groups is None else int(frame.g.max()) + 1
     scale = 1.0 if case == "poisson" else float(frame.y.std())
 
+    start = 0.0 if case == "poisson" else float(frame.y.mean())
+
     def model() -> None:
-        level = numpyro.sample("level", dist.Normal(y.mean() if scale != 1 else 0.0, 2.5 * scale))
+        level = numpyro.sample("level", dist.Normal(start, 2.5 * scale))
         wide = 2.5 * scale / x.std(0)
         beta = numpyro.sample("beta", dist.Normal(0, wide).to_event(1))
         eta = level + x @ beta
         if groups is not None:
             tau = numpyro.sample("tau", dist.Exponential(1 / scale))
-            z = numpyro.sample("z", dist.Normal(0, 1).expand([int(groups.max()) + 1]).to_event(1))
+            z = numpyro.sample("z", dist.Normal(0, 1).expand([count]).to_event(1))
             eta = eta + tau * z[groups]
         if case == "poisson":
             numpyro.sample("y", dist.Poisson(jnp.exp(eta)), obs=y)

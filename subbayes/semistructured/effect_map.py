@@ -7,18 +7,33 @@ derivative: they do not depend on the number of rows.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from subbayes.networks.tracing.tracer import Tracer
-from subbayes.networks.tracing.vectorised import Vectorised
 from subbayes.semistructured.structured_predictor import StructuredPredictor
 
-__all__ = ["EffectMap"]
+__all__ = ["EffectMap", "coefficients_by_predictor"]
+
+_TRACED_AFTER = 100  # evaluations, since tracing takes as long as some hundreds
+
+
+def coefficients_by_predictor(
+    structured: StructuredPredictor, zeta: Float[Tensor, "*S P"]
+) -> Float[Tensor, "*S q C"]:
+    """B at each point, with q = p + 1: coefficients by predictor, then constants."""
+    placed = structured.coefficients(zeta).unsqueeze(-1) * structured.placement
+    if not structured.thresholds:
+        return nn.functional.pad(placed, (0, 0, 0, 1))
+    cuts = structured.threshold_values(zeta)
+    whole = nn.functional.pad(placed, (0, cuts.shape[-1], 0, 1))
+    below = nn.functional.pad(cuts, (placed.shape[-1], 0)).unsqueeze(-2)
+    return whole + nn.functional.pad(below, (0, 0, placed.shape[-2], 0))
 
 
 class EffectMap:
@@ -59,32 +74,34 @@ class EffectMap:
         )
         return (zero, slope) if agrees else None
 
-    def _tracer(self, what: str) -> Tracer:
-        if what not in self._tracers:
-            linear = self.structured.linear_map
+    def _traced(self, name: str, function: Callable[..., Tensor]) -> Tracer:
+        if name not in self._tracers:
+            self._tracers[name] = Tracer(
+                function, "the coefficients", traced_after=_TRACED_AFTER, tolerance=1e-9
+            )
+        return self._tracers[name]
 
-            def pulled(zeta: Tensor, cotangent: Tensor) -> Tensor:
-                return torch.func.vjp(linear, zeta)[1](cotangent)[0]
+    def _batched(self, zeta: Tensor) -> Tensor:
+        return coefficients_by_predictor(self.structured, zeta)
 
-            function = torch.func.vmap(pulled) if what == "pull" else Vectorised(linear)
-            self._tracers[what] = Tracer(function, "the coefficients", tolerance=1e-9)
-        return self._tracers[what]
+    def _pulled(self, zeta: Tensor, cotangent: Tensor) -> Tensor:
+        return torch.func.vjp(self._batched, zeta)[1](cotangent)[0]
 
     def coefficients(self, zeta: Float[Tensor, "S P"]) -> Float[Tensor, "S q C"]:
         """B at each point, with q = p + 1."""
         if self.affine is None:
-            found: Tensor = self._tracer("map")(zeta)
+            found: Tensor = self._traced("map", self._batched)(zeta)
             return found
         zero, slope = self.affine
         placed = (zero + slope * zeta).unsqueeze(-1) * self.structured.placement
-        return torch.nn.functional.pad(placed, (0, 0, 0, 1))
+        return nn.functional.pad(placed, (0, 0, 0, 1))
 
     def pull(
         self, zeta: Float[Tensor, "S P"], cotangent: Float[Tensor, "S q C"]
     ) -> Float[Tensor, "S P"]:
         """The gradient in the coordinates, from that in B."""
         if self.affine is None:
-            found: Tensor = self._tracer("pull")(zeta, cotangent)
+            found: Tensor = self._traced("pull", self._pulled)(zeta, cotangent)
             return found
         own = (cotangent[:, :-1] * self.structured.placement).sum(-1)
         return own * self.affine[1]
@@ -96,7 +113,7 @@ class EffectMap:
         inner: Float[Tensor, "C C q q"],
     ) -> Float[Tensor, "P P"]:
         """The negative Hessian in the coordinates, from gradient and negative Hessian in B."""
-        linear = self.structured.linear_map
+        linear = self._batched
         jacobian = torch.func.jacrev(linear)(zeta)  # (q, C, P)
         found = zeta.new_zeros(len(zeta), len(zeta))
         for a in range(inner.shape[0]):

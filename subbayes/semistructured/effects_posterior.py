@@ -16,6 +16,7 @@ from subbayes.networks.network import Network
 from subbayes.networks.tracing.tracer import Mode
 from subbayes.posterior import Posterior
 from subbayes.priors import Normal
+from subbayes.semistructured.effect_map import coefficients_by_predictor
 from subbayes.semistructured.effects_likelihood import EffectsLikelihood
 from subbayes.semistructured.predictors import Predictors
 from subbayes.semistructured.specification import PreparedModel
@@ -39,7 +40,7 @@ def has_effects_alone(model: PreparedModel) -> bool:
     zeta = torch.from_numpy(np.random.default_rng(0).standard_normal(structured.size))
     with torch.no_grad():
         expected = structured(zeta, design, offset)
-        b = structured.linear_map(zeta)
+        b = coefficients_by_predictor(structured, zeta)
         shift = torch.nn.functional.pad(offset, (0, b.shape[1] - offset.shape[1]))
         found = design @ b[:-1] + b[-1] + shift
     return expected.shape == found.shape and torch.allclose(expected, found, rtol=1e-9, atol=1e-9)
