@@ -12,11 +12,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from subbayes.distributed.processes import current
 from subbayes.draws import Draws
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.engine import Engine
-from subbayes.inference.samplers.hamiltonian import CURVATURE
 from subbayes.networks.network import Network
 from subbayes.networks.tracing.tracer import Mode
 from subbayes.posterior import Posterior
@@ -30,7 +28,6 @@ from subbayes.semistructured.contributions import (
 from subbayes.semistructured.effects_posterior import EffectsPosterior, has_effects_alone
 from subbayes.semistructured.effects_sampling import draw_effects
 from subbayes.semistructured.estimand import bootstrap_projections
-from subbayes.semistructured.independence_metropolis import Proposals
 from subbayes.semistructured.marginalisation import (
     ClosedForm,
     ConditionalModes,
@@ -41,7 +38,6 @@ from subbayes.semistructured.marginalisation import (
 from subbayes.semistructured.predictors import Predictors
 from subbayes.semistructured.specification import PreparedModel
 from subbayes.semistructured.subspace import MAX_START, JointSpace
-from subbayes.semistructured.whitened import whitened_draws
 from subbayes.subspace import FullSubspace, JointSubspace
 from subbayes.utils.checks import check_count, fail
 
@@ -181,27 +177,11 @@ class JointPosterior:
         initial = sampling.initial
         if isinstance(initial, str):
             initial = self.start_points(sampling.chains)
-            if automatic and self._is_whitened(sampling):
-                return self._whitened_draws(engine, initial, sampling)
         if temperature == 1 or not self.space.rank:
             return engine.run(self.density, replace(sampling, initial=initial))
         density = self.tempered_networks(temperature, method)
         networks = replace(sampling, initial=initial[:, : self.space.rank])
         return self._with_effects(density, engine.run(density, networks))
-
-    def _is_whitened(self, sampling: Sampling) -> bool:
-        """Whether there are too many effects for dense mass matrices of each chain."""
-        alone = isinstance(self.density, EffectsPosterior) and current() is None
-        return alone and sampling.checkpoint is None and self.space.subspace.rank > CURVATURE
-
-    def _whitened_draws(
-        self, engine: Engine, start: Float[np.ndarray, "chains k"], sampling: Sampling
-    ) -> Draws:
-        assert isinstance(self.density, EffectsPosterior)
-        at = torch.from_numpy(self.space.start_points[0].copy())
-        mode, precision = self.density.effects.mode(at)
-        approximation = Proposals.of_precision(mode.numpy(), precision.numpy())
-        return whitened_draws(engine, self.density, approximation, start, sampling)
 
     def tempered_networks(self, temperature: float, method: str | None) -> TemperedNetworks:
         """The tempered marginal posterior of the networks, with the effects integrated out.

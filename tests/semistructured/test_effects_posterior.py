@@ -19,7 +19,6 @@ from subbayes.semistructured.independence_metropolis import Proposals, independe
 from subbayes.semistructured.joint_posterior import JointPosterior
 from subbayes.semistructured.predictors import Predictors
 from subbayes.semistructured.subspace import TRAINING, build_space, subspace_of
-from subbayes.semistructured.whitened import WhitenedDensity
 
 SAMPLING = Sampling(draws=800, chains=4, progress=False)
 
@@ -254,43 +253,3 @@ def test_a_start_of_the_user_is_followed_by_gradients():
         table(), sampling=Sampling(draws=100, chains=4, initial=np.zeros((4, 3)), progress=False)
     )
     assert model.draws.engine == "nuts"
-
-
-def test_a_whitened_density_is_that_of_the_coordinates():
-    fast, _, space = densities("c ~ x + re(g)", "poisson", table())
-    mode, precision = fast.effects.mode(torch.from_numpy(space.start_points[0]))
-    density = WhitenedDensity(fast, Proposals.of_precision(mode.numpy(), precision.numpy()))
-    u = np.random.default_rng(0).standard_normal((3, fast.rank))
-    value, gradient = density.value_and_grad(u)
-    np.testing.assert_allclose(value, fast.value(density.coordinates(u)))
-    np.testing.assert_allclose(density.log_likelihood(u) + density.prior.log_prob(u), value)
-    step = 1e-5 * np.eye(fast.rank)
-    ahead, behind = (density.value_and_grad(u[0] + s)[0] for s in (step, -step))
-    np.testing.assert_allclose(gradient[0], (ahead - behind) / 2e-5, rtol=1e-5, atol=1e-6)
-    factor = density.approximation.factor
-    np.testing.assert_allclose(factor.T @ precision.numpy() @ factor, np.eye(fast.rank), atol=1e-9)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("unchecked")
-def test_many_groups_have_the_moments_of_nuts():
-    """60 groups of counts: proposals of all coordinates at once would not be accepted."""
-    rng = np.random.default_rng(0)
-    frame = pd.DataFrame({"x": rng.normal(size=600), "g": rng.integers(0, 60, 600)})
-    level = 0.5 * rng.normal(size=60)
-    frame["c"] = rng.poisson(np.exp(0.4 * frame.x + level[frame.g]))
-    sampling = Sampling(draws=500, chains=4, progress=False)
-    model = SemiStructuredRegression("c ~ x + re(g)", family="poisson").fit(
-        frame, sampling=sampling
-    )
-    plain = SemiStructuredRegression("c ~ x + re(g)", family="poisson").fit(
-        frame, inference="nuts", sampling=sampling
-    )
-    assert model.draws.engine == plain.draws.engine == "nuts"
-    a, b = model.summary(), plain.summary()
-    n = np.minimum(a["ess_bulk"], b["ess_bulk"]) / 2
-    assert (np.abs(a["mean"] - b["mean"]) < 5 * b["sd"] / np.sqrt(n)).all()
-    assert (np.abs(a["sd"] / b["sd"] - 1) < 6 / np.sqrt(n)).all()
-    value = model.posterior.value(model.draws.flat()[:20])
-    found = model.draws.stats["log_density"].reshape(-1)[:20]
-    np.testing.assert_allclose(found, value)
