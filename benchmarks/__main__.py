@@ -17,7 +17,7 @@ from benchmarks import harness
 def names() -> list[str]:
     """The benchmarks there are, one file each."""
     files = Path(__file__).parent.glob("[a-z]*.py")
-    others = ("harness", "jax_networks", "laplace_serve", "streamed_serve")
+    others = ("harness", "jax_networks", "laplace_serve", "regress_peers", "streamed_serve")
     return sorted(f.stem for f in files if f.stem not in others)
 
 

@@ -25,6 +25,8 @@ from subbayes.semistructured.contributions import (
     OrthogonalColumns,
     orthogonal_columns,
 )
+from subbayes.semistructured.effects_posterior import EffectsPosterior, has_effects_alone
+from subbayes.semistructured.effects_sampling import draw_effects
 from subbayes.semistructured.estimand import bootstrap_projections
 from subbayes.semistructured.marginalisation import (
     ClosedForm,
@@ -36,7 +38,7 @@ from subbayes.semistructured.marginalisation import (
 from subbayes.semistructured.predictors import Predictors
 from subbayes.semistructured.specification import PreparedModel
 from subbayes.semistructured.subspace import MAX_START, JointSpace
-from subbayes.subspace import JointSubspace
+from subbayes.subspace import FullSubspace, JointSubspace
 from subbayes.utils.checks import check_count, fail
 
 __all__ = ["FittedState", "JointPosterior", "TemperedNetworks"]
@@ -83,6 +85,8 @@ class JointPosterior:
     def density(self) -> Posterior:
         """The posterior density, at temperature 1."""
         model = self.model
+        if has_effects_alone(model) and isinstance(self.space.subspace, FullSubspace):
+            return EffectsPosterior(model, self.space.subspace, self.space.prior, self.mode)
         bases = {place: part.basis for place, part in self.orthogonal.items()}
         module = Predictors(model.structured, model.deep, model.dtype, bases)
         return Posterior(
@@ -153,15 +157,23 @@ class JointPosterior:
         sampling: Sampling,
         temperature: float = 1.0,
         method: str | None = None,
+        *,
+        automatic: bool = False,
     ) -> Draws:
         """Draw networks and effects.
 
         Args:
             engine: the engine.
+            automatic: draw the effects of a model without networks by independent proposals
+                instead, where these fit the posterior; see `draw_effects`.
             sampling: its settings; chains start at `start_points` unless `initial` is an array.
             temperature: T of the networks' posterior; the effects are drawn given the networks.
             method: see `marginalisation_of`, for a temperature other than 1.
         """
+        if automatic and isinstance(self.density, EffectsPosterior):
+            found = draw_effects(self.density.effects, self.space.start_points[0], sampling)
+            if found is not None:
+                return found
         initial = sampling.initial
         if isinstance(initial, str):
             initial = self.start_points(sampling.chains)

@@ -217,11 +217,13 @@ class SemiStructuredRegression(Results):
             subspace: where the networks move: "curve", the span of a curve beside free effects;
                 "naive", which projects the effects too; "full", all weights; "last-layer"; or an
                 object such as `SemiStructuredSubspace(rank=5)`.
-            inference: "nuts" (the default), "hmc", "elliptical-slice" (the default with a
-                temperature other than 1), "laplace" or another engine of `subbayes.fit`, or an
-                object such as `NUTS(target_acceptance=0.9)`; or "deep-ensemble", or
+            inference: "nuts" (the default with networks), "hmc", "elliptical-slice" (the default
+                with a temperature other than 1), "laplace" or another engine of `subbayes.fit`, or
+                an object such as `NUTS(target_acceptance=0.9)`; or "deep-ensemble", or
                 `DeepEnsemble(members=5)`, which trains networks and effects from several initial
-                weights, for comparison: its members are not a posterior of the effects.
+                weights, for comparison: its members are not a posterior of the effects. Without
+                networks the default is independent proposals around the mode, which are exact
+                too, or "nuts" where few of them would be accepted.
             temperature: T of the networks' posterior. The posterior of the effects given the
                 networks keeps T = 1; see `subbayes.semistructured.marginalisation`.
             marginalisation: how the effects are integrated out for a temperature other than 1:
@@ -245,6 +247,7 @@ class SemiStructuredRegression(Results):
                 input or with more than one output, or what training and sampling raise.
         """
         check_positive("temperature", temperature)
+        automatic = inference is None
         if inference is None:
             tempered = temperature != 1 and self.specification.deep
             inference = "elliptical-slice" if tempered else "nuts"
@@ -263,7 +266,9 @@ class SemiStructuredRegression(Results):
                 points, meta={"seed": sampling.seed}, engine="deep ensemble", validity="ensemble"
             )
         else:
-            draws = joint.sample(engine, sampling, temperature, marginalisation)
+            draws = joint.sample(
+                engine, sampling, temperature, marginalisation, automatic=automatic
+            )
         self._state = FittedState(joint, draws)
         for line in self.warnings():
             warn_user(line)

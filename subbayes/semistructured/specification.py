@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from subbayes.semistructured.design_data import (
     network_input,
 )
 from subbayes.semistructured.effect_priors import default_priors, predictor_sd, priors_with
+from subbayes.semistructured.effects_likelihood import EffectsLikelihood
 from subbayes.semistructured.families import Family, OrdinalFamily
 from subbayes.semistructured.formula import Design, formula_variables, split_formula
 from subbayes.semistructured.formula_checks import Missing, complete_rows, plain_columns
@@ -79,6 +81,15 @@ class PreparedModel:
         """Inputs of the rows."""
         assert isinstance(self.data.inputs, dict)
         return self.data.inputs
+
+    @cached_property
+    def effects_likelihood(self) -> EffectsLikelihood:
+        """The log-likelihood as a function of the coordinates of effects, without networks."""
+        assert self.data.y is not None
+        inputs = self.inputs
+        return EffectsLikelihood(
+            self.structured, self.family, inputs["design"], inputs["offset"], self.data.y
+        )
 
     @property
     def n_weights(self) -> int:

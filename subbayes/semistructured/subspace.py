@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from subbayes.networks.network import Network
 from subbayes.networks.selection import select
 from subbayes.priors import Normal
+from subbayes.semistructured.effects_posterior import has_effects_alone
 from subbayes.semistructured.predictors import DeepPredictor, Predictors, pad_thresholds
 from subbayes.semistructured.specification import PreparedModel
 from subbayes.subspace import CoordinateSubspace, FullSubspace, JointSubspace, Subspace
@@ -127,6 +128,9 @@ def _with_best_epoch(training: Training) -> Training:
 
 def most_probable_effects(model: PreparedModel) -> Float[np.ndarray, "P"]:
     """Coordinates of the most probable effects without networks, where training starts."""
+    if has_effects_alone(model):
+        zero = torch.zeros(model.structured.size, dtype=torch.float64)
+        return _as_start(model.effects_likelihood.mode(zero)[0].numpy())
     batches = []
     for inputs, y in model.data.batches(4096):
         assert isinstance(inputs, dict)
@@ -151,9 +155,12 @@ def most_probable_effects(model: PreparedModel) -> Float[np.ndarray, "P"]:
 
     with torch.enable_grad():
         optimizer.step(closure)
-    mode = zeta.detach().numpy().copy()
+    return _as_start(zeta.detach().numpy().copy())
+
+
+def _as_start(mode: Float[np.ndarray, "P"]) -> Float[np.ndarray, "P"]:
     if not np.isfinite(mode).all():
-        return np.zeros(model.structured.size)
+        return np.zeros_like(mode)
     return np.clip(mode, -MAX_START, MAX_START)  # if effects fit all rows, sigma tends to 0
 
 

@@ -1,0 +1,381 @@
+r"""The log-likelihood of all rows as a function of coefficients, without networks.
+
+With $\eta_i = x_i^\top B + o_i$ the log-likelihood, its gradient and its Hessian in B cost
+
+- `NormalStatistics`: p^2 operations whatever the number of rows, for a normal response with an
+  identity link and one sigma: with least-squares coefficients $\hat\beta$ and residuals r,
+  $$ \sum_i w_i (y_i - \eta_i)^2 = r^\top W r - 2 (X^\top W r)^\top d + d^\top X^\top W X d,
+     \qquad d = \beta - \hat\beta, $$
+  in which no large numbers cancel;
+- `CanonicalRows`: one product and one cumulant function of each row for Poisson and Bernoulli
+  responses, $\langle X^\top W y, \beta \rangle - \sum_i w_i b(\eta_i)$; rows with equal columns and
+  offsets are one row;
+- `GeneralRows`: one product and the density of each row, for other families.
+
+Rows are evaluated in blocks of one size, so that results do not depend on the memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional as F
+
+from subbayes.semistructured.families import BernoulliFamily, Family, NormalFamily, PoissonFamily
+from subbayes.utils.types import Targets
+
+__all__ = [
+    "CanonicalRows",
+    "CoefficientLikelihood",
+    "GeneralRows",
+    "NormalStatistics",
+    "coefficient_likelihood",
+]
+
+_BLOCK = 8192  # rows
+_ACCUMULATED = 65536  # rows of a block of sufficient statistics
+_POINTS = 64  # evaluated at once
+_LEAST_REPEATS = 0.5  # share of different rows below which equal rows are joined
+
+
+@runtime_checkable
+class CoefficientLikelihood(Protocol):
+    """The log-likelihood at temperature 1 of all rows, as a function of B, shape (p + 1, C)."""
+
+    def value(self, b: Float[Tensor, "S q C"]) -> Float[Tensor, "S"]:
+        """The log-likelihood at each point."""
+
+    def value_and_grad(
+        self, b: Float[Tensor, "S q C"]
+    ) -> tuple[Float[Tensor, "S"], Float[Tensor, "S q C"]]:
+        """The log-likelihood and its gradient."""
+
+    def curvature(self, b: Float[Tensor, "q C"]) -> Float[Tensor, "C C q q"]:
+        """The negative Hessian at one point."""
+
+
+def coefficient_likelihood(
+    family: Family,
+    design: Float[Tensor, "n p"],
+    offset: Float[Tensor, "n K"],
+    y: Targets,
+    placement: Float[Tensor, "p K"],
+) -> CoefficientLikelihood:
+    """The cheapest form of the log-likelihood of a family.
+
+    Args:
+        family: distribution of the response.
+        design: centred columns.
+        offset: offsets of the predictors.
+        y: responses, or (responses, weights).
+        placement: which predictor each column belongs to.
+    """
+    values, weights = (y, None) if isinstance(y, Tensor) else (y[0], y[1])
+    values = values.double()
+    weights = torch.ones_like(values) if weights is None else weights.double()
+    if type(family) is NormalFamily and family.links[0] == "identity":
+        scale = placement[:, 1] != 0
+        constant = design[:, scale]
+        if bool((constant == constant[:1]).all()):
+            return NormalStatistics.of(design, offset, values, weights, placement)
+    if type(family) in (PoissonFamily, BernoulliFamily):
+        return CanonicalRows.of(family, design, offset[:, 0], values, weights)
+    return GeneralRows(family, design, offset, y)
+
+
+# --- a normal response --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class NormalStatistics:
+    """Sufficient statistics of a normal response with one sigma; all columns, zero for sigma's.
+
+    Attributes:
+        gram: X'WX, with weights divided by the squared exponential of sigma's offset.
+        centre: least-squares coefficients.
+        cross: X'Wr with their residuals r.
+        residual: r'Wr.
+        total: sum of the weights of the observations.
+        constant: the terms without coefficients.
+        scale: values of the columns of sigma, which are constant; 0 for the others.
+    """
+
+    gram: Float[Tensor, "p p"]
+    centre: Float[Tensor, "p"]
+    cross: Float[Tensor, "p"]
+    residual: float
+    total: float
+    constant: float
+    scale: Float[Tensor, "p"]
+
+    @classmethod
+    def of(
+        cls,
+        design: Float[Tensor, "n p"],
+        offset: Float[Tensor, "n 2"],
+        y: Float[Tensor, "n"],
+        weights: Float[Tensor, "n"],
+        placement: Float[Tensor, "p 2"],
+    ) -> NormalStatistics:
+        """Two passes over blocks of rows: the least-squares coefficients, then their residuals."""
+        p = design.shape[1]
+        own = placement[:, 0]
+
+        def blocks() -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+            for start in range(0, len(design), _ACCUMULATED):
+                rows = slice(start, start + _ACCUMULATED)
+                w = weights[rows] * (-2 * offset[rows, 1].double()).exp()
+                yield design[rows].double() * own, y[rows] - offset[rows, 0].double(), w
+
+        gram, cross = torch.zeros(p, p).double(), torch.zeros(p).double()
+        for x, target, w in blocks():
+            weighted = x * w[:, None]
+            gram += weighted.T @ x
+            cross += weighted.T @ target
+        diagonal = gram.diagonal().sqrt().clamp_min(1e-300)
+        unit = gram / diagonal / diagonal[:, None]
+        centre = torch.linalg.lstsq(unit, (cross / diagonal)[:, None], driver="gelsd").solution
+        centre = centre[:, 0] / diagonal
+        cross, residual = torch.zeros(p).double(), 0.0
+        for x, target, w in blocks():
+            r = target - x @ centre
+            cross += x.T @ (w * r)
+            residual += float((w * r.square()).sum())
+        total = float(weights.sum())
+        constant = -0.5 * total * math.log(2 * math.pi) - float(weights @ offset[:, 1].double())
+        scale = design[0].double() * placement[:, 1]
+        return cls(gram, centre, cross, residual, total, constant, scale)
+
+    def _parts(self, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Half the slope and the value of the sum of squares, and the log of sigma."""
+        d = b[:, :-1, 0] - self.centre
+        pulled = d @ self.gram
+        squares = self.residual + (d * (pulled - 2 * self.cross)).sum(-1)
+        return self.cross - pulled, squares, b[:, :-1, 1] @ self.scale
+
+    def value(self, b: Float[Tensor, "S q C"]) -> Float[Tensor, "S"]:
+        """The log-likelihood at each point."""
+        _, squares, log_sigma = self._parts(b)
+        return self.constant - self.total * log_sigma - 0.5 * squares * (-2 * log_sigma).exp()
+
+    def value_and_grad(
+        self, b: Float[Tensor, "S q C"]
+    ) -> tuple[Float[Tensor, "S"], Float[Tensor, "S q C"]]:
+        """The log-likelihood and its gradient."""
+        slope, squares, log_sigma = self._parts(b)
+        precision = (-2 * log_sigma).exp()
+        scaled = squares * precision
+        gradient = torch.zeros_like(b)
+        gradient[:, :-1, 0] = slope * precision[:, None]
+        gradient[:, :-1, 1] = (scaled - self.total)[:, None] * self.scale
+        return self.constant - self.total * log_sigma - 0.5 * scaled, gradient
+
+    def curvature(self, b: Float[Tensor, "q C"]) -> Float[Tensor, "C C q q"]:
+        """The negative Hessian at one point."""
+        slope, squares, log_sigma = self._parts(b[None])
+        precision = (-2 * log_sigma).exp()
+        found = b.new_zeros(2, 2, len(b), len(b))
+        found[0, 0, :-1, :-1] = precision * self.gram
+        found[0, 1, :-1, :-1] = 2 * precision * slope[0][:, None] * self.scale
+        found[1, 0] = found[0, 1].T
+        found[1, 1, :-1, :-1] = 2 * precision * squares * torch.outer(self.scale, self.scale)
+        return found
+
+
+# --- Poisson and Bernoulli responses ------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CanonicalRows:
+    """Rows of a one-parameter family with its canonical link.
+
+    Attributes:
+        label: name of the family.
+        design: different rows of the design matrix.
+        offset: their offsets.
+        weights: their summed weights; None if all are 1.
+        statistic: X'Wy.
+        constant: the terms without coefficients.
+    """
+
+    label: str
+    design: Float[Tensor, "m p"]
+    offset: Float[Tensor, "m"] | None
+    weights: Float[Tensor, "m"] | None
+    statistic: Float[Tensor, "p"]
+    constant: float
+
+    @classmethod
+    def of(
+        cls,
+        family: Family,
+        design: Float[Tensor, "n p"],
+        offset: Float[Tensor, "n"],
+        y: Float[Tensor, "n"],
+        weights: Float[Tensor, "n"],
+    ) -> CanonicalRows:
+        """Join equal rows, and sum what does not depend on coefficients."""
+        design, offset = design.double(), offset.double()
+        constant = float((weights * y * offset).sum())
+        if isinstance(family, PoissonFamily):
+            constant -= float((weights * torch.lgamma(y + 1)).sum())
+        statistic = design.T @ (weights * y)
+        design, offset, weights = _joined(design, offset, weights)
+        return cls(
+            family.label,
+            design,
+            offset if bool((offset != 0).any()) else None,
+            weights if bool((weights != 1).any()) else None,
+            statistic,
+            constant,
+        )
+
+    def _blocks(self) -> Iterator[tuple[Tensor, Tensor | None, Tensor | None]]:
+        for start in range(0, len(self.design), _BLOCK):
+            rows = slice(start, start + _BLOCK)
+            yield (
+                self.design[rows],
+                None if self.offset is None else self.offset[rows],
+                None if self.weights is None else self.weights[rows],
+            )
+
+    def value(self, b: Float[Tensor, "S q C"]) -> Float[Tensor, "S"]:
+        """The log-likelihood at each point."""
+        beta = b[:, :-1, 0]
+        linear = beta @ self.statistic + self.constant
+        return linear - torch.cat([self._cumulants(part) for part in beta.split(_POINTS)])
+
+    def _cumulants(self, beta: Float[Tensor, "S p"]) -> Float[Tensor, "S"]:
+        """Weighted sums of the cumulant functions of all rows."""
+        total = beta.new_zeros(len(beta))
+        for design, offset, weights in self._blocks():
+            eta = beta @ design.T
+            if offset is not None:
+                eta += offset
+            cumulant = eta.exp_() if self.label == "poisson" else F.logsigmoid(eta.neg_()).neg_()
+            total += cumulant.sum(-1) if weights is None else cumulant @ weights
+        return total
+
+    def value_and_grad(
+        self, b: Float[Tensor, "S q C"]
+    ) -> tuple[Float[Tensor, "S"], Float[Tensor, "S q C"]]:
+        """The log-likelihood and its gradient."""
+        beta = b[:, :-1, 0]
+        value = beta @ self.statistic + self.constant
+        gradient = torch.zeros_like(b)
+        gradient[:, :-1, 0] = self.statistic
+        for design, offset, weights in self._blocks():
+            eta = beta @ design.T
+            if offset is not None:
+                eta += offset
+            if self.label == "poisson":
+                cumulant = mean = eta.exp_()
+            else:
+                cumulant, mean = -F.logsigmoid(-eta), eta.sigmoid()
+            value -= cumulant.sum(-1) if weights is None else cumulant @ weights
+            gradient[:, :-1, 0] -= (mean if weights is None else mean * weights) @ design
+        return value, gradient
+
+    def curvature(self, b: Float[Tensor, "q C"]) -> Float[Tensor, "C C q q"]:
+        """The negative Hessian at one point."""
+        found = b.new_zeros(1, 1, len(b), len(b))
+        for design, offset, weights in self._blocks():
+            eta = design @ b[:-1, 0]
+            if offset is not None:
+                eta = eta + offset
+            variance = eta.exp() if self.label == "poisson" else eta.sigmoid() * (-eta).sigmoid()
+            if weights is not None:
+                variance = variance * weights
+            found[0, 0, :-1, :-1] += design.T @ (design * variance[:, None])
+        return found
+
+
+def _joined(
+    design: Float[Tensor, "n p"], offset: Float[Tensor, "n"], weights: Float[Tensor, "n"]
+) -> tuple[Float[Tensor, "m p"], Float[Tensor, "m"], Float[Tensor, "m"]]:
+    """Different rows with summed weights, if there are much fewer of them."""
+    whole = torch.cat([design, offset[:, None]], 1).numpy()
+    mixed = whole @ np.random.default_rng(0).standard_normal(whole.shape[1])
+    _, first, group = np.unique(mixed, return_index=True, return_inverse=True)
+    if len(first) > _LEAST_REPEATS * len(whole) or (whole[first][group] != whole).any():
+        return design, offset, weights
+    summed = np.bincount(group, weights.numpy(), len(first))
+    rows = torch.from_numpy(first)
+    return design[rows], offset[rows], torch.from_numpy(summed)
+
+
+# --- other families -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class GeneralRows:
+    """Rows of any family, with the derivatives of its density by automatic differentiation."""
+
+    family: Family
+    design: Float[Tensor, "n p"]
+    offset: Float[Tensor, "n K"]
+    y: Targets
+
+    def _blocks(self) -> Iterator[tuple[Tensor, Tensor, Targets]]:
+        for start in range(0, len(self.design), _BLOCK):
+            rows = slice(start, start + _BLOCK)
+            y = self.y[rows] if isinstance(self.y, Tensor) else (self.y[0][rows], self.y[1][rows])
+            yield self.design[rows].double(), self.offset[rows].double(), y
+
+    def _predictors(self, b: Tensor, design: Tensor, offset: Tensor) -> Tensor:
+        """Predictors (S, n, C), with one product for all points."""
+        s, q, c = b.shape
+        eta = design @ b[:, :-1].permute(1, 0, 2).reshape(q - 1, s * c)
+        eta = eta.reshape(-1, s, c).transpose(0, 1)
+        return eta + b[:, -1:] + F.pad(offset, (0, c - offset.shape[1]))
+
+    def value(self, b: Float[Tensor, "S q C"]) -> Float[Tensor, "S"]:
+        """The log-likelihood at each point."""
+        return torch.cat([self._value(part) for part in b.split(_POINTS)])
+
+    def _value(self, b: Tensor) -> Tensor:
+        total = b.new_zeros(len(b))
+        for design, offset, y in self._blocks():
+            total += self.family.log_prob(self._predictors(b, design, offset), y).sum(-1)
+        return total
+
+    def value_and_grad(
+        self, b: Float[Tensor, "S q C"]
+    ) -> tuple[Float[Tensor, "S"], Float[Tensor, "S q C"]]:
+        """The log-likelihood and its gradient."""
+        total, gradient = b.new_zeros(len(b)), torch.zeros_like(b)
+        for design, offset, y in self._blocks():
+            eta = self._predictors(b, design, offset).requires_grad_()
+            with torch.enable_grad():
+                terms = self.family.log_prob(eta, y)
+                (score,) = torch.autograd.grad(terms.sum(), eta)
+            total += terms.detach().sum(-1)
+            s, n, c = score.shape
+            flat = score.transpose(0, 1).reshape(n, s * c)
+            gradient[:, :-1] += (design.T @ flat).reshape(-1, s, c).transpose(0, 1)
+            gradient[:, -1] += score.sum(1)
+        return total, gradient
+
+    def curvature(self, b: Float[Tensor, "q C"]) -> Float[Tensor, "C C q q"]:
+        """The negative Hessian at one point."""
+        q, c = b.shape
+        found = b.new_zeros(c, c, q, q)
+        for design, offset, y in self._blocks():
+            wide = F.pad(design, (0, 1), value=1.0)
+            eta = self._predictors(b[None], design, offset)[0].requires_grad_()
+            with torch.enable_grad():
+                (score,) = torch.autograd.grad(
+                    self.family.log_prob(eta, y).sum(), eta, create_graph=True
+                )
+                for a in range(c):
+                    (rows,) = torch.autograd.grad(score[:, a].sum(), eta, retain_graph=True)
+                    for other in range(c):
+                        found[a, other] -= wide.T @ (wide * rows[:, other : other + 1])
+        return found

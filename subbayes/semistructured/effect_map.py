@@ -1,0 +1,125 @@
+r"""The map from coordinates of the effects to coefficients, for many points at once.
+
+The predictors of a model without networks are $\eta = X B(\zeta) + \mathrm{offset}$. Here is B, the
+coefficients by predictor with a last row of constants, shape (p + 1, C), and the adjoint of its
+derivative: they do not depend on the number of rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from subbayes.networks.tracing.tracer import Tracer
+from subbayes.semistructured.structured_predictor import StructuredPredictor
+
+__all__ = ["EffectMap", "coefficients_by_predictor"]
+
+_TRACED_AFTER = 100  # evaluations, since tracing takes as long as some hundreds
+
+
+def coefficients_by_predictor(
+    structured: StructuredPredictor, zeta: Float[Tensor, "*S P"]
+) -> Float[Tensor, "*S q C"]:
+    """B at each point, with q = p + 1: coefficients by predictor, then constants."""
+    placed = structured.coefficients(zeta).unsqueeze(-1) * structured.placement
+    if not structured.thresholds:
+        return nn.functional.pad(placed, (0, 0, 0, 1))
+    cuts = structured.threshold_values(zeta)
+    whole = nn.functional.pad(placed, (0, cuts.shape[-1], 0, 1))
+    below = nn.functional.pad(cuts, (placed.shape[-1], 0)).unsqueeze(-2)
+    return whole + nn.functional.pad(below, (0, 0, placed.shape[-2], 0))
+
+
+class EffectMap:
+    """Coefficients by predictor as a function of the coordinates of effects.
+
+    Args:
+        structured: the structured predictor.
+
+    Attributes:
+        affine: the intercepts and the slopes, shapes (p, P), of coefficients that are affine in
+            their own coordinates; None for others.
+    """
+
+    def __init__(self, structured: StructuredPredictor) -> None:
+        self.structured = structured
+        self.columns = len(structured.design.names)
+        self.affine = self._affine_parts()
+        self._tracers: dict[str, Tracer] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        # traced graphs cannot be pickled and are traced again
+        return self.__dict__ | {"_tracers": {}}
+
+    def _affine_parts(self) -> tuple[Tensor, Tensor] | None:
+        """Intercepts and slopes of the coefficients if each is affine in its own coordinate."""
+        structured = self.structured
+        if structured.size != self.columns:
+            return None
+        rng = np.random.default_rng(0)
+        points = torch.from_numpy(rng.standard_normal((4, structured.size)))
+        with torch.no_grad():
+            zero = structured.coefficients(torch.zeros(structured.size, dtype=torch.float64))
+            slope = structured.coefficients(torch.ones(structured.size).double()) - zero
+            found = structured.coefficients(points)
+        expected = zero + slope * points
+        agrees = torch.allclose(
+            found, expected, rtol=1e-12, atol=1e-12 * float(expected.abs().max())
+        )
+        return (zero, slope) if agrees else None
+
+    def _traced(self, name: str, function: Callable[..., Tensor]) -> Tracer:
+        if name not in self._tracers:
+            self._tracers[name] = Tracer(
+                function, "the coefficients", traced_after=_TRACED_AFTER, tolerance=1e-9
+            )
+        return self._tracers[name]
+
+    def _batched(self, zeta: Tensor) -> Tensor:
+        return coefficients_by_predictor(self.structured, zeta)
+
+    def _pulled(self, zeta: Tensor, cotangent: Tensor) -> Tensor:
+        return torch.func.vjp(self._batched, zeta)[1](cotangent)[0]
+
+    def coefficients(self, zeta: Float[Tensor, "S P"]) -> Float[Tensor, "S q C"]:
+        """B at each point, with q = p + 1."""
+        if self.affine is None:
+            found: Tensor = self._traced("map", self._batched)(zeta)
+            return found
+        zero, slope = self.affine
+        placed = (zero + slope * zeta).unsqueeze(-1) * self.structured.placement
+        return nn.functional.pad(placed, (0, 0, 0, 1))
+
+    def pull(
+        self, zeta: Float[Tensor, "S P"], cotangent: Float[Tensor, "S q C"]
+    ) -> Float[Tensor, "S P"]:
+        """The gradient in the coordinates, from that in B."""
+        if self.affine is None:
+            found: Tensor = self._traced("pull", self._pulled)(zeta, cotangent)
+            return found
+        own = (cotangent[:, :-1] * self.structured.placement).sum(-1)
+        return own * self.affine[1]
+
+    def curvature(
+        self,
+        zeta: Float[Tensor, "P"],
+        cotangent: Float[Tensor, "q C"],
+        inner: Float[Tensor, "C C q q"],
+    ) -> Float[Tensor, "P P"]:
+        """The negative Hessian in the coordinates, from gradient and negative Hessian in B."""
+        linear = self._batched
+        jacobian = torch.func.jacrev(linear)(zeta)  # (q, C, P)
+        found = zeta.new_zeros(len(zeta), len(zeta))
+        for a in range(inner.shape[0]):
+            for b in range(inner.shape[1]):
+                found = found + jacobian[:, a].T @ inner[a, b] @ jacobian[:, b]
+        if self.affine is not None:
+            return found
+        bend = torch.func.hessian(lambda at: (linear(at) * cotangent).sum())(zeta)
+        return found - bend

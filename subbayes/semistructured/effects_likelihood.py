@@ -1,0 +1,106 @@
+"""The log-likelihood and the mode of a model without networks, in the coordinates of effects."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from subbayes.semistructured.coefficient_likelihood import (
+    CoefficientLikelihood,
+    coefficient_likelihood,
+)
+from subbayes.semistructured.effect_map import EffectMap
+from subbayes.semistructured.families import Family
+from subbayes.semistructured.structured_predictor import StructuredPredictor
+from subbayes.utils.types import Targets
+
+__all__ = ["EffectsLikelihood"]
+
+_MAX_STEPS = 100  # of Newton's method
+_HALVINGS = 30
+_CLOSE = 1e-9  # in standard deviations of the prior
+
+
+class EffectsLikelihood:
+    """The log-likelihood of a model without networks as a function of the coordinates of effects.
+
+    Args:
+        structured: the structured predictor.
+        family: distribution of the response.
+        design: design matrix of the training rows.
+        offset: their offsets.
+        y: their targets.
+    """
+
+    def __init__(
+        self,
+        structured: StructuredPredictor,
+        family: Family,
+        design: Float[Tensor, "n p"],
+        offset: Float[Tensor, "n K"],
+        y: Targets,
+    ) -> None:
+        self.map = EffectMap(structured)
+        self.rows: CoefficientLikelihood = coefficient_likelihood(
+            family, design, offset, y, structured.placement
+        )
+
+    def value(self, zeta: Float[Tensor, "S P"]) -> Float[Tensor, "S"]:
+        """The log-likelihood at each point."""
+        with torch.no_grad():
+            return self.rows.value(self.map.coefficients(zeta))
+
+    def value_and_grad(
+        self, zeta: Float[Tensor, "S P"]
+    ) -> tuple[Float[Tensor, "S"], Float[Tensor, "S P"]]:
+        """The log-likelihood and its gradient."""
+        with torch.no_grad():
+            value, slope = self.rows.value_and_grad(self.map.coefficients(zeta))
+            return value, self.map.pull(zeta, slope)
+
+    def curvature(self, zeta: Float[Tensor, "P"]) -> Float[Tensor, "P P"]:
+        """The negative Hessian at one point."""
+        with torch.no_grad():
+            b = self.map.coefficients(zeta[None])
+            _, slope = self.rows.value_and_grad(b)
+            inner = self.rows.curvature(b[0])
+        return self.map.curvature(zeta, slope[0], inner).detach()
+
+    def mode(self, start: Float[Tensor, "P"]) -> tuple[Float[Tensor, "P"], Float[Tensor, "P P"]]:
+        """The most probable coordinates under standard normal priors, and the precision there.
+
+        Newton steps, halved until they do not lower the density. Where it is not concave, the
+        eigenvalues of the precision are made positive.
+        """
+        zeta, value = start, self._log_density(start)
+        precision = self._precision(zeta)
+        for _ in range(_MAX_STEPS):
+            gradient = self.value_and_grad(zeta[None])[1][0] - zeta
+            step = torch.cholesky_solve(gradient[:, None], torch.linalg.cholesky(precision))[:, 0]
+            for _ in range(_HALVINGS):
+                ahead = zeta + step
+                found = self._log_density(ahead)
+                if found >= value - 1e-12 * abs(value):
+                    break
+                step = step / 2
+            else:
+                break
+            zeta, value = ahead, found
+            precision = self._precision(zeta)
+            if float(step.abs().max()) < _CLOSE:
+                break
+        return zeta, precision
+
+    def _log_density(self, zeta: Tensor) -> float:
+        value = float(self.value(zeta[None])) - 0.5 * float(zeta.square().sum())
+        return value if value == value else -float("inf")
+
+    def _precision(self, zeta: Tensor) -> Tensor:
+        found = self.curvature(zeta) + torch.eye(len(zeta), dtype=zeta.dtype)
+        found = (found + found.T) / 2
+        if not torch.linalg.cholesky_ex(found)[1]:
+            return found
+        values, vectors = torch.linalg.eigh(found)
+        size = values.abs().clamp_min(1e-9 * float(values.abs().max()))
+        return (vectors * size) @ vectors.T

@@ -1,0 +1,93 @@
+"""How a model without networks is sampled if the caller chooses no engine.
+
+- A normal response with one sigma: the coefficients are integrated out, and drawn exactly given
+  the other coordinates; see `subbayes.semistructured.collapsed_normal`.
+- Other models: all coordinates.
+
+Both by independent proposals around the mode; where these do not fit the posterior, None is
+returned, and the caller follows gradients.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import torch
+from jaxtyping import Float
+
+from subbayes.distributed.processes import current
+from subbayes.draws import Draws
+from subbayes.inference.configuration import Sampling
+from subbayes.semistructured.coefficient_likelihood import NormalStatistics
+from subbayes.semistructured.collapsed_normal import CollapsedNormal
+from subbayes.semistructured.effects_likelihood import EffectsLikelihood
+from subbayes.semistructured.independence_metropolis import Proposals, independence_draws
+
+__all__ = ["draw_effects"]
+
+_MOST_COORDINATES = 60  # for proposals of all of them at once
+
+
+def draw_effects(
+    likelihood: EffectsLikelihood, start: Float[np.ndarray, "P"], sampling: Sampling
+) -> Draws | None:
+    """Draws of the coordinates of effects; None where another sampler has to be used.
+
+    Args:
+        likelihood: the log-likelihood.
+        start: the most probable coordinates.
+        sampling: draws, chains, seed, thinning and warm-up.
+    """
+    own = not isinstance(sampling.initial, str) or sampling.checkpoint is not None
+    if own or current() is not None:
+        return None
+    if isinstance(likelihood.rows, NormalStatistics):
+        return _collapsed_draws(CollapsedNormal(likelihood), start, sampling)
+    if len(start) > _MOST_COORDINATES:
+        return None
+    mode, precision = likelihood.mode(torch.from_numpy(start.copy()))
+
+    def target(zeta: Float[np.ndarray, "S P"]) -> Float[np.ndarray, "S"]:
+        value = likelihood.value(torch.from_numpy(zeta)).numpy()
+        return np.asarray(value - 0.5 * np.square(zeta).sum(1))
+
+    proposals = Proposals.of_precision(mode.numpy(), precision.numpy())
+    found = independence_draws(target, proposals, sampling)
+    if found is None:
+        return None
+    log_density, squares = found.stats["log_density"], np.square(found.z).sum(2)
+    return _with_densities(found, found.z, log_density + 0.5 * squares)
+
+
+def _collapsed_draws(
+    collapsed: CollapsedNormal, start: Float[np.ndarray, "P"], sampling: Sampling
+) -> Draws | None:
+    """Draws of h by independent proposals, and of the other coordinates given them."""
+    if len(collapsed.rest) > _MOST_COORDINATES:
+        return None
+    proposals = collapsed.proposals(start[collapsed.rest])
+    found = independence_draws(collapsed.log_density, proposals, sampling)
+    if found is None:
+        return None
+    count = len(collapsed.linear)
+    eps = [
+        np.random.default_rng([sampling.seed, 12, chain]).standard_normal((found.n_draws, count))
+        for chain in range(found.n_chains)
+    ]
+    zeta = collapsed.with_coefficients(found.flat().copy(), np.concatenate(eps))
+    value = collapsed.likelihood.value(torch.from_numpy(zeta)).numpy()
+    shape = found.z.shape[:2]
+    return _with_densities(found, zeta.reshape(*shape, -1), value.reshape(shape))
+
+
+def _with_densities(
+    draws: Draws,
+    zeta: Float[np.ndarray, "chains draws P"],
+    log_likelihood: Float[np.ndarray, "chains draws"],
+) -> Draws:
+    """Draws of all coordinates with their log-likelihood and log density."""
+    prior = -0.5 * (np.square(zeta).sum(2) + zeta.shape[2] * math.log(2 * math.pi))
+    densities = {"log_density": log_likelihood + prior, "log_likelihood": log_likelihood}
+    return replace(draws, z=zeta, stats=draws.stats | densities)

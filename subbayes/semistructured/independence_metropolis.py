@@ -1,0 +1,165 @@
+r"""Independence Metropolis-Hastings with proposals around a mode (Tierney 1994), all at once.
+
+The proposals $q = 0.9\, N(m, V) + 0.1\, t_5(m, 1.5\, V)$ do not depend on the state of a chain:
+the target is evaluated at all of them in a few batched calls, and a chain moves from z to z' with
+probability $\min(1, w(z') / w(z))$, w = target / q. The t distribution bounds w, so that chains
+are uniformly ergodic where the target has lighter tails. In few dimensions m and V are moments of
+weighted draws of earlier proposals, for targets that are skewed; they are fixed before the chains
+begin.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float
+
+from subbayes.draws import Draws
+from subbayes.inference.configuration import Sampling
+from subbayes.inference.samplers.chains import chain_generators
+
+__all__ = ["LogDensity", "Proposals", "independence_draws"]
+
+LogDensity = Callable[[Float[np.ndarray, "S d"]], Float[np.ndarray, "S"]]
+
+_DF, _SHARE, _INFLATION = 5.0, 0.1, 1.5  # of the t distribution
+_PILOT, _ROUNDS = 400, 4
+_LEAST_EFFICIENCY = 0.5  # of the pilot's weights, below which another sampler is faster
+_LEAST_TO_REFIT = 8.0  # effective draws a coordinate from which moments are estimated
+_WARMUP = 50
+
+
+@dataclass(frozen=True)
+class Proposals:
+    """The distribution of proposals.
+
+    Attributes:
+        mean: m.
+        factor: L with V = LL'.
+    """
+
+    mean: Float[np.ndarray, "d"]
+    factor: Float[np.ndarray, "d d"]
+
+    @classmethod
+    def of_precision(
+        cls, mean: Float[np.ndarray, "d"], precision: Float[np.ndarray, "d d"]
+    ) -> Proposals:
+        """Proposals with the inverse of a positive definite matrix as V."""
+        upper = np.linalg.cholesky(precision[::-1, ::-1])[::-1, ::-1]
+        return cls(mean, np.linalg.inv(upper).T)
+
+    def draw(
+        self, n: int, rng: np.random.Generator
+    ) -> tuple[Float[np.ndarray, "n d"], Float[np.ndarray, "n"]]:
+        """Proposals and their log densities, up to a constant."""
+        d = len(self.mean)
+        eps = rng.standard_normal((n, d))
+        heavy = rng.random(n) < _SHARE
+        stretch = np.sqrt(_INFLATION * _DF / rng.chisquare(_DF, n))
+        eps[heavy] *= stretch[heavy, None]
+        squares = np.square(eps).sum(1)
+        normal = math.log(1 - _SHARE) - 0.5 * squares - 0.5 * d * math.log(2 * math.pi)
+        student = (
+            math.log(_SHARE)
+            + math.lgamma((_DF + d) / 2)
+            - math.lgamma(_DF / 2)
+            - 0.5 * d * math.log(_DF * math.pi * _INFLATION)
+            - 0.5 * (_DF + d) * np.log1p(squares / (_DF * _INFLATION))
+        )
+        return self.mean + eps @ self.factor.T, np.logaddexp(normal, student)
+
+    def adapted(self, target: LogDensity, rng: np.random.Generator) -> tuple[Proposals, float]:
+        r"""Proposals that fit the target better, and the efficiency of their weights.
+
+        The efficiency is $(\sum w)^2 / (n \sum w^2)$ over new draws.
+        """
+        found, best = self, 0.0
+        proposals = self
+        for _ in range(_ROUNDS):
+            z, log_q = proposals.draw(_PILOT, rng)
+            w = _weights(target(z) - log_q)
+            efficiency = 1 / (len(w) * float(np.square(w).sum()))
+            if efficiency > best:
+                found, best = proposals, efficiency
+            enough = efficiency * len(w) >= _LEAST_TO_REFIT * len(self.mean)
+            if best >= 0.9 or not enough:
+                break
+            mean = w @ z
+            spread = (z - mean).T @ ((z - mean) * w[:, None])
+            try:
+                proposals = Proposals(mean, np.linalg.cholesky(spread))
+            except np.linalg.LinAlgError:
+                break
+        return found, best
+
+
+def _weights(log_w: Float[np.ndarray, "n"]) -> Float[np.ndarray, "n"]:
+    """Normalised weights; 0 where the target is not finite."""
+    log_w = np.where(np.isnan(log_w), -np.inf, log_w)
+    if not np.isfinite(log_w).any():
+        return np.eye(1, len(log_w))[0]
+    w = np.exp(log_w - log_w.max())
+    found: np.ndarray = w / w.sum()
+    return found
+
+
+def independence_draws(
+    target: LogDensity, proposals: Proposals, sampling: Sampling
+) -> Draws | None:
+    """Draws of chains with independent proposals; None if too few would be accepted.
+
+    Each chain has its own random numbers, so that its draws do not depend on the others.
+
+    Args:
+        target: log density up to a constant.
+        proposals: first proposals, as of a Laplace approximation.
+        sampling: draws, chains, thinning, seed and warm-up, by default 50.
+    """
+    started = time.perf_counter()
+    pilot = np.random.default_rng([sampling.seed, 11])
+    proposals, efficiency = proposals.adapted(target, pilot)
+    if efficiency < _LEAST_EFFICIENCY:
+        return None
+    warmup = _WARMUP if sampling.warmup is None else sampling.warmup
+    n = warmup + sampling.draws * sampling.thin
+    rngs = chain_generators(sampling.seed, sampling.chains)
+    drawn = [proposals.draw(n, rng) for rng in rngs]
+    log_u = np.log([rng.random(n) for rng in rngs])
+    z = np.stack([part[0] for part in drawn])
+    value = target(z.reshape(-1, z.shape[2])).reshape(z.shape[:2])
+    log_w = np.where(np.isnan(value), -np.inf, value) - np.stack([part[1] for part in drawn])
+    kept = np.stack([_accepted(*chain) for chain in zip(log_w, log_u, strict=True)])
+    kept = kept[:, warmup + sampling.thin - 1 :: sampling.thin]
+    rows = np.arange(len(kept))[:, None]
+    moved = np.diff(kept, axis=1, prepend=-1) != 0
+    return Draws(
+        z[rows, kept],
+        {
+            "log_density": value[rows, kept],
+            "acceptance": moved.astype(np.float64),
+            "evaluations": np.full(kept.shape, sampling.thin),
+        },
+        {
+            "seed": sampling.seed,
+            "warmup": warmup,
+            "thin": sampling.thin,
+            "seconds": time.perf_counter() - started,
+        },
+        engine="independence-metropolis",
+    )
+
+
+def _accepted(log_w: Float[np.ndarray, "n"], log_u: Float[np.ndarray, "n"]) -> np.ndarray:
+    """The position of the proposal at which a chain is, after each proposal."""
+    kept = np.empty(len(log_w), dtype=np.int64)
+    at, weight = 0, -math.inf
+    for i, (new, u) in enumerate(zip(log_w.tolist(), log_u.tolist(), strict=True)):
+        if u < new - weight or weight == -math.inf:
+            at, weight = i, new
+        kept[i] = at
+    return kept

@@ -1,0 +1,255 @@
+"""Models without networks: the fast density against the general one, and draws against theory."""
+
+import pickle
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from subbayes import Network
+from subbayes.inference import Sampling
+from subbayes.posterior import Posterior
+from subbayes.semistructured import SemiStructuredRegression, coefficient_likelihood
+from subbayes.semistructured.coefficient_likelihood import CanonicalRows
+from subbayes.semistructured.collapsed_normal import CollapsedNormal
+from subbayes.semistructured.effects_posterior import EffectsPosterior
+from subbayes.semistructured.effects_sampling import draw_effects
+from subbayes.semistructured.independence_metropolis import Proposals, independence_draws
+from subbayes.semistructured.joint_posterior import JointPosterior
+from subbayes.semistructured.predictors import Predictors
+from subbayes.semistructured.subspace import TRAINING, build_space, subspace_of
+
+SAMPLING = Sampling(draws=800, chains=4, progress=False)
+
+
+def table(n=150, seed=0):
+    rng = np.random.default_rng(seed)
+    frame = pd.DataFrame(
+        {
+            "x": rng.normal(size=n),
+            "v": rng.normal(size=n),
+            "g": rng.integers(0, 6, n).astype(str),
+            "k": rng.integers(0, 3, n),
+            "w": rng.uniform(0.5, 2, n),
+            "o": rng.normal(size=n),
+            "c": rng.poisson(2, n),
+            "b": rng.integers(0, 2, n),
+            "r": rng.integers(0, 4, n),
+        }
+    )
+    frame["y"] = frame.x + 0.5 * np.sin(2 * frame.v) + 0.7 * rng.normal(size=n)
+    frame["p"], frame["q"] = np.exp(frame.y), 1 / (1 + np.exp(-frame.y))
+    return frame
+
+
+def densities(formula, family, frame, **options):
+    """The fast density of a model and the general one."""
+    model = SemiStructuredRegression(formula, family=family, **options)
+    model = model.specification.prepare(frame, None)
+    space = build_space(subspace_of("curve"), model, TRAINING, 0, False)
+    fast = JointPosterior(model, space, 0).density
+    module = Predictors(model.structured, None, model.dtype)
+    general = Posterior(
+        Network(module), model.family, model.data, space.subspace, space.prior, mode="eager"
+    )
+    return fast, general, space
+
+
+CASES = [
+    ("y ~ x + v + C(g)", "normal"),
+    ("y ~ x + s(v, df=6) + re(g)", "normal"),
+    ({"mu": "y ~ x", "sigma": "~ v"}, "normal"),
+    ("c ~ x + s(v, df=6)", "poisson"),
+    ("c ~ C(k)", "poisson"),
+    ("b ~ x + re(g)", "bernoulli"),
+    ("c ~ x", "negative-binomial"),
+    ("p ~ x", "gamma"),
+    ("q ~ x", "beta"),
+    ("r ~ x", "ordinal"),
+]
+
+
+@pytest.mark.parametrize("options", [{}, {"weights": "w", "offset": "o"}])
+@pytest.mark.parametrize(("formula", "family"), CASES)
+def test_the_density_is_the_general_one(formula, family, options):
+    fast, general, space = densities(formula, family, table(), **options)
+    assert isinstance(fast, EffectsPosterior)
+    rng = np.random.default_rng(1)
+    z = space.start_points + rng.standard_normal((5, fast.rank))
+    value, gradient = general.value_and_grad(z)
+    found, slope = fast.value_and_grad(z)
+    np.testing.assert_allclose(found, value, rtol=1e-10)
+    np.testing.assert_allclose(slope, gradient, rtol=1e-10, atol=1e-10 * np.abs(gradient).max())
+    np.testing.assert_allclose(fast.value(z), value, rtol=1e-10)
+    assert np.abs(general.value_and_grad(space.start_points)[1]).max() < 1e-6
+    step = 1e-5 * np.eye(fast.rank)
+    ahead, behind = (general.value_and_grad(z[:1] + s)[1] for s in (step, -step))
+    hessian = (behind - ahead) / 2e-5 - np.eye(fast.rank)
+    curvature = fast.effects.curvature(torch.from_numpy(z[0])).numpy()
+    np.testing.assert_allclose(curvature, hessian, atol=1e-6 * np.abs(hessian).max())
+
+
+def test_large_responses_lose_no_precision():
+    """A level a million times the residuals: squares of the responses would cancel."""
+    frame = table()
+    frame["y"] += 1e6
+    fast, general, space = densities("y ~ x", "normal", frame)
+    value, gradient = general.value_and_grad(space.start_points + 1e-3)
+    found, slope = fast.value_and_grad(space.start_points + 1e-3)
+    np.testing.assert_allclose(found, value, rtol=1e-8)
+    np.testing.assert_allclose(slope, gradient, atol=1e-6 * np.abs(gradient).max())
+
+
+@pytest.mark.parametrize(("formula", "family"), [CASES[0], ("c ~ x + v", "poisson"), CASES[2]])
+def test_blocks_of_rows_change_nothing(formula, family, monkeypatch):
+    frame = table()
+    fast, _, space = densities(formula, family, frame)
+    whole = draw_effects(fast.effects, space.start_points[0], SAMPLING)
+    for name in ("_BLOCK", "_ACCUMULATED", "_POINTS"):
+        monkeypatch.setattr(coefficient_likelihood, name, 37)
+    fast, _, _ = densities(formula, family, frame)
+    parts = draw_effects(fast.effects, space.start_points[0], SAMPLING)
+    np.testing.assert_allclose(parts.z, whole.z, rtol=1e-6, atol=1e-8)
+
+
+def test_equal_rows_are_joined():
+    fast, _, _ = densities("c ~ C(k)", "poisson", table())
+    assert isinstance(fast.effects.rows, CanonicalRows)
+    assert len(fast.effects.rows.design) == 3
+    fast, _, _ = densities("c ~ x + C(k)", "poisson", table())
+    assert len(fast.effects.rows.design) == 150
+
+
+def test_a_chain_does_not_depend_on_the_others():
+    fast, _, space = densities("c ~ x + C(k)", "poisson", table())
+    four = draw_effects(fast.effects, space.start_points[0], SAMPLING)
+    two = draw_effects(
+        fast.effects, space.start_points[0], Sampling(draws=800, chains=2, progress=False)
+    )
+    np.testing.assert_allclose(four.z[:2], two.z, rtol=1e-6, atol=1e-8)
+
+
+def test_independence_draws_have_the_moments_of_the_target():
+    """A correlated normal, from proposals that are off; and a target that they miss."""
+    covariance = np.array([[2.0, 0.9], [0.9, 1.0]])
+    precision = np.linalg.inv(covariance)
+
+    def target(z):
+        return -0.5 * np.einsum("si,ij,sj->s", z - 1, precision, z - 1)
+
+    proposals = Proposals(np.array([0.5, 1.2]), 1.2 * np.linalg.cholesky(covariance))
+    draws = independence_draws(target, proposals, Sampling(draws=5000, chains=4, thin=2))
+    z, n = draws.flat(), draws.ess_bulk().min()
+    assert n > 0.8 * len(z)
+    sd = np.sqrt(np.diag(covariance))
+    assert np.all(np.abs(z.mean(0) - 1) < 4 * sd / np.sqrt(n))
+    outer = np.outer(sd, sd)
+    assert np.all(np.abs(np.cov(z.T) - covariance) < 4 * outer * np.sqrt(2 / n))
+    far = Proposals(np.full(30, 8.0), 0.1 * np.eye(30))
+    assert independence_draws(lambda z: -0.5 * np.square(z).sum(1), far, SAMPLING) is None
+
+
+def test_proposals_have_their_density():
+    """Weights of a distribution with itself integrate to 1."""
+    proposals = Proposals(np.array([1.0, -2.0]), np.array([[1.0, 0.0], [0.5, 0.3]]))
+    z, log_q = proposals.draw(200_000, np.random.default_rng(0))
+    eps = (z - proposals.mean) @ np.linalg.inv(proposals.factor).T
+    w = np.exp(-0.5 * np.square(eps).sum(1) - np.log(2 * np.pi) - log_q)
+    assert w.mean() == pytest.approx(1, abs=5 * w.std() / np.sqrt(len(w)))
+
+
+def test_a_normal_model_has_the_moments_of_its_grid():
+    """Coefficients given sigma by dense matrices; sigma on a grid."""
+    frame = table(40)
+    model = SemiStructuredRegression("y ~ x + v", priors={"x": 0.7, "v": 0.3, "sigma": 2.0})
+    model.fit(frame, sampling=Sampling(draws=4000, chains=4, progress=False))
+    assert model.draws.engine == "independence-metropolis"
+    x = np.column_stack([np.ones(40), frame.x - frame.x.mean(), frame.v - frame.v.mean()])
+    y, level = frame.y.to_numpy(), frame.y.mean()
+    prior = np.array([2.5 * frame.y.std(ddof=0), 0.7, 0.3])
+    start = np.array([level, 0.0, 0.0])
+    grid = np.linspace(0.4, 1.6, 400)
+    logs, means, covariances = [], [], []
+    for sigma in grid:
+        whole = sigma**2 * np.eye(40) + (x * prior**2) @ x.T
+        r = y - x @ start
+        logs.append(-0.5 * (np.linalg.slogdet(whole)[1] + r @ np.linalg.solve(whole, r)))
+        covariances.append(np.linalg.inv(np.diag(prior**-2) + x.T @ x / sigma**2))
+        means.append(start + covariances[-1] @ x.T @ r / sigma**2)
+    logs = np.array(logs) - 0.5 * grid**2 / 4
+    w = np.exp(logs - logs.max())
+    w /= w.sum()
+    mean = w @ np.array(means)
+    covariance = np.einsum("s,sij->ij", w, covariances)
+    covariance += np.cov(np.array(means).T, aweights=w, bias=True)
+    effects = model.effects()
+    found = np.column_stack([effects[name].reshape(-1) for name in ("x", "v", "sigma")])
+    n = model.summary()["ess_bulk"].min()
+    sigma_mean = w @ grid
+    sigma_sd = np.sqrt(w @ (grid - sigma_mean) ** 2)
+    sd = np.append(np.sqrt(np.diag(covariance))[1:], sigma_sd)
+    assert np.all(np.abs(found.mean(0) - [*mean[1:], sigma_mean]) < 4 * sd / np.sqrt(n))
+    assert np.all(np.abs(found.std(0) / sd - 1) < 4 / np.sqrt(n))
+    assert np.abs(np.corrcoef(found[:, :2].T)[0, 1] - covariance[1, 2] / (sd[0] * sd[1])) < 0.05
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("formula", ["y ~ x + s(v, df=6)", "y ~ x + re(g)"])
+def test_collapsed_draws_have_the_moments_of_nuts(formula):
+    """The same model by NUTS over all coordinates."""
+    frame = table()
+    direct = SemiStructuredRegression(formula).fit(frame, sampling=SAMPLING)
+    nuts = SemiStructuredRegression(formula).fit(frame, inference="nuts", sampling=SAMPLING)
+    assert (direct.draws.engine, nuts.draws.engine) == ("independence-metropolis", "nuts")
+    a, b = direct.summary(), nuts.summary()
+    n = np.minimum(a["ess_bulk"], b["ess_bulk"]) / 2
+    assert (a["ess_bulk"] > 800).all()
+    assert (np.abs(a["mean"] - b["mean"]) < 4.5 * b["sd"] / np.sqrt(n)).all()
+    assert (np.abs(a["sd"] / b["sd"] - 1) < 6 / np.sqrt(n)).all()
+    value = direct.posterior.value(direct.draws.flat()[:50])
+    np.testing.assert_allclose(direct.draws.stats["log_density"].reshape(-1)[:50], value)
+
+
+def test_the_collapsed_density_matches_dense_matrices():
+    fast, _, _ = densities("y ~ x + re(g)", "normal", table(), weights="w", offset="o")
+    collapsed = CollapsedNormal(fast.effects)
+    frame, structured = table(), fast.effects.map.structured
+    assert [structured.names[j] for j in collapsed.rest] == ["sigma.Intercept", "sd(re(g))"]
+    design = structured.design.matrix(frame)[0]
+    h = np.array([[0.1, -0.4], [0.9, 0.3], [-0.8, 1.0]])
+    expected = []
+    for point in h:
+        zeta = torch.zeros(structured.size, dtype=torch.float64)
+        zeta[collapsed.rest] = torch.from_numpy(point)
+        level = structured.coefficients(zeta).numpy()
+        zeta[collapsed.linear] = 1.0
+        scale = structured.coefficients(zeta).numpy() - level
+        place = structured.placement[:, 0].numpy()
+        sigma = np.exp(level @ (design[0] * (1 - place)))
+        x = design * scale * place
+        noise = np.diag(sigma**2 / frame.w)
+        whole = noise + x @ x.T
+        r = frame.y - frame.o - design @ (level * place)
+        quadratic = r @ np.linalg.solve(whole, r)
+        powers = (frame.w - 1).sum() * np.log(sigma) + 0.5 * np.log(frame.w).sum()
+        log = -0.5 * (np.linalg.slogdet(whole)[1] + quadratic) - powers - 0.5 * point @ point
+        expected.append(log)
+    found = collapsed.log_density(h)
+    np.testing.assert_allclose(found - found[0], np.array(expected) - expected[0], rtol=1e-9)
+
+
+def test_a_likelihood_can_be_pickled():
+    fast, _, space = densities(*CASES[3], table())
+    copy = pickle.loads(pickle.dumps(fast))
+    z = space.start_points
+    np.testing.assert_array_equal(copy.value(z), fast.value(z))
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_start_of_the_user_is_followed_by_gradients():
+    model = SemiStructuredRegression("y ~ x").fit(
+        table(), sampling=Sampling(draws=100, chains=4, initial=np.zeros((4, 3)), progress=False)
+    )
+    assert model.draws.engine == "nuts"
