@@ -14,7 +14,9 @@ _NAMES = {
     "Flexible": "effect_priors",
     "GammaFamily": "families",
     "HalfNormal": "effect_priors",
+    "InverseGaussianFamily": "families",
     "LastLayer": "subspace",
+    "LogNormalFamily": "families",
     "NaiveSubspace": "subspace",
     "NegativeBinomialFamily": "families",
     "NetworkSubspace": "subspace",
@@ -25,6 +27,7 @@ _NAMES = {
     "SemiStructuredRegression": "model",
     "SemiStructuredSubspace": "subspace",
     "StudentT": "effect_priors",
+    "StudentTFamily": "families",
 }
 
 __all__ = sorted(_NAMES)

@@ -18,6 +18,7 @@ from jaxtyping import Float
 from scipy import stats
 from torch import Tensor
 
+from subbayes.likelihoods.families.base import PRIORS
 from subbayes.semistructured.families import Family
 from subbayes.semistructured.formula import Design, Term
 from subbayes.utils.checks import check_positive, fail, fail_type
@@ -382,7 +383,8 @@ def default_priors(
     $N(0, (2.5\, s_y / s_x)^2)$; the intercept, at the means of the columns, $N(m, (2.5\, s_y)^2)$
     around the overall mean on the scale of the link; a normal response's sigma exponential with
     mean $s_y$; shapes $\log r \sim N(1, 2^2)$; precisions $\log \phi \sim N(2, 2^2)$; the standard
-    deviations of smooths and random effects exponential with mean $s_y$.
+    deviations of smooths and random effects exponential with mean $s_y$; degrees of freedom
+    $\log(\nu - 1) \sim N(2.5, 1)$. The y of a log-normal response is its logarithm.
 
     The intercept is the level beside the offset o, so that $s_y$ is the standard deviation of
     $y - o$, and m is the mean of $y - o$ for an identity link, the logarithm of
@@ -394,11 +396,11 @@ def default_priors(
         y: the response.
         offset: of the location's predictor, with the logarithm of the exposure.
     """
-    location = design.parameters[0]
     priors: dict[str, EffectPrior] = {}
     location_sd = predictor_sd(family, y, offset)
     for term in design.terms:
-        sd, factor = (location_sd, _DEFAULT_SCALE) if term.parameter == location else (1.0, 1.0)
+        is_location = term.parameter in family.locations
+        sd, factor = (location_sd, _DEFAULT_SCALE) if is_location else (1.0, 1.0)
         if term.penalised:
             priors[f"sd({term.name})"] = Exponential(sd)
         if term.kind == "intercept":
@@ -425,6 +427,7 @@ def predictor_sd(
     """
     if family.links[0] != "identity" or family.n_thresholds:
         return 1.0
+    y = family.location_values(y)
     if not np.std(y) > 0:
         fail("y", "responses that vary", "a constant column")
     sd = float(np.std(y - offset))
@@ -436,7 +439,8 @@ def predictor_sd(
 def _intercept_prior(
     term: Term, family: Family, y: Float[np.ndarray, "n"], offset: Float[np.ndarray, "n"] | float
 ) -> EffectPrior:
-    if term.parameter == family.parameters[0]:
+    scale, y = predictor_sd(family, y, offset), family.location_values(y)
+    if term.parameter in family.locations:
         link, level = family.links[0], float(np.mean(y))
         shift = float(np.mean(offset))
         if link == "log":
@@ -446,10 +450,10 @@ def _intercept_prior(
         elif link == "logit":
             share = np.clip(level, 0.01, 0.99)
             level = float(np.log(share / (1 - share)))
-        return NormalPrior(level - shift, _DEFAULT_SCALE * predictor_sd(family, y, offset))
+        return NormalPrior(level - shift, _DEFAULT_SCALE * scale)
     if term.parameter == "sigma":
         return Exponential(float(np.std(y - offset)))
-    return NormalPrior(1.0 if term.parameter == "shape" else 2.0, 2.0)
+    return NormalPrior(*PRIORS.get(term.parameter, (0.0, 1.0)))
 
 
 def priors_with(

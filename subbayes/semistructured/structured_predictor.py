@@ -13,7 +13,7 @@ has a standard normal prior (see `subbayes.semistructured.effect_priors`):
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from subbayes.semistructured.effect_priors import EffectPrior, NormalPrior
-from subbayes.semistructured.families import Family
+from subbayes.semistructured.families import LINKS, Family
 from subbayes.semistructured.formula import Design
 
 __all__ = ["StructuredPredictor"]
@@ -54,8 +54,8 @@ class StructuredPredictor(nn.Module):
         self.design, self.family, self.priors = design, family, dict(priors)
         columns = len(design.names)
         mean, scale = torch.zeros(columns).double(), torch.ones(columns).double()
-        # coordinates with another prior than a normal one: places, prior, whether to take logs
-        self._transforms: list[tuple[slice, EffectPrior, bool]] = []
+        # coordinates with another prior than a normal one: places, prior, link to apply
+        self._transforms: list[tuple[slice, EffectPrior, Callable[..., Tensor] | None]] = []
         transformed: list[int] = []
         for term in design.terms:
             own, prior = term.unpenalised, priors.get(term.name)
@@ -68,9 +68,10 @@ class StructuredPredictor(nn.Module):
                 term.kind == "intercept"
                 and term.parameter != design.parameters[0]
                 and prior.positive
-                and family.link(term.parameter) == "log"
+                and family.link(term.parameter) != "identity"
             )
-            self._transforms.append((slice(own[0], own[-1] + 1), prior, log))
+            link = LINKS[family.link(term.parameter)][0] if log else None
+            self._transforms.append((slice(own[0], own[-1] + 1), prior, link))
             mean[own], scale[own] = 0.0, 0.0
             transformed += own
         penalised = [t for t in design.terms if t.penalised]
@@ -101,9 +102,9 @@ class StructuredPredictor(nn.Module):
         beta = self._mean.to(zeta) + self._scale.to(zeta) * own
         if self._transforms:
             values = []
-            for at, prior, log in self._transforms:
+            for at, prior, link in self._transforms:
                 value = prior.from_standard(own[..., at])
-                values.append(value.log() if log else value)
+                values.append(value if link is None else link(value))
             beta = beta + torch.cat(values, -1) @ self._transform_columns.to(zeta)
         if self._sd_coordinates:
             tau = torch.stack([self.term_sd(name, zeta) for name in self._sd_coordinates], -1)
@@ -187,9 +188,10 @@ class StructuredPredictor(nn.Module):
                     for i in t.columns
                 ]
                 value = beta[:, term.columns[0]] - beta[:, others] @ design.center[others]
-                is_scale = term.parameter != design.parameters[0]
-                if is_scale and not others and self.family.link(term.parameter) == "log":
-                    found[term.parameter] = np.exp(value)
+                link = self.family.link(term.parameter)
+                is_scale = term.parameter not in self.family.locations
+                if is_scale and not others and link != "identity":
+                    found[term.parameter] = LINKS[link][1](torch.from_numpy(value)).numpy()
                 else:
                     found[term.name] = value
                 continue

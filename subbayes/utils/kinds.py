@@ -40,6 +40,7 @@ from subbayes.utils.schema_parts import (
     CHOICE,
     DRAWS,
     FACTS,
+    FAMILY,
     HISTORY,
     LARGEST,
     LIKELIHOOD,
@@ -240,12 +241,7 @@ _prior_of_effects = one_of(
         }
     ),
 )
-_family = one_of(
-    "a family",
-    record(name=text(), links=list_of(text())),
-    record(name=text(), n_classes=optional(whole(2))),
-    record(own=text()),
-)
+_family = one_of("a family", FAMILY, record(own=text()))
 _column = record({"levels?": list_of(anything), "ordered?": boolean, "dtype?": text()}, name=_NAME)
 _deep_network = record(
     architecture=text(),

@@ -32,6 +32,7 @@ __all__ = [
     "CHOICE",
     "DRAWS",
     "FACTS",
+    "FAMILY",
     "HISTORY",
     "LARGEST",
     "LIKELIHOOD",
@@ -125,8 +126,24 @@ def _without(*refused: str) -> Rule:
     return check
 
 
+_PREDICTORS = one_of("numbers or 'learned'", _numbers(), text("learned"))
+_FAMILIES: dict[str, dict[str, Rule]] = {
+    **dict.fromkeys(
+        (
+            "normal", "poisson", "bernoulli", "negative-binomial", "gamma", "beta", "student-t",
+            "log-normal", "inverse-gaussian",
+        ),
+        {"links": list_of(text(), most=100)},
+    ),
+    "ordinal": {"n_classes": optional(whole(2))},
+}  # fmt: skip
+FAMILY: Rule = tagged(_FAMILIES)
+"""Families by the names that `to_config` writes."""
+
 LIKELIHOOD: Rule = tagged(
     {
+        **_FAMILIES,
+        "CommonParameters": {"likelihood": FAMILY, "values": _PREDICTORS},
         "Gaussian": {"noise": _noise},
         "HeteroscedasticGaussian": {"global_variance": _variance},
         "Standardized": {

@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float
-from scipy import stats
 from torch import Tensor
 
 from subbayes.likelihoods.base import Moments, column
-from subbayes.semistructured.families.base import LINKS, Family, ScipyFamily, moment
+from subbayes.likelihoods.families.base import LINKS, Family, ScipyFamily, moment
 from subbayes.utils.types import Outputs
 
 __all__ = ["BetaFamily", "GammaFamily", "NormalFamily"]
@@ -97,6 +96,8 @@ class GammaFamily(ScipyFamily):
 
     def distribution(self, mu: np.ndarray, shape: np.ndarray) -> Any:  # type: ignore[override]
         """The gamma distribution."""
+        from scipy import stats
+
         return stats.gamma(shape, scale=mu / shape)
 
 
@@ -143,4 +144,6 @@ class BetaFamily(ScipyFamily):
 
     def distribution(self, mu: np.ndarray, precision: np.ndarray) -> Any:  # type: ignore[override]
         """The beta distribution."""
+        from scipy import stats
+
         return stats.beta(mu * precision, (1 - mu) * precision)

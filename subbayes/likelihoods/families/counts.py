@@ -8,11 +8,10 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from jaxtyping import Float
-from scipy import stats
 from torch import Tensor
 
 from subbayes.likelihoods.base import Kind, Moments
-from subbayes.semistructured.families.base import ScipyFamily, moment
+from subbayes.likelihoods.families.base import ScipyFamily, moment
 from subbayes.utils.types import Outputs
 
 __all__ = ["NegativeBinomialFamily", "PoissonFamily"]
@@ -38,12 +37,18 @@ class PoissonFamily(_CountFamily):
         """Log probability of counts."""
         return y * eta[0] - eta[0].exp() - torch.lgamma(y + 1)
 
+    def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
+        """The rate."""
+        return torch.diag_embed(outputs.exp())
+
     def variance(self, outputs: Outputs) -> Moments:
         """The rate."""
         return outputs.exp()
 
     def distribution(self, mu: np.ndarray) -> Any:  # type: ignore[override]
         """The Poisson distribution."""
+        from scipy import stats
+
         return stats.poisson(mu)
 
 
@@ -90,4 +95,6 @@ class NegativeBinomialFamily(_CountFamily):
 
     def distribution(self, mu: np.ndarray, shape: np.ndarray) -> Any:  # type: ignore[override]
         """The negative binomial distribution."""
+        from scipy import stats
+
         return stats.nbinom(shape, shape / (shape + mu))

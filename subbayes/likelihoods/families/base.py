@@ -17,20 +17,30 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from subbayes.likelihoods.base import Kind, Likelihood, Moments
 from subbayes.utils.checks import check_choice, fail
 from subbayes.utils.types import Outputs, PerPoint, Targets
 
-__all__ = ["LINKS", "Family", "ScipyFamily", "moment"]
+__all__ = ["LINKS", "PRIORS", "Family", "ScipyFamily", "moment"]
 
 LINKS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
     "identity": (lambda value: value, lambda eta: eta),
     "log": (torch.log, torch.exp),
     "logit": (torch.logit, torch.sigmoid),
+    "logm1": (lambda value: torch.log(value - 1), lambda eta: 1 + eta.exp()),
 }
-"""Links by name: the function from a parameter to its predictor, and its inverse."""
+"""Links by name: the function from a parameter to its predictor, and its inverse.
+
+"logm1" is the logarithm of the value less 1, of a parameter above 1.
+"""
+
+PRIORS = {"shape": (1.0, 2.0), "precision": (2.0, 2.0), "nu": (2.5, 1.0)}
+"""Mean and standard deviation of the default normal prior of a parameter's predictor, by name."""
+
+_NODES, _END = 129, 7.0  # of sums over a standard normal variable
 
 
 def _responses_and_weights(y: Targets) -> tuple[Tensor, Tensor | None]:
@@ -98,6 +108,29 @@ class Family(Likelihood):
             for name, link, eta in zip(self.parameters, self.links, outputs.unbind(-1), strict=True)
         }
 
+    @property
+    def locations(self) -> tuple[str, ...]:
+        """The parameters whose effects have the priors of a location."""
+        return self.parameters[:1]
+
+    def location_values(self, y: Float[np.ndarray, "n"]) -> Float[np.ndarray, "n"]:
+        """Responses in the units of the location."""
+        return y
+
+    def initial_predictors(self, y: Float[np.ndarray, "n"]) -> tuple[float, ...]:
+        """Predictors of all parameters that suit responses, without effects."""
+        values = self.location_values(y)
+        found = []
+        for name, link in zip(self.parameters, self.links, strict=True):
+            if name in self.locations:
+                level = torch.tensor(float(values.mean()), dtype=torch.float64)
+                found.append(float(LINKS[link][0](level)))
+            elif name == "sigma":
+                found.append(float(np.log(max(values.std(), 1e-6))))
+            else:
+                found.append(PRIORS.get(name, (0.0, 1.0))[0])
+        return tuple(found)
+
     # --- as a likelihood --------------------------------------------------------------------
 
     def log_prob(self, outputs: Outputs, y: Targets) -> PerPoint:
@@ -109,6 +142,19 @@ class Family(Likelihood):
     def n_outputs(self, y: Targets) -> int:
         """One predictor per parameter."""
         return len(self.parameters)
+
+    def check_outputs(self, n_outputs: int, y: Targets) -> None:
+        """Raise `InputError` unless there is an output for each parameter, or for the location."""
+        if n_outputs != len(self.locations) or self.n_thresholds:
+            super().check_outputs(n_outputs, y)
+
+    def for_outputs(self, n_outputs: int, y: Targets) -> Likelihood:
+        """The likelihood whose other parameters are learned, for outputs of the location alone."""
+        if n_outputs == len(self.parameters):
+            return self
+        from subbayes.likelihoods.families.common_parameters import CommonParameters
+
+        return CommonParameters(self)
 
     def check_targets(self, y: Targets) -> None:
         """Raise `InputError` for responses outside the support, or weights below 0."""
@@ -146,7 +192,7 @@ class Family(Likelihood):
 
 
 class ScipyFamily(Family):
-    """Families whose distribution function and draws come from SciPy."""
+    """Families whose distribution function, quantiles and draws come from SciPy."""
 
     @abstractmethod
     def distribution(self, **values: np.ndarray) -> Any:
@@ -160,13 +206,40 @@ class ScipyFamily(Family):
         """P(Y <= y), shape (..., N, 1)."""
         value = y[..., 0] if y.ndim == outputs.ndim or y.ndim == 2 else y
         found = self._distribution_at(outputs).cdf(value.numpy())
-        return moment(torch.from_numpy(found).to(outputs))
+        return moment(torch.from_numpy(np.asarray(found)).to(outputs))
+
+    def quantiles(self, outputs: Outputs, q: float) -> Moments:
+        """The quantile of each distribution, shape (..., N, 1)."""
+        return moment(torch.from_numpy(self._distribution_at(outputs).ppf(q)).to(outputs))
 
     def sample(self, outputs: Outputs, generator: torch.Generator) -> Tensor:
         """One response per row, shape (..., N, 1)."""
         u = torch.rand(outputs.shape[:-1], generator=generator, dtype=torch.float64)
         quantiles = self._distribution_at(outputs).ppf(u.clamp(1e-12, 1 - 1e-12).numpy())
         return moment(torch.from_numpy(quantiles))
+
+    def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
+        r"""The Fisher information $E_y[s s^\top]$ of the scores s, by a sum over quantiles of y.
+
+        With $y = F^{-1}(\Phi(x))$ it is an integral over $x \sim N(0, 1)$, of which the
+        trapezoidal rule has a small error for continuous responses; counts take the midpoint rule
+        over 1025 levels.
+        """
+        shape = (-1, *[1] * (outputs.ndim - 1))
+        frozen = self._distribution_at(outputs)
+        if self.kind == "regression":
+            x = torch.linspace(-_END, _END, _NODES, dtype=torch.float64)
+            weight = torch.exp(-0.5 * x.square())
+            lower = torch.special.ndtr(-x.abs()).reshape(shape).numpy()
+            y = np.where(x.reshape(shape).numpy() < 0, frozen.ppf(lower), frozen.isf(lower))
+        else:
+            u = torch.linspace(0, 1, 2051, dtype=torch.float64)[1::2]
+            weight, y = torch.ones_like(u), frozen.ppf(u.reshape(shape).numpy())
+        value = torch.from_numpy(y).to(outputs)
+        wide = outputs.expand(len(value), *outputs.shape)
+        score = torch.func.grad(lambda f: self.log_density(value, f.unbind(-1)).sum())(wide)
+        weight = (weight / weight.sum()).to(outputs)
+        return torch.einsum("m,m...a,m...b->...ab", weight, score, score)
 
 
 def moment(values: Tensor) -> Moments:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from subbayes.likelihoods.base import Kind, Moments
-from subbayes.semistructured.families.base import Family
+from subbayes.likelihoods.families.base import Family
 from subbayes.utils.checks import fail
 from subbayes.utils.types import Outputs, Targets
 
