@@ -180,7 +180,9 @@ def regress(
         if report is not None:
             fitted.report(report, notes=[COMMAND.get()], level=level)
             facts["report"] = str(report)
-    shown = {k: facts[k] for k in ("formula", "family", "rows", "model", "report") if k in facts}
+    shown: dict[str, Any] = {
+        k: facts[k] for k in ("formula", "family", "rows", "model", "report") if k in facts
+    }
     console.result(facts, f"{aligned(shown)}\n\n{_table(summary)}")
     if out is not None:
         console.hint(
