@@ -74,7 +74,7 @@ class ModelOptions:
 
         family = family_from_name(self.family, self.link)
         others = dict(_pairs("--parameter", self.parameter))
-        formulas = {family.parameters[0]: formula, **{k: f"~ {v}" for k, v in others.items()}}
+        formulas = {family.formula_names[0]: formula, **{k: f"~ {v}" for k, v in others.items()}}
         return SemiStructuredRegression(
             formulas if others else formula,
             family=family,

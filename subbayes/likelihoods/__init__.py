@@ -48,7 +48,8 @@ _SHORT_NAMES: dict[str, Callable[..., Likelihood]] = {
 _FAMILY_NAMES = {
     name: family
     for name, family in FAMILIES.items()
-    if name not in (*_SHORT_NAMES, "normal", "ordinal")
+    if name
+    not in (*_SHORT_NAMES, "normal", "ordinal", "binomial", "censored", "truncated", "mixture")
 }
 _SHORT_NAMES |= _FAMILY_NAMES
 _BY_NAME = {

@@ -170,6 +170,7 @@ def _columns_of(state: FittedState) -> list[str]:
         *rows.response.variables(rows.frame),
         *rows.encoder.columns,
         *rows.specification.auxiliary.columns,
+        *rows.specification.family.columns,
     ]
     return list(dict.fromkeys(names))
 

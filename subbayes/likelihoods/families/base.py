@@ -11,7 +11,7 @@ log-likelihood of a row counts `weight` times.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -37,7 +37,13 @@ LINKS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] 
 "logm1" is the logarithm of the value less 1, of a parameter above 1.
 """
 
-PRIORS = {"shape": (1.0, 2.0), "precision": (2.0, 2.0), "nu": (2.5, 1.0)}
+PRIORS = {
+    "shape": (1.0, 2.0),
+    "precision": (2.0, 2.0),
+    "nu": (2.5, 1.0),
+    "zi": (0.0, 1.5),
+    "hu": (0.0, 1.5),
+}
 """Mean and standard deviation of the default normal prior of a parameter's predictor, by name."""
 
 _NODES, _END = 129, 7.0  # of sums over a standard normal variable
@@ -86,7 +92,7 @@ class Family(Likelihood):
 
     @property
     def formula_parameters(self) -> tuple[str, ...]:
-        """The parameters with effects and networks: all but the thresholds."""
+        """The parameters with a predictor of their own: all but the thresholds."""
         return self.parameters[: len(self.parameters) - self.n_thresholds]
 
     def link(self, parameter: str) -> str:
@@ -107,6 +113,50 @@ class Family(Likelihood):
             name: LINKS[link][1](eta)
             for name, link, eta in zip(self.parameters, self.links, outputs.unbind(-1), strict=True)
         }
+
+    @property
+    def known(self) -> dict[str, float | str]:
+        """Parameters that are given: a number, or a column of the data frame, for each."""
+        return {}
+
+    @property
+    def formula_names(self) -> tuple[str, ...]:
+        """Names that formulas of several parameters use, the location first."""
+        return tuple(name for name in self.formula_parameters if name not in self.known)
+
+    def right_sides(self, right: Mapping[str, str]) -> dict[str, str]:
+        """The right-hand side of each predictor from those by formula name; "0" for given ones."""
+        return {name: right.get(name, "0") for name in self.formula_parameters}
+
+    def with_classes(self, labels: Sequence[Any]) -> Family:
+        """The family of the classes of the response."""
+        return self
+
+    @property
+    def response_columns(self) -> tuple[str, ...]:
+        """Columns of the data frame that a response has beside its value."""
+        return ()
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Columns of the data frame that the family reads in training."""
+        known = [value for value in self.known.values() if isinstance(value, str)]
+        return (*known, *self.response_columns)
+
+    def responses(
+        self, y: Float[np.ndarray, "n"], columns: Mapping[str, np.ndarray]
+    ) -> Float[np.ndarray, "n *m"]:
+        """Targets from the response and the columns of `response_columns`."""
+        return y
+
+    def check_known(self, y: Float[np.ndarray, "n"], known: Mapping[str, np.ndarray]) -> None:
+        """Raise `InputError` for given parameters that do not fit the responses."""
+
+    def level_values(
+        self, y: Float[np.ndarray, "n"], known: Mapping[str, np.ndarray]
+    ) -> Float[np.ndarray, "n"]:
+        """Responses for default priors: for binomial ones, the share of successes."""
+        return y
 
     @property
     def locations(self) -> tuple[str, ...]:
@@ -154,6 +204,11 @@ class Family(Likelihood):
             return self
         from subbayes.likelihoods.families.common_parameters import CommonParameters
 
+        given = tuple(self.known.values())
+        if given and len(given) == len(self.parameters) - len(self.locations):
+            if any(isinstance(value, str) for value in given):
+                fail("module", f"an output for each of {', '.join(self.parameters)}", n_outputs)
+            return CommonParameters(self, tuple(float(value) for value in given))
         return CommonParameters(self)
 
     def check_targets(self, y: Targets) -> None:

@@ -13,9 +13,10 @@ from torch import Tensor
 
 from subbayes.likelihoods.base import Moments
 from subbayes.likelihoods.families.base import ScipyFamily, moment
+from subbayes.likelihoods.families.tails import normal_log_tails
 from subbayes.utils.types import Outputs
 
-__all__ = ["InverseGaussianFamily", "LogNormalFamily"]
+__all__ = ["InverseGaussianFamily", "LogNormalFamily", "PositiveFamily"]
 
 _LOG_2PI = math.log(2 * math.pi)
 
@@ -48,6 +49,10 @@ class LogNormalFamily(PositiveFamily):
         log = y.log()
         residual = (log - eta[0]) * (-eta[1]).exp()
         return -0.5 * (_LOG_2PI + residual.square()) - eta[1] - log
+
+    def log_tails(self, y: Tensor, eta: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        """Log P(Y <= y) and log P(Y > y)."""
+        return normal_log_tails((y.log() - eta[0]) * (-eta[1]).exp())
 
     def location_values(self, y: Float[np.ndarray, "n"]) -> Float[np.ndarray, "n"]:
         """Their logarithms."""
