@@ -21,6 +21,7 @@ from subbayes.plots.effects import effects as plot_effects
 from subbayes.posterior import Posterior
 from subbayes.predictions.averaging import average
 from subbayes.predictions.predictive import Predictive
+from subbayes.semistructured.after_fit import AfterFit
 from subbayes.semistructured.effect_priors import EffectPrior
 from subbayes.semistructured.formula import NewLevels
 from subbayes.semistructured.formula_checks import check_columns
@@ -40,7 +41,7 @@ from subbayes.utils.seeding import derive_seed
 __all__ = ["Results"]
 
 
-class Results:
+class Results(AfterFit):
     """The results of a fitted model; `state` is None before fitting."""
 
     def __init__(self, state: FittedState | None = None) -> None:

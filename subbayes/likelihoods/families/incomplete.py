@@ -93,7 +93,7 @@ class _Around(Family):
         return self.family.initial_predictors(y if y.ndim == 1 else y[:, 0])
 
     def _tails(self, y: Tensor, eta: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        found: tuple[Tensor, Tensor] = self.family.log_tails(y, eta)  # type: ignore[attr-defined]
+        found: tuple[Tensor, Tensor] = self.family.log_tails(y, eta)
         return found
 
     def __repr__(self) -> str:
