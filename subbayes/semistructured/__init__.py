@@ -16,7 +16,7 @@ _NAMES = {
     "EffectPrior": "effect_priors",
     "Exponential": "effect_priors",
     "Family": "families",
-    "Flat": "effect_priors",
+    "Flat": "flat_prior",
     "Flexible": "effect_priors",
     "GammaFamily": "families",
     "HalfNormal": "effect_priors",

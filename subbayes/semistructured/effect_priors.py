@@ -26,7 +26,6 @@ from subbayes.utils.checks import check_positive, fail, fail_type
 __all__ = [
     "EffectPrior",
     "Exponential",
-    "Flat",
     "Flexible",
     "HalfNormal",
     "NormalPrior",
@@ -232,27 +231,6 @@ class StudentT(Flexible):
 
     def __repr__(self) -> str:
         return f"StudentT(df={self.distribution.args[0]:g}, scale={self.factor:g})"
-
-
-def Flat() -> EffectPrior:
-    """Refuse a flat prior, which is not the distribution of a function of a normal coordinate.
-
-    Raises:
-        InputError: always, with the remedy.
-
-    Example:
-        >>> Flat()
-        Traceback (most recent call last):
-        ...
-        subbayes.InputError: prior: expected a proper prior, because effects are functions of
-        standard normal coordinates, got Flat(). Pass a scale, such as priors={'age': 10.0}.
-    """
-    fail(
-        "prior",
-        "a proper prior, because effects are functions of standard normal coordinates",
-        "Flat()",
-        "Pass a scale, such as priors={'age': 10.0}",
-    )
 
 
 def _log_upper_tail(zeta: Tensor) -> Tensor:

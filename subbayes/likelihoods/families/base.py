@@ -328,7 +328,7 @@ class CommonParameters(WrappedLikelihood):
         >>> from subbayes.likelihoods.families import StudentTFamily
         >>> likelihood = CommonParameters(StudentTFamily(), (0.0, 1.0))
         >>> likelihood.log_prob(torch.zeros(2, 1), torch.tensor([0.0, 3.0]))
-        tensor([-0.9851, -2.9799])
+        tensor([-0.9854, -3.8866])
     """
 
     values: tuple[float, ...] | Tensor | str = "learned"
