@@ -20,6 +20,7 @@ _NAMES = {
     "Flexible": "effect_priors",
     "GammaFamily": "families",
     "HalfNormal": "effect_priors",
+    "Horseshoe": "horseshoe",
     "HurdleNegativeBinomialFamily": "families",
     "HurdlePoissonFamily": "families",
     "InverseGaussianFamily": "families",

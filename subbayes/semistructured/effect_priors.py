@@ -24,6 +24,7 @@ from subbayes.semistructured.formula import Design, Term
 from subbayes.utils.checks import check_positive, fail, fail_type
 
 __all__ = [
+    "PARAMETRIC",
     "EffectPrior",
     "Exponential",
     "Flexible",
@@ -296,7 +297,11 @@ def prior_of_term(name: str, value: Any, parameters: Sequence[str]) -> EffectPri
     return prior
 
 
-_PARAMETRIC = {"NormalPrior": NormalPrior, "Exponential": Exponential, "HalfNormal": HalfNormal}
+PARAMETRIC: dict[str, type[EffectPrior]] = {
+    "NormalPrior": NormalPrior,
+    "Exponential": Exponential,
+    "HalfNormal": HalfNormal,
+}
 
 
 def prior_config(value: Any) -> Any:
@@ -308,8 +313,9 @@ def prior_config(value: Any) -> Any:
     """
     if isinstance(value, (int, float)):
         return value
-    if type(value) in _PARAMETRIC.values():
-        return {"name": type(value).__name__, "options": vars(value)}
+    if type(value) in PARAMETRIC.values():
+        shown = {k: v for k, v in vars(value).items() if not k.startswith("_")}
+        return {"name": type(value).__name__, "options": shown}
     inner = value.distribution if isinstance(value, Flexible) else value
     name = getattr(getattr(inner, "dist", None), "name", "")
     if isinstance(getattr(stats, name, None), stats.rv_continuous):
@@ -341,8 +347,8 @@ def prior_from(name: str, config: Any) -> Any:
             f"Pass load(path, priors={{{name!r}: ...}}): code is not saved",
         )
     try:
-        if config["name"] in _PARAMETRIC:
-            return _PARAMETRIC[config["name"]](**options)
+        if config["name"] in PARAMETRIC:
+            return PARAMETRIC[config["name"]](**options)
         if config["student"]:
             return StudentT(config["args"][0], config["factor"])
         if config["distribution"] not in _QUICK:

@@ -230,6 +230,7 @@ _prior_of_effects = one_of(
             "NormalPrior": {"options": dict_of(number())},
             "Exponential": {"options": dict_of(number())},
             "HalfNormal": {"options": dict_of(number())},
+            "Horseshoe": {"options": dict_of(number())},
             "scipy": {
                 "distribution": text(),
                 "args": list_of(number()),

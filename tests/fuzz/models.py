@@ -318,7 +318,7 @@ MODELS: dict[str, Example] = {
         partial(_load, rows=FRAME),
     ),
     "semi-structured-truncated": Example(
-        partial(_family, "t ~ a", TruncatedFamily(family="student-t", lower=0.0)),
+        partial(_family, "t ~ a", TruncatedFamily(family="normal", lower=0.0)),
         partial(_load, rows=FRAME),
     ),
     "semi-structured-hazards": Example(

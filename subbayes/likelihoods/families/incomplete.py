@@ -316,7 +316,8 @@ class TruncatedFamily(_Around):
         """Quantiles at levels u between 0 and 1 within the bounds, shape of u."""
         low, high = self._levels(outputs)
         inner: Any = self.family
-        value = inner._distribution_at(outputs).ppf((low + u * (high - low)).numpy())
+        levels = (low + u * (high - low)).clamp_max(1 - 1e-14)  # whose quantile is finite
+        value = inner._distribution_at(outputs).ppf(levels.numpy())
         return torch.from_numpy(np.asarray(value)).clamp(self.lower, self.upper)
 
     def quantiles(self, outputs: Outputs, q: float) -> Moments:
@@ -353,7 +354,11 @@ class TruncatedFamily(_Around):
         """The variance, as an integral over quantiles."""
         y, weight = self._quantile_rule(outputs)
         mean = (weight * y).sum(0)
-        return moment((weight * (y - mean).square()).sum(0).to(outputs))
+        found = (weight * (y - mean).square()).sum(0)
+        if math.isinf(self.lower) or math.isinf(self.upper):  # a tail remains
+            whole = self.family.variance(outputs)[..., 0].to(found)
+            found = torch.where(torch.isinf(whole), whole, found)
+        return moment(found.to(outputs))
 
     def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
         """The Fisher information, as an integral over quantiles."""
