@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from subbayes.data.data import Data
 from subbayes.diagnostics.predictor import Predictor
 from subbayes.likelihoods import (
+    CommonParameters,
     Gaussian,
     HeteroscedasticGaussian,
     Likelihood,
@@ -238,6 +239,8 @@ def stack_likelihoods(likelihoods: Sequence[Likelihood]) -> Likelihood:
         return replace(first, noise=_stack([one.noise for one in each]))
     if isinstance(first, HeteroscedasticGaussian):
         return replace(first, global_variance=_stack([one.global_variance for one in each]))
+    if isinstance(first, CommonParameters):
+        return replace(first, values=_stack([one.values for one in each]))
     if isinstance(first, Standardized):
         if len({(one.shift, one.scale) for one in each}) > 1:
             fail("likelihoods", "targets standardised with the same units", "different units")

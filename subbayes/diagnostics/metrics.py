@@ -43,8 +43,8 @@ __all__ = [
 def score(predictive: Predictive, y: object, level: float = 0.95) -> dict[str, float]:
     r"""All scores that apply to the likelihood, by name.
 
-    Regression: log_likelihood, log_likelihood_moment_matched, rmse, crps, coverage,
-    interval_width. Counts: the same without the moment-matched one. Classification:
+    Regression: log_likelihood, log_likelihood_moment_matched (unless a variance is infinite), rmse,
+    crps, coverage, interval_width. Counts: the same without the moment-matched one. Classification:
     log_likelihood, accuracy, brier, ece, auroc. Tokens: log_likelihood of rows,
     log_likelihood_per_token, perplexity, and accuracy, brier and ece over all tokens that count,
     each with the mixture of its own position.
@@ -65,7 +65,7 @@ def score(predictive: Predictive, y: object, level: float = 0.95) -> dict[str, f
         return scores | _token_scores(predictive, predictive.likelihood, y)
     if predictive.likelihood.kind == "classification":
         return scores | {f.__name__: f(predictive, y) for f in (accuracy, brier, ece, auroc)}
-    if predictive.likelihood.kind == "regression":
+    if predictive.likelihood.kind == "regression" and np.isfinite(predictive.variance).all():
         scores["log_likelihood_moment_matched"] = log_likelihood(predictive, y, True)
     interval = predictive.interval(level)
     return scores | {

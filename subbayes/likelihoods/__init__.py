@@ -13,6 +13,7 @@ from typing import Any
 
 from subbayes.likelihoods.base import Likelihood
 from subbayes.likelihoods.discrete import Bernoulli, Categorical, Poisson
+from subbayes.likelihoods.families import FAMILIES, CommonParameters, Family, family_from_config
 from subbayes.likelihoods.gaussian import Gaussian, HeteroscedasticGaussian
 from subbayes.likelihoods.standardized import Standardized
 from subbayes.likelihoods.tokens import CategoricalTokens
@@ -23,6 +24,8 @@ __all__ = [
     "Bernoulli",
     "Categorical",
     "CategoricalTokens",
+    "CommonParameters",
+    "Family",
     "Gaussian",
     "HeteroscedasticGaussian",
     "Likelihood",
@@ -42,7 +45,18 @@ _SHORT_NAMES: dict[str, Callable[..., Likelihood]] = {
     "tokens": CategoricalTokens,
     "causal-lm": CategoricalTokens.causal,
 }
-_BY_NAME = {made.__name__: made for made in _SHORT_NAMES.values() if isinstance(made, type)}
+_FAMILY_NAMES = {
+    name: family
+    for name, family in FAMILIES.items()
+    if name
+    not in (*_SHORT_NAMES, "normal", "ordinal", "binomial", "censored", "truncated", "mixture")
+}
+_SHORT_NAMES |= _FAMILY_NAMES
+_BY_NAME = {
+    made.__name__: made
+    for name, made in _SHORT_NAMES.items()
+    if isinstance(made, type) and name not in _FAMILY_NAMES
+}
 
 
 _OTHER_NAMES = {
@@ -59,6 +73,9 @@ _OTHER_NAMES = {
     "normal": "gaussian",
     "regression": "gaussian",
     "count": "poisson",
+    "student": "student-t",
+    "lognormal": "log-normal",
+    "negbin": "negative-binomial",
     "causal_lm": "causal-lm",
     "language_modeling": "causal-lm",
     "token_classification": "tokens",
@@ -115,10 +132,14 @@ def _made(config: dict[str, Any]) -> Likelihood:
         return Standardized(_made(options.pop("likelihood")), **options)
     if name == "Weighted":
         return Weighted(_made(options["likelihood"]))
+    if name == "CommonParameters":
+        return CommonParameters(family_from_config(config["likelihood"]), options["values"])
+    if name in FAMILIES:
+        return family_from_config(config)
     if name not in _BY_NAME:
         fail(
             "likelihood",
-            "one of " + ", ".join(sorted(_BY_NAME)),
+            "one of " + ", ".join(sorted([*_BY_NAME, *FAMILIES])),
             repr(name),
             "Pass a likelihood object of your own instead",
         )

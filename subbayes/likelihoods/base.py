@@ -164,6 +164,13 @@ class Likelihood(ABC):
             "Use probabilities instead",
         )
 
+    def quantiles(self, outputs: Outputs, q: float) -> Moments | None:
+        """The quantile of y given each f, shape (..., N, T), if the likelihood knows it.
+
+        The quantile of a mixture over draws lies between the least and the largest of them.
+        """
+        return None
+
     def check_outputs(self, n_outputs: int, y: Targets) -> None:
         """Raise `InputError` if a network with `n_outputs` outputs does not fit the targets."""
         needed = self.n_outputs(y)

@@ -152,6 +152,28 @@ class Standardized(WrappedLikelihood):
         shift, scale = self._units(outputs)
         return self.likelihood.cdf(outputs, (column(y, outputs) - shift) / scale)
 
+    def quantiles(self, outputs: Outputs, q: float) -> Moments | None:
+        """The quantile of y given each f, shape (..., N, T), if the likelihood knows it."""
+        shift, scale = self._units(outputs)
+        inner = self.likelihood.quantiles(outputs, q)
+        return None if inner is None else shift + scale * inner
+
+    @property
+    def bounds(self) -> tuple[float, float]:  # type: ignore[override]
+        """Ends of the support."""
+        if self.shift != (0.0,):
+            return (-math.inf, math.inf)
+        low, high = self.likelihood.bounds
+        return low * self.scale[0], high * self.scale[0]
+
+    def for_outputs(self, n_outputs: int, y: Targets) -> Likelihood:
+        """The likelihood with the sizes that the outputs determine."""
+        return replace(self, likelihood=self.likelihood.for_outputs(n_outputs, self.standardize(y)))
+
+    def check_outputs(self, n_outputs: int, y: Targets) -> None:
+        """Raise `InputError` if the outputs do not fit the targets."""
+        self.likelihood.check_outputs(n_outputs, y)
+
     def components(self, outputs: Outputs) -> tuple[Tensor, Tensor] | None:
         """Mean and standard deviation in units of y, if y | f is Gaussian."""
         if self.likelihood.components(outputs) is None:
@@ -160,7 +182,7 @@ class Standardized(WrappedLikelihood):
 
     def check_targets(self, y: Targets) -> None:
         """Raise `InputError` for targets that the standardised likelihood does not take."""
-        self.likelihood.check_targets(y)
+        self.likelihood.check_targets(y if any(self.shift) else self.standardize(y))
         known = len(self.shift)
         if n_targets(y) != known:
             fail("y", f"{known} target{'s' * (known > 1)}, as standardised", n_targets(y))

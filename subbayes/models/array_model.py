@@ -17,12 +17,12 @@ from subbayes.data.data import Data
 from subbayes.diagnostics.predictor import Predictor
 from subbayes.likelihoods import (
     Categorical,
-    Gaussian,
     HeteroscedasticGaussian,
     Likelihood,
     Poisson,
     Standardized,
     Weighted,
+    as_likelihood,
 )
 from subbayes.models.comparison_methods import Setup, sparse_training
 from subbayes.models.comparison_registry import named_methods
@@ -242,14 +242,24 @@ def make_likelihood(
     check_choice("likelihood", name, LIKELIHOODS[task])
     if task == "classification":
         return Categorical(int(y.max()) + 1 if n_classes is None else n_classes)
-    if task == "count":
+    if name == "poisson":
         return Poisson()
-    inner = Gaussian() if name == "gaussian" else HeteroscedasticGaussian()
+    if task == "count":
+        return as_likelihood(name)
+    inner = HeteroscedasticGaussian() if name == "heteroscedastic" else as_likelihood(name)
+    if inner.bounds[0] == 0:
+        return _in_units_of_mean(inner, y)
     return Standardized.of(
         inner,
         torch.from_numpy(np.array(y, dtype=np.float64)),
         None if weights is None else torch.from_numpy(weights),
     )
+
+
+def _in_units_of_mean(likelihood: Likelihood, y: Shaped[np.ndarray, "n"]) -> Likelihood:
+    """The likelihood of positive targets divided by their geometric mean."""
+    likelihood.check_targets(torch.from_numpy(np.array(y, dtype=np.float64)))
+    return Standardized(likelihood, (0.0,), (float(np.exp(np.log(y).mean())),))
 
 
 def without_global_variance(likelihood: Likelihood) -> Likelihood:
@@ -295,10 +305,10 @@ def make_module(
         network.dropout,
         seed=settings.sampling.seed,
     )
-    if isinstance(likelihood, Poisson):
+    if likelihood.kind == "count":
         last = module.layers[-1]
         assert isinstance(last, torch.nn.Linear)
-        torch.nn.init.constant_(last.bias, _log_mean(y, weights))
+        torch.nn.init.constant_(last.bias[:1], _log_mean(y, weights))
     return module.float()  # as the features, whatever the default dtype
 
 
@@ -360,8 +370,15 @@ def check_saved_size(name: str, count: int, facts: dict[str, Any]) -> None:
 
 _TASKS = {
     "classification": ("Categorical",),
-    "count": ("Poisson",),
-    "regression": ("Gaussian", "HeteroscedasticGaussian"),
+    "count": ("Poisson", "negative-binomial"),
+    "regression": (
+        "Gaussian",
+        "HeteroscedasticGaussian",
+        "student-t",
+        "log-normal",
+        "gamma",
+        "inverse-gaussian",
+    ),
 }
 """Likelihoods that models of arrays have for each task, as artifacts name them."""
 

@@ -27,7 +27,7 @@ from subbayes.models.array_model import (
     predict_matrix,
 )
 from subbayes.models.fitted import FittedModel
-from subbayes.models.settings import TableSettings
+from subbayes.models.settings import LIKELIHOODS, TableSettings
 from subbayes.predictions.predictive import Predictive
 from subbayes.sparse.export.small_network import SmallNetwork
 from subbayes.sparse.export.table_units import export_in_table_units
@@ -375,6 +375,6 @@ def infer_target(values: Any, task: str | None, settings: TableSettings) -> Targ
         >>> infer_target([0, 1, 2], None, TableSettings(likelihood="poisson")).task
         'count'
     """
-    if task is None and settings.likelihood == "poisson":
+    if task is None and settings.likelihood in LIKELIHOODS["count"]:
         task = "count"
     return Target.infer(values, task)

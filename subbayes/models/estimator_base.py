@@ -28,7 +28,7 @@ from subbayes.data.data import check_weights
 from subbayes.inference.configuration import Sampling
 from subbayes.models.array_model import fit_arrays, predict_matrix
 from subbayes.models.fitted import FittedModel
-from subbayes.models.settings import TableSettings, configured, encode_parameters
+from subbayes.models.settings import LIKELIHOODS, TableSettings, configured, encode_parameters
 from subbayes.predictions.predictive import Predictive
 from subbayes.utils.checks import check_finite, check_same_length, error_text, fail
 from subbayes.utils.configuration import change
@@ -326,7 +326,9 @@ class Regressor(RegressorMixin, Estimator):
                 remedy = "Divide them by a constant first"
                 fail("y", "targets whose variance float64 can hold", "overflow", remedy)
         X, y, weights = _weighted_rows(X, y, sample_weight)
-        self._fit(X, y, "count" if self.likelihood == "poisson" else "regression", weights)
+        self._fit(
+            X, y, "count" if self.likelihood in LIKELIHOODS["count"] else "regression", weights
+        )
         return self
 
     def predict(

@@ -379,7 +379,7 @@ def rebuild(tensors: dict[str, Tensor], facts: dict[str, Any]) -> Estimator:
     classifies = issubclass(cls, Classifier)
     if ("classes" in facts) != classifies or ("dtype" in facts) != classifies:
         fail_damaged("labels and their dtype of a classifier, and of no regressor", cls.__name__)
-    task = "count" if facts["params"].get("likelihood") == "poisson" else "regression"
+    task = "count" if facts["params"].get("likelihood") in LIKELIHOODS["count"] else "regression"
     task = "classification" if classifies else task
     check_saved_task(task, facts.get("classes", ()), model["facts"])
     estimator._restore(facts)

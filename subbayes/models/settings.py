@@ -32,8 +32,15 @@ __all__ = [
 _T = TypeVar("_T")
 
 LIKELIHOODS = {
-    "regression": ("heteroscedastic", "gaussian"),
-    "count": ("poisson",),
+    "regression": (
+        "heteroscedastic",
+        "gaussian",
+        "student-t",
+        "log-normal",
+        "gamma",
+        "inverse-gaussian",
+    ),
+    "count": ("poisson", "negative-binomial"),
     "classification": ("categorical",),
 }
 """Likelihoods of each task, the default first."""
@@ -117,8 +124,9 @@ class TableSettings:
 
     Attributes:
         network: architecture of the network.
-        likelihood: "heteroscedastic" or "gaussian" for numbers, "poisson" for counts,
-            "categorical" for classes; None uses the first of these for the task.
+        likelihood: "heteroscedastic", "gaussian" or "student-t" for numbers, "log-normal",
+            "gamma" or "inverse-gaussian" for numbers above 0, "poisson" or "negative-binomial" for
+            counts, "categorical" for classes; None uses the first of these for the task.
         subspace: a method of `subbayes.subspaces`, or its name.
         inference: an engine of `subbayes.inference`, or its name.
         prior: scale of the prior of the coordinates, or "evidence", as for `fit`.

@@ -6,6 +6,8 @@ figure as PNG; `ax.figure` shows it in a notebook.
 
 from subbayes.plots.calibration import calibration, pit, reliability, selective_accuracy
 from subbayes.plots.chains import autocorrelation, ess, ranks, trace
+from subbayes.plots.checks import predictive_check
+from subbayes.plots.conditional import conditional
 from subbayes.plots.density import density, surface
 from subbayes.plots.low_loss import loss_along_curve
 from subbayes.plots.methods import scores, temperature, temperatures
@@ -20,6 +22,7 @@ __all__ = [
     "autocorrelation",
     "bands",
     "calibration",
+    "conditional",
     "loss_along_curve",
     "training_history",
     "density",
@@ -32,6 +35,7 @@ __all__ = [
     "subspace_errors",
     "pit",
     "png",
+    "predictive_check",
     "ranks",
     "reliability",
     "save",

@@ -47,6 +47,13 @@ def _identity(x: Tensor) -> Tensor:
     return x
 
 
+_INVERSE: dict[Link, Link] = {
+    _identity: _identity,
+    torch.exp: torch.log,
+    torch.sigmoid: torch.logit,
+}
+
+
 def _beyond_newton(
     level: Tensor, old: tuple[Tensor, Tensor, Tensor], new: tuple[Tensor, Tensor, Tensor]
 ) -> tuple[Tensor, Tensor]:
@@ -258,6 +265,10 @@ def _coordinate_of_quantile(
     Near an end of the support Newton's method takes fewer steps for log x and logit x.
     """
     means, stds = likelihood.mean(outputs), likelihood.variance(outputs).sqrt()
+    if not bool(torch.isfinite(stds).all()):
+        known = likelihood.quantiles(outputs, q)
+        if known is not None:
+            return _between_quantiles(q, known, likelihood, outputs, link, slope)
     # Cantelli's inequality bounds the distance of a quantile from the mean.
     reach = 1 + math.sqrt(max(q / (1 - q), (1 - q) / q))
     low, high = (means - reach * stds).amin(0), (means + reach * stds).amax(0)
@@ -273,6 +284,50 @@ def _coordinate_of_quantile(
         guess = mean.logit() + level * scale / slope(mean)
         low, high = (_SMALLEST * scale).logit(), (1 - _SMALLEST * scale).logit()
 
+    evaluate = _evaluation(likelihood, outputs, link, slope, scale)
+    start = guess
+    if (stride := len(outputs) // _DRAWS_OF_START) >= 4:
+        few = outputs[::stride]
+        theirs, their_guess = _coordinate_of_quantile(q, likelihood, few, link, slope)
+        start = guess + theirs - their_guess
+    start = start.clamp(low, high)
+    found = solve_quantile(evaluate, q, low, high, start, scale, link, low.shape[1] == 1)
+    return found, guess
+
+
+def _between_quantiles(
+    q: float,
+    known: Float[Tensor, "S N T"],
+    likelihood: Likelihood,
+    outputs: Float[Tensor, "S N C"],
+    link: Link,
+    slope: Link,
+) -> tuple[Tensor, Tensor]:
+    """The same from the quantiles of the components, which enclose that of the mixture.
+
+    Their scale is that of the quartiles, as variances may be infinite.
+    """
+    inverse = _INVERSE[link]
+    places = inverse(known)
+    low, high, start = places.amin(0), places.amax(0), places.mean(0)
+    ends = [likelihood.quantiles(outputs, level) for level in (0.25, 0.75)]
+    assert ends[0] is not None
+    assert ends[1] is not None
+    scale = (ends[1] - ends[0]).mean(0).clamp_min(torch.finfo(start.dtype).tiny)
+    evaluate = _evaluation(likelihood, outputs, link, slope, scale)
+    start = start.clamp(low, high)
+    return solve_quantile(evaluate, q, low, high, start, scale, link, low.shape[1] == 1), start
+
+
+def _evaluation(
+    likelihood: Likelihood,
+    outputs: Float[Tensor, "S N C"],
+    link: Link,
+    slope: Link,
+    scale: Float[Tensor, "N T"],
+) -> Evaluate:
+    """Distribution function and density of the mixture at coordinates."""
+
     def evaluate(t: Tensor, rows: Int[Tensor, "m"]) -> tuple[Tensor, Tensor]:
         own, some, x = likelihood.select_rows(rows), outputs[:, rows], link(t)
         probability = own.cdf(some, x).mean(0)
@@ -283,11 +338,4 @@ def _coordinate_of_quantile(
             density = (own.cdf(some, x + width).mean(0) - probability) / width
         return probability, density * slope(x)
 
-    start = guess
-    if (stride := len(outputs) // _DRAWS_OF_START) >= 4:
-        few = outputs[::stride]
-        theirs, their_guess = _coordinate_of_quantile(q, likelihood, few, link, slope)
-        start = guess + theirs - their_guess
-    start = start.clamp(low, high)
-    found = solve_quantile(evaluate, q, low, high, start, scale, link, low.shape[1] == 1)
-    return found, guess
+    return evaluate

@@ -16,7 +16,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from subbayes.data.arrays import to_tensor
 from subbayes.data.encoder import TabularEncoder
-from subbayes.semistructured.families import Family, OrdinalFamily
+from subbayes.semistructured.families import BernoulliFamily, Family, OrdinalFamily
 from subbayes.semistructured.formula import Design, NewLevels
 from subbayes.semistructured.formula_checks import check_columns, check_complete, plain_columns
 from subbayes.semistructured.formula_grammar import check_formula, formula_errors
@@ -29,6 +29,7 @@ __all__ = [
     "RowEncoder",
     "check_network_names",
     "column_numbers",
+    "given_values",
     "network_input",
     "networks_from",
 ]
@@ -95,6 +96,16 @@ def column_numbers(name: str, frame: pd.DataFrame) -> Float[np.ndarray, "n"]:
         fail(name, "numbers", f"values such as {frame[name].iloc[0]!r}")
 
 
+def given_values(family: Family, frame: pd.DataFrame) -> dict[str, Float[np.ndarray, "n"]]:
+    """Values of the parameters that are given, such as the number of trials, by parameter."""
+    return {
+        name: column_numbers(value, frame)
+        if isinstance(value, str)
+        else np.full(len(frame), float(value))
+        for name, value in family.known.items()
+    }
+
+
 @dataclass(frozen=True)
 class Response:
     """The response: a column or an expression, and its classes.
@@ -124,12 +135,14 @@ class Response:
             labels = values.cat.remove_unused_categories().cat.categories.tolist()
         else:
             labels = sorted(values.unique().tolist())
-        if not isinstance(family, OrdinalFamily) and len(labels) != 2:
+        if isinstance(family, BernoulliFamily) and len(labels) != 2:
             fail(
                 name,
                 "2 classes for family 'bernoulli'",
                 f"{len(labels)}: " + ", ".join(map(str, labels[:5])),
-                "Use family='ordinal' for ordered classes" if len(labels) > 2 else "",
+                "Use family='categorical', or 'ordinal' for ordered classes"
+                if len(labels) > 2
+                else "",
             )
         if len(labels) < 2:
             fail(name, "at least 2 classes", ", ".join(map(str, labels)))
@@ -235,7 +248,8 @@ class RowEncoder:
         """Columns of the data frame that predictions need."""
         deep = [c for part in self.deep.values() for c in part.columns or ()]
         offsets = [c for c in (self.auxiliary.offset, self.auxiliary.exposure) if c is not None]
-        return tuple(dict.fromkeys([*self.design.variables, *deep, *offsets]))
+        known = [value for value in self.family.known.values() if isinstance(value, str)]
+        return tuple(dict.fromkeys([*self.design.variables, *deep, *offsets, *known]))
 
     def inputs(
         self,
@@ -250,11 +264,14 @@ class RowEncoder:
         """
         offsets = [c for c in (self.auxiliary.offset, self.auxiliary.exposure) if c is not None]
         check_columns(self.columns, frame)
-        frame = plain_columns(frame, [*self.design.variables, *offsets])
+        known = [value for value in self.family.known.values() if isinstance(value, str)]
+        frame = plain_columns(frame, [*self.design.variables, *offsets, *known])
         if not len(frame):
             fail("data", "at least one row", "none")
         columns, shifts = self.design.matrix(frame, new_levels)
         shifts[:, 0] += self.auxiliary.total_offset(frame, self.family)
+        for name, values in given_values(self.family, frame).items():
+            shifts[:, self.design.parameters.index(name)] += values
         found = {
             "design": torch.from_numpy(columns).to(self.dtype),
             "offset": torch.from_numpy(shifts).to(self.dtype),

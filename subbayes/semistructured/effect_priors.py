@@ -18,11 +18,13 @@ from jaxtyping import Float
 from scipy import stats
 from torch import Tensor
 
+from subbayes.likelihoods.families.base import PRIORS
 from subbayes.semistructured.families import Family
 from subbayes.semistructured.formula import Design, Term
 from subbayes.utils.checks import check_positive, fail, fail_type
 
 __all__ = [
+    "PARAMETRIC",
     "EffectPrior",
     "Exponential",
     "Flexible",
@@ -295,7 +297,11 @@ def prior_of_term(name: str, value: Any, parameters: Sequence[str]) -> EffectPri
     return prior
 
 
-_PARAMETRIC = {"NormalPrior": NormalPrior, "Exponential": Exponential, "HalfNormal": HalfNormal}
+PARAMETRIC: dict[str, type[EffectPrior]] = {
+    "NormalPrior": NormalPrior,
+    "Exponential": Exponential,
+    "HalfNormal": HalfNormal,
+}
 
 
 def prior_config(value: Any) -> Any:
@@ -307,8 +313,9 @@ def prior_config(value: Any) -> Any:
     """
     if isinstance(value, (int, float)):
         return value
-    if type(value) in _PARAMETRIC.values():
-        return {"name": type(value).__name__, "options": vars(value)}
+    if type(value) in PARAMETRIC.values():
+        shown = {k: v for k, v in vars(value).items() if not k.startswith("_")}
+        return {"name": type(value).__name__, "options": shown}
     inner = value.distribution if isinstance(value, Flexible) else value
     name = getattr(getattr(inner, "dist", None), "name", "")
     if isinstance(getattr(stats, name, None), stats.rv_continuous):
@@ -340,8 +347,8 @@ def prior_from(name: str, config: Any) -> Any:
             f"Pass load(path, priors={{{name!r}: ...}}): code is not saved",
         )
     try:
-        if config["name"] in _PARAMETRIC:
-            return _PARAMETRIC[config["name"]](**options)
+        if config["name"] in PARAMETRIC:
+            return PARAMETRIC[config["name"]](**options)
         if config["student"]:
             return StudentT(config["args"][0], config["factor"])
         if config["distribution"] not in _QUICK:
@@ -382,7 +389,8 @@ def default_priors(
     $N(0, (2.5\, s_y / s_x)^2)$; the intercept, at the means of the columns, $N(m, (2.5\, s_y)^2)$
     around the overall mean on the scale of the link; a normal response's sigma exponential with
     mean $s_y$; shapes $\log r \sim N(1, 2^2)$; precisions $\log \phi \sim N(2, 2^2)$; the standard
-    deviations of smooths and random effects exponential with mean $s_y$.
+    deviations of smooths and random effects exponential with mean $s_y$; degrees of freedom
+    $\log(\nu - 1) \sim N(2.5, 1)$. The y of a log-normal response is its logarithm.
 
     The intercept is the level beside the offset o, so that $s_y$ is the standard deviation of
     $y - o$, and m is the mean of $y - o$ for an identity link, the logarithm of
@@ -394,11 +402,11 @@ def default_priors(
         y: the response.
         offset: of the location's predictor, with the logarithm of the exposure.
     """
-    location = design.parameters[0]
     priors: dict[str, EffectPrior] = {}
     location_sd = predictor_sd(family, y, offset)
     for term in design.terms:
-        sd, factor = (location_sd, _DEFAULT_SCALE) if term.parameter == location else (1.0, 1.0)
+        is_location = term.parameter in family.locations
+        sd, factor = (location_sd, _DEFAULT_SCALE) if is_location else (1.0, 1.0)
         if term.penalised:
             priors[f"sd({term.name})"] = Exponential(sd)
         if term.kind == "intercept":
@@ -425,6 +433,7 @@ def predictor_sd(
     """
     if family.links[0] != "identity" or family.n_thresholds:
         return 1.0
+    y = family.location_values(y)
     if not np.std(y) > 0:
         fail("y", "responses that vary", "a constant column")
     sd = float(np.std(y - offset))
@@ -436,7 +445,8 @@ def predictor_sd(
 def _intercept_prior(
     term: Term, family: Family, y: Float[np.ndarray, "n"], offset: Float[np.ndarray, "n"] | float
 ) -> EffectPrior:
-    if term.parameter == family.parameters[0]:
+    scale, y = predictor_sd(family, y, offset), family.location_values(y)
+    if term.parameter in family.locations:
         link, level = family.links[0], float(np.mean(y))
         shift = float(np.mean(offset))
         if link == "log":
@@ -446,10 +456,10 @@ def _intercept_prior(
         elif link == "logit":
             share = np.clip(level, 0.01, 0.99)
             level = float(np.log(share / (1 - share)))
-        return NormalPrior(level - shift, _DEFAULT_SCALE * predictor_sd(family, y, offset))
+        return NormalPrior(level - shift, _DEFAULT_SCALE * scale)
     if term.parameter == "sigma":
         return Exponential(float(np.std(y - offset)))
-    return NormalPrior(1.0 if term.parameter == "shape" else 2.0, 2.0)
+    return NormalPrior(*PRIORS.get(term.parameter, (0.0, 1.0)))
 
 
 def priors_with(

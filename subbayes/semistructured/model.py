@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -30,6 +32,8 @@ from subbayes.semistructured.subspace import (
     build_space,
     subspace_of,
 )
+from subbayes.semistructured.tools.predictive_checks import Replicates, draw_prior
+from subbayes.semistructured.tools.updating import updated_formula
 from subbayes.training.configuration import Training
 from subbayes.utils.checks import check_choice, check_fraction, check_positive
 from subbayes.utils.saving import read, save
@@ -58,8 +62,8 @@ class SemiStructuredRegression(Results):
         deep: networks by name: a module, which reads the tensor of that name; a pair
             (module, columns), which reads columns of the data frame; or a `Deep`. The modules are
             not changed.
-        family: "normal", "poisson", "bernoulli", "negative-binomial", "gamma", "beta", "ordinal",
-            or a `Family`.
+        family: the name of a family of `subbayes.likelihoods.families`, such as "normal",
+            "student-t", "poisson", "bernoulli", "ordinal" or "weibull", or a `Family`.
         link: link of the location, for families with more than one.
         priors: prior by term: a number (the scale of a normal), a prior of
             `subbayes.semistructured`, or a frozen distribution of `scipy.stats`; "sd(term)" for
@@ -273,6 +277,49 @@ class SemiStructuredRegression(Results):
         for line in self.warnings():
             warn_user(line)
         return self
+
+    def update(
+        self,
+        formula: str | Mapping[str, str] | None = None,
+        data: pd.DataFrame | None = None,
+        inputs: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> SemiStructuredRegression:
+        """Fit a model with another formula, or to other rows; this one is not changed.
+
+        Args:
+            formula: the new formula, in which a point stands for the old side: "~ . + z"; or one
+                for each parameter to change.
+            data: the rows; by default those of this fit.
+            inputs: as for `fit`, needed for networks without columns.
+            options: other arguments of `fit`.
+
+        Raises:
+            InputError: see `fit`.
+        """
+        old = self.specification
+        changed = old.formula
+        if formula is not None:
+            changed = updated_formula(old.formula, formula, old.family.formula_names[0])
+        model = copy.copy(self)
+        model.specification = replace(old, formula=changed)
+        frame = self.state.model.frame if data is None else data
+        return model.fit(frame, inputs, **options)
+
+    def prior_predictive(self, data: pd.DataFrame, n: int = 100, seed: int = 0) -> Replicates:
+        """Responses drawn from the prior, before fitting: are they possible?
+
+        `subbayes.plots.checks.predictive_check` draws them.
+
+        Args:
+            data: rows with the response, which default priors are scaled by.
+            n: number of replicates, each of another draw of the effects.
+            seed: seed.
+
+        Raises:
+            InputError: a model with networks, whose prior depends on their training.
+        """
+        return draw_prior(self.specification, data, n, seed)
 
     def report(
         self,

@@ -21,8 +21,10 @@ from subbayes.plots.effects import effects as plot_effects
 from subbayes.posterior import Posterior
 from subbayes.predictions.averaging import average
 from subbayes.predictions.predictive import Predictive
+from subbayes.semistructured.after_fit import AfterFit
 from subbayes.semistructured.effect_priors import EffectPrior
 from subbayes.semistructured.formula import NewLevels
+from subbayes.semistructured.formula_checks import check_columns
 from subbayes.semistructured.joint_posterior import FittedState
 from subbayes.semistructured.partial_effects import (
     Partial,
@@ -39,7 +41,7 @@ from subbayes.utils.seeding import derive_seed
 __all__ = ["Results"]
 
 
-class Results:
+class Results(AfterFit):
     """The results of a fitted model; `state` is None before fitting."""
 
     def __init__(self, state: FittedState | None = None) -> None:
@@ -322,8 +324,15 @@ class Results:
         new_levels: NewLevels = "error",
     ) -> Float[np.ndarray, "n"]:
         """Log predictive density of new rows with their response, shape (n,)."""
-        y = self.state.model.response.numbers(data)
-        return self.predict(data, inputs, new_levels=new_levels).log_prob(y)
+        return self.predict(data, inputs, new_levels=new_levels).log_prob(self._targets(data))
+
+    def _targets(self, data: pd.DataFrame) -> Any:
+        """Responses of new rows, with their status if they are censored."""
+        model, y = self.state.model, self.state.model.response.numbers(data)
+        family = model.specification.family
+        check_columns(family.response_columns, data)
+        columns = {name: data[name].to_numpy() for name in family.response_columns}
+        return family.responses(y, columns)
 
     def evaluate(
         self,
@@ -343,8 +352,10 @@ class Results:
             new_levels: as for `predict`.
             n_draws: as for `predict`.
         """
-        y = self.state.model.response.numbers(data)
+        y = self._targets(data)
         predictive = self.predict(data, inputs, new_levels=new_levels, n_draws=n_draws)
+        if y.ndim == 2:  # scores of the values alone would take the censored ones as seen
+            return {"log_likelihood": float(predictive.log_prob(y).mean())}
         return metrics.score(predictive, y, level)
 
     def describe(self) -> dict[str, str]:

@@ -31,7 +31,7 @@ from subbayes.semistructured.effect_priors import (
     prior_from,
     prior_of_term,
 )
-from subbayes.semistructured.families import FAMILIES, Family, OrdinalFamily
+from subbayes.semistructured.families import FAMILIES, Family, OrdinalFamily, family_from_config
 from subbayes.semistructured.formula_grammar import least_columns
 from subbayes.semistructured.joint_posterior import FittedState, JointPosterior
 from subbayes.semistructured.predictors import Deep
@@ -171,6 +171,7 @@ def _columns_of(state: FittedState) -> list[str]:
         *rows.response.variables(rows.frame),
         *rows.encoder.columns,
         *rows.specification.auxiliary.columns,
+        *rows.specification.family.columns,
     ]
     return list(dict.fromkeys(names))
 
@@ -197,18 +198,12 @@ def _family(config: dict[str, Any], own: Family | None) -> Family:
             "Pass load(path, family=...): code is not saved",
         )
     name, where = config["name"], "facts['family']"
-    kind = FAMILIES.get(name)
-    if kind is None:
-        _damaged(f"{where}['name']", "one of " + ", ".join(FAMILIES), repr(name))
-    if kind is OrdinalFamily:
-        if not 2 <= (config.get("n_classes") or 0) <= _MAX_CLASSES:
-            _damaged(where, f"an ordinal family of 2 to {_MAX_CLASSES} classes", config)
-        return OrdinalFamily(n_classes=config["n_classes"])
-    links = config.get("links", [])
-    allowed = list(kind.allowed.values())
-    if len(links) != len(allowed) or any(a not in b for a, b in zip(links, allowed, strict=True)):
-        _damaged(f"{where}['links']", f"links of family {name!r}", links)
-    return kind(tuple(links))
+    if name == OrdinalFamily.label and not 2 <= (config.get("n_classes") or 0) <= _MAX_CLASSES:
+        _damaged(where, f"an ordinal family of 2 to {_MAX_CLASSES} classes", config)
+    try:
+        return family_from_config(config, where)
+    except InputError as error:
+        _damaged(error.argument, error.expected, error.got)
 
 
 def _prior(name: str, config: Any, family: Family) -> Any:

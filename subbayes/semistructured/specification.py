@@ -22,11 +22,12 @@ from subbayes.semistructured.design_data import (
     Response,
     RowEncoder,
     column_numbers,
+    given_values,
     network_input,
 )
 from subbayes.semistructured.effect_priors import default_priors, predictor_sd, priors_with
 from subbayes.semistructured.effects_likelihood import EffectsLikelihood
-from subbayes.semistructured.families import Family, OrdinalFamily
+from subbayes.semistructured.families import Family
 from subbayes.semistructured.formula import Design, formula_variables, split_formula
 from subbayes.semistructured.formula_checks import Missing, complete_rows, plain_columns
 from subbayes.semistructured.predictors import Deep, DeepPredictor, Predictors
@@ -125,7 +126,7 @@ class Specification:
         Raises:
             InputError: formulas that cannot be split, or for unknown parameters.
         """
-        parameters = self.family.formula_parameters
+        parameters = self.family.formula_names
         response, given = split_formula(self.formula, parameters[0])
         unknown = [name for name in given if name not in parameters]
         if unknown:
@@ -149,18 +150,18 @@ class Specification:
         read, effects = Response(left).variables(frame), formula_variables(right, frame)
         if len(read) == 1 and read[0] in effects:
             fail("formula", f"effects other than those of the response {read[0]!r}", repr(left))
-        columns = [*read, *effects]
+        columns = [*read, *effects, *self.family.columns]
         frame, tensors, dropped = self._complete_rows(frame, columns, inputs)
         response = Response.from_rows(left, frame, self.family)
         y = response.numbers(frame)
-        family = self.family
-        if isinstance(family, OrdinalFamily):
-            assert response.labels is not None
-            family = OrdinalFamily(n_classes=len(response.labels))
-        design = Design(right, frame, ("mu",) if family.n_thresholds else ())
+        family = self.family.with_classes(response.labels or ())
+        known = given_values(family, frame)
+        family.check_known(y, known)
+        design = Design(family.right_sides(right), frame, ("mu",) if family.n_thresholds else ())
         design.warn_of_numbers_as_text(frame)
-        targets = self._targets(frame, y)
+        targets = self.targets(frame, y)
         family.check_targets(targets)
+        y = family.level_values(y, known)
         offset = design.matrix(frame)[1][:, 0] + self.auxiliary.total_offset(frame, family)
         priors = priors_with(design, default_priors(design, family, y, offset), self.priors)
         self._check_identifiable(design, frame)
@@ -197,8 +198,10 @@ class Specification:
             frame = frame[complete]
         return frame.reset_index(drop=True), tensors, dropped
 
-    def _targets(self, frame: pd.DataFrame, y: Float[np.ndarray, "n"]) -> Any:
-        values = torch.from_numpy(y)
+    def targets(self, frame: pd.DataFrame, y: Float[np.ndarray, "n"]) -> Any:
+        """Targets of rows from their responses: with their status if censored, and weights."""
+        columns = {name: frame[name].to_numpy() for name in self.family.response_columns}
+        values = torch.from_numpy(self.family.responses(y, columns))
         if self.auxiliary.weights is None:
             return values
         return values, torch.from_numpy(column_numbers(self.auxiliary.weights, frame))

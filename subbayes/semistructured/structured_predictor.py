@@ -13,7 +13,7 @@ has a standard normal prior (see `subbayes.semistructured.effect_priors`):
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
@@ -21,8 +21,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from subbayes.semistructured.effect_priors import EffectPrior, NormalPrior
-from subbayes.semistructured.families import Family
+from subbayes.semistructured.families import LINKS, Family
 from subbayes.semistructured.formula import Design
+from subbayes.semistructured.horseshoe import Horseshoe
+from subbayes.utils.checks import fail
 
 __all__ = ["StructuredPredictor"]
 
@@ -47,6 +49,8 @@ class StructuredPredictor(nn.Module):
     _transform_columns: Tensor
     _sd_columns: Tensor
     _unpenalised: Tensor
+    _shrunk_columns: Tensor
+    _column_sds: Tensor
     placement: Tensor
 
     def __init__(self, design: Design, family: Family, priors: Mapping[str, EffectPrior]) -> None:
@@ -54,9 +58,10 @@ class StructuredPredictor(nn.Module):
         self.design, self.family, self.priors = design, family, dict(priors)
         columns = len(design.names)
         mean, scale = torch.zeros(columns).double(), torch.ones(columns).double()
-        # coordinates with another prior than a normal one: places, prior, whether to take logs
-        self._transforms: list[tuple[slice, EffectPrior, bool]] = []
+        # coordinates with another prior than a normal one: places, prior, link to apply
+        self._transforms: list[tuple[slice, EffectPrior, Callable[..., Tensor] | None]] = []
         transformed: list[int] = []
+        shrunk: list[int] = []  # columns with a horseshoe prior
         for term in design.terms:
             own, prior = term.unpenalised, priors.get(term.name)
             if not own or prior is None:
@@ -64,13 +69,17 @@ class StructuredPredictor(nn.Module):
             if isinstance(prior, NormalPrior):
                 mean[own], scale[own] = prior.mean, prior.scale
                 continue
+            if isinstance(prior, Horseshoe):
+                shrunk += own
+                continue
             log = (  # of a positive parameter itself; effects of the location are on its link scale
                 term.kind == "intercept"
                 and term.parameter != design.parameters[0]
                 and prior.positive
-                and family.link(term.parameter) == "log"
+                and family.link(term.parameter) != "identity"
             )
-            self._transforms.append((slice(own[0], own[-1] + 1), prior, log))
+            link = LINKS[family.link(term.parameter)][0] if log else None
+            self._transforms.append((slice(own[0], own[-1] + 1), prior, link))
             mean[own], scale[own] = 0.0, 0.0
             transformed += own
         penalised = [t for t in design.terms if t.penalised]
@@ -87,13 +96,32 @@ class StructuredPredictor(nn.Module):
             "_transform_columns": torch.eye(columns).double()[transformed],
             "_sd_columns": sd_columns,
             "_unpenalised": 1 - sd_columns.sum(0),
+            "_shrunk_columns": torch.eye(columns).double()[shrunk],
+            "_column_sds": torch.from_numpy(design.scale[shrunk]).double().clamp_min(1e-12),
             "placement": torch.tensor(placement).double().reshape(columns, -1),
         }.items():
             self.register_buffer(name, value, persistent=False)
         self.names = [*design.names, *(f"sd({name})" for name in self._sd_coordinates)]
+        self._horseshoe = self._shared_horseshoe()
+        self._shrunk_coordinates = range(len(self.names), len(self.names) + len(shrunk))
+        if shrunk:
+            self.names += [f"horseshoe[{design.names[i]}]" for i in shrunk]
+            self.names += ["horseshoe scale", "horseshoe slab"]
         self.thresholds = range(len(self.names), len(self.names) + family.n_thresholds)
         self.names += [f"threshold[{j}]" for j in range(family.n_thresholds)]
         self.size = len(self.names)
+
+    def _shared_horseshoe(self) -> Horseshoe | None:
+        """The horseshoe prior of all terms that have one."""
+        found = [prior for prior in self.priors.values() if isinstance(prior, Horseshoe)]
+        if any(prior != found[0] for prior in found):
+            fail("priors", "one Horseshoe for all terms that have it", "different ones")
+        return found[0] if found else None
+
+    def _shrunk_parts(self, zeta: Float[Tensor, "*S P"]) -> tuple[Tensor, Tensor]:
+        """Coordinates of the local scales of the horseshoe, and of its common ones."""
+        first, end = self._shrunk_coordinates.start, self._shrunk_coordinates.stop
+        return zeta[..., first:end], zeta[..., end : end + 2]
 
     def coefficients(self, zeta: Float[Tensor, "*S P"]) -> Float[Tensor, "*S p"]:
         """Coefficients of the (centred) columns."""
@@ -101,10 +129,14 @@ class StructuredPredictor(nn.Module):
         beta = self._mean.to(zeta) + self._scale.to(zeta) * own
         if self._transforms:
             values = []
-            for at, prior, log in self._transforms:
+            for at, prior, link in self._transforms:
                 value = prior.from_standard(own[..., at])
-                values.append(value.log() if log else value)
+                values.append(value if link is None else link(value))
             beta = beta + torch.cat(values, -1) @ self._transform_columns.to(zeta)
+        if self._horseshoe is not None:
+            scales = self._horseshoe.scales(*self._shrunk_parts(zeta)) / self._column_sds.to(zeta)
+            onto = self._shrunk_columns.to(zeta)
+            beta = beta * (1 - onto.sum(0) + scales @ onto)
         if self._sd_coordinates:
             tau = torch.stack([self.term_sd(name, zeta) for name in self._sd_coordinates], -1)
             beta = beta * (self._unpenalised.to(zeta) + tau @ self._sd_columns.to(zeta))
@@ -187,9 +219,10 @@ class StructuredPredictor(nn.Module):
                     for i in t.columns
                 ]
                 value = beta[:, term.columns[0]] - beta[:, others] @ design.center[others]
-                is_scale = term.parameter != design.parameters[0]
-                if is_scale and not others and self.family.link(term.parameter) == "log":
-                    found[term.parameter] = np.exp(value)
+                link = self.family.link(term.parameter)
+                is_scale = term.parameter not in self.family.locations
+                if is_scale and not others and link != "identity":
+                    found[term.parameter] = LINKS[link][1](torch.from_numpy(value)).numpy()
                 else:
                     found[term.name] = value
                 continue
@@ -197,5 +230,8 @@ class StructuredPredictor(nn.Module):
                 found[design.names[i]] = beta[:, i]
             if term.penalised:
                 found[f"sd({term.name})"] = sds[term.name]
+        if self._horseshoe is not None:
+            common = self._shrunk_parts(at)[1]
+            found["horseshoe scale"] = self._horseshoe.global_values(common).numpy()
         shift = beta @ design.center
         return found | {f"threshold[{j}]": cuts[:, j] + shift for j in range(cuts.shape[1])}

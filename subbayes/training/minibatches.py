@@ -121,6 +121,7 @@ class Minibatches:
         likelihood.check_targets(targets)
         outputs = network.check(first)
         likelihood.check_outputs(outputs, targets)
+        self.likelihood = likelihood = likelihood.for_outputs(outputs, targets)
         warn_of_probabilities(network, likelihood, take(first, slice(2)))
         warn_of_units(network, likelihood, first, targets)
         self.absent_classes = absent_classes(likelihood, outputs, target_values(targets))

@@ -40,6 +40,7 @@ from subbayes.utils.schema_parts import (
     CHOICE,
     DRAWS,
     FACTS,
+    FAMILY,
     HISTORY,
     LARGEST,
     LIKELIHOOD,
@@ -229,6 +230,7 @@ _prior_of_effects = one_of(
             "NormalPrior": {"options": dict_of(number())},
             "Exponential": {"options": dict_of(number())},
             "HalfNormal": {"options": dict_of(number())},
+            "Horseshoe": {"options": dict_of(number())},
             "scipy": {
                 "distribution": text(),
                 "args": list_of(number()),
@@ -240,12 +242,7 @@ _prior_of_effects = one_of(
         }
     ),
 )
-_family = one_of(
-    "a family",
-    record(name=text(), links=list_of(text())),
-    record(name=text(), n_classes=optional(whole(2))),
-    record(own=text()),
-)
+_family = one_of("a family", FAMILY, record(own=text()))
 _column = record({"levels?": list_of(anything), "ordered?": boolean, "dtype?": text()}, name=_NAME)
 _deep_network = record(
     architecture=text(),

@@ -32,6 +32,7 @@ __all__ = [
     "CHOICE",
     "DRAWS",
     "FACTS",
+    "FAMILY",
     "HISTORY",
     "LARGEST",
     "LIKELIHOOD",
@@ -125,8 +126,57 @@ def _without(*refused: str) -> Rule:
     return check
 
 
+_PREDICTORS = one_of("numbers or 'learned'", _numbers(), text("learned"))
+
+
+def _inner_family(value: Any, where: str, sizes: Sizes) -> None:
+    """A family inside of another one, which is not around a further one but for truncation."""
+    name = value.get("name") if isinstance(value, dict) else None
+    if name in ("censored", "mixture"):
+        raise SchemaError(f"{where}['name']", "another family inside", repr(name))
+    inner = value.get("family") if name == "truncated" else None
+    if isinstance(inner, dict) and inner.get("name") == "truncated":
+        raise SchemaError(f"{where}['family']['name']", "another family inside", "'truncated'")
+    FAMILY(value, where, sizes)
+
+
+_FAMILIES: dict[str, dict[str, Rule]] = {
+    **dict.fromkeys(
+        (
+            "normal", "poisson", "bernoulli", "negative-binomial", "gamma", "beta", "student-t",
+            "log-normal", "inverse-gaussian", "zero-inflated-poisson", "hurdle-poisson",
+            "zero-inflated-negative-binomial", "hurdle-negative-binomial", "weibull",
+            "log-logistic",
+        ),
+        {"links": list_of(text(), most=100)},
+    ),
+    "ordinal": {"n_classes": optional(whole(2))},
+    "categorical": {},
+    "binomial": {
+        "links": list_of(text(), most=2),
+        "trials": one_of("trials or their column", whole(1), text(most=1000)),
+    },
+    "asymmetric-laplace": {"links": list_of(text(), most=2), "quantile": PROBABILITY},
+    "piecewise-exponential": {"cuts": list_of(POSITIVE, least=1, most=1000)},
+    "censored": {
+        "family": _inner_family,
+        "status": text(most=1000),
+        "upper": optional(text(most=1000)),
+    },
+    "truncated": {
+        "family": _inner_family,
+        "lower": optional(number()),
+        "upper": optional(number()),
+    },
+    "mixture": {"first": _inner_family, "second": _inner_family},
+}  # fmt: skip
+FAMILY: Rule = tagged(_FAMILIES)
+"""Families by the names that `to_config` writes."""
+
 LIKELIHOOD: Rule = tagged(
     {
+        **_FAMILIES,
+        "CommonParameters": {"likelihood": FAMILY, "values": _PREDICTORS},
         "Gaussian": {"noise": _noise},
         "HeteroscedasticGaussian": {"global_variance": _variance},
         "Standardized": {

@@ -29,6 +29,12 @@ from subbayes.inference.samplers.nuts import NUTS
 from subbayes.inference.samplers.parallel_tempering import ParallelTempering
 from subbayes.inference.samplers.slice import SliceSampling
 from subbayes.likelihoods import Categorical, Gaussian, Poisson
+from subbayes.likelihoods.families import (
+    BinomialFamily,
+    CensoredFamily,
+    PiecewiseExponentialFamily,
+    TruncatedFamily,
+)
 from subbayes.models.data_frame_model import DataFrameModel
 from subbayes.models.estimators import SubspaceClassifier, SubspaceRegressor
 from subbayes.models.settings import TableSettings
@@ -160,6 +166,14 @@ def _semistructured(path: Path) -> None:
         training=Training(epochs=2, batch_size=None, weight_decay=1e-4, clip_norm=None),
         sampling=FEW,
     )
+    model.save(path)
+
+
+def _family(formula: str, family: Any, path: Path) -> None:
+    frame = FRAME.assign(n=3 + np.arange(24) % 4, wins=np.arange(24) % 3, t=np.exp(FRAME["y"]))
+    frame["dead"] = np.arange(24) % 2 == 0
+    model = SemiStructuredRegression(formula, family=family)
+    model.fit(frame, inference="laplace", sampling=FEW)
     model.save(path)
 
 
@@ -295,6 +309,28 @@ MODELS: dict[str, Example] = {
         for layout in ("dense", "csr")
     },
     "semi-structured": Example(_semistructured, partial(_load, rows=FRAME)),
+    "semi-structured-binomial": Example(
+        partial(_family, "wins ~ a", BinomialFamily(trials="n")),
+        partial(_load, rows=FRAME.assign(n=3)),
+    ),
+    "semi-structured-censored": Example(
+        partial(_family, "t ~ a", CensoredFamily(family="weibull", status="dead")),
+        partial(_load, rows=FRAME),
+    ),
+    "semi-structured-truncated": Example(
+        partial(_family, "t ~ a", TruncatedFamily(family="normal", lower=0.0)),
+        partial(_load, rows=FRAME),
+    ),
+    "semi-structured-hazards": Example(
+        partial(_family, "t ~ a", PiecewiseExponentialFamily(cuts=(0.5, 1.5))),
+        partial(_load, rows=FRAME),
+    ),
+    "fitted-student": Example(
+        partial(
+            _fitted, _mlp(), likelihood="student-t", subspace=subbayes.subspaces.Random(rank=2)
+        ),
+        _load,
+    ),
     "data-frame": Example(
         lambda path: DataFrameModel.fit(FRAME, "y", SMALL, progress=False).save(path),
         partial(_load, rows=FRAME),

@@ -1,23 +1,34 @@
 """Families against SciPy: densities, moments, samples, curvature; errors."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
 from scipy import stats
 
 from subbayes import InputError
+from subbayes.likelihoods import CommonParameters, from_config
+from subbayes.likelihoods.families.base import ScipyFamily
+from subbayes.predictions.predictive import Predictive
 from subbayes.semistructured import (
     BernoulliFamily,
     BetaFamily,
     GammaFamily,
+    InverseGaussianFamily,
+    LogNormalFamily,
     NegativeBinomialFamily,
     NormalFamily,
     OrdinalFamily,
     PoissonFamily,
+    StudentTFamily,
 )
-from subbayes.semistructured.families import FAMILIES, family_from_name
+from subbayes.semistructured.families import family_from_name
 
 ETA = torch.tensor([[0.3, -0.2], [-0.5, 0.4], [1.1, 0.9]], dtype=torch.float64)
+SMALL = torch.tensor([0.0, np.log(4.0)], dtype=torch.float64)
+THREE = torch.cat([ETA, torch.tensor([[1.5], [2.0], [3.0]], dtype=torch.float64)], 1)
+NU = 1 + THREE[:, 2].exp().numpy()
 MU, SECOND = ETA[:, 0].numpy(), ETA[:, 1].exp().numpy()
 
 
@@ -42,6 +53,20 @@ CASES = [
         ETA,
         [0.2, 0.5, 0.9],
         stats.beta(sigmoid(MU) * SECOND, (1 - sigmoid(MU)) * SECOND),
+    ),
+    (StudentTFamily(), THREE, [0.1, -2.0, 9.0], stats.t(NU, MU, SECOND)),
+    (
+        StudentTFamily(("log", "log", "logm1")),
+        THREE,
+        [0.1, 2.0, 9.0],
+        stats.t(NU, np.exp(MU), SECOND),
+    ),
+    (LogNormalFamily(), ETA - SMALL, [0.2, 1.5, 4.0], stats.lognorm(SECOND / 4, scale=np.exp(MU))),
+    (
+        InverseGaussianFamily(),
+        ETA,
+        [0.2, 1.5, 4.0],
+        stats.invgauss(np.exp(MU) / SECOND, scale=SECOND),
     ),
 ]
 IDS = [f"{type(c[0]).__name__}-{c[0].links[0]}" for c in CASES]
@@ -87,7 +112,7 @@ def test_cdf_equals_scipy(family, eta, y, oracle):
 
 @pytest.mark.parametrize(("family", "eta", "y", "oracle"), CASES, ids=IDS)
 def test_curvature_is_minus_the_mean_hessian(family, eta, y, oracle):
-    if family.label in ("negative-binomial", "gamma", "beta", "normal"):
+    if family.label not in ("poisson", "bernoulli"):
         rows = eta[:1]
         drawn = family.sample(rows.expand(100_000, -1, -1), torch.Generator().manual_seed(1))
         hessian = torch.func.hessian(
@@ -154,12 +179,43 @@ def test_unknown_names_and_links_raise():
         family_from_name("poisson", "identity")
     with pytest.raises(InputError, match="weights"):
         NormalFamily().check_targets((torch.zeros(2), torch.tensor([1.0, -1.0])))
-    assert set(FAMILIES) == {
-        "normal",
-        "poisson",
-        "bernoulli",
-        "negative-binomial",
-        "gamma",
-        "beta",
-        "ordinal",
-    }
+
+
+@pytest.mark.parametrize("family", [StudentTFamily(), LogNormalFamily(), GammaFamily()])
+def test_fisher_information_equals_the_sum_over_quantiles(family):
+    eta = (THREE if family.label == "student-t" else ETA - SMALL).clone()
+    generic = ScipyFamily.curvature(family, eta)
+    torch.testing.assert_close(family.curvature(eta), generic, rtol=1e-5, atol=1e-7)
+
+
+def test_location_alone_has_the_likelihood_of_constant_predictors():
+    family = StudentTFamily()
+    y = torch.tensor([0.1, -2.0, 9.0], dtype=torch.float64)
+    whole = torch.cat([ETA[:, :1], torch.tensor([[0.3, 1.2]]).double().expand(3, 2)], 1)
+    common = CommonParameters(family, (0.3, 1.2))
+    torch.testing.assert_close(common.log_prob(ETA[:, :1], y), family.log_prob(whole, y))
+    torch.testing.assert_close(common.mean(ETA[:, :1]), family.mean(whole))
+    torch.testing.assert_close(common.cdf(ETA[:, :1], y), family.cdf(whole, y))
+    torch.testing.assert_close(common.curvature(ETA[:, :1]), family.curvature(whole)[:, :1, :1])
+
+
+def test_common_parameters_are_estimated_by_maximum_likelihood():
+    rng = np.random.default_rng(0)
+    y = torch.from_numpy(stats.t(4, 0, 0.5).rvs(4000, random_state=rng))
+    found = CommonParameters(StudentTFamily()).fit_parameters(torch.zeros(4000, 1), y)
+    df, _, scale = stats.t.fit(y.numpy(), floc=0)
+    np.testing.assert_allclose(found.values, [np.log(scale), np.log(df - 1)], rtol=1e-3)
+
+
+def test_quantiles_of_an_infinite_variance_are_those_of_the_mixture():
+    eta = torch.tensor([[[0.0, 0.0, -3.0]], [[4.0, 0.5, -1.0]]], dtype=torch.float64)
+    predictive = Predictive(eta, StudentTFamily())
+    assert np.isinf(predictive.std).all()
+    for q in (0.025, 0.3, 0.9):
+        found = torch.from_numpy(predictive.quantile(q))
+        np.testing.assert_allclose(predictive.cdf(found), q, atol=1e-7)
+
+
+@pytest.mark.parametrize("family", [c[0] for c in CASES], ids=IDS)
+def test_families_are_rebuilt_from_their_description(family):
+    assert from_config(json.loads(json.dumps(family.to_config()))) == family

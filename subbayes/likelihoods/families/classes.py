@@ -1,7 +1,8 @@
-"""Two classes, and ordered classes."""
+"""Two classes, ordered classes, and classes without an order."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -11,11 +12,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from subbayes.likelihoods.base import Kind, Moments
-from subbayes.semistructured.families.base import Family
+from subbayes.likelihoods.discrete import Categorical
+from subbayes.likelihoods.families.base import Family
 from subbayes.utils.checks import fail
 from subbayes.utils.types import Outputs, Targets
 
-__all__ = ["BernoulliFamily", "OrdinalFamily"]
+__all__ = ["BernoulliFamily", "CategoricalFamily", "OrdinalFamily"]
 
 
 @dataclass(frozen=True, repr=False)
@@ -77,6 +79,10 @@ class OrdinalFamily(Family):
     def n_thresholds(self) -> int:
         """K - 1."""
         return self.n_classes - 1
+
+    def with_classes(self, labels: Sequence[Any]) -> OrdinalFamily:
+        """The family of as many classes."""
+        return OrdinalFamily(n_classes=len(labels))
 
     def check_outputs(self, n_outputs: int, y: Targets) -> None:
         """Networks predict only the location: the thresholds are effects."""
@@ -144,3 +150,90 @@ class OrdinalFamily(Family):
 
     def __repr__(self) -> str:
         return f"ordinal(classes={self.n_classes})"
+
+
+@dataclass(frozen=True, repr=False)
+class CategoricalFamily(Family):
+    r"""Classes without an order: $P(y = k) \propto e^{\mu_k}$, with $\mu = 0$ for the first one.
+
+    The formula of `mu` is that of all other classes, each with effects of its own, which are
+    differences of log odds to the first class, the reference.
+
+    Args:
+        labels: the classes, the reference first; those of the training rows by default.
+    """
+
+    labels: tuple[Any, ...] = (0, 1)
+    kind: ClassVar[Kind] = "classification"
+    label = "categorical"
+    allowed = {"mu": ("identity",)}
+    support = "classes 0..K-1"
+
+    def __post_init__(self) -> None:
+        if len(self.labels) < 2:
+            fail("labels", "at least 2 classes", len(self.labels))
+        object.__setattr__(self, "links", ("identity",) * len(self.labels))
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """The predictor of each class."""
+        return tuple(f"mu[{label}]" for label in self.labels)
+
+    @property
+    def known(self) -> dict[str, float | str]:
+        """The predictor of the reference is 0."""
+        return {self.parameters[0]: 0.0}
+
+    @property
+    def locations(self) -> tuple[str, ...]:
+        """The predictors of all other classes."""
+        return self.parameters[1:]
+
+    @property
+    def formula_names(self) -> tuple[str, ...]:
+        """One formula, of all classes but the reference."""
+        return ("mu",)
+
+    def right_sides(self, right: Mapping[str, str]) -> dict[str, str]:
+        """That formula for each of them."""
+        return {self.parameters[0]: "0"} | dict.fromkeys(self.locations, right["mu"])
+
+    def with_classes(self, labels: Sequence[Any]) -> CategoricalFamily:
+        """The family of these classes."""
+        return CategoricalFamily(labels=tuple(labels))
+
+    def check_outputs(self, n_outputs: int, y: Targets) -> None:
+        """Raise `InputError` unless there is an output for each class."""
+        if n_outputs != len(self.labels):
+            fail("module", f"{len(self.labels)} outputs", n_outputs)
+
+    def log_density(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
+        """Log probability of classes."""
+        return Categorical().log_prob(torch.stack(eta, -1), y)
+
+    def allows(self, y: Tensor) -> Tensor:
+        """Whole numbers 0..K-1."""
+        return (y >= 0) & (y < len(self.labels)) & (y == y.floor())
+
+    def mean(self, outputs: Outputs) -> Moments:
+        """Class probabilities, shape (..., N, K)."""
+        return Categorical().mean(outputs)
+
+    def variance(self, outputs: Outputs) -> Moments:
+        """Variance of each class indicator."""
+        return Categorical().variance(outputs)
+
+    def sample(self, outputs: Outputs, generator: torch.Generator) -> Tensor:
+        """One class per row, shape (..., N)."""
+        return Categorical().sample(outputs, generator)
+
+    def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
+        r"""$\mathrm{diag}(p) - p p^\top$."""
+        return Categorical().curvature(outputs)
+
+    def to_config(self) -> dict[str, Any]:
+        """Name, for JSON: classes are those of the rows."""
+        return {"name": self.label}
+
+    def __repr__(self) -> str:
+        return f"categorical(classes={len(self.labels)})"

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float
-from scipy import stats
 from torch import Tensor
 
 from subbayes.likelihoods.base import Moments, column
-from subbayes.semistructured.families.base import LINKS, Family, ScipyFamily, moment
+from subbayes.likelihoods.families.base import LINKS, Family, ScipyFamily, moment
+from subbayes.likelihoods.families.tails import normal_log_tails
 from subbayes.utils.types import Outputs
 
 __all__ = ["BetaFamily", "GammaFamily", "NormalFamily"]
@@ -34,6 +34,22 @@ class NormalFamily(Family):
         mean = LINKS[self.links[0]][1](eta[0])
         residual = (y - mean) * (-eta[1]).exp()
         return -0.5 * (_LOG_2PI + residual.square()) - eta[1]
+
+    def log_tails(self, y: Tensor, eta: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        """Log P(Y <= y) and log P(Y > y)."""
+        mean = LINKS[self.links[0]][1](eta[0])
+        return normal_log_tails((y - mean) * (-eta[1]).exp())
+
+    def quantiles(self, outputs: Outputs, q: float) -> Moments:
+        """The quantile of each distribution."""
+        mean, sd = self.components(outputs)
+        return mean + sd * torch.special.ndtri(torch.tensor(q, dtype=torch.float64)).to(mean)
+
+    def _distribution_at(self, outputs: Outputs) -> Any:
+        from scipy import stats
+
+        values = {k: v.double().cpu().numpy() for k, v in self.values(outputs).items()}
+        return stats.norm(values["mu"], values["sigma"])
 
     def allows(self, y: Tensor) -> Tensor:
         """Finite numbers."""
@@ -97,6 +113,8 @@ class GammaFamily(ScipyFamily):
 
     def distribution(self, mu: np.ndarray, shape: np.ndarray) -> Any:  # type: ignore[override]
         """The gamma distribution."""
+        from scipy import stats
+
         return stats.gamma(shape, scale=mu / shape)
 
 
@@ -143,4 +161,6 @@ class BetaFamily(ScipyFamily):
 
     def distribution(self, mu: np.ndarray, precision: np.ndarray) -> Any:  # type: ignore[override]
         """The beta distribution."""
+        from scipy import stats
+
         return stats.beta(mu * precision, (1 - mu) * precision)

@@ -1,0 +1,231 @@
+"""`subbayes regress`: a regression from a formula, with a table of effects and a report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from subbayes.cli.console import COMMAND, aligned, as_options, naming_table
+from subbayes.cli.files import check_output_file, naming_out
+from subbayes.cli.options import DATA, OUTPUT, Console, Level, Overwrite, Separator, Table, option
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from subbayes.inference.configuration import Sampling
+    from subbayes.semistructured.model import SemiStructuredRegression
+
+NAME = "regress"
+EXAMPLE = 'subbayes regress people.csv "visits ~ age + s(bmi) + re(town)" --family poisson'
+
+MODEL, POSTERIOR = "Model", "Posterior"
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """What is regressed on what."""
+
+    family: Annotated[
+        str,
+        typer.Option(
+            help="Distribution of the response: normal, student-t, log-normal, poisson, bernoulli, "
+            "ordinal and the others of `subbayes.likelihoods.families`.",
+            rich_help_panel=MODEL,
+        ),
+    ] = "normal"
+    link: Annotated[
+        str | None, option(help="Link of the location; by default that of the family.", panel=MODEL)
+    ] = None
+    parameter: Annotated[
+        list[str] | None,
+        option(
+            help="Effects of another parameter of the family, such as sigma='age'; may be "
+            "repeated.",
+            panel=MODEL,
+            metavar="NAME=EFFECTS",
+        ),
+    ] = None
+    prior: Annotated[
+        list[str] | None,
+        option(
+            help="Scale of the prior of a term, such as age=0.1; may be repeated.",
+            panel=MODEL,
+            metavar="TERM=SCALE",
+        ),
+    ] = None
+    weights: Annotated[
+        str | None, option(help="Column of weights of the rows.", panel=MODEL, metavar="COLUMN")
+    ] = None
+    offset: Annotated[
+        str | None,
+        option(help="Column that is added to the predictor.", panel=MODEL, metavar="COLUMN"),
+    ] = None
+    exposure: Annotated[
+        str | None, option(help="Column whose logarithm is added.", panel=MODEL, metavar="COLUMN")
+    ] = None
+
+    def build(self, formula: str) -> SemiStructuredRegression:
+        """The unfitted model of a formula."""
+        from subbayes.semistructured.families import family_from_name
+        from subbayes.semistructured.model import SemiStructuredRegression
+
+        family = family_from_name(self.family, self.link)
+        others = dict(_pairs("--parameter", self.parameter))
+        formulas = {family.formula_names[0]: formula, **{k: f"~ {v}" for k, v in others.items()}}
+        return SemiStructuredRegression(
+            formulas if others else formula,
+            family=family,
+            priors={name: _number(name, text) for name, text in _pairs("--prior", self.prior)},
+            weights=self.weights,
+            offset=self.offset,
+            exposure=self.exposure,
+        )
+
+
+@dataclass(frozen=True)
+class PosteriorOptions:
+    """How the posterior is sampled."""
+
+    inference: Annotated[
+        str, typer.Option(help="Engine, such as nuts or laplace.", rich_help_panel=POSTERIOR)
+    ] = "nuts"
+    draws: Annotated[int | None, option(help="Draws per chain. Default: 1000.", min=1)] = None
+    chains: Annotated[int | None, option(help="Number of chains. Default: 4.", min=1)] = None
+    warmup: Annotated[int | None, option(help="Draws of the warm-up per chain.", min=0)] = None
+    seed: Annotated[int | None, option(help="Seed of all steps.", min=0)] = None
+    assignments: Annotated[
+        list[str] | None,
+        option(
+            "--set",
+            help="One setting by its dotted name, such as sampling.thin=2.",
+            panel=POSTERIOR,
+            metavar="NAME=VALUE",
+        ),
+    ] = None
+
+    def sampling(self, progress: bool | None) -> Sampling:
+        """Settings of sampling; options take precedence over `--set`."""
+        from subbayes.semistructured.model import SAMPLING
+        from subbayes.utils.checks import fail
+        from subbayes.utils.configuration import change
+
+        pairs = dict(_pairs("--set", self.assignments))
+        for name in pairs:
+            if not name.startswith("sampling."):
+                fail("--set", "settings of sampling, such as sampling.thin=2", f"'{name}'")
+        found = change(SAMPLING, {k.removeprefix("sampling."): v for k, v in pairs.items()})
+        typed = {name: getattr(self, name) for name in ("draws", "chains", "warmup", "seed")}
+        given = {name: value for name, value in typed.items() if value is not None}
+        return replace(found, progress=progress, **given)
+
+
+def regress(
+    *,
+    table: Table,
+    formula: Annotated[
+        str,
+        typer.Argument(
+            help="Response and effects: 'y ~ x + C(sex) + s(age) + re(town)'.", show_default=False
+        ),
+    ],
+    model: ModelOptions,
+    posterior: PosteriorOptions,
+    out: Annotated[
+        Path | None, option(help="Folder to save the fitted model in.", panel=OUTPUT)
+    ] = None,
+    report: Annotated[
+        Path | None, option(help="HTML file for a report with figures.", panel=OUTPUT)
+    ] = None,
+    level: Level = 0.95,
+    missing_values: Annotated[
+        list[str] | None,
+        option(help="Mark of a missing value, such as '?'; may be repeated.", panel=DATA),
+    ] = None,
+    separator: Separator = None,
+    overwrite: Overwrite = False,
+    console: Console,
+) -> None:
+    """Fit a regression with interpretable effects, and print a table of them.
+
+    Effects are those of a formula: columns, factors C(...), smooths s(...), random effects re(...)
+    and interactions. Rows with missing values are dropped and counted.
+    """
+    from subbayes.data.tables import read_table
+    from subbayes.utils.files import check_writable
+
+    check_output_file(report, overwrite, ".html", ".htm")
+    _check_free(out, overwrite)
+    unfitted = model.build(formula)
+    sampling = posterior.sampling(console.progress)
+    with naming_table(table):
+        frame = read_table(table, missing_values=missing_values or [], separator=separator)
+    fitted = unfitted.fit(frame, inference=posterior.inference, sampling=sampling)
+    summary = fitted.summary(level)
+    facts: dict[str, Any] = {
+        "formula": formula,
+        "family": repr(fitted.state.model.family),
+        "rows": len(fitted.state.model.frame),
+        "dropped": fitted.state.model.dropped,
+        "effects": summary.to_dict("index"),
+        "warnings": [as_options(line) for line in fitted.warnings()],
+    }
+    with naming_out():
+        if out is not None:
+            check_writable("out", out)
+            fitted.save(out / "model", overwrite=overwrite)
+            facts["model"] = str(out)
+        if report is not None:
+            fitted.report(report, notes=[COMMAND.get()], level=level)
+            facts["report"] = str(report)
+    shown: dict[str, Any] = {
+        k: facts[k] for k in ("formula", "family", "rows", "model", "report") if k in facts
+    }
+    console.result(facts, f"{aligned(shown)}\n\n{_table(summary)}")
+    if out is not None:
+        console.hint(
+            f"python -c \"import subbayes; print(subbayes.load('{out}/model').summary())\""
+        )
+
+
+def _table(summary: pd.DataFrame) -> str:
+    rounded = summary.round({"rhat": 3, "ess_bulk": 0, "ess_tail": 0}).astype(
+        {"ess_bulk": "Int64", "ess_tail": "Int64"}, errors="ignore"
+    )
+    return str(rounded.to_string(float_format=lambda value: f"{value:.4g}"))
+
+
+def _check_free(out: Path | None, overwrite: bool) -> None:
+    """Check a folder for a model before a long computation starts."""
+    from subbayes.utils import artifact
+    from subbayes.utils.checks import fail
+
+    if out is None:
+        return
+    if out.exists() and not out.is_dir():
+        fail("out", "a folder", f"a file: '{out}'", "Choose another path")
+    if artifact.is_artifact(out / "model") and not overwrite:
+        remedy = "Pass --overwrite to replace it, or choose another path"
+        fail("out", "a folder without a model", f"one that has a model: '{out}'", remedy)
+
+
+def _pairs(flag: str, texts: list[str] | None) -> list[tuple[str, str]]:
+    """Names and values of NAME=VALUE."""
+    found = []
+    for text in texts or []:
+        name, equals, value = text.rpartition("=") if flag == "--prior" else text.partition("=")
+        if not equals:
+            raise typer.BadParameter(f"NAME=VALUE, got '{text}'", param_hint=flag)
+        found.append((name.strip(), value.strip()))
+    return found
+
+
+def _number(name: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise typer.BadParameter(
+            f"a number for {name}, got '{text}'", param_hint="--prior"
+        ) from None

@@ -1,0 +1,191 @@
+"""Families of responses by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from subbayes.likelihoods.families.base import LINKS, CommonParameters, Family
+from subbayes.likelihoods.families.classes import BernoulliFamily, CategoricalFamily, OrdinalFamily
+from subbayes.likelihoods.families.continuous import BetaFamily, GammaFamily, NormalFamily
+from subbayes.likelihoods.families.counts import (
+    BinomialFamily,
+    NegativeBinomialFamily,
+    PoissonFamily,
+)
+from subbayes.likelihoods.families.custom import Custom
+from subbayes.likelihoods.families.heavy_tails import AsymmetricLaplaceFamily, StudentTFamily
+from subbayes.likelihoods.families.incomplete import CensoredFamily, TruncatedFamily
+from subbayes.likelihoods.families.mixtures import MixtureFamily
+from subbayes.likelihoods.families.positive import InverseGaussianFamily, LogNormalFamily
+from subbayes.likelihoods.families.survival import (
+    LogLogisticFamily,
+    PiecewiseExponentialFamily,
+    WeibullFamily,
+)
+from subbayes.likelihoods.families.zeros import (
+    HurdleNegativeBinomialFamily,
+    HurdlePoissonFamily,
+    ZeroInflatedNegativeBinomialFamily,
+    ZeroInflatedPoissonFamily,
+)
+from subbayes.utils.checks import check_choice, fail, fail_type
+
+__all__ = [
+    "FAMILIES",
+    "LINKS",
+    "AsymmetricLaplaceFamily",
+    "BernoulliFamily",
+    "BetaFamily",
+    "BinomialFamily",
+    "CategoricalFamily",
+    "CensoredFamily",
+    "CommonParameters",
+    "Custom",
+    "Family",
+    "GammaFamily",
+    "HurdleNegativeBinomialFamily",
+    "HurdlePoissonFamily",
+    "InverseGaussianFamily",
+    "LogLogisticFamily",
+    "LogNormalFamily",
+    "MixtureFamily",
+    "NegativeBinomialFamily",
+    "NormalFamily",
+    "OrdinalFamily",
+    "PiecewiseExponentialFamily",
+    "PoissonFamily",
+    "StudentTFamily",
+    "TruncatedFamily",
+    "WeibullFamily",
+    "ZeroInflatedNegativeBinomialFamily",
+    "ZeroInflatedPoissonFamily",
+    "family_from_config",
+    "family_from_name",
+]
+
+FAMILIES: dict[str, type[Family]] = {
+    family.label: family
+    for family in (
+        NormalFamily,
+        PoissonFamily,
+        BernoulliFamily,
+        NegativeBinomialFamily,
+        GammaFamily,
+        BetaFamily,
+        OrdinalFamily,
+        StudentTFamily,
+        LogNormalFamily,
+        InverseGaussianFamily,
+        BinomialFamily,
+        CategoricalFamily,
+        ZeroInflatedPoissonFamily,
+        ZeroInflatedNegativeBinomialFamily,
+        HurdlePoissonFamily,
+        HurdleNegativeBinomialFamily,
+        WeibullFamily,
+        LogLogisticFamily,
+        PiecewiseExponentialFamily,
+        AsymmetricLaplaceFamily,
+        CensoredFamily,
+        TruncatedFamily,
+        MixtureFamily,
+    )
+}
+"""Families by name."""
+
+_REMEDIES = {
+    "censored": "Pass CensoredFamily(family=WeibullFamily(), status='column')",
+    "truncated": "Pass TruncatedFamily(family=NormalFamily(), lower=0.0)",
+    "mixture": "Pass MixtureFamily(first=NormalFamily(), second=NormalFamily())",
+}
+_AROUND = tuple(_REMEDIES)
+
+
+_ALIASES = {name: name for name in FAMILIES} | {
+    "gaussian": "normal",
+    "binomial": "bernoulli",
+    "cumulative": "ordinal",
+    "negbin": "negative-binomial",
+    "nb": "negative-binomial",
+    "nbinom": "negative-binomial",
+    "negativebinomial": "negative-binomial",
+    "student": "student-t",
+    "t": "student-t",
+    "lognormal": "log-normal",
+    "inverse.gaussian": "inverse-gaussian",
+    "invgauss": "inverse-gaussian",
+    "wald": "inverse-gaussian",
+    "multinomial": "categorical",
+    "zip": "zero-inflated-poisson",
+    "zinb": "zero-inflated-negative-binomial",
+    "zero-inflated-negbinomial": "zero-inflated-negative-binomial",
+    "hurdle-negbinomial": "hurdle-negative-binomial",
+    "asym-laplace": "asymmetric-laplace",
+    "quantile": "asymmetric-laplace",
+}
+
+
+def family_from_name(family: str | Family, link: str | None = None) -> Family:
+    """A family from its name.
+
+    Args:
+        family: a name of `FAMILIES`, a name that other libraries use ("gaussian", "negbin",
+            "cumulative"; "binomial" without trials is "bernoulli"), or a family. Families around
+            others, such as `CensoredFamily`, are objects.
+        link: link of the location.
+
+    Raises:
+        InputError: an unknown name, or a link that the family does not support.
+
+    Example:
+        >>> family_from_name("poisson")
+        poisson(mu: log)
+    """
+    if isinstance(family, Family):
+        return family
+    if not isinstance(family, str):
+        fail_type("family", "a name or a Family", family)
+    family = _ALIASES.get(family.lower().replace("_", "-"), family)
+    if family in _AROUND:
+        fail("family", "an object for a family around others", repr(family), _REMEDIES[family])
+    check_choice("family", family, tuple(name for name in FAMILIES if name not in _AROUND))
+    kind = FAMILIES[family]
+    if link is None or kind in (OrdinalFamily, CategoricalFamily):
+        return kind()
+    check_choice(f"link of family {family!r}", link, kind.allowed["mu"])
+    return kind((link, *(links[0] for links in list(kind.allowed.values())[1:])))
+
+
+def family_from_config(config: Mapping[str, Any], where: str = "family") -> Family:
+    """Rebuild a family from its `to_config`.
+
+    Args:
+        config: the description.
+        where: its place, for errors.
+
+    Raises:
+        InputError: an unknown name, or options that the family does not have.
+
+    Example:
+        >>> family_from_config(StudentTFamily().to_config())
+        student-t(mu: identity, sigma: log, nu: logm1)
+    """
+    options: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in config.items()}
+    name = options.pop("name", None)
+    if name not in FAMILIES:
+        fail(f"{where}['name']", "one of " + ", ".join(FAMILIES), repr(name))
+    kind = FAMILIES[name]
+    for key in ("family", "first", "second"):
+        if isinstance(options.get(key), Mapping):
+            options[key] = family_from_config(options[key], f"{where}[{key!r}]")
+    if name == "truncated":
+        options = {k: v for k, v in options.items() if v is not None}
+    links = options.get("links", ())
+    if "links" in options and len(links) != len(kind.allowed):
+        fail(f"{where}['links']", f"links of family {name!r}", list(links))
+    known = {field.name for field in fields(kind)}
+    if not set(options) <= known:
+        fail(where, f"options of family {name!r}", sorted(set(options) - known))
+    return kind(**options)

@@ -1,0 +1,461 @@
+r"""Families of response distributions: each parameter has its own predictor and link.
+
+A family maps the predictors $\eta$ of its parameters, shape (..., N, K), into a distribution of
+y: $\theta_j = g_j^{-1}(\eta_j)$. It is a `Likelihood` of K outputs, so everything that works on
+network outputs works on predictors too: prediction, scores, comparison, curvature.
+
+Targets are a tensor (N,), or a pair (y, weight) where observations carry weights: the
+log-likelihood of a row counts `weight` times.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from subbayes.likelihoods.base import (
+    Kind,
+    Likelihood,
+    Moments,
+    WrappedLikelihood,
+    target_values,
+    to_numbers,
+)
+from subbayes.utils.checks import check_choice, fail
+from subbayes.utils.types import Outputs, PerPoint, Targets
+
+__all__ = ["CommonParameters", "LINKS", "PRIORS", "Family", "ScipyFamily", "moment"]
+
+LINKS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
+    "identity": (lambda value: value, lambda eta: eta),
+    "log": (torch.log, torch.exp),
+    "logit": (torch.logit, torch.sigmoid),
+    "logm1": (lambda value: torch.log(value - 1), lambda eta: 1 + eta.exp()),
+}
+"""Links by name: the function from a parameter to its predictor, and its inverse.
+
+"logm1" is the logarithm of the value less 1, of a parameter above 1.
+"""
+
+PRIORS = {
+    "shape": (1.0, 2.0),
+    "precision": (2.0, 2.0),
+    "nu": (2.5, 1.0),
+    "zi": (0.0, 1.5),
+    "hu": (0.0, 1.5),
+}
+"""Mean and standard deviation of the default normal prior of a parameter's predictor, by name."""
+
+_NODES, _END = 129, 7.0  # of sums over a standard normal variable
+
+
+def _responses_and_weights(y: Targets) -> tuple[Tensor, Tensor | None]:
+    return (y, None) if isinstance(y, Tensor) else (y[0], y[1])
+
+
+@dataclass(frozen=True)
+class Family(Likelihood):
+    """Base class of families; a subclass defines its parameters, density, variance and draws.
+
+    Args:
+        links: link by parameter; by default the first of those allowed.
+
+    Attributes:
+        label: name of the family.
+        allowed: links by parameter, the location first; the first link of each is the default.
+        support: description of the allowed responses.
+    """
+
+    links: tuple[str, ...] = ()
+    kind: ClassVar[Kind] = "regression"
+    label: ClassVar[str]
+    allowed: ClassVar[dict[str, tuple[str, ...]]]
+    support: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        chosen = self.links or tuple(self.allowed[name][0] for name in self.parameters)
+        if len(chosen) != len(self.parameters):
+            fail("links", f"one link each for {', '.join(self.parameters)}", repr(chosen))
+        for name, link in zip(self.parameters, chosen, strict=True):
+            check_choice(f"link of {name}", link, self.allowed[name])
+        object.__setattr__(self, "links", tuple(chosen))
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """Names of the parameters, the location first."""
+        return tuple(self.allowed)
+
+    @property
+    def n_thresholds(self) -> int:
+        """Number of thresholds between ordered classes, the last parameters."""
+        return 0
+
+    @property
+    def formula_parameters(self) -> tuple[str, ...]:
+        """The parameters with a predictor of their own: all but the thresholds."""
+        return self.parameters[: len(self.parameters) - self.n_thresholds]
+
+    def link(self, parameter: str) -> str:
+        """The link of a parameter, by name."""
+        return self.links[self.parameters.index(parameter)]
+
+    @abstractmethod
+    def log_density(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
+        """Log density of responses (N,) at the predictors, each (..., N)."""
+
+    @abstractmethod
+    def allows(self, y: Tensor) -> Tensor:
+        """Whether each response lies in the support, shape (N,)."""
+
+    def values(self, outputs: Outputs) -> dict[str, Tensor]:
+        """Values of the parameters, each (..., N)."""
+        return {
+            name: LINKS[link][1](eta)
+            for name, link, eta in zip(self.parameters, self.links, outputs.unbind(-1), strict=True)
+        }
+
+    @property
+    def known(self) -> dict[str, float | str]:
+        """Parameters that are given: a number, or a column of the data frame, for each."""
+        return {}
+
+    @property
+    def formula_names(self) -> tuple[str, ...]:
+        """Names that formulas of several parameters use, the location first."""
+        return tuple(name for name in self.formula_parameters if name not in self.known)
+
+    def right_sides(self, right: Mapping[str, str]) -> dict[str, str]:
+        """The right-hand side of each predictor from those by formula name; "0" for given ones."""
+        return {name: right.get(name, "0") for name in self.formula_parameters}
+
+    def with_classes(self, labels: Sequence[Any]) -> Family:
+        """The family of the classes of the response."""
+        return self
+
+    @property
+    def response_columns(self) -> tuple[str, ...]:
+        """Columns of the data frame that a response has beside its value."""
+        return ()
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Columns of the data frame that the family reads in training."""
+        known = [value for value in self.known.values() if isinstance(value, str)]
+        return (*known, *self.response_columns)
+
+    def responses(
+        self, y: Float[np.ndarray, "n"], columns: Mapping[str, np.ndarray]
+    ) -> Float[np.ndarray, "n *m"]:
+        """Targets from the response and the columns of `response_columns`."""
+        return y
+
+    def check_known(self, y: Float[np.ndarray, "n"], known: Mapping[str, np.ndarray]) -> None:
+        """Raise `InputError` for given parameters that do not fit the responses."""
+
+    def level_values(
+        self, y: Float[np.ndarray, "n"], known: Mapping[str, np.ndarray]
+    ) -> Float[np.ndarray, "n"]:
+        """Responses for default priors: for binomial ones, the share of successes."""
+        return y
+
+    @property
+    def locations(self) -> tuple[str, ...]:
+        """The parameters whose effects have the priors of a location."""
+        return self.parameters[:1]
+
+    def location_values(self, y: Float[np.ndarray, "n"]) -> Float[np.ndarray, "n"]:
+        """Responses in the units of the location."""
+        return y
+
+    def initial_predictors(self, y: Float[np.ndarray, "n"]) -> tuple[float, ...]:
+        """Predictors of all parameters that suit responses, without effects."""
+        values = self.location_values(y)
+        found = []
+        for name, link in zip(self.parameters, self.links, strict=True):
+            if name in self.locations:
+                level = torch.tensor(float(values.mean()), dtype=torch.float64)
+                found.append(float(LINKS[link][0](level)))
+            elif name == "sigma":
+                found.append(float(np.log(max(values.std(), 1e-6))))
+            else:
+                found.append(PRIORS.get(name, (0.0, 1.0))[0])
+        return tuple(found)
+
+    # --- as a likelihood --------------------------------------------------------------------
+
+    def log_prob(self, outputs: Outputs, y: Targets) -> PerPoint:
+        """Log density of each observation, times its weight, shape (..., N)."""
+        value, weight = _responses_and_weights(y)
+        terms = self.log_density(value.to(outputs.dtype), outputs.unbind(-1))
+        return terms if weight is None else terms * weight.to(outputs.dtype)
+
+    def n_outputs(self, y: Targets) -> int:
+        """One predictor per parameter."""
+        return len(self.parameters)
+
+    def check_outputs(self, n_outputs: int, y: Targets) -> None:
+        """Raise `InputError` unless there is an output for each parameter, or for the location."""
+        if n_outputs != len(self.locations) or self.n_thresholds:
+            super().check_outputs(n_outputs, y)
+
+    def for_outputs(self, n_outputs: int, y: Targets) -> Likelihood:
+        """The likelihood whose other parameters are learned, for outputs of the location alone."""
+        if n_outputs != len(self.locations) or n_outputs == len(self.parameters):
+            return self
+        if self.n_thresholds:
+            return self
+        given = tuple(self.known.values())
+        if given and len(given) == len(self.parameters) - len(self.locations):
+            if any(isinstance(value, str) for value in given):
+                fail("module", f"an output for each of {', '.join(self.parameters)}", n_outputs)
+            return CommonParameters(self, tuple(float(value) for value in given))
+        return CommonParameters(self)
+
+    def check_targets(self, y: Targets) -> None:
+        """Raise `InputError` for responses outside the support, or weights below 0."""
+        value, weight = _responses_and_weights(y)
+        if value.ndim != 1:
+            fail("y", "responses of shape (N,)", tuple(value.shape))
+        bad = ~self.allows(value)
+        if bool(bad.any()):
+            row = int(bad.nonzero()[0])
+            fail(
+                "y",
+                f"{self.support} for family {self.label!r}",
+                f"{value[row].item():g} at row {row}",
+                "Choose another family, or leave the row out",
+            )
+        if weight is not None and (weight.shape != value.shape or bool((weight < 0).any())):
+            fail("weights", f"{len(value)} numbers of at least 0", "others")
+
+    def mean(self, outputs: Outputs) -> Moments:
+        """The location."""
+        return moment(self.values(outputs)["mu"])
+
+    def _any_target(self, rows: Tensor) -> Tensor:
+        return self.mean(rows)[..., 0].detach()
+
+    def to_config(self) -> dict[str, Any]:
+        """Name and links, for JSON."""
+        return {"name": self.label, "links": list(self.links)}
+
+    def __repr__(self) -> str:
+        shown = ", ".join(
+            f"{name}: {link}" for name, link in zip(self.parameters, self.links, strict=True)
+        )
+        return f"{self.label}({shown})"
+
+
+class ScipyFamily(Family):
+    """Families whose distribution function, quantiles and draws come from SciPy."""
+
+    @abstractmethod
+    def distribution(self, **values: np.ndarray) -> Any:
+        """The frozen SciPy distribution at values of the parameters."""
+
+    def _distribution_at(self, outputs: Outputs) -> Any:
+        values = self.values(outputs)
+        return self.distribution(**{k: v.double().cpu().numpy() for k, v in values.items()})
+
+    def cdf(self, outputs: Outputs, y: Tensor) -> Moments:
+        """P(Y <= y), shape (..., N, 1)."""
+        value = y[..., 0] if y.ndim == outputs.ndim or y.ndim == 2 else y
+        found = self._distribution_at(outputs).cdf(value.numpy())
+        return moment(torch.from_numpy(np.asarray(found)).to(outputs))
+
+    def quantiles(self, outputs: Outputs, q: float) -> Moments:
+        """The quantile of each distribution, shape (..., N, 1)."""
+        return moment(torch.from_numpy(self._distribution_at(outputs).ppf(q)).to(outputs))
+
+    def sample(self, outputs: Outputs, generator: torch.Generator) -> Tensor:
+        """One response per row, shape (..., N, 1)."""
+        u = torch.rand(outputs.shape[:-1], generator=generator, dtype=torch.float64)
+        quantiles = self._distribution_at(outputs).ppf(u.clamp(1e-12, 1 - 1e-12).numpy())
+        return moment(torch.from_numpy(quantiles))
+
+    def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
+        r"""The Fisher information $E_y[s s^\top]$ of the scores s, by a sum over quantiles of y.
+
+        With $y = F^{-1}(\Phi(x))$ it is an integral over $x \sim N(0, 1)$, of which the
+        trapezoidal rule has a small error for continuous responses; counts take the midpoint rule
+        over 1025 levels.
+        """
+        shape = (-1, *[1] * (outputs.ndim - 1))
+        frozen = self._distribution_at(outputs)
+        if self.kind == "regression":
+            x = torch.linspace(-_END, _END, _NODES, dtype=torch.float64)
+            weight = torch.exp(-0.5 * x.square())
+            lower = torch.special.ndtr(-x.abs()).reshape(shape).numpy()
+            y = np.where(x.reshape(shape).numpy() < 0, frozen.ppf(lower), frozen.isf(lower))
+        else:
+            u = torch.linspace(0, 1, 2051, dtype=torch.float64)[1::2]
+            weight, y = torch.ones_like(u), frozen.ppf(u.reshape(shape).numpy())
+        value = torch.from_numpy(y).to(outputs)
+        wide = outputs.expand(len(value), *outputs.shape)
+        score = torch.func.grad(lambda f: self.log_density(value, f.unbind(-1)).sum())(wide)
+        weight = (weight / weight.sum()).to(outputs)
+        return torch.einsum("m,m...a,m...b->...ab", weight, score, score)
+
+
+def moment(values: Tensor) -> Moments:
+    """Add the axis of the target to moments."""
+    return values.unsqueeze(-1)
+
+
+# --- networks of the location alone ---------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CommonParameters(WrappedLikelihood):
+    """A family whose parameters other than the location have one value for all rows.
+
+    Its outputs are the predictors of the location alone. The other values are estimated with the
+    weights of the network, from values that suit the targets, and are fixed afterwards, as the
+    noise of `Gaussian` is.
+
+    Args:
+        likelihood: the family.
+        values: predictors of the other parameters, or "learned".
+
+    Example:
+        >>> from subbayes.likelihoods.families import StudentTFamily
+        >>> likelihood = CommonParameters(StudentTFamily(), (0.0, 1.0))
+        >>> likelihood.log_prob(torch.zeros(2, 1), torch.tensor([0.0, 3.0]))
+        tensor([-0.9854, -3.8866])
+    """
+
+    values: tuple[float, ...] | Tensor | str = "learned"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.likelihood, Family) or self.likelihood.n_thresholds:
+            fail("likelihood", "a family with a location and other parameters", self.likelihood)
+        if isinstance(self.values, str):
+            if self.values != "learned":
+                fail("values", "numbers or 'learned'", repr(self.values))
+        elif not isinstance(self.values, Tensor) and len(self.values) != self._others:
+            names = ", ".join(self.family.parameters[-self._others :])
+            fail("values", f"one number each for {names}", repr(self.values))
+
+    @property
+    def family(self) -> Family:
+        """The family."""
+        assert isinstance(self.likelihood, Family)
+        return self.likelihood
+
+    @property
+    def kind(self) -> Kind:  # type: ignore[override]
+        """The kind of the family."""
+        return self.likelihood.kind
+
+    @property
+    def bounds(self) -> tuple[float, float]:  # type: ignore[override]
+        """Ends of the support."""
+        return self.likelihood.bounds
+
+    @property
+    def _others(self) -> int:
+        return len(self.family.parameters) - len(self.family.locations)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the values are known."""
+        return not isinstance(self.values, str)
+
+    def _predictors(self, outputs: Outputs) -> Float[Tensor, "*S N K"]:
+        """Predictors of all parameters."""
+        self.check_complete()
+        values = torch.as_tensor(self.values, dtype=outputs.dtype, device=outputs.device)
+        return torch.cat([outputs, values.expand(*outputs.shape[:-1], self._others)], -1)
+
+    def log_prob(self, outputs: Outputs, y: Targets) -> PerPoint:
+        """Log density of each observation, shape (..., N)."""
+        return self.likelihood.log_prob(self._predictors(outputs), y)
+
+    def mean(self, outputs: Outputs) -> Moments:
+        """E[y | f]."""
+        return self.likelihood.mean(self._predictors(outputs))
+
+    def variance(self, outputs: Outputs) -> Moments:
+        """Var[y | f]."""
+        return self.likelihood.variance(self._predictors(outputs))
+
+    def sample(self, outputs: Outputs, generator: torch.Generator) -> Tensor:
+        """One target per row of outputs."""
+        return self.likelihood.sample(self._predictors(outputs), generator)
+
+    def cdf(self, outputs: Outputs, y: Tensor) -> Moments:
+        """P(Y <= y | f)."""
+        return self.likelihood.cdf(self._predictors(outputs), y)
+
+    def quantiles(self, outputs: Outputs, q: float) -> Moments | None:
+        """The quantile of each distribution."""
+        return self.likelihood.quantiles(self._predictors(outputs), q)
+
+    def components(self, outputs: Outputs) -> tuple[Tensor, Tensor] | None:
+        """Mean and standard deviation if y | f is Gaussian."""
+        return self.likelihood.components(self._predictors(outputs))
+
+    def classes(self, outputs: Outputs) -> Float[Tensor, "*rows K"]:
+        """Probabilities of the classes."""
+        return self.likelihood.classes(self._predictors(outputs))
+
+    def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
+        """The block of the location in the curvature of the family."""
+        n = outputs.shape[-1]
+        return self.likelihood.curvature(self._predictors(outputs))[..., :n, :n]
+
+    def n_outputs(self, y: Targets) -> int:
+        """One output for each location."""
+        return len(self.family.locations)
+
+    def for_outputs(self, n_outputs: int, y: Targets) -> Likelihood:
+        """The likelihood itself."""
+        return self
+
+    def check_targets(self, y: Targets) -> None:
+        """Raise `InputError` for targets outside the support."""
+        self.likelihood.check_targets(y)
+
+    def check_parameters(self, n_outputs: int) -> None:
+        """Raise `InputError` for another number of outputs."""
+        needed = len(self.family.locations)
+        if n_outputs != needed:
+            fail("module", f"{needed} output{'s' * (needed > 1)} for {self!r}", n_outputs)
+
+    def init_parameters(self, y: Targets) -> Float[Tensor, "p"]:
+        """Predictors that suit the targets; empty if the values are known."""
+        if self.is_complete:
+            return torch.zeros(0)
+        values = target_values(y).detach().double().cpu().numpy()
+        found = np.array(self.family.initial_predictors(values)[-self._others :])
+        return torch.from_numpy(found).to(torch.get_default_dtype())
+
+    def with_parameters(self, values: Float[Tensor, "p"]) -> CommonParameters:
+        """The likelihood at predictors of the other parameters."""
+        return replace(self, values=values) if values.numel() else self
+
+    def detach(self) -> CommonParameters:
+        """The likelihood with numbers."""
+        values = to_numbers(self.values)
+        return replace(self, values=tuple(values) if isinstance(values, list) else values)
+
+    def select_draws(self, index: Tensor) -> CommonParameters:
+        """The likelihood of a subset of the draws, if each has its own values, (S, 1, p)."""
+        if isinstance(self.values, Tensor) and self.values.ndim == 3:
+            return replace(self, values=self.values[index])
+        return self
+
+    def to_config(self) -> dict[str, Any]:
+        """A description that JSON can hold."""
+        return {
+            "name": "CommonParameters",
+            "likelihood": self.likelihood.to_config(),
+            "values": to_numbers(self.values),
+        }

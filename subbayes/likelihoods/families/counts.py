@@ -1,0 +1,191 @@
+"""Counts: Poisson, negative binomial for more variance, and binomial."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional as F
+
+from subbayes.likelihoods.base import Kind, Moments
+from subbayes.likelihoods.families.base import ScipyFamily, moment
+from subbayes.utils.checks import check_count, fail
+from subbayes.utils.types import Outputs
+
+__all__ = ["BinomialFamily", "CountFamily", "NegativeBinomialFamily", "PoissonFamily"]
+
+
+class CountFamily(ScipyFamily):
+    """Base class of families of counts."""
+
+    kind: ClassVar[Kind] = "count"
+    support = "counts (whole numbers of at least 0)"
+
+    def allows(self, y: Tensor) -> Tensor:
+        """Whole numbers of at least 0."""
+        return torch.isfinite(y) & (y >= 0) & (y == y.floor())
+
+
+@dataclass(frozen=True, repr=False)
+class PoissonFamily(CountFamily):
+    r"""Counts, $y \sim \mathrm{Poisson}(\mu)$."""
+
+    label = "poisson"
+    allowed = {"mu": ("log",)}
+
+    def log_density(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
+        """Log probability of counts."""
+        return y * eta[0] - eta[0].exp() - torch.lgamma(y + 1)
+
+    def log_tails(self, y: Tensor, eta: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        """Log P(Y <= y) and log P(Y > y)."""
+        rate, next_ = eta[0].exp(), y.floor() + 1 + 0 * eta[0]
+        return (
+            torch.special.gammaincc(next_.detach(), rate).log(),
+            torch.special.gammainc(next_.detach(), rate).log(),
+        )
+
+    def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
+        """The rate."""
+        return torch.diag_embed(outputs.exp())
+
+    def variance(self, outputs: Outputs) -> Moments:
+        """The rate."""
+        return outputs.exp()
+
+    def distribution(self, mu: np.ndarray) -> Any:  # type: ignore[override]
+        """The Poisson distribution."""
+        from scipy import stats
+
+        return stats.poisson(mu)
+
+
+@dataclass(frozen=True, repr=False)
+class NegativeBinomialFamily(CountFamily):
+    r"""Overdispersed counts: mean $\mu$, variance $\mu + \mu^2 / r$ with the shape r."""
+
+    label = "negative-binomial"
+    allowed = {"mu": ("log",), "shape": ("log",)}
+
+    def log_density(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
+        """Log probability of counts."""
+        log_mu, log_r = eta
+        r, total = log_r.exp(), torch.logaddexp(log_mu, log_r)
+        return (
+            torch.lgamma(y + r)
+            - torch.lgamma(r)
+            - torch.lgamma(y + 1)
+            + r * (log_r - total)
+            + y * (log_mu - total)
+        )
+
+    def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
+        r"""$\mu / (1 + \mu / r)$ for the mean; for the shape the mean squared score.
+
+        The latter over 1024 quantiles of the counts: it has no closed form.
+        """
+        values = self.values(outputs)
+        u = torch.linspace(0, 1, 2049, dtype=torch.float64)[1::2].reshape(
+            -1, *[1] * (outputs.ndim - 1)
+        )
+        y = torch.from_numpy(self._distribution_at(outputs).ppf(u.numpy())).to(outputs)
+        r, mu = values["shape"], values["mu"]
+        score = r * (
+            torch.digamma(y + r) - torch.digamma(r) + torch.log(r / (r + mu)) + (mu - y) / (r + mu)
+        )
+        first = mu / (1 + mu / r)
+        return torch.diag_embed(torch.stack([first, score.square().mean(0)], -1))
+
+    def variance(self, outputs: Outputs) -> Moments:
+        """mu + mu^2 / shape."""
+        values = self.values(outputs)
+        return moment(values["mu"] + values["mu"].square() / values["shape"])
+
+    def distribution(self, mu: np.ndarray, shape: np.ndarray) -> Any:  # type: ignore[override]
+        """The negative binomial distribution."""
+        from scipy import stats
+
+        return stats.nbinom(shape, shape / (shape + mu))
+
+
+@dataclass(frozen=True, repr=False)
+class BinomialFamily(CountFamily):
+    r"""Successes among n trials, $y \sim \mathrm{Bin}(n, \mu)$.
+
+    The second predictor is the number of trials. It is given: of the rows of a data frame by a
+    column, of a network with one output by a number.
+
+    Args:
+        trials: number of trials, or the column of the data frame that has it.
+
+    Example:
+        >>> BinomialFamily(trials=10).mean(torch.tensor([[0.0, 10.0]]))
+        tensor([[5.]])
+    """
+
+    trials: int | str = 1
+    label = "binomial"
+    allowed = {"mu": ("logit",), "trials": ("identity",)}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.trials, str):
+            check_count("trials", self.trials)
+
+    @property
+    def known(self) -> dict[str, float | str]:
+        """The number of trials."""
+        return {"trials": self.trials}
+
+    def check_known(self, y: Float[np.ndarray, "n"], known: Mapping[str, np.ndarray]) -> None:
+        """Raise `InputError` for trials that are not whole, or fewer than successes."""
+        trials = known["trials"]
+        bad = ~((trials >= 1) & (trials == np.floor(trials)))
+        if bad.any():
+            row = int(np.flatnonzero(bad)[0])
+            fail("trials", "whole numbers of at least 1", f"{trials[row]:g} at row {row}")
+        if (y > trials).any():
+            row = int(np.flatnonzero(y > trials)[0])
+            fail("y", "at most as many successes as trials", f"{y[row]:g} at row {row}")
+
+    def level_values(
+        self, y: Float[np.ndarray, "n"], known: Mapping[str, np.ndarray]
+    ) -> Float[np.ndarray, "n"]:
+        """The shares of successes."""
+        return y / known["trials"]
+
+    def log_density(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
+        """Log probability of successes."""
+        trials = eta[1]
+        ways = torch.lgamma(trials + 1) - torch.lgamma(y + 1) - torch.lgamma(trials - y + 1)
+        return ways + y * F.logsigmoid(eta[0]) + (trials - y) * F.logsigmoid(-eta[0])
+
+    def mean(self, outputs: Outputs) -> Moments:
+        """Trials times probability."""
+        values = self.values(outputs)
+        return moment(values["mu"] * values["trials"])
+
+    def variance(self, outputs: Outputs) -> Moments:
+        """n p (1 - p)."""
+        values = self.values(outputs)
+        return moment(values["trials"] * values["mu"] * (1 - values["mu"]))
+
+    def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
+        """n p (1 - p) for the probability, 0 for the trials, which are given."""
+        first = self.variance(outputs)[..., 0]
+        return torch.diag_embed(torch.stack([first, torch.zeros_like(first)], -1))
+
+    def distribution(self, mu: np.ndarray, trials: np.ndarray) -> Any:  # type: ignore[override]
+        """The binomial distribution."""
+        from scipy import stats
+
+        return stats.binom(trials, mu)
+
+    def to_config(self) -> dict[str, Any]:
+        """Name, links and trials, for JSON."""
+        return super().to_config() | {"trials": self.trials}

@@ -1,0 +1,169 @@
+"""Responses with outliers: Student's t, and the asymmetric Laplace for quantiles."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from subbayes.likelihoods.base import Moments
+from subbayes.likelihoods.families.base import LINKS, ScipyFamily, moment
+from subbayes.likelihoods.families.tails import student_log_tails
+from subbayes.utils.checks import check_fraction
+from subbayes.utils.types import Outputs
+
+__all__ = ["AsymmetricLaplaceFamily", "StudentTFamily"]
+
+
+@dataclass(frozen=True, repr=False)
+class StudentTFamily(ScipyFamily):
+    r"""$y = \mu + \sigma t_\nu$ with $\nu > 1$ degrees of freedom: a normal with outliers.
+
+    Its variance $\sigma^2 \nu / (\nu - 2)$ is infinite for $\nu \le 2$.
+
+    Example:
+        >>> family = StudentTFamily()
+        >>> eta = torch.tensor([[1.0, 0.0, math.log(4.0)]])  # mu = 1, sigma = 1, nu = 5
+        >>> family.variance(eta)
+        tensor([[1.6667]])
+    """
+
+    label = "student-t"
+    allowed = {"mu": ("identity", "log"), "sigma": ("log",), "nu": ("logm1",)}
+    support = "real numbers"
+
+    def log_density(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
+        """Log density of responses."""
+        mean, nu = LINKS[self.links[0]][1](eta[0]), 1 + eta[2].exp()
+        z = (y - mean) * (-eta[1]).exp()
+        return (
+            torch.lgamma((nu + 1) / 2)
+            - torch.lgamma(nu / 2)
+            - 0.5 * (nu * math.pi).log()
+            - eta[1]
+            - 0.5 * (nu + 1) * torch.log1p(z.square() / nu)
+        )
+
+    def log_tails(self, y: Tensor, eta: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        """Log P(Y <= y) and log P(Y > y)."""
+        mean = LINKS[self.links[0]][1](eta[0])
+        return student_log_tails((y - mean) * (-eta[1]).exp(), 1 + eta[2].exp())
+
+    def allows(self, y: Tensor) -> Tensor:
+        """Finite numbers."""
+        return torch.isfinite(y)
+
+    def variance(self, outputs: Outputs) -> Moments:
+        """sigma^2 nu / (nu - 2), infinite for nu <= 2."""
+        values = self.values(outputs)
+        nu = values["nu"]
+        found = values["sigma"].square() * nu / (nu - 2)
+        return moment(torch.where(nu > 2, found, torch.full_like(found, math.inf)))
+
+    def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
+        """The Fisher information (Lange, Little and Taylor 1989), in the predictors."""
+        values = self.values(outputs)
+        nu, slope = values["nu"], values["nu"] - 1
+        location = values["mu"] if self.links[0] == "log" else torch.ones_like(nu)
+        first = (location / values["sigma"]).square() * (nu + 1) / (nu + 3)
+        second = 2 * nu / (nu + 3)
+        both = -2 / ((nu + 1) * (nu + 3)) * slope
+        trigamma = torch.polygamma(1, nu / 2) - torch.polygamma(1, (nu + 1) / 2)
+        third = trigamma / 4 - (nu + 5) / (2 * nu * (nu + 1) * (nu + 3))
+        zero = torch.zeros_like(nu)
+        rows = [
+            [first, zero, zero],
+            [zero, second, both],
+            [zero, both, third.clamp_min(0) * slope.square()],
+        ]
+        return torch.stack([torch.stack(row, -1) for row in rows], -2)
+
+    def distribution(  # type: ignore[override]
+        self, mu: np.ndarray, sigma: np.ndarray, nu: np.ndarray
+    ) -> Any:
+        """The t distribution."""
+        from scipy import stats
+
+        return stats.t(nu, mu, sigma)
+
+
+@dataclass(frozen=True, repr=False)
+class AsymmetricLaplaceFamily(ScipyFamily):
+    r"""Quantile regression: $P(y \le \mu) = \tau$ (Yu and Moyeed 2001).
+
+    $p(y) = \tau (1 - \tau) / \sigma\; e^{-\rho_\tau((y - \mu) / \sigma)}$ with the check function
+    $\rho_\tau(z) = z (\tau - 1\{z < 0\})$. The intervals of effects depend on this density,
+    which is rarely that of the responses.
+
+    Args:
+        quantile: $\tau$, strictly between 0 and 1.
+
+    Example:
+        >>> AsymmetricLaplaceFamily(quantile=0.9).cdf(torch.zeros(1, 2), torch.zeros(1))
+        tensor([[0.9000]])
+    """
+
+    quantile: float = 0.5
+    label = "asymmetric-laplace"
+    allowed = {"mu": ("identity",), "sigma": ("log",)}
+    support = "real numbers"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_fraction("quantile", self.quantile)
+
+    def log_density(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
+        """Log density of responses."""
+        z = (y - eta[0]) * (-eta[1]).exp()
+        height = math.log(self.quantile * (1 - self.quantile))
+        return height - eta[1] - torch.where(z < 0, (self.quantile - 1) * z, self.quantile * z)
+
+    def log_tails(self, y: Tensor, eta: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        """Log P(Y <= y) and log P(Y > y)."""
+        z = (y - eta[0]) * (-eta[1]).exp()
+        tau = self.quantile
+        low = math.log(tau) + (1 - tau) * z.clamp_max(0)
+        high = math.log(1 - tau) - tau * z.clamp_min(0)
+        below = torch.where(z < 0, low, torch.log(-torch.expm1(high)))
+        return below, torch.where(z < 0, torch.log(-torch.expm1(low)), high)
+
+    def allows(self, y: Tensor) -> Tensor:
+        """Finite numbers."""
+        return torch.isfinite(y)
+
+    def mean(self, outputs: Outputs) -> Moments:
+        """The mean, which is not mu unless tau = 1/2."""
+        values, tau = self.values(outputs), self.quantile
+        return moment(values["mu"] + values["sigma"] * (1 - 2 * tau) / (tau * (1 - tau)))
+
+    def variance(self, outputs: Outputs) -> Moments:
+        """The variance."""
+        tau = self.quantile
+        factor = (1 - 2 * tau + 2 * tau**2) / (tau * (1 - tau)) ** 2
+        return moment(self.values(outputs)["sigma"].square() * factor)
+
+    def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
+        r"""$\tau (1 - \tau) / \sigma^2$ and 1 on the diagonal."""
+        tau = self.quantile
+        first = tau * (1 - tau) / self.values(outputs)["sigma"].square()
+        return torch.diag_embed(torch.stack([first, torch.ones_like(first)], -1))
+
+    def distribution(self, mu: np.ndarray, sigma: np.ndarray) -> Any:  # type: ignore[override]
+        """The asymmetric Laplace distribution."""
+        from scipy import stats
+
+        tau = self.quantile
+        kappa = math.sqrt(tau / (1 - tau))
+        return stats.laplace_asymmetric(kappa, mu, sigma / math.sqrt(tau * (1 - tau)))
+
+    def to_config(self) -> dict[str, Any]:
+        """Name, links and quantile, for JSON."""
+        return super().to_config() | {"quantile": self.quantile}
+
+    def __repr__(self) -> str:
+        return f"asymmetric-laplace(quantile={self.quantile:g})"

@@ -1,0 +1,169 @@
+r"""Mixtures of two families: $p(y) = \theta\, p_1(y) + (1 - \theta)\, p_2(y)$."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional as F
+
+from subbayes.likelihoods.base import Kind, Moments
+from subbayes.likelihoods.families.base import Family
+from subbayes.utils.checks import fail, fail_type
+from subbayes.utils.types import Outputs
+
+__all__ = ["MixtureFamily"]
+
+
+@dataclass(frozen=True, repr=False)
+class MixtureFamily(Family):
+    r"""A mixture of two families, whose weight $\theta$ is a parameter as well.
+
+    The parameters are those of the first with a 1 behind their names, those of the second with
+    a 2, and `theta`. Two components of one family have no order: chains may exchange them, so that
+    means of their parameters over chains mean nothing unless priors or effects tell them apart.
+
+    Args:
+        first: the first family.
+        second: the second family, of the same kind of responses.
+
+    Example:
+        >>> from subbayes.likelihoods.families import NormalFamily
+        >>> MixtureFamily(first=NormalFamily(), second=NormalFamily()).parameters
+        ('mu1', 'sigma1', 'mu2', 'sigma2', 'theta')
+    """
+
+    first: Any = field(kw_only=True)  # a name becomes a family
+    second: Any = field(kw_only=True)
+    label = "mixture"
+
+    def __post_init__(self) -> None:
+        for name in ("first", "second"):
+            family = getattr(self, name)
+            if isinstance(family, str):
+                from subbayes.likelihoods.families import family_from_name
+
+                family = family_from_name(family)
+                object.__setattr__(self, name, family)
+            if not isinstance(family, Family):
+                fail_type(name, "a family, such as NormalFamily()", family)
+            if family.kind == "classification" or family.columns or isinstance(family, type(self)):
+                fail(name, "a family of numbers or counts without columns", repr(family))
+        if self.first.kind != self.second.kind:
+            fail("second", f"a family of {self.first.kind}", repr(self.second))
+        object.__setattr__(self, "links", (*self.first.links, *self.second.links, "logit"))
+
+    @property
+    def kind(self) -> Kind:  # type: ignore[override]
+        """The kind of the families."""
+        return self.first.kind
+
+    @property
+    def support(self) -> str:  # type: ignore[override]
+        """Description of the allowed responses."""
+        return f"{self.first.support}, or {self.second.support}"
+
+    @property
+    def bounds(self) -> tuple[float, float]:  # type: ignore[override]
+        """Ends of the support."""
+        a, b = self.first.bounds, self.second.bounds
+        return min(a[0], b[0]), max(a[1], b[1])
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """Parameters of both, and the weight of the first."""
+        first = (f"{name}1" for name in self.first.parameters)
+        return (*first, *(f"{name}2" for name in self.second.parameters), "theta")
+
+    @property
+    def allowed(self) -> dict[str, tuple[str, ...]]:  # type: ignore[override]
+        """Links by parameter."""
+        return {name: (link,) for name, link in zip(self.parameters, self.links, strict=True)}
+
+    @property
+    def locations(self) -> tuple[str, ...]:
+        """The locations of both."""
+        return (f"{self.first.parameters[0]}1", f"{self.second.parameters[0]}2")
+
+    def location_values(self, y: Float[np.ndarray, "n"]) -> Float[np.ndarray, "n"]:
+        """As the first family."""
+        return self.first.location_values(y)
+
+    def initial_predictors(self, y: Float[np.ndarray, "n"]) -> tuple[float, ...]:
+        """Predictors that suit the lower and the upper half of the responses."""
+        middle = np.median(y)
+        low, high = y[y <= middle], y[y >= middle]
+        return (*self.first.initial_predictors(low), *self.second.initial_predictors(high), 0.0)
+
+    def for_outputs(self, n_outputs: int, y: Any) -> Family:
+        """The family itself: networks have an output for each parameter."""
+        return self
+
+    def check_outputs(self, n_outputs: int, y: Any) -> None:
+        """Raise `InputError` unless there is an output for each parameter."""
+        if n_outputs != len(self.parameters):
+            names = ", ".join(self.parameters)
+            fail("module", f"{len(self.parameters)} outputs ({names})", n_outputs)
+
+    def allows(self, y: Tensor) -> Tensor:
+        """What one of them allows."""
+        return self.first.allows(y) | self.second.allows(y)
+
+    def _split(self, values: Any) -> tuple[Any, Any]:
+        n = len(self.first.parameters)
+        return values[..., :n], values[..., n:-1]
+
+    def log_density(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
+        """Log density of responses."""
+        n = len(self.first.parameters)
+        return torch.logaddexp(
+            F.logsigmoid(eta[-1]) + self.first.log_density(y, eta[:n]),
+            F.logsigmoid(-eta[-1]) + self.second.log_density(y, eta[n:-1]),
+        )
+
+    def mean(self, outputs: Outputs) -> Moments:
+        """The weighted mean."""
+        a, b = self._split(outputs)
+        share = outputs[..., -1:].sigmoid()
+        return share * self.first.mean(a) + (1 - share) * self.second.mean(b)
+
+    def variance(self, outputs: Outputs) -> Moments:
+        """The weighted variance, and that of the means."""
+        a, b = self._split(outputs)
+        share = outputs[..., -1:].sigmoid()
+        within = share * self.first.variance(a) + (1 - share) * self.second.variance(b)
+        gap = self.first.mean(a) - self.second.mean(b)
+        return within + share * (1 - share) * gap.square()
+
+    def cdf(self, outputs: Outputs, y: Tensor) -> Moments:
+        """P(Y <= y)."""
+        a, b = self._split(outputs)
+        share = outputs[..., -1:].sigmoid()
+        return share * self.first.cdf(a, y) + (1 - share) * self.second.cdf(b, y)
+
+    def sample(self, outputs: Outputs, generator: torch.Generator) -> Tensor:
+        """One response per row, from one of them."""
+        a, b = self._split(outputs)
+        share = outputs[..., -1:].sigmoid().double().cpu()
+        u = torch.rand(share.shape, generator=generator, dtype=torch.float64)
+        first = self.first.sample(a, generator).double().cpu()
+        return torch.where(u < share, first, self.second.sample(b, generator).double().cpu())
+
+    def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
+        """The Fisher information, as the mean over 1024 draws of the outer product of scores."""
+        wide = outputs.expand(1024, *outputs.shape)
+        y = self.sample(wide, torch.Generator().manual_seed(0))[..., 0].to(outputs)
+        score = torch.func.grad(lambda f: self.log_density(y, f.unbind(-1)).sum())(wide)
+        return torch.einsum("m...a,m...b->...ab", score, score) / 1024
+
+    def to_config(self) -> dict[str, Any]:
+        """The two families, for JSON."""
+        parts = {"first": self.first.to_config(), "second": self.second.to_config()}
+        return {"name": self.label, **parts}
+
+    def __repr__(self) -> str:
+        return f"mixture({self.first!r}, {self.second!r})"

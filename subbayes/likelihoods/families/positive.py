@@ -1,0 +1,110 @@
+"""Positive responses: log-normal and inverse Gaussian."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from subbayes.likelihoods.base import Moments
+from subbayes.likelihoods.families.base import ScipyFamily, moment
+from subbayes.likelihoods.families.tails import normal_log_tails
+from subbayes.utils.types import Outputs
+
+__all__ = ["InverseGaussianFamily", "LogNormalFamily", "PositiveFamily"]
+
+_LOG_2PI = math.log(2 * math.pi)
+
+
+class PositiveFamily(ScipyFamily):
+    """Base class of families of numbers above 0."""
+
+    support = "numbers above 0"
+    bounds = (0.0, math.inf)
+
+    def allows(self, y: Tensor) -> Tensor:
+        """Numbers above 0."""
+        return torch.isfinite(y) & (y > 0)
+
+
+@dataclass(frozen=True, repr=False)
+class LogNormalFamily(PositiveFamily):
+    r"""$\log y \sim N(\mu, \sigma^2)$, with mean $e^{\mu + \sigma^2 / 2}$.
+
+    Example:
+        >>> LogNormalFamily().mean(torch.tensor([[0.0, 0.0]]))
+        tensor([[1.6487]])
+    """
+
+    label = "log-normal"
+    allowed = {"mu": ("identity",), "sigma": ("log",)}
+
+    def log_density(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
+        """Log density of responses."""
+        log = y.log()
+        residual = (log - eta[0]) * (-eta[1]).exp()
+        return -0.5 * (_LOG_2PI + residual.square()) - eta[1] - log
+
+    def log_tails(self, y: Tensor, eta: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        """Log P(Y <= y) and log P(Y > y)."""
+        return normal_log_tails((y.log() - eta[0]) * (-eta[1]).exp())
+
+    def location_values(self, y: Float[np.ndarray, "n"]) -> Float[np.ndarray, "n"]:
+        """Their logarithms."""
+        return np.log(y)
+
+    def mean(self, outputs: Outputs) -> Moments:
+        """exp(mu + sigma^2 / 2)."""
+        values = self.values(outputs)
+        return moment((values["mu"] + 0.5 * values["sigma"].square()).exp())
+
+    def variance(self, outputs: Outputs) -> Moments:
+        """(exp(sigma^2) - 1) times the square of the mean."""
+        spread = torch.expm1(self.values(outputs)["sigma"].square())
+        return moment(spread) * self.mean(outputs).square()
+
+    def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
+        r"""$1 / \sigma^2$ and 2 on the diagonal."""
+        first = self.values(outputs)["sigma"].square().reciprocal()
+        return torch.diag_embed(torch.stack([first, torch.full_like(first, 2.0)], -1))
+
+    def distribution(self, mu: np.ndarray, sigma: np.ndarray) -> Any:  # type: ignore[override]
+        """The log-normal distribution."""
+        from scipy import stats
+
+        return stats.lognorm(sigma, scale=np.exp(mu))
+
+
+@dataclass(frozen=True, repr=False)
+class InverseGaussianFamily(PositiveFamily):
+    r"""Mean $\mu$, variance $\mu^3 / \lambda$ with the shape $\lambda$."""
+
+    label = "inverse-gaussian"
+    allowed = {"mu": ("log",), "shape": ("log",)}
+
+    def log_density(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
+        """Log density of responses."""
+        distance = (y * (-eta[0]).exp() - 1).square() / y
+        return 0.5 * (eta[1] - _LOG_2PI - 3 * y.log() - eta[1].exp() * distance)
+
+    def variance(self, outputs: Outputs) -> Moments:
+        """mu^3 / shape."""
+        values = self.values(outputs)
+        return moment(values["mu"].pow(3) / values["shape"])
+
+    def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
+        r"""$\lambda / \mu$ and 1/2 on the diagonal."""
+        values = self.values(outputs)
+        first = values["shape"] / values["mu"]
+        return torch.diag_embed(torch.stack([first, torch.full_like(first, 0.5)], -1))
+
+    def distribution(self, mu: np.ndarray, shape: np.ndarray) -> Any:  # type: ignore[override]
+        """The inverse Gaussian distribution."""
+        from scipy import stats
+
+        return stats.invgauss(mu / shape, scale=shape)

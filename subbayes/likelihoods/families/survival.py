@@ -1,0 +1,246 @@
+"""Times until an event: Weibull, log-logistic and piecewise exponential."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from subbayes.likelihoods.base import Moments
+from subbayes.likelihoods.families.base import moment
+from subbayes.likelihoods.families.positive import PositiveFamily
+from subbayes.utils.checks import fail, fail_type
+from subbayes.utils.types import Outputs
+
+__all__ = ["LogLogisticFamily", "PiecewiseExponentialFamily", "WeibullFamily"]
+
+
+@dataclass(frozen=True, repr=False)
+class WeibullFamily(PositiveFamily):
+    r"""Times with mean $\mu$ and survival $P(Y > y) = e^{-(y / s)^k}$, $s = \mu / \Gamma(1 + 1/k)$.
+
+    The hazard rises for a shape k above 1 and falls below.
+    """
+
+    label = "weibull"
+    allowed = {"mu": ("log",), "shape": ("log",)}
+
+    def _log_hazard_sum(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
+        """Log of (y / s)^k."""
+        shape = eta[1].exp()
+        return shape * (y.log() - eta[0] + torch.lgamma(1 + 1 / shape))
+
+    def log_density(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
+        """Log density of times."""
+        log_sum = self._log_hazard_sum(y, eta)
+        return eta[1] - y.log() + log_sum - log_sum.exp()
+
+    def log_tails(self, y: Tensor, eta: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        """Log P(Y <= y) and log P(Y > y)."""
+        total = self._log_hazard_sum(y, eta).exp()
+        return torch.log(-torch.expm1(-total)), -total
+
+    def variance(self, outputs: Outputs) -> Moments:
+        """The variance."""
+        values = self.values(outputs)
+        k = values["shape"]
+        ratio = torch.expm1(torch.lgamma(1 + 2 / k) - 2 * torch.lgamma(1 + 1 / k))
+        return moment(values["mu"].square() * ratio)
+
+    def distribution(self, mu: np.ndarray, shape: np.ndarray) -> Any:  # type: ignore[override]
+        """The Weibull distribution."""
+        from scipy import special, stats
+
+        return stats.weibull_min(shape, scale=mu / special.gamma(1 + 1 / shape))
+
+
+@dataclass(frozen=True, repr=False)
+class LogLogisticFamily(PositiveFamily):
+    r"""Times with median $\mu$ and survival $P(Y > y) = 1 / (1 + (y / \mu)^k)$.
+
+    The mean is infinite for a shape $k \le 1$, the variance for $k \le 2$.
+    """
+
+    label = "log-logistic"
+    allowed = {"mu": ("log",), "shape": ("log",)}
+
+    def log_density(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
+        """Log density of times."""
+        z = eta[1].exp() * (y.log() - eta[0])
+        return eta[1] - y.log() + F.logsigmoid(z) + F.logsigmoid(-z)
+
+    def log_tails(self, y: Tensor, eta: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        """Log P(Y <= y) and log P(Y > y)."""
+        z = eta[1].exp() * (y.log() - eta[0])
+        return F.logsigmoid(z), F.logsigmoid(-z)
+
+    def _moment(self, outputs: Outputs, order: int) -> Tensor:
+        """E[y^order]: mu^order x / sin x with x = pi order / k."""
+        values = self.values(outputs)
+        x = math.pi * order / values["shape"]
+        found = values["mu"].pow(order) * x / x.sin()
+        return torch.where(x < math.pi, found, torch.full_like(found, math.inf))
+
+    def mean(self, outputs: Outputs) -> Moments:
+        """The mean."""
+        return moment(self._moment(outputs, 1))
+
+    def variance(self, outputs: Outputs) -> Moments:
+        """The variance."""
+        second = self._moment(outputs, 2)
+        found = second - self._moment(outputs, 1).square()
+        return moment(torch.where(torch.isinf(second), second, found))
+
+    def distribution(self, mu: np.ndarray, shape: np.ndarray) -> Any:  # type: ignore[override]
+        """The log-logistic distribution."""
+        from scipy import stats
+
+        return stats.fisk(shape, scale=mu)
+
+
+@dataclass(frozen=True, repr=False)
+class PiecewiseExponentialFamily(PositiveFamily):
+    r"""Times whose hazard is constant between cuts: $h(t) = \mu e^{a_j}$ in interval j, $a_0 = 0$.
+
+    $\mu$ is the hazard before the first cut, and $a_j$ the logarithm of the ratio of that after cut
+    j to it, so that effects on $\mu$ are logarithms of hazard ratios (Friedman 1982).
+
+    Args:
+        cuts: increasing times above 0.
+
+    Example:
+        >>> family = PiecewiseExponentialFamily(cuts=(1.0,))
+        >>> family.mean(torch.tensor([[0.0, 0.0]]))  # a hazard of 1 everywhere
+        tensor([[1.]])
+    """
+
+    cuts: tuple[float, ...] = (1.0,)
+    label = "piecewise-exponential"
+    allowed = {"mu": ("log",)}
+
+    def __post_init__(self) -> None:
+        cuts = self.cuts
+        if isinstance(cuts, str) or not all(
+            isinstance(c, (int, float)) and not isinstance(c, bool) for c in cuts
+        ):
+            fail_type("cuts", "increasing times above 0, such as (1.0, 2.0)", cuts)
+        object.__setattr__(self, "cuts", tuple(float(c) for c in cuts))
+        ends = (0.0, *self.cuts, math.inf)
+        if not cuts or not all(a < b for a, b in zip(ends[:-1], ends[1:], strict=True)):
+            fail("cuts", "increasing times above 0, such as (1.0, 2.0)", repr(cuts))
+        object.__setattr__(self, "links", ("log", *["identity"] * len(self.cuts)))
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """The first hazard, and the log ratio of each other one to it."""
+        return ("mu", *(f"step{j + 1}" for j in range(len(self.cuts))))
+
+    def _hazards(self, eta: tuple[Tensor, ...]) -> Tensor:
+        """Log hazards, shape (..., N, intervals)."""
+        steps = [torch.zeros_like(eta[0]), *eta[1:]]
+        return torch.stack([eta[0] + step for step in steps], -1)
+
+    def _exposures(self, y: Tensor) -> Tensor:
+        """Time at risk in each interval, shape (..., intervals)."""
+        starts = torch.tensor((0.0, *self.cuts), dtype=y.dtype, device=y.device)
+        widths = torch.tensor(
+            [*np.diff((0.0, *self.cuts)), math.inf], dtype=y.dtype, device=y.device
+        )
+        return (y.unsqueeze(-1) - starts).clamp_min(0).minimum(widths)
+
+    def _cumulative(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
+        return (self._exposures(y) * self._hazards(eta).exp()).sum(-1)
+
+    def log_density(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
+        """Log density of times."""
+        starts = torch.tensor((0.0, *self.cuts), dtype=y.dtype, device=y.device)
+        later = torch.tensor((*self.cuts, math.inf), dtype=y.dtype, device=y.device)
+        at = (y.unsqueeze(-1) > starts) & (y.unsqueeze(-1) <= later)
+        hazard = (self._hazards(eta) * at.to(y.dtype)).sum(-1)
+        return hazard - self._cumulative(y, eta)
+
+    def log_tails(self, y: Tensor, eta: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        """Log P(Y <= y) and log P(Y > y)."""
+        total = self._cumulative(y, eta)
+        return torch.log(-torch.expm1(-total)), -total
+
+    def _pieces(self, outputs: Outputs) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """By interval: rate, start, share that reaches it, and width."""
+        rate = self._hazards(outputs.unbind(-1)).exp()
+        starts = torch.tensor((0.0, *self.cuts)).to(outputs)
+        width = torch.tensor([*np.diff((0.0, *self.cuts)), math.inf]).to(outputs)
+        passed = (rate[..., :-1] * width[:-1]).cumsum(-1)
+        alive = torch.cat([torch.ones_like(rate[..., :1]), (-passed).exp()], -1)
+        return rate, starts, alive, width
+
+    def mean(self, outputs: Outputs) -> Moments:
+        r"""$\int S(t)\,dt$."""
+        rate, _, alive, width = self._pieces(outputs)
+        return moment((-alive * torch.expm1(-rate * width) / rate).sum(-1))
+
+    def variance(self, outputs: Outputs) -> Moments:
+        r"""$2 \int t S(t)\,dt - \mathrm{E}[y]^2$."""
+        rate, start, alive, width = self._pieces(outputs)
+        share = -torch.expm1(-rate * width)
+        left = torch.where(width.isinf(), torch.zeros_like(rate), width * (-rate * width).exp())
+        each = (start * share + share / rate - left) / rate
+        return moment(2 * (alive * each).sum(-1) - self.mean(outputs)[..., 0].square())
+
+    def _distribution_at(self, outputs: Outputs) -> Any:
+        return _Piecewise(*(part.double().cpu().numpy() for part in self._pieces(outputs)))
+
+    def distribution(self, **values: np.ndarray) -> Any:
+        """The distribution at hazards, with `cdf` and `ppf`."""
+        eta = [np.log(values["mu"]), *(values[name] for name in self.parameters[1:])]
+        return self._distribution_at(torch.from_numpy(np.stack(np.broadcast_arrays(*eta), -1)))
+
+    def to_config(self) -> dict[str, Any]:
+        """Name and cuts, for JSON."""
+        return {"name": self.label, "cuts": list(self.cuts)}
+
+    def __repr__(self) -> str:
+        return f"piecewise-exponential(cuts={self.cuts})"
+
+
+@dataclass(frozen=True)
+class _Piecewise:
+    """A piecewise exponential distribution, by the pieces of its hazard."""
+
+    rate: np.ndarray
+    start: np.ndarray
+    alive: np.ndarray
+    width: np.ndarray
+
+    def sf(self, y: np.ndarray) -> np.ndarray:
+        """P(Y > y)."""
+        inside = np.clip(np.asarray(y)[..., None] - self.start, 0, self.width)
+        return np.exp(-(self.rate * inside).sum(-1))
+
+    def cdf(self, y: np.ndarray) -> np.ndarray:
+        """P(Y <= y)."""
+        return 1 - self.sf(y)
+
+    def isf(self, p: np.ndarray | float) -> np.ndarray:
+        """The time that a share survives."""
+        level = np.asarray(p)[..., None]
+        last = np.maximum((self.alive >= level).sum(-1) - 1, 0)[..., None]
+        picked = [
+            np.take_along_axis(
+                np.broadcast_to(
+                    part, np.broadcast_shapes(part.shape, last.shape[:-1] + part.shape[-1:])
+                ),
+                last,
+                -1,
+            )[..., 0]
+            for part in (self.start, self.alive, self.rate)
+        ]
+        return picked[0] + np.log(picked[1] / level[..., 0]) / picked[2]
+
+    def ppf(self, q: np.ndarray | float) -> np.ndarray:
+        """The quantile."""
+        return self.isf(1 - np.asarray(q))

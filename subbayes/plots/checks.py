@@ -1,0 +1,79 @@
+"""Replicated responses beside the data."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from subbayes.plots.style import BLUE, GREY, INK, label_axes, new_axes
+
+if TYPE_CHECKING:
+    from subbayes.semistructured.tools.predictive_checks import Replicates
+
+__all__ = ["predictive_check"]
+
+_MOST_LINES, _MOST_BARS, _POINTS = 50, 40, 200
+
+
+def predictive_check(replicates: Replicates, *, ax: Axes | None = None) -> Axes:
+    """Draw the distribution of the responses, and of replicates from the model.
+
+    Numbers: kernel densities. Counts and classes: the share of each value, with the central 90 %
+    of the replicates.
+
+    Args:
+        replicates: of `prior_predictive` or `posterior_predictive`.
+        ax: axes to draw on.
+
+    Example:
+        >>> from subbayes.semistructured.tools.predictive_checks import Replicates
+        >>> y = np.arange(10.0)
+        >>> replicates = Replicates(y, y + np.ones((3, 1)), "regression", "posterior")
+        >>> predictive_check(replicates).get_ylabel()
+        'density'
+    """
+    ax = new_axes(ax)
+    if replicates.kind == "regression":
+        _densities(ax, replicates)
+    else:
+        _shares(ax, replicates)
+    ax.legend(frameon=False)
+    return ax
+
+
+def _densities(ax: Axes, replicates: Replicates) -> None:
+    from scipy import stats
+
+    y, draws = replicates.y, replicates.draws[:_MOST_LINES]
+    low, high = np.quantile(np.concatenate([draws.ravel(), y]), [0.01, 0.99])
+    margin = 0.1 * (max(high, y.max()) - min(low, y.min()))
+    at = np.linspace(min(low, y.min()) - margin, max(high, y.max()) + margin, _POINTS)
+    for i, row in enumerate(draws):
+        if np.std(row) > 0:
+            name = f"drawn from the {replicates.source}" if i == 0 else None
+            inside = row[np.isfinite(row)]
+            ax.plot(at, stats.gaussian_kde(inside)(at), color=BLUE, lw=0.6, alpha=0.4, label=name)
+    if np.std(y) > 0:
+        ax.plot(at, stats.gaussian_kde(y)(at), color=INK, lw=1.8, label="data")
+    label_axes(ax, "response", "density")
+
+
+def _shares(ax: Axes, replicates: Replicates) -> None:
+    y, draws = replicates.y, replicates.draws
+    last = int(min(max(y.max(), np.quantile(draws, 0.99)), _MOST_BARS))
+    values = np.arange(last + 1)
+    shares = np.stack([(draws == value).mean(1) for value in values], 1)
+    low, high = np.quantile(shares, [0.05, 0.95], axis=0)
+    middle = shares.mean(0)
+    ax.bar(values, [(y == value).mean() for value in values], color=GREY, label="data")
+    ax.errorbar(
+        values,
+        middle,
+        yerr=[np.maximum(middle - low, 0), np.maximum(high - middle, 0)],
+        fmt="o",
+        color=BLUE,
+        label=f"drawn from the {replicates.source}",
+    )
+    label_axes(ax, "response", "share of rows")

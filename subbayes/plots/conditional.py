@@ -1,0 +1,61 @@
+"""Predictions along a column."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from subbayes.plots.style import band, label_axes, new_axes
+
+if TYPE_CHECKING:
+    from subbayes.semistructured.tools.conditional import Conditional
+
+__all__ = ["conditional"]
+
+_COLOURS = ("#1f77b4", "#d95f02", "#1b9e77", "#7570b3", "#e7298a", "#66a61e")
+
+
+def conditional(effect: Conditional, *, ax: Axes | None = None) -> Axes:
+    """Draw predictions along a column, with their intervals.
+
+    Args:
+        effect: result of `SemiStructuredRegression.conditional_effect`.
+        ax: axes to draw on.
+
+    Example:
+        >>> import pandas as pd
+        >>> from subbayes.inference import Sampling
+        >>> from subbayes.semistructured import SemiStructuredRegression
+        >>> frame = pd.DataFrame({"x": np.arange(20.0), "y": np.arange(20.0) % 7})
+        >>> model = SemiStructuredRegression("y ~ x").fit(
+        ...     frame, sampling=Sampling(draws=50, warmup=50, progress=False)
+        ... )
+        >>> conditional(model.conditional_effect("x")).get_xlabel()
+        'x'
+    """
+    ax = new_axes(ax)
+    tail = (1 - effect.level) / 2
+    many = len(effect.groups)
+    for i, (group, draws) in enumerate(zip(effect.groups, effect.draws, strict=True)):
+        colour = _COLOURS[i % len(_COLOURS)]
+        low, high = np.quantile(draws, [tail, 1 - tail], axis=0)
+        mean = draws.mean(0)
+        name = None if group is None else f"{effect.by} = {_short(group)}"
+        if effect.discrete:
+            at = np.arange(len(mean)) + 0.12 * (i - (many - 1) / 2)
+            ax.errorbar(at, mean, yerr=[mean - low, high - mean], fmt="o", color=colour, label=name)
+        else:
+            band(ax, effect.x, low, high, colour, 0.2)
+            ax.plot(effect.x, mean, color=colour, label=name)
+    if effect.discrete:
+        ax.set_xticks(np.arange(len(effect.x)), [str(level) for level in effect.x])
+    if many > 1:
+        ax.legend(frameon=False)
+    label_axes(ax, effect.variable, "prediction")
+    return ax
+
+
+def _short(value: object) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,241 @@
+"""Tools after the fit, as methods of fitted models."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Float
+
+from subbayes.diagnostics import LooResult
+from subbayes.diagnostics.leave_one_out import compare as compare_loo
+from subbayes.predictions.predictive import Predictive
+from subbayes.semistructured.joint_posterior import FittedState
+from subbayes.semistructured.tools.averages import (
+    Averages,
+    contrasts,
+    marginal_means,
+    marginal_slopes,
+)
+from subbayes.semistructured.tools.conditional import Conditional, conditional_effect
+from subbayes.semistructured.tools.hypothesis import Hypothesis, evaluate_hypothesis
+from subbayes.semistructured.tools.predictive_checks import Replicates
+from subbayes.utils.checks import check_choice, check_count, check_fraction, fail, fail_type
+
+__all__ = ["AfterFit"]
+
+_PRIOR_DRAWS = 4000
+
+
+class AfterFit:
+    """Questions to a fitted model; the model defines its state, effects and predictions."""
+
+    @property
+    @abstractmethod
+    def state(self) -> FittedState:
+        """What `fit` determined."""
+
+    @abstractmethod
+    def effects(self) -> dict[str, Float[np.ndarray, "chains draws"]]:
+        """Draws of each effect."""
+
+    @abstractmethod
+    def predict(self, data: pd.DataFrame, *args: Any, **options: Any) -> Predictive:
+        """The predictive distribution of rows."""
+
+    @abstractmethod
+    def loo(self, quiet: bool = False) -> LooResult:
+        """Leave-one-out log predictive density."""
+
+    def hypothesis(self, expression: str, level: float = 0.95) -> Hypothesis:
+        r"""The posterior probability of a hypothesis about effects.
+
+        Args:
+            expression: a comparison by ">", "<" or "=" of numbers and effects, with + - * / **,
+                abs, exp, log and sqrt, such as "x > 0", "x - 2 * z < 1" or "C(sex)[T.m] = 0".
+            level: level of the interval of the difference of both sides.
+
+        Returns:
+            The result, with `probability`, `interval`, `evidence_ratio` (the posterior odds; of an
+            equality the Savage-Dickey ratio) and `table()`.
+
+        Raises:
+            InputError: an expression that cannot be used, or an unknown effect.
+        """
+        flat = {name: draws.reshape(-1) for name, draws in self.effects().items()}
+        return evaluate_hypothesis(expression, flat, self._prior_effects, level)
+
+    def _prior_effects(self) -> dict[str, Float[np.ndarray, "S"]]:
+        structured = self.state.model.structured
+        rng = np.random.default_rng([self.state.joint.seed, 7])
+        return structured.reported(rng.standard_normal((_PRIOR_DRAWS, structured.size)))
+
+    def _quantity(
+        self, scale: str, n_draws: int, inputs: Mapping[str, Any] | None = None
+    ) -> Callable[[pd.DataFrame], Float[np.ndarray, "S n"]]:
+        """Draws of the mean, or of the location's predictor, as a function of rows."""
+        check_choice("scale", scale, ("response", "link"))
+        check_count("n_draws", n_draws)
+        family = self.state.model.family
+        if scale == "response" and family.kind == "classification" and family.label != "bernoulli":
+            fail("scale", "'link' for several classes", "'response'", "Use predict(...) instead")
+
+        def quantity(rows: pd.DataFrame) -> np.ndarray:
+            found = self.predict(rows, n_draws=min(n_draws, self.state.draws.flat().shape[0]))
+            if scale == "response":
+                return found.likelihood.mean(found.outputs)[..., 0].numpy()
+            return found.outputs[..., 0].numpy()
+
+        return quantity
+
+    def marginal_means(
+        self,
+        variable: str,
+        values: Sequence[Any] | None = None,
+        *,
+        data: pd.DataFrame | None = None,
+        scale: str = "response",
+        level: float = 0.95,
+        n_draws: int = 1000,
+    ) -> Averages:
+        """The mean response with a column set to each value in all rows, averaged over them.
+
+        Args:
+            variable: the column.
+            values: its values; by default all levels.
+            data: the rows; by default those of training, at most 2000 evenly spaced ones.
+            scale: "response" for E[y], "link" for the predictor of the location.
+            level: level of the intervals.
+            n_draws: use at most this many evenly spaced draws.
+
+        Returns:
+            The averages, with `draws` and `table()`.
+
+        Raises:
+            InputError: an unknown column, or a column of many numbers without `values`.
+        """
+        check_fraction("level", level)
+        frame = self.state.model.frame if data is None else data
+        return marginal_means(self._quantity(scale, n_draws), frame, variable, values, level)
+
+    def contrast(
+        self,
+        variable: str,
+        levels: Sequence[Any] | None = None,
+        *,
+        data: pd.DataFrame | None = None,
+        scale: str = "response",
+        level: float = 0.95,
+        n_draws: int = 1000,
+    ) -> Averages:
+        """Differences of marginal means between levels of a column.
+
+        Args:
+            variable: the column.
+            levels: pairs (a, b), for a minus b; by default each level minus the first one.
+            data: as for `marginal_means`, as are the other arguments.
+            scale: "response" or "link".
+            level: level of the intervals.
+            n_draws: number of draws.
+        """
+        check_fraction("level", level)
+        frame = self.state.model.frame if data is None else data
+        return contrasts(self._quantity(scale, n_draws), frame, variable, levels, level)
+
+    def marginal_slopes(
+        self,
+        variable: str,
+        *,
+        by: str | None = None,
+        data: pd.DataFrame | None = None,
+        scale: str = "response",
+        level: float = 0.95,
+        n_draws: int = 1000,
+    ) -> Averages:
+        """The slope of the mean response in a column of numbers, averaged over rows.
+
+        Args:
+            variable: the column.
+            by: column whose groups of rows have averages of their own.
+            data: as for `marginal_means`, as are the other arguments.
+            scale: "response" or "link".
+            level: level of the intervals.
+            n_draws: number of draws.
+        """
+        check_fraction("level", level)
+        frame = self.state.model.frame if data is None else data
+        return marginal_slopes(self._quantity(scale, n_draws), frame, variable, by, level)
+
+    def conditional_effect(
+        self,
+        variable: str,
+        by: str | None = None,
+        *,
+        scale: str = "response",
+        level: float = 0.95,
+        n_draws: int = 1000,
+    ) -> Conditional:
+        """Predictions along a column, the others at their means or most frequent values.
+
+        `subbayes.plots.conditional.conditional` draws the result.
+
+        Args:
+            variable: the column.
+            by: a second column, with a line for each level, or for three quantiles.
+            scale: "response" or "link".
+            level: level of the intervals.
+            n_draws: use at most this many evenly spaced draws.
+        """
+        check_fraction("level", level)
+        model = self.state.model
+        predict = self._quantity(scale, n_draws)
+        columns = model.encoder.columns
+        return conditional_effect(predict, model.frame, columns, variable, by, level)
+
+    def posterior_predictive(self, n: int = 100, seed: int = 0) -> Replicates:
+        """Replicates of the training responses, drawn by `plots.checks.predictive_check`.
+
+        Args:
+            n: number of replicates, each from another draw.
+            seed: seed.
+        """
+        model = self.state.model
+        if model.deep is not None and any(
+            part.columns is None for part in model.specification.deep.values()
+        ):
+            fail("deep", "networks of columns", "a network of tensors", "Use predict(...).sample()")
+        drawn = self.predict(model.frame).sample(check_count("n", n), seed)
+        y = model.response.numbers(model.frame)
+        return Replicates(y, np.asarray(drawn, dtype=float), model.family.kind, "posterior")
+
+    def compare(self, *others: AfterFit, names: Sequence[str] | None = None) -> pd.DataFrame:
+        """Compare models of the same rows by leave-one-out, the best first.
+
+        Args:
+            others: other fitted models.
+            names: name of each model, this one first; by default their formulas.
+
+        Returns:
+            A table of elpd, and of differences to the best with their standard errors.
+
+        Raises:
+            InputError: models of other rows or responses.
+        """
+        models = [self, *others]
+        for model in others:
+            if not isinstance(model, AfterFit):
+                fail_type("others", "fitted models", model)
+        responses = [m.state.model.response.numbers(m.state.model.frame) for m in models]
+        if any(not np.array_equal(y, responses[0]) for y in responses):
+            fail("others", "models of the same responses", "others", "Fit them to the same rows")
+        if names is None:
+            names = [str(m.state.model.specification.formula) for m in models]
+            if len(set(names)) < len(names):
+                names = [f"{i + 1}: {name}" for i, name in enumerate(names)]
+        if len(names) != len(models) or len(set(names)) < len(names):
+            fail("names", f"{len(models)} different names", repr(list(names)))
+        results = {name: model.loo() for name, model in zip(names, models, strict=True)}
+        return pd.DataFrame([row._asdict() for row in compare_loo(results)]).set_index("name")

@@ -1,0 +1,133 @@
+r"""Averages of predictions over rows: marginal means, contrasts of levels, and average slopes.
+
+A marginal mean is the prediction with a column set to one value in all rows, averaged over the
+rows, for each draw; a contrast is the difference of two of them (g-computation; Arel-Bundock,
+Greifer and Heiss 2024). They are quantities of the response, unlike coefficients behind a link.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Float
+
+from subbayes.semistructured.summary import central
+from subbayes.utils.checks import check_choice, fail
+
+__all__ = ["Averages", "contrasts", "marginal_means", "marginal_slopes"]
+
+Predict = Callable[[pd.DataFrame], Float[np.ndarray, "S n"]]
+"""From rows to the draws of a quantity of each."""
+
+_MOST_ROWS = 2000  # predicted in one call, evenly spaced ones of more
+_STEP = 1e-3  # of a slope, in standard deviations of the column
+
+
+@dataclass(frozen=True)
+class Averages:
+    """Averages over rows, with their draws.
+
+    Attributes:
+        name: what is averaged.
+        labels: of the averages.
+        draws: shape (S, m).
+        level: level of the intervals in the table.
+    """
+
+    name: str
+    labels: tuple[Any, ...]
+    draws: Float[np.ndarray, "S m"]
+    level: float
+
+    def table(self) -> pd.DataFrame:
+        """Mean, standard deviation, central interval and probability of direction."""
+        positive = (self.draws > 0).mean(0)
+        columns = {
+            **central(self.draws, self.level),
+            "direction": np.maximum(positive, 1 - positive),
+        }
+        return pd.DataFrame(columns, index=pd.Index(self.labels, name=self.name))
+
+    def __repr__(self) -> str:
+        return f"Averages({self.name!r}: {', '.join(map(str, self.labels[:6]))})"
+
+
+def rows_to_average(frame: pd.DataFrame) -> pd.DataFrame:
+    """At most 2000 evenly spaced rows."""
+    if len(frame) <= _MOST_ROWS:
+        return frame
+    return frame.iloc[np.linspace(0, len(frame) - 1, _MOST_ROWS).round().astype(int)]
+
+
+def _values_of(variable: str, frame: pd.DataFrame, values: Sequence[Any] | None) -> list[Any]:
+    """The given values, or all levels."""
+    check_choice("variable", variable, tuple(map(str, frame.columns)))
+    if values is not None:
+        return list(values)
+    column = frame[variable]
+    if pd.api.types.is_numeric_dtype(column) and column.nunique() > 10:
+        got = f"{column.nunique()} numbers in {variable!r}"
+        fail("values", "values of the column", got, "Pass values=[...], or use marginal_slopes")
+    return sorted(column.unique().tolist(), key=str)
+
+
+def _set_to(frame: pd.DataFrame, variable: str, value: Any) -> pd.DataFrame:
+    column = pd.Series([value] * len(frame), index=frame.index)
+    dtype = frame[variable].dtype
+    if isinstance(dtype, pd.CategoricalDtype):
+        column = column.astype(dtype)
+    return frame.assign(**{variable: column})
+
+
+def marginal_means(
+    predict: Predict, frame: pd.DataFrame, variable: str, values: Sequence[Any] | None, level: float
+) -> Averages:
+    """The average prediction with a column set to each value; see `AfterFit.marginal_means`."""
+    chosen = _values_of(variable, frame, values)
+    rows = rows_to_average(frame)
+    draws = [predict(_set_to(rows, variable, value)).mean(1) for value in chosen]
+    return Averages(variable, tuple(chosen), np.stack(draws, 1), level)
+
+
+def contrasts(
+    predict: Predict, frame: pd.DataFrame, variable: str, pairs: Sequence[Any] | None, level: float
+) -> Averages:
+    """Differences of marginal means; see `AfterFit.contrast`."""
+    if pairs is None:
+        levels = _values_of(variable, frame, None)
+        pairs = [(value, levels[0]) for value in levels[1:]]
+    if not pairs or any(not isinstance(pair, tuple) or len(pair) != 2 for pair in pairs):
+        fail("levels", "pairs of levels, such as [('b', 'a')]", repr(pairs))
+    needed = list(dict.fromkeys(value for pair in pairs for value in pair))
+    means = marginal_means(predict, frame, variable, needed, level)
+    place = {value: i for i, value in enumerate(needed)}
+    draws = [means.draws[:, place[a]] - means.draws[:, place[b]] for a, b in pairs]
+    labels = tuple(f"{a} - {b}" for a, b in pairs)
+    return Averages(variable, labels, np.stack(draws, 1), level)
+
+
+def marginal_slopes(
+    predict: Predict, frame: pd.DataFrame, variable: str, by: str | None, level: float
+) -> Averages:
+    """Average slopes in a column of numbers; see `AfterFit.marginal_slopes`."""
+    check_choice("variable", variable, tuple(map(str, frame.columns)))
+    rows = rows_to_average(frame)
+    column = rows[variable]
+    if not pd.api.types.is_numeric_dtype(column) or column.dtype == bool:
+        got = f"dtype {column.dtype}"
+        fail("variable", "a column of numbers", got, "Use contrast or marginal_means for levels")
+    x = column.to_numpy(dtype=np.float64)
+    step = _STEP * float(np.std(x)) or _STEP
+    low, high = np.maximum(x - step, x.min()), np.minimum(x + step, x.max())  # within splines
+    up, down = (predict(rows.assign(**{variable: at})) for at in (high, low))
+    slopes = (up - down) / (high - low)
+    if by is None:
+        return Averages(variable, ("average",), slopes.mean(1, keepdims=True), level)
+    check_choice("by", by, tuple(map(str, frame.columns)))
+    groups = sorted(rows[by].unique().tolist(), key=str)
+    draws = [slopes[:, (rows[by] == group).to_numpy()].mean(1) for group in groups]
+    return Averages(f"{variable} by {by}", tuple(groups), np.stack(draws, 1), level)

@@ -1,0 +1,110 @@
+"""Predictions along a column, with the other columns at typical values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Float
+
+from subbayes.semistructured.summary import central
+from subbayes.utils.checks import check_choice
+
+__all__ = ["Conditional", "conditional_effect"]
+
+_POINTS = 60
+
+
+@dataclass(frozen=True)
+class Conditional:
+    """Predictions along a column.
+
+    Attributes:
+        variable: the column.
+        x: its values, or levels.
+        by: column of the lines, or None.
+        groups: value of `by` for each line; one None without it.
+        draws: shape (groups, S, len(x)).
+        typical: values of the other columns.
+        level: level of the intervals.
+    """
+
+    variable: str
+    x: np.ndarray
+    by: str | None
+    groups: tuple[Any, ...]
+    draws: Float[np.ndarray, "g S m"]
+    typical: dict[str, Any]
+    level: float
+
+    @property
+    def discrete(self) -> bool:
+        """Whether the column has levels instead of numbers."""
+        return self.x.dtype.kind not in "iuf"
+
+    def table(self) -> pd.DataFrame:
+        """Mean, standard deviation and central interval at each value, by group."""
+        parts = []
+        for group, draws in zip(self.groups, self.draws, strict=True):
+            part = pd.DataFrame({self.variable: self.x, **central(draws, self.level)})
+            if self.by is not None:
+                part.insert(0, self.by, group)
+            parts.append(part)
+        return pd.concat(parts, ignore_index=True)
+
+
+def typical_values(frame: pd.DataFrame, columns: Sequence[str]) -> dict[str, Any]:
+    """The mean of each column of numbers, the most frequent value of the others.
+
+    Example:
+        >>> typical_values(pd.DataFrame({"x": [1.0, 2.0], "g": ["b", "b"]}), ["x", "g"])
+        {'x': 1.5, 'g': 'b'}
+    """
+    found = {}
+    for name in columns:
+        column = frame[name]
+        number = pd.api.types.is_numeric_dtype(column) and column.dtype != bool
+        found[name] = float(column.mean()) if number else column.mode().iloc[0]
+    return found
+
+
+def conditional_effect(
+    predict: Callable[[pd.DataFrame], Float[np.ndarray, "S n"]],
+    frame: pd.DataFrame,
+    columns: Sequence[str],
+    variable: str,
+    by: str | None,
+    level: float,
+) -> Conditional:
+    """Predictions along a column; see `AfterFit.conditional_effect`."""
+    check_choice("variable", variable, tuple(columns))
+    observed = frame[variable]
+    number = pd.api.types.is_numeric_dtype(observed) and observed.dtype != bool
+    x = (
+        np.linspace(observed.min(), observed.max(), _POINTS)
+        if number
+        else np.array(sorted(observed.unique().tolist(), key=str), dtype=object)
+    )
+    groups: list[Any] = [None]
+    if by is not None:
+        check_choice("by", by, tuple(columns))
+        other = frame[by]
+        if pd.api.types.is_numeric_dtype(other) and other.nunique() > 5:
+            groups = np.quantile(other, [0.1, 0.5, 0.9]).tolist()
+        else:
+            groups = sorted(other.unique().tolist(), key=str)
+    others = [name for name in columns if name not in (variable, by)]
+    typical = typical_values(frame, others)
+    draws = []
+    for group in groups:
+        grid = pd.DataFrame({variable: x, **{k: [v] * len(x) for k, v in typical.items()}})
+        if by is not None:
+            grid[by] = group
+        for name in grid:
+            if isinstance(frame[name].dtype, pd.CategoricalDtype):
+                grid[name] = grid[name].astype(frame[name].dtype)
+        draws.append(predict(grid))
+    return Conditional(variable, x, by, tuple(groups), np.stack(draws), typical, level)

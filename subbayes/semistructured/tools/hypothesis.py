@@ -1,0 +1,203 @@
+r"""Hypotheses about effects: `hypothesis("x > 0")`.
+
+The expression is parsed and walked, and only numbers, names of effects, arithmetic and a few
+functions are evaluated: it cannot run code.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Float
+
+from subbayes.utils.checks import check_fraction, closest, fail, fail_type
+
+__all__ = ["Hypothesis", "evaluate_hypothesis"]
+
+_MOST_CHARACTERS = 1000
+_FUNCTIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "abs": np.abs,
+    "exp": np.exp,
+    "log": np.log,
+    "sqrt": np.sqrt,
+}
+_OPERATORS: dict[type, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
+    ast.Add: np.add,
+    ast.Sub: np.subtract,
+    ast.Mult: np.multiply,
+    ast.Div: np.divide,
+    ast.Pow: np.power,
+}
+_SIGNS = {ast.Gt: ">", ast.GtE: ">", ast.Lt: "<", ast.LtE: "<", ast.Eq: "="}
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """What the posterior says about a hypothesis.
+
+    Attributes:
+        expression: the hypothesis.
+        sign: ">", "<" or "=".
+        draws: left-hand side minus right-hand side, for each draw.
+        prior: the same for draws of the prior, for hypotheses of equality.
+        level: level of the interval.
+    """
+
+    expression: str
+    sign: str
+    draws: Float[np.ndarray, "S"]
+    prior: Float[np.ndarray, "S"] | None
+    level: float
+
+    @property
+    def probability(self) -> float:
+        """Posterior probability; of an equality that of equal prior probabilities of both."""
+        if self.sign != "=":
+            return float(np.mean(self.draws > 0 if self.sign == ">" else self.draws < 0))
+        ratio = self.evidence_ratio
+        return 1.0 if np.isinf(ratio) else ratio / (1 + ratio)
+
+    @property
+    def evidence_ratio(self) -> float:
+        r"""Posterior odds, infinite if all draws agree; of an equality the Savage-Dickey ratio.
+
+        The latter is the density of the posterior at 0 over that of the prior (Wagenmakers et al.
+        2010), both estimated from draws by kernels.
+        """
+        if self.sign != "=":
+            p = self.probability
+            return p / (1 - p) if p < 1 else np.inf
+        from scipy import stats
+
+        assert self.prior is not None
+        after, before = (float(stats.gaussian_kde(d)(0.0)[0]) for d in (self.draws, self.prior))
+        return after / before
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Central interval of the difference of both sides."""
+        tail = (1 - self.level) / 2
+        low, high = np.quantile(self.draws, [tail, 1 - tail])
+        return float(low), float(high)
+
+    def table(self) -> pd.DataFrame:
+        """One row: mean, standard deviation, interval, probability and evidence ratio."""
+        tail = 50 * (1 - self.level)
+        low, high = self.interval
+        row = {
+            "mean": float(self.draws.mean()),
+            "sd": float(self.draws.std(ddof=1)),
+            f"{tail:g}%": low,
+            f"{100 - tail:g}%": high,
+            "probability": self.probability,
+            "evidence_ratio": self.evidence_ratio,
+        }
+        return pd.DataFrame([row], index=[self.expression]).rename_axis("hypothesis")
+
+    def __repr__(self) -> str:
+        low, high = self.interval
+        return (
+            f"Hypothesis({self.expression!r}: probability {self.probability:.3g}, difference "
+            f"{self.draws.mean():.3g} [{low:.3g}, {high:.3g}])"
+        )
+
+
+def evaluate_hypothesis(
+    expression: str,
+    effects: Mapping[str, Float[np.ndarray, "S"]],
+    prior: Callable[[], Mapping[str, Float[np.ndarray, "S"]]],
+    level: float = 0.95,
+) -> Hypothesis:
+    """Evaluate a hypothesis about effects; see `Results.hypothesis`.
+
+    Args:
+        expression: such as "x > 0" or "2 * x = z".
+        effects: posterior draws of each effect.
+        prior: a function that returns prior draws of each.
+        level: level of the interval.
+
+    Raises:
+        InputError: an expression that is not a comparison of effects, or an unknown effect.
+
+    Example:
+        >>> draws = {"x": np.array([1.0, 2.0, -1.0, 3.0]), "C(g)[T.b]": np.zeros(4)}
+        >>> evaluate_hypothesis("x > C(g)[T.b]", draws, dict).probability
+        0.75
+    """
+    if not isinstance(expression, str):
+        fail_type("hypothesis", "text such as 'x > 0'", expression)
+    check_fraction("level", level)
+    tree, names = _parse(expression, list(effects))
+    sign = _SIGNS[type(tree.ops[0])]
+
+    def difference(values: Mapping[str, np.ndarray]) -> np.ndarray:
+        by_placeholder = {key: values[name] for key, name in names.items()}
+        with np.errstate(all="ignore"):
+            left, right = (
+                _evaluate(part, by_placeholder) for part in (tree.left, tree.comparators[0])
+            )
+        size = len(next(iter(values.values())))
+        return np.broadcast_to(np.asarray(left - right, dtype=float), (size,))
+
+    draws = difference(effects)
+    if not np.isfinite(draws).all():
+        got = f"{int((~np.isfinite(draws)).sum())} draws without one"
+        fail("hypothesis", f"finite numbers of {expression!r}", got)
+    before = difference(prior()) if sign == "=" else None
+    if before is not None:
+        before = before[np.isfinite(before)]
+    return Hypothesis(expression, sign, draws, before, level)
+
+
+def _parse(expression: str, effects: list[str]) -> tuple[ast.Compare, dict[str, str]]:
+    """The comparison, with placeholders for effects, and the effects by placeholder."""
+    expected = "a comparison of effects, such as 'x > 0' or 'x - z = 0'"
+    if len(expression) > _MOST_CHARACTERS:
+        fail("hypothesis", f"at most {_MOST_CHARACTERS} characters", len(expression))
+    text, names = expression, dict[str, str]()
+    for i, name in enumerate(sorted(effects, key=len, reverse=True)):
+        found = rf"`{re.escape(name)}`|(?<![\w.`\[\]]){re.escape(name)}(?![\w`\[(.])"
+        text, count = re.subn(found, f" effect_{i}_ ", text)
+        if count:
+            names[f"effect_{i}_"] = name
+    text = re.sub(r"(?<![<>=!])=(?!=)", "==", text)
+    try:
+        tree = ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        fail("hypothesis", expected, repr(expression))
+    if not isinstance(tree, ast.Compare) or len(tree.ops) != 1 or type(tree.ops[0]) not in _SIGNS:
+        fail("hypothesis", expected, repr(expression))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and node.id not in (*names, *_FUNCTIONS):
+            shown = "effects: " + ", ".join(effects[:20])
+            fail("hypothesis", shown, repr(node.id), closest(node.id, effects))
+    return tree, names
+
+
+def _evaluate(node: ast.AST, values: Mapping[str, np.ndarray]) -> np.ndarray:
+    """The value of an expression of allowed nodes."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, (int, float)):
+        return np.asarray(float(node.value))
+    if isinstance(node, ast.Name) and node.id in values:
+        return values[node.id]
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.USub, ast.UAdd)):
+        value = _evaluate(node.operand, values)
+        return np.asarray(-value) if isinstance(node.op, ast.USub) else value
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+        left, right = _evaluate(node.left, values), _evaluate(node.right, values)
+        return np.asarray(_OPERATORS[type(node.op)](left, right))
+    if (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id in _FUNCTIONS
+        and len(node.args) == 1
+        and not node.keywords
+    ):
+        return np.asarray(_FUNCTIONS[node.func.id](_evaluate(node.args[0], values)))
+    allowed = "numbers, effects, + - * / **, abs, exp, log and sqrt"
+    fail("hypothesis", allowed, ast.unparse(node) if isinstance(node, ast.expr) else repr(node))

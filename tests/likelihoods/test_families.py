@@ -1,0 +1,352 @@
+"""Families of counts, times, quantiles, mixtures and incomplete responses, against SciPy."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import integrate, stats
+
+from subbayes import InputError
+from subbayes.likelihoods import CommonParameters, as_likelihood, from_config
+from subbayes.likelihoods.families import (
+    AsymmetricLaplaceFamily,
+    BinomialFamily,
+    CategoricalFamily,
+    CensoredFamily,
+    Custom,
+    HurdleNegativeBinomialFamily,
+    HurdlePoissonFamily,
+    LogLogisticFamily,
+    LogNormalFamily,
+    MixtureFamily,
+    NegativeBinomialFamily,
+    NormalFamily,
+    PiecewiseExponentialFamily,
+    PoissonFamily,
+    StudentTFamily,
+    TruncatedFamily,
+    WeibullFamily,
+    ZeroInflatedNegativeBinomialFamily,
+    ZeroInflatedPoissonFamily,
+    family_from_name,
+)
+
+ETA = torch.tensor([[0.3, 1.2, -0.4], [-0.5, 1.6, 0.3], [0.9, 1.4, -1.0]], dtype=torch.float64)
+MU, SHAPE = ETA[:, 0].exp().numpy(), ETA[:, 1].exp().numpy()
+SHARE = (1 / (1 + np.exp(-ETA)))[:, 2].numpy()
+TRIALS = torch.tensor([3.0, 10.0, 7.0], dtype=torch.float64)
+
+
+class Discrete:
+    """A distribution of counts from its probabilities."""
+
+    def __init__(self, pmf):
+        self.k = np.arange(400)[:, None]
+        self.p = pmf(self.k)
+
+    def logpmf(self, y):
+        return np.log(self.p[np.asarray(y, dtype=int), np.arange(3)])
+
+    def cdf(self, y):
+        return self.p.cumsum(0)[np.asarray(y, dtype=int), np.arange(3)]
+
+    def mean(self):
+        return (self.k * self.p).sum(0)
+
+    def var(self):
+        return (self.k**2 * self.p).sum(0) - self.mean() ** 2
+
+
+def inflated(frozen, share):
+    return Discrete(lambda k: share * (k == 0) + (1 - share) * frozen.pmf(k))
+
+
+def hurdle(frozen, share):
+    return Discrete(
+        lambda k: np.where(k == 0, share, (1 - share) * frozen.pmf(k) / (1 - frozen.pmf(0)))
+    )
+
+
+POISSON, NEGATIVE = stats.poisson(MU), stats.nbinom(SHAPE, SHAPE / (SHAPE + MU))
+P = (1 / (1 + np.exp(-ETA)))[:, 0].numpy()
+KAPPA = math.sqrt(0.2 / 0.8)
+CASES = {
+    "binomial": (
+        BinomialFamily(trials="n"),
+        torch.stack([ETA[:, 0], TRIALS], -1),
+        [2, 3, 7],
+        stats.binom(TRIALS.numpy(), P),
+    ),
+    "zip": (ZeroInflatedPoissonFamily(), ETA[:, [0, 2]], [0, 1, 4], inflated(POISSON, SHARE)),
+    "zinb": (ZeroInflatedNegativeBinomialFamily(), ETA, [0, 2, 4], inflated(NEGATIVE, SHARE)),
+    "hurdle": (HurdlePoissonFamily(), ETA[:, [0, 2]], [0, 1, 4], hurdle(POISSON, SHARE)),
+    "hurdle-nb": (HurdleNegativeBinomialFamily(), ETA, [0, 2, 4], hurdle(NEGATIVE, SHARE)),
+    "weibull": (
+        WeibullFamily(),
+        ETA[:, :2],
+        [0.3, 1.0, 4.0],
+        stats.weibull_min(SHAPE, scale=MU / np.array([math.gamma(1 + 1 / k) for k in SHAPE])),
+    ),
+    "log-logistic": (
+        LogLogisticFamily(), ETA[:, :2], [0.3, 1.0, 4.0], stats.fisk(SHAPE, scale=MU)
+    ),
+    "quantile": (
+        AsymmetricLaplaceFamily(quantile=0.2),
+        ETA[:, :2],
+        [0.5, -1.0, 4.0],
+        stats.laplace_asymmetric(KAPPA, ETA[:, 0].numpy(), SHAPE / math.sqrt(0.16)),
+    ),
+    "truncated": (
+        TruncatedFamily(family=NormalFamily(), lower=0.0, upper=5.0),
+        ETA[:, :2],
+        [0.3, 1.0, 4.0],
+        stats.truncnorm(
+            -ETA[:, 0].numpy() / SHAPE,
+            (5 - ETA[:, 0].numpy()) / SHAPE,
+            ETA[:, 0].numpy(),
+            SHAPE,
+        ),
+    ),
+    "truncated-poisson": (
+        TruncatedFamily(family=PoissonFamily(), lower=1.0),
+        ETA[:, :1],
+        [1, 2, 4],
+        Discrete(lambda k: (k > 0) * POISSON.pmf(k) / (1 - POISSON.pmf(0))),
+    ),
+}  # fmt: skip
+each = pytest.mark.parametrize("name", CASES)
+
+
+@each
+def test_densities_moments_and_distribution_functions(name):
+    family, eta, y, oracle = CASES[name]
+    y = torch.tensor(y, dtype=torch.float64)
+    family.check_targets(y)
+    counts = isinstance(oracle, Discrete) or hasattr(oracle.dist, "logpmf")
+    log = (oracle.logpmf if counts else oracle.logpdf)(y.numpy())
+    np.testing.assert_allclose(family.log_prob(eta, y), log, rtol=1e-9)
+    rough = {"truncated": 1e-6, "truncated-poisson": 2e-3}.get(name, 1e-9)
+    np.testing.assert_allclose(family.mean(eta)[:, 0], oracle.mean(), rtol=rough)
+    np.testing.assert_allclose(family.variance(eta)[:, 0], oracle.var(), rtol=2 * rough)
+    np.testing.assert_allclose(family.cdf(eta, y)[:, 0], oracle.cdf(y.numpy()), rtol=1e-8)
+    several = family.cdf(eta.expand(2, -1, -1), y[:, None])
+    np.testing.assert_allclose(several[1, :, 0], oracle.cdf(y.numpy()), rtol=1e-8)
+
+
+@each
+def test_draws_have_mean_and_variance(name):
+    family, eta, _, oracle = CASES[name]
+    n = 40_000
+    drawn = family.sample(eta.expand(n, -1, -1), torch.Generator().manual_seed(0))[..., 0].double()
+    error = (oracle.var() / n) ** 0.5
+    assert np.all(np.abs(drawn.mean(0).numpy() - oracle.mean()) < 5 * error)
+    np.testing.assert_allclose(drawn.var(0), oracle.var(), rtol=0.1)
+    assert np.abs(np.corrcoef(drawn.T.numpy()) - np.eye(3)).max() < 5 / math.sqrt(n)
+
+
+@each
+def test_curvature_is_the_covariance_of_the_scores(name):
+    family, eta, _, _ = CASES[name]
+    n = 60_000
+    wide = eta.expand(n, -1, -1)
+    y = family.sample(wide, torch.Generator().manual_seed(1))[..., 0].double()
+    score = torch.func.grad(lambda f: family.log_density(y, f.unbind(-1)).sum())(wide)
+    free = range(1 if name == "binomial" else eta.shape[-1])  # the trials are given
+    found = family.curvature(eta)[:, free][:, :, free]
+    score = score[..., free]
+    expected = torch.einsum("mna,mnb->nab", score, score) / n
+    torch.testing.assert_close(found, expected, rtol=0.06, atol=0.03)
+
+
+@each
+def test_gradients_equal_differences(name):
+    family, eta, y, _ = CASES[name]
+    y = torch.tensor(y, dtype=torch.float64)
+
+    def total(f):
+        return family.log_density(y, (*f.unbind(-1),)).sum()
+
+    if name == "binomial":
+        trials = eta[:, 1:]
+        assert torch.autograd.gradcheck(
+            lambda f: total(torch.cat([f, trials], -1)), eta[:, :1].clone().requires_grad_()
+        )
+    else:
+        assert torch.autograd.gradcheck(total, eta.clone().requires_grad_())
+
+
+@each
+def test_description_rebuilds_the_family(name):
+    family = CASES[name][0]
+    assert from_config(json.loads(json.dumps(family.to_config()))) == family
+
+
+def test_vectorised_density_equals_single_ones():
+    for family, eta, y, _ in CASES.values():
+        value = torch.tensor(y, dtype=torch.float64)
+        many = torch.stack([eta, eta + 0.1 * (family.known == {})])
+        found = torch.func.vmap(lambda f, v=value, g=family: g.log_prob(f, v))(many)
+        torch.testing.assert_close(found, torch.stack([family.log_prob(f, value) for f in many]))
+
+
+# --- times -------------------------------------------------------------------------------------
+
+
+def test_piecewise_exponential_integrates_to_its_survival():
+    family = PiecewiseExponentialFamily(cuts=(0.5, 2.0))
+    eta = torch.tensor([[0.2, -0.7, 0.4]], dtype=torch.float64)
+
+    def density(t):
+        return float(family.log_prob(eta, torch.tensor([t], dtype=torch.float64)).exp())
+
+    def below(t, power=0):
+        parts = [0.0, *[c for c in (0.5, 2.0) if c < t], t]
+        return sum(
+            integrate.quad(lambda s: s**power * density(s), a, b, epsabs=1e-12)[0]
+            for a, b in zip(parts[:-1], parts[1:], strict=True)
+        )
+
+    for t in (0.2, 0.5, 1.1, 3.0):
+        found = float(family.cdf(eta, torch.tensor([t], dtype=torch.float64)))
+        assert found == pytest.approx(below(t), abs=1e-9)
+        log_below, log_above = family.log_tails(
+            torch.tensor([t], dtype=torch.float64), eta.unbind(-1)
+        )
+        assert float(log_below.exp()) == pytest.approx(found, abs=1e-9)
+        assert float(log_above.exp()) == pytest.approx(1 - found, abs=1e-9)
+        assert float(family.quantiles(eta, found)) == pytest.approx(t)
+    mean = below(60.0, 1)
+    assert float(family.mean(eta)) == pytest.approx(mean, rel=1e-8)
+    assert float(family.variance(eta)) == pytest.approx(below(60.0, 2) - mean**2, rel=1e-7)
+    drawn = family.sample(eta.expand(50_000, -1, -1), torch.Generator().manual_seed(0))
+    assert float(drawn.mean()) == pytest.approx(mean, abs=5 * float(drawn.std()) / 50_000**0.5)
+
+
+TAILS = [
+    (NormalFamily(), ETA[:, :2], stats.norm(ETA[:, 0].numpy(), SHAPE)),
+    (LogNormalFamily(), ETA[:, :2], stats.lognorm(SHAPE, scale=MU)),
+    (StudentTFamily(), ETA, stats.t(1 + np.exp(ETA[:, 2]), ETA[:, 0].numpy(), SHAPE)),
+    (
+        StudentTFamily(),
+        torch.cat([ETA[:, :2], torch.tensor([[4.0], [8.0], [12.0]]).double()], 1),
+        stats.t(1 + np.exp([4.0, 8.0, 12.0]), ETA[:, 0].numpy(), SHAPE),
+    ),
+    *(CASES[name][:2] + (CASES[name][3],) for name in ("weibull", "log-logistic", "quantile")),
+    (PoissonFamily(), ETA[:, :1], POISSON),
+]
+
+
+@pytest.mark.parametrize(("family", "eta", "oracle"), TAILS)
+def test_tails_equal_scipy(family, eta, oracle):
+    for y in (1.0, 3.0, 30.0):
+        below, above = family.log_tails(torch.full((3,), y).double(), eta.unbind(-1))
+        np.testing.assert_allclose(below, oracle.logcdf(y), rtol=1e-6, atol=1e-12)
+        if np.isfinite(oracle.logsf(y)).all() and (oracle.logsf(y) > -60).all():
+            np.testing.assert_allclose(above, oracle.logsf(y), rtol=1e-6, atol=1e-12)
+
+
+def test_censored_responses_have_the_probability_of_their_interval():
+    family = CensoredFamily(family="weibull", status="s", upper="u")
+    eta, frozen = CASES["weibull"][1], CASES["weibull"][3]
+    y = np.array([0.6, 1.1, 2.0])
+    for status, expected in (
+        (0, frozen.logpdf(y)),
+        (1, frozen.logsf(y)),
+        (-1, frozen.logcdf(y)),
+        (2, np.log(frozen.cdf(y + 1) - frozen.cdf(y))),
+    ):
+        rows = torch.from_numpy(np.column_stack([y, np.full(3, status), y + 1]))
+        family.check_targets(rows)
+        np.testing.assert_allclose(family.log_prob(eta, rows), expected, rtol=1e-9)
+        slope = torch.func.grad(lambda f, r=rows: family.log_prob(f, r).sum())(eta)
+        assert torch.isfinite(slope).all()
+    words = family.responses(y, {"s": np.array(["left", "none", "interval"]), "u": y + 1})
+    assert words[:, 1].tolist() == [-1, 0, 2]
+    with pytest.raises(InputError, match="s: expected one of left, none"):
+        family.responses(y, {"s": np.array(["dead"] * 3), "u": y})
+    with pytest.raises(InputError, match="status: expected -1"):
+        family.check_targets(torch.tensor([[1.0, 3.0, 2.0]]))
+
+
+def test_bounds_without_probability_keep_finite_gradients():
+    family = TruncatedFamily(family=NormalFamily(), lower=0.0)
+    eta = torch.tensor([[-30.0, 0.0], [30.0, 0.0]], dtype=torch.float64)
+    y = torch.tensor([0.01, 30.0], dtype=torch.float64)
+    expected = stats.truncnorm([30.0, -30.0], np.inf, [-30.0, 30.0], 1.0).logpdf(y)
+    np.testing.assert_allclose(family.log_prob(eta, y), expected, rtol=1e-9)
+    assert torch.isfinite(torch.func.grad(lambda f: family.log_prob(f, y).sum())(eta)).all()
+
+
+# --- mixtures, classes, own densities ------------------------------------------------------------
+
+
+def test_mixture_is_the_weighted_sum():
+    family = MixtureFamily(first="normal", second=StudentTFamily())
+    eta = torch.cat([ETA[:, :2], ETA, ETA[:, 2:] + 1], 1)
+    eta[:, 4] = 2.0
+    share = 1 / (1 + np.exp(-eta[:, 5].numpy()))
+    first = stats.norm(ETA[:, 0].numpy(), SHAPE)
+    second = stats.t(1 + np.exp(2.0), ETA[:, 0].numpy(), SHAPE)
+    y = np.array([0.3, -1.0, 4.0])
+    at = torch.from_numpy(y)
+    density = share * first.pdf(y) + (1 - share) * second.pdf(y)
+    np.testing.assert_allclose(family.log_prob(eta, at).exp(), density, rtol=1e-9)
+    cdf = share * first.cdf(y) + (1 - share) * second.cdf(y)
+    np.testing.assert_allclose(family.cdf(eta, at)[:, 0], cdf, rtol=1e-8)
+    mean = share * first.mean() + (1 - share) * second.mean()
+    variance = share * first.var() + (1 - share) * second.var()  # equal means
+    np.testing.assert_allclose(family.mean(eta)[:, 0], mean, rtol=1e-9)
+    np.testing.assert_allclose(family.variance(eta)[:, 0], variance, rtol=1e-9)
+    drawn = family.sample(eta.expand(40_000, -1, -1), torch.Generator().manual_seed(0))[..., 0]
+    assert np.all(np.abs(drawn.mean(0).numpy() - mean) < 5 * (variance / 40_000) ** 0.5)
+    assert from_config(json.loads(json.dumps(family.to_config()))) == family
+    with pytest.raises(InputError, match="second: expected a family of regression"):
+        MixtureFamily(first=NormalFamily(), second=PoissonFamily())
+
+
+def test_categorical_has_a_reference():
+    family = CategoricalFamily(labels=("a", "b", "c"))
+    assert family.known == {"mu[a]": 0.0}
+    assert family.right_sides({"mu": "x"}) == {"mu[a]": "0", "mu[b]": "x", "mu[c]": "x"}
+    eta = torch.tensor([[0.0, 0.4, -1.0]], dtype=torch.float64)
+    p = np.exp(eta.numpy()) / np.exp(eta.numpy()).sum()
+    np.testing.assert_allclose(family.mean(eta), p)
+    np.testing.assert_allclose(family.log_prob(eta, torch.tensor([2.0])), np.log(p[:, 2]))
+
+
+def test_own_density_is_used():
+    family = Custom(
+        density=lambda y, mu, b: -(y - mu).abs() / b - torch.log(2 * b),
+        parameters_and_links={"mu": "identity", "b": "log"},
+    )
+    y = torch.tensor([0.3, -1.0, 4.0], dtype=torch.float64)
+    expected = stats.laplace(ETA[:, 0].numpy(), SHAPE).logpdf(y)
+    np.testing.assert_allclose(family.log_prob(ETA[:, :2], y), expected)
+    with pytest.raises(InputError, match="variance_of: expected a function"):
+        family.variance(ETA[:, :2])
+
+
+def test_names_and_errors():
+    assert as_likelihood("weibull") == WeibullFamily()
+    assert family_from_name("zip") == ZeroInflatedPoissonFamily()
+    with pytest.raises(InputError, match="an object for a family around others"):
+        family_from_name("censored")
+    with pytest.raises(InputError, match="whose tail probabilities have gradients"):
+        CensoredFamily(family=NegativeBinomialFamily())
+    with pytest.raises(InputError, match="quantile"):
+        AsymmetricLaplaceFamily(quantile=1.0)
+    with pytest.raises(InputError, match="cuts"):
+        PiecewiseExponentialFamily(cuts=(2.0, 1.0))
+    with pytest.raises(InputError, match="at most as many successes"):
+        BinomialFamily(trials="n").check_known(np.array([4.0]), {"trials": np.array([3.0])})
+
+
+def test_network_of_one_output_has_given_trials():
+    family = BinomialFamily(trials=5).for_outputs(1, torch.zeros(2))
+    assert family == CommonParameters(BinomialFamily(trials=5), (5.0,))
+    found = family.mean(torch.zeros(2, 1, dtype=torch.float64))
+    torch.testing.assert_close(found, torch.full((2, 1), 2.5, dtype=torch.float64))

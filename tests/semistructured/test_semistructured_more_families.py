@@ -1,0 +1,150 @@
+"""Models of trials, classes, censored times and others, against maximum likelihood; saving."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from scipy import optimize, special, stats
+
+import subbayes
+from subbayes import InputError, SemiStructuredRegression
+from subbayes.inference import Sampling
+from subbayes.semistructured import (
+    BinomialFamily,
+    CensoredFamily,
+    MixtureFamily,
+    NormalFamily,
+    PiecewiseExponentialFamily,
+    TruncatedFamily,
+)
+
+N = 400
+FEW = Sampling(draws=400, chains=2, progress=False, seed=1)
+
+
+@pytest.fixture(scope="module")
+def frame():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=N)
+    found = pd.DataFrame({"x": x, "n": rng.integers(1, 12, N)})
+    found["wins"] = rng.binomial(found["n"], special.expit(0.3 + 0.8 * x))
+    scores = np.column_stack([np.zeros(N), 0.5 + x, -0.5 * x])
+    p = special.softmax(scores, 1)
+    found["kind"] = [rng.choice(["a", "b", "c"], p=row) for row in p]
+    time = np.exp(1 + 0.5 * x) * rng.weibull(1.5, N)
+    end = rng.exponential(6, N)
+    found["time"], found["censored"] = np.minimum(time, end), time > end
+    found["zeros"] = np.where(rng.random(N) < 0.3, 0, rng.poisson(np.exp(1 + 0.4 * x)))
+    return found
+
+
+def fitted(formula, family, frame, **options):
+    model = SemiStructuredRegression(formula, family=family, **options)
+    return model.fit(frame, inference="laplace", sampling=FEW)
+
+
+def agrees(model, names, negative, start):
+    """Posterior means are within a standard deviation of maximum likelihood, sds alike."""
+    found = optimize.minimize(negative, start, method="BFGS")
+    table = model.summary()
+    means, sds = (table.loc[names, c].to_numpy() for c in ("mean", "sd"))
+    assert np.all(np.abs(means - found.x) < 0.35 * sds + 0.01), (means, found.x)
+    np.testing.assert_allclose(sds, np.sqrt(np.diag(found.hess_inv)), rtol=0.25)
+
+
+def test_binomial_trials_are_a_column(frame, tmp_path):
+    model = fitted("wins ~ x", BinomialFamily(trials="n"), frame)
+    wins, n, x = (frame[c].to_numpy() for c in ("wins", "n", "x"))
+
+    def negative(b):
+        return -stats.binom(n, special.expit(b[0] + b[1] * x)).logpmf(wins).sum()
+
+    agrees(model, ["Intercept", "x"], negative, [0.0, 0.0])
+    new = pd.DataFrame({"x": [0.0, 0.0], "n": [1, 50]})
+    mean = model.predict(new).mean
+    assert mean[1] == pytest.approx(50 * mean[0])
+    model.save(tmp_path / "model")
+    again = subbayes.load(tmp_path / "model")
+    np.testing.assert_allclose(again.predict(new).mean, mean)
+    assert again.loo(quiet=True).elpd == pytest.approx(model.loo(quiet=True).elpd)
+    with pytest.raises(InputError, match="none called n"):
+        model.predict(new[["x"]])
+    with pytest.raises(InputError, match="at most as many successes as trials"):
+        fitted("wins ~ x", BinomialFamily(trials="n"), frame.assign(n=1))
+
+
+def test_categorical_effects_are_log_odds_to_the_reference(frame, tmp_path):
+    model = fitted("kind ~ x", "categorical", frame)
+    x, codes = frame["x"].to_numpy(), frame["kind"].map({"a": 0, "b": 1, "c": 2}).to_numpy()
+
+    def negative(b):
+        scores = np.column_stack([np.zeros(N), b[0] + b[1] * x, b[2] + b[3] * x])
+        return -special.log_softmax(scores, 1)[np.arange(N), codes].sum()
+
+    names = ["mu[b].Intercept", "mu[b].x", "mu[c].Intercept", "mu[c].x"]
+    agrees(model, names, negative, [0.0] * 4)
+    p = model.predict(frame.head()).probabilities
+    np.testing.assert_allclose(p.sum(1), 1)
+    assert model.evaluate(frame)["accuracy"] > 0.4
+    model.save(tmp_path / "model")
+    again = subbayes.load(tmp_path / "model")
+    np.testing.assert_allclose(again.predict(frame.head()).probabilities, p)
+
+
+def test_censored_times_have_the_likelihood_of_survival(frame, tmp_path):
+    family = CensoredFamily(family="weibull", status="censored")
+    model = fitted("time ~ x", family, frame)
+    time, x, alive = (frame[c].to_numpy() for c in ("time", "x", "censored"))
+
+    def negative(b):
+        shape = np.exp(b[2])
+        frozen = stats.weibull_min(
+            shape, scale=np.exp(b[0] + b[1] * x - special.gammaln(1 + 1 / shape))
+        )
+        return -np.where(alive, frozen.logsf(time), frozen.logpdf(time)).sum()
+
+    found = optimize.minimize(negative, [0.0, 0.0, 0.0], method="BFGS").x
+    table = model.summary()
+    near = [*found[:2], np.exp(found[2])]
+    assert np.all(np.abs(table["mean"] - near) < 0.4 * table["sd"])
+    uncensored = fitted("time ~ x", "weibull", frame).summary()
+    assert table.loc["Intercept", "mean"] > uncensored.loc["Intercept", "mean"]
+    model.save(tmp_path / "model")
+    again = subbayes.load(tmp_path / "model")
+    assert again.loo(quiet=True).elpd == pytest.approx(model.loo(quiet=True).elpd)
+    assert model.score_samples(frame).shape == (N,)
+    assert set(model.evaluate(frame)) == {"log_likelihood"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("response", "family"),
+    [
+        ("time", CensoredFamily(family=PiecewiseExponentialFamily(cuts=(1.0, 3.0)))),
+        ("time", "log-logistic"),
+        ("zeros", "zero-inflated-poisson"),
+        ("zeros", "hurdle-negative-binomial"),
+        ("x", "asymmetric-laplace"),
+        ("time", TruncatedFamily(family="normal", lower=0.0)),
+        ("x", MixtureFamily(first="normal", second=NormalFamily())),
+    ],
+)
+def test_models_fit_predict_and_load(response, family, frame, tmp_path):
+    model = fitted(f"{response} ~ n", family, frame)
+    assert np.isfinite(model.summary()["mean"]).all()
+    predictive = model.predict(frame.head())
+    low, high = predictive.interval(0.9)
+    assert np.all(low < high)
+    np.testing.assert_array_less(predictive.cdf(torch.tensor(low) - 1e-3), 0.06)
+    model.save(tmp_path / "model")
+    again = subbayes.load(tmp_path / "model")
+    np.testing.assert_allclose(again.predict(frame.head()).mean, predictive.mean)
+
+
+def test_zero_inflation_is_recovered_by_sampling(frame):
+    model = SemiStructuredRegression("zeros ~ x", family="zero-inflated-poisson")
+    table = model.fit(frame, sampling=Sampling(draws=200, chains=2, progress=False)).summary()
+    assert abs(table.loc["zi", "mean"] - 0.3) < 3 * table.loc["zi", "sd"]
+    assert abs(table.loc["x", "mean"] - 0.4) < 3 * table.loc["x", "sd"]

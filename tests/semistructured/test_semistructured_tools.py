@@ -1,0 +1,180 @@
+"""Tools after the fit against averages over draws written out by hand, and closed forms."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+from subbayes import InputError, SemiStructuredRegression
+from subbayes.inference import Sampling
+from subbayes.plots.checks import predictive_check
+from subbayes.plots.conditional import conditional
+from subbayes.semistructured import NormalPrior
+from subbayes.semistructured.tools.hypothesis import evaluate_hypothesis
+from subbayes.semistructured.tools.updating import updated_formula
+
+SAMPLING = Sampling(draws=300, chains=2, progress=False)
+
+
+@pytest.fixture(scope="module")
+def frame():
+    rng = np.random.default_rng(0)
+    found = pd.DataFrame({"x": rng.normal(size=120), "g": rng.choice(["a", "b", "c"], 120)})
+    effect = found["g"].map({"a": 0.0, "b": 0.4, "c": -0.3})
+    found["visits"] = rng.poisson(np.exp(0.5 + 0.6 * found["x"] + effect))
+    return found
+
+
+@pytest.fixture(scope="module")
+def model(frame):
+    model = SemiStructuredRegression("visits ~ x + C(g)", family="poisson")
+    return model.fit(frame, sampling=SAMPLING)
+
+
+def by_hand(model, x, level):
+    """Rates (S, n) from the reported effects."""
+    e = {name: draws.reshape(-1, 1) for name, draws in model.effects().items()}
+    shift = 0 if level == "a" else e[f"C(g)[T.{level}]"]
+    return np.exp(e["Intercept"] + e["x"] * np.asarray(x)[None, :] + shift)
+
+
+def test_hypotheses_are_shares_of_draws(model):
+    effects = {name: draws.reshape(-1) for name, draws in model.effects().items()}
+    x, b = effects["x"], effects["C(g)[T.b]"]
+    found = model.hypothesis("2 * x - C(g)[T.b] > exp(-0.5)")
+    difference = 2 * x - b - np.exp(-0.5)
+    np.testing.assert_allclose(found.draws, difference, rtol=1e-9)
+    assert found.probability == pytest.approx((difference > 0).mean())
+    assert found.interval == pytest.approx(np.quantile(difference, [0.025, 0.975]))
+    assert found.evidence_ratio == pytest.approx(found.probability / (1 - found.probability))
+    assert model.hypothesis("`C(g)[T.b]` < 0").probability == pytest.approx((b < 0).mean())
+    assert found.table().shape == (1, 6)
+
+
+def test_equality_has_the_ratio_of_densities():
+    rng = np.random.default_rng(0)
+    after, before = rng.normal(0.3, 0.2, 20_000), rng.normal(0, 1, 20_000)
+    found = evaluate_hypothesis("x = 0", {"x": after}, lambda: {"x": before})
+    expected = stats.norm(0.3, 0.2).pdf(0) / stats.norm(0, 1).pdf(0)
+    assert found.evidence_ratio == pytest.approx(expected, rel=0.08)
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "x",
+        "x > 0 > 1",
+        "__import__('os').system('true') > 0",
+        "x.real > 0",
+        "(lambda: 1)() > 0",
+        "x[0] > 0",
+        "'a' > 0",
+        "unknown > 0",
+        "exp(x, 1) > 0",
+        "x > 0 and x < 1",
+        "((" * 300 + "x > 0",
+        "x > 0" + " + 0" * 1000,
+    ],
+)
+def test_other_expressions_are_refused(expression):
+    with pytest.raises(InputError, match="hypothesis: expected"):
+        evaluate_hypothesis(expression, {"x": np.zeros(3)}, dict)
+
+
+def test_marginal_means_and_contrasts_equal_averages_over_draws(model, frame):
+    means = model.marginal_means("g", n_draws=10_000)
+    assert means.labels == ("a", "b", "c")
+    expected = np.stack([by_hand(model, frame["x"], g).mean(1) for g in "abc"], 1)
+    np.testing.assert_allclose(means.draws, expected, rtol=1e-6)
+    table = means.table()
+    np.testing.assert_allclose(table["mean"], expected.mean(0), rtol=1e-6)
+    np.testing.assert_allclose(table["2.5%"], np.quantile(expected, 0.025, axis=0), rtol=1e-6)
+    found = model.contrast("g", [("b", "c")], n_draws=10_000)
+    np.testing.assert_allclose(found.draws[:, 0], expected[:, 1] - expected[:, 2], rtol=1e-5)
+    link = model.contrast("g", scale="link", n_draws=10_000)
+    effects = model.effects()
+    b = effects["C(g)[T.b]"].reshape(-1)
+    np.testing.assert_allclose(link.draws[:, 0], b, rtol=1e-6, atol=1e-9)
+    assert link.labels == ("b - a", "c - a")
+
+
+def test_marginal_slopes_equal_derivatives(model, frame):
+    own = {g: frame.loc[frame["g"] == g, "x"] for g in "abc"}
+    slope = model.effects()["x"].reshape(-1, 1)
+    each = {g: slope * by_hand(model, own[g], g) for g in "abc"}
+    expected = np.concatenate(list(each.values()), 1).mean(1)
+    found = model.marginal_slopes("x", n_draws=10_000)
+    np.testing.assert_allclose(found.draws[:, 0], expected, rtol=1e-3, atol=1e-4)
+    by = model.marginal_slopes("x", by="g", n_draws=10_000)
+    np.testing.assert_allclose(by.draws[:, 1], each["b"].mean(1), rtol=1e-3, atol=1e-4)
+    on_link = model.marginal_slopes("x", scale="link", n_draws=10_000)
+    np.testing.assert_allclose(on_link.draws, slope, rtol=1e-6)
+
+
+def test_errors_of_averages_name_the_remedy(model):
+    with pytest.raises(InputError, match="values: .*marginal_slopes"):
+        model.marginal_means("x")
+    with pytest.raises(InputError, match="variable: .*Use contrast"):
+        model.marginal_slopes("g")
+    with pytest.raises(InputError, match="variable: expected one of"):
+        model.contrast("nothing")
+    with pytest.raises(InputError, match="levels: expected pairs"):
+        model.contrast("g", ["a"])
+
+
+def test_conditional_effects_are_predictions_at_typical_values(model, frame):
+    found = model.conditional_effect("x", by="g", n_draws=10_000)
+    assert found.groups == ("a", "b", "c")
+    np.testing.assert_allclose(found.draws[1], by_hand(model, found.x, "b"), rtol=1e-6)
+    assert len(found.table()) == 3 * len(found.x)
+    assert len(conditional(found).lines) == 3
+    levels = model.conditional_effect("g", n_draws=10_000)
+    assert levels.typical == {"x": pytest.approx(frame["x"].mean())}
+    expected = by_hand(model, [frame["x"].mean()], "c")[:, 0]
+    np.testing.assert_allclose(levels.draws[0][:, 2], expected, rtol=1e-6)
+    assert [t.get_text() for t in conditional(levels).get_xticklabels()] == ["a", "b", "c"]
+
+
+def test_update_and_compare(model, frame):
+    smaller = model.update("~ . - C(g)", sampling=SAMPLING)
+    assert smaller.specification.formula == "visits ~ x + C(g) - C(g)"
+    assert list(smaller.effects()) == ["Intercept", "x"]
+    assert "C(g)[T.b]" in model.effects()
+    table = model.compare(smaller, names=["with g", "without"])
+    assert table["elpd"].to_dict() == pytest.approx(
+        {"with g": model.loo(quiet=True).elpd, "without": smaller.loo(quiet=True).elpd}
+    )
+    assert table["difference"].iloc[0] == 0
+    other = smaller.update(data=frame.head(60), sampling=SAMPLING)
+    with pytest.raises(InputError, match="others: expected models of the same responses"):
+        model.compare(other)
+    assert updated_formula("y ~ x", {"sigma": "~ . + z"}, "mu") == {
+        "mu": "y ~ x",
+        "sigma": "~ 1 + z",
+    }
+    assert updated_formula("y ~ I(x ** 2.0)", "~ . + np.log(z)", "mu") == (
+        "y ~ I(x ** 2.0) + np.log(z)"
+    )
+
+
+def test_replicates_of_prior_and_posterior(model, frame):
+    found = model.posterior_predictive(400)
+    assert found.draws.shape == (400, len(frame))
+    table = found.statistics()
+    assert 0.02 < table.loc["mean", "p"] < 0.98
+    predictive_check(found)
+    priors = {"Intercept": NormalPrior(2.0, 0.5), "x": 0.3, "sigma": 0.4}
+    data = pd.DataFrame({"x": [-1.0, 0.0, 1.0, 2.0], "y": [0.0, 1.0, 2.0, 4.0]})
+    prior = SemiStructuredRegression("y ~ x", priors=priors).prior_predictive(data, 20_000)
+    centred = data["x"] - data["x"].mean()
+    variance = 0.5**2 + 0.3**2 * centred**2
+    covariance = 0.5**2 + 0.3**2 * np.outer(centred, centred)
+    noise = 0.4**2  # E[sigma^2] of a half-normal
+    np.testing.assert_allclose(prior.draws.mean(0), 2.0, atol=0.03)
+    np.testing.assert_allclose(prior.draws.var(0), variance + noise, rtol=0.05)
+    np.testing.assert_allclose(
+        np.cov(prior.draws.T), covariance + noise * np.eye(4), rtol=0.05, atol=0.015
+    )
+    predictive_check(prior)
