@@ -305,14 +305,15 @@ class Results:
         joint, structured = self.state.joint, self.state.model.structured
         design, outputs = structured.design, predictive.outputs.clone()
         zeta = torch.from_numpy(joint.effects_of(self.draws, n_draws))
-        for i, (name, codes) in enumerate(design.new_groups(data).items()):
+        for i, (name, (codes, loadings)) in enumerate(design.new_groups(data).items()):
             generator = torch.Generator().manual_seed(derive_seed(joint.seed, 5, i))
             place = design.parameters.index(design.term(name).parameter)
-            sd = structured.term_sd(name, zeta).to(outputs).unsqueeze(1)
-            noise = torch.randn(len(zeta), codes.max() + 1, generator=generator)
-            effects = sd * noise.to(outputs)
-            new = torch.from_numpy(codes >= 0)
-            outputs[:, new, place] += effects[:, torch.from_numpy(codes[codes >= 0])]
+            factor, new = structured.group_factor(name, zeta).to(outputs), codes >= 0
+            noise = torch.randn(len(zeta), codes.max() + 1, loadings.shape[1], generator=generator)
+            effects = noise.to(outputs) @ factor.mT
+            columns = torch.from_numpy(loadings[new]).to(outputs)
+            own = (effects[:, torch.from_numpy(codes[new])] * columns).sum(-1)
+            outputs[:, torch.from_numpy(new), place] += own
         return Predictive(outputs, predictive.likelihood)
 
     def score_samples(

@@ -32,11 +32,11 @@ from subbayes.semistructured.effect_priors import (
     prior_of_term,
 )
 from subbayes.semistructured.families import FAMILIES, Family, OrdinalFamily
-from subbayes.semistructured.formula_grammar import least_columns
 from subbayes.semistructured.joint_posterior import FittedState, JointPosterior
 from subbayes.semistructured.predictors import Deep
 from subbayes.semistructured.specification import PreparedModel, Specification
 from subbayes.semistructured.subspace import SUBSPACES, JointSpace
+from subbayes.semistructured.terms.parsing import least_effects
 from subbayes.subspace import JointSubspace
 from subbayes.subspace import from_config as subspace_from_config
 from subbayes.subspaces.curve import WeightCurve
@@ -234,7 +234,7 @@ def _space(config: dict[str, Any], tensors: dict[str, Tensor]) -> JointSpace:
 def _check_splines(specification: Specification, size: int) -> None:
     """Raise before any basis is evaluated for more splines than there are effects and weights."""
     right = specification.split_formula()[1]
-    least = sum(least_columns(f"formula of {name!r}", text) for name, text in right.items())
+    least = sum(least_effects(f"formula of {name!r}", text) for name, text in right.items())
     if least > size:
         _damaged("facts['formula']", f"one of at most {size} effects", f"at least {least}")
 
