@@ -17,6 +17,7 @@ from jaxtyping import Float
 from scipy import stats
 from torch import Tensor
 
+from subbayes.semistructured.dirichlet import Dirichlet
 from subbayes.semistructured.effect_prior import EffectPrior, interpolate
 from subbayes.semistructured.families import Family
 from subbayes.semistructured.formula import Design, Term
@@ -255,15 +256,16 @@ def prior_of_term(name: str, value: Any, parameters: Sequence[str]) -> EffectPri
         NormalPrior(mean=0, scale=2)
     """
     argument, sd = f"priors[{name!r}]", name.startswith("sd(")
-    if name.startswith("cor("):
-        if not isinstance(value, LKJ):
-            fail_type(argument, "a prior of correlations, such as LKJ(2)", value)
-        return value
+    for start, kind, example in (("cor(", LKJ, "LKJ(2)"), ("simplex(", Dirichlet, "Dirichlet(2)")):
+        if name.startswith(start) != isinstance(value, kind):
+            fail_type(argument, f"{example} for '{start}...)', and no other prior", value)
+        if isinstance(value, kind):
+            return value
     if _is_number(value) and (sd or name == "gap" or name in parameters[1:]):
         scale = check_positive(argument, value)
         return Exponential(scale) if sd else HalfNormal(scale)
     prior = prior_of(argument, value)
-    if (sd or name == "gap") and not prior.positive:
+    if (sd or name == "gap" or name.startswith("length(")) and not prior.positive:
         fail(argument, "a prior of a positive number, such as Exponential(1)", repr(prior))
     return prior
 
@@ -273,6 +275,7 @@ _PARAMETRIC: dict[str, Callable[..., EffectPrior]] = {
     "Exponential": Exponential,
     "HalfNormal": HalfNormal,
     "LKJ": LKJ,
+    "Dirichlet": Dirichlet,
 }
 
 
@@ -378,12 +381,13 @@ def default_priors(
     for term in design.terms:
         sd, factor = (location_sd, _DEFAULT_SCALE) if term.parameter == location else (1.0, 1.0)
         if term.law is not None:
-            priors |= {part.name: _default_prior(part, sd) for part in term.law.hyperparameters}
+            parts = term.law.hyperparameters
+            priors |= {part.name: _default_prior(part, sd, factor) for part in parts}
         elif term.penalised:
             priors[f"sd({term.name})"] = Exponential(sd)
         if term.kind == "intercept":
             priors[term.name] = _intercept_prior(term, family, y, offset)
-        elif term.kind != "random":
+        elif term.unpenalised:
             scales = design.scale[term.unpenalised]
             scale = float(np.sqrt(np.mean(scales[scales > 0] ** 2))) if (scales > 0).any() else 1.0
             priors[term.name] = NormalPrior(0.0, factor * sd / scale)
@@ -393,10 +397,17 @@ def default_priors(
     return priors
 
 
-def _default_prior(part: Hyperparameter, sd: float) -> EffectPrior:
-    """The default prior of a hyperparameter, given the scale of the predictor."""
-    if part.kind == "correlation":
-        return LKJ(1.0)
+def _default_prior(part: Hyperparameter, sd: float, factor: float) -> EffectPrior:
+    """The default prior, given the scale of the predictor and the factor of effects."""
+    match part.kind:
+        case "correlation":
+            return LKJ(1.0)
+        case "simplex":
+            return Dirichlet(1.0)
+        case "length":
+            return Flexible(stats.lognorm(0.75), part.scale)
+        case "effect":
+            return NormalPrior(0.0, factor * sd * part.scale)
     return Exponential(sd * part.scale)
 
 
@@ -468,10 +479,15 @@ def priors_with(
 
 
 def _expanded(given: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
-    """Priors of the user, where "sd(g)" is a prior of each standard deviation of groups g."""
+    """Priors of the user, where "sd(g)" is a prior of each standard deviation of g."""
     found: dict[str, Any] = {}
     for name, value in given.items():
+        of_term = f"{name[:-1]}[" if isinstance(name, str) else ""
         ending = f" | {name[3:-1]})" if isinstance(name, str) and name.startswith("sd(") else ""
-        every = [n for n in known if ending and n.startswith("sd(") and n.endswith(ending)]
+        every = [
+            n
+            for n in known
+            if ending and n.startswith("sd(") and (n.endswith(ending) or n[:-1].startswith(of_term))
+        ]
         found |= dict.fromkeys(every, value) if name not in known and every else {name: value}
     return found | {name: value for name, value in given.items() if name in known}

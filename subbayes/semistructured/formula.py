@@ -45,12 +45,13 @@ class Term:
     Attributes:
         name: the term as written in the formula.
         parameter: distribution parameter whose predictor the term belongs to.
-        kind: "intercept", "linear", "factor", "smooth", "random", "spline", or "network" for the
-            partial dependence of a network.
+        kind: "intercept", "linear", "factor", "smooth", "random", "spline", "monotonic", or
+            "network" for the partial dependence of a network.
         columns: positions of its columns in the design matrix.
         variables: columns of the data frame that the term reads.
         fixed: number of the first columns of a smooth whose coefficients are not penalised.
         law: of the penalised coefficients; None if they share a standard deviation.
+        at: values of the variables that do not vary in the effect of the term.
     """
 
     name: str
@@ -60,13 +61,19 @@ class Term:
     variables: tuple[str, ...]
     fixed: int = 1
     law: Law | None = None
+    at: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def penalised(self) -> tuple[int, ...]:
         """Positions of the columns whose coefficients depend on a parameter of their scale."""
-        if self.kind == "random":
+        if self.kind in ("random", "monotonic"):
             return self.columns
         return self.columns[self.fixed :] if self.kind == "smooth" else ()
+
+    @property
+    def along(self) -> tuple[str, ...]:
+        """Variables that vary in the effect of the term."""
+        return tuple(name for name in self.variables if name not in self.at)
 
     @property
     def unpenalised(self) -> list[int]:
@@ -216,7 +223,10 @@ class Design:
             self.column_parameters += [parameter] * len(term.labels)
             places = tuple(range(start, len(self.names)))
             self.terms.append(
-                Term(term.name, parameter, term.kind, places, term.variables, term.fixed, term.law)
+                Term(
+                    *(term.name, parameter, term.kind, places, term.variables),
+                    *(term.fixed, term.law, term.at),
+                )
             )
         self._formulas[parameter] = _ParameterFormula(
             spec, columns, read, effects, offsets, column_terms, own

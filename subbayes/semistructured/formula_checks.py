@@ -28,7 +28,7 @@ __all__ = [
 Missing = Literal["drop", "error"]
 
 _MOST_CHARACTERS = 1000  # of a call, as of a factor
-_CALL = re.compile(r"(?<![\w.])(te|ti|t2|s|re)\s*\(")
+_CALL = re.compile(r"(?<![\w.])(re)\s*\(")
 _INTERCEPTS = re.compile(r"(?<![\w.])re\s*\(([^()`=|:/,]*[:/,][^()`=|]{0,1000})\)")
 
 
@@ -77,7 +77,7 @@ def random_intercepts(groups: str) -> tuple[str, str]:
 
 
 def _calls(text: str) -> Iterator[tuple[str, str]]:
-    """Calls of smooths and random effects in a formula: name and text."""
+    """Calls of random effects in a formula: name and text."""
     for found in _CALL.finditer(text):
         depth, end = 0, len(text)
         for i in range(found.end() - 1, len(text)):
@@ -95,27 +95,10 @@ def _check_call(argument: str, name: str, call: str) -> None:
         return  # the parser of formulas reports it
     if not isinstance(tree, ast.Call):
         return
-    columns = [ast.unparse(arg) for arg in tree.args if not isinstance(arg, ast.Constant)]
     options = {word.arg: word.value for word in tree.keywords if word.arg}
-    by = [ast.unparse(options["by"])] if "by" in options else []
-    if name in ("te", "ti", "t2") or (name == "s" and len(columns) > 1) or by:
-        names = [part.strip() for part in ", ".join(dict.fromkeys(columns + by)).split(",")]
-        remedy = (
-            f"For a surface let a network read the columns, deep={{'surface': (module, {names})}}"
-        )
-        fail(argument, "smooths of one column, s(...)", repr(call), remedy)
-    if name == "s" and "k" in options:
-        remedy = f"Write s({', '.join(columns)}, df={ast.unparse(options['k'])})"
-        fail(argument, "the number of splines as df=", repr(call), remedy)
-    known = {"s": ("df", "degree")}.get(name, ())
-    unknown = [word for word in options if word not in known]
-    if unknown:
-        fail(
-            argument,
-            f"{name}(...) with " + (" and ".join(f"{k}=" for k in known) or "a column alone"),
-            repr(call),
-            "Leave out " + ", ".join(f"{k}=" for k in unknown),
-        )
+    if options:
+        remedy = "Leave out " + ", ".join(f"{k}=" for k in options)
+        fail(argument, f"{name}(...) with a column alone", repr(call), remedy)
 
 
 # --- data frames --------------------------------------------------------------------------------

@@ -17,22 +17,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
 
-import numpy as np
 import torch
 from jaxtyping import Float
-from scipy import special, stats
 from torch import Tensor
 
-from subbayes.semistructured.effect_prior import EffectPrior, interpolate
+from subbayes.semistructured.beta_quantiles import logit_beta
+from subbayes.semistructured.effect_prior import EffectPrior
 from subbayes.utils.checks import fail
 
 __all__ = ["LKJ", "n_columns"]
 
 _LEAST, _MOST = 0.1, 1e4  # of eta, between which quantiles are exact
-_TABLE_END = 9.0  # standard normal coordinate beyond which quantiles continue along the tangent
-_TABLE_SIZE = 4097
 _LARGEST = 40.0  # of w, where the correlation is 1 to rounding and cosh(w)^2 is finite in float32
 
 
@@ -76,7 +72,8 @@ class LKJ(EffectPrior):
             below = range(i + 1, q)
             at = zeta[..., start : start + len(below)]
             start += len(below)
-            w = _half_logit(at, self.eta + (q - 2 - i) / 2).clamp(-_LARGEST, _LARGEST)
+            b = self.eta + (q - 2 - i) / 2
+            w = (0.5 * logit_beta(at, b, b)).clamp(-_LARGEST, _LARGEST)
             tanh, sech = torch.tanh(w), 1 / torch.cosh(w)
             rows[i] += [rest[i]] + [zero] * len(below)
             for place, j in enumerate(below):
@@ -88,22 +85,3 @@ class LKJ(EffectPrior):
 def n_columns(n_correlations: int) -> int:
     """The size q of a matrix with q (q - 1) / 2 correlations."""
     return (1 + math.isqrt(1 + 8 * n_correlations)) // 2
-
-
-def _half_logit(zeta: Float[Tensor, "*S"], b: float) -> Float[Tensor, "*S"]:
-    r"""$\tfrac12 \operatorname{logit} B$ at the quantile of Beta(b, b) at the level of zeta."""
-    return interpolate(zeta, *_table(b), _TABLE_END)
-
-
-@lru_cache(maxsize=64)
-def _table(b: float) -> tuple[Tensor, Tensor]:
-    at = np.linspace(-_TABLE_END, 0, _TABLE_SIZE // 2 + 1)
-    lower = special.betaincinv(b, b, stats.norm.cdf(at))
-    lower[-1] = 0.5
-    value = 0.5 * (np.log(lower) - np.log1p(-lower))
-    log_slope = stats.norm.logpdf(at) + special.betaln(b, b)
-    slope = 0.5 * np.exp(log_slope - b * (np.log(lower) + np.log1p(-lower)))
-    return (
-        torch.from_numpy(np.concatenate([value, -value[-2::-1]])),
-        torch.from_numpy(np.concatenate([slope, slope[-2::-1]])),
-    )

@@ -33,6 +33,7 @@ from subbayes.semistructured.partial_effects import (
 from subbayes.semistructured.predictors import Predictors
 from subbayes.semistructured.subspace import JointSpace
 from subbayes.semistructured.summary import mixing_warnings, summary_table
+from subbayes.semistructured.terms.group_effects import GroupLaw
 from subbayes.utils.checks import check_choice, check_fraction, fail
 from subbayes.utils.seeding import derive_seed
 
@@ -193,10 +194,15 @@ class Results:
     def partials(self, level: float = 0.95) -> list[Partial]:
         """The effects of all terms of one variable, then of networks by column."""
         model = self.state.model
-        terms = [t for t in model.design.terms if t.kind != "intercept" and len(t.variables) == 1]
+        names: list[str] = []
+        for t in model.design.terms:
+            if isinstance(t.law, GroupLaw):
+                names += t.law.effect_names
+            elif t.kind != "intercept" and len(t.along) == 1:
+                names.append(t.name)
         networks = model.specification.deep.items()
         return [
-            *(self.effect(t.name, level=level) for t in terms),
+            *(self.effect(name, level=level) for name in names),
             *(
                 self.effect(name, level=level, variable=column)
                 for name, part in networks

@@ -208,8 +208,8 @@ class StructuredPredictor(nn.Module):
             beta = self.coefficients(at).numpy()
             sds = {name: self.term_sd(name, at).numpy() for name in self._sd_coordinates}
             hyper = {
-                name: law.reported(at[:, extra], self.priors)
-                for name, (law, _, extra) in self._laws.items()
+                name: law.reported(at[:, own], at[:, extra], self.priors)
+                for name, (law, own, extra) in self._laws.items()
             }
             cuts = self.threshold_values(at).numpy() if self.thresholds else beta[:, :0]
         if shift is not None:

@@ -229,6 +229,7 @@ _prior_of_effects = one_of(
             "NormalPrior": {"options": dict_of(number())},
             "Exponential": {"options": dict_of(number())},
             "HalfNormal": {"options": dict_of(number())},
+            "Dirichlet": {"options": dict_of(number())},
             "LKJ": {"options": dict_of(number())},
             "scipy": {
                 "distribution": text(),

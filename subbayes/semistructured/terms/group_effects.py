@@ -105,6 +105,7 @@ class GroupTerm(WrittenTerm):
             fixed=0,
             law=law,
             levels=levels,
+            at={},
             groups=self.groups,
             keys=tuple(keys),
             spec=spec,
@@ -263,6 +264,11 @@ class GroupLaw(Law):
             sds.append(Hyperparameter(f"cor({prefix}{label})", "correlation", size=size))
         return cls(tuple(sds), tuple(names), label, prefix, n_groups)
 
+    @property
+    def effect_names(self) -> tuple[str, ...]:
+        """Names of the effects that vary: `x | g`."""
+        return tuple(f"{self.prefix}{name} | {self.label}" for name in self.names)
+
     def _parts(
         self, extra: Float[Tensor, "*S e"], priors: Priors
     ) -> tuple[Float[Tensor, "*S q"], Float[Tensor, "*S q q"] | None]:
@@ -287,7 +293,9 @@ class GroupLaw(Law):
         own = zeta.reshape(*zeta.shape[:-1], self.n_groups, len(self.names))
         return (own @ self.factor(extra, priors).mT).reshape(zeta.shape)
 
-    def reported(self, extra: Float[Tensor, "S e"], priors: Priors) -> dict[str, Tensor]:
+    def reported(
+        self, zeta: Float[Tensor, "S c"], extra: Float[Tensor, "S e"], priors: Priors
+    ) -> dict[str, Float[Tensor, "S"]]:
         """Standard deviations and correlations."""
         tau, factor = self._parts(extra, priors)
         found = {h.name: tau[:, i] for i, h in enumerate(self.hyperparameters[: tau.shape[1]])}

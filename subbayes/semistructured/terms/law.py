@@ -13,12 +13,13 @@ from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from subbayes.semistructured.effect_prior import EffectPrior
 
-__all__ = ["Hyperparameter", "Law", "LearnedTerm", "Priors", "WrittenTerm"]
+__all__ = ["BlockLaw", "Hyperparameter", "Law", "LearnedTerm", "Priors", "WrittenTerm"]
 
 Priors = Mapping[str, EffectPrior]
 
@@ -31,11 +32,11 @@ class Hyperparameter:
         name: under which its prior is set.
         kind: determines the default prior.
         scale: of the default prior, relative to the scale of the predictor.
-        size: number of its coordinates.
+        size: number of its coordinates in addition to those of the columns.
     """
 
     name: str
-    kind: Literal["sd", "correlation", "simplex", "length"]
+    kind: Literal["sd", "correlation", "simplex", "length", "effect"]
     scale: float = 1.0
     size: int = 1
 
@@ -76,7 +77,7 @@ class Law(ABC):
 
     @abstractmethod
     def reported(
-        self, extra: Float[Tensor, "S e"], priors: Priors
+        self, zeta: Float[Tensor, "S c"], extra: Float[Tensor, "S e"], priors: Priors
     ) -> dict[str, Float[Tensor, "S"]]:
         """Draws of the hyperparameters by the name that the summary gives them."""
 
@@ -93,6 +94,7 @@ class LearnedTerm(ABC):
         fixed: number of its first columns, whose coefficients have a prior of their own.
         law: of the coefficients of the other columns; None if they share a standard deviation.
         levels: levels of the factors that it reads, apart from groups.
+        at: values of the variables that do not vary in the effect of the term.
     """
 
     name: str
@@ -102,6 +104,7 @@ class LearnedTerm(ABC):
     fixed: int
     law: Law | None
     levels: Mapping[str, list[Any]]
+    at: Mapping[str, Any]
 
     @abstractmethod
     def columns(self, frame: pd.DataFrame) -> Float[np.ndarray, "n c"]:
@@ -138,3 +141,36 @@ class WrittenTerm(ABC):
             frame: the rows.
             prefix: of the names of effects, with the parameter of the predictor.
         """
+
+
+@dataclass(frozen=True)
+class BlockLaw(Law):
+    """Blocks of columns, each with a standard deviation of its own.
+
+    Attributes:
+        hyperparameters: the standard deviations.
+        sizes: number of columns of each block.
+    """
+
+    hyperparameters: tuple[Hyperparameter, ...]
+    sizes: tuple[int, ...]
+
+    def coefficients(
+        self, zeta: Float[Tensor, "*S c"], extra: Float[Tensor, "*S e"], priors: Priors
+    ) -> Float[Tensor, "*S c"]:
+        """Standard deviations times coordinates."""
+        parts, start = [], 0
+        for part, size, own in zip(
+            self.hyperparameters, self.sizes, self.split(extra).values(), strict=True
+        ):
+            tau = priors[part.name].from_standard(own)
+            parts.append(tau * zeta[..., start : start + size])
+            start += size
+        return torch.cat(parts, -1)
+
+    def reported(
+        self, zeta: Float[Tensor, "S c"], extra: Float[Tensor, "S e"], priors: Priors
+    ) -> dict[str, Float[Tensor, "S"]]:
+        """The standard deviations."""
+        parts = self.split(extra)
+        return {name: priors[name].from_standard(own)[..., 0] for name, own in parts.items()}

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pandas as pd
 
 from subbayes.semistructured.formula_checks import check_columns
 from subbayes.semistructured.formula_grammar import check_formula, check_size, least_columns
-from subbayes.semistructured.terms.group_effects import parse_group_term
+from subbayes.semistructured.terms.calls import Call, parse_call
+from subbayes.semistructured.terms.gaussian_process import GaussianTerm
+from subbayes.semistructured.terms.group_effects import GroupTerm, parse_group_term
 from subbayes.semistructured.terms.law import LearnedTerm, WrittenTerm
+from subbayes.semistructured.terms.monotonic import MonotonicTerm
+from subbayes.semistructured.terms.smooths import SmoothTerm
 from subbayes.semistructured.terms.splitting import split_terms
 from subbayes.utils.checks import fail
 
@@ -35,7 +39,17 @@ def written_terms(argument: str, texts: Sequence[str]) -> list[WrittenTerm]:
 
 
 def _parse(argument: str, text: str) -> Sequence[WrittenTerm]:
-    return parse_group_term(argument, text)
+    if text.startswith("("):
+        return parse_group_term(argument, text)
+    call = parse_call(argument, text)
+    if call.options.get("bs") == "re":
+        if call.by is not None or len(call.options) > 1:
+            fail(argument, "s(g, bs='re') or s(g, x, bs='re')", repr(text), "Write (1 | g)")
+        group, *slope = call.columns
+        left = f"0 + `{slope[0]}`" if slope else "1"
+        return [GroupTerm(left, (group,), True)]
+    kinds: dict[str, Callable[[Call], WrittenTerm]] = {"mo": MonotonicTerm, "gp": GaussianTerm}
+    return [kinds.get(call.function, SmoothTerm)(call)]
 
 
 def check_right_side(

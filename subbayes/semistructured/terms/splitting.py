@@ -13,7 +13,7 @@ from subbayes.utils.checks import fail
 __all__ = ["plain_name", "split_at", "split_terms", "within_brackets"]
 
 _CALL = re.compile(r"(te|ti|t2|s|mo|gp)\s*\(")
-_OPTIONS = re.compile(r"[(,]\s*(bs|k|by|m|np)\s*=(?!=)")
+_OPTIONS = re.compile(r"[(,]\s*(bs|k|by|knots|m|np)\s*=(?!=)")
 _QUOTES = "`'\""
 _BRACKETS = {"(": ")", "[": "]", "{": "}"}
 
