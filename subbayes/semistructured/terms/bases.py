@@ -8,7 +8,8 @@ r"""Bases of smooth functions of one or two columns, with their penalties.
 - "tp": thin-plate regression splines of one or two columns (Wood 2003, "Thin plate regression
   splines"): the functions $\sum_j \delta_j\, \eta(\lVert x - x_j \rVert)$ plus a linear function,
   with the penalty $\delta^\top E \delta$, restricted to the eigenvectors of E with the
-  largest absolute eigenvalues. $\eta(r)$ is $r^3 / 12$ for one column and $r^2 \log r / 8 \pi$ for two.
+  largest absolute eigenvalues. $\eta(r)$ is $r^3 / 12$ for one column and $r^2 \log r / 8 \pi$
+  for two.
 
 Functions that the penalty does not see are constants and the columns of `linear`.
 """
