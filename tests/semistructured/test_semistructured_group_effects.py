@@ -1,5 +1,7 @@
 """Effects that vary among groups: against statsmodels, closed forms and calibration."""
 
+import warnings
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -138,9 +140,7 @@ def test_columns_are_products_of_effects_and_indicators_of_groups():
 
 
 def test_unseen_groups_have_sampled_effects_or_none():
-    frame = sleep_study(6, 6).assign(
-        half=lambda d: (d.days > 2).map({True: "late", False: "early"})
-    )
+    frame = sleep_study(6, 6).assign(half=lambda d: np.where(d.days > 2, "late", "early"))
     frame = frame[~((frame.subject == "s00") & (frame.half == "late"))]
     with pytest.warns(UserWarning, match="have not mixed"):
         model = SemiStructuredRegression("y ~ days + (days | subject/half)").fit(frame, **FEW)
@@ -245,8 +245,6 @@ def test_ranks_of_parameters_drawn_from_the_prior_are_uniform():
         truth = reference.structured.reported(zeta.numpy()[None])
         model = SemiStructuredRegression("y ~ (x | g)", priors=priors)
         sampling = Sampling(draws=kept * 4, warmup=200, chains=1, seed=run, progress=False)
-        import warnings
-
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             draws = model.fit(data, sampling=sampling).effects()
