@@ -113,17 +113,13 @@ def test_models_are_saved_and_predict_new_rows(tmp_path):
     priors = {"simplex(mo(grade))": Dirichlet(3.0), "length(gp(x, k=8))": HalfNormal(1.0)}
     with pytest.warns(UserWarning, match="have not mixed"):
         model = SemiStructuredRegression(formula, priors=priors).fit(frame, **FEW)
-    assert model.effect("grade").table()["grade"].tolist() == LEVELS or len(
-        model.effect("grade").x
-    ) == len(LEVELS)
+    assert sorted(model.effect("grade").table()["grade"]) == sorted(LEVELS)
     model.save(tmp_path / "m")
     again = SemiStructuredRegression.load(tmp_path / "m")
     np.testing.assert_array_equal(again.predict(frame).mean, model.predict(frame).mean)
     assert again.priors["simplex(mo(grade))"] == Dirichlet(3.0)
     assert {"mo(grade)", "sd(gp(x, k=8))", "length(gp(x, k=8))"} <= set(again.summary().index)
-    with pytest.raises(
-        InputError, match=r"x: expected values from .*, the interval of gp\(x, k=8\)"
-    ):
+    with pytest.raises(InputError, match=r"x: expected values .* interval of gp\(x, k=8\)"):
         model.predict(frame.assign(x=50.0))
     with pytest.raises(InputError, match="grade: expected the levels seen in training: none, some"):
         model.predict(frame.assign(grade="other"), new_levels="reference")

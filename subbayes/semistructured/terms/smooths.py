@@ -113,7 +113,8 @@ class SmoothTerm(WrittenTerm):
     def check(self, argument: str, frame: pd.DataFrame) -> tuple[str, ...]:
         """Check the options, and that columns are numbers."""
         call = self.call
-        if call.function != "s" and len(self.margins) < len(call.columns):
+        given = [v for v in call.options.values() if isinstance(v, (list, tuple))]
+        if call.function != "s" and any(len(v) != len(call.columns) for v in given):
             expected = f"bs= and k= for {len(call.columns)} columns"
             fail(argument, expected, repr(call.text))
         for columns, kind, _ in self.margins:
