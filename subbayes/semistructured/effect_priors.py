@@ -258,7 +258,7 @@ def prior_of_term(name: str, value: Any, parameters: Sequence[str]) -> EffectPri
     argument, sd = f"priors[{name!r}]", name.startswith("sd(")
     for start, kind, example in (("cor(", LKJ, "LKJ(2)"), ("simplex(", Dirichlet, "Dirichlet(2)")):
         if name.startswith(start) != isinstance(value, kind):
-            fail_type(argument, f"{example} for '{start}...)', and no other prior", value)
+            fail(argument, f"{example} for '{start}...)', and no other prior", repr(value))
         if isinstance(value, kind):
             return value
     if _is_number(value) and (sd or name == "gap" or name in parameters[1:]):

@@ -278,8 +278,8 @@ class Results:
             data: the rows; the response is not needed.
             inputs: inputs of the networks without columns, by name, as for `fit`.
             new_levels: "error"; "reference", which gives unseen levels of a factor the effect of
-                the reference level, and unseen groups of `re(...)` that of the average group; or
-                "sample", which draws the effects of unseen groups from their distribution, once
+                the reference level, and unseen groups of random effects that of the average group;
+                or "sample", which draws the effects of unseen groups from their distribution, once
                 for each group and draw.
             n_draws: use this many evenly spaced draws instead of all.
             progress: show a progress bar.

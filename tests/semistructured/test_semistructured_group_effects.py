@@ -11,7 +11,6 @@ from scipy import special, stats
 from subbayes import InputError
 from subbayes.inference.configuration import Sampling
 from subbayes.semistructured import LKJ, Exponential, SemiStructuredRegression
-from subbayes.utils.checks import InputTypeError
 
 FEW = {
     "inference": "elliptical-slice",
@@ -223,7 +222,7 @@ def test_priors_summary_effects_and_saved_models(tmp_path):
 def test_priors_of_the_wrong_kind_raise():
     frame = sleep_study(4, 6)
     for priors in ({"cor(subject)": 2.0}, {"sd(subject)": LKJ(2.0)}, {"days": LKJ(1.0)}):
-        with pytest.raises(InputTypeError, match=r"LKJ\(2\) for 'cor\(...\)', and no other prior"):
+        with pytest.raises(InputError, match=r"LKJ\(2\) for 'cor\(...\)', and no other prior"):
             prepared("y ~ days + (days | subject)", frame, priors=priors)
 
 

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from subbayes.semistructured import formula_columns
 from subbayes.semistructured.formula_checks import check_levels
-from subbayes.semistructured.formula_grammar import check_formula, formula_errors
+from subbayes.semistructured.formula_grammar import check_formula, formula_errors, least_columns
 from subbayes.semistructured.terms.law import Hyperparameter, Law, LearnedTerm, Priors, WrittenTerm
 from subbayes.semistructured.terms.splitting import plain_name, split_at, within_brackets
 from subbayes.utils.checks import fail
@@ -63,6 +63,11 @@ class GroupTerm(WrittenTerm):
     def name(self) -> str:
         """The term as it is named in tables."""
         return f"({self.left} {'|' if self.correlated else '||'} {self.label})"
+
+    @property
+    def least(self) -> int:
+        """The columns of the left-hand side, of one group."""
+        return max(1, least_columns("formula", self.left))
 
     def check(self, argument: str, frame: pd.DataFrame) -> tuple[str, ...]:
         """Check the left-hand side without evaluating it, and return the columns that it reads."""
