@@ -159,9 +159,7 @@ def parse_group_term(argument: str, text: str) -> list[GroupTerm]:
 
 def _with_intercept(left: str) -> str:
     """The left-hand side with its intercept written: `x` is `1 + x`."""
-    summands = [part.strip() for part in split_at(left, "+")]
-    minus = [part.strip() for part in split_at(left, "-")]
-    written = "1" in summands or "0" in summands or "1" in minus[1:] or minus[0] in ("1", "0")
+    written = {part.strip() for part in split_at(left, "+-")} & {"0", "1"}
     return left if written else f"1 + {left}"
 
 
