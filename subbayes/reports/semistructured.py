@@ -28,6 +28,7 @@ _WORDS = {
     "R-hat": "agreement of the chains; below 1.01 is good.",
     "ess": "effective sample size: the number of independent draws that estimate means (bulk) or "
     "intervals (tail) as precisely.",
+    "cor(...)": "correlation of effects that vary among groups.",
     "sd(...)": "standard deviation of the nonlinear part of a smooth, or of random effects, on "
     "the scale of the predictor.",
 }
@@ -115,7 +116,7 @@ def _forest_effects(effects: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Effects of a forest plot: random effects last, intercepts only if there are no others."""
     others = sorted(
         (name for name in effects if not _is_intercept(name)),
-        key=lambda name: name.startswith("re("),
+        key=lambda name: name.startswith("re(") or (" | " in name and name.endswith("]")),
     )
     return {name: effects[name] for name in (others or list(effects))[:_LARGEST_FOREST]}
 
@@ -140,6 +141,7 @@ def _partials(results: Results, level: float) -> list[Picture]:
     relative = {
         "factor": "relative to its reference level",
         "random": "by level",
+        "monotonic": "relative to its lowest value",
         "network": "a network's contribution relative to its mean, averaged over the rows",
     }
     pictures = []

@@ -7,8 +7,7 @@ standard normal prior, whatever their own priors are, so that every engine can s
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,8 +18,12 @@ from scipy import stats
 from torch import Tensor
 
 from subbayes.likelihoods.families.base import PRIORS
+from subbayes.semistructured.dirichlet import Dirichlet
+from subbayes.semistructured.effect_prior import EffectPrior, interpolate
 from subbayes.semistructured.families import Family
 from subbayes.semistructured.formula import Design, Term
+from subbayes.semistructured.lkj import LKJ
+from subbayes.semistructured.terms.law import Hyperparameter
 from subbayes.utils.checks import check_positive, fail, fail_type
 
 __all__ = [
@@ -43,28 +46,6 @@ __all__ = [
 _TABLE_END = 9.0  # standard normal coordinate beyond which quantiles continue along the tangent
 _TABLE_SIZE = 4097
 _DEFAULT_SCALE = 2.5  # of priors, in standard deviations of the predictor over the column
-
-
-class EffectPrior(ABC):
-    """A prior as a map from a standard normal variable; a subclass implements `from_standard`.
-
-    Attributes:
-        positive: whether the quantity is positive (a scale).
-    """
-
-    positive: bool = False
-
-    @abstractmethod
-    def from_standard(self, zeta: Tensor) -> Tensor:
-        """The effect at standard normal coordinates: increasing and differentiable."""
-
-    def __repr__(self) -> str:
-        values = ", ".join(
-            f"{name}={value:.4g}"
-            for name, value in vars(self).items()
-            if isinstance(value, (int, float)) and not isinstance(value, bool)
-        )
-        return f"{type(self).__name__}({values})"
 
 
 @dataclass(frozen=True, repr=False)
@@ -205,18 +186,7 @@ class Flexible(EffectPrior):
 
     def from_standard(self, zeta: Tensor) -> Tensor:
         """The quantile of the distribution at the level of zeta."""
-        value, slope = (part.to(zeta) for part in self._table)
-        step = 2 * _TABLE_END / (_TABLE_SIZE - 1)
-        inside = zeta.clamp(-_TABLE_END, _TABLE_END)
-        place = ((inside + _TABLE_END) / step).detach().floor().clamp(0, _TABLE_SIZE - 2)
-        i = place.long()
-        t = (inside + _TABLE_END) / step - place
-        i = i.reshape(-1)  # an index without dimensions cannot be batched by vmap
-        tables = value[i], value[i + 1], slope[i] * step, slope[i + 1] * step
-        a, b, da, db = (table.reshape(zeta.shape) for table in tables)
-        cubic = a + t * (da + t * ((3 * (b - a) - 2 * da - db) + t * (2 * (a - b) + da + db)))
-        beyond = zeta - inside
-        return cubic + beyond * torch.where(beyond > 0, slope[-1], slope[0])
+        return interpolate(zeta, *self._table, _TABLE_END)
 
 
 class StudentT(Flexible):
@@ -288,19 +258,26 @@ def prior_of_term(name: str, value: Any, parameters: Sequence[str]) -> EffectPri
         NormalPrior(mean=0, scale=2)
     """
     argument, sd = f"priors[{name!r}]", name.startswith("sd(")
+    for start, kind, example in (("cor(", LKJ, "LKJ(2)"), ("simplex(", Dirichlet, "Dirichlet(2)")):
+        if name.startswith(start) != isinstance(value, kind):
+            fail(argument, f"{example} for '{start}...)', and no other prior", repr(value))
+        if isinstance(value, kind):
+            return value
     if _is_number(value) and (sd or name == "gap" or name in parameters[1:]):
         scale = check_positive(argument, value)
         return Exponential(scale) if sd else HalfNormal(scale)
     prior = prior_of(argument, value)
-    if (sd or name == "gap") and not prior.positive:
+    if (sd or name == "gap" or name.startswith("length(")) and not prior.positive:
         fail(argument, "a prior of a positive number, such as Exponential(1)", repr(prior))
     return prior
 
 
-PARAMETRIC: dict[str, type[EffectPrior]] = {
+PARAMETRIC: dict[str, Callable[..., EffectPrior]] = {
     "NormalPrior": NormalPrior,
     "Exponential": Exponential,
     "HalfNormal": HalfNormal,
+    "LKJ": LKJ,
+    "Dirichlet": Dirichlet,
 }
 
 
@@ -407,11 +384,14 @@ def default_priors(
     for term in design.terms:
         is_location = term.parameter in family.locations
         sd, factor = (location_sd, _DEFAULT_SCALE) if is_location else (1.0, 1.0)
-        if term.penalised:
+        if term.law is not None:
+            parts = term.law.hyperparameters
+            priors |= {part.name: _default_prior(part, sd, factor) for part in parts}
+        elif term.penalised:
             priors[f"sd({term.name})"] = Exponential(sd)
         if term.kind == "intercept":
             priors[term.name] = _intercept_prior(term, family, y, offset)
-        elif term.kind != "random":
+        elif term.unpenalised:
             scales = design.scale[term.unpenalised]
             scale = float(np.sqrt(np.mean(scales[scales > 0] ** 2))) if (scales > 0).any() else 1.0
             priors[term.name] = NormalPrior(0.0, factor * sd / scale)
@@ -419,6 +399,20 @@ def default_priors(
         first = NormalPrior(float(np.mean(offset)) - 1.0, 3.0)
         priors |= {"threshold": first, "gap": Exponential(1.5)}
     return priors
+
+
+def _default_prior(part: Hyperparameter, sd: float, factor: float) -> EffectPrior:
+    """The default prior, given the scale of the predictor and the factor of effects."""
+    match part.kind:
+        case "correlation":
+            return LKJ(1.0)
+        case "simplex":
+            return Dirichlet(1.0)
+        case "length":
+            return Flexible(stats.lognorm(0.75), part.scale)
+        case "effect":
+            return NormalPrior(0.0, factor * sd * part.scale)
+    return Exponential(sd * part.scale)
 
 
 def predictor_sd(
@@ -473,7 +467,7 @@ def priors_with(
     if given is not None and not isinstance(given, Mapping):
         fail_type("priors", "a dict of priors by the name of their term", given)
     priors, places = dict(defaults), dict[str, str]()
-    for name, value in (given or {}).items():
+    for name, value in _expanded(given or {}, priors).items():
         given_name, prior = name, prior_of_term(name, value, design.parameters)
         if name in design.parameters and f"{name}.Intercept" in priors:
             name = f"{name}.Intercept"  # its name in the summary of a parameter without effects
@@ -488,3 +482,18 @@ def priors_with(
             fail("priors", f"one prior of {name!r}", got, "Leave one out")
         priors[name] = prior
     return priors
+
+
+def _expanded(given: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
+    """Priors of the user, where "sd(g)" is a prior of each standard deviation of g."""
+    found: dict[str, Any] = {}
+    for name, value in given.items():
+        of_term = f"{name[:-1]}[" if isinstance(name, str) else ""
+        ending = f" | {name[3:-1]})" if isinstance(name, str) and name.startswith("sd(") else ""
+        every = [
+            n
+            for n in known
+            if ending and n.startswith("sd(") and (n.endswith(ending) or n[:-1].startswith(of_term))
+        ]
+        found |= dict.fromkeys(every, value) if name not in known and every else {name: value}
+    return found | {name: value for name, value in given.items() if name in known}

@@ -6,36 +6,36 @@ columns for new rows, and errors that name columns and levels.
 
 from __future__ import annotations
 
-import copy
-import re
-import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal, NoReturn
 
 import numpy as np
 import pandas as pd
-from formulaic import Formula, ModelSpec
+from formulaic import ModelSpec
 from formulaic.errors import FormulaicError
 from formulaic.transforms.contrasts import TreatmentContrasts
 from jaxtyping import Float, Int
 
+from subbayes.semistructured import formula_columns
 from subbayes.semistructured.formula_checks import (
     check_columns,
     check_complete,
     check_levels,
     check_terms,
 )
-from subbayes.semistructured.formula_grammar import check_formula, check_length, formula_errors
-from subbayes.semistructured.smooth import TRANSFORMS, penalised
+from subbayes.semistructured.formula_columns import factor_column, factors, is_categorical
+from subbayes.semistructured.formula_grammar import check_length, formula_errors
+from subbayes.semistructured.smooth import penalised
+from subbayes.semistructured.terms.group_effects import GroupEffects
+from subbayes.semistructured.terms.law import Law, LearnedTerm
+from subbayes.semistructured.terms.parsing import check_right_side, learn_terms
 from subbayes.utils.checks import InputError, check_choice, closest, fail, fail_type
 from subbayes.utils.warning import warn_user
 
 __all__ = ["Design", "NewLevels", "Term", "formula_variables", "split_formula"]
 
 NewLevels = Literal["error", "reference", "sample"]
-
-_CONTEXT = {**TRANSFORMS, "np": np, "offset": lambda x: x}
 
 
 @dataclass(frozen=True)
@@ -45,10 +45,13 @@ class Term:
     Attributes:
         name: the term as written in the formula.
         parameter: distribution parameter whose predictor the term belongs to.
-        kind: "intercept", "linear", "factor", "smooth", "random", "spline", or "network" for the
-            partial dependence of a network.
+        kind: "intercept", "linear", "factor", "smooth", "random", "spline", "monotonic", or
+            "network" for the partial dependence of a network.
         columns: positions of its columns in the design matrix.
         variables: columns of the data frame that the term reads.
+        fixed: number of the first columns of a smooth whose coefficients are not penalised.
+        law: of the penalised coefficients; None if they share a standard deviation.
+        at: values of the variables that do not vary in the effect of the term.
     """
 
     name: str
@@ -56,13 +59,21 @@ class Term:
     kind: str
     columns: tuple[int, ...]
     variables: tuple[str, ...]
+    fixed: int = 1
+    law: Law | None = None
+    at: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def penalised(self) -> tuple[int, ...]:
-        """Positions of the columns whose coefficients share a standard deviation."""
-        if self.kind == "random":
+        """Positions of the columns whose coefficients depend on a parameter of their scale."""
+        if self.kind in ("random", "monotonic"):
             return self.columns
-        return self.columns[1:] if self.kind == "smooth" else ()
+        return self.columns[self.fixed :] if self.kind == "smooth" else ()
+
+    @property
+    def along(self) -> tuple[str, ...]:
+        """Variables that vary in the effect of the term."""
+        return tuple(name for name in self.variables if name not in self.at)
 
     @property
     def unpenalised(self) -> list[int]:
@@ -102,7 +113,7 @@ def formula_variables(right: Mapping[str, str], frame: pd.DataFrame) -> tuple[st
     Raises:
         InputError: a formula that cannot be parsed, or unknown columns.
     """
-    columns = [c for name, text in right.items() for c in _columns(name, text, frame)]
+    columns = [c for name, text in right.items() for c in _columns(name, text, frame)[0]]
     return tuple(dict.fromkeys(columns))
 
 
@@ -111,13 +122,16 @@ class _ParameterFormula:
     """The formula of one parameter, its variables, and the positions of its effects and offsets.
 
     `column_terms` holds the term of each column, and whether the term has a factor with levels.
+    `read` are the variables of formulaic's terms; `own` are the other terms.
     """
 
     spec: ModelSpec
     variables: tuple[str, ...]
+    read: tuple[str, ...]
     effects: list[int]
     offsets: list[int]
     column_terms: list[tuple[str, bool]]
+    own: list[LearnedTerm] = field(default_factory=list)
 
 
 class Design:
@@ -168,22 +182,20 @@ class Design:
 
     def _add(self, parameter: str, text: str, frame: pd.DataFrame, intercept: bool) -> None:
         """Add the columns and terms of one parameter's formula."""
-        columns = _columns(parameter, text, frame)
-        with formula_errors(f"formula of {parameter!r}", text), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            # of these columns alone, as others could have the names of functions
-            matrix = Formula(text).get_model_matrix(
-                frame[list(columns)], context=_CONTEXT, na_action="ignore"
-            )
-        spec: ModelSpec = matrix.model_spec
+        columns, read = _columns(parameter, text, frame)
         prefix = "" if parameter == self.parameters[0] else f"{parameter}."
+        argument = f"formula of {parameter!r}"
+        with formula_errors(argument, text):
+            rest, own = learn_terms(argument, text, frame, prefix)
+        spec = formula_columns.learn(argument, rest, frame, read)
+        names = [str(name) for name in spec.column_names]
         effects: list[int] = []
         offsets: list[int] = []
-        column_terms = [("", False)] * len(matrix.columns)
+        column_terms = [("", False)] * len(names)
         for term, places in spec.term_indices.items():
             name = str(term)
             for place in places:
-                column_terms[place] = name, _categorical(spec, term)
+                column_terms[place] = name, is_categorical(spec, term)
             if any(str(factor).startswith("offset(") for factor in term.factors):
                 if len(term.factors) > 1:
                     fail(f"term {name!r}", "offset(...) on its own", "an interaction")
@@ -193,7 +205,7 @@ class Design:
                 continue
             start = len(self.names)
             effects += places
-            self.names += [prefix + matrix.columns[i] for i in places]
+            self.names += [prefix + names[i] for i in places]
             self.column_parameters += [parameter] * len(places)
             variables = map(str, spec.term_variables.get(term, ()))
             self.terms.append(
@@ -205,7 +217,20 @@ class Design:
                     tuple(sorted(v for v in variables if v in frame.columns)),
                 )
             )
-        self._formulas[parameter] = _ParameterFormula(spec, columns, effects, offsets, column_terms)
+        for term in own:
+            start = len(self.names)
+            self.names += term.labels
+            self.column_parameters += [parameter] * len(term.labels)
+            places = tuple(range(start, len(self.names)))
+            self.terms.append(
+                Term(
+                    *(term.name, parameter, term.kind, places, term.variables),
+                    *(term.fixed, term.law, term.at),
+                )
+            )
+        self._formulas[parameter] = _ParameterFormula(
+            spec, columns, read, effects, offsets, column_terms, own
+        )
 
     @property
     def variables(self) -> tuple[str, ...]:
@@ -231,8 +256,10 @@ class Design:
         """Levels of each factor, by the column of the data frame or the expression."""
         found: dict[str, list[Any]] = {}
         for formula in self._formulas.values():
-            for expression, levels, _ in _factors(formula.spec):
-                found[_factor_column(expression)] = levels
+            for expression, levels, _ in factors(formula.spec):
+                found[factor_column(expression)] = levels
+            for term in formula.own:
+                found |= term.levels
         return found
 
     def warn_of_numbers_as_text(self, frame: pd.DataFrame) -> None:
@@ -276,9 +303,9 @@ class Design:
         Left alone they are 0, which is the reference level only beside an intercept.
         """
         unseen: dict[str, tuple[np.ndarray, Any]] = {}
-        factors = [f for formula in self._formulas.values() for f in _factors(formula.spec)]
-        for expression, levels, contrasts in factors:
-            name = _factor_column(expression)
+        known_factors = [f for formula in self._formulas.values() for f in factors(formula.spec)]
+        for expression, levels, contrasts in known_factors:
+            name = factor_column(expression)
             if name not in frame.columns or frame[name].isin(levels).all():
                 continue
             if not isinstance(contrasts, TreatmentContrasts):
@@ -322,6 +349,13 @@ class Design:
             )
             for name, levels in self._groups().values():
                 check_levels(name, levels, frame[name], remedy)
+            for term in self._group_effects():
+                term.check_groups(frame)
+
+    def _group_effects(self) -> list[GroupEffects]:
+        """The terms `(... | ...)`."""
+        own = [term for formula in self._formulas.values() for term in formula.own]
+        return [term for term in own if isinstance(term, GroupEffects)]
 
     def _groups(self) -> dict[str, tuple[str, list[Any]]]:
         """Column and levels of the groups of random effects, by term."""
@@ -336,15 +370,21 @@ class Design:
                     found[term.name] = term.variables[0], list(levels)
         return found
 
-    def new_groups(self, frame: pd.DataFrame) -> dict[str, Int[np.ndarray, "n"]]:
-        """By random term, the index of the new group of each row; -1 for known groups."""
+    def new_groups(
+        self, frame: pd.DataFrame
+    ) -> dict[str, tuple[Int[np.ndarray, "n"], Float[np.ndarray, "n q"]]]:
+        """By random term with new groups, their index by row (-1: known), and the columns."""
         found = {}
+        for effects in self._group_effects():
+            codes = effects.new_groups(frame)
+            if (codes >= 0).any():
+                found[effects.name] = codes, effects.loadings(frame)
         for term, (name, levels) in self._groups().items():
             new = ~frame[name].isin(levels).to_numpy()
             codes = np.full(len(frame), -1)
             codes[new] = pd.factorize(frame[name][new])[0]
             if new.any():
-                found[term] = codes
+                found[term] = codes, np.ones((len(frame), 1))
         return found
 
     def _evaluate(
@@ -355,6 +395,7 @@ class Design:
         for formula in self._formulas.values():
             values = self._all_columns(formula, frame)
             columns.append(values[:, formula.effects])
+            columns += [term.columns(frame) for term in formula.own]
             offsets.append(values[:, formula.offsets].sum(1))
         return np.column_stack(columns), np.column_stack(offsets)
 
@@ -362,16 +403,10 @@ class Design:
         self, formula: _ParameterFormula, frame: pd.DataFrame
     ) -> Float[np.ndarray, "n columns"]:
         """All columns of a parameter's formula, offsets included."""
-        spec = copy.deepcopy(formula.spec)  # evaluation changes its state
-        with warnings.catch_warnings(), np.errstate(all="ignore"):
-            warnings.simplefilter("ignore")  # unseen levels are reported by check_levels
-            try:
-                matrix = spec.get_model_matrix(
-                    frame[list(formula.variables)], context=_CONTEXT, na_action="ignore"
-                )
-            except (FormulaicError, ValueError) as error:
-                self._fail_at_values(error, frame)
-        values = np.array(matrix, dtype=np.float64).reshape(len(frame), -1)
+        try:
+            values = formula_columns.evaluate(formula.spec, frame, formula.read)
+        except (FormulaicError, ValueError) as error:
+            self._fail_at_values(error, frame)
         undefined = ~np.isfinite(values)
         for place in np.flatnonzero(undefined.any(0)):
             name, categorical = formula.column_terms[place]
@@ -424,13 +459,15 @@ class Design:
         return found
 
 
-def _columns(parameter: str, text: str, frame: pd.DataFrame) -> tuple[str, ...]:
-    """Check a right-hand side, and return the columns of the data frame that it reads."""
+def _columns(
+    parameter: str, text: str, frame: pd.DataFrame
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Check a right-hand side, and return the columns that it and formulaic's part of it read."""
     argument = f"formula of {parameter!r}"
     check_length(argument, text)
     check_terms(argument, text)
     with formula_errors(argument, text):
-        return check_formula(argument, text, frame)
+        return check_right_side(argument, text, frame)
 
 
 def _kind(name: str, spec: ModelSpec, term: Any, places: list[int]) -> str:
@@ -443,31 +480,11 @@ def _kind(name: str, spec: ModelSpec, term: Any, places: list[int]) -> str:
         return "smooth" if kinds == {"s"} else "random"
     if kinds:
         fail(f"term {name!r}", "s(...) and re(...) on their own", "an interaction")
-    if _categorical(spec, term):
+    if is_categorical(spec, term):
         return "factor"
     return "linear" if len(places) == 1 else "spline"
-
-
-def _categorical(spec: ModelSpec, term: Any) -> bool:
-    """Whether a term has a factor with levels."""
-    known = {str(f): kind for f, (kind, _) in spec.encoder_state.items()}
-    return any(getattr(known.get(str(f)), "value", "") == "categorical" for f in term.factors)
-
-
-def _factors(spec: ModelSpec) -> Iterator[tuple[str, list[Any], Any]]:
-    """The expression, the levels and the contrasts of each factor."""
-    for expression, (kind, state) in spec.encoder_state.items():
-        if getattr(kind, "value", kind) == "categorical":
-            yield str(expression), list(state["categories"]), state["contrasts"].contrasts
 
 
 def _numbers_as_text(levels: Sequence[Any]) -> bool:
     text = bool(levels) and all(isinstance(level, str) for level in levels)
     return text and bool(pd.to_numeric(pd.Series(levels), errors="coerce").notna().all())
-
-
-def _factor_column(expression: Any) -> str:
-    """`sex` of `C(sex)`."""
-    text = str(expression).strip()
-    found = re.match(r"C\((`[^`]*`|[^,)]*)", text)
-    return found[1].strip(" `") if found else text

@@ -28,8 +28,7 @@ __all__ = [
 Missing = Literal["drop", "error"]
 
 _MOST_CHARACTERS = 1000  # of a call, as of a factor
-_CALL = re.compile(r"(?<![\w.])(te|ti|t2|s|re)\s*\(")
-_GROUPED = re.compile(r"\(([^()|]*)\|+([^()|]*)\)")
+_CALL = re.compile(r"(?<![\w.])(re)\s*\(")
 _INTERCEPTS = re.compile(r"(?<![\w.])re\s*\(([^()`=|:/,]*[:/,][^()`=|]{0,1000})\)")
 
 
@@ -48,24 +47,12 @@ def check_terms(argument: str, text: str) -> None:
 
     Example:
         >>> check_terms("formula", "age + s(bmi, df=5) + re(school)")
-        >>> check_terms("formula", "age + (1 | school)")
+        >>> check_terms("formula", "age + re(school:class)")
         Traceback (most recent call last):
         ...
-        subbayes.InputError: formula: expected re(school) for random intercepts, got
-        '(1 | school)'. Write re(school).
+        subbayes.InputError: formula: expected re(...) of one column, got
+        're(school:class)'. Write (1 | school:class).
     """
-    for found in _GROUPED.finditer(text):
-        left, group = (part.strip() for part in found.groups())
-        written, remedy = random_intercepts(group)
-        if left in ("", "1"):
-            fail(argument, f"{written} for random intercepts", repr(found[0]), remedy)
-        fail(
-            argument,
-            "random intercepts alone, re(...)",
-            repr(found[0]),
-            f"Random slopes are not available: {remedy[0].lower()}{remedy[1:]}, or C(...):... for "
-            "slopes that are not pooled",
-        )
     for found in _INTERCEPTS.finditer(text):
         fail(argument, "re(...) of one column", repr(found[0]), random_intercepts(found[1])[1])
     for name, call in _calls(text):
@@ -80,20 +67,17 @@ def random_intercepts(groups: str) -> tuple[str, str]:
 
     Example:
         >>> random_intercepts("g/h")[0]
-        're(g) + re(g_h)'
+        '(1 | g/h)'
     """
-    names = [name.strip(" `") for name in re.split(r"[:/,+*]", groups)]
-    if not ("/" in groups or ":" in groups):
-        written = " + ".join(f"re({name})" for name in names)
-        return written, f"Write {written}"
-    joined = "_".join(names)
-    written = f"re({names[0]}) + re({joined})" if "/" in groups else f"re({joined})"
-    column = " + ':' + ".join(f"data[{name!r}].astype(str)" for name in names)
-    return written, f"Write {written} with data.assign({joined}={column})"
+    if "/" in groups or ":" in groups:
+        written = f"(1 | {groups.strip()})"
+    else:
+        written = " + ".join(f"re({name.strip(' `')})" for name in re.split(r"[,+*]", groups))
+    return written, f"Write {written}"
 
 
 def _calls(text: str) -> Iterator[tuple[str, str]]:
-    """Calls of smooths and random effects in a formula: name and text."""
+    """Calls of random effects in a formula: name and text."""
     for found in _CALL.finditer(text):
         depth, end = 0, len(text)
         for i in range(found.end() - 1, len(text)):
@@ -111,27 +95,10 @@ def _check_call(argument: str, name: str, call: str) -> None:
         return  # the parser of formulas reports it
     if not isinstance(tree, ast.Call):
         return
-    columns = [ast.unparse(arg) for arg in tree.args if not isinstance(arg, ast.Constant)]
     options = {word.arg: word.value for word in tree.keywords if word.arg}
-    by = [ast.unparse(options["by"])] if "by" in options else []
-    if name in ("te", "ti", "t2") or (name == "s" and len(columns) > 1) or by:
-        names = [part.strip() for part in ", ".join(dict.fromkeys(columns + by)).split(",")]
-        remedy = (
-            f"For a surface let a network read the columns, deep={{'surface': (module, {names})}}"
-        )
-        fail(argument, "smooths of one column, s(...)", repr(call), remedy)
-    if name == "s" and "k" in options:
-        remedy = f"Write s({', '.join(columns)}, df={ast.unparse(options['k'])})"
-        fail(argument, "the number of splines as df=", repr(call), remedy)
-    known = {"s": ("df", "degree")}.get(name, ())
-    unknown = [word for word in options if word not in known]
-    if unknown:
-        fail(
-            argument,
-            f"{name}(...) with " + (" and ".join(f"{k}=" for k in known) or "a column alone"),
-            repr(call),
-            "Leave out " + ", ".join(f"{k}=" for k in unknown),
-        )
+    if options:
+        remedy = "Leave out " + ", ".join(f"{k}=" for k in options)
+        fail(argument, f"{name}(...) with a column alone", repr(call), remedy)
 
 
 # --- data frames --------------------------------------------------------------------------------

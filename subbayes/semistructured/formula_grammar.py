@@ -25,7 +25,7 @@ from subbayes.semistructured.formula_factors import SHAPE, Factor, parse_errors
 from subbayes.utils.checks import InputError, fail
 from subbayes.utils.memory import check_memory
 
-__all__ = ["check_formula", "check_length", "formula_errors", "least_columns"]
+__all__ = ["check_formula", "check_length", "check_size", "formula_errors", "least_columns"]
 
 _LENGTH = 10_000  # characters of a formula
 _FACTOR_LENGTH = 1_000  # characters of a factor
@@ -181,7 +181,18 @@ def _check_size(argument: str, text: str) -> None:
 
 def _check_width(argument: str, text: str, widths: dict[str, int], rows: int) -> None:
     """Raise `InputError` if the terms have many columns, given those of each factor."""
-    total = _n_columns(text, widths)
+    check_size(argument, text, _n_columns(text, widths), rows)
+
+
+def check_size(argument: str, text: str, total: int, rows: int) -> None:
+    """Raise `InputError` for a design matrix that is too large.
+
+    Args:
+        argument: name of the argument, for errors.
+        text: the right-hand side of a formula.
+        total: an upper bound of its number of columns.
+        rows: number of rows.
+    """
     if total > _COLUMNS:
         fail(argument, f"at most {_COLUMNS:,} columns", f"up to {total:,} from {text!r}")
     what = f"a design matrix of {rows} rows and up to {total} columns"

@@ -56,9 +56,10 @@ class SemiStructuredRegression(Results):
     Bayesian generalised additive model.
 
     Args:
-        formula: "y ~ age + C(sex) + s(bmi)": columns, factors `C(...)`, smooths `s(...)`, splines
-            `bs(...)`, random effects `re(...)`, interactions, `offset(...)`, `np.log(...)`; or a
-            formula for each parameter, `{"mu": "y ~ age", "sigma": "~ age"}`.
+        formula: "y ~ age + C(sex) + s(bmi)": columns, factors `C(...)`, smooths `s(...)` and
+            `te(...)`, splines `bs(...)`, random effects `(1 + age | school)`, monotonic effects
+            `mo(...)`, Gaussian processes `gp(...)`, interactions, `offset(...)`, `np.log(...)`; or
+            a formula for each parameter, `{"mu": "y ~ age", "sigma": "~ age"}`.
         deep: networks by name: a module, which reads the tensor of that name; a pair
             (module, columns), which reads columns of the data frame; or a `Deep`. The modules are
             not changed.
@@ -67,9 +68,10 @@ class SemiStructuredRegression(Results):
         link: link of the location, for families with more than one.
         priors: prior by term: a number (the scale of a normal), a prior of
             `subbayes.semistructured`, or a frozen distribution of `scipy.stats`; "sd(term)" for
-            the standard deviation of a smooth or of random effects. A number for a parameter such
-            as "sigma", "shape" or "precision" is the scale of a half-normal prior of that parameter
-            itself. See `default_priors`.
+            the standard deviation of a smooth or of random effects, "cor(group)" for correlations
+            (`LKJ`), "simplex(term)" for the steps of `mo(...)` (`Dirichlet`). A number for a
+            parameter such as "sigma", "shape" or "precision" is the scale of a half-normal prior of
+            that parameter itself. See `default_priors`.
         weights: column of observation weights: how many times each row counts.
         offset: column added to the location's predictor.
         exposure: column whose logarithm is added, for a log link.

@@ -12,7 +12,7 @@ for each draw (Friedman 2001, "Greedy function approximation", section 8.2).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,7 @@ from subbayes.semistructured.formula import Term
 from subbayes.semistructured.joint_posterior import FittedState
 from subbayes.semistructured.predictors import DeepPredictor
 from subbayes.semistructured.summary import central
+from subbayes.semistructured.terms.group_effects import GroupLaw
 from subbayes.utils.checks import check_count, fail
 
 __all__ = ["Partial", "contribution_table", "partial_dependence", "partial_effect"]
@@ -35,6 +36,8 @@ __all__ = ["Partial", "contribution_table", "partial_dependence", "partial_effec
 _TERM_POINTS, _NETWORK_POINTS = 100, 50
 _MAX_ROWS = 200  # of the training data that a partial dependence averages over
 _DRAWS_PER_BATCH = 64
+_SURFACE_POINTS = 20  # by variable
+_DISCRETE = ("factor", "random", "monotonic")
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,7 @@ class Partial:
     Attributes:
         term: the term; for a network, one with the network's name and without columns.
         variable: the variable.
-        x: its values, or levels of a factor.
+        x: its values, or levels of a factor; for a surface a row of values for each point.
         draws: the effect on the scale of the predictor, shape (S, len(x)): relative to the average
             row for a number, to the reference level for a factor, and to the mean over the rows for
             a network.
@@ -62,7 +65,7 @@ class Partial:
     @property
     def discrete(self) -> bool:
         """Whether the variable has levels instead of numbers."""
-        return self.term.kind in ("factor", "random") or not len(self.observed)
+        return self.term.kind in _DISCRETE or not len(self.observed)
 
     def __repr__(self) -> str:
         return (
@@ -72,7 +75,10 @@ class Partial:
 
     def table(self) -> pd.DataFrame:
         """Mean, standard deviation and central interval at each value."""
-        return pd.DataFrame({self.variable: self.x, **central(self.draws, self.level)})
+        values = {self.variable: self.x}
+        if self.x.ndim == 2:
+            values = dict(zip(self.term.along, self.x.T, strict=True))
+        return pd.DataFrame({**values, **central(self.draws, self.level)})
 
 
 def _grid(observed: pd.Series, discrete: bool, points: int) -> Any:
@@ -87,30 +93,79 @@ def partial_effect(
 ) -> Partial:
     """The effect of a term as a function of its variable; see `Results.effect`."""
     model, design = state.model, state.model.design
+    groups = {n: t for t in design.terms if isinstance(t.law, GroupLaw) for n in t.law.effect_names}
+    if name in groups:
+        return _group_effect(state, groups[name], name, level)
     term = design.term(name)
-    if len(term.variables) != 1:
+    if isinstance(term.law, GroupLaw):
+        names = term.law.effect_names
+        if len(names) > 1:
+            fail("term", "one of " + ", ".join(map(repr, names)), repr(name))
+        return _group_effect(state, term, names[0], level)
+    if len(term.along) > 1 and term.kind == "smooth":
+        return _surface(state, term, values, level)
+    if len(term.along) != 1:
         remedy = "Predict over a grid of its variables instead" if term.variables else ""
         fail("term", "a term of one variable", repr(term.name), remedy)
-    (variable,) = term.variables
+    (variable,) = term.along
     observed = model.frame[variable]
-    discrete = term.kind in ("factor", "random")
+    discrete = term.kind in _DISCRETE
     if values is None and discrete and variable in design.levels():
         values = design.levels()[variable]
     elif values is None:
         values = _grid(observed, discrete, _TERM_POINTS)
     grid = pd.concat([model.frame.iloc[:1]] * len(values), ignore_index=True)
-    grid[variable] = list(values)
+    for fixed, value in {variable: list(values), **term.at}.items():
+        grid[fixed] = value
     places = list(term.columns)
     columns = design.matrix(grid)[0][:, places]
-    if discrete:
+    if discrete or term.at:
         columns = columns + design.center[places]
+    draws = _coefficients(state)[:, places] @ columns.T
+    numbers = np.zeros(0) if discrete else observed.to_numpy()
+    return Partial(term, variable, np.asarray(values), draws, numbers, level)
+
+
+def _coefficients(state: FittedState) -> Float[np.ndarray, "S p"]:
+    """Draws of the coefficients of the centred columns, for the estimand."""
     zeta = np.ascontiguousarray(state.joint.effects_of(state.draws))
     with torch.no_grad():
-        beta = model.structured.coefficients(torch.from_numpy(zeta)).numpy()
-    if (shift := state.coefficient_shift()) is not None:
-        beta = beta + shift
-    numbers = np.zeros(0) if discrete else observed.to_numpy()
-    return Partial(term, variable, np.asarray(values), beta[:, places] @ columns.T, numbers, level)
+        beta = state.model.structured.coefficients(torch.from_numpy(zeta)).numpy()
+    shift = state.coefficient_shift()
+    found: np.ndarray = beta if shift is None else beta + shift
+    return found
+
+
+def _group_effect(state: FittedState, term: Term, name: str, level: float) -> Partial:
+    """An effect that varies among groups, of each group."""
+    law = term.law
+    assert isinstance(law, GroupLaw)
+    places = list(term.columns)[law.effect_names.index(name) :: len(law.names)]
+    groups = [state.model.design.names[i][len(name) + 1 : -1] for i in places]
+    draws = _coefficients(state)[:, places]
+    own = replace(term, name=name)
+    return Partial(own, law.label, np.array(groups), draws, np.zeros(0), level)
+
+
+def _surface(state: FittedState, term: Term, values: Any, level: float) -> Partial:
+    """The effect of a smooth of several variables, at rows of values or on a grid."""
+    design, frame = state.model.design, state.model.frame
+    names = list(term.along)
+    if values is None:
+        axes = [_grid(frame[name], False, _SURFACE_POINTS) for name in names]
+        points = np.stack([a.reshape(-1) for a in np.meshgrid(*axes, indexing="ij")], -1)
+    else:
+        given = pd.DataFrame(values)
+        if not set(names) <= set(given.columns):
+            got = ", ".join(map(str, given.columns))
+            fail("values", f"a data frame with the columns {', '.join(names)}", got)
+        points = given[names].to_numpy(dtype=np.float64)
+    grid = pd.concat([frame.iloc[:1]] * len(points), ignore_index=True)
+    for name, column in zip(names, points.T, strict=True):
+        grid[name] = column
+    places = list(term.columns)
+    draws = _coefficients(state)[:, places] @ design.matrix(grid)[0][:, places].T
+    return Partial(term, ", ".join(names), points, draws, frame[names].to_numpy(), level)
 
 
 class _SingleNetwork(nn.Module):

@@ -35,6 +35,7 @@ from subbayes.semistructured.partial_effects import (
 from subbayes.semistructured.predictors import Predictors
 from subbayes.semistructured.subspace import JointSpace
 from subbayes.semistructured.summary import mixing_warnings, summary_table
+from subbayes.semistructured.terms.group_effects import GroupLaw
 from subbayes.utils.checks import check_choice, check_fraction, fail
 from subbayes.utils.seeding import derive_seed
 
@@ -195,10 +196,15 @@ class Results(AfterFit):
     def partials(self, level: float = 0.95) -> list[Partial]:
         """The effects of all terms of one variable, then of networks by column."""
         model = self.state.model
-        terms = [t for t in model.design.terms if t.kind != "intercept" and len(t.variables) == 1]
+        names: list[str] = []
+        for t in model.design.terms:
+            if isinstance(t.law, GroupLaw):
+                names += t.law.effect_names
+            elif t.kind != "intercept" and len(t.along) == 1:
+                names.append(t.name)
         networks = model.specification.deep.items()
         return [
-            *(self.effect(t.name, level=level) for t in terms),
+            *(self.effect(name, level=level) for name in names),
             *(
                 self.effect(name, level=level, variable=column)
                 for name, part in networks
@@ -274,8 +280,8 @@ class Results(AfterFit):
             data: the rows; the response is not needed.
             inputs: inputs of the networks without columns, by name, as for `fit`.
             new_levels: "error"; "reference", which gives unseen levels of a factor the effect of
-                the reference level, and unseen groups of `re(...)` that of the average group; or
-                "sample", which draws the effects of unseen groups from their distribution, once
+                the reference level, and unseen groups of random effects that of the average group;
+                or "sample", which draws the effects of unseen groups from their distribution, once
                 for each group and draw.
             n_draws: use this many evenly spaced draws instead of all.
             progress: show a progress bar.
@@ -307,14 +313,15 @@ class Results(AfterFit):
         joint, structured = self.state.joint, self.state.model.structured
         design, outputs = structured.design, predictive.outputs.clone()
         zeta = torch.from_numpy(joint.effects_of(self.draws, n_draws))
-        for i, (name, codes) in enumerate(design.new_groups(data).items()):
+        for i, (name, (codes, loadings)) in enumerate(design.new_groups(data).items()):
             generator = torch.Generator().manual_seed(derive_seed(joint.seed, 5, i))
             place = design.parameters.index(design.term(name).parameter)
-            sd = structured.term_sd(name, zeta).to(outputs).unsqueeze(1)
-            noise = torch.randn(len(zeta), codes.max() + 1, generator=generator)
-            effects = sd * noise.to(outputs)
-            new = torch.from_numpy(codes >= 0)
-            outputs[:, new, place] += effects[:, torch.from_numpy(codes[codes >= 0])]
+            factor, new = structured.group_factor(name, zeta).to(outputs), codes >= 0
+            noise = torch.randn(len(zeta), codes.max() + 1, loadings.shape[1], generator=generator)
+            effects = noise.to(outputs) @ factor.mT
+            columns = torch.from_numpy(loadings[new]).to(outputs)
+            own = (effects[:, torch.from_numpy(codes[new])] * columns).sum(-1)
+            outputs[:, torch.from_numpy(new), place] += own
         return Predictive(outputs, predictive.likelihood)
 
     def score_samples(

@@ -32,15 +32,15 @@ from subbayes.semistructured.effect_priors import (
     prior_of_term,
 )
 from subbayes.semistructured.families import FAMILIES, Family, OrdinalFamily, family_from_config
-from subbayes.semistructured.formula_grammar import least_columns
 from subbayes.semistructured.joint_posterior import FittedState, JointPosterior
 from subbayes.semistructured.predictors import Deep
 from subbayes.semistructured.space_checks import check_size, check_space
 from subbayes.semistructured.specification import Specification
 from subbayes.semistructured.subspace import SUBSPACES, JointSpace
+from subbayes.semistructured.terms.parsing import least_effects
 from subbayes.subspace import from_config as subspace_from_config
 from subbayes.subspaces.curve import WeightCurve
-from subbayes.utils.checks import check_positive, fail, fail_type
+from subbayes.utils.checks import InputError, check_positive, fail, fail_type
 from subbayes.utils.files import fail_damaged
 from subbayes.utils.tensor_file import add_prefix, strip_prefix
 
@@ -230,7 +230,7 @@ def _space(config: dict[str, Any], tensors: dict[str, Tensor]) -> JointSpace:
 def _check_splines(specification: Specification, size: int) -> None:
     """Raise before any basis is evaluated for more splines than there are effects and weights."""
     right = specification.split_formula()[1]
-    least = sum(least_columns(f"formula of {name!r}", text) for name, text in right.items())
+    least = sum(least_effects(f"formula of {name!r}", text) for name, text in right.items())
     if least > size:
         _damaged("facts['formula']", f"one of at most {size} effects", f"at least {least}")
 

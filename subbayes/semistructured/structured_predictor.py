@@ -7,6 +7,7 @@ has a standard normal prior (see `subbayes.semistructured.effect_priors`):
 - the coefficients of a smooth or of random effects are $\beta_j = \tau \zeta_j$ with their standard
   deviation $\tau = g_\tau(\zeta_\tau)$: the non-centred form, which remains easy to sample when
   $\tau$ is near 0;
+- the coefficients of other terms, such as random slopes, follow a `Law` of their own;
 - the thresholds of an ordinal response are $c_0 = g(\zeta)$ with gaps
   $c_{j+1} - c_j = g(\zeta) > 0$.
 """
@@ -24,6 +25,8 @@ from subbayes.semistructured.effect_priors import EffectPrior, NormalPrior
 from subbayes.semistructured.families import LINKS, Family
 from subbayes.semistructured.formula import Design
 from subbayes.semistructured.horseshoe import Horseshoe
+from subbayes.semistructured.terms.group_effects import GroupLaw
+from subbayes.semistructured.terms.law import Law
 from subbayes.utils.checks import fail
 
 __all__ = ["StructuredPredictor"]
@@ -82,8 +85,24 @@ class StructuredPredictor(nn.Module):
             self._transforms.append((slice(own[0], own[-1] + 1), prior, link))
             mean[own], scale[own] = 0.0, 0.0
             transformed += own
-        penalised = [t for t in design.terms if t.penalised]
+        penalised = [t for t in design.terms if t.penalised and t.law is None]
         self._sd_coordinates = {t.name: columns + i for i, t in enumerate(penalised)}
+        # terms with a law: the places of its columns and of its hyperparameters
+        self._laws: dict[str, tuple[Law, slice, slice]] = {}
+        end = columns + len(penalised)
+        law_names: list[str] = []
+        for term in design.terms:
+            if term.law is None:
+                continue
+            at = slice(term.penalised[0], term.penalised[-1] + 1)
+            self._laws[term.name] = term.law, at, slice(end, end + term.law.size)
+            end += term.law.size
+            for part in term.law.hyperparameters:
+                law_names += (
+                    [part.name]
+                    if part.size == 1
+                    else [f"{part.name}[{i}]" for i in range(part.size)]
+                )
         sd_columns = torch.zeros(len(penalised), columns).double()
         for row, term in zip(sd_columns, penalised, strict=True):
             row[list(term.penalised)] = 1.0
@@ -101,7 +120,7 @@ class StructuredPredictor(nn.Module):
             "placement": torch.tensor(placement).double().reshape(columns, -1),
         }.items():
             self.register_buffer(name, value, persistent=False)
-        self.names = [*design.names, *(f"sd({name})" for name in self._sd_coordinates)]
+        self.names = [*design.names, *(f"sd({name})" for name in self._sd_coordinates), *law_names]
         self._horseshoe = self._shared_horseshoe()
         self._shrunk_coordinates = range(len(self.names), len(self.names) + len(shrunk))
         if shrunk:
@@ -140,11 +159,26 @@ class StructuredPredictor(nn.Module):
         if self._sd_coordinates:
             tau = torch.stack([self.term_sd(name, zeta) for name in self._sd_coordinates], -1)
             beta = beta * (self._unpenalised.to(zeta) + tau @ self._sd_columns.to(zeta))
-        return beta
+        if not self._laws:
+            return beta
+        parts, start = [], 0
+        for law, at, extra in self._laws.values():
+            own = law.coefficients(zeta[..., at], zeta[..., extra], self.priors)
+            parts += [beta[..., start : at.start], own]
+            start = at.stop
+        return torch.cat([*parts, beta[..., start:]], -1)
 
     def term_sd(self, name: str, zeta: Float[Tensor, "*S P"]) -> Float[Tensor, "*S"]:
         """The standard deviation of a penalised term's coefficients."""
         return self.priors[f"sd({name})"].from_standard(zeta[..., self._sd_coordinates[name]])
+
+    def group_factor(self, name: str, zeta: Float[Tensor, "*S P"]) -> Float[Tensor, "*S q q"]:
+        """A factor of the covariance of the effects of a group, of a term of random effects."""
+        if name not in self._laws:
+            return self.term_sd(name, zeta)[..., None, None]
+        law, _, extra = self._laws[name]
+        assert isinstance(law, GroupLaw)
+        return law.factor(zeta[..., extra], self.priors)
 
     def linear_map(self, zeta: Float[Tensor, "P"]) -> Float[Tensor, "rows C"]:
         """Coefficients by predictor, shape (p + 1, C): those of the columns, then a constant."""
@@ -205,6 +239,10 @@ class StructuredPredictor(nn.Module):
         with torch.no_grad():
             beta = self.coefficients(at).numpy()
             sds = {name: self.term_sd(name, at).numpy() for name in self._sd_coordinates}
+            hyper = {
+                name: law.reported(at[:, own], at[:, extra], self.priors)
+                for name, (law, own, extra) in self._laws.items()
+            }
             cuts = self.threshold_values(at).numpy() if self.thresholds else beta[:, :0]
         if shift is not None:
             beta = beta + shift
@@ -228,7 +266,9 @@ class StructuredPredictor(nn.Module):
                 continue
             for i in term.columns if term.kind == "random" else term.unpenalised:
                 found[design.names[i]] = beta[:, i]
-            if term.penalised:
+            if term.law is not None:
+                found |= {name: draws.numpy() for name, draws in hyper[term.name].items()}
+            elif term.penalised:
                 found[f"sd({term.name})"] = sds[term.name]
         if self._horseshoe is not None:
             common = self._shrunk_parts(at)[1]

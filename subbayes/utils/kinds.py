@@ -231,6 +231,8 @@ _prior_of_effects = one_of(
             "Exponential": {"options": dict_of(number())},
             "HalfNormal": {"options": dict_of(number())},
             "Horseshoe": {"options": dict_of(number())},
+            "Dirichlet": {"options": dict_of(number())},
+            "LKJ": {"options": dict_of(number())},
             "scipy": {
                 "distribution": text(),
                 "args": list_of(number()),

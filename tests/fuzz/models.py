@@ -38,7 +38,7 @@ from subbayes.likelihoods.families import (
 from subbayes.models.data_frame_model import DataFrameModel
 from subbayes.models.estimators import SubspaceClassifier, SubspaceRegressor
 from subbayes.models.settings import TableSettings
-from subbayes.semistructured import SemiStructuredRegression, SemiStructuredSubspace
+from subbayes.semistructured import LKJ, Dirichlet, SemiStructuredRegression, SemiStructuredSubspace
 from subbayes.sparse.configuration import SparseTraining
 from subbayes.subspace import DenseSubspace
 
@@ -50,6 +50,7 @@ X = torch.randn(24, 2, generator=torch.Generator().manual_seed(0))
 Y = X[:, 0] - X[:, 1] ** 2
 CLASSES = (X[:, 0] > 0).long() + (X[:, 1] > 0).long()
 FRAME = pd.DataFrame({"a": X[:, 0], "b": X[:, 1], "c": list("xyz") * 8, "y": Y})
+TERM_FRAME = FRAME.assign(d=[1, 1, 2, 2, 3, 3] * 4)
 
 QUICK = Training(epochs=2, swa_epochs=3)
 FEW = Sampling(draws=6, warmup=4, chains=2, progress=False)
@@ -174,6 +175,17 @@ def _family(formula: str, family: Any, path: Path) -> None:
     frame["dead"] = np.arange(24) % 2 == 0
     model = SemiStructuredRegression(formula, family=family)
     model.fit(frame, inference="laplace", sampling=FEW)
+
+
+def _terms(path: Path) -> None:
+    """Terms of this package: smooths, groups, monotonic effects, Gaussian processes."""
+    formula = (
+        "y ~ s(a, bs='cr', k=4) + ti(a, b, k=4) + s(b, by=c, bs='tp', k=4) + (1 + b | c/d) + mo(d)"
+        " + gp(b, k=3)"
+    )
+    priors = {"cor(c)": LKJ(2.0), "simplex(mo(d))": Dirichlet(2.0), "sigma": 1.0}
+    model = SemiStructuredRegression(formula, priors=priors)
+    model.fit(TERM_FRAME, inference="elliptical-slice", sampling=FEW)
     model.save(path)
 
 
@@ -331,6 +343,7 @@ MODELS: dict[str, Example] = {
         ),
         _load,
     ),
+    "semi-structured-terms": Example(_terms, partial(_load, rows=TERM_FRAME)),
     "data-frame": Example(
         lambda path: DataFrameModel.fit(FRAME, "y", SMALL, progress=False).save(path),
         partial(_load, rows=FRAME),

@@ -185,6 +185,7 @@ def subspace_of_all(tensors: Tensors, facts: Facts) -> None:
 
 SAMPLED = "laplace-sampled"
 FITTED = "fitted-full-linearised"
+TERMS = "semi-structured-terms"
 OF_LAPLACE: dict[str, tuple[str, Change]] = {
     "eigenvectors that are scaled": ("laplace-kfac", tensor("outer.0", lambda t: t * 100)),
     "eigenvectors that overflow": ("laplace-kfac", tensor("inner.1", lambda t: t * 0 + 1e300)),
@@ -421,6 +422,20 @@ CONTRADICTIONS: dict[str, tuple[str, Change]] = {
     "splines of 1_000": ("semi-structured", formula("y ~ a + C(c) + s(a, df=1_000)")),
     "splines in hexadecimal": ("semi-structured", formula("y ~ a + C(c) + s(a, df=0x3e8)")),
     "splines of an expression": ("semi-structured", formula("y ~ C(c) + s(I(a), df=1000)")),
+    "a smooth of many functions": ("semi-structured", formula("y ~ s(a, bs='cr', k=1000)")),
+    "a large tensor product": ("semi-structured", formula("y ~ C(c) + te(a, b, k=50)")),
+    "a large Gaussian process": ("semi-structured", formula("y ~ C(c) + gp(a, k=500)")),
+    "splines that vary among groups": ("semi-structured", formula("y ~ (bs(a, df=900) | c)")),
+    "groups of another column": (TERMS, formula("y ~ (1 + b | a)")),
+    "correlations of a normal": (
+        TERMS,
+        fact("priors/cor(c)", {"name": "NormalPrior", "options": {"mean": 0.0}}),
+    ),
+    "a negative eta": (TERMS, fact("priors/cor(c)", {"name": "LKJ", "options": {"eta": -1.0}})),
+    "an option of no prior": (
+        TERMS,
+        fact("priors/simplex(mo(d))", {"name": "Dirichlet", "options": {"eta": 1.0}}),
+    ),
     "many splines": ("semi-structured", formula(MANY)),
     "a formula that takes long to match": (
         "semi-structured",

@@ -1,0 +1,59 @@
+"""What a prior of effects is: a map from standard normal coordinates."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+__all__ = ["EffectPrior", "interpolate"]
+
+
+class EffectPrior(ABC):
+    """A prior as a map from a standard normal variable; a subclass implements `from_standard`.
+
+    Attributes:
+        positive: whether the quantity is positive (a scale).
+    """
+
+    positive: bool = False
+
+    @abstractmethod
+    def from_standard(self, zeta: Tensor) -> Tensor:
+        """The effect at standard normal coordinates: increasing and differentiable."""
+
+    def __repr__(self) -> str:
+        values = ", ".join(
+            f"{name}={value:.4g}"
+            for name, value in vars(self).items()
+            if isinstance(value, (int, float)) and not isinstance(value, bool)
+        )
+        return f"{type(self).__name__}({values})"
+
+
+def interpolate(
+    zeta: Float[Tensor, "*S"], value: Float[Tensor, "m"], slope: Float[Tensor, "m"], end: float
+) -> Float[Tensor, "*S"]:
+    """Interpolate a table by cubics that match values and slopes, and beyond it along the tangent.
+
+    Args:
+        zeta: where.
+        value: values at m evenly spaced points from -end to end.
+        slope: slopes at these points.
+        end: the last point.
+    """
+    value, slope = value.to(zeta), slope.to(zeta)
+    last = len(value) - 1
+    step = 2 * end / last
+    inside = zeta.clamp(-end, end)
+    place = ((inside + end) / step).detach().floor().clamp(0, last - 1)
+    i = place.long()
+    t = (inside + end) / step - place
+    i = i.reshape(-1)  # an index without dimensions cannot be batched by vmap
+    tables = value[i], value[i + 1], slope[i] * step, slope[i + 1] * step
+    a, b, da, db = (table.reshape(zeta.shape) for table in tables)
+    cubic = a + t * (da + t * ((3 * (b - a) - 2 * da - db) + t * (2 * (a - b) + da + db)))
+    beyond = zeta - inside
+    return cubic + beyond * torch.where(beyond > 0, slope[-1], slope[0])

@@ -1,0 +1,318 @@
+r"""Effects that vary among groups: `(1 + x | g)`.
+
+With the columns $v_i$ of the left-hand side (q of them), the effect of group j on its rows is
+
+$$ v_i^\top u_j, \qquad u_j = \operatorname{diag}(\tau)\, L\, \zeta_j, \quad
+   \zeta_j \sim N(0, I), $$
+
+with standard deviations $\tau$ and the Cholesky factor L of a correlation matrix, whose prior is
+`LKJ`; L is the identity after `||`. This non-centred form remains easy to sample when a standard
+deviation is near 0 (Bates et al. 2015, "Fitting linear mixed-effects models using lme4", for the
+notation; Bürkner 2017, "brms", for the priors).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from formulaic import ModelSpec
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from subbayes.semistructured import formula_columns
+from subbayes.semistructured.formula_checks import check_levels
+from subbayes.semistructured.formula_grammar import check_formula, formula_errors, least_columns
+from subbayes.semistructured.terms.law import Hyperparameter, Law, LearnedTerm, Priors, WrittenTerm
+from subbayes.semistructured.terms.splitting import plain_name, split_at, within_brackets
+from subbayes.utils.checks import fail
+
+__all__ = ["GroupEffects", "GroupLaw", "GroupTerm", "parse_group_term"]
+
+_MOST = 20  # effects of a group, whose correlations are about half of the square of this number
+_REMEDY = (
+    "Pass new_levels='sample' to draw the effects of new groups, or 'reference' for the average "
+    "group"
+)
+
+
+@dataclass(frozen=True)
+class GroupTerm(WrittenTerm):
+    """A term `(left | groups)` as written, for the combinations of one or more columns.
+
+    Attributes:
+        left: the right-hand side of the effects that vary.
+        groups: columns whose combinations are the groups.
+        correlated: False for `||`.
+    """
+
+    left: str
+    groups: tuple[str, ...]
+    correlated: bool
+
+    @property
+    def label(self) -> str:
+        """The groups: `school`, `school:class`."""
+        return ":".join(self.groups)
+
+    @property
+    def name(self) -> str:
+        """The term as it is named in tables."""
+        return f"({self.left} {'|' if self.correlated else '||'} {self.label})"
+
+    @property
+    def least(self) -> int:
+        """The columns of the left-hand side, of one group."""
+        return max(1, least_columns("formula", self.left))
+
+    def check(self, argument: str, frame: pd.DataFrame) -> tuple[str, ...]:
+        """Check the left-hand side without evaluating it, and return the columns that it reads."""
+        with formula_errors(argument, self.left):
+            read = check_formula(argument, self.left, frame)
+        return tuple(dict.fromkeys([*read, *self.groups]))
+
+    def width(self, frame: pd.DataFrame) -> int:
+        """The largest number of columns."""
+        groups = len(frame[list(self.groups)].drop_duplicates())
+        return groups * _MOST if self.left != "1" else groups
+
+    def learn(self, argument: str, frame: pd.DataFrame, prefix: str) -> list[LearnedTerm]:
+        """Learn levels, and the columns of the left-hand side, from training rows."""
+        with formula_errors(argument, self.left):
+            read = check_formula(argument, self.left, frame)
+        spec = formula_columns.learn(argument, self.left, frame, read)
+        for expression in map(str, spec.factors):
+            if expression.replace(" ", "").startswith(("s(", "re(", "offset(")):
+                got = f"{expression} in {self.name}"
+                fail(argument, "linear effects, factors and splines that vary", got)
+        names = [str(name) for name in spec.column_names]
+        if not 1 <= len(names) <= _MOST:
+            fail(argument, f"from 1 to {_MOST} effects that vary", f"{len(names)} in {self.name}")
+        keys = sorted(set(_keys(frame, self.groups)), key=str)
+        values = formula_columns.evaluate(spec, frame, read)
+        if not np.isfinite(values).all():
+            fail(argument, "finite numbers", f"others in {self.name}", "Drop these rows")
+        law = GroupLaw.of(names, self.label, prefix, len(keys), self.correlated, values)
+        levels = {
+            formula_columns.factor_column(expression): found
+            for expression, found, _ in formula_columns.factors(spec)
+        }
+        shown = [":".join(map(str, key)) for key in keys]
+        learned = GroupEffects(
+            name=prefix + self.name,
+            kind="random",
+            labels=tuple(f"{prefix}{c} | {self.label}[{key}]" for key in shown for c in names),
+            variables=tuple(sorted({*read, *self.groups})),
+            fixed=0,
+            law=law,
+            levels=levels,
+            at={},
+            groups=self.groups,
+            keys=tuple(keys),
+            spec=spec,
+            read=read,
+        )
+        return [learned]
+
+
+def parse_group_term(argument: str, text: str) -> list[GroupTerm]:
+    """Parse `(left | groups)`: one term, or one for each level of nested groups.
+
+    Args:
+        argument: name of the argument, for errors.
+        text: the term.
+
+    Raises:
+        InputError: other syntax, with what to write.
+
+    Example:
+        >>> [term.name for term in parse_group_term("formula", "(x | school/class)")]
+        ['(1 + x | school)', '(1 + x | school:class)']
+    """
+    parts = split_at(within_brackets(text) or "", "|")
+    correlated = len(parts) == 2
+    if not (correlated or (len(parts) == 3 and not parts[1].strip())):
+        fail(argument, "(effects | groups) or (effects || groups)", repr(text))
+    left, right = " ".join(parts[0].split()), parts[-1].strip()
+    if not left:
+        fail(argument, "effects that vary, such as (1 | g)", repr(text), f"Write (1 | {right})")
+    nested = [[plain_name(name) for name in split_at(part, ":")] for part in split_at(right, "/")]
+    if any(name is None for part in nested for name in part):
+        names = [name for name in split_at(right, "+") if plain_name(name)]
+        remedy = " + ".join(f"({left} | {name.strip()})" for name in names)
+        fail(
+            argument,
+            "columns as groups, joined by : for combinations or / for nested groups",
+            repr(text),
+            f"Write {remedy}" if len(names) > 1 else "Add a column with the groups",
+        )
+    terms, groups = [], tuple[str, ...]()
+    for part in nested:
+        groups = tuple(dict.fromkeys([*groups, *map(str, part)]))
+        terms.append(GroupTerm(_with_intercept(left), groups, correlated))
+    return terms
+
+
+def _with_intercept(left: str) -> str:
+    """The left-hand side with its intercept written: `x` is `1 + x`."""
+    written = {part.strip() for part in split_at(left, "+-")} & {"0", "1"}
+    return left if written else f"1 + {left}"
+
+
+def _keys(frame: pd.DataFrame, groups: Sequence[str]) -> list[tuple[Any, ...]]:
+    """The combination of groups of each row."""
+    return list(zip(*(frame[name].tolist() for name in groups), strict=True))
+
+
+@dataclass(frozen=True)
+class GroupEffects(LearnedTerm):
+    """Effects that vary among groups, as learned from training rows.
+
+    Attributes:
+        groups: columns whose combinations are the groups.
+        keys: the groups of training.
+        spec: of the columns of the left-hand side.
+        read: columns of the data frame that it reads.
+    """
+
+    groups: tuple[str, ...]
+    keys: tuple[tuple[Any, ...], ...]
+    spec: ModelSpec
+    read: tuple[str, ...]
+
+    def columns(self, frame: pd.DataFrame) -> Float[np.ndarray, "n c"]:
+        """The columns of the left-hand side, at those of the row's group, group by group."""
+        loadings, codes = self.loadings(frame), self._codes(frame)
+        q = loadings.shape[1]
+        found = np.zeros((len(frame), len(self.keys), q))
+        known = np.flatnonzero(codes >= 0)
+        found[known, codes[known]] = loadings[known]
+        return found.reshape(len(frame), -1)
+
+    def loadings(self, frame: pd.DataFrame) -> Float[np.ndarray, "n q"]:
+        """The columns of the left-hand side."""
+        values = formula_columns.evaluate(self.spec, frame, self.read)
+        values[~np.isfinite(values)] = 0.0  # unseen levels, which `Design` reports
+        return values
+
+    def _codes(self, frame: pd.DataFrame) -> Int[np.ndarray, "n"]:
+        """The position of each row's group, and -1 for unseen ones."""
+        place = {key: i for i, key in enumerate(self.keys)}
+        return np.array([place.get(k, -1) for k in _keys(frame, self.groups)], dtype=np.int64)
+
+    def check_groups(self, frame: pd.DataFrame) -> None:
+        """Raise `InputError` for unseen groups."""
+        if len(self.groups) == 1:
+            (name,) = self.groups
+            check_levels(name, [key[0] for key in self.keys], frame[name], _REMEDY)
+        unseen = np.flatnonzero(self._codes(frame) < 0)
+        if len(unseen):
+            first = ":".join(str(frame[name].iloc[unseen[0]]) for name in self.groups)
+            fail(
+                ":".join(self.groups),
+                f"the {len(self.keys)} combinations seen in training",
+                f"{len(unseen)} rows with others, such as {first}",
+                _REMEDY,
+            )
+
+    def new_groups(self, frame: pd.DataFrame) -> Int[np.ndarray, "n"]:
+        """The index of the new group of each row; -1 for known groups."""
+        codes = np.full(len(frame), -1)
+        new = self._codes(frame) < 0
+        index: dict[Any, int] = {}
+        keys = _keys(frame, self.groups)
+        for row in np.flatnonzero(new):
+            codes[row] = index.setdefault(keys[row], len(index))
+        return codes
+
+
+@dataclass(frozen=True)
+class GroupLaw(Law):
+    """The law of effects that vary among groups.
+
+    Attributes:
+        hyperparameters: the standard deviations, then the correlations.
+        names: of the q effects.
+        label: of the groups, with the parameter.
+        n_groups: number of groups.
+    """
+
+    hyperparameters: tuple[Hyperparameter, ...]
+    names: tuple[str, ...]
+    label: str
+    prefix: str
+    n_groups: int
+
+    @classmethod
+    def of(
+        cls,
+        names: Sequence[str],
+        label: str,
+        prefix: str,
+        n_groups: int,
+        correlated: bool,
+        values: Float[np.ndarray, "n q"],
+    ) -> GroupLaw:
+        """The law of the effects of columns with these values in the training rows."""
+        sds = [
+            Hyperparameter(f"sd({prefix}{name} | {label})", "sd", 1 / _scale(values[:, i]))
+            for i, name in enumerate(names)
+        ]
+        size = len(names) * (len(names) - 1) // 2
+        if correlated and size:
+            sds.append(Hyperparameter(f"cor({prefix}{label})", "correlation", size=size))
+        return cls(tuple(sds), tuple(names), label, prefix, n_groups)
+
+    @property
+    def effect_names(self) -> tuple[str, ...]:
+        """Names of the effects that vary: `x | g`."""
+        return tuple(f"{self.prefix}{name} | {self.label}" for name in self.names)
+
+    def _parts(
+        self, extra: Float[Tensor, "*S e"], priors: Priors
+    ) -> tuple[Float[Tensor, "*S q"], Float[Tensor, "*S q q"] | None]:
+        """Standard deviations, and the Cholesky factor of the correlations if there are any."""
+        parts = self.split(extra)
+        sds = [h.name for h in self.hyperparameters if h.kind == "sd"]
+        tau = torch.cat([priors[name].from_standard(parts[name]) for name in sds], -1)
+        if len(self.hyperparameters) == len(sds):
+            return tau, None
+        name = self.hyperparameters[-1].name
+        return tau, priors[name].from_standard(parts[name])
+
+    def factor(self, extra: Float[Tensor, "*S e"], priors: Priors) -> Float[Tensor, "*S q q"]:
+        r"""$\operatorname{diag}(\tau) L$."""
+        tau, factor = self._parts(extra, priors)
+        return torch.diag_embed(tau) if factor is None else tau.unsqueeze(-1) * factor
+
+    def coefficients(
+        self, zeta: Float[Tensor, "*S c"], extra: Float[Tensor, "*S e"], priors: Priors
+    ) -> Float[Tensor, "*S c"]:
+        """The effects of all groups, group by group."""
+        own = zeta.reshape(*zeta.shape[:-1], self.n_groups, len(self.names))
+        return (own @ self.factor(extra, priors).mT).reshape(zeta.shape)
+
+    def reported(
+        self, zeta: Float[Tensor, "S c"], extra: Float[Tensor, "S e"], priors: Priors
+    ) -> dict[str, Float[Tensor, "S"]]:
+        """Standard deviations and correlations."""
+        tau, factor = self._parts(extra, priors)
+        found = {h.name: tau[:, i] for i, h in enumerate(self.hyperparameters[: tau.shape[1]])}
+        if factor is None:
+            return found
+        correlations = factor @ factor.mT
+        for i, first in enumerate(self.names):
+            for j, second in enumerate(self.names[:i]):
+                name = f"cor({self.prefix}{second}, {first} | {self.label})"
+                found[name] = correlations[:, i, j]
+        return found
+
+
+def _scale(values: Float[np.ndarray, "n"]) -> float:
+    """The scale of a column: 1 for constants and indicators."""
+    sd = float(values.std())
+    return 1.0 if sd == 0 or set(np.unique(values)) <= {0.0, 1.0} else sd

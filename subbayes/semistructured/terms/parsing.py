@@ -1,0 +1,120 @@
+"""Parse the terms of this package in a right-hand side, and learn them from training rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pandas as pd
+
+from subbayes.semistructured.formula_checks import check_columns
+from subbayes.semistructured.formula_grammar import check_formula, check_size, least_columns
+from subbayes.semistructured.terms.calls import Call, parse_call
+from subbayes.semistructured.terms.gaussian_process import GaussianTerm
+from subbayes.semistructured.terms.group_effects import GroupTerm, parse_group_term
+from subbayes.semistructured.terms.law import LearnedTerm, WrittenTerm
+from subbayes.semistructured.terms.monotonic import MonotonicTerm
+from subbayes.semistructured.terms.smooths import SmoothTerm
+from subbayes.semistructured.terms.splitting import split_terms
+from subbayes.utils.checks import fail
+
+__all__ = ["check_right_side", "learn_terms", "least_effects", "written_terms"]
+
+_MOST = 100  # terms of this package in a right-hand side
+
+
+def written_terms(argument: str, texts: Sequence[str]) -> list[WrittenTerm]:
+    """Parse terms, without evaluating them.
+
+    Raises:
+        InputError: wrong syntax, unknown options, or a term that occurs twice.
+    """
+    found = [term for text in texts for term in _parse(argument, text)]
+    if len(found) > _MOST:
+        fail(argument, f"at most {_MOST} terms in brackets and smooths", len(found))
+    names = [term.name for term in found]
+    for name in names:
+        if names.count(name) > 1:
+            fail(argument, "terms that differ", f"{name} twice", "Leave one out")
+    return found
+
+
+def _parse(argument: str, text: str) -> Sequence[WrittenTerm]:
+    if text.startswith("("):
+        return parse_group_term(argument, text)
+    call = parse_call(argument, text)
+    if call.options.get("bs") == "re":
+        if call.by is not None or len(call.options) > 1:
+            fail(argument, "s(g, bs='re') or s(g, x, bs='re')", repr(text), "Write (1 | g)")
+        group, *slope = call.columns
+        left = f"0 + `{slope[0]}`" if slope else "1"
+        return [GroupTerm(left, (group,), True)]
+    kinds: dict[str, Callable[[Call], WrittenTerm]] = {"mo": MonotonicTerm, "gp": GaussianTerm}
+    return [kinds.get(call.function, SmoothTerm)(call)]
+
+
+def check_right_side(
+    argument: str, text: str, frame: pd.DataFrame
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Check a right-hand side, without evaluating it.
+
+    Returns:
+        The columns that it reads, and those that the part for formulaic reads.
+
+    Raises:
+        InputError: as `check_formula`.
+    """
+    rest, own = split_terms(argument, text)
+    terms = written_terms(argument, own)
+    read = check_formula(argument, rest, frame)
+    columns = list(read)
+    width = 0
+    for term in terms:
+        needed = term.check(argument, frame)
+        check_columns(needed, frame)
+        columns += needed
+        width += term.width(frame)
+    check_size(argument, text, width, len(frame))
+    return tuple(dict.fromkeys(columns)), read
+
+
+def learn_terms(
+    argument: str, text: str, frame: pd.DataFrame, prefix: str
+) -> tuple[str, list[LearnedTerm]]:
+    """The part of a right-hand side for formulaic, and the other terms learned from rows.
+
+    Args:
+        argument: name of the argument, for errors.
+        text: the right-hand side, which `check_right_side` has checked.
+        frame: the rows.
+        prefix: of the names of effects.
+
+    Raises:
+        InputError: effects with the same name.
+    """
+    rest, own = split_terms(argument, text)
+    terms = written_terms(argument, own)
+    learned = [part for term in terms for part in term.learn(argument, frame, prefix)]
+    labels = [label for term in learned for label in term.labels]
+    twice = [label for label in labels if labels.count(label) > 1] if len(terms) > 1 else []
+    if twice:
+        fail(argument, "effects that differ", f"{twice[0]} in two terms", "Leave one out")
+    return rest, learned
+
+
+def least_effects(argument: str, text: str) -> int:
+    """The fewest columns that a right-hand side can give, without evaluating it.
+
+    Args:
+        argument: name of the argument, for errors.
+        text: the right-hand side.
+
+    Raises:
+        InputError: as `check_right_side`, which says what else is wrong with columns.
+
+    Example:
+        >>> least_effects("formula", "s(x, df=12) + (1 | g)")
+        12
+    """
+    rest, own = split_terms(argument, text)
+    terms = written_terms(argument, own)
+    return least_columns(argument, rest) + sum(term.least for term in terms)

@@ -1,0 +1,255 @@
+"""Effects that vary among groups: against statsmodels, closed forms and calibration."""
+
+import warnings
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from scipy import special, stats
+
+from subbayes import InputError
+from subbayes.inference.configuration import Sampling
+from subbayes.semistructured import LKJ, Exponential, SemiStructuredRegression
+
+FEW = {
+    "inference": "elliptical-slice",
+    "sampling": Sampling(draws=6, chains=2, warmup=4, progress=False),
+}
+
+
+def prepared(formula, frame, **options):
+    return SemiStructuredRegression(formula, **options).specification.prepare(frame, None)
+
+
+def sleep_study(groups=18, rows=10, seed=0):
+    """Reaction times as in the study that lme4 is documented with."""
+    rng = np.random.default_rng(seed)
+    g, x = np.repeat(np.arange(groups), rows), np.tile(np.arange(rows), groups)
+    covariance = np.array([[24.0**2, 0.3 * 24 * 6], [0.3 * 24 * 6, 6.0**2]])
+    u = rng.multivariate_normal([0, 0], covariance, groups)
+    y = 251 + 10.5 * x + u[g, 0] + u[g, 1] * x + 25 * rng.normal(size=len(g))
+    return pd.DataFrame({"y": y, "days": x.astype(float), "subject": [f"s{i:02}" for i in g]})
+
+
+def test_means_and_covariances_of_random_effects_are_those_of_statsmodels():
+    mixed_lm = pytest.importorskip("statsmodels.formula.api").mixedlm
+    frame = sleep_study()
+    peer = mixed_lm("y ~ days", frame, groups="subject", re_formula="~ days").fit(reml=True)
+    covariance = peer.cov_re.to_numpy()
+    tau = np.sqrt(np.diag(covariance))
+    correlation = covariance[0, 1] / tau.prod()
+    priors = {"sd(subject)": Exponential(20.0), "cor(subject)": LKJ(1.0)}
+    model = prepared("y ~ days + (days | subject)", frame, priors=priors)
+    structured, design = model.structured, model.design
+    zeta = torch.zeros(structured.size, dtype=torch.float64)
+    at = structured.names.index
+    for name, value in zip(("Intercept", "days"), tau, strict=True):
+        zeta[at(f"sd({name} | subject)")] = -special.ndtri(np.exp(-value / 20.0))
+    zeta[at("cor(subject)")] = special.ndtri((1 + correlation) / 2)
+    term = design.term("(1 + days | subject)")
+    places = list(term.columns)
+    jacobian = torch.func.jacrev(structured.coefficients)(zeta)[places][:, places].numpy()
+    prior = jacobian @ jacobian.T
+    np.testing.assert_allclose(prior[:2, :2], covariance, rtol=1e-6)
+    assert not prior[:2, 2:].any()
+
+    z = design.matrix(frame)[0][:, places]
+    fixed = peer.fe_params["Intercept"] + peer.fe_params["days"] * frame.days.to_numpy()
+    precision = np.linalg.inv(prior) + z.T @ z / peer.scale
+    posterior = np.linalg.inv(precision)
+    mean = (posterior @ z.T @ (frame.y.to_numpy() - fixed) / peer.scale).reshape(-1, 2)
+    for i, group in enumerate(sorted(frame.subject.unique())):
+        np.testing.assert_allclose(mean[i], peer.random_effects[group], rtol=1e-4, atol=1e-4)
+        own = posterior[2 * i : 2 * i + 2, 2 * i : 2 * i + 2]
+        np.testing.assert_allclose(own, peer.random_effects_cov[group], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_posteriors_of_many_groups_agree_with_restricted_maximum_likelihood():
+    mixed_lm = pytest.importorskip("statsmodels.formula.api").mixedlm
+    frame = sleep_study(40, 8, seed=1)
+    frame["days"] -= frame.days.mean()
+    peer = mixed_lm("y ~ days", frame, groups="subject", re_formula="~ days").fit(reml=True)
+    model = SemiStructuredRegression("y ~ days + (days | subject)").fit(
+        frame, sampling=Sampling(draws=400, warmup=400, chains=2, seed=0, progress=False)
+    )
+    found = model.summary()
+    for i, name in enumerate(("Intercept", "days")):
+        spread = found["sd"][name]
+        assert abs(found["mean"][name] - peer.fe_params[name]) < 0.25 * spread
+        np.testing.assert_allclose(spread, peer.bse_fe[name], rtol=0.25)
+        sd = f"sd({name} | subject)"
+        tau = np.sqrt(np.diag(peer.cov_re)[i])
+        assert abs(found["mean"][sd] - tau) < found["sd"][sd]
+    for group, effects in list(peer.random_effects.items())[:10]:
+        spread = found["sd"][f"days | subject[{group}]"]
+        assert abs(found["mean"][f"days | subject[{group}]"] - effects["days"]) < 0.5 * spread
+
+
+def test_effects_of_groups_have_the_covariance_of_their_law():
+    frame = sleep_study(3, 4).assign(z=lambda d: np.sin(np.arange(len(d))))
+    for bar, correlated in (("|", True), ("||", False)):
+        model = prepared(f"y ~ (1 + days + z {bar} subject)", frame)
+        structured, term = model.structured, model.design.terms[1]
+        extra = torch.randn(structured.size, dtype=torch.float64)
+        reported = structured.reported(extra.numpy()[None])
+        names = ("Intercept", "days", "z")
+        tau = [reported[f"sd({name} | subject)"][0] for name in names]
+        correlation = np.eye(3)
+        for i in range(3):
+            for j in range(i):
+                key = f"cor({names[j]}, {names[i]} | subject)"
+                assert (key in reported) == correlated
+                correlation[i, j] = correlation[j, i] = reported[key][0] if correlated else 0
+        expected = correlation * np.outer(tau, tau)
+        places = list(term.columns)
+        jacobian = torch.func.jacrev(structured.coefficients)(extra)[places][:, places].numpy()
+        np.testing.assert_allclose(jacobian @ jacobian.T, np.kron(np.eye(3), expected), atol=1e-9)
+        factor = structured.group_factor(term.name, extra).numpy()
+        np.testing.assert_allclose(factor @ factor.T, expected)
+
+
+def test_columns_are_products_of_effects_and_indicators_of_groups():
+    frame = pd.DataFrame(
+        {
+            "my x": [1.0, 2.0, 3.0, 4.0, 5.0, 7.0],
+            "größe": list("aabbcc"),
+            "h": [1, 2, 1, 2, 1, 1],
+            "y": [1.0, 0.0, 2.0, 1.0, 3.0, 2.5],
+        }
+    )
+    formula = "y ~ (1 + `my x` | größe/h) + (0 + C(h) | `größe`:h)"
+    with pytest.raises(InputError, match="effects that differ"):
+        prepared("y ~ (1 | größe/h) + (h | `größe`:h)", frame)
+    design = prepared(formula, frame, priors={"sd(größe)": 1.0}).design
+    assert [t.name for t in design.terms][1:4] == [
+        "(1 + `my x` | größe)",
+        "(1 + `my x` | größe:h)",
+        "(0 + C(h) | größe:h)",
+    ]
+    columns = pd.DataFrame(design.matrix(frame)[0], columns=design.names)
+    own, x = frame["größe"] == "b", frame["my x"]
+    np.testing.assert_array_equal(columns["Intercept | größe[b]"], own)
+    np.testing.assert_array_equal(columns["my x | größe[b]"], own * x)
+    both = own & (frame.h == 2)
+    np.testing.assert_array_equal(columns["my x | größe:h[b:2]"], both * x)
+    np.testing.assert_array_equal(columns["C(h)[2] | größe:h[b:2]"], both)
+    assert not design.center[list(design.terms[1].columns)].any()
+
+
+def test_unseen_groups_have_sampled_effects_or_none():
+    frame = sleep_study(6, 6).assign(half=lambda d: np.where(d.days > 2, "late", "early"))
+    frame = frame[~((frame.subject == "s00") & (frame.half == "late"))]
+    with pytest.warns(UserWarning, match="have not mixed"):
+        model = SemiStructuredRegression("y ~ days + (days | subject/half)").fit(frame, **FEW)
+    new = frame.iloc[:2].assign(subject=["s00", "new"], half="late")
+    with pytest.raises(InputError, match="subject: expected the levels seen .*, got new. Pass new"):
+        model.predict(new)
+    with pytest.raises(InputError, match=r"subject:half: .* 1 rows with others, such as s00:late"):
+        model.predict(new.iloc[:1])
+    average, sampled = (
+        model.predict(new, new_levels=rule).outputs[..., 0].double().numpy()
+        for rule in ("reference", "sample")
+    )
+    effects = {name: draws.reshape(-1) for name, draws in model.effects().items()}
+    x = new.days.to_numpy()
+    fixed = effects["Intercept"][:, None] + effects["days"][:, None] * x
+    np.testing.assert_allclose(average[:, 1], fixed[:, 1], rtol=1e-6)
+    known = effects["Intercept | subject[s00]"] + effects["days | subject[s00]"] * x[0]
+    np.testing.assert_allclose(average[:, 0], fixed[:, 0] + known, rtol=1e-6)
+    assert (sampled != average).all()
+    again = model.predict(new, new_levels="sample").outputs[..., 0].double().numpy()
+    np.testing.assert_array_equal(sampled, again)
+
+
+def test_sampled_effects_of_a_new_group_have_its_covariance():
+    frame = sleep_study(5, 6)
+    with pytest.warns(UserWarning, match="have not mixed"):
+        model = SemiStructuredRegression("y ~ (days | subject)").fit(
+            frame,
+            inference="elliptical-slice",
+            sampling=Sampling(draws=2000, chains=2, warmup=10, progress=False),
+        )
+    new = frame.iloc[:2].assign(subject="new", days=[0.0, 3.0])
+    shift = (
+        model.predict(new, new_levels="sample").outputs[..., 0]
+        - model.predict(new, new_levels="reference").outputs[..., 0]
+    ).double()
+    structured, name = model.state.model.structured, "(1 + days | subject)"
+    factor = structured.group_factor(name, torch.from_numpy(model.draws.flat().copy()))
+    rows = torch.tensor([[1.0, 0.0], [1.0, 3.0]], dtype=torch.float64)
+    unit = torch.linalg.solve(rows @ factor, shift.unsqueeze(-1))[..., 0].numpy()
+    assert np.all(np.abs(unit.mean(0)) < 4 / np.sqrt(4000))
+    assert np.all(np.abs(np.cov(unit.T) - np.eye(2)) < 5 * np.sqrt(2 / 4000))
+
+
+def test_one_group_of_one_row_and_more_groups_than_rows_fit():
+    frame = pd.DataFrame({"y": np.arange(6.0) % 4, "x": np.arange(6.0), "g": list("abcdef")})
+    frame["h"] = pd.Categorical(["a"] * 6, categories=["a", "b"])
+    for formula in ("y ~ (1 + x | g)", "y ~ (x | h)", "y ~ 0 + (1 | g:h)", "y ~ (1 | x)"):
+        with pytest.warns(UserWarning, match="have not mixed"):
+            model = SemiStructuredRegression(formula).fit(frame, **FEW)
+        assert np.isfinite(model.predict(frame).mean).all()
+
+
+def test_priors_summary_effects_and_saved_models(tmp_path):
+    frame = sleep_study(4, 6)
+    priors = {"sd(subject)": 0.5, "cor(subject)": LKJ(2.0), "sd(days | subject)": Exponential(3.0)}
+    formulas = {"mu": "y ~ days + (days | subject)", "sigma": "~ (1 | subject)"}
+    with pytest.warns(UserWarning, match="have not mixed"):
+        model = SemiStructuredRegression(formulas, priors=priors).fit(frame, **FEW)
+    assert model.priors["sd(Intercept | subject)"] == Exponential(0.5)
+    assert model.priors["sd(days | subject)"] == Exponential(3.0)
+    assert model.priors["cor(subject)"] == LKJ(2.0)
+    rows = model.summary().index
+    assert {"cor(Intercept, days | subject)", "sd(sigma.Intercept | subject)"} <= set(rows)
+    partial = model.effect("days | subject")
+    assert partial.table()["subject"].tolist() == ["s00", "s01", "s02", "s03"]
+    draws = model.effects()["days | subject[s01]"].reshape(-1)
+    np.testing.assert_allclose(partial.draws[:, 1], draws)
+    with pytest.raises(InputError, match=r"expected one of 'Intercept \| subject', 'days \| sub"):
+        model.effect("(1 + days | subject)")
+    assert model.effect("sigma.(1 | subject)").draws.shape == (12, 4)
+    assert len(model.plot().axes) == 4
+    model.save(tmp_path / "m")
+    again = SemiStructuredRegression.load(tmp_path / "m")
+    np.testing.assert_array_equal(again.predict(frame).mean, model.predict(frame).mean)
+    assert again.priors["cor(subject)"] == LKJ(2.0)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_priors_of_the_wrong_kind_raise():
+    frame = sleep_study(4, 6)
+    for priors in ({"cor(subject)": 2.0}, {"sd(subject)": LKJ(2.0)}, {"days": LKJ(1.0)}):
+        with pytest.raises(InputError, match=r"LKJ\(2\) for 'cor\(...\)', and no other prior"):
+            prepared("y ~ days + (days | subject)", frame, priors=priors)
+
+
+@pytest.mark.slow
+def test_ranks_of_parameters_drawn_from_the_prior_are_uniform():
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"g": np.repeat(np.arange(6), 5), "x": np.tile(np.arange(5.0) - 2, 6)})
+    priors = {"Intercept": 1.0, "sd(g)": 1.0, "cor(g)": LKJ(2.0), "sigma": Exponential(1.0)}
+    ranks: dict[str, list[int]] = {}
+    names = ["Intercept", "sd(x | g)", "cor(Intercept, x | g)", "x | g[0]"]
+    runs, kept = 60, 49
+    reference = prepared("y ~ (x | g)", frame.assign(y=rng.normal(size=30)), priors=priors)
+    for run in range(runs):
+        zeta = torch.from_numpy(rng.standard_normal(reference.structured.size))
+        with torch.no_grad():
+            inputs = reference.inputs
+            eta = reference.structured(zeta, inputs["design"], inputs["offset"]).numpy()
+        data = frame.assign(y=eta[:, 0] + np.exp(eta[:, 1]) * rng.standard_normal(30))
+        truth = reference.structured.reported(zeta.numpy()[None])
+        model = SemiStructuredRegression("y ~ (x | g)", priors=priors)
+        sampling = Sampling(draws=kept * 4, warmup=200, chains=1, seed=run, progress=False)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            draws = model.fit(data, sampling=sampling).effects()
+        for name in names:
+            thinned = draws[name].reshape(-1)[::4]
+            ranks.setdefault(name, []).append(int((thinned < truth[name][0]).sum()))
+    for name in names:
+        uniform = (np.array(ranks[name]) + 0.5) / (kept + 1)
+        assert stats.kstest(uniform, "uniform").pvalue > 1e-3, name

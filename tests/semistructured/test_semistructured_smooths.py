@@ -1,0 +1,297 @@
+"""Smooths of several bases: spaces of functions, penalties, constraints and null spaces."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from scipy.interpolate import CubicSpline, make_smoothing_spline
+from scipy.linalg import subspace_angles
+
+from subbayes import InputError
+from subbayes.inference.configuration import Sampling
+from subbayes.semistructured import SemiStructuredRegression
+from subbayes.semistructured.terms.bases import basis_of
+from subbayes.semistructured.terms.smooths import Margin
+
+FEW = {
+    "inference": "elliptical-slice",
+    "sampling": Sampling(draws=6, chains=2, warmup=4, progress=False),
+}
+rng = np.random.default_rng(0)
+frame = pd.DataFrame(
+    {"x": rng.uniform(0, 10, 60), "z": rng.normal(size=60), "g": rng.choice(list("abc"), 60)}
+)
+frame["y"] = np.sin(frame.x) + 0.3 * frame.z + 0.1 * rng.normal(size=60)
+frame["my x"] = frame.x
+
+
+def prepared(formula, data=frame, **options):
+    return SemiStructuredRegression(formula, **options).specification.prepare(data, None)
+
+
+def columns_of(model, name, data=frame):
+    return model.design.matrix(data)[0][:, list(model.design.term(name).columns)]
+
+
+def same_space(a, b):
+    return np.abs(subspace_angles(a, b)).max() < 1e-6
+
+
+# --- bases ---------------------------------------------------------------------------------------
+
+
+def test_cr_spans_the_natural_cubic_splines_of_scipy_with_their_integral():
+    x = frame.x.to_numpy()
+    basis = basis_of("cr", x[:, None], 7, "s(x)")
+    knots = np.quantile(x, np.linspace(0, 1, 7))
+    spline = CubicSpline(knots, rng.normal(size=7), bc_type="natural")
+    coefficients = spline(knots)
+    at = np.linspace(-2, 12, 50)
+    inside = (at >= x.min()) & (at <= x.max())
+    values = basis.evaluate(at[:, None]) @ coefficients
+    np.testing.assert_allclose(values[inside], spline(at[inside]), atol=1e-10)
+    assert np.abs(np.diff(values[at > x.max()], 2)).max() < 1e-10  # linear beyond the knots
+    second = spline.derivative(2)
+    pieces = [  # Simpson's rule is exact for squares of straight lines
+        (b - a) / 6 * (second(a) ** 2 + 4 * second((a + b) / 2) ** 2 + second(b) ** 2)
+        for a, b in zip(knots, knots[1:], strict=False)
+    ]
+    np.testing.assert_allclose(coefficients @ basis.penalty @ coefficients, sum(pieces))
+
+
+def test_cc_is_periodic_in_value_and_two_derivatives():
+    x = frame.x.to_numpy()
+    basis = basis_of("cc", x[:, None], 8, "s(x)")
+    low, high, step = x.min(), x.max(), 1e-4
+
+    def derivatives(at):
+        f = [basis.evaluate(np.array([[at + h * step]]))[0] for h in (-1, 0, 1)]
+        return f[1], (f[2] - f[0]) / (2 * step), (f[2] - 2 * f[1] + f[0]) / step**2
+
+    ends = derivatives(low), derivatives(high), (1e-12, 1e-9, 1e-3)
+    for a, b, tolerance in zip(*ends, strict=True):
+        np.testing.assert_allclose(a, b, atol=tolerance)
+    at = np.linspace(low, high, 9)[:, None]
+    np.testing.assert_allclose(basis.evaluate(at + (high - low)), basis.evaluate(at), atol=1e-9)
+    values = np.linalg.eigvalsh(basis.penalty)
+    assert (values < 1e-9 * values[-1]).sum() == 1  # constants alone
+    assert np.abs(basis.penalty @ np.ones(7)).max() < 1e-9
+
+
+@pytest.mark.parametrize("d", [1, 2])
+def test_tp_of_full_rank_is_the_smoothing_spline(d):
+    # with as many functions as rows the minimum is the thin-plate spline, solved by its own system
+    x, y = rng.normal(size=(25, d)), rng.normal(size=25)
+    basis = basis_of("tp", x, 25, "s(x)")
+    at = rng.normal(size=(10, d))
+    line, penalty = np.column_stack([np.ones(25), x]), 0.05
+    design = np.column_stack([line, basis.evaluate(x)])
+    ridge = np.zeros((design.shape[1],) * 2)
+    ridge[1 + d :, 1 + d :] = penalty * basis.penalty
+    found = np.linalg.solve(design.T @ design + ridge, design.T @ y)
+    fitted = np.column_stack([np.ones(10), at, basis.evaluate(at)]) @ found
+
+    size = x.std(0).max()  # the penalty is that of standardised columns
+
+    def radial(a, b):
+        r = np.linalg.norm(a[:, None] - b[None], axis=2) / size
+        return r**3 / 12 if d == 1 else r**2 * np.log(np.where(r > 0, r, 1)) / (8 * np.pi)
+
+    system = np.block(
+        [[radial(x, x) + penalty * np.eye(25), line], [line.T, np.zeros((1 + d, 1 + d))]]
+    )
+    solution = np.linalg.solve(system, np.append(y, np.zeros(1 + d)))
+    expected = np.column_stack([radial(at, x), np.ones(10), at]) @ solution
+    np.testing.assert_allclose(fitted, expected, atol=1e-6)
+    assert np.linalg.eigvalsh(basis.penalty).min() > 0
+    if d == 1:
+        order = np.argsort(x[:, 0])
+        peer = make_smoothing_spline(x[order, 0], y[order], lam=penalty * size**3)
+        np.testing.assert_allclose(fitted, peer(at[:, 0]), atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["ps", "cr", "cc", "tp"])
+def test_mixed_models_are_penalised_least_squares(kind):
+    x, y = frame[["x"]].to_numpy(), frame.y.to_numpy()
+    basis = basis_of(kind, x, 9, "s(x)")
+    margin, penalty = Margin.of(basis, x), 0.3
+    fixed, wiggles = np.column_stack([np.ones(60), margin.linear(x)]), margin.wiggles(x)
+    mixed = np.column_stack([fixed, wiggles])
+    ridge = penalty * np.diag([0.0] * fixed.shape[1] + [1.0] * wiggles.shape[1])
+    fitted = mixed @ np.linalg.solve(mixed.T @ mixed + ridge, mixed.T @ y)
+    full, own = basis.evaluate(x), basis.penalty
+    if kind == "tp":  # its linear functions are columns of their own
+        full = np.column_stack([np.ones(60), x, full])
+        own = np.zeros((full.shape[1],) * 2)
+        own[2:, 2:] = basis.penalty
+    expected = full @ np.linalg.lstsq(full.T @ full + penalty * own, full.T @ y, rcond=None)[0]
+    np.testing.assert_allclose(fitted, expected, atol=1e-7)
+
+
+# --- terms ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["ps", "cr", "cc", "tp"])
+def test_terms_have_the_space_of_their_basis_and_sums_of_zero(kind):
+    term = f"s(x, bs={kind!r}, k=8)"
+    model = prepared(f"y ~ {term}")
+    columns, own = columns_of(model, term), model.design.term(term)
+    assert np.abs(columns.sum(0)).max() < 1e-8
+    assert len(own.unpenalised) == (0 if kind == "cc" else 1)
+    x = frame[["x"]].to_numpy()
+    full = basis_of(kind, x, 8, term).evaluate(x)
+    one = np.ones((60, 1))
+    if kind == "tp":
+        full = np.column_stack([one, x, full])
+    assert same_space(np.column_stack([one, columns]), full)
+    wiggles = columns[:, len(own.unpenalised) :]
+    np.testing.assert_allclose((wiggles**2).sum(1).mean(), 1.0)
+    if kind != "cc":
+        assert np.abs(x.T @ wiggles).max() < 1e-7
+        np.testing.assert_allclose(columns[:, 0], frame.x - frame.x.mean())
+    reverse = frame.iloc[::-1]
+    np.testing.assert_allclose(columns_of(model, term, reverse), columns[::-1], atol=1e-9)
+
+
+def test_sx_of_the_default_basis_is_s_of_df():
+    a, b = prepared("y ~ s(x, df=8)"), prepared("y ~ s(x, k=8)")
+    first, second = columns_of(a, "s(x, df=8)"), columns_of(b, "s(x, k=8)")
+    assert same_space(first, second)
+    np.testing.assert_allclose(first @ first.T, second @ second.T, atol=1e-9)
+
+
+def test_smooths_by_a_factor_are_smooths_of_the_rows_of_each_level():
+    model = prepared("y ~ C(g) + s(x, by=g, bs='cr', k=6)")
+    for level in "abc":
+        rows = (frame.g == level).to_numpy()
+        columns = columns_of(model, f"s(x, by=g, bs='cr', k=6)[{level}]")
+        assert np.abs(columns[~rows]).max() < 1e-12
+        assert np.abs(columns[rows].sum(0)).max() < 1e-8
+        basis = basis_of("cr", frame[["x"]].to_numpy(), 6, "")
+        full = basis.evaluate(frame.loc[rows, ["x"]].to_numpy())
+        ones = np.ones((rows.sum(), 1))
+        assert same_space(np.column_stack([ones, columns[rows]]), full)
+    names = model.structured.names
+    assert sum(name.startswith("sd(") for name in names) == 3
+    given = prepared("y ~ s(x, by=g)", priors={"sd(s(x, by=g))": 0.5}).structured.priors
+    assert [given[f"sd(s(x, by=g)[{level}])"].mean for level in "abc"] == [0.5] * 3
+
+
+def test_smooths_by_a_number_are_varying_coefficients():
+    term = "s(x, by=z, bs='cr', k=6)"
+    model = prepared(f"y ~ {term}")
+    columns = columns_of(model, term) + model.design.center[list(model.design.term(term).columns)]
+    full = basis_of("cr", frame[["x"]].to_numpy(), 6, "").evaluate(frame[["x"]].to_numpy())
+    assert same_space(columns, full * frame[["z"]].to_numpy())
+    assert len(model.design.term(term).unpenalised) == 2
+
+
+def test_tensor_products_have_the_space_of_products_of_their_margins():
+    x, z = frame[["x"]].to_numpy(), frame[["z"]].to_numpy()
+    a, b = basis_of("cr", x, 4, "").evaluate(x), basis_of("ps", z, 5, "").evaluate(z)
+    product = (a[:, :, None] * b[:, None, :]).reshape(60, -1)
+    one = np.ones((60, 1))
+    te, ti = "te(x, z, bs=['cr', 'ps'], k=[4, 5])", "ti(x, z, bs=['cr', 'ps'], k=[4, 5])"
+    model = prepared(f"y ~ {te}")
+    columns = columns_of(model, te)
+    assert columns.shape[1] == 19
+    assert same_space(np.column_stack([one, columns]), product)
+    assert np.abs(columns.sum(0)).max() < 1e-7
+    assert len(model.design.term(te).unpenalised) == 3  # x, z and x z
+    line = np.column_stack([one, x, z, x * z])
+    assert same_space(np.column_stack([one, columns[:, :3]]), line)
+    assert np.abs(line.T @ columns[:, 3:]).max() < 1e-6
+    names = [name for name in model.structured.names if name.startswith("sd(")]
+    assert names == [f"sd({te}[{block}])" for block in ("z", "x", "x:z")]
+    interaction = prepared(f"y ~ s(x, bs='cr', k=4) + s(z, k=5) + {ti}")
+    own = columns_of(interaction, ti)
+    assert own.shape[1] == 12  # 3 times 4
+    mains = [columns_of(interaction, name) for name in ("s(x, bs='cr', k=4)", "s(z, k=5)")]
+    assert same_space(np.column_stack([one, *mains, own]), product)
+
+
+def test_each_block_of_a_tensor_product_has_its_standard_deviation():
+    model = prepared("y ~ te(x, z)")
+    structured, term = model.structured, model.design.term("te(x, z)")
+    zeta = torch.randn(structured.size, dtype=torch.float64)
+    beta = structured.coefficients(zeta)
+    taus = structured.reported(zeta.numpy()[None])
+    own, start = torch.tensor(term.penalised), 0
+    for block, size in zip(("z", "x", "x:z"), term.law.sizes, strict=True):
+        places = own[start : start + size]
+        torch.testing.assert_close(
+            beta[places], float(taus[f"sd(te(x, z)[{block}])"][0]) * zeta[places]
+        )
+        start += size
+    assert start == len(own)
+
+
+def test_effects_of_smooths_are_drawn_along_their_variables():
+    formula = "y ~ s(x, by=g, k=5) + te(z, `my x`, k=4) + s(z, by=x, bs='cr', k=4)"
+    with pytest.warns(UserWarning, match="have not mixed"):
+        model = SemiStructuredRegression(formula, priors={"sigma": 1.0}).fit(frame, **FEW)
+    one = model.effect("s(x, by=g, k=5)[b]")
+    assert one.variable == "x"
+    assert one.draws.shape == (12, 100)
+    surface = model.effect("te(z, `my x`, k=4)")
+    assert list(surface.table().columns)[:3] == ["my x", "z", "mean"]
+    assert surface.draws.shape == (12, 400)
+    rows = model.effect("te(z, `my x`, k=4)", frame[["z", "my x"]])
+    np.testing.assert_allclose(rows.draws.mean(1), 0.0, atol=1e-8)
+    slope = model.effect("s(z, by=x, bs='cr', k=4)", [0.0, 1.0])
+    assert slope.draws.shape == (12, 2)
+    with pytest.raises(InputError, match="values: expected a data frame with the columns"):
+        model.effect("te(z, `my x`, k=4)", frame[["z"]])
+    assert len(model.plot().axes) == 4
+
+
+def test_models_with_smooths_are_saved_and_predict_new_rows(tmp_path):
+    formula = "y ~ s(x, bs='tp', k=6) + s(z, by=g, bs='cr', k=4) + ti(x, z, k=4)"
+    with pytest.warns(UserWarning, match="have not mixed"):
+        model = SemiStructuredRegression(formula, priors={"sigma": 1.0}).fit(frame, **FEW)
+    model.save(tmp_path / "m")
+    again = SemiStructuredRegression.load(tmp_path / "m")
+    new = frame.assign(x=frame.x * 1.5 - 2, z=frame.z * 2)
+    np.testing.assert_array_equal(again.predict(new).mean, model.predict(new).mean)
+    with pytest.raises(InputError, match="g: expected the levels seen in training: a, b, c, got q"):
+        model.predict(new.assign(g="q"))
+    assert np.isfinite(model.predict(new.assign(g="q"), new_levels="reference").mean).all()
+
+
+@pytest.mark.parametrize(
+    ("term", "said"),
+    [
+        ("s(x, bs='xx')", "bs= to be one of 'ps', 'cr', 'cc', 'tp', 're', got"),
+        ("s(x, k=2)", "k= to be a whole number from 3 to 1000"),
+        ("s(x, k=1001)", "k= to be a whole number from 3 to 1000"),
+        ("s(x, bs='cr', k=100)", "at least 100 distinct values, got 60. Pass k=60"),
+        ("s(x, k=5, df=5)", "k= or df="),
+        ("s(g, bs='cr')", "columns of numbers in smooths, got 'g' of dtype"),
+        ("s(np.log(x), bs='cr')", r"columns, got 'np.log\(x\)' in .* Add a column"),
+        ("s(x, z, bs='cr')", r"bs='tp' for two columns, .* Write te\(x, z\)"),
+        ("s(x, z, g, k=4)", "of 1 or 2 different columns"),
+        ("s(x, bs='cc', knots=[2, 5])", "values from 2 to 5"),
+        ("s(x, bs='cr', knots=[0, 20])", "knots= for bs='cc'"),
+        ("s(x, by=nothing)", "none called nothing"),
+        ("s(x, fx=1, k=3)", r"s\(...\) with bs=, k=, df=, knots=, by=, got"),
+        ("te(x)", "of 2 or 3 different columns"),
+        ("te(x, x)", "of 2 or 3 different columns"),
+        ("te(x, z, k=[3])", "bs= and k= for 2 columns"),
+        ("te(x, z, k=[40, 40, 40])", "bs= and k= for 2 columns"),
+        ("te(x, z, k=open('f'))", "k= to be a whole number"),
+        ("te(x, z, `my x`, k=30)", "at most 10,000 columns"),
+        ("te(x, z):g", "columns, numbers, operators and the functions"),
+        ("x * s(z, bs='cr')", "no options|the options|functions"),
+    ],
+)
+def test_other_smooths_raise_in_one_line(term, said):
+    with pytest.raises(InputError, match=said) as caught:
+        prepared(f"y ~ {term}")
+    assert "\n" not in str(caught.value)
+
+
+def test_periods_can_be_given():
+    term = "s(x, bs='cc', k=6, knots=[0, 12])"
+    model = prepared(f"y ~ {term}")
+    ends = columns_of(model, term, frame.iloc[:2].assign(x=[0.0, 12.0]))
+    np.testing.assert_allclose(ends[0], ends[1], atol=1e-9)
