@@ -23,10 +23,12 @@ from torch import Tensor
 from subbayes.semistructured.coefficient_likelihood import NormalStatistics
 from subbayes.semistructured.effects_likelihood import EffectsLikelihood
 from subbayes.semistructured.independence_metropolis import Proposals
+from subbayes.semistructured.structured_predictor import StructuredPredictor
 
 __all__ = ["CollapsedNormal", "linear_coordinates"]
 
 _ELEMENTS = 2**22  # of matrices at once
+_POINTS = 256  # at once
 _STEP = 1e-3  # of differences
 _MAX_STEPS = 60
 
@@ -40,6 +42,7 @@ def linear_coordinates(likelihood: EffectsLikelihood) -> list[int]:
     columns, rng = likelihood.map.columns, np.random.default_rng(0)
     location = structured.placement[:, 0] != 0
     chosen = [j for j in range(columns) if location[j]]
+    chosen = _without_others(structured, chosen, rng)
     base = torch.from_numpy(rng.standard_normal((3, structured.size)))
     with torch.no_grad():
         for _ in range(2):  # the second time with the others among the rest
@@ -53,6 +56,24 @@ def linear_coordinates(likelihood: EffectsLikelihood) -> list[int]:
             size = expected.abs().amax(0) + 1e-300
             chosen = [j for j, bad in zip(chosen, error > 1e-10 * size, strict=True) if not bad]
     return chosen
+
+
+def _without_others(
+    structured: StructuredPredictor, chosen: list[int], rng: np.random.Generator
+) -> list[int]:
+    """Coordinates that no coefficient but their own depends on."""
+    base = torch.from_numpy(rng.standard_normal(structured.size))
+    level = structured.coefficients(base)
+    kept = []
+    for part in (chosen[i : i + _POINTS] for i in range(0, len(chosen), _POINTS)):
+        moved = base.repeat(len(part), 1)
+        at = torch.arange(len(part)), torch.tensor(part)
+        moved[at] += 1.0
+        change = (structured.coefficients(moved) - level).abs()
+        change[at] = 0.0
+        alone = change.amax(1) <= 1e-12 * level.abs().amax()
+        kept += [j for j, own in zip(part, alone.tolist(), strict=True) if own]
+    return kept
 
 
 def _placed(free: Tensor, places: list[int], like: Tensor) -> Tensor:

@@ -67,6 +67,14 @@ CASES = [
     ("p ~ x", "gamma"),
     ("q ~ x", "beta"),
     ("r ~ x", "ordinal"),
+    ("y ~ x + (1 + x | g)", "normal"),
+    ("y ~ te(x, v, k=4) + mo(k) + gp(v, k=4)", "normal"),
+    ("c ~ s(v, bs='cr', k=5) + (1 | g)", "poisson"),
+    ("y ~ x", "student-t"),
+    ("p ~ x", "log-normal"),
+    ("p ~ x", "weibull"),
+    ("c ~ x", "zero-inflated-poisson"),
+    ("r ~ x", "categorical"),
 ]
 
 
@@ -212,23 +220,32 @@ def test_collapsed_draws_have_the_moments_of_nuts(formula):
     np.testing.assert_allclose(direct.draws.stats["log_density"].reshape(-1)[:50], value)
 
 
-def test_the_collapsed_density_matches_dense_matrices():
-    fast, _, _ = densities("y ~ x + re(g)", "normal", table(), weights="w", offset="o")
+@pytest.mark.parametrize(
+    ("formula", "rest"),
+    [
+        ("y ~ x + re(g)", ["sigma.Intercept", "sd(re(g))"]),
+        ("y ~ x + (1 + x | g)", None),
+        ("y ~ te(x, v, k=4) + mo(k)", None),
+        ("y ~ gp(v, k=4)", None),
+    ],
+)
+def test_the_collapsed_density_matches_dense_matrices(formula, rest):
+    fast, _, _ = densities(formula, "normal", table(), weights="w", offset="o")
     collapsed = CollapsedNormal(fast.effects)
     frame, structured = table(), fast.effects.map.structured
-    assert [structured.names[j] for j in collapsed.rest] == ["sigma.Intercept", "sd(re(g))"]
+    assert rest in (None, [structured.names[j] for j in collapsed.rest])
+    assert len(collapsed.linear) > 2
     design = structured.design.matrix(frame)[0]
-    h = np.array([[0.1, -0.4], [0.9, 0.3], [-0.8, 1.0]])
+    h = np.random.default_rng(0).normal(size=(3, len(collapsed.rest)))
     expected = []
     for point in h:
         zeta = torch.zeros(structured.size, dtype=torch.float64)
         zeta[collapsed.rest] = torch.from_numpy(point)
         level = structured.coefficients(zeta).numpy()
-        zeta[collapsed.linear] = 1.0
-        scale = structured.coefficients(zeta).numpy() - level
+        jacobian = torch.func.jacrev(structured.coefficients)(zeta)[:, collapsed.linear].numpy()
         place = structured.placement[:, 0].numpy()
         sigma = np.exp(level @ (design[0] * (1 - place)))
-        x = design * scale * place
+        x = (design * place) @ jacobian
         noise = np.diag(sigma**2 / frame.w)
         whole = noise + x @ x.T
         r = frame.y - frame.o - design @ (level * place)

@@ -100,7 +100,9 @@ class _ZeroInflated(_ZeroFamily):
     def log_density(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
         """Log probability of counts."""
         count = F.logsigmoid(-eta[-1]) + self.base.log_density(y, eta[:-1])
-        return torch.where(y == 0, torch.logaddexp(F.logsigmoid(eta[-1]), count), count)
+        # a logarithm of a sum whose second derivatives do not overflow, as those of logaddexp do
+        both = count - F.logsigmoid(count - F.logsigmoid(eta[-1]))
+        return torch.where(y == 0, both, count)
 
 
 class _Hurdle(_ZeroFamily):
