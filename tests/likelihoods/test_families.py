@@ -34,6 +34,7 @@ from subbayes.likelihoods.families import (
     ZeroInflatedPoissonFamily,
     family_from_name,
 )
+from subbayes.likelihoods.families.base import log_sum
 
 ETA = torch.tensor([[0.3, 1.2, -0.4], [-0.5, 1.6, 0.3], [0.9, 1.4, -1.0]], dtype=torch.float64)
 MU, SHAPE = ETA[:, 0].exp().numpy(), ETA[:, 1].exp().numpy()
@@ -350,3 +351,12 @@ def test_network_of_one_output_has_given_trials():
     assert family == CommonParameters(BinomialFamily(trials=5), (5.0,))
     found = family.mean(torch.zeros(2, 1, dtype=torch.float64))
     torch.testing.assert_close(found, torch.full((2, 1), 2.5, dtype=torch.float64))
+
+
+def test_logarithms_of_sums_have_finite_second_derivatives():
+    a = torch.tensor([0.0, 1000.0, -1000.0, 0.3, -torch.inf, -torch.inf], dtype=torch.float64)
+    b = torch.tensor([0.5, -1000.0, 1000.0, 0.1, 2.0, -torch.inf], dtype=torch.float64)
+    torch.testing.assert_close(log_sum(a, b), torch.logaddexp(a, b), rtol=1e-14, atol=1e-14)
+    p = torch.sigmoid(a - b)[:4]
+    found = torch.func.vmap(torch.func.hessian(log_sum))(a[:4], b[:4])
+    torch.testing.assert_close(found, p * (1 - p))

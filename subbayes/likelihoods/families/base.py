@@ -31,7 +31,7 @@ from subbayes.likelihoods.base import (
 from subbayes.utils.checks import check_choice, fail
 from subbayes.utils.types import Outputs, PerPoint, Targets
 
-__all__ = ["CommonParameters", "LINKS", "PRIORS", "Family", "ScipyFamily", "moment"]
+__all__ = ["CommonParameters", "LINKS", "PRIORS", "Family", "ScipyFamily", "log_sum", "moment"]
 
 LINKS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
     "identity": (lambda value: value, lambda eta: eta),
@@ -459,3 +459,18 @@ class CommonParameters(WrappedLikelihood):
             "likelihood": self.likelihood.to_config(),
             "values": to_numbers(self.values),
         }
+
+
+def log_sum(a: Tensor, b: Tensor) -> Tensor:
+    """Logarithm of exp(a) + exp(b), whose second derivatives stay finite.
+
+    Those of `torch.logaddexp` are NaN where a and b differ by more than 700.
+
+    Example:
+        >>> log_sum(torch.tensor([0.0, 1000.0]), torch.tensor([0.0, -1000.0]))
+        tensor([6.9315e-01, 1.0000e+03])
+    """
+    high, low = torch.maximum(a, b), torch.minimum(a, b)
+    none = torch.isneginf(high)
+    high, low = torch.where(none, 0.0, high), torch.where(none, 0.0, low)
+    return torch.where(none, a, high - torch.nn.functional.logsigmoid(high - low))

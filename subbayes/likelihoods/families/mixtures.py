@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from subbayes.likelihoods.base import Kind, Moments
-from subbayes.likelihoods.families.base import Family
+from subbayes.likelihoods.families.base import Family, log_sum
 from subbayes.utils.checks import fail, fail_type
 from subbayes.utils.types import Outputs
 
@@ -120,7 +120,7 @@ class MixtureFamily(Family):
     def log_density(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
         """Log density of responses."""
         n = len(self.first.parameters)
-        return torch.logaddexp(
+        return log_sum(
             F.logsigmoid(eta[-1]) + self.first.log_density(y, eta[:n]),
             F.logsigmoid(-eta[-1]) + self.second.log_density(y, eta[n:-1]),
         )

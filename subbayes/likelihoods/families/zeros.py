@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from subbayes.likelihoods.base import Moments
-from subbayes.likelihoods.families.base import moment
+from subbayes.likelihoods.families.base import log_sum, moment
 from subbayes.likelihoods.families.counts import CountFamily, NegativeBinomialFamily, PoissonFamily
 from subbayes.utils.types import Outputs
 
@@ -100,9 +100,7 @@ class _ZeroInflated(_ZeroFamily):
     def log_density(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
         """Log probability of counts."""
         count = F.logsigmoid(-eta[-1]) + self.base.log_density(y, eta[:-1])
-        # a logarithm of a sum whose second derivatives do not overflow, as those of logaddexp do
-        both = count - F.logsigmoid(count - F.logsigmoid(eta[-1]))
-        return torch.where(y == 0, both, count)
+        return torch.where(y == 0, log_sum(F.logsigmoid(eta[-1]), count), count)
 
 
 class _Hurdle(_ZeroFamily):
