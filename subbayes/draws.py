@@ -14,7 +14,7 @@ from torch import Tensor
 from subbayes import diagnostics
 from subbayes.predictions.averaging import evenly_spaced
 from subbayes.utils.checks import check_choice, check_count, fail
-from subbayes.utils.chi_square import LEAST_LOG_PROBABILITY, log_tail
+from subbayes.utils.chi_square import are_standard_normal
 from subbayes.utils.files import fail_damaged
 from subbayes.utils.tensor_file import strip_prefix
 
@@ -375,10 +375,17 @@ class Draws:
             fail_damaged("'moments.sd' above 0", f"{sd.min():g}")
         if covariance is not None and not np.allclose(sd**2, np.diag(covariance), 1e-6, 0):
             fail_damaged("'moments.sd' to be the root of the diagonal of the covariance", "others")
-        if self.prediction == "linearised":
-            a = np.square((self.flat() - self.moments.mean) / sd).mean(0)
-            if not (log_tail(a, len(self.flat())) > LEAST_LOG_PROBABILITY).all():
-                fail_damaged("draws with the mean and covariance of 'moments'", "others")
+        eps = self.flat() - self.moments.mean
+        if covariance is None:
+            eps = eps / sd
+        else:
+            try:
+                factor = np.linalg.cholesky(covariance)
+            except np.linalg.LinAlgError:
+                fail_damaged("'moments.covariance' to be positive definite", "another matrix")
+            eps = np.linalg.solve(factor, eps.T).T
+        if not are_standard_normal(eps):
+            fail_damaged("draws with the mean and covariance of 'moments'", "others")
 
     def __repr__(self) -> str:
         how = "; ".join(self.warnings()) or "no warnings"

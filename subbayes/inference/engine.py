@@ -156,6 +156,9 @@ def check_saved_draws(draws: Draws, temperature: float) -> None:
         fail_damaged("'centred' of draws that predict as 'linearised-draws', and of no others",
                      f"prediction {draws.prediction!r}")  # fmt: skip
     if draws.engine not in ENGINES:
+        if draws.prediction != "network":
+            expected = "draws of a known engine for predictions of a linearised network"
+            fail_damaged(expected, repr(draws.engine))
         return
     kind = engine_class(draws.engine)
     if draws.moments is not None and not kind.independent:

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FittedModel", "rebuild"]
 
+_WIDER = 1e-3  # standard deviations of a posterior than the prior's, by rounding
 _SLACK = 4.0  # of mean squares of draws that are not solved to the tolerance
 
 
@@ -365,7 +366,7 @@ def rebuild(
 def _check_settings(settings: dict[str, Any], draws: Draws | None, subspace: Subspace) -> None:
     """Check settings from a file against the draws and the subspace that they describe."""
     engine = settings.get("inference")
-    if draws is not None and {engine, draws.engine} <= ENGINES.keys() and engine != draws.engine:
+    if draws is not None and engine in ENGINES and engine != draws.engine:
         fail_damaged(f"draws of {engine!r}, as 'inference' says", repr(draws.engine))
     own = settings.get("subspace_settings")
     around_zero = isinstance(own, dict) and own.get("centre") == "zero"
@@ -382,6 +383,10 @@ def _check_settings(settings: dict[str, Any], draws: Draws | None, subspace: Sub
 
 def _check_width(draws: Draws, prior: Normal) -> None:
     """Check draws of linearised Laplace, whose covariance is at most that of the prior."""
+    if draws.prediction == "linearised" and draws.moments is not None:
+        sd = np.broadcast_to(prior.scale, draws.rank)
+        if not (draws.moments.sd <= sd * (1 + _WIDER)).all():
+            fail_damaged("a covariance that is no wider than the prior", "a wider one")
     if not draws.meta.get("centred"):
         return
     rows = draws.flat()

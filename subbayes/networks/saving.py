@@ -13,11 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from subbayes.networks.adapters import settings_digest
+from subbayes.networks.adapters import is_of_base, settings_digest
 from subbayes.networks.mlp import MLP
 from subbayes.networks.module_copy import private_copy
 from subbayes.networks.network import Network
 from subbayes.utils.checks import fail
+from subbayes.utils.files import fail_damaged
 from subbayes.utils.tensor_file import add_prefix, strip_prefix
 
 __all__ = ["base_identity", "known_outputs", "network_facts", "network_from", "network_tensors"]
@@ -145,6 +146,10 @@ def network_from(
         network = network.to(weights.device, weights.dtype)
     frozen = strip_prefix("network.frozen", tensors)
     if base is not None:
+        own = dict(network.module_with().named_parameters(remove_duplicate=False))
+        stored = sorted(name for name in frozen if name in own and is_of_base(name))
+        if stored:
+            fail_damaged("no weights of the base model beside adapters", stored[0])
         network.base_names = tuple(sorted(network.frozen.keys() - frozen.keys() - masks.keys()))
         _check_base(network, base)
         frozen |= {name: network.frozen[name] for name in network.base_names}

@@ -22,9 +22,10 @@ class TokenOutputs:
     Args:
         output: selects the logits from the return value; by default its attribute `logits`, or the
             return value itself.
+        n_classes: the number of classes V; any if None.
 
     Raises:
-        InputError: logits of another number of dimensions.
+        InputError: logits of another number of dimensions or classes.
         InputTypeError: no tensor.
 
     Example:
@@ -34,6 +35,7 @@ class TokenOutputs:
     """
 
     output: Callable[[Any], Tensor] | None = None
+    n_classes: int | None = None
 
     def __call__(self, returned: Any) -> Float[Tensor, "N C"]:
         """Outputs (N, L V) from what the module returns."""
@@ -43,6 +45,9 @@ class TokenOutputs:
         if not isinstance(logits, Tensor):
             fail_type("module", "logits (N, positions, classes)", returned, "Pass output=...")
         if logits.ndim == 3:
+            if self.n_classes not in (None, logits.shape[2]):
+                expected = f"logits of {self.n_classes} classes, as the likelihood has"
+                fail("module", expected, logits.shape[2])
             return logits.flatten(1)
         fail(
             "module",
@@ -60,8 +65,10 @@ def output_for(
     Example:
         >>> from subbayes.likelihoods import CategoricalTokens
         >>> output_for(CategoricalTokens(), None)
-        TokenOutputs(output=None)
+        TokenOutputs(output=None, n_classes=None)
     """
-    if as_likelihood(likelihood).per_position and not isinstance(output, TokenOutputs):
-        return TokenOutputs(output)
-    return output
+    likelihood = as_likelihood(likelihood)
+    if not likelihood.per_position:
+        return output
+    own = output.output if isinstance(output, TokenOutputs) else output
+    return TokenOutputs(own, getattr(likelihood, "n_classes", None))

@@ -23,6 +23,7 @@ from subbayes.draws import Draws
 from subbayes.inference.engine import check_saved_draws
 from subbayes.networks.mlp import MLP
 from subbayes.networks.network import architecture_of
+from subbayes.networks.tracing.tracer import Mode
 from subbayes.priors import Normal
 from subbayes.semistructured.design_data import AuxiliaryColumns, check_network_names, networks_from
 from subbayes.semistructured.effect_priors import (
@@ -145,9 +146,9 @@ def state_from(
         warnings.simplefilter("ignore")  # `fit` has given the warnings about these rows
         rows = specification.prepare(frame, strip_prefix("inputs", tensors))
     check_size(space, rows)
-    joint = JointPosterior(
-        replace(rows, dropped=facts["dropped"]), space, facts["seed"], facts["mode"]
-    )
+    # a file does not start a compiler, which writes elsewhere
+    mode: Mode = "trace" if facts["mode"] == "compile" else facts["mode"]
+    joint = JointPosterior(replace(rows, dropped=facts["dropped"]), space, facts["seed"], mode)
     draws = Draws.from_state(tensors, facts["draws"])
     check_saved_draws(draws, draws.temperature)
     check_space(space, rows, draws, facts["seed"])

@@ -286,6 +286,15 @@ CONTRADICTIONS: dict[str, tuple[str, Change]] = {
         lambda tensors, facts: set_fact(facts, "settings/inference", []),
     ),
     "draws wider than the prior": ("fitted-full-sampled", tensor("z", lambda t: 1000 * t)),
+    "a posterior wider than its prior": ("fitted-full-linearised", fact("prior/scale", 1e-3)),
+    "another covariance than the draws have": (
+        "fitted-full-linearised",
+        tensor("moments.covariance", lambda t: torch.outer(t.diag().sqrt(), t.diag().sqrt())),
+    ),
+    "an engine of a linearised network that is not known": (
+        "fitted-full-linearised",
+        fact("draws/engine", "nuts "),
+    ),
     "draws not said to be centred": (
         "fitted-full-sampled",
         lambda tensors, facts: facts["draws"]["meta"].pop("centred"),

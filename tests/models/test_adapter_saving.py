@@ -17,6 +17,7 @@ from subbayes.baselines import point_estimate
 from subbayes.inference.laplace.linearised import linearised_laplace
 from subbayes.likelihoods import Categorical
 from subbayes.networks.adapters import _peft_settings, settings_digest
+from subbayes.utils import artifact
 from subbayes.utils.tensor_file import read_tensors
 
 TASKS = {"CausalLM": "causal-lm", "SequenceClassification": "categorical"}
@@ -89,6 +90,31 @@ def test_a_fresh_model_with_other_adapters_and_another_head_gives_the_same(tmp_p
         m.predict(inputs).probabilities for m in (result, subbayes.load(tmp_path / "own", other))
     )
     np.testing.assert_allclose(p, q, rtol=1e-6)
+
+
+def test_weights_of_the_base_in_the_file_are_refused(tmp_path):
+    model, result, *_ = fitted()
+    found = artifact.read(result.save(tmp_path / "own"))
+    base = {
+        f"network.frozen.{name}": torch.zeros_like(result.network.frozen[name])
+        for name in result.network.base_names
+    }
+    for names in (list(base)[:1], list(base)):
+        tensors = found.tensors | {name: base[name] for name in names}
+        artifact.write(tmp_path / "forged", found.kind, tensors, found.facts, overwrite=True)
+        with pytest.raises(InputError, match="no weights of the base model"):
+            subbayes.load(tmp_path / "forged", model)
+
+
+def test_another_number_of_classes_is_refused(tmp_path):
+    model, result, inputs, _ = fitted()
+    found = artifact.read(result.save(tmp_path / "own"))
+    for n_classes in (5, 10, 40):
+        likelihood = found.facts["likelihood"] | {"n_classes": n_classes}
+        facts = found.facts | {"likelihood": likelihood}
+        artifact.write(tmp_path / "forged", found.kind, found.tensors, facts, overwrite=True)
+        with pytest.raises(InputError, match=f"logits of {n_classes} classes"):
+            subbayes.load(tmp_path / "forged", model).predict(inputs)
 
 
 def test_another_base_model_is_refused(tmp_path):

@@ -543,7 +543,7 @@ REFUSALS = {
         R,
         dict(likelihood="normal"),
         *numbers(),
-        "likelihood: expected one of 'heteroscedastic', 'gaussian', got 'normal'",
+        "likelihood: expected one of 'heteroscedastic', 'gaussian', 'student-t', .*, got 'normal'",
     ),
     "rank": (
         R,

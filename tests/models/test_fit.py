@@ -655,7 +655,7 @@ REFUSALS = {
         dict(inference="gibbs"),
         "inference: expected one of " + ", ".join(map(repr, ENGINES)) + ", got 'gibbs'",
     ),
-    "likelihood": (dict(likelihood="gamma"), "likelihood: expected one of 'gaussian', "),
+    "likelihood": (dict(likelihood="cauchy"), "likelihood: expected one of 'gaussian', "),
     "likelihood of others": (
         dict(likelihood="Cross-Entropy"),
         "got 'Cross-Entropy'. Use 'categorical'",

@@ -21,7 +21,7 @@ from subbayes.draws import Draws
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.laplace.laplace import Laplace
 from subbayes.inference.samplers import state_limits
-from subbayes.inference.samplers.chains import Density, Info, Rngs, Sampler
+from subbayes.inference.samplers.chains import Density, Info, Rngs, Sampler, prior_scale
 from subbayes.inference.samplers.hamiltonian import GradientDensity
 from subbayes.inference.samplers.random_numbers import refill
 from subbayes.inference.samplers.state_limits import (
@@ -31,6 +31,7 @@ from subbayes.inference.samplers.state_limits import (
     bracket,
     close,
     finite,
+    near,
     used,
 )
 from subbayes.priors import Normal
@@ -82,7 +83,7 @@ class Kernel:
     def limits(self, posterior: Density, s: State, store: Store) -> dict[str, Any]:
         """Whether the arrays of a state can be those of a run, by name."""
         return search_limits(s, s.log_likelihood, store) | {
-            "z": finite(s.z),
+            "z": near(s.z, posterior.prior.mean, prior_scale(posterior)),
             "log_likelihood": finite(s.log_likelihood),
         }
 

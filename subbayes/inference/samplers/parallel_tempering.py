@@ -32,12 +32,19 @@ from subbayes.draws import Draws
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.samplers import elliptical_slice, state_limits
 from subbayes.inference.samplers.adaptation import Schedule
-from subbayes.inference.samplers.chains import Density, Info, Rngs, Sampler
+from subbayes.inference.samplers.chains import Density, Info, Rngs, Sampler, prior_scale
 from subbayes.inference.samplers.elliptical_slice import search_limits
 from subbayes.inference.samplers.evidence import bridge_bias, evidence_of_ladders
 from subbayes.inference.samplers.ladder import equal_rates, first_powers, lengths
 from subbayes.inference.samplers.random_numbers import copy_state, refill, select_chains
-from subbayes.inference.samplers.state_limits import MOST_EVALUATIONS, between, close, finite, used
+from subbayes.inference.samplers.state_limits import (
+    MOST_EVALUATIONS,
+    between,
+    close,
+    finite,
+    near,
+    used,
+)
 from subbayes.utils.checks import check_count
 
 if TYPE_CHECKING:
@@ -160,8 +167,8 @@ class Kernel:
         drawn = np.where(count >= self.warmup, s.round - self.warmup, 0)
         both = s.idle + s.spent.sum(1)  # all rungs, each evaluated in every step
         return search_limits(s, tempered, store) | {
-            "z": finite(s.z),
-            "points": finite(s.points),
+            "z": near(s.z, posterior.prior.mean, prior_scale(posterior)),
+            "points": near(s.points, posterior.prior.mean, prior_scale(posterior)),
             "log_likelihood": (s.log_likelihood < np.inf)
             & (finite(s.log_likelihood) | ((s.beta == 0) & (s.log_likelihood == -np.inf))),
             "beta": between(s.beta, 0, 1)

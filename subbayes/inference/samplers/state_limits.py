@@ -19,6 +19,7 @@ __all__ = [
     "bracket",
     "close",
     "finite",
+    "near",
     "normals",
     "uniforms",
     "used",
@@ -55,6 +56,11 @@ def wrong_field(state: Any, valid: Mapping[str, Any]) -> str | None:
 def finite(array: Float[np.ndarray, "..."]) -> Bool[np.ndarray, "..."]:
     """Whether entries are neither NaN nor infinite."""
     return np.asarray(np.isfinite(array))
+
+
+def near(points: Float[np.ndarray, "*S k"], mean: Any, scale: Any) -> Bool[np.ndarray, "*S"]:
+    """Whether points are within a million standard deviations of a Gaussian that they follow."""
+    return np.asarray((np.abs(points - mean) <= _WIDEST * scale).all(-1))
 
 
 def between(array: np.ndarray, low: Any, high: Any) -> Bool[np.ndarray, "..."]:
