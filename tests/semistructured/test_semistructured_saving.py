@@ -354,3 +354,11 @@ def test_an_ensemble_is_saved_as_one_and_not_as_a_posterior(small):
             reloaded(saved, folder / "forged", replaced(saved.facts, place, value))
     with pytest.raises(InputError, match="members"):
         reloaded(saved, folder / "forged", tensors={"z": saved.tensors["z"][:, :1].clone()})
+
+
+def test_a_file_does_not_start_a_compiler(small):
+    model, folder = small
+    saved = artifact.read(model.save(folder / "model", overwrite=True))
+    for stored, loaded in {"compile": "trace", "trace": "trace", "eager": "eager"}.items():
+        found = reloaded(saved, folder / "forged", replaced(saved.facts, ("mode",), stored))
+        assert found.state.joint.mode == loaded

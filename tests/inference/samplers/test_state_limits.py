@@ -21,7 +21,7 @@ from subbayes.inference.samplers.mclmc import MCLMC
 from subbayes.inference.samplers.nuts import NUTS
 from subbayes.inference.samplers.parallel_tempering import ParallelTempering
 from subbayes.inference.samplers.slice import SliceSampling
-from subbayes.inference.samplers.state_limits import windows, wrong_field
+from subbayes.inference.samplers.state_limits import near, windows, wrong_field
 from subbayes.utils import artifact
 from subbayes.utils.checks import InputError
 
@@ -192,3 +192,8 @@ def test_windows_are_of_points_that_a_chain_can_visit():
         assert not windows(mean * 0 + forged, scatter, count, z).any()
     for forged in (-1.0, 1e17, np.inf, np.nan):
         assert not windows(mean, scatter * forged, count, z).any()
+
+
+def test_points_are_near_the_gaussian_that_they_follow():
+    points = np.array([[[3.0, -2.0], [1e150, 0.0]], [[1e8, 0.0], [np.nan, 0.0]]])
+    assert near(points, 1.0, np.array([2.0, 5.0])).tolist() == [[True, False], [False, False]]
