@@ -7,6 +7,7 @@ sketch of a few rows: an incremental singular value decomposition that corrects 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -15,10 +16,19 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from subbayes.data.data import Data
+from subbayes.distributed.processes import Processes
+from subbayes.distributed.sharded_weights import (
+    ShardLayout,
+    is_sharded,
+    joined_processes,
+    reshard,
+    shard_layout,
+)
 from subbayes.networks.network import Network
 from subbayes.networks.selection import Selection, select
-from subbayes.subspace import DenseSubspace
+from subbayes.subspace import DenseSubspace, Subspace
 from subbayes.subspaces.base import RankedMethod, check_rank
+from subbayes.subspaces.sharded import ShardedSubspace
 from subbayes.utils.checks import check_count, check_positive, check_seed, fail, fail_type
 
 if TYPE_CHECKING:
@@ -67,7 +77,7 @@ class PCA(RankedMethod):
                 "Lower it, or raise swa_epochs (and max_snapshots)",
             )
 
-    def build(self, trained: Trained, prior_scale: float = 1.0) -> DenseSubspace:
+    def build(self, trained: Trained, prior_scale: float = 1.0) -> Subspace:
         """The subspace of the recorded trajectory."""
         recorder = trained.recorder
         rank = max(1, min(self.default_rank, recorder.spanned)) if self.rank is None else self.rank
@@ -84,6 +94,9 @@ class TrajectoryRecorder:
     The memory is M D numbers for M snapshots; with `rank=r` it is 3 r D for any number of
     snapshots: a sketch of 2r rows and a buffer of r. The sketch is exact up to 2r snapshots, and a
     good approximation beyond if the spectrum decays.
+
+    Of a module that `fully_shard` divides among processes each process records its shard, so that
+    moments are of that shard; all processes have to call `pca`, `spanned` and `singular_values`.
 
     Args:
         max_snapshots: number M of the last snapshots to keep; not used with `rank`.
@@ -118,6 +131,8 @@ class TrajectoryRecorder:
         self._sketch: Tensor | None = None
         self._sketched = 0
         self._sketch_mean = self._mean
+        self._layout: ShardLayout | None = None
+        self._device = torch.device("cpu")
 
     # --- recording --------------------------------------------------------------------------
 
@@ -125,7 +140,8 @@ class TrajectoryRecorder:
         """Record the selected parameters of a module, or a flat weight vector (D,).
 
         Raises:
-            InputError: another number of weights than before, NaN or infinite weights.
+            InputError: another number of weights than before, NaN or infinite weights; masks of
+                parameters of a sharded module.
             InputTypeError: neither a module nor a tensor.
         """
         weights = self._flat(source)
@@ -144,6 +160,8 @@ class TrajectoryRecorder:
     def _flat(self, source: Any) -> Float[Tensor, "D"]:
         """A copy on the CPU, in float32 unless the weights are float64."""
         if isinstance(source, nn.Module):
+            if is_sharded(source):
+                return self._shard(source)
             named = dict(source.named_parameters())
             parts = [
                 named[name].detach() if mask is None else named[name].detach()[mask]
@@ -161,6 +179,22 @@ class TrajectoryRecorder:
             )
         dtype = torch.float64 if source.dtype == torch.float64 else torch.float32
         return source.detach().to("cpu", dtype, copy=True)
+
+    def _shard(self, module: nn.Module) -> Float[Tensor, "D_r"]:
+        """A copy on the CPU of what this process holds."""
+        if isinstance(self.parameters, Mapping):
+            fail("parameters", "names of whole parameters of a sharded module", "masks")
+        reshard(module)
+        if self._layout is None:
+            names = select(module, self.parameters)
+            self._layout = shard_layout(module, names, joined_processes())
+        held = self._layout.flatten(dict(module.named_parameters()))
+        self._device = held.device
+        return held.cpu()
+
+    def _directions(self, rows: Float[Tensor, "M D"]) -> tuple[Tensor, Tensor]:
+        processes = None if self._layout is None else joined_processes()
+        return principal_directions(rows, processes)
 
     def _check(self, weights: Tensor) -> None:
         if self.n and len(weights) != self.size:
@@ -203,7 +237,7 @@ class TrajectoryRecorder:
             gap = (n * b / (n + b)) ** 0.5 * (self._sketch_mean - center)
             rows = [self._sketch, *rows, gap.to(block.dtype)[None]]
         assert self.rank is not None
-        return principal_directions(torch.cat(rows))[0][: 2 * self.rank], self._mean.clone()
+        return self._directions(torch.cat(rows))[0][: 2 * self.rank], self._mean.clone()
 
     # --- moments ----------------------------------------------------------------------------
 
@@ -255,12 +289,17 @@ class TrajectoryRecorder:
                 "Call recorder.update(model) in the training loop",
             )
 
+    def _require_whole(self, what: str) -> None:
+        if self._layout is not None:
+            expected, got = f"whole weights for {what}", "shards of this process"
+            fail("recorder", expected, got, "Use recorder.pca(rank) of sharded weights")
+
     # --- results ---------------------------------------------------------------------
 
     @property
     def singular_values(self) -> Float[Tensor, "M"]:
         r"""The spectrum $s_1 \ge s_2 \ge \dots$ of the deviations over $\sqrt{M - 1}$."""
-        return principal_directions(self._factor())[1]
+        return self._directions(self._factor())[1]
 
     @property
     def spanned(self) -> int:
@@ -274,7 +313,7 @@ class TrajectoryRecorder:
         limit = self._count - (self._count == self.n)
         return limit if self.rank is None else min(limit, self.rank)
 
-    def pca(self, rank: int) -> DenseSubspace:
+    def pca(self, rank: int) -> Subspace:
         r"""The subspace of the leading principal directions of the trajectory.
 
         $$ A / \sqrt{M - 1} = U S V^\top, \qquad w = \bar w + \sum_{i \le k} z_i\, s_i v_i $$
@@ -304,7 +343,7 @@ class TrajectoryRecorder:
                 else f"what {self._count} snapshots span"
             )
             fail("rank", f"at most {limit}, {why}", rank, "Record more snapshots")
-        rows, s = principal_directions(self._factor())
+        rows, s = self._directions(self._factor())
         spanned = _count_above_rounding(s)
         if rank > spanned:
             fail(
@@ -315,6 +354,9 @@ class TrajectoryRecorder:
                 if spanned < 1
                 else "Lower the rank or record more snapshots",
             )
+        if self._layout is not None:
+            basis = rows[:rank].to(self._device, copy=True)
+            return ShardedSubspace(self._layout, self.mean.to(self._device), basis)
         return DenseSubspace(self.mean, rows[:rank])
 
     def swag(self, n: int, seed: int = 0, scale: float = 1.0) -> Float[Tensor, "n D"]:
@@ -327,7 +369,11 @@ class TrajectoryRecorder:
             n: number of draws.
             seed: seed of the draws.
             scale: $\alpha$, which multiplies the covariance.
+
+        Raises:
+            InputError: snapshots of sharded weights.
         """
+        self._require_whole("draws of SWAG")
         check_count("n", n)
         check_positive("scale", scale)
         factor, mean, std = self._factor(), self.mean, self.variance.sqrt()
@@ -342,7 +388,8 @@ class TrajectoryRecorder:
     # --- saving -------------------------------------------------------------------------
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """The state to save: tensors, and values that JSON can hold."""
+        """The state to save: tensors, and values that JSON can hold; not of sharded weights."""
+        self._require_whole("a saved recorder")
         tensors = {"mean": self._mean, "scatter": self._scatter, "sketch_mean": self._sketch_mean}
         if self._recent:
             tensors["recent"] = torch.stack(self._recent)
@@ -388,15 +435,33 @@ def gram_matrix(rows: Float[Tensor, "M D"]) -> Float[Tensor, "M M"]:
 
 
 def principal_directions(
-    rows: Float[Tensor, "M D"],
+    rows: Float[Tensor, "M D"], processes: Processes | None = None
 ) -> tuple[Float[Tensor, "M D"], Float[Tensor, "M"]]:
     r"""Rows $s_i v_i$ of the singular value decomposition, largest first, and all $s_i$.
 
-    With eigenvectors u of the Gram matrix, $s_i v_i = u_i^\top A$ needs no division by s.
+    With eigenvectors u of the Gram matrix, $s_i v_i = u_i^\top A$ needs no division by s. The entry
+    of largest absolute value of each row is positive.
+
+    Args:
+        rows: the matrix A, or the columns of it that this process holds.
+        processes: those that hold the other columns; all have to make this call.
     """
-    values, vectors = torch.linalg.eigh(gram_matrix(rows))
+    gram = gram_matrix(rows)
+    if processes is not None:
+        gram = torch.stack(processes.gather(gram)).sum(0)
+    values, vectors = torch.linalg.eigh(gram)
     s = values.flip(0).clamp_min(0).sqrt()
     u = vectors.flip(1).T
     found = torch.cat([(u @ block.double()).to(rows.dtype) for block in rows.split(_CHUNK, 1)], 1)
-    largest = found.gather(1, found.abs().argmax(1, keepdim=True))
+    if processes is None:
+        largest = _largest(found)
+    else:
+        largest = _largest(torch.cat(processes.gather(_largest(found)), 1))
     return found * torch.where(largest < 0, -1.0, 1.0).to(rows.dtype), s.to(rows.dtype)
+
+
+def _largest(rows: Float[Tensor, "M D"]) -> Float[Tensor, "M n"]:
+    """The entry of largest absolute value of each row, in one column; none of no columns."""
+    if not rows.shape[1]:
+        return rows
+    return rows.gather(1, rows.abs().argmax(1, keepdim=True))

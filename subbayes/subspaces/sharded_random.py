@@ -9,9 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from subbayes.distributed.exact_sum import decode, encode
-from subbayes.distributed.sharded_weights import ShardLayout, joined_processes
 from subbayes.subspace import Subspace
+from subbayes.subspaces.sharded import ShardedSubspace
 from subbayes.utils.checks import check_count, check_seed, fail
 from subbayes.utils.memory import check_memory
 
@@ -23,13 +22,12 @@ __all__ = ["ShardedRandomSubspace"]
 _CHUNK = 2**18  # numbers of a direction that are generated at once
 
 
-class ShardedRandomSubspace(Subspace):
+class ShardedRandomSubspace(ShardedSubspace):
     r"""The directions of `RandomSubspace` with the same seed, of which each process holds a part.
 
-    Process r holds the shards $\hat w_r$ and $P_r$ (k columns of $D_r$ numbers). It generates the
-    numbers of each direction in chunks and keeps its own, so that their values are those of
-    `RandomSubspace` for every number of processes (beyond $2^{18}$ weights up to the rounding of
-    their norm), at the cost of generating all of them in every process once.
+    Each process generates the numbers of every direction in chunks and keeps its own, so that their
+    values are those of `RandomSubspace` for every number of processes (beyond $2^{18}$ weights up
+    to the rounding of their norm), at the cost of generating all of them in every process once.
 
     Args:
         network: the network whose weights are the centre.
@@ -43,22 +41,18 @@ class ShardedRandomSubspace(Subspace):
         InputError: a rank above the number of weights, or a part that does not fit into memory.
     """
 
-    traceable = False
-
     def __init__(self, network: ShardedNetwork, rank: int, seed: int = 0) -> None:
         check_count("rank", rank)
         if rank > network.size:
             fail("rank", f"at most {network.size}, the number of weights", rank)
-        self.rank, self.seed = rank, check_seed(seed)
-        self.layout: ShardLayout = network.layout
-        self.shift = network.weights.detach()
+        self.seed, shift = check_seed(seed), network.weights.detach()
         check_memory(
             "rank",
             f"the part of {rank} directions that this process holds",
-            rank * self.shift.nbytes,
+            rank * shift.nbytes,
             "Lower the rank, or start more processes",
         )
-        self._basis = self.shift.new_empty(rank, len(self.shift))
+        super().__init__(network.layout, shift, shift.new_empty(rank, len(shift)))
         for i, row in enumerate(self._basis):
             self._fill(row, i)
 
@@ -79,42 +73,6 @@ class ShardedRandomSubspace(Subspace):
         for part in row.split(_CHUNK):  # whole rows in float64 would be the peak of memory
             part.copy_(part.double() / square**0.5)
 
-    @property
-    def size(self) -> int:
-        """Number of weights D of all processes."""
-        return self.layout.size
-
-    def push(self, z: Float[Tensor, "*S k"]) -> Float[Tensor, "*S D_r"]:
-        """The shard of z @ basis."""
-        return z.to(self.shift.dtype) @ self._basis
-
-    def pull(self, cotangent: Float[Tensor, "*S D_r"]) -> Float[Tensor, "*S k"]:
-        """The term of this process; the sum over processes is cotangent @ basis.T."""
-        return cotangent @ self._basis.T
-
-    def project(self, weights: Float[Tensor, "*S D_r"]) -> Float[Tensor, "*S k"]:
-        """Least-squares coordinates; all processes have to call it."""
-        gram = self._total(self.pull(self._basis))
-        right = self._total(self.pull(weights - self.shift))
-        return (right @ torch.linalg.pinv(gram, hermitian=True)).to(weights.dtype)
-
-    def _total(self, part: Float[Tensor, "*S k"]) -> Float[Tensor, "*S k"]:
-        limbs = joined_processes().sum_over_data(encode(part.double().cpu().numpy()))
-        return torch.from_numpy(decode(limbs)).to(part.device)
-
-    def to(
-        self, device: torch.device | str, dtype: torch.dtype | None = None
-    ) -> ShardedRandomSubspace:
-        """The same subspace, which stays where the module is."""
-        if torch.device(device).type != self.shift.device.type:
-            fail("device", f"{self.shift.device}, where the sharded module is", device)
-        return self
-
-    def tensors(self) -> dict[str, Tensor]:
-        """None: no process has all weights."""
-        return {}
-
     def config(self) -> dict[str, Any]:
         """Name, rank, seed and a digest of the centre; all processes have to call it."""
-        digest = self.layout.digest(self.shift, joined_processes())
-        return super().config() | {"seed": self.seed, "shift": digest}
+        return Subspace.config(self) | {"seed": self.seed, "shift": self.digest(self.shift)}

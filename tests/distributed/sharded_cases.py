@@ -19,6 +19,7 @@ from subbayes.inference.engine import engine_of
 from subbayes.likelihoods import Gaussian
 from subbayes.networks.sharded_network import ShardedNetwork
 from subbayes.subspace import RandomSubspace
+from subbayes.subspaces.pca import TrajectoryRecorder
 from subbayes.subspaces.sharded_random import ShardedRandomSubspace
 
 UNTRAINED = Training(epochs=0, swa_epochs=0)
@@ -183,6 +184,49 @@ def sharded_fit(inference: str, draws: int, size: str = "float64") -> dict[str, 
     }
 
 
+def _trajectories(steps: int, **options: Any) -> tuple[Any, Any, TrajectoryRecorder, Any]:
+    """Snapshots of the same weights, sharded and whole: modules and recorders."""
+    module, whole = sharded(plain()), plain()
+    network = subbayes.Network(whole)
+    recorders = TrajectoryRecorder(**options), TrajectoryRecorder(**options)
+    generator = torch.Generator().manual_seed(4)
+    layout = ShardedNetwork(module).layout
+    for step in range(steps):
+        noise = torch.randn(network.size, generator=generator, dtype=torch.float64)
+        weights = network.weights + noise * 0.1 / (1 + torch.arange(network.size) % 7) + 0.01 * step
+        own = torch.cat([weights[part] for part in layout.slices])
+        layout.write(dict(module.named_parameters()), own)
+        recorders[0].update(module)
+        recorders[1].update(weights)
+    return module, whole, *recorders
+
+
+def sharded_trajectory(steps: int, rank: int | None) -> dict[str, Any]:
+    """Differences of moments, spectrum and directions, and of draws in their subspace."""
+    module, whole, recorder, expected = _trajectories(steps, rank=rank)
+    spaces = recorder.pca(2), expected.pca(2)
+    slices = spaces[0].layout.slices
+
+    def own(vector: torch.Tensor) -> torch.Tensor:
+        return torch.cat([vector[..., part] for part in slices], -1)
+
+    z, found = [], {"largest part": spaces[0].basis().numel() / spaces[1].basis().numel()}
+    for one, space in zip((module, whole), spaces, strict=True):
+        settings = Sampling(draws=10, chains=2, seed=1, progress=False)
+        model = subbayes.fit(
+            one, table(50), subspace=space, likelihood=Gaussian(0.3), sampling=settings
+        )
+        z.append(model.draws.z)
+    return found | {
+        "mean": off(recorder.mean, own(expected.mean)),
+        "variance": off(recorder.variance, own(expected.variance)),
+        "spectrum": off(recorder.singular_values[:4], expected.singular_values[:4]),
+        "spanned": recorder.spanned - expected.spanned,
+        "basis": off(spaces[0].basis(), own(spaces[1].basis())),
+        "draws": off(*z),
+    }
+
+
 def sharded_moments() -> dict[str, Any]:
     """Mean and covariance of the Laplace approximation of a linear model, which is exact."""
     module = nn.Sequential(nn.Linear(3, 1, bias=False).double())
@@ -282,6 +326,14 @@ def _summed_gradients() -> Any:
     return density.value_and_grad(np.zeros((1, 4)))
 
 
+def _recorded(**options: Any) -> TrajectoryRecorder:
+    recorder = TrajectoryRecorder(**options)
+    module = sharded(plain())
+    for _ in range(3):
+        recorder.update(module)
+    return recorder
+
+
 REFUSED: dict[str, Callable[[], Any]] = {
     "mixed": _mixed,
     "two axes": _two_axes,
@@ -307,6 +359,12 @@ REFUSED: dict[str, Callable[[], Any]] = {
     ),
     "gradients": _summed_gradients,
     "save": lambda: _fit(sampling=Sampling(draws=2, chains=2, progress=False))().save("unused"),
+    "swag": lambda: _recorded().swag(2),
+    "state": lambda: _recorded().state(),
+    "masks of a trajectory": lambda: _recorded(
+        parameters={"first.weight": torch.ones(7, 3, dtype=torch.bool)}
+    ),
+    "no movement": lambda: _recorded().pca(1),
     "device": lambda: ShardedNetwork(sharded(plain())).to("cpu"),
 }
 

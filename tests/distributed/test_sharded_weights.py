@@ -17,6 +17,7 @@ FITS = [
     ["sharded_fit", "nuts", 3],
     ["sharded_fit", "elliptical-slice", 4, "float32"],
 ]
+TRAJECTORIES = [["sharded_trajectory", 6, None], ["sharded_trajectory", 11, 3]]
 ROUNDING = {"float64": 1e-12, "float32": 1e-5}
 MESSAGES = {
     "mixed": "module: expected fully_shard of the whole module, got 5 of 7 parameters that are not",
@@ -38,6 +39,10 @@ MESSAGES = {
     "size": "subspace: expected 97 weights, as the network has, got 3",
     "gradients": "module: expected gradients averaged over processes, as FSDP2 makes them, got 2",
     "save": "model: expected weights in one process, got weights sharded by fully_shard. Keep",
+    "swag": "recorder: expected whole weights for draws of SWAG, got shards of this process",
+    "state": "recorder: expected whole weights for a saved recorder, got shards of this process",
+    "masks of a trajectory": "parameters: expected names of whole parameters of a sharded module",
+    "no movement": "rank: expected at most 0, the directions in which the snapshots differ, got 1",
     "device": "module: expected weights in one process for a copy of the module on another device",
 }
 
@@ -47,7 +52,7 @@ def two_processes():
     """The results of quick cases in two processes."""
     cases = [*VALUES, ["sharded_basis"], ["sharded_moments"], ["sharded_error"]]
     cases += [["sharded_rows_of_each", [70, 30]], ["sharded_rows_of_each", [0, 50]]]
-    return results(2, [*cases, FITS[0], FITS[2], ["sharded_refused"]])
+    return results(2, [*cases, *TRAJECTORIES, FITS[0], FITS[2], ["sharded_refused"]])
 
 
 @pytest.mark.parametrize(
@@ -68,6 +73,15 @@ def test_the_basis_is_that_of_whole_weights_and_nobody_has_all(two_processes):
         assert basis["largest part"] < 0.65  # rows of 7, 7, 1 and 5 cannot be halved
         assert basis["project"] < 1e-12
     assert len({found['["sharded_basis"]']["digest"] for found in two_processes}) == 1
+
+
+@pytest.mark.parametrize("case", TRAJECTORIES)
+def test_directions_of_a_trajectory_are_those_of_whole_weights(two_processes, case):
+    for found in two_processes:
+        differences = dict(found[json.dumps(case)])
+        assert differences.pop("largest part") < 0.65
+        assert differences.pop("draws") < 1e-8
+        assert max(differences.values()) < 1e-11, differences
 
 
 def test_moments_of_a_linear_model_are_exact(two_processes):
@@ -111,7 +125,7 @@ def test_what_needs_all_weights_is_refused_in_one_line(two_processes, what):
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 3])
 def test_other_numbers_of_processes(count, two_processes):
-    cases = [*VALUES, ["sharded_basis"], ["sharded_moments"], *FITS[:2]]
+    cases = [*VALUES, ["sharded_basis"], ["sharded_moments"], *FITS[:2], TRAJECTORIES[0]]
     expected = two_processes[0]['["sharded_basis"]']["digest"]
     every = results(count, cases)
     for found in every:
@@ -120,6 +134,7 @@ def test_other_numbers_of_processes(count, two_processes):
         assert found['["sharded_basis"]']["same bits"]
         assert found['["sharded_basis"]']["digest"] == expected
         assert max(found['["sharded_moments"]'].values()) < 1e-10
+        assert found[json.dumps(TRAJECTORIES[0])]["basis"] < 1e-11
     for case in FITS[:2]:
         check_fit(every, case)
 
