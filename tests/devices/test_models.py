@@ -75,6 +75,7 @@ def test_every_subspace(device, subspace, tmp_path):
     np.testing.assert_allclose(model.to("cpu").predict(x).mean, loaded.predict(x).mean, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "inference",
     [
@@ -82,12 +83,13 @@ def test_every_subspace(device, subspace, tmp_path):
         "laplace",
         "laplace-linearised",
         MeanFieldVI(steps=8),
-        pytest.param(FullRankVI(steps=8), marks=pytest.mark.slow),
-        pytest.param(RealNVP(steps=8), marks=pytest.mark.slow),
-        *(
-            pytest.param(name, marks=pytest.mark.slow)
-            for name in ("nuts", "hmc", "slice", ParallelTempering(), SMC())
-        ),
+        FullRankVI(steps=8),
+        RealNVP(steps=8),
+        "nuts",
+        "hmc",
+        "slice",
+        ParallelTempering(),
+        SMC(),
     ],
     ids=lambda i: getattr(i, "name", i),
 )
@@ -108,6 +110,7 @@ def test_every_engine(device, inference):
     check_model(model, device, x, y)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("likelihood", ["heteroscedastic", "bernoulli", "poisson"])
 def test_other_likelihoods(device, likelihood):
     x, y = rows()
@@ -117,6 +120,7 @@ def test_other_likelihoods(device, likelihood):
     check_model(model, device, x, y)
 
 
+@pytest.mark.slow
 def test_batch_norm_and_dropout(device):
     x, y = rows()
     for net in (module(norm=True), module(dropout=0.3)):
@@ -142,6 +146,7 @@ def test_temperatures(device, temperature):
     check_model(model, device, x, y)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("covariance", ["exact", "kfac", "diagonal", "low-rank"])
 def test_priors_by_evidence(device, covariance):
     x, y = rows()
@@ -156,6 +161,7 @@ def test_priors_by_evidence(device, covariance):
     check_model(model, device, x, y)
 
 
+@pytest.mark.slow
 def test_checkpoints(device, tmp_path):
     x, y = rows()
     options = dict(subspace="random", training=SHORT)
@@ -165,6 +171,7 @@ def test_checkpoints(device, tmp_path):
     assert np.array_equal(once.draws.z, again.draws.z)
 
 
+@pytest.mark.slow
 def test_training_and_baselines(device):
     x, y = rows()
     net = module(dropout=0.2).to(device)
@@ -187,6 +194,7 @@ def test_training_and_baselines(device):
         check_model(model, device, x, y)
 
 
+@pytest.mark.slow
 def test_a_loader_of_rows(device):
     x, y = rows()
     loader = torch.utils.data.DataLoader(
@@ -199,6 +207,7 @@ def test_a_loader_of_rows(device):
     assert np.isfinite(model.evaluate(loader)["log_likelihood"])
 
 
+@pytest.mark.slow
 def test_many_networks_at_once(device):
     x, y = rows()
     nets = [module().to(device) for _ in range(3)]
@@ -207,6 +216,7 @@ def test_many_networks_at_once(device):
     assert {r.network.device for r in [*results, *averaged]} == {device}
 
 
+@pytest.mark.slow
 def test_curves(device):
     x, y = rows()
     likelihood = subbayes.likelihoods.Gaussian("learned")
@@ -224,6 +234,7 @@ def test_curves(device):
         assert np.isfinite(losses.barrier)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("posterior", "mode"),
     [
