@@ -254,7 +254,6 @@ DRAWS = record(
             "warmup?": optional(whole()),
             "thin?": whole(1),
             "seconds?": number(0),
-            "pareto_k?": number(finite=False),
             "thinned_from?": whole(1),
             "centred?": boolean,
             "warnings?": list_of(text()),
