@@ -17,6 +17,7 @@ import typer
 
 from subbayes.cli.console import COMMAND, OPTION_NAMES, naming_table, print_json
 from subbayes.utils.first_process import is_first_process
+from subbayes.utils.text_table import printable
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -105,12 +106,12 @@ class Console:
         if self.json:
             print_json(facts)
         else:
-            print(text)
+            print(printable(text))
 
     def hint(self, text: str) -> None:
         """Print what to do next."""
         if not self.quiet and is_first_process():
-            print(f"next: {text}", file=sys.stderr)
+            print(f"next: {printable(text)}", file=sys.stderr)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import numpy as np
 
 from subbayes.draws import Draws, Prediction, Validity
 from subbayes.inference.configuration import Sampling
-from subbayes.inference.saved_statistics import check_estimates
+from subbayes.inference.saved_statistics import check_estimates, statistic_of
 from subbayes.utils.checks import check_choice, fail_type
 from subbayes.utils.files import fail_damaged
 
@@ -192,6 +192,9 @@ def check_saved_draws(draws: Draws, temperature: float) -> None:
             fail_damaged(f"draws of {draws.engine!r} with {name} {words}", repr(found))
     if draws.converged is not None and "converged" not in kind.estimates:
         fail_damaged(f"no 'converged' beside draws of {draws.engine!r}", draws.converged)
+    for name in ("log_likelihood", "log_density"):  # NaN counts as minus infinity in a density
+        if name in draws.stats:
+            statistic_of(name, draws, high=1e300)
     thinned = draws.meta.get("thinned_from")
     if thinned is not None and thinned <= draws.n_chains * draws.n_draws:
         expected = f"'thinned_from' above {draws.n_chains * draws.n_draws}, the number of draws"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -42,9 +43,9 @@ def importance_estimates(draws: Draws) -> dict[str, Any]:
     log_density = statistic_of("log_density", draws, high=_MOST)
     log_q = statistic_of("log_q", draws, -_MOST, _MOST)
     ratios = log_ratios(log_density, log_q)
-    if draws.moments is not None:
-        if not np.allclose(log_q, gaussian_log_prob(draws), _OF_DENSITY, _OF_DENSITY * draws.rank):
-            fail_damaged("'stats.log_q' to be the density of 'moments' at the draws", "others")
+    close = partial(np.allclose, rtol=_OF_DENSITY, atol=_OF_DENSITY * draws.rank)
+    if draws.moments is not None and not close(log_q, gaussian_log_prob(draws)):
+        fail_damaged("'stats.log_q' to be the density of 'moments' at the draws", "others")
     value, error = estimate_evidence(ratios)
     return {
         "log_evidence": value,
@@ -97,11 +98,7 @@ def check_estimates(draws: Draws, estimated: tuple[str, ...], implied: Mapping[s
 
 
 def statistic_of(
-    name: str,
-    draws: Draws,
-    low: float = -math.inf,
-    high: float = math.inf,
-    unknown: bool = False,
+    name: str, draws: Draws, low: float = -math.inf, high: float = math.inf, unknown: bool = False
 ) -> Float[np.ndarray, "chains draws"]:
     """A statistic of draws from a file, as float64.
 

@@ -260,7 +260,7 @@ DRAWS = record(
             "*": anything,
         }
     ),
-    engine=text(),
+    engine=text(plain=True),
     validity=text("exact", "approximation", "ensemble"),
     independent=boolean,
     prediction=text("network", "linearised", "linearised-draws"),

@@ -287,6 +287,18 @@ CONTRADICTIONS: dict[str, tuple[str, Change]] = {
         "fitted-pca",
         lambda tensors, facts: set_fact(facts, "settings/inference", []),
     ),
+    **{
+        f"control characters: {name} {place}": (name, fact(place, "a\x1b[31m\n"))
+        for name, place in (
+            ("fitted-pca", "draws/engine"),
+            ("fitted-pca", "settings/subspace"),
+            ("fitted-pca", "settings/inference"),
+            ("samples", "name"),
+            ("mc-dropout", "name"),
+        )
+    },
+    "log-likelihoods of NaN": ("fitted-pca", statistic("log_likelihood", np.nan)),
+    "infinite log-likelihoods": ("fitted-pca", statistic("log_likelihood", np.inf)),
     "draws wider than the prior": ("fitted-full-sampled", tensor("z", lambda t: 1000 * t)),
     "a posterior wider than its prior": ("fitted-full-linearised", fact("prior/scale", 1e-3)),
     "another covariance than the draws have": (
@@ -536,6 +548,31 @@ def test_contradictions_are_refused(tmp_path: Path, stored: Any, what: str):
     tensors, facts, kind = stored(name)
     change(tensors, facts)
     check_refused(tmp_path / "forged", (tensors, facts, kind), subbayes.load)
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "value"),
+    [
+        ("fitted-pca", "subspace.basis", 3e38),
+        ("fitted-pca", "subspace.shift", 3e38),
+        ("samples", "weights", 3e38),
+        ("mc-dropout", "weights", -3e38),
+        ("fitted-full-linearised", "subspace.shift", 3e38),
+        ("laplace-primal", "weights", 3e38),
+        ("laplace-sampled", "weights", 3e38),
+    ],
+)
+def test_predictions_that_are_not_finite_are_refused(
+    tmp_path: Path, stored: Any, name: str, tensor: str, value: float
+):
+    """Weights that are finite, and overflow with the inputs."""
+    tensors, facts, kind = stored(name)
+    tensors[tensor] = torch.full_like(tensors[tensor], value)
+    check_refused(
+        tmp_path / "forged",
+        (tensors, facts, kind),
+        lambda path: subbayes.load(path).predict(1e3 * X).mean,
+    )
 
 
 def test_facts_for_display_may_be_missing(tmp_path: Path, stored: Any):
