@@ -376,6 +376,8 @@ CONTRADICTIONS: dict[str, tuple[str, Change]] = {
     },
     "start points that overflow": ("semi-structured", tensor("starts", lambda t: t * 0 + 1e30)),
     "more dropped rows than float64 counts": ("semi-structured", fact("dropped", 2**53)),
+    "a curve of another kind": ("semi-structured", fact("space/curve", "polygon")),
+    "start points beside the curve": ("semi-structured", tensor("starts", lambda t: 1.1 * t)),
     "a space of no kind": ("semi-structured", fact("space/kind", "<b>")),
     "columns in another order": ("data-frame", numeric_in_another_order),
     "a column twice": ("data-frame", numeric_twice),
