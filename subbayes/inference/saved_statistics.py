@@ -143,7 +143,7 @@ def numbers_of(
         InputError: other numbers, or infinite ones.
     """
     given = draws.meta.get(name)
-    values = given if isinstance(given, list) else [given]
+    values: list[Any] = given if isinstance(given, list) else [given]
     kinds = (int,) if whole else (int, float)
     if isinstance(given, list) != bool(count) or len(values) != max(count, 1):
         fail_damaged(f"{max(count, 1)} numbers as {name!r}", repr(given)[:60])

@@ -308,8 +308,8 @@ def _escape_dollars(figure: Figure) -> None:
         for axis in (ax.xaxis, ax.yaxis):
             labels = [label.get_text() for label in axis.get_ticklabels()]
             fixed = isinstance(axis.get_major_locator(), FixedLocator)
-            if fixed and (shown := [escape(label) for label in labels]) != labels:
-                axis.set_ticklabels(shown)
+            if fixed and (ticks := [escape(label) for label in labels]) != labels:
+                axis.set_ticklabels(ticks)
 
 
 def save(drawn: Axes | Figure, path: str | Path, dpi: int = DPI) -> Path:

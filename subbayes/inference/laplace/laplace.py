@@ -171,7 +171,8 @@ def _approximate(
             "posterior",
             "a mode with positive definite curvature",
             str(error),
-            "Raise starts, use nuts, or use a smooth activation instead of relu",
+            "Use inference='laplace-linearised', whose Gauss-Newton curvature is never negative, "
+            "or 'nuts'; or raise starts, or use a smooth activation instead of relu",
         )
 
 
