@@ -17,6 +17,7 @@ from subbayes.utils.checks import check_choice, check_count, fail
 from subbayes.utils.chi_square import are_standard_normal
 from subbayes.utils.files import fail_damaged
 from subbayes.utils.tensor_file import strip_prefix
+from subbayes.utils.text_table import printable
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -196,7 +197,7 @@ class Draws:
             separate: chains sample modes of their own, so that they are not compared.
         """
         if "thinned_from" in self.meta:
-            return list(self.meta.get("warnings", ()))
+            return [printable(line) for line in self.meta.get("warnings", ())]
         if self.n_draws < 4:
             return ["fewer than 4 draws per chain: run longer (draws=...)"]
         found = self._drift_warnings() if separate else []

@@ -24,7 +24,7 @@ from subbayes.networks.layer_kinds import DROPOUTS
 from subbayes.networks.network import Network
 from subbayes.networks.saving import known_outputs, network_facts, network_from, network_tensors
 from subbayes.predictions.averaging import input_batches, with_noise
-from subbayes.predictions.predictive import Predictive
+from subbayes.predictions.predictive import Predictive, check_outputs
 from subbayes.utils.checks import check_count, fail
 from subbayes.utils.seeding import derive_seed, fork_rng
 from subbayes.utils.types import Inputs
@@ -191,6 +191,7 @@ class McDropout(Predictor):
                 self.network.check(rows)
                 parts.append(torch.stack([self._draw(s, rows, batch_size) for s in range(count)]))
         outputs = torch.cat(parts, 1)
+        check_outputs(outputs, self.likelihood)
         return Predictive(outputs, with_noise(self.likelihood, noise, outputs.shape[1]))
 
     def _draw(self, s: int, inputs: Inputs, batch_size: int | None) -> Float[Tensor, "N C"]:

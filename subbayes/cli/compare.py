@@ -101,8 +101,8 @@ def compare(
 
     With MODELS nothing is fitted: posteriors of TABLE are ranked by their expected log density of a
     new row (PSIS leave-one-out, from the draws), with differences and standard errors, and by log
-    evidence where the engine estimates it. Only --target, --separator, --out, --overwrite, --json
-    and --quiet are used then.
+    evidence where the engine estimates it. Only --target, --separator, --decimal, --encoding,
+    --out, --overwrite, --json and --quiet are used then.
 
     Columns: log-likelihood (mean over test rows, in nats; higher is better) and, for numbers and
     counts, RMSE, CRPS and coverage of the interval; for classes accuracy, Brier score, calibration
@@ -112,7 +112,7 @@ def compare(
     --validation of the training rows.
     """
     if models:
-        rank_models(table, models, target, source.separator, out, overwrite, console)
+        rank_models(table, models, target, source, out, overwrite, console)
         return
     if target is None:
         raise typer.BadParameter(
@@ -183,7 +183,7 @@ def _split(
     if test is not None:
         marks = source.missing_values or []
         return frame, read_table(
-            test, target=target, missing_values=marks, separator=source.separator, min_rows=1
+            test, target=target, missing_values=marks, min_rows=1, **source.format
         )
     n = round(len(frame) * fraction)
     if not 0 < n <= len(frame) - 2:

@@ -14,7 +14,7 @@ from subbayes.cli.files import (
     model_path,
     naming_out,
 )
-from subbayes.cli.options import Console
+from subbayes.cli.options import Console, TextOptions
 
 if TYPE_CHECKING:
     from subbayes.draws import Draws
@@ -27,7 +27,7 @@ def rank_models(
     table: Path,
     models: list[Path],
     target: str | None,
-    separator: str | None,
+    source: TextOptions,
     out: Path | None,
     overwrite: bool,
     console: Console,
@@ -38,7 +38,7 @@ def rank_models(
         table: the rows that the models were fitted to.
         models: their folders.
         target: the column that they predict, if given.
-        separator: between the cells of the table.
+        source: how a text file holds the table.
         out: CSV file for the result, or None.
         overwrite: replace an existing file.
         console: prints the result.
@@ -54,7 +54,7 @@ def rank_models(
     if len(set(models)) < len(models):
         fail("models", "each folder once", ", ".join(map(str, models)))
     found = compare_posteriors(
-        {str(folder): _posterior_and_draws(folder, table, target, separator) for folder in models}
+        {str(folder): _posterior_and_draws(folder, table, target, source) for folder in models}
     )
     if out is not None:
         from subbayes.data.table_batches import escape_formulas
@@ -67,7 +67,7 @@ def rank_models(
 
 
 def _posterior_and_draws(
-    folder: Path, table: Path, target: str | None, separator: str | None
+    folder: Path, table: Path, target: str | None, source: TextOptions
 ) -> tuple[Posterior, Draws]:
     """The posterior of a saved model over the rows of the table, and its draws."""
     from subbayes.models.data_frame_model import describe_row_mismatch
@@ -89,7 +89,7 @@ def _posterior_and_draws(
         fail("models", "a posterior with draws", f"none in '{model_path(folder)}'")
     for warning in fitted.warnings():
         print_line(f"warning: {folder}: {as_options(warning)}")
-    data = encode_rows(model, table, separator, min_rows=2)
+    data = encode_rows(model, table, source, min_rows=2)
     if (mismatch := describe_row_mismatch(model, data[1])) is not None:
         _fail_rows(folder, *mismatch)
     posterior = Posterior(
@@ -108,7 +108,7 @@ def _check_rows(posterior: Posterior, draws: Draws, folder: Path) -> None:
     if saved is None:
         return
     found = posterior.log_likelihood(draws.z[0, :4])
-    if abs(found - saved[0, :4]).max() > 1e-3 * (1 + abs(found).max()):
+    if not abs(found - saved[0, :4]).max() <= 1e-3 * (1 + abs(found).max()):  # also of NaN
         _fail_rows(folder, "the rows", "rows of another likelihood")
 
 

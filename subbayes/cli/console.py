@@ -208,7 +208,7 @@ def _name_of(argument: str) -> str:
 
 
 _ASSIGNMENT = re.compile(
-    r"\b(unknown|missing|task|separator|categorical|missing_values|overwrite|"
+    r"\b(unknown|missing|task|separator|decimal|encoding|categorical|missing_values|overwrite|"
     r"max_categories|draws|warmup|inference|structure|weights|dropout)="
     r"(\[[^\]]*\]|'[^']*'|\w+|\.\.\.)"
 )

@@ -7,7 +7,15 @@ from typing import Annotated, Any
 
 from subbayes.cli.console import aligned, naming_table, print_line
 from subbayes.cli.files import load_model, read_rows
-from subbayes.cli.options import Console, Level, Model, PredictionOptions, Separator, Table, option
+from subbayes.cli.options import (
+    Console,
+    Level,
+    Model,
+    PredictionOptions,
+    Table,
+    TextOptions,
+    option,
+)
 
 NAME = "evaluate"
 EXAMPLE = "subbayes evaluate runs/people test.csv --json"
@@ -28,7 +36,7 @@ def evaluate(
     ] = None,
     level: Level = 0.95,
     prediction: PredictionOptions,
-    separator: Separator = None,
+    source: TextOptions,
     console: Console,
 ) -> None:
     """Score predictions on a table that has the target column.
@@ -39,8 +47,8 @@ def evaluate(
     fitted = load_model(model)
     others = None
     if out_of_distribution is not None:
-        others = read_rows(fitted, out_of_distribution, separator, needs_target=False)
-    frame = read_rows(fitted, table, separator, needs_target=True)
+        others = read_rows(fitted, out_of_distribution, source, needs_target=False)
+    frame = read_rows(fitted, table, source, needs_target=True)
     scores = fitted.evaluate(frame, level, **prediction.arguments())
     rows = {"rows": len(frame)}
     facts: dict[str, Any] = {"model": str(model), "table": str(table), **rows}

@@ -10,7 +10,15 @@ import typer
 
 from subbayes.cli.console import aligned, print_line
 from subbayes.cli.files import check_output_file, load_model, naming_out, read_rows
-from subbayes.cli.options import OUTPUT, Console, Model, Overwrite, Separator, given_options, option
+from subbayes.cli.options import (
+    OUTPUT,
+    Console,
+    Model,
+    Overwrite,
+    TextOptions,
+    given_options,
+    option,
+)
 
 NAME = "export"
 EXAMPLE = "subbayes export runs/people --out small.onnx"
@@ -37,7 +45,7 @@ def export(
             "or whichever is faster."
         ),
     ] = Layout.auto,
-    separator: Separator = None,
+    source: TextOptions,
     overwrite: Overwrite = False,
     console: Console,
 ) -> None:
@@ -57,7 +65,7 @@ def export(
         for name in given_options("table", "layout"):
             print_line(f"warning: {name} makes no difference to ONNX, whose layers are dense")
         table, layout = None, Layout.dense
-    rows = None if table is None else read_rows(fitted, table, separator, needs_target=False)
+    rows = None if table is None else read_rows(fitted, table, source, needs_target=False)
     small = fitted.export(rows, layout.value)
     with naming_out():
         if onnx:

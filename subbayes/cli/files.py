@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
 
+    from subbayes.cli.options import TextOptions
     from subbayes.data.table_batches import TableBatches
     from subbayes.models.data_frame_model import DataFrameModel
 
@@ -65,19 +66,14 @@ def load_model(folder: Path) -> DataFrameModel:
 
 
 def read_rows(
-    model: DataFrameModel,
-    path: Path,
-    separator: str | None,
-    *,
-    needs_target: bool,
-    min_rows: int = 1,
+    model: DataFrameModel, path: Path, source: TextOptions, *, needs_target: bool, min_rows: int = 1
 ) -> pd.DataFrame:
     """Read rows for a model, with the marks of missing values of its training table.
 
     Args:
         model: the model.
         path: the table.
-        separator: between cells.
+        source: how a text file holds it.
         needs_target: whether the target column is required.
         min_rows: minimum number of rows.
 
@@ -90,7 +86,7 @@ def read_rows(
     with naming_table(path):
         frame = read_table(
             path,
-            separator=separator,
+            **source.format,
             min_rows=min_rows,
             missing_values=list(model.encoder.missing_values),
         )
@@ -104,23 +100,23 @@ def read_rows(
     return frame
 
 
-def row_batches(model: DataFrameModel, path: Path, separator: str | None) -> TableBatches:
+def row_batches(model: DataFrameModel, path: Path, source: TextOptions) -> TableBatches:
     """Rows for a model in batches, as `read_rows` reads them at once."""
     from subbayes.data.table_batches import TableBatches
 
     with naming_table(path):
         return TableBatches(
-            path, separator=separator, missing_values=list(model.encoder.missing_values)
+            path, missing_values=list(model.encoder.missing_values), **source.format
         )
 
 
 def encode_rows(
-    model: DataFrameModel, path: Path, separator: str | None, min_rows: int = 1
+    model: DataFrameModel, path: Path, source: TextOptions, min_rows: int = 1
 ) -> tuple[np.ndarray, np.ndarray]:
     """Read rows with targets, and encode them as inputs and targets of the network."""
     from subbayes.data.tables import split_target
 
-    frame = read_rows(model, path, separator, needs_target=True, min_rows=min_rows)
+    frame = read_rows(model, path, source, needs_target=True, min_rows=min_rows)
     features, values = split_target(frame, model.column)
     return model.encoder.transform(features), model.target.encode(values)
 

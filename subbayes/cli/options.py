@@ -17,6 +17,7 @@ import typer
 
 from subbayes.cli.console import COMMAND, OPTION_NAMES, naming_table, print_json
 from subbayes.utils.first_process import is_first_process
+from subbayes.utils.text_table import printable
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -27,6 +28,7 @@ __all__ = [
     "Console",
     "PredictionOptions",
     "TableOptions",
+    "TextOptions",
     "expand_groups",
     "given_options",
     "option",
@@ -66,10 +68,6 @@ Model = Annotated[
 Overwrite = Annotated[
     bool, typer.Option("--overwrite", help="Replace existing files.", rich_help_panel=OUTPUT)
 ]
-Separator = Annotated[
-    str | None,
-    option(help="Between the cells of a text file; by default a comma, a tab in .tsv.", panel=DATA),
-]
 Level = Annotated[float, typer.Option(help="Probability of the intervals.")]
 
 
@@ -105,16 +103,44 @@ class Console:
         if self.json:
             print_json(facts)
         else:
-            print(text)
+            print(printable(text))
 
     def hint(self, text: str) -> None:
         """Print what to do next."""
         if not self.quiet and is_first_process():
-            print(f"next: {text}", file=sys.stderr)
+            print(f"next: {printable(text)}", file=sys.stderr)
 
 
 @dataclass(frozen=True)
-class TableOptions:
+class TextOptions:
+    """How a text file holds a table."""
+
+    separator: Annotated[
+        str | None,
+        option(
+            help="Between the cells of a text file; by default a comma, a tab in .tsv, a semicolon "
+            "beside a decimal comma.",
+            panel=DATA,
+        ),
+    ] = None
+    decimal: Annotated[
+        str, typer.Option(help="Decimal mark of the numbers of a text file.", rich_help_panel=DATA)
+    ] = "."
+    encoding: Annotated[
+        str,
+        typer.Option(
+            help="Encoding of a text file, such as cp1252 or utf-16.", rich_help_panel=DATA
+        ),
+    ] = "utf-8"
+
+    @property
+    def format(self) -> dict[str, Any]:
+        """These options as arguments of `read_table`."""
+        return {field.name: getattr(self, field.name) for field in fields(TextOptions)}
+
+
+@dataclass(frozen=True)
+class TableOptions(TextOptions):
     """How a training table is read and encoded."""
 
     task: Annotated[
@@ -157,7 +183,6 @@ class TableOptions:
     max_categories: Annotated[
         int, typer.Option(help="Maximum number of categories in a column.", rich_help_panel=DATA)
     ] = 100
-    separator: Separator = None
 
     def read(self, path: Path, target: str) -> pd.DataFrame:
         """Read a table, without the columns to ignore.
@@ -171,10 +196,7 @@ class TableOptions:
         ignored = self.ignore or []
         with naming_table(path):
             frame = read_table(
-                path,
-                target=target,
-                missing_values=self.missing_values or [],
-                separator=self.separator,
+                path, target=target, missing_values=self.missing_values or [], **self.format
             )
         for name in ignored:
             if name not in frame or name == target:

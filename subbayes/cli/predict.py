@@ -24,8 +24,8 @@ from subbayes.cli.options import (
     Model,
     Overwrite,
     PredictionOptions,
-    Separator,
     Table,
+    TextOptions,
     option,
 )
 
@@ -56,7 +56,7 @@ def predict(
         ),
     ] = None,
     prediction: PredictionOptions,
-    separator: Separator = None,
+    source: TextOptions,
     overwrite: Overwrite = False,
     console: Console,
 ) -> None:
@@ -77,7 +77,7 @@ def predict(
     check_output_file(out, overwrite, ".csv", ".tsv", ".parquet", ".pq")
     check_other_file(out, table)
     fitted = load_model(model)
-    batches = row_batches(fitted, table, separator)
+    batches = row_batches(fitted, table, source)
     _check_kept(batches.columns, keep or [])
     columns: list[str] = []
 

@@ -10,7 +10,7 @@ import typer
 
 from subbayes.cli.console import COMMAND, aligned, as_options, naming_table
 from subbayes.cli.files import check_output_file, naming_out
-from subbayes.cli.options import DATA, OUTPUT, Console, Level, Overwrite, Separator, Table, option
+from subbayes.cli.options import DATA, OUTPUT, Console, Level, Overwrite, Table, TextOptions, option
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -144,7 +144,7 @@ def regress(
         list[str] | None,
         option(help="Mark of a missing value, such as '?'; may be repeated.", panel=DATA),
     ] = None,
-    separator: Separator = None,
+    source: TextOptions,
     overwrite: Overwrite = False,
     console: Console,
 ) -> None:
@@ -153,6 +153,7 @@ def regress(
     Effects are those of a formula: columns, factors C(...), smooths s(...), random effects re(...)
     and interactions. Rows with missing values are dropped and counted.
     """
+    from subbayes.data.columns import warn_about_decimal_commas
     from subbayes.data.tables import read_table
     from subbayes.utils.files import check_writable
 
@@ -161,7 +162,9 @@ def regress(
     unfitted = model.build(formula)
     sampling = posterior.sampling(console.progress)
     with naming_table(table):
-        frame = read_table(table, missing_values=missing_values or [], separator=separator)
+        frame = read_table(table, missing_values=missing_values or [], **source.format)
+        for name in frame:
+            warn_about_decimal_commas(frame[name], f"column '{name}'")
     fitted = unfitted.fit(frame, inference=posterior.inference, sampling=sampling)
     summary = fitted.summary(level)
     facts: dict[str, Any] = {

@@ -9,7 +9,7 @@ import typer
 
 from subbayes.cli.console import print_line
 from subbayes.cli.files import check_output_file, encode_rows, load_model, naming_out
-from subbayes.cli.options import OUTPUT, Console, Model, Overwrite, Separator, option
+from subbayes.cli.options import OUTPUT, Console, Model, Overwrite, TextOptions, option
 
 NAME = "report"
 EXAMPLE = "subbayes report runs/people test.csv --train people.csv --out report.html"
@@ -33,7 +33,7 @@ def report(
     ] = None,
     title: Annotated[str, option(help="Heading.")] = "",
     unit: Annotated[str, option(help="Unit of the target.")] = "",
-    separator: Separator = None,
+    source: TextOptions,
     overwrite: Overwrite = False,
     console: Console,
 ) -> None:
@@ -45,8 +45,8 @@ def report(
     """
     check_output_file(out, overwrite, ".html", ".htm")
     fitted = load_model(model)
-    test = None if table is None else encode_rows(fitted, table, separator)
-    data = None if train is None else encode_rows(fitted, train, separator, min_rows=2)
+    test = None if table is None else encode_rows(fitted, table, source)
+    data = None if train is None else encode_rows(fitted, train, source, min_rows=2)
     from subbayes.models.fitted import FittedModel
     from subbayes.reports.model_report import write_report
 

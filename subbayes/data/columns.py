@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numbers as number_types
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NoReturn, TypeAlias
 
@@ -25,6 +26,7 @@ __all__ = [
     "kind_of",
     "mask_markers",
     "quote",
+    "warn_about_decimal_commas",
     "to_cpu",
     "warn_about_row_numbers",
 ]
@@ -41,6 +43,8 @@ _NUMERIC = {"integer", "floating", "mixed-integer-float", "decimal", "empty"}
 _MIXED = {"string", "mixed", "mixed-integer"}
 _DATES = {"date", "datetime", "datetime64", "time", "timedelta", "timedelta64", "period"}
 _MOSTLY = 0.5
+_DECIMAL_COMMA = re.compile(r"[+-]?(\d{1,3}(\.\d{3})+|\d+),\d+")
+_LOOKED_AT = 1000  # rows
 
 
 def quote(values: Iterable[Any], most: int = 5) -> str:
@@ -206,7 +210,26 @@ name the column in categorical=[...].
         return "numeric"
     if bad.sum() <= _MOSTLY * values:
         _not_numbers(bad, column, place, argument)
+    warn_about_decimal_commas(column, place, argument)
     return "categorical"
+
+
+def warn_about_decimal_commas(column: pd.Series, place: str, argument: str = "X") -> None:
+    """Warn of a column of text, most of which are numbers with a decimal comma.
+
+    Args:
+        column: the values.
+        place: name of the column in the warning.
+        argument: name of the table in the warning.
+    """
+    text = [value for value in column.iloc[:_LOOKED_AT] if isinstance(value, str)]
+    commas = [value for value in text if _DECIMAL_COMMA.fullmatch(value.strip())]
+    plain = sum(value.strip().lstrip("+-").isdigit() for value in text)
+    if commas and len(commas) + plain > _MOSTLY * len(text):
+        warn_user(
+            f"{argument}: {place} has numbers with a decimal comma, such as {commas[0].strip()!r}, "
+            "which are read as categories: read the file with decimal=','"
+        )
 
 
 def _unreadable(column: pd.Series) -> pd.Series:

@@ -15,6 +15,7 @@ from pandas.api.types import infer_dtype
 
 from subbayes.data.tables import (
     PARQUET,
+    TextFormat,
     check_row_count,
     check_table_file,
     refuse_longer_rows,
@@ -37,7 +38,9 @@ class TableBatches:
     Args:
         path: the file, CSV, TSV (also gzipped) or Parquet.
         missing_values: additional markers of missing values, such as `"?"`.
-        separator: separator of the cells of a text file; by default a comma, or a tab in `.tsv`.
+        separator: separator of the cells of a text file.
+        decimal: decimal mark of the numbers of a text file.
+        encoding: encoding of a text file.
         min_rows: smallest number of rows.
         batch_size: number of rows of a batch.
 
@@ -63,6 +66,8 @@ class TableBatches:
         *,
         missing_values: Iterable[Any] = (),
         separator: str | None = None,
+        decimal: str = ".",
+        encoding: str = "utf-8",
         min_rows: int = 1,
         batch_size: int = 2**15,
     ) -> None:
@@ -81,7 +86,9 @@ class TableBatches:
                 names = list(reset_parquet(schema.empty_table().to_pandas(), []).columns)
                 self.columns = names if self._range is None else [self._range[0], *names]
             else:
-                self._options = text_options(self.path, self._suffix, separator, self._marks)
+                self._options = text_options(
+                    self.path, self._suffix, TextFormat(separator, decimal, encoding), self._marks
+                )
                 self._find_types()
         check_row_count(self.n, self.path, min_rows)
         self._check_version()

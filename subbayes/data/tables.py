@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import os
 import warnings
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pandas as pd
 
 from subbayes.data.columns import check_lengths, check_names, mask_markers, quote
-from subbayes.utils.checks import InputError, closest, error_text, fail
+from subbayes.utils.checks import InputError, check_choice, closest, error_text, fail
 
 __all__ = [
     "PARQUET",
     "SUFFIXES",
+    "TextFormat",
     "refuse_longer_rows",
     "check_row_count",
     "check_table_file",
@@ -45,6 +48,8 @@ def read_table(
     target: str | None = None,
     missing_values: str | Sequence[Any] = (),
     separator: str | None = None,
+    decimal: str = ".",
+    encoding: str = "utf-8",
     min_rows: int = 2,
 ) -> pd.DataFrame:
     r"""Read a table with a header row from CSV, TSV (also gzipped) or Parquet, by its suffix.
@@ -55,7 +60,10 @@ def read_table(
         path: the file, with a suffix of `SUFFIXES`.
         target: name of a required column.
         missing_values: additional markers of missing values, such as `"?"`.
-        separator: separator of the cells of a text file; by default a comma, or a tab in `.tsv`.
+        separator: separator of the cells of a text file; by default a comma, a tab in `.tsv`, and
+            a semicolon beside a decimal comma.
+        decimal: decimal mark of the numbers of a text file, "." or ",".
+        encoding: encoding of a text file, such as "cp1252" or "utf-16".
         min_rows: smallest number of rows: 2 for training, 1 for prediction.
 
     Raises:
@@ -78,13 +86,38 @@ def read_table(
         if suffix in PARQUET:
             table = reset_parquet(pd.read_parquet(path), marks)
         else:
-            options = text_options(path, suffix, separator, marks)
+            text = TextFormat(separator, decimal, encoding)
+            options = text_options(path, suffix, text, marks)
             with refuse_longer_rows(path):
                 table = pd.read_csv(path, low_memory=False, **options)
     check_row_count(len(table), path, min_rows)
     if target is not None:
         _check_target(table, target)
     return table
+
+
+@dataclass(frozen=True)
+class TextFormat:
+    """How a text file holds a table; see `read_table`.
+
+    Raises:
+        InputError: another decimal mark than "." or ",", or an unknown encoding.
+    """
+
+    separator: str | None = None
+    decimal: str = "."
+    encoding: str = "utf-8"
+
+    def __post_init__(self) -> None:
+        check_choice("decimal", self.decimal, (".", ","))
+        try:
+            known = codecs.lookup(self.encoding)
+            "".encode(self.encoding)
+        except (LookupError, ValueError, TypeError):
+            known = None
+        if known is None:
+            expected = "an encoding of text, such as 'utf-8', 'cp1252' or 'utf-16'"
+            fail("encoding", expected, repr(self.encoding))
 
 
 def split_target(table: pd.DataFrame, target: str) -> tuple[pd.DataFrame, pd.Series]:
@@ -137,14 +170,28 @@ def translate_damage(path: Path, suffix: str) -> Iterator[None]:
     except (*_DAMAGE, *_METADATA) as error:
         if isinstance(error, _METADATA) and suffix not in PARQUET:
             raise
+        if isinstance(error, UnicodeError):
+            _fail_encoding(path, error)
         compressed = isinstance(error, (gzip.BadGzipFile, EOFError, zlib.error))
         reason = f"damaged compression ({error})" if compressed else error_text(error)
         fail(
             "path",
             f"a {suffix} file that can be read",
             f"'{path}': {reason}",
-            "Check its format, encoding (UTF-8) and separator",
+            "Check its format and separator",
         )
+
+
+def _fail_encoding(path: Path, error: UnicodeError) -> NoReturn:
+    """Say which bytes are not text."""
+    used, got = getattr(error, "encoding", "its encoding"), error_text(error)
+    if isinstance(error, UnicodeDecodeError):
+        got = f"byte 0x{error.object[error.start]:02x}"
+    with path.open("rb") as file:
+        wide = file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+    other = "utf-16" if wide else "cp1252"
+    remedy = f"Pass the encoding that it was written in, such as encoding='{other}'"
+    fail("encoding", f"text in {used} in '{path}'", got, remedy)
 
 
 def _suffix(path: Path) -> str:
@@ -160,14 +207,18 @@ def _suffix(path: Path) -> str:
     )
 
 
-def text_options(
-    path: Path, suffix: str, separator: str | None, marks: list[Any]
-) -> dict[str, Any]:
+def text_options(path: Path, suffix: str, text: TextFormat, marks: list[Any]) -> dict[str, Any]:
     """Arguments of `pandas.read_csv` for a text file, whose header is checked."""
-    separator = separator or ("\t" if "tsv" in suffix else ",")
+    plain = ";" if text.decimal == "," else ","
+    separator = text.separator or ("\t" if "tsv" in suffix else plain)
+    if separator == text.decimal:
+        fail("decimal", "another mark than between cells", repr(text.decimal),
+             "Pass the separator of the file, such as separator=';'")  # fmt: skip
+    utf8 = text.encoding.lower().replace("_", "-") in ("utf-8", "utf8")
     options: dict[str, Any] = {
         "sep": separator,
-        "encoding": "utf-8-sig",
+        "decimal": text.decimal,
+        "encoding": "utf-8-sig" if utf8 else text.encoding,
         "skipinitialspace": True,
         "index_col": False,
     }

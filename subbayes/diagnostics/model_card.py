@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from subbayes.utils.text_table import printable
+
 __all__ = ["model_card"]
 
 
@@ -75,7 +77,7 @@ def _table(title: str, values: Mapping[str, Any]) -> list[str]:
 
 def _text(value: Any) -> str:
     """Text on one line whose characters have no meaning in Markdown or HTML."""
-    line = " ".join(re.sub(r"[\x00-\x1f\x7f-\x9f]", " ", str(value)).split())
+    line = printable(" ".join(str(value).split()))
     line = line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     line = re.sub(r"([\\`\[\]|!*~])", r"\\\1", line)
     line = re.sub(r"\b_|_\b", r"\\_", line)  # not of words such as ess_bulk

@@ -259,7 +259,7 @@ def compare_posteriors(
     _check_same_observations({name: posterior for name, (posterior, _) in pairs.items()})
     candidates = []
     for name, (posterior, draws) in pairs.items():
-        terms, _ = _terms(posterior, draws, most_draws)
+        terms, _ = _terms(f"models[{name!r}]", posterior, draws, most_draws)
         candidates.append(_Candidate(name, terms, posterior.temperature, posterior.rank, draws))
     return _rank(candidates)
 
@@ -303,7 +303,7 @@ def reweight(
         ['T = 2', 'T = 4', 'as sampled']
     """
     _check_match("draws", posterior, draws)
-    terms, z = _terms(posterior, draws, most_draws)
+    terms, z = _terms("draws", posterior, draws, most_draws)
     total = terms.reshape(len(z), -1).sum(1)
     log_density = total / posterior.temperature + posterior.prior.log_prob(z)
     sampled = _Candidate("as sampled", terms, posterior.temperature, posterior.rank, draws)
@@ -348,7 +348,7 @@ def _rank(candidates: Sequence[_Candidate]) -> ModelComparison:
 
 
 def _terms(
-    posterior: Posterior, draws: Draws, most: int | None
+    argument: str, posterior: Posterior, draws: Draws, most: int | None
 ) -> tuple[Float[np.ndarray, "chains draws N"], Float[np.ndarray, "S k"]]:
     """Pointwise log-likelihoods of evenly spaced draws of every chain, and these draws."""
     if most is None:
@@ -356,7 +356,14 @@ def _terms(
     each = min(max(check_count("most_draws", most) // draws.n_chains, 1), draws.n_draws)
     rows = np.linspace(0, draws.n_draws - 1, each).round().astype(int)
     z = np.ascontiguousarray(draws.z[:, rows]).reshape(-1, draws.rank)
-    return posterior.pointwise(z).reshape(draws.n_chains, each, -1), z
+    terms = posterior.pointwise(z).reshape(draws.n_chains, each, -1)
+    saved = draws.stats.get("log_likelihood", np.zeros(()))
+    for values, what in ((terms, "of the rows"), (saved, "saved with the draws")):
+        if np.isnan(values).any():
+            got = f"NaN {what} at {int(np.isnan(values).sum())} places"
+            remedy = "Sample again, or check the rows and the file that the draws are from"
+            fail(argument, "log-likelihoods that are numbers", got, remedy)
+    return terms, z
 
 
 def _pair(name: str, model: Any) -> tuple[Posterior, Draws]:

@@ -13,6 +13,7 @@ import numpy as np
 
 from subbayes.draws import Draws, Prediction, Validity
 from subbayes.inference.configuration import Sampling
+from subbayes.inference.saved_statistics import check_estimates, statistic_of
 from subbayes.utils.checks import check_choice, fail_type
 from subbayes.utils.files import fail_damaged
 
@@ -33,6 +34,7 @@ ENGINES = {
     "full-rank-vi": "variational.variational:FullRankVI",
     "realnvp": "variational.variational:RealNVP",
 }
+_ANY_ESTIMATE = ("log_evidence", "log_evidence_error", "pareto_k")
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,7 @@ class Engine(ABC):
         independent: whether its draws are independent of each other; see `Draws`.
         uses_initial: whether its chains start at `Sampling.initial`.
         predictions: the rules of prediction that its draws name; see `Draws`.
+        estimates: the attributes of its draws that are estimates, such as "log_evidence".
     """
 
     name: ClassVar[str]
@@ -52,6 +55,19 @@ class Engine(ABC):
     independent: ClassVar[bool] = False
     uses_initial: ClassVar[bool] = False
     predictions: ClassVar[tuple[Prediction, ...]] = ("network",)
+    estimates: ClassVar[tuple[str, ...]] = ()
+
+    @classmethod
+    def implied(cls, draws: Draws) -> dict[str, Any]:
+        """Values of its draws that follow from others, for files; see `check_estimates`.
+
+        Args:
+            draws: all draws of a run, which were not thinned afterwards.
+
+        Raises:
+            InputError: statistics that draws of this engine cannot have.
+        """
+        return {}
 
     def check(self, rank: int | None = None) -> None:  # noqa: B027, most need no check
         """Check before training that this engine can run.
@@ -159,6 +175,7 @@ def check_saved_draws(draws: Draws, temperature: float) -> None:
         if draws.prediction != "network":
             expected = "draws of a known engine for predictions of a linearised network"
             fail_damaged(expected, repr(draws.engine))
+        check_estimates(draws, _ANY_ESTIMATE, {})
         return
     kind = engine_class(draws.engine)
     if draws.moments is not None and not kind.independent:
@@ -173,6 +190,16 @@ def check_saved_draws(draws: Draws, temperature: float) -> None:
         if found not in allowed:
             words = " or ".join(map(repr, allowed))
             fail_damaged(f"draws of {draws.engine!r} with {name} {words}", repr(found))
+    if draws.converged is not None and "converged" not in kind.estimates:
+        fail_damaged(f"no 'converged' beside draws of {draws.engine!r}", draws.converged)
+    for name in ("log_likelihood", "log_density"):  # NaN counts as minus infinity in a density
+        if name in draws.stats:
+            statistic_of(name, draws, high=1e300)
+    thinned = draws.meta.get("thinned_from")
+    if thinned is not None and thinned <= draws.n_chains * draws.n_draws:
+        expected = f"'thinned_from' above {draws.n_chains * draws.n_draws}, the number of draws"
+        fail_damaged(expected, thinned)
+    check_estimates(draws, kind.estimates, kind.implied(draws) if thinned is None else {})
 
 
 def engine_of(inference: str | Engine | Callable[[Any, Sampling], Draws]) -> Engine:

@@ -8,12 +8,19 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from subbayes import diagnostics
-from subbayes.draws import Draws
+from subbayes.draws import MAX_PARETO_K, Draws
 
 if TYPE_CHECKING:
     from subbayes.inference.samplers.chains import Density
 
-__all__ = ["approximate_draws", "estimate_evidence", "systematic_resampling"]
+__all__ = [
+    "approximate_draws",
+    "estimate_evidence",
+    "log_ratios",
+    "pareto_k",
+    "reliable_error",
+    "systematic_resampling",
+]
 
 _AT_ONCE = 64
 _LEAST = 25  # draws needed for a Pareto fit
@@ -35,8 +42,6 @@ def approximate_draws(
         [posterior.log_likelihood(rows[i : i + _AT_ONCE]) for i in range(0, len(rows), _AT_ONCE)]
     )
     value = likelihood / posterior.temperature + posterior.prior.log_prob(rows)
-    ratios = np.maximum(value - log_q.reshape(-1), -1e300)[:, None]
-    tail = float(diagnostics.psis(ratios)[1][0]) if len(rows) >= _LEAST else float("nan")
     stats = {"log_density": value.reshape(log_q.shape), "log_q": log_q}
     return Draws(
         z,
@@ -44,9 +49,43 @@ def approximate_draws(
         validity="approximation",
         independent=True,
         temperature=posterior.temperature,
-        pareto_k=tail,
+        pareto_k=pareto_k(log_ratios(value, log_q)),
         **facts,
     )
+
+
+def log_ratios(
+    log_density: Float[np.ndarray, "*S"], log_q: Float[np.ndarray, "*T"]
+) -> Float[np.ndarray, "S"]:
+    """Log importance ratios of all draws, as a vector.
+
+    Example:
+        >>> log_ratios(np.array([[1.0, 2.0]]), np.array([[0.5, 0.5]]))
+        array([0.5, 1.5])
+    """
+    return np.asarray(log_density.reshape(-1) - log_q.reshape(-1))
+
+
+def pareto_k(ratios: Float[np.ndarray, "S"]) -> float:
+    """Pareto k of log importance ratios; NaN for fewer than 25.
+
+    Example:
+        >>> pareto_k(np.zeros(10))
+        nan
+    """
+    if len(ratios) < _LEAST:
+        return float("nan")
+    return float(diagnostics.psis(np.maximum(ratios, -1e300)[:, None])[1][0])
+
+
+def reliable_error(error: float, pareto_k: float) -> float:
+    """A standard error, or NaN where the variance of the ratios may be infinite.
+
+    Example:
+        >>> reliable_error(0.1, 0.5), reliable_error(0.1, 0.9)
+        (0.1, nan)
+    """
+    return float("nan") if pareto_k > MAX_PARETO_K else error
 
 
 def estimate_evidence(log_ratios: Float[np.ndarray, "S"]) -> tuple[float, float]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from subbayes.networks.description import describe_likelihood, describe_network
+from subbayes.utils.text_table import printable
 
 if TYPE_CHECKING:
     from subbayes.models.fitted import FittedModel
@@ -31,7 +32,7 @@ def describe(model: FittedModel) -> dict[str, str]:
         >>> describe(model)["subspace"]
         'the 2 leading principal components of the SGD trajectory, centred at its mean'
     """
-    return {
+    parts = {
         "network": describe_network(model.network),
         "likelihood": describe_likelihood(model.likelihood),
         "training": _training(model.settings.get("training")),
@@ -40,6 +41,7 @@ def describe(model: FittedModel) -> dict[str, str]:
         "temperature": _temperature(model),
         "inference": _inference(model),
     }
+    return {name: printable(text) for name, text in parts.items()}  # names may be from a file
 
 
 def _training(training: Mapping[str, Any] | None) -> str:
@@ -141,4 +143,4 @@ def method_label(subspace: str, engine: str) -> str:
         >>> method_label("pca", "elliptical-slice")
         'PCA + ESS'
     """
-    return f"{_LABELS.get(subspace, subspace)} + {_LABELS.get(engine, engine)}"
+    return printable(f"{_LABELS.get(subspace, subspace)} + {_LABELS.get(engine, engine)}")

@@ -36,6 +36,14 @@ from subbayes.training.pipeline import Trained
 from subbayes.training.trainer import SwaResult
 from subbayes.utils.checks import fail
 from subbayes.utils.memory import check_memory
+from subbayes.utils.warning import warn_user
+
+_STALE = (
+    "likelihood: its parameters, such as the noise, stay as the members learned them while all "
+    "weights are sampled, which is too small where members fit the rows closely: use "
+    "HeteroscedasticGaussian(global_variance=1e-6), whose noise is an output of the network, or "
+    "pass a known noise"
+)
 
 __all__ = ["EnsembleStart", "centred_method", "ensemble_settings", "starts_at_ensemble"]
 
@@ -187,6 +195,8 @@ class EnsembleStart:
         started = time.perf_counter()
         members = self.train_members(trained)
         seconds = time.perf_counter() - started
+        if trained is None and not self.likelihood.is_complete:
+            warn_user(_STALE)
         fitted = build(trained or self._trained_from(members, seconds))
         weights = torch.stack([one.network.weights for one in members.results])
         starts = fitted.subspace.project(weights.to(fitted.subspace.shift))

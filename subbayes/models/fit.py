@@ -62,7 +62,7 @@ Prior = Normal | EvidencePrior | float
 _T = TypeVar("_T")
 
 
-@suggest_keywords(training=Training, sampling=Sampling)
+@suggest_keywords(pair="fit(model, (x, y))", training=Training, sampling=Sampling)
 @warnings_once()
 def fit(
     model: nn.Module,

@@ -263,7 +263,7 @@ class FittedModel(Predictor):
     def fit_summary(self) -> dict[str, Any]:
         """Subspace, temperature, draws and their diagnostics."""
         draws = self.sampled
-        known = {"pareto_k": draws.meta["pareto_k"]} if "pareto_k" in draws.meta else {}
+        known = {} if np.isnan(draws.pareto_k) else {"pareto_k": draws.pareto_k}
         return known | {
             "independent": draws.independent,
             "method": self.settings.get("subspace", "posterior"),

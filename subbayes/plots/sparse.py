@@ -23,10 +23,12 @@ from subbayes.plots.style import (
     ORANGE,
     REFERENCE,
     by_name,
+    drawable,
     grid,
     label_axes,
     legend,
     limits,
+    mark_missing,
     new_axes,
     note,
 )
@@ -128,9 +130,14 @@ def sparse_history(
         axes = [row[0] for row in grid(2, 1, height=2.4)]
     above, below = axes
     epoch = np.arange(1, len(history["elbo"]) + 1)
-    elbo = np.asarray(history["elbo"], dtype=float)
+    elbo = drawable(history["elbo"])
     above.plot(epoch, elbo, color=BLUE, linewidth=1.5)
-    above.set_ylim(*limits(elbo[elbo >= np.quantile(elbo, 0.04)]))  # without the first epochs
+    finite = elbo[np.isfinite(elbo)]
+    if finite.size:
+        above.set_ylim(*limits(finite[finite >= np.quantile(finite, 0.04)]))  # not the first epochs
+    if finite.size < elbo.size:
+        mark_missing(above, epoch, elbo)
+        legend(above)
     label_axes(above, "", "ELBO (nats)")
     shares = (
         ("density", ORANGE, "density"),
@@ -138,7 +145,8 @@ def sparse_history(
     )
     for name, color, label in shares:
         if history.get(name):
-            below.plot(epoch, history[name], color=color, linewidth=1.5, label=label)
+            share = drawable(history[name])[: len(epoch)]
+            below.plot(epoch[: len(share)], share, color=color, linewidth=1.5, label=label)
     below.set_ylim(0, 1.02)
     below.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     legend(label_axes(below, "epoch", "share"))

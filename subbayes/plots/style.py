@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
 import numpy as np
+from jaxtyping import Float, Int
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
@@ -26,6 +27,7 @@ from matplotlib.ticker import FixedLocator
 
 from subbayes.utils.checks import fail_type
 from subbayes.utils.files import atomic_write_bytes
+from subbayes.utils.text_table import printable
 
 __all__ = [
     "BLUE",
@@ -47,6 +49,8 @@ __all__ = [
     "new_axes",
     "png",
     "check_drawn",
+    "drawable",
+    "mark_missing",
     "save",
 ]
 
@@ -61,6 +65,7 @@ T = TypeVar("T")
 
 WIDTH, HEIGHT, DPI = 5.2, 3.7, 150
 _LABEL, _TICK, _LEGEND = 10.5, 9.5, 9.0
+_LARGEST = 1e100  # of numbers on an axis, whose range has to be finite
 
 
 def new_axes(ax: Axes | None = None, width: float = WIDTH, height: float = HEIGHT) -> Axes:
@@ -231,6 +236,32 @@ def note(ax: Axes, text: str) -> None:
     )
 
 
+def mark_missing(ax: Axes, x: Int[np.ndarray, "n"], values: Float[np.ndarray, "n"]) -> None:
+    """Mark values that are NaN or infinite by crosses at the top of axes.
+
+    Args:
+        ax: the axes, whose limits are set.
+        x: where the values are, such as epochs.
+        values: the values.
+    """
+    bad = ~np.isfinite(values)
+    if bad.any():
+        top = np.full(int(bad.sum()), 0.97)
+        ax.plot(x[bad], top, "x", color=RED, markersize=5, label="NaN or infinite",
+                transform=ax.get_xaxis_transform())  # fmt: skip
+
+
+def drawable(values: Any) -> Float[np.ndarray, "n"]:
+    """Values as float64, infinite where they are beyond what axes show.
+
+    Example:
+        >>> drawable([1.0, -1e200])
+        array([  1., -inf])
+    """
+    array = np.asarray(values, dtype=float)
+    return np.where(np.abs(array) > _LARGEST, np.copysign(np.inf, array), array)
+
+
 def limits(values: Sequence[float] | np.ndarray, margin: float = 0.05) -> tuple[float, float]:
     """The range of the finite values with a margin."""
     array = np.asarray(values, dtype=float)
@@ -261,19 +292,24 @@ def png(drawn: Axes | Figure, dpi: int = DPI) -> bytes:
 
 
 def _escape_dollars(figure: Figure) -> None:
-    """Show "$" in names as it is, which Matplotlib takes for mathematics, but for its own ticks."""
+    """Show "$" in names as it is, which Matplotlib takes for mathematics, but for its own ticks.
+
+    Control characters, which no font has, are shown as escape sequences.
+    """
 
     def escape(text: str) -> str:
+        text = printable(text)
         return text if text.startswith("$\\mathdefault") else re.sub(r"(?<!\\)\$", r"\\$", text)
 
     for text in figure.findobj(Text):
-        if isinstance(text, Text) and "$" in text.get_text():
-            text.set_text(escape(text.get_text()))
+        if isinstance(text, Text) and escape(shown := text.get_text()) != shown:
+            text.set_text(escape(shown))
     for ax in figure.axes:
         for axis in (ax.xaxis, ax.yaxis):
             labels = [label.get_text() for label in axis.get_ticklabels()]
-            if isinstance(axis.get_major_locator(), FixedLocator) and "$" in "".join(labels):
-                axis.set_ticklabels([escape(label) for label in labels])
+            fixed = isinstance(axis.get_major_locator(), FixedLocator)
+            if fixed and (ticks := [escape(label) for label in labels]) != labels:
+                axis.set_ticklabels(ticks)
 
 
 def save(drawn: Axes | Figure, path: str | Path, dpi: int = DPI) -> Path:

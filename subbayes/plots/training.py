@@ -10,7 +10,18 @@ from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from subbayes.plots.style import BLUE, GREY, ORANGE, SKY, label_axes, legend, new_axes, note
+from subbayes.plots.style import (
+    BLUE,
+    GREY,
+    ORANGE,
+    SKY,
+    drawable,
+    label_axes,
+    legend,
+    mark_missing,
+    new_axes,
+    note,
+)
 from subbayes.subspaces.pca import TrajectoryRecorder
 from subbayes.utils.checks import check_count, fail
 
@@ -19,6 +30,8 @@ __all__ = ["spectrum", "training_history"]
 
 def training_history(history: Mapping[str, Any], *, ax: Axes | None = None) -> Axes:
     """The negative log-likelihood per epoch, on training rows and, if computed, on validation rows.
+
+    Losses that are NaN or infinite are marked by crosses.
 
     Args:
         history: of a `TrainingResult` or an `SwaResult`, or of a `FittedModel`, which holds one
@@ -34,7 +47,8 @@ def training_history(history: Mapping[str, Any], *, ax: Axes | None = None) -> A
     """
     phases = [history]
     if "train_loss" not in history:
-        phases = [history[name] for name in ("train", "swa") if history.get(name)]
+        named = (history.get(name) or {} for name in ("train", "swa"))
+        phases = [phase for phase in named if phase.get("train_loss")]
     if not phases or "train_loss" not in phases[0]:
         fail(
             "history",
@@ -43,15 +57,8 @@ def training_history(history: Mapping[str, Any], *, ax: Axes | None = None) -> A
             "Pass the history that train(...), swa(...) or fit(...) returned",
         )
     ax = new_axes(ax)
-    loss = np.concatenate([phase["train_loss"] for phase in phases])
-    held_out = np.concatenate(
-        [
-            -np.asarray(
-                phase.get("validation_log_likelihood") or np.full(len(phase["train_loss"]), np.nan)
-            )
-            for phase in phases
-        ]
-    )
+    loss = drawable(np.concatenate([phase["train_loss"] for phase in phases]))
+    held_out = np.concatenate([_held_out(phase) for phase in phases])
     epoch = np.arange(1, len(loss) + 1)
     ax.plot(epoch, loss, color=BLUE, linewidth=1.5, label="training rows")
     if np.isfinite(held_out).any():
@@ -62,11 +69,22 @@ def training_history(history: Mapping[str, Any], *, ax: Axes | None = None) -> A
     ax.set_xlim(1, max(len(loss), 2))
     values = np.concatenate([loss, held_out])
     values = values[np.isfinite(values)]
-    low, high = float(values.min()), float(np.quantile(values, 0.96))  # without the first epochs
-    pad = 0.08 * (high - low) or 0.5
-    ax.set_ylim(low - pad, high + pad)
+    if values.size:
+        low = float(values.min())
+        high = float(np.quantile(values, 0.96))  # without the first epochs
+        pad = 0.08 * (high - low) or 0.5
+        ax.set_ylim(low - pad, high + pad)
+    mark_missing(ax, epoch, loss)
     what = "negative log-likelihood\n(nats per observation)"
     return legend(label_axes(ax, "epoch", what), columns=3)
+
+
+def _held_out(phase: Mapping[str, Any]) -> Float[np.ndarray, "n"]:
+    """The loss on held-out rows in each epoch of a phase; NaN where it was not computed."""
+    found = np.full(len(phase["train_loss"]), np.nan)
+    known = drawable(phase.get("validation_log_likelihood") or ())[: len(found)]
+    found[: len(known)] = -known
+    return found
 
 
 def spectrum(

@@ -31,7 +31,7 @@ from subbayes.data.data import (
 from subbayes.likelihoods import Likelihood
 from subbayes.networks.network import Network
 from subbayes.networks.tracing.memory import REUSED_BYTES, bytes_per_row, reuse_memory
-from subbayes.predictions.predictive import Predictive
+from subbayes.predictions.predictive import Predictive, check_outputs
 from subbayes.utils.checks import check_count, fail
 from subbayes.utils.progress import progress_bar
 from subbayes.utils.types import Inputs
@@ -91,8 +91,8 @@ def average(
         progress: show a progress bar; None shows it on a terminal.
 
     Raises:
-        InputError: inputs that the module does not take or that contain NaN, or noise scales of
-            another shape.
+        InputError: inputs that the module does not take or that contain NaN, noise scales of
+            another shape, or outputs that are NaN or infinite.
     """
     at = weights.__getitem__ if isinstance(weights, Tensor) else weights
     total = len(weights) if isinstance(weights, Tensor) else count
@@ -117,6 +117,7 @@ def average(
             "Pad all rows alike, or use predict_batches",
         )
     values = torch.cat(parts, 1)
+    check_outputs(values, likelihood)
     return Predictive(values, with_noise(likelihood, noise, values.shape[1]))
 
 

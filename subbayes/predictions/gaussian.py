@@ -28,8 +28,8 @@ from torch import Tensor
 
 from subbayes.likelihoods import Bernoulli, Likelihood
 from subbayes.likelihoods.gaussian import GaussianLike
-from subbayes.predictions.predictive import Predictive
-from subbayes.utils.checks import check_choice, check_count, check_seed, fail
+from subbayes.predictions.predictive import Predictive, check_outputs
+from subbayes.utils.checks import check_choice, check_count, check_seed, fail, is_finite
 
 __all__ = [
     "ClassPredictive",
@@ -330,7 +330,19 @@ def predictive_of(
     seed: int,
     joint: Float[Tensor, "m m"] | None = None,
 ) -> Predictive:
-    """The predictive distribution of a Gaussian over the outputs."""
+    """The predictive distribution of a Gaussian over the outputs.
+
+    Raises:
+        InputError: means or covariances that are not finite.
+    """
+    check_outputs(mean[None], likelihood)
+    if not is_finite(covariance):
+        fail(
+            "model",
+            "finite covariances of the outputs",
+            "NaN or infinite ones",
+            "Compute in float64, or load another file",
+        )
     if method == "gaussian":
         return GaussianPredictive(mean, covariance, likelihood, joint)
     if method == "monte-carlo":

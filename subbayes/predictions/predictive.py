@@ -21,14 +21,21 @@ from subbayes.data.data import leaves
 from subbayes.likelihoods import Likelihood
 from subbayes.likelihoods.base import column
 from subbayes.predictions.quantiles import gaussian_mixture_quantile, mixture_quantile
-from subbayes.utils.checks import check_count, check_finite, check_fraction, check_seed, fail
+from subbayes.utils.checks import (
+    check_count,
+    check_finite,
+    check_fraction,
+    check_seed,
+    fail,
+    is_finite,
+)
 from subbayes.utils.trees import tree_map
 from subbayes.utils.types import Targets
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Predictive"]
+__all__ = ["Predictive", "check_outputs"]
 
 Array = np.ndarray
 _ROUNDING = 1e-13  # of entropies in float64, in nats: less is no information
@@ -283,3 +290,25 @@ class Predictive:
         if self.likelihood.kind == "classification":
             wanted = "a likelihood with an ordered target"
             fail(what, wanted, repr(self.likelihood), "Use probabilities instead")
+
+
+def check_outputs(outputs: Float[Tensor, "S N C"], likelihood: Likelihood) -> None:
+    """Check outputs of a network, of which no distribution can be made if they are not finite.
+
+    Minus infinity is allowed of logits: those classes have no probability.
+
+    Raises:
+        InputError: outputs that are NaN or infinite.
+    """
+    if is_finite(outputs):
+        return
+    masked = likelihood.kind == "classification"
+    bad = ~(torch.isfinite(outputs) | (outputs == -math.inf) & masked)
+    if bool(bad.any()):
+        row = int(bad.any(2).any(0).nonzero()[0])
+        fail(
+            "model",
+            "finite outputs of the network",
+            f"{int(bad.sum())} NaN or infinite ones (first in row {row})",
+            "Check the inputs, fit with a lower learning rate, or load another file",
+        )

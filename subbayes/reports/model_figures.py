@@ -195,7 +195,7 @@ def training(history: Any, recorder: Any, rank: int | None) -> list[Picture]:
         recorder: the recorded trajectory, or None.
         rank: number of directions of the subspace.
     """
-    if not any(history.get(phase) for phase in ("train", "swa")):
+    if not any((history.get(phase) or {}).get("train_loss") for phase in ("train", "swa")):
         return []
     pictures = [
         picture(

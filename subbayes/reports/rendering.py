@@ -14,6 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from subbayes.plots.style import png
+from subbayes.utils.text_table import printable
 
 __all__ = ["Picture", "Table", "picture", "render"]
 
@@ -84,11 +85,19 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
+        finalize=_printable,
     )
     environment.filters["unbroken"] = _unbroken
     return environment
 
 
+def _printable(value: Any) -> Any:
+    """Text without control characters, which no page may contain."""
+    if isinstance(value, Markup):  # rendered already, such as the result of a macro
+        return value
+    return printable(value) if isinstance(value, str) else value
+
+
 def _unbroken(text: str) -> Markup:
     """Escape a text, and prevent line breaks within "R-hat"."""
-    return escape(text).replace("R-hat", Markup('<span class="whole">R-hat</span>'))
+    return escape(printable(text)).replace("R-hat", Markup('<span class="whole">R-hat</span>'))

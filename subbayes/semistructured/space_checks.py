@@ -103,6 +103,13 @@ def _check_parts(space: JointSpace, rows: PreparedModel) -> None:
         off = torch.linalg.vector_norm(points - inner.weights(inner.project(points)))
         if not bool(off <= _OFF_SPAN * (distance + torch.linalg.vector_norm(points))):
             _damaged("tensor 'curve'", "points in the subspace", "others")
+        places = inner.project(points).double().cpu().numpy()
+        t = np.linspace(0, 1, len(space.start_points))
+        along = space.curve.coefficients(t).cpu().numpy() @ places
+        off_curve = np.abs(space.start_points[:, : inner.rank] - along).max()
+        if not off_curve <= _OFF_SPAN * np.abs(places).max():
+            expected = f"that of the start points along it, which are not on a {space.curve.kind}"
+            _damaged("facts['space']['curve']", expected, repr(space.curve.kind))
 
 
 def _check_draws(space: JointSpace, draws: Draws) -> None:

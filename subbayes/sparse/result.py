@@ -22,7 +22,7 @@ from subbayes.networks.network import Network
 from subbayes.networks.saving import known_outputs, network_facts, network_from, network_tensors
 from subbayes.posterior import Posterior
 from subbayes.predictions.averaging import average
-from subbayes.predictions.predictive import Predictive
+from subbayes.predictions.predictive import Predictive, check_outputs
 from subbayes.priors import Normal
 from subbayes.sparse.convert import sparse_layers
 from subbayes.sparse.dependency_graph import readers_of_inputs
@@ -352,9 +352,9 @@ class SparseNetwork(Predictor):
                     self.network, self.likelihood, self._vectors(drawn), inputs, **options
                 ).outputs
             )
-        return Predictive(
-            parts[0] if len(parts) == 1 else torch.cat(parts), self.likelihood.unweighted
-        )
+        outputs = parts[0] if len(parts) == 1 else torch.cat(parts)
+        check_outputs(outputs, self.likelihood)
+        return Predictive(outputs, self.likelihood.unweighted)
 
     @cached_property
     def _sampled_network(self) -> SampledNetwork:

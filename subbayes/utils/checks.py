@@ -142,6 +142,8 @@ def check_positive(argument: str, value: Any) -> float:
     """Check that `value` is a finite number above zero and return it as `float`."""
     try:
         number = float(value)
+    except OverflowError:
+        fail(argument, "a number within the range of float64", "a larger one")
     except (TypeError, ValueError):
         fail(argument, "a number above 0", repr(value))
     if not (math.isfinite(number) and number > 0):

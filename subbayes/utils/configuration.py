@@ -6,6 +6,7 @@ A configuration may hold others: `training.epochs` is a setting of the one under
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 import tomllib
 import types
@@ -30,6 +31,16 @@ _LONG_KEY = re.compile(  # bare and quoted parts in any mixture, without backtra
     rf"{{{_MOST_DOTS + 1}}}"
 )
 _NONE = ("none", "null")
+_MOST = 10**9  # of whole numbers, but for those that memory or time limit sooner or later
+_MOST_OF = {
+    "seed": 2**63 - 1,
+    "draws": 10**7,
+    "chains": 10**5,
+    "hidden": 10**6,
+    "members": 10**5,
+    "max_depth": 30,  # a tree has 2**max_depth points
+    "rungs": 10**5,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,16 +141,39 @@ def parse(name: str, value: Any, annotation: Any) -> Any:
         annotation: type of the setting.
 
     Raises:
-        InputError: text that is not a value of this type.
+        InputError: text that is not a value of this type, or a number out of range: whole numbers
+            are at most 10^9, or less by name (seeds: below 2^63), and others finite.
 
     Example:
         >>> parse("hidden", "50,50", tuple[int, ...]), parse("batch_size", "none", int | None)
         ((50, 50), None)
-    """
+        >>> parse("epochs", 2**63, int)
+        Traceback (most recent call last):
+            ...
+        subbayes.InputError: epochs: expected a whole number of at most 1000000000, got 9223372036854775808.
+    """  # noqa: E501
     if isinstance(value, list):
         value = tuple(value)
-    if not isinstance(value, str):
-        return value
+    if isinstance(value, str):
+        value = _from_text(name, value, annotation)
+    _check_range(name, value)
+    return value
+
+
+def _check_range(name: str, value: Any) -> None:
+    """Check the numbers in a value, whose consequences no machine can hold beyond a range."""
+    if isinstance(value, tuple):
+        for item in value:
+            _check_range(name, item)
+    if isinstance(value, float) and not math.isfinite(value):
+        fail(name, "a finite number", value)
+    if isinstance(value, int) and abs(value) > (most := _MOST_OF.get(name, _MOST)):
+        shown = str(value) if abs(value) < 10**30 else "a number of more than 30 digits"
+        fail(name, f"a whole number of at most {most}", shown)
+
+
+def _from_text(name: str, value: str, annotation: Any) -> Any:
+    """A value of the type of a setting, from text."""
     for kind in sorted(_types_in(annotation), key=lambda kind: kind is str):
         with suppress(ValueError):
             return _convert(value, kind)

@@ -91,8 +91,8 @@ _fitted = record(
         {
             "temperatures?": optional(CHOICE),
             "training?": optional(TRAINING),
-            "subspace?": text(),
-            "inference?": text(),
+            "subspace?": text(plain=True),
+            "inference?": text(plain=True),
             "ensemble?": record(members=whole(2, 10**6)),
             "*": anything,
         }
@@ -390,13 +390,13 @@ SCHEMAS = {
         record(
             network=NETWORK,
             likelihoods=list_of(LIKELIHOOD, least=1),
-            name=text(),
+            name=text(plain=True),
             own_buffers=boolean,
         ),
         NETWORK_TENSORS | {"weights": array("S", "D"), "buffers.*": _ANY_TENSOR},
     ),
     "mc-dropout": Schema(
-        record(_network, n_draws=N_DRAWS, seed=whole(), name=text()),
+        record(_network, n_draws=N_DRAWS, seed=whole(), name=text(plain=True)),
         NETWORK_TENSORS | {"weights": array("D")},
     ),
     "temperature-scaled": Schema(

@@ -21,6 +21,8 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from subbayes.utils.text_table import printable
+
 __all__ = [
     "Rule",
     "Schema",
@@ -90,8 +92,14 @@ def boolean(value: Any, where: str, sizes: Sizes) -> None:
         _fail(where, "true or false", value)
 
 
-def text(*choices: str, most: int | None = None) -> Rule:
-    """Text; one of some choices if there are any, or of at most some length."""
+def text(*choices: str, most: int | None = None, plain: bool = False) -> Rule:
+    """Text; one of some choices if there are any, or of at most some length.
+
+    Args:
+        *choices: the texts allowed; none allows any.
+        most: the largest length allowed.
+        plain: refuse control characters and ends of lines, for names of one line.
+    """
 
     def check(value: Any, where: str, sizes: Sizes) -> None:
         if not isinstance(value, str):
@@ -100,6 +108,8 @@ def text(*choices: str, most: int | None = None) -> Rule:
             _fail(where, "one of " + ", ".join(choices), value)
         if most is not None and len(value) > most:
             _fail(where, f"text of at most {most} characters", value)
+        if plain and ("\n" in value or printable(value) != value):
+            _fail(where, "text without control characters", value)
 
     return check
 

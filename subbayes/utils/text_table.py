@@ -7,17 +7,23 @@ from collections.abc import Sequence
 
 __all__ = ["printable", "text_table"]
 
-_CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")
+# Control characters but the end of a line, marks of the direction of text, which reorder what
+# follows, and halves of surrogate pairs, which no file or terminal can hold.
+_CONTROL = re.compile(
+    r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
 
 
 def printable(text: str) -> str:
     r"""Show control characters, which a terminal would obey, as escape sequences.
 
+    Text of files (names, labels, titles) passes it on its way to a terminal, a report or a card.
+
     Example:
         >>> printable("a\x1b[31m")
         'a\\x1b[31m'
     """
-    return _CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
+    return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 def text_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -34,7 +40,7 @@ def text_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         MAP     1.25
         SWA     12.5
     """
-    cells = [list(head), *map(list, rows)]
+    cells = [[printable(cell).replace("\n", " ") for cell in row] for row in (head, *rows)]
     widths = [max(len(row[j]) for row in cells) for j in range(len(head))]
     lines = [
         "  ".join(

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 from subbayes.utils.first_process import is_first_process
+from subbayes.utils.text_table import printable
 
 __all__ = ["warn_user", "warnings_once"]
 
@@ -45,6 +46,7 @@ def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
     """
     if not is_first_process():
         return
+    message = printable(message)
     said = _SAID.get()
     if said is not None:
         if message in said:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gzip
+import warnings
 
 import numpy as np
 import pandas as pd
 import pytest
 
+from subbayes.data.columns import kind_of
 from subbayes.data.encoder import TabularEncoder
 from subbayes.data.table_batches import TableBatches
 from subbayes.data.tables import read_table, split_target
@@ -105,7 +107,7 @@ def test_missing_files_and_folders_raise(tmp_path):
 
 def test_damaged_bytes(tmp_path):
     (tmp_path / "t.csv").write_bytes(b"a,b\n\xff\xfe,2\n1,2\n")
-    with pytest.raises(InputError, match=r"can be read, got .*utf-8.*encoding \(UTF-8\)"):
+    with pytest.raises(InputError, match=r"encoding: expected text in utf-8 in .*got byte 0xff"):
         read_table(tmp_path / "t.csv")
     (tmp_path / "t.csv.gz").write_bytes(gzip.compress(b"a,b\n" + b"1,2\n" * 9999)[:-30])
     with pytest.raises(InputError, match="damaged compression"):
@@ -165,3 +167,71 @@ def test_whole_numbers_beyond_floating_point(tmp_path):
 def test_a_target_with_hardly_two_rows_a_label_is_refused():
     with pytest.raises(InputError, match="classes that recur, got 30 labels in 40 rows"):
         Target.infer([f"day {i % 30}" for i in range(40)])
+
+
+COMMAS = "a;b;c\n1,5;x;1.234,5\n-2,25;y;2.000,0\n3,0;z;7,5\n4,125;x;1,0\n"
+
+
+def test_decimal_commas_are_read_as_numbers(tmp_path):
+    file = tmp_path / "table.csv"
+    file.write_text(COMMAS.replace(".", ""))
+    expected = pd.read_csv(file, sep=";", decimal=",")
+    for separator in (None, ";"):
+        pd.testing.assert_frame_equal(read_table(file, decimal=",", separator=separator), expected)
+    batches = TableBatches(file, decimal=",", batch_size=2)
+    pd.testing.assert_frame_equal(pd.concat(batches, ignore_index=True), expected)
+    assert expected["a"].tolist() == [1.5, -2.25, 3.0, 4.125]
+    with pytest.raises(InputError, match="decimal: expected another mark than between cells"):
+        read_table(file, decimal=",", separator=",")
+    with pytest.raises(InputError, match="decimal: expected one of '.', ','"):
+        read_table(file, decimal="'")
+
+
+def test_decimal_commas_are_not_read_as_categories_without_a_word(tmp_path):
+    file = tmp_path / "table.csv"
+    file.write_text(COMMAS)
+    frame = read_table(file, separator=";")
+    line = r"X: column 'a' has numbers with a decimal comma, such as '1,5', .* decimal=','$"
+    with pytest.warns(UserWarning, match=line):
+        assert kind_of(frame["a"], "column 'a'") == "categorical"
+    with pytest.warns(UserWarning, match="such as '1.234,5'"):
+        kind_of(frame["c"], "column 'c'")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for values in (["x", "y"], ["a,5", "b"], ["1,2,3", "4,5,6"], ["1", "2"]):
+            kind_of(pd.Series(values), "column 'b'")
+
+
+@pytest.mark.parametrize("encoding", ["cp1252", "utf-16", "latin-1", "utf-8", "UTF_8", "utf-8-sig"])
+def test_encodings(tmp_path, encoding):
+    file = tmp_path / "table.csv"
+    file.write_bytes("näme,b\nMüller,1\nŠimek,2\n".replace("Š", "Ö").encode(encoding))
+    frame = read_table(file, encoding=encoding)
+    assert list(frame) == ["näme", "b"]
+    assert frame["näme"].tolist() == ["Müller", "Öimek"]
+    batches = TableBatches(file, encoding=encoding)
+    assert next(iter(batches))["näme"].tolist() == ["Müller", "Öimek"]
+
+
+@pytest.mark.parametrize(
+    ("written", "other"), [("cp1252", "cp1252"), ("utf-16", "utf-16")], ids=["bytes", "wide"]
+)
+@pytest.mark.parametrize("header", [True, False])
+def test_bytes_that_are_not_text(tmp_path, written, other, header):
+    text = "näme,b\nx,1\ny,2\n" if header else "name,b\n" + "x,1\n" * 9 + "ü,1\n"
+    file = tmp_path / "table.csv"
+    file.write_bytes(text.encode(written))
+    line = rf"^encoding: expected text in utf-8.* in '.*', got byte 0x.. .*|encoding='{other}'"
+    for read in (read_table, TableBatches):
+        with pytest.raises(InputError, match=line) as caught:
+            read(file)
+        assert f"encoding='{other}'" in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("encoding", ["utf-99", "zip", "hex", "", "a\x00b"])
+def test_unknown_encodings(tmp_path, encoding):
+    file = tmp_path / "table.csv"
+    file.write_text("a,b\n1,2\n3,4\n")
+    with pytest.raises(InputError, match="encoding: expected an encoding of text"):
+        read_table(file, encoding=encoding)

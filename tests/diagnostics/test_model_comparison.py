@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from scipy import stats
 
 import subbayes
 from subbayes import Draws, subspaces
+from subbayes.cli.compare_models import _check_rows
 from subbayes.diagnostics import compare_posteriors, reweight, to_arviz
 from subbayes.inference.configuration import Sampling
 from subbayes.priors import Normal
@@ -233,3 +235,29 @@ def test_linearised_laplace_is_not_scored_as_if_it_predicted_through_the_network
     assert choice.best == "sampled"
     assert not choice["linearised"].reliable
     assert "score held-out rows" in choice.to_text()
+
+
+def test_log_likelihoods_of_nan_are_refused():
+    model = LinearGaussian(rank=2)
+    draws = exact_draws(model, draws=10)
+    nan = replace(draws, stats={"log_likelihood": np.full((8, 10), np.nan)})
+    line = r"models\['a'\]: expected log-likelihoods that are numbers, got NaN saved .* 80 places"
+    with pytest.raises(InputError, match=line):
+        compare_posteriors({"a": (model.posterior(), nan)})
+    with pytest.raises(InputError, match="draws: expected log-likelihoods that are numbers"):
+        reweight(model.posterior(), nan, temperatures=[2.0])
+    posterior = model.posterior()
+    posterior.pointwise = lambda z: np.full((len(z), model.n), np.nan)
+    with pytest.raises(InputError, match="got NaN of the rows at"):
+        compare_posteriors({"a": (posterior, draws)})
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 0.0])
+def test_saved_log_likelihoods_belong_to_the_rows_of_a_table(value):
+    model = LinearGaussian(rank=2)
+    posterior, draws = model.posterior(), exact_draws(model, draws=10)
+    own = np.stack([posterior.log_likelihood(z) for z in draws.z])
+    _check_rows(posterior, replace(draws, stats={"log_likelihood": own}), Path("model"))
+    stats = {"log_likelihood": np.full((8, 10), value)}
+    with pytest.raises(InputError, match="table: expected the rows that 'model' was fitted to"):
+        _check_rows(posterior, replace(draws, stats=stats), Path("model"))

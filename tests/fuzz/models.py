@@ -337,6 +337,19 @@ MODELS: dict[str, Example] = {
         partial(_family, "t ~ a", PiecewiseExponentialFamily(cuts=(0.5, 1.5))),
         partial(_load, rows=FRAME),
     ),
+    **{
+        f"fitted-{engine}": Example(
+            partial(
+                _fitted,
+                _mlp(),
+                subspace=subbayes.subspaces.PCA(rank=2),
+                inference=engine,
+                sampling=Sampling(draws=15, warmup=4, chains=2, progress=False),
+            ),
+            _load,
+        )
+        for engine in ("smc", "parallel-tempering", "laplace", "vi", "full-rank-vi", "realnvp")
+    },
     "fitted-student": Example(
         partial(
             _fitted, _mlp(), likelihood="student-t", subspace=subbayes.subspaces.Random(rank=2)

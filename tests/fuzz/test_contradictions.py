@@ -210,6 +210,8 @@ OF_LAPLACE: dict[str, tuple[str, Change]] = {
     ),
     "an indefinite Gram matrix": ("laplace-dual", tensor("matrix", lambda t: t - t.mean())),
     "a Gram matrix of other rows": ("laplace-dual", tensor("matrix", lambda t: t[:5, :5])),
+    "a Gram matrix of other data": ("laplace-dual", tensor("matrix", lambda t: 1.01 * t)),
+    "a Gram matrix in another order": ("laplace-dual", tensor("matrix", lambda t: t.flip(0, 1))),
     "eigenvectors of low rank, scaled": ("laplace-low-rank", tensor("vectors", lambda t: 2 * t)),
     "negative eigenvalues of low rank": ("laplace-low-rank", tensor("values", torch.neg)),
     "iterations without end": ("laplace-low-rank", option("iterations", 10**15)),
@@ -285,6 +287,18 @@ CONTRADICTIONS: dict[str, tuple[str, Change]] = {
         "fitted-pca",
         lambda tensors, facts: set_fact(facts, "settings/inference", []),
     ),
+    **{
+        f"control characters: {name} {place}": (name, fact(place, "a\x1b[31m\n"))
+        for name, place in (
+            ("fitted-pca", "draws/engine"),
+            ("fitted-pca", "settings/subspace"),
+            ("fitted-pca", "settings/inference"),
+            ("samples", "name"),
+            ("mc-dropout", "name"),
+        )
+    },
+    "log-likelihoods of NaN": ("fitted-pca", statistic("log_likelihood", np.nan)),
+    "infinite log-likelihoods": ("fitted-pca", statistic("log_likelihood", np.inf)),
     "draws wider than the prior": ("fitted-full-sampled", tensor("z", lambda t: 1000 * t)),
     "a posterior wider than its prior": ("fitted-full-linearised", fact("prior/scale", 1e-3)),
     "another covariance than the draws have": (
@@ -362,6 +376,8 @@ CONTRADICTIONS: dict[str, tuple[str, Change]] = {
     },
     "start points that overflow": ("semi-structured", tensor("starts", lambda t: t * 0 + 1e30)),
     "more dropped rows than float64 counts": ("semi-structured", fact("dropped", 2**53)),
+    "a curve of another kind": ("semi-structured", fact("space/curve", "polygon")),
+    "start points beside the curve": ("semi-structured", tensor("starts", lambda t: 1.1 * t)),
     "a space of no kind": ("semi-structured", fact("space/kind", "<b>")),
     "columns in another order": ("data-frame", numeric_in_another_order),
     "a column twice": ("data-frame", numeric_twice),
@@ -453,6 +469,70 @@ CONTRADICTIONS: dict[str, tuple[str, Change]] = {
 }
 
 
+VI, FLOW, SMC, LADDERS = "fitted-vi", "fitted-realnvp", "fitted-smc", "fitted-parallel-tempering"
+
+
+def plus(name: str, amount: float) -> Change:
+    return tensor(f"stats.{name}", lambda t: t + amount)
+
+
+def without(name: str) -> Change:
+    return lambda tensors, facts: tensors.pop(f"stats.{name}")
+
+
+OF_ESTIMATES: dict[str, tuple[str, Change]] = {
+    **{
+        f"{what} of {name}": (name, fact(f"draws/{key}", value))
+        for name in (VI, FLOW, SMC, LADDERS, "fitted-full-rank-vi")
+        for what, key, value in (
+            ("another evidence", "log_evidence", 3.0),
+            ("an infinite evidence", "log_evidence", np.inf),
+            ("no evidence", "log_evidence", None),
+            ("another error", "log_evidence_error", 1e-9),
+            ("a negative error", "log_evidence_error", -1.0),
+            ("an infinite error", "log_evidence_error", np.inf),
+            ("a perfect Pareto k", "pareto_k", -0.5),
+        )
+    },
+    "no Pareto k of a flow": (FLOW, fact("draws/pareto_k", None)),
+    "another Pareto k of Laplace": ("fitted-laplace", fact("draws/pareto_k", 0.01)),
+    "an error of Laplace": ("fitted-laplace", fact("draws/log_evidence_error", 0.1)),
+    "an infinite evidence of Laplace": ("fitted-laplace", fact("draws/log_evidence", -np.inf)),
+    "another ELBO": (VI, fact("draws/meta/elbo", 0.0)),
+    "an ELBO of text": (FLOW, fact("draws/meta/elbo", "high")),
+    "another density of q": (VI, plus("log_q", 1.0)),
+    "another density of the posterior": (FLOW, plus("log_density", 1.0)),
+    "a density of NaN": (FLOW, plus("log_density", np.nan)),
+    "an infinite density": (FLOW, plus("log_density", np.inf)),
+    "no density of q": (FLOW, without("log_q")),
+    "another evidence of a group": (SMC, fact("draws/meta/log_evidences", [1.0, 2.0])),
+    "an evidence of NaN": (SMC, fact("draws/meta/log_evidences", [np.nan, np.nan])),
+    "the evidence of one group": (SMC, fact("draws/meta/log_evidences", [1.0])),
+    "an acceptance of 2": (SMC, fact("draws/meta/acceptance", 2.0)),
+    "no moves": (SMC, fact("draws/meta/moves", [0, 0])),
+    "fewer evaluations": (SMC, fact("draws/meta/density_evaluations", 1)),
+    "evidences of other ladders": (LADDERS, plus("log_evidence", 1.0)),
+    "swaps beyond 1": (LADDERS, plus("swap_rate", 1.0)),
+    "a negative bias": (LADDERS, plus("bridge_bias", -1e6)),
+    "no bias": (LADDERS, without("bridge_bias")),
+    "other swap rates": (LADDERS, fact("draws/meta/least_swap_rate", 0.99)),
+    "an evidence of a sampler without": ("fitted-pca", fact("draws/log_evidence", -1.0)),
+    "a sampler that converged": ("fitted-pca", fact("draws/converged", True)),
+    "draws thinned from fewer": (SMC, fact("draws/meta/thinned_from", 4)),
+}
+
+
+@pytest.mark.parametrize("what", OF_ESTIMATES)
+def test_estimates_that_draws_do_not_imply_are_refused(tmp_path: Path, stored: Any, what: str):
+    name, change = OF_ESTIMATES[what]
+    tensors, facts, kind = stored(name)
+    artifact.write(tmp_path / "genuine", kind, tensors, facts)
+    subbayes.load(tmp_path / "genuine").thin(10).save(tmp_path / "thin")
+    subbayes.load(tmp_path / "thin")
+    change(tensors, facts)
+    check_refused(tmp_path / "forged", (tensors, facts, kind), subbayes.load)
+
+
 @pytest.mark.parametrize("what", OF_LAPLACE)
 def test_contradictions_of_laplace_are_refused(tmp_path: Path, stored: Any, what: str):
     name, change = OF_LAPLACE[what]
@@ -470,6 +550,31 @@ def test_contradictions_are_refused(tmp_path: Path, stored: Any, what: str):
     tensors, facts, kind = stored(name)
     change(tensors, facts)
     check_refused(tmp_path / "forged", (tensors, facts, kind), subbayes.load)
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "value"),
+    [
+        ("fitted-pca", "subspace.basis", 3e38),
+        ("fitted-pca", "subspace.shift", 3e38),
+        ("samples", "weights", 3e38),
+        ("mc-dropout", "weights", -3e38),
+        ("fitted-full-linearised", "subspace.shift", 3e38),
+        ("laplace-primal", "weights", 3e38),
+        ("laplace-sampled", "weights", 3e38),
+    ],
+)
+def test_predictions_that_are_not_finite_are_refused(
+    tmp_path: Path, stored: Any, name: str, tensor: str, value: float
+):
+    """Weights that are finite, and overflow with the inputs."""
+    tensors, facts, kind = stored(name)
+    tensors[tensor] = torch.full_like(tensors[tensor], value)
+    check_refused(
+        tmp_path / "forged",
+        (tensors, facts, kind),
+        lambda path: subbayes.load(path).predict(1e3 * X).mean,
+    )
 
 
 def test_facts_for_display_may_be_missing(tmp_path: Path, stored: Any):

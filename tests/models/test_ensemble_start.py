@@ -1,6 +1,7 @@
 """Chains that start at the members of a deep ensemble."""
 
 import dataclasses
+import warnings
 
 import numpy as np
 import pytest
@@ -439,3 +440,14 @@ def test_other_words_and_places_are_refused(fitted):
 def test_a_normal_prior_is_of_the_weights():
     model = quick(prior=Normal(scale=2.0, mean=0.5), inference=FunctionEngine(start_of))
     assert model.prior.scale == 2.0
+
+
+def test_noise_that_stays_as_the_members_learned_it_is_said():
+    with pytest.warns(UserWarning, match="likelihood: its parameters, such as the noise, stay as"):
+        quick()
+    known = (Gaussian(0.3), 1), (HeteroscedasticGaussian(1e-6), 2)
+    for likelihood, outputs in known:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            quick(net(outputs), likelihood=likelihood)
+        assert not any("such as the noise" in str(one.message) for one in caught)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import cases
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from scipy import optimize, stats
 from torch import Tensor
 
+import subbayes
 from subbayes import InputError, Predictive
 from subbayes.likelihoods import (
     Bernoulli,
@@ -22,7 +24,9 @@ from subbayes.likelihoods import (
     Poisson,
     Standardized,
 )
+from subbayes.predictions.averaging import average
 from subbayes.predictions.gaussian import GaussianPredictive
+from subbayes.predictions.predictive import check_outputs
 
 S, N = 5, 6
 MIXTURES = [
@@ -534,3 +538,18 @@ def test_a_negative_variance_is_refused():
     with pytest.raises(InputError, match="covariance: expected variances of at least 0, got -0.25"):
         GaussianPredictive(*arguments, Gaussian(0.5))
     assert GaussianPredictive(*arguments, Gaussian(1.0)).std[1] == pytest.approx(0.5**0.5)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_outputs_that_are_not_finite_are_refused(value):
+    network = subbayes.Network(torch.nn.Linear(1, 1, bias=False))
+    weights = torch.tensor([[1.0], [value]])
+    line = r"model: expected finite outputs of the network, got 3 NaN .*\(first in row 0\)"
+    with pytest.raises(InputError, match=line):
+        average(network, Gaussian(1.0), weights, torch.ones(3, 1))
+
+
+def test_masked_classes_have_no_probability():
+    outputs = torch.tensor([[[0.0, -math.inf, 0.0]]])
+    check_outputs(outputs, Categorical())
+    np.testing.assert_allclose(Predictive(outputs, Categorical()).probabilities, [[0.5, 0, 0.5]])

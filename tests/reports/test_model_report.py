@@ -27,7 +27,9 @@ from subbayes.likelihoods import (
     Standardized,
 )
 from subbayes.models.description import describe
+from subbayes.plots.sparse import sparse_history
 from subbayes.plots.style import new_axes, png
+from subbayes.plots.training import training_history
 from subbayes.priors import Normal
 from subbayes.reports.model_report import WORDS, write_report
 from subbayes.reports.rendering import Table, _environment, render
@@ -512,3 +514,48 @@ def test_report_names_the_engine_and_omits_chains_of_approximations(
     assert "PCA + ESS" not in text
     assert ("The chains " in text) is chains
     assert ("approximation with independent draws" in text) is not chains
+
+
+# --- content of files -----------------------------------------------------------------------------
+
+EVIL = "\x1b]0;owned\x07\u202e\x9b31m"
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]")
+
+
+@pytest.mark.parametrize(
+    "losses",
+    [[np.inf, 2.0, 1.0], [np.nan] * 3, [-np.inf, np.inf, 1.0], [1e308, -1e308, 0.0], [2.0], []],
+)
+def test_losses_that_are_not_finite_do_not_stop_a_report(tmp_path, real_pictures, losses):
+    history = {
+        "train": {"train_loss": losses, "validation_log_likelihood": [np.nan]},
+        "swa": {"train_loss": [np.inf]},
+        "other": {"x": [1.0]},
+    }
+    found = dataclasses.replace(model(), history=history)
+    assert "<h2>" in write_report(found, tmp_path / "page.html").read_text()
+
+
+def test_losses_that_are_not_finite_are_marked():
+    axes = training_history({"train_loss": [np.inf, 2.0, np.nan, 1.0]})
+    (marks,) = (line for line in axes.lines if line.get_label() == "NaN or infinite")
+    np.testing.assert_array_equal(marks.get_xdata(), [1, 3])
+    above, _ = sparse_history({"elbo": [-np.inf, -2.0, np.nan], "density": [0.5, np.nan]})
+    (marks,) = (line for line in above.lines if line.get_label() == "NaN or infinite")
+    np.testing.assert_array_equal(marks.get_xdata(), [1, 3])
+
+
+@pytest.mark.filterwarnings("error:Glyph")
+def test_control_characters_are_shown_as_text(tmp_path, real_pictures):
+    found = model()
+    draws = dataclasses.replace(found.draws, engine=EVIL, meta={"warmup": EVIL})
+    found = dataclasses.replace(found, draws=draws, settings={"subspace": EVIL})
+    x, y = rows()
+    page = write_report(
+        found, tmp_path / "page.html", test=(x, y), title=EVIL, name=EVIL, unit=EVIL,
+        command=EVIL, notes=[EVIL],
+    ).read_text()  # fmt: skip
+    assert not CONTROL.search(page)
+    assert "\\x1b]0;owned\\x07\\u202e\\x9b31m" in page
+    for text in (found.label, *found.describe().values(), found.card()):
+        assert not CONTROL.search(text)

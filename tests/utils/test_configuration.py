@@ -1,11 +1,15 @@
 """Changes of configurations by dotted names, and reading from text, TOML and JSON."""
 
+import math
 import os
 from dataclasses import dataclass, field
 
 import pytest
 
 from subbayes.inference.configuration import Sampling
+from subbayes.inference.engine import ENGINES, engine_class
+from subbayes.models.settings import TableSettings
+from subbayes.subspaces.registry import SUBSPACES, subspace_method
 from subbayes.training.configuration import Training
 from subbayes.utils.checks import InputError, check_count
 from subbayes.utils.configuration import change, parse, read_toml, settings_of, to_mapping
@@ -138,3 +142,54 @@ def test_dots_that_are_no_names_are_read(tmp_path):
     numbers = ", ".join(["0.25"] * 100)
     file.write_text(f'x = [{numbers}]\npath = "{"../" * 50}"\n')
     assert len(read_toml(file)["x"]) == 100
+
+
+CONFIGURATIONS = {
+    "table": TableSettings(),
+    **{name: engine_class(name)() for name in ENGINES},
+    **{name: subspace_method(name) for name in SUBSPACES},
+}
+FIELDS = [
+    (name, setting.path, setting.annotation)
+    for name, config in CONFIGURATIONS.items()
+    for setting in settings_of(config)
+]
+
+
+@pytest.mark.parametrize(("name", "path", "annotation"), FIELDS)
+@pytest.mark.parametrize("value", [2**63, -(2**63), 10**5000, math.inf], ids=["1", "2", "3", "4"])
+def test_numbers_beyond_any_range_are_refused(name, path, annotation, value):
+    given = [(value,)] if path.endswith("hidden") else [value]
+    if "int" in str(annotation) and value == 2**63:
+        given.append(str(value))
+    for one in given:
+        with pytest.raises(InputError, match=path.rpartition(".")[2]) as caught:
+            change(CONFIGURATIONS[name], {path: one})
+        assert len(str(caught.value)) < 200
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("path", "most"),
+    [("sampling.draws", 10**7), ("sampling.seed", 2**63 - 1), ("training.epochs", 10**9)],
+)
+def test_the_largest_numbers(path, most):
+    assert to_mapping(change(TableSettings(), {path: most}))
+    with pytest.raises(InputError, match=f"expected a whole number .*{most}|below 2.*63"):
+        change(TableSettings(), {path: most + 1})
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_every_configuration_is_read_back(name):
+    config = CONFIGURATIONS[name]
+    values = {
+        setting.path: to_mapping(setting.default)
+        for setting in settings_of(config)
+        if setting.default is not None
+    }
+    assert change(config, values) == config
+
+
+def test_a_network_of_too_many_layers_is_refused():
+    with pytest.raises(InputError, match="hidden: expected at most 1000 hidden layers, got 1001"):
+        change(TableSettings(), {"network.hidden": [1] * 1001})

@@ -96,3 +96,18 @@ def test_options_of_linearised_laplace_are_suggested():
         assert found.likelihood == Categorical()
     with pytest.raises(subbayes.InputError, match="Did you mean 'prior_precision'"):
         subbayes.inference.linearised_laplace(network, "categorical", data, prior_precison=1.0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "keywords", "line"),
+    [
+        (2, {}, r"fit: expected 2 arguments without names \(model, data\), got 3\."),
+        (3, {"subspace": "pca"}, r"fit: expected 2 arguments without names .*, got 4\."),
+        (1, {"y": torch.zeros(5)}, "y: expected targets beside the inputs, got an argument"),
+        (1, {"labels": 1}, "labels: expected targets beside the inputs, got an argument"),
+    ],
+)
+def test_inputs_and_targets_are_one_argument(arguments, keywords, line):
+    with pytest.raises(InputTypeError, match=line) as caught:
+        subbayes.fit(nn.Linear(1, 1), *[torch.zeros(5, 1)] * arguments, **keywords)
+    assert str(caught.value).endswith("Call fit(model, (x, y)).")

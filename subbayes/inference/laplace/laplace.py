@@ -16,6 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -27,6 +28,7 @@ from subbayes.inference.importance_sampling import approximate_draws
 from subbayes.inference.samplers.chains import prior_scale
 from subbayes.inference.samplers.hamiltonian import GradientDensity, check_gradient
 from subbayes.inference.samplers.laplace_start import Points, climb
+from subbayes.inference.saved_statistics import importance_estimates
 from subbayes.utils.checks import check_count, fail
 from subbayes.utils.progress import progress_bar
 
@@ -71,10 +73,16 @@ class Laplace(Engine):
     name = "laplace"
     validity = "approximation"
     independent = True
+    estimates = ("log_evidence", "pareto_k")
     starts: int = 4
 
     def __post_init__(self) -> None:
         check_count("starts", self.starts)
+
+    @classmethod
+    def implied(cls, draws: Draws) -> dict[str, Any]:
+        """Pareto k of the importance ratios; see `Engine.implied`."""
+        return {"pareto_k": importance_estimates(draws)["pareto_k"]}
 
     def run(self, posterior: GradientDensity, sampling: Sampling) -> Draws:
         """Draw from the approximation; see `Engine.run`."""
@@ -163,7 +171,8 @@ def _approximate(
             "posterior",
             "a mode with positive definite curvature",
             str(error),
-            "Raise starts, use nuts, or use a smooth activation instead of relu",
+            "Use inference='laplace-linearised', whose Gauss-Newton curvature is never negative, "
+            "or 'nuts'; or raise starts, or use a smooth activation instead of relu",
         )
 
 

@@ -45,7 +45,7 @@ from subbayes.networks.network import Network
 from subbayes.networks.saving import known_outputs, network_facts, network_from, network_tensors
 from subbayes.predictions.averaging import average, with_noise
 from subbayes.predictions.gaussian import Method, default_method, draws, predictive_of
-from subbayes.predictions.predictive import Predictive
+from subbayes.predictions.predictive import Predictive, check_outputs
 from subbayes.subspace import FullSubspace, Subspace
 from subbayes.subspace import from_config as subspace_from_config
 from subbayes.utils.checks import check_choice, check_count, check_seed, fail, fail_type
@@ -272,7 +272,9 @@ class LinearisedPosterior(Predictor):
     ) -> Predictive:
         """Draws of the outputs, without C x C matrices."""
         likelihood = with_noise(self.likelihood, noise, X.n)
-        return Predictive(self._output_draws(psi, X, count, seed), likelihood)
+        outputs = self._output_draws(psi, X, count, seed)
+        check_outputs(outputs, likelihood)
+        return Predictive(outputs, likelihood)
 
     def _output_draws(
         self, psi: Sampled, X: Jacobian, count: int, seed: int

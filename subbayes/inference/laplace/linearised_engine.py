@@ -29,7 +29,7 @@ from subbayes.networks.network import Network
 from subbayes.posterior import Posterior
 from subbayes.predictions.averaging import input_batches, with_noise
 from subbayes.predictions.gaussian import default_method, predictive_of
-from subbayes.predictions.predictive import Predictive
+from subbayes.predictions.predictive import Predictive, check_outputs
 from subbayes.subspace import Subspace
 from subbayes.utils.checks import check_choice
 from subbayes.utils.memory import check_memory
@@ -84,6 +84,7 @@ class LinearisedLaplace(Engine):
     validity = "approximation"
     independent = True
     predictions = ("linearised", "linearised-draws")
+    estimates = ("log_evidence",)
     gauss_newton_step: bool = False
     covariance: Literal["exact", "sampled"] = "exact"
     tolerance: float = 1e-2
@@ -241,6 +242,7 @@ def _from_draws(
     )
     changes = found.reshape(len(rows), X.n, X.roots).cpu()
     f, likelihood = products.outputs().double().cpu(), with_noise(likelihood, noise, X.n)
+    check_outputs(f + changes, likelihood)
     if X.roots > _MANY_OUTPUTS:
         return Predictive(f + changes, likelihood)
     shift = torch.zeros_like(f) if draws.meta.get("centred") else changes.mean(0)

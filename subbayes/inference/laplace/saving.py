@@ -46,6 +46,7 @@ _MATRICES: dict[type[Precision], tuple[str, ...]] = {
 }
 _MOST_PRECISE = 1e30  # prior precision of draws, whose squares float32 holds
 _ROUNDING = 1e-9
+_PRODUCTS = 1e-3  # relative error of products in the dtype of the network
 _ROWS = 3  # of the random inputs that replace the data
 
 
@@ -151,6 +152,7 @@ def precision_from(
         case "dual":
             if len(tensors["matrix"]) != V.rows:
                 fail_damaged(f"a matrix of {V.rows} rows", len(tensors["matrix"]))
+            _check_gram(tensors["matrix"], V)
             return Dual(V, prior_precision, tensors["matrix"])
         case "primal":
             return Primal(V, prior_precision, tensors["matrix"])
@@ -172,6 +174,20 @@ def precision_from(
             if not bool(error <= _ROUNDING * metric.diagonal().max()):
                 fail_damaged("the squared basis as 'metric'", "another matrix")
             return SubspacePrecision(V, subspace, prior_precision, (tensors["matrix"], metric))
+
+
+def _check_gram(matrix: Tensor, V: Jacobian) -> None:
+    """Check that a matrix is VV', by its product with random numbers (Freivalds 1979).
+
+    They follow from the matrix, so that none can be made for them.
+    """
+    seed = int(fingerprint({"matrix": matrix}, {})[:15], 16)
+    u = torch.randn(1, V.rows, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    u = u.to(V.network.device)
+    found = u @ matrix.to(u)
+    error = torch.linalg.vector_norm(V.push(V.pull(u)).to(u) - found)
+    if not bool(error <= _PRODUCTS * torch.linalg.vector_norm(found)):
+        fail_damaged("the Gram matrix of the training data", "another matrix")
 
 
 def _sampled(tensors: Mapping[str, Tensor], facts: Mapping[str, Any], V: Jacobian) -> Sampled:

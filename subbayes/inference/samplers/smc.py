@@ -25,6 +25,7 @@ from __future__ import annotations
 import time
 from collections.abc import Generator
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -36,7 +37,9 @@ from subbayes.inference.engine import Engine
 from subbayes.inference.importance_sampling import systematic_resampling
 from subbayes.inference.samplers.chains import Density, chain_generators, prior_scale
 from subbayes.inference.samplers.evidence import evidence_of_groups
+from subbayes.inference.saved_statistics import numbers_of
 from subbayes.utils.checks import check_count, fail
+from subbayes.utils.files import fail_damaged
 from subbayes.utils.progress import progress_bar
 
 __all__ = ["SMC"]
@@ -268,6 +271,7 @@ class SMC(Engine):
     """
 
     name = "smc"
+    estimates = ("log_evidence", "log_evidence_error")
     ess: float = 0.5
     max_moves: int = 50
 
@@ -275,6 +279,23 @@ class SMC(Engine):
         check_count("max_moves", self.max_moves)
         if not 0 < self.ess < 1:
             fail("ess", "a number between 0 and 1", self.ess)
+
+    @classmethod
+    def implied(cls, draws: Draws) -> dict[str, Any]:
+        """Evidence of the groups, and evaluations of their moves; see `Engine.implied`."""
+        groups = draws.n_chains
+        logs = numbers_of("log_evidences", draws, groups)
+        stages = numbers_of("stages", draws, groups, 1, whole=True)
+        moves = numbers_of("moves", draws, groups, 1, whole=True)
+        numbers_of("acceptance", draws, 0, 0.0, 1.0)
+        if (moves < stages).any():
+            fail_damaged("at least as many 'moves' as 'stages'", f"{moves.tolist()}")
+        log_evidence, error = evidence_of_groups(logs)
+        return {
+            "log_evidence": log_evidence,
+            "log_evidence_error": error,
+            "meta.density_evaluations": draws.n_draws * (groups + int(moves.sum())),
+        }
 
     def run(self, posterior: Density, sampling: Sampling) -> Draws:
         """Draw from a posterior; see `Engine.run`."""

@@ -10,24 +10,29 @@ inference*; used over subspaces by Izmailov et al. (2019, section 4).
 from __future__ import annotations
 
 import itertools
-import math
 import time
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from subbayes.draws import MAX_PARETO_K, Draws
+from subbayes.draws import Draws
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.engine import Engine
-from subbayes.inference.importance_sampling import approximate_draws, estimate_evidence
+from subbayes.inference.importance_sampling import (
+    approximate_draws,
+    estimate_evidence,
+    log_ratios,
+    reliable_error,
+)
 from subbayes.inference.laplace.laplace import find_mode
 from subbayes.inference.samplers.chains import prior_scale
 from subbayes.inference.samplers.hamiltonian import GradientDensity, check_gradient
+from subbayes.inference.saved_statistics import importance_estimates
 from subbayes.inference.variational.elbo import Ascent, Family, Target, ascend
 from subbayes.inference.variational.gaussians import FullRank, MeanField
 from subbayes.posterior import Posterior
@@ -101,6 +106,7 @@ class VariationalInference(Engine):
 
     validity = "approximation"
     independent = True
+    estimates = ("log_evidence", "log_evidence_error", "pareto_k", "converged")
     family: ClassVar[str]
     steps: int = 2000
     samples: int = 16
@@ -114,6 +120,11 @@ class VariationalInference(Engine):
             check_positive("learning_rate", self.learning_rate)
         if self.batch_size is not None:
             check_count("batch_size", self.batch_size)
+
+    @classmethod
+    def implied(cls, draws: Draws) -> dict[str, Any]:
+        """Evidence, ELBO and Pareto k of the importance ratios; see `Engine.implied`."""
+        return importance_estimates(draws)
 
     @abstractmethod
     def _maximise(self, fit: _Fit) -> Ascent:
@@ -152,10 +163,8 @@ class VariationalInference(Engine):
         ]
         z, log_q = (np.stack(part) for part in zip(*groups, strict=True))
         draws = approximate_draws(posterior, z, log_q, engine=self.name, converged=fitted.converged)
-        ratios = (draws.stats["log_density"] - draws.stats["log_q"]).reshape(-1)
+        ratios = log_ratios(draws.stats["log_density"], log_q)
         log_evidence, error = estimate_evidence(ratios)
-        if draws.pareto_k > MAX_PARETO_K:
-            error = math.nan  # the variance of the ratios may be infinite
         return replace(
             draws,
             meta={
@@ -167,7 +176,7 @@ class VariationalInference(Engine):
                 "seconds": time.perf_counter() - started,
             },
             log_evidence=log_evidence,
-            log_evidence_error=error,
+            log_evidence_error=reliable_error(error, draws.pareto_k),
             moments=fitted.density.moments(),
         )
 

@@ -81,7 +81,9 @@ def test_bad_input(unchecked):
         def likelihood(self, z):
             return 2.0 * z[:, 0] ** 2, np.stack([4.0 * z[:, 0], 0 * z[:, 1]], 1)
 
-    with pytest.raises(InputError, match="posterior: expected a mode with positive definite curv"):
+    with pytest.raises(
+        InputError, match="a mode with positive definite curv.*inference='laplace-linearised'"
+    ):
         Laplace(starts=1).sample(Ridge(2), draws=1000, chains=4, progress=False)
 
     class Impossible(Toy):
