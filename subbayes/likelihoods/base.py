@@ -116,6 +116,10 @@ class Likelihood(ABC):
     def check_targets(self, y: Targets) -> None:
         """Raise `InputError` for targets outside the support."""
 
+    def has_finite_parameters(self, outputs: Outputs) -> bool:
+        """Whether no parameter of p(y | f) overflows, such as a rate exp(f)."""
+        return True
+
     def score(self, outputs: Outputs, y: Targets) -> Outputs:
         r"""The score in the outputs $\partial \log p(y \mid f) / \partial f$, shape (..., N, C)."""
         return torch.func.grad(lambda f: self.log_prob(f, y).sum())(outputs)

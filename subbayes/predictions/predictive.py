@@ -31,6 +31,7 @@ from subbayes.utils.checks import (
 )
 from subbayes.utils.trees import tree_map
 from subbayes.utils.types import Targets
+from subbayes.utils.warning import warn_user
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -196,8 +197,11 @@ class Predictive:
         reach = 1 + math.sqrt(max(q / (1 - q), (1 - q) / q))
         low = (means - reach * stds).amin(0).floor().clamp_min(-1) - 1
         high = (means + reach * stds).amax(0).ceil()
-        while bool((high - low > 1).any()):
+        while True:
             middle = ((low + high) / 2).floor()
+            # beyond 2**53 neighbouring numbers differ by more than 1
+            if not bool(((high - low > 1) & (middle > low) & (middle < high)).any()):
+                break
             above = self._cdf(middle) >= q
             low, high = torch.where(above, low, middle), torch.where(above, middle, high)
         return high
@@ -299,8 +303,16 @@ def check_outputs(outputs: Float[Tensor, "S N C"], likelihood: Likelihood) -> No
 
     Raises:
         InputError: outputs that are NaN or infinite.
+
+    Warns:
+        UserWarning: finite outputs of which a parameter overflows, such as a rate exp(1000).
     """
     if is_finite(outputs):
+        if not likelihood.has_finite_parameters(outputs):
+            warn_user(
+                "predictions: parameters of some rows and draws are too large to be numbers, so "
+                "that means there are infinite or NaN; check the inputs, the priors and the link"
+            )
         return
     masked = likelihood.kind == "classification"
     bad = ~(torch.isfinite(outputs) | (outputs == -math.inf) & masked)

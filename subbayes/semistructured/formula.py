@@ -25,7 +25,7 @@ from subbayes.semistructured.formula_checks import (
     check_terms,
 )
 from subbayes.semistructured.formula_columns import factor_column, factors, is_categorical
-from subbayes.semistructured.formula_grammar import check_length, formula_errors
+from subbayes.semistructured.formula_grammar import check_length, check_size, formula_errors
 from subbayes.semistructured.smooth import penalised
 from subbayes.semistructured.terms.group_effects import GroupEffects
 from subbayes.semistructured.terms.law import Law, LearnedTerm
@@ -141,6 +141,7 @@ class Design:
         right: right-hand side by parameter, in the order of the family's parameters.
         frame: rows without missing values, which determine levels, knots and centres.
         without_intercept: parameters whose intercept is dropped, because thresholds replace it.
+        most: the largest number of columns of all parameters; further formulas are not evaluated.
 
     Attributes:
         parameters: the parameters, the location first.
@@ -155,7 +156,11 @@ class Design:
     """
 
     def __init__(
-        self, right: Mapping[str, str], frame: pd.DataFrame, without_intercept: Iterable[str] = ()
+        self,
+        right: Mapping[str, str],
+        frame: pd.DataFrame,
+        without_intercept: Iterable[str] = (),
+        most: int | None = None,
     ) -> None:
         without_intercept = tuple(without_intercept)
         self.parameters = tuple(right)
@@ -165,6 +170,9 @@ class Design:
         self.column_parameters: list[str] = []
         for parameter, text in right.items():
             self._add(parameter, text, frame, parameter not in without_intercept)
+            if most is not None and len(self.names) > most:
+                fail("formula", f"at most {most} effects", f"at least {len(self.names)}")
+            check_size(f"formula of {parameter!r}", text, len(self.names), len(frame))
         numeric = frame.columns[[pd.api.types.is_numeric_dtype(dtype) for dtype in frame.dtypes]]
         self._ranges = {
             name: (float(frame[name].min()), float(frame[name].max()))

@@ -144,7 +144,8 @@ def state_from(
     _check_splines(specification, space.subspace.size)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # `fit` has given the warnings about these rows
-        rows = specification.prepare(frame, strip_prefix("inputs", tensors))
+        inputs = strip_prefix("inputs", tensors)
+        rows = specification.prepare(frame, inputs, space.subspace.size)
     check_size(space, rows)
     # a file does not start a compiler, which writes elsewhere
     mode: Mode = "trace" if facts["mode"] == "compile" else facts["mode"]

@@ -133,12 +133,16 @@ class Specification:
             fail("formula", "formulas for " + ", ".join(parameters), ", ".join(unknown))
         return response, {name: given.get(name, "1") for name in parameters}
 
-    def prepare(self, data: Any, inputs: Mapping[str, Any] | None) -> PreparedModel:
+    def prepare(
+        self, data: Any, inputs: Mapping[str, Any] | None, most_effects: int | None = None
+    ) -> PreparedModel:
         """Read the training rows.
 
         Args:
             data: a data frame, or anything that `pd.DataFrame` accepts.
             inputs: inputs of the networks without columns, by name.
+            most_effects: of a fitted model: the size of its space, above which formulas are not
+                evaluated. Whether the data identify its effects is not checked again.
 
         Raises:
             InputError: see `SemiStructuredRegression.fit`.
@@ -157,14 +161,16 @@ class Specification:
         family = self.family.with_classes(response.labels or ())
         known = given_values(family, frame)
         family.check_known(y, known)
-        design = Design(family.right_sides(right), frame, ("mu",) if family.n_thresholds else ())
+        without = ("mu",) if family.n_thresholds else ()
+        design = Design(family.right_sides(right), frame, without, most_effects)
         design.warn_of_numbers_as_text(frame)
         targets = self.targets(frame, y)
         family.check_targets(targets)
         y = family.level_values(y, known)
         offset = design.matrix(frame)[1][:, 0] + self.auxiliary.total_offset(frame, family)
         priors = priors_with(design, default_priors(design, family, y, offset), self.priors)
-        self._check_identifiable(design, frame)
+        if most_effects is None:
+            self._check_identifiable(design, frame)
         structured = StructuredPredictor(design, family, priors)
         dtypes = [p.dtype for part in self.deep.values() for p in part.module.parameters()]
         dtype = dtypes[0] if dtypes else torch.float64

@@ -39,6 +39,12 @@ from subbayes.likelihoods import (
     Likelihood,
     Poisson,
 )
+from subbayes.likelihoods.families import (
+    HurdlePoissonFamily,
+    NegativeBinomialFamily,
+    TruncatedFamily,
+    ZeroInflatedPoissonFamily,
+)
 from subbayes.predictions.predictive import Predictive
 from subbayes.utils.checks import InputError
 
@@ -443,3 +449,30 @@ def test_crps_of_predictions_that_are_not_finite_is_nan():
         assert np.isnan(found[1]) if not np.isfinite(wrong) else found[1] > 1e30
     counts = Predictive(torch.full((3, 2, 1), torch.nan), Poisson())
     assert np.isnan(crps_room.crps_counts(counts, np.zeros(2)))
+
+
+@pytest.mark.parametrize(
+    "likelihood",
+    [
+        Poisson(),
+        NegativeBinomialFamily(),
+        ZeroInflatedPoissonFamily(),
+        HurdlePoissonFamily(),
+        TruncatedFamily(family="poisson", lower=2),
+    ],
+    ids=repr,
+)
+def test_crps_of_counts_is_the_sum_over_distribution_functions(likelihood):
+    width = len(getattr(likelihood, "parameters", ("mu",)))
+    outputs = torch.randn(7, 9, width, generator=torch.Generator().manual_seed(0)).double()
+    predictive = Predictive(outputs, likelihood)
+    y = np.array([0.0, 1, 2, 3, 5, 9, 30, 2, 4])
+    if isinstance(likelihood, TruncatedFamily):
+        y = y.clip(2)
+    k = np.arange(0, 200.0)
+    cdf = np.stack([predictive.cdf(np.full(len(y), at)) for at in k], 1)
+    expected = ((cdf - (k[None] >= y[:, None])) ** 2).sum(1).mean()
+    assert crps(predictive, y) == pytest.approx(expected, rel=1e-8)
+    assert crps(predictive, y * 0) == pytest.approx(
+        ((cdf - 1.0) ** 2).sum(1).mean(), rel=1e-8
+    )  # a count that a truncated distribution does not have

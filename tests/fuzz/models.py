@@ -175,6 +175,7 @@ def _family(formula: str, family: Any, path: Path) -> None:
     frame["dead"] = np.arange(24) % 2 == 0
     model = SemiStructuredRegression(formula, family=family)
     model.fit(frame, inference="laplace", sampling=FEW)
+    model.save(path)
 
 
 def _terms(path: Path) -> None:

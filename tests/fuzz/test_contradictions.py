@@ -28,6 +28,7 @@ from subbayes.inference.samplers.nuts import NUTS
 from subbayes.inference.samplers.parallel_tempering import ParallelTempering
 from subbayes.inference.samplers.slice import SliceSampling
 from subbayes.likelihoods import Gaussian
+from subbayes.semistructured import formula_columns
 from subbayes.utils import artifact
 from subbayes.utils.seeding import is_state_of
 
@@ -575,6 +576,51 @@ def test_predictions_that_are_not_finite_are_refused(
         (tensors, facts, kind),
         lambda path: subbayes.load(path).predict(1e3 * X).mean,
     )
+
+
+def _rows(tensors: Tensors, count: int) -> None:
+    for name in [name for name in tensors if name.startswith("rows.")]:
+        tensors[name] = tensors[name].repeat(count // len(tensors[name]) + 1)[:count]
+
+
+def classes_of_splines(tensors: Tensors, facts: Facts) -> None:
+    """1000 classes, of which each has its own 500 splines."""
+    _rows(tensors, 2000)
+    facts["formula"] = "c ~ s(a, df=500)"
+    facts["family"] = {"name": "categorical", "n_classes": None}
+    at = [column["name"] for column in facts["columns"]].index("c")
+    facts["columns"][at]["levels"] = [str(i) for i in range(1000)]
+    tensors[f"rows.{at}"] = torch.arange(2000) % 1000
+
+
+def hazards_of_levels(tensors: Tensors, facts: Facts) -> None:
+    """The hazard of each of 500 intervals depends on a factor with 1000 levels."""
+    _rows(tensors, 2000)
+    facts["family"]["cuts"] = [float(i) for i in range(1, 500)]
+    at = [column["name"] for column in facts["columns"]].index("a")
+    tensors[f"rows.{at}"] = torch.arange(2000) % 1000 + 0.5
+    facts["formula"] = "t ~ C(a)"
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [("semi-structured", classes_of_splines), ("semi-structured-hazards", hazards_of_levels)],
+)
+def test_formulas_of_many_parameters_are_refused_before_they_are_evaluated(
+    tmp_path: Path, stored: Any, monkeypatch: pytest.MonkeyPatch, name: str, change: Change
+):
+    tensors, facts, kind = stored(name)
+    change(tensors, facts)
+    evaluated = []
+    learn = formula_columns.learn
+
+    def counted(*args: Any) -> Any:
+        evaluated.append(args)
+        return learn(*args)
+
+    monkeypatch.setattr(formula_columns, "learn", counted)
+    check_refused(tmp_path / "forged", (tensors, facts, kind), subbayes.load)
+    assert len(evaluated) <= 2
 
 
 def test_facts_for_display_may_be_missing(tmp_path: Path, stored: Any):

@@ -20,6 +20,7 @@ from subbayes.likelihoods.families import (
     Custom,
     HurdleNegativeBinomialFamily,
     HurdlePoissonFamily,
+    InverseGaussianFamily,
     LogLogisticFamily,
     LogNormalFamily,
     MixtureFamily,
@@ -35,6 +36,7 @@ from subbayes.likelihoods.families import (
     family_from_name,
 )
 from subbayes.likelihoods.families.base import log_sum
+from subbayes.predictions.predictive import Predictive, check_outputs
 
 ETA = torch.tensor([[0.3, 1.2, -0.4], [-0.5, 1.6, 0.3], [0.9, 1.4, -1.0]], dtype=torch.float64)
 MU, SHAPE = ETA[:, 0].exp().numpy(), ETA[:, 1].exp().numpy()
@@ -360,3 +362,26 @@ def test_logarithms_of_sums_have_finite_second_derivatives():
     p = torch.sigmoid(a - b)[:4]
     found = torch.func.vmap(torch.func.hessian(log_sum))(a[:4], b[:4])
     torch.testing.assert_close(found, p * (1 - p))
+
+
+def test_inverse_gaussian_draws_have_its_distribution():
+    family = InverseGaussianFamily()
+    for log_mean, log_shape in [(0.0, 0.0), (1.0, -2.0), (-1.0, 4.0), (0.5, 300.0)]:
+        outputs = torch.tensor([log_mean, log_shape], dtype=torch.float64).expand(20_000, 2)
+        y = family.sample(outputs, torch.Generator().manual_seed(0))[:, 0].numpy()
+        if log_shape > 100:
+            np.testing.assert_allclose(y, np.exp(log_mean), rtol=1e-12)
+            continue
+        mean, shape = np.exp(log_mean), np.exp(log_shape)
+        assert stats.kstest(y, stats.invgauss(mean / shape, scale=shape).cdf).pvalue > 1e-3
+
+
+def test_rates_that_overflow_warn_and_do_not_fail():
+    family = TruncatedFamily(family="poisson", lower=1)
+    outputs = torch.tensor([[[1.0], [1000.0]]], dtype=torch.float64)
+    with pytest.warns(UserWarning, match="parameters of some rows and draws are too large"):
+        check_outputs(outputs, family)
+    mean = Predictive(outputs, family).mean
+    rate = np.exp(1.0)
+    assert mean[0] == pytest.approx(rate / (1 - np.exp(-rate)), rel=1e-6)
+    assert not np.isfinite(mean[1])

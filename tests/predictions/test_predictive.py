@@ -16,6 +16,7 @@ from torch import Tensor
 
 import subbayes
 from subbayes import InputError, Predictive
+from subbayes.diagnostics.metrics import crps
 from subbayes.likelihoods import (
     Bernoulli,
     Categorical,
@@ -553,3 +554,13 @@ def test_masked_classes_have_no_probability():
     outputs = torch.tensor([[[0.0, -math.inf, 0.0]]])
     check_outputs(outputs, Categorical())
     np.testing.assert_allclose(Predictive(outputs, Categorical()).probabilities, [[0.5, 0, 0.5]])
+
+
+def test_quantiles_of_huge_counts_end():
+    """From 2**53 on, neighbouring numbers differ by more than 1."""
+    outputs = torch.tensor([[[40.0], [3.0]], [[40.5], [3.0]]], dtype=torch.float64)
+    predictive = Predictive(outputs, Poisson())
+    low, high = predictive.interval(0.9)
+    assert np.exp(39.9) < low[0] < high[0] < np.exp(40.6)
+    assert (low[1], high[1]) == tuple(stats.poisson(np.exp(3)).interval(0.9))
+    assert np.isfinite(crps(predictive, [2.0, 20.0]))

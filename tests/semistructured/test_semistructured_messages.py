@@ -36,7 +36,7 @@ frame = pd.DataFrame(
         ("(1 | C(g))", r"columns as groups, .* Add a column with the groups"),
         ("(s(z) | g)", r"linear effects, factors and splines that vary, got s\(z\) in \(1 \+ s"),
         ("(0 | g)", r"from 1 to 20 effects that vary, got 0"),
-        ("(1 | g) + (1 + z | g)", r"effects that differ, got Intercept \| g\[a\] in two terms"),
+        ("(1 | g) + (1 + z | g)", r"effects with different names, got 'Intercept \| g\[a\]' twice"),
         ("(1 | g) + (1 | g)", r"terms that differ, got \(1 \| g\) twice"),
         ("z - (1 | g)", r"'\(1 \| g\)' added with \+, got - \(1 \| g\). Leave it out"),
         ("(1 | k)", r"columns .*, got none called k"),

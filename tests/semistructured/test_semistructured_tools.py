@@ -12,7 +12,8 @@ from subbayes.inference import Sampling
 from subbayes.plots.checks import predictive_check
 from subbayes.plots.conditional import conditional
 from subbayes.semistructured import NormalPrior
-from subbayes.semistructured.tools.hypothesis import evaluate_hypothesis
+from subbayes.semistructured.tools.averages import marginal_slopes
+from subbayes.semistructured.tools.hypothesis import density_at_zero, evaluate_hypothesis
 from subbayes.semistructured.tools.updating import updated_formula
 
 SAMPLING = Sampling(draws=300, chains=2, progress=False)
@@ -81,6 +82,56 @@ def test_equality_has_the_ratio_of_densities():
 def test_other_expressions_are_refused(expression):
     with pytest.raises(InputError, match="hypothesis: expected"):
         evaluate_hypothesis(expression, {"x": np.zeros(3)}, dict)
+
+
+@pytest.mark.parametrize("other", ["effect", "effect_2_", "effect2", "effect_", "effect__1"])
+def test_effects_may_have_the_names_of_placeholders(other):
+    effects = {"scale": np.zeros(3), "treatment": np.ones(3), other: -np.ones(3), "b a": np.ones(3)}
+    for text, probability in [
+        ("treatment > 0", 1.0),
+        (f"{other} > 0", 0.0),
+        (f"treatment + {other} > `b a`", 0.0),
+        (f"2 * treatment + `{other}` + `b a` > 1", 1.0),
+    ]:
+        assert evaluate_hypothesis(text, effects, dict).probability == probability, text
+    with pytest.raises(InputError, match="hypothesis: expected effects"):
+        evaluate_hypothesis("treatment > effect7", effects, dict)
+
+
+@pytest.mark.parametrize(
+    "law",
+    [
+        stats.norm(0, 2),
+        stats.norm(1.5, 1),
+        stats.norm(5000, 5000),
+        stats.cauchy(0, 0.7),
+        stats.t(1, scale=0.2),
+        stats.t(2, scale=0.2),
+        stats.lognorm(2.5, loc=-1),
+        stats.lognorm(0.5, loc=-1),
+    ],
+)
+def test_densities_at_zero_of_heavy_tails_and_skewed_variables(law):
+    found = [density_at_zero(law.rvs(4000, random_state=seed)) for seed in range(10)]
+    assert np.mean(found) == pytest.approx(law.pdf(0), rel=0.12)
+
+
+def test_the_same_hypothesis_has_the_same_evidence_on_another_scale():
+    rng = np.random.default_rng(0)
+    after, before = {"x": rng.normal(0.3, 0.2, 4000)}, {"x": rng.normal(0, 2.5, 4000)}
+    plain, scaled = (
+        evaluate_hypothesis(text, after, lambda: before).evidence_ratio
+        for text in ("x = 0", "exp(x) = 1")
+    )
+    assert scaled == pytest.approx(plain, rel=0.15)
+
+
+def test_slopes_at_one_value_of_a_column():
+    rows = pd.DataFrame({"x": [2.0, 2.0], "z": [1.0, 3.0]})
+    slopes = marginal_slopes(
+        lambda at: (at["z"] * at["x"] ** 2).to_numpy()[None], rows, "x", None, 0.9
+    )
+    assert float(slopes.draws[0, 0]) == pytest.approx(8.0, rel=1e-6)
 
 
 def test_marginal_means_and_contrasts_equal_averages_over_draws(model, frame):

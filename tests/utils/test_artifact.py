@@ -1125,6 +1125,20 @@ def test_only_temporary_files_of_killed_writers_are_removed(tmp_path: Path) -> N
     assert listing(tmp_path) == sorted([*others, "a"])
 
 
+def test_pipes_and_files_with_holes_in_the_folder_are_neither_read_nor_removed(
+    tmp_path: Path,
+) -> None:
+    put(tmp_path, 1)
+    os.mkfifo(tmp_path / "tensors-0123456789abcdef.safetensors")  # opening it would block
+    with (tmp_path / "tensors-1123456789abcdef.safetensors").open("wb") as file:
+        file.truncate(2**40)  # reading it would take hours
+    before = [name for name in listing(tmp_path) if "123456789abcdef" in name]
+    put(tmp_path, 2)
+    assert [name for name in listing(tmp_path) if "123456789abcdef" in name] == before
+    assert len(listing(tmp_path)) == 4  # the manifest and one file of tensors
+    assert artifact.read(tmp_path).kind == "test"
+
+
 # --- artifacts that are a single file -----------------------------------------------------------
 
 

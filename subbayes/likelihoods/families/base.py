@@ -121,6 +121,10 @@ class Family(Likelihood):
             for name, link, eta in zip(self.parameters, self.links, outputs.unbind(-1), strict=True)
         }
 
+    def has_finite_parameters(self, outputs: Outputs) -> bool:
+        """Whether no parameter overflows."""
+        return all(bool(value.isfinite().all()) for value in self.values(outputs).values())
+
     @property
     def known(self) -> dict[str, float | str]:
         """Parameters that are given: a number, or a column of the data frame, for each."""
@@ -373,6 +377,10 @@ class CommonParameters(WrappedLikelihood):
         self.check_complete()
         values = torch.as_tensor(self.values, dtype=outputs.dtype, device=outputs.device)
         return torch.cat([outputs, values.expand(*outputs.shape[:-1], self._others)], -1)
+
+    def has_finite_parameters(self, outputs: Outputs) -> bool:
+        """Whether no parameter overflows."""
+        return self.likelihood.has_finite_parameters(self._predictors(outputs))
 
     def log_prob(self, outputs: Outputs, y: Targets) -> PerPoint:
         """Log density of each observation, shape (..., N)."""

@@ -334,8 +334,13 @@ class TruncatedFamily(_Around):
         """Responses at levels, and the weights of a sum over them that is an expectation."""
         shape = (-1, *[1] * (outputs.ndim - 1))
         if self.kind == "count":
-            last = self._at_levels(outputs, torch.tensor(1 - 1e-12, dtype=torch.float64)).max()
+            ends = self._at_levels(outputs, torch.tensor(1 - 1e-12, dtype=torch.float64))
             first = max(self.lower, 0.0)
+            last = (
+                ends[ends.isfinite()].clamp_min(first).max()
+                if bool(ends.isfinite().any())
+                else first
+            )
             y = torch.linspace(first, float(last), min(int(last - first) + 1, _MOST_COUNTS))
             y = y.double().round().reshape(shape).expand(-1, *outputs.shape[:-1])
             weight = self.log_density(y, outputs.double().unbind(-1)).exp()

@@ -103,6 +103,19 @@ class InverseGaussianFamily(PositiveFamily):
         first = values["shape"] / values["mu"]
         return torch.diag_embed(torch.stack([first, torch.full_like(first, 0.5)], -1))
 
+    def sample(self, outputs: Outputs, generator: torch.Generator) -> Tensor:
+        """One response per row (Michael, Schucany and Haas 1976), shape (..., N, 1)."""
+        values = {name: value.double() for name, value in self.values(outputs).items()}
+        like: dict[str, Any] = {"generator": generator, "dtype": torch.float64}
+        normal, u = (f(outputs.shape[:-1], **like) for f in (torch.randn, torch.rand))
+        t = values["mu"] / values["shape"] * normal.square() / 2
+        small = values["mu"] / (1 + t + (t.square() + 2 * t).sqrt())  # the smaller root
+        return moment(
+            torch.where(
+                u <= values["mu"] / (values["mu"] + small), small, values["mu"].square() / small
+            )
+        )
+
     def distribution(self, mu: np.ndarray, shape: np.ndarray) -> Any:  # type: ignore[override]
         """The inverse Gaussian distribution."""
         from scipy import stats

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import pandas as pd
@@ -94,10 +95,10 @@ def learn_terms(
     rest, own = split_terms(argument, text)
     terms = written_terms(argument, own)
     learned = [part for term in terms for part in term.learn(argument, frame, prefix)]
-    labels = [label for term in learned for label in term.labels]
-    twice = [label for label in labels if labels.count(label) > 1] if len(terms) > 1 else []
-    if twice:
-        fail(argument, "effects that differ", f"{twice[0]} in two terms", "Leave one out")
+    counts = Counter(label for term in learned for label in term.labels)
+    if (most := counts.most_common(1)) and most[0][1] > 1:
+        remedy = "Leave a term out, or rename levels that read alike"
+        fail(argument, "effects with different names", f"{most[0][0]!r} twice", remedy)
     return rest, learned
 
 

@@ -122,7 +122,9 @@ def marginal_slopes(
         fail("variable", "a column of numbers", got, "Use contrast or marginal_means for levels")
     x = column.to_numpy(dtype=np.float64)
     step = _STEP * float(np.std(x)) or _STEP
-    low, high = np.maximum(x - step, x.min()), np.minimum(x + step, x.max())  # within splines
+    low, high = x - step, x + step
+    if x.min() < x.max():  # within splines
+        low, high = np.maximum(low, x.min()), np.minimum(high, x.max())
     up, down = (predict(rows.assign(**{variable: at})) for at in (high, low))
     slopes = (up - down) / (high - low)
     if by is None:
