@@ -40,6 +40,7 @@ from subbayes.utils.files import (
     folder_lock,
     make_folder,
     new_file,
+    open_file,
     quoted,
     read_start,
     rename,
@@ -363,7 +364,7 @@ def _is_left(directory: Path, name: str) -> bool:
         return False
     if not _TENSOR_FILE.fullmatch(name):
         return True
-    with (directory / name).open("rb") as file:
+    with open_file(directory / name) as file:
         return _tensor_file(hashlib.file_digest(file, "sha256").hexdigest()) == name
 
 
@@ -414,10 +415,8 @@ def _raw_manifest(location: Path) -> dict[str, Any]:
 
 def _embedded(file: Path) -> str:
     """The manifest in the metadata of a safetensors file."""
-    if not file.exists():
-        raise FileNotFoundError(file)
     found = None
-    with suppress(ValueError), file.open("rb") as opened:
+    with suppress(ValueError), open_file(file) as opened:
         found = read_header(opened)[1].get(FORMAT)
     if found is None:
         fail_artifact(
