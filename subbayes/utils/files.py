@@ -16,8 +16,9 @@ import secrets
 import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, NoReturn
 
 from subbayes.utils.checks import InputError, fail_type
 from subbayes.utils.first_process import is_first_process
@@ -147,7 +148,7 @@ def _replace_file(target: Path, pieces: Iterable[bytes], overwrite: bool) -> Non
         sync_folder(directory)
 
 
-def open_file(path: Path) -> BinaryIO:
+def open_file(path: Path) -> BufferedReader:
     """Open a file for reading, and check what was opened, whatever the path leads to meanwhile.
 
     Links are followed. A pipe is not waited for.

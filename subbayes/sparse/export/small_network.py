@@ -453,9 +453,8 @@ def _check_inputs(made: nn.Module, module: nn.Module, sizes: dict[str, torch.Siz
 
 def _check_names(made: nn.Module, facts: dict[str, Any]) -> None:
     """Check that there is a name for each input and output, which ONNX files repeat."""
-    sizes = [layer.weight.shape[:2] for layer in made.modules() if _has_units(layer)]
-    ends = ((facts["inputs"], sizes[0][1]), (facts["outputs"], sizes[-1][0])) if sizes else ()
-    for names, size in ends:
+    sizes = [tuple(own.weight.shape[:2]) for own in made.modules() if _has_units(own)] or [(0, 0)]
+    for names, size in ((facts["inputs"], sizes[0][1]), (facts["outputs"], sizes[-1][0])):
         if names and not len(names) == len(set(names)) == size:
             fail_damaged(f"{size} different names of inputs or outputs", len(names))
 
