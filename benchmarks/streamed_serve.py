@@ -61,7 +61,7 @@ MIXTURES: dict[str, tuple[Likelihood, int, int, float | None]] = {  # outputs, r
     "Gaussian, noise of a sixth of the spread": (Gaussian(0.05), 1, 5000, 10),
     "heteroscedastic": (HeteroscedasticGaussian(0.01), 2, 5000, 10),
     "gamma": (GammaFamily(), 2, 500, None),
-    "beta": (BetaFamily(), 2, 500, None),
+    "beta": (BetaFamily(), 2, 500, 10),
 }
 
 

@@ -16,6 +16,7 @@ from subbayes.utils.checks import fail
 from subbayes.utils.types import Outputs, PerPoint, Targets
 
 __all__ = [
+    "Evaluations",
     "Kind",
     "Likelihood",
     "Moments",
@@ -29,6 +30,7 @@ __all__ = [
 
 Kind = Literal["regression", "classification", "count"]
 Moments = Float[torch.Tensor, "*S N T"]
+Evaluations = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 def column(y: Targets, like: Tensor) -> Tensor:
@@ -167,6 +169,20 @@ class Likelihood(ABC):
             type(self).__name__,
             "Use probabilities instead",
         )
+
+    def evaluations(self, outputs: Outputs) -> Evaluations | None:
+        """A function to the distribution function and the density of rows at many values.
+
+        It is worth having where parts of `log_prob` that do not depend on the value take long.
+        It takes values (n, 1) and the indices of their rows (n,), and returns both as (S, n).
+
+        Args:
+            outputs: network outputs, shape (S, N, C).
+
+        Returns:
+            The function; None for `cdf` and `log_prob`.
+        """
+        return None
 
     def quantiles(self, outputs: Outputs, q: float) -> Moments | None:
         """The quantile of y given each f, shape (..., N, T), if the likelihood knows it.

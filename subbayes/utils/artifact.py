@@ -42,6 +42,7 @@ from subbayes.utils.files import (
     folder_lock,
     make_folder,
     new_file,
+    open_file,
     quoted,
     read_start,
     rename,
@@ -370,7 +371,7 @@ def _is_left(directory: Path, name: str) -> bool:
         return True
     if getattr(status, "st_blocks", math.inf) * 512 < status.st_size:  # no writer leaves holes
         return False
-    with (directory / name).open("rb") as file:
+    with open_file(directory / name) as file:
         return _tensor_file(hashlib.file_digest(file, "sha256").hexdigest()) == name
 
 
@@ -421,10 +422,8 @@ def _raw_manifest(location: Path) -> dict[str, Any]:
 
 def _embedded(file: Path) -> str:
     """The manifest in the metadata of a safetensors file."""
-    if not file.exists():
-        raise FileNotFoundError(file)
     found = None
-    with suppress(ValueError), file.open("rb") as opened:
+    with suppress(ValueError), open_file(file) as opened:
         found = read_header(opened)[1].get(FORMAT)
     if found is None:
         fail_artifact(

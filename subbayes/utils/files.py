@@ -13,8 +13,10 @@ import errno
 import os
 import re
 import secrets
+import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -38,6 +40,7 @@ __all__ = [
     "new_file",
     "folder_lock",
     "fail_artifact",
+    "open_file",
     "fail_damaged",
     "rename",
     "replace_file",
@@ -145,9 +148,30 @@ def _replace_file(target: Path, pieces: Iterable[bytes], overwrite: bool) -> Non
         sync_folder(directory)
 
 
+def open_file(path: Path) -> BufferedReader:
+    """Open a file for reading, and check what was opened, whatever the path leads to meanwhile.
+
+    Links are followed. A pipe is not waited for.
+
+    Raises:
+        OSError: a folder, a pipe or a device, besides the usual reasons.
+    """
+    descriptor = os.open(path, os.O_RDONLY | _BINARY | getattr(os, "O_NONBLOCK", 0))
+    try:
+        mode = os.fstat(descriptor).st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
+        if not stat.S_ISREG(mode):
+            raise OSError(errno.EINVAL, "Not a file", os.fspath(path))
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
 def read_start(path: Path, most: int) -> bytes:
-    """The first bytes of a file, whose size may change meanwhile."""
-    with path.open("rb") as file:  # reading n bytes takes n bytes of memory, whatever is there
+    """The first bytes of a file, whose size may change meanwhile; see `open_file`."""
+    with open_file(path) as file:  # reading n bytes takes n bytes of memory, whatever is there
         return file.read(min(most, os.fstat(file.fileno()).st_size + 1))
 
 

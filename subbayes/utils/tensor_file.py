@@ -8,6 +8,7 @@ import math
 import os
 import struct
 from collections.abc import Iterable, Iterator, Mapping
+from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
@@ -18,7 +19,7 @@ from safetensors.torch import load
 from torch import Tensor
 
 from subbayes.utils.checks import fail_type
-from subbayes.utils.files import fail_artifact, quoted
+from subbayes.utils.files import fail_artifact, open_file, quoted
 from subbayes.utils.memory import available_memory, format_bytes
 from subbayes.utils.strict_json import canonical_bytes, encode, is_unicode, parse
 
@@ -171,7 +172,7 @@ def safetensors_pieces(
                 yield flat[start : start + _PIECE].numpy().tobytes()
 
 
-def read_header(file: BinaryIO) -> tuple[dict[str, Any], dict[str, str]]:
+def read_header(file: BinaryIO | BytesIO) -> tuple[dict[str, Any], dict[str, str]]:
     """Read the header of an open safetensors file, which then stands at its numbers.
 
     Returns:
@@ -180,7 +181,8 @@ def read_header(file: BinaryIO) -> tuple[dict[str, Any], dict[str, str]]:
     Raises:
         ValueError: not a safetensors file, or dtypes, shapes or offsets that do not fit it.
     """
-    size = os.fstat(file.fileno()).st_size
+    size = file.seek(0, os.SEEK_END)
+    file.seek(0)
     start = file.read(8)
     length = int.from_bytes(start, "little")
     if len(start) < 8 or length > min(size - 8, _MOST_HEADER):
@@ -235,16 +237,17 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         RuntimeError: a shape that torch does not represent.
         ArtifactError: too little memory.
     """
-    with path.open("rb") as file:
-        entries, _ = read_header(file)
+    with open_file(path) as file:
+        read_header(file)  # before memory is taken
         size, free = os.fstat(file.fileno()).st_size, available_memory()
         if free is not None and 2 * size > free:  # a file with holes may claim any size
             _fail_of_memory(path, f"{format_bytes(free)} of free memory, twice", size)
         file.seek(0)
         try:
-            data = file.read()
+            data = file.read(size + 1)
         except MemoryError:
             _fail_of_memory(path, "memory, twice", size)
+    entries, _ = read_header(BytesIO(data))  # of what was read, which may be another file by now
     try:
         tensors = load(data)  # in an order of its own at each call
         return {name: tensors[name] for name in entries}

@@ -639,6 +639,21 @@ def test_facts_for_display_may_be_missing(tmp_path: Path, stored: Any):
     assert np.isfinite(model.predict(X).mean).all()
 
 
+@pytest.mark.parametrize("names", [["a"], ["a", "a"], ["a", "b", "c"]])
+@pytest.mark.parametrize("what", ["inputs", "outputs"])
+def test_names_beside_an_exported_network(tmp_path: Path, names: list[str], what: str):
+    MODELS["small-dense"].make(tmp_path / "small")
+    tensors, facts, kind = artifact.read(tmp_path / "small")
+    right = {"inputs": ["a", "b"], "outputs": ["y"]}
+    artifact.write_file(tmp_path / "genuine", kind, tensors, {**facts, **right})
+    subbayes.load(tmp_path / "genuine", _wide())
+    if names == right[what] or (what, names) == ("outputs", ["a"]):
+        return
+    artifact.write_file(tmp_path / "forged", kind, tensors, {**facts, what: names})
+    with pytest.raises(InputError, match="different names of inputs or outputs"):
+        subbayes.load(tmp_path / "forged", _wide())
+
+
 def test_layers_that_no_memory_holds_dense(tmp_path: Path):
     MODELS["small-csr"].make(tmp_path / "small")
     tensors, facts, kind = artifact.read(tmp_path / "small")

@@ -45,6 +45,7 @@ from subbayes.utils.files import atomic_write_bytes, atomic_write_text, check_wr
 from subbayes.utils.saving import read_checkpoint, rebuild
 from subbayes.utils.schema import Schema, SchemaError, record
 from subbayes.utils.schema import array as array_rule
+from subbayes.utils.tensor_file import read_tensors
 
 resource = pytest.importorskip("resource", reason="forks and limits need a POSIX system")
 
@@ -1357,6 +1358,77 @@ def test_pipes_and_huge_manifests_are_refused(tmp_path: Path) -> None:
         file.truncate(2**40)  # a sparse file
     with one_line("a manifest of at most"):
         read(tmp_path / "a")
+
+
+def test_pipes_and_devices_that_take_the_place_of_a_file_are_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if they had been put there after the check."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "device").symlink_to("/dev/zero")
+    for name, reason in (("pipe", "Not a file"), ("device", "Not a file"), (".", "s a directory")):
+        for use in (files.open_file, lambda path: files.read_start(path, 10), read_tensors):
+            with pytest.raises(OSError, match=reason):
+                use(tmp_path / name)
+    put(tmp_path / "a", 1)
+    for file in list((tmp_path / "a").iterdir()):
+        kept = file.read_bytes()
+        file.unlink()
+        os.mkfifo(file)
+        with monkeypatch.context() as patched:
+            patched.setattr(Path, "is_file", lambda self: True)
+            with one_line("an artifact that can be read, got Not a file at"):
+                read(tmp_path / "a")
+        file.unlink()
+        file.write_bytes(kept)
+    assert read(tmp_path / "a")
+
+
+@pytest.mark.parametrize("change", ["shorter", "longer", "other", "empty"])
+def test_tensors_that_change_while_they_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    """What was read is checked, not what was there before."""
+    write(tmp_path / "a", "test", {"z": torch.zeros(10**5)}, {})  # more than a buffer
+    (file,) = (tmp_path / "a").glob("tensors-*")
+    data = file.read_bytes()
+    save_file({"x": torch.zeros([1] * 70)}, tmp_path / "other")
+    later = {
+        "shorter": data[:-1],
+        "longer": data + b"0" * 4096,
+        "other": (tmp_path / "other").read_bytes(),
+        "empty": b"",
+    }[change]
+
+    def meanwhile() -> None:
+        with file.open("r+b") as opened:  # in place: the file that is open changes
+            opened.truncate(len(later))
+            opened.write(later)
+
+    monkeypatch.setattr(tensor_file_module, "available_memory", meanwhile)
+    with pytest.raises(ValueError, match="tensor|header|bytes instead"):
+        read_tensors(file)
+
+
+def test_links_in_a_folder_are_followed_to_files_alone(tmp_path: Path) -> None:
+    """As in caches of downloaded models, whose files are links to their contents."""
+    put(tmp_path / "a", 1)
+    (tmp_path / "blobs").mkdir()
+    for i, file in enumerate(list((tmp_path / "a").iterdir())):
+        file.rename(tmp_path / "blobs" / str(i))
+        file.symlink_to(f"../blobs/{i}")
+    assert read(tmp_path / "a")
+    for file in (tmp_path / "a").iterdir():
+        target = os.readlink(file)
+        for other in ("/dev/zero", "/proc/self/mem", "..", "nowhere", file.name, "/etc/passwd"):
+            file.unlink()
+            file.symlink_to(other)
+            with one_line("path: expected") as caught:
+                read(tmp_path / "a")
+            assert "root:" not in str(caught.value)
+        file.unlink()
+        file.symlink_to(target)
+    assert read(tmp_path / "a")
 
 
 def test_digests_are_hex_digits(tmp_path: Path) -> None:

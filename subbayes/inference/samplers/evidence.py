@@ -3,12 +3,34 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
 from scipy.special import logsumexp
 
-__all__ = ["bridge_bias", "evidence_of_groups", "evidence_of_ladders"]
+from subbayes.draws import Draws
+from subbayes.inference.saved_statistics import statistic_of
+
+__all__ = [
+    "bridge_bias",
+    "check_ladders",
+    "evidence_of_groups",
+    "evidence_of_ladders",
+    "summary_of_ladders",
+]
+
+_MOST = 1e300
+_RANGES = {  # of statistics
+    "swap_rate": (0, 1),
+    "least_swap_rate": (0, 1),
+    "barrier": (0, 1e6),
+    "round_trips": (0, _MOST),
+    "idle": (0, 1),
+    "log_evidence": (-np.inf, _MOST),
+    "bridge_bias": (0, _MOST),
+}
+_UNKNOWN_AT_FIRST = ("log_evidence", "bridge_bias")  # NaN before every rung has a draw
 
 
 def evidence_of_groups(logs: Float[np.ndarray, "groups"]) -> tuple[float, float]:
@@ -91,3 +113,26 @@ def evidence_of_ladders(
         noise = float(change.var(ddof=1)) / ladders
         error += max(float(change.mean()) ** 2 - 4 * noise, 0.0)
     return log_mean, math.sqrt(error)
+
+
+def summary_of_ladders(draws: Draws) -> tuple[dict[str, Any], float, float]:
+    """Final values of the statistics of draws, the log evidence and its standard error."""
+    last = {name: values[:, -1] for name, values in draws.stats.items()}
+    found = {
+        "swap_rate": float(last["swap_rate"].mean()),
+        "least_swap_rate": float(last["least_swap_rate"].min()),
+        "barrier": float(last["barrier"].mean()),
+        "idle": float(last["idle"].mean()),
+        "round_trips": int(last["round_trips"].sum()),
+    }
+    return found, *evidence_of_ladders(draws.stats["log_evidence"], last["bridge_bias"])
+
+
+def check_ladders(draws: Draws) -> None:
+    """Check the statistics of draws from a file.
+
+    Raises:
+        InputError: a statistic that is missing or out of range.
+    """
+    for name, (low, high) in _RANGES.items():
+        statistic_of(name, draws, low, high, name in _UNKNOWN_AT_FIRST)

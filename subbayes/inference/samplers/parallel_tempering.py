@@ -34,7 +34,7 @@ from subbayes.inference.samplers import elliptical_slice, state_limits
 from subbayes.inference.samplers.adaptation import Schedule
 from subbayes.inference.samplers.chains import Density, Info, Rngs, Sampler, prior_scale
 from subbayes.inference.samplers.elliptical_slice import search_limits
-from subbayes.inference.samplers.evidence import bridge_bias, evidence_of_ladders
+from subbayes.inference.samplers.evidence import bridge_bias, check_ladders, summary_of_ladders
 from subbayes.inference.samplers.ladder import equal_rates, first_powers, lengths
 from subbayes.inference.samplers.random_numbers import copy_state, refill, select_chains
 from subbayes.inference.samplers.state_limits import (
@@ -45,7 +45,6 @@ from subbayes.inference.samplers.state_limits import (
     near,
     used,
 )
-from subbayes.inference.saved_statistics import statistic_of
 from subbayes.utils.checks import check_count
 
 if TYPE_CHECKING:
@@ -55,16 +54,6 @@ __all__ = ["Kernel", "ParallelTempering", "State"]
 
 _AHEAD = 32
 _MOST_MOVES = 20
-_RANGES = {  # of statistics
-    "swap_rate": (0, 1),
-    "least_swap_rate": (0, 1),
-    "barrier": (0, 1e6),
-    "round_trips": (0, MOST_EVALUATIONS),
-    "idle": (0, 1),
-    "log_evidence": (-np.inf, 1e300),
-    "bridge_bias": (0, 1e300),
-}
-_UNKNOWN_AT_FIRST = ("log_evidence", "bridge_bias")  # NaN before every rung has a draw
 _COLD, _HOT = 1, 2  # 0: a point that has been at neither end
 _SEARCH = (
     "direction",
@@ -479,9 +468,8 @@ class ParallelTempering(Sampler):
     @classmethod
     def implied(cls, draws: Draws) -> dict[str, Any]:
         """Evidence of the ladders, and final values of statistics; see `Engine.implied`."""
-        for name, (low, high) in _RANGES.items():
-            statistic_of(name, draws, low, high, name in _UNKNOWN_AT_FIRST)
-        summary, evidence, error = _summary(draws)
+        check_ladders(draws)
+        summary, evidence, error = summary_of_ladders(draws)
         return {
             "log_evidence": evidence,
             "log_evidence_error": error,
@@ -491,20 +479,7 @@ class ParallelTempering(Sampler):
     def run(self, posterior: Density, sampling: Sampling) -> Draws:
         """Draw from a posterior; see `Engine.run`."""
         draws = super().run(posterior, sampling)
-        summary, evidence, error = _summary(draws)
+        summary, evidence, error = summary_of_ladders(draws)
         return replace(
             draws, meta=draws.meta | summary, log_evidence=evidence, log_evidence_error=error
         )
-
-
-def _summary(draws: Draws) -> tuple[dict[str, Any], float, float]:
-    """Final values of the statistics of draws, the log evidence and its standard error."""
-    last = {name: values[:, -1] for name, values in draws.stats.items()}
-    found = {
-        "swap_rate": float(last["swap_rate"].mean()),
-        "least_swap_rate": float(last["least_swap_rate"].min()),
-        "barrier": float(last["barrier"].mean()),
-        "idle": float(last["idle"].mean()),
-        "round_trips": int(last["round_trips"].sum()),
-    }
-    return found, *evidence_of_ladders(draws.stats["log_evidence"], last["bridge_bias"])

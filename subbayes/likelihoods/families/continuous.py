@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from subbayes.likelihoods.base import Moments, column
+from subbayes.likelihoods.base import Evaluations, Moments, column
 from subbayes.likelihoods.families.base import LINKS, Family, ScipyFamily, moment
 from subbayes.likelihoods.families.tails import normal_log_tails
 from subbayes.utils.types import Outputs
@@ -138,6 +138,28 @@ class BetaFamily(ScipyFamily):
             + (a - 1) * y.log()
             + (b - 1) * torch.log1p(-y)
         )
+
+    def evaluations(self, outputs: Outputs) -> Evaluations | None:
+        """The distribution function and the density, whose factor is computed once."""
+        from scipy import special
+
+        if type(self) is not BetaFamily:  # which may have another density
+            return None
+        eta = outputs.double().cpu().unbind(-1)
+        precision = eta[1].exp()
+        parts = (eta[0].sigmoid() * precision, (-eta[0]).sigmoid() * precision)
+        a, b = (part.T.contiguous().numpy() for part in parts)  # one row of draws for each input
+        log_factor = -special.betaln(a, b)
+
+        def evaluate(y: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+            at, x = rows.numpy(), y.cpu().double().numpy()
+            own = (a, b, log_factor) if len(at) == len(a) else (a[at], b[at], log_factor[at])
+            log_density = own[2] + (own[0] - 1) * np.log(x) + (own[1] - 1) * np.log1p(-x)
+            found = special.betainc(own[0], own[1], x), np.exp(log_density)
+            probability, density = (torch.from_numpy(part.T).to(y) for part in found)
+            return probability, density
+
+        return evaluate
 
     def allows(self, y: Tensor) -> Tensor:
         """Strictly between 0 and 1."""

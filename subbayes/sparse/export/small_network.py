@@ -369,6 +369,7 @@ def rebuild(
         _assign(owners[owner], last, value)
     _check_units(made, facts["units"])
     _check_inputs(made, module, own_sizes)
+    _check_names(made, facts)
     if "csr" in facts["layouts"].values():
         flow.work_in_place(made)
         made = use_tiles(made) if flow.is_rowwise else made
@@ -448,6 +449,14 @@ def _check_inputs(made: nn.Module, module: nn.Module, sizes: dict[str, torch.Siz
                 expected = f"inputs for the {units} units of layer {edge.source[:60]!r}"
                 got = f"{inputs} inputs in layer {edge.reader[:60]!r}"
                 fail_damaged(expected, got)
+
+
+def _check_names(made: nn.Module, facts: dict[str, Any]) -> None:
+    """Check that there is a name for each input and output, which ONNX files repeat."""
+    sizes = [tuple(own.weight.shape[:2]) for own in made.modules() if _has_units(own)] or [(0, 0)]
+    for names, size in ((facts["inputs"], sizes[0][1]), (facts["outputs"], sizes[-1][0])):
+        if names and not len(names) == len(set(names)) == size:
+            fail_damaged(f"{size} different names of inputs or outputs", len(names))
 
 
 def _with_csr(module: nn.Module, name: str, tensors: dict[str, Tensor]) -> nn.Module:
