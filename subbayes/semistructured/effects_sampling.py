@@ -28,6 +28,7 @@ from subbayes.semistructured.independence_metropolis import Proposals, independe
 __all__ = ["draw_effects"]
 
 _MOST_COORDINATES = 60  # for proposals of all of them at once
+_MOST_REPEATS = 20  # proposals for a draw, where the target is cheap
 
 
 def draw_effects(
@@ -68,7 +69,7 @@ def _collapsed_draws(
     if len(collapsed.rest) > _MOST_COORDINATES:
         return None
     proposals = collapsed.proposals(start[collapsed.rest])
-    found = independence_draws(collapsed.log_density, proposals, sampling)
+    found = independence_draws(collapsed.log_density, proposals, sampling, _MOST_REPEATS)
     if found is None:
         return None
     count = len(collapsed.linear)

@@ -28,7 +28,7 @@ LogDensity = Callable[[Float[np.ndarray, "S d"]], Float[np.ndarray, "S"]]
 
 _DF, _SHARE, _INFLATION = 5.0, 0.1, 1.5  # of the t distribution
 _PILOT, _ROUNDS = 400, 4
-_LEAST_EFFICIENCY = 0.5  # of the pilot's weights, below which another sampler is faster
+_LEAST_EFFICIENCY = 0.5  # of the pilot's weights, for one proposal a draw
 _LEAST_TO_REFIT = 8.0  # effective draws a coordinate from which moments are estimated
 _WARMUP = 50
 
@@ -109,9 +109,11 @@ def _weights(log_w: Float[np.ndarray, "n"]) -> Float[np.ndarray, "n"]:
 
 
 def independence_draws(
-    target: LogDensity, proposals: Proposals, sampling: Sampling
+    target: LogDensity, proposals: Proposals, sampling: Sampling, most_repeats: int = 1
 ) -> Draws | None:
     """Draws of chains with independent proposals; None if too few would be accepted.
+
+    Where fewer than half of the proposals would count, there are several for each draw.
 
     Each chain has its own random numbers, so that its draws do not depend on the others.
 
@@ -119,14 +121,16 @@ def independence_draws(
         target: log density up to a constant.
         proposals: first proposals, as of a Laplace approximation.
         sampling: draws, chains, thinning, seed and warm-up, by default 50.
+        most_repeats: the most proposals for a draw, beyond which None is returned.
     """
     started = time.perf_counter()
     pilot = np.random.default_rng([sampling.seed, 11])
     proposals, efficiency = proposals.adapted(target, pilot)
-    if efficiency < _LEAST_EFFICIENCY:
+    repeats = math.ceil(_LEAST_EFFICIENCY / efficiency)  # proposals for each draw
+    if repeats > most_repeats:
         return None
-    warmup = _WARMUP if sampling.warmup is None else sampling.warmup
-    n = warmup + sampling.draws * sampling.thin
+    warmup, thin = _WARMUP if sampling.warmup is None else sampling.warmup, sampling.thin * repeats
+    n = warmup + sampling.draws * thin
     rngs = chain_generators(sampling.seed, sampling.chains)
     drawn = [proposals.draw(n, rng) for rng in rngs]
     log_u = np.log([rng.random(n) for rng in rngs])
@@ -134,7 +138,7 @@ def independence_draws(
     value = target(z.reshape(-1, z.shape[2])).reshape(z.shape[:2])
     log_w = np.where(np.isnan(value), -np.inf, value) - np.stack([part[1] for part in drawn])
     kept = np.stack([_accepted(*chain) for chain in zip(log_w, log_u, strict=True)])
-    kept = kept[:, warmup + sampling.thin - 1 :: sampling.thin]
+    kept = kept[:, warmup + thin - 1 :: thin]
     rows = np.arange(len(kept))[:, None]
     moved = np.diff(kept, axis=1, prepend=-1) != 0
     return Draws(
@@ -142,7 +146,7 @@ def independence_draws(
         {
             "log_density": value[rows, kept],
             "acceptance": moved.astype(np.float64),
-            "evaluations": np.full(kept.shape, sampling.thin),
+            "evaluations": np.full(kept.shape, thin),
         },
         {
             "seed": sampling.seed,
