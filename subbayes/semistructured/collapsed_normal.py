@@ -28,15 +28,13 @@ from torch import Tensor
 from subbayes.semistructured.coefficient_likelihood import NormalStatistics
 from subbayes.semistructured.effects_likelihood import EffectsLikelihood
 from subbayes.semistructured.group_elimination import BlockFactor, eliminated_groups
-from subbayes.semistructured.independence_metropolis import Proposals
+from subbayes.semistructured.independence_metropolis import Proposals, laplace_proposals
 from subbayes.semistructured.structured_predictor import StructuredPredictor
 
 __all__ = ["CollapsedNormal", "linear_coordinates"]
 
 _ELEMENTS = 2**22  # of matrices at once
 _POINTS = 256  # at once
-_STEP = 1e-3  # of differences
-_MAX_STEPS = 60
 
 
 def linear_coordinates(likelihood: EffectsLikelihood) -> list[int]:
@@ -224,34 +222,5 @@ class CollapsedNormal:
         return torch.cat(found).numpy()
 
     def proposals(self, start: Float[np.ndarray, "d"]) -> Proposals:
-        """A Laplace approximation of the density of h, by Newton steps with differences."""
-        h, d = start.copy(), len(start)
-        pairs = [(i, j) for i in range(d) for j in range(i)]
-        steps = _STEP * np.eye(d)
-        corners = [a * steps[i] + b * steps[j] for i, j in pairs for a, b in _SIGNS]
-        shifts = np.concatenate([np.zeros((1, d)), steps, -steps, np.array(corners).reshape(-1, d)])
-        precision = np.eye(d)
-        for _ in range(_MAX_STEPS):
-            value = self.log_density(h + shifts)
-            centre, ahead, behind = value[0], value[1 : 1 + d], value[1 + d : 1 + 2 * d]
-            gradient = (ahead - behind) / (2 * _STEP)
-            hessian = np.diag((ahead + behind - 2 * centre) / _STEP**2)
-            for (i, j), v in zip(pairs, value[1 + 2 * d :].reshape(-1, 4), strict=True):
-                hessian[i, j] = hessian[j, i] = v @ [1, -1, -1, 1] / (4 * _STEP**2)
-            values, vectors = np.linalg.eigh(-hessian)
-            precision = (vectors * np.maximum(np.abs(values), 1e-3)) @ vectors.T
-            step = np.linalg.solve(precision, gradient)
-            step /= max(1.0, float(np.abs(step).max()) / 2)
-            shares = 0.5 ** np.arange(12)
-            found = self.log_density(h + shares[:, None] * step)
-            found = np.where(np.isnan(found), -np.inf, found)
-            best = int(found.argmax())
-            if not found[best] > centre:
-                break
-            h = h + shares[best] * step
-            if np.abs(step).max() < 1e-3:
-                break
-        return Proposals.of_precision(h, precision)
-
-
-_SIGNS = ((1, 1), (1, -1), (-1, 1), (-1, -1))
+        """A Laplace approximation of the density of h."""
+        return laplace_proposals(self.log_density, start)

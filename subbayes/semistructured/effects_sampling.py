@@ -2,6 +2,8 @@
 
 - A normal response with one sigma: the coefficients are integrated out, and drawn exactly given
   the other coordinates; see `subbayes.semistructured.collapsed_normal`.
+- Poisson and Bernoulli responses with effects that vary among groups: these are integrated out by
+  importance sampling; see `subbayes.semistructured.grouped_importance`.
 - Other models: all coordinates.
 
 Both by independent proposals around the mode; where these do not fit the posterior, None is
@@ -23,11 +25,18 @@ from subbayes.inference.configuration import Sampling
 from subbayes.semistructured.coefficient_likelihood import NormalStatistics
 from subbayes.semistructured.collapsed_normal import CollapsedNormal
 from subbayes.semistructured.effects_likelihood import EffectsLikelihood
-from subbayes.semistructured.independence_metropolis import Proposals, independence_draws
+from subbayes.semistructured.grouped_importance import GroupedImportance
+from subbayes.semistructured.independence_metropolis import (
+    Proposals,
+    independence_chains,
+    independence_draws,
+    laplace_proposals,
+)
 
 __all__ = ["draw_effects"]
 
 _MOST_COORDINATES = 60  # for proposals of all of them at once
+_MOST_BESIDE_GROUPS = 30  # for differences of all pairs of them
 _MOST_REPEATS = 20  # proposals for a draw, where the target is cheap
 
 
@@ -46,6 +55,10 @@ def draw_effects(
         return None
     if isinstance(likelihood.rows, NormalStatistics):
         return _collapsed_draws(CollapsedNormal(likelihood), start, sampling)
+    if GroupedImportance.groups_of(likelihood) is not None:
+        found = _grouped_draws(GroupedImportance(likelihood), start, sampling)
+        if found is not None:
+            return found
     if len(start) > _MOST_COORDINATES:
         return None
     mode, precision = likelihood.mode(torch.from_numpy(start.copy()))
@@ -81,6 +94,31 @@ def _collapsed_draws(
     value = collapsed.likelihood.value(torch.from_numpy(zeta)).numpy()
     shape = found.z.shape[:2]
     return _with_densities(found, zeta.reshape(*shape, -1), value.reshape(shape))
+
+
+def _grouped_draws(
+    grouped: GroupedImportance, start: Float[np.ndarray, "P"], sampling: Sampling
+) -> Draws | None:
+    """Draws of h by independent proposals, and of the effects of groups by their weights."""
+    if len(grouped.rest) > _MOST_BESIDE_GROUPS:
+        return None
+    proposals = laplace_proposals(grouped.laplace, start[grouped.rest])
+    rngs = [np.random.default_rng([sampling.seed, 13, c]) for c in range(sampling.chains)]
+    pilot = [np.random.default_rng([sampling.seed, 14])]
+    proposals, efficiency = proposals.adapted(lambda h: grouped.estimate(h, pilot), pilot[0])
+    found = independence_chains(
+        lambda h: grouped.estimate(h, rngs), proposals, sampling, _MOST_REPEATS, efficiency
+    )
+    if found is None:
+        return None
+    draws, kept = found
+    shape = draws.z.shape[:2]
+    chosen = grouped.chosen.numpy().reshape(shape[0], -1, grouped.groups.numel())
+    zeta = np.zeros((*shape, grouped.size))
+    zeta[..., grouped.rest] = draws.z
+    zeta[..., grouped.groups.flatten().numpy()] = chosen[np.arange(len(kept))[:, None], kept]
+    value = grouped.likelihood.value(torch.from_numpy(zeta.reshape(-1, grouped.size)))
+    return _with_densities(draws, zeta, value.numpy().reshape(shape))
 
 
 def _with_densities(

@@ -16,13 +16,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from subbayes.draws import Draws
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.samplers.chains import chain_generators
 
-__all__ = ["LogDensity", "Proposals", "independence_draws"]
+__all__ = [
+    "LogDensity",
+    "Proposals",
+    "independence_chains",
+    "independence_draws",
+    "laplace_proposals",
+    "standard_proposals",
+]
 
 LogDensity = Callable[[Float[np.ndarray, "S d"]], Float[np.ndarray, "S"]]
 
@@ -31,6 +38,8 @@ _PILOT, _ROUNDS = 400, 4
 _LEAST_EFFICIENCY = 0.5  # of the pilot's weights, for one proposal a draw
 _LEAST_TO_REFIT = 8.0  # effective draws a coordinate from which moments are estimated
 _WARMUP = 50
+_STEP = 1e-3  # of differences
+_MAX_STEPS = 60
 
 
 @dataclass(frozen=True)
@@ -57,21 +66,8 @@ class Proposals:
         self, n: int, rng: np.random.Generator
     ) -> tuple[Float[np.ndarray, "n d"], Float[np.ndarray, "n"]]:
         """Proposals and their log densities, up to a constant."""
-        d = len(self.mean)
-        eps = rng.standard_normal((n, d))
-        heavy = rng.random(n) < _SHARE
-        stretch = np.sqrt(_INFLATION * _DF / rng.chisquare(_DF, n))
-        eps[heavy] *= stretch[heavy, None]
-        squares = np.square(eps).sum(1)
-        normal = math.log(1 - _SHARE) - 0.5 * squares - 0.5 * d * math.log(2 * math.pi)
-        student = (
-            math.log(_SHARE)
-            + math.lgamma((_DF + d) / 2)
-            - math.lgamma(_DF / 2)
-            - 0.5 * d * math.log(_DF * math.pi * _INFLATION)
-            - 0.5 * (_DF + d) * np.log1p(squares / (_DF * _INFLATION))
-        )
-        return self.mean + eps @ self.factor.T, np.logaddexp(normal, student)
+        eps, log_q = standard_proposals(n, len(self.mean), rng)
+        return self.mean + eps @ self.factor.T, log_q
 
     def adapted(self, target: LogDensity, rng: np.random.Generator) -> tuple[Proposals, float]:
         r"""Proposals that fit the target better, and the efficiency of their weights.
@@ -96,6 +92,60 @@ class Proposals:
             except np.linalg.LinAlgError:
                 break
         return found, best
+
+
+def standard_proposals(
+    n: int, d: int, rng: np.random.Generator
+) -> tuple[Float[np.ndarray, "n d"], Float[np.ndarray, "n"]]:
+    """Draws of the mixture with m = 0 and V = I, and their log densities."""
+    eps = rng.standard_normal((n, d))
+    heavy = rng.random(n) < _SHARE
+    stretch = np.sqrt(_INFLATION * _DF / rng.chisquare(_DF, n))
+    eps[heavy] *= stretch[heavy, None]
+    squares = np.square(eps).sum(1)
+    normal = math.log(1 - _SHARE) - 0.5 * squares - 0.5 * d * math.log(2 * math.pi)
+    student = (
+        math.log(_SHARE)
+        + math.lgamma((_DF + d) / 2)
+        - math.lgamma(_DF / 2)
+        - 0.5 * d * math.log(_DF * math.pi * _INFLATION)
+        - 0.5 * (_DF + d) * np.log1p(squares / (_DF * _INFLATION))
+    )
+    return eps, np.logaddexp(normal, student)
+
+
+def laplace_proposals(target: LogDensity, start: Float[np.ndarray, "d"]) -> Proposals:
+    """Proposals around the mode of a smooth density, by Newton steps with differences."""
+    h, d = start.copy(), len(start)
+    pairs = [(i, j) for i in range(d) for j in range(i)]
+    steps = _STEP * np.eye(d)
+    corners = [a * steps[i] + b * steps[j] for i, j in pairs for a, b in _SIGNS]
+    shifts = np.concatenate([np.zeros((1, d)), steps, -steps, np.array(corners).reshape(-1, d)])
+    precision = np.eye(d)
+    for _ in range(_MAX_STEPS):
+        value = target(h + shifts)
+        centre, ahead, behind = value[0], value[1 : 1 + d], value[1 + d : 1 + 2 * d]
+        gradient = (ahead - behind) / (2 * _STEP)
+        hessian = np.diag((ahead + behind - 2 * centre) / _STEP**2)
+        for (i, j), v in zip(pairs, value[1 + 2 * d :].reshape(-1, 4), strict=True):
+            hessian[i, j] = hessian[j, i] = v @ [1, -1, -1, 1] / (4 * _STEP**2)
+        values, vectors = np.linalg.eigh(-hessian)
+        precision = (vectors * np.maximum(np.abs(values), 1e-3)) @ vectors.T
+        step = np.linalg.solve(precision, gradient)
+        step /= max(1.0, float(np.abs(step).max()) / 2)
+        shares = 0.5 ** np.arange(12)
+        found = target(h + shares[:, None] * step)
+        found = np.where(np.isnan(found), -np.inf, found)
+        best = int(found.argmax())
+        if not found[best] > centre:
+            break
+        h = h + shares[best] * step
+        if np.abs(step).max() < 1e-3:
+            break
+    return Proposals.of_precision(h, precision)
+
+
+_SIGNS = ((1, 1), (1, -1), (-1, 1), (-1, -1))
 
 
 def _weights(log_w: Float[np.ndarray, "n"]) -> Float[np.ndarray, "n"]:
@@ -123,9 +173,28 @@ def independence_draws(
         sampling: draws, chains, thinning, seed and warm-up, by default 50.
         most_repeats: the most proposals for a draw, beyond which None is returned.
     """
+    found = independence_chains(target, proposals, sampling, most_repeats)
+    return None if found is None else found[0]
+
+
+def independence_chains(
+    target: LogDensity,
+    proposals: Proposals,
+    sampling: Sampling,
+    most_repeats: int = 1,
+    efficiency: float | None = None,
+) -> tuple[Draws, Int[np.ndarray, "chains draws"]] | None:
+    """As `independence_draws`, with the position of the proposal that each draw is.
+
+    Proposals with a known efficiency are not adapted; the target is then called once, with the
+    proposals of all chains, chain by chain. It may be an
+    unbiased estimate of the density from random numbers of its own (Andrieu and Roberts 2009, "The
+    pseudo-marginal approach for efficient Monte Carlo computations").
+    """
     started = time.perf_counter()
-    pilot = np.random.default_rng([sampling.seed, 11])
-    proposals, efficiency = proposals.adapted(target, pilot)
+    if efficiency is None:
+        pilot = np.random.default_rng([sampling.seed, 11])
+        proposals, efficiency = proposals.adapted(target, pilot)
     repeats = math.ceil(_LEAST_EFFICIENCY / efficiency)  # proposals for each draw
     if repeats > most_repeats:
         return None
@@ -141,7 +210,7 @@ def independence_draws(
     kept = kept[:, warmup + thin - 1 :: thin]
     rows = np.arange(len(kept))[:, None]
     moved = np.diff(kept, axis=1, prepend=-1) != 0
-    return Draws(
+    draws = Draws(
         z[rows, kept],
         {
             "log_density": value[rows, kept],
@@ -156,6 +225,7 @@ def independence_draws(
         },
         engine="independence-metropolis",
     )
+    return draws, kept
 
 
 def _accepted(log_w: Float[np.ndarray, "n"], log_u: Float[np.ndarray, "n"]) -> np.ndarray:
