@@ -85,7 +85,9 @@ class EffectMap:
         return coefficients_by_predictor(self.structured, zeta)
 
     def _pulled(self, zeta: Tensor, cotangent: Tensor) -> Tensor:
-        return torch.func.vjp(self._batched, zeta)[1](cotangent)[0]
+        with torch.enable_grad():
+            at = zeta.detach().requires_grad_()
+            return torch.autograd.grad(self._batched(at), at, cotangent)[0]
 
     def coefficients(self, zeta: Float[Tensor, "S P"]) -> Float[Tensor, "S q C"]:
         """B at each point, with q = p + 1."""

@@ -103,6 +103,7 @@ def _grouped_draws(
     if len(grouped.rest) > _MOST_BESIDE_GROUPS:
         return None
     proposals = laplace_proposals(grouped.laplace, start[grouped.rest])
+    grouped.start_near(proposals.mean)
     rngs = [np.random.default_rng([sampling.seed, 13, c]) for c in range(sampling.chains)]
     pilot = [np.random.default_rng([sampling.seed, 14])]
     proposals, efficiency = proposals.adapted(lambda h: grouped.estimate(h, pilot), pilot[0])

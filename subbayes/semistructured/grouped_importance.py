@@ -34,8 +34,10 @@ __all__ = ["GroupedImportance"]
 _ELEMENTS = 2**21  # rows times points at once
 _PAIRS = 2  # of draws of each group
 _STEPS = 25  # of Newton's method
-_CLOSE, _ROUGHLY = 1e-9, 1e-2  # in standard deviations of the prior
+_CLOSE, _ROUGHLY = 1e-9, 0.1  # in standard deviations of the prior
 _LONGEST = 1.0  # step
+_STEP = 1e-4  # of differences
+_FURTHEST = 2.0  # from the mode at the point near the posterior
 
 
 class GroupedImportance:
@@ -71,6 +73,7 @@ class GroupedImportance:
         self._weights = None if rows.weights is None else rows.weights[order, None]
         self._response = rows.response[order]
         self._fixed = rows.statistic[others]
+        self._tangent: tuple[Tensor, Tensor, Tensor] | None = None
         self.chosen = torch.zeros(0, *groups.shape, dtype=torch.float64)
 
     @staticmethod
@@ -111,7 +114,7 @@ class GroupedImportance:
         return eta
 
     def _group_values(
-        self, eta: Tensor, slopes: Tensor, zeta: Float[Tensor, "q J S"]
+        self, eta: Tensor, slopes: Tensor, zeta: Float[Tensor, "q J S"], pulled: Tensor
     ) -> Float[Tensor, "J S"]:
         """Log of likelihood times prior of each group, without terms linear in other effects."""
         eta_of = self._predictor(eta, slopes, zeta)
@@ -119,9 +122,7 @@ class GroupedImportance:
         if self._weights is not None:
             cumulant = cumulant * self._weights
         value = -self._summed(cumulant) - 0.5 * zeta.square().sum(0)
-        for part, own in zip(self._pulled(slopes), zeta, strict=True):
-            value += part * own
-        return value
+        return value + (pulled * zeta).sum(0)
 
     def _pulled(self, slopes: Tensor) -> Float[Tensor, "q J S"]:
         """The derivative of the terms that are linear in the predictors."""
@@ -151,12 +152,10 @@ class GroupedImportance:
         return gradient, hessian
 
     def _modes(
-        self, eta: Tensor, slopes: Tensor, close: float
+        self, h: Tensor, eta: Tensor, slopes: Tensor, pulled: Tensor, close: float
     ) -> tuple[Float[Tensor, "q J S"], Float[Tensor, "J S q q"]]:
         """Modes of all groups, and Cholesky factors of their precisions."""
-        q, _, points = slopes.shape
-        zeta = eta.new_zeros(q, len(self.groups), points)
-        pulled = self._pulled(slopes)
+        zeta = self._guess(h)
         for _ in range(_STEPS):
             gradient, hessian = self._derivatives(eta, slopes, zeta, pulled)
             factor = block_cholesky(hessian)
@@ -169,6 +168,24 @@ class GroupedImportance:
                 break
         return zeta, factor
 
+    def _guess(self, h: Float[Tensor, "S d"]) -> Float[Tensor, "q J S"]:
+        """Where Newton's method starts: the tangent at a point near the posterior, or 0."""
+        groups, q = self.groups.shape
+        if self._tangent is None:
+            return h.new_zeros(q, groups, len(h))
+        centre, mode, slope = self._tangent
+        moved = ((h - centre) @ slope).clamp(-_FURTHEST, _FURTHEST)
+        return (mode + moved).T.reshape(q, groups, -1)
+
+    def start_near(self, h: Float[np.ndarray, "d"]) -> None:
+        """Set the point near the posterior, which has no influence on the distribution of draws."""
+        points = torch.from_numpy(np.concatenate([h[None], h + _STEP * np.eye(len(h))]))
+        with torch.no_grad():
+            eta, slopes, _ = self._given(points)
+            modes, _ = self._modes(points, eta, slopes, self._pulled(slopes), _CLOSE)
+        flat = modes.flatten(0, 1).T
+        self._tangent = points[0], flat[0], (flat[1:] - flat[0]) / _STEP
+
     # --- densities --------------------------------------------------------------------------
 
     def _parts(self, h: Float[np.ndarray, "S d"]) -> tuple[Tensor, ...]:
@@ -180,9 +197,10 @@ class GroupedImportance:
         with torch.no_grad():
             for part in self._parts(h):
                 eta, slopes, linear = self._given(part)
-                zeta, factor = self._modes(eta, slopes, _CLOSE)
+                pulled = self._pulled(slopes)
+                zeta, factor = self._modes(part, eta, slopes, pulled, _CLOSE)
                 log_det = factor.diagonal(dim1=2, dim2=3).log().sum((0, 2))
-                value = self._group_values(eta, slopes, zeta).sum(0) - log_det
+                value = self._group_values(eta, slopes, zeta, pulled).sum(0) - log_det
                 found.append(value + linear - 0.5 * part.square().sum(1))
         return torch.cat(found).numpy()
 
@@ -214,7 +232,8 @@ class GroupedImportance:
     def _estimate(self, h: Tensor, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
         (groups, q), points = self.groups.shape, len(h)
         eta, slopes, linear = self._given(h)
-        mode, factor = self._modes(eta, slopes, _ROUGHLY)
+        pulled = self._pulled(slopes)
+        mode, factor = self._modes(h, eta, slopes, pulled, _ROUGHLY)
         log_det = factor.diagonal(dim1=2, dim2=3).log().sum(-1)
         best = mode
         log_sum = mode.new_full((groups, points), -math.inf)
@@ -225,7 +244,7 @@ class GroupedImportance:
             log_proposal = torch.from_numpy(log_q).reshape(groups, points) + log_det
             for sign in (1.0, -1.0):
                 zeta = mode + sign * shift
-                log_w = self._group_values(eta, slopes, zeta) - log_proposal
+                log_w = self._group_values(eta, slopes, zeta, pulled) - log_proposal
                 log_sum = torch.logaddexp(log_sum, log_w)
                 u = torch.from_numpy(rng.random((groups, points)))
                 best = torch.where(u.log() < log_w - log_sum, zeta, best)
