@@ -20,7 +20,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -32,6 +32,7 @@ from subbayes.semistructured.independence_metropolis import standard_proposals
 __all__ = ["GroupedImportance"]
 
 _ELEMENTS = 2**21  # rows times points at once
+_LEAST_REPEATS = 0.5  # share of different loadings below which rows are joined
 _PAIRS = 2  # of draws of each group
 _STEPS = 25  # of Newton's method
 _CLOSE, _ROUGHLY = 1e-9, 0.1  # in standard deviations of the prior
@@ -72,6 +73,7 @@ class GroupedImportance:
         self._offset = None if rows.offset is None else rows.offset[order, None]
         self._weights = None if rows.weights is None else rows.weights[order, None]
         self._response = rows.response[order]
+        self._cells = self._join() if rows.label == "poisson" else None
         self._fixed = rows.statistic[others]
         self._tangent: tuple[Tensor, Tensor, Tensor] | None = None
         self.chosen = torch.zeros(0, *groups.shape, dtype=torch.float64)
@@ -83,6 +85,19 @@ class GroupedImportance:
             return None
         design = likelihood.rows.design
         return eliminated_groups(likelihood.map.structured, design.abs().T @ design.abs())
+
+    def _join(self) -> Int[Tensor, "n"] | None:
+        """Join counts with equal loadings in a group, and return the cell of each row.
+
+        The sum of exp(eta + v'u) over the rows of a cell is exp(v'u) times that of exp(eta).
+        """
+        keys = torch.cat([self._codes[:, None].double(), self._loadings], 1)
+        cells, place = torch.unique(keys, dim=0, return_inverse=True)
+        if len(cells) > _LEAST_REPEATS * len(keys):
+            return None
+        self._response = self._response.new_zeros(len(cells)).index_add_(0, place, self._response)
+        self._codes, self._loadings = cells[:, 0].long(), cells[:, 1:]
+        return place
 
     # --- rows given h -----------------------------------------------------------------------
 
@@ -100,7 +115,10 @@ class GroupedImportance:
         eta = self._design @ level.T
         if self._offset is not None:
             eta += self._offset
-        slopes = torch.stack([self._loadings @ part.T for part in factor])  # (q, n, S)
+        if self._cells is not None:
+            mean = eta.exp_() if self._weights is None else eta.exp_() * self._weights
+            eta = mean.new_zeros(len(self._codes), len(h)).index_add_(0, self._cells, mean).log_()
+        slopes = torch.stack([self._loadings @ part.T for part in factor])  # (q, rows, S)
         return eta, slopes, level @ self._fixed + self.rows.constant
 
     def _summed(self, values: Float[Tensor, "n S"]) -> Float[Tensor, "J S"]:
@@ -109,6 +127,7 @@ class GroupedImportance:
         return found.index_add_(0, self._codes, values)
 
     def _predictor(self, eta: Tensor, slopes: Tensor, zeta: Float[Tensor, "q J S"]) -> Tensor:
+        """Predictors of rows, or of cells of joined rows: the logarithms of their summed means."""
         for part, own in zip(slopes, zeta, strict=True):
             eta = torch.addcmul(eta, part, own[self._codes])
         return eta
@@ -119,7 +138,7 @@ class GroupedImportance:
         """Log of likelihood times prior of each group, without terms linear in other effects."""
         eta_of = self._predictor(eta, slopes, zeta)
         cumulant = eta_of.exp_() if self.rows.label == "poisson" else F.softplus(eta_of)
-        if self._weights is not None:
+        if self._weights is not None and self._cells is None:
             cumulant = cumulant * self._weights
         value = -self._summed(cumulant) - 0.5 * zeta.square().sum(0)
         return value + (pulled * zeta).sum(0)
@@ -138,7 +157,7 @@ class GroupedImportance:
         else:
             mean = eta_of.sigmoid()
             variance = mean * (1 - mean)
-        if self._weights is not None:
+        if self._weights is not None and self._cells is None:
             mean, variance = mean * self._weights, variance * self._weights
         gradient = pulled - torch.stack([self._summed(mean * part) for part in slopes]) - zeta
         q = len(slopes)
@@ -189,7 +208,7 @@ class GroupedImportance:
     # --- densities --------------------------------------------------------------------------
 
     def _parts(self, h: Float[np.ndarray, "S d"]) -> tuple[Tensor, ...]:
-        return torch.from_numpy(h).split(max(1, _ELEMENTS // max(1, len(self._codes))))
+        return torch.from_numpy(h).split(max(1, _ELEMENTS // max(1, len(self._design))))
 
     def laplace(self, h: Float[np.ndarray, "S d"]) -> Float[np.ndarray, "S"]:
         """The Laplace approximation of log p(D, h), a smooth function."""

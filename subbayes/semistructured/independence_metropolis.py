@@ -35,7 +35,9 @@ LogDensity = Callable[[Float[np.ndarray, "S d"]], Float[np.ndarray, "S"]]
 
 _DF, _SHARE, _INFLATION = 5.0, 0.1, 1.5  # of the t distribution
 _PILOT, _ROUNDS = 400, 4
+_LARGE_PILOT, _MORE_ROUNDS = 6400, 10  # where the target is cheap
 _LEAST_EFFICIENCY = 0.5  # of the pilot's weights, for one proposal a draw
+_ENOUGH = 0.7  # efficiency for one proposal a draw where the target is cheap
 _LEAST_TO_REFIT = 8.0  # effective draws a coordinate from which moments are estimated
 _WARMUP = 50
 _STEP = 1e-3  # of differences
@@ -69,22 +71,35 @@ class Proposals:
         eps, log_q = standard_proposals(n, len(self.mean), rng)
         return self.mean + eps @ self.factor.T, log_q
 
-    def adapted(self, target: LogDensity, rng: np.random.Generator) -> tuple[Proposals, float]:
+    def adapted(
+        self, target: LogDensity, rng: np.random.Generator, most: int = _PILOT
+    ) -> tuple[Proposals, float]:
         r"""Proposals that fit the target better, and the efficiency of their weights.
 
-        The efficiency is $(\sum w)^2 / (n \sum w^2)$ over new draws.
+        The efficiency is $(\sum w)^2 / (n \sum w^2)$ over new draws. Where too few draws count,
+        moments are those of weights $w^a$ with the largest a < 1 for which enough count, and the
+        next round has four times as many draws.
+
+        Args:
+            target: log density up to a constant.
+            rng: random numbers.
+            most: draws of a round; with more than 400 there are more rounds too.
         """
-        found, best = self, 0.0
-        proposals = self
-        for _ in range(_ROUNDS):
-            z, log_q = proposals.draw(_PILOT, rng)
-            w = _weights(target(z) - log_q)
+        found, best, size, proposals = self, 0.0, _PILOT, self
+        least = _LEAST_TO_REFIT * len(self.mean)
+        for step in range(_ROUNDS if most == _PILOT else _MORE_ROUNDS):
+            z, log_q = proposals.draw(size, rng)
+            log_w = target(z) - log_q
+            w = _weights(log_w)
             efficiency = 1 / (len(w) * float(np.square(w).sum()))
             if efficiency > best:
                 found, best = proposals, efficiency
-            enough = efficiency * len(w) >= _LEAST_TO_REFIT * len(self.mean)
-            if best >= 0.9 or not enough:
+            if best >= 0.9 or (step >= _ROUNDS - 1 and best >= _LEAST_EFFICIENCY):
                 break
+            if efficiency * size < least:
+                if most == _PILOT:
+                    break
+                w, size = _tempered(log_w, least), min(4 * size, most)
             mean = w @ z
             spread = (z - mean).T @ ((z - mean) * w[:, None])
             try:
@@ -100,8 +115,8 @@ def standard_proposals(
     """Draws of the mixture with m = 0 and V = I, and their log densities."""
     eps = rng.standard_normal((n, d))
     heavy = rng.random(n) < _SHARE
-    stretch = np.sqrt(_INFLATION * _DF / rng.chisquare(_DF, n))
-    eps[heavy] *= stretch[heavy, None]
+    stretch = np.sqrt(_INFLATION * _DF / rng.chisquare(_DF, int(heavy.sum())))
+    eps[heavy] *= stretch[:, None]
     squares = np.square(eps).sum(1)
     normal = math.log(1 - _SHARE) - 0.5 * squares - 0.5 * d * math.log(2 * math.pi)
     student = (
@@ -158,6 +173,16 @@ def _weights(log_w: Float[np.ndarray, "n"]) -> Float[np.ndarray, "n"]:
     return found
 
 
+def _tempered(log_w: Float[np.ndarray, "n"], least: float) -> Float[np.ndarray, "n"]:
+    """Normalised powers of weights of which at least so many draws count, if there are any."""
+    power = 1.0
+    while True:
+        power *= 0.8
+        w = _weights(power * log_w)
+        if 1 / float(np.square(w).sum()) >= least or power < 0.02:
+            return w
+
+
 def independence_draws(
     target: LogDensity, proposals: Proposals, sampling: Sampling, most_repeats: int = 1
 ) -> Draws | None:
@@ -194,8 +219,13 @@ def independence_chains(
     started = time.perf_counter()
     if efficiency is None:
         pilot = np.random.default_rng([sampling.seed, 11])
-        proposals, efficiency = proposals.adapted(target, pilot)
-    repeats = math.ceil(_LEAST_EFFICIENCY / efficiency)  # proposals for each draw
+        proposals, efficiency = proposals.adapted(
+            target, pilot, _PILOT if most_repeats == 1 else _LARGE_PILOT
+        )
+    # proposals for each draw
+    repeats = math.ceil(_LEAST_EFFICIENCY / efficiency)
+    if most_repeats > 1 and efficiency < _ENOUGH:
+        repeats = math.ceil(1 / efficiency)
     if repeats > most_repeats:
         return None
     warmup, thin = _WARMUP if sampling.warmup is None else sampling.warmup, sampling.thin * repeats
