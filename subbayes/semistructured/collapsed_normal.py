@@ -28,7 +28,6 @@ from torch import Tensor
 from subbayes.semistructured.coefficient_likelihood import NormalStatistics
 from subbayes.semistructured.effects_likelihood import EffectsLikelihood
 from subbayes.semistructured.group_elimination import BlockFactor, eliminated_groups
-from subbayes.semistructured.independence_metropolis import Proposals, laplace_proposals
 from subbayes.semistructured.structured_predictor import StructuredPredictor
 
 __all__ = ["CollapsedNormal", "linear_coordinates"]
@@ -220,7 +219,3 @@ class CollapsedNormal:
                     self._whole(part, mean + torch.cat([spread[0].flatten(1), spread[1]], 1))
                 )
         return torch.cat(found).numpy()
-
-    def proposals(self, start: Float[np.ndarray, "d"]) -> Proposals:
-        """A Laplace approximation of the density of h."""
-        return laplace_proposals(self.log_density, start)

@@ -35,7 +35,7 @@ from subbayes.semistructured.subspace import (
 from subbayes.semistructured.tools.predictive_checks import Replicates, draw_prior
 from subbayes.semistructured.tools.updating import updated_formula
 from subbayes.training.configuration import Training
-from subbayes.utils.checks import check_choice, check_fraction, check_positive
+from subbayes.utils.checks import check_choice, check_fraction, check_positive, fail
 from subbayes.utils.saving import read, save
 from subbayes.utils.saving import rebuild as rebuild_model
 from subbayes.utils.warning import warn_user, warnings_once
@@ -83,6 +83,9 @@ class SemiStructuredRegression(Results):
         effects: what effects beside such networks are effects of. "population": their intervals
             hold for the population that the rows are a sample of; "sample": for these rows alone.
             See `subbayes.semistructured.estimand`.
+        smooth: "bayes" draws the standard deviations of smooths and random effects like all other
+            parameters; "reml" sets them to the maximum of the marginal likelihood, for models
+            without networks. See `subbayes.semistructured.empirical_bayes`.
         missing: "drop" drops rows with missing values and warns with their number; "error" raises.
 
     Raises:
@@ -117,10 +120,12 @@ class SemiStructuredRegression(Results):
         orthogonal: bool | str = "auto",
         effects: str = "population",
         missing: Missing = "drop",
+        smooth: str = "bayes",
     ) -> None:
         super().__init__()
         check_choice("orthogonal", orthogonal, (True, False, "auto"))
         check_choice("effects", effects, ESTIMANDS)
+        check_choice("smooth", smooth, ("bayes", "reml"))
         check_choice("missing", missing, ("drop", "error"))
         chosen = family_from_name(family, link)
         self.specification = Specification(
@@ -132,7 +137,10 @@ class SemiStructuredRegression(Results):
             orthogonal,
             effects,
             missing,
+            smooth,
         )
+        if smooth == "reml" and self.specification.deep:
+            fail("smooth", "'bayes' for a model with networks", "'reml'")
 
     def __repr__(self) -> str:
         model = self.specification
@@ -254,6 +262,8 @@ class SemiStructuredRegression(Results):
         """
         check_positive("temperature", temperature)
         automatic = inference is None
+        if self.specification.smooth == "reml" and not automatic:
+            fail("inference", "None with smooth='reml'", inference, "Leave inference out")
         if inference is None:
             tempered = temperature != 1 and self.specification.deep
             inference = "elliptical-slice" if tempered else "nuts"
