@@ -1,4 +1,4 @@
-r"""Smoothing by restricted maximum likelihood: `smooth="reml"`, without networks.
+r"""Smoothing by restricted maximum likelihood: `fit(smooth="reml")`, without networks.
 
 The standard deviations of smooths and random effects, their correlations and the lengths of
 Gaussian processes, $\tau$, are set to the maximum of the likelihood with all coefficients

@@ -29,8 +29,8 @@ def test_random_slopes_are_those_of_mixed_lm():
     smf = pytest.importorskip("statsmodels.formula.api")
     frame = table()
     priors = {"x": 100.0, "Intercept": NormalPrior(1.0, 100.0)}
-    model = SemiStructuredRegression("y ~ x + (1 + x | g)", smooth="reml", priors=priors)
-    summary = model.fit(frame, sampling=SAMPLING).summary()
+    model = SemiStructuredRegression("y ~ x + (1 + x | g)", priors=priors)
+    summary = model.fit(frame, smooth="reml", sampling=SAMPLING).summary()
     other = smf.mixedlm("y ~ x", frame, groups="g", re_formula="~x").fit(reml=True)
     covariance = other.cov_re.to_numpy()
     sd = np.sqrt(np.diag(covariance))
@@ -54,8 +54,8 @@ def test_random_slopes_are_those_of_mixed_lm():
 
 def test_a_smooth_is_that_of_dense_matrices():
     frame = table()
-    model = SemiStructuredRegression("f ~ s(v, df=8)", smooth="reml")
-    model.fit(frame, sampling=SAMPLING)
+    model = SemiStructuredRegression("f ~ s(v, df=8)")
+    model.fit(frame, smooth="reml", sampling=SAMPLING)
     structured = model.state.model.structured
     design = structured.design.matrix(frame)[0][:, :-1]  # without the column of sigma
     penalised = list(structured.design.terms[1].penalised)
@@ -83,8 +83,8 @@ def test_a_smooth_is_that_of_dense_matrices():
 
 def test_counts_have_the_maximum_of_the_laplace_approximation():
     frame = table()
-    model = SemiStructuredRegression("c ~ x + (1 | g)", family="poisson", smooth="reml")
-    model.fit(frame, sampling=SAMPLING)
+    model = SemiStructuredRegression("c ~ x + (1 | g)", family="poisson")
+    model.fit(frame, smooth="reml", sampling=SAMPLING)
     structured = model.state.model.structured
     design, y = structured.design.matrix(frame)[0], frame["c"].to_numpy()
     groups = list(structured.design.terms[2].penalised)
@@ -117,13 +117,15 @@ def test_counts_have_the_maximum_of_the_laplace_approximation():
 
 def test_a_model_is_saved_with_its_choice(tmp_path):
     frame = table()
-    model = SemiStructuredRegression("y ~ x + re(g)", smooth="reml")
-    model.fit(frame, sampling=Sampling(draws=50, chains=2, progress=False))
+    model = SemiStructuredRegression("y ~ x + re(g)")
+    model.fit(frame, smooth="reml", sampling=Sampling(draws=200, chains=2, progress=False))
     model.save(tmp_path / "model")
     again = subbayes.load(tmp_path / "model")
-    assert again.specification.smooth == "reml"
+    assert again.state.model.specification.smooth == "reml"
     assert again.summary().attrs["smooth"] == "empirical Bayes (REML)"
     pd.testing.assert_frame_equal(again.summary(), model.summary())
+    update = again.update("~ . - x", sampling=Sampling(draws=200, chains=2, progress=False))
+    assert update.summary().attrs["smooth"] == "empirical Bayes (REML)"
     model.report(tmp_path / "model.html")
     assert "empirical Bayes" in (tmp_path / "model.html").read_text()
 
@@ -131,8 +133,8 @@ def test_a_model_is_saved_with_its_choice(tmp_path):
 def test_what_does_not_go_together_raises():
     frame = table()
     with pytest.raises(InputError, match="smooth"):
-        SemiStructuredRegression("y ~ x", smooth="ml")
+        SemiStructuredRegression("y ~ x").fit(frame, smooth="ml")
     with pytest.raises(InputError, match="without smooths and random effects"):
-        SemiStructuredRegression("y ~ x", smooth="reml").fit(frame)
+        SemiStructuredRegression("y ~ x").fit(frame, smooth="reml")
     with pytest.raises(InputError, match="Leave inference out"):
-        SemiStructuredRegression("y ~ s(v)", smooth="reml").fit(frame, inference="nuts")
+        SemiStructuredRegression("y ~ s(v)").fit(frame, smooth="reml", inference="nuts")
