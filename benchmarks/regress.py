@@ -1,15 +1,17 @@
 """Regression without networks: effective draws per second, many rows, and a million rows.
 
-(a) Three simulated cases of common size (a normal response as in kidiq, a random intercept, counts)
-by `SemiStructuredRegression` with its defaults, beside bambi with nutpie and numpyro: effective
-draws (the smallest bulk effective sample size of the linear effects) per second of the whole call,
-with what a peer compiles, and of the sampling alone, with warm-up. The peers run in an interpreter
-of their own, named by the variable `SUBBAYES_PEERS`; without one the bars do not hold.
+(a) Simulated cases of common size (a normal response as in kidiq, a random intercept, counts,
+counts with a random intercept) by `SemiStructuredRegression` with its defaults, beside bambi with
+nutpie and numpyro: effective draws (the smallest bulk effective sample size of the linear effects)
+per second of the whole call, with what a peer compiles, and of the sampling alone, with warm-up.
+The peers run in an interpreter of their own, named by the variable `SUBBAYES_PEERS`; without one
+the bars do not hold.
 
 (b) `y ~ x0 + ... + x9` with 50,000 rows and 4 x 1000 draws: seconds of the whole call for normal,
 Poisson and Bernoulli responses.
 
-(c) `y ~ s(x0) + s(x1)` with a million rows: seconds and peak memory in a process of its own.
+(c) `y ~ s(x0) + s(x1)`, and the same with a surface `te(x2, x3)`, with a million rows: seconds and
+peak memory in a process of its own each.
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ CASES = {
     "normal": ("y ~ x0 + x1 + x2", "normal"),
     "mixed": ("y ~ x0 + x1 + re(g)", "normal"),
     "poisson": ("y ~ x0 + x1 + x2 + x3", "poisson"),
+    "counts": ("y ~ x0 + x1 + re(g)", "poisson"),
 }
+MILLION = {"smooths": "y ~ s(x0) + s(x1)", "surface": "y ~ s(x0) + s(x1) + te(x2, x3)"}
 
 
 def simulated(case: str) -> pd.DataFrame:
@@ -54,11 +58,14 @@ def simulated(case: str) -> pd.DataFrame:
         )
         noise = 18 * rng.standard_normal(434)
         return frame.assign(y=20 + 6 * frame.x0 + 0.6 * frame.x1 + 0.2 * frame.x2 + noise)
-    if case == "mixed":
+    if case in ("mixed", "counts"):
         frame = pd.DataFrame(rng.standard_normal((900, 2)), columns=["x0", "x1"])
         frame["g"] = rng.integers(0, 60, 900)
         level = 0.4 * rng.standard_normal(60)
         noise = 0.8 * rng.standard_normal(900)
+        if case == "counts":
+            eta = 0.5 + 0.3 * frame.x0 - 0.2 * frame.x1 + level[frame.g]
+            return frame.assign(y=rng.poisson(np.exp(eta)))
         return frame.assign(y=frame.x0 - 0.5 * frame.x1 + level[frame.g] + noise)
     frame = pd.DataFrame(rng.standard_normal((600, 4)), columns=[f"x{j}" for j in range(4)])
     eta = 0.5 + frame.to_numpy() @ [0.3, -0.2, 0.1, 0.0]
@@ -147,17 +154,19 @@ def many_rows(family: str, rows: int) -> float:
     return time.perf_counter() - begun
 
 
-def million(rows: int) -> None:
-    """Part (c), in a process of its own: print seconds, peak memory and effective draws."""
+def million(rows: int, case: str) -> None:
+    """A case of part (c), in a process of its own: print seconds, peak memory, effective draws."""
     rng = np.random.default_rng(0)
-    frame = pd.DataFrame({"x0": rng.uniform(size=rows), "x1": rng.uniform(size=rows)})
-    frame["y"] = np.sin(6 * frame.x0) + frame.x1**2 + rng.standard_normal(rows)
+    frame = pd.DataFrame({f"x{j}": rng.uniform(size=rows) for j in range(4)})
+    frame["y"] = np.sin(6 * frame.x0) + frame.x1**2 + np.sin(3 * frame.x2) * frame.x3
+    frame["y"] += rng.standard_normal(rows)
     sampling = Sampling(draws=DRAWS, chains=4, progress=False)
     begun = time.perf_counter()
-    model = SemiStructuredRegression("y ~ s(x0) + s(x1)").fit(frame, sampling=sampling)
+    model = SemiStructuredRegression(MILLION[case]).fit(frame, sampling=sampling)
     seconds = time.perf_counter() - begun
     ess = float(model.summary()["ess_bulk"].min())
-    found = {"seconds": seconds, "peak_gib": own_peak() / 1024, "ess": ess}
+    found = {"seconds": seconds, "cpu_seconds": time.process_time()}
+    found |= {"peak_gib": own_peak() / 1024, "ess": ess}
     print(json.dumps(found | {"engine": model.draws.engine}))
 
 
@@ -173,12 +182,16 @@ def run(
         say(f"{family}, {rows} rows: {seconds:.2f} s")
         bars.append(bar(f"{family}, {rows} rows: seconds", seconds, MANY_SECONDS, "lower"))
     rows = 50_000 if quick else 1_000_000
-    code = f"from benchmarks.regress import million; million({rows})"
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    one: dict[str, Any] = json.loads(out.stdout.splitlines()[-1])
-    say(f"s(x0) + s(x1), {rows} rows: {one}")
-    bars += [
-        bar(f"{rows} rows: seconds", one["seconds"], MILLION_SECONDS, "lower"),
-        bar(f"{rows} rows: peak GiB", one["peak_gib"], MILLION_GIB, "lower"),
-    ]
-    return {"cases": cases, "many_rows": many, "million": one}, bars
+    huge: dict[str, Any] = {}
+    for case, formula in MILLION.items():
+        code = f"from benchmarks.regress import million; million({rows}, {case!r})"
+        command = [sys.executable, "-c", code]
+        out = subprocess.run(command, capture_output=True, text=True, check=True)
+        one = huge[case] = json.loads(out.stdout.splitlines()[-1])
+        say(f"{formula}, {rows} rows: {one}")
+        what = f"{formula}, {rows} rows"
+        bars += [
+            bar(f"{what}: seconds", one["seconds"], MILLION_SECONDS, "lower"),
+            bar(f"{what}: peak GiB", one["peak_gib"], MILLION_GIB, "lower"),
+        ]
+    return {"cases": cases, "many_rows": many, "million": huge}, bars

@@ -15,7 +15,8 @@ import numpy as np
 import pandas as pd
 
 FORMULAS = {"normal": "y ~ x0 + x1 + x2", "mixed": "y ~ x0 + x1 + (1|g)"}
-FORMULAS |= {"poisson": "y ~ x0 + x1 + x2 + x3"}
+FORMULAS |= {"poisson": "y ~ x0 + x1 + x2 + x3", "counts": "y ~ x0 + x1 + (1|g)"}
+COUNTS = ("poisson", "counts")
 
 
 def smallest_ess(draws: dict[str, np.ndarray]) -> float:
@@ -31,7 +32,7 @@ def bambi_with_nutpie(frame: pd.DataFrame, case: str, draws: int) -> dict[str, f
     import nutpie
 
     begun = time.perf_counter()
-    family = "poisson" if case == "poisson" else "gaussian"
+    family = "poisson" if case in COUNTS else "gaussian"
     model = bambi.Model(FORMULAS[case], frame, family=family)
     model.build()
     compiled = nutpie.compile_pymc_model(model.backend.model)
@@ -59,9 +60,9 @@ def numpyro_nuts(frame: pd.DataFrame, case: str, draws: int) -> dict[str, float]
     y = jnp.asarray(frame.y.to_numpy())
     groups = None if "g" not in frame else jnp.asarray(frame.g.to_numpy())
     count = 0 if groups is None else int(frame.g.max()) + 1
-    scale = 1.0 if case == "poisson" else float(frame.y.std())
+    scale = 1.0 if case in COUNTS else float(frame.y.std())
 
-    start = 0.0 if case == "poisson" else float(frame.y.mean())
+    start = 0.0 if case in COUNTS else float(frame.y.mean())
 
     def model() -> None:
         level = numpyro.sample("level", dist.Normal(start, 2.5 * scale))
@@ -72,7 +73,7 @@ def numpyro_nuts(frame: pd.DataFrame, case: str, draws: int) -> dict[str, float]
             tau = numpyro.sample("tau", dist.Exponential(1 / scale))
             z = numpyro.sample("z", dist.Normal(0, 1).expand([count]).to_event(1))
             eta = eta + tau * z[groups]
-        if case == "poisson":
+        if case in COUNTS:
             numpyro.sample("y", dist.Poisson(jnp.exp(eta)), obs=y)
         else:
             sigma = numpyro.sample("sigma", dist.Exponential(1 / scale))

@@ -218,6 +218,11 @@ def _facts(results: Results) -> dict[str, str]:
         f"{draws.engine}, {draws.n_chains} chains "
         f"of {draws.n_draws} draws, seed {results.state.joint.seed}"
     )
+    if model.specification.smooth == "reml":
+        found["smoothing"] = (
+            "empirical Bayes: standard deviations of smooths and random effects at the maximum of "
+            "the marginal likelihood (REML); intervals leave out their uncertainty"
+        )
     if results.temperature != 1.0:
         found["temperature"] = (
             f"{results.temperature:g} for the networks; 1 for the effects given the networks"

@@ -201,6 +201,7 @@ class CanonicalRows:
         design: different rows of the design matrix.
         offset: their offsets.
         weights: their summed weights; None if all are 1.
+        response: their summed responses times weights.
         statistic: X'Wy.
         constant: the terms without coefficients.
     """
@@ -209,6 +210,7 @@ class CanonicalRows:
     design: Float[Tensor, "m p"]
     offset: Float[Tensor, "m"] | None
     weights: Float[Tensor, "m"] | None
+    response: Float[Tensor, "m"]
     statistic: Float[Tensor, "p"]
     constant: float
 
@@ -227,12 +229,13 @@ class CanonicalRows:
         if isinstance(family, PoissonFamily):
             constant -= float((weights * torch.lgamma(y + 1)).sum())
         statistic = design.T @ (weights * y)
-        design, offset, weights = _joined(design, offset, weights)
+        design, offset, weights, response = _joined(design, offset, weights, weights * y)
         return cls(
             family.label,
             design,
             offset if bool((offset != 0).any()) else None,
             weights if bool((weights != 1).any()) else None,
+            response,
             statistic,
             constant,
         )
@@ -298,17 +301,23 @@ class CanonicalRows:
 
 
 def _joined(
-    design: Float[Tensor, "n p"], offset: Float[Tensor, "n"], weights: Float[Tensor, "n"]
-) -> tuple[Float[Tensor, "m p"], Float[Tensor, "m"], Float[Tensor, "m"]]:
-    """Different rows with summed weights, if there are much fewer of them."""
+    design: Float[Tensor, "n p"],
+    offset: Float[Tensor, "n"],
+    weights: Float[Tensor, "n"],
+    response: Float[Tensor, "n"],
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Different rows with summed weights and responses, if there are much fewer of them."""
     whole = torch.cat([design, offset[:, None]], 1).numpy()
     mixed = whole @ np.random.default_rng(0).standard_normal(whole.shape[1])
     _, first, group = np.unique(mixed, return_index=True, return_inverse=True)
     if len(first) > _LEAST_REPEATS * len(whole) or (whole[first][group] != whole).any():
-        return design, offset, weights
-    summed = np.bincount(group, weights.numpy(), len(first))
+        return design, offset, weights, response
+    summed = [
+        torch.from_numpy(np.bincount(group, part.numpy(), len(first)))
+        for part in (weights, response)
+    ]
     rows = torch.from_numpy(first)
-    return design[rows], offset[rows], torch.from_numpy(summed)
+    return design[rows], offset[rows], summed[0], summed[1]
 
 
 # --- other families -----------------------------------------------------------------------------

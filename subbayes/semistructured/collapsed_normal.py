@@ -2,18 +2,23 @@ r"""A normal response with its coefficients integrated out in closed form, witho
 
 Coordinates h (of sigma, of the standard deviations of smooths and random effects, of coefficients
 with other priors than normal ones) are sampled; given h the others, $\zeta_c$, have coefficients
-$\beta = m(h) + S(h)\, \zeta_c$ with a diagonal S and are normal,
+$\beta = m(h) + S(h)\, \zeta_c$, where S is diagonal but for blocks of correlated effects of a
+group, and are normal,
 
-$$ \zeta_c \mid h, D \sim N(\tilde\zeta, P^{-1}), \qquad P = I + S X^\top W X S / \sigma^2, \qquad
-   P \tilde\zeta = S X^\top W (y - X m) / \sigma^2, $$
+$$ \zeta_c \mid h, D \sim N(\tilde\zeta, P^{-1}), \qquad
+   P = I + S^\top X^\top W X S / \sigma^2, $$
+$$ P \tilde\zeta = S^\top X^\top W (y - X m) / \sigma^2, $$
 $$ \log p(D \mid h) = \log p(D \mid \tilde\zeta, h) - \tfrac12 |\tilde\zeta|^2
    - \tfrac12 \log\det P, $$
 
-from the sufficient statistics, at a cost of p^3 operations whatever the number of rows (Gelman et
-al. 2013, "Bayesian data analysis", section 15.3).
+from the sufficient statistics, at a cost that does not depend on the number of rows (Gelman et al.
+2013, "Bayesian data analysis", section 15.3): of p^3 operations, less those that
+`subbayes.semistructured.group_elimination` saves.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -22,15 +27,13 @@ from torch import Tensor
 
 from subbayes.semistructured.coefficient_likelihood import NormalStatistics
 from subbayes.semistructured.effects_likelihood import EffectsLikelihood
-from subbayes.semistructured.independence_metropolis import Proposals
+from subbayes.semistructured.group_elimination import BlockFactor, eliminated_groups
 from subbayes.semistructured.structured_predictor import StructuredPredictor
 
 __all__ = ["CollapsedNormal", "linear_coordinates"]
 
 _ELEMENTS = 2**22  # of matrices at once
 _POINTS = 256  # at once
-_STEP = 1e-3  # of differences
-_MAX_STEPS = 60
 
 
 def linear_coordinates(likelihood: EffectsLikelihood) -> list[int]:
@@ -89,17 +92,43 @@ class CollapsedNormal:
         likelihood: of a normal response with one sigma.
 
     Attributes:
-        linear: positions of the coordinates that are integrated out.
+        linear: positions of the coordinates that are integrated out: those of the groups that are
+            eliminated block by block, group by group, then the others.
         rest: positions of the others, h.
     """
 
     def __init__(self, likelihood: EffectsLikelihood) -> None:
         assert isinstance(likelihood.rows, NormalStatistics)
         self.likelihood, self.rows = likelihood, likelihood.rows
-        self.size = likelihood.map.structured.size
-        self.linear = linear_coordinates(likelihood)
-        self.rest = [j for j in range(self.size) if j not in set(self.linear)]
-        self.gram = self.rows.gram[self.linear][:, self.linear]
+        structured = likelihood.map.structured
+        self.size = structured.size
+        correlated = [columns for columns in structured.group_columns() if columns.shape[1] > 1]
+        linear = {*linear_coordinates(likelihood)}
+        for columns in correlated:
+            linear |= set(columns.flatten().tolist())
+        gram = self.rows.gram
+        groups = eliminated_groups(structured, gram)
+        self.groups = torch.zeros(0, 1, dtype=torch.long) if groups is None else groups
+        first = self.groups.flatten().tolist()
+        others = sorted(linear - set(first))
+        self.linear = [*first, *others]
+        self.rest = [j for j in range(self.size) if j not in linear]
+        # coordinates with one number in `_order` affect different coefficients
+        self._order = torch.full((self.size,), -1, dtype=torch.long)
+        self._order[self.linear] = 0
+        for columns in correlated:
+            self._order[columns] = torch.arange(columns.shape[1]).expand_as(columns)
+        self._others = torch.tensor(others, dtype=torch.long)
+        place = {j: i for i, j in enumerate(others)}
+        self._blocks = [
+            torch.tensor([[place[j] for j in row] for row in columns.tolist()])
+            for columns in correlated
+            if columns[0, 0].item() in place
+        ]
+        at, own = self.groups, self._others
+        self._gram_groups = gram[at[:, :, None], at[:, None, :]]
+        self._gram_border = gram[at[:, :, None], own]
+        self._gram_others = gram[own][:, own]
 
     def _whole(self, h: Float[Tensor, "S d"], linear: Tensor | float) -> Float[Tensor, "S P"]:
         zeta = h.new_zeros(len(h), self.size)
@@ -107,25 +136,61 @@ class CollapsedNormal:
         zeta[:, self.linear] = linear
         return zeta
 
-    def _conditional(self, h: Float[Tensor, "S d"]) -> tuple[Tensor, Tensor, Tensor]:
-        """Coordinates with the conditional means, and Cholesky factors of P."""
+    def _slopes(self, h: Float[Tensor, "S d"], level: Tensor) -> Float[Tensor, "S o p"]:
+        """The derivatives of the coefficients in the coordinates of each order."""
         structured = self.likelihood.map.structured
-        zero = self._whole(h, 0.0)
-        level = structured.coefficients(zero)
-        scale = (structured.coefficients(self._whole(h, 1.0)) - level)[:, self.linear]
-        log_sigma = level @ self.rows.scale
-        precision = (-2 * log_sigma).exp()
+        found = []
+        for order in range(int(self._order.max()) + 1):
+            one = (self._order[self.linear] == order).to(h)
+            found.append(structured.coefficients(self._whole(h, one)) - level)
+        return torch.stack(found, 1)
+
+    def _conditional(self, h: Float[Tensor, "S d"]) -> tuple[Tensor, Tensor, BlockFactor]:
+        """Coordinates with the conditional means, these means, and the factor of P."""
+        structured = self.likelihood.map.structured
+        level = structured.coefficients(self._whole(h, 0.0))
+        slopes = self._slopes(h, level)
+        precision = (-2 * (level @ self.rows.scale)).exp()
         location = level * (structured.placement[:, 0] != 0)
-        slope = (self.rows.cross - (location - self.rows.centre) @ self.rows.gram)[:, self.linear]
-        matrix = self.gram * (scale[:, :, None] * scale[:, None, :] * precision[:, None, None])
-        matrix.diagonal(dim1=1, dim2=2).add_(1.0)
-        factor = torch.linalg.cholesky_ex(matrix)[0]
-        right = (scale * slope * precision[:, None])[:, :, None]
-        mean = torch.cholesky_solve(right, factor)[:, :, 0]
+        score = self.rows.cross - (location - self.rows.centre) @ self.rows.gram
+        q = self.groups.shape[1]
+        inner = slopes[:, :q, self.groups].permute(0, 2, 3, 1)  # of groups: (S, J, q, q)
+        times = self._times_others(slopes)
+        weight = precision[:, None, None]
+        weighted = inner.mT * weight[..., None]
+        blocks = weighted @ self._gram_groups @ inner
+        blocks.diagonal(dim1=2, dim2=3).add_(1.0)
+        border = weighted @ times(self._gram_border[None])
+        rest = times(times(self._gram_others[None]).mT) * weight
+        rest.diagonal(dim1=1, dim2=2).add_(1.0)
+        factor = BlockFactor.of(blocks, border, rest)
+        right = (weighted @ score[:, self.groups, None])[..., 0]
+        right_others = times(score[:, None, self._others])[:, 0] * precision[:, None]
+        means = factor.backward(*factor.forward(right, right_others))
+        mean = torch.cat([means[0].flatten(1), means[1]], 1)
         return self._whole(h, mean), mean, factor
 
+    def _times_others(self, slopes: Float[Tensor, "S o p"]) -> Callable[[Tensor], Tensor]:
+        """The product of matrices with the derivatives of the coefficients of `_others`."""
+        diagonal = slopes[:, 0, self._others]
+        if not self._blocks:
+
+            def scaled(matrix: Tensor) -> Tensor:
+                middle = [1] * (matrix.ndim - 2)
+                return matrix * diagonal.reshape(len(diagonal), *middle, diagonal.shape[1])
+
+            return scaled
+        dense = torch.diag_embed(diagonal)
+        for block in self._blocks:
+            at = self._others[block]
+            own = slopes[:, : block.shape[1], at].permute(0, 2, 3, 1)
+            dense[:, block[:, :, None], block[:, None, :]] = own
+        return lambda matrix: matrix @ (dense[:, None] if matrix.ndim == 4 else dense)
+
     def _parts(self, h: Float[Tensor, "S d"]) -> tuple[Tensor, ...]:
-        return h.split(max(1, _ELEMENTS // max(1, len(self.linear)) ** 2))
+        (groups, q), others = self.groups.shape, len(self._others)
+        elements = others**2 + groups * q * (q + others) + self.size * q
+        return h.split(max(1, _ELEMENTS // max(1, elements)))
 
     def log_density(self, h: Float[np.ndarray, "S d"]) -> Float[np.ndarray, "S"]:
         """Log of p(D | h) p(h), with standard normal priors up to their constant."""
@@ -135,8 +200,7 @@ class CollapsedNormal:
 
     def _log_density(self, h: Tensor) -> Tensor:
         zeta, mean, factor = self._conditional(h)
-        half_log_det = factor.diagonal(dim1=1, dim2=2).log().sum(1)
-        found = self.likelihood.value(zeta) - 0.5 * mean.square().sum(1) - half_log_det
+        found = self.likelihood.value(zeta) - 0.5 * mean.square().sum(1) - factor.half_log_det()
         return found - 0.5 * h.square().sum(1)
 
     def with_coefficients(
@@ -145,43 +209,13 @@ class CollapsedNormal:
         """All coordinates, from h and standard normal numbers for the others."""
         found = []
         at, noise = torch.from_numpy(h), torch.from_numpy(eps)
-        step = len(self._parts(at)[0])
+        step, first = len(self._parts(at)[0]), self.groups.numel()
         with torch.no_grad():
             for part, own in zip(at.split(step), noise.split(step), strict=True):
                 _, mean, factor = self._conditional(part)
-                spread = torch.linalg.solve_triangular(factor.mT, own[:, :, None], upper=True)
-                found.append(self._whole(part, mean + spread[:, :, 0]))
+                blocks = own[:, :first].reshape(len(own), *self.groups.shape)
+                spread = factor.backward(blocks, own[:, first:])
+                found.append(
+                    self._whole(part, mean + torch.cat([spread[0].flatten(1), spread[1]], 1))
+                )
         return torch.cat(found).numpy()
-
-    def proposals(self, start: Float[np.ndarray, "d"]) -> Proposals:
-        """A Laplace approximation of the density of h, by Newton steps with differences."""
-        h, d = start.copy(), len(start)
-        pairs = [(i, j) for i in range(d) for j in range(i)]
-        steps = _STEP * np.eye(d)
-        corners = [a * steps[i] + b * steps[j] for i, j in pairs for a, b in _SIGNS]
-        shifts = np.concatenate([np.zeros((1, d)), steps, -steps, np.array(corners).reshape(-1, d)])
-        precision = np.eye(d)
-        for _ in range(_MAX_STEPS):
-            value = self.log_density(h + shifts)
-            centre, ahead, behind = value[0], value[1 : 1 + d], value[1 + d : 1 + 2 * d]
-            gradient = (ahead - behind) / (2 * _STEP)
-            hessian = np.diag((ahead + behind - 2 * centre) / _STEP**2)
-            for (i, j), v in zip(pairs, value[1 + 2 * d :].reshape(-1, 4), strict=True):
-                hessian[i, j] = hessian[j, i] = v @ [1, -1, -1, 1] / (4 * _STEP**2)
-            values, vectors = np.linalg.eigh(-hessian)
-            precision = (vectors * np.maximum(np.abs(values), 1e-3)) @ vectors.T
-            step = np.linalg.solve(precision, gradient)
-            step /= max(1.0, float(np.abs(step).max()) / 2)
-            shares = 0.5 ** np.arange(12)
-            found = self.log_density(h + shares[:, None] * step)
-            found = np.where(np.isnan(found), -np.inf, found)
-            best = int(found.argmax())
-            if not found[best] > centre:
-                break
-            h = h + shares[best] * step
-            if np.abs(step).max() < 1e-3:
-                break
-        return Proposals.of_precision(h, precision)
-
-
-_SIGNS = ((1, 1), (1, -1), (-1, 1), (-1, -1))

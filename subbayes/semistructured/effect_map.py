@@ -85,7 +85,9 @@ class EffectMap:
         return coefficients_by_predictor(self.structured, zeta)
 
     def _pulled(self, zeta: Tensor, cotangent: Tensor) -> Tensor:
-        return torch.func.vjp(self._batched, zeta)[1](cotangent)[0]
+        with torch.enable_grad():
+            at = zeta.detach().requires_grad_()
+            return torch.autograd.grad(self._batched(at), at, cotangent)[0]
 
     def coefficients(self, zeta: Float[Tensor, "S P"]) -> Float[Tensor, "S q C"]:
         """B at each point, with q = p + 1."""
@@ -113,13 +115,27 @@ class EffectMap:
         inner: Float[Tensor, "C C q q"],
     ) -> Float[Tensor, "P P"]:
         """The negative Hessian in the coordinates, from gradient and negative Hessian in B."""
-        linear = self._batched
-        jacobian = torch.func.jacrev(linear)(zeta)  # (q, C, P)
+        jacobian = self._jacobian(zeta)  # (q, C, P)
         found = zeta.new_zeros(len(zeta), len(zeta))
         for a in range(inner.shape[0]):
             for b in range(inner.shape[1]):
                 found = found + jacobian[:, a].T @ inner[a, b] @ jacobian[:, b]
-        if self.affine is not None:
-            return found
-        bend = torch.func.hessian(lambda at: (linear(at) * cotangent).sum())(zeta)
-        return found - bend
+        return found if self.affine is not None else found - self._bend(zeta, cotangent)
+
+    def _jacobian(self, zeta: Float[Tensor, "P"]) -> Float[Tensor, "q C P"]:
+        """The derivative of B, from a copy of the point for each of its entries."""
+        shape = self._batched(zeta).shape
+        with torch.enable_grad():
+            points = zeta.expand(shape.numel(), -1).clone().requires_grad_()
+            entries = self._batched(points).flatten(1).diagonal()
+            (found,) = torch.autograd.grad(entries.sum(), points)
+        return found.reshape(*shape, -1)
+
+    def _bend(self, zeta: Float[Tensor, "P"], cotangent: Float[Tensor, "q C"]) -> Tensor:
+        """The second derivative of the product of B and a cotangent."""
+        with torch.enable_grad():
+            points = zeta.expand(len(zeta), -1).clone().requires_grad_()
+            value = (self._batched(points) * cotangent).sum()
+            (slope,) = torch.autograd.grad(value, points, create_graph=True)
+            (found,) = torch.autograd.grad(slope.diagonal().sum(), points)
+        return found

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -67,16 +69,23 @@ class EffectsLikelihood:
             inner = self.rows.curvature(b[0])
         return self.map.curvature(zeta, slope[0], inner).detach()
 
-    def mode(self, start: Float[Tensor, "P"]) -> tuple[Float[Tensor, "P"], Float[Tensor, "P P"]]:
+    def mode(
+        self, start: Float[Tensor, "P"], fixed: Sequence[int] = ()
+    ) -> tuple[Float[Tensor, "P"], Float[Tensor, "P P"]]:
         """The most probable coordinates under standard normal priors, and the precision there.
 
         Newton steps, halved until they do not lower the density. Where it is not concave, the
         eigenvalues of the precision are made positive.
+
+        Args:
+            start: where Newton's method starts.
+            fixed: positions of coordinates that keep their values; their precision is 1.
         """
         zeta, value = start, self._log_density(start)
-        precision = self._precision(zeta)
+        precision, still = self._precision(zeta, fixed), list(fixed)
         for _ in range(_MAX_STEPS):
             gradient = self.value_and_grad(zeta[None])[1][0] - zeta
+            gradient[still] = 0.0
             step = torch.cholesky_solve(gradient[:, None], torch.linalg.cholesky(precision))[:, 0]
             for _ in range(_HALVINGS):
                 ahead = zeta + step
@@ -87,7 +96,7 @@ class EffectsLikelihood:
             else:
                 break
             zeta, value = ahead, found
-            precision = self._precision(zeta)
+            precision = self._precision(zeta, fixed)
             if float(step.abs().max()) < _CLOSE:
                 break
         return zeta, precision
@@ -96,8 +105,10 @@ class EffectsLikelihood:
         value = float(self.value(zeta[None])) - 0.5 * float(zeta.square().sum())
         return value if value == value else -float("inf")
 
-    def _precision(self, zeta: Tensor) -> Tensor:
-        found = self.curvature(zeta) + torch.eye(len(zeta), dtype=zeta.dtype)
+    def _precision(self, zeta: Tensor, fixed: Sequence[int]) -> Tensor:
+        found, still = self.curvature(zeta), list(fixed)
+        found[still], found[:, still] = 0.0, 0.0
+        found = found + torch.eye(len(zeta), dtype=zeta.dtype)
         found = (found + found.T) / 2
         if not torch.linalg.cholesky_ex(found)[1]:
             return found

@@ -2,6 +2,8 @@
 
 - A normal response with one sigma: the coefficients are integrated out, and drawn exactly given
   the other coordinates; see `subbayes.semistructured.collapsed_normal`.
+- Poisson and Bernoulli responses with effects that vary among groups: these are integrated out by
+  importance sampling; see `subbayes.semistructured.grouped_importance`.
 - Other models: all coordinates.
 
 Both by independent proposals around the mode; where these do not fit the posterior, None is
@@ -23,15 +25,31 @@ from subbayes.inference.configuration import Sampling
 from subbayes.semistructured.coefficient_likelihood import NormalStatistics
 from subbayes.semistructured.collapsed_normal import CollapsedNormal
 from subbayes.semistructured.effects_likelihood import EffectsLikelihood
-from subbayes.semistructured.independence_metropolis import Proposals, independence_draws
+from subbayes.semistructured.empirical_bayes import (
+    reml_of_collapsed,
+    reml_of_rows,
+    smoothing_coordinates,
+)
+from subbayes.semistructured.grouped_importance import GroupedImportance
+from subbayes.semistructured.independence_metropolis import (
+    Proposals,
+    independence_chains,
+    independence_draws,
+    laplace_proposals,
+)
 
 __all__ = ["draw_effects"]
 
 _MOST_COORDINATES = 60  # for proposals of all of them at once
+_MOST_BESIDE_GROUPS = 30  # for differences of all pairs of them
+_MOST_REPEATS = 20  # proposals for a draw, where the target is cheap
 
 
 def draw_effects(
-    likelihood: EffectsLikelihood, start: Float[np.ndarray, "P"], sampling: Sampling
+    likelihood: EffectsLikelihood,
+    start: Float[np.ndarray, "P"],
+    sampling: Sampling,
+    smooth: str = "bayes",
 ) -> Draws | None:
     """Draws of the coordinates of effects; None where another sampler has to be used.
 
@@ -39,12 +57,20 @@ def draw_effects(
         likelihood: the log-likelihood.
         start: the most probable coordinates.
         sampling: draws, chains, seed, thinning and warm-up.
+        smooth: "reml" sets the standard deviations of smooths and random effects to the maximum of
+            the marginal likelihood; see `subbayes.semistructured.empirical_bayes`.
     """
     own = not isinstance(sampling.initial, str) or sampling.checkpoint is not None
     if own or current() is not None:
         return None
     if isinstance(likelihood.rows, NormalStatistics):
-        return _collapsed_draws(CollapsedNormal(likelihood), start, sampling)
+        return _collapsed_draws(CollapsedNormal(likelihood), start, sampling, smooth)
+    if smooth == "reml":
+        return _draws_of_the_others(likelihood, reml_of_rows(likelihood, start), sampling)
+    if GroupedImportance.groups_of(likelihood) is not None:
+        found = _grouped_draws(GroupedImportance(likelihood), start, sampling)
+        if found is not None:
+            return found
     if len(start) > _MOST_COORDINATES:
         return None
     mode, precision = likelihood.mode(torch.from_numpy(start.copy()))
@@ -62,15 +88,29 @@ def draw_effects(
 
 
 def _collapsed_draws(
-    collapsed: CollapsedNormal, start: Float[np.ndarray, "P"], sampling: Sampling
+    collapsed: CollapsedNormal, start: Float[np.ndarray, "P"], sampling: Sampling, smooth: str
 ) -> Draws | None:
     """Draws of h by independent proposals, and of the other coordinates given them."""
     if len(collapsed.rest) > _MOST_COORDINATES:
         return None
-    proposals = collapsed.proposals(start[collapsed.rest])
-    found = independence_draws(collapsed.log_density, proposals, sampling)
+    at, free = start[collapsed.rest], list(range(len(collapsed.rest)))
+    if smooth == "reml":
+        at = reml_of_collapsed(collapsed, at)
+        fixed = set(smoothing_coordinates(collapsed.likelihood.map.structured))
+        free = [i for i, j in enumerate(collapsed.rest) if j not in fixed]
+
+    def whole(h: Float[np.ndarray, "*S f"]) -> Float[np.ndarray, "*S d"]:
+        found = np.broadcast_to(at, (*h.shape[:-1], len(at))).copy()
+        found[..., free] = h
+        return found
+
+    def target(h: Float[np.ndarray, "S f"]) -> Float[np.ndarray, "S"]:
+        return collapsed.log_density(whole(h))
+
+    found = independence_draws(target, laplace_proposals(target, at[free]), sampling, _MOST_REPEATS)
     if found is None:
         return None
+    found = replace(found, z=whole(found.z))
     count = len(collapsed.linear)
     eps = [
         np.random.default_rng([sampling.seed, 12, chain]).standard_normal((found.n_draws, count))
@@ -80,6 +120,61 @@ def _collapsed_draws(
     value = collapsed.likelihood.value(torch.from_numpy(zeta)).numpy()
     shape = found.z.shape[:2]
     return _with_densities(found, zeta.reshape(*shape, -1), value.reshape(shape))
+
+
+def _draws_of_the_others(
+    likelihood: EffectsLikelihood, at: Float[np.ndarray, "P"], sampling: Sampling
+) -> Draws | None:
+    """Draws of all coordinates but those of smoothing, which keep their values."""
+    fixed = smoothing_coordinates(likelihood.map.structured)
+    free = [j for j in range(len(at)) if j not in fixed]
+    if len(free) > _MOST_COORDINATES:
+        return None
+    mode, precision = likelihood.mode(torch.from_numpy(at.copy()), fixed)
+
+    def whole(h: Float[np.ndarray, "*S f"]) -> Float[np.ndarray, "*S P"]:
+        found = np.broadcast_to(at, (*h.shape[:-1], len(at))).copy()
+        found[..., free] = h
+        return found
+
+    def target(h: Float[np.ndarray, "S f"]) -> Float[np.ndarray, "S"]:
+        value = likelihood.value(torch.from_numpy(whole(h))).numpy()
+        return np.asarray(value - 0.5 * np.square(h).sum(1))
+
+    own = precision.numpy()[np.ix_(free, free)]
+    proposals = Proposals.of_precision(mode.numpy()[free], own)
+    found = independence_draws(target, proposals, sampling, _MOST_REPEATS)
+    if found is None:
+        return None
+    z = whole(found.z)
+    value = likelihood.value(torch.from_numpy(z.reshape(-1, len(at)))).numpy()
+    return _with_densities(found, z, value.reshape(z.shape[:2]))
+
+
+def _grouped_draws(
+    grouped: GroupedImportance, start: Float[np.ndarray, "P"], sampling: Sampling
+) -> Draws | None:
+    """Draws of h by independent proposals, and of the effects of groups by their weights."""
+    if len(grouped.rest) > _MOST_BESIDE_GROUPS:
+        return None
+    proposals = laplace_proposals(grouped.laplace, start[grouped.rest])
+    grouped.start_near(proposals.mean)
+    rngs = [np.random.default_rng([sampling.seed, 13, c]) for c in range(sampling.chains)]
+    pilot = [np.random.default_rng([sampling.seed, 14])]
+    proposals, efficiency = proposals.adapted(lambda h: grouped.estimate(h, pilot), pilot[0])
+    found = independence_chains(
+        lambda h: grouped.estimate(h, rngs), proposals, sampling, _MOST_REPEATS, efficiency
+    )
+    if found is None:
+        return None
+    draws, kept = found
+    shape = draws.z.shape[:2]
+    chosen = grouped.chosen.numpy().reshape(shape[0], -1, grouped.groups.numel())
+    zeta = np.zeros((*shape, grouped.size))
+    zeta[..., grouped.rest] = draws.z
+    zeta[..., grouped.groups.flatten().numpy()] = chosen[np.arange(len(kept))[:, None], kept]
+    value = grouped.likelihood.value(torch.from_numpy(zeta.reshape(-1, grouped.size)))
+    return _with_densities(draws, zeta, value.numpy().reshape(shape))
 
 
 def _with_densities(

@@ -171,9 +171,13 @@ class JointPosterior:
             method: see `marginalisation_of`, for a temperature other than 1.
         """
         if automatic and isinstance(self.density, EffectsPosterior):
-            found = draw_effects(self.density.effects, self.space.start_points[0], sampling)
+            smooth, start = self.model.specification.smooth, self.space.start_points[0]
+            found = draw_effects(self.density.effects, start, sampling, smooth)
             if found is not None:
                 return found
+        if self.model.specification.smooth == "reml":
+            expected = "'bayes' where independent proposals do not fit, or for many processes"
+            fail("smooth", expected, "'reml'")
         initial = sampling.initial
         if isinstance(initial, str):
             initial = self.start_points(sampling.chains)

@@ -35,7 +35,7 @@ from subbayes.semistructured.subspace import (
 from subbayes.semistructured.tools.predictive_checks import Replicates, draw_prior
 from subbayes.semistructured.tools.updating import updated_formula
 from subbayes.training.configuration import Training
-from subbayes.utils.checks import check_choice, check_fraction, check_positive
+from subbayes.utils.checks import check_choice, check_fraction, check_positive, fail
 from subbayes.utils.saving import read, save
 from subbayes.utils.saving import rebuild as rebuild_model
 from subbayes.utils.warning import warn_user, warnings_once
@@ -210,6 +210,7 @@ class SemiStructuredRegression(Results):
         inference: str | Engine | DeepEnsemble | Callable[[Any, Sampling], Draws] | None = None,
         temperature: float = 1.0,
         marginalisation: str | None = None,
+        smooth: str = "bayes",
         training: Training = TRAINING,
         sampling: Sampling = SAMPLING,
     ) -> SemiStructuredRegression:
@@ -235,6 +236,9 @@ class SemiStructuredRegression(Results):
             marginalisation: how the effects are integrated out for a temperature other than 1:
                 "closed-form", "importance" or "quadrature"; None uses the closed form if there is
                 one, and "importance" otherwise.
+            smooth: "bayes" draws the standard deviations of smooths and random effects like all
+                other parameters; "reml" sets them to the maximum of the marginal likelihood, for
+                models without networks. See `subbayes.semistructured.empirical_bayes`.
             training: how the networks are trained, by default `Training(epochs=500,
                 weight_decay=1e-4, clip_norm=None, validation=0.2, patience=100)`. With `validation`
                 the best epoch is used.
@@ -253,7 +257,12 @@ class SemiStructuredRegression(Results):
                 input or with more than one output, or what training and sampling raise.
         """
         check_positive("temperature", temperature)
+        check_choice("smooth", smooth, ("bayes", "reml"))
         automatic = inference is None
+        if smooth == "reml" and self.specification.deep:
+            fail("smooth", "'bayes' for a model with networks", "'reml'")
+        if smooth == "reml" and not automatic:
+            fail("inference", "None with smooth='reml'", inference, "Leave inference out")
         if inference is None:
             tempered = temperature != 1 and self.specification.deep
             inference = "elliptical-slice" if tempered else "nuts"
@@ -261,7 +270,7 @@ class SemiStructuredRegression(Results):
             inference = DeepEnsemble()
         builder = inference if isinstance(inference, DeepEnsemble) else subspace_of(subspace)
         engine = None if isinstance(inference, DeepEnsemble) else engine_of(inference)
-        model = self.specification.prepare(data, inputs)
+        model = replace(self.specification, smooth=smooth).prepare(data, inputs)
         for line in overlap_warnings(model):
             warn_user(line)
         space = build_space(builder, model, training, sampling.seed, sampling.progress)
@@ -294,7 +303,7 @@ class SemiStructuredRegression(Results):
                 for each parameter to change.
             data: the rows; by default those of this fit.
             inputs: as for `fit`, needed for networks without columns.
-            options: other arguments of `fit`.
+            options: other arguments of `fit`; `smooth` is by default that of this fit.
 
         Raises:
             InputError: see `fit`.
@@ -306,6 +315,7 @@ class SemiStructuredRegression(Results):
         model = copy.copy(self)
         model.specification = replace(old, formula=changed)
         frame = self.state.model.frame if data is None else data
+        options.setdefault("smooth", self.state.model.specification.smooth)
         return model.fit(frame, inputs, **options)
 
     def prior_predictive(self, data: pd.DataFrame, n: int = 100, seed: int = 0) -> Replicates:

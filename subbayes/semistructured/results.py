@@ -150,11 +150,15 @@ class Results(AfterFit):
             Mean, standard deviation, highest-density interval, probability of direction (the
             larger of P(effect > 0) and P(effect < 0)), R-hat and effective sample sizes. The last
             two are those of the effects over the training rows, which the chains have sampled.
-            `attrs["effects"]` is the `estimand`.
+            `attrs["effects"]` is the `estimand`, and `attrs["smooth"]` says how the standard
+            deviations of smooths and random effects were found: "bayes", or "empirical Bayes
+            (REML)", which leaves their uncertainty out.
         """
         check_fraction("level", level)
         table = summary_table(self.effects(), level, self._effects())
         table.attrs["effects"] = self.estimand
+        reml = self.state.model.specification.smooth == "reml"
+        table.attrs["smooth"] = "empirical Bayes (REML)" if reml else "bayes"
         return table
 
     def effect(

@@ -85,6 +85,7 @@ def facts_of(state: FittedState) -> dict[str, Any]:
         "missing": specification.missing,
         "orthogonal": specification.orthogonal,
         "effects": specification.effects,
+        "smooth": specification.smooth,
         "seed": state.joint.seed,
         "mode": state.joint.mode,
         "columns": [{"name": name} | _store(rows.frame[name])[1] for name in _columns_of(state)],
@@ -135,6 +136,7 @@ def state_from(
         facts["orthogonal"],
         facts["effects"],
         facts["missing"],
+        facts.get("smooth", "bayes"),
     )
     columns = facts["columns"]
     frame = pd.DataFrame(

@@ -110,6 +110,7 @@ class Specification:
     orthogonal: bool | str
     effects: str
     missing: Missing
+    smooth: str = "bayes"
 
     def networks_of(self, parameter: str, location: str) -> list[str]:
         """Names of the networks that add to the predictor of a parameter.

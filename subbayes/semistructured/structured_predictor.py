@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from subbayes.semistructured.effect_priors import EffectPrior, NormalPrior
@@ -179,6 +179,16 @@ class StructuredPredictor(nn.Module):
         law, _, extra = self._laws[name]
         assert isinstance(law, GroupLaw)
         return law.factor(zeta[..., extra], self.priors)
+
+    def group_columns(self) -> list[Int[Tensor, "J q"]]:
+        """Columns of each term of random effects of the location, by group and effect."""
+        found = []
+        for term in self.design.terms:
+            if term.kind != "random" or term.parameter != self.design.parameters[0]:
+                continue
+            size = len(term.law.names) if isinstance(term.law, GroupLaw) else 1
+            found.append(torch.tensor(term.penalised).reshape(-1, size))
+        return found
 
     def linear_map(self, zeta: Float[Tensor, "P"]) -> Float[Tensor, "rows C"]:
         """Coefficients by predictor, shape (p + 1, C): those of the columns, then a constant."""

@@ -263,6 +263,7 @@ _joint_space = record(
     curve=optional(text("bezier", "polygon")),
 )
 _semistructured = record(
+    {"smooth?": text("bayes", "reml")},
     formula=one_of("a formula, or one by parameter", text(), dict_of(text())),
     family=_family,
     priors=dict_of(_prior_of_effects),

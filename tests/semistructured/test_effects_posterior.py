@@ -15,6 +15,7 @@ from subbayes.semistructured.coefficient_likelihood import CanonicalRows
 from subbayes.semistructured.collapsed_normal import CollapsedNormal
 from subbayes.semistructured.effects_posterior import EffectsPosterior
 from subbayes.semistructured.effects_sampling import draw_effects
+from subbayes.semistructured.group_elimination import BlockFactor
 from subbayes.semistructured.independence_metropolis import Proposals, independence_draws
 from subbayes.semistructured.joint_posterior import JointPosterior
 from subbayes.semistructured.predictors import Predictors
@@ -204,7 +205,7 @@ def test_a_normal_model_has_the_moments_of_its_grid():
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("formula", ["y ~ x + s(v, df=6)", "y ~ x + re(g)"])
+@pytest.mark.parametrize("formula", ["y ~ x + s(v, df=6)", "y ~ x + re(g)", "y ~ x + (1 + x | g)"])
 def test_collapsed_draws_have_the_moments_of_nuts(formula):
     """The same model by NUTS over all coordinates."""
     frame = table()
@@ -224,7 +225,9 @@ def test_collapsed_draws_have_the_moments_of_nuts(formula):
     ("formula", "rest"),
     [
         ("y ~ x + re(g)", ["sigma.Intercept", "sd(re(g))"]),
-        ("y ~ x + (1 + x | g)", None),
+        ("y ~ x + (1 + x | g)", ["sigma.Intercept", "sd(Intercept | g)", "sd(x | g)", "cor(g)"]),
+        ("y ~ x + (1 + x + v | g) + (1 + v | k)", None),
+        ("y ~ x + (1 + x || g) + re(k) + (1 | g:k)", None),
         ("y ~ te(x, v, k=4) + mo(k)", None),
         ("y ~ gp(v, k=4)", None),
     ],
@@ -255,6 +258,50 @@ def test_the_collapsed_density_matches_dense_matrices(formula, rest):
         expected.append(log)
     found = collapsed.log_density(h)
     np.testing.assert_allclose(found - found[0], np.array(expected) - expected[0], rtol=1e-9)
+
+
+def test_block_factors_are_those_of_the_whole_matrix():
+    """Determinant, solution and the covariance of draws, against dense matrices."""
+    s, groups, q, others = 3, 5, 3, 4
+    size = groups * q
+    root = torch.randn(s, size + others, size + others, generator=torch.Generator().manual_seed(0))
+    whole = (root @ root.mT).double() + torch.eye(size + others)
+    for i in range(groups):
+        at, apart = slice(i * q, (i + 1) * q), [j for j in range(size) if j // q != i]
+        whole[:, at, apart] = 0.0
+    whole += 30 * torch.eye(size + others)
+    blocks = torch.stack([whole[:, i : i + q, i : i + q] for i in range(0, size, q)], 1)
+    border = whole[:, :size, size:].reshape(s, groups, q, others)
+    factor = BlockFactor.of(blocks, border, whole[:, size:, size:])
+    torch.testing.assert_close(2 * factor.half_log_det(), torch.logdet(whole))
+    eye = torch.eye(size + others, dtype=torch.float64)
+    columns = []
+    for v in eye:
+        own = v[:size].expand(s, -1).reshape(s, groups, q)
+        back = factor.backward(own, v[size:].expand(s, -1))
+        columns.append(torch.cat([back[0].flatten(1), back[1]], 1))
+    spread = torch.stack(columns, -1)  # the transposed inverse of L
+    torch.testing.assert_close(spread @ spread.mT, torch.linalg.inv(whole))
+    v = torch.randn(s, size + others, generator=torch.Generator().manual_seed(1)).double()
+    solved = factor.backward(*factor.forward(v[:, :size].reshape(s, groups, q), v[:, size:]))
+    found = torch.cat([solved[0].flatten(1), solved[1]], 1)
+    torch.testing.assert_close(found, torch.linalg.solve(whole, v))
+
+
+def test_several_proposals_a_draw_have_the_moments_of_the_target():
+    """Proposals that are too wide, so that few of them count."""
+    wide = Proposals(np.zeros(3), 3.0 * np.eye(3))
+
+    def target(z):
+        return -0.5 * np.square(z - 0.3).sum(1)
+
+    object.__setattr__(wide, "adapted", lambda *_: (wide, 0.05))
+    assert independence_draws(target, wide, SAMPLING) is None
+    draws = independence_draws(target, wide, Sampling(draws=2000, chains=4), 20)
+    z, n = draws.flat(), draws.ess_bulk().min()
+    assert n > 0.2 * len(z)
+    assert np.all(np.abs(z.mean(0) - 0.3) < 4 / np.sqrt(n))
+    assert np.all(np.abs(np.cov(z.T) - np.eye(3)) < 4 * np.sqrt(2 / n))
 
 
 def test_a_likelihood_can_be_pickled():

@@ -64,8 +64,9 @@ def test_one_effect_among_many_is_kept_and_saved(tmp_path):
     frame, names = table(n=50, d=6)
     priors = dict.fromkeys(names, Horseshoe(global_scale=1 / 5 / 50**0.5))
     model = SemiStructuredRegression("y ~ " + " + ".join(names), priors=priors)
-    sampling = Sampling(draws=80, chains=2, progress=False)
+    sampling = Sampling(draws=500, chains=4, progress=False)
     means = model.fit(frame, sampling=sampling).summary()["mean"]
+    assert model.draws.engine == "independence-metropolis"
     vague = SemiStructuredRegression("y ~ " + " + ".join(names)).fit(frame, sampling=sampling)
     others = vague.summary()["mean"]
     assert means["x0"] == pytest.approx(2, abs=0.5)
@@ -74,6 +75,45 @@ def test_one_effect_among_many_is_kept_and_saved(tmp_path):
     again = subbayes.load(tmp_path / "model")
     assert again.priors["x3"] == priors["x3"]
     pd.testing.assert_series_equal(again.summary()["mean"], means)
+
+
+@pytest.mark.slow
+def test_the_posterior_has_the_moments_of_weighted_prior_draws():
+    """Scales and sigma from the prior, weighted by the likelihood without coefficients."""
+    frame, names = table(n=25, d=3)
+    prior = Horseshoe(global_scale=0.3, slab_scale=1.5, slab_df=5.0)
+    model = SemiStructuredRegression("y ~ " + " + ".join(names), priors=dict.fromkeys(names, prior))
+    model.fit(frame, sampling=Sampling(draws=4000, chains=4, progress=False))
+    y, x = frame["y"].to_numpy(), (frame[names] - frame[names].mean()).to_numpy()
+    sd, rng, n = y.std(), np.random.default_rng(2), 100_000
+    tau, local = 0.3 * np.abs(rng.standard_cauchy((n, 1))), np.abs(rng.standard_cauchy((n, 3)))
+    c2 = 1 / rng.gamma(2.5, 1 / (2.5 * 1.5**2), (n, 1))
+    scales = tau * np.sqrt(c2 * local**2 / (c2 + tau**2 * local**2)) / x.std(0)
+    sigma = rng.exponential(sd, n)
+    wide = np.column_stack([np.ones(len(x)), x])
+    prior_sd = np.column_stack([np.full(n, 2.5 * sd), scales])
+    r = y - y.mean()
+    precision = wide.T @ wide / sigma[:, None, None] ** 2
+    whole = precision * prior_sd[:, :, None] * prior_sd[:, None, :] + np.eye(4)
+    pulled = prior_sd * (wide.T @ r) / sigma[:, None] ** 2
+    solved = np.linalg.solve(whole, pulled[..., None])[..., 0]
+    log_w = 0.5 * (pulled * solved).sum(1) - 0.5 * (r @ r) / sigma**2
+    log_w -= len(y) * np.log(sigma) + 0.5 * np.linalg.slogdet(whole)[1]
+    w = np.exp(log_w - log_w.max())
+    w /= w.sum()
+    size = 1 / np.square(w).sum()
+    means = (prior_sd * solved)[:, 1:]
+    inverse = np.linalg.inv(whole) * prior_sd[:, :, None] * prior_sd[:, None, :]
+    mean = w @ means
+    covariance = np.einsum("s,sij->ij", w, inverse[:, 1:, 1:])
+    covariance += (means - mean).T @ ((means - mean) * w[:, None])
+    found = np.stack([model.effects()[name].reshape(-1) for name in names], 1)
+    size = min(size, model.summary().loc[names, "ess_bulk"].min())
+    assert size > 400
+    spread = np.sqrt(np.diag(covariance))
+    assert np.all(np.abs(found.mean(0) - mean) < 5 * spread / np.sqrt(size))
+    outer = np.outer(spread, spread)
+    assert np.all(np.abs(np.cov(found.T) - covariance) < 8 * outer / np.sqrt(size))
 
 
 def test_different_horseshoes_and_scales_raise():

@@ -1,0 +1,105 @@
+r"""Smoothing by restricted maximum likelihood: `fit(smooth="reml")`, without networks.
+
+The standard deviations of smooths and random effects, their correlations and the lengths of
+Gaussian processes, $\tau$, are set to the maximum of the likelihood with all coefficients
+integrated out,
+
+$$ \hat\tau = \arg\max_\tau \int p(D \mid \beta, \tau, \sigma)\, p(\beta \mid \tau)\, d\beta , $$
+
+without a prior of their own, and the other parameters are drawn given $\hat\tau$ (Wood 2011, "Fast
+stable restricted maximum likelihood and marginal likelihood estimation of semiparametric
+generalized linear models"). The integral is exact for a normal response with one sigma, where
+sigma is maximised too, and a Laplace approximation for others. Intervals leave out the uncertainty
+about $\tau$: an empirical Bayes approximation. Coefficients keep their priors, so that with the
+vague default priors the maximum is that of REML up to their width.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from scipy import optimize
+
+from subbayes.semistructured.collapsed_normal import CollapsedNormal
+from subbayes.semistructured.effects_likelihood import EffectsLikelihood
+from subbayes.semistructured.independence_metropolis import LogDensity
+from subbayes.semistructured.structured_predictor import StructuredPredictor
+from subbayes.utils.checks import fail
+
+__all__ = ["reml_of_collapsed", "reml_of_rows", "smoothing_coordinates"]
+
+_FURTHEST = 6.0  # of a standard normal coordinate; at -6 a standard deviation is 0 to rounding
+_STEP = 1e-3  # of differences
+_KINDS = ("sd(", "cor(", "length(")
+
+
+def smoothing_coordinates(structured: StructuredPredictor) -> list[int]:
+    """Positions of the coordinates of standard deviations, correlations and lengths.
+
+    Raises:
+        InputError: there are none.
+    """
+    columns = len(structured.design.names)
+    found = [j for j in range(columns, structured.size) if structured.names[j].startswith(_KINDS)]
+    if not found:
+        fail("smooth", "'bayes' for a formula without smooths and random effects", "'reml'")
+    return found
+
+
+def reml_of_collapsed(
+    collapsed: CollapsedNormal, start: Float[np.ndarray, "d"]
+) -> Float[np.ndarray, "d"]:
+    """The coordinates h at the maximum, of a normal response.
+
+    Args:
+        collapsed: the density with coefficients integrated out.
+        start: where the search starts.
+    """
+    structured = collapsed.likelihood.map.structured
+    flat = set(smoothing_coordinates(structured))
+    flat |= set(torch.nonzero(collapsed.rows.scale).flatten().tolist())  # sigma
+    without_prior = np.array([float(j in flat) for j in collapsed.rest])
+
+    def target(h: Float[np.ndarray, "S d"]) -> Float[np.ndarray, "S"]:
+        return collapsed.log_density(h) + 0.5 * np.square(h) @ without_prior
+
+    return _maximum(target, start)
+
+
+def reml_of_rows(
+    likelihood: EffectsLikelihood, start: Float[np.ndarray, "P"]
+) -> Float[np.ndarray, "P"]:
+    """All coordinates at the maximum of the Laplace approximation, of other responses."""
+    fixed = smoothing_coordinates(likelihood.map.structured)
+    at = torch.from_numpy(start.copy())
+
+    def value(tau: Float[np.ndarray, "d"]) -> float:
+        nonlocal at
+        at[fixed] = torch.from_numpy(tau)
+        at, precision = likelihood.mode(at, fixed)
+        log_det = 2 * float(torch.linalg.cholesky(precision).diagonal().log().sum())
+        squares = float(at.square().sum()) - float(np.square(tau).sum())
+        return float(likelihood.value(at[None])) - 0.5 * squares - 0.5 * log_det
+
+    def target(tau: Float[np.ndarray, "S d"]) -> Float[np.ndarray, "S"]:
+        return np.array([value(row) for row in tau])
+
+    best = _maximum(target, start[fixed])
+    value(best)
+    return at.numpy()
+
+
+def _maximum(target: LogDensity, start: Float[np.ndarray, "d"]) -> Float[np.ndarray, "d"]:
+    """The maximum of a smooth function, with gradients by central differences."""
+    steps = _STEP * np.eye(len(start))
+
+    def negative(h: Float[np.ndarray, "d"]) -> tuple[float, Float[np.ndarray, "d"]]:
+        found = target(h + np.concatenate([np.zeros((1, len(h))), steps, -steps]))
+        slope = (found[1 : 1 + len(h)] - found[1 + len(h) :]) / (2 * _STEP)
+        return -float(found[0]), -slope
+
+    limits = [(-_FURTHEST, _FURTHEST)] * len(start)
+    inside = np.clip(start, -_FURTHEST / 2, _FURTHEST / 2)
+    found = optimize.minimize(negative, inside, jac=True, method="L-BFGS-B", bounds=limits)
+    return np.asarray(found.x)

@@ -1,0 +1,140 @@
+"""Smoothing by restricted maximum likelihood, against statsmodels and dense matrices."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import optimize
+
+import subbayes
+from subbayes import InputError
+from subbayes.inference import Sampling
+from subbayes.semistructured import NormalPrior, SemiStructuredRegression
+
+SAMPLING = Sampling(draws=1000, chains=4, progress=False)
+
+
+def table(n=240, groups=16, seed=0):
+    rng = np.random.default_rng(seed)
+    frame = pd.DataFrame({"x": rng.normal(size=n), "v": rng.uniform(-2, 2, n)})
+    frame["g"] = np.arange(n) % groups
+    u = rng.normal(size=(groups, 2)) * [0.8, 0.5]
+    eta = 1 + 0.5 * frame.x + u[frame.g, 0] + u[frame.g, 1] * frame.x
+    frame["y"] = eta + 0.6 * rng.normal(size=n)
+    frame["f"] = np.sin(2 * frame.v) + 0.4 * rng.normal(size=n)
+    frame["c"] = rng.poisson(np.exp(0.4 + 0.2 * frame.x + 0.6 * u[frame.g, 0]))
+    return frame
+
+
+def test_random_slopes_are_those_of_mixed_lm():
+    smf = pytest.importorskip("statsmodels.formula.api")
+    frame = table()
+    priors = {"x": 100.0, "Intercept": NormalPrior(1.0, 100.0)}
+    model = SemiStructuredRegression("y ~ x + (1 + x | g)", priors=priors)
+    summary = model.fit(frame, smooth="reml", sampling=SAMPLING).summary()
+    other = smf.mixedlm("y ~ x", frame, groups="g", re_formula="~x").fit(reml=True)
+    covariance = other.cov_re.to_numpy()
+    sd = np.sqrt(np.diag(covariance))
+    found = summary["mean"]
+    assert found["sd(Intercept | g)"] == pytest.approx(sd[0], rel=2e-3)
+    assert found["sd(x | g)"] == pytest.approx(sd[1], rel=2e-3)
+    expected = covariance[0, 1] / sd.prod()
+    assert found["cor(Intercept, x | g)"] == pytest.approx(expected, abs=5e-3)
+    assert found["sigma"] == pytest.approx(np.sqrt(other.scale), rel=0.03)
+    n = summary.loc[["Intercept", "x"], "ess_bulk"].min()
+    for name in ("Intercept", "x"):
+        se = other.bse_fe[name]
+        assert abs(found[name] - other.fe_params[name]) < 4.5 * se / np.sqrt(n)
+        assert summary.loc[name, "sd"] == pytest.approx(se, rel=0.06)
+    draws = model.effects()
+    correlation = np.corrcoef(draws["Intercept"].reshape(-1), draws["x"].reshape(-1))[0, 1]
+    both = other.cov_params().loc[["Intercept", "x"], ["Intercept", "x"]].to_numpy()
+    assert abs(correlation - both[0, 1] / np.sqrt(np.diag(both)).prod()) < 5 / np.sqrt(n)
+    assert summary.attrs["smooth"] == "empirical Bayes (REML)"
+
+
+def test_a_smooth_is_that_of_dense_matrices():
+    frame = table()
+    model = SemiStructuredRegression("f ~ s(v, df=8)")
+    model.fit(frame, smooth="reml", sampling=SAMPLING)
+    structured = model.state.model.structured
+    design = structured.design.matrix(frame)[0][:, :-1]  # without the column of sigma
+    penalised = list(structured.design.terms[1].penalised)
+    level, scale = structured._mean.numpy()[:-1], structured._scale.numpy()[:-1].copy()
+    r = frame["f"].to_numpy() - design @ level
+
+    def negative(at):
+        own = scale.copy()
+        own[penalised] = np.exp(at[0])
+        whole = np.exp(2 * at[1]) * np.eye(len(r)) + (design * own**2) @ design.T
+        return 0.5 * (np.linalg.slogdet(whole)[1] + r @ np.linalg.solve(whole, r))
+
+    best = optimize.minimize(negative, [0.0, -1.0]).x
+    found = model.summary()["mean"]
+    assert found["sd(s(v, df=8))"] == pytest.approx(np.exp(best[0]), rel=5e-3)
+    own, sigma = scale.copy(), found["sigma"]
+    own[penalised] = np.exp(best[0])
+    precision = np.diag(own**-2.0) + design.T @ design / sigma**2
+    fit = design @ (level + np.linalg.solve(precision, design.T @ r) / sigma**2)
+    sd = np.sqrt(np.einsum("np,pq,nq->n", design, np.linalg.inv(precision), design))
+    contributions = model.contributions(frame)["structured"]
+    assert np.abs((contributions["mean"] - fit) / sd).max() < 0.15
+    assert np.abs(contributions["sd"] / sd - 1).max() < 0.1
+
+
+def test_counts_have_the_maximum_of_the_laplace_approximation():
+    frame = table()
+    model = SemiStructuredRegression("c ~ x + (1 | g)", family="poisson")
+    model.fit(frame, smooth="reml", sampling=SAMPLING)
+    structured = model.state.model.structured
+    design, y = structured.design.matrix(frame)[0], frame["c"].to_numpy()
+    groups = list(structured.design.terms[2].penalised)
+    level, scale = structured._mean.numpy(), structured._scale.numpy()
+
+    def mode(tau):
+        own = scale.copy()
+        own[groups] = tau
+        z = np.zeros(len(own))
+        for _ in range(50):
+            mean = np.exp(design @ (level + own * z))
+            hessian = (design * own).T @ (design * own * mean[:, None]) + np.eye(len(own))
+            z = z + np.linalg.solve(hessian, own * (design.T @ (y - mean)) - z)
+        eta = design @ (level + own * z)
+        value = y @ eta - np.exp(eta).sum() - 0.5 * z @ z - 0.5 * np.linalg.slogdet(hessian)[1]
+        covariance = own * np.linalg.inv(hessian) * own[:, None]
+        return value, level + own * z, covariance
+
+    best = optimize.minimize_scalar(
+        lambda at: -mode(np.exp(at))[0], bounds=(-4, 1), method="bounded", options={"xatol": 1e-6}
+    ).x
+    summary = model.summary()
+    assert summary.loc["sd(Intercept | g)", "mean"] == pytest.approx(np.exp(best), rel=5e-3)
+    _, at, covariance = mode(np.exp(best))
+    place = structured.design.names.index("x")
+    sd = np.sqrt(covariance[place, place])
+    assert abs(summary.loc["x", "mean"] - at[place]) < 0.25 * sd  # a mean beside a mode
+    assert summary.loc["x", "sd"] == pytest.approx(sd, rel=0.1)
+
+
+def test_a_model_is_saved_with_its_choice(tmp_path):
+    frame = table()
+    model = SemiStructuredRegression("y ~ x + re(g)")
+    model.fit(frame, smooth="reml", sampling=Sampling(draws=200, chains=2, progress=False))
+    model.save(tmp_path / "model")
+    again = subbayes.load(tmp_path / "model")
+    assert again.state.model.specification.smooth == "reml"
+    assert again.summary().attrs["smooth"] == "empirical Bayes (REML)"
+    pd.testing.assert_frame_equal(again.summary(), model.summary())
+    update = again.update("~ . - x", sampling=Sampling(draws=200, chains=2, progress=False))
+    assert update.summary().attrs["smooth"] == "empirical Bayes (REML)"
+    model.report(tmp_path / "model.html")
+    assert "empirical Bayes" in (tmp_path / "model.html").read_text()
+
+
+def test_what_does_not_go_together_raises():
+    frame = table()
+    with pytest.raises(InputError, match="smooth"):
+        SemiStructuredRegression("y ~ x").fit(frame, smooth="ml")
+    with pytest.raises(InputError, match="without smooths and random effects"):
+        SemiStructuredRegression("y ~ x").fit(frame, smooth="reml")
+    with pytest.raises(InputError, match="Leave inference out"):
+        SemiStructuredRegression("y ~ s(v)").fit(frame, smooth="reml", inference="nuts")
