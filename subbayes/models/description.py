@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from subbayes.models.presets import describe_preset
 from subbayes.networks.description import describe_likelihood, describe_network
 
 if TYPE_CHECKING:
@@ -31,7 +32,9 @@ def describe(model: FittedModel) -> dict[str, str]:
         >>> describe(model)["subspace"]
         'the 2 leading principal components of the SGD trajectory, centred at its mean'
     """
-    return {
+    chosen = model.settings.get("preset")
+    preset = {} if chosen is None else {"preset": describe_preset(chosen)}
+    return preset | {
         "network": describe_network(model.network),
         "likelihood": describe_likelihood(model.likelihood),
         "training": _training(model.settings.get("training")),

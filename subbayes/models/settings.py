@@ -11,8 +11,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
 from subbayes.inference.configuration import Sampling
+from subbayes.models.presets import PRESETS
 from subbayes.training.configuration import Training
-from subbayes.utils.checks import InputError, check_choice, check_count, fail, fail_type
+from subbayes.utils.checks import (
+    InputError,
+    check_choice,
+    check_count,
+    check_positive,
+    fail,
+    fail_type,
+)
 from subbayes.utils.configuration import change, to_mapping
 
 __all__ = [
@@ -141,6 +149,9 @@ class TableSettings:
         sampling: number of draws and chains, and the seed of all steps.
         members: number of networks of a deep ensemble.
         sparse: prior and posterior of a sparse network.
+        preset: "best" chooses the network, its training and the prior by validation rows, and
+            samples all weights from an ensemble; None for the settings above.
+        budget: seconds of a preset; None for fixed sizes, with which a seed determines the result.
 
     Raises:
         InputError: a value that cannot be used.
@@ -161,9 +172,15 @@ class TableSettings:
     sampling: Sampling = field(default_factory=Sampling)
     members: int = 5
     sparse: SparseSettings = field(default_factory=SparseSettings)
+    preset: str | None = None
+    budget: float | None = 240.0
 
     def __post_init__(self) -> None:
         check_count("members", self.members)
+        if self.preset is not None:
+            check_choice("preset", self.preset, PRESETS)
+        if self.budget is not None:
+            check_positive("budget", self.budget)
 
     def change(self, changes: Mapping[str, Any]) -> TableSettings:
         """The settings with some values changed, see `subbayes.utils.configuration.change`.
@@ -331,6 +348,7 @@ _SAMPLED = (
     "sampling.warmup",
     "sampling.initial",
 )
+_PRESET = ("preset", "budget")
 _SWA = ("training.swa_epochs", "training.swa_learning_rate")
 
 
@@ -346,11 +364,12 @@ def unused_settings(method: str) -> tuple[str, ...]:
     """
     if method == "sparse":
         others = ("prior_scale", "patience", "validation", "time_limit")
-        return (*_SAMPLED, *_SWA, "members", *(f"training.{name}" for name in others))
+        return (*_SAMPLED, *_SWA, *_PRESET, "members", *(f"training.{name}" for name in others))
     if method == "ensemble":
-        return (*_SAMPLED, *_SWA, *_SPARSE)
+        return (*_SAMPLED, *_SWA, *_PRESET, *_SPARSE)
     if method in ("map", "swa", "swag"):
-        return (*_SAMPLED, *(_SWA if method == "map" else ()), "members", *_SPARSE)
+        swa = _SWA if method == "map" else ()
+        return (*_SAMPLED, *swa, *_PRESET, "members", *_SPARSE)
     return ("members", *_SPARSE)
 
 
