@@ -3,7 +3,7 @@ r"""Choose network, weight decay and prior of a table by validation rows, within
 First, ensembles of each network and weight decay are trained on four fifths of the rows and scored
 on the others. Then chains of MCLMC start at the members, for the best weight decay of each network
 and the first prior, and for the best network and the other priors; they are scored by the same
-rows, after equal times. Scores are mean log predictive densities.
+rows, after equally many steps. Scores are mean log predictive densities.
 
 For a seed the choices depend on the time only through the number of epochs, of steps and of
 candidates, which are entries of ladders and part of the record. Without a budget they are fixed.
@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,6 +27,7 @@ from subbayes.draws import Draws
 from subbayes.inference.samplers.mclmc import MCLMC
 from subbayes.likelihoods import Likelihood, Weighted
 from subbayes.models.fitted import FittedModel
+from subbayes.models.preset_checkpoint import PresetCheckpoint
 from subbayes.models.preset_sampling import PlannedMCLMC, step_seconds
 from subbayes.models.presets import PRESETS, Preset, describe_preset, largest
 from subbayes.models.settings import TableSettings
@@ -43,20 +43,17 @@ from subbayes.predictions.averaging import average
 from subbayes.predictions.predictive import Predictive
 from subbayes.priors import Normal
 from subbayes.subspace import FullSubspace
-from subbayes.utils import artifact
 from subbayes.utils.checks import InputError, fail
-from subbayes.utils.configuration import to_mapping
 from subbayes.utils.progress import progress_bar, say
-from subbayes.utils.saving import fail_checkpoint, read_checkpoint
 from subbayes.utils.seeding import derive_seed
 
 __all__ = ["PresetChoice", "choose_settings", "with_record"]
 
 _STREAM = 5  # of the seed, for the division of the rows and the members of candidates
-_KIND = "preset-checkpoint"
 _LEAST_ROWS = 20
 _KEPT_DRAWS = 25  # of each chain with which priors are compared
 _LEAST_EPOCHS = 10
+_SLOWER = 1.5  # than the first, of posteriors that are compared
 
 
 @dataclass(frozen=True)
@@ -101,7 +98,7 @@ def choose_settings(
     n = len(rows[1])
     if n < _LEAST_ROWS:
         fail("preset", f"at least {_LEAST_ROWS} rows to choose by", n, "Leave preset out")
-    saved = _PresetCheckpoint.of(rows, task, settings, weights)
+    saved = PresetCheckpoint.of(rows, task, settings, weights)
     record = saved.read("choice")
     if record is None:
         search = _Search(preset, rows, task, settings, n_classes, weights)
@@ -139,7 +136,7 @@ def _final_settings(
     record: dict[str, Any],
     n: int,
     started: float,
-    saved: _PresetCheckpoint,
+    saved: PresetCheckpoint,
 ) -> TableSettings:
     """The settings of the model, from the record of a choice."""
     budget, sampling, default = settings.budget, settings.sampling, TableSettings().sampling
@@ -347,26 +344,41 @@ class _Search:
         """Records of each network with the first prior, and of the best one with the others."""
         share = None if budget is None else self.preset.shares[1] * budget / self._posteriors
         found: list[dict[str, Any]] = []
+        steps = self.preset.fixed_steps if share is None else None
         with self._progress(self._posteriors, "Comparing chains") as bar:
             hidden_layers = [list(h) for h in dict.fromkeys(tuple(n["hidden"]) for n in networks)]
             first, *others = self.preset.priors
             for hidden in hidden_layers:
                 own = members[_best_network(networks, hidden)]
-                found += self._score_chains(hidden, own, first, share)
+                found += self._score_chains(hidden, own, first, share, steps)
+                steps = found[0]["steps"] if found else steps
                 bar.update(1)
             if not found:
                 return []
             hidden = max(found, key=lambda one: one["score"])["hidden"]
             own = members[_best_network(networks, hidden)]
             for scale in others:
-                found += self._score_chains(hidden, own, scale, share)
+                found += self._score_chains(hidden, own, scale, share, steps)
                 bar.update(1)
         return found
 
     def _score_chains(
-        self, hidden: list[int], members: Members | None, scale: float, share: float | None
+        self,
+        hidden: list[int],
+        members: Members | None,
+        scale: float,
+        share: float | None,
+        steps: int | None,
     ) -> list[dict[str, Any]]:
-        """The record of a posterior, of which chains run for some seconds; none without time."""
+        """The record of a posterior, whose chains take some steps; none without time.
+
+        Args:
+            hidden: hidden layers of the network.
+            members: at which chains start.
+            scale: of the prior.
+            share: seconds, or None for no limit.
+            steps: of each chain; None chooses them by the seconds.
+        """
         if members is None:
             return []
         weights = torch.stack([one.network.weights for one in members.results])
@@ -378,11 +390,12 @@ class _Search:
         temperature = float(self.settings.temperature)
         posterior = Posterior(network, likelihood, self._data(0), space, Normal(scale), temperature)
         engine = MCLMC(target=self.preset.target, metric="prior")
-        steps: int | None = self.preset.fixed_steps
         if share is not None:
-            steps = largest(self.preset.steps, share / step_seconds(engine, posterior, starts))
-        if steps is None:
-            return []
+            most = share / step_seconds(engine, posterior, starts)
+            steps = largest(self.preset.steps, most) if steps is None else steps
+            if steps is None or steps > _SLOWER * most:
+                return []
+        assert steps is not None
         thin = max(1, steps // 2 // _KEPT_DRAWS)
         draws = engine.sample(
             posterior,
@@ -455,43 +468,3 @@ def with_record(model: FittedModel, choice: PresetChoice) -> FittedModel:
     record = chosen | {"seconds": seconds}
     say(f"preset {describe_preset(record)}", choice.settings.sampling.progress)
     return replace(model, settings=model.settings | {"preset": record})
-
-
-@dataclass(frozen=True)
-class _PresetCheckpoint:
-    """Where an interrupted fit keeps its choice and its numbers of steps."""
-
-    folder: Path | None
-    identity: str
-
-    @classmethod
-    def of(
-        cls, rows: Rows, task: str, settings: TableSettings, weights: Float[np.ndarray, "n"] | None
-    ) -> _PresetCheckpoint:
-        """The checkpoint in the folder of the sampling, if it has one."""
-        if settings.sampling.checkpoint is None:
-            return cls(None, "")
-        own = replace(settings.sampling, checkpoint=None, progress=None)
-        facts = {"task": task, "settings": to_mapping(replace(settings, sampling=own))}
-        arrays = {"x": rows[0], "y": rows[1]} | ({} if weights is None else {"weights": weights})
-        return cls(
-            Path(settings.sampling.checkpoint) / "preset", artifact.fingerprint(arrays, facts)
-        )
-
-    def read(self, part: str) -> dict[str, Any] | None:
-        """What was saved of a part, "choice" or "plan", or None."""
-        found = None if self.folder is None else read_checkpoint(self.folder, _KIND)
-        if found is None:
-            return None
-        if found.facts["identity"] != self.identity:
-            fail_checkpoint("one made with the same rows and settings", f"another in {self.folder}")
-        return found.facts[part]
-
-    def write(self, part: str, values: dict[str, Any]) -> None:
-        """Save a part; a plan comes after a choice."""
-        if self.folder is None:
-            return
-        facts = {"identity": self.identity, "choice": values, "plan": None}
-        if part == "plan":
-            facts |= {"choice": self.read("choice"), "plan": values}
-        artifact.write(self.folder, _KIND, {}, facts, overwrite=True)
