@@ -45,6 +45,9 @@ def describe(model: FittedModel) -> dict[str, str]:
     }
 
 
+_OPTIMIZERS = {"adam": "Adam", "adamw": "AdamW", "sgd": "Sgd"}
+
+
 def _training(training: Mapping[str, Any] | None) -> str:
     if not training:
         return ""
@@ -58,7 +61,7 @@ def _training(training: Mapping[str, Any] | None) -> str:
     if training.get("clip_norm") is not None:
         prior += f", gradients clipped to norm {training['clip_norm']:g}"
     first = (
-        f"{training['epochs']} epochs of {training['optimizer'].title()} with learning rate "
+        f"{training['epochs']} epochs of {_OPTIMIZERS[training['optimizer']]} with learning rate "
         f"{training['learning_rate']:g}"
         if training["epochs"]
         else "a network trained before"

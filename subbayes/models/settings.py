@@ -61,6 +61,8 @@ TABLE_TRAINING = Training(
 )
 """Default training of networks for tables."""
 
+_DECAY = 1e-2  # of AdamW, as in torch
+
 STOPPING_ROWS, STOPPING_PATIENCE, STOPPING_SHARE = 5000, 20, 0.1
 """Number of rows from which training stops early by default, its patience and held-out share."""
 
@@ -140,7 +142,8 @@ class TableSettings:
         prior: scale of the prior of the coordinates, or "evidence", as for `fit`.
         temperature: T > 0 of the posterior, or "loo" or "validation" to choose it.
         training: how the network is trained. Without `prior_scale` and `weight_decay` the prior
-            has the scale `PRIOR_SCALES[task]`; `weight_decay=0` is a flat prior. The fraction
+            has the scale `PRIOR_SCALES[task]`, and "adamw" a decay of 0.01; `weight_decay=0` is a
+            flat prior. The fraction
             `validation` (by default 0.2) is held out for `patience` and for
             `temperature="validation"`. With 5000 rows or more and no `patience`, a tenth of them is
             held out, and training stops after 20 epochs without a better validation log-likelihood
@@ -236,7 +239,10 @@ class TableSettings:
             share = chosen.validation or STOPPING_SHARE
             chosen = replace(chosen, patience=STOPPING_PATIENCE, validation=share)
         if chosen.prior_scale is None and chosen.weight_decay is None:
-            chosen = replace(chosen, prior_scale=PRIOR_SCALES[task])
+            if chosen.is_decoupled:
+                chosen = replace(chosen, weight_decay=_DECAY)
+            else:
+                chosen = replace(chosen, prior_scale=PRIOR_SCALES[task])
         if chosen.patience is None:
             return replace(chosen, validation=None)
         return replace(chosen, validation=chosen.validation or self.validation_fraction)

@@ -303,7 +303,7 @@ TRAINING = record(
     {"time_limit?": optional(POSITIVE)},
     epochs=whole(),
     learning_rate=POSITIVE,
-    optimizer=text("adam", "sgd"),
+    optimizer=text("adam", "adamw", "sgd"),
     momentum=number(0),
     batch_size=optional(whole(1)),
     schedule=text(),
