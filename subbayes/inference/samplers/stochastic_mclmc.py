@@ -18,7 +18,9 @@ $$ \nu^2 = \max\Bigl(\frac{e^{2 \epsilon / L} - 1}{d}
    - \frac{\epsilon^2 \sigma^2}{(d - 1)^2}, 0\Bigr), $$
 
 and the step size is at most $2 (d - 1)^2 / (d \sigma^2 L)$, at which the noise alone forgets
-directions over the length L. $\sigma^2$ is measured from the gradients of successive minibatches at
+directions over the length L, and $\alpha (d - 1) / (\sigma \sqrt d)$, at which it turns them by
+an angle $\alpha = 0.2$: noise and gradient of a step act at once, which has a bias of the order
+$\alpha^2$. $\sigma^2$ is measured from the gradients of successive minibatches at
 the same point.
 
 Sommer, Diao, Robnik, Seljak and Rügamer (2026), *Can microcanonical Langevin dynamics leverage
@@ -28,7 +30,7 @@ scaling, the limit and the measurement of the noise are derived here.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -53,6 +55,7 @@ if TYPE_CHECKING:
 __all__ = ["BatchDensity", "BatchKernel", "BatchState", "check_batches", "minibatch"]
 
 _FORGET = 0.98  # share of the measured noise that a step keeps
+_ANGLE = 0.2  # by which the noise of a minibatch turns a direction
 _LONGEST = 300.0  # steps as shares of the length
 
 
@@ -147,12 +150,12 @@ class BatchKernel(Kernel):
 
     def init(self, posterior: GradientDensity, z: Float[np.ndarray, "chains k"], rngs: Rngs) -> Any:
         """The state at start points z; the first step size is searched on the first minibatch."""
-        plain = Kernel(**{name: getattr(self, name) for name in Kernel.__dataclass_fields__})
+        plain = Kernel(**{field.name: getattr(self, field.name) for field in fields(Kernel)})
         s = replace(plain, step_size=self.step_size or self.first_step(z.shape[1])).init(
             posterior, z, rngs
         )
-        fields = vars(s) | {"steps": np.zeros(len(z), dtype=np.int64), "noise": np.zeros(len(z))}
-        state = BatchState(**fields)
+        arrays = vars(s) | {"steps": np.zeros(len(z), dtype=np.int64), "noise": np.zeros(len(z))}
+        state = BatchState(**arrays)
         if self.warmup and self.step_size is None:
             density = self._density(posterior, 0)
             value, gradient = density.value_and_grad(s.z)
@@ -190,7 +193,7 @@ class BatchKernel(Kernel):
         s.z[keep], s.direction[keep] = new.z[keep], new.u[keep]
         s.value[keep], s.gradient[keep] = new.value[keep], new.gradient[keep]
         self._refresh(s, rngs, used)
-        s.steps += 1
+        s.steps[:] += 1
         if failed.any():
             self._restart(posterior, s, failed, rngs)
         stats["restarts"] = s.restarts.copy()
@@ -212,8 +215,9 @@ class BatchKernel(Kernel):
         d = s.z.shape[1]
         past = np.maximum(s.count - self.warmup, 0) / max(self.warmup, 1000)
         with np.errstate(divide="ignore"):
-            limit = 2 * (d - 1) ** 2 / (d * s.noise * s.length)
-        return np.minimum(s.step * (1 + past) ** -self.decay, limit)
+            angle = _ANGLE * (d - 1) / np.sqrt(d * s.noise)
+            forgets = 2 * (d - 1) ** 2 / (d * s.noise * s.length)
+        return np.minimum(s.step, np.minimum(angle, forgets)) * (1 + past) ** -self.decay
 
     def _refresh(self, s: Any, rngs: Rngs, used: Float[np.ndarray, "chains"]) -> None:
         """Half of the partial refreshment, without what the noise of gradients adds."""
