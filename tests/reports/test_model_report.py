@@ -133,6 +133,7 @@ ALL = [
     "Predictions and calibration",
     "The posterior",
     "Convergence of the chains",
+    "Agreement of the chains in predictions",
     "Training",
     "How to reproduce",
     "Terms",
@@ -230,8 +231,29 @@ def test_scores_are_those_of_the_test_rows(fitted, tmp_path):
 def test_without_test_rows_there_are_no_scores(fitted, tmp_path):
     page = read(write_report(fitted, tmp_path / "r.html"))
     assert page.sections == [
-        s for s in ALL if s not in ("Scores on test rows", "Predictions and calibration")
+        s for s in ALL if s not in ("Scores on test rows", "Predictions and calibration", ALL[5])
     ]
+
+
+def test_chains_are_compared_by_their_predictions(fitted, tmp_path):
+    test = rows(seed=1)
+    found = fitted.chain_predictions(*test)
+    page = read(write_report(fitted, tmp_path / "r.html", test=test))
+    for score, added in zip(found.scores, found.contributions, strict=True):
+        assert f"{score:.4f}" in page.words
+        assert f"{added:.4f}" in page.words
+    assert f"R-hat of predictions {np.nanmedian(found.rhat):.2f} (median)" in page.words
+    assert "More chains would help" not in page.words
+    z = np.repeat(fitted.draws.z.mean(1, keepdims=True), 12, 1)
+    z = z + 1e-3 * np.random.default_rng(0).normal(size=z.shape)
+    z += np.array([12.0, -12.0])[:, None, None]  # each chain stays at a place of its own
+    apart = dataclasses.replace(fitted, draws=Draws(z))
+    predictions = apart.chain_predictions(*test)
+    page = read(write_report(apart, tmp_path / "r.html", test=test))
+    assert bool(predictions.warnings()) == ("More chains would help" in page.words)
+    assert predictions.warnings(), "two places that disagree"
+    single = dataclasses.replace(fitted, draws=Draws(z[:1]))
+    assert ALL[5] not in read(write_report(single, tmp_path / "r.html", test=test)).sections
 
 
 def test_density_of_a_loaded_model_needs_data(fitted, tmp_path):

@@ -18,10 +18,10 @@ $$ \nu^2 = \max\Bigl(\frac{e^{2 \epsilon / L} - 1}{d}
    - \frac{\epsilon^2 \sigma^2}{(d - 1)^2}, 0\Bigr), $$
 
 and the step size is at most $2 (d - 1)^2 / (d \sigma^2 L)$, at which the noise alone forgets
-directions over the length L, and $\alpha (d - 1) / (\sigma \sqrt d)$, at which it turns them by
-an angle $\alpha = 0.2$: noise and gradient of a step act at once, which has a bias of the order
-$\alpha^2$. $\sigma^2$ is measured from the gradients of successive minibatches at
-the same point.
+directions over the length L, at most $\sqrt d$, and $\alpha (d - 1) / (\sigma \sqrt d)$, at which
+it turns them by an angle $\alpha = 0.1$: noise and gradient of a step act at once, which has a bias
+of the order $\alpha^2$. $\sigma^2$ is measured from the gradients of successive minibatches at the
+same point.
 
 Sommer, Diao, Robnik, Seljak and Rügamer (2026), *Can microcanonical Langevin dynamics leverage
 mini-batch gradient noise?*, for the bias of anisotropic noise and preconditioning against it. The
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 __all__ = ["BatchDensity", "BatchKernel", "BatchState", "check_batches", "minibatch"]
 
 _FORGET = 0.98  # share of the measured noise that a step keeps
-_ANGLE = 0.2  # by which the noise of a minibatch turns a direction
+_ANGLE = 0.1  # by which the noise of a minibatch turns a direction
 _LONGEST = 300.0  # steps as shares of the length
 
 
@@ -216,7 +216,7 @@ class BatchKernel(Kernel):
         past = np.maximum(s.count - self.warmup, 0) / max(self.warmup, 1000)
         with np.errstate(divide="ignore"):
             angle = _ANGLE * (d - 1) / np.sqrt(d * s.noise)
-            forgets = 2 * (d - 1) ** 2 / (d * s.noise * s.length)
+            forgets = 2 * (d - 1) ** 2 / (d * s.noise * np.minimum(s.length, np.sqrt(d)))
         return np.minimum(s.step, np.minimum(angle, forgets)) * (1 + past) ** -self.decay
 
     def _refresh(self, s: Any, rngs: Rngs, used: Float[np.ndarray, "chains"]) -> None:
