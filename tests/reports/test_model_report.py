@@ -18,6 +18,7 @@ import subbayes
 from subbayes import MLP, Draws, InputError, InputTypeError, Training, fit
 from subbayes.baselines.ensemble import WeightSamples
 from subbayes.diagnostics import metrics
+from subbayes.diagnostics.function_space import ChainPredictions
 from subbayes.likelihoods import (
     Bernoulli,
     Categorical,
@@ -29,7 +30,6 @@ from subbayes.likelihoods import (
 from subbayes.models.description import describe
 from subbayes.plots.style import new_axes, png
 from subbayes.priors import Normal
-from subbayes.diagnostics.function_space import ChainPredictions
 from subbayes.reports.model_report import WORDS, write_report
 from subbayes.reports.rendering import Table, _environment, render
 from subbayes.utils.files import ArtifactError
