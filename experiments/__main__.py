@@ -16,6 +16,7 @@ from experiments import store
 from subbayes.utils.checks import InputError
 
 EXPERIMENTS = (
+    "enough",
     "laplace_images",
     "laplace_regression",
     "sparse_images",

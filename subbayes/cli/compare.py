@@ -42,6 +42,8 @@ _ONE_SUBSPACE = (
     "inference",
     "prior",
     "sampling.initial",
+    "preset",
+    "budget",
 )
 _SPARSE = tuple(path for path in OPTIONS if path.startswith("sparse."))
 
@@ -125,6 +127,10 @@ def compare(
         from subbayes.utils.checks import fail
 
         fail("dropout", "above 0 for mc-dropout", settings.network.dropout, "Pass dropout=0.1")
+    if settings.preset is not None:
+        from subbayes.utils.checks import fail
+
+        fail("preset", "none for a comparison", settings.preset, "Use subbayes fit with it")
     frame = source.read(table, target)
     rows = _split(frame, target, test, test_fraction, source, settings.sampling.seed)
     from subbayes.models.method_comparison import named_methods
@@ -204,9 +210,9 @@ def _compare(
 ) -> Comparison:
     """Encode the rows by the training part, and fit and score the methods."""
     from subbayes.data.tables import split_target
-    from subbayes.models.array_model import make_likelihood, make_module, split_validation
     from subbayes.models.data_frame_model import infer_target
     from subbayes.models.method_comparison import compare_methods
+    from subbayes.models.table_networks import make_likelihood, make_module, split_validation
 
     (features, values), (test_features, test_values) = (split_target(r, column) for r in rows)
     encoder = source.encoder().fit(features)

@@ -74,7 +74,8 @@ def fit(
     interrupted fit (Ctrl-C, a signal, a power cut) leaves `checkpoint` there: the same command
     resumes from it and returns the same draws, bit for bit, as an uninterrupted one.
     """
-    chosen = subspace_name(settings) if method is None else method.value
+    preset = settings.preset is not None
+    chosen = "full" if preset and method is None else _method_name(settings, method)
     unused = (OPTIONS[path].parameter for path in unused_settings(chosen) if path in OPTIONS)
     for flag in given_options(*unused):
         print_line(f"warning: {flag} makes no difference to --method {chosen}")
@@ -103,6 +104,10 @@ def fit(
         print_line(f"warning: {warning}")
     console.result(facts, aligned(_summary(facts)))
     console.hint(f"subbayes predict {out} NEW_ROWS.csv --out predictions.csv")
+
+
+def _method_name(settings: TableSettings, method: Method | None) -> str:
+    return subspace_name(settings) if method is None else method.value
 
 
 def _check_free(out: Path, overwrite: bool) -> None:
@@ -171,8 +176,15 @@ def _facts(model: DataFrameModel, out: Path, n_rows: int) -> dict[str, Any]:
         "likelihood": fitted.likelihood.to_config(),
         "weights": fitted.network.size,
         **fitted.fit_summary(),
+        **_preset_facts(fitted),
         "warnings": [as_options(warning) for warning in fitted.warnings()],
     }
+
+
+def _preset_facts(fitted: Any) -> dict[str, Any]:
+    """What a preset chose, if there was one."""
+    chosen = getattr(fitted, "settings", {}).get("preset")
+    return {} if chosen is None else {"preset": chosen}
 
 
 def _summary(facts: dict[str, Any]) -> dict[str, str]:
@@ -184,6 +196,10 @@ def _summary(facts: dict[str, Any]) -> dict[str, str]:
         "data": f"{facts['rows']} rows, {facts['columns']} columns, {facts['features']} features",
         "network": f"{facts['weights']} weights, {_name(facts['likelihood'])} likelihood",
     }
+    if "preset" in facts:
+        from subbayes.models.presets import describe_preset
+
+        summary["preset"] = describe_preset(facts["preset"])
     if "density" in facts:
         included = f"{100 * facts['density']:.3g} % of the weights included"
         return summary | {"method": f"sparse, {included}"}

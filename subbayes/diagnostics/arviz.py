@@ -32,7 +32,9 @@ def to_arviz(draws: Draws, posterior: Posterior | None = None, *, seed: int = 0)
 
     The groups are posterior and sample_stats, with ArviZ's names for the statistics (lp, diverging,
     tree_depth, ...), and, if the posterior is given, log_likelihood, posterior_predictive and
-    observed_data.
+    observed_data. The group posterior then also has "prediction", the predicted mean (or the class
+    probabilities) of each row for each draw, so that ArviZ's R-hat and effective sample sizes
+    compare chains in function space too.
 
     Args:
         draws: the draws to convert.
@@ -45,17 +47,19 @@ def to_arviz(draws: Draws, posterior: Posterior | None = None, *, seed: int = 0)
         InputError: the posterior has another rank than the draws.
     """
     groups: dict[str, Any] = {}
+    variables: dict[str, np.ndarray] = {"z": draws.z}
     if posterior is not None:
         if posterior.rank != draws.rank:
             fail("posterior", f"one of rank {draws.rank}, as the draws", posterior.rank)
         shape = draws.n_chains, draws.n_draws
         groups["log_likelihood"] = {"y": posterior.pointwise(draws.flat()).reshape(*shape, -1)}
         y = leaves(posterior.data.targets())[0].cpu().numpy()
-        replicated = _replicated_targets(draws, posterior, seed)
+        replicated, means = _replicated_targets(draws, posterior, seed)
+        variables["prediction"] = means.reshape(*shape, *means.shape[1:])
         groups["posterior_predictive"] = {"y": replicated.reshape(*shape, *y.shape)}
         groups["observed_data"] = {"y": y}
     return arviz_data(
-        draws, {"z": draws.z}, {"coordinate": np.arange(draws.rank)}, {"z": ["coordinate"]}, groups
+        draws, variables, {"coordinate": np.arange(draws.rank)}, {"z": ["coordinate"]}, groups
     )
 
 
@@ -86,12 +90,15 @@ def arviz_data(
     return arviz.from_dict(**data, coords=coords, dims=dims)
 
 
-def _replicated_targets(draws: Draws, posterior: Posterior, seed: int) -> np.ndarray:
-    """Replicated targets of all observations for each draw, shape (S, N, ...)."""
+def _replicated_targets(
+    draws: Draws, posterior: Posterior, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Replicated targets and predicted means of all rows for each draw, shapes (S, N, ...)."""
     generator = torch.Generator().manual_seed(check_seed(seed))
-    parts = []
+    parts, means = [], []
     for inputs, y in posterior.data.batches(_ROWS):
         noise = None if isinstance(y, Tensor) else y[1]
         predictive = posterior.predict(draws, inputs, noise=noise)
         parts.append(predictive.likelihood.sample(predictive.outputs, generator))
-    return torch.cat(parts, 1).numpy()
+        means.append(predictive.likelihood.mean(predictive.outputs))
+    return torch.cat(parts, 1).numpy(), torch.cat(means, 1).cpu().numpy()

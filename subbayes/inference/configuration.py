@@ -43,6 +43,8 @@ class Sampling:
         mode: how the density is evaluated: "trace", "compile" (for long runs) or "eager".
         checkpoint: folder to save the run in and resume it from, bit for bit.
         checkpoint_seconds: time between checkpoints.
+        time_limit: seconds of a run of Markov chains, after which it stops, with a warning, with
+            the draws that all chains have, at least 4 of each. None for no limit.
         progress: show progress bars; None shows them on a terminal.
         chain_groups: number of groups into which `torchrun`'s processes are divided, each with its
             own chains; the processes of a group have different rows. None chooses it.
@@ -66,6 +68,7 @@ class Sampling:
     checkpoint_seconds: float = 10.0
     progress: bool | None = None
     chain_groups: int | None = None
+    time_limit: float | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("draws", 1), ("chains", 1), ("thin", 1)):
@@ -79,6 +82,8 @@ class Sampling:
             expected = "'prior', 'shift', 'ensemble' or an array (chains, k)"
             fail("initial", expected, repr(self.initial))
         check_choice("mode", self.mode, ("trace", "compile", "eager"))
+        if self.time_limit is not None:
+            check_positive("time_limit", self.time_limit)
         if self.checkpoint is not None and not isinstance(self.checkpoint, (str, os.PathLike)):
             fail_type("checkpoint", "the path of a folder", self.checkpoint)
         if self.checkpoint_seconds:  # 0 saves after every step

@@ -8,27 +8,25 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from jaxtyping import Float, Shaped
 
 from subbayes.baselines.ensemble import WeightSamples
-from subbayes.data.arrays import to_tensor
 from subbayes.data.data import Data
 from subbayes.diagnostics.predictor import Predictor
-from subbayes.likelihoods import (
-    Categorical,
-    HeteroscedasticGaussian,
-    Likelihood,
-    Poisson,
-    Standardized,
-    Weighted,
-    as_likelihood,
-)
+from subbayes.likelihoods import Likelihood, Weighted
 from subbayes.models.comparison_methods import Setup, sparse_training
 from subbayes.models.comparison_registry import named_methods
 from subbayes.models.fit import fit
 from subbayes.models.fitted import FittedModel
-from subbayes.models.settings import LIKELIHOODS, TableSettings
+from subbayes.models.preset_choice import choose_settings, with_record
+from subbayes.models.settings import TableSettings
+from subbayes.models.table_networks import (
+    Rows,
+    make_likelihood,
+    make_module,
+    split_validation,
+    without_global_variance,
+)
 from subbayes.networks.mlp import MLP
 from subbayes.networks.validation import check_fit
 from subbayes.predictions.predictive import Predictive
@@ -40,7 +38,6 @@ from subbayes.sparse.training import fit as train_sparse
 from subbayes.training.configuration import Training
 from subbayes.utils.checks import check_choice, check_count, fail
 from subbayes.utils.files import fail_damaged
-from subbayes.utils.seeding import derive_seed
 
 __all__ = [
     "BASELINES",
@@ -50,17 +47,8 @@ __all__ = [
     "check_saved_size",
     "check_saved_task",
     "fit_arrays",
-    "make_likelihood",
-    "make_module",
     "predict_matrix",
-    "split_validation",
-    "without_global_variance",
 ]
-
-_LEAST_VARIANCE = 1e-6
-_SPLIT_STREAM = 2  # the random stream of the seed that splits off validation rows
-
-Rows = tuple[Float[np.ndarray, "_ _"], Shaped[np.ndarray, "_"]]
 
 BASELINES = ("map", "swa", "swag", "ensemble")
 """Methods of `fit_arrays` that give weight vectors with equal weights instead of a posterior."""
@@ -125,6 +113,13 @@ def fit_arrays(
     settings = settings or TableSettings()
     sampling = dataclasses.replace(settings.sampling, checkpoint=checkpoint, progress=progress)
     settings = dataclasses.replace(settings, sampling=sampling)
+    if settings.preset is not None:
+        if method is not None:
+            fail("preset", f"None for {method!r}", repr(settings.preset), "Leave one of them out")
+        choice = choose_settings((x, y), task, settings, n_classes=n_classes, weights=weights)
+        return with_record(
+            _fit_posterior((x, y), task, choice.settings, n_classes, weights), choice
+        )
     if method is None:
         return _fit_posterior((x, y), task, settings, n_classes, weights)
     check_choice("method", method, (*BASELINES, SPARSE))
@@ -212,108 +207,6 @@ def _fit_sparse(
         checkpoint=None if sampling.checkpoint is None else Path(sampling.checkpoint) / "sparse",
     )
     return dataclasses.replace(trained, n_draws=SPARSE_DRAWS)
-
-
-def make_likelihood(
-    name: str | None,
-    task: str,
-    y: Shaped[np.ndarray, "n"],
-    n_classes: int | None = None,
-    weights: Float[np.ndarray, "n"] | None = None,
-) -> Likelihood:
-    """The likelihood of a task, in the units of y.
-
-    Args:
-        name: one of `LIKELIHOODS[task]`; None takes the first.
-        task: "regression", "count" or "classification".
-        y: targets (n,).
-        n_classes: K; by default as many as y has.
-        weights: of the rows, by which numbers are standardised.
-
-    Raises:
-        InputError: a likelihood for another task, or targets outside its support.
-
-    Example:
-        >>> make_likelihood(None, "classification", np.array([0, 2, 1]))
-        Categorical(n_classes=3)
-    """
-    check_choice("task", task, LIKELIHOODS)
-    name = LIKELIHOODS[task][0] if name is None else name
-    check_choice("likelihood", name, LIKELIHOODS[task])
-    if task == "classification":
-        return Categorical(int(y.max()) + 1 if n_classes is None else n_classes)
-    if name == "poisson":
-        return Poisson()
-    if task == "count":
-        return as_likelihood(name)
-    inner = HeteroscedasticGaussian() if name == "heteroscedastic" else as_likelihood(name)
-    if inner.bounds[0] == 0:
-        return _in_units_of_mean(inner, y)
-    return Standardized.of(
-        inner,
-        torch.from_numpy(np.array(y, dtype=np.float64)),
-        None if weights is None else torch.from_numpy(weights),
-    )
-
-
-def _in_units_of_mean(likelihood: Likelihood, y: Shaped[np.ndarray, "n"]) -> Likelihood:
-    """The likelihood of positive targets divided by their geometric mean."""
-    likelihood.check_targets(torch.from_numpy(np.array(y, dtype=np.float64)))
-    return Standardized(likelihood, (0.0,), (float(np.exp(np.log(y).mean())),))
-
-
-def without_global_variance(likelihood: Likelihood) -> Likelihood:
-    """The likelihood without a learned global variance, which inference in the weights fixes.
-
-    The variance that the network returns takes its place; the rest of it, 1e-6 in standardised
-    units, keeps that above 0.
-
-    Example:
-        >>> learned = Standardized(HeteroscedasticGaussian(), (0.0,), (2.0,))
-        >>> without_global_variance(learned).likelihood
-        HeteroscedasticGaussian(global_variance=1e-06)
-    """
-    inner = likelihood.likelihood if isinstance(likelihood, Standardized) else None
-    if not isinstance(likelihood, Standardized) or not isinstance(inner, HeteroscedasticGaussian):
-        return likelihood
-    return dataclasses.replace(likelihood, likelihood=HeteroscedasticGaussian(_LEAST_VARIANCE))
-
-
-def make_module(
-    settings: TableSettings,
-    likelihood: Likelihood,
-    x: Float[np.ndarray, "n features"],
-    y: Shaped[np.ndarray, "n"],
-    weights: Float[np.ndarray, "n"] | None = None,
-) -> MLP:
-    """The network of a likelihood; for counts its output bias starts at the log of their mean.
-
-    Example:
-        >>> x, y = np.zeros((4, 3)), np.array([2, 4, 6, 8])
-        >>> from subbayes.models.settings import Perceptron
-        >>> linear = TableSettings(network=Perceptron(()))
-        >>> make_module(linear, Poisson(), x, y).layers[-1].bias.exp()
-        tensor([5.0000], grad_fn=<ExpBackward0>)
-    """
-    outputs = likelihood.n_outputs(to_tensor("y", y))
-    network = settings.network
-    module = MLP(
-        x.shape[1],
-        network.hidden,
-        outputs,
-        network.activation,
-        network.dropout,
-        seed=settings.sampling.seed,
-    )
-    if likelihood.kind == "count":
-        last = module.layers[-1]
-        assert isinstance(last, torch.nn.Linear)
-        torch.nn.init.constant_(last.bias[:1], _log_mean(y, weights))
-    return module.float()  # as the features, whatever the default dtype
-
-
-def _log_mean(y: Shaped[np.ndarray, "n"], weights: Float[np.ndarray, "n"] | None) -> float:
-    return float(np.log(max(np.average(y, weights=weights), 1e-3)))
 
 
 def predict_matrix(
@@ -410,29 +303,3 @@ def check_saved_task(task: str, classes: Sequence[Any], facts: dict[str, Any]) -
     check_saved_size("n_outputs", len(classes), outer)
     if len(set(classes)) < len(classes) or len({type(label) for label in classes}) > 1:
         fail_damaged("different labels of one type", f"{list(classes)[:8]}")
-
-
-def split_validation(
-    x: Float[np.ndarray, "n features"], y: Shaped[np.ndarray, "n"], settings: TableSettings
-) -> tuple[Rows, Rows]:
-    """Split rows at random into training rows and `settings.validation_fraction` of validation.
-
-    Example:
-        >>> x, y = np.zeros((10, 2)), np.arange(10.0)
-        >>> from subbayes.training.configuration import Training
-        >>> settings = TableSettings(training=Training(validation=0.3))
-        >>> [len(part[1]) for part in split_validation(x, y, settings)]
-        [7, 3]
-    """
-    n = round(len(y) * settings.validation_fraction)
-    if not 0 < n < len(y) - 1:
-        fail(
-            "validation",
-            f"a fraction that leaves rows on both sides of {len(y)}",
-            settings.validation_fraction,
-        )
-    order = np.random.default_rng(derive_seed(settings.sampling.seed, _SPLIT_STREAM)).permutation(
-        len(y)
-    )
-    held, kept = np.sort(order[:n]), np.sort(order[n:])
-    return (x[kept], y[kept]), (x[held], y[held])

@@ -43,6 +43,7 @@ __all__ = [
 ]
 
 PARTS = {
+    "preset": "preset-checkpoint",
     "trained": "subspace-checkpoint",
     "temperature": "temperature-checkpoint",
     "sampling": "sampling-checkpoint",

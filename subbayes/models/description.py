@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from subbayes.models.presets import describe_preset
 from subbayes.networks.description import describe_likelihood, describe_network
 from subbayes.utils.text_table import printable
 
@@ -32,7 +33,9 @@ def describe(model: FittedModel) -> dict[str, str]:
         >>> describe(model)["subspace"]
         'the 2 leading principal components of the SGD trajectory, centred at its mean'
     """
-    parts = {
+    chosen = model.settings.get("preset")
+    preset = {} if chosen is None else {"preset": describe_preset(chosen)}
+    parts = preset | {
         "network": describe_network(model.network),
         "likelihood": describe_likelihood(model.likelihood),
         "training": _training(model.settings.get("training")),
@@ -42,6 +45,9 @@ def describe(model: FittedModel) -> dict[str, str]:
         "inference": _inference(model),
     }
     return {name: printable(text) for name, text in parts.items()}  # names may be from a file
+
+
+_OPTIMIZERS = {"adam": "Adam", "adamw": "AdamW", "sgd": "Sgd"}
 
 
 def _training(training: Mapping[str, Any] | None) -> str:
@@ -57,7 +63,7 @@ def _training(training: Mapping[str, Any] | None) -> str:
     if training.get("clip_norm") is not None:
         prior += f", gradients clipped to norm {training['clip_norm']:g}"
     first = (
-        f"{training['epochs']} epochs of {training['optimizer'].title()} with learning rate "
+        f"{training['epochs']} epochs of {_OPTIMIZERS[training['optimizer']]} with learning rate "
         f"{training['learning_rate']:g}"
         if training["epochs"]
         else "a network trained before"

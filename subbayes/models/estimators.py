@@ -16,6 +16,7 @@ from subbayes.inference.engine import Engine, engine_of
 from subbayes.models.array_model import SPARSE, check_saved_size, check_saved_task
 from subbayes.models.estimator_base import Classifier, Estimator, Regressor
 from subbayes.models.fitted import FittedModel
+from subbayes.models.presets import PRESETS
 from subbayes.models.settings import (
     LIKELIHOODS,
     TABLE_TRAINING,
@@ -42,42 +43,29 @@ if TYPE_CHECKING:
 __all__ = ["SparseClassifier", "SparseRegressor", "SubspaceClassifier", "SubspaceRegressor"]
 
 
+@dataclasses.dataclass(eq=False, repr=False, kw_only=True)
 class _SubspaceEstimator(Estimator):
     """Parameters of estimators with a posterior in a subspace."""
 
-    model_: FittedModel
     _defaults: ClassVar[dict[str, Any]] = {
         "network": Perceptron(),
         "training": TABLE_TRAINING,
         "sampling": Sampling(),
     }
 
-    def __init__(
-        self,
-        *,
-        network: Perceptron | Mapping[str, Any] | None = None,
-        likelihood: str | None = None,
-        subspace: str | SubspaceMethod = "pca",
-        inference: str | Engine = "elliptical-slice",
-        prior: float | str | EvidencePrior = 1.0,
-        temperature: float | str = 1.0,
-        training: Training | Mapping[str, Any] | None = None,
-        sampling: Sampling | Mapping[str, Any] | None = None,
-        standardize: bool = True,
-        random_state: Any = None,
-        verbose: bool = False,
-    ) -> None:
-        self.network = network
-        self.likelihood = likelihood
-        self.subspace = subspace
-        self.inference = inference
-        self.prior = prior
-        self.temperature = temperature
-        self.training = training
-        self.sampling = sampling
-        self.standardize = standardize
-        self.random_state = random_state
-        self.verbose = verbose
+    network: Perceptron | Mapping[str, Any] | None = None
+    likelihood: str | None = None
+    subspace: str | SubspaceMethod = "pca"
+    inference: str | Engine = "elliptical-slice"
+    prior: float | str | EvidencePrior = 1.0
+    temperature: float | str = 1.0
+    training: Training | Mapping[str, Any] | None = None
+    sampling: Sampling | Mapping[str, Any] | None = None
+    preset: str | None = None
+    budget: float | None = 240.0
+    standardize: bool = True
+    random_state: Any = None
+    verbose: bool = False
 
 
 @suggest_keywords(training=Training, sampling=Sampling)
@@ -106,6 +94,12 @@ class SubspaceRegressor(_SubspaceEstimator, Regressor):
         training: a `Training`; by default 100 epochs and 40 of weight averaging, with a prior of
             scale 0.3 of the weights (1 for classes).
         sampling: a `Sampling` (draws, chains, warmup); its seed is `random_state`.
+        preset: "best" chooses widths, weight decay, epochs and the prior by validation rows within
+            `budget`, and samples all weights by MCLMC from an ensemble until it is spent; the
+            parameters that it chooses keep their defaults. `model_.settings["preset"]` has the
+            record.
+        budget: seconds of `preset`; None for fixed sizes, with which `random_state` determines
+            the model.
         standardize: centre the columns of X and divide them by their standard deviation. (The
             target is always standardised internally; predictions are in its own units.)
         random_state: an integer gives the same model each time.
@@ -137,6 +131,8 @@ class SubspaceRegressor(_SubspaceEstimator, Regressor):
         True
     """
 
+    model_: FittedModel
+
 
 @suggest_keywords(training=Training, sampling=Sampling)
 class SubspaceClassifier(_SubspaceEstimator, Classifier):
@@ -159,6 +155,8 @@ class SubspaceClassifier(_SubspaceEstimator, Classifier):
         >>> model.score(X[1::2], y[1::2]) > 0.9
         True
     """
+
+    model_: FittedModel
 
 
 class _SparseEstimator(Estimator):
@@ -353,6 +351,10 @@ def _check_parameters(params: Mapping[str, Any]) -> None:
             check_choice(argument, value, words)
         elif not isinstance(value, EvidencePrior):
             check_positive(argument, value)
+    if params.get("preset") is not None:
+        check_choice("preset", params["preset"], PRESETS)
+    if params.get("budget") is not None:
+        check_positive("budget", params["budget"])
     if isinstance(name := params.get("subspace"), str):
         subspace_method(name)
     if isinstance(name := params.get("inference"), str):

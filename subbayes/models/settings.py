@@ -11,8 +11,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
 from subbayes.inference.configuration import Sampling
+from subbayes.models.presets import PRESETS
 from subbayes.training.configuration import Training
-from subbayes.utils.checks import InputError, check_choice, check_count, fail, fail_type
+from subbayes.utils.checks import (
+    InputError,
+    check_choice,
+    check_count,
+    check_positive,
+    fail,
+    fail_type,
+)
 from subbayes.utils.configuration import change, to_mapping
 
 __all__ = [
@@ -52,6 +60,8 @@ TABLE_TRAINING = Training(
     epochs=100, learning_rate=1e-2, swa_epochs=40, swa_learning_rate=3e-2, time_limit=600.0
 )
 """Default training of networks for tables."""
+
+_DECAY = 1e-2  # of AdamW, as in torch
 
 STOPPING_ROWS, STOPPING_PATIENCE, STOPPING_SHARE = 5000, 20, 0.1
 """Number of rows from which training stops early by default, its patience and held-out share."""
@@ -135,7 +145,8 @@ class TableSettings:
         prior: scale of the prior of the coordinates, or "evidence", as for `fit`.
         temperature: T > 0 of the posterior, or "loo" or "validation" to choose it.
         training: how the network is trained. Without `prior_scale` and `weight_decay` the prior
-            has the scale `PRIOR_SCALES[task]`; `weight_decay=0` is a flat prior. The fraction
+            has the scale `PRIOR_SCALES[task]`, and "adamw" a decay of 0.01; `weight_decay=0` is a
+            flat prior. The fraction
             `validation` (by default 0.2) is held out for `patience` and for
             `temperature="validation"`. With 5000 rows or more and no `patience`, a tenth of them is
             held out, and training stops after 20 epochs without a better validation log-likelihood
@@ -144,6 +155,9 @@ class TableSettings:
         sampling: number of draws and chains, and the seed of all steps.
         members: number of networks of a deep ensemble.
         sparse: prior and posterior of a sparse network.
+        preset: "best" chooses the network, its training and the prior by validation rows, and
+            samples all weights from an ensemble; None for the settings above.
+        budget: seconds of a preset; None for fixed sizes, with which a seed determines the result.
 
     Raises:
         InputError: a value that cannot be used.
@@ -164,9 +178,15 @@ class TableSettings:
     sampling: Sampling = field(default_factory=Sampling)
     members: int = 5
     sparse: SparseSettings = field(default_factory=SparseSettings)
+    preset: str | None = None
+    budget: float | None = 240.0
 
     def __post_init__(self) -> None:
         check_count("members", self.members)
+        if self.preset is not None:
+            check_choice("preset", self.preset, PRESETS)
+        if self.budget is not None:
+            check_positive("budget", self.budget)
 
     def change(self, changes: Mapping[str, Any]) -> TableSettings:
         """The settings with some values changed, see `subbayes.utils.configuration.change`.
@@ -222,7 +242,10 @@ class TableSettings:
             share = chosen.validation or STOPPING_SHARE
             chosen = replace(chosen, patience=STOPPING_PATIENCE, validation=share)
         if chosen.prior_scale is None and chosen.weight_decay is None:
-            chosen = replace(chosen, prior_scale=PRIOR_SCALES[task])
+            if chosen.is_decoupled:
+                chosen = replace(chosen, weight_decay=_DECAY)
+            else:
+                chosen = replace(chosen, prior_scale=PRIOR_SCALES[task])
         if chosen.patience is None:
             return replace(chosen, validation=None)
         return replace(chosen, validation=chosen.validation or self.validation_fraction)
@@ -334,6 +357,7 @@ _SAMPLED = (
     "sampling.warmup",
     "sampling.initial",
 )
+_PRESET = ("preset", "budget")
 _SWA = ("training.swa_epochs", "training.swa_learning_rate")
 
 
@@ -349,11 +373,12 @@ def unused_settings(method: str) -> tuple[str, ...]:
     """
     if method == "sparse":
         others = ("prior_scale", "patience", "validation", "time_limit")
-        return (*_SAMPLED, *_SWA, "members", *(f"training.{name}" for name in others))
+        return (*_SAMPLED, *_SWA, *_PRESET, "members", *(f"training.{name}" for name in others))
     if method == "ensemble":
-        return (*_SAMPLED, *_SWA, *_SPARSE)
+        return (*_SAMPLED, *_SWA, *_PRESET, *_SPARSE)
     if method in ("map", "swa", "swag"):
-        return (*_SAMPLED, *(_SWA if method == "map" else ()), "members", *_SPARSE)
+        swa = _SWA if method == "map" else ()
+        return (*_SAMPLED, *swa, *_PRESET, "members", *_SPARSE)
     return ("members", *_SPARSE)
 
 

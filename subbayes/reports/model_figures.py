@@ -12,12 +12,22 @@ from torch import Tensor
 
 from subbayes import plots
 from subbayes.data.data import Data
+from subbayes.diagnostics.function_space import ChainPredictions
 from subbayes.draws import Draws
 from subbayes.models.fitted import FittedModel
 from subbayes.predictions.predictive import Predictive
 from subbayes.reports.rendering import Picture, Table, picture
 
-__all__ = ["MAX_DRAWS", "Chains", "chains", "curve", "posterior", "predictions", "training"]
+__all__ = [
+    "MAX_DRAWS",
+    "Chains",
+    "chain_predictions",
+    "chains",
+    "curve",
+    "posterior",
+    "predictions",
+    "training",
+]
 
 MAX_DRAWS = 1000
 _SHOWN_COORDINATES = 2
@@ -162,6 +172,21 @@ def chains(draws: Draws) -> Chains:
         note if draws.rank > _SHOWN_COORDINATES else "",
         pictures,
     )
+
+
+def chain_predictions(found: ChainPredictions) -> Table:
+    """What each chain adds to the score of the test rows."""
+    assert found.scores is not None
+    assert found.contributions is not None
+    assert found.contribution_errors is not None
+    columns = found.scores, found.contributions, found.contribution_errors
+    rows = [
+        [f"chain {c}", f"{score:.4f}", f"{added:.4f}", f"{error:.4f}"]
+        for c, (score, added, error) in enumerate(zip(*columns, strict=True))
+    ]
+    caption = f"{str(found).removeprefix('ChainPredictions(').removesuffix(')')}."
+    head = ["", "log-likelihood alone", "added to the others", "standard error"]
+    return Table(head, rows[:_MAX_ROWS], caption[:1].upper() + caption[1:])
 
 
 def _summary(summary: pd.DataFrame) -> Table:

@@ -17,6 +17,7 @@ import subbayes
 from subbayes import plots
 from subbayes.data.data import Data
 from subbayes.diagnostics import metrics
+from subbayes.diagnostics.function_space import ChainPredictions, chain_predictions
 from subbayes.diagnostics.predictor import Predictor
 from subbayes.models.array_model import SPARSE_DRAWS
 from subbayes.models.fitted import FittedModel
@@ -112,6 +113,7 @@ def write_report(
     content = _content(subject, data, test, name, unit, method)
     fitted, sparse = content.fitted, content.sparse
     scores, score_pictures = _scores(content)
+    agreement = _agreement(content)
     inclusion, inclusion_pictures = sparse_report.inclusion(sparse, features)
     text = render(
         "model.html",
@@ -127,6 +129,8 @@ def write_report(
         inclusion_pictures=inclusion_pictures,
         posterior=figures.posterior(fitted) if fitted else [],
         chains=figures.chains(fitted.draws) if fitted and fitted.draws is not None else None,
+        agreement=None if agreement is None else figures.chain_predictions(agreement),
+        agreement_warnings=_sentences(agreement.warnings()) if agreement else [],
         training=_training(content),
         provenance=_provenance(fitted),
         command=command,
@@ -269,6 +273,22 @@ def _coverage(content: _Content) -> str:
         f"The 95 % intervals contain {100 * share:.0f} % of {n} test rows; "
         f"{95 - error:.0f} to {min(100.0, 95 + error):.0f} % are expected by chance."
     )
+
+
+def _agreement(content: _Content) -> ChainPredictions | None:
+    """The chains compared by their predictions of the test rows, if there are several."""
+    model, predictive = content.fitted, content.predictive
+    if model is None or model.draws is None or predictive is None:
+        return None
+    draws, count = model.draws, predictive.n_draws
+    each, rest = divmod(count, draws.n_chains)
+    if draws.independent or draws.n_chains < 2 or predictive.kind != "mixture" or rest or each < 4:
+        return None
+    return chain_predictions(predictive, content.y, chains=draws.n_chains)
+
+
+def _sentences(lines: Sequence[str]) -> list[str]:
+    return [f"{line[:1].upper()}{line[1:]}." for line in lines]
 
 
 def _words(content: _Content) -> dict[str, str]:

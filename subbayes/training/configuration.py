@@ -12,7 +12,7 @@ from subbayes.utils.keywords import suggest_keywords
 
 __all__ = ["Optimizer", "Schedule", "Training"]
 
-Optimizer = Literal["adam", "sgd"]
+Optimizer = Literal["adam", "adamw", "sgd"]
 Schedule = Literal["constant", "cosine", "swa"]
 
 
@@ -30,7 +30,10 @@ class Training:
         epochs: passes over the data in the first phase. In `fit`, 0 keeps the weights of a module
             that is already trained.
         learning_rate: step size of the first phase.
-        optimizer: "adam" or "sgd", of the first phase.
+        optimizer: "adam", "adamw" or "sgd", of the first phase. "adamw" decays weights beside the
+            step of Adam, $w \leftarrow (1 - \eta \lambda) w$ at the learning rate $\eta$
+            (Loshchilov and Hutter 2019), which is no gradient of a prior: it takes `weight_decay`
+            only.
         momentum: momentum of SGD, in both phases.
         batch_size: rows per step, in all phases; None uses all rows.
         schedule: of the learning rate in the first phase. "constant"; "cosine" (decays to
@@ -106,7 +109,7 @@ class Training:
             value = getattr(self, name)
             if value is not None and not _is_between(value, math.inf):
                 fail(name, "a finite number of at least 0", repr(value))
-        check_choice("optimizer", self.optimizer, ("adam", "sgd"))
+        check_choice("optimizer", self.optimizer, ("adam", "adamw", "sgd"))
         check_choice("schedule", self.schedule, ("constant", "cosine", "swa"))
         if not _is_between(self.momentum, 1):
             fail("momentum", "a number in [0, 1)", repr(self.momentum))
@@ -114,6 +117,13 @@ class Training:
             self.validation and _is_between(self.validation, 1)
         ):
             fail("validation", "a fraction between 0 and 1", repr(self.validation))
+        if self.prior_scale is not None and self.optimizer == "adamw":
+            fail(
+                "prior_scale",
+                "None with optimizer='adamw', whose decay is not that of a prior",
+                self.prior_scale,
+                "Pass weight_decay, or use 'adam'",
+            )
         if self.prior_scale is not None and self.weight_decay is not None:
             fail(
                 "weight_decay",
@@ -127,6 +137,11 @@ class Training:
         if self.prior_scale is not None:
             return 1 / (self.prior_scale**2 * n)
         return 0.0 if self.weight_decay is None else float(self.weight_decay)
+
+    @property
+    def is_decoupled(self) -> bool:
+        """Whether weights decay beside the steps, and not by a part of the gradient."""
+        return self.optimizer == "adamw"
 
     def rate(self, epoch: int) -> float:
         """The learning rate of an epoch of the first phase, counted from 0."""

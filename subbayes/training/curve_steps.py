@@ -64,7 +64,10 @@ class ControlPoints:
         ]
         self.gradient_buffer = like.new_empty(len(self.trainable_points) * self.widths[0])
         none = nn.Parameter(like.new_empty(0))
-        self.optimizers = [make_optimizer({"points": b}, none, training, 0.0) for b in self.blocks]
+        decay = training.weight_decay_for(1) if training.is_decoupled else 0.0
+        self.optimizers = [
+            make_optimizer({"points": b}, none, training, decay) for b in self.blocks
+        ]
 
     @torch.no_grad()
     def set_point(self, i: int, weights: Float[Tensor, "D"]) -> None:
@@ -163,7 +166,8 @@ class TrainableCurve(SingleTrainable):
         super().__init__(minibatches, training, held_out, likelihood_parameters)
         self.module.requires_grad_(False)
         self.control, n = control, minibatches.n
-        self.decay, self.extra_decay = training.weight_decay_for(n), 0.0
+        self.decay = 0.0 if training.is_decoupled else training.weight_decay_for(n)
+        self.extra_decay = 0.0
         self.join: Join = _keep_outputs
         self.extra: dict[str, nn.Parameter] = {}
         if extra is not None:

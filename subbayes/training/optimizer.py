@@ -38,8 +38,9 @@ def make_optimizer(
         groups.append({"params": [likelihood_parameters], "factor": 1.0, "weight_decay": 0.0})
     groups = [group for group in groups if group["params"]]
     fused = likelihood_parameters.device.type in ("cpu", "cuda")
-    if training.optimizer == "adam":
-        return torch.optim.Adam(groups, lr=training.learning_rate, weight_decay=decay, fused=fused)
+    if training.optimizer in ("adam", "adamw"):
+        kind = torch.optim.AdamW if training.is_decoupled else torch.optim.Adam
+        return kind(groups, lr=training.learning_rate, weight_decay=decay, fused=fused)
     return torch.optim.SGD(
         groups,
         lr=training.learning_rate,

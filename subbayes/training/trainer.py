@@ -7,7 +7,8 @@ $$ \ell(w) = -\frac{1}{N} \sum_n \log p(y_n \mid f(x_n; w)) + \frac{\lambda}{2} 
 
 so that a weight decay $\lambda$ is a prior $w \sim N(0, s^2 I)$. Its gradient $\lambda w$ is added
 to the gradient of the loss after clipping, before the optimiser processes it (coupled, also for
-Adam). Parameters of the likelihood are learned with the weights, without decay.
+Adam); AdamW decays the weights beside its step instead. Parameters of the likelihood are learned
+with the weights, without decay.
 
 The user's module is not changed: training works on a copy, without touching torch's global random
 number generators.

@@ -49,7 +49,10 @@ from subbayes.utils.schema_parts import (
     N_DRAWS,
     NETWORK,
     NETWORK_TENSORS,
+    PLAN,
     POSITIVE,
+    PRESET,
+    PRESET_CHOICE,
     PRIOR,
     PROBABILITY,
     SUBSPACE,
@@ -94,6 +97,7 @@ _fitted = record(
             "subspace?": text(plain=True),
             "inference?": text(plain=True),
             "ensemble?": record(members=whole(2, 10**6)),
+            "preset?": PRESET,
             "*": anything,
         }
     ),
@@ -439,6 +443,7 @@ SCHEMAS = {
     "subspace-checkpoint": Schema(
         record(identity=text(), model=_model("fitted-model")), _tensors_of_model
     ),
+    "preset-checkpoint": Schema(record(identity=text(), choice=PRESET_CHOICE, plan=optional(PLAN))),
     "temperature-checkpoint": Schema(record(identity=text(), choice=CHOICE)),
 }
 """What an artifact of each kind has to hold. Kinds without a loader are checkpoints."""

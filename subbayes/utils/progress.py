@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from subbayes.utils.first_process import is_first_process
 
-__all__ = ["STAGE_LISTENER", "estimated_progress", "progress_bar"]
+__all__ = ["STAGE_LISTENER", "estimated_progress", "progress_bar", "say"]
 
 STAGE_LISTENER: ContextVar[Callable[[str], None] | None] = ContextVar(
     "STAGE_LISTENER", default=None
@@ -82,14 +82,20 @@ def estimated_progress(
             if done == 0 < amount:
                 seconds = (time.perf_counter() - began) * total / amount
                 if seconds >= _LONG:
-                    _say(f"{what}: about {seconds / 60:.0f} min", show)
+                    say(f"{what}: about {seconds / 60:.0f} min", show)
             steps.update(int(done + amount + 1e-6) - int(done + 1e-6))
             done += amount
 
         yield report
 
 
-def _say(line: str, show: bool | None) -> None:
+def say(line: str, show: bool | None) -> None:
+    """Print a line on standard error where progress is shown.
+
+    Args:
+        line: the text.
+        show: as for `progress_bar`.
+    """
     listener = STAGE_LISTENER.get()
     if not is_first_process():
         return

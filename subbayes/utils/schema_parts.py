@@ -302,7 +302,7 @@ TRAINING = record(
     {"time_limit?": optional(POSITIVE)},
     epochs=whole(),
     learning_rate=POSITIVE,
-    optimizer=text("adam", "sgd"),
+    optimizer=text("adam", "adamw", "sgd"),
     momentum=number(0),
     batch_size=optional(whole(1)),
     schedule=text(),
@@ -320,3 +320,36 @@ TRAINING = record(
     curve_epochs=optional(whole()),
 )
 """Settings of training."""
+
+_PRESET = {
+    "name": text(most=64),
+    "budget": optional(POSITIVE),
+    "hidden": list_of(whole(1, 10**6), most=100),
+    "weight_decay": number(0),
+    "prior": POSITIVE,
+    "epochs": whole(1),
+    "compared_epochs": whole(1),
+    "networks": list_of(
+        record(hidden=list_of(whole(1, 10**6), most=100), weight_decay=number(0), score=number()),
+        least=1,
+    ),
+    "chains": list_of(
+        record(
+            hidden=list_of(whole(1, 10**6), most=100),
+            prior=POSITIVE,
+            steps=whole(1),
+            score=number(),
+        )
+    ),
+    "candidates": list_of(whole(1), least=2, most=2),
+}
+PRESET_CHOICE = record(_PRESET, seconds=record(choice=number(0)))
+"""What a preset chose."""
+
+PRESET = record(_PRESET, seconds=record(choice=number(0), training=number(0), sampling=number(0)))
+"""What a preset chose, and how long each part took."""
+
+PLAN = record(
+    warmup=whole(high=2**40), draws=whole(1, 10**9), thin=whole(1, 2**40), time_limit=POSITIVE
+)
+"""Numbers of steps that a preset planned."""

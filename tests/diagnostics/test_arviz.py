@@ -70,6 +70,13 @@ def test_to_arviz_with_the_log_likelihood_and_the_targets(case):
         np.testing.assert_allclose(terms[chain], posterior.pointwise(draws.z[chain]), rtol=1e-12)
     y = built.y if isinstance(built.y, torch.Tensor) else built.y[0]
     np.testing.assert_array_equal(group(data, "observed_data")["y"].values, y.numpy())
+    means = group(data, "posterior")["prediction"].values
+    assert means.shape[:3] == (2, 30, cases.N)
+    flat = means.reshape(60, *means.shape[2:])
+    inputs = next(iter(posterior.data.batches(10**6)))[0]
+    noise = None if isinstance(built.y, torch.Tensor) else built.y[1]
+    predictive = posterior.predict(draws, inputs, noise=noise)
+    np.testing.assert_allclose(flat.mean(0).reshape(predictive.mean.shape), predictive.mean, 1e-4)
     again = group(data, "posterior_predictive")["y"].values
     assert again.shape == (2, 30, *y.shape)
     other = group(to_arviz(draws, posterior, seed=1), "posterior_predictive")["y"].values

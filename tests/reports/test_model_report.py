@@ -18,6 +18,7 @@ import subbayes
 from subbayes import MLP, Draws, InputError, InputTypeError, Training, fit
 from subbayes.baselines.ensemble import WeightSamples
 from subbayes.diagnostics import metrics
+from subbayes.diagnostics.function_space import ChainPredictions
 from subbayes.likelihoods import (
     Bernoulli,
     Categorical,
@@ -135,6 +136,7 @@ ALL = [
     "Predictions and calibration",
     "The posterior",
     "Convergence of the chains",
+    "Agreement of the chains in predictions",
     "Training",
     "How to reproduce",
     "Terms",
@@ -232,8 +234,26 @@ def test_scores_are_those_of_the_test_rows(fitted, tmp_path):
 def test_without_test_rows_there_are_no_scores(fitted, tmp_path):
     page = read(write_report(fitted, tmp_path / "r.html"))
     assert page.sections == [
-        s for s in ALL if s not in ("Scores on test rows", "Predictions and calibration")
+        s for s in ALL if s not in ("Scores on test rows", "Predictions and calibration", ALL[5])
     ]
+
+
+def test_chains_are_compared_by_their_predictions(fitted, tmp_path, monkeypatch):
+    test = rows(seed=1)
+    found = fitted.chain_predictions(*test)
+    page = read(write_report(fitted, tmp_path / "r.html", test=test))
+    for score, added in zip(found.scores, found.contributions, strict=True):
+        assert f"{score:.4f}" in page.words
+        assert f"{added:.4f}" in page.words
+    assert f"R-hat of predictions {np.nanmedian(found.rhat):.2f} (median)" in page.words
+    assert "More chains would help" not in page.words
+    lines = ["more chains would help more than more draws: raise chains=..."]
+    monkeypatch.setattr(ChainPredictions, "warnings", lambda self: lines)
+    page = read(write_report(fitted, tmp_path / "r.html", test=test))
+    assert "More chains would help more than more draws: raise chains=.... " in page.words
+    z = fitted.draws.z
+    single = dataclasses.replace(fitted, draws=Draws(z[:1]))
+    assert ALL[5] not in read(write_report(single, tmp_path / "r.html", test=test)).sections
 
 
 def test_density_of_a_loaded_model_needs_data(fitted, tmp_path):

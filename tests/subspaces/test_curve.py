@@ -247,7 +247,7 @@ def test_gradient_step_equals_autograd_through_the_control_points(
     torch.testing.assert_close(control.points(), expected, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+@pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd"])
 def test_training_equals_a_naive_loop(optimizer):
     """Several epochs of minibatches, with the optimisers of torch on one (k + 1, D) tensor."""
     data, module = table(), net().double()
@@ -258,13 +258,21 @@ def test_training_equals_a_naive_loop(optimizer):
         degree=3,
         seed=4,
         **training_options(
-            epochs=3, batch_size=None, learning_rate=0.02, optimizer=optimizer, progress=False
+            epochs=3,
+            batch_size=None,
+            learning_rate=0.02,
+            optimizer=optimizer,
+            weight_decay=0.3 if optimizer == "adamw" else None,
+            progress=False,
         ),
     )
     network, start = Network(module), train_curve_start(module, 3, 4)
     leaf = nn.Parameter(start)
-    make = torch.optim.Adam if optimizer == "adam" else torch.optim.SGD
-    plain = make([leaf], lr=0.02, **({} if optimizer == "adam" else {"momentum": 0.9}))
+    plain = {
+        "adam": lambda: torch.optim.Adam([leaf], lr=0.02),
+        "adamw": lambda: torch.optim.AdamW([leaf], lr=0.02, weight_decay=0.3),
+        "sgd": lambda: torch.optim.SGD([leaf], lr=0.02, momentum=0.9),
+    }[optimizer]()
     from subbayes.utils.seeding import derive_seed
 
     generator = torch.Generator().manual_seed(derive_seed(4, 2))

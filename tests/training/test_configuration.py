@@ -14,7 +14,11 @@ from subbayes import InputError, Training
         ({"curve_epochs": -1}, "curve_epochs: expected a whole number of at least 0"),
         ({"learning_rate": 0.0}, "learning_rate: expected a finite number above 0"),
         ({"swa_learning_rate": "fast"}, "swa_learning_rate: expected a number above 0"),
-        ({"optimizer": "lion"}, "optimizer: expected one of 'adam', 'sgd', got 'lion'"),
+        ({"optimizer": "lion"}, "optimizer: expected one of 'adam', 'adamw', 'sgd', got 'lion'"),
+        (
+            {"optimizer": "adamw", "prior_scale": 1.0},
+            "prior_scale: expected None with optimizer='adamw', .*Pass weight_decay",
+        ),
         ({"schedule": "step"}, "schedule: expected one of 'constant', 'cosine', 'swa'"),
         ({"momentum": 1.0}, r"momentum: expected a number in \[0, 1\), got 1.0"),
         ({"momentum": "high"}, r"momentum: expected a number in \[0, 1\), got 'high'"),

@@ -65,6 +65,7 @@ def both(modules, likelihoods, data, **options):
 OPTIONS = [
     {"optimizer": "sgd", "prior_scale": 0.5},
     {"optimizer": "adam", "weight_decay": 0.1, "schedule": "cosine"},
+    {"optimizer": "adamw", "weight_decay": 0.3, "schedule": "cosine", "bias_lr_factor": 2.0},
     {"optimizer": "sgd", "bias_lr_factor": 2.0, "schedule": "swa", "clip_norm": 0.1},
     {"batch_size": None},
     {"batch_size": 49},

@@ -215,7 +215,7 @@ def by_hand(module, batches, epochs, optimizer, after=lambda epoch: None):
     return module
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
 def test_minibatch_training_equals_a_naive_loop(optimizer):
     x, y = table(dtype=torch.float32)
     loader = DataLoader(TensorDataset(x, y), batch_size=16)
@@ -229,17 +229,33 @@ def test_minibatch_training_equals_a_naive_loop(optimizer):
             momentum=0.8,
             learning_rate=0.02,
             weight_decay=0.1,
+            clip_norm=None,
             progress=False,
         ),
     )
     module = net()
-    chosen = (
-        torch.optim.SGD(module.parameters(), 0.02, momentum=0.8, weight_decay=0.1)
-        if optimizer == "sgd"
-        else torch.optim.Adam(module.parameters(), 0.02, weight_decay=0.1)
-    )
+    chosen = {
+        "sgd": lambda p: torch.optim.SGD(p, 0.02, momentum=0.8, weight_decay=0.1),
+        "adam": lambda p: torch.optim.Adam(p, 0.02, weight_decay=0.1),
+        "adamw": lambda p: torch.optim.AdamW(p, 0.02, weight_decay=0.1),
+    }[optimizer](module.parameters())
     by_hand(module, loader, 4, chosen)
     assert torch.allclose(weights(result), Network(module).weights, atol=1e-6)
+
+
+def test_adamw_decays_weights_and_no_parameters_of_the_likelihood():
+    """Without a gradient only the decay is left, (1 - lr * decay) in each step."""
+    x, y = torch.zeros(8, 3), torch.zeros(8)
+    module = nn.Linear(3, 1, bias=False)
+    options = {"optimizer": "adamw", "weight_decay": 0.5, "learning_rate": 0.1, "epochs": 4}
+    result = train(module, Gaussian(1.0), (x, y), **training_options(**options, progress=False))
+    expected = module.weight.detach().flatten() * (1 - 0.1 * 0.5) ** 4
+    assert torch.allclose(weights(result), expected, rtol=1e-6)
+    noises = [
+        train(module, Gaussian(), (x, y + 1), **training_options(**options, progress=False))
+        for options in (options, options | {"weight_decay": 0.0})
+    ]
+    assert noises[0].likelihood.noise == noises[1].likelihood.noise
 
 
 def test_swa_equals_the_mean_of_a_naive_loop():

@@ -76,7 +76,10 @@ def test_change_by_dotted_names_and_tables():
         ({"rank": "two"}, "rank: expected a whole number or none, got 'two'"),
         ({"training.epochs": -1}, r"training\.epochs: expected a whole number of at least 0"),
         ({"training": 3}, r"training: expected settings of it"),
-        ({"training.optimizer": "lion"}, r"training\.optimizer: expected one of 'adam', 'sgd'"),
+        (
+            {"training.optimizer": "lion"},
+            r"training\.optimizer: expected one of 'adam', 'adamw', 'sgd'",
+        ),
         ({"rank": 0}, "rank: expected a whole number of at least 1, got 0"),
     ],
 )

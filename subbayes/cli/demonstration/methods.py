@@ -22,10 +22,10 @@ from subbayes.data.targets import Target
 from subbayes.diagnostics import metrics
 from subbayes.diagnostics.standard_errors import standard_errors
 from subbayes.likelihoods import Likelihood
-from subbayes.models.array_model import make_likelihood, make_module
 from subbayes.models.data_frame_model import DataFrameModel
 from subbayes.models.method_comparison import Comparison, compare_methods, named_methods
 from subbayes.models.settings import TableSettings
+from subbayes.models.table_networks import make_likelihood, make_module
 from subbayes.reports.rendering import Table
 from subbayes.training.configuration import Training
 from subbayes.training.trainer import train

@@ -37,6 +37,7 @@ from subbayes.utils.checks import fail
 from subbayes.utils.memory import check_memory
 from subbayes.utils.progress import progress_bar
 from subbayes.utils.trees import tensors_of
+from subbayes.utils.warning import warn_user
 
 __all__ = [
     "Density",
@@ -52,6 +53,7 @@ __all__ = [
 Rngs = list[np.random.Generator]
 _RETRIES = 100
 _MOST_STEPS = 200_000  # without a draw of any chain
+_LEAST_DRAWS = 4  # of each chain, which a time limit leaves
 _STATS, _COPIES = 4, 16  # numbers per draw and vectors per chain that every kernel holds
 
 
@@ -228,9 +230,10 @@ def _run(kernel: Kernel, posterior: Density, sampling: Sampling, groups: ChainGr
                         finished_chains[int(c)] = FinishedChain.of(state, rngs, c)
                     steps.update(done)
                 active = store.count < needed
+            late = _is_late(started, store, sampling)
             due = saved is not None and time.monotonic() - last > sampling.checkpoint_seconds
             stop, due, goes_on = groups.exchange(
-                max(interrupted, default=0), due, bool(active.any())
+                max(interrupted, default=0), due, bool(active.any()) and not late
             )
             if saved and (stop or due):
                 saved.write(state, store, rngs, finished_chains)
@@ -242,6 +245,13 @@ def _run(kernel: Kernel, posterior: Density, sampling: Sampling, groups: ChainGr
     if store.z.shape[1] > draws:
         store = store.resized(draws)
     gathered = store.gathered(groups)
+    kept = _kept(gathered, sampling)
+    if kept < draws:
+        warn_user(
+            f"sampling stopped at its time limit of {sampling.time_limit:g} s after {kept} of "
+            f"{draws} draws of each chain: raise time_limit, or set it to None"
+        )
+        gathered = gathered.resized(kept)
     return Draws(
         gathered.z,
         gathered.stats,
@@ -255,6 +265,20 @@ def _run(kernel: Kernel, posterior: Density, sampling: Sampling, groups: ChainGr
         engine=kernel.name,
         temperature=posterior.temperature,
     )
+
+
+def _kept(store: Store, sampling: Sampling) -> int:
+    """Number of draws that every chain has kept."""
+    kept = (int(store.count.min()) - (sampling.warmup or 0)) // sampling.thin
+    return min(max(kept, 0), sampling.draws)
+
+
+def _is_late(started: float, store: Store, sampling: Sampling) -> bool:
+    """Whether the time limit is over, and every chain has some draws."""
+    limit = sampling.time_limit
+    if limit is None or time.perf_counter() - started < limit:
+        return False
+    return _kept(store, sampling) >= min(_LEAST_DRAWS, sampling.draws)
 
 
 def _own_rows(initial: str | np.ndarray, chains: int, groups: ChainGroups) -> str | np.ndarray:

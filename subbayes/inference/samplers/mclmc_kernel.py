@@ -1,0 +1,170 @@
+r"""The transition of microcanonical Langevin Monte Carlo; see `mclmc`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from subbayes.inference.samplers.adaptation import apply_transposed_factor
+from subbayes.inference.samplers.chains import Density, Info, Rngs
+from subbayes.inference.samplers.hamiltonian import GradientDensity
+from subbayes.inference.samplers.laplace_start import Points
+from subbayes.inference.samplers.mclmc_tuning import Tuner, Tuning
+from subbayes.inference.samplers.microcanonical import (
+    Integrator,
+    Moved,
+    gradients_per_step,
+    isokinetic_step,
+    partial_refreshment,
+    unit_vectors,
+)
+from subbayes.inference.samplers.random_numbers import copy_state
+from subbayes.inference.samplers.state_limits import MOST_EVALUATIONS, between, close, finite
+
+if TYPE_CHECKING:
+    from subbayes.inference.samplers.chain_storage import Store
+
+__all__ = ["Kernel", "State"]
+
+_HUGE = 1000.0  # energy error, and as much again for every 1000 coordinates
+_SEARCHES = 40  # rounds of the search for a first step size
+_MOST_HALVINGS = 30
+
+
+@dataclass(frozen=True)
+class State(Tuning):
+    """The current point and direction of each chain, and where it started."""
+
+    z: Float[np.ndarray, "chains k"]
+    direction: Float[np.ndarray, "chains k"]  # of length 1
+    value: Float[np.ndarray, "chains"]  # log density
+    gradient: Float[np.ndarray, "chains k"]
+    start: Float[np.ndarray, "chains k"]
+    restarts: Int[np.ndarray, "chains"]  # after steps that failed
+
+
+@dataclass(frozen=True)
+class Kernel(Tuner):
+    """The transition: `init` and `step` on a density with gradients."""
+
+    integrator: Integrator
+
+    name = "mclmc"
+    statistics: ClassVar[dict[str, type]] = {
+        "log_density": float,
+        "energy_error": float,
+        "step_size": float,
+        "length": float,
+        "evaluations": int,
+        "restarts": int,
+    }
+    state_type: ClassVar[type[State]] = State
+
+    def limits(self, posterior: Density, s: State, store: Store) -> dict[str, Any]:
+        """Whether the arrays of a state can be those of a run, by name."""
+        size = np.square(s.direction).sum(1, keepdims=True)
+        return self.tuning_limits(posterior, s, store) | {
+            "z": finite(s.z),
+            "direction": finite(s.direction) & close(size, 1.0),
+            "value": finite(s.value),
+            "gradient": finite(s.gradient),
+            "start": finite(s.start),
+            "restarts": between(s.restarts, 0, min(store.evaluations, MOST_EVALUATIONS)),
+        }
+
+    def init(
+        self, posterior: GradientDensity, z: Float[np.ndarray, "chains k"], rngs: Rngs
+    ) -> State:
+        """The state at start points z, each chain with a uniform direction."""
+        start, fields = self.initial_fields(posterior, z, rngs)
+        s = copy_state(
+            State(
+                **fields,
+                z=start.z,
+                direction=_directions(rngs, z.shape[1]),
+                value=start.value,
+                gradient=start.gradient,
+                start=start.z,
+                restarts=np.zeros(len(z), dtype=np.int64),
+            )
+        )
+        everyone = np.arange(len(z))
+        self.set_step(s, everyone, s.step)
+        if self.warmup and self.step_size is None:
+            self._search_step(posterior, s)
+        return s
+
+    def step(self, posterior: GradientDensity, state: State, rngs: Rngs) -> tuple[State, Info]:
+        """One step of every chain, in place; a chain whose step fails restarts without a draw."""
+        s = state
+        new = self._move(posterior, s)
+        failed = self._failed(new, s.z.shape[1])
+        restarted = bool(failed.any())
+        stats = {
+            "log_density": new.value,
+            "energy_error": new.error,
+            "step_size": s.step.copy(),
+            "length": s.length.copy(),
+            "evaluations": np.full(len(failed), gradients_per_step(self.integrator)),
+        }
+        keep = np.flatnonzero(~failed) if restarted else slice(None)
+        s.z[keep], s.direction[keep] = new.z[keep], new.u[keep]
+        s.value[keep], s.gradient[keep] = new.value[keep], new.gradient[keep]
+        partial_refreshment(s.direction, _normals(rngs, s.z.shape[1]), s.step / s.length)
+        if restarted:
+            self._restart(posterior, s, failed, rngs)
+        stats["restarts"] = s.restarts.copy()
+        self.update(posterior, s, ~failed, new.error)
+        return s, Info(~failed, stats, gradients_per_step(self.integrator))
+
+    def _move(self, posterior: GradientDensity, s: State) -> Moved:
+        h = apply_transposed_factor(s.factor, s.gradient)
+        with np.errstate(over="ignore", invalid="ignore"):
+            return isokinetic_step(
+                posterior, s.z, s.direction, s.value, h, s.factor, s.step, self.integrator
+            )
+
+    def _failed(self, new: Moved, k: int) -> Bool[np.ndarray, "chains"]:
+        """Chains with an energy error that is NaN or huge."""
+        return np.asarray(~(np.abs(new.error) <= _HUGE + k))
+
+    def _search_step(self, posterior: GradientDensity, s: State) -> None:
+        """Change first step sizes until the energy error is near its target."""
+        k, searching = s.z.shape[1], np.ones(len(s.z), dtype=bool)
+        for _ in range(_SEARCHES):
+            new = self._move(posterior, s)
+            with np.errstate(over="ignore", invalid="ignore"):
+                square = np.square(new.error) / (k * self.target(s.count))
+            square = np.where(self._failed(new, k), np.inf, np.maximum(square, 1e-8))
+            searching &= (square > 10.0) | (square < 1e-3)
+            if not searching.any():
+                break
+            rows = searching.nonzero()[0]
+            factor = np.clip(square[rows] ** (-1 / 6), 0.1, 2.0)
+            self.set_step(s, rows, s.step[rows] * factor)
+
+    def _restart(
+        self, posterior: GradientDensity, s: State, failed: Bool[np.ndarray, "chains"], rngs: Rngs
+    ) -> None:
+        """Return chains to their start points, with new directions and half the step size."""
+        rows = failed.nonzero()[0]
+        again = Points.at(posterior, np.where(failed[:, None], s.start, s.z))
+        s.z[rows], s.value[rows] = again.z[rows], again.value[rows]
+        s.gradient[rows] = again.gradient[rows]
+        s.direction[rows] = _directions([rngs[c] for c in rows], s.z.shape[1])
+        s.restarts[rows] += 1
+        self.halve_step(s, failed & (s.restarts <= _MOST_HALVINGS))
+
+
+def _normals(rngs: Rngs, k: int) -> Float[np.ndarray, "chains k"]:
+    noise = np.empty((len(rngs), k))
+    for rng, row in zip(rngs, noise, strict=True):
+        rng.standard_normal(out=row)
+    return noise
+
+
+def _directions(rngs: Rngs, k: int) -> Float[np.ndarray, "chains k"]:
+    return unit_vectors(_normals(rngs, k))

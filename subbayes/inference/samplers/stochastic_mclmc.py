@@ -1,0 +1,229 @@
+r"""The transition of MCLMC with gradients of minibatches.
+
+Each step draws the next minibatch of an epoch, the same for all chains, and integrates the dynamics
+of its density, the log-likelihood of b rows times N / b, between two halves of the partial
+refreshment: O B A B O. The gradient has a noise $\xi$ of variance $\sigma^2$ per coordinate of the
+mass matrix, and turns the direction by $\epsilon (I - u u^\top) \xi / (d - 1)$. The generator of
+such turns, of a covariance $\Sigma$ per unit of time, applied to the uniform density of directions
+gives
+
+$$ \tfrac12 \sum_i \Sigma_{ii} (d - 1) (d\, u_i^2 - 1), $$
+
+in the axes of the noise: zero if it is isotropic, which is one more refreshment and no bias, and
+not zero otherwise. A mass matrix of the posterior makes it isotropic where the Fisher information
+is the curvature, since its covariance is then that of the posterior, inverted. The refreshment is
+scaled down by what the noise adds already,
+
+$$ \nu^2 = \max\Bigl(\frac{e^{2 \epsilon / L} - 1}{d}
+   - \frac{\epsilon^2 \sigma^2}{(d - 1)^2}, 0\Bigr), $$
+
+and the step size is at most $2 (d - 1)^2 / (d \sigma^2 L)$, at which the noise alone forgets
+directions over the length L, at most $\sqrt d$, and $\alpha (d - 1) / (\sigma \sqrt d)$, at which
+it turns them by an angle $\alpha = 0.1$: noise and gradient of a step act at once, which has a bias
+of the order $\alpha^2$. $\sigma^2$ is measured from the gradients of successive minibatches at the
+same point.
+
+Sommer, Diao, Robnik, Seljak and Rügamer (2026), *Can microcanonical Langevin dynamics leverage
+mini-batch gradient noise?*, for the bias of anisotropic noise and preconditioning against it. The
+scaling, the limit and the measurement of the noise are derived here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from subbayes.inference.samplers.adaptation import apply_transposed_factor
+from subbayes.inference.samplers.chains import Density, Info, Rngs
+from subbayes.inference.samplers.hamiltonian import GradientDensity
+from subbayes.inference.samplers.mclmc_kernel import Kernel, State
+from subbayes.inference.samplers.microcanonical import (
+    gradients_per_step,
+    isokinetic_step,
+    unit_vectors,
+)
+from subbayes.inference.samplers.state_limits import MOST_EVALUATIONS, between
+from subbayes.utils.checks import fail
+
+if TYPE_CHECKING:
+    from subbayes.inference.samplers.chain_storage import Store
+
+__all__ = ["BatchDensity", "BatchKernel", "BatchState", "check_batches", "minibatch"]
+
+_FORGET = 0.98  # share of the measured noise that a step keeps
+_ANGLE = 0.1  # by which the noise of a minibatch turns a direction
+_LONGEST = 300.0  # steps as shares of the length
+
+
+@dataclass(frozen=True)
+class BatchState(State):
+    """The state of `MCLMC`, the number of steps, and the measured noise of gradients."""
+
+    steps: Int[np.ndarray, "chains"]  # of the run, restarts included
+    noise: Float[np.ndarray, "chains"]  # variance per coordinate of the mass matrix
+
+
+@dataclass(frozen=True)
+class BatchDensity:
+    """A posterior of which only some rows are evaluated.
+
+    Attributes:
+        posterior: the posterior.
+        rows: positions of the observations.
+    """
+
+    posterior: Any
+    rows: Int[np.ndarray, "b"]
+
+    def value_and_grad(
+        self, z: Float[np.ndarray, "chains k"]
+    ) -> tuple[Float[np.ndarray, "chains"], Float[np.ndarray, "chains k"]]:
+        """Estimates of the log density and its gradient."""
+        value, gradient = self.posterior.value_and_grad(z, self.rows)
+        return value, gradient
+
+
+def check_batches(posterior: Any, batch_size: int) -> None:
+    """Check that minibatches of a density can be evaluated.
+
+    Raises:
+        InputError: a density of your own, streamed data, or a batch size above the number of rows.
+    """
+    data = getattr(posterior, "data", None)
+    if data is None or not getattr(data, "in_memory", False):
+        got = "a density of your own" if data is None else "streamed data"
+        fail("batch_size", "None but for a Posterior with data in memory", got, "Leave it out")
+    if batch_size > posterior.n:
+        fail("batch_size", f"at most {posterior.n}, the number of rows", batch_size, "Lower it")
+
+
+@lru_cache(maxsize=2)
+def _order(n: int, seed: int, epoch: int) -> Int[np.ndarray, "n"]:
+    return np.random.default_rng([seed, epoch]).permutation(n)
+
+
+def minibatch(n: int, batch_size: int, seed: int, step: int) -> Int[np.ndarray, "b"]:
+    """The rows of a step: parts of a new order in every epoch, whose last rows may be left out.
+
+    Args:
+        n: number of rows.
+        batch_size: rows of each step, at most n.
+        seed: of the orders.
+        step: number of the step, from 0.
+
+    Example:
+        >>> first, second = (minibatch(5, 2, seed=0, step=i) for i in (0, 1))
+        >>> len({*first.tolist(), *second.tolist()})
+        4
+    """
+    epoch, part = divmod(step, n // batch_size)
+    return _order(n, seed, epoch)[part * batch_size : (part + 1) * batch_size]
+
+
+@dataclass(frozen=True)
+class BatchKernel(Kernel):
+    """The transition: `init` and `step`.
+
+    Attributes:
+        batch_size: rows of each step.
+        decay: exponent of the step size after the warm-up.
+        seed: of the minibatches.
+    """
+
+    batch_size: int
+    decay: float
+    seed: int
+
+    state_type: ClassVar[type[State]] = BatchState
+
+    def limits(self, posterior: Density, s: Any, store: Store) -> dict[str, Any]:
+        """Whether the arrays of a state can be those of a run, by name."""
+        return super().limits(posterior, s, store) | {
+            "steps": between(s.steps, 0, min(store.evaluations, MOST_EVALUATIONS))
+            & (s.steps >= store.count),
+            "noise": between(s.noise, 0.0, 1e300),
+        }
+
+    def init(self, posterior: GradientDensity, z: Float[np.ndarray, "chains k"], rngs: Rngs) -> Any:
+        """The state at start points z; the first step size is searched on the first minibatch."""
+        plain = Kernel(**{field.name: getattr(self, field.name) for field in fields(Kernel)})
+        s = replace(plain, step_size=self.step_size or self.first_step(z.shape[1])).init(
+            posterior, z, rngs
+        )
+        arrays = vars(s) | {"steps": np.zeros(len(z), dtype=np.int64), "noise": np.zeros(len(z))}
+        state = BatchState(**arrays)
+        if self.warmup and self.step_size is None:
+            density = self._density(posterior, 0)
+            value, gradient = density.value_and_grad(s.z)
+            self._search_step(density, replace(s, value=value, gradient=gradient))
+        return state
+
+    def _density(self, posterior: Any, step: int) -> Any:
+        return BatchDensity(posterior, minibatch(posterior.n, self.batch_size, self.seed, step))
+
+    def step(self, posterior: GradientDensity, state: Any, rngs: Rngs) -> tuple[Any, Info]:
+        """One step of every chain, in place; a chain whose step fails restarts without a draw."""
+        s, k = state, state.z.shape[1]
+        density = self._density(posterior, int(s.steps.max()))
+        value, gradient = density.value_and_grad(s.z)
+        self._measure_noise(s, gradient)
+        used = self._step_sizes(s)
+        s.value[:] = value
+        s.gradient[:] = gradient
+        self._refresh(s, rngs, used)
+        h = apply_transposed_factor(s.factor, gradient)
+        with np.errstate(over="ignore", invalid="ignore"):
+            new = isokinetic_step(
+                density, s.z, s.direction, value, h, s.factor, used, self.integrator
+            )
+        failed = self._failed(new, k)
+        evaluations = gradients_per_step(self.integrator) + 1
+        stats = {
+            "log_density": new.value,
+            "energy_error": new.error,
+            "step_size": used,
+            "length": s.length.copy(),
+            "evaluations": np.full(len(failed), evaluations),
+        }
+        keep = np.flatnonzero(~failed)
+        s.z[keep], s.direction[keep] = new.z[keep], new.u[keep]
+        s.value[keep], s.gradient[keep] = new.value[keep], new.gradient[keep]
+        self._refresh(s, rngs, used)
+        s.steps[:] += 1
+        if failed.any():
+            self._restart(posterior, s, failed, rngs)
+        stats["restarts"] = s.restarts.copy()
+        # the error grows with the cube of the step size, which tuning takes as that of the state
+        self.update(posterior, s, ~failed, new.error * (s.step / used) ** 3)
+        return s, Info(~failed, stats, evaluations)
+
+    def _measure_noise(self, s: Any, gradient: Float[np.ndarray, "chains k"]) -> None:
+        """Update the variance of gradients, by the minibatch before at the same point."""
+        if not s.steps.any():
+            return
+        change = apply_transposed_factor(s.factor, gradient - s.gradient)
+        found = np.minimum(np.square(change).mean(1) / 2, 1e299)
+        first = s.noise == 0
+        s.noise[:] = np.where(first, found, _FORGET * s.noise + (1 - _FORGET) * found)
+
+    def _step_sizes(self, s: Any) -> Float[np.ndarray, "chains"]:
+        """Step sizes in use: limited by the noise, and decaying after the warm-up."""
+        d = s.z.shape[1]
+        past = np.maximum(s.count - self.warmup, 0) / max(self.warmup, 1000)
+        with np.errstate(divide="ignore"):
+            angle = _ANGLE * (d - 1) / np.sqrt(d * s.noise)
+            forgets = 2 * (d - 1) ** 2 / (d * s.noise * np.minimum(s.length, np.sqrt(d)))
+        return np.minimum(s.step, np.minimum(angle, forgets)) * (1 + past) ** -self.decay
+
+    def _refresh(self, s: Any, rngs: Rngs, used: Float[np.ndarray, "chains"]) -> None:
+        """Half of the partial refreshment, without what the noise of gradients adds."""
+        d = s.z.shape[1]
+        share = np.minimum(used / s.length, _LONGEST)
+        variance = np.expm1(share) / d - np.square(used) * s.noise / (2 * (d - 1) ** 2)
+        noise = np.stack([rng.standard_normal(d) for rng in rngs])
+        s.direction[:] += noise * np.sqrt(np.maximum(variance, 0.0))[:, None]
+        unit_vectors(s.direction)

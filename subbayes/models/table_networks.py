@@ -1,0 +1,158 @@
+"""The likelihood, the network and the validation rows of a model of a table."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import torch
+from jaxtyping import Float, Shaped
+
+from subbayes.data.arrays import to_tensor
+from subbayes.likelihoods import (
+    Categorical,
+    HeteroscedasticGaussian,
+    Likelihood,
+    Poisson,
+    Standardized,
+    as_likelihood,
+)
+from subbayes.models.settings import LIKELIHOODS, TableSettings
+from subbayes.networks.mlp import MLP
+from subbayes.utils.checks import check_choice, fail
+from subbayes.utils.seeding import derive_seed
+
+__all__ = ["Rows", "make_likelihood", "make_module", "split_validation", "without_global_variance"]
+
+_LEAST_VARIANCE = 1e-6
+_SPLIT_STREAM = 2  # the random stream of the seed that splits off validation rows
+
+Rows = tuple[Float[np.ndarray, "_ _"], Shaped[np.ndarray, "_"]]
+
+
+def make_likelihood(
+    name: str | None,
+    task: str,
+    y: Shaped[np.ndarray, "n"],
+    n_classes: int | None = None,
+    weights: Float[np.ndarray, "n"] | None = None,
+) -> Likelihood:
+    """The likelihood of a task, in the units of y.
+
+    Args:
+        name: one of `LIKELIHOODS[task]`; None takes the first.
+        task: "regression", "count" or "classification".
+        y: targets (n,).
+        n_classes: K; by default as many as y has.
+        weights: of the rows, by which numbers are standardised.
+
+    Raises:
+        InputError: a likelihood for another task, or targets outside its support.
+
+    Example:
+        >>> make_likelihood(None, "classification", np.array([0, 2, 1]))
+        Categorical(n_classes=3)
+    """
+    check_choice("task", task, LIKELIHOODS)
+    name = LIKELIHOODS[task][0] if name is None else name
+    check_choice("likelihood", name, LIKELIHOODS[task])
+    if task == "classification":
+        return Categorical(int(y.max()) + 1 if n_classes is None else n_classes)
+    if name == "poisson":
+        return Poisson()
+    if task == "count":
+        return as_likelihood(name)
+    inner = HeteroscedasticGaussian() if name == "heteroscedastic" else as_likelihood(name)
+    if inner.bounds[0] == 0:
+        return _in_units_of_mean(inner, y)
+    return Standardized.of(
+        inner,
+        torch.from_numpy(np.array(y, dtype=np.float64)),
+        None if weights is None else torch.from_numpy(weights),
+    )
+
+
+def _in_units_of_mean(likelihood: Likelihood, y: Shaped[np.ndarray, "n"]) -> Likelihood:
+    """The likelihood of positive targets divided by their geometric mean."""
+    likelihood.check_targets(torch.from_numpy(np.array(y, dtype=np.float64)))
+    return Standardized(likelihood, (0.0,), (float(np.exp(np.log(y).mean())),))
+
+
+def without_global_variance(likelihood: Likelihood) -> Likelihood:
+    """The likelihood without a learned global variance, which inference in the weights fixes.
+
+    The variance that the network returns takes its place; the rest of it, 1e-6 in standardised
+    units, keeps that above 0.
+
+    Example:
+        >>> learned = Standardized(HeteroscedasticGaussian(), (0.0,), (2.0,))
+        >>> without_global_variance(learned).likelihood
+        HeteroscedasticGaussian(global_variance=1e-06)
+    """
+    inner = likelihood.likelihood if isinstance(likelihood, Standardized) else None
+    if not isinstance(likelihood, Standardized) or not isinstance(inner, HeteroscedasticGaussian):
+        return likelihood
+    return dataclasses.replace(likelihood, likelihood=HeteroscedasticGaussian(_LEAST_VARIANCE))
+
+
+def make_module(
+    settings: TableSettings,
+    likelihood: Likelihood,
+    x: Float[np.ndarray, "n features"],
+    y: Shaped[np.ndarray, "n"],
+    weights: Float[np.ndarray, "n"] | None = None,
+) -> MLP:
+    """The network of a likelihood; for counts its output bias starts at the log of their mean.
+
+    Example:
+        >>> x, y = np.zeros((4, 3)), np.array([2, 4, 6, 8])
+        >>> from subbayes.models.settings import Perceptron
+        >>> linear = TableSettings(network=Perceptron(()))
+        >>> make_module(linear, Poisson(), x, y).layers[-1].bias.exp()
+        tensor([5.0000], grad_fn=<ExpBackward0>)
+    """
+    outputs = likelihood.n_outputs(to_tensor("y", y))
+    network = settings.network
+    module = MLP(
+        x.shape[1],
+        network.hidden,
+        outputs,
+        network.activation,
+        network.dropout,
+        seed=settings.sampling.seed,
+    )
+    if likelihood.kind == "count":
+        last = module.layers[-1]
+        assert isinstance(last, torch.nn.Linear)
+        torch.nn.init.constant_(last.bias[:1], _log_mean(y, weights))
+    return module.float()  # as the features, whatever the default dtype
+
+
+def _log_mean(y: Shaped[np.ndarray, "n"], weights: Float[np.ndarray, "n"] | None) -> float:
+    return float(np.log(max(np.average(y, weights=weights), 1e-3)))
+
+
+def split_validation(
+    x: Float[np.ndarray, "n features"], y: Shaped[np.ndarray, "n"], settings: TableSettings
+) -> tuple[Rows, Rows]:
+    """Split rows at random into training rows and `settings.validation_fraction` of validation.
+
+    Example:
+        >>> x, y = np.zeros((10, 2)), np.arange(10.0)
+        >>> from subbayes.training.configuration import Training
+        >>> settings = TableSettings(training=Training(validation=0.3))
+        >>> [len(part[1]) for part in split_validation(x, y, settings)]
+        [7, 3]
+    """
+    n = round(len(y) * settings.validation_fraction)
+    if not 0 < n < len(y) - 1:
+        fail(
+            "validation",
+            f"a fraction that leaves rows on both sides of {len(y)}",
+            settings.validation_fraction,
+        )
+    order = np.random.default_rng(derive_seed(settings.sampling.seed, _SPLIT_STREAM)).permutation(
+        len(y)
+    )
+    held, kept = np.sort(order[:n]), np.sort(order[n:])
+    return (x[kept], y[kept]), (x[held], y[held])

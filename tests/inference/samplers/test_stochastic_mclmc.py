@@ -1,0 +1,217 @@
+"""MCLMC with minibatches against closed forms: bias, resuming, limits of the state, bad input."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from densities import Toy
+from torch import nn
+
+from subbayes import Network, Posterior
+from subbayes.data.data import Data
+from subbayes.inference.samplers.mclmc import MCLMC
+from subbayes.inference.samplers.stochastic_mclmc import BatchKernel, BatchState, minibatch
+from subbayes.likelihoods import Bernoulli, Gaussian
+from subbayes.subspace import FullSubspace
+from subbayes.utils.checks import InputError
+
+pytestmark = pytest.mark.usefixtures("unchecked")
+
+
+def rows(n, d=4, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    mix = torch.randn(d, d, generator=generator, dtype=torch.float64)
+    x = torch.randn(n, d, generator=generator, dtype=torch.float64) @ mix
+    return x, x @ torch.linspace(-1, 1, d, dtype=torch.float64), generator
+
+
+def regression(n=400):
+    """A linear regression with noise 1 and prior N(0, I), its posterior mean and covariance."""
+    x, mean, generator = rows(n)
+    y = mean + torch.randn(n, generator=generator, dtype=torch.float64)
+    space = FullSubspace(torch.zeros(4, dtype=torch.float64))
+    network = Network(nn.Linear(4, 1, bias=False).double())
+    posterior = Posterior(network, Gaussian(1.0), (x, y), space)
+    covariance = np.linalg.inv((x.T @ x).numpy() + np.eye(4))
+    return posterior, covariance @ (x.T @ y).numpy(), covariance
+
+
+def whitened(draws, mean, covariance):
+    """Draws in which the posterior has mean 0 and covariance I."""
+    return (draws.flat() - mean) @ np.linalg.cholesky(np.linalg.inv(covariance))
+
+
+def quick(posterior, engine=None, **changes):
+    options = {"draws": 30, "chains": 3, "warmup": 120, "thin": 2, "progress": False}
+    return (engine or MCLMC(batch_size=40)).sample(posterior, **options | changes)
+
+
+# --- the rows -------------------------------------------------------------------------------------
+
+
+def test_minibatches_are_parts_of_new_orders_in_every_epoch():
+    parts = [minibatch(10, 3, seed=1, step=i) for i in range(6)]
+    assert all(len(part) == 3 for part in parts)
+    for epoch in (parts[:3], parts[3:]):
+        assert len(set(np.concatenate(epoch).tolist())) == 9
+    assert not np.array_equal(parts[0], parts[3])
+    assert np.array_equal(parts[4], minibatch(10, 3, seed=1, step=4))
+    assert not np.array_equal(parts[0], minibatch(10, 3, seed=2, step=0))
+    counts = np.bincount(np.concatenate([minibatch(10, 3, 0, i) for i in range(900)]), minlength=10)
+    assert np.abs(counts - 270).max() < 30
+
+
+# --- the bias -------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batch_size", [100, 40])
+def test_means_and_covariances_of_a_regression(batch_size):
+    """The bias of the full-batch sampler is measured in the same way."""
+    posterior, mean, covariance = regression()
+    options = {"draws": 400, "chains": 16, "warmup": 500, "thin": 4}
+    for engine, bias in ((MCLMC(), 0.05), (MCLMC(batch_size=batch_size), 0.1)):
+        draws = quick(posterior, engine, **options)
+        z, size = whitened(draws, mean, covariance), draws.ess_bulk().min()
+        assert np.abs(z.mean(0)).max() < 0.03 + 4 / np.sqrt(size)
+        off = np.cov(z.T) - np.eye(4)
+        assert np.abs(off).max() < bias + 4 * np.sqrt(2 / size)
+        assert abs(np.trace(off)) / 4 < bias + 4 * np.sqrt(2 / (4 * size))
+        assert draws.validity == "approximation"
+        assert draws.stats["restarts"].max() == 0
+
+
+@pytest.mark.slow
+def test_a_logistic_regression_agrees_with_the_full_batch():
+    x, mean, generator = rows(400)
+    y = (torch.rand(400, generator=generator, dtype=torch.float64) < mean.sigmoid()).double()
+    space = FullSubspace(torch.zeros(4, dtype=torch.float64))
+    network = Network(nn.Linear(4, 1, bias=False).double())
+    posterior = Posterior(network, Bernoulli(), (x, y), space)
+    options = {"draws": 400, "chains": 16, "warmup": 500, "thin": 4}
+    whole = quick(posterior, MCLMC(target=1e-4), **options)
+    parts = quick(posterior, MCLMC(batch_size=100), **options)
+    z, size = whitened(parts, whole.mean(), whole.covariance()), parts.ess_bulk().min()
+    assert np.abs(z.mean(0)).max() < 0.03 + 6 / np.sqrt(size)
+    assert np.abs(np.cov(z.T) - np.eye(4)).max() < 0.1 + 6 * np.sqrt(2 / size)
+
+
+def test_a_minibatch_of_all_rows_has_no_noise():
+    posterior, _, _ = regression(60)
+    draws = quick(posterior, MCLMC(batch_size=60, decay=0.0))
+    step = draws.stats["step_size"]
+    assert (step == step[:, :1]).all()  # the tuned one, without limits
+    assert draws.stats["evaluations"].max() == 3
+
+
+def test_the_step_size_decays():
+    posterior, _, _ = regression(60)
+    draws = quick(posterior, MCLMC(batch_size=60, decay=0.5), draws=400, thin=5)
+    ratio = draws.stats["step_size"][:, -1] / draws.stats["step_size"][:, 0]
+    past = (np.array([4, 1999]) / 1000) + 1
+    assert np.allclose(ratio, (past[1] / past[0]) ** -0.5)
+
+
+# --- seeds, resuming, hostile states --------------------------------------------------------------
+
+
+def test_a_chain_does_not_depend_on_the_others_and_the_seed_determines_it():
+    posterior, _, _ = regression(120)
+    draws = quick(posterior, seed=3)
+    assert np.array_equal(draws.z, quick(posterior, seed=3).z)
+    assert np.allclose(draws.z[:2], quick(posterior, seed=3, chains=2).z, rtol=1e-9, atol=1e-12)
+    assert not np.array_equal(draws.z, quick(posterior, seed=4).z)
+
+
+def test_an_interrupted_run_resumes_with_the_same_draws(tmp_path, monkeypatch):
+    posterior, _, _ = regression(120)
+    whole = quick(posterior)
+    calls, step = [], BatchKernel.step
+
+    def interrupted(self, posterior, state, rngs):
+        calls.append(1)
+        if len(calls) > 150:
+            raise RuntimeError("power cut")
+        return step(self, posterior, state, rngs)
+
+    options = {"checkpoint": tmp_path / "c", "checkpoint_seconds": 1e-9}
+    with monkeypatch.context() as patch:
+        patch.setattr(BatchKernel, "step", interrupted)
+        with pytest.raises(RuntimeError, match="power cut"):
+            quick(posterior, **options)
+    steps, own = [], BatchKernel._density
+    monkeypatch.setattr(
+        BatchKernel, "_density", lambda self, p, n: (steps.append(n), own(self, p, n))[1]
+    )
+    resumed = quick(posterior, **options)
+    assert min(n for n in steps if n) > 100  # did not start again
+    assert np.array_equal(resumed.z, whole.z)
+    for engine in (MCLMC(batch_size=30), MCLMC(), MCLMC(batch_size=40, decay=0.5)):
+        with pytest.raises(InputError, match="checkpoint"):
+            quick(posterior, engine, **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("steps", -1), ("steps", 10**6), ("noise", -1.0), ("noise", np.nan)]
+)
+def test_a_state_that_no_run_can_have_is_refused(name, value, tmp_path):
+    from subbayes.utils import artifact
+
+    posterior, _, _ = regression(60)
+    quick(posterior, checkpoint=tmp_path / "c")
+    found = artifact.read(tmp_path / "c", "sampling-checkpoint")
+    tensors = dict(found.tensors)
+    tensors[f"state.{name}"] = torch.full_like(tensors[f"state.{name}"], value)
+    artifact.write(tmp_path / "c", "sampling-checkpoint", tensors, found.facts, overwrite=True)
+    with pytest.raises(InputError, match="checkpoint"):
+        quick(posterior, checkpoint=tmp_path / "c")
+
+
+def test_a_failed_step_restarts_its_chain_and_is_counted(monkeypatch):
+    posterior, _, _ = regression(60)
+    step, calls = BatchKernel._failed, []
+
+    def failed(self, new, k):
+        calls.append(1)
+        found = step(self, new, k)
+        found[1] |= len(calls) == 80
+        return found
+
+    monkeypatch.setattr(BatchKernel, "_failed", failed)
+    draws = quick(posterior)
+    assert draws.stats["restarts"][:, -1].tolist() == [0, 1, 0]
+    assert np.isfinite(draws.z).all()
+    assert any("1 restarts of 1 of 3 chains" in line for line in draws.warnings())
+
+
+@pytest.mark.parametrize(
+    ("engine", "message"),
+    [
+        ({"batch_size": 0}, "batch_size: "),
+        ({"batch_size": 2.5}, "batch_size: "),
+        ({"decay": -1.0}, "decay: "),
+    ],
+)
+def test_settings_that_are_refused(engine, message):
+    with pytest.raises(InputError, match=message):
+        MCLMC(**engine)
+
+
+def test_data_that_are_refused():
+    posterior, _, _ = regression(60)
+    with pytest.raises(InputError, match="batch_size: expected at most 60, the number of rows"):
+        quick(posterior, MCLMC(batch_size=61))
+    with pytest.raises(InputError, match="batch_size: .*a density of your own"):
+        quick(Toy(3), MCLMC(batch_size=5))
+    data = torch.utils.data.TensorDataset(torch.zeros(60, 4), torch.zeros(60))
+    loader = torch.utils.data.DataLoader(data, batch_size=10)
+    streamed = Posterior(
+        Network(nn.Linear(4, 1, bias=False)),
+        Gaussian(1.0),
+        Data.of(loader, memory_limit=0),
+        FullSubspace(torch.zeros(4)),
+    )
+    with pytest.raises(InputError, match="batch_size: .*streamed data"):
+        quick(streamed, MCLMC(batch_size=5))
+    assert BatchState.__dataclass_fields__.keys() >= {"steps", "noise"}

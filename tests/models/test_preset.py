@@ -1,0 +1,319 @@
+"""Presets: what they choose, within which time, and how they resume."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import subbayes
+from subbayes import Sampling, SubspaceClassifier, SubspaceRegressor, Training
+from subbayes.cli import run
+from subbayes.inference.samplers.mclmc import MCLMC
+from subbayes.models import preset_choice, presets
+from subbayes.models.array_model import fit_arrays
+from subbayes.models.presets import Preset, describe_preset, largest
+from subbayes.models.settings import TableSettings
+from subbayes.utils.checks import InputError
+from subbayes.utils.kinds import SCHEMAS
+from subbayes.utils.schema import SchemaError
+
+SMALL = Preset(
+    networks=(((3,), 1e-4), ((12, 12), 1e-4)),
+    priors=(1.0, 0.01),
+    training=Training(
+        epochs=40, learning_rate=2e-2, batch_size=None, patience=20, validation=0.1, swa_epochs=0
+    ),
+    members=3,
+    compared=2,
+    draws=10,
+    epochs=(5, 10, 40),
+    steps=(50, 100, 200),
+    fixed_epochs=30,
+    fixed_steps=200,
+    warmup=60,
+    thin=2,
+)
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    """The preset "best" at a small size."""
+    monkeypatch.setitem(presets.PRESETS, "best", SMALL)
+
+
+def table(n=120, seed=0):
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(n, 2))
+    return x, np.sin(3 * x[:, 0]) + 0.1 * rng.normal(size=n)
+
+
+def fitted(**changes):
+    options = {"preset": "best", "budget": None, "random_state": 0}
+    return SubspaceRegressor(**options | changes).fit(*table())
+
+
+@pytest.fixture(scope="module")
+def model():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(presets.PRESETS, "best", SMALL)
+        return fitted()
+
+
+# --- the choice -----------------------------------------------------------------------------------
+
+
+def test_the_record_has_the_best_of_the_candidates(model):
+    record = model.model_.settings["preset"]
+    networks, chains = record["networks"], record["chains"]
+    assert [one["hidden"] for one in networks] == [[3], [12, 12]]
+    assert [one["prior"] for one in chains] == [1.0, 1.0, 0.01]
+    assert [one["hidden"] for one in chains] == [[3], [12, 12], record["hidden"]]
+    best = max(chains, key=lambda one: one["score"])
+    assert (record["hidden"], record["prior"]) == (best["hidden"], best["prior"])
+    assert record["prior"] == 1.0  # weights of scale 0.01 predict the mean
+    assert best["score"] > chains[2]["score"] + 0.1
+    fit = model.model_
+    assert fit.network.module_with().settings["hidden"] == record["hidden"]
+    assert float(fit.prior.scale.reshape(-1)[0]) == record["prior"]
+    assert fit.settings["training"]["weight_decay"] == record["weight_decay"]
+    assert fit.sampled.z.shape[:2] == (3, 10)
+    assert (fit.sampled.engine, fit.sampled.meta["warmup"], fit.sampled.meta["thin"]) == (
+        "mclmc",
+        60,
+        2,
+    )
+
+
+@pytest.mark.slow
+def test_without_a_budget_a_seed_determines_everything(model):
+    again = fitted()
+    assert np.array_equal(again.model_.sampled.z, model.model_.sampled.z)
+    same = ("networks", "chains", "hidden", "epochs")
+    records = [one.model_.settings["preset"] for one in (again, model)]
+    assert [records[0][key] for key in same] == [records[1][key] for key in same]
+    other = fitted(random_state=1)
+    assert other.model_.settings["preset"]["networks"] != records[0]["networks"]
+
+
+def test_the_chosen_settings_by_hand_give_the_same_draws(model):
+    record = model.model_.settings["preset"]
+    by_hand = SubspaceRegressor(
+        network={"hidden": tuple(record["hidden"])},
+        subspace="full",
+        inference=MCLMC(target=SMALL.target, metric="prior"),
+        prior=record["prior"],
+        training=dataclasses.replace(SMALL.training, weight_decay=record["weight_decay"]),
+        sampling=Sampling(initial="ensemble", chains=3, draws=10, warmup=60, thin=2),
+        random_state=0,
+    ).fit(*table())
+    assert np.array_equal(by_hand.model_.sampled.z, model.model_.sampled.z)
+
+
+def test_a_line_says_what_was_chosen_and_how_long_it_took(model, capsys):
+    line = model.model_.describe()["preset"]
+    assert line == describe_preset(model.model_.settings["preset"])
+    assert "\n" not in line
+    for words in ("hidden layers", "prior scale 1,", "2 of 2 networks and 3 of 3 posteriors"):
+        assert words in line
+    for words in ("s to choose", "s to train", "s to sample"):
+        assert words in line
+    assert capsys.readouterr().err == ""
+    fitted(verbose=True)
+    assert "preset 'best': hidden layers" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_classes_counts_and_weights():
+    x, y = table()
+    labels = np.where(y > 0, "high", "low")
+    options = {"preset": "best", "budget": None, "random_state": 0}
+    classifier = SubspaceClassifier(**options).fit(x, labels)
+    assert classifier.score(x, labels) > 0.8
+    assert classifier.model_.settings["preset"]["prior"] == 1.0
+    counts = SubspaceRegressor(likelihood="poisson", **options).fit(x, np.rint(2 + 2 * y).clip(0))
+    assert counts.model_.settings["preset"]["networks"][0]["score"] < 0
+    weights = np.where(np.arange(len(y)) % 2, 1.0, 0.5)
+    weighted = SubspaceRegressor(**options).fit(x, y, sample_weight=weights)
+    assert weighted.model_.settings["preset"]["hidden"]
+
+
+@pytest.mark.slow
+def test_a_candidate_that_diverges_is_not_chosen(monkeypatch):
+    train = preset_choice._Search._train
+
+    def diverging(self, candidate, epochs):
+        if candidate[0] in bad:
+            raise InputError("learning_rate", "a finite loss", "nan")
+        return train(self, candidate, epochs)
+
+    monkeypatch.setattr(preset_choice._Search, "_train", diverging)
+    bad = [(12, 12)]
+    record = fitted().model_.settings["preset"]
+    assert record["networks"][1]["score"] == -1e30
+    assert record["hidden"] == [3]
+    assert len(record["chains"]) == 2
+    bad = [(3,), (12, 12)]
+    with pytest.raises(InputError, match="^preset: .*finite, got every candidate diverged"):
+        fitted()
+
+
+# --- the time -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("most", "expected"), [(4.9, None), (5, 5), (39, 10), (1e9, 40)])
+def test_entries_of_a_ladder(most, expected):
+    assert largest(SMALL.epochs, most) == expected
+
+
+@pytest.mark.slow
+def test_a_budget_plans_the_steps_of_the_sampling():
+    fit = fitted(budget=20.0).model_
+    record, meta = fit.settings["preset"], fit.sampled.meta
+    assert record["budget"] == 20.0
+    assert record["compared_epochs"] in SMALL.epochs
+    assert all(one["steps"] in SMALL.steps for one in record["chains"])
+    assert fit.sampled.n_draws <= 10
+    steps = meta["warmup"] + meta["thin"] * fit.sampled.n_draws
+    assert steps >= 200
+    assert abs(meta["warmup"] - steps / 2) <= meta["thin"] * 10
+
+
+def test_a_budget_that_is_too_small_is_refused_in_one_line():
+    message = r"budget: expected at least \d+ s to train one member of 120 rows, got 0.001 s\. Rai"
+    with pytest.raises(InputError, match=message) as error:
+        fitted(budget=0.001)
+    assert "\n" not in str(error.value)
+
+
+def test_sampling_ends_at_its_time_limit(monkeypatch):
+    from densities import Toy
+
+    clock = iter(np.arange(0.0, 1e5, 0.5))
+    monkeypatch.setattr("subbayes.inference.samplers.chains.time.perf_counter", lambda: next(clock))
+    options = {"draws": 1000, "chains": 3, "warmup": 10, "thin": 2, "progress": False}
+    with pytest.warns(UserWarning, match="stopped at its time limit of 20 s after 1. of 1000 draw"):
+        draws = MCLMC().run(Toy(3), Sampling(**options, time_limit=20.0))
+    assert 12 <= draws.n_draws <= 16
+    monkeypatch.undo()
+    whole = MCLMC().run(Toy(3), Sampling(**options))
+    assert np.array_equal(whole.z[:, : draws.n_draws], draws.z)
+    monkeypatch.setattr(
+        "subbayes.inference.samplers.chains.time.perf_counter", lambda: time.time() * 1e6
+    )
+    with pytest.warns(UserWarning, match="after 4 of 1000 draws"):
+        assert MCLMC().run(Toy(3), Sampling(**options, time_limit=1.0)).n_draws == 4
+    with pytest.raises(InputError, match="time_limit"):
+        Sampling(time_limit=-1.0)
+
+
+# --- saving, resuming, refusing -------------------------------------------------------------------
+
+
+def test_saved_and_loaded(model, tmp_path):
+    x, _ = table()
+    path = model.save(tmp_path / "model")
+    loaded = subbayes.load(path)
+    assert (loaded.preset, loaded.budget) == ("best", None)
+    assert loaded.model_.describe()["preset"] == model.model_.describe()["preset"]
+    assert np.array_equal(loaded.predict(x), model.predict(x))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"hidden": [0]},
+        {"prior": -1.0},
+        {"seconds": {"choice": 1.0}},
+        {"networks": []},
+        {"candidates": [1]},
+        {"other": 1},
+    ],
+    ids=lambda wrong: next(iter(wrong)),
+)
+def test_a_damaged_record_is_refused(model, wrong):
+    facts, tensors = model.model_.facts(), model.model_.tensors()
+    SCHEMAS["fitted-model"].check(_torch(tensors), facts)
+    settings = facts["settings"] | {"preset": facts["settings"]["preset"] | wrong}
+    with pytest.raises(SchemaError):
+        SCHEMAS["fitted-model"].check(_torch(tensors), facts | {"settings": settings})
+
+
+def _torch(tensors):
+    import torch
+
+    return {name: torch.as_tensor(value) for name, value in tensors.items()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("budget", [None, 30.0])
+def test_an_interrupted_fit_resumes_with_its_choice_and_its_plan(budget, tmp_path, monkeypatch):
+    x, y = table()
+    settings = TableSettings(preset="best", budget=budget)
+    steps, step = [], MCLMC.kernel
+
+    def interrupted(self, posterior, warmup):
+        steps.append(warmup)
+        if posterior.n == len(y) and warmup:  # not while candidates are compared or steps timed
+            raise KeyboardInterrupt
+        return step(self, posterior, warmup)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MCLMC, "kernel", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            fit_arrays(x.astype("f4"), y, "regression", settings, checkpoint=tmp_path)
+    planned = steps[-1]
+    monkeypatch.setattr("subbayes.models.preset_choice._Search.run", None)  # not called again
+    monkeypatch.setattr("subbayes.models.preset_sampling.step_seconds", None)
+    resumed = fit_arrays(x.astype("f4"), y, "regression", settings, checkpoint=tmp_path)
+    assert resumed.sampled.meta["warmup"] == planned
+    assert resumed.settings["preset"]["budget"] == budget
+    with pytest.raises(InputError, match="checkpoint: .*same rows and settings"):
+        fit_arrays(x.astype("f4"), 2 * y, "regression", settings, checkpoint=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"preset": "worst"}, "preset: expected .*best"),
+        ({"budget": -1.0}, "budget: "),
+        ({"subspace": "random"}, "subspace: expected the default, since preset='best' chooses"),
+        ({"prior": 0.3}, "prior: expected the default"),
+        ({"network": {"hidden": (4,)}}, "network.hidden: expected the default"),
+        ({"training": {"epochs": 4}}, "training: expected the default"),
+        ({"sampling": {"warmup": 4}}, "sampling.warmup: expected the default"),
+        ({"sampling": {"initial": np.zeros((8, 2))}}, "sampling.initial: .*start points"),
+        ({"temperature": "loo"}, "temperature: expected a number"),
+    ],
+)
+def test_what_the_preset_chooses_cannot_be_given(changes, message):
+    with pytest.raises(InputError, match=message) as error:
+        fitted(**changes)
+    assert "\n" not in str(error.value)
+
+
+def test_few_rows_and_other_methods_are_refused():
+    x, y = table(12)
+    with pytest.raises(InputError, match="preset: expected at least 20 rows to choose by, got 12"):
+        SubspaceRegressor(preset="best").fit(x, y)
+    with pytest.raises(InputError, match="preset: expected None for 'map'"):
+        fit_arrays(x, y, "regression", TableSettings(preset="best"), method="map")
+
+
+@pytest.mark.slow
+def test_the_command_line(tmp_path, capsys):
+    x, y = table()
+    frame = pd.DataFrame(x, columns=["a", "b"]).assign(y=y)
+    frame.to_csv(tmp_path / "rows.csv", index=False)
+    words = ["fit", str(tmp_path / "rows.csv"), "--target", "y", "--out", str(tmp_path / "m")]
+    assert run([*words, "--preset", "best", "--budget", "none"]) == 0
+    out = capsys.readouterr().out
+    assert "'best': hidden layers" in out
+    assert "full subspace" in out
+    assert run(["report", str(tmp_path / "m"), "--out", str(tmp_path / "r.html")]) == 0
+    assert "prior scale 1" in (tmp_path / "r.html").read_text()
+    assert run([*words, "--overwrite", "--preset", "best", "--budget", "0.001"]) == 2
+    assert "--budget" in capsys.readouterr().err.splitlines()[-1]
