@@ -128,9 +128,7 @@ def in_sample(model: SemiStructuredRegression) -> SemiStructuredRegression:
     return other
 
 
-def case_draws(
-    case: str, model: SemiStructuredRegression
-) -> dict[str, Float[np.ndarray, "S m"]]:
+def case_draws(case: str, model: SemiStructuredRegression) -> dict[str, Float[np.ndarray, "S m"]]:
     """Return draws of the effects of a case by name."""
     effects = {name: draws.reshape(-1) for name, draws in model.effects().items()}
     found = {}
@@ -147,7 +145,7 @@ def case_draws(
     return found
 
 
-def describe(draws: Float[np.ndarray, "S m"], truth: Float[np.ndarray, "m"]) -> Record:
+def describe(draws: Float[np.ndarray, "S m"], truth: Float[np.ndarray, " m"]) -> Record:
     """Return the shares of draws below the truth, widths by level, and that of a band.
 
     "band" is the share of draws whose largest distance from the mean, in standard deviations over

@@ -66,20 +66,20 @@ class Rows:
     """
 
     frame: pd.DataFrame
-    effect: Float[np.ndarray, "n"]
-    network: Float[np.ndarray, "n"]
-    groups: Float[np.ndarray, "g"]
+    effect: Float[np.ndarray, " n"]
+    network: Float[np.ndarray, " n"]
+    groups: Float[np.ndarray, " g"]
 
 
 def network_function(
-    first: Float[np.ndarray, "n"], second: Float[np.ndarray, "n"]
-) -> Float[np.ndarray, "n"]:
+    first: Float[np.ndarray, " n"], second: Float[np.ndarray, " n"]
+) -> Float[np.ndarray, " n"]:
     """What the network should learn."""
     found: np.ndarray = 0.8 * np.tanh(first + second) + 0.4 * first * second
     return found
 
 
-def smooth_function(w: Float[np.ndarray, "n"]) -> Float[np.ndarray, "n"]:
+def smooth_function(w: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
     """The smooth effect."""
     found: np.ndarray = np.sin(1.5 * w)
     return found
@@ -127,7 +127,7 @@ def is_projected(case: str, reads: str) -> bool:
 
 def true_effects(
     case: str, reads: str, rows: Rows, model: SemiStructuredRegression, sample: bool
-) -> dict[str, Float[np.ndarray, "m"]]:
+) -> dict[str, Float[np.ndarray, " m"]]:
     """The effects in the population, or over the training rows, in the order of `case_draws`."""
     found = {"sigma": np.array([SIGMA])}
     if case == "random":
@@ -153,9 +153,7 @@ def _population(case: str, reads: str, rows: Rows, sample: bool) -> Rows:
     return rows if sample else simulate(case, reads, _POPULATION, (10**6,))
 
 
-def _projection(
-    rows: Rows, model: SemiStructuredRegression
-) -> Float[np.ndarray, "p"]:
+def _projection(rows: Rows, model: SemiStructuredRegression) -> Float[np.ndarray, " p"]:
     """Least-squares coefficients of the predictor on the columns of the design."""
     design = model.state.model.design
     columns = [i for t in design.terms if t.parameter == "mu" for i in t.columns]

@@ -4,8 +4,8 @@ The posterior of a few directions of a small network and a few effects is sample
 importance sampling: proposals are a mixture of t distributions around the modes that are reached
 from several start points, refitted to weighted draws; the last proposals are weighted, their
 weights smoothed (Vehtari et al. 2024) and resampled. It costs a few hundred batched evaluations,
-where NUTS takes thousands. Pareto k says whether the weights are reliable; where it is not,
-NUTS is used instead.
+where NUTS takes thousands. Pareto k says whether the weights are reliable; where they are not,
+sequential Monte Carlo is used instead.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from subbayes.draws import Draws
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.importance_sampling import systematic_resampling
 from subbayes.inference.samplers.laplace_start import Points, climb
-from subbayes.inference.samplers.nuts import NUTS
+from subbayes.inference.samplers.smc import SMC
 
 __all__ = ["ImportanceSampler", "Mixture", "partialling_out"]
 
@@ -57,7 +57,7 @@ class Mixture:
         )
         return found
 
-    def log_density(self, z: Float[np.ndarray, "n k"]) -> Float[np.ndarray, "n"]:
+    def log_density(self, z: Float[np.ndarray, "n k"]) -> Float[np.ndarray, " n"]:
         """Log density up to a constant."""
         k, parts = z.shape[1], []
         for mean, factor in zip(self.means, self.factors, strict=True):
@@ -69,7 +69,7 @@ class Mixture:
 
 
 class ImportanceSampler:
-    """An engine for `fit`: draws of equal weight, by NUTS if the weights are not reliable.
+    """An engine for `fit`: draws of equal weight, by SMC if the weights are not reliable.
 
     Attributes:
         size: effective number of the last weighted draws.
@@ -99,7 +99,7 @@ class ImportanceSampler:
         log_weights, k = _weights(past_value[-1] - past_q[-1], True)
         self.pareto_k, self.size = k, float(1 / np.square(log_weights).sum())
         if k > _LARGEST_K or self.size < _LEAST_SIZE:
-            return NUTS().run(posterior, sampling)
+            return SMC().run(posterior, sampling)
         count = sampling.draws * sampling.chains
         chosen = rng.permutation(systematic_resampling(log_weights, count, rng))
         return Draws(
@@ -111,14 +111,14 @@ class ImportanceSampler:
         )
 
 
-def _values(posterior: Any, z: Float[np.ndarray, "n k"]) -> Float[np.ndarray, "n"]:
+def _values(posterior: Any, z: Float[np.ndarray, "n k"]) -> Float[np.ndarray, " n"]:
     parts = [posterior.value(z[i : i + _AT_ONCE]) for i in range(0, len(z), _AT_ONCE)]
     return np.concatenate(parts)
 
 
 def _weights(
-    log_ratios: Float[np.ndarray, "n"], smooth: bool = False
-) -> tuple[Float[np.ndarray, "n"], float]:
+    log_ratios: Float[np.ndarray, " n"], smooth: bool = False
+) -> tuple[Float[np.ndarray, " n"], float]:
     """Normalised weights and Pareto k, of smoothed weights."""
     finite = np.where(np.isfinite(log_ratios), log_ratios, -1e300)
     if not smooth:
@@ -128,7 +128,7 @@ def _weights(
 
 
 def _refitted(
-    old: Mixture, z: Float[np.ndarray, "n k"], weights: Float[np.ndarray, "n"]
+    old: Mixture, z: Float[np.ndarray, "n k"], weights: Float[np.ndarray, " n"]
 ) -> Mixture:
     """The mixture with an additional component of the moments of weighted draws."""
     size = 1 / np.square(weights).sum()
@@ -144,12 +144,12 @@ def _refitted(
 
 
 def partialling_out(
-    y: Float[np.ndarray, "n"],
+    y: Float[np.ndarray, " n"],
     treatments: Float[np.ndarray, "n d"],
     controls: Float[np.ndarray, "n c"],
     seed: int,
     folds: int = 5,
-) -> tuple[Float[np.ndarray, "d"], Float[np.ndarray, "d"]]:
+) -> tuple[Float[np.ndarray, " d"], Float[np.ndarray, " d"]]:
     r"""Double machine learning of a partially linear model (Chernozhukov et al. 2018, eq. 4.4).
 
     $$ \hat\theta = \Bigl(\sum_i \tilde D_i \tilde D_i^\top\Bigr)^{-1} \sum_i \tilde D_i \tilde y_i
