@@ -95,7 +95,7 @@ def test_trials_censoring_and_mixtures_and_their_predictions(
     frame = pd.read_csv(table)
     assert run(["predict", str(out), str(table), "--json", "-q"]) == 0
     found = json.loads(capsys.readouterr().out)["predictions"]
-    means = model.predict(frame).mean.numpy().reshape(-1)
+    means = np.asarray(model.predict(frame).mean).reshape(-1)
     assert [row["mean"] for row in found] == pytest.approx(means.tolist(), rel=1e-4)
     assert run(["evaluate", str(out), str(table), "--json", "-q"]) == 0
     scores = json.loads(capsys.readouterr().out)["scores"]
