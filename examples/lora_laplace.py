@@ -70,7 +70,8 @@ class Transformer(nn.Module):
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> SimpleNamespace:
         """Return the logits of the mean of the tokens."""
-        h = self.words(input_ids) + self.places(torch.arange(input_ids.shape[1], device=input_ids.device))
+        places = torch.arange(input_ids.shape[1], device=input_ids.device)
+        h = self.words(input_ids) + self.places(places)
         for block in self.blocks:
             h = block(h, attention_mask)
         mask = attention_mask.unsqueeze(-1).to(h)

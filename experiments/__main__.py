@@ -22,6 +22,7 @@ EXPERIMENTS = (
     "sparse_images",
     "sparse_phoneme",
     "sparse_tabular",
+    "ssr_coverage",
     "ssr_lesions",
     "ssr_simulation",
     "ssr_toy",

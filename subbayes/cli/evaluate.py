@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from subbayes.cli.console import aligned, naming_table, print_line
-from subbayes.cli.files import load_model, read_rows
+from subbayes.cli.files import load_table_model, read_rows
 from subbayes.cli.options import (
     Console,
     Level,
@@ -44,19 +44,19 @@ def evaluate(
     All: log_likelihood (mean over rows, in nats; higher is better). Numbers and counts: rmse,
     crps, coverage and interval_width of the interval. Classes: accuracy, brier, ece, auroc.
     """
-    fitted = load_model(model)
+    fitted = load_table_model(model)
     others = None
     if out_of_distribution is not None:
         others = read_rows(fitted, out_of_distribution, source, needs_target=False)
     frame = read_rows(fitted, table, source, needs_target=True)
-    scores = fitted.evaluate(frame, level, **prediction.arguments())
+    scores = fitted.evaluate(frame, level, **prediction.arguments_of(fitted))
     rows = {"rows": len(frame)}
     facts: dict[str, Any] = {"model": str(model), "table": str(table), **rows}
     facts |= {"level": level, "scores": scores}
     lines: dict[str, Any] = rows | {name: f"{score:.4f}" for name, score in scores.items()}
     if others is not None:
         with naming_table(str(out_of_distribution)):
-            found = fitted.out_of_distribution(frame, others, **prediction.arguments())
+            found = fitted.out_of_distribution(frame, others, **prediction.arguments_of(fitted))
         facts["out_of_distribution"] = {
             "table": str(out_of_distribution),
             "rows": len(others),

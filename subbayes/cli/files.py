@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from subbayes.cli.options import TextOptions
+    from subbayes.cli.regression_model import RegressionModel
     from subbayes.data.table_batches import TableBatches
     from subbayes.models.data_frame_model import DataFrameModel
 
@@ -23,6 +24,8 @@ __all__ = [
     "check_output_file",
     "encode_rows",
     "load_model",
+    "load_table_model",
+    "missing_marks",
     "model_path",
     "naming_out",
     "read_rows",
@@ -65,8 +68,44 @@ def load_model(folder: Path) -> DataFrameModel:
     return DataFrameModel.load(model_path(folder))
 
 
+def load_table_model(folder: Path) -> DataFrameModel | RegressionModel:
+    """Load the model in a folder, of `subbayes fit` or `subbayes regress`.
+
+    Raises:
+        InputError: no model there, a damaged one, or one that does not take a table.
+    """
+    from subbayes.cli.regression_model import RegressionModel
+    from subbayes.utils import artifact
+
+    path = model_path(folder)
+    if artifact.read(path).kind == "semi-structured-model":
+        return RegressionModel.load(path)
+    return load_model(folder)
+
+
+def missing_marks(model: DataFrameModel | RegressionModel) -> list[str]:
+    """The marks of missing values of a model's training table."""
+    from subbayes.models.data_frame_model import DataFrameModel
+
+    return list(model.encoder.missing_values) if isinstance(model, DataFrameModel) else []
+
+
+def absent_targets(model: DataFrameModel | RegressionModel, frame: pd.DataFrame) -> list[str]:
+    """Columns that scores need and a table lacks."""
+    from subbayes.models.data_frame_model import DataFrameModel
+
+    if not isinstance(model, DataFrameModel):
+        return model.targets(frame)
+    return [] if model.column in frame else [model.column]
+
+
 def read_rows(
-    model: DataFrameModel, path: Path, source: TextOptions, *, needs_target: bool, min_rows: int = 1
+    model: DataFrameModel | RegressionModel,
+    path: Path,
+    source: TextOptions,
+    *,
+    needs_target: bool,
+    min_rows: int = 1,
 ) -> pd.DataFrame:
     """Read rows for a model, with the marks of missing values of its training table.
 
@@ -85,29 +124,27 @@ def read_rows(
 
     with naming_table(path):
         frame = read_table(
-            path,
-            **source.format,
-            min_rows=min_rows,
-            missing_values=list(model.encoder.missing_values),
+            path, **source.format, min_rows=min_rows, missing_values=missing_marks(model)
         )
-        if needs_target and model.column not in frame:
+        if needs_target and (absent := absent_targets(model, frame)):
+            shown = ", ".join(map(repr, absent))
             fail(
                 "path",
-                f"a column '{model.column}', which the model predicts, to score against",
+                f"a column {shown}, which the model predicts, to score against",
                 "a table without it",
                 "Name another table; `subbayes predict` needs no target",
             )
     return frame
 
 
-def row_batches(model: DataFrameModel, path: Path, source: TextOptions) -> TableBatches:
+def row_batches(
+    model: DataFrameModel | RegressionModel, path: Path, source: TextOptions
+) -> TableBatches:
     """Rows for a model in batches, as `read_rows` reads them at once."""
     from subbayes.data.table_batches import TableBatches
 
     with naming_table(path):
-        return TableBatches(
-            path, missing_values=list(model.encoder.missing_values), **source.format
-        )
+        return TableBatches(path, missing_values=missing_marks(model), **source.format)
 
 
 def encode_rows(

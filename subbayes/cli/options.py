@@ -270,6 +270,30 @@ class PredictionOptions:
         ),
     ] = None
 
+    new_levels: Annotated[
+        str | None,
+        option(
+            help="Of a regression: levels that training has not seen raise an error (error, the "
+            "default), have the effect of the reference level (reference), or are drawn (sample)."
+        ),
+    ] = None
+
+    def arguments_of(self, model: Any) -> dict[str, Any]:
+        """Arguments of the predictions of a model.
+
+        Raises:
+            InputError: `new_levels` for a model that is not a regression.
+        """
+        from subbayes.cli.regression_model import RegressionModel
+        from subbayes.utils.checks import check_choice, fail
+
+        if self.new_levels is None:
+            return self.arguments()
+        check_choice("--new-levels", self.new_levels, ("error", "reference", "sample"))
+        if not isinstance(model, RegressionModel):
+            fail("--new-levels", "a model of `subbayes regress`", "another model", "Leave it out")
+        return {**self.arguments(), "new_levels": self.new_levels}
+
     def arguments(self) -> dict[str, Any]:
         """Arguments of `DataFrameModel.predict`.
 

@@ -13,7 +13,7 @@ from subbayes.cli.console import ROWS_BEFORE, naming_table, print_json_batches
 from subbayes.cli.files import (
     check_other_file,
     check_output_file,
-    load_model,
+    load_table_model,
     naming_out,
     row_batches,
 )
@@ -76,7 +76,7 @@ def predict(
 
     check_output_file(out, overwrite, ".csv", ".tsv", ".parquet", ".pq")
     check_other_file(out, table)
-    fitted = load_model(model)
+    fitted = load_table_model(model)
     batches = row_batches(fitted, table, source)
     _check_kept(batches.columns, keep or [])
     columns: list[str] = []
@@ -90,7 +90,7 @@ def predict(
             for batch in batches:
                 ROWS_BEFORE.set(rows)
                 rows += len(batch)
-                frame = fitted.frame(batch, level, threshold, **prediction.arguments())
+                frame = fitted.frame(batch, level, threshold, **prediction.arguments_of(fitted))
                 for place, name in enumerate(keep or []):
                     frame.insert(place, name, batch[name].to_numpy(), allow_duplicates=True)
                 columns[:] = frame.columns

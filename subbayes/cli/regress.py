@@ -31,8 +31,8 @@ class ModelOptions:
     family: Annotated[
         str,
         typer.Option(
-            help="Distribution of the response: normal, student-t, log-normal, poisson, bernoulli, "
-            "ordinal and the others of `subbayes.likelihoods.families`.",
+            help="Distribution of the response: normal, student-t, poisson, bernoulli, ordinal, "
+            "'mixture(normal, student-t)' and the others of `subbayes.likelihoods.families`.",
             rich_help_panel=MODEL,
         ),
     ] = "normal"
@@ -90,8 +90,13 @@ class PosteriorOptions:
     """How the posterior is sampled."""
 
     inference: Annotated[
-        str, typer.Option(help="Engine, such as nuts or laplace.", rich_help_panel=POSTERIOR)
-    ] = "nuts"
+        str | None,
+        option(
+            help="Engine, such as nuts or laplace; by default independent proposals, or nuts where "
+            "few of them would be accepted.",
+            panel=POSTERIOR,
+        ),
+    ] = None
     draws: Annotated[int | None, option(help="Draws per chain. Default: 1000.", min=1)] = None
     chains: Annotated[int | None, option(help="Number of chains. Default: 4.", min=1)] = None
     warmup: Annotated[int | None, option(help="Draws of the warm-up per chain.", min=0)] = None
@@ -128,7 +133,10 @@ def regress(
     formula: Annotated[
         str,
         typer.Argument(
-            help="Response and effects: 'y ~ x + C(sex) + s(age) + re(town)'.", show_default=False
+            help="Response and effects: 'y ~ x + C(sex) + s(age) + re(town)'. The response may be "
+            "censored, 'time | cens(status) ~ x', truncated, 'y | trunc(lb=0) ~ x', or of trials, "
+            "'y | trials(n) ~ x'.",
+            show_default=False,
         ),
     ],
     model: ModelOptions,
@@ -188,6 +196,7 @@ def regress(
     }
     console.result(facts, f"{aligned(shown)}\n\n{_table(summary)}")
     if out is not None:
+        console.hint(f"subbayes predict {out} {table}")
         console.hint(
             f"python -c \"import subbayes; print(subbayes.load('{out}/model').summary())\""
         )

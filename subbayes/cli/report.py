@@ -8,7 +8,13 @@ from typing import Annotated
 import typer
 
 from subbayes.cli.console import print_line
-from subbayes.cli.files import check_output_file, encode_rows, load_model, naming_out
+from subbayes.cli.files import (
+    check_output_file,
+    encode_rows,
+    load_table_model,
+    naming_out,
+    read_rows,
+)
 from subbayes.cli.options import OUTPUT, Console, Model, Overwrite, TextOptions, option
 
 NAME = "report"
@@ -43,8 +49,18 @@ def report(
     calibration; with --train, the log density of the posterior over its first two coordinates with
     the draws. The page needs no network connection and contains no scripts.
     """
+    from subbayes.cli.regression_model import RegressionModel
+
     check_output_file(out, overwrite, ".html", ".htm")
-    fitted = load_model(model)
+    fitted = load_table_model(model)
+    if isinstance(fitted, RegressionModel):
+        if train is not None:
+            print_line("warning: --train makes no difference to a regression")
+        rows = None if table is None else read_rows(fitted, table, source, needs_target=True)
+        with naming_out():
+            fitted.model.report(out, title=title, test=rows)
+        console.result({"model": str(model), "out": str(out)}, f"report in {out}")
+        return
     test = None if table is None else encode_rows(fitted, table, source)
     data = None if train is None else encode_rows(fitted, train, source, min_rows=2)
     from subbayes.models.fitted import FittedModel

@@ -22,6 +22,7 @@ from subbayes.semistructured.families import Family, family_from_name
 from subbayes.semistructured.formula_checks import Missing
 from subbayes.semistructured.joint_posterior import FittedState, JointPosterior
 from subbayes.semistructured.overlap import overlap_warnings
+from subbayes.semistructured.response_terms import read_response_terms
 from subbayes.semistructured.results import Results
 from subbayes.semistructured.saving import facts_of, state_from, tensors_of
 from subbayes.semistructured.specification import Specification
@@ -59,7 +60,9 @@ class SemiStructuredRegression(Results):
         formula: "y ~ age + C(sex) + s(bmi)": columns, factors `C(...)`, smooths `s(...)` and
             `te(...)`, splines `bs(...)`, random effects `(1 + age | school)`, monotonic effects
             `mo(...)`, Gaussian processes `gp(...)`, interactions, `offset(...)`, `np.log(...)`; or
-            a formula for each parameter, `{"mu": "y ~ age", "sigma": "~ age"}`.
+            a formula for each parameter, `{"mu": "y ~ age", "sigma": "~ age"}`. The response may
+            have the terms of brms `y | cens(status)`, `y | trunc(lb=0)`, `y | trials(n)` and
+            `y | weights(w)`, which stand for a family or `weights`.
         deep: networks by name: a module, which reads the tensor of that name; a pair
             (module, columns), which reads columns of the data frame; or a `Deep`. The modules are
             not changed.
@@ -122,13 +125,13 @@ class SemiStructuredRegression(Results):
         check_choice("orthogonal", orthogonal, (True, False, "auto"))
         check_choice("effects", effects, ESTIMANDS)
         check_choice("missing", missing, ("drop", "error"))
-        chosen = family_from_name(family, link)
+        read = read_response_terms(formula, family_from_name(family, link), weights)
         self.specification = Specification(
-            formula,
-            chosen,
-            networks_from(deep, chosen),
+            read.formula,
+            read.family,
+            networks_from(deep, read.family),
             dict(priors or {}),
-            AuxiliaryColumns(weights, offset, exposure),
+            AuxiliaryColumns(read.weights, offset, exposure),
             orthogonal,
             effects,
             missing,
@@ -312,8 +315,13 @@ class SemiStructuredRegression(Results):
         changed = old.formula
         if formula is not None:
             changed = updated_formula(old.formula, formula, old.family.formula_names[0])
-        model = copy.copy(self)
-        model.specification = replace(old, formula=changed)
+        model, read = copy.copy(self), read_response_terms(changed, old.family)
+        auxiliary = old.auxiliary
+        if read.weights is not None:
+            auxiliary = replace(auxiliary, weights=read.weights)
+        model.specification = replace(
+            old, formula=read.formula, family=read.family, auxiliary=auxiliary
+        )
         frame = self.state.model.frame if data is None else data
         options.setdefault("smooth", self.state.model.specification.smooth)
         return model.fit(frame, inputs, **options)

@@ -12,6 +12,14 @@ import subbayes
 from subbayes import SemiStructuredRegression
 from subbayes.cli import run
 from subbayes.inference import Sampling
+from subbayes.semistructured import (
+    BinomialFamily,
+    CensoredFamily,
+    MixtureFamily,
+    NormalFamily,
+    StudentTFamily,
+    WeibullFamily,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -24,6 +32,11 @@ def table(tmp_path_factory):
     frame = pd.DataFrame({"x": rng.normal(size=80), "days": rng.uniform(1, 4, 80)})
     frame["y"] = 1 + frame["x"] + 0.5 * rng.standard_t(4, size=80)
     frame["visits"] = rng.poisson(frame["days"] * np.exp(0.3 * frame["x"]))
+    frame["tried"] = rng.integers(3, 9, 80)
+    frame["hits"] = rng.binomial(frame["tried"], 0.4)
+    frame["time"], frame["right"] = rng.weibull(1.5, 80), rng.random(80) < 0.3
+    frame["town"] = rng.choice(["a", "b", "c"], 80)
+    frame["grade"] = rng.integers(0, 3, 80)
     path = tmp_path_factory.mktemp("regress") / "rows.csv"
     frame.to_csv(path, index=False)
     return path
@@ -54,10 +67,78 @@ def test_other_parameters_and_exposure(table, capsys):
 
 
 @pytest.mark.parametrize(
+    ("formula", "family", "expected"),
+    [
+        ("hits | trials(tried) ~ x", "binomial", BinomialFamily(trials="tried")),
+        (
+            "time | cens(right) ~ x",
+            "weibull",
+            CensoredFamily(family=WeibullFamily(), status="right"),
+        ),
+        (
+            "y ~ x",
+            "mixture(normal, student-t)",
+            MixtureFamily(first=NormalFamily(), second=StudentTFamily()),
+        ),
+    ],
+)
+def test_trials_censoring_and_mixtures_and_their_predictions(
+    table, tmp_path, capsys, formula, family, expected
+):
+    out = tmp_path / "out"
+    words = ["regress", str(table), formula, "--family", family, "--out", str(out), "--json"]
+    assert run([*words, *WORDS]) == 0
+    names = json.loads(capsys.readouterr().out)["effects"]
+    model = subbayes.load(out / "model")
+    assert model.specification.family == expected
+    assert names.keys() == model.effects().keys()
+    frame = pd.read_csv(table)
+    assert run(["predict", str(out), str(table), "--json", "-q"]) == 0
+    found = json.loads(capsys.readouterr().out)["predictions"]
+    means = np.asarray(model.predict(frame).mean).reshape(-1)
+    assert [row["mean"] for row in found] == pytest.approx(means.tolist(), rel=1e-4)
+    assert run(["evaluate", str(out), str(table), "--json", "-q"]) == 0
+    scores = json.loads(capsys.readouterr().out)["scores"]
+    assert scores == pytest.approx(model.evaluate(frame), rel=1e-6)
+    page = tmp_path / "page.html"
+    assert run(["report", str(out), str(table), "--out", str(page), "-q"]) == 0
+    assert "<html" in page.read_text()
+
+
+def test_predictions_of_classes_and_new_levels(table, tmp_path, capsys):
+    out, new = tmp_path / "out", tmp_path / "new.csv"
+    words = ["regress", str(table), "grade ~ x + re(town)", "--family", "ordinal"]
+    assert run([*words, "--out", str(out), *WORDS]) == 0
+    frame = pd.read_csv(table).head(6).assign(town=["a", "b", "z", "z", "q", "a"])
+    frame.drop(columns="grade").to_csv(new, index=False)
+    capsys.readouterr()
+    assert run(["predict", str(out), str(new), "-q"]) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert "the levels seen in training: a, b, c" in line
+    assert run(["predict", str(out), str(new), "--new-levels", "reference", "--json", "-q"]) == 0
+    found = json.loads(capsys.readouterr().out)["predictions"]
+    assert {row["label"] for row in found} <= {0, 1, 2}
+    assert all(sum(row[f"p[{k}]"] for k in range(3)) == pytest.approx(1) for row in found)
+    for said, words in {
+        "a column 'grade', which the model predicts": ["evaluate", str(out), str(new)],
+        "a sparse network": ["predict", str(out), str(new), "--structure", "median"],
+        "'error', 'reference', 'sample'": ["predict", str(out), str(new), "--new-levels", "none"],
+        "a model of `subbayes fit`": ["evaluate", str(out), str(table), "--ood", str(new)],
+    }.items():
+        assert run([*words, "-q"]) == 2
+        (line,) = capsys.readouterr().err.strip().splitlines()
+        assert said in line
+
+
+@pytest.mark.parametrize(
     ("words", "said"),
     [
         (["y ~ x", "--family", "tweedie"], "--family: expected one of 'normal'"),
         (["y ~ age"], "expected columns age"),
+        (["y ~ x", "--family", "mixture(normal, gamma, normal)"], "--family: expected one of"),
+        (["y ~ x", "--family", "mixture"], "mixture(normal, normal)"),
+        (["hits | trials(tried) ~ x"], "family 'binomial' with trials"),
+        (["y | cens(x) ~ x"], "-1 (left), 0 (none), 1 (right) or 2 (interval)"),
         (["y ~ x", "--set", "thin=2"], "settings of sampling"),
         (["y ~ x", "--prior", "x=wide"], "a number for x"),
         (["y ~ x", "--prior", "z=1"], "names of terms"),

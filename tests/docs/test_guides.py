@@ -11,7 +11,16 @@ from pages import ROOT, run_page, same_output
 DOCS = ROOT / "docs"
 needs_peft = pytest.mark.skipif(find_spec("peft") is None, reason="peft is not installed")
 ADAPTERS = pytest.param("adapters", marks=needs_peft)
-GUIDES = ("trained-cnn", ADAPTERS, "unseen", "serve", "many-processes")
+GUIDES = (
+    "trained-cnn",
+    ADAPTERS,
+    "unseen",
+    "serve",
+    "many-processes",
+    "clinical-images",
+    "counts-in-space",
+    "survival",
+)
 OTHERS = (
     "diagnostics",
     "methods/deep-ensembles",

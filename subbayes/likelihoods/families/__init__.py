@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
@@ -98,9 +99,10 @@ FAMILIES: dict[str, type[Family]] = {
 _REMEDIES = {
     "censored": "Pass CensoredFamily(family=WeibullFamily(), status='column')",
     "truncated": "Pass TruncatedFamily(family=NormalFamily(), lower=0.0)",
-    "mixture": "Pass MixtureFamily(first=NormalFamily(), second=NormalFamily())",
+    "mixture": "Pass 'mixture(normal, normal)', or MixtureFamily(first=..., second=...)",
 }
 _AROUND = tuple(_REMEDIES)
+_MIXTURE = re.compile(r"mixture\(([\w .-]{1,50}),([\w .-]{1,50})\)", re.IGNORECASE)
 
 
 _ALIASES = {name: name for name in FAMILIES} | {
@@ -132,8 +134,8 @@ def family_from_name(family: str | Family, link: str | None = None) -> Family:
 
     Args:
         family: a name of `FAMILIES`, a name that other libraries use ("gaussian", "negbin",
-            "cumulative"; "binomial" without trials is "bernoulli"), or a family. Families around
-            others, such as `CensoredFamily`, are objects.
+            "cumulative"; "binomial" without trials is "bernoulli"), "mixture(normal, student-t)",
+            or a family. Censored and truncated families are objects.
         link: link of the location.
 
     Raises:
@@ -142,11 +144,17 @@ def family_from_name(family: str | Family, link: str | None = None) -> Family:
     Example:
         >>> family_from_name("poisson")
         poisson(mu: log)
+        >>> family_from_name("mixture(normal, student-t)").parameters
+        ('mu1', 'sigma1', 'mu2', 'sigma2', 'nu2', 'theta')
     """
     if isinstance(family, Family):
         return family
     if not isinstance(family, str):
         fail_type("family", "a name or a Family", family)
+    mixture = _MIXTURE.fullmatch(family.strip())
+    if mixture and link is None:
+        first, second = (family_from_name(name.strip()) for name in mixture.groups())
+        return MixtureFamily(first=first, second=second)
     family = _ALIASES.get(family.lower().replace("_", "-"), family)
     if family in _AROUND:
         fail("family", "an object for a family around others", repr(family), _REMEDIES[family])

@@ -1,0 +1,250 @@
+"""Coverage of effects' intervals beside networks, in simulated data sets.
+
+For a linear effect, a factor, a smooth (pointwise and across the function), random effects and
+sigma, beside networks that read columns of the formula, columns that are correlated with it, or
+others, with 120 and 1000 rows: how many intervals of 50, 90 and 95 % cover the effect in the
+population (`effects="population"`) or over the training rows (`effects="sample"`), and how wide
+they are beside those of
+
+- an oracle, the same model without a network of responses minus the network's true function;
+- a generalised additive model, with smooths of the network's other columns instead of the network;
+- double machine learning (Chernozhukov et al. 2018) of the linear effects.
+
+Several processes may run the same command: each takes data sets that no other has finished.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Float
+
+from experiments import ssr_coverage_tables as tables
+from experiments.markdown import add_write_option, publish
+from experiments.ssr_coverage_data import (
+    CASES,
+    GRID,
+    GROUPS,
+    READS,
+    Rows,
+    network_columns,
+    simulate,
+    true_effects,
+)
+from experiments.ssr_coverage_methods import ImportanceSampler, partialling_out
+from experiments.store import Record, Store, key_of
+from subbayes import MLP, Training
+from subbayes.inference.configuration import Sampling
+from subbayes.semistructured import Deep, SemiStructuredRegression, SemiStructuredSubspace
+from subbayes.semistructured.joint_posterior import FittedState
+from subbayes.utils.checks import check_choice, check_count
+
+SIZES = (120, 1000)
+LEVELS = (0.5, 0.9, 0.95)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Settings of the fits.
+
+    Attributes:
+        hidden: width of the hidden layer of the networks.
+        rank: directions of the networks' subspace.
+        epochs: maximum number of epochs.
+        learning_rate: learning rate of Adam.
+        patience: epochs without a better validation score after which training stops.
+        draws: draws of each of two chains.
+    """
+
+    hidden: int = 8
+    rank: int = 4
+    epochs: int = 400
+    learning_rate: float = 1e-2
+    patience: int = 60
+    draws: int = 250
+
+    def training(self) -> Training:
+        """Return the settings of the training."""
+        return Training(
+            epochs=self.epochs,
+            learning_rate=self.learning_rate,
+            batch_size=None,
+            weight_decay=1e-4,
+            clip_norm=None,
+            validation=0.2,
+            patience=self.patience,
+        )
+
+    def sampling(self, seed: int) -> Sampling:
+        """Return the settings of the sampling."""
+        return Sampling(draws=self.draws, chains=2, seed=seed, progress=False)
+
+
+def fit_network(
+    case: str, reads: str, rows: Rows, seed: int, plan: Plan
+) -> tuple[SemiStructuredRegression, ImportanceSampler]:
+    """Fit effects beside a network."""
+    columns = network_columns(case, reads)
+    levels = {"c": 3, "g": GROUPS}
+    width = sum(levels.get(name, 1) for name in columns)
+    network = MLP(width, (plan.hidden,), 1, "tanh", seed=seed)
+    engine = ImportanceSampler()
+    model = SemiStructuredRegression(
+        CASES[case].formula, deep={"net": Deep(network, columns=list(columns))}
+    ).fit(
+        rows.frame,
+        subspace=SemiStructuredSubspace(plan.rank),
+        inference=engine,
+        training=plan.training(),
+        sampling=plan.sampling(seed),
+    )
+    return model, engine
+
+
+def fit_without_network(
+    formula: str, frame: pd.DataFrame, seed: int, plan: Plan
+) -> SemiStructuredRegression:
+    """Fit a generalised additive model."""
+    return SemiStructuredRegression(formula).fit(frame, sampling=plan.sampling(seed))
+
+
+def in_sample(model: SemiStructuredRegression) -> SemiStructuredRegression:
+    """Return the same draws as effects of the training rows."""
+    state = model.state
+    specification = replace(state.model.specification, effects="sample")
+    other = SemiStructuredRegression.__new__(SemiStructuredRegression)
+    joint = replace(state.joint, model=replace(state.model, specification=specification))
+    other.specification, other._state = specification, FittedState(joint, state.draws)
+    return other
+
+
+def case_draws(case: str, model: SemiStructuredRegression) -> dict[str, Float[np.ndarray, "S m"]]:
+    """Return draws of the effects of a case by name."""
+    effects = {name: draws.reshape(-1) for name, draws in model.effects().items()}
+    found = {}
+    for name in CASES[case].names:
+        if name == "g":
+            levels = [f"Intercept | g[g{i:02d}]" for i in range(GROUPS)]
+            zero = np.zeros(model.draws.n_chains * model.draws.n_draws)
+            found[name] = np.stack([effects.get(level, zero) for level in levels], 1)
+        elif name.startswith("s("):
+            found[name] = model.effect(name, GRID).draws
+        else:
+            own = "sd(Intercept | g)" if name == "sd(g)" and name not in effects else name
+            found[name] = effects[own][:, None]
+    return found
+
+
+def describe(draws: Float[np.ndarray, "S m"], truth: Float[np.ndarray, " m"]) -> Record:
+    """Return the shares of draws below the truth, widths by level, and that of a band.
+
+    "band" is the share of draws whose largest distance from the mean, in standard deviations over
+    the points, is below that of the truth.
+    """
+    mean, sd = draws.mean(0), draws.std(0, ddof=1)
+    away = np.abs((draws - mean) / sd).max(1)
+    widths = [
+        np.diff(np.quantile(draws, [0.5 - level / 2, 0.5 + level / 2], 0), axis=0).mean()
+        for level in LEVELS
+    ]
+    return {
+        "below": (draws < truth).mean(0).round(4).tolist(),
+        "widths": [round(float(width), 6) for width in widths],
+        "error": (mean - truth).round(5).tolist(),
+        "sd": sd.round(5).tolist(),
+        "band": round(float((away < np.abs((truth - mean) / sd).max()).mean()), 4),
+    }
+
+
+def compute_record(case: str, reads: str, n: int, number: int, plan: Plan) -> Record:
+    """Return what all methods find in a data set."""
+    rows, started = simulate(case, reads, n, (number,)), time.perf_counter()
+    model, engine = fit_network(case, reads, rows, number, plan)
+    record: Record = {"case": case, "reads": reads, "n": n, "number": number}
+    record |= {"engine": model.draws.engine, "pareto_k": engine.pareto_k, "size": engine.size}
+    own = in_sample(model)
+    truth = true_effects(case, reads, rows, model, False)
+    in_rows = true_effects(case, reads, rows, model, True)
+    population, sample = case_draws(case, model), case_draws(case, own)
+    record["population"] = {k: describe(v, truth[k]) for k, v in population.items()}
+    record["sample"] = {k: describe(v, in_rows[k]) for k, v in sample.items()}
+    record["sample of population"] = {k: describe(v, truth[k]) for k, v in sample.items()}
+    record["seconds"] = round(time.perf_counter() - started, 2)
+    others = set(network_columns(case, reads)) & {"a1", "a2"}
+    smooths = "".join(f" + s({name}, k=8)" for name in sorted(others))
+    gam = fit_without_network(CASES[case].formula + smooths, rows.frame, number, plan)
+    record["gam"] = {k: describe(v, truth[k]) for k, v in case_draws(case, gam).items()}
+    known = rows.frame.assign(y=rows.frame["y"] - rows.network)
+    oracle = fit_without_network(CASES[case].formula, known, number, plan)
+    simulated = true_effects(case, "other", rows, oracle, False)
+    record["oracle"] = {k: describe(v, simulated[k]) for k, v in case_draws(case, oracle).items()}
+    if case == "linear" and reads != "same":
+        frame, names = rows.frame, CASES[case].names[:3]
+        treatments = np.column_stack([frame["x"], frame["c"] == "b", frame["c"] == "c"])
+        controls = frame[["a1", "a2"]].to_numpy()
+        y = frame["y"].to_numpy()
+        found = partialling_out(y, treatments.astype(np.float64), controls, number)
+        record["dml"] = {
+            name: {"error": float(value - truth[name][0]), "sd": float(se)}
+            for name, value, se in zip(names, *found, strict=True)
+        }
+    return record
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[Store]:
+    """Open a store that no other process changes meanwhile."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path.with_suffix(".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield Store(path)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of this experiment."""
+    parser.add_argument("--sims", type=int, default=500, help="data sets a case (default: 500)")
+    parser.add_argument("--first", type=int, default=0, help="number of the first data set")
+    parser.add_argument("--case", nargs="+", default=list(CASES), choices=list(CASES))
+    parser.add_argument("--reads", nargs="+", default=list(READS), choices=READS)
+    parser.add_argument("--n", nargs="+", type=int, default=list(SIZES), help="numbers of rows")
+    parser.add_argument("--tables", action="store_true", help="only print what has been run")
+    add_write_option(parser)
+
+
+def run(options: argparse.Namespace, say: Callable[..., None], plan: Plan | None = None) -> Record:
+    """Compute the missing records, data set by data set, and print the tables."""
+    plan = Plan() if plan is None else plan
+    for name in options.case:
+        check_choice("case", name, tuple(CASES))
+    numbers = range(options.first, options.first + check_count("sims", options.sims))
+    cells = list(product(options.case, options.reads, options.n))
+    for number, (case, reads, n) in product(numbers, cells):
+        if options.tables:
+            break
+        path = Path(options.results) / f"{case}-{reads}-{n}.json"
+        key = key_of(f"{number:04d}", asdict(plan))
+        if path.exists() and key in Store(path):
+            continue
+        record = compute_record(case, reads, n, number, plan)
+        with locked(path) as store:
+            store.put(key, record)
+        say(f"{case}, {reads}, n = {n}, data set {number}: {record['seconds']:.1f} s")
+    found: list[Record] = []
+    for case, reads, n in cells:
+        path = Path(options.results) / f"{case}-{reads}-{n}.json"
+        settings = key_of("", asdict(plan))
+        if path.exists():
+            records: dict[str, Any] = Store(path).records
+            found += [r for k, r in sorted(records.items()) if k.endswith(settings)]
+    publish(tables.markdown(found), "ssr_coverage", options.write, say)
+    return tables.summary(found)

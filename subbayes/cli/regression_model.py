@@ -1,0 +1,79 @@
+"""A saved model of `subbayes regress`, as the commands use models of tables."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from subbayes.utils.checks import fail
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from subbayes.semistructured.model import SemiStructuredRegression
+
+__all__ = ["RegressionModel"]
+
+
+@dataclass(frozen=True)
+class RegressionModel:
+    """A regression from a formula.
+
+    Attributes:
+        model: the fitted model.
+    """
+
+    model: SemiStructuredRegression
+
+    @classmethod
+    def load(cls, path: Path) -> RegressionModel:
+        """Load a saved model.
+
+        Raises:
+            InputError: a damaged model, or one with a network that needs a module.
+        """
+        from subbayes.semistructured.model import SemiStructuredRegression
+
+        return cls(SemiStructuredRegression.load(path))
+
+    @property
+    def column(self) -> str:
+        """The response."""
+        return self.model.state.model.response.name
+
+    def targets(self, table: pd.DataFrame) -> list[str]:
+        """Columns that scores need and a table lacks."""
+        state = self.model.state.model
+        family = state.specification.family
+        read = [*state.response.variables(state.frame), *family.response_columns]
+        return [name for name in read if name not in table]
+
+    def frame(
+        self, table: pd.DataFrame, level: float = 0.95, threshold: float = 0.95, **options: Any
+    ) -> pd.DataFrame:
+        """Predictions as a data frame; see `DataFrameModel.frame`."""
+        predictive = self.model.predict(table, **_checked(options))
+        frame, classes = predictive.to_frame(level), self.model.classes
+        if classes is None:
+            return frame
+        frame = frame.rename(columns={f"p[{k}]": f"p[{name}]" for k, name in enumerate(classes)})
+        frame["label"] = [classes[int(k)] for k in frame["label"]]
+        frame.insert(1, "doubt", predictive.decide(threshold) == -1)
+        return frame
+
+    def evaluate(self, table: pd.DataFrame, level: float, **options: Any) -> dict[str, float]:
+        """Scores on rows with responses."""
+        return self.model.evaluate(table, level=level, **_checked(options))
+
+    def out_of_distribution(self, *_: Any, **__: Any) -> NoReturn:
+        """Raise: regressions have no such scores."""
+        fail("--out-of-distribution", "a model of `subbayes fit`", "a regression")
+
+
+def _checked(options: dict[str, Any]) -> dict[str, Any]:
+    """The options of a prediction, without those of sparse networks."""
+    for name in ("structure", "weights"):
+        if name in options:
+            fail(f"--{name}", "a sparse network", "a regression", "Leave it out")
+    return options

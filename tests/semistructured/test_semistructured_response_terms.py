@@ -1,0 +1,151 @@
+"""Terms of the response: the same models as those of families, and what is refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from subbayes import InputError, Sampling, SemiStructuredRegression
+from subbayes.semistructured import (
+    BinomialFamily,
+    CensoredFamily,
+    NormalFamily,
+    TruncatedFamily,
+    WeibullFamily,
+)
+from subbayes.semistructured.response_terms import read_response_terms
+
+SAMPLING = Sampling(draws=40, chains=2, warmup=20, seed=1, progress=False)
+
+
+def rows(n=60):
+    rng = np.random.default_rng(3)
+    frame = pd.DataFrame({"x": rng.normal(size=n), "w": rng.integers(1, 4, n).astype(float)})
+    time, end = rng.weibull(1.5, n) * np.exp(0.3 * frame.x), rng.uniform(0.3, 2, n)
+    frame["time"], frame["right"] = np.minimum(time, end), time > end
+    frame["n of trials"] = rng.integers(3, 9, n)
+    frame["hits"] = rng.binomial(frame["n of trials"], 0.4)
+    frame["y"] = np.abs(rng.normal(size=n))
+    frame["status"] = np.where(np.arange(n) < 5, "interval", "none")
+    frame["end"] = frame.y + 1
+    return frame
+
+
+@pytest.mark.parametrize(
+    ("formula", "family", "plain", "other", "weights"),
+    [
+        (
+            "time | cens(right) ~ x",
+            "weibull",
+            "time ~ x",
+            CensoredFamily(family=WeibullFamily(), status="right"),
+            None,
+        ),
+        (
+            "y | cens(status, end) ~ x",
+            "normal",
+            "y ~ x",
+            CensoredFamily(family=NormalFamily(), status="status", upper="end"),
+            None,
+        ),
+        (
+            "y | trunc(lb=0) + weights(w) ~ x",
+            "normal",
+            "y ~ x",
+            TruncatedFamily(family=NormalFamily(), lower=0.0),
+            "w",
+        ),
+        (
+            "hits | trials(`n of trials`) ~ x",
+            "binomial",
+            "hits ~ x",
+            BinomialFamily(trials="n of trials"),
+            None,
+        ),
+        ("y | weights(w) ~ x", "normal", "y ~ x", NormalFamily(), "w"),
+    ],
+)
+def test_terms_are_those_families(formula, family, plain, other, weights):
+    frame = rows()
+    found = SemiStructuredRegression(formula, family=family)
+    expected = SemiStructuredRegression(plain, family=other, weights=weights)
+    assert found.specification.family == other
+    assert found.specification.formula.split() == plain.split()
+    effects = [m.fit(frame, sampling=SAMPLING).effects() for m in (found, expected)]
+    for name, draws in effects[0].items():
+        np.testing.assert_array_equal(draws, effects[1][name])
+    without = SemiStructuredRegression(plain, family=NormalFamily() if weights else family)
+    if family in ("weibull", "normal"):  # which the terms make a difference to
+        means = without.fit(frame, sampling=SAMPLING).effects()["x"].mean()
+        assert abs(means - effects[0]["x"].mean()) > 1e-3
+
+
+def test_formulas_by_parameter_and_bars_that_belong_to_names():
+    found = read_response_terms(
+        {"mu": "y | trunc(lb=-1.5, ub=2) ~ x", "sigma": "~ x"}, NormalFamily()
+    )
+    assert found.formula == {"mu": "y ~ x", "sigma": "~ x"}
+    assert (found.family.lower, found.family.upper) == (-1.5, 2.0)
+    for formula in ("`a | b` ~ x", "y ~ (1 | g)", "{y + (1 | 2)} ~ x", "~ x", "y ~ x ~ z"):
+        same = read_response_terms(formula, NormalFamily())
+        assert same.formula == formula
+        assert same.family == NormalFamily()
+    assert read_response_terms("`a | b` | weights(`c + d`) ~ x", NormalFamily()).weights == "c + d"
+
+
+def test_a_saved_model_and_an_updated_one_keep_the_terms(tmp_path):
+    frame = rows()
+    model = SemiStructuredRegression("time | cens(right) + weights(w) ~ x", family="weibull")
+    model.fit(frame, sampling=SAMPLING)
+    again = SemiStructuredRegression.load(model.save(tmp_path / "model"))
+    assert again.specification.family == model.specification.family
+    assert again.specification.auxiliary.weights == "w"
+    assert model.evaluate(frame) == pytest.approx(again.evaluate(frame))
+    smaller = model.update("~ . - x", sampling=SAMPLING)
+    assert smaller.specification.family == model.specification.family
+    other = SemiStructuredRegression("y ~ x").fit(frame, sampling=SAMPLING)
+    weighted = other.update("y | weights(w) ~ .", sampling=SAMPLING)
+    assert weighted.specification.auxiliary.weights == "w"
+
+
+@pytest.mark.parametrize(
+    ("formula", "family", "said"),
+    [
+        ("y | se(w) ~ x", "normal", "cens(status), trunc(lb=0, ub=9)"),
+        ("y | w ~ x", "normal", "joined by +"),
+        ("y | cens(a) * trunc(lb=0) ~ x", "normal", "joined by +"),
+        ("y | cens(a) + cens(b) ~ x", "normal", "each once"),
+        ("y | os.system('ls') ~ x", "normal", "joined by +"),
+        ("y | weights(__import__('os')) ~ x", "normal", "columns and numbers in weights"),
+        ("y | weights(w.real) ~ x", "normal", "columns and numbers in weights"),
+        ("y | weights(2) ~ x", "normal", "a column in weights(...), got 2"),
+        ("y | weights() ~ x", "normal", "weights(w), got other arguments"),
+        ("y | trunc(0, 1, 2) ~ x", "normal", "trunc(lb, ub), got other arguments"),
+        ("y | trunc(lower=0) ~ x", "normal", "trunc(lb, ub), got other arguments"),
+        ("y | trunc(*x) ~ x", "normal", "columns and numbers in trunc"),
+        ("y | trunc(**x) ~ x", "normal", "trunc(lb, ub), got other arguments"),
+        ("y | trunc(lb=low) ~ x", "normal", "the column 'low'. Bounds by row"),
+        ("y | trunc(lb=2, ub=1) ~ x", "normal", "a bound below the upper one"),
+        ("y | cens(a) + trunc(lb=0) ~ x", "normal", "not truncated or censored"),
+        ("y | cens(upper=b) ~ x", "normal", "a column of the status, got none"),
+        ("y | cens(a) ~ x", "gamma", "tail probabilities"),
+        ("y | trials(n) ~ x", "poisson", "family 'binomial' with trials(...)"),
+        ("y | trials(n) ~ x", BinomialFamily(trials=3), "one that has trials= too"),
+        ("y | trials(2.5) ~ x", "binomial", "a whole number of trials, got 2.5"),
+        ("y | trials(True) ~ x", "binomial", "columns and numbers in trials"),
+        ("y | ~ x", "normal", "joined by +"),
+        ("y | (" + "(" * 2000 + " ~ x", "normal", "at most 1,000 characters"),
+        ("y | " + "-" * 900 + "w ~ x", "normal", "joined by +"),
+    ],
+)
+def test_other_terms_are_refused_in_one_line(formula, family, said):
+    with pytest.raises(InputError) as caught:
+        SemiStructuredRegression(formula, family=family)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_weights_are_given_once():
+    with pytest.raises(InputError, match="one column of weights, got 'v' and 'w'"):
+        SemiStructuredRegression("y | weights(w) ~ x", weights="v")
