@@ -97,6 +97,14 @@ class PosteriorOptions:
             panel=POSTERIOR,
         ),
     ] = None
+    smooth: Annotated[
+        str,
+        option(
+            help="Smoothing variances: 'bayes' samples them, 'reml' sets them to their maximum of "
+            "the restricted likelihood.",
+            panel=POSTERIOR,
+        ),
+    ] = "bayes"
     draws: Annotated[int | None, option(help="Draws per chain. Default: 1000.", min=1)] = None
     chains: Annotated[int | None, option(help="Number of chains. Default: 4.", min=1)] = None
     warmup: Annotated[int | None, option(help="Draws of the warm-up per chain.", min=0)] = None
@@ -173,7 +181,9 @@ def regress(
         frame = read_table(table, missing_values=missing_values or [], **source.format)
         for name in frame:
             warn_about_decimal_commas(frame[name], f"column '{name}'")
-    fitted = unfitted.fit(frame, inference=posterior.inference, sampling=sampling)
+    fitted = unfitted.fit(
+        frame, inference=posterior.inference, smooth=posterior.smooth, sampling=sampling
+    )
     summary = fitted.summary(level)
     facts: dict[str, Any] = {
         "formula": formula,

@@ -20,10 +20,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import re
-import stat
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -40,6 +38,7 @@ from subbayes.utils.files import (
     as_path,
     fail_artifact,
     folder_lock,
+    is_whole,
     make_folder,
     new_file,
     open_file,
@@ -362,15 +361,10 @@ def _tensor_file_in_use(directory: Path) -> str | None:
 
 def _is_left(directory: Path, name: str) -> bool:
     """Whether a writer left this file: a temporary one, or tensors that have the digest named."""
-    if not _is_ours(name):
-        return False
-    status = os.lstat(directory / name)
-    if not stat.S_ISREG(status.st_mode):  # a pipe would block
+    if not (_is_ours(name) and is_whole(directory / name)):
         return False
     if not _TENSOR_FILE.fullmatch(name):
         return True
-    if getattr(status, "st_blocks", math.inf) * 512 < status.st_size:  # no writer leaves holes
-        return False
     with open_file(directory / name) as file:
         return _tensor_file(hashlib.file_digest(file, "sha256").hexdigest()) == name
 

@@ -169,6 +169,13 @@ def open_file(path: Path) -> BufferedReader:
         raise
 
 
+def is_whole(path: Path) -> bool:
+    """Whether a path is a regular file without holes, which no writer leaves, and not a link."""
+    status = os.lstat(path)
+    held = getattr(status, "st_blocks", None)  # unknown on Windows
+    return stat.S_ISREG(status.st_mode) and (held is None or 512 * held >= status.st_size)
+
+
 def read_start(path: Path, most: int) -> bytes:
     """The first bytes of a file, whose size may change meanwhile; see `open_file`."""
     with open_file(path) as file:  # reading n bytes takes n bytes of memory, whatever is there
