@@ -35,7 +35,8 @@ _ELEMENTS = 2**21  # rows times points at once
 _LEAST_REPEATS = 0.5  # share of different loadings below which rows are joined
 _PAIRS = 2  # of draws of each group
 _STEPS = 25  # of Newton's method
-_CLOSE, _ROUGHLY = 1e-9, 0.1  # in standard deviations of the prior
+_FEW_STEPS = 3
+_CLOSE = 1e-9  # in standard deviations of the prior
 _LONGEST = 1.0  # step
 _STEP = 1e-4  # of differences
 _FURTHEST = 2.0  # from the mode at the point near the posterior
@@ -171,11 +172,15 @@ class GroupedImportance:
         return gradient, hessian
 
     def _modes(
-        self, h: Tensor, eta: Tensor, slopes: Tensor, pulled: Tensor, close: float
+        self, h: Tensor, eta: Tensor, slopes: Tensor, pulled: Tensor, steps: int = _STEPS
     ) -> tuple[Float[Tensor, "q J S"], Float[Tensor, "J S q q"]]:
-        """Modes of all groups, and Cholesky factors of their precisions."""
+        """Modes of all groups, and Cholesky factors of their precisions.
+
+        A few steps, as many for all points whatever the others are, are enough for proposals, whose
+        distribution may then depend on h alone.
+        """
         zeta = self._guess(h)
-        for _ in range(_STEPS):
+        for _ in range(steps):
             gradient, hessian = self._derivatives(eta, slopes, zeta, pulled)
             factor = block_cholesky(hessian)
             right = gradient.permute(1, 2, 0).unsqueeze(-1)
@@ -183,7 +188,7 @@ class GroupedImportance:
             size = step.abs().amax(-1, keepdim=True)
             step = step / (size / _LONGEST).clamp_min(1.0)
             zeta = zeta + step.permute(2, 0, 1)
-            if not float(size.max()) > close:
+            if steps == _STEPS and not float(size.max()) > _CLOSE:
                 break
         return zeta, factor
 
@@ -201,7 +206,7 @@ class GroupedImportance:
         points = torch.from_numpy(np.concatenate([h[None], h + _STEP * np.eye(len(h))]))
         with torch.no_grad():
             eta, slopes, _ = self._given(points)
-            modes, _ = self._modes(points, eta, slopes, self._pulled(slopes), _CLOSE)
+            modes, _ = self._modes(points, eta, slopes, self._pulled(slopes))
         flat = modes.flatten(0, 1).T
         self._tangent = points[0], flat[0], (flat[1:] - flat[0]) / _STEP
 
@@ -217,7 +222,7 @@ class GroupedImportance:
             for part in self._parts(h):
                 eta, slopes, linear = self._given(part)
                 pulled = self._pulled(slopes)
-                zeta, factor = self._modes(part, eta, slopes, pulled, _CLOSE)
+                zeta, factor = self._modes(part, eta, slopes, pulled)
                 log_det = factor.diagonal(dim1=2, dim2=3).log().sum((0, 2))
                 value = self._group_values(eta, slopes, zeta, pulled).sum(0) - log_det
                 found.append(value + linear - 0.5 * part.square().sum(1))
@@ -252,7 +257,7 @@ class GroupedImportance:
         (groups, q), points = self.groups.shape, len(h)
         eta, slopes, linear = self._given(h)
         pulled = self._pulled(slopes)
-        mode, factor = self._modes(h, eta, slopes, pulled, _ROUGHLY)
+        mode, factor = self._modes(h, eta, slopes, pulled, _FEW_STEPS)
         log_det = factor.diagonal(dim1=2, dim2=3).log().sum(-1)
         best = mode
         log_sum = mode.new_full((groups, points), -math.inf)
