@@ -126,7 +126,7 @@ def markdown(records: Sequence[Record]) -> str:
             size = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
             head = ["effect", "network reads", "intervals", "50 %", "90 %", "95 %", "width, 90 %"]
             tables.append(
-                markdown_table(head, rows, f"{_TITLES[case]}, {n} rows, {size} data sets")
+                markdown_table(head, rows, f"{_TITLES[case]}, {n} rows, data sets: {size}")
             )
     return "\n\n".join(tables)
 

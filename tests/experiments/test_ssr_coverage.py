@@ -1,0 +1,64 @@
+"""The simulation of coverage: proposals, partialling out, truth, and shares with their errors."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from experiments import ssr_coverage_tables as tables
+from experiments.ssr_coverage_data import network_function, simulate
+from experiments.ssr_coverage_methods import Mixture, partialling_out
+
+
+def test_proposals_have_their_density_and_moments():
+    rng = np.random.default_rng(0)
+    means = np.array([[0.0, 0.0], [3.0, -1.0]])
+    factors = np.array([[[1.0, 0.0], [0.5, 2.0]], [[0.3, 0.0], [0.0, 0.4]]])
+    mixture = Mixture(means, factors)
+    z = rng.normal(size=(20, 2)) * 3
+    parts = [stats.multivariate_t(m, f @ f.T, df=7).pdf(z) for m, f in zip(means, factors)]
+    gap = mixture.log_density(z) - np.log(sum(parts))
+    np.testing.assert_allclose(gap, gap[0], rtol=1e-9)
+    drawn = mixture.draw(40_000, rng)
+    spread = sum(f @ f.T * 7 / 5 for f in factors) / 2
+    spread = spread + np.cov(means.T, bias=True)
+    np.testing.assert_allclose(drawn.mean(0), means.mean(0), atol=0.05)
+    np.testing.assert_allclose(np.cov(drawn.T), spread, atol=0.12)
+
+
+def test_partialling_out_finds_effects_that_least_squares_misses():
+    rng = np.random.default_rng(1)
+    errors = []
+    for seed in range(3):
+        a = rng.uniform(-2, 2, size=(500, 1))
+        d = np.column_stack([a[:, 0] ** 2, 0 * a[:, 0]]) + rng.normal(size=(500, 2))
+        y = d @ [1.0, -0.5] + 2 * a[:, 0] ** 2 + 0.5 * rng.normal(size=500)
+        found, se = partialling_out(y, d, a, seed)
+        errors.append((found - [1.0, -0.5]) / se)
+        naive = np.linalg.lstsq(np.column_stack([d, np.ones(500), a]), y, rcond=None)[0]
+        assert abs(naive[0] - 1) > 0.5
+    assert np.abs(errors).max() < 4
+
+
+def test_simulated_rows_have_the_correlations_they_say():
+    for reads, expected in {"same": 1.0, "correlated": 0.7, "other": 0.0}.items():
+        rows = simulate("linear", reads, 20_000, (0,))
+        frame = rows.frame
+        assert np.corrcoef(frame.x, frame.a1)[0, 1] == pytest.approx(expected, abs=0.03)
+        noise = frame.y - rows.effect - rows.network
+        assert noise.std() == pytest.approx(0.5, abs=0.01)
+        np.testing.assert_allclose(
+            rows.network, network_function(*frame[["a1", "a2"]].to_numpy().T)
+        )
+        again = simulate("linear", reads, 20_000, (0,)).frame
+        assert again.equals(frame)
+
+
+def test_shares_and_their_standard_errors():
+    records = [{"population": {"x": {"below": [below]}}} for below in (0.5, 0.97, 0.2, 0.6)]
+    share, error = tables.coverage(records, "population", ["x"], 0.9)
+    assert share == 0.75
+    assert error == pytest.approx(np.std([1, 0, 1, 1], ddof=1) / 2)
+    share, error = tables.coverage(records[:1], "population", ["x"], 0.9)
+    assert (share, error) == (1.0, pytest.approx((2 / 3 * 1 / 3) ** 0.5))

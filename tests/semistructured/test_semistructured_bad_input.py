@@ -1,0 +1,128 @@
+"""Bad input: separation, few rows of a level, outliers, impossible responses, unseen groups."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from subbayes import InputError, Sampling, SemiStructuredRegression
+
+SAMPLING = Sampling(draws=40, chains=2, warmup=30, seed=1, progress=False)
+pytestmark = pytest.mark.filterwarnings("ignore:effects have not mixed")
+
+
+def rows(n=40):
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"x": rng.normal(size=n), "g": [f"g{i % 8}" for i in range(n)]})
+    return frame.assign(y=frame.x + rng.normal(size=n))
+
+
+def fit(formula, frame, **options):
+    return SemiStructuredRegression(formula, **options).fit(frame, sampling=SAMPLING)
+
+
+def test_separation_gives_finite_effects_by_the_prior():
+    frame = rows()
+    found = fit("z ~ x", frame.assign(z=(frame.x > 0).astype(int)), family="bernoulli").summary()
+    mean, sd = found.loc["x", ["mean", "sd"]]
+    assert 3 < mean < 30
+    assert 0.5 < sd < 15
+
+
+def test_a_level_with_one_row_has_a_wide_effect_and_leaves_the_others():
+    frame = rows()
+    frame["c"] = ["rare"] + ["b"] * 39
+    found = fit("y ~ x + C(c)", frame).summary()
+    without = fit("y ~ x", frame.iloc[1:]).summary()
+    assert found.loc["C(c)[T.rare]", "sd"] > 3 * found.loc["Intercept", "sd"]
+    assert abs(found.loc["x", "mean"] - without.loc["x", "mean"]) < without.loc["x", "sd"]
+
+
+def test_an_outlier_is_the_row_of_the_largest_pareto_k():
+    frame = rows()
+    frame.loc[7, "y"] = 1e4
+    loo = fit("y ~ x", frame).loo()
+    assert int(np.argmax(loo.pareto_k)) == 7
+    assert loo.pareto_k[7] > 0.7
+    assert np.delete(np.asarray(loo.pareto_k), 7).max() < 0.7
+
+
+@pytest.mark.parametrize(
+    ("family", "value", "said"),
+    [
+        ("poisson", -1.0, "c: expected"),
+        ("poisson", 0.5, "c: expected"),
+        ("gamma", 0.0, "c: expected"),
+        ("beta", 1.0, "c: expected"),
+        ("weibull", -2.0, "c: expected"),
+        ("bernoulli", 1.0, "2 classes"),
+    ],
+)
+def test_responses_that_no_link_reaches(family, value, said):
+    with pytest.raises(InputError) as caught:
+        fit("c ~ x", rows().assign(c=value), family=family)
+    assert said.removeprefix("c: ") in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_truncation_points_inside_the_data():
+    with pytest.raises(InputError, match="from 0 to inf"):
+        fit("y | trunc(lb=0) ~ x", rows())
+    with pytest.raises(InputError, match="from -inf to 0.5"):
+        fit("y | trunc(ub=0.5) ~ x", rows())
+
+
+@pytest.mark.slow
+def test_more_random_slopes_than_rows_and_a_single_group_are_finite():
+    frame = rows(20)
+    for groups in ([f"h{i}" for i in range(20)], ["a"] * 20):
+        found = fit("y ~ x + (1 | g)", frame.assign(g=groups)).summary()
+        assert np.isfinite(found[["mean", "sd"]].to_numpy()).all()
+
+
+@pytest.mark.slow
+def test_unseen_levels_of_nested_groups():
+    frame = rows().assign(h=[f"h{i % 2}" for i in range(40)])
+    frame["h"] = np.where(frame.g == "g0", "h0", frame.h)
+    model = fit("y ~ x + (1 | h/g)", frame)
+    new = pd.DataFrame({"x": [0.0], "h": ["h1"], "g": ["g0"]})  # a combination of known levels
+    with pytest.raises(InputError, match="the levels seen in training"):
+        model.predict(new)
+    plain = model.predict(new, new_levels="reference")
+    drawn = model.predict(new, new_levels="sample")
+    assert float(drawn.epistemic_variance[0]) > float(plain.epistemic_variance[0])
+
+
+def test_columns_with_spaces_and_other_scripts():
+    frame = rows().rename(columns={"x": "alter in jahren", "g": "grupp%e"})
+    frame["größe"] = frame["alter in jahren"] ** 2
+    frame["身長"] = np.arange(40.0)
+    formula = "y ~ `alter in jahren` + größe + 身長 + (1 | `grupp%e`)"
+    plain = frame.set_axis(["a", "g", "y", "b", "c"], axis=1)
+    found = fit(formula, frame).summary()["mean"]
+    expected = fit("y ~ a + b + c + (1 | g)", plain).summary()["mean"]
+    np.testing.assert_allclose(found.to_numpy(), expected.to_numpy(), rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        pd.date_range("2020-01-01", periods=40),
+        pd.date_range("2020-01-01", periods=40, tz="UTC"),
+        pd.period_range("2020-01", periods=40, freq="M"),
+        pd.timedelta_range("1h", periods=40),
+        pd.interval_range(0, 40),
+    ],
+)
+def test_dates_are_refused_by_name(values):
+    with pytest.raises(InputError, match="^when: expected numbers, booleans, text or categories"):
+        fit("y ~ when", rows().assign(when=values))
+
+
+def test_categories_are_levels():
+    frame = rows()
+    category = frame.assign(g=pd.Categorical(frame.g, ordered=True))
+    found, expected = (fit("y ~ x + C(g)", f).effects() for f in (category, frame))
+    assert found.keys() == expected.keys()
+    np.testing.assert_allclose(found["C(g)[T.g3]"], expected["C(g)[T.g3]"], rtol=1e-9)
