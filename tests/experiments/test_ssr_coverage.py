@@ -17,7 +17,9 @@ def test_proposals_have_their_density_and_moments():
     factors = np.array([[[1.0, 0.0], [0.5, 2.0]], [[0.3, 0.0], [0.0, 0.4]]])
     mixture = Mixture(means, factors)
     z = rng.normal(size=(20, 2)) * 3
-    parts = [stats.multivariate_t(m, f @ f.T, df=7).pdf(z) for m, f in zip(means, factors)]
+    parts = [
+        stats.multivariate_t(m, f @ f.T, df=7).pdf(z) for m, f in zip(means, factors, strict=True)
+    ]
     gap = mixture.log_density(z) - np.log(sum(parts))
     np.testing.assert_allclose(gap, gap[0], rtol=1e-9)
     drawn = mixture.draw(40_000, rng)
