@@ -140,7 +140,7 @@ class CollapsedNormal:
         """The derivatives of the coefficients in the coordinates of each order."""
         structured = self.likelihood.map.structured
         found = []
-        for order in range(int(self._order.max()) + 1):
+        for order in range(max(1, int(self._order.max()) + 1)):
             one = (self._order[self.linear] == order).to(h)
             found.append(structured.coefficients(self._whole(h, one)) - level)
         return torch.stack(found, 1)

@@ -31,6 +31,7 @@ __all__ = ["reml_of_collapsed", "reml_of_rows", "smoothing_coordinates"]
 
 _FURTHEST = 6.0  # of a standard normal coordinate; at -6 a standard deviation is 0 to rounding
 _STEP = 1e-3  # of differences
+_STARTS = (0.0, -1.0, 1.0)  # of the search for a maximum, besides the mode
 _KINDS = ("sd(", "cor(", "length(")
 
 
@@ -100,6 +101,11 @@ def _maximum(target: LogDensity, start: Float[np.ndarray, "d"]) -> Float[np.ndar
         return -float(found[0]), -slope
 
     limits = [(-_FURTHEST, _FURTHEST)] * len(start)
-    inside = np.clip(start, -_FURTHEST / 2, _FURTHEST / 2)
-    found = optimize.minimize(negative, inside, jac=True, method="L-BFGS-B", bounds=limits)
-    return np.asarray(found.x)
+    # where a standard deviation is almost 0 the slope is too, from which no search gets away
+    places = [np.full(len(start), at) for at in _STARTS]
+    places.insert(0, np.clip(start, -_FURTHEST / 2, _FURTHEST / 2))
+    found = [
+        optimize.minimize(negative, place, jac=True, method="L-BFGS-B", bounds=limits)
+        for place in places
+    ]
+    return np.asarray(min(found, key=lambda one: float(one.fun)).x)

@@ -176,8 +176,8 @@ class JointPosterior:
             if found is not None:
                 return found
         if self.model.specification.smooth == "reml":
-            expected = "'bayes' where independent proposals do not fit, or for many processes"
-            fail("smooth", expected, "'reml'")
+            expected = "'bayes' for many processes, or where the Gaussian around the maximum does "
+            fail("smooth", expected + "not fit the posterior of the other effects", "'reml'")
         initial = sampling.initial
         if isinstance(initial, str):
             initial = self.start_points(sampling.chains)

@@ -24,6 +24,7 @@ def checked(results, bars, size):
     json.dumps([results, bars], allow_nan=False)
 
 
+@pytest.mark.slow
 def test_a_small_run_measures_every_part(monkeypatch):
     monkeypatch.setattr(benchmark, "QUICK", SMALL)
     said = []
@@ -38,6 +39,7 @@ def test_the_quick_form():
     checked(*benchmark.run(True, None, lambda *_: None), benchmark.QUICK)
 
 
+@pytest.mark.slow
 def test_rates_and_passes_agree(monkeypatch):
     """Evaluations a second times seconds of a pass times passes of each are one."""
     monkeypatch.setattr(benchmark, "QUICK", SMALL)

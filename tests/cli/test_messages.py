@@ -66,7 +66,7 @@ def test_evaluate_says_where_detection_is_worse_than_chance(monkeypatch, capsys,
             names = ("entropy", "mutual_information")
             return {name: {"auroc": area} for name, area in zip(names, areas, strict=True)}
 
-    monkeypatch.setattr(evaluate, "load_model", lambda _: Model())
+    monkeypatch.setattr(evaluate, "load_table_model", lambda _: Model())
     monkeypatch.setattr(evaluate, "read_rows", lambda *_, **__: [1, 2])
     assert run(["evaluate", "m", "a.csv", "--ood", "b.csv", "-q"]) == 0
     said = "note: every AUROC is below 0.5: the rows of b.csv are predicted with less uncertainty"

@@ -46,6 +46,7 @@ def check_model(model, device, x, y):
     assert scores == pytest.approx(again, rel=1e-4, abs=1e-5, nan_ok=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "subspace",
     [

@@ -103,6 +103,7 @@ def test_engines_sample_a_correlated_gaussian(engine):
         assert draws.log_evidence_error < 0.2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", [NUTS(), SliceSampling()], ids=lambda engine: engine.name)
 def test_a_flat_base_measure(engine):
     draws = engine.sample(

@@ -82,7 +82,10 @@ def test_iterable_dataset_equals_its_loader():
         (lambda: small_fit(subspace=PCA), r"subspace: .* PCA\(\), got the class PCA. Call it"),
         (lambda: small_fit(output="logits"), "output: expected a function of what .*, got str"),
         (lambda: small_fit().predict(DATA[0], n_draws="9"), "n_draws: expected a whole number"),
-        (lambda: Training(optimizer="foo"), "optimizer: expected one of 'adam', 'sgd', got 'foo'"),
+        (
+            lambda: Training(optimizer="foo"),
+            "optimizer: expected one of 'adam', 'adamw', 'sgd', got 'foo'",
+        ),
         (lambda: Sampling(seed=2**70), r"seed: expected a whole number below 2\*\*63, got 1180591"),
         (lambda: derive_seed(2**63), r"seed: expected a whole number below 2\*\*63"),
         (lambda: fork_rng(2**63).__enter__(), r"seed: expected a whole number below 2\*\*63"),

@@ -3,12 +3,14 @@
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from scipy import optimize
 
 import subbayes
 from subbayes import InputError
 from subbayes.inference import Sampling
 from subbayes.semistructured import NormalPrior, SemiStructuredRegression
+from subbayes.semistructured.empirical_bayes import smoothing_coordinates
 
 SAMPLING = Sampling(draws=1000, chains=4, progress=False)
 
@@ -113,6 +115,30 @@ def test_counts_have_the_maximum_of_the_laplace_approximation():
     sd = np.sqrt(covariance[place, place])
     assert abs(summary.loc["x", "mean"] - at[place]) < 0.25 * sd  # a mean beside a mode
     assert summary.loc["x", "sd"] == pytest.approx(sd, rel=0.1)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 6])
+def test_the_search_leaves_standard_deviations_near_0(seed):
+    """The posterior mode has a standard deviation near 0, where the slope is almost 0 too."""
+    rng = np.random.default_rng(seed)
+    g, x, u = np.repeat(np.arange(25), 8), rng.normal(0, 1, 200), rng.normal(0, 0.7, 25)
+    b = (rng.uniform(size=200) < 1 / (1 + np.exp(-(0.2 + 0.8 * x + u[g])))).astype(int)
+    frame = pd.DataFrame({"b": b, "x": x, "g": g.astype(str)})
+    model = SemiStructuredRegression("b ~ x + (1 | g)", family="bernoulli")
+    model.fit(frame, smooth="reml", sampling=Sampling(draws=50, chains=2, progress=False))
+    likelihood = model.state.model.effects_likelihood
+    (at,) = smoothing_coordinates(likelihood.map.structured)
+
+    def marginal(tau):
+        zeta = torch.zeros(likelihood.map.structured.size, dtype=torch.float64)
+        zeta[at] = tau
+        zeta, precision = likelihood.mode(zeta, [at])
+        squares = float(zeta.square().sum()) - tau**2
+        log_det = float(torch.linalg.slogdet(precision)[1])
+        return float(likelihood.value(zeta[None])) - 0.5 * squares - 0.5 * log_det
+
+    found = marginal(float(model.state.draws.z[0, 0, at]))
+    assert found >= max(marginal(tau) for tau in np.linspace(-4, 4, 81)) - 1e-3
 
 
 def test_a_model_is_saved_with_its_choice(tmp_path):

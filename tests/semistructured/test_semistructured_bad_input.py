@@ -126,3 +126,10 @@ def test_categories_are_levels():
     found, expected = (fit("y ~ x + C(g)", f).effects() for f in (category, frame))
     assert found.keys() == expected.keys()
     np.testing.assert_allclose(found["C(g)[T.g3]"], expected["C(g)[T.g3]"], rtol=1e-9)
+
+
+def test_a_normal_response_without_a_mean():
+    y = np.random.default_rng(0).normal(1, 2, size=80)
+    model = SemiStructuredRegression("y ~ 0").fit(pd.DataFrame({"y": y}), sampling=SAMPLING)
+    sigma = model.effects()["sigma"]
+    assert sigma.mean() == pytest.approx(np.sqrt(np.square(y).mean()), rel=0.05)

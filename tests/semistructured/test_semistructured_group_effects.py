@@ -120,7 +120,7 @@ def test_columns_are_products_of_effects_and_indicators_of_groups():
         }
     )
     formula = "y ~ (1 + `my x` | größe/h) + (0 + C(h) | `größe`:h)"
-    with pytest.raises(InputError, match="effects that differ"):
+    with pytest.raises(InputError, match="effects with different names"):
         prepared("y ~ (1 | größe/h) + (h | `größe`:h)", frame)
     design = prepared(formula, frame, priors={"sd(größe)": 1.0}).design
     assert [t.name for t in design.terms][1:4] == [
@@ -163,6 +163,7 @@ def test_unseen_groups_have_sampled_effects_or_none():
     np.testing.assert_array_equal(sampled, again)
 
 
+@pytest.mark.slow
 def test_sampled_effects_of_a_new_group_have_its_covariance():
     frame = sleep_study(5, 6)
     with pytest.warns(UserWarning, match="have not mixed"):

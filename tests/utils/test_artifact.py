@@ -844,6 +844,7 @@ def fork_forever(path: Path, start: int) -> int:
     return child
 
 
+@pytest.mark.slow
 def test_kills_at_random_moments_leave_a_readable_artifact(tmp_path: Path) -> None:
     chance = random.Random(0)
     path, start = tmp_path / "a", time.perf_counter()

@@ -375,6 +375,7 @@ def trained_on(rows):
     ).network
 
 
+@pytest.mark.slow
 def test_cross_validation_on_training_rows_selects_the_edge_of_the_grid():
     net, data, validation = overfitted()
     likelihood = subbayes.likelihoods.Categorical()

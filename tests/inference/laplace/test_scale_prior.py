@@ -59,6 +59,7 @@ def test_fit_is_linearised_laplace_under_the_scaled_prior():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unchecked")
 def test_a_linear_network_has_the_posterior_in_closed_form():
     x, y = rows()

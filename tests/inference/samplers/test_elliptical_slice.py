@@ -143,6 +143,7 @@ def test_stats_hold_the_log_likelihood_at_temperature_one():
     np.testing.assert_allclose(draws.stats["log_likelihood"], expected, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_no_chain_waits_for_another():
     """The number of batched evaluations is about that of an average chain, not the slowest."""
     posterior = LinearGaussian(n=200).posterior()
@@ -226,6 +227,7 @@ def test_reference_gaussian_does_not_change_the_density(name, around):
     assert draws.temperature == posterior.temperature
 
 
+@pytest.mark.slow
 def test_laplace_reference_saves_evaluations_under_a_wide_prior():
     posterior = LinearGaussian(rank=2, prior=Normal(100.0)).posterior()
     options = {"draws": 100, "chains": 20, "progress": False}

@@ -261,6 +261,7 @@ def test_a_singular_mass_matrix():
             cholesky(np.stack([np.eye(2), bad]))
 
 
+@pytest.mark.slow
 @engines
 def test_non_finite_gradient_is_a_divergence(engine):
     class Broken(Toy):

@@ -105,6 +105,7 @@ def test_a_minibatch_of_all_rows_has_no_noise():
     assert draws.stats["evaluations"].max() == 3
 
 
+@pytest.mark.slow
 def test_the_step_size_decays():
     posterior, _, _ = regression(60)
     draws = quick(posterior, MCLMC(batch_size=60, decay=0.5), draws=400, thin=5)
