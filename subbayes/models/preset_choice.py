@@ -45,6 +45,7 @@ from subbayes.priors import Normal
 from subbayes.subspace import FullSubspace
 from subbayes.utils.checks import InputError, fail
 from subbayes.utils.progress import progress_bar, say
+from subbayes.utils.saving import fail_checkpoint
 from subbayes.utils.seeding import derive_seed
 
 __all__ = ["PresetChoice", "choose_settings", "with_record"]
@@ -104,9 +105,31 @@ def choose_settings(
         search = _Search(preset, rows, task, settings, n_classes, weights)
         record = search.run() | {"seconds": {"choice": time.monotonic() - started}}
         saved.write("choice", record)
+    else:
+        _check_record(preset, settings, record)
     return PresetChoice(
         _final_settings(preset, settings, record, n, started, saved), record, started
     )
+
+
+def _check_record(preset: Preset, settings: TableSettings, record: dict[str, Any]) -> None:
+    """Check that a choice from a file is one that the preset makes.
+
+    Raises:
+        InputError: another preset or budget, or a choice that is not among the candidates.
+    """
+    budget = None if settings.budget is None else float(settings.budget)
+    possible: dict[str, list[Any]] = {
+        "name": [settings.preset],
+        "budget": [budget],
+        "hidden": [list(hidden) for hidden, _ in preset.networks],
+        "weight_decay": [decay for _, decay in preset.networks],
+        "prior": list(preset.priors),
+        "epochs": [*preset.epochs, preset.training.epochs, _LEAST_EPOCHS],
+    }
+    for name, values in possible.items():
+        if record[name] not in values:
+            fail_checkpoint(f"{name} of the preset, {str(values)[:80]}", str(record[name])[:40])
 
 
 def _check_settings(settings: TableSettings) -> None:
@@ -157,6 +180,7 @@ def _final_settings(
             target=preset.target,
             metric="prior",
             ends=started + budget,
+            budget=budget,
             load=lambda: saved.read("plan"),
             save=lambda plan: saved.write("plan", plan),
         )

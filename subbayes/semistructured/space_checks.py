@@ -9,6 +9,7 @@ import torch
 
 from subbayes.draws import Draws
 from subbayes.inference.engine import ENGINES
+from subbayes.semistructured.empirical_bayes import smoothing_coordinates
 from subbayes.semistructured.specification import PreparedModel
 from subbayes.semistructured.subspace import JointSpace
 from subbayes.subspace import CoordinateSubspace, FullSubspace, JointSubspace
@@ -64,9 +65,27 @@ def check_space(space: JointSpace, rows: PreparedModel, draws: Draws, seed: int)
     """
     _check_parts(space, rows)
     _check_draws(space, draws)
+    _check_smoothing(rows, draws)
     known = draws.engine == _ENSEMBLE or draws.engine in ENGINES
     if known and draws.meta.get("seed", seed) != seed:
         _damaged("facts['seed']", "the seed of the draws", f"{seed}")
+
+
+def _check_smoothing(rows: PreparedModel, draws: Draws) -> None:
+    """Raise for draws that vary, or do not, against how smoothing is said to have been chosen."""
+    if rows.specification.smooth == "reml" and rows.n_weights:
+        _damaged("facts['smooth']", "'bayes' for a model with networks", "'reml'")
+    if rows.n_weights:
+        return
+    try:
+        places = smoothing_coordinates(rows.structured)
+    except InputError:
+        places = []
+    still = bool(places) and bool((np.ptp(draws.flat()[:, places], axis=0) == 0).all())
+    if rows.specification.smooth == "reml" and not still:
+        _damaged("facts['smooth']", "'bayes', since standard deviations vary", "'reml'")
+    if rows.specification.smooth == "bayes" and still and len(draws.flat()) > 1:
+        _damaged("facts['smooth']", "'reml', since standard deviations do not vary", "'bayes'")
 
 
 def _check_parts(space: JointSpace, rows: PreparedModel) -> None:

@@ -385,3 +385,13 @@ def test_rates_that_overflow_warn_and_do_not_fail():
     rate = np.exp(1.0)
     assert mean[0] == pytest.approx(rate / (1 - np.exp(-rate)), rel=1e-6)
     assert not np.isfinite(mean[1])
+
+
+@pytest.mark.parametrize("log_rate", [2.0, 9.0, 17.0, 20.0, 25.0, 30.0])
+def test_truncation_far_below_huge_counts_changes_nothing(log_rate):
+    outputs = torch.tensor([[[log_rate]]], dtype=torch.float64)
+    predictive = Predictive(outputs, TruncatedFamily(family="poisson", lower=1))
+    assert predictive.mean[0] == pytest.approx(math.exp(log_rate), rel=2e-3)
+    assert predictive.std[0] == pytest.approx(math.exp(log_rate / 2), rel=2e-2)
+    low, high = predictive.interval(0.9)
+    assert low[0] < predictive.mean[0] < high[0]

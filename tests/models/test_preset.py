@@ -12,9 +12,11 @@ import pytest
 import subbayes
 from subbayes import Sampling, SubspaceClassifier, SubspaceRegressor, Training
 from subbayes.cli import run
+from subbayes.draws import Draws
 from subbayes.inference.samplers.mclmc import MCLMC
 from subbayes.models import preset_choice, presets
 from subbayes.models.array_model import fit_arrays
+from subbayes.models.preset_choice import _check_record
 from subbayes.models.preset_sampling import PlannedMCLMC
 from subbayes.models.presets import Preset, describe_preset, largest
 from subbayes.models.settings import TableSettings
@@ -258,6 +260,58 @@ def _torch(tensors):
     return {name: torch.as_tensor(value) for name, value in tensors.items()}
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("hidden", [20_000, 20_000]),
+        ("hidden", [5, 5, 5]),
+        ("prior", 1e149),
+        ("weight_decay", 7.0),
+        ("epochs", 10**12),
+        ("budget", 1e9),
+        ("name", "nope"),
+    ],
+)
+def test_a_choice_of_a_file_is_one_that_the_preset_makes(name, value):
+    settings = TableSettings(preset="best", budget=30.0)
+    record = {
+        "name": "best",
+        "budget": 30.0,
+        "hidden": [12, 12],
+        "weight_decay": 1e-4,
+        "prior": 1.0,
+        "epochs": 10,
+    }
+    _check_record(SMALL, settings, record)
+    with pytest.raises(InputError, match=f"checkpoint: expected {name} of the preset"):
+        _check_record(SMALL, settings, record | {name: value})
+
+
+@pytest.mark.parametrize(
+    ("plan", "is_possible"),
+    [
+        ({}, True),
+        ({"thin": 2**40}, False),
+        ({"warmup": 2**40}, False),
+        ({"warmup": 0, "draws": 1}, False),
+        ({"draws": 10**6}, False),
+        ({"warmup": 10**7, "thin": 10**5}, False),
+        ({"time_limit": 1e6}, False),
+    ],
+)
+def test_a_plan_of_a_file_is_one_for_the_budget(plan, is_possible, monkeypatch):
+    monkeypatch.setattr("subbayes.models.preset_sampling.step_seconds", lambda *_: 1e-3)
+    monkeypatch.setattr(MCLMC, "run", lambda *_: Draws(np.zeros((2, 3, 2))))
+    found = {"warmup": 5000, "draws": 100, "thin": 50, "time_limit": 9.0} | plan
+    engine = PlannedMCLMC(budget=10.0, load=lambda: found)
+    sampling = Sampling(draws=100, initial=np.zeros((2, 2)))
+    if is_possible:
+        assert engine.run(None, sampling).n_draws == 3
+        return
+    with pytest.raises(InputError, match="checkpoint: expected a plan for 10 s"):
+        engine.run(None, sampling)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("budget", [None, 30.0])
 def test_an_interrupted_fit_resumes_with_its_choice_and_its_plan(budget, tmp_path, monkeypatch):
@@ -277,7 +331,6 @@ def test_an_interrupted_fit_resumes_with_its_choice_and_its_plan(budget, tmp_pat
             fit_arrays(x.astype("f4"), y, "regression", settings, checkpoint=tmp_path)
     planned = steps[-1]
     monkeypatch.setattr("subbayes.models.preset_choice._Search.run", None)  # not called again
-    monkeypatch.setattr("subbayes.models.preset_sampling.step_seconds", None)
     resumed = fit_arrays(x.astype("f4"), y, "regression", settings, checkpoint=tmp_path)
     assert resumed.sampled.meta["warmup"] == planned
     assert resumed.settings["preset"]["budget"] == budget

@@ -317,8 +317,14 @@ class TruncatedFamily(_Around):
         low, high = self._levels(outputs)
         inner: Any = self.family
         levels = (low + u * (high - low)).clamp_max(1 - 1e-14)  # whose quantile is finite
-        value = inner._distribution_at(outputs).ppf(levels.numpy())
-        return torch.from_numpy(np.asarray(value)).clamp(self.lower, self.upper)
+        value = torch.from_numpy(np.asarray(inner._distribution_at(outputs).ppf(levels.numpy())))
+        if bool(value.isnan().any()):  # SciPy's quantiles of huge counts
+            wide = outputs.double()
+            mean, variance = (part[..., 0] for part in (inner.mean(wide), inner.variance(wide)))
+            value = torch.where(
+                value.isnan(), mean + variance.sqrt() * torch.special.ndtri(levels), value
+            )
+        return value.clamp(self.lower, self.upper)
 
     def quantiles(self, outputs: Outputs, q: float) -> Moments:
         """Quantiles within the bounds."""
@@ -341,8 +347,9 @@ class TruncatedFamily(_Around):
                 if bool(ends.isfinite().any())
                 else first
             )
-            y = torch.linspace(first, float(last), min(int(last - first) + 1, _MOST_COUNTS))
-            y = y.double().round().reshape(shape).expand(-1, *outputs.shape[:-1])
+        if self.kind == "count" and float(last) - first < _MOST_COUNTS:
+            y = torch.arange(first, float(last) + 1, dtype=torch.float64)
+            y = y.reshape(shape).expand(-1, *outputs.shape[:-1])
             weight = self.log_density(y, outputs.double().unbind(-1)).exp()
             return y, weight / weight.sum(0)
         x = torch.linspace(-7, 7, 257, dtype=torch.float64)
