@@ -73,9 +73,9 @@ def check_space(space: JointSpace, rows: PreparedModel, draws: Draws, seed: int)
 
 def _check_smoothing(rows: PreparedModel, draws: Draws) -> None:
     """Raise for draws that vary, or do not, against how smoothing is said to have been chosen."""
-    if rows.specification.smooth == "reml" and rows.n_weights:
-        _damaged("facts['smooth']", "'bayes' for a model with networks", "'reml'")
     if rows.n_weights:
+        if rows.specification.smooth == "reml":
+            _damaged("facts['smooth']", "'bayes' for a model with networks", "'reml'")
         return
     try:
         places = smoothing_coordinates(rows.structured)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -51,7 +52,7 @@ class RandomLengthSampler(hamiltonian.HamiltonianSampler):
 
 
 @dataclass(frozen=True)
-class RandomLengthKernel(HamiltonianKernel):
+class RandomLengthKernel(HamiltonianKernel, ABC):
     """A step of every trajectory at once; a chain whose trajectory ends starts its next one."""
 
     length: float
@@ -73,15 +74,15 @@ class RandomLengthKernel(HamiltonianKernel):
         """Start a trajectory of each given chain."""
         s.end[rows] = hamiltonian.new_trajectories(s, rows, rngs)
 
+    @abstractmethod
     def advance(self, posterior: GradientDensity, s: Any) -> None:
         """Move the newest point of every trajectory by one step."""
-        raise NotImplementedError
 
+    @abstractmethod
     def stats(
         self, s: Any, diverged: np.ndarray, moved: Int[np.ndarray, "m"], log_weight: np.ndarray
     ) -> dict[str, np.ndarray]:
         """The statistics of the trajectories that end."""
-        raise NotImplementedError
 
     def is_possible(self, s: Any, begun: np.ndarray) -> dict[str, np.ndarray]:
         """Whether the newest points can be those of a run, by the name of their arrays."""
