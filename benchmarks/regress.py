@@ -12,6 +12,8 @@ Poisson and Bernoulli responses.
 
 (c) `y ~ s(x0) + s(x1)`, and the same with a surface `te(x2, x3)`, with a million rows: seconds and
 peak memory in a process of its own each.
+
+(d) Smooths beside mgcv: see `benchmarks/regress_mgcv.py`.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ import numpy as np
 import pandas as pd
 
 from benchmarks.harness import bar, own_peak
+from benchmarks.regress_mgcv import beside_mgcv
 from subbayes import SemiStructuredRegression
 from subbayes.inference import Sampling
 
@@ -194,4 +197,6 @@ def run(
             bar(f"{what}: seconds", one["seconds"], MILLION_SECONDS, "lower"),
             bar(f"{what}: peak GiB", one["peak_gib"], MILLION_GIB, "lower"),
         ]
-    return {"cases": cases, "many_rows": many, "million": huge}, bars
+    smooths, more = beside_mgcv(1_000 if quick else 10_000, rows, say)
+    found = {"cases": cases, "many_rows": many, "million": huge, "mgcv": smooths}
+    return found, bars + more
