@@ -343,7 +343,11 @@ class _Search:
         )
 
     def _epoch_seconds(self, candidate: tuple[tuple[int, ...], float]) -> tuple[float, float]:
-        """Measure the seconds of a training without its epochs, and of an epoch."""
+        """Measure the seconds of a training without its epochs, and of an epoch.
+
+        The first training of a process also loads and initialises libraries, and is not counted.
+        """
+        self._train(candidate, 1)
         seconds = []
         for epochs in (1, 3):
             started = time.perf_counter()

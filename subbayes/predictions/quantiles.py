@@ -170,7 +170,10 @@ def gaussian_mixture_quantile(
     S, shape = len(means), means.shape[1:]
     flat, sds = means.reshape(S, -1), stds.reshape(S, -1)
     size = min(max(1, _NUMBERS_AT_ONCE // S), flat.shape[1])
-    memory = torch.empty(4, size, S, dtype=means.dtype), torch.empty(4, size, S)
+    memory = (
+        torch.empty(4, size, S, dtype=means.dtype),
+        torch.empty(4, size, S, dtype=torch.float32),
+    )
     pairs = zip(flat.split(size, 1), sds.split(size, 1), strict=True)
     return torch.cat(
         [_of_rows(q, m.T.contiguous(), s.T.contiguous(), *memory) for m, s in pairs]

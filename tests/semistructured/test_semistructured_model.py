@@ -161,7 +161,8 @@ def test_effects_beside_orthogonal_networks_are_recovered():
     frame = pd.DataFrame({"u": rng.uniform(-2, 2, 150)})
     f = 0.8 * (frame.u**2 - (frame.u**2).mean())
     frame["y"] = 1 + 1.5 * frame.u + f + 0.2 * rng.normal(size=150)
-    model = SemiStructuredRegression("y ~ u", deep={"net": (net(8), ["u"])}).fit(
+    networks = {"net": (net(8), ["u"])}
+    model = SemiStructuredRegression("y ~ u", deep=networks, effects="sample").fit(
         frame,
         sampling=Sampling(draws=200, chains=2, progress=False),
         training=Training(
@@ -196,7 +197,8 @@ def test_effects_beside_orthogonal_networks_are_recovered():
 @pytest.mark.slow
 def test_networks_of_other_columns_are_centred_but_not_those_of_tensors():
     frame = table()
-    model = SemiStructuredRegression("y ~ x", deep={"net": (net(), ["u"])}).fit(
+    networks = {"net": (net(), ["u"])}
+    model = SemiStructuredRegression("y ~ x", deep=networks, effects="sample").fit(
         frame, **QUICK, subspace=SemiStructuredSubspace(2)
     )
     deep = model.contributions(frame)["deep"]["mean"]
