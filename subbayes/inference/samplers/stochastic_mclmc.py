@@ -148,6 +148,10 @@ class BatchKernel(Kernel):
             "noise": between(s.noise, 0.0, 1e300),
         }
 
+    def _are_values(self, posterior: Any, s: Any) -> Bool[np.ndarray, "chains"]:
+        """True: values are of a minibatch, and the next step computes them again."""
+        return np.ones(len(s.z), dtype=bool)
+
     def init(self, posterior: GradientDensity, z: Float[np.ndarray, "chains k"], rngs: Rngs) -> Any:
         """The state at start points z; the first step size is searched on the first minibatch."""
         plain = Kernel(**{field.name: getattr(self, field.name) for field in fields(Kernel)})
