@@ -35,7 +35,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from subbayes.inference.samplers.adaptation import apply_transposed_factor
 from subbayes.inference.samplers.chains import Density, Info, Rngs
