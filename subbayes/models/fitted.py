@@ -382,7 +382,9 @@ def _check_settings(settings: dict[str, Any], draws: Draws | None, subspace: Sub
     members = settings["ensemble"]["members"]
     if draws.engine in ENGINES and not engine_class(draws.engine).uses_initial:
         fail_damaged("draws of a sampler with chains for 'ensemble'", repr(draws.engine))
-    if "thinned_from" not in draws.meta and draws.n_chains != members:
+    of = draws.meta.get("thinned_from")
+    some = of is not None and draws.n_draws == 1 and not of % members  # of some chains
+    if draws.n_chains != members and not (some and draws.n_chains < members):
         fail_damaged(f"a chain for each of {members} members", f"{draws.n_chains} chains")
 
 

@@ -30,11 +30,10 @@ from jaxtyping import Bool, Float, Int
 
 from subbayes.draws import Draws
 from subbayes.inference.configuration import Sampling
-from subbayes.inference.samplers import elliptical_slice, state_limits
+from subbayes.inference.samplers import elliptical_slice, evidence, state_limits
 from subbayes.inference.samplers.adaptation import Schedule
 from subbayes.inference.samplers.chains import Density, Info, Rngs, Sampler, prior_scale
 from subbayes.inference.samplers.elliptical_slice import search_limits
-from subbayes.inference.samplers.evidence import bridge_bias, check_ladders, summary_of_ladders
 from subbayes.inference.samplers.ladder import equal_rates, first_powers, lengths
 from subbayes.inference.samplers.random_numbers import copy_state, refill, select_chains
 from subbayes.inference.samplers.state_limits import (
@@ -425,7 +424,7 @@ def _stats(s: State) -> dict[str, np.ndarray]:
         "round_trips": s.trips.copy(),
         "idle": s.idle / np.maximum(s.idle + s.spent.sum(1), 1),
         "log_evidence": np.where(drawn, (up - down).sum(1), np.nan),
-        "bridge_bias": np.where(drawn, bridge_bias(up + down, least), np.nan),
+        "bridge_bias": np.where(drawn, evidence.bridge_bias(up + down, least), np.nan),
     }
 
 
@@ -481,18 +480,18 @@ class ParallelTempering(Sampler):
     @classmethod
     def implied(cls, draws: Draws) -> dict[str, Any]:
         """Evidence of the ladders, and final values of statistics; see `Engine.implied`."""
-        check_ladders(draws)
-        summary, evidence, error = summary_of_ladders(draws)
-        return {
-            "log_evidence": evidence,
-            "log_evidence_error": error,
-            **{f"meta.{name}": value for name, value in summary.items()},
-        }
+        return evidence.implied_by_ladders(draws)
+
+    @classmethod
+    def implied_of_thinned(cls, draws: Draws, of: int) -> dict[str, Any]:
+        """Nothing but limits of the evidence; see `Engine.implied_of_thinned`."""
+        evidence.check_thinned_ladders(draws)
+        return {}
 
     def run(self, posterior: Density, sampling: Sampling) -> Draws:
         """Draw from a posterior; see `Engine.run`."""
         draws = super().run(posterior, sampling)
-        summary, evidence, error = summary_of_ladders(draws)
+        summary, value, error = evidence.summary_of_ladders(draws)
         return replace(
-            draws, meta=draws.meta | summary, log_evidence=evidence, log_evidence_error=error
+            draws, meta=draws.meta | summary, log_evidence=value, log_evidence_error=error
         )
