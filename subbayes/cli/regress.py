@@ -190,6 +190,7 @@ def regress(
         "family": repr(fitted.state.model.family),
         "rows": len(fitted.state.model.frame),
         "dropped": fitted.state.model.dropped,
+        "inference": summary.attrs["inference"],
         "effects": summary.to_dict("index"),
         "warnings": [as_options(line) for line in fitted.warnings()],
     }
@@ -202,7 +203,9 @@ def regress(
             fitted.report(report, notes=[COMMAND.get()], level=level)
             facts["report"] = str(report)
     shown: dict[str, Any] = {
-        k: facts[k] for k in ("formula", "family", "rows", "model", "report") if k in facts
+        k: facts[k]
+        for k in ("formula", "family", "rows", "inference", "model", "report")
+        if k in facts
     }
     console.result(facts, f"{aligned(shown)}\n\n{_table(summary)}")
     if out is not None:

@@ -401,11 +401,11 @@ def _check_same_observations(posteriors: Mapping[str, Posterior]) -> None:
     for name in others:
         found = _targets(posteriors[name])
         if found.shape != expected.shape or not torch.equal(found, expected):
-            got = f"{len(found)} instead of {len(expected)}"
+            same = found.shape == expected.shape
             fail(
                 f"models[{name!r}]",
-                f"the observations of {first!r}, in their order",
-                "others" if found.shape == expected.shape else got,
+                f"the {len(expected):,} observations of {first!r}, in their order",
+                "others" if same else f"{len(found):,} observations",
                 "Fit all to the same rows",
             )
 

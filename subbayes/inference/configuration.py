@@ -44,7 +44,8 @@ class Sampling:
         checkpoint: folder to save the run in and resume it from, bit for bit.
         checkpoint_seconds: time between checkpoints.
         time_limit: seconds of a run of Markov chains, after which it stops, with a warning, with
-            the draws that all chains have, at least 4 of each. None for no limit.
+            the draws that all chains have, at least 4 of each; a warm-up that is not over by then
+            is an error. None for no limit.
         progress: show progress bars; None shows them on a terminal.
         chain_groups: number of groups into which `torchrun`'s processes are divided, each with its
             own chains; the processes of a group have different rows. None chooses it.

@@ -69,6 +69,19 @@ class Engine(ABC):
         """
         return {}
 
+    @classmethod
+    def implied_of_thinned(cls, draws: Draws, of: int) -> dict[str, Any]:
+        """As `implied`, of draws that were thinned afterwards, from which less follows.
+
+        Args:
+            draws: those that were kept.
+            of: how many there were, over all chains.
+
+        Raises:
+            InputError: statistics or estimates that draws of this engine cannot have.
+        """
+        return {}
+
     def check(self, rank: int | None = None) -> None:  # noqa: B027, most need no check
         """Check before training that this engine can run.
 
@@ -196,10 +209,21 @@ def check_saved_draws(draws: Draws, temperature: float) -> None:
         if name in draws.stats:
             statistic_of(name, draws, high=1e300)
     thinned = draws.meta.get("thinned_from")
-    if thinned is not None and thinned <= draws.n_chains * draws.n_draws:
-        expected = f"'thinned_from' above {draws.n_chains * draws.n_draws}, the number of draws"
-        fail_damaged(expected, thinned)
-    check_estimates(draws, kind.estimates, kind.implied(draws) if thinned is None else {})
+    if thinned is None:
+        implied = kind.implied(draws)
+    else:
+        _check_thinned(draws, thinned)
+        implied = kind.implied_of_thinned(draws, thinned)
+    check_estimates(draws, kind.estimates, implied)
+
+
+def _check_thinned(draws: Draws, of: int) -> None:
+    """Check that so many draws can be thinned to these, as `Draws.thin` does."""
+    chains, each = draws.n_chains, draws.n_draws
+    if of <= chains * each:
+        fail_damaged(f"'thinned_from' above {chains * each}, the number of draws", of)
+    if each > 1 and of % chains:  # with fewer draws than chains there is one of some chains
+        fail_damaged(f"'thinned_from' as a multiple of {chains} chains", of)
 
 
 def engine_of(inference: str | Engine | Callable[[Any, Sampling], Draws]) -> Engine:

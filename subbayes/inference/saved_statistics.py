@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float
+from scipy.special import logsumexp
 
 from subbayes.draws import Draws
 from subbayes.inference.importance_sampling import (
@@ -20,13 +21,19 @@ from subbayes.inference.importance_sampling import (
 from subbayes.utils.files import fail_damaged
 
 __all__ = [
+    "FAR",
+    "check_between",
     "check_estimates",
+    "check_thinned_importance",
+    "checked_ratios",
     "gaussian_log_prob",
     "importance_estimates",
     "numbers_of",
     "statistic_of",
 ]
 
+FAR = 10.0
+"""Standard deviations, and units, between an estimate and the draws that were kept, at most."""
 _ESTIMATES = ("log_evidence", "log_evidence_error", "pareto_k")
 _ROUNDING = 1e-6  # relative, of sums in another order
 _OF_TAIL = 0.02  # of a Pareto k, whose fit may differ between versions
@@ -40,12 +47,7 @@ def importance_estimates(draws: Draws) -> dict[str, Any]:
     Raises:
         InputError: one of the two is missing, or `log_q` is not the density of `moments`.
     """
-    log_density = statistic_of("log_density", draws, high=_MOST)
-    log_q = statistic_of("log_q", draws, -_MOST, _MOST)
-    ratios = log_ratios(log_density, log_q)
-    close = partial(np.allclose, rtol=_OF_DENSITY, atol=_OF_DENSITY * draws.rank)
-    if draws.moments is not None and not close(log_q, gaussian_log_prob(draws)):
-        fail_damaged("'stats.log_q' to be the density of 'moments' at the draws", "others")
+    ratios = checked_ratios(draws)
     value, error = estimate_evidence(ratios)
     return {
         "log_evidence": value,
@@ -54,6 +56,49 @@ def importance_estimates(draws: Draws) -> dict[str, Any]:
         "meta.elbo": float(ratios.mean()),
         "meta.elbo_error": float(ratios.std() / np.sqrt(len(ratios))),
     }
+
+
+def checked_ratios(draws: Draws) -> Float[np.ndarray, " n"]:
+    """Logarithms of the importance ratios, and a check of the density of the approximation."""
+    log_density = statistic_of("log_density", draws, high=_MOST)
+    log_q = statistic_of("log_q", draws, -_MOST, _MOST)
+    close = partial(np.allclose, rtol=_OF_DENSITY, atol=_OF_DENSITY * draws.rank)
+    if draws.moments is not None and not close(log_q, gaussian_log_prob(draws)):
+        fail_damaged("'stats.log_q' to be the density of 'moments' at the draws", "others")
+    return log_ratios(log_density, log_q)
+
+
+def check_thinned_importance(draws: Draws, of: int) -> None:
+    """Check estimates of draws against those of them that were kept.
+
+    The mean of all ratios is at least the sum of the ratios kept over the number of all; that it is
+    at most far above them follows from no draw, but is assumed.
+
+    Args:
+        draws: those that were kept.
+        of: how many there were.
+
+    Raises:
+        InputError: estimates that cannot be of draws of which these are a part.
+    """
+    ratios = checked_ratios(draws)
+    known = ratios[np.isfinite(ratios)]
+    if not len(known):
+        return
+    spread = FAR * (1.0 + float(known.std()))
+    least = float(logsumexp(known)) - math.log(of)
+    most = float(known.max()) + spread
+    check_between("log_evidence", draws.log_evidence, least, most)
+    elbo, mean = draws.meta.get("elbo"), float(known.mean())
+    if isinstance(elbo, (int, float)) and len(known) == len(ratios):
+        check_between("elbo", float(elbo), mean - spread, mean + spread)
+
+
+def check_between(name: str, value: float, low: float, high: float) -> None:
+    """Raise `InputError` for an estimate of a file out of a range, unless it is NaN."""
+    rounding = _ROUNDING * max(1.0, abs(low), abs(high))
+    if not (math.isnan(value) or low - rounding <= value <= high + rounding):
+        fail_damaged(f"{name!r} from {low:g} to {high:g}, as the draws kept imply", f"{value:g}")
 
 
 def gaussian_log_prob(draws: Draws) -> Float[np.ndarray, "chains draws"]:

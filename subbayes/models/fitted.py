@@ -18,8 +18,10 @@ from subbayes.draws import Draws
 from subbayes.inference.engine import ENGINES, check_saved_draws, engine_class
 from subbayes.likelihoods import Likelihood, Weighted
 from subbayes.likelihoods import from_config as likelihood_from_config
+from subbayes.models.presets import check_preset_record
 from subbayes.networks.network import Network
 from subbayes.networks.saving import known_outputs, network_facts, network_from, network_tensors
+from subbayes.networks.shared_weights import warn_of_changed_weights
 from subbayes.networks.token_outputs import output_for
 from subbayes.posterior import Posterior
 from subbayes.predictions.averaging import average
@@ -98,6 +100,7 @@ class FittedModel(Predictor):
         if draws.prediction != "network":
             from subbayes.inference.laplace.linearised_engine import predict_linearised
 
+            warn_of_changed_weights(self.network)
             return predict_linearised(
                 self.network,
                 self.likelihood,
@@ -345,6 +348,8 @@ def rebuild(
         check_saved_draws(draws, temperature)
         _check_width(draws, prior)
     _check_settings(facts["settings"], draws, subspace)
+    if "preset" in facts["settings"]:
+        check_preset_record(facts["settings"], network, prior, draws)
     if data is not None:
         data = Data.of(data)
         of_rows = Weighted(likelihood) if data.has_weights else likelihood
@@ -377,7 +382,9 @@ def _check_settings(settings: dict[str, Any], draws: Draws | None, subspace: Sub
     members = settings["ensemble"]["members"]
     if draws.engine in ENGINES and not engine_class(draws.engine).uses_initial:
         fail_damaged("draws of a sampler with chains for 'ensemble'", repr(draws.engine))
-    if "thinned_from" not in draws.meta and draws.n_chains != members:
+    of = draws.meta.get("thinned_from")
+    some = of is not None and draws.n_draws == 1 and not of % members  # of some chains
+    if draws.n_chains != members and not (some and draws.n_chains < members):
         fail_damaged(f"a chain for each of {members} members", f"{draws.n_chains} chains")
 
 

@@ -27,7 +27,7 @@ from subbayes.draws import Draws
 from subbayes.inference.samplers.mclmc import MCLMC
 from subbayes.likelihoods import Likelihood, Weighted
 from subbayes.models.fitted import FittedModel
-from subbayes.models.preset_checkpoint import PresetCheckpoint
+from subbayes.models.preset_checkpoint import PresetCheckpoint, check_saved_choice
 from subbayes.models.preset_sampling import PlannedMCLMC, step_seconds
 from subbayes.models.presets import PRESETS, Preset, describe_preset, largest
 from subbayes.models.settings import TableSettings
@@ -45,7 +45,6 @@ from subbayes.priors import Normal
 from subbayes.subspace import FullSubspace
 from subbayes.utils.checks import InputError, fail
 from subbayes.utils.progress import progress_bar, say
-from subbayes.utils.saving import fail_checkpoint
 from subbayes.utils.seeding import derive_seed
 
 __all__ = ["PresetChoice", "choose_settings", "with_record"]
@@ -53,7 +52,6 @@ __all__ = ["PresetChoice", "choose_settings", "with_record"]
 _STREAM = 5  # of the seed, for the division of the rows and the members of candidates
 _LEAST_ROWS = 20
 _KEPT_DRAWS = 25  # of each chain with which priors are compared
-_LEAST_EPOCHS = 10
 _SLOWER = 1.5  # than the first, of posteriors that are compared
 
 
@@ -106,30 +104,10 @@ def choose_settings(
         record = search.run() | {"seconds": {"choice": time.monotonic() - started}}
         saved.write("choice", record)
     else:
-        _check_record(preset, settings, record)
+        check_saved_choice(preset, settings, record)
     return PresetChoice(
         _final_settings(preset, settings, record, n, started, saved), record, started
     )
-
-
-def _check_record(preset: Preset, settings: TableSettings, record: dict[str, Any]) -> None:
-    """Check that a choice from a file is one that the preset makes.
-
-    Raises:
-        InputError: another preset or budget, or a choice that is not among the candidates.
-    """
-    budget = None if settings.budget is None else float(settings.budget)
-    possible: dict[str, list[Any]] = {
-        "name": [settings.preset],
-        "budget": [budget],
-        "hidden": [list(hidden) for hidden, _ in preset.networks],
-        "weight_decay": [decay for _, decay in preset.networks],
-        "prior": list(preset.priors),
-        "epochs": [*preset.epochs, preset.training.epochs, _LEAST_EPOCHS],
-    }
-    for name, values in possible.items():
-        if record[name] not in values:
-            fail_checkpoint(f"{name} of the preset, {str(values)[:80]}", str(record[name])[:40])
 
 
 def _check_settings(settings: TableSettings) -> None:
@@ -241,7 +219,7 @@ class _Search:
         if budget is not None:
             ratio = self._chains / preset.compared * len(self.rows[1]) / len(self.parts[0])
             most = preset.shares[2] * budget / (per_epoch[best] * max(1.0, ratio))
-            final = largest(preset.epochs, most) or _LEAST_EPOCHS
+            final = largest(preset.epochs, most) or preset.least_epochs
         return {
             "name": self.settings.preset,
             "budget": None if budget is None else float(budget),
@@ -274,7 +252,7 @@ class _Search:
         if budget is not None:
             share = self.preset.shares[0] * budget
             overhead, seconds = self._epoch_seconds(candidates[0])
-            self._check_budget(budget, overhead + _LEAST_EPOCHS * seconds)
+            self._check_budget(budget, overhead + self.preset.least_epochs * seconds)
             epochs = self._epochs(share, overhead, seconds)
         found: list[Members | None] = []
         per_epoch, records, started, slowest = [], [], time.monotonic(), 0.0

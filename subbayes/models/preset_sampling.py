@@ -49,6 +49,12 @@ def step_seconds(engine: MCLMC, posterior: Any, initial: Float[np.ndarray, "chai
     return seconds
 
 
+class _Planned(MCLMC):
+    """MCLMC with a plan, whose draws come late rather than not at all where steps become slower."""
+
+    finishes_warmup: ClassVar[bool] = True
+
+
 @dataclass(frozen=True)
 class PlannedMCLMC(MCLMC):
     """MCLMC that chooses its numbers of steps when it starts, for the time that is left.
@@ -71,7 +77,7 @@ class PlannedMCLMC(MCLMC):
     def run(self, posterior: Any, sampling: Sampling) -> Draws:
         """Draw from a posterior; see `Engine.run`."""
         started = time.perf_counter()
-        engine = MCLMC(self.target, self.length, self.metric, self.step_size, self.integrator)
+        engine = _Planned(self.target, self.length, self.metric, self.step_size, self.integrator)
         plan = self.load() if self.load is not None else None
         if plan is None:
             plan = self._plan(engine, posterior, sampling)

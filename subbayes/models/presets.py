@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from subbayes.draws import Draws
+from subbayes.networks.mlp import MLP
+from subbayes.networks.network import Network
+from subbayes.priors import Normal
 from subbayes.training.configuration import Training
+from subbayes.utils.files import fail_damaged
 
-__all__ = ["PRESETS", "Preset", "describe_preset", "largest"]
+__all__ = [
+    "PRESETS",
+    "Preset",
+    "check_preset_choice",
+    "check_preset_record",
+    "describe_preset",
+    "largest",
+]
 
 
 @dataclass(frozen=True)
@@ -31,6 +43,7 @@ class Preset:
         held_out: share of the rows by which candidates are compared.
         epochs: ladder of epochs.
         steps: ladder of steps of chains with which networks and priors are compared.
+        least_epochs: of the members, whatever the time.
         enough_epochs: with fewer of them, fewer candidates are compared.
         compile_from: budget from which the density is compiled, unless the sampling has a mode.
         fixed_epochs: epochs of candidates without a budget.
@@ -57,6 +70,7 @@ class Preset:
     held_out: float = 0.2
     epochs: tuple[int, ...] = (10, 20, 50, 100, 200, 500, 1000)
     steps: tuple[int, ...] = (200, 500, 1000, 2000, 5000, 10_000)
+    least_epochs: int = 10
     enough_epochs: int = 100
     compile_from: float = 600.0
     fixed_epochs: int = 200
@@ -106,3 +120,71 @@ def describe_preset(record: Mapping[str, Any]) -> str:
         f"from {networks} and {chains}; {seconds['choice']:.0f} s to choose, "
         f"{seconds['training']:.0f} s to train, {seconds['sampling']:.0f} s to sample"
     )
+
+
+def check_preset_choice(
+    record: Mapping[str, Any], refuse: Callable[[str, str], Any] = fail_damaged
+) -> None:
+    """Check that the choice of a record from a file follows from the scores in it.
+
+    Args:
+        record: of a choice or of a fitted model.
+        refuse: raises an error, of what was expected and what is there.
+    """
+    networks, chains = record["networks"], record["chains"]
+    for name, found, most in zip(
+        ("networks", "chains"), (networks, chains), record["candidates"], strict=True
+    ):
+        if len(found) > most:
+            refuse(f"at most {most} {name} of a preset", str(len(found)))
+    first = max(chains or networks, key=lambda one: float(one["score"]))
+    same = [one for one in networks if one["hidden"] == first["hidden"]]
+    if not same:
+        refuse("chains of networks that a preset compares", str(first["hidden"])[:60])
+    decay = max(same, key=lambda one: float(one["score"]))["weight_decay"]
+    expected = {"hidden": first["hidden"], "weight_decay": decay}
+    if chains:
+        expected["prior"] = first["prior"]
+    for name, value in expected.items():
+        if record[name] != value:
+            refuse(
+                f"{name} {str(value)[:60]} of a preset, that of the best score",
+                str(record[name])[:60],
+            )
+
+
+def check_preset_record(
+    settings: Mapping[str, Any], network: Network, prior: Normal, draws: Draws | None
+) -> None:
+    """Check the record of a preset in a file against the model that it describes.
+
+    Args:
+        settings: of the model, with the record under "preset".
+        network: the network of the model.
+        prior: of its weights.
+        draws: its draws.
+
+    Raises:
+        InputError: an unknown preset, or one that has chosen another model.
+    """
+    record = settings["preset"]
+    if record["name"] not in PRESETS:
+        fail_damaged(f"a preset of {', '.join(PRESETS)}", repr(record["name"]))
+    check_preset_choice(record)
+    module, training = network.module_with(), settings.get("training") or {}
+    plain = prior.scale.size == 1 and prior.factor is None and not prior.mean.any()
+    found = {
+        "hidden": module.settings["hidden"] if isinstance(module, MLP) else None,
+        "prior": float(prior.scale.reshape(-1)[0]) if plain else None,
+        "epochs": training.get("epochs"),
+        "weight_decay": training.get("weight_decay"),
+    }
+    for name, value in found.items():
+        if record[name] != value:
+            fail_damaged(f"{name} of the preset {record[name]}, as the model has", value)
+    how = settings.get("subspace"), None if draws is None else draws.engine
+    if how != ("full", "mclmc"):
+        fail_damaged("all weights sampled by 'mclmc', as a preset does", how)
+    assert draws is not None
+    if record["seconds"]["sampling"] != draws.meta.get("seconds"):
+        fail_damaged("seconds of sampling of the preset, as the draws took", "others")

@@ -17,6 +17,7 @@ from subbayes.networks.adapters import is_of_base, settings_digest
 from subbayes.networks.mlp import MLP
 from subbayes.networks.module_copy import private_copy
 from subbayes.networks.network import Network
+from subbayes.networks.shared_weights import changed_weights
 from subbayes.utils.checks import fail
 from subbayes.utils.files import fail_damaged
 from subbayes.utils.tensor_file import add_prefix, strip_prefix
@@ -36,10 +37,20 @@ def network_tensors(network: Network) -> dict[str, Tensor]:
 def network_facts(network: Network) -> dict[str, Any]:
     """The architecture of a network, the settings of an `MLP`, and the identity of a base model.
 
+    Raises:
+        InputError: a base model whose weights have changed since the network was made.
+
     Example:
         >>> network_facts(Network(MLP(2, (), 1)))["module"]["n_inputs"]
         2
     """
+    if (name := changed_weights(network)) is not None:
+        fail(
+            "model",
+            "the base model that it was fitted beside",
+            f"one whose weights have changed since: {_short(name)}",
+            "Merge adapters and train in a copy, and fit again around a fresh base model",
+        )
     module = network.module_with()
     facts = {
         "architecture": network.architecture,

@@ -46,22 +46,25 @@ def predictive_check(replicates: Replicates, *, ax: Axes | None = None) -> Axes:
 def _densities(ax: Axes, replicates: Replicates) -> None:
     from scipy import stats
 
-    y, draws = replicates.y, replicates.draws[:_MOST_LINES]
+    y, draws = replicates.y, replicates.finite()[:_MOST_LINES]
     low, high = np.quantile(np.concatenate([draws.ravel(), y]), [0.01, 0.99])
     margin = 0.1 * (max(high, y.max()) - min(low, y.min()))
     at = np.linspace(min(low, y.min()) - margin, max(high, y.max()) + margin, _POINTS)
+    with np.errstate(over="ignore"):
+        spread = np.std(draws, axis=1)
     for i, row in enumerate(draws):
-        if np.std(row) > 0:
+        if 0 < spread[i] < np.inf:  # a variance that overflows has no kernel density
             name = f"drawn from the {replicates.source}" if i == 0 else None
-            inside = row[np.isfinite(row)]
-            ax.plot(at, stats.gaussian_kde(inside)(at), color=BLUE, lw=0.6, alpha=0.4, label=name)
+            ax.plot(at, stats.gaussian_kde(row)(at), color=BLUE, lw=0.6, alpha=0.4, label=name)
     if np.std(y) > 0:
         ax.plot(at, stats.gaussian_kde(y)(at), color=INK, lw=1.8, label="data")
     label_axes(ax, "response", "density")
 
 
 def _shares(ax: Axes, replicates: Replicates) -> None:
-    y, draws = replicates.y, replicates.draws
+    y, draws = replicates.y, replicates.finite()
+    if not len(draws):
+        draws = np.full((1, len(y)), np.nan)  # no share of any value
     last = int(min(max(y.max(), np.quantile(draws, 0.99)), _MOST_BARS))
     values = np.arange(last + 1)
     shares = np.stack([(draws == value).mean(1) for value in values], 1)

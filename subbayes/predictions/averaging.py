@@ -30,6 +30,7 @@ from subbayes.data.data import (
 )
 from subbayes.likelihoods import Likelihood
 from subbayes.networks.network import Network
+from subbayes.networks.shared_weights import warn_of_changed_weights
 from subbayes.networks.tracing.memory import REUSED_BYTES, bytes_per_row, reuse_memory
 from subbayes.predictions.predictive import Predictive, check_outputs
 from subbayes.utils.checks import check_count, fail
@@ -97,6 +98,7 @@ def average(
     at = weights.__getitem__ if isinstance(weights, Tensor) else weights
     total = len(weights) if isinstance(weights, Tensor) else count
     assert total is not None
+    warn_of_changed_weights(network)
     parts = [
         outputs(
             network,

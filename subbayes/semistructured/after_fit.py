@@ -229,8 +229,11 @@ class AfterFit:
             if not isinstance(model, AfterFit):
                 fail_type("others", "fitted models", model)
         responses = [m.state.model.response.numbers(m.state.model.frame) for m in models]
-        if any(not np.array_equal(y, responses[0]) for y in responses):
-            fail("others", "models of the same responses", "others", "Fit them to the same rows")
+        for y in responses[1:]:
+            if not np.array_equal(y, responses[0]):
+                n, m = len(responses[0]), len(y)
+                got = "others" if n == m else f"{m:,} rows"
+                fail("others", f"models of the same {n:,} responses", got, "Fit to the same rows")
         if names is None:
             names = [str(m.state.model.specification.formula) for m in models]
             if len(set(names)) < len(names):

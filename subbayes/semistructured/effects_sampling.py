@@ -13,6 +13,7 @@ returned, and the caller follows gradients.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import replace
 
 import numpy as np
@@ -22,6 +23,7 @@ from jaxtyping import Float
 from subbayes.distributed.processes import current
 from subbayes.draws import Draws
 from subbayes.inference.configuration import Sampling
+from subbayes.inference.samplers.nuts import NUTS
 from subbayes.semistructured.coefficient_likelihood import NormalStatistics
 from subbayes.semistructured.collapsed_normal import CollapsedNormal
 from subbayes.semistructured.effects_likelihood import EffectsLikelihood
@@ -30,19 +32,24 @@ from subbayes.semistructured.empirical_bayes import (
     reml_of_rows,
     smoothing_coordinates,
 )
+from subbayes.semistructured.given_coordinates import GivenCoordinates
 from subbayes.semistructured.grouped_importance import GroupedImportance
 from subbayes.semistructured.independence_metropolis import (
     Proposals,
     independence_chains,
     independence_draws,
     laplace_proposals,
+    pilot_generator,
 )
+from subbayes.utils.progress import say
 
 __all__ = ["draw_effects"]
 
 _MOST_COORDINATES = 60  # for proposals of all of them at once
 _MOST_BESIDE_GROUPS = 30  # for differences of all pairs of them
 _MOST_REPEATS = 20  # proposals for a draw, where the target is cheap
+_PATIENT_REPEATS = 120  # beside about as many evaluations of gradients of NUTS
+_MOST_NUMBERS = 2**26  # of all proposals
 
 
 def draw_effects(
@@ -82,6 +89,10 @@ def draw_effects(
     proposals = Proposals.of_precision(mode.numpy(), precision.numpy())
     found = independence_draws(target, proposals, sampling)
     if found is None:
+        numbers = sampling.chains * sampling.draws * sampling.thin * len(start)
+        most = min(_PATIENT_REPEATS, _MOST_NUMBERS // numbers)
+        found = independence_draws(target, proposals, sampling, most, patient=True)
+    if found is None:
         return None
     log_density, squares = found.stats["log_density"], np.square(found.z).sum(2)
     return _with_densities(found, found.z, log_density + 0.5 * squares)
@@ -91,8 +102,6 @@ def _collapsed_draws(
     collapsed: CollapsedNormal, start: Float[np.ndarray, "P"], sampling: Sampling, smooth: str
 ) -> Draws | None:
     """Draws of h by independent proposals, and of the other coordinates given them."""
-    if len(collapsed.rest) > _MOST_COORDINATES:
-        return None
     at, free = start[collapsed.rest], list(range(len(collapsed.rest)))
     if smooth == "reml":
         at = reml_of_collapsed(collapsed, at)
@@ -100,14 +109,19 @@ def _collapsed_draws(
         free = [i for i, j in enumerate(collapsed.rest) if j not in fixed]
 
     def whole(h: Float[np.ndarray, "*S f"]) -> Float[np.ndarray, "*S d"]:
-        found = np.broadcast_to(at, (*h.shape[:-1], len(at))).copy()
-        found[..., free] = h
-        return found
+        return _with_fixed(at, free, h)
 
     def target(h: Float[np.ndarray, "S f"]) -> Float[np.ndarray, "S"]:
         return collapsed.log_density(whole(h))
 
-    found = independence_draws(target, laplace_proposals(target, at[free]), sampling, _MOST_REPEATS)
+    found = None
+    if len(free) <= _MOST_COORDINATES:
+        proposals = laplace_proposals(target, at[free])
+        found = independence_draws(target, proposals, sampling, _MOST_REPEATS)
+    if found is None and smooth == "reml":
+        point = start.copy()
+        point[collapsed.rest] = at
+        return _draws_of_the_others(collapsed.likelihood, point, sampling)
     if found is None:
         return None
     found = replace(found, z=whole(found.z))
@@ -119,51 +133,68 @@ def _collapsed_draws(
     zeta = collapsed.with_coefficients(found.flat().copy(), np.concatenate(eps))
     value = collapsed.likelihood.value(torch.from_numpy(zeta)).numpy()
     shape = found.z.shape[:2]
+    found = replace(found, meta=found.meta | {"integrated_out": "coefficients"})
     return _with_densities(found, zeta.reshape(*shape, -1), value.reshape(shape))
 
 
 def _draws_of_the_others(
     likelihood: EffectsLikelihood, at: Float[np.ndarray, "P"], sampling: Sampling
-) -> Draws | None:
+) -> Draws:
     """Draws of all coordinates but those of smoothing, which keep their values."""
     fixed = smoothing_coordinates(likelihood.map.structured)
     free = [j for j in range(len(at)) if j not in fixed]
-    if len(free) > _MOST_COORDINATES:
-        return None
     mode, precision = likelihood.mode(torch.from_numpy(at.copy()), fixed)
+    given, found = GivenCoordinates(likelihood, at, tuple(free)), None
+    if len(free) <= _MOST_COORDINATES:
 
-    def whole(h: Float[np.ndarray, "*S f"]) -> Float[np.ndarray, "*S P"]:
-        found = np.broadcast_to(at, (*h.shape[:-1], len(at))).copy()
-        found[..., free] = h
-        return found
+        def target(h: Float[np.ndarray, "S f"]) -> Float[np.ndarray, "S"]:
+            return np.asarray(given.log_likelihood(h) - 0.5 * np.square(h).sum(1))
 
-    def target(h: Float[np.ndarray, "S f"]) -> Float[np.ndarray, "S"]:
-        value = likelihood.value(torch.from_numpy(whole(h))).numpy()
-        return np.asarray(value - 0.5 * np.square(h).sum(1))
-
-    own = precision.numpy()[np.ix_(free, free)]
-    proposals = Proposals.of_precision(mode.numpy()[free], own)
-    found = independence_draws(target, proposals, sampling, _MOST_REPEATS)
+        own = precision.numpy()[np.ix_(free, free)]
+        proposals = Proposals.of_precision(mode.numpy()[free], own)
+        found = independence_draws(target, proposals, sampling, _MOST_REPEATS)
+    if found is None and GroupedImportance.groups_of(likelihood) is not None:
+        found = _grouped_draws(GroupedImportance(likelihood), mode.numpy(), sampling, fixed)
+        if found is not None:
+            return found
     if found is None:
-        return None
-    z = whole(found.z)
+        say("few independent proposals would be accepted: sampling by nuts", sampling.progress)
+        initial = np.tile(mode.numpy()[free], (sampling.chains, 1))
+        found = NUTS().run(given, replace(sampling, initial=initial))
+    z = _with_fixed(at, free, found.z)
     value = likelihood.value(torch.from_numpy(z.reshape(-1, len(at)))).numpy()
     return _with_densities(found, z, value.reshape(z.shape[:2]))
 
 
 def _grouped_draws(
-    grouped: GroupedImportance, start: Float[np.ndarray, "P"], sampling: Sampling
+    grouped: GroupedImportance,
+    start: Float[np.ndarray, "P"],
+    sampling: Sampling,
+    fixed: Collection[int] = (),
 ) -> Draws | None:
-    """Draws of h by independent proposals, and of the effects of groups by their weights."""
-    if len(grouped.rest) > _MOST_BESIDE_GROUPS:
+    """Draws of h by independent proposals, and of the effects of groups by their weights.
+
+    Args:
+        grouped: the likelihood.
+        start: of all coordinates.
+        sampling: the settings.
+        fixed: positions of coordinates that keep their values.
+    """
+    at = start[grouped.rest]
+    free = [i for i, j in enumerate(grouped.rest) if j not in fixed]
+    if len(free) > _MOST_BESIDE_GROUPS:
         return None
-    proposals = laplace_proposals(grouped.laplace, start[grouped.rest])
-    grouped.start_near(proposals.mean)
+
+    def whole(h: Float[np.ndarray, "*S f"]) -> Float[np.ndarray, "*S d"]:
+        return _with_fixed(at, free, h)
+
+    proposals = laplace_proposals(lambda h: grouped.laplace(whole(h)), at[free])
+    grouped.start_near(whole(proposals.mean))
     rngs = [np.random.default_rng([sampling.seed, 13, c]) for c in range(sampling.chains)]
-    pilot = [np.random.default_rng([sampling.seed, 14])]
-    proposals, efficiency = proposals.adapted(lambda h: grouped.estimate(h, pilot), pilot[0])
+    pilot = [pilot_generator()]
+    proposals, efficiency = proposals.adapted(lambda h: grouped.estimate(whole(h), pilot), pilot[0])
     found = independence_chains(
-        lambda h: grouped.estimate(h, rngs), proposals, sampling, _MOST_REPEATS, efficiency
+        lambda h: grouped.estimate(whole(h), rngs), proposals, sampling, _MOST_REPEATS, efficiency
     )
     if found is None:
         return None
@@ -171,10 +202,20 @@ def _grouped_draws(
     shape = draws.z.shape[:2]
     chosen = grouped.chosen.numpy().reshape(shape[0], -1, grouped.groups.numel())
     zeta = np.zeros((*shape, grouped.size))
-    zeta[..., grouped.rest] = draws.z
+    zeta[..., grouped.rest] = whole(draws.z)
     zeta[..., grouped.groups.flatten().numpy()] = chosen[np.arange(len(kept))[:, None], kept]
     value = grouped.likelihood.value(torch.from_numpy(zeta.reshape(-1, grouped.size)))
+    draws = replace(draws, meta=draws.meta | {"integrated_out": "groups"})
     return _with_densities(draws, zeta, value.numpy().reshape(shape))
+
+
+def _with_fixed(
+    at: Float[np.ndarray, "d"], free: list[int], h: Float[np.ndarray, "*S f"]
+) -> Float[np.ndarray, "*S d"]:
+    """Points with the coordinates `free`, and others as at a point."""
+    found = np.broadcast_to(at, (*h.shape[:-1], len(at))).copy()
+    found[..., free] = h
+    return found
 
 
 def _with_densities(

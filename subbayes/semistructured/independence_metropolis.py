@@ -28,6 +28,7 @@ __all__ = [
     "independence_chains",
     "independence_draws",
     "laplace_proposals",
+    "pilot_generator",
     "standard_proposals",
 ]
 
@@ -39,6 +40,9 @@ _LARGE_PILOT, _MORE_ROUNDS = 6400, 10  # where the target is cheap
 _LEAST_EFFICIENCY = 0.5  # of the pilot's weights, for one proposal a draw
 _ENOUGH = 0.7  # efficiency for one proposal a draw where the target is cheap
 _LEAST_TO_REFIT = 8.0  # effective draws a coordinate from which moments are estimated
+_PATIENT_PILOT = 25_600  # where the alternative follows gradients for many more evaluations
+_PATIENT_SHARE = 5.0  # proposals for each that counts, whose weights have long tails there
+_PILOT_SEED = 11  # of all pilots: which sampler is used does not depend on the seed of the draws
 _WARMUP = 50
 _STEP = 1e-3  # of differences
 _MAX_STEPS = 60
@@ -183,8 +187,17 @@ def _tempered(log_w: Float[np.ndarray, "n"], least: float) -> Float[np.ndarray, 
             return w
 
 
+def pilot_generator() -> np.random.Generator:
+    """Random numbers of pilots, the same whatever the seed of the draws."""
+    return np.random.default_rng(_PILOT_SEED)
+
+
 def independence_draws(
-    target: LogDensity, proposals: Proposals, sampling: Sampling, most_repeats: int = 1
+    target: LogDensity,
+    proposals: Proposals,
+    sampling: Sampling,
+    most_repeats: int = 1,
+    patient: bool = False,
 ) -> Draws | None:
     """Draws of chains with independent proposals; None if too few would be accepted.
 
@@ -197,8 +210,9 @@ def independence_draws(
         proposals: first proposals, as of a Laplace approximation.
         sampling: draws, chains, thinning, seed and warm-up, by default 50.
         most_repeats: the most proposals for a draw, beyond which None is returned.
+        patient: fit the proposals by more draws, and have five times as many for each draw.
     """
-    found = independence_chains(target, proposals, sampling, most_repeats)
+    found = independence_chains(target, proposals, sampling, most_repeats, patient=patient)
     return None if found is None else found[0]
 
 
@@ -208,6 +222,7 @@ def independence_chains(
     sampling: Sampling,
     most_repeats: int = 1,
     efficiency: float | None = None,
+    patient: bool = False,
 ) -> tuple[Draws, Int[np.ndarray, "chains draws"]] | None:
     """As `independence_draws`, with the position of the proposal that each draw is.
 
@@ -218,14 +233,14 @@ def independence_chains(
     """
     started = time.perf_counter()
     if efficiency is None:
-        pilot = np.random.default_rng([sampling.seed, 11])
+        most = _PILOT if most_repeats == 1 else _LARGE_PILOT
         proposals, efficiency = proposals.adapted(
-            target, pilot, _PILOT if most_repeats == 1 else _LARGE_PILOT
+            target, pilot_generator(), _PATIENT_PILOT if patient else most
         )
     # proposals for each draw
     repeats = math.ceil(_LEAST_EFFICIENCY / efficiency)
     if most_repeats > 1 and efficiency < _ENOUGH:
-        repeats = math.ceil(1 / efficiency)
+        repeats = math.ceil((_PATIENT_SHARE if patient else 1) / efficiency)
     if repeats > most_repeats:
         return None
     warmup, thin = _WARMUP if sampling.warmup is None else sampling.warmup, sampling.thin * repeats
@@ -251,6 +266,7 @@ def independence_chains(
             "seed": sampling.seed,
             "warmup": warmup,
             "thin": sampling.thin,
+            "efficiency": efficiency,
             "seconds": time.perf_counter() - started,
         },
         engine="independence-metropolis",

@@ -40,6 +40,7 @@ from subbayes.semistructured.specification import PreparedModel
 from subbayes.semistructured.subspace import MAX_START, JointSpace
 from subbayes.subspace import FullSubspace, JointSubspace
 from subbayes.utils.checks import check_count, fail
+from subbayes.utils.progress import say
 
 __all__ = ["FittedState", "JointPosterior", "TemperedNetworks"]
 
@@ -175,9 +176,12 @@ class JointPosterior:
             found = draw_effects(self.density.effects, start, sampling, smooth)
             if found is not None:
                 return found
+            if smooth == "bayes":
+                line = "independent proposals around the mode do not fit the posterior"
+                say(f"{line}: sampling by {engine.name}", sampling.progress)
         if self.model.specification.smooth == "reml":
-            expected = "'bayes' for many processes, or where the Gaussian around the maximum does "
-            fail("smooth", expected + "not fit the posterior of the other effects", "'reml'")
+            expected = "'bayes' with a checkpoint, start points, many processes or streamed rows"
+            fail("smooth", expected, "'reml'", "Leave them out")
         initial = sampling.initial
         if isinstance(initial, str):
             initial = self.start_points(sampling.chains)

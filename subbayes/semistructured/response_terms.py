@@ -157,9 +157,14 @@ def _value(term: str, node: ast.expr, columns: Mapping[str, str]) -> str | float
     number = isinstance(node, ast.Constant) and type(node.value) in (int, float)
     if not isinstance(node, ast.Constant) or not number:
         _fail(f"columns and numbers in {term}(...)", "another expression", "Add a column")
-    value = node.value
-    assert isinstance(value, (int, float))
-    return sign * value
+    assert isinstance(node.value, (int, float))
+    try:
+        value = sign * float(node.value)
+    except OverflowError:
+        value = math.inf
+    if not math.isfinite(value):
+        _fail(f"numbers within the range of float64 in {term}(...)", "a larger one")
+    return value
 
 
 def _around(name: str, given: Mapping[str, Any], family: Family) -> Family:

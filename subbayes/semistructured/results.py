@@ -34,7 +34,7 @@ from subbayes.semistructured.partial_effects import (
 )
 from subbayes.semistructured.predictors import Predictors
 from subbayes.semistructured.subspace import JointSpace
-from subbayes.semistructured.summary import mixing_warnings, summary_table
+from subbayes.semistructured.summary import describe_draws, mixing_warnings, summary_table
 from subbayes.semistructured.terms.group_effects import GroupLaw
 from subbayes.utils.checks import check_choice, check_fraction, fail
 from subbayes.utils.seeding import derive_seed
@@ -152,12 +152,13 @@ class Results(AfterFit):
             two are those of the effects over the training rows, which the chains have sampled.
             `attrs["effects"]` is the `estimand`, and `attrs["smooth"]` says how the standard
             deviations of smooths and random effects were found: "bayes", or "empirical Bayes
-            (REML)", which leaves their uncertainty out.
+            (REML)", which leaves their uncertainty out. `attrs["inference"]` names the sampler.
         """
         check_fraction("level", level)
         table = summary_table(self.effects(), level, self._effects())
         table.attrs["effects"] = self.estimand
         reml = self.state.model.specification.smooth == "reml"
+        table.attrs["inference"] = describe_draws(self.draws)
         table.attrs["smooth"] = "empirical Bayes (REML)" if reml else "bayes"
         return table
 
@@ -384,7 +385,7 @@ class Results(AfterFit):
             "family": repr(specification.family),
             **networks,
             "effects": self.estimand,
-            "method": str(self.draws.meta.get("sampler", "")),
+            "inference": describe_draws(self.draws),
         }
 
     def to_arviz(self) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -9,9 +10,10 @@ import pandas as pd
 from jaxtyping import Float
 
 from subbayes import diagnostics
-from subbayes.draws import round_up
+from subbayes.draws import Draws, round_up
+from subbayes.utils.text_table import printable
 
-__all__ = ["central", "hdi", "mixing_warnings", "summary_table"]
+__all__ = ["central", "describe_draws", "hdi", "mixing_warnings", "summary_table"]
 
 
 def hdi(values: Float[np.ndarray, "S"], level: float = 0.95) -> tuple[float, float]:
@@ -118,3 +120,24 @@ def mixing_warnings(
         f"effects have not mixed: {' and '.join(problems)}; run longer (draws=..., about "
         f"{about}){follow}"
     ]
+
+
+_INTEGRATED_OUT = {
+    "coefficients": ", the coefficients integrated out",
+    "groups": ", the effects of groups integrated out by importance sampling",
+}
+
+
+def describe_draws(draws: Draws) -> str:
+    """How effects were sampled, in words.
+
+    Example:
+        >>> describe_draws(Draws(np.zeros((2, 5, 1)), engine="nuts"))
+        'nuts, 2 chains of 5 draws'
+    """
+    found = f"{draws.engine or 'unknown sampler'}, {draws.n_chains} chains of {draws.n_draws} draws"
+    found += _INTEGRATED_OUT.get(str(draws.meta.get("integrated_out")), "")
+    efficiency = draws.meta.get("efficiency")
+    if isinstance(efficiency, float) and math.isfinite(efficiency):
+        found += f" ({100 * efficiency:.2g} % of proposals count)"
+    return printable(found)

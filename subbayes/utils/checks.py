@@ -32,6 +32,7 @@ __all__ = [
     "message",
 ]
 
+_LEAST = 1e-150  # of positive numbers, whose squares and their inverses are then positive too
 _MOST_GOT, _MOST_EXPECTED = 300, 600  # characters of an error; choices may be many
 
 
@@ -139,7 +140,10 @@ def check_seed(value: Any, argument: str = "seed") -> int:
 
 
 def check_positive(argument: str, value: Any) -> float:
-    """Check that `value` is a finite number above zero and return it as `float`."""
+    """Check that `value` is a finite number above zero and return it as `float`.
+
+    Its square has to be finite and above zero too, since artifacts hold no other numbers.
+    """
     try:
         number = float(value)
     except OverflowError:
@@ -148,6 +152,8 @@ def check_positive(argument: str, value: Any) -> float:
         fail(argument, "a number above 0", repr(value))
     if not (math.isfinite(number) and number > 0):
         fail(argument, "a finite number above 0", repr(value))
+    if not _LEAST < number < 1 / _LEAST:
+        fail(argument, f"a number between {_LEAST:g} and {1 / _LEAST:g}", repr(value))
     return number
 
 

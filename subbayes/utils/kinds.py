@@ -24,6 +24,7 @@ from subbayes.utils.schema import (
     dict_of,
     list_of,
     number,
+    odd,
     one_of,
     optional,
     record,
@@ -382,7 +383,7 @@ _estimator = record(
 
 _rng = record(
     bit_generator=text("PCG64"),
-    state=record(state=whole(high=2**128 - 1), inc=whole(high=2**128 - 1)),
+    state=record(state=whole(high=2**128 - 1), inc=odd(2**128 - 1)),
     has_uint32=whole(high=1),
     uinteger=whole(high=2**32 - 1),
 )

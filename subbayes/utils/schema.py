@@ -36,6 +36,7 @@ __all__ = [
     "dict_of",
     "list_of",
     "number",
+    "odd",
     "one_of",
     "optional",
     "record",
@@ -153,6 +154,17 @@ def whole(low: int = 0, high: int = 2**63) -> Rule:
             _fail(where, "a whole number", value)
         if not low <= value <= high:
             _fail(where, f"a whole number from {low} to {high}", value)
+
+    return check
+
+
+def odd(high: int) -> Rule:
+    """An odd whole number from 1 to `high`."""
+
+    def check(value: Any, where: str, sizes: Sizes) -> None:
+        whole(1, high)(value, where, sizes)
+        if value % 2 == 0:
+            _fail(where, "an odd number", value)
 
     return check
 

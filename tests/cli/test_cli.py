@@ -482,7 +482,7 @@ def test_compare_ranks_saved_models(call, refused, files, tmp_path):
     assert {row["name"] for row in found["rows"]} == {str(w) for w in words[2:]}
     assert {row["temperature"] for row in found["rows"]} >= {50.0}
     refused(
-        r"models\['.*visits'\]: expected the observations of .*",
+        r"models\['.*visits'\]: expected the .* observations of .*",
         "compare",
         people,
         files / "income",

@@ -192,10 +192,10 @@ def test_bad_input(unchecked):
     posterior, draws = model.posterior(), exact_draws(model)
     with pytest.raises(InputError, match="models: expected at least one posterior"):
         compare_posteriors({})
-    with pytest.raises(InputError, match=r"models\['b'\]: expected the observations of 'a'"):
+    with pytest.raises(InputError, match=r"models\['b'\]: expected the 40 observations of 'a'"):
         compare_posteriors({"a": (posterior, draws), "b": (other.posterior(), draws)})
     short = LinearGaussian(n=20).posterior()
-    with pytest.raises(InputError, match="got 20 instead of 40. Fit all to the same rows"):
+    with pytest.raises(InputError, match="40 obs.* got 20 observations. Fit all to the same"):
         compare_posteriors({"a": (posterior, draws), "b": (short, draws)})
     with pytest.raises(InputError, match="draws at temperature 3, as the posterior, got 1"):
         compare_posteriors({"a": (posterior.with_temperature(3.0), draws)})

@@ -623,6 +623,49 @@ def test_formulas_of_many_parameters_are_refused_before_they_are_evaluated(
     assert len(evaluated) <= 2
 
 
+def _thinned(of: int, **others: Any) -> Change:
+    """Draws that claim to be some of more, whose estimates then follow from less."""
+
+    def change(tensors: Tensors, facts: Facts) -> None:
+        facts["draws"]["meta"]["thinned_from"] = of
+        facts["draws"] |= others
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("name", "evidence"), [(SMC, True), (VI, True), (LADDERS, True), ("fitted-laplace", False)]
+)
+def test_draws_that_claim_to_be_thinned_keep_the_checks_of_their_estimates(
+    tmp_path: Path, stored: Any, name: str, evidence: bool
+):
+    chains, draws, _ = stored(name)[0]["z"].shape
+    whole = 3 * chains * draws
+    forged = [_thinned(whole + 1)]
+    if evidence:
+        forged += [_thinned(whole, log_evidence=value) for value in (1e6, -1e6)]
+    for i, change in enumerate(forged):
+        tensors, facts, kind = stored(name)
+        change(tensors, facts)
+        check_refused(tmp_path / f"forged{i}", (tensors, facts, kind), subbayes.load)
+
+
+@pytest.mark.parametrize("n", [1, 2, 7, 30, 51])
+def test_thinned_draws_are_loaded(tmp_path: Path, stored: Any, n: int):
+    for i, name in enumerate((SMC, VI, LADDERS, "fitted-laplace")):
+        artifact.write(tmp_path / f"whole{i}", *_of_kind(stored(name)))
+        model = subbayes.load(tmp_path / f"whole{i}")
+        back = subbayes.load(model.save(tmp_path / f"thin{i}", n_draws=n))
+        assert back.draws.n_chains * back.draws.n_draws <= max(n, model.draws.n_chains)
+        again = subbayes.load(back.save(tmp_path / f"again{i}", n_draws=max(1, n // 2)))
+        assert again.draws.log_evidence == pytest.approx(model.draws.log_evidence, nan_ok=True)
+
+
+def _of_kind(content: tuple[Tensors, Facts, str]) -> tuple[str, Tensors, Facts]:
+    tensors, facts, kind = content
+    return kind, tensors, facts
+
+
 def test_facts_for_display_may_be_missing(tmp_path: Path, stored: Any):
     """Warnings of all draws, the method, statistics of a ladder: nothing computes with them."""
     tensors, facts, kind = stored("fitted-pca")

@@ -289,3 +289,26 @@ def test_adapters_that_are_not_in_use_are_no_settings():
     model.set_adapter("other")
     assert list(_peft_settings(model)) == ["other"]
     assert settings_digest(model) != expected
+
+
+@pytest.mark.parametrize(("kind", "change"), [("dora", "one value"), ("lora", "merge")])
+def test_a_base_model_that_changes_after_the_fit_is_not_used_in_silence(kind, change, tmp_path):
+    model, result, inputs, _ = fitted(kind=kind)
+    folder = result.save(tmp_path / "own")
+    fresh = adapted.adapted(kind, "CausalLM", torch.float32)
+    loaded, p = subbayes.load(folder, fresh), result.predict(inputs).probabilities
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        np.testing.assert_allclose(loaded.predict(inputs).probabilities, p, rtol=1e-6, atol=1e-9)
+    for module, fit in ((model, result), (fresh, loaded)):
+        if change == "merge":
+            module.merge_adapter()
+        else:
+            module.base_model.model.lm_head.weight.data[1, 2] += 1
+        with pytest.warns(UserWarning, match="weights of the base model have changed since"):
+            changed = fit.predict(inputs).probabilities
+        assert not np.allclose(changed, p, atol=1e-4)
+        with pytest.raises(InputError, match="^model: expected the base model .* changed since"):
+            fit.save(tmp_path / "again")
+    again = subbayes.load(folder, adapted.adapted(kind, "CausalLM", torch.float32))
+    np.testing.assert_allclose(again.predict(inputs).probabilities, p, rtol=1e-6, atol=1e-9)

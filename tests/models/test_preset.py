@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-import time
 
 import numpy as np
 import pandas as pd
@@ -16,8 +16,8 @@ from subbayes.draws import Draws
 from subbayes.inference.samplers.mclmc import MCLMC
 from subbayes.models import preset_choice, presets
 from subbayes.models.array_model import fit_arrays
-from subbayes.models.preset_choice import _check_record
-from subbayes.models.preset_sampling import PlannedMCLMC
+from subbayes.models.preset_checkpoint import check_saved_choice
+from subbayes.models.preset_sampling import PlannedMCLMC, _Planned
 from subbayes.models.presets import Preset, describe_preset, largest
 from subbayes.models.settings import TableSettings
 from subbayes.utils.checks import InputError
@@ -213,13 +213,33 @@ def test_sampling_ends_at_its_time_limit(monkeypatch):
     monkeypatch.undo()
     whole = MCLMC().run(Toy(3), Sampling(**options))
     assert np.array_equal(whole.z[:, : draws.n_draws], draws.z)
-    monkeypatch.setattr(
-        "subbayes.inference.samplers.chains.time.perf_counter", lambda: time.time() * 1e6
-    )
+    late = iter([0.0, *[0.5] * 12, *[2.0] * 1000])  # after the warm-up
+    monkeypatch.setattr("subbayes.inference.samplers.chains.time.perf_counter", lambda: next(late))
     with pytest.warns(UserWarning, match="after 4 of 1000 draws"):
         assert MCLMC().run(Toy(3), Sampling(**options, time_limit=1.0)).n_draws == 4
     with pytest.raises(InputError, match="time_limit"):
         Sampling(time_limit=-1.0)
+
+
+def test_a_warm_up_that_is_not_over_at_the_time_limit(monkeypatch, tmp_path):
+    from densities import Toy
+
+    options = {"draws": 20, "chains": 3, "warmup": 100, "seed": 1, "progress": False}
+    whole = MCLMC().run(Toy(3), Sampling(**options))
+    limited = Sampling(**options, time_limit=40.0, checkpoint=tmp_path)
+    with monkeypatch.context() as patch:
+        clock = iter(np.arange(0.0, 1e5))
+        patch.setattr("subbayes.inference.samplers.chains.time.perf_counter", lambda: next(clock))
+        with pytest.raises(
+            InputError, match=r"time_limit: .* 100 draws of warm-up .* made (3\d|4\d)\."
+        ) as error:
+            MCLMC().run(Toy(3), limited)
+        assert "\n" not in str(error.value)
+        assert "run again from the checkpoint" in str(error.value)
+        with pytest.warns(UserWarning, match="stopped at its time limit of 40 s after 4 of 20"):
+            planned = _Planned().run(Toy(3), Sampling(**options, time_limit=40.0))
+        assert np.array_equal(planned.z, whole.z[:, :4])
+    assert np.array_equal(MCLMC().run(Toy(3), limited).z, whole.z)
 
 
 # --- saving, resuming, refusing -------------------------------------------------------------------
@@ -281,10 +301,51 @@ def test_a_choice_of_a_file_is_one_that_the_preset_makes(name, value):
         "weight_decay": 1e-4,
         "prior": 1.0,
         "epochs": 10,
+        "networks": [
+            {"hidden": [3], "weight_decay": 1e-4, "score": -2.0},
+            {"hidden": [12, 12], "weight_decay": 1e-4, "score": -1.0},
+        ],
+        "chains": [{"hidden": [12, 12], "prior": 1.0, "steps": 50, "score": -1.0}],
+        "candidates": [2, 3],
     }
-    _check_record(SMALL, settings, record)
+    check_saved_choice(SMALL, settings, record)
     with pytest.raises(InputError, match=f"checkpoint: expected {name} of the preset"):
-        _check_record(SMALL, settings, record | {name: value})
+        check_saved_choice(SMALL, settings, record | {name: value})
+    other = {"hidden": [3], "prior": 0.01, "steps": 50, "score": 0.0}
+    with pytest.raises(InputError, match=r"checkpoint: expected hidden \[3\] of a preset, that of"):
+        check_saved_choice(SMALL, settings, record | {"chains": [*record["chains"], other]})
+
+
+FORGED = {
+    "name": lambda record: record.update(name="anything"),
+    "hidden": lambda record: record.update(hidden=[99]),
+    "hidden layers everywhere": lambda record: [
+        one.update(hidden=[99]) for one in (record, *record["networks"], *record["chains"])
+    ],
+    "prior": lambda record: record.update(prior=0.01),
+    "prior everywhere": lambda record: [
+        one.update(prior=0.3) for one in (record, *record["chains"])
+    ],
+    "weight decay everywhere": lambda record: [
+        one.update(weight_decay=0.5) for one in (record, *record["networks"])
+    ],
+    "epochs": lambda record: record.update(epochs=7),
+    "networks": lambda record: [one.update(hidden=[9, 9]) for one in record["networks"]],
+    "score": lambda record: record["chains"][2].update(score=1e3),
+    "candidates": lambda record: record.update(candidates=[1, 1]),
+    "seconds": lambda record: record["seconds"].update(sampling=1e9),
+}
+
+
+@pytest.mark.parametrize("what", FORGED)
+def test_a_record_of_another_model_is_refused(model, what, tmp_path):
+    fit = model.model_
+    record = copy.deepcopy(fit.settings["preset"])
+    FORGED[what](record)
+    path = dataclasses.replace(fit, settings=fit.settings | {"preset": record}).save(tmp_path / "a")
+    with pytest.raises(InputError, match="^path: expected .*preset") as error:
+        subbayes.load(path)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(

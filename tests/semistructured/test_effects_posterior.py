@@ -317,3 +317,50 @@ def test_a_start_of_the_user_is_followed_by_gradients():
         table(), sampling=Sampling(draws=100, chains=4, initial=np.zeros((4, 3)), progress=False)
     )
     assert model.draws.engine == "nuts"
+
+
+def test_the_sampler_is_named_and_does_not_depend_on_the_seed():
+    frame, found = table(n=80), {}
+    for seed in (0, 1):
+        sampling = Sampling(draws=20, chains=2, seed=seed, progress=False)
+        model = SemiStructuredRegression("c ~ x + v", family="negative-binomial")
+        found[seed] = model.fit(frame, sampling=sampling)
+    one, other = (found[seed].draws for seed in (0, 1))
+    assert one.meta["efficiency"] == other.meta["efficiency"]
+    assert not np.array_equal(one.z, other.z)
+    said = found[0].describe()["inference"]
+    assert said == found[0].summary().attrs["inference"]
+    assert said.startswith("independence-metropolis, 2 chains of 20 draws (")
+    collapsed = SemiStructuredRegression("y ~ x").fit(frame, sampling=sampling)
+    assert ", the coefficients integrated out (" in collapsed.describe()["inference"]
+    nuts = SemiStructuredRegression("y ~ x").fit(frame, inference="nuts", sampling=sampling)
+    assert nuts.describe()["inference"] == "nuts, 2 chains of 20 draws"
+
+
+def test_it_is_said_that_proposals_do_not_fit(monkeypatch, capsys):
+    monkeypatch.setattr("subbayes.semistructured.effects_sampling._MOST_COORDINATES", 0)
+    sampling = Sampling(draws=4, chains=2, warmup=4, progress=True)
+    SemiStructuredRegression("c ~ x", family="poisson").fit(table(n=40), sampling=sampling)
+    assert "proposals around the mode do not fit the posterior: sampling by nuts" in (
+        capsys.readouterr().err
+    )
+
+
+@pytest.mark.slow
+def test_censored_times_with_smooths_and_groups_are_drawn_by_several_proposals_each():
+    """Few proposals count: NUTS takes ten times as long for the same posterior."""
+    rng = np.random.default_rng(0)
+    frame = table(n=150)
+    times = np.exp(0.5 + 0.3 * frame.x + np.sin(frame.v)) * rng.weibull(1.5, len(frame))
+    ends = rng.exponential(6, len(frame))
+    frame["t"], frame["dead"] = np.minimum(times, ends), np.where(times <= ends, "none", "right")
+    formula = "t | cens(dead) + weights(w) ~ x + s(v, k=4) + (1 | g)"
+    tables = {}
+    for engine in (None, "nuts"):
+        model = SemiStructuredRegression(formula, family="weibull")
+        sampling = Sampling(draws=400, chains=3, progress=False)
+        tables[engine] = model.fit(frame, inference=engine, sampling=sampling).summary()
+    own, expected = tables[None], tables["nuts"]
+    assert own.attrs["inference"].startswith("independence-metropolis")
+    size = np.minimum(own["ess_bulk"], expected["ess_bulk"])
+    assert (np.abs(own["mean"] - expected["mean"]) < 4.5 * expected["sd"] * np.sqrt(2 / size)).all()

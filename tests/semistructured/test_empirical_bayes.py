@@ -9,7 +9,7 @@ from scipy import optimize
 import subbayes
 from subbayes import InputError
 from subbayes.inference import Sampling
-from subbayes.semistructured import NormalPrior, SemiStructuredRegression
+from subbayes.semistructured import NormalPrior, SemiStructuredRegression, effects_sampling
 from subbayes.semistructured.empirical_bayes import smoothing_coordinates
 from subbayes.utils import artifact
 
@@ -179,3 +179,64 @@ def test_a_file_that_names_the_other_method_is_refused(tmp_path, smooth):
     assert subbayes.load(tmp_path / "model").summary() is not None
     with pytest.raises(InputError, match="since standard deviations"):
         subbayes.load(tmp_path / "forged")
+
+
+def routes(monkeypatch, fit):
+    """Draws of one model by proposals of all coordinates, of those beside groups, and by NUTS."""
+    found, maximum, known = {}, effects_sampling.reml_of_rows, []
+
+    def once(*given):
+        known.extend([maximum(*given)] if not known else [])
+        return known[0].copy()
+
+    monkeypatch.setattr(effects_sampling, "reml_of_rows", once)
+    found["all"] = fit()
+    monkeypatch.setattr(effects_sampling, "_MOST_COORDINATES", 0)
+    found["groups"] = fit()
+    monkeypatch.setattr(effects_sampling, "_MOST_BESIDE_GROUPS", -1)
+    found["nuts"] = fit()
+    return found
+
+
+@pytest.mark.slow
+def test_every_sampler_of_counts_given_the_maximum_finds_the_same_effects(monkeypatch):
+    frame, sampling = table(n=100, groups=5), Sampling(draws=200, chains=2, progress=False)
+
+    def fit():
+        model = SemiStructuredRegression("c ~ x + (1 + x | g)", family="poisson")
+        return model.fit(frame, smooth="reml", sampling=sampling)
+
+    found = routes(monkeypatch, fit)
+    kinds = {name: one.draws.engine for name, one in found.items()}
+    assert kinds["all"] == kinds["groups"] == "independence-metropolis"
+    assert kinds["nuts"] == "nuts"
+    assert "effects of groups integrated out" in found["groups"].describe()["inference"]
+    tables = {name: one.summary() for name, one in found.items()}
+    expected = tables["nuts"]
+    assert expected.loc["sd(x | g)", "sd"] < 1e-9  # at its maximum
+    drawn = expected.index[expected["sd"] > 1e-9]
+    assert "x | g[0]" in drawn
+    for name in ("all", "groups"):
+        own = tables[name].loc[drawn]
+        size = np.minimum(own["ess_bulk"], expected.loc[drawn, "ess_bulk"])
+        error = 4.5 * expected.loc[drawn, "sd"] * np.sqrt(2 / size)
+        assert (np.abs(own["mean"] - expected.loc[drawn, "mean"]) < error).all()
+        np.testing.assert_allclose(own["sd"], expected.loc[drawn, "sd"], rtol=0.25)
+
+
+@pytest.mark.slow
+def test_random_slopes_of_many_groups_are_drawn_given_the_maximum():
+    frame = table(n=300, groups=35)
+    model = SemiStructuredRegression("c ~ x + (1 + x | g)", family="poisson")
+    summary = model.fit(
+        frame, smooth="reml", sampling=Sampling(draws=40, chains=2, progress=False)
+    ).summary()
+    assert summary.attrs["smooth"] == "empirical Bayes (REML)"
+    assert len(summary) > 70
+    assert 0.3 < summary.loc["sd(Intercept | g)", "mean"] < 1.0
+
+
+def test_what_maximum_likelihood_does_not_go_with_is_said_at_once(tmp_path):
+    sampling = Sampling(draws=10, chains=2, progress=False, checkpoint=tmp_path)
+    with pytest.raises(InputError, match="smooth: expected 'bayes' with a checkpoint.*Leave them"):
+        SemiStructuredRegression("y ~ x + (1 | g)").fit(table(), smooth="reml", sampling=sampling)

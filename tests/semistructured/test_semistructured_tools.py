@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -14,6 +16,7 @@ from subbayes.plots.conditional import conditional
 from subbayes.semistructured import NormalPrior
 from subbayes.semistructured.tools.averages import marginal_slopes
 from subbayes.semistructured.tools.hypothesis import density_at_zero, evaluate_hypothesis
+from subbayes.semistructured.tools.predictive_checks import Replicates
 from subbayes.semistructured.tools.updating import updated_formula
 
 SAMPLING = Sampling(draws=300, chains=2, progress=False)
@@ -77,6 +80,7 @@ def test_equality_has_the_ratio_of_densities():
         "x > 0 and x < 1",
         "((" * 300 + "x > 0",
         "x > 0" + " + 0" * 1000,
+        "x > " + 900 * "9",
     ],
 )
 def test_other_expressions_are_refused(expression):
@@ -199,7 +203,8 @@ def test_update_and_compare(model, frame):
     )
     assert table["difference"].iloc[0] == 0
     other = smaller.update(data=frame.head(60), sampling=SAMPLING)
-    with pytest.raises(InputError, match="others: expected models of the same responses"):
+    n = len(frame)
+    with pytest.raises(InputError, match=f"others: .* of the same {n} responses, got 60 rows"):
         model.compare(other)
     assert updated_formula("y ~ x", {"sigma": "~ . + z"}, "mu") == {
         "mu": "y ~ x",
@@ -229,3 +234,22 @@ def test_replicates_of_prior_and_posterior(model, frame):
         np.cov(prior.draws.T), covariance + noise * np.eye(4), rtol=0.05, atol=0.015
     )
     predictive_check(prior)
+
+
+def test_replicates_that_overflow_are_left_out_and_counted():
+    y = np.arange(4.0)
+    draws = np.array([[1.0, 2, 3, 4], [np.inf, 0, 0, 0], [1e200, -1e200, 0, 0], [np.nan] * 4])
+    found = Replicates(y, draws, "regression", "prior")
+    with pytest.warns(UserWarning, match="2 of 4 replicates have responses beyond the range"):
+        table = found.statistics()
+    assert np.isfinite(table.to_numpy()).all()
+    assert table.loc["mean", "p"] == 0.5
+    expected = np.quantile([np.std(draws[0]), 1e200 / np.sqrt(2)], [0.05, 0.95])
+    np.testing.assert_allclose(table.loc["sd", ["5%", "95%"]].to_numpy(float), expected)
+    predictive_check(found)
+    with pytest.warns(UserWarning, match="1 of 1 replicates have"):
+        table = replace(found, draws=draws[1:2]).statistics()
+    assert table["data"].notna().all()
+    assert table[["5%", "95%", "p"]].isna().all(axis=None)
+    for kind in ("regression", "count"):
+        predictive_check(Replicates(y, draws[1:2], kind, "prior"))

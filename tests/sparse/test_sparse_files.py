@@ -468,3 +468,43 @@ def test_an_onnx_file_of_transformer_layers(tmp_path):
     assert torch.backends.mha.get_fastpath_enabled() == fast
     found = ReferenceEvaluator(str(file)).run(None, {"inputs": x.numpy()})[0]
     np.testing.assert_allclose(found, small.module(x), atol=1e-5)
+
+
+class Normalised(nn.Module):
+    """Layers whose sizes stay, beside those that shrink."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.first = nn.Embedding(5, 4), nn.Linear(4, 4)
+        self.norm, self.groups, self.last = nn.LayerNorm(4), nn.GroupNorm(2, 4), nn.Linear(4, 2)
+
+    def forward(self, x):
+        """Outputs of indices (n,)."""
+        return self.last(self.groups(self.norm(self.first(self.table(x)))))
+
+
+@pytest.mark.parametrize("name", ["table.weight", "norm.weight", "norm.bias", "groups.weight"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+def test_tensors_of_other_dtypes_are_refused(tmp_path, name, dtype):
+    module, path = Normalised().eval(), tmp_path / "small.safetensors"
+    sparse.SmallNetwork(module).save(path)
+    tensors, facts, kind = artifact.read(path)
+    whole = {key: tensor.to(dtype) for key, tensor in tensors.items()}
+    artifact.write_file(path, kind, whole, facts, overwrite=True)
+    assert subbayes.load(path, Normalised()).module.norm.weight.dtype == dtype
+    forged = {**tensors, name: tensors[name].to(dtype)}
+    artifact.write_file(path, kind, forged, facts, overwrite=True)
+    with pytest.raises(InputError, match=f"one dtype of all layers.*{dtype} in .{name}") as error:
+        subbayes.load(path, Normalised())
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("layout", ["dense", "csr"])
+def test_outputs_of_an_exported_network_and_inputs_that_it_does_not_take(layout):
+    small = network()[1].export(INPUTS, layout)
+    assert torch.equal(small(INPUTS), small.module(INPUTS))
+    assert torch.equal(small(INPUTS.double().numpy()), small.module(INPUTS))
+    for wrong in (INPUTS[:, :1], INPUTS[..., :4], torch.ones(3), "text"):
+        with pytest.raises((InputError, InputTypeError), match="^inputs: expected") as error:
+            small(wrong)
+        assert "\n" not in str(error.value)

@@ -294,7 +294,7 @@ def train_curve_start(module, degree, seed):
         degree=degree,
         seed=seed,
         **training_options(
-            epochs=1, learning_rate=1e-300, optimizer="sgd", momentum=0.0, progress=False
+            epochs=1, learning_rate=1e-140, optimizer="sgd", momentum=0.0, progress=False
         ),
     )
     return result.curve.points.clone()

@@ -11,7 +11,7 @@ import torch
 
 from subbayes.distributed.chain_groups import ChainGroups
 from subbayes.inference.samplers.random_numbers import copy_state
-from subbayes.inference.samplers.state_limits import MOST_EVALUATIONS, wrong_field
+from subbayes.inference.samplers.state_limits import MOST_EVALUATIONS, between, wrong_field
 from subbayes.utils import artifact
 from subbayes.utils.saving import fail_checkpoint, read_checkpoint
 from subbayes.utils.tensor_file import add_prefix, strip_prefix
@@ -178,7 +178,13 @@ class Checkpoint:
             if {name: array.dtype for name, array in stats.items()} != types:
                 expected = f"the statistics of {self.kernel.name}: {', '.join(known)}"
                 fail_checkpoint(expected, "others, or of other types")
+        if "evaluations" in stats:
+            each = store.evaluations * getattr(self.kernel, "rungs", 1)  # of points of a chain
+            if not between(stats["evaluations"], 0, min(each, MOST_EVALUATIONS)).all():
+                fail_checkpoint(f"draws of at most {each} evaluations", "others")
         for rng, rng_state in zip(rngs, meta["rngs"][own], strict=True):
+            if rng_state["state"]["inc"] != rng.bit_generator.state["state"]["inc"]:
+                fail_checkpoint("the random streams of its seed", "others")
             rng.bit_generator.state = rng_state
         state = self.kernel.state_type(**{name: array[own] for name, array in arrays.items()})
         return state, store.part(own)

@@ -126,6 +126,7 @@ class Sampler(Engine):
     """An engine that runs a kernel on several Markov chains."""
 
     uses_initial: ClassVar[bool] = True
+    finishes_warmup: ClassVar[bool] = False  # beyond a time limit, which is an error otherwise
 
     @abstractmethod
     def kernel(self, posterior: Any, warmup: int) -> Kernel:
@@ -138,10 +139,14 @@ class Sampler(Engine):
     def run(self, posterior: Any, sampling: Sampling) -> Draws:
         """Draw from a posterior; see `Engine.run`."""
         warmup = self.default_warmup(sampling) if sampling.warmup is None else sampling.warmup
-        return run(self.kernel(posterior, warmup), posterior, replace(sampling, warmup=warmup))
+        kernel = self.kernel(posterior, warmup)
+        sampling = replace(sampling, warmup=warmup)
+        return run(kernel, posterior, sampling, finishes_warmup=self.finishes_warmup)
 
 
-def run(kernel: Kernel, posterior: Density, sampling: Sampling) -> Draws:
+def run(
+    kernel: Kernel, posterior: Density, sampling: Sampling, *, finishes_warmup: bool = False
+) -> Draws:
     """Run a kernel until every chain has its draws.
 
     A checkpoint is written every `checkpoint_seconds`, and on Ctrl-C and SIGTERM. A run that finds
@@ -152,14 +157,15 @@ def run(kernel: Kernel, posterior: Density, sampling: Sampling) -> Draws:
         kernel: the transition.
         posterior: the density.
         sampling: the settings; a `warmup` of None is 0.
+        finishes_warmup: continue a warm-up that is not over at the time limit.
 
     Raises:
-        InputError: a checkpoint of another posterior or other settings, or start points where
-            the density is not finite.
+        InputError: a checkpoint of another posterior or other settings, start points where the
+            density is not finite, or a warm-up that is not over at the time limit.
     """
     _check_agreement(kernel, posterior, sampling)
     with divided_chains(posterior, sampling.chains, sampling.chain_groups) as groups:
-        return _run(kernel, posterior, sampling, groups)
+        return _run(kernel, posterior, sampling, groups, finishes_warmup)
 
 
 def _check_agreement(kernel: Kernel, posterior: Density, sampling: Sampling) -> None:
@@ -182,7 +188,13 @@ def _check_agreement(kernel: Kernel, posterior: Density, sampling: Sampling) -> 
     processes.agree(facts, "Give every process the same data, subspace and settings")
 
 
-def _run(kernel: Kernel, posterior: Density, sampling: Sampling, groups: ChainGroups) -> Draws:
+def _run(
+    kernel: Kernel,
+    posterior: Density,
+    sampling: Sampling,
+    groups: ChainGroups,
+    finishes_warmup: bool,
+) -> Draws:
     """Run the chains of this process, and return those of all."""
     draws, thin, seed = sampling.draws, sampling.thin, sampling.seed
     warmup = sampling.warmup or 0
@@ -230,7 +242,7 @@ def _run(kernel: Kernel, posterior: Density, sampling: Sampling, groups: ChainGr
                         finished_chains[int(c)] = FinishedChain.of(state, rngs, c)
                     steps.update(done)
                 active = store.count < needed
-            late = _is_late(started, store, sampling)
+            late = _is_late(started, store, sampling, finishes_warmup)
             due = saved is not None and time.monotonic() - last > sampling.checkpoint_seconds
             stop, due, goes_on = groups.exchange(
                 max(interrupted, default=0), due, bool(active.any()) and not late
@@ -246,6 +258,8 @@ def _run(kernel: Kernel, posterior: Density, sampling: Sampling, groups: ChainGr
         store = store.resized(draws)
     gathered = store.gathered(groups)
     kept = _kept(gathered, sampling)
+    if kept < min(_LEAST_DRAWS, draws):
+        _fail_late(gathered, sampling)
     if kept < draws:
         warn_user(
             f"sampling stopped at its time limit of {sampling.time_limit:g} s after {kept} of "
@@ -273,12 +287,29 @@ def _kept(store: Store, sampling: Sampling) -> int:
     return min(max(kept, 0), sampling.draws)
 
 
-def _is_late(started: float, store: Store, sampling: Sampling) -> bool:
-    """Whether the time limit is over, and every chain has some draws."""
+def _is_late(started: float, store: Store, sampling: Sampling, finishes_warmup: bool) -> bool:
+    """Whether the time limit is over, in the warm-up or when every chain has some draws."""
     limit = sampling.time_limit
     if limit is None or time.perf_counter() - started < limit:
         return False
+    if not finishes_warmup and int(store.count.min()) < (sampling.warmup or 0):
+        return True
     return _kept(store, sampling) >= min(_LEAST_DRAWS, sampling.draws)
+
+
+def _fail_late(store: Store, sampling: Sampling) -> NoReturn:
+    """Report a warm-up that is not over at the time limit."""
+    done, warmup = int(store.count.min()), sampling.warmup or 0
+    remedy = "Raise it, or lower warmup"
+    if sampling.checkpoint is not None:
+        remedy += ", or run again from the checkpoint"
+    fail(
+        "time_limit",
+        f"seconds in which each chain makes {warmup} draws of warm-up and then at least "
+        f"{min(_LEAST_DRAWS, sampling.draws)}",
+        f"{sampling.time_limit:g} s, in which one made {done}",
+        remedy,
+    )
 
 
 def _own_rows(initial: str | np.ndarray, chains: int, groups: ChainGroups) -> str | np.ndarray:

@@ -32,6 +32,7 @@ from subbayes.inference.samplers.state_limits import (
     close,
     finite,
     near,
+    same_density,
     used,
 )
 from subbayes.priors import Normal
@@ -84,7 +85,8 @@ class Kernel:
         """Whether the arrays of a state can be those of a run, by name."""
         return search_limits(s, s.log_likelihood, store) | {
             "z": near(s.z, posterior.prior.mean, prior_scale(posterior)),
-            "log_likelihood": finite(s.log_likelihood),
+            "log_likelihood": finite(s.log_likelihood)
+            & same_density(s.log_likelihood, posterior.log_likelihood(s.z) / posterior.temperature),
         }
 
     def init(self, posterior: Density, z: Float[np.ndarray, "chains k"], rngs: Rngs) -> State:

@@ -31,7 +31,13 @@ from subbayes.inference.samplers.adaptation import (
 from subbayes.inference.samplers.chains import Density, Rngs, Sampler, prior_scale
 from subbayes.inference.samplers.laplace_start import Points, laplace_start
 from subbayes.inference.samplers.random_numbers import copy_state, uniforms
-from subbayes.inference.samplers.state_limits import MOST_EVALUATIONS, between, close, finite
+from subbayes.inference.samplers.state_limits import (
+    MOST_EVALUATIONS,
+    between,
+    close,
+    finite,
+    same_density,
+)
 from subbayes.utils.checks import check_choice, check_positive, fail
 
 if TYPE_CHECKING:
@@ -167,7 +173,7 @@ class HamiltonianKernel:
     target_acceptance: float
     step_size: float | None
 
-    def shared_limits(self, s: State, store: Store) -> dict[str, Any]:
+    def shared_limits(self, posterior: Any, s: State, store: Store) -> dict[str, Any]:
         """Whether the fields of `State` can be those of a run, by name."""
         p, slack = start_momenta(s), 1e-9 * s.evaluations
         kinetic = 0.5 * np.square(p).sum(1)
@@ -176,7 +182,7 @@ class HamiltonianKernel:
         )
         return adapted | {
             "z": finite(s.z),
-            "value": finite(s.value),
+            "value": finite(s.value) & same_density(s.value, posterior.value_and_grad(s.z)[0]),
             "gradient": finite(s.gradient),
             "start_energy": close(s.start_energy, kinetic - s.value, 1 + kinetic + np.abs(s.value)),
             "acceptance": between(s.acceptance, 0, s.evaluations + slack),

@@ -22,7 +22,13 @@ from subbayes.inference.samplers.microcanonical import (
     unit_vectors,
 )
 from subbayes.inference.samplers.random_numbers import copy_state
-from subbayes.inference.samplers.state_limits import MOST_EVALUATIONS, between, close, finite
+from subbayes.inference.samplers.state_limits import (
+    MOST_EVALUATIONS,
+    between,
+    close,
+    finite,
+    same_density,
+)
 
 if TYPE_CHECKING:
     from subbayes.inference.samplers.chain_storage import Store
@@ -69,11 +75,15 @@ class Kernel(Tuner):
         return self.tuning_limits(posterior, s, store) | {
             "z": finite(s.z),
             "direction": finite(s.direction) & close(size, 1.0),
-            "value": finite(s.value),
+            "value": finite(s.value) & self._are_values(posterior, s),
             "gradient": finite(s.gradient),
             "start": finite(s.start),
             "restarts": between(s.restarts, 0, min(store.evaluations, MOST_EVALUATIONS)),
         }
+
+    def _are_values(self, posterior: Any, s: State) -> Bool[np.ndarray, "chains"]:
+        """Whether log densities of a state are those at its points."""
+        return same_density(s.value, posterior.value_and_grad(s.z)[0])
 
     def init(
         self, posterior: GradientDensity, z: Float[np.ndarray, "chains k"], rngs: Rngs

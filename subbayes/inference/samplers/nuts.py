@@ -70,7 +70,7 @@ class Kernel(HamiltonianKernel):
         chosen, new = s.proposal[:, c.log_weight], s.sub[:, c.log_weight]
         level = np.arange(s.levels.shape[1])
         opened = (leaves[:, None] >> level & 1).sum(1, keepdims=True)
-        limits = self.shared_limits(s, store)
+        limits = self.shared_limits(posterior, s, store)
         return limits | {
             "evaluations": limits["evaluations"] & (s.evaluations == (1 << depth) - 1 + leaves),
             "ends": [

@@ -30,11 +30,10 @@ from jaxtyping import Bool, Float, Int
 
 from subbayes.draws import Draws
 from subbayes.inference.configuration import Sampling
-from subbayes.inference.samplers import elliptical_slice, state_limits
+from subbayes.inference.samplers import elliptical_slice, evidence, state_limits
 from subbayes.inference.samplers.adaptation import Schedule
 from subbayes.inference.samplers.chains import Density, Info, Rngs, Sampler, prior_scale
 from subbayes.inference.samplers.elliptical_slice import search_limits
-from subbayes.inference.samplers.evidence import bridge_bias, check_ladders, summary_of_ladders
 from subbayes.inference.samplers.ladder import equal_rates, first_powers, lengths
 from subbayes.inference.samplers.random_numbers import copy_state, refill, select_chains
 from subbayes.inference.samplers.state_limits import (
@@ -166,10 +165,18 @@ class Kernel:
         tempered = _temper(s.beta / posterior.temperature, s.log_likelihood)
         drawn = np.where(count >= self.warmup, s.round - self.warmup, 0)
         both = s.idle + s.spent.sum(1)  # all rungs, each evaluated in every step
+        # Rounds t since `_adapt` are from `last` to `round`; gap r swaps if r + t is even.
+        restarts = np.unique([0, *Schedule.of(self.warmup).ends, self.warmup])
+        last = restarts[np.searchsorted(restarts, count, side="right") - 1]
+        odd = np.arange(self.rungs - 1) % 2
+        tried = (s.round[:, :-1] + 1 - odd) // 2 - (last + 1 - odd) // 2
         return search_limits(s, tempered, store) | {
             "z": near(s.z, posterior.prior.mean, prior_scale(posterior)),
             "points": near(s.points, posterior.prior.mean, prior_scale(posterior)),
-            "log_likelihood": (s.log_likelihood < np.inf)
+            "log_likelihood": state_limits.same_density(
+                s.log_likelihood, self._log_likelihood(posterior, s)
+            )
+            & (s.log_likelihood < np.inf)
             & (finite(s.log_likelihood) | ((s.beta == 0) & (s.log_likelihood == -np.inf))),
             "beta": between(s.beta, 0, 1)
             & (s.beta[:, :1] == 1)
@@ -185,9 +192,9 @@ class Kernel:
             "count": s.count == store.count,
             "steps": between(s.steps, 0, most),
             "spent": between(s.spent, 0, most) & (s.spent >= s.moves_made),
-            "moves_made": between(s.moves_made, 0, most),
+            "moves_made": s.moves_made == s.moves * (s.round - last + 1) - s.moves_left,
             "idle": between(s.idle, 0, most * self.rungs) & (both % self.rungs == 0),
-            "swaps_tried": between(s.swaps_tried, 0, most) & (s.swaps_tried % 1 == 0),
+            "swaps_tried": s.swaps_tried == tried,
             "swaps_rejected": between(s.swaps_rejected, 0, s.swaps_tried * (1 + 1e-9)),
             "bridge_up": (s.bridge_up < np.inf) & ((drawn[:, 1:] > 0) | (s.bridge_up == -np.inf)),
             "bridge_down": np.where(
@@ -199,6 +206,11 @@ class Kernel:
             & (s.origin[:, -1:] == _HOT),
             "trips": between(s.trips, 0, store.count),
         }
+
+    def _log_likelihood(self, posterior: Density, s: State) -> Float[np.ndarray, "chains rungs"]:
+        """The log-likelihood at the points of all rungs."""
+        raw = posterior.log_likelihood(s.points.reshape(-1, s.points.shape[2]))
+        return np.where(np.isnan(raw), -np.inf, raw).reshape(s.log_likelihood.shape)
 
     def init(self, posterior: Density, z: Float[np.ndarray, "chains k"], rngs: Rngs) -> State:
         """The state with all rungs of a ladder at its start point."""
@@ -412,7 +424,7 @@ def _stats(s: State) -> dict[str, np.ndarray]:
         "round_trips": s.trips.copy(),
         "idle": s.idle / np.maximum(s.idle + s.spent.sum(1), 1),
         "log_evidence": np.where(drawn, (up - down).sum(1), np.nan),
-        "bridge_bias": np.where(drawn, bridge_bias(up + down, least), np.nan),
+        "bridge_bias": np.where(drawn, evidence.bridge_bias(up + down, least), np.nan),
     }
 
 
@@ -468,18 +480,18 @@ class ParallelTempering(Sampler):
     @classmethod
     def implied(cls, draws: Draws) -> dict[str, Any]:
         """Evidence of the ladders, and final values of statistics; see `Engine.implied`."""
-        check_ladders(draws)
-        summary, evidence, error = summary_of_ladders(draws)
-        return {
-            "log_evidence": evidence,
-            "log_evidence_error": error,
-            **{f"meta.{name}": value for name, value in summary.items()},
-        }
+        return evidence.implied_by_ladders(draws)
+
+    @classmethod
+    def implied_of_thinned(cls, draws: Draws, of: int) -> dict[str, Any]:
+        """Nothing but limits of the evidence; see `Engine.implied_of_thinned`."""
+        evidence.check_thinned_ladders(draws)
+        return {}
 
     def run(self, posterior: Density, sampling: Sampling) -> Draws:
         """Draw from a posterior; see `Engine.run`."""
         draws = super().run(posterior, sampling)
-        summary, evidence, error = summary_of_ladders(draws)
+        summary, value, error = evidence.summary_of_ladders(draws)
         return replace(
-            draws, meta=draws.meta | summary, log_evidence=evidence, log_evidence_error=error
+            draws, meta=draws.meta | summary, log_evidence=value, log_evidence_error=error
         )

@@ -92,7 +92,7 @@ class RandomLengthKernel(HamiltonianKernel, ABC):
     def limits(self, posterior: Density, s: Any, store: Store) -> dict[str, Any]:
         """Whether the arrays of a state can be those of a run, by name."""
         least, most = (self._steps(s, np.arange(len(s.step)), store.count, u) for u in (0.0, 1.0))
-        limits = self.shared_limits(s, store)
+        limits = self.shared_limits(posterior, s, store)
         return limits | {
             "evaluations": limits["evaluations"] & (s.evaluations < s.steps),
             "steps": between(s.steps, least, most),

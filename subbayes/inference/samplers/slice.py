@@ -30,6 +30,7 @@ from subbayes.inference.samplers.state_limits import (
     between,
     close,
     finite,
+    same_density,
     used,
 )
 from subbayes.utils.checks import check_choice
@@ -100,7 +101,8 @@ class Kernel:
             "target": s.target == 0,
             "z": finite(s.z),
             "value": close(s.value, tempered + prior, 1 + np.abs(tempered) + np.abs(prior)),
-            "log_likelihood": finite(s.log_likelihood),
+            "log_likelihood": finite(s.log_likelihood)
+            & same_density(s.log_likelihood, posterior.log_likelihood(s.z)),
             "direction": close(s.direction, direction, np.abs(direction)),
             "coordinate": between(s.coordinate, 0, k - 1),
             "phase": between(s.phase, _LEFT, _INSIDE)

@@ -283,7 +283,17 @@ class SMC(Engine):
     @classmethod
     def implied(cls, draws: Draws) -> dict[str, Any]:
         """Evidence of the groups, and evaluations of their moves; see `Engine.implied`."""
+        return cls.implied_of_thinned(draws, draws.n_chains * draws.n_draws)
+
+    @classmethod
+    def implied_of_thinned(cls, draws: Draws, of: int) -> dict[str, Any]:
+        """The same, which follow from numbers of each group; see `Engine.implied_of_thinned`."""
+        given = draws.meta.get("log_evidences")
         groups = draws.n_chains
+        if draws.n_draws == 1 and isinstance(given, list) and len(given) > groups:
+            groups = len(given)  # draws of some groups
+        if of % groups:
+            fail_damaged(f"draws of {groups} groups of one size", of)
         logs = numbers_of("log_evidences", draws, groups)
         stages = numbers_of("stages", draws, groups, 1, whole=True)
         moves = numbers_of("moves", draws, groups, 1, whole=True)
@@ -294,7 +304,7 @@ class SMC(Engine):
         return {
             "log_evidence": log_evidence,
             "log_evidence_error": error,
-            "meta.density_evaluations": draws.n_draws * (groups + int(moves.sum())),
+            "meta.density_evaluations": of // groups * (groups + int(moves.sum())),
         }
 
     def run(self, posterior: Density, sampling: Sampling) -> Draws:

@@ -21,6 +21,7 @@ __all__ = [
     "finite",
     "near",
     "normals",
+    "same_density",
     "uniforms",
     "used",
     "windows",
@@ -33,6 +34,7 @@ LOWEST = 40.0
 """More than any log height of a slice is below its point: the least uniform is 2^-53."""
 _FARTHEST = 40.0  # from 0; the generator draws no normal number beyond 14
 _ROUNDING = 1e-6  # relative
+_OF_DENSITY = 0.01  # relative, of sums over observations in 16 bits
 _WIDEST = 1e6  # of a coordinate in a window, relative to 1 and to the last point
 
 
@@ -77,6 +79,12 @@ def close(array: np.ndarray, expected: Any, size: Any = 1.0) -> Bool[np.ndarray,
         size: absolute values of the terms of the sum that they are.
     """
     return np.asarray(np.abs(array - expected) <= _ROUNDING * size)
+
+
+def same_density(stored: Float[np.ndarray, "..."], computed: Any) -> Bool[np.ndarray, "..."]:
+    """Whether stored log densities are those computed again, maybe in another batch."""
+    size = np.where(np.isfinite(computed), 1 + np.abs(computed), 0)
+    return np.asarray((stored == computed) | (np.abs(stored - computed) <= _OF_DENSITY * size))
 
 
 def uniforms(array: Float[np.ndarray, "..."]) -> Bool[np.ndarray, "..."]:

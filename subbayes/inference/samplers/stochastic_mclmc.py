@@ -35,7 +35,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from subbayes.inference.samplers.adaptation import apply_transposed_factor
 from subbayes.inference.samplers.chains import Density, Info, Rngs
@@ -147,6 +147,10 @@ class BatchKernel(Kernel):
             & (s.steps >= store.count),
             "noise": between(s.noise, 0.0, 1e300),
         }
+
+    def _are_values(self, posterior: Any, s: Any) -> Bool[np.ndarray, "chains"]:
+        """True: values are of a minibatch, and the next step computes them again."""
+        return np.ones(len(s.z), dtype=bool)
 
     def init(self, posterior: GradientDensity, z: Float[np.ndarray, "chains k"], rngs: Rngs) -> Any:
         """The state at start points z; the first step size is searched on the first minibatch."""

@@ -32,7 +32,7 @@ from subbayes.inference.importance_sampling import (
 from subbayes.inference.laplace.laplace import find_mode
 from subbayes.inference.samplers.chains import prior_scale
 from subbayes.inference.samplers.hamiltonian import GradientDensity, check_gradient
-from subbayes.inference.saved_statistics import importance_estimates
+from subbayes.inference.saved_statistics import check_thinned_importance, importance_estimates
 from subbayes.inference.variational.elbo import Ascent, Family, Target, ascend
 from subbayes.inference.variational.gaussians import FullRank, MeanField
 from subbayes.posterior import Posterior
@@ -125,6 +125,12 @@ class VariationalInference(Engine):
     def implied(cls, draws: Draws) -> dict[str, Any]:
         """Evidence, ELBO and Pareto k of the importance ratios; see `Engine.implied`."""
         return importance_estimates(draws)
+
+    @classmethod
+    def implied_of_thinned(cls, draws: Draws, of: int) -> dict[str, Any]:
+        """Nothing but limits of the estimates; see `Engine.implied_of_thinned`."""
+        check_thinned_importance(draws, of)
+        return {}
 
     @abstractmethod
     def _maximise(self, fit: _Fit) -> Ascent:

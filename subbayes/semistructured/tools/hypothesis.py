@@ -217,7 +217,10 @@ def _parse(expression: str, effects: list[str]) -> tuple[ast.Compare, dict[str, 
 def _evaluate(node: ast.AST, values: Mapping[str, np.ndarray]) -> np.ndarray:
     """The value of an expression of allowed nodes."""
     if isinstance(node, ast.Constant) and isinstance(node.value, (int, float)):
-        return np.asarray(float(node.value))
+        try:
+            return np.asarray(float(node.value))
+        except OverflowError:
+            fail("hypothesis", "numbers within the range of float64", "a larger one")
     if isinstance(node, ast.Name) and node.id in values:
         return values[node.id]
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.USub, ast.UAdd)):

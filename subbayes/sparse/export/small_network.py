@@ -18,23 +18,21 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from subbayes.data.arrays import to_inputs
-from subbayes.data.data import check_rows, named_leaves, to_device
 from subbayes.networks.layer_kinds import BATCH_NORMS
 from subbayes.networks.network import arguments
 from subbayes.networks.tracing.private_torch import is_traced
 from subbayes.sparse.dependency_graph import DataFlow, edges
+from subbayes.sparse.export.example import as_example, outputs_of
 from subbayes.sparse.export.tiled_layers import TiledLinear, use_tiles
 from subbayes.sparse.kernels import BagIndices, check_csr, csr_tensor, sparse_linear
 from subbayes.sparse.module_surgery import LAYERS, replace_layer
 from subbayes.utils.artifact import write_file
-from subbayes.utils.checks import error_text, fail, fail_type
+from subbayes.utils.checks import fail, fail_type
 from subbayes.utils.files import StrPath, atomic_write_bytes, fail_damaged, new_file
 from subbayes.utils.memory import check_memory
-from subbayes.utils.trees import tree_map
 from subbayes.utils.types import Inputs
 
-__all__ = ["CsrLinear", "SmallNetwork", "as_example", "rebuild", "set_sizes"]
+__all__ = ["CsrLinear", "SmallNetwork", "rebuild", "set_sizes"]
 
 _RESIZED = (*LAYERS, *BATCH_NORMS)
 _PARTS = ("crow_indices", "col_indices", "values")
@@ -206,6 +204,21 @@ class SmallNetwork:
         write_file(path, self.kind, self.tensors(), self.facts(), overwrite=overwrite)
         return Path(path)
 
+    def __call__(self, inputs: Any) -> Any:
+        """Outputs of the module.
+
+        Args:
+            inputs: arrays or tensors that it takes; floating ones are converted to its dtype.
+
+        Raises:
+            InputError: inputs that the module does not take, such as other numbers of columns.
+
+        Example:
+            >>> SmallNetwork(nn.Linear(2, 1))([[1.0, 2.0]]).shape
+            torch.Size([1, 1])
+        """
+        return outputs_of(self.module, inputs)
+
     def to_onnx(self, path: StrPath, example: Any, *, overwrite: bool = False) -> Path:
         """Write the network as an ONNX file; CSR layers become dense, as ONNX has none.
 
@@ -270,48 +283,6 @@ def _attention_without_fastpath() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(before)
 
 
-def as_example(module: nn.Module, example: Any) -> Inputs:
-    """Inputs that a module in evaluation mode takes, copied to its device and floating dtype.
-
-    Args:
-        module: the module.
-        example: an array or tensor, or a tuple or dict of these.
-
-    Raises:
-        InputError: inputs that the module does not take.
-        InputTypeError: anything but arrays.
-
-    Example:
-        >>> as_example(nn.Linear(2, 1), [[1.0, 2.0]])
-        tensor([[1., 2.]])
-    """
-    inputs = to_inputs(example, "example")
-    check_rows({"example": inputs})
-    inside = [t for t in (*module.parameters(), *module.buffers()) if t.is_floating_point()]
-    if inside:
-        inputs = to_device(inputs, inside[0].device)
-    copied: Inputs = tree_map(
-        lambda t: t.to(inside[0].dtype if inside and t.is_floating_point() else t.dtype, copy=True),
-        inputs,
-    )
-    args, kwargs = arguments(copied)
-    try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            module(*args, **kwargs)
-    except Exception as error:
-        got = " and ".join(
-            f"{name} of shape {tuple(t.shape)}, {t.dtype}".strip()
-            for name, t in named_leaves(inputs).items()
-        )
-        fail(
-            "example",
-            "inputs that the module takes",
-            f"{got.removeprefix('of ')} ({error_text(error)[:200]})",
-            "Pass what predict takes",
-        )
-    return copied
-
-
 def _onnx_arguments(module: nn.Module, inputs: Inputs) -> tuple[tuple[Any, ...], list[str]]:
     """Arguments for torch.onnx, which takes named ones last, and the names of all."""
     if not isinstance(inputs, dict):
@@ -368,6 +339,7 @@ def rebuild(
         owner, _, last = name.rpartition(".")
         _assign(owners[owner], last, value)
     _check_units(made, facts["units"])
+    _check_dtypes(module, tensors)
     _check_inputs(made, module, own_sizes)
     _check_names(made, facts)
     if "csr" in facts["layouts"].values():
@@ -424,6 +396,19 @@ def _check_units(module: nn.Module, units: dict[str, list[int]]) -> None:
         if len(lengths) > 1 or len(dtypes) > 1:
             got = f"dtypes {sorted(map(str, dtypes))}, {sorted(lengths)} units"
             fail_damaged(f"one dtype and number of units in layer {name[:60]!r}", got)
+
+
+def _check_dtypes(module: nn.Module, tensors: dict[str, Tensor]) -> None:
+    """Check that tensors have one dtype where those of the module as it was passed have one."""
+    found: dict[torch.dtype, dict[torch.dtype, str]] = {}
+    for name, own in module.state_dict().items():
+        value = tensors.get(name)
+        if value is not None and own.is_floating_point():
+            found.setdefault(own.dtype, {}).setdefault(value.dtype, name)
+    for names in found.values():
+        if len(names) > 1:
+            got = " and ".join(f"{dtype} in {name[:60]!r}" for dtype, name in names.items())
+            fail_damaged("one dtype of all layers, as the module has", got)
 
 
 def _has_units(layer: nn.Module) -> TypeGuard[nn.Linear]:

@@ -97,7 +97,6 @@ POSSIBLE = {
     "z": ANY_NUMBER,
     "points": ANY_NUMBER,
     "start": ANY_NUMBER,
-    "value": ANY_NUMBER,  # of the log density where a chain of MCLMC is
     # The covariance of a Laplace approximation, which the mass matrix no longer follows.
     **dict.fromkeys(("target", "laplace"), ("huge", "zero", "largest")),
     # Ellipses pass through draws of any Gaussian.
@@ -128,7 +127,7 @@ POSSIBLE = {
     "acceptance": ("zero",),  # of points of very low density
     # Nothing has happened yet: the counts of a new round, draw or line.
     "restarts": ("zero",),
-    **dict.fromkeys(("steps", "trips", "origin", "moves_left", "spent", "moves_made"), ("zero",)),
+    **dict.fromkeys(("steps", "trips", "origin", "moves_left", "spent"), ("zero",)),
 }
 """Changes of a field that yield what a run can have, with the reasons."""
 
@@ -180,6 +179,79 @@ def test_changed_fields_are_refused(engine, warmup, tmp_path, monkeypatch):
                 accepted.add((name.removeprefix("state."), label))
     unexpected = {(n, label) for n, label in accepted if label not in POSSIBLE.get(n, ())}
     assert not unexpected, sorted(unexpected)
+
+
+def _all(name, value, chain=slice(None)):
+    def change(tensors, facts):
+        tensors[name][chain] = value
+
+    return change
+
+
+def _both_densities(tensors, facts):
+    """Log density and log-likelihood of the points, and what follows from them."""
+    tensors["state.log_likelihood"] += 100.0
+    tensors["state.threshold"] += 100.0
+    if "state.value" in tensors:
+        tensors["state.value"] += 100.0
+
+
+def _higher(tensors, facts):
+    """A higher density of every point of the trajectories."""
+    tensors["state.value"] += 1e3
+    tensors["state.start_energy"] -= 1e3
+    tensors["state.end"][:, 4 * 2] += 1e3
+
+
+def _of_stream(increment):
+    def change(tensors, facts):
+        facts["rngs"][0]["state"]["inc"] = increment
+
+    return change
+
+
+FORGED = {
+    "mclmc": {
+        "direction": _all("state.direction", 0.0, 1),
+        "density": _all("state.value", 1e30),
+        "stream": _of_stream(0),
+        "stream of another seed": _of_stream(12345),
+    },
+    "mams": {
+        "direction": lambda tensors, facts: tensors["state.end"][1, 2:4].zero_(),
+        "density": _higher,
+    },
+    "hmc": {"density": _higher},
+    "slice": {"density": _both_densities},
+    "elliptical-slice": {
+        "density": _both_densities,
+        "evaluations": _all("stats.evaluations", 2**63 - 1),
+        "evaluations of a draw": _all("stats.evaluations", 10**6, (0, 0)),
+    },
+    "parallel-tempering": {
+        "moves": _all("state.moves_made", 100, (0, 0)),
+        "swaps": _all("state.swaps_tried", 2.0, (0, 0)),
+        "density": lambda tensors, facts: tensors["state.log_likelihood"].add_(10.0),
+    },
+}
+
+
+@pytest.mark.parametrize("engine", FORGED)
+def test_forged_states_whose_parts_agree_are_refused(engine, tmp_path):
+    posterior, sampler = Banana(2), ENGINES[engine]
+    options = {"draws": 300, "warmup": 20, "chains": 3, "progress": False}
+    found = interrupted(sampler, posterior, tmp_path / "run", steps=200, **options)
+    for name, change in FORGED[engine].items():
+        tensors = {name: tensor.clone() for name, tensor in found.tensors.items()}
+        facts = copy.deepcopy(found.facts)
+        change(tensors, facts)
+        artifact.write(tmp_path / "run", found.kind, tensors, facts, overwrite=True)
+        with pytest.raises(InputError, match="checkpoint") as caught:
+            sampler.sample(posterior, checkpoint=tmp_path / "run", **options)
+        assert "\n" not in str(caught.value), name
+    artifact.write(tmp_path / "run", found.kind, found.tensors, found.facts, overwrite=True)
+    resumed = sampler.sample(posterior, checkpoint=tmp_path / "run", **options)
+    assert np.array_equal(resumed.z, sampler.sample(posterior, **options).z)
 
 
 def test_windows_are_of_points_that_a_chain_can_visit():
