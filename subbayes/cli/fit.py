@@ -79,6 +79,9 @@ def fit(
     unused = (OPTIONS[path].parameter for path in unused_settings(chosen) if path in OPTIONS)
     for flag in given_options(*unused):
         print_line(f"warning: {flag} makes no difference to --method {chosen}")
+    if not preset:
+        for flag in given_options("budget"):
+            print_line(f"warning: {flag} makes no difference without --preset")
     _check_free(out, overwrite)
     frame = source.read(table, target)
     from subbayes.models.data_frame_model import DataFrameModel

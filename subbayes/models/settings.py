@@ -186,7 +186,7 @@ class TableSettings:
         if self.preset is not None:
             check_choice("preset", self.preset, PRESETS)
         if self.budget is not None:
-            check_positive("budget", self.budget)
+            object.__setattr__(self, "budget", check_positive("budget", self.budget))
 
     def change(self, changes: Mapping[str, Any]) -> TableSettings:
         """The settings with some values changed, see `subbayes.utils.configuration.change`.

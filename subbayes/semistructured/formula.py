@@ -342,7 +342,7 @@ class Design:
         for name in self._ranges:
             if not pd.api.types.is_numeric_dtype(frame[name]):
                 got = f"values such as {frame[name].iloc[0]!s}" if len(frame) else "none"
-                remedy = f"Convert it by data[{name!r}].astype(float)"
+                remedy = f"Convert it by pandas.to_numeric(data[{name!r}]), or booleans by .map"
                 fail(name, "numbers, as in training", f"dtype {frame[name].dtype}, {got}", remedy)
         if new_levels == "reference":
             return

@@ -193,6 +193,13 @@ def test_fit_command_equals_table_model_fit(files):
     assert load(files / "income" / "model").notes["command"].startswith("subbayes fit")
 
 
+def test_a_budget_without_a_preset_is_warned_of(call, files, tmp_path):
+    options = "--target income --ignore rich --method map --epochs 2 --budget 5 --out"
+    code, _, err = call("fit", files / "people.csv", *options.split(), tmp_path)
+    assert code == 0
+    assert "warning: --budget makes no difference" in err
+
+
 @pytest.mark.parametrize(
     ("method", "given", "none"),
     [

@@ -194,6 +194,25 @@ def test_half_of_the_planned_steps_are_the_warm_up(left, steps, monkeypatch):
     assert plan["time_limit"] == max(left, 1.0)
 
 
+def test_the_first_training_of_a_process_is_not_counted(monkeypatch):
+    search, now, calls = object.__new__(preset_choice._Search), [0.0], []
+
+    def train(_, candidate, epochs):
+        now[0] += 0.5 + 0.25 * epochs + (0 if calls else 100.0)
+        calls.append(candidate)
+
+    monkeypatch.setattr(preset_choice._Search, "_train", train)
+    monkeypatch.setattr(preset_choice.time, "perf_counter", lambda: now[0])
+    assert search._epoch_seconds(((3,), 1e-4)) == (0.5, 0.25)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_budget_is_a_number():
+    assert TableSettings(budget="10").budget == 10.0
+    with pytest.raises(InputError, match="budget: expected a number above 0, got 'ten'"):
+        TableSettings(budget="ten")
+
+
 def test_a_budget_that_is_too_small_is_refused_in_one_line():
     message = r"budget: expected at least \d+ s to train one member of 120 rows, got 0.001 s\. Rai"
     with pytest.raises(InputError, match=message) as error:

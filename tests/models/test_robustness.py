@@ -10,10 +10,21 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from subbayes import MLP, InputError, InputTypeError, Training, diagnostics, fit, load, plots
+from subbayes import (
+    MLP,
+    InputError,
+    InputTypeError,
+    Predictive,
+    Training,
+    diagnostics,
+    fit,
+    load,
+    plots,
+)
 from subbayes.data.encoder import TabularEncoder
 from subbayes.data.targets import Target
 from subbayes.inference.configuration import Sampling
+from subbayes.likelihoods import Gaussian
 from subbayes.models.data_frame_model import DataFrameModel
 from subbayes.models.estimators import SparseRegressor, SubspaceClassifier, SubspaceRegressor
 from subbayes.models.settings import TableSettings
@@ -57,6 +68,16 @@ def test_estimators_under_float64(double, estimator):
     double_prediction = model.predict(X)
     torch.set_default_dtype(torch.float32)
     np.testing.assert_allclose(model.predict(X), double_prediction, rtol=1e-5, atol=1e-7)
+
+
+def test_predictions_under_float64(double):
+    outputs = torch.randn(5, 20, 1, generator=torch.Generator().manual_seed(0))
+    predictive = Predictive(outputs, Gaussian(noise=1.0))
+    interval, mean = predictive.interval(0.9), predictive.mean
+    torch.set_default_dtype(torch.float32)
+    again = Predictive(outputs, Gaussian(noise=1.0))
+    np.testing.assert_allclose(interval, again.interval(0.9), rtol=1e-12)
+    np.testing.assert_allclose(mean, again.mean, rtol=1e-12)
 
 
 class Rows(IterableDataset):

@@ -185,6 +185,8 @@ def test_conditional_effects_are_predictions_at_typical_values(model, frame):
     np.testing.assert_allclose(found.draws[1], by_hand(model, found.x, "b"), rtol=1e-6)
     assert len(found.table()) == 3 * len(found.x)
     assert len(conditional(found).lines) == 3
+    with pytest.raises(InputError, match="by: expected one of"):
+        model.conditional_effect("x", by="x")
     levels = model.conditional_effect("g", n_draws=10_000)
     assert levels.typical == {"x": pytest.approx(frame["x"].mean())}
     expected = by_hand(model, [frame["x"].mean()], "c")[:, 0]

@@ -90,7 +90,7 @@ def conditional_effect(
     )
     groups: list[Any] = [None]
     if by is not None:
-        check_choice("by", by, tuple(columns))
+        check_choice("by", by, tuple(name for name in columns if name != variable))
         other = frame[by]
         if pd.api.types.is_numeric_dtype(other) and other.nunique() > 5:
             groups = np.quantile(other, [0.1, 0.5, 0.9]).tolist()
