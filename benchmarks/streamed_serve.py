@@ -24,7 +24,7 @@ from torch import Tensor
 from benchmarks.harness import bar, in_turns, peak_memory, processor_seconds, seconds, summary
 from subbayes import Predictive
 from subbayes.likelihoods import Gaussian, HeteroscedasticGaussian, Likelihood
-from subbayes.semistructured.families import BetaFamily, GammaFamily
+from subbayes.likelihoods.families import BetaFamily, GammaFamily
 
 Say = Callable[..., Any]
 Result = tuple[dict[str, Any], list[dict[str, Any]]]

@@ -69,7 +69,7 @@ class ModelOptions:
 
     def build(self, formula: str) -> SemiStructuredRegression:
         """The unfitted model of a formula."""
-        from subbayes.semistructured.families import family_from_name
+        from subbayes.likelihoods.families import family_from_name
         from subbayes.semistructured.model import SemiStructuredRegression
 
         family = family_from_name(self.family, self.link)

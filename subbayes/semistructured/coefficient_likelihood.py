@@ -28,7 +28,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from subbayes.semistructured.families import BernoulliFamily, Family, NormalFamily, PoissonFamily
+from subbayes.likelihoods.families import BernoulliFamily, Family, NormalFamily, PoissonFamily
 from subbayes.utils.types import Targets
 
 __all__ = [

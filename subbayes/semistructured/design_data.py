@@ -16,7 +16,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from subbayes.data.arrays import to_tensor
 from subbayes.data.encoder import TabularEncoder
-from subbayes.semistructured.families import BernoulliFamily, Family, OrdinalFamily
+from subbayes.likelihoods.families import BernoulliFamily, Family, OrdinalFamily
 from subbayes.semistructured.formula import Design, NewLevels
 from subbayes.semistructured.formula_checks import check_columns, check_complete, plain_columns
 from subbayes.semistructured.formula_grammar import check_formula, formula_errors

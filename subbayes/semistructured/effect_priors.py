@@ -17,10 +17,10 @@ from jaxtyping import Float
 from scipy import stats
 from torch import Tensor
 
+from subbayes.likelihoods.families import Family
 from subbayes.likelihoods.families.base import PRIORS
 from subbayes.semistructured.dirichlet import Dirichlet
 from subbayes.semistructured.effect_prior import EffectPrior, interpolate
-from subbayes.semistructured.families import Family
 from subbayes.semistructured.formula import Design, Term
 from subbayes.semistructured.lkj import LKJ
 from subbayes.semistructured.terms.law import Hyperparameter

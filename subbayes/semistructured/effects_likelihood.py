@@ -8,12 +8,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from subbayes.likelihoods.families import Family
 from subbayes.semistructured.coefficient_likelihood import (
     CoefficientLikelihood,
     coefficient_likelihood,
 )
 from subbayes.semistructured.effect_map import EffectMap
-from subbayes.semistructured.families import Family
 from subbayes.semistructured.structured_predictor import StructuredPredictor
 from subbayes.utils.types import Targets
 

@@ -27,8 +27,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from subbayes.likelihoods.families import Family, NormalFamily
 from subbayes.semistructured.effect_priors import NormalPrior
-from subbayes.semistructured.families import Family, NormalFamily
 from subbayes.semistructured.predictors import pad_thresholds
 from subbayes.semistructured.structured_predictor import StructuredPredictor
 from subbayes.utils.checks import check_choice, check_count, fail

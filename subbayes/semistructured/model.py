@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from subbayes.draws import Draws
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.engine import Engine, engine_of
+from subbayes.likelihoods.families import Family, family_from_name
 from subbayes.reports.semistructured import write_report
 from subbayes.semistructured.design_data import AuxiliaryColumns, networks_from
 from subbayes.semistructured.estimand import ESTIMANDS
-from subbayes.semistructured.families import Family, family_from_name
 from subbayes.semistructured.formula_checks import Missing
 from subbayes.semistructured.joint_posterior import FittedState, JointPosterior
 from subbayes.semistructured.overlap import overlap_warnings

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from subbayes.semistructured.families import (
+from subbayes.likelihoods.families import (
     BernoulliFamily,
     BinomialFamily,
     CensoredFamily,
@@ -64,7 +64,7 @@ def read_response_terms(
         InputError: other terms, or terms that the family does not have.
 
     Example:
-        >>> from subbayes.semistructured.families import WeibullFamily
+        >>> from subbayes.likelihoods.families import WeibullFamily
         >>> found = read_response_terms("time | cens(dead) + weights(w) ~ age", WeibullFamily())
         >>> found.formula, found.weights
         ('time ~ age', 'w')

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from subbayes.draws import Draws
 from subbayes.inference.engine import check_saved_draws
+from subbayes.likelihoods.families import FAMILIES, Family, OrdinalFamily, family_from_config
 from subbayes.networks.mlp import MLP
 from subbayes.networks.network import architecture_of
 from subbayes.networks.tracing.tracer import Mode
@@ -32,7 +33,6 @@ from subbayes.semistructured.effect_priors import (
     prior_from,
     prior_of_term,
 )
-from subbayes.semistructured.families import FAMILIES, Family, OrdinalFamily, family_from_config
 from subbayes.semistructured.joint_posterior import FittedState, JointPosterior
 from subbayes.semistructured.predictors import Deep
 from subbayes.semistructured.space_checks import check_size, check_space

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from subbayes.data.data import Data
 from subbayes.data.encoder import TabularEncoder
+from subbayes.likelihoods.families import Family
 from subbayes.networks.network import Network
 from subbayes.semistructured.design_data import (
     AuxiliaryColumns,
@@ -27,7 +28,6 @@ from subbayes.semistructured.design_data import (
 )
 from subbayes.semistructured.effect_priors import default_priors, predictor_sd, priors_with
 from subbayes.semistructured.effects_likelihood import EffectsLikelihood
-from subbayes.semistructured.families import Family
 from subbayes.semistructured.formula import Design, formula_variables, split_formula
 from subbayes.semistructured.formula_checks import Missing, complete_rows, plain_columns
 from subbayes.semistructured.predictors import Deep, DeepPredictor, Predictors

@@ -21,8 +21,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from subbayes.likelihoods.families import LINKS, Family
 from subbayes.semistructured.effect_priors import EffectPrior, NormalPrior
-from subbayes.semistructured.families import LINKS, Family
 from subbayes.semistructured.formula import Design
 from subbayes.semistructured.horseshoe import Horseshoe
 from subbayes.semistructured.terms.group_effects import GroupLaw

@@ -12,7 +12,7 @@ import subbayes
 from subbayes import SemiStructuredRegression
 from subbayes.cli import run
 from subbayes.inference import Sampling
-from subbayes.semistructured import (
+from subbayes.likelihoods.families import (
     BinomialFamily,
     CensoredFamily,
     MixtureFamily,

@@ -16,8 +16,8 @@ from torch import Tensor
 from subbayes import Predictive
 from subbayes.likelihoods import Gaussian, HeteroscedasticGaussian, Likelihood, Standardized
 from subbayes.likelihoods.base import column
+from subbayes.likelihoods.families import BetaFamily, GammaFamily, NormalFamily
 from subbayes.predictions.quantiles import gaussian_mixture_quantile, mixture_quantile
-from subbayes.semistructured.families import BetaFamily, GammaFamily, NormalFamily
 
 LEVELS = [1e-6, 0.025, 0.31, 0.5, 0.975, 1 - 1e-6]
 

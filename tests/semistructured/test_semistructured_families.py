@@ -9,9 +9,7 @@ from scipy import stats
 
 from subbayes import InputError
 from subbayes.likelihoods import CommonParameters, from_config
-from subbayes.likelihoods.families.base import ScipyFamily
-from subbayes.predictions.predictive import Predictive
-from subbayes.semistructured import (
+from subbayes.likelihoods.families import (
     BernoulliFamily,
     BetaFamily,
     GammaFamily,
@@ -22,8 +20,10 @@ from subbayes.semistructured import (
     OrdinalFamily,
     PoissonFamily,
     StudentTFamily,
+    family_from_name,
 )
-from subbayes.semistructured.families import family_from_name
+from subbayes.likelihoods.families.base import ScipyFamily
+from subbayes.predictions.predictive import Predictive
 
 ETA = torch.tensor([[0.3, -0.2], [-0.5, 0.4], [1.1, 0.9]], dtype=torch.float64)
 SMALL = torch.tensor([0.0, np.log(4.0)], dtype=torch.float64)

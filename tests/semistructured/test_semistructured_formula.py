@@ -7,15 +7,15 @@ import torch
 from scipy import stats
 
 from subbayes import InputError
-from subbayes.semistructured import Exponential, Flexible, HalfNormal, NormalPrior, StudentT
-from subbayes.semistructured.effect_priors import default_priors, prior_of, priors_with
-from subbayes.semistructured.families import (
+from subbayes.likelihoods.families import (
     BetaFamily,
     GammaFamily,
     NegativeBinomialFamily,
     NormalFamily,
     OrdinalFamily,
 )
+from subbayes.semistructured import Exponential, Flexible, HalfNormal, NormalPrior, StudentT
+from subbayes.semistructured.effect_priors import default_priors, prior_of, priors_with
 from subbayes.semistructured.formula import Design, split_formula
 from subbayes.semistructured.formula_checks import complete_rows
 from subbayes.semistructured.structured_predictor import StructuredPredictor

@@ -11,8 +11,8 @@ from torch import nn
 from subbayes import InputError, Training
 from subbayes.diagnostics import loo
 from subbayes.inference.configuration import Sampling
+from subbayes.likelihoods.families import family_from_name
 from subbayes.semistructured import SemiStructuredRegression, SemiStructuredSubspace
-from subbayes.semistructured.families import family_from_name
 from subbayes.semistructured.summary import mixing_warnings
 from subbayes.utils.checks import InputTypeError
 

@@ -11,7 +11,7 @@ from scipy import optimize, special, stats
 import subbayes
 from subbayes import InputError, SemiStructuredRegression
 from subbayes.inference import Sampling
-from subbayes.semistructured import (
+from subbayes.likelihoods.families import (
     BinomialFamily,
     CensoredFamily,
     MixtureFamily,

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from subbayes import InputError, Sampling, SemiStructuredRegression
-from subbayes.semistructured import (
+from subbayes.likelihoods.families import (
     BinomialFamily,
     CensoredFamily,
     NormalFamily,

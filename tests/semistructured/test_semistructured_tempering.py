@@ -9,14 +9,14 @@ from torch import nn
 
 from subbayes import InputError, Training
 from subbayes.inference.configuration import Sampling
-from subbayes.semistructured import NormalPrior, SemiStructuredRegression, SemiStructuredSubspace
-from subbayes.semistructured.effect_priors import default_priors
-from subbayes.semistructured.families import (
+from subbayes.likelihoods.families import (
     BernoulliFamily,
     NormalFamily,
     OrdinalFamily,
     PoissonFamily,
 )
+from subbayes.semistructured import NormalPrior, SemiStructuredRegression, SemiStructuredSubspace
+from subbayes.semistructured.effect_priors import default_priors
 from subbayes.semistructured.formula import Design
 from subbayes.semistructured.marginalisation import EffectDensity, marginalisation_of
 from subbayes.semistructured.structured_predictor import StructuredPredictor
