@@ -68,7 +68,7 @@ def _width(records: Sequence[Record], method: str, names: Sequence[str]) -> floa
     for r in records:
         for name in names:
             own = r[method][name]
-            wide = own["widths"][1] if "widths" in own else 2 * stats.norm.ppf(0.95) * own["sd"]
+            wide = own["width"] if "width" in own else 2 * stats.norm.ppf(0.95) * own["sd"]
             widths.append(wide)
     return float(np.median(widths))
 
