@@ -32,7 +32,7 @@ Say = Callable[..., None]
 
 _BATCHES = replace(Plan().training, epochs=300, patience=30, batch_size=256, learning_rate=1e-2)
 PLANS: dict[str, Plan] = {
-    "airfoil": Plan(warmup=32_000, thin=240),
+    "airfoil": Plan(warmup=40_000, thin=300, selection=(5000, 37)),
     "bike": Plan(warmup=2000, thin=15, training=_BATCHES),
     **dict.fromkeys(("phoneme", "dry_bean"), Plan(warmup=800, thin=8, training=_BATCHES)),
     **dict.fromkeys(

@@ -54,6 +54,8 @@ class Plan:
         warmup: steps of each chain before the draws.
         draws: draws that each chain keeps.
         thin: steps for each draw.
+        selection: warm-up and steps for each draw of chains with which candidates are compared;
+            None for a quarter of both.
         mode: how the density is evaluated, as in `Sampling`.
         subspace_training: of the network with a subspace.
         rank: of the subspace.
@@ -80,6 +82,7 @@ class Plan:
     warmup: int = 12_000
     draws: int = 100
     thin: int = 80
+    selection: tuple[int, int] | None = None
     mode: Literal["trace", "compile", "eager"] = "compile"
     subspace_training: Training = field(
         default_factory=lambda: Training(
@@ -91,8 +94,9 @@ class Plan:
     trees: int = 2000
 
     def for_selection(self) -> Plan:
-        """The plan with chains of a quarter of the length, with which candidates are compared."""
-        return replace(self, warmup=self.warmup // 4, thin=max(1, self.thin // 4))
+        """The plan with shorter chains, with which candidates are compared."""
+        warmup, thin = self.selection or (self.warmup // 4, max(1, self.thin // 4))
+        return replace(self, warmup=warmup, thin=thin)
 
 
 @dataclass(frozen=True)
