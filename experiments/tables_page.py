@@ -80,7 +80,7 @@ def _table(name: str, records: Sequence[Record], data_dir: str | None) -> str:
     for method in distinct(records, "method"):
         own = select(records, method=method)
         values = {key: np.array([r[key] for r in own]) for key in head if key in own[0]}
-        seconds = [f"{_mean_seconds(own, part):.1f}" for part in ("total", "cpu")]
+        seconds = [_seconds(own, part) for part in ("total", "cpu")]
         rows.append([METHODS[method].label, *_cells(values, list(head)), *seconds, len(own)])
     for peer in published(name, data_dir):
         values = {key: peer[key] for key in head if key in peer}
@@ -92,6 +92,12 @@ def _table(name: str, records: Sequence[Record], data_dir: str | None) -> str:
         title += f"; load of the two cores {min(loads):.1f} to {max(loads):.1f}"
     columns = ("method", *head.values(), "seconds", "CPU seconds", "seeds")
     return markdown_table(columns, rows, title)
+
+
+def _seconds(records: Sequence[Record], part: str) -> str:
+    """Mean seconds as text, empty if a record of an older run has none."""
+    mean = _mean_seconds(records, part)
+    return f"{mean:.1f}" if np.isfinite(mean) else ""
 
 
 def _mean_seconds(records: Sequence[Record], part: str) -> float:
@@ -111,7 +117,9 @@ def _targets(name: str, records: Sequence[Record]) -> str:
         "CPU seconds": (_mean_seconds(own, "cpu"), limits["seconds"]),
     }
     for label, (found, limit) in figures.items():
-        rows.append([label, f"{found:.4g}", f"{limit:.4g}", "yes" if found <= limit else "no"])
+        if np.isfinite(found):
+            holds = "yes" if found <= limit else "no"
+            rows.append([label, f"{found:.4g}", f"{limit:.4g}", holds])
     return markdown_table(("all weights", "ours", "at most", "holds"), rows, f"{name}, targets")
 
 

@@ -201,6 +201,15 @@ def test_the_command_prints_tables(tmp_path, monkeypatch):
         tables.run(options, quiet, TINY)
 
 
+def test_records_without_cpu_seconds_leave_them_out():
+    record = {"method": "posterior", "settings": {"prior": 0.5}, "threads": 2}
+    record |= {"rmse": 0.1, "nll": -1.0, "seconds": {"total": 9.0}}
+    text = tables_page.markdown({"airfoil": [record]})
+    assert "| 9.0 |  | 1 |" in text
+    assert "| CPU seconds |" not in text.split("targets")[1]
+    assert "| yes |" in text
+
+
 def test_published_figures_stand_beside_ours(tmp_path):
     folder = tmp_path / "bde"
     folder.mkdir()
