@@ -68,10 +68,14 @@ def published(name: str, data_dir: str | None) -> list[Record]:
 
 
 def _cells(values: Mapping[str, np.ndarray], head: Sequence[str]) -> list[str]:
-    return [
-        with_deviation(*mean_and_deviation(np.asarray(values[key]))) if key in values else ""
-        for key in head
-    ]
+    """Mean and deviation of each score; the score alone if there is one seed."""
+    cells = []
+    for key in head:
+        scores = np.asarray(values.get(key, ()))
+        mean, deviation = mean_and_deviation(scores) if len(scores) else (np.nan, None)
+        text = with_deviation(mean, deviation if len(scores) > 1 else None)
+        cells.append(text if len(scores) else "")
+    return cells
 
 
 def _table(name: str, records: Sequence[Record], data_dir: str | None) -> str:
