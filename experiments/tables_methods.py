@@ -9,6 +9,7 @@ residuals at rows that they were not fitted to.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -35,6 +36,7 @@ from subbayes.subspaces.pca import PCA
 __all__ = ["METHODS", "Method", "Plan", "gaussian_scores", "run_method"]
 
 LEVEL = 0.9
+_MOST_ROWS = 3000  # of methods that take minutes for each seed beyond
 _LEAST_VARIANCE = 1e-6  # of noise beside that of the network, in standardised units
 
 
@@ -52,6 +54,8 @@ class Plan:
         warmup: steps of each chain before the draws.
         draws: draws that each chain keeps.
         thin: steps for each draw.
+        selection: warm-up and steps for each draw of chains with which candidates are compared;
+            None for a quarter of both.
         mode: how the density is evaluated, as in `Sampling`.
         subspace_training: of the network with a subspace.
         rank: of the subspace.
@@ -78,6 +82,7 @@ class Plan:
     warmup: int = 12_000
     draws: int = 100
     thin: int = 80
+    selection: tuple[int, int] | None = None
     mode: Literal["trace", "compile", "eager"] = "compile"
     subspace_training: Training = field(
         default_factory=lambda: Training(
@@ -89,8 +94,9 @@ class Plan:
     trees: int = 2000
 
     def for_selection(self) -> Plan:
-        """The plan with chains of a quarter of the length, with which candidates are compared."""
-        return replace(self, warmup=self.warmup // 4, thin=max(1, self.thin // 4))
+        """The plan with shorter chains, with which candidates are compared."""
+        warmup, thin = self.selection or (self.warmup // 4, max(1, self.thin // 4))
+        return replace(self, warmup=warmup, thin=thin)
 
 
 @dataclass(frozen=True)
@@ -101,22 +107,23 @@ class Method:
         label: its name in tables.
         run: takes rows, a seed, a plan and settings; returns scores and seconds.
         candidates: settings to select from, for numbers.
-        for_classes: whether it also predicts labels.
         fields: names of the fields of the plan that it uses.
+        most_rows: training rows beyond which it is left out, for its time.
     """
 
     label: str
     run: Callable[[Rows, int, Plan, Record], Record]
     candidates: tuple[Record, ...]
-    for_classes: bool = True
     fields: tuple[str, ...] = ("trees",)
+    most_rows: float = math.inf
 
 
 def run_method(name: str, rows: Rows, seed: int, plan: Plan, settings: Record) -> Record:
-    """Return the scores of a method, with the seconds of the whole call."""
-    started = time.perf_counter()
+    """Return the scores of a method, with the seconds and the CPU seconds of the whole call."""
+    started, cpu = time.perf_counter(), time.process_time()
     found = METHODS[name].run(rows, seed, plan, settings)
-    return found | {"seconds": found.get("seconds", {}) | {"total": time.perf_counter() - started}}
+    spent = {"total": time.perf_counter() - started, "cpu": time.process_time() - cpu}
+    return found | {"seconds": found.get("seconds", {}) | spent}
 
 
 # --- scores ---------------------------------------------------------------------------------------
@@ -404,6 +411,7 @@ METHODS = {
         _subspace,
         _grid(temperature=(1.0, 10.0)),
         fields=("hidden", "activation", "subspace_training", "rank", "subspace_draws"),
+        most_rows=_MOST_ROWS,
     ),
     "xgboost": Method(
         "XGBoost", _xgboost, _grid(learning_rate=(0.03, 0.1, 0.3), max_depth=(4, 6, 8))
@@ -412,7 +420,9 @@ METHODS = {
         "LightGBM", _lightgbm, _grid(learning_rate=(0.03, 0.1), num_leaves=(15, 31, 63))
     ),
     "catboost": Method("CatBoost", _catboost, _grid(learning_rate=(0.03, 0.1), depth=(6, 8))),
-    "ngboost": Method("NGBoost", _ngboost, _grid(learning_rate=(0.03,), max_depth=(3, 5))),
+    "ngboost": Method(
+        "NGBoost", _ngboost, _grid(learning_rate=(0.03,), max_depth=(3, 5)), most_rows=_MOST_ROWS
+    ),
     "forest": Method("random forest", _forest, _grid(max_features=(0.5, 1.0))),
 }
 """Methods by name."""

@@ -68,10 +68,14 @@ def published(name: str, data_dir: str | None) -> list[Record]:
 
 
 def _cells(values: Mapping[str, np.ndarray], head: Sequence[str]) -> list[str]:
-    return [
-        with_deviation(*mean_and_deviation(np.asarray(values[key]))) if key in values else ""
-        for key in head
-    ]
+    """Mean and deviation of each score; the score alone if there is one seed."""
+    cells = []
+    for key in head:
+        scores = np.asarray(values.get(key, ()))
+        mean, deviation = mean_and_deviation(scores) if len(scores) else (np.nan, None)
+        text = with_deviation(mean, deviation if len(scores) > 1 else None)
+        cells.append(text if len(scores) else "")
+    return cells
 
 
 def _table(name: str, records: Sequence[Record], data_dir: str | None) -> str:
@@ -80,15 +84,28 @@ def _table(name: str, records: Sequence[Record], data_dir: str | None) -> str:
     for method in distinct(records, "method"):
         own = select(records, method=method)
         values = {key: np.array([r[key] for r in own]) for key in head if key in own[0]}
-        seconds = np.mean([r["seconds"]["total"] for r in own])
-        label = METHODS[method].label
-        rows.append([label, *_cells(values, list(head)), f"{seconds:.1f}", len(own)])
+        seconds = [_seconds(own, part) for part in ("total", "cpu")]
+        rows.append([METHODS[method].label, *_cells(values, list(head)), *seconds, len(own)])
     for peer in published(name, data_dir):
         values = {key: peer[key] for key in head if key in peer}
-        rows.append([peer["label"], *_cells(values, list(head)), f"{peer['seconds']:.1f}", 5])
-    threads = ", ".join(sorted({str(r["threads"]) for r in records}))
-    title = f"{name}, mean ± standard deviation over seeds; ours on {threads} threads"
-    return markdown_table(("method", *head.values(), "seconds", "seeds"), rows, title)
+        rows.append([peer["label"], *_cells(values, list(head)), f"{peer['seconds']:.1f}", "", 5])
+    threads = " or ".join(sorted({str(r["threads"]) for r in records}))
+    loads = [r["load"] for r in records if "load" in r]
+    title = f"{name}, mean ± standard deviation over seeds; threads of ours: {threads}"
+    if loads:
+        title += f"; load of the two cores {min(loads):.1f} to {max(loads):.1f}"
+    columns = ("method", *head.values(), "seconds", "CPU seconds", "seeds")
+    return markdown_table(columns, rows, title)
+
+
+def _seconds(records: Sequence[Record], part: str) -> str:
+    """Mean seconds as text, empty if a record of an older run has none."""
+    mean = _mean_seconds(records, part)
+    return f"{mean:.1f}" if np.isfinite(mean) else ""
+
+
+def _mean_seconds(records: Sequence[Record], part: str) -> float:
+    return float(np.mean([r["seconds"].get(part, np.nan) for r in records]))
 
 
 def _targets(name: str, records: Sequence[Record]) -> str:
@@ -96,10 +113,17 @@ def _targets(name: str, records: Sequence[Record]) -> str:
     if name not in TARGETS or not own:
         return ""
     rows = []
-    for key, limit in TARGETS[name].items():
-        values = [r["seconds"]["total"] if key == "seconds" else r[key] for r in own]
-        found = float(np.mean(values))
-        rows.append([key, f"{found:.4g}", f"{limit:.4g}", "yes" if found <= limit else "no"])
+    limits = TARGETS[name]
+    figures = {
+        "RMSE": (np.mean([r["rmse"] for r in own]), limits["rmse"]),
+        "NLL, Gaussian": (np.mean([r["nll"] for r in own]), limits["nll"]),
+        "seconds": (_mean_seconds(own, "total"), limits["seconds"]),
+        "CPU seconds": (_mean_seconds(own, "cpu"), limits["seconds"]),
+    }
+    for label, (found, limit) in figures.items():
+        if np.isfinite(found):
+            holds = "yes" if found <= limit else "no"
+            rows.append([label, f"{found:.4g}", f"{limit:.4g}", holds])
     return markdown_table(("all weights", "ours", "at most", "holds"), rows, f"{name}, targets")
 
 
@@ -132,7 +156,7 @@ def summary(found: Mapping[str, Sequence[Record]]) -> Record:
             own = select(records, method=method)
             scores = {**_NUMBERS, **_CLASSES}.keys() & own[0].keys()
             means[name][method] = {key: float(np.mean([r[key] for r in own])) for key in scores} | {
-                "seconds": float(np.mean([r["seconds"]["total"] for r in own])),
+                "seconds": _mean_seconds(own, "total"),
                 "seeds": len(own),
             }
     return means

@@ -156,6 +156,16 @@ def test_records_resume_and_test_rows_do_not_select(tmp_path, monkeypatch):
     assert len(seen) == 8
 
 
+def test_methods_that_do_not_take_so_many_rows_are_left_out(tmp_path, monkeypatch):
+    fake = tables_methods.Method("fake", lambda *_: {"nll": 0.0}, ({},), most_rows=59)
+    monkeypatch.setitem(METHODS, "fake", fake)
+    monkeypatch.setitem(METHODS, "other", dataclasses.replace(fake, most_rows=60))
+    rows, store = numbers(), Store(tmp_path / "r.json")
+    assert len(rows.y) == 60
+    found = tables.run_dataset("t", lambda _: rows, store, ["fake", "other"], 1, TINY, quiet)
+    assert [record["method"] for record in found] == ["other"]
+
+
 def test_the_command_prints_tables(tmp_path, monkeypatch):
     monkeypatch.setattr(tables, "rows_of", lambda name, seed, data_dir: numbers())
     page = tmp_path / "page.md"
@@ -166,6 +176,7 @@ def test_the_command_prints_tables(tmp_path, monkeypatch):
         seeds=2,
         threads=torch.get_num_threads(),
         mode=None,
+        recorded=False,
         data_dir=str(tmp_path),
         results=str(tmp_path / "results"),
         write=str(page),
@@ -176,12 +187,28 @@ def test_the_command_prints_tables(tmp_path, monkeypatch):
     text = page.read_text()
     assert "| all weights, from an ensemble |" in text
     assert "airfoil, targets" in text
+    assert "CPU seconds" in text
+    assert "load of the two cores" in text
+    options.recorded, options.methods = True, "posterior,ensemble"  # the latter has no records
+    assert set(tables.run(options, quiet, TINY)["airfoil"]) == {"posterior"}
+    options.only = "bike"
+    assert tables.run(options, quiet, TINY) == {}
     options.methods = "nonsense"
     with pytest.raises(InputError, match="methods: expected"):
         tables.run(options, quiet, TINY)
     options.only = "nonsense"
     with pytest.raises(InputError, match="nonsense"):
         tables.run(options, quiet, TINY)
+
+
+def test_records_without_cpu_seconds_leave_them_out():
+    record = {"method": "posterior", "settings": {"prior": 0.5}, "threads": 2}
+    record |= {"rmse": 0.1, "nll": -1.0, "seconds": {"total": 9.0}}
+    text = tables_page.markdown({"airfoil": [record]})
+    assert "| 0.100 | −1.000 |" in text  # one seed has no deviation
+    assert "| 9.0 |  | 1 |" in text
+    assert "| CPU seconds |" not in text.split("targets")[1]
+    assert "| yes |" in text
 
 
 def test_published_figures_stand_beside_ours(tmp_path):
