@@ -522,7 +522,7 @@ def test_the_exact_distance_of_an_indefinite_precision():
             (x[[0] * 6], y[[0] * 6]),
             rank=3,
             by="wasserstein",
-            prior_precision=1e-300,
+            prior_precision=1e-140,
         ),
         "prior_precision: expected a positive definite precision of each subnetwork",
     )
