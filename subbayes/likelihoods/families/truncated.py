@@ -59,14 +59,16 @@ class TruncatedFamily(AroundFamily):
         tensor([[0.0981]], dtype=torch.float64)
     """
 
-    lower: float = -math.inf
-    upper: float = math.inf
+    lower: Any = -math.inf  # None becomes no bound
+    upper: Any = math.inf
     label = "truncated"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if isinstance(self.family, AroundFamily):
             fail("family", "a family that is not truncated or censored", repr(self.family))
+        if self.kind != "count" and not hasattr(self.family, "from_log_tails"):
+            fail("family", "one with the method from_log_tails", repr(self.family))
         for name, none in (("lower", -math.inf), ("upper", math.inf)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float, type(None))):
@@ -184,6 +186,10 @@ class TruncatedFamily(AroundFamily):
         )
         inner: Any = self.family
         found: Tensor = inner.from_log_tails(below, above, eta)
+        # where even the logarithm of the probability overflows, all of it is at the nearer bound
+        lower, upper = (torch.full_like(low[1], end) for end in (self.lower, self.upper))
+        nearer = torch.where(low[1] == -math.inf, lower, upper)
+        found = torch.where(log_between(low, high) == -math.inf, nearer, found)
         tiny = torch.finfo(found.dtype).tiny if self.family.bounds[0] == 0 else -math.inf
         return found.clamp(max(self.lower, tiny), self.upper)
 
