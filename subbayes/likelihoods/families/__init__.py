@@ -17,7 +17,7 @@ from subbayes.likelihoods.families.counts import (
 )
 from subbayes.likelihoods.families.custom import Custom
 from subbayes.likelihoods.families.heavy_tails import AsymmetricLaplaceFamily, StudentTFamily
-from subbayes.likelihoods.families.incomplete import CensoredFamily, TruncatedFamily
+from subbayes.likelihoods.families.incomplete import CensoredFamily
 from subbayes.likelihoods.families.mixtures import MixtureFamily
 from subbayes.likelihoods.families.positive import InverseGaussianFamily, LogNormalFamily
 from subbayes.likelihoods.families.survival import (
@@ -25,6 +25,7 @@ from subbayes.likelihoods.families.survival import (
     PiecewiseExponentialFamily,
     WeibullFamily,
 )
+from subbayes.likelihoods.families.truncated import TruncatedFamily
 from subbayes.likelihoods.families.zeros import (
     HurdleNegativeBinomialFamily,
     HurdlePoissonFamily,

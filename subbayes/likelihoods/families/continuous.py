@@ -13,7 +13,11 @@ from torch import Tensor
 
 from subbayes.likelihoods.base import Evaluations, Moments, column
 from subbayes.likelihoods.families.base import LINKS, Family, ScipyFamily, moment
-from subbayes.likelihoods.families.tails import normal_log_tails
+from subbayes.likelihoods.families.tails import (
+    normal_from_log_tails,
+    normal_log_tails,
+    truncated_normal_moments,
+)
 from subbayes.utils.types import Outputs
 
 __all__ = ["BetaFamily", "GammaFamily", "NormalFamily"]
@@ -40,16 +44,22 @@ class NormalFamily(Family):
         mean = LINKS[self.links[0]][1](eta[0])
         return normal_log_tails((y - mean) * (-eta[1]).exp())
 
+    def from_log_tails(self, below: Tensor, above: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
+        """The responses with these log tails."""
+        return LINKS[self.links[0]][1](eta[0]) + eta[1].exp() * normal_from_log_tails(below, above)
+
+    def truncated_moments(
+        self, lower: float, upper: float, eta: tuple[Tensor, ...]
+    ) -> tuple[Tensor, Tensor]:
+        """Mean and variance of responses between two bounds."""
+        return truncated_normal_moments(
+            LINKS[self.links[0]][1](eta[0]), eta[1].exp(), (lower, upper)
+        )
+
     def quantiles(self, outputs: Outputs, q: float) -> Moments:
         """The quantile of each distribution."""
         mean, sd = self.components(outputs)
         return mean + sd * torch.special.ndtri(torch.tensor(q, dtype=torch.float64)).to(mean)
-
-    def _distribution_at(self, outputs: Outputs) -> Any:
-        from scipy import stats
-
-        values = {k: v.double().cpu().numpy() for k, v in self.values(outputs).items()}
-        return stats.norm(values["mu"], values["sigma"])
 
     def allows(self, y: Tensor) -> Tensor:
         """Finite numbers."""

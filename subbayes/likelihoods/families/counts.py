@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from subbayes.likelihoods.base import Kind, Moments
 from subbayes.likelihoods.families.base import ScipyFamily, moment
+from subbayes.likelihoods.families.tails import poisson_log_tails
 from subbayes.utils.checks import check_count, fail
 from subbayes.utils.types import Outputs
 
@@ -44,11 +45,7 @@ class PoissonFamily(CountFamily):
 
     def log_tails(self, y: Tensor, eta: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         """Log P(Y <= y) and log P(Y > y)."""
-        rate, next_ = eta[0].exp(), y.floor() + 1 + 0 * eta[0]
-        return (
-            torch.special.gammaincc(next_.detach(), rate).log(),
-            torch.special.gammainc(next_.detach(), rate).log(),
-        )
+        return poisson_log_tails(y, eta[0])
 
     def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
         """The rate."""

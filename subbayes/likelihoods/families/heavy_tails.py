@@ -13,7 +13,12 @@ from torch import Tensor
 
 from subbayes.likelihoods.base import Moments
 from subbayes.likelihoods.families.base import LINKS, ScipyFamily, moment
-from subbayes.likelihoods.families.tails import student_log_tails
+from subbayes.likelihoods.families.tails import (
+    exponential_moments,
+    joined_moments,
+    student_from_log_tails,
+    student_log_tails,
+)
 from subbayes.utils.checks import check_fraction
 from subbayes.utils.types import Outputs
 
@@ -53,6 +58,11 @@ class StudentTFamily(ScipyFamily):
         """Log P(Y <= y) and log P(Y > y)."""
         mean = LINKS[self.links[0]][1](eta[0])
         return student_log_tails((y - mean) * (-eta[1]).exp(), 1 + eta[2].exp())
+
+    def from_log_tails(self, below: Tensor, above: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
+        """The responses with these log tails."""
+        t = student_from_log_tails(below, above, 1 + eta[2].exp())
+        return LINKS[self.links[0]][1](eta[0]) + eta[1].exp() * t
 
     def allows(self, y: Tensor) -> Tensor:
         """Finite numbers."""
@@ -131,6 +141,26 @@ class AsymmetricLaplaceFamily(ScipyFamily):
         high = math.log(1 - tau) - tau * z.clamp_min(0)
         below = torch.where(z < 0, low, torch.log(-torch.expm1(high)))
         return below, torch.where(z < 0, torch.log(-torch.expm1(low)), high)
+
+    def from_log_tails(self, below: Tensor, above: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
+        """The responses with these log tails."""
+        tau = self.quantile
+        low, high = math.log(tau), math.log(1 - tau)
+        z = torch.where(below < low, (below - low) / (1 - tau), (high - above) / tau)
+        return eta[0] + eta[1].exp() * z
+
+    def truncated_moments(
+        self, lower: float, upper: float, eta: tuple[Tensor, ...]
+    ) -> tuple[Tensor, Tensor]:
+        """Mean and variance of responses between two bounds."""
+        peak = eta[0].clamp(lower, upper)
+        width = torch.stack([peak - lower, upper - peak], -1)
+        factors = torch.tensor([1 - self.quantile, self.quantile], dtype=peak.dtype)
+        rate = factors * (-eta[1]).exp().unsqueeze(-1)
+        log_share, mean, variance = exponential_moments(rate, width)
+        sides = mean * torch.tensor([-1.0, 1.0], dtype=peak.dtype)
+        mean, variance = joined_moments(log_share - rate.log(), sides, variance)
+        return peak + mean, variance
 
     def allows(self, y: Tensor) -> Tensor:
         """Finite numbers."""

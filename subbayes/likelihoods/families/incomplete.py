@@ -1,13 +1,11 @@
-"""Responses that are known to lie in an interval, or are seen only there.
+"""Responses of which some are known only to lie in an interval.
 
 A censored response is known to be at most, at least, or between two numbers: its likelihood is the
-probability of that. A truncated response is seen only within bounds: its density is divided by the
-probability of the bounds.
+probability of that.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,20 +15,19 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from subbayes.likelihoods.base import Kind, Moments, column
-from subbayes.likelihoods.families.base import Family, ScipyFamily, moment
-from subbayes.likelihoods.families.tails import log_difference
+from subbayes.likelihoods.base import Kind, Moments
+from subbayes.likelihoods.families.base import Family
+from subbayes.likelihoods.families.tails import log_between
 from subbayes.utils.checks import fail, fail_type
 from subbayes.utils.types import Outputs, PerPoint, Targets
 
-__all__ = ["CensoredFamily", "TruncatedFamily"]
+__all__ = ["AroundFamily", "CensoredFamily"]
 
-_MOST_COUNTS = 4096  # in a sum over counts
 _STATUS = {"left": -1, "none": 0, "right": 1, "interval": 2}
 
 
 @dataclass(frozen=True, repr=False)
-class _Around(Family):
+class AroundFamily(Family):
     """Base class of families around another one, with the same parameters.
 
     Args:
@@ -101,7 +98,7 @@ class _Around(Family):
 
 
 @dataclass(frozen=True, repr=False)
-class CensoredFamily(_Around):
+class CensoredFamily(AroundFamily):
     r"""Responses of which some are known only to lie in an interval.
 
     A response is (y, status) or (y, status, upper): y itself for status 0, at most y for -1
@@ -181,8 +178,8 @@ class CensoredFamily(_Around):
         if value.shape[1] == 2:
             return terms
         upper = torch.where(status == 2, value[:, 2], y + 1)
-        beyond, left = self._tails(upper, eta)[1], above
-        return torch.where(status == 2, log_difference(left, beyond), terms)
+        inside = log_between((below, above), self._tails(upper, eta))
+        return torch.where(status == 2, inside, terms)
 
     def log_density(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
         """Log density of responses that are seen."""
@@ -223,169 +220,4 @@ class CensoredFamily(_Around):
             "family": self.family.to_config(),
             "status": self.status,
             "upper": self.upper,
-        }
-
-
-@dataclass(frozen=True, repr=False)
-class TruncatedFamily(_Around):
-    r"""Responses that are seen only between two bounds: $p(y) / P(l \le Y \le u)$.
-
-    Args:
-        family: the family before truncation.
-        lower: the lower bound; for counts inclusive.
-        upper: the upper bound, inclusive.
-
-    Example:
-        >>> from subbayes.likelihoods.families import NormalFamily
-        >>> family = TruncatedFamily(family=NormalFamily(), lower=0.0)
-        >>> family.mean(torch.zeros(1, 2, dtype=torch.float64)).round(decimals=4)  # sqrt(2 / pi)
-        tensor([[0.7979]], dtype=torch.float64)
-    """
-
-    lower: float = -math.inf
-    upper: float = math.inf
-    label = "truncated"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not isinstance(self.family, (ScipyFamily, Family)) or not self.lower < self.upper:
-            fail("lower", "a bound below the upper one", f"{self.lower:g} and {self.upper:g}")
-        if isinstance(self.family, _Around):
-            fail("family", "a family that is not truncated or censored", repr(self.family))
-
-    @property
-    def bounds(self) -> tuple[float, float]:  # type: ignore[override]
-        """Ends of the support."""
-        low, high = self.family.bounds
-        return max(low, self.lower), min(high, self.upper)
-
-    @property
-    def support(self) -> str:  # type: ignore[override]
-        """Description of the allowed responses."""
-        return f"{self.family.support} from {self.lower:g} to {self.upper:g}"
-
-    def allows(self, y: Tensor) -> Tensor:
-        """Within the bounds."""
-        return self.family.allows(y) & (y >= self.lower) & (y <= self.upper)
-
-    @property
-    def _below(self) -> float:
-        """The largest number below the bounds: the one before for counts."""
-        return self.lower - 1 if self.kind == "count" else self.lower
-
-    def _log_mass(self, eta: tuple[Tensor, ...]) -> Tensor:
-        """Log of P(lower <= Y <= upper)."""
-        zero = torch.zeros_like(eta[0])
-        start = max(self.family.bounds[0], 0.0) if self.kind == "count" else self.family.bounds[0]
-        has_low = self._below > start or (self.kind == "count" and self._below >= 0)
-        has_high = self.upper < self.family.bounds[1]
-        low = self._tails(zero + self._below, eta) if has_low else None
-        high = self._tails(zero + self.upper, eta) if has_high else None
-        if low is None:
-            return zero if high is None else high[0]
-        if high is None:
-            return low[1]
-        # the difference of the smaller tails, which does not cancel
-        return torch.where(
-            low[1] < high[0], log_difference(low[1], high[1]), log_difference(high[0], low[0])
-        )
-
-    def log_density(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
-        """Log density of responses within the bounds."""
-        return self.family.log_density(y, eta) - self._log_mass(eta)
-
-    def _levels(self, outputs: Outputs) -> tuple[Tensor, Tensor]:
-        """Distribution function of the family at the bounds, each (..., N)."""
-        shape = outputs.shape[:-1]
-
-        def at(bound: float, else_: float) -> Tensor:
-            if math.isinf(bound):
-                return torch.full(shape, else_, dtype=torch.float64)
-            full = torch.full((*shape, 1), bound, dtype=torch.float64)
-            return self.family.cdf(outputs.double(), full.reshape(-1, 1)[: shape[-1]])[..., 0]
-
-        return at(self._below, 0.0), at(self.upper, 1.0)
-
-    def cdf(self, outputs: Outputs, y: Tensor) -> Moments:
-        """P(Y <= y) within the bounds."""
-        low, high = self._levels(outputs)
-        inner = self.family.cdf(outputs.double(), column(y, outputs).double())[..., 0]
-        return moment(((inner - low) / (high - low)).clamp(0, 1).to(outputs))
-
-    def _at_levels(self, outputs: Outputs, u: Tensor) -> Tensor:
-        """Quantiles at levels u between 0 and 1 within the bounds, shape of u."""
-        low, high = self._levels(outputs)
-        inner: Any = self.family
-        levels = (low + u * (high - low)).clamp_max(1 - 1e-14)  # whose quantile is finite
-        value = torch.from_numpy(np.asarray(inner._distribution_at(outputs).ppf(levels.numpy())))
-        if bool(value.isnan().any()):  # SciPy's quantiles of huge counts
-            wide = outputs.double()
-            mean, variance = (part[..., 0] for part in (inner.mean(wide), inner.variance(wide)))
-            value = torch.where(
-                value.isnan(), mean + variance.sqrt() * torch.special.ndtri(levels), value
-            )
-        return value.clamp(self.lower, self.upper)
-
-    def quantiles(self, outputs: Outputs, q: float) -> Moments:
-        """Quantiles within the bounds."""
-        level = torch.tensor(q, dtype=torch.float64)
-        return moment(self._at_levels(outputs, level).to(outputs))
-
-    def sample(self, outputs: Outputs, generator: torch.Generator) -> Tensor:
-        """Responses within the bounds."""
-        u = torch.rand(outputs.shape[:-1], generator=generator, dtype=torch.float64)
-        return moment(self._at_levels(outputs, u.clamp(1e-12, 1 - 1e-12)))
-
-    def _quantile_rule(self, outputs: Outputs) -> tuple[Tensor, Tensor]:
-        """Responses at levels, and the weights of a sum over them that is an expectation."""
-        shape = (-1, *[1] * (outputs.ndim - 1))
-        if self.kind == "count":
-            ends = self._at_levels(outputs, torch.tensor(1 - 1e-12, dtype=torch.float64))
-            first = max(self.lower, 0.0)
-            last = (
-                ends[ends.isfinite()].clamp_min(first).max()
-                if bool(ends.isfinite().any())
-                else first
-            )
-        if self.kind == "count" and float(last) - first < _MOST_COUNTS:
-            y = torch.arange(first, float(last) + 1, dtype=torch.float64)
-            y = y.reshape(shape).expand(-1, *outputs.shape[:-1])
-            weight = self.log_density(y, outputs.double().unbind(-1)).exp()
-            return y, weight / weight.sum(0)
-        x = torch.linspace(-7, 7, 257, dtype=torch.float64)
-        weight = torch.exp(-0.5 * x.square())
-        y = self._at_levels(outputs, torch.special.ndtr(x).reshape(shape))
-        return y, (weight / weight.sum()).reshape(shape).expand(y.shape)
-
-    def mean(self, outputs: Outputs) -> Moments:
-        """The mean, as an integral over quantiles."""
-        y, weight = self._quantile_rule(outputs)
-        return moment((weight * y).sum(0).to(outputs))
-
-    def variance(self, outputs: Outputs) -> Moments:
-        """The variance, as an integral over quantiles."""
-        y, weight = self._quantile_rule(outputs)
-        mean = (weight * y).sum(0)
-        found = (weight * (y - mean).square()).sum(0)
-        if math.isinf(self.lower) or math.isinf(self.upper):  # a tail remains
-            whole = self.family.variance(outputs)[..., 0].to(found)
-            found = torch.where(torch.isinf(whole), whole, found)
-        return moment(found.to(outputs))
-
-    def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
-        """The Fisher information, as an integral over quantiles."""
-        y, weight = self._quantile_rule(outputs)
-        wide = outputs.expand(len(y), *outputs.shape)
-        value = y.to(outputs)
-        score = torch.func.grad(lambda f: self.log_density(value, f.unbind(-1)).sum())(wide)
-        return torch.einsum("m...,m...a,m...b->...ab", weight.to(outputs), score, score)
-
-    def to_config(self) -> dict[str, Any]:
-        """Family and bounds, for JSON; infinite bounds are None."""
-        ends = [None if math.isinf(end) else end for end in (self.lower, self.upper)]
-        return {
-            "name": self.label,
-            "family": self.family.to_config(),
-            "lower": ends[0],
-            "upper": ends[1],
         }

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from subbayes.likelihoods.base import Moments
 from subbayes.likelihoods.families.base import ScipyFamily, moment
-from subbayes.likelihoods.families.tails import normal_log_tails
+from subbayes.likelihoods.families.tails import normal_from_log_tails, normal_log_tails
 from subbayes.utils.types import Outputs
 
 __all__ = ["InverseGaussianFamily", "LogNormalFamily", "PositiveFamily"]
@@ -53,6 +53,10 @@ class LogNormalFamily(PositiveFamily):
     def log_tails(self, y: Tensor, eta: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         """Log P(Y <= y) and log P(Y > y)."""
         return normal_log_tails((y.log() - eta[0]) * (-eta[1]).exp())
+
+    def from_log_tails(self, below: Tensor, above: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
+        """The responses with these log tails."""
+        return (eta[0] + eta[1].exp() * normal_from_log_tails(below, above)).exp()
 
     def location_values(self, y: Float[np.ndarray, "n"]) -> Float[np.ndarray, "n"]:
         """Their logarithms."""

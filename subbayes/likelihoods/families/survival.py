@@ -14,6 +14,12 @@ from torch.nn import functional as F
 from subbayes.likelihoods.base import Moments
 from subbayes.likelihoods.families.base import moment
 from subbayes.likelihoods.families.positive import PositiveFamily
+from subbayes.likelihoods.families.tails import (
+    exponential_log_below,
+    exponential_moments,
+    joined_moments,
+    total_from_log_tails,
+)
 from subbayes.utils.checks import fail, fail_type
 from subbayes.utils.types import Outputs
 
@@ -42,8 +48,14 @@ class WeibullFamily(PositiveFamily):
 
     def log_tails(self, y: Tensor, eta: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         """Log P(Y <= y) and log P(Y > y)."""
-        total = self._log_hazard_sum(y, eta).exp()
-        return torch.log(-torch.expm1(-total)), -total
+        log_total = self._log_hazard_sum(y, eta)
+        return exponential_log_below(log_total), -log_total.exp()
+
+    def from_log_tails(self, below: Tensor, above: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
+        """The times with these log tails."""
+        shape = eta[1].exp()
+        log_total = torch.where(below < -40.0, below, total_from_log_tails(below, above).log())
+        return (eta[0] - torch.lgamma(1 + 1 / shape) + log_total / shape).exp()
 
     def variance(self, outputs: Outputs) -> Moments:
         """The variance."""
@@ -78,6 +90,10 @@ class LogLogisticFamily(PositiveFamily):
         """Log P(Y <= y) and log P(Y > y)."""
         z = eta[1].exp() * (y.log() - eta[0])
         return F.logsigmoid(z), F.logsigmoid(-z)
+
+    def from_log_tails(self, below: Tensor, above: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
+        """The times with these log tails."""
+        return (eta[0] + (below - above) * (-eta[1]).exp()).exp()
 
     def _moment(self, outputs: Outputs, order: int) -> Tensor:
         """E[y^order]: mu^order x / sin x with x = pi order / k."""
@@ -169,11 +185,35 @@ class PiecewiseExponentialFamily(PositiveFamily):
         total = self._cumulative(y, eta)
         return torch.log(-torch.expm1(-total)), -total
 
+    def from_log_tails(self, below: Tensor, above: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
+        """The times with these log tails."""
+        left = total_from_log_tails(below, above)
+        time = torch.zeros_like(left)
+        widths = (*np.diff((0.0, *self.cuts)), math.inf)
+        for log_hazard, width in zip(self._hazards(eta).unbind(-1), widths, strict=True):
+            hazard = log_hazard.exp()
+            used = left.minimum(hazard * width)
+            time, left = time + used / hazard, left - used
+        return time
+
+    def truncated_moments(
+        self, lower: float, upper: float, eta: tuple[Tensor, ...]
+    ) -> tuple[Tensor, Tensor]:
+        """Mean and variance of times between two bounds."""
+        rate, lower = self._hazards(eta).exp(), max(lower, 0.0)
+        cuts = torch.tensor((0.0, *self.cuts, math.inf), dtype=rate.dtype).clamp(lower, upper)
+        start, width = cuts[:-1] - lower, cuts[1:] - cuts[:-1]
+        passed = (rate[..., :-1] * width[:-1]).cumsum(-1)
+        log_share, mean, variance = exponential_moments(rate, width)
+        log_alive = torch.nn.functional.pad(-passed, (1, 0))
+        mean, variance = joined_moments(log_alive + log_share, start + mean, variance)
+        return lower + mean, variance
+
     def _pieces(self, outputs: Outputs) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """By interval: rate, start, share that reaches it, and width."""
         rate = self._hazards(outputs.unbind(-1)).exp()
-        starts = torch.tensor((0.0, *self.cuts)).to(outputs)
-        width = torch.tensor([*np.diff((0.0, *self.cuts)), math.inf]).to(outputs)
+        ends = torch.tensor((0.0, *self.cuts, math.inf), dtype=torch.float64)
+        starts, width = ends[:-1].to(outputs), ends.diff().to(outputs)
         passed = (rate[..., :-1] * width[:-1]).cumsum(-1)
         alive = torch.cat([torch.ones_like(rate[..., :1]), (-passed).exp()], -1)
         return rate, starts, alive, width

@@ -1,14 +1,40 @@
-"""Logarithms of tail probabilities, differentiable and with batching rules of torch."""
+"""Logarithms of tail probabilities, differentiable and with batching rules of torch.
+
+Probabilities below the smallest number keep their logarithms. The inverse functions take the
+logarithms of both tails, of which they use the smaller one: the other one has no digits left where
+it is near 0. They run on the CPU, without gradients.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["log_difference", "normal_log_tails", "student_log_tails"]
+__all__ = [
+    "exponential_log_below",
+    "exponential_moments",
+    "joined_moments",
+    "log_between",
+    "log_difference",
+    "normal_from_log_tails",
+    "normal_log_tails",
+    "poisson_log_tails",
+    "student_from_log_tails",
+    "student_log_tails",
+    "total_from_log_tails",
+    "truncated_normal_moments",
+]
+
+Tails = tuple[Tensor, Tensor]
+
+_NEGLIGIBLE = 40.0  # decrease of a log density, after which integrals end
+_AT_ONCE = 2**15  # probabilities by quadrature: their nodes take 16 MB
+_NEWTON_STEPS = 100
+_TERMS = 8  # of continued fractions
 
 
 def _log_upper(z: Tensor) -> Tensor:
@@ -20,7 +46,7 @@ def _log_upper(z: Tensor) -> Tensor:
     return torch.where(z > 0, far, near)
 
 
-def normal_log_tails(z: Tensor) -> tuple[Tensor, Tensor]:
+def normal_log_tails(z: Tensor) -> Tails:
     r"""$\log \Phi(z)$ and $\log \Phi(-z)$.
 
     Example:
@@ -30,25 +56,214 @@ def normal_log_tails(z: Tensor) -> tuple[Tensor, Tensor]:
     return _log_upper(-z), _log_upper(z)
 
 
-def student_log_tails(z: Tensor, nu: Tensor) -> tuple[Tensor, Tensor]:
+def normal_from_log_tails(below: Tensor, above: Tensor) -> Tensor:
+    """The inverse of `normal_log_tails`.
+
+    Example:
+        >>> tails = normal_log_tails(torch.tensor([-50.0, 0.5], dtype=torch.float64))
+        >>> normal_from_log_tails(*tails)
+        tensor([-50.0000,   0.5000], dtype=torch.float64)
+    """
+    from scipy.special import ndtri_exp
+
+    z = torch.from_numpy(np.asarray(ndtri_exp(torch.minimum(below, above).numpy())))
+    return torch.where(below < above, z, -z)
+
+
+def truncated_normal_moments(mean: Tensor, sd: Tensor, bounds: tuple[float, float]) -> Tails:
+    r"""Mean and variance of normal variables between two bounds.
+
+    The density relative to its largest value at m is $e^{-m t - t^2 / 2}$ at $z = m + t$. Its
+    moments by quadrature over the t where it is not negligible have no differences that cancel,
+    as those of the usual formulas do far outside the bounds and for bounds close to each other.
+
+    Args:
+        mean: means before truncation, shape (n,).
+        sd: their standard deviations.
+        bounds: the bounds, which may be infinite.
+
+    Example:
+        >>> mean, sd = torch.tensor([[-10.0], [1.0]], dtype=torch.float64)
+        >>> moments = truncated_normal_moments(mean, sd, (0.0, 9.0))
+        >>> [round(part.item(), 6) for part in moments]
+        [0.098093, 0.009445]
+    """
+    x, log_weight = _legendre(mean)
+    peak = mean.clamp(*bounds)
+    m = (peak - mean) / sd
+    reach = 2 * _NEGLIGIBLE / (m.abs() + (m.square() + 2 * _NEGLIGIBLE).sqrt())
+    left = reach.minimum((peak - bounds[0]) / sd)
+    width = left + reach.minimum((bounds[1] - peak) / sd)
+    t = torch.addcmul(-left, width, x[:, None])
+    density = torch.add(m, t, alpha=0.5).mul_(t).neg_().exp_()
+    rule = log_weight.exp() * torch.stack([torch.ones_like(x), x, x.square()])
+    total, first, second = rule @ density  # of x, whose variance is no small part of its square
+    first, second = first / total, second / total
+    mean_t, sd_t = width * first - left, width * sd
+    return peak + sd * mean_t, sd_t.square() * (second - first.square())
+
+
+def exponential_moments(rate: Tensor, width: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    r"""Of $e^{-r t}$ between 0 and w: the log of its integral times r, mean and variance of t.
+
+    Example:
+        >>> rate = torch.tensor(2.0, dtype=torch.float64)
+        >>> [round(part.item(), 4) for part in exponential_moments(rate, rate * 0 + math.inf)]
+        [-0.0, 0.5, 0.25]
+    """
+    v = rate * width
+    near, far = v.clamp(1e-300, 0.05), v.clamp(0.05, 600.0)
+    square = near.square()
+    mean = torch.where(v < 0.05, 0.5 - near / 12, 1 / far - 1 / torch.expm1(far))
+    spread = torch.where(
+        v < 0.05,
+        1 / 12 - square / 240 + square.square() / 6048,
+        1 / far.square() - (2 * (far / 2).sinh()).pow(-2),
+    )
+    mean = torch.where(v < 0.05, mean + near * square / 720, mean)
+    scale = torch.where(v > 600.0, 600.0 / rate, width)
+    return exponential_log_below(v.log()), scale * mean, scale.square() * spread
+
+
+def joined_moments(log_weight: Tensor, mean: Tensor, variance: Tensor) -> Tails:
+    """Mean and variance of mixtures, over the last axis."""
+    weight = log_weight.softmax(-1)
+    joint = (weight * mean).sum(-1)
+    apart = (mean - joint.unsqueeze(-1)).square()
+    return joint, (weight * (variance + apart)).sum(-1)
+
+
+def _in_chunks(function: Callable[..., Tensor], *values: Tensor) -> Tensor:
+    """An elementwise function whose memory is a multiple of its arguments, in parts."""
+    values = torch.broadcast_tensors(*values)
+    if values[0].numel() <= _AT_ONCE:
+        return function(*values)
+    parts = zip(*(value.reshape(-1).split(_AT_ONCE) for value in values), strict=True)
+    return torch.cat([function(*part) for part in parts]).reshape(values[0].shape)
+
+
+def _legendre(like: Tensor) -> Tails:
+    """Nodes in (0, 1) and log weights of Gauss and Legendre."""
+    nodes, weights = np.polynomial.legendre.leggauss(64)
+    return torch.from_numpy((nodes + 1) / 2).to(like), torch.from_numpy(np.log(weights / 2)).to(
+        like
+    )
+
+
+def student_log_tails(z: Tensor, nu: Tensor) -> Tails:
     r"""The same for Student's t, by Gauss-Legendre quadrature.
 
-    With $t = \sqrt\nu \tan\theta$ the tail is $\propto \int \cos^{\nu - 1}\theta\, d\theta$ from
-    $\arctan(z / \sqrt\nu)$ to $\pi / 2$, or as far as the integrand is not negligible.
+    With $t = \sqrt\nu \cot\theta$ the tail is $\propto \int \sin^{\nu - 1}\theta\, d\theta$ from 0
+    to $\operatorname{arccot}(|z| / \sqrt\nu)$, or from where the integrand is not negligible.
     """
-    nodes, weights = np.polynomial.legendre.leggauss(64)
-    v = (nodes + 1) / 2
-    at = torch.from_numpy(1 - v**2).to(z)  # the integrand has an infinite slope at the end
-    log_weight = torch.from_numpy(np.log(weights * v)).to(z)
-    constant = torch.lgamma((nu + 1) / 2) - torch.lgamma(nu / 2) - 0.5 * math.log(math.pi)
-    start = torch.atan2(z.abs(), nu.sqrt())
-    width = (math.pi / 2 - start).minimum(12 / nu.sqrt())
-    theta = start.unsqueeze(-1) + width.unsqueeze(-1) * at
-    log_cosine = torch.log(theta.cos().clamp_min(torch.finfo(z.dtype).tiny))
-    terms = (nu - 1).unsqueeze(-1) * log_cosine + log_weight
-    log_far = constant + width.log() + terms.logsumexp(-1)
+    log_far = _in_chunks(_student_log_far, z.abs(), nu)
     log_near = torch.log1p(-log_far.exp())
     return torch.where(z < 0, log_far, log_near), torch.where(z < 0, log_near, log_far)
+
+
+def _student_log_far(z: Tensor, nu: Tensor) -> Tensor:
+    """Log P(T > z) for z of at least 0."""
+    v, log_weight = _legendre(z)
+    constant = torch.lgamma((nu + 1) / 2) - torch.lgamma(nu / 2) - 0.5 * math.log(math.pi)
+    tiny = torch.finfo(z.dtype).tiny
+    end = torch.atan2(nu.sqrt(), z)
+    decay = (nu - 1) * z / nu.sqrt()  # of the integrand at the end, at least
+    width = end.minimum(12 / nu.sqrt()).minimum(_NEGLIGIBLE / decay.clamp_min(tiny**0.5))
+    # a power of v because the integrand has an infinite slope at 0
+    theta = (end - width).unsqueeze(-1) + width.unsqueeze(-1) * v.pow(4)
+    log_sine = torch.log(theta.sin().clamp_min(tiny))
+    terms = (nu - 1).unsqueeze(-1) * log_sine + log_weight + (4 * v.pow(3)).log()
+    return constant + width.log() + terms.logsumexp(-1)
+
+
+def student_from_log_tails(below: Tensor, above: Tensor, nu: Tensor) -> Tensor:
+    r"""The inverse of `student_log_tails`.
+
+    SciPy's quantile, or where it has none Newton's method for $\log P(T > e^v)$, which is concave
+    in v and ends from any point above.
+    """
+    from scipy.special import stdtrit
+
+    below, above, nu = torch.broadcast_tensors(below, above, nu)
+    far = torch.minimum(below, above)
+    z = -torch.from_numpy(np.asarray(stdtrit(nu.numpy(), far.exp().numpy())))
+    unknown = ~z.isfinite() | (far < -100)  # where it has few digits
+    if bool(unknown.any()):
+        z[unknown] = _student_far(far[unknown], nu[unknown])
+    return torch.where(below < above, -z, z)
+
+
+def _student_far(log_far: Tensor, nu: Tensor) -> Tensor:
+    # (1 + z^2 / nu)^(-nu / 2) is above the tail
+    ratio = -2 * log_far / nu
+    v = 0.5 * (nu.log() + ratio + torch.log(-torch.expm1(-ratio)))
+    constant = torch.lgamma((nu + 1) / 2) - torch.lgamma(nu / 2) - 0.5 * (nu * math.pi).log()
+    for _ in range(_NEWTON_STEPS):
+        tail = _in_chunks(_student_log_far, v.exp(), nu)
+        spread = torch.nn.functional.softplus(2 * v - nu.log())  # log(1 + z^2 / nu)
+        slope = (constant - 0.5 * (nu + 1) * spread + v - tail).exp()
+        step = (tail - log_far) / slope
+        v = v + torch.where(step.isfinite(), step, 0.0)
+        if not bool((step.abs() > 1e-12).any()):
+            break
+    return v.exp()
+
+
+def poisson_log_tails(y: Tensor, log_rate: Tensor) -> Tails:
+    r"""Log P(Y <= y) and log P(Y > y) of Poisson counts.
+
+    They are incomplete gamma functions of a = y + 1 and the rate x. Near the smallest number they
+    are replaced by continued fractions, of which few terms are needed where x is far from a:
+
+    $$ \gamma(a, x) = \frac{x^a e^{-x}}{a - x +}
+    \frac{x}{a + 1 - x +}
+    \frac{2x}{a + 2 - x +} \dots $$
+
+    and Legendre's for $\Gamma(a, x)$ (the even part of DLMF 8.9.2):
+
+    $$ \frac{x^a e^{-x}}{x + 1 - a +}
+    \frac{a - 1}{x + 3 - a +}
+    \frac{2 (a - 2)}{x + 5 - a +} \dots $$
+    """
+    rate = log_rate.exp()
+    a = (y.floor() + 1 + 0 * log_rate).detach()
+    tiny = torch.finfo(rate.dtype).tiny
+    below, above = torch.special.gammaincc(a, rate), torch.special.gammainc(a, rate)
+    few = rate < a
+    gap = (a - rate).abs().clamp_min(1.0)
+    fraction = torch.full_like(gap, math.inf)
+    for i in range(_TERMS, 0, -1):  # from the last term
+        numerator = i * torch.where(few, rate, a - i)
+        fraction = gap + torch.where(few, i - 1.0, 2.0 * i - 1) + numerator / fraction
+    log_far = a * log_rate - rate - torch.lgamma(a) - fraction.log()
+    logs = [
+        torch.where(part < tiny**0.5, log_far, part.clamp_min(tiny).log())
+        for part in (below, above)
+    ]
+    return logs[0], logs[1]
+
+
+def exponential_log_below(log_total: Tensor) -> Tensor:
+    r"""$\log(1 - e^{-t})$ by the logarithm of t, which may be far below the smallest number.
+
+    Example:
+        >>> exponential_log_below(torch.tensor([-900.0, 0.0]))
+        tensor([-900.0000,   -0.4587])
+    """
+    small = log_total < -12.0
+    total = torch.where(small, 1.0, log_total).exp()
+    near = log_total - log_total.clamp_max(-12.0).exp() / 2
+    return torch.where(small, near, torch.log(-torch.expm1(-total)))
+
+
+def total_from_log_tails(below: Tensor, above: Tensor) -> Tensor:
+    r"""The total hazard $t = -\log P(Y > y)$ by the logarithms of both tails.
+
+    Example:
+        >>> total_from_log_tails(torch.tensor(-90.0), torch.tensor(0.0)).log()
+        tensor(-90.)
+    """
+    return torch.where(below < above, -torch.log1p(-below.clamp_max(-0.5).exp()), -above)
 
 
 def log_difference(high: Tensor, low: Tensor) -> Tensor:
@@ -58,5 +273,20 @@ def log_difference(high: Tensor, low: Tensor) -> Tensor:
         >>> log_difference(torch.tensor(0.0), torch.tensor(-0.6931)).exp().round(decimals=3)
         tensor(0.5000)
     """
-    gap = (low - high).clamp_max(-torch.finfo(high.dtype).tiny)
-    return high + torch.log(-torch.expm1(gap))
+    none = torch.isneginf(high)
+    finite = torch.where(none, 0.0, high)
+    gap = (low - finite).clamp_max(-torch.finfo(high.dtype).tiny)
+    return torch.where(none, high, finite + torch.log(-torch.expm1(gap)))
+
+
+def log_between(low: Tails, high: Tails) -> Tensor:
+    """Log P(l < Y <= u) from the log tails at l and at u: the difference of the smaller ones.
+
+    Example:
+        >>> ends = [normal_log_tails(torch.tensor(z, dtype=torch.float64)) for z in (-51.0, -50.0)]
+        >>> round(float(log_between(*ends)), 2)
+        -1254.83
+    """
+    return torch.where(
+        low[1] < high[0], log_difference(low[1], high[1]), log_difference(high[0], low[0])
+    )

@@ -1,0 +1,325 @@
+r"""Responses that are seen only within bounds.
+
+Their density is divided by the probability of the bounds. Everything is computed from the
+logarithms of tail probabilities, on the side where they are small, so that it keeps its digits
+where the family has hardly any probability within the bounds: as for a row whose location lies far
+outside.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from subbayes.likelihoods.base import Evaluations, Moments, column
+from subbayes.likelihoods.families.base import moment
+from subbayes.likelihoods.families.incomplete import AroundFamily
+from subbayes.likelihoods.families.tails import log_between, log_difference
+from subbayes.likelihoods.families.truncated_counts import CountCells, count_cells
+from subbayes.utils.checks import fail, fail_type
+from subbayes.utils.types import Outputs
+
+__all__ = ["TruncatedFamily"]
+
+_AT_ONCE = 2**18  # numbers in a temporary array
+_STEP, _LIGHT, _HEAVY = 0.125, 3.25, 6.0  # of the quadrature over levels
+_CELLS = 64  # counts of a distribution, about, for the size of blocks
+_HUGE = 1e8  # variance of counts that are nearly normal
+_NO_MASS = 1e-13
+
+Predictors = tuple[Tensor, ...]
+Tails = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True, repr=False)
+class TruncatedFamily(AroundFamily):
+    r"""Responses that are seen only between two bounds: $p(y) / P(l \le Y \le u)$.
+
+    Args:
+        family: the family before truncation.
+        lower: the lower bound; for counts inclusive. None for no bound.
+        upper: the upper bound, inclusive. None for no bound.
+
+    Raises:
+        InputError: bounds that are not in order, or between which the family has no responses.
+
+    Example:
+        >>> from subbayes.likelihoods.families import NormalFamily
+        >>> family = TruncatedFamily(family=NormalFamily(), lower=0.0)
+        >>> family.mean(torch.zeros(1, 2, dtype=torch.float64)).round(decimals=4)  # sqrt(2 / pi)
+        tensor([[0.7979]], dtype=torch.float64)
+        >>> family.mean(torch.tensor([[-10.0, 0.0]], dtype=torch.float64)).round(decimals=4)
+        tensor([[0.0981]], dtype=torch.float64)
+    """
+
+    lower: Any = -math.inf  # None becomes no bound
+    upper: Any = math.inf
+    label = "truncated"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.family, AroundFamily):
+            fail("family", "a family that is not truncated or censored", repr(self.family))
+        if self.kind != "count" and not hasattr(self.family, "from_log_tails"):
+            fail("family", "one with the method from_log_tails", repr(self.family))
+        for name, none in (("lower", -math.inf), ("upper", math.inf)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, float, type(None))):
+                fail_type(name, "a number, or None for no bound", value)
+            object.__setattr__(self, name, none if value is None else float(value))
+        if not self.lower < self.upper:
+            fail("lower", "a bound below the upper one", f"{self.lower:g} and {self.upper:g}")
+        low, high = self.bounds
+        if self.kind == "count":
+            low, high = max(self._below, -1.0), math.floor(high) if high < math.inf else high
+        if not low < high:
+            got = f"{self.lower:g} and {self.upper:g}"
+            fail("lower and upper", f"bounds around {self.family.support}", got)
+
+    @property
+    def bounds(self) -> tuple[float, float]:  # type: ignore[override]
+        """Ends of the support."""
+        low, high = self.family.bounds
+        return max(low, self.lower), min(high, self.upper)
+
+    @property
+    def support(self) -> str:  # type: ignore[override]
+        """Description of the allowed responses."""
+        return f"{self.family.support} from {self.lower:g} to {self.upper:g}"
+
+    def allows(self, y: Tensor) -> Tensor:
+        """Within the bounds."""
+        return self.family.allows(y) & (y >= self.lower) & (y <= self.upper)
+
+    @property
+    def _below(self) -> float:
+        """The largest number below the bounds: the one before for counts."""
+        if self.kind != "count" or math.isinf(self.lower):
+            return self.lower
+        return math.ceil(self.lower) - 1
+
+    def _tails_at_bounds(self, eta: Predictors) -> tuple[Tails | None, Tails | None]:
+        """Log tails at both bounds; None for a bound that excludes nothing."""
+        zero = torch.zeros_like(eta[0])
+        start = -1.0 if self.kind == "count" else self.family.bounds[0]
+        low = self._tails(zero + self._below, eta) if self._below > start else None
+        bound = self.upper < self.family.bounds[1]
+        return low, self._tails(zero + self.upper, eta) if bound else None
+
+    def _log_mass(self, eta: Predictors) -> Tensor:
+        """Log of P(lower <= Y <= upper)."""
+        low, high = self._tails_at_bounds(eta)
+        if low is None:
+            return torch.zeros_like(eta[0]) if high is None else high[0]
+        return low[1] if high is None else log_between(low, high)
+
+    def log_density(self, y: Tensor, eta: Predictors) -> Tensor:
+        """Log density of responses within the bounds."""
+        return self.family.log_density(y, eta) - self._log_mass(eta)
+
+    # --- predictions, which have no gradients ----------------------------------------------------
+
+    def _all_tails(self, eta: Predictors) -> tuple[Tails, Tails]:
+        """Log tails at both bounds: 0 and minus infinity where there is none."""
+        low, high = self._tails_at_bounds(eta)
+        zero = torch.zeros_like(eta[0])
+        none = zero - math.inf
+        return (none, zero) if low is None else low, (zero, none) if high is None else high
+
+    def _probability(self, y: Tensor, eta: Predictors, ends: tuple[Tails, Tails]) -> Tensor:
+        """P(Y <= y) within the bounds, from the smaller tails."""
+        (low_below, low_above), high = ends
+        inside = y.clamp(self._below, self.upper)
+        below, above = self._tails(inside.clamp_min(self.family.bounds[0]), eta)
+        log_share = torch.where(
+            low_above < high[0], log_difference(low_above, above), log_difference(below, low_below)
+        )
+        found = (log_share - log_between(*ends)).exp().clamp(0, 1)
+        found = torch.where(log_between(*ends) == -math.inf, 1.0, found)
+        return found.masked_fill(y < self.lower, 0.0).masked_fill(y >= self.upper, 1.0)
+
+    def cdf(self, outputs: Outputs, y: Tensor) -> Moments:
+        """P(Y <= y) within the bounds."""
+        value = column(y, outputs)[..., 0].double()
+
+        def probability(eta: Predictors, at: Tensor) -> Tensor:
+            return self._probability(at, eta, self._all_tails(eta))
+
+        return moment(_in_blocks(probability, outputs, 16, value).to(outputs))
+
+    def evaluations(self, outputs: Outputs) -> Evaluations | None:
+        """The distribution function and the density, with the probability of the bounds once."""
+        if self.kind == "count":
+            return None
+        eta = outputs.detach().double().cpu()
+        size = max(1, _AT_ONCE // len(eta))
+        ends = [self._all_tails(part.unbind(-1)) for part in eta.split(size, 1)]
+        stacked = torch.cat([torch.stack([*low, *high]) for low, high in ends], -1)
+
+        def evaluate(y: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+            parts = []
+            for at, row in zip(y[:, 0].double().split(size), rows.split(size), strict=True):
+                own, bounds = eta[:, row].unbind(-1), stacked[:, :, row]
+                tails = (bounds[0], bounds[1]), (bounds[2], bounds[3])
+                outside = (at < self.lower) | (at > self.upper)
+                density = (self.family.log_density(at, own) - log_between(*tails)).exp()
+                density = density.masked_fill(outside, 0.0)
+                parts.append(torch.stack([self._probability(at, own, tails), density]))
+            probability, density = torch.cat(parts, -1).to(y)
+            return probability, density
+
+        return evaluate
+
+    def _at_levels(self, eta: Predictors, log_u: Tensor, log_rest: Tensor) -> Tensor:
+        """Quantiles at levels within the bounds, by log u and log(1 - u)."""
+        low, high = self._all_tails(eta)
+        below, above = (
+            torch.logaddexp(start + log_rest, end + log_u)
+            for start, end in zip(low, high, strict=True)
+        )
+        inner: Any = self.family
+        found: Tensor = inner.from_log_tails(below, above, eta)
+        # where even the logarithm of the probability overflows, all of it is at the nearer bound
+        lower, upper = (torch.full_like(low[1], end) for end in (self.lower, self.upper))
+        nearer = torch.where(low[1] == -math.inf, lower, upper)
+        found = torch.where(log_between(low, high) == -math.inf, nearer, found)
+        tiny = torch.finfo(found.dtype).tiny if self.family.bounds[0] == 0 else -math.inf
+        return found.clamp(max(self.lower, tiny), self.upper)
+
+    def _cells(self, eta: Predictors) -> CountCells:
+        """The counts within the bounds, with their probabilities."""
+        zero = torch.zeros_like(eta[0])
+        centre = self.family.mean(torch.stack(eta, -1))[..., 0]
+        return count_cells(
+            lambda y: self.family.log_density(y, eta),
+            centre,
+            zero + max(self._below + 1, 0.0),
+            zero + math.floor(self.upper) if self.upper < math.inf else zero + math.inf,
+        )
+
+    def _is_huge(self, eta: Predictors) -> Tensor:
+        """Whether counts are huge and not truncated: log probabilities have few digits there."""
+        variance = self.family.variance(torch.stack(eta, -1))[..., 0]
+        return (variance > _HUGE) & (self._log_mass(eta) > -_NO_MASS)
+
+    def _quantiles(self, eta: Predictors, u: Tensor) -> Tensor:
+        if self.kind != "count":
+            return self._at_levels(eta, u.log(), torch.log1p(-u))
+        flat = torch.stack(eta, -1)
+        mean, variance = (f(flat)[..., 0] for f in (self.family.mean, self.family.variance))
+        near = (mean + variance.sqrt() * torch.special.ndtri(u)).round()
+        return torch.where(self._is_huge(eta), near, self._cells(eta).quantiles(u))
+
+    def quantiles(self, outputs: Outputs, q: float) -> Moments:
+        """Quantiles within the bounds."""
+        level = torch.tensor(q, dtype=torch.float64)
+        return moment(_in_blocks(self._quantiles, outputs, _CELLS, level).to(outputs))
+
+    def sample(self, outputs: Outputs, generator: torch.Generator) -> Tensor:
+        """Responses within the bounds."""
+        u = torch.rand(outputs.shape[:-1], generator=generator, dtype=torch.float64)
+        return moment(_in_blocks(self._quantiles, outputs, _CELLS, u.clamp_min(1e-300)))
+
+    def _rule(self, eta: Predictors, heavy: bool) -> tuple[Tensor, Tensor]:
+        r"""Responses, and the weights of a sum over them that is an expectation, each (m, n).
+
+        An integral over levels $u = 1 / (1 + e^{-\pi \sinh t})$ by the trapezoidal rule in t (the
+        tanh-sinh rule of Takahasi and Mori 1974). The heavy tails of moments need levels down to
+        the smallest numbers where there is no bound.
+        """
+        if self.kind == "count":
+            cells = self._cells(eta)
+            return cells.y, cells.weight
+        ends = [
+            _HEAVY if heavy and math.isinf(end) and math.isinf(own) else _LIGHT
+            for end, own in zip((self.lower, self.upper), self.family.bounds, strict=True)
+        ]
+        t = torch.arange(-ends[0], ends[1] + _STEP / 2, _STEP, dtype=torch.float64).unsqueeze(-1)
+        log_u, log_rest = (logsigmoid(sign * math.pi * t.sinh()) for sign in (1, -1))
+        weight = (log_u + log_rest + t.cosh().log()).softmax(0)
+        y = self._at_levels(eta, log_u, log_rest)
+        return y, weight.expand(y.shape)
+
+    def _moments(self, eta: Predictors) -> Tensor:
+        """Mean and variance, shape (2, n)."""
+        inner: Any = self.family
+        whole = [f(torch.stack(eta, -1))[..., 0] for f in (inner.mean, inner.variance)]
+        if self.kind == "count":
+            free = self._is_huge(eta)
+            pairs = zip(whole, self._cells(eta).moments(), strict=True)
+            return torch.stack([torch.where(free, own, found) for own, found in pairs])
+        if hasattr(inner, "truncated_moments"):
+            return torch.stack(inner.truncated_moments(self.lower, self.upper, eta))
+        y, weight = self._rule(eta, heavy=True)
+        mean = (weight * y).sum(0)
+        found = [mean, (weight * (y - mean).square()).sum(0)]
+        ends = zip((self.lower, self.upper), inner.bounds, strict=True)
+        if any(math.isinf(end) and math.isinf(own) for end, own in ends):  # a tail remains
+            found = [
+                torch.where(own.isinf(), own, part) for own, part in zip(whole, found, strict=True)
+            ]
+        return torch.stack(found)
+
+    def mean(self, outputs: Outputs) -> Moments:
+        """The mean within the bounds."""
+        return moment(_in_blocks(self._moments, outputs, _CELLS)[0].to(outputs))
+
+    def variance(self, outputs: Outputs) -> Moments:
+        """The variance within the bounds."""
+        return moment(_in_blocks(self._moments, outputs, _CELLS)[1].to(outputs))
+
+    def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
+        """The Fisher information, as an integral over quantiles."""
+        flat = outputs.detach().reshape(-1, outputs.shape[-1])
+        found = []
+        for rows in flat.split(_AT_ONCE // _CELLS):
+            y, weight = self._rule(rows.double().cpu().unbind(-1), heavy=False)
+            value, wide = y.to(outputs), rows.expand(len(y), *rows.shape)
+            score = torch.func.grad(lambda f, y=value: self.log_density(y, f.unbind(-1)).sum())(
+                wide
+            )
+            found.append(torch.einsum("mn,mna,mnb->nab", weight.to(outputs), score, score))
+        return torch.cat(found).reshape(*outputs.shape, outputs.shape[-1])
+
+    def to_config(self) -> dict[str, Any]:
+        """Family and bounds, for JSON; infinite bounds are None."""
+        ends = [None if math.isinf(end) else end for end in (self.lower, self.upper)]
+        return {
+            "name": self.label,
+            "family": self.family.to_config(),
+            "lower": ends[0],
+            "upper": ends[1],
+        }
+
+
+def _in_blocks(
+    function: Callable[..., Tensor], outputs: Outputs, width: int, *others: Tensor
+) -> Tensor:
+    """A function of the predictors (n,) of distributions, and of others, in bounded memory.
+
+    Args:
+        function: it returns (..., n).
+        outputs: predictors, shape (..., N, K).
+        width: about how many numbers it takes for each distribution.
+        others: more arguments, of shapes that can be broadcast to (..., N).
+    """
+    shape = outputs.shape[:-1]
+    flat = outputs.detach().double().cpu().reshape(-1, outputs.shape[-1])
+    order = flat[:, 0].argsort()  # blocks of similar sizes have fewer counts
+    size = max(1, _AT_ONCE // width)
+    rest = [other.expand(shape).reshape(-1)[order].split(size) for other in others]
+    found = [
+        function(rows.unbind(-1), *more)
+        for rows, *more in zip(flat[order].split(size), *rest, strict=True)
+    ]
+    joined = torch.cat(found, -1)
+    back = torch.empty_like(joined)
+    back[..., order] = joined
+    return back.reshape(*joined.shape[:-1], *shape)
