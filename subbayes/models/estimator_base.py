@@ -34,6 +34,7 @@ from subbayes.utils.checks import check_finite, check_same_length, error_text, f
 from subbayes.utils.configuration import change
 from subbayes.utils.files import fail_damaged
 from subbayes.utils.saving import nested_facts, read, rebuild, save
+from subbayes.utils.text_table import printable
 
 __all__ = ["Classifier", "Estimator", "Regressor"]
 
@@ -162,7 +163,7 @@ class Estimator(BaseEstimator):
                 reset=fitting,
                 ensure_min_samples=2 if fitting else 1,
             )
-        except ValueError:
+        except ValueError as error:
             axes = X.ndim if hasattr(X, "ndim") else np.asarray(X, dtype=object).ndim
             if axes == 1:
                 fail(
@@ -172,8 +173,8 @@ class Estimator(BaseEstimator):
                     "Reshape your data: one row is X[:1], or X[None]; one column is X[:, None]",
                 )
             text = _first_text(X)
-            if text is None:
-                raise
+            if text is None:  # of scikit-learn, with names of columns, which may be from a file
+                raise ValueError(printable(str(error))) from None
             fail(
                 "X",
                 "numbers",

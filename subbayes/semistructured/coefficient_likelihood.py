@@ -383,7 +383,7 @@ class GeneralRows:
                 (score,) = torch.autograd.grad(
                     self.family.log_prob(eta, y).sum(), eta, create_graph=True
                 )
-                for a in range(c):
+                for a in range(c if score.requires_grad else 0):  # 0 if linear in all predictors
                     (rows,) = torch.autograd.grad(score[:, a].sum(), eta, retain_graph=True)
                     for other in range(c):
                         found[a, other] -= wide.T @ (wide * rows[:, other : other + 1])

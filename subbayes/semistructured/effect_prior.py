@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-__all__ = ["EffectPrior", "interpolate"]
+from subbayes.utils.checks import fail, fail_type
+
+__all__ = ["EffectPrior", "check_distribution", "interpolate", "scipy_text"]
 
 
 class EffectPrior(ABC):
@@ -57,3 +61,30 @@ def interpolate(
     cubic = a + t * (da + t * ((3 * (b - a) - 2 * da - db) + t * (2 * (a - b) + da + db)))
     beyond = zeta - inside
     return cubic + beyond * torch.where(beyond > 0, slope[-1], slope[0])
+
+
+def check_distribution(distribution: Any) -> None:
+    """Check that a prior is a frozen continuous distribution of SciPy, of one number."""
+    if not hasattr(getattr(distribution, "dist", None), "pdf"):
+        fail_type("prior", "a frozen continuous distribution of scipy.stats", distribution)
+    if any(np.ndim(value) for value in (*distribution.args, *distribution.kwds.values())):
+        remedy = "Give each term a prior of its own"
+        fail("prior", "a distribution of one number", scipy_text(distribution), remedy)
+
+
+def scipy_text(distribution: Any) -> str:
+    """A frozen distribution of SciPy as it was called.
+
+    Example:
+        >>> from scipy import stats
+        >>> scipy_text(stats.cauchy(0, scale=2.5))
+        'cauchy(0, scale=2.5)'
+    """
+    named = getattr(distribution.dist, "name", "distribution")
+    given = [_short(value) for value in distribution.args]
+    given += [f"{name}={_short(value)}" for name, value in distribution.kwds.items()]
+    return f"{named}({', '.join(given)})"
+
+
+def _short(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, (int, float, np.number)) else repr(value)

@@ -20,7 +20,12 @@ from torch import Tensor
 from subbayes.likelihoods.families import Family
 from subbayes.likelihoods.families.base import PRIORS
 from subbayes.semistructured.dirichlet import Dirichlet
-from subbayes.semistructured.effect_prior import EffectPrior, interpolate
+from subbayes.semistructured.effect_prior import (
+    EffectPrior,
+    check_distribution,
+    interpolate,
+    scipy_text,
+)
 from subbayes.semistructured.formula import Design, Term
 from subbayes.semistructured.lkj import LKJ
 from subbayes.semistructured.terms.law import Hyperparameter
@@ -154,9 +159,7 @@ class Flexible(EffectPrior):
 
     def __post_init__(self) -> None:
         check_positive("factor", self.factor)
-        inner = getattr(self.distribution, "dist", None)
-        if not hasattr(inner, "pdf"):
-            fail_type("prior", "a frozen continuous distribution of scipy.stats", self.distribution)
+        check_distribution(self.distribution)
         at = np.linspace(-_TABLE_END, _TABLE_END, _TABLE_SIZE)
         low = at <= 0
         value = (
@@ -173,16 +176,13 @@ class Flexible(EffectPrior):
             )
         slope = np.where(np.isfinite(slope), slope, np.gradient(value, at))
         if not np.isfinite(value).all():
-            fail("prior", "a distribution with finite quantiles", repr(self.distribution))
+            fail("prior", "a distribution with finite quantiles", scipy_text(self.distribution))
         object.__setattr__(self, "positive", bool(self.distribution.support()[0] >= 0))
         object.__setattr__(self, "_table", (torch.from_numpy(value), torch.from_numpy(slope)))
 
     def __repr__(self) -> str:
-        named = getattr(self.distribution.dist, "name", "distribution")
-        given = [f"{v:g}" for v in self.distribution.args]
-        given += [f"{k}={v:g}" for k, v in self.distribution.kwds.items()]
         times = "" if self.factor == 1 else f"{self.factor:g} * "
-        return f"{times}{named}({', '.join(given)})"
+        return times + scipy_text(self.distribution)
 
     def from_standard(self, zeta: Tensor) -> Tensor:
         """The quantile of the distribution at the level of zeta."""

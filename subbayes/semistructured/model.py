@@ -36,7 +36,7 @@ from subbayes.semistructured.subspace import (
 from subbayes.semistructured.tools.predictive_checks import Replicates, draw_prior
 from subbayes.semistructured.tools.updating import updated_formula
 from subbayes.training.configuration import Training
-from subbayes.utils.checks import check_choice, check_fraction, check_positive, fail
+from subbayes.utils.checks import check_choice, check_fraction, check_positive, fail, fail_type
 from subbayes.utils.saving import read, save
 from subbayes.utils.saving import rebuild as rebuild_model
 from subbayes.utils.warning import warn_user, warnings_once
@@ -125,6 +125,8 @@ class SemiStructuredRegression(Results):
         check_choice("orthogonal", orthogonal, (True, False, "auto"))
         check_choice("effects", effects, ESTIMANDS)
         check_choice("missing", missing, ("drop", "error"))
+        if priors is not None and not isinstance(priors, Mapping):
+            fail_type("priors", "a dict of priors by term, such as {'x': 1.0}", priors)
         read = read_response_terms(formula, family_from_name(family, link), weights)
         self.specification = Specification(
             read.formula,

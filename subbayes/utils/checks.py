@@ -22,6 +22,7 @@ __all__ = [
     "check_finite",
     "check_fraction",
     "check_positive",
+    "check_positive_or_zero",
     "check_same_length",
     "check_seed",
     "closest",
@@ -155,6 +156,19 @@ def check_positive(argument: str, value: Any) -> float:
     if not _LEAST < number < 1 / _LEAST:
         fail(argument, f"a number between {_LEAST:g} and {1 / _LEAST:g}", repr(value))
     return number
+
+
+def check_positive_or_zero(argument: str, value: Any) -> float:
+    """Check that `value` is 0, or a number that `check_positive` takes, and return it as `float`.
+
+    Example:
+        >>> check_positive_or_zero("decay", 0)
+        0.0
+    """
+    is_number = isinstance(value, (int, float, np.integer, np.floating))
+    if not is_number or not value >= 0:
+        fail(argument, "a number of at least 0", repr(value))
+    return check_positive(argument, value) if value else 0.0
 
 
 def check_fraction(argument: str, value: Any) -> None:

@@ -82,6 +82,10 @@ def test_evaluate_says_where_detection_is_worse_than_chance(monkeypatch, capsys,
         ),
         ("[training]\nepoch = 3", r"'training.epoch' in \S*s.toml: .* Did you mean 'epochs'"),
         ("[training]\nepochs = -3", r"'training.epochs' in \S*s.toml: expected"),
+        *(
+            (f"[sampling]\ninitial = {value}", r"'sampling.initial' in \S*s.toml: expected 'prior'")
+            for value in ("[[1,2],[3]]", '[["a"]]', '[["a",1]]', "[{}]", "[1979-05-27]", "[1, 2]")
+        ),
     ],
 )
 def test_settings_of_a_file_are_not_reported_as_options(tmp_path, capsys, text, expected):

@@ -430,6 +430,21 @@ def test_sizes_are_those_of_the_network(tmp_path, name, line):
         SubspaceClassifier.load(path)
 
 
+def test_names_of_a_file_are_escaped_in_errors_of_scikit_learn(tmp_path):
+    """A terminal would obey the names of a file that was changed."""
+    table, y = mixed()
+    X = table[["age", "height"]]
+    path = SubspaceRegressor(**nested(**QUICK)).fit(X, y).save(tmp_path / "model")
+    saved = artifact.read(path)
+    facts = saved.facts | {"feature_names": ["a\x1b]0;title\x07", "b\r\x1b[2K"]}
+    artifact.write(path, saved.kind, saved.tensors, facts, overwrite=True)
+    loaded = SubspaceRegressor.load(path)
+    for other in (X, X[["age"]]):
+        with pytest.raises(ValueError, match=r"a\\x1b]0;title\\x07") as error:
+            loaded.predict(other)
+        assert not {"\x1b", "\x07", "\r"} & set(str(error.value))
+
+
 def test_content_that_does_not_fit_is_an_error_with_the_path(tmp_path, monkeypatch):
     X, y = numbers()
     path = SubspaceRegressor(**nested(**QUICK)).fit(X, y).save(tmp_path / "model")

@@ -6,6 +6,7 @@ import warnings
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import stats
 from torch import nn
 
 from subbayes import InputError, Training
@@ -86,6 +87,23 @@ def test_families_accept_names_of_other_libraries():
         assert family_from_name(name).label == own
     with pytest.raises(InputError, match="family: expected one of 'normal'"):
         family_from_name("tweedie")
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("priors", "said"),
+    [
+        ([1], r"priors: expected a dict of priors by term, .* got list"),
+        (3, r"priors: expected a dict of priors by term, .* got int"),
+        ({"x": stats.norm(np.array([0, 1]))}, r"one number, got norm\(array\(\[0, 1\]\)\)"),
+        ({"x": stats.norm(scale=np.ones(1))}, r"one number, got norm\(scale=array\(\[1.\]\)\)"),
+        ({"x": stats.pareto(1e-9)}, r"with finite quantiles, got pareto\(1e-09\)\."),
+        ({"x": stats.norm}, r"a frozen continuous distribution of scipy.stats, got norm_gen"),
+    ],
+)
+def test_priors_that_cannot_be_used_are_named(priors, said):
+    with pytest.raises((InputError, InputTypeError), match=said):
+        SemiStructuredRegression("y ~ x", priors=priors).fit(frame, **FEW)
 
 
 @pytest.mark.usefixtures("unchecked")

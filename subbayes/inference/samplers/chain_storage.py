@@ -96,6 +96,12 @@ class FinishedChain:
             rngs[c].bit_generator.state,
         )
 
+    def restore(self, state: Any, rngs: Rngs, c: Any) -> None:
+        """Return the chain to this state, in place."""
+        for name, value in self.row.items():
+            getattr(state, name)[c] = value
+        rngs[c].bit_generator.state = self.rng
+
 
 @dataclass(frozen=True)
 class Checkpoint:

@@ -29,7 +29,13 @@ from subbayes.inference.samplers.hamiltonian import GradientDensity
 from subbayes.inference.samplers.mclmc_kernel import Kernel, State
 from subbayes.inference.samplers.microcanonical import INTEGRATORS, Integrator, check_rank
 from subbayes.inference.samplers.stochastic_mclmc import BatchKernel, check_batches
-from subbayes.utils.checks import check_choice, check_count, check_positive, fail
+from subbayes.utils.checks import (
+    check_choice,
+    check_count,
+    check_positive,
+    check_positive_or_zero,
+    fail,
+)
 
 __all__ = ["MCLMC", "Kernel", "Metric", "State"]
 
@@ -112,8 +118,7 @@ class MCLMC(Sampler):
         check_choice("integrator", self.integrator, INTEGRATORS)
         if self.batch_size is not None:
             check_count("batch_size", self.batch_size)
-        if self.decay:
-            check_positive("decay", self.decay)
+        check_positive_or_zero("decay", self.decay)
 
     def check(self, rank: int | None = None) -> None:
         """Check that there are at least 2 coordinates."""

@@ -38,6 +38,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from subbayes.inference.samplers.adaptation import apply_transposed_factor
+from subbayes.inference.samplers.chain_storage import FinishedChain
 from subbayes.inference.samplers.chains import Density, Info, Rngs
 from subbayes.inference.samplers.hamiltonian import GradientDensity
 from subbayes.inference.samplers.mclmc_kernel import Kernel, State
@@ -170,9 +171,25 @@ class BatchKernel(Kernel):
         return BatchDensity(posterior, minibatch(posterior.n, self.batch_size, self.seed, step))
 
     def step(self, posterior: GradientDensity, state: Any, rngs: Rngs) -> tuple[Any, Info]:
-        """One step of every chain, in place; a chain whose step fails restarts without a draw."""
-        s, k = state, state.z.shape[1]
-        density = self._density(posterior, int(s.steps.max()))
+        """One step of every chain, in place; a chain whose step fails restarts without a draw.
+
+        A longer run goes on from steps that restarts have made unequal: chains with more of them
+        wait for the others, since a step is that of one minibatch.
+        """
+        first = int(state.steps.min())
+        waiting = np.flatnonzero(state.steps > first)
+        held = [(c, FinishedChain.of(state, rngs, c)) for c in waiting]
+        _, info = self._step(posterior, state, rngs, self._density(posterior, first))
+        for c, chain in held:
+            chain.restore(state, rngs, c)
+        info.finished[waiting] = False
+        return state, info
+
+    def _step(
+        self, posterior: GradientDensity, s: Any, rngs: Rngs, density: Any
+    ) -> tuple[Any, Info]:
+        """One step of every chain on a minibatch."""
+        k = s.z.shape[1]
         value, gradient = density.value_and_grad(s.z)
         self._measure_noise(s, gradient)
         used = self._step_sizes(s)

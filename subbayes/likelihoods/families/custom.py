@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,9 +14,13 @@ from torch import Tensor
 from subbayes.likelihoods.base import Moments
 from subbayes.likelihoods.families.base import LINKS, Family, moment
 from subbayes.utils.checks import check_choice, fail, fail_type
-from subbayes.utils.types import Outputs
+from subbayes.utils.types import Outputs, Targets
 
 __all__ = ["Custom"]
+
+_RESULTS = {"mean_of": "mean", "variance_of": "variance", "draw": "response"}
+_OTHERS = {"density": ["y"], "mean_of": [], "variance_of": [], "draw": ["generator"]}
+"""Arguments before the parameters, by function."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -24,14 +30,20 @@ class Custom(Family):
     Models with it are saved without it: pass `load(path, family=...)`.
 
     Args:
-        density: a function of y and of the values of the parameters by name, to the log density
-            of each; in torch, elementwise.
+        density: a function of y, shape (N,), and of the values of the parameters by name, each
+            (..., N), to the log density of each row and draw, (..., N); in torch, elementwise.
         parameters_and_links: link of each parameter, the location first: "identity", "log",
             "logit" or "logm1".
-        mean_of: a function of the values of the parameters to the mean; by default the first one.
+        mean_of: a function of the values of the parameters to the mean, (..., N); by default the
+            first one.
         variance_of: the same, to the variance; needed for predictions.
-        draw: a function of a generator and of the values to responses; needed to draw them.
-        within: ends of the support.
+        draw: a function of a generator and of the values to responses, (..., N); needed to draw
+            them.
+        within: ends of the support, the lower first.
+
+    Raises:
+        InputError: functions with other arguments, or whose results have another shape; a density
+            that is NaN, not elementwise or without gradients at the responses of a fit.
 
     Example:
         >>> family = Custom(
@@ -52,14 +64,25 @@ class Custom(Family):
     label = "custom"
 
     def __post_init__(self) -> None:
-        if not callable(self.density):
-            fail_type("density", "a function of y and the parameters", self.density)
-        if not isinstance(self.parameters_and_links, Mapping) or not self.parameters_and_links:
-            expected = "a dict of links by parameter, such as {'mu': 'identity'}"
-            fail_type("parameters_and_links", expected, self.parameters_and_links)
-        for name, link in self.parameters_and_links.items():
-            check_choice(f"link of {name}", link, tuple(LINKS))
+        self._check_parameters()
+        names = tuple(self.parameters_and_links)
+        for name, others in _OTHERS.items():
+            function = getattr(self, name)
+            if function is not None or name == "density":
+                _check_function(name, function, others, names)
+        _check_ends(self.within)
         object.__setattr__(self, "links", tuple(self.parameters_and_links.values()))
+
+    def _check_parameters(self) -> None:
+        expected = "a dict of links by parameter, such as {'mu': 'identity'}"
+        if not isinstance(self.parameters_and_links, Mapping):
+            fail_type("parameters_and_links", expected, self.parameters_and_links)
+        if not self.parameters_and_links:
+            fail("parameters_and_links", expected, "an empty one")
+        for name, link in self.parameters_and_links.items():
+            if not isinstance(name, str):
+                fail("parameters_and_links", expected, f"the name {name!r}, which is not a string")
+            check_choice(f"link of {name}", link, tuple(LINKS))
 
     @property
     def allowed(self) -> dict[str, tuple[str, ...]]:  # type: ignore[override]
@@ -82,14 +105,58 @@ class Custom(Family):
 
     def log_density(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
         """Log density of responses."""
-        return self.density(y, **self.values(torch.stack(eta, -1)))
+        found = self.density(y, **self.values(torch.stack(eta, -1)))
+        shape = torch.broadcast_shapes(y.shape, eta[0].shape)
+        return _checked("density", "log density", found, shape)
+
+    def check_targets(self, y: Targets) -> None:
+        """Raise `InputError` for responses outside the support, or a density that cannot be used.
+
+        The density is evaluated at the responses and at predictors that suit them.
+        """
+        super().check_targets(y)
+        value = (y if isinstance(y, Tensor) else y[0]).detach().double()
+        if len(value):
+            self._check_density(value)
+
+    def _check_density(self, y: Tensor) -> None:
+        """Check the density of responses at two equal draws of predictors that suit them."""
+        levels = self.initial_predictors(y.cpu().numpy())
+        levels = tuple(level if math.isfinite(level) else 0.0 for level in levels)
+        start = torch.tensor(levels, dtype=torch.float64, device=y.device)
+        with torch.enable_grad():
+            eta = start.expand(2, len(y), -1).clone().requires_grad_()
+            found = self.log_density(y, eta.unbind(-1))
+            if not found.requires_grad:
+                fail(
+                    "density",
+                    "a function of torch that has gradients in the parameters",
+                    "a log density without gradients",
+                    "Do not detach the parameters, nor convert them to NumPy",
+                )
+            (gradient,) = torch.autograd.grad(found[0, 0], eta)
+        bad = ~(found[0] < math.inf)  # NaN too
+        if bool(bad.any()):
+            row = int(bad.nonzero()[0])
+            at = {name: values[0, row] for name, values in self.values(eta.detach()).items()}
+            shown = ", ".join(f"{name} = {value:.4g}" for name, value in at.items())
+            got = f"{found[0, row].item()} at row {row}: y = {y[row]:.4g}, {shown}"
+            fail("density", "log densities that are numbers", got)
+        gradient[0, 0] = 0.0
+        if bool(gradient.nan_to_num(0.0).any()):
+            fail(
+                "density",
+                "the log density of each row and draw on its own",
+                "one that depends on other rows or draws",
+                "Compute it elementwise, without sums or means",
+            )
 
     def _called(self, name: str, outputs: Outputs, *others: Any) -> Tensor:
         function = getattr(self, name)
         if function is None:
             fail(name, "a function of the parameters", "none", f"Pass Custom({name}=...)")
-        found: Tensor = function(*others, **self.values(outputs))
-        return found
+        found = function(*others, **self.values(outputs))
+        return _checked(name, _RESULTS[name], found, outputs.shape[:-1])
 
     def mean(self, outputs: Outputs) -> Moments:
         """The mean."""
@@ -108,3 +175,47 @@ class Custom(Family):
     def __repr__(self) -> str:
         shown = ", ".join(f"{name}: {link}" for name, link in self.parameters_and_links.items())
         return f"custom({shown})"
+
+
+def _check_function(
+    name: str, function: Any, others: Sequence[str], parameters: Sequence[str]
+) -> None:
+    """Check that a function takes the parameters by name, after its other arguments."""
+    arguments = ", ".join([*others, *parameters])
+    if not callable(function):
+        fail_type(name, f"a function of {arguments}", function)
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # functions in C may have none
+        return
+    try:
+        signature.bind(*others, **dict.fromkeys(parameters))
+    except TypeError as error:
+        got = f"{signature} ({error})"
+        fail(name, f"a function of {arguments}", got, "Name its arguments as the parameters")
+
+
+def _check_ends(within: Any) -> None:
+    try:
+        low, high = (float(end) for end in within)
+        ordered = low < high
+    except (TypeError, ValueError, OverflowError):
+        ordered = False
+    if not ordered:
+        fail("within", "two numbers, the lower first", repr(within))
+
+
+def _checked(name: str, quantity: str, found: Any, shape: tuple[int, ...]) -> Tensor:
+    """A result of a function of the user, if it is a tensor of numbers of this shape."""
+    if not isinstance(found, Tensor):
+        fail_type(name, f"a tensor, one {quantity} per row and draw", found, "Compute it in torch")
+    if found.shape != shape:
+        fail(
+            name,
+            f"one {quantity} per row and draw, shape {tuple(shape)}",
+            f"shape {tuple(found.shape)}",
+            "Compute it elementwise, without sums or means",
+        )
+    if name == "density" and not found.is_floating_point():
+        fail(name, "log densities in floating point", f"a tensor of {found.dtype}")
+    return found

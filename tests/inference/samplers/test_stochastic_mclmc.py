@@ -186,10 +186,31 @@ def test_a_failed_step_restarts_its_chain_and_is_counted(monkeypatch):
     assert any("1 restarts of 1 of 3 chains" in line for line in draws.warnings())
 
 
+def test_a_longer_run_after_unequal_restarts_equals_one_run(monkeypatch, tmp_path):
+    """Each chain goes on with the minibatch of its own step, which restarts have moved."""
+    posterior, _, _ = regression(60)
+    step = BatchKernel._failed
+
+    def failed(self, new, k):  # by the point alone, so that all runs fail at the same steps
+        return step(self, new, k) | (np.floor(new.z[:, 0] * 2**20) % 40 == 0)
+
+    monkeypatch.setattr(BatchKernel, "_failed", failed)
+    engine = MCLMC(batch_size=10, step_size=0.1, length="scale")
+    quick(posterior, engine, chains=6, draws=8, warmup=20, checkpoint=tmp_path / "c")
+    found = quick(posterior, engine, chains=6, draws=20, warmup=20, checkpoint=tmp_path / "c")
+    expected = quick(posterior, engine, chains=6, draws=20, warmup=20)
+    assert len(set(expected.stats["restarts"][:, 7])) > 1
+    np.testing.assert_array_equal(found.z, expected.z)
+    for name, values in expected.stats.items():
+        np.testing.assert_array_equal(found.stats[name], values)
+
+
 @pytest.mark.parametrize(
     ("engine", "message"),
     [
         ({"batch_size": 0}, "batch_size: "),
+        ({"decay": None}, "decay: expected a number of at least 0, got None"),
+        ({"decay": ""}, "decay: "),
         ({"batch_size": 2.5}, "batch_size: "),
         ({"decay": -1.0}, "decay: "),
     ],

@@ -1,0 +1,124 @@
+"""Families of a density of the user: functions that cannot be used, and what is said of them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from subbayes import InputError, Sampling, SemiStructuredRegression
+from subbayes.likelihoods.families import Custom
+from subbayes.utils.checks import InputTypeError
+
+pytestmark = pytest.mark.usefixtures("unchecked")  # arguments of wrong types
+
+LINKS = {"mu": "identity", "sigma": "log"}
+Y = torch.linspace(-2, 3, 12, dtype=torch.float64)
+
+
+def normal(y, mu, sigma):
+    return -0.5 * ((y - mu) / sigma) ** 2 - sigma.log()
+
+
+def custom(density=normal, **options):
+    return Custom(density=density, **{"parameters_and_links": LINKS} | options)
+
+
+def test_a_density_of_each_row_and_draw_is_accepted():
+    custom().check_targets(Y)
+    custom().check_targets((Y, torch.ones_like(Y)))
+    custom(lambda y, mu, sigma: torch.where(y > mu + sigma, -torch.inf, -sigma)).check_targets(Y)
+    assert custom().log_prob(torch.zeros(3, 12, 2), Y.float()).shape == (3, 12)
+
+
+@pytest.mark.parametrize(
+    ("density", "said"),
+    [
+        (lambda *a: normal(*a).sum(), r"row and draw, shape \(2, 12\), got shape \(\)"),
+        (lambda *a: normal(*a).mean(), r"row and draw, shape \(2, 12\), got shape \(\)"),
+        (lambda *a: normal(*a).sum(-1), r"shape \(2, 12\), got shape \(2,\)"),
+        (lambda *a: normal(*a)[..., :1], r"shape \(2, 12\), got shape \(2, 1\)"),
+        (lambda *a: normal(*a)[0], r"shape \(2, 12\), got shape \(12,\)"),
+        (lambda *a: normal(*a) - normal(*a).mean(), "on its own, got one that depends on other"),
+        (lambda *a: normal(*a).mean(0, keepdim=True).expand(2, -1), "depends on other rows or dr"),
+        (lambda *a: None, "a tensor, one log density per row and draw, got NoneType"),
+        (lambda *a: 1, "a tensor, one log density per row and draw, got int"),
+        (lambda *a: np.zeros(12), "a tensor, one log density per row and draw, got ndarray"),
+        (lambda *a: normal(*a).round().long(), "in floating point, got a tensor of torch.int64"),
+        (lambda *a: normal(*a) * torch.nan, "that are numbers, got nan at row 0: y = -2, mu = 0.5"),
+        (lambda *a: normal(*a) + torch.inf, "that are numbers, got inf at row 0"),
+        (lambda *a: normal(*a).detach(), "has gradients in the parameters"),
+    ],
+)
+def test_densities_that_are_refused(density, said):
+    family = custom(lambda y, mu, sigma: density(y, mu, sigma))
+    with pytest.raises((InputError, InputTypeError), match=f"^density: expected .*{said}") as error:
+        family.check_targets(Y)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["mean_of", "variance_of", "draw"])
+@pytest.mark.parametrize(
+    ("result", "said"),
+    [
+        (lambda mu: None, "got NoneType"),
+        (lambda mu: mu.numpy(), "got ndarray"),
+        (lambda mu: mu.mean(), r"shape \(3, 12\), got shape \(\)"),
+        (lambda mu: mu[..., :1], r"shape \(3, 12\), got shape \(3, 1\)"),
+    ],
+)
+def test_moments_and_draws_of_another_shape_are_refused(name, result, said):
+    if name == "draw":
+        family = custom(draw=lambda generator, mu, sigma: result(mu))
+    else:
+        family = custom(**{name: lambda mu, sigma: result(mu)})
+    outputs = torch.zeros(3, 12, 2)
+    call = {
+        "mean_of": family.mean,
+        "variance_of": family.variance,
+        "draw": lambda f: family.sample(f, torch.Generator()),
+    }[name]
+    with pytest.raises((InputError, InputTypeError), match=f"^{name}: expected .*{said}"):
+        call(outputs)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"density": 3}, "density: expected a function of y, mu, sigma, got int"),
+        ({"density": lambda y, mu: mu}, r"density: .* got \(y, mu\) \(got an unexpected keyword"),
+        ({"mean_of": 1.0}, "mean_of: expected a function of mu, sigma, got float"),
+        ({"variance_of": lambda a: a}, "variance_of: expected a function of mu, sigma, got"),
+        ({"draw": lambda mu, sigma: mu}, "draw: expected a function of generator, mu, sigma, got"),
+        ({"within": (1,)}, r"within: expected two numbers, the lower first, got \(1,\)"),
+        ({"within": (5, 1)}, r"within: expected two numbers, the lower first, got \(5, 1\)"),
+        ({"within": None}, "within: expected two numbers, the lower first, got None"),
+        ({"within": (float("nan"), 1)}, "within: expected two numbers"),
+        ({"parameters_and_links": {}}, "parameters_and_links: expected a dict .* an empty one"),
+        ({"parameters_and_links": {1: "log"}}, "the name 1, which is not a string"),
+        ({"parameters_and_links": ["mu"]}, "parameters_and_links: expected a dict .* got list"),
+        ({"parameters_and_links": {"y": "log"}}, "density: expected a function"),
+    ],
+)
+def test_arguments_that_are_refused(options, said):
+    with pytest.raises((InputError, InputTypeError), match=said):
+        custom(**options)
+
+
+def test_a_wrong_shape_is_refused_before_anything_is_fitted():
+    frame = pd.DataFrame({"x": Y.numpy(), "y": Y.numpy() ** 2})
+    model = SemiStructuredRegression("y ~ x", family=custom(lambda y, mu, sigma: (mu + sigma)[:1]))
+    with pytest.raises(InputError, match="density: expected one log density per row and draw"):
+        model.fit(frame)
+
+
+@pytest.mark.parametrize("inference", [None, "elliptical-slice"])
+def test_a_density_that_is_linear_in_the_predictors_has_no_curvature(inference):
+    """Its posterior is the prior moved by the sum of the rows: finite, and not an error."""
+    frame = pd.DataFrame({"x": Y.numpy(), "y": Y.numpy() ** 2})
+    family = Custom(density=lambda y, mu: 0.01 * mu, parameters_and_links={"mu": "identity"})
+    sampling = Sampling(draws=20, warmup=10, chains=2, progress=False)
+    model = SemiStructuredRegression("y ~ x", family=family)
+    model.fit(frame, inference=inference, sampling=sampling)
+    assert np.isfinite(model.summary()[["mean", "sd"]].to_numpy()).all()
