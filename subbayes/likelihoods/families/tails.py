@@ -34,6 +34,7 @@ Tails = tuple[Tensor, Tensor]
 _NEGLIGIBLE = 40.0  # decrease of a log density, after which integrals end
 _AT_ONCE = 2**15  # probabilities by quadrature: their nodes take 16 MB
 _NEWTON_STEPS = 100
+_SERIES, _LOG_LARGEST_X = 9, -3.5  # terms and fixed-point steps, for x of at most 0.03
 _TERMS = 8  # of continued fractions
 
 
@@ -179,21 +180,40 @@ def _student_log_far(z: Tensor, nu: Tensor) -> Tensor:
 def student_from_log_tails(below: Tensor, above: Tensor, nu: Tensor) -> Tensor:
     r"""The inverse of `student_log_tails`.
 
-    SciPy's quantile, or where it has none Newton's method for $\log P(T > e^v)$, which is concave
-    in v and ends from any point above.
+    Far out it is the inverse of a series, or Newton's method for $\log P(T > e^v)$, which is
+    concave in v and converges from any point above; elsewhere SciPy's quantile.
     """
     from scipy.special import stdtrit
 
     below, above, nu = torch.broadcast_tensors(below, above, nu)
     far = torch.minimum(below, above)
-    z = -torch.from_numpy(np.asarray(stdtrit(nu.numpy(), far.exp().numpy())))
-    unknown = ~z.isfinite() | (far < -100)  # where it has few digits
+    log_x = _student_log_x(far, nu)
+    z = nu.sqrt() * (-log_x / 2).exp() * (-torch.expm1(log_x)).sqrt()
+    near = ~(log_x < _LOG_LARGEST_X)
+    z[near] = -torch.from_numpy(np.asarray(stdtrit(nu[near].numpy(), far[near].exp().numpy())))
+    unknown = near & (~z.isfinite() | (far < -100))  # where it has few digits
     if bool(unknown.any()):
-        z[unknown] = _student_far(far[unknown], nu[unknown])
+        z[unknown] = _student_newton(far[unknown], nu[unknown])
     return torch.where(below < above, -z, z)
 
 
-def _student_far(log_far: Tensor, nu: Tensor) -> Tensor:
+def _student_log_x(log_far: Tensor, nu: Tensor) -> Tensor:
+    r"""The log of $x = \nu / (\nu + z^2)$ from log P(T > z), where x is small.
+
+    The tail is $\frac{x^{\nu / 2}}{\nu B(\nu / 2, 1/2)} \sum_n \frac{\nu}{\nu + 2n}
+    \frac{(1/2)_n}{n!} x^n$ (DLMF 8.17.7).
+    """
+    log_beta = torch.lgamma(nu / 2) + 0.5 * math.log(math.pi) - torch.lgamma((nu + 1) / 2)
+    first = found = 2 / nu * (log_far + nu.log() + log_beta)
+    for _ in range(_SERIES):
+        x, total = found.clamp_max(_LOG_LARGEST_X).exp(), torch.zeros_like(found)
+        for n in range(_SERIES, 0, -1):  # as by Horner
+            total = x * ((2 * n - 1) / (2 * n)) * (nu / (nu + 2 * n) + total)
+        found = first - 2 / nu * torch.log1p(total)
+    return found
+
+
+def _student_newton(log_far: Tensor, nu: Tensor) -> Tensor:
     # (1 + z^2 / nu)^(-nu / 2) is above the tail
     ratio = -2 * log_far / nu
     v = 0.5 * (nu.log() + ratio + torch.log(-torch.expm1(-ratio)))

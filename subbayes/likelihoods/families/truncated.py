@@ -29,7 +29,7 @@ from subbayes.utils.types import Outputs
 __all__ = ["TruncatedFamily"]
 
 _AT_ONCE = 2**18  # numbers in a temporary array
-_STEP, _LIGHT, _HEAVY = 0.125, 3.25, 6.0  # of the quadrature over levels
+_STEP, _LIGHT, _HEAVY = 0.1875, 3.375, 6.0  # of the quadrature over levels
 _CELLS = 64  # counts of a distribution, about, for the size of blocks
 _HUGE = 1e8  # variance of counts that are nearly normal
 _NO_MASS = 1e-13
