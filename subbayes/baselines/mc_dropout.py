@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from subbayes.baselines.trained_network import network_and_likelihood
 from subbayes.data.data import n_rows, take, to_device
 from subbayes.diagnostics.predictor import Predictor
-from subbayes.likelihoods import Likelihood, from_config
+from subbayes.likelihoods import Likelihood, saved_likelihood
 from subbayes.networks.global_state import attention_without_fused_kernels, torch_lock
 from subbayes.networks.layer_kinds import DROPOUTS
 from subbayes.networks.network import Network
@@ -107,8 +107,8 @@ def rebuild(
 ) -> McDropout:
     """Rebuild MC dropout from its artifact; see `subbayes.load`."""
     network = network_from(tensors, facts["network"], tensors["weights"], module, output)
-    likelihood = likelihood or from_config(
-        facts["likelihood"], known_outputs(facts["network"], output)
+    likelihood = saved_likelihood(
+        facts["likelihood"], likelihood, known_outputs(facts["network"], output)
     )
     return replace(
         _with_masks(network, likelihood, facts["n_draws"], facts["seed"]), name=facts["name"]

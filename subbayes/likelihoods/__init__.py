@@ -34,6 +34,7 @@ __all__ = [
     "Weighted",
     "as_likelihood",
     "from_config",
+    "saved_likelihood",
 ]
 
 _SHORT_NAMES: dict[str, Callable[..., Likelihood]] = {
@@ -123,6 +124,32 @@ def from_config(config: dict[str, Any], n_outputs: int | None = None) -> Likelih
     if n_outputs is not None:
         made.check_parameters(n_outputs)
     return made
+
+
+def saved_likelihood(
+    config: dict[str, Any], given: Likelihood | None, n_outputs: int | None = None
+) -> Likelihood:
+    """The likelihood of an artifact: one of the user's own if it is given, else the saved one.
+
+    Args:
+        config: the description in the artifact.
+        given: the likelihood that the user passes to `load`.
+        n_outputs: as for `from_config`.
+
+    Raises:
+        InputError: as `from_config`; or a likelihood is given that the artifact contradicts.
+        InputTypeError: no likelihood.
+    """
+    if given is None:
+        return from_config(config, n_outputs)
+    if not isinstance(given, Likelihood):
+        fail_type("likelihood", "a Likelihood", given)
+    if config["name"] in (*_BY_NAME, *FAMILIES, "Standardized", "Weighted", "CommonParameters"):
+        saved = from_config(config, n_outputs)
+        if type(saved) is not type(given) or repr(saved) != repr(given):
+            remedy = "Leave it out: the artifact holds the likelihood"
+            fail("likelihood", f"the saved {saved!r}", repr(given), remedy)
+    return given
 
 
 def _made(config: dict[str, Any]) -> Likelihood:

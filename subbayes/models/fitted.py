@@ -16,8 +16,7 @@ from subbayes.data.data import Data
 from subbayes.diagnostics.predictor import Predictor
 from subbayes.draws import Draws
 from subbayes.inference.engine import ENGINES, check_saved_draws, engine_class
-from subbayes.likelihoods import Likelihood, Weighted
-from subbayes.likelihoods import from_config as likelihood_from_config
+from subbayes.likelihoods import Likelihood, Weighted, saved_likelihood
 from subbayes.models.presets import check_preset_record
 from subbayes.networks.network import Network
 from subbayes.networks.saving import known_outputs, network_facts, network_from, network_tensors
@@ -335,8 +334,8 @@ def rebuild(
         output: picks the tensor out of what the module returns, as for `fit`.
     """
     subspace = subspace_from_config(facts["subspace"], strip_prefix("subspace", tensors))
-    likelihood = likelihood or likelihood_from_config(
-        facts["likelihood"], known_outputs(facts["network"], output)
+    likelihood = saved_likelihood(
+        facts["likelihood"], likelihood, known_outputs(facts["network"], output)
     )
     output = output_for(likelihood, output)
     network = network_from(tensors, facts["network"], subspace.shift, module, output)

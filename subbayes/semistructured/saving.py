@@ -33,6 +33,11 @@ from subbayes.semistructured.effect_priors import (
     prior_from,
     prior_of_term,
 )
+from subbayes.semistructured.given_code import (
+    check_given_family,
+    check_given_priors,
+    check_log_likelihood,
+)
 from subbayes.semistructured.joint_posterior import FittedState, JointPosterior
 from subbayes.semistructured.predictors import Deep
 from subbayes.semistructured.space_checks import check_size, check_space
@@ -116,10 +121,13 @@ def state_from(
     Raises:
         InputError: a module, family or prior that the artifact cannot hold is not given.
     """
-    given, own = dict(deep or {}), dict(priors or {})
+    given = dict(deep or {})
     check_network_names("deep", given, facts["networks"])
     _check_columns(facts, tensors)
     likelihood = _family(facts["family"], family)
+    own = {}
+    if priors is not None:
+        own = check_given_priors(priors, facts["priors"], likelihood.parameters)
     networks = {
         name: _network(name, network, strip_prefix(f"network{i}", tensors), given.get(name))
         for i, (name, network) in enumerate(facts["networks"].items())
@@ -161,6 +169,8 @@ def state_from(
     unread = {column["name"] for column in columns} - set(_columns_of(state))
     if unread:
         _damaged("facts['columns']", "the columns that the model reads", f"{sorted(unread)} too")
+    if family is not None or own:
+        check_log_likelihood(state)
     return state
 
 
@@ -193,6 +203,7 @@ def _network_facts(network: Deep) -> dict[str, Any]:
 
 def _family(config: dict[str, Any], own: Family | None) -> Family:
     if own is not None:
+        check_given_family(own, config)
         return own
     if "own" in config:
         fail(

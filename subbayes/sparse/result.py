@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from subbayes.diagnostics.predictor import Predictor
-from subbayes.likelihoods import Likelihood, from_config
+from subbayes.likelihoods import Likelihood, saved_likelihood
 from subbayes.networks.network import Network
 from subbayes.networks.saving import known_outputs, network_facts, network_from, network_tensors
 from subbayes.posterior import Posterior
@@ -454,7 +454,7 @@ def rebuild(
     made.eval().load_state_dict(state)
     return SparseNetwork(
         made,
-        likelihood or from_config(facts["likelihood"], known_outputs(facts["network"], output)),
+        saved_likelihood(facts["likelihood"], likelihood, known_outputs(facts["network"], output)),
         facts["history"],
         output,
         facts["n_draws"],

@@ -366,6 +366,10 @@ def as_path(path: StrPath) -> Path:
         fail_type("path", "a path", path)
     if "\0" in os.fspath(path):
         fail_artifact("path", "a path without null characters", quoted(path), "Check the path")
+    try:
+        os.fsencode(path)
+    except UnicodeEncodeError:
+        fail_artifact("path", "a path that the file system can hold", quoted(path), "Check it")
     return Path(path)
 
 

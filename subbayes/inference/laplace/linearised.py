@@ -39,7 +39,7 @@ from subbayes.inference.laplace.saving import (
     precision_from,
     precision_tensors,
 )
-from subbayes.likelihoods import Likelihood, as_likelihood, from_config
+from subbayes.likelihoods import Likelihood, as_likelihood, saved_likelihood
 from subbayes.networks.global_state import outside_inference_mode
 from subbayes.networks.network import Network
 from subbayes.networks.saving import known_outputs, network_facts, network_from, network_tensors
@@ -381,8 +381,8 @@ def rebuild(
     The dual and low-rank forms require the training data, other forms only for the evidence.
     """
     network = network_from(tensors, facts["network"], tensors["weights"], module, output)
-    likelihood = likelihood or from_config(
-        facts["likelihood"], known_outputs(facts["network"], output)
+    likelihood = saved_likelihood(
+        facts["likelihood"], likelihood, known_outputs(facts["network"], output)
     )
     subspace = None
     if facts["subspace"] is not None:
