@@ -22,6 +22,7 @@ from subbayes.semistructured import (
     SemiStructuredRegression,
     SemiStructuredSubspace,
     StudentT,
+    saved_priors,
 )
 from subbayes.semistructured.specification import Specification
 from subbayes.utils import artifact
@@ -362,3 +363,34 @@ def test_a_file_does_not_start_a_compiler(small):
     for stored, loaded in {"compile": "trace", "trace": "trace", "eager": "eager"}.items():
         found = reloaded(saved, folder / "forged", replaced(saved.facts, ("mode",), stored))
         assert found.state.joint.mode == loaded
+
+
+# --- priors in a file, and objects that only the caller has ---------------------------------------
+
+
+def scipy_prior(**changes):
+    return {
+        "name": "scipy", "distribution": "norm", "args": [], "kwds": {}, "factor": 1.0,
+        "student": False,
+    } | changes  # fmt: skip
+
+
+def test_names_of_priors_are_checked_before_any_prior_is_built(small, monkeypatch):
+    model, folder = small
+    saved = artifact.read(model.save(folder / "model", overwrite=True))
+    monkeypatch.setattr(saved_priors, "prior_from", None)
+    facts = replaced(saved.facts, ("priors", "z"), scipy_prior())
+    with pytest.raises(InputError, match=r"priors: expected names of terms.*got 'z'"):
+        reloaded(saved, folder / "forged", facts)
+
+
+def test_few_priors_of_a_file_have_tables_and_terms_share_them(small):
+    model, folder = small
+    saved = artifact.read(model.save(folder / "model", overwrite=True))
+    laplace = scipy_prior(distribution="laplace")
+    facts = replaced(saved.facts, ("priors",), {"x": laplace, "C(g)": dict(laplace)})
+    priors = reloaded(saved, folder / "forged", facts).state.model.structured.priors
+    assert priors["x"] is priors["C(g)"]
+    many = {f"x{i}": scipy_prior(args=[float(i)]) for i in range(1001)}
+    with pytest.raises(InputError, match="at most 1000 distributions of SciPy.*got '1001'"):
+        reloaded(saved, folder / "forged", replaced(saved.facts, ("priors",), many))
