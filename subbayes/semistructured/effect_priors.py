@@ -7,7 +7,7 @@ standard normal prior, whatever their own priors are, so that every engine can s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,7 +32,6 @@ from subbayes.semistructured.terms.law import Hyperparameter
 from subbayes.utils.checks import check_positive, fail, fail_type
 
 __all__ = [
-    "PARAMETRIC",
     "EffectPrior",
     "Exponential",
     "Flexible",
@@ -41,8 +40,6 @@ __all__ = [
     "StudentT",
     "default_priors",
     "predictor_sd",
-    "prior_config",
-    "prior_from",
     "prior_of",
     "prior_of_term",
     "priors_with",
@@ -272,85 +269,6 @@ def prior_of_term(name: str, value: Any, parameters: Sequence[str]) -> EffectPri
     return prior
 
 
-PARAMETRIC: dict[str, Callable[..., EffectPrior]] = {
-    "NormalPrior": NormalPrior,
-    "Exponential": Exponential,
-    "HalfNormal": HalfNormal,
-    "LKJ": LKJ,
-    "Dirichlet": Dirichlet,
-}
-
-
-def prior_config(value: Any) -> Any:
-    """Describe a number, a prior or a distribution of SciPy by values that JSON can hold.
-
-    Example:
-        >>> prior_from("priors", prior_config(NormalPrior(1.0, 2.0)))
-        NormalPrior(mean=1, scale=2)
-    """
-    if isinstance(value, (int, float)):
-        return value
-    if type(value) in PARAMETRIC.values():
-        shown = {k: v for k, v in vars(value).items() if not k.startswith("_")}
-        return {"name": type(value).__name__, "options": shown}
-    inner = value.distribution if isinstance(value, Flexible) else value
-    name = getattr(getattr(inner, "dist", None), "name", "")
-    if isinstance(getattr(stats, name, None), stats.rv_continuous):
-        return {
-            "name": "scipy",
-            "distribution": name,
-            "args": list(inner.args),
-            "kwds": dict(inner.kwds),
-            "factor": getattr(value, "factor", 1.0),
-            "student": isinstance(value, StudentT),
-        }
-    return {"name": "own", "shown": repr(value)}
-
-
-def prior_from(name: str, config: Any) -> Any:
-    """Rebuild a prior from its `prior_config`; `name` is its name in errors.
-
-    Raises:
-        InputError: a prior of the user's own class, which a file cannot hold.
-    """
-    if not isinstance(config, dict):
-        return config
-    argument, options = f"priors[{name!r}]", config.get("options", {})
-    if config["name"] == "own":
-        fail(
-            argument,
-            f"the prior {config['shown']}",
-            "none",
-            f"Pass load(path, priors={{{name!r}: ...}}): code is not saved",
-        )
-    try:
-        if config["name"] in PARAMETRIC:
-            return PARAMETRIC[config["name"]](**options)
-        if config["student"]:
-            return StudentT(config["args"][0], config["factor"])
-        if config["distribution"] not in _QUICK:
-            fail(
-                argument,
-                "a distribution of scipy.stats with quantiles in closed form",
-                config["distribution"],
-                f"Pass load(path, priors={{{name!r}: ...}})",
-            )
-        distribution = getattr(stats, config["distribution"])
-        return Flexible(distribution(*config["args"], **config["kwds"]), config["factor"])
-    except (IndexError, TypeError):
-        fail(argument, f"the parameters of {config['name']!r}", config)
-
-
-_QUICK = (
-    "beta", "cauchy", "chi", "chi2", "expon", "exponweib", "f", "gamma", "genextreme", "genpareto",
-    "gumbel_l", "gumbel_r", "halfcauchy", "halflogistic", "halfnorm", "hypsecant", "invgamma",
-    "laplace", "loggamma", "logistic", "loglaplace", "lognorm", "loguniform", "lomax", "maxwell",
-    "norm", "pareto", "powerlaw", "rayleigh", "t", "triang", "truncnorm", "uniform", "weibull_max",
-    "weibull_min",
-)  # fmt: skip
-"""Distributions that a file may name: others integrate and search for minutes."""
-
-
 # --- the priors of a model ----------------------------------------------------------------------
 
 
@@ -466,34 +384,42 @@ def priors_with(
     """
     if given is not None and not isinstance(given, Mapping):
         fail_type("priors", "a dict of priors by the name of their term", given)
-    priors, places = dict(defaults), dict[str, str]()
-    for name, value in _expanded(given or {}, priors).items():
-        given_name, prior = name, prior_of_term(name, value, design.parameters)
-        if name in design.parameters and f"{name}.Intercept" in priors:
-            name = f"{name}.Intercept"  # its name in the summary of a parameter without effects
-        if name not in priors:
-            readers = [t.name for t in design.terms if name in (*t.variables, t.name)]
-            readers = [n for n in readers if n in priors]
-            if len(readers) != 1:
-                fail("priors", "names of terms: " + ", ".join(priors), repr(name))
-            name = readers[0]
-        if places.setdefault(name, given_name) != given_name:
-            got = f"{places[name]!r} and {given_name!r}"
-            fail("priors", f"one prior of {name!r}", got, "Leave one out")
-        priors[name] = prior
-    return priors
+    places: dict[str, tuple[str, str]] = {}  # by name of a default, the name and key of the given
+    for name, key in _expanded(given or {}, defaults):
+        place = _place(name, design, defaults)
+        if places.setdefault(place, (name, key))[0] != name:
+            got = f"{places[place][0]!r} and {name!r}"
+            fail("priors", f"one prior of {place!r}", got, "Leave one out")
+        places[place] = name, key
+    # a mapping may build its values when they are read: only now, when all names are known
+    return dict(defaults) | {
+        place: prior_of_term(name, (given or {})[key], design.parameters)
+        for place, (name, key) in places.items()
+    }
 
 
-def _expanded(given: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
-    """Priors of the user, where "sd(g)" is a prior of each standard deviation of g."""
-    found: dict[str, Any] = {}
-    for name, value in given.items():
-        of_term = f"{name[:-1]}[" if isinstance(name, str) else ""
-        ending = f" | {name[3:-1]})" if isinstance(name, str) and name.startswith("sd(") else ""
-        every = [
-            n
-            for n in known
-            if ending and n.startswith("sd(") and (n.endswith(ending) or n[:-1].startswith(of_term))
-        ]
-        found |= dict.fromkeys(every, value) if name not in known and every else {name: value}
-    return found | {name: value for name, value in given.items() if name in known}
+def _place(name: str, design: Design, defaults: Mapping[str, EffectPrior]) -> str:
+    """The name of the default prior that a prior given as `name` replaces."""
+    if name in design.parameters and f"{name}.Intercept" in defaults:
+        return f"{name}.Intercept"  # its name in the summary of a parameter without effects
+    if name in defaults:
+        return name
+    readers = [t.name for t in design.terms if name in (*t.variables, t.name)]
+    readers = [n for n in readers if n in defaults]
+    if len(readers) != 1:
+        fail("priors", "names of terms: " + ", ".join(defaults), repr(name))
+    return readers[0]
+
+
+def _expanded(given: Mapping[str, Any], known: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Names of priors and their keys; "sd(g)" gives a prior to each standard deviation of g."""
+    for key in given:
+        every = []
+        if isinstance(key, str) and key.startswith("sd(") and key not in known:
+            of_term, ending = f"{key[:-1]}[", f" | {key[3:-1]})"
+            every = [
+                n
+                for n in known
+                if n.startswith("sd(") and (n.endswith(ending) or n[:-1].startswith(of_term))
+            ]
+        yield from ((name, key) for name in every or [key] if name not in given or name == key)

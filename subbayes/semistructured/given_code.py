@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from subbayes.likelihoods.families import FAMILIES, Family
-from subbayes.semistructured.effect_priors import prior_config, prior_of_term
+from subbayes.semistructured.effect_priors import prior_of_term
 from subbayes.semistructured.joint_posterior import FittedState
+from subbayes.semistructured.saved_priors import prior_config
 from subbayes.utils.checks import fail, fail_type
 
 __all__ = ["check_given_family", "check_given_priors", "check_log_likelihood"]

@@ -19,7 +19,7 @@ from jaxtyping import Float
 from scipy import stats
 from torch import Tensor
 
-from subbayes.semistructured.effect_priors import PARAMETRIC, EffectPrior, Flexible
+from subbayes.semistructured.effect_priors import EffectPrior, Flexible
 from subbayes.utils.checks import check_positive, fail
 
 __all__ = ["Horseshoe", "half_cauchy"]
@@ -70,9 +70,6 @@ class Horseshoe(EffectPrior):
     def global_values(self, common: Float[Tensor, "*S 2"]) -> Float[Tensor, "*S"]:
         r"""$\tau$."""
         return self.global_scale * half_cauchy(common[..., 0])
-
-
-PARAMETRIC["Horseshoe"] = Horseshoe
 
 
 def half_cauchy(zeta: Tensor) -> Tensor:

@@ -27,12 +27,7 @@ from subbayes.networks.network import architecture_of
 from subbayes.networks.tracing.tracer import Mode
 from subbayes.priors import Normal
 from subbayes.semistructured.design_data import AuxiliaryColumns, check_network_names, networks_from
-from subbayes.semistructured.effect_priors import (
-    NormalPrior,
-    prior_config,
-    prior_from,
-    prior_of_term,
-)
+from subbayes.semistructured.effect_priors import prior_of_term
 from subbayes.semistructured.given_code import (
     check_given_family,
     check_given_priors,
@@ -40,13 +35,14 @@ from subbayes.semistructured.given_code import (
 )
 from subbayes.semistructured.joint_posterior import FittedState, JointPosterior
 from subbayes.semistructured.predictors import Deep
+from subbayes.semistructured.saved_priors import SavedPriors, prior_config
 from subbayes.semistructured.space_checks import check_size, check_space
 from subbayes.semistructured.specification import Specification
 from subbayes.semistructured.subspace import SUBSPACES, JointSpace
 from subbayes.semistructured.terms.parsing import least_effects
 from subbayes.subspace import from_config as subspace_from_config
 from subbayes.subspaces.curve import WeightCurve
-from subbayes.utils.checks import InputError, check_positive, fail, fail_type
+from subbayes.utils.checks import InputError, fail, fail_type
 from subbayes.utils.files import fail_damaged
 from subbayes.utils.tensor_file import add_prefix, strip_prefix
 
@@ -132,14 +128,12 @@ def state_from(
         name: _network(name, network, strip_prefix(f"network{i}", tensors), given.get(name))
         for i, (name, network) in enumerate(facts["networks"].items())
     }
+    saved_priors = SavedPriors(facts["priors"], own, likelihood)
     specification = Specification(
         facts["formula"],
         likelihood,
         networks_from(networks, likelihood),
-        {
-            name: own[name] if name in own else _prior(name, config, likelihood)
-            for name, config in facts["priors"].items()
-        },
+        saved_priors,
         AuxiliaryColumns(facts["weights"], facts["offset"], facts["exposure"]),
         facts["orthogonal"],
         facts["effects"],
@@ -156,6 +150,7 @@ def state_from(
         warnings.simplefilter("ignore")  # `fit` has given the warnings about these rows
         inputs = strip_prefix("inputs", tensors)
         rows = specification.prepare(frame, inputs, space.subspace.size)
+    rows = replace(rows, specification=replace(specification, priors=dict(saved_priors)))
     check_size(space, rows)
     # a file does not start a compiler, which writes elsewhere
     mode: Mode = "trace" if facts["mode"] == "compile" else facts["mode"]
@@ -219,13 +214,6 @@ def _family(config: dict[str, Any], own: Family | None) -> Family:
         return family_from_config(config, where)
     except InputError as error:
         _damaged(error.argument, error.expected, error.got)
-
-
-def _prior(name: str, config: Any, family: Family) -> Any:
-    """A saved prior; earlier versions saved numbers, which were priors of log parameters."""
-    if name in (*family.parameters[1:], "gap") and isinstance(config, (int, float)):
-        return NormalPrior(0.0, check_positive(f"facts['priors'][{name!r}]", config))
-    return prior_from(name, config)
 
 
 def _space(config: dict[str, Any], tensors: dict[str, Tensor]) -> JointSpace:

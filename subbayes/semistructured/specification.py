@@ -105,7 +105,7 @@ class Specification:
     formula: str | Mapping[str, str]
     family: Family
     deep: dict[str, Deep]
-    priors: dict[str, Any]
+    priors: Mapping[str, Any]
     auxiliary: AuxiliaryColumns
     orthogonal: bool | str
     effects: str

@@ -249,6 +249,18 @@ _prior_of_effects = one_of(
         }
     ),
 )
+_MOST_TABLES = 1000
+
+
+def _priors(value: Any, where: str, sizes: Sizes) -> None:
+    """Priors by name, of which few have a table of quantiles of their own."""
+    dict_of(_prior_of_effects)(value, where, sizes)
+    made = [prior for prior in value.values() if isinstance(prior, dict)]
+    tables = len({repr(prior) for prior in made if prior["name"] == "scipy"})
+    if tables > _MOST_TABLES:
+        raise SchemaError(where, f"at most {_MOST_TABLES} distributions of SciPy", str(tables))
+
+
 _family = one_of("a family", FAMILY, record(own=text()))
 _column = record({"levels?": list_of(anything), "ordered?": boolean, "dtype?": text()}, name=_NAME)
 _deep_network = record(
@@ -271,7 +283,7 @@ _semistructured = record(
     {"smooth?": text("bayes", "reml")},
     formula=one_of("a formula, or one by parameter", text(), dict_of(text())),
     family=_family,
-    priors=dict_of(_prior_of_effects),
+    priors=_priors,
     weights=optional(text()),
     offset=optional(text()),
     exposure=optional(text()),

@@ -12,8 +12,10 @@ import pytest
 import torch
 from torch import nn
 
-from subbayes import MLP, InputError, Training
+import subbayes
+from subbayes import MLP, InputError, InputTypeError, Training
 from subbayes.inference.configuration import Sampling
+from subbayes.likelihoods.families import Custom, StudentTFamily
 from subbayes.semistructured import (
     DeepEnsemble,
     Exponential,
@@ -22,6 +24,7 @@ from subbayes.semistructured import (
     SemiStructuredRegression,
     SemiStructuredSubspace,
     StudentT,
+    saved_priors,
 )
 from subbayes.semistructured.specification import Specification
 from subbayes.utils import artifact
@@ -157,6 +160,32 @@ def test_loading_requires_what_a_file_cannot_contain(fitted, tmp_path):
         SemiStructuredRegression.load(path)
     loaded = SemiStructuredRegression.load(path, priors={"x": Wide(0.0, 9.0)})
     assert torch.equal(loaded.predict(frame).outputs, own.predict(frame).outputs)
+    load = SemiStructuredRegression.load
+    with pytest.raises(InputError, match=r"priors\['x'\]: expected the saved prior Wide\(mean=0"):
+        load(path, priors={"x": Wide(0.0, 8.0)})
+    with pytest.raises(InputError, match="priors: expected names of saved priors: x, got 'z'"):
+        load(path, priors={"x": Wide(0.0, 9.0), "z": 1.0})
+    with pytest.raises(InputError, match="family: expected the saved family"):
+        load(path, priors={"x": Wide(0.0, 9.0)}, family=StudentTFamily())
+    for argument in ("priors", "family"):
+        with pytest.raises(InputTypeError, match=f"{argument}: expected a .*got int"):
+            subbayes.load(path, **{argument: 3})
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_functions_of_a_family_are_those_of_the_fit(tmp_path):
+    def family(scale):
+        return Custom(
+            density=lambda y, mu, sigma: -((y - mu) ** 2) / (2 * scale * sigma**2) - sigma.log(),
+            parameters_and_links={"mu": "identity", "sigma": "log"},
+        )
+
+    frame = pd.DataFrame({"x": np.arange(9.0), "y": np.arange(9.0) % 4})
+    model = SemiStructuredRegression("y ~ x", family=family(1.0)).fit(frame, **QUICK)
+    path = model.save(tmp_path / "own")
+    assert subbayes.load(path, family=family(1.0)).draws.n_draws == model.draws.n_draws
+    with pytest.raises(InputError, match="expected the saved log-likelihood of a draw"):
+        subbayes.load(path, family=family(5.0))
 
 
 # --- damaged and older files ----------------------------------------------------------------------
@@ -362,3 +391,34 @@ def test_a_file_does_not_start_a_compiler(small):
     for stored, loaded in {"compile": "trace", "trace": "trace", "eager": "eager"}.items():
         found = reloaded(saved, folder / "forged", replaced(saved.facts, ("mode",), stored))
         assert found.state.joint.mode == loaded
+
+
+# --- priors in a file, and objects that only the caller has ---------------------------------------
+
+
+def scipy_prior(**changes):
+    return {
+        "name": "scipy", "distribution": "norm", "args": [], "kwds": {}, "factor": 1.0,
+        "student": False,
+    } | changes  # fmt: skip
+
+
+def test_names_of_priors_are_checked_before_any_prior_is_built(small, monkeypatch):
+    model, folder = small
+    saved = artifact.read(model.save(folder / "model", overwrite=True))
+    monkeypatch.setattr(saved_priors, "prior_from", None)
+    facts = replaced(saved.facts, ("priors", "z"), scipy_prior())
+    with pytest.raises(InputError, match=r"priors: expected names of terms.*got 'z'"):
+        reloaded(saved, folder / "forged", facts)
+
+
+def test_few_priors_of_a_file_have_tables_and_terms_share_them(small):
+    model, folder = small
+    saved = artifact.read(model.save(folder / "model", overwrite=True))
+    laplace = scipy_prior(distribution="laplace")
+    facts = replaced(saved.facts, ("priors",), {"x": laplace, "C(g)": dict(laplace)})
+    priors = reloaded(saved, folder / "forged", facts).state.model.structured.priors
+    assert priors["x"] is priors["C(g)"]
+    many = {f"x{i}": scipy_prior(args=[float(i)]) for i in range(1001)}
+    with pytest.raises(InputError, match="at most 1000 distributions of SciPy.*got 1001"):
+        reloaded(saved, folder / "forged", replaced(saved.facts, ("priors",), many))
