@@ -102,7 +102,8 @@ class CensoredFamily(AroundFamily):
     r"""Responses of which some are known only to lie in an interval.
 
     A response is (y, status) or (y, status, upper): y itself for status 0, at most y for -1
-    (left-censored), at least y for 1 (right-censored), and from y to upper for 2. Predictions are
+    (left-censored), more than y for 1 (right-censored), and more than y and at most upper for 2.
+    For counts "more than y" leaves y out, as in brms: give y - 1 for "at least y". Predictions are
     those of the responses without censoring. Curvature and scores of new rows take them as seen.
 
     Args:
