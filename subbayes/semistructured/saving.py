@@ -28,6 +28,11 @@ from subbayes.networks.tracing.tracer import Mode
 from subbayes.priors import Normal
 from subbayes.semistructured.design_data import AuxiliaryColumns, check_network_names, networks_from
 from subbayes.semistructured.effect_priors import prior_of_term
+from subbayes.semistructured.given_objects import (
+    check_given_family,
+    check_given_priors,
+    check_log_likelihood,
+)
 from subbayes.semistructured.joint_posterior import FittedState, JointPosterior
 from subbayes.semistructured.predictors import Deep
 from subbayes.semistructured.saved_priors import SavedPriors, prior_config
@@ -104,7 +109,7 @@ def state_from(
     tensors: dict[str, Tensor],
     facts: dict[str, Any],
     deep: Mapping[str, nn.Module] | None = None,
-    family: Family | None = None,
+    family: Any = None,
     priors: Mapping[str, Any] | None = None,
 ) -> FittedState:
     """Rebuild a fitted model; see `SemiStructuredRegression.load` for the arguments.
@@ -116,6 +121,7 @@ def state_from(
     check_network_names("deep", given, facts["networks"])
     _check_columns(facts, tensors)
     likelihood = _family(facts["family"], family)
+    check_given_priors(own, facts["priors"], likelihood)
     networks = {
         name: _network(name, network, strip_prefix(f"network{i}", tensors), given.get(name))
         for i, (name, network) in enumerate(facts["networks"].items())
@@ -156,6 +162,9 @@ def state_from(
     unread = {column["name"] for column in columns} - set(_columns_of(state))
     if unread:
         _damaged("facts['columns']", "the columns that the model reads", f"{sorted(unread)} too")
+    objects = {"deep": given, "family": family, "priors": own}
+    if arguments := [name for name, value in objects.items() if value]:
+        check_log_likelihood(joint, draws, arguments)
     return state
 
 
@@ -186,9 +195,9 @@ def _network_facts(network: Deep) -> dict[str, Any]:
     }
 
 
-def _family(config: dict[str, Any], own: Family | None) -> Family:
+def _family(config: dict[str, Any], own: Any) -> Family:
     if own is not None:
-        return own
+        return check_given_family(own, config)
     if "own" in config:
         fail(
             "family",
