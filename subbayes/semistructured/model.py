@@ -377,7 +377,7 @@ def rebuild(
     facts: dict[str, Any],
     *,
     deep: Mapping[str, nn.Module] | None = None,
-    family: Family | None = None,
+    family: Any = None,
     priors: Mapping[str, Any] | None = None,
 ) -> SemiStructuredRegression:
     """Rebuild a fitted model from its artifact; see `SemiStructuredRegression.load`."""

@@ -28,7 +28,7 @@ from subbayes.networks.tracing.tracer import Mode
 from subbayes.priors import Normal
 from subbayes.semistructured.design_data import AuxiliaryColumns, check_network_names, networks_from
 from subbayes.semistructured.effect_priors import prior_of_term
-from subbayes.semistructured.given_code import (
+from subbayes.semistructured.given_objects import (
     check_given_family,
     check_given_priors,
     check_log_likelihood,
@@ -109,7 +109,7 @@ def state_from(
     tensors: dict[str, Tensor],
     facts: dict[str, Any],
     deep: Mapping[str, nn.Module] | None = None,
-    family: Family | None = None,
+    family: Any = None,
     priors: Mapping[str, Any] | None = None,
 ) -> FittedState:
     """Rebuild a fitted model; see `SemiStructuredRegression.load` for the arguments.
@@ -117,13 +117,11 @@ def state_from(
     Raises:
         InputError: a module, family or prior that the artifact cannot hold is not given.
     """
-    given = dict(deep or {})
+    given, own = dict(deep or {}), dict(priors or {})
     check_network_names("deep", given, facts["networks"])
     _check_columns(facts, tensors)
     likelihood = _family(facts["family"], family)
-    own = {}
-    if priors is not None:
-        own = check_given_priors(priors, facts["priors"], likelihood.parameters)
+    check_given_priors(own, facts["priors"], likelihood)
     networks = {
         name: _network(name, network, strip_prefix(f"network{i}", tensors), given.get(name))
         for i, (name, network) in enumerate(facts["networks"].items())
@@ -164,8 +162,9 @@ def state_from(
     unread = {column["name"] for column in columns} - set(_columns_of(state))
     if unread:
         _damaged("facts['columns']", "the columns that the model reads", f"{sorted(unread)} too")
-    if family is not None or own:
-        check_log_likelihood(state)
+    objects = {"deep": given, "family": family, "priors": own}
+    if arguments := [name for name, value in objects.items() if value]:
+        check_log_likelihood(joint, draws, arguments)
     return state
 
 
@@ -196,10 +195,9 @@ def _network_facts(network: Deep) -> dict[str, Any]:
     }
 
 
-def _family(config: dict[str, Any], own: Family | None) -> Family:
+def _family(config: dict[str, Any], own: Any) -> Family:
     if own is not None:
-        check_given_family(own, config)
-        return own
+        return check_given_family(own, config)
     if "own" in config:
         fail(
             "family",

@@ -361,15 +361,15 @@ def fail_damaged(expected: str, got: Any) -> NoReturn:
 
 
 def as_path(path: StrPath) -> Path:
-    """Convert to a path; other types and null characters are errors."""
-    if not isinstance(path, (str, os.PathLike)):
+    """Convert to a path; other types, and characters that no file name has, are errors."""
+    if not isinstance(path, (str, os.PathLike)) or not isinstance(os.fspath(path), str):
         fail_type("path", "a path", path)
-    if "\0" in os.fspath(path):
-        fail_artifact("path", "a path without null characters", quoted(path), "Check the path")
     try:
         os.fsencode(path)
     except UnicodeEncodeError:
-        fail_artifact("path", "a path that the file system can hold", quoted(path), "Check it")
+        fail_artifact("path", "a path that the file system can encode", quoted(path))
+    if "\0" in os.fspath(path):
+        fail_artifact("path", "a path without null characters", quoted(path), "Check the path")
     return Path(path)
 
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from subbayes.utils import artifact
 from subbayes.utils.artifact import Artifact
-from subbayes.utils.checks import InputError, InputTypeError, fail
+from subbayes.utils.checks import InputError, InputTypeError, fail, fail_type
 from subbayes.utils.files import (
     StrPath,
     as_path,
@@ -52,6 +52,13 @@ __all__ = [
 BESIDE = "subbayes"
 """Subfolder of an artifact in the folder of an adapter."""
 CARD_MARK = "<!-- model card of subbayes -->"
+_OPTIONS: dict[str, tuple[str, type]] = {
+    "module": ("a torch.nn.Module", nn.Module),
+    "output": ("a function of what the module returns", Callable),  # type: ignore[dict-item]
+    "deep": ("a dict of modules by the name of their network", Mapping),
+    "priors": ("a dict of priors by the name of their term", Mapping),
+}
+"""What arguments of `load` have to be, if the kind does not say."""
 _ADAPTER, _CARDS = "adapter_config.json", ("README.md", "MODEL_CARD.md")
 
 
@@ -284,9 +291,12 @@ def rebuild(
     room, _, name = LOADERS[kind].partition(":")
     function = getattr(importlib.import_module(room), name)
     known = inspect.signature(function).parameters
-    for option in options:
+    for option, value in options.items():
         if option not in known and not any(p.kind is p.VAR_KEYWORD for p in known.values()):
             fail(option, f"nothing, because a {kind} does not take it", "a value", "Leave it out")
+        expected, types = _OPTIONS.get(option, ("", object))
+        if not isinstance(value, types):
+            fail_type(option, expected, value)
     try:
         return function(tensors, facts, **options)
     except (InputError, InputTypeError):

@@ -10,14 +10,15 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from scipy import stats
 from torch import nn
 
-import subbayes
-from subbayes import MLP, InputError, InputTypeError, Training
+from subbayes import MLP, InputError, Training, load
 from subbayes.inference.configuration import Sampling
-from subbayes.likelihoods.families import Custom, StudentTFamily
+from subbayes.likelihoods.families import Custom, NormalFamily, StudentTFamily
 from subbayes.semistructured import (
     DeepEnsemble,
+    EffectPrior,
     Exponential,
     HalfNormal,
     NormalPrior,
@@ -67,8 +68,6 @@ def fitted():
     )
     frame.loc[4, "x"] = np.nan
     images = torch.from_numpy(rng.random((30, 1, 4, 4), dtype=np.float32))
-    from scipy import stats
-
     model = SemiStructuredRegression(
         "y ~ C(sex) + C(grade) + old + s(x, df=5) + re(school)",
         family="ordinal",
@@ -160,32 +159,6 @@ def test_loading_requires_what_a_file_cannot_contain(fitted, tmp_path):
         SemiStructuredRegression.load(path)
     loaded = SemiStructuredRegression.load(path, priors={"x": Wide(0.0, 9.0)})
     assert torch.equal(loaded.predict(frame).outputs, own.predict(frame).outputs)
-    load = SemiStructuredRegression.load
-    with pytest.raises(InputError, match=r"priors\['x'\]: expected the saved prior Wide\(mean=0"):
-        load(path, priors={"x": Wide(0.0, 8.0)})
-    with pytest.raises(InputError, match="priors: expected names of saved priors: x, got 'z'"):
-        load(path, priors={"x": Wide(0.0, 9.0), "z": 1.0})
-    with pytest.raises(InputError, match="family: expected the saved family"):
-        load(path, priors={"x": Wide(0.0, 9.0)}, family=StudentTFamily())
-    for argument in ("priors", "family"):
-        with pytest.raises(InputTypeError, match=f"{argument}: expected a .*got int"):
-            subbayes.load(path, **{argument: 3})
-
-
-@pytest.mark.usefixtures("unchecked")
-def test_functions_of_a_family_are_those_of_the_fit(tmp_path):
-    def family(scale):
-        return Custom(
-            density=lambda y, mu, sigma: -((y - mu) ** 2) / (2 * scale * sigma**2) - sigma.log(),
-            parameters_and_links={"mu": "identity", "sigma": "log"},
-        )
-
-    frame = pd.DataFrame({"x": np.arange(9.0), "y": np.arange(9.0) % 4})
-    model = SemiStructuredRegression("y ~ x", family=family(1.0)).fit(frame, **QUICK)
-    path = model.save(tmp_path / "own")
-    assert subbayes.load(path, family=family(1.0)).draws.n_draws == model.draws.n_draws
-    with pytest.raises(InputError, match="expected the saved log-likelihood of a draw"):
-        subbayes.load(path, family=family(5.0))
 
 
 # --- damaged and older files ----------------------------------------------------------------------
@@ -422,3 +395,109 @@ def test_few_priors_of_a_file_have_tables_and_terms_share_them(small):
     many = {f"x{i}": scipy_prior(args=[float(i)]) for i in range(1001)}
     with pytest.raises(InputError, match="at most 1000 distributions of SciPy.*got 1001"):
         reloaded(saved, folder / "forged", replaced(saved.facts, ("priors",), many))
+
+
+def own_prior(factor):
+    """A prior of a user's class, whose text does not show the factor."""
+
+    class Own(EffectPrior):
+        def from_standard(self, zeta):
+            return factor * zeta.sinh()
+
+    return Own()
+
+
+def own_family(power, links=("identity", "log")):
+    return Custom(
+        density=lambda y, m, s: -(((y - m) / s).abs() ** power) - s.log(),
+        parameters_and_links=dict(zip(("m", "s"), links, strict=True)),
+        variance_of=lambda m, s: s**2,
+    )
+
+
+@pytest.fixture(scope="module")
+def with_own(tmp_path_factory):
+    rng = np.random.default_rng(0)
+    x, w = rng.normal(size=(2, 30))
+    frame = pd.DataFrame({"x": x, "w": w, "v": x * w, "y": x + rng.normal(size=30)})
+    priors = {"x": own_prior(1.0), "w": stats.skewnorm(3), "v": stats.laplace(scale=0.5)}
+    model = SemiStructuredRegression("y ~ x + w + v", family=own_family(1.5), priors=priors)
+    path = tmp_path_factory.mktemp("own") / "model"
+    return model.fit(frame, **QUICK).save(path), model
+
+
+OWN = {"family": own_family(1.5), "priors": {"x": own_prior(1.0), "w": stats.skewnorm(3)}}
+
+
+@pytest.mark.parametrize("prior", [stats.skewnorm(a=3), stats.skewnorm(3, loc=0, scale=1.0)])
+def test_objects_of_the_fitted_model_are_accepted(with_own, prior):
+    path, model = with_own
+    given = OWN | {"priors": OWN["priors"] | {"w": prior, "v": stats.laplace(0, 0.5)}}
+    loaded = load(path, **given)
+    pd.testing.assert_frame_equal(loaded.summary(), model.summary())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"w": stats.skewnorm(30)}, r"priors\['w'\]: expected the saved skewnorm\(3\), got skew"),
+        ({"w": stats.norm(0, 50)}, r"priors\['w'\]: expected the saved skewnorm\(3\), got norm"),
+        ({"v": NormalPrior(0, 50)}, r"priors\['v'\]: expected the saved laplace\(scale=0.5\)"),
+        ({"x": NormalPrior(0, 1)}, r"priors\['x'\]: expected the saved Own\("),
+        ({"x": own_prior(2.0)}, "family or priors: expected those of the fitted model, under"),
+        ({"X": 1.0}, r"priors: expected names of priors in the file: x, w, v, got 'X'. Did you"),
+        ({"v": "wide"}, r"priors\['v'\]: expected a prior, a number"),
+    ],
+)
+def test_other_priors_than_those_of_the_fitted_model_are_refused(with_own, change, message):
+    with pytest.raises((InputError, TypeError), match=message):
+        load(with_own[0], **OWN | {"priors": OWN["priors"] | change})
+
+
+@pytest.mark.parametrize(
+    ("family", "message"),
+    [
+        (NormalFamily(), r"family: expected the saved custom\(m: identity, s: log\), got normal"),
+        (own_family(1.5, ("identity", "logm1")), "family: expected the saved custom"),
+        (own_family(2.0), "family or priors: expected those of the fitted model, under which"),
+        (3, "family: expected a Family, the one that the model was fitted with, got int"),
+        ("normal", "family: expected a Family, the one that the model was fitted with, got str"),
+    ],
+)
+def test_another_family_than_that_of_the_fitted_model_is_refused(with_own, family, message):
+    with pytest.raises((InputError, TypeError), match=message):
+        load(with_own[0], **OWN | {"family": family})
+
+
+def test_objects_that_contradict_the_file_are_refused(small):
+    model, folder = small
+    path = model.save(folder / "model", overwrite=True)
+    same = {"family": NormalFamily(), "priors": {"sigma": 0.5, "C(g)": StudentT(3, 1.0)}}
+    assert repr(load(path, **same)) == repr(model)
+    for given, message in {
+        "family": (StudentTFamily(), "family: expected the saved .*'normal'.*Leave it out"),
+        "priors": ({"C(g)": StudentT(4, 1.0)}, r"expected the saved StudentT\(3, scale=1\), got"),
+    }.items():
+        with pytest.raises(InputError, match=message[1]):
+            load(path, **{given: message[0]})
+
+
+def test_a_module_that_computes_something_else_is_refused(tmp_path):
+    def module(function):
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.inner, self.outer = nn.Linear(1, 3), nn.Linear(3, 1)
+
+            def forward(self, x):
+                return self.outer(function(self.inner(x)))
+
+        return Net()
+
+    frame = pd.DataFrame({"x": np.linspace(-2, 2, 20), "y": np.linspace(-1, 2, 20) ** 2})
+    deep = {"net": (module(torch.tanh), ["x"])}
+    model = SemiStructuredRegression("y ~ 1", deep=deep).fit(frame, **QUICK)
+    path = model.save(tmp_path / "model")
+    assert repr(load(path, deep={"net": module(torch.tanh)})) == repr(model)
+    with pytest.raises(InputError, match="deep: expected those of the fitted model, under which"):
+        load(path, deep={"net": module(torch.relu)})

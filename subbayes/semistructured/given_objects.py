@@ -1,0 +1,149 @@
+"""Objects of the user that a file does not hold, compared with what the file says of them."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from scipy import stats
+
+from subbayes.draws import Draws
+from subbayes.likelihoods.families import FAMILIES, Family
+from subbayes.predictions.averaging import evenly_spaced
+from subbayes.semistructured.effect_priors import prior_of_term
+from subbayes.semistructured.joint_posterior import JointPosterior
+from subbayes.semistructured.saved_priors import SavedPriors, prior_config
+from subbayes.utils.checks import closest, fail, fail_type
+from subbayes.utils.strict_json import encode
+
+__all__ = ["check_given_family", "check_given_priors", "check_log_likelihood"]
+
+_COMPARED = 4  # draws whose log-likelihoods are computed again
+_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}  # relative; 0.01 in 16 bits
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+
+
+def _shown(value: Any) -> str:
+    """The text of an object without addresses of functions, which differ between runs."""
+    return _ADDRESS.sub("", repr(value))
+
+
+def check_given_family(family: Any, saved: Mapping[str, Any]) -> Family:
+    """Return a family of the user if it is the one that a file describes.
+
+    Args:
+        family: the argument.
+        saved: the description of a known family, or the text of another one.
+
+    Raises:
+        InputError: parameters, links or settings that differ. InputTypeError: not a family.
+    """
+    if not isinstance(family, Family):
+        fail_type("family", "a Family, the one that the model was fitted with", family)
+    known = type(family) in FAMILIES.values()
+    if "own" in saved:
+        if known or _shown(family) != _ADDRESS.sub("", saved["own"]):
+            remedy = "Pass the family that the model was fitted with"
+            fail("family", f"the saved {saved['own']}", repr(family), remedy)
+    elif not known or encode(family.to_config()) != encode(saved):
+        remedy = "Leave it out: the file holds the family"
+        fail("family", f"the saved {dict(saved)}", repr(family), remedy)
+    return family
+
+
+def check_given_priors(priors: Mapping[str, Any], saved: Mapping[str, Any], family: Family) -> None:
+    """Raise for priors of the user that are not those that a file describes.
+
+    Args:
+        priors: the argument.
+        saved: the descriptions of all priors by name, see `prior_config`.
+        family: distribution of the response.
+
+    Raises:
+        InputError: a name that the file does not have, or a prior that differs.
+    """
+    for name, value in priors.items():
+        if name not in saved:
+            expected = "names of priors in the file: " + (", ".join(saved) or "there are none")
+            fail("priors", expected, repr(name), closest(name, saved))
+        config = saved[name]
+        if not isinstance(config, dict):
+            old = SavedPriors(saved, {}, family)[name]
+            config = prior_config(prior_of_term(name, old, family.parameters))
+        prior = prior_of_term(name, value, family.parameters)
+        if _comparable(prior_config(prior)) != _comparable(config):
+            fail(
+                f"priors[{name!r}]",
+                f"the saved {_text(config)}",
+                repr(prior),
+                "Pass the prior that the model was fitted with",
+            )
+
+
+def _comparable(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A description with the arguments of a distribution by name, and without addresses."""
+    if config["name"] == "own":
+        return {"shown": _ADDRESS.sub("", config["shown"])}
+    found = dict(config)
+    if config["name"] == "scipy":
+        kind = getattr(stats, config["distribution"], None)
+        shapes = getattr(kind, "shapes", None) or ""
+        names = [*shapes.replace(",", " ").split(), "loc", "scale"]
+        if isinstance(kind, stats.rv_continuous) and len(config["args"]) <= len(names):
+            by_place = dict(zip(names, config["args"], strict=False))
+            found |= {"args": [], "kwds": {"loc": 0, "scale": 1} | by_place | config["kwds"]}
+    return found
+
+
+def _text(config: Mapping[str, Any]) -> str:
+    """A description as Python writes it."""
+    if config["name"] == "own":
+        return str(config["shown"])
+    name, args, options = config["name"], config.get("args", []), config.get("options", {})
+    if name == "scipy" and config["student"]:
+        name, options = "StudentT", {"scale": config["factor"]}
+    elif name == "scipy":
+        times = "" if config["factor"] == 1 else f"{config['factor']:g} * "
+        name, options = times + config["distribution"], config["kwds"]
+    shown = [f"{value:g}" for value in args] + [f"{k}={v:g}" for k, v in options.items()]
+    return f"{name}({', '.join(shown)})"
+
+
+def check_log_likelihood(joint: JointPosterior, draws: Draws, arguments: Sequence[str]) -> None:
+    """Raise for objects of the user under which draws have other log-likelihoods than the saved.
+
+    Draws of approximations, of ensembles and of tempered networks do not have the log-likelihood of
+    effects and networks, and are not compared.
+
+    Args:
+        joint: the posterior, with these objects.
+        draws: the saved draws.
+        arguments: names of the arguments of `load` that hold these objects.
+
+    Raises:
+        InputError: log-likelihoods that differ by more than rounding.
+    """
+    if draws.validity != "exact" or "log_likelihood" not in draws.stats:
+        return
+    if draws.temperature != 1 and joint.space.rank:
+        return
+    saved = evenly_spaced(draws.stats["log_likelihood"].astype(np.float64).ravel(), _COMPARED)
+    z = evenly_spaced(draws.flat(), _COMPARED).copy()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a copy of the posterior: the caller's warns when used
+        found = replace(joint).density.log_likelihood(z)
+    size = _TOLERANCE.get(joint.model.dtype, 0.01) * (1 + np.abs(saved))
+    bad = ~(np.abs(found - saved) <= size) & np.isfinite(saved)
+    if bad.any():
+        i = int(bad.argmax())
+        fail(
+            " or ".join(arguments),
+            f"those of the fitted model, under which a draw has log-likelihood {saved[i]:.6g}",
+            f"others, under which it has {found[i]:.6g}",
+            "Pass the objects that the model was fitted with",
+        )
