@@ -23,13 +23,14 @@ from subbayes.likelihoods import (
     Likelihood,
     Standardized,
     from_config,
+    saved_likelihood,
 )
 from subbayes.networks.network import Network
 from subbayes.networks.saving import known_outputs, network_facts, network_from, network_tensors
 from subbayes.networks.validation import warn_of_probable_outputs
 from subbayes.predictions.averaging import average, evenly_spaced, with_noise
 from subbayes.predictions.predictive import Predictive
-from subbayes.utils.checks import fail
+from subbayes.utils.checks import fail, fail_type
 from subbayes.utils.files import fail_damaged
 from subbayes.utils.tensor_file import add_prefix, strip_prefix
 
@@ -187,10 +188,14 @@ def rebuild(
     buffers = _buffers(tensors, len(weights))
     if any(buffers) and not facts["own_buffers"]:
         fail_damaged("weight vectors that share their buffers", "buffers of their own")
+    n_outputs = known_outputs(facts["network"], output)
     if likelihood is None:
-        n_outputs = known_outputs(facts["network"], output)
         each = [from_config(config, n_outputs) for config in facts["likelihoods"]]
         likelihood = stack_likelihoods(each)
+    elif n == 1:
+        likelihood = saved_likelihood(facts["likelihoods"][0], likelihood, n_outputs)
+    elif not isinstance(likelihood, Likelihood):
+        fail_type("likelihood", "a Likelihood", likelihood)
     return WeightSamples(
         network, weights, likelihood, facts["name"], buffers if facts["own_buffers"] else None
     )

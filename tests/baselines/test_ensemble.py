@@ -50,3 +50,15 @@ def test_buffers_of_no_weight_vector_are_refused(place):
     tensors = made.tensors() | {f"buffers.{place}.1.running_mean": torch.zeros(3)}
     with pytest.raises(InputError, match="buffers of 3 weight vectors"):
         rebuild(tensors, made.facts(), module)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_likelihood_given_to_load_is_the_saved_one(tmp_path):
+    network = subbayes.Network(subbayes.MLP(2, (3,), 1, seed=0))
+    one = WeightSamples(network, network.weights[None], Gaussian(1.0), "MAP")
+    path = one.save(tmp_path / "map")
+    assert repr(subbayes.load(path, likelihood=Gaussian(1.0)).likelihood) == repr(one.likelihood)
+    with pytest.raises(subbayes.InputError, match="likelihood: expected the saved Gaussian"):
+        subbayes.load(path, likelihood=Gaussian(2.0))
+    with pytest.raises(subbayes.InputTypeError, match="likelihood: expected a Likelihood, got str"):
+        subbayes.load(path, likelihood="gaussian")

@@ -95,7 +95,7 @@ def test_load_rejects_bad_files_in_one_line(tmp_path):
         subbayes.load(file, nn.Sequential(nn.Conv1d(2, 6, 3)))
     with pytest.raises(InputError, match="module: expected the module that was converted.* none"):
         subbayes.load(file)
-    with pytest.raises(InputTypeError, match="module: expected the torch.nn.Module that was conve"):
+    with pytest.raises(InputTypeError, match="module: expected a torch.nn.Module, got type"):
         subbayes.load(file, nn.Linear)
     with pytest.raises(InputError, match="data: expected nothing, because a small-network does"):
         subbayes.load(file, module, data=(1, 2))
