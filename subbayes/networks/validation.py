@@ -17,6 +17,7 @@ from subbayes.data.data import Data, leaves, n_rows, take, to_device
 from subbayes.likelihoods import Likelihood, Weighted
 from subbayes.likelihoods.base import target_values
 from subbayes.likelihoods.gaussian import GaussianLike
+from subbayes.likelihoods.validation import check_results, check_sizes, is_own
 from subbayes.utils.checks import InputError, InputTypeError, closest, error_text, fail, fail_type
 from subbayes.utils.types import Inputs, Targets
 from subbayes.utils.warning import warn_user
@@ -28,6 +29,7 @@ __all__ = [
     "HALF",
     "as_outputs",
     "check_fit",
+    "check_own_likelihood",
     "check_outputs",
     "warn_of_probabilities",
     "warn_of_probable_outputs",
@@ -162,7 +164,8 @@ def check_fit(network: Network, likelihood: Likelihood, data: Data) -> int:
 
     Raises:
         InputError: inputs that the module does not accept, outputs or targets that the likelihood
-            does not accept, or weighted data without `Weighted`.
+            does not accept, weighted data without `Weighted`, or a user's likelihood whose methods
+            return something else than `Likelihood` describes.
 
     Example:
         >>> from subbayes import Network
@@ -179,14 +182,31 @@ def check_fit(network: Network, likelihood: Likelihood, data: Data) -> int:
             repr(likelihood),
             "Import Weighted from subbayes.likelihoods",
         )
+    check_sizes(likelihood, targets)
     likelihood.check_targets(targets)
     if likelihood.per_position:
         _check_padding(data.inputs, likelihood, targets)
-    first = to_device(data.first()[0], network.device)
+    first, y = to_device(data.first(), network.device)
     outputs = network.check(first)
     likelihood.check_outputs(outputs, targets)
+    check_own_likelihood(network, likelihood, first, y)
     warn_of_probabilities(network, likelihood, first)
     return outputs
+
+
+def check_own_likelihood(
+    network: Network, likelihood: Likelihood, rows: Inputs, y: Targets
+) -> None:
+    """Check what the methods of a user's likelihood return at a few rows.
+
+    Raises:
+        InputError: as `subbayes.likelihoods.validation.check_results`.
+    """
+    if is_own(likelihood):
+        with torch.no_grad():
+            outputs = network(network.weights, rows)
+        likelihood = likelihood.for_outputs(outputs.shape[-1], y)
+        check_results(likelihood, outputs, y)
 
 
 def _check_padding(inputs: Inputs | None, likelihood: Likelihood, y: Targets) -> None:

@@ -246,4 +246,8 @@ def elbo(
             check_finite(name, values)
     likelihood.check_targets(y)
     likelihood.check_outputs(outputs.shape[-1], y)
-    return likelihood.log_prob(outputs, y).sum() * (n / rows) - weight * kl(module)
+    terms = likelihood.log_prob(outputs, y)
+    if terms.shape != (rows,):
+        expected = f"{type(likelihood).__name__}.log_prob to return one log density per row"
+        fail("likelihood", expected, f"shape {tuple(terms.shape)}")
+    return terms.sum() * (n / rows) - weight * kl(module)

@@ -1,0 +1,257 @@
+"""Checks of what the methods of a user's own likelihood return, once before anything is fitted.
+
+A log density of shape (N, 1) in place of (N,), or the sum over rows, would be broadcast to another
+posterior without an error. The methods are called with a few rows and draws; classes of the package
+are not checked.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NoReturn, get_args
+
+import torch
+from torch import Tensor
+
+from subbayes.data.data import take
+from subbayes.likelihoods.base import Kind, Likelihood, WrappedLikelihood, n_targets, target_values
+from subbayes.utils.checks import InputError, InputTypeError, error_text, fail
+from subbayes.utils.seeding import fork_rng
+from subbayes.utils.trees import tree_map
+from subbayes.utils.types import Outputs, Targets
+
+__all__ = ["check_results", "check_sizes", "is_own"]
+
+_DRAWS, _ROWS = 4, 5  # numbers that targets and outputs rarely have
+_ELEMENTWISE = "Compute it elementwise, without sums or means over rows"
+_NUMBER = "a whole number of at least 1"
+
+
+def is_own(likelihood: Likelihood) -> bool:
+    """Whether a likelihood, or one that it wraps, is of a class outside the package.
+
+    Example:
+        >>> from subbayes.likelihoods import Gaussian
+        >>> is_own(Gaussian(1.0))
+        False
+    """
+    if type(likelihood).__module__.partition(".")[0] != "subbayes":
+        return True
+    return isinstance(likelihood, WrappedLikelihood) and is_own(likelihood.likelihood)
+
+
+def check_sizes(likelihood: Likelihood, y: Targets) -> None:
+    """Check the kind and the number of outputs of a user's likelihood, and its check of targets.
+
+    Raises:
+        InputError: the kind is unknown; the number is not a whole one of at least 1; the targets
+            are refused by another means than an error.
+    """
+    if not is_own(likelihood):
+        return
+    kind, kinds = getattr(likelihood, "kind", None), get_args(Kind)
+    if kind not in kinds:
+        expected = f"a kind of {_name(likelihood)}, one of {', '.join(map(repr, kinds))}"
+        fail("likelihood", expected, repr(kind))
+    (number,) = _parts(likelihood, "n_outputs", _NUMBER, y, required=True)
+    if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+        _refuse(likelihood, "n_outputs", _NUMBER, repr(number))
+    expected = "None, or to raise InputError"
+    if _parts(likelihood, "check_targets", expected, y, required=True)[0] is False:
+        _refuse(likelihood, "check_targets", expected, "False")
+
+
+def check_results(likelihood: Likelihood, outputs: Outputs, y: Targets) -> None:
+    """Check the results of the methods of a user's likelihood at a few rows.
+
+    `log_prob` has to return one number for each row and draw, which depends on no other and has
+    gradients; `mean`, `variance`, `sample`, and `score`, `curvature`, `cdf`, `quantiles` and
+    `components` where a class defines them, results of the shapes that `Likelihood` describes.
+    Those that raise `NotImplementedError` or `InputError` are taken to be absent.
+
+    Args:
+        likelihood: p(y | f); one of the package is not checked.
+        outputs: network outputs at one or more rows, shape (n, C).
+        y: their targets.
+
+    Raises:
+        InputError: a method fails, or returns something else.
+
+    Example:
+        >>> from subbayes.likelihoods import Gaussian
+        >>> check_results(Gaussian(1.0), torch.zeros(2, 1), torch.zeros(2))
+    """
+    if not is_own(likelihood):
+        return
+    index = torch.arange(_ROWS) % len(outputs)
+    outputs, y = take(outputs.detach(), index), take(y, index)
+    likelihood = _completed(likelihood, outputs, y)
+    f = outputs.expand(_DRAWS, *outputs.shape).clone()
+    with fork_rng(0):
+        _check_log_prob(likelihood, f, y)
+        if not likelihood.per_position:
+            _check_derivatives(likelihood, f, y)
+            with torch.no_grad():
+                _check_moments(likelihood.detach(), f.cpu(), tree_map(Tensor.cpu, y))
+
+
+def _completed(likelihood: Likelihood, outputs: Tensor, y: Targets) -> Likelihood:
+    """The likelihood with the initial values of the parameters that training learns."""
+    if likelihood.is_complete:
+        return likelihood
+    name, expected = "init_parameters", "the initial values of its parameters, shape (p,)"
+    (values,) = _parts(likelihood, name, expected, y, required=True)
+    if not isinstance(values, Tensor) or values.ndim != 1:
+        _refuse(likelihood, name, expected, _described(values))
+    name, values = "with_parameters", values.to(outputs)
+    (found,) = _parts(likelihood, name, "a likelihood", values, required=True)
+    if not isinstance(found, Likelihood):
+        _refuse(likelihood, name, "a likelihood", type(found).__name__)
+    return found
+
+
+def _check_log_prob(likelihood: Likelihood, f: Tensor, y: Targets) -> None:
+    """Check the log density of rows, and of rows and draws."""
+
+    def evaluate(f: Tensor, y: Targets) -> Tensor:
+        quantity, shape = "one log density per row and draw", f.shape[:-1]
+        return _tensors(likelihood, "log_prob", quantity, shape, f, y, required=True)[0]
+
+    with torch.no_grad():
+        before, _ = evaluate(f, y), evaluate(f[0], y)
+        other = f.clone()
+        other[0, 0] += 0.1
+        after, alone = evaluate(other, y), evaluate(f[:, :1], take(y, slice(1)))
+    if not before.is_floating_point():
+        _refuse(likelihood, "log_prob", "log densities in floating point", f"{before.dtype}")
+    bad = ~(before[0] < math.inf)  # NaN too
+    if bool(bad.any()):
+        row = int(bad.nonzero()[0])
+        got = f"{before[0, row].item()} at the outputs {f[0, row].tolist()}"
+        _refuse(likelihood, "log_prob", "log densities that are numbers", got)
+    after[0, 0] = before[0, 0]
+    if not (_same(before, after) and _same(before[:, :1], alone)):
+        expected = "the log density of each row and draw on its own"
+        _refuse(likelihood, "log_prob", expected, "one that depends on others", _ELEMENTWISE)
+    with torch.enable_grad():
+        found = evaluate(f.clone().requires_grad_(), y)
+    if not found.requires_grad:
+        remedy = "Compute it in torch, and do not detach the outputs"
+        expected = "log densities that have gradients in the outputs"
+        _refuse(likelihood, "log_prob", expected, "some without gradients", remedy)
+
+
+def _check_derivatives(likelihood: Likelihood, f: Tensor, y: Targets) -> None:
+    """Check the derivatives in the outputs that a class defines."""
+    quantity = "one value per row, draw and output"
+    if _defines(likelihood, "score"):
+        _tensors(likelihood, "score", quantity, f.shape, f, y)
+    if _defines(likelihood, "curvature"):
+        quantity = "one value per row, draw and pair of outputs"
+        _tensors(likelihood, "curvature", quantity, (*f.shape, f.shape[-1]), f)
+
+
+def _check_moments(likelihood: Likelihood, f: Tensor, y: Targets) -> None:
+    """Check what predictions use, which are computed on the CPU."""
+    quantity, value = "one value per row, draw and target", target_values(y)
+    shape = (*f.shape[:-1], n_targets(y))
+    if likelihood.kind == "classification":
+        for mean in _parts(likelihood, "mean", quantity, f):
+            shape = (*shape[:-1], *getattr(mean, "shape", ())[-1:])
+    _tensors(likelihood, "mean", quantity, shape, f)
+    for variance in _tensors(likelihood, "variance", quantity, shape, f):
+        if bool((variance < 0).any()):
+            _refuse(likelihood, "variance", "at least 0", f"{float(variance.min()):.4g}")
+    generator = torch.Generator().manual_seed(0)
+    labels = (f.shape[:-1],) if likelihood.kind == "classification" else ()
+    _tensors(likelihood, "sample", quantity, shape, f, generator, or_shapes=labels)
+    if _defines(likelihood, "cdf"):
+        for found in _tensors(likelihood, "cdf", quantity, shape, f, value):
+            if not bool(((found >= 0) & (found <= 1)).all()):
+                got = f"values from {float(found.min()):.4g} to {float(found.max()):.4g}"
+                _refuse(likelihood, "cdf", "probabilities", got)
+    if _defines(likelihood, "quantiles"):
+        _tensors(likelihood, "quantiles", quantity, shape, f, 0.5, or_none=True)
+    if _defines(likelihood, "components"):
+        _tensors(likelihood, "components", quantity, shape, f, or_none=True)
+
+
+# --- calls ----------------------------------------------------------------------------------------
+
+
+def _own(likelihood: Likelihood) -> Likelihood:
+    """The likelihood of the user within those of the package that wrap it."""
+    while isinstance(likelihood, WrappedLikelihood) and is_own(likelihood.likelihood):
+        likelihood = likelihood.likelihood
+    return likelihood
+
+
+def _name(likelihood: Likelihood) -> str:
+    return type(_own(likelihood)).__name__
+
+
+def _defines(likelihood: Likelihood, name: str) -> bool:
+    """Whether a class of the user has a method that is not the default one."""
+    return getattr(type(_own(likelihood)), name) is not getattr(Likelihood, name)
+
+
+def _parts(
+    likelihood: Likelihood, name: str, expected: str, *arguments: Any, required: bool = False
+) -> list[Any]:
+    """What a method returns, a tuple in its parts; nothing if the class does not have it."""
+    method = "unweighted_log_prob" if name == "log_prob" else name
+    try:
+        found = getattr(likelihood, method)(*arguments)
+    except (InputError, InputTypeError, NotImplementedError):
+        if required:
+            raise
+        return []
+    except Exception as error:
+        got = f"{type(error).__name__}: {error_text(error)}"
+        _refuse(likelihood, name, expected, got, cause=error)
+    return list(found) if isinstance(found, tuple) else [found]
+
+
+def _tensors(
+    likelihood: Likelihood,
+    name: str,
+    quantity: str,
+    shape: tuple[int, ...],
+    *arguments: Any,
+    or_shapes: tuple[tuple[int, ...], ...] = (),
+    or_none: bool = False,
+    required: bool = False,
+) -> list[Tensor]:
+    """What a method returns, if it is of tensors of real numbers of this shape."""
+    shape = tuple(shape)
+    expected = f"{quantity}, shape {shape} for outputs {tuple(arguments[0].shape)}"
+    parts = _parts(likelihood, name, expected, *arguments, required=required)
+    parts = [part for part in parts if not (or_none and part is None)]
+    for part in parts:
+        remedy = "" if isinstance(part, Tensor) else "Compute it in torch"
+        if not isinstance(part, Tensor) or part.shape not in (shape, *or_shapes):
+            _refuse(likelihood, name, expected, _described(part), remedy)
+        if part.is_complex():
+            _refuse(likelihood, name, "real numbers", f"a tensor of {part.dtype}")
+    return parts
+
+
+def _described(value: Any) -> str:
+    return f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    tolerance = torch.finfo(a.dtype).eps ** 0.5
+    return torch.allclose(a, b, rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+def _refuse(
+    likelihood: Likelihood,
+    name: str,
+    expected: str,
+    got: str,
+    remedy: str = "",
+    cause: BaseException | None = None,
+) -> NoReturn:
+    """Raise `InputError` about a method of the class of the user."""
+    fail("likelihood", f"{_name(likelihood)}.{name} to return {expected}", got, remedy, cause)
