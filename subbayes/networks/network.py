@@ -29,7 +29,7 @@ from subbayes.networks.global_state import (
 from subbayes.networks.layer_kinds import BATCH_NORMS, DROPOUTS, INSTANCE_NORMS
 from subbayes.networks.module_copy import call_with, private_copy, set_values, tied_names
 from subbayes.networks.selection import Selection, aliases_of, select, selects_adapters
-from subbayes.networks.shared_weights import checksums
+from subbayes.networks.shared_weights import SharedWeights
 from subbayes.networks.tracing.private_torch import is_scripted, uncompiled
 from subbayes.networks.tracing.vectorised import Vectorised
 from subbayes.networks.validation import HALF, as_outputs, check_outputs
@@ -131,7 +131,7 @@ class Network:
         self.base_names: tuple[str, ...] = ()
         if adapters:
             self.base_names = tuple(n for n in self._frozen if _is_base(n, named[n]))
-        self.base_checksums = {} if self.copy_frozen else checksums(self._frozen)
+        self.shared_weights = None if self.copy_frozen else SharedWeights(self._frozen)
         self._frozen |= dict(self._module.named_buffers())
         self.weights: Tensor = self.flatten(named)
         self._not_vectorised: str | None = None

@@ -44,7 +44,7 @@ def network_facts(network: Network) -> dict[str, Any]:
         >>> network_facts(Network(MLP(2, (), 1)))["module"]["n_inputs"]
         2
     """
-    if (name := changed_weights(network)) is not None:
+    if (name := changed_weights(network, every_number=True)) is not None:
         fail(
             "model",
             "the base model that it was fitted beside",
