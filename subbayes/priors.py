@@ -15,7 +15,12 @@ from subbayes.subspace import Subspace
 from subbayes.utils.checks import check_choice, check_positive, fail, fail_type
 from subbayes.utils.types import FORMS, Form
 
-__all__ = ["EvidencePrior", "Normal", "normal_prior"]
+__all__ = ["EvidencePrior", "Normal", "check_normal", "normal_prior"]
+
+_OF_DENSITY = (
+    "from_standard", "from_centred", "sample", "log_prob", "gradient", "value_and_grad",
+    "log_prob_tensor",
+)  # fmt: skip
 
 
 class Normal:
@@ -193,12 +198,30 @@ class EvidencePrior:
             check_choice("covariance", self.covariance, FORMS)
 
 
+def check_normal(argument: str, prior: Normal) -> None:
+    """Check that a prior is normal: not a subclass of `Normal` with methods of another density.
+
+    Engines and samplers use mean and covariance, and would ignore such methods.
+
+    Raises:
+        InputError: a class that overrides them.
+
+    Example:
+        >>> check_normal("prior", Normal(2.0))
+    """
+    own = [name for name in _OF_DENSITY if getattr(type(prior), name) is not getattr(Normal, name)]
+    if own:
+        got = f"{type(prior).__name__}, which overrides {' and '.join(own)}"
+        remedy = "For another density use subbayes.inference.from_log_prob"
+        fail(argument, "a Normal with its own density", got, remedy)
+
+
 def normal_prior(prior: Any) -> Normal:
     """The prior of a posterior: a `Normal`, or the scale of one; by default N(0, I).
 
     Raises:
         InputTypeError: neither a `Normal` nor a number.
-        InputError: a scale that is not above 0.
+        InputError: a scale that is not above 0, or a subclass of `Normal` with another density.
 
     Example:
         >>> normal_prior(1.5).scale
@@ -207,6 +230,7 @@ def normal_prior(prior: Any) -> Normal:
     if prior is None:
         return Normal()
     if isinstance(prior, Normal):
+        check_normal("prior", prior)
         return prior
     if isinstance(prior, (bool, str)) or not isinstance(prior, (int, float, np.number)):
         fail_type("prior", "a Normal, or a number above 0, its scale", prior)

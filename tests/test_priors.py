@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from subbayes import InputError
+from subbayes import InputError, Network, Posterior, fit
+from subbayes.inference import EllipticalSlice, from_log_prob
+from subbayes.likelihoods import Gaussian
 from subbayes.priors import Normal
 from subbayes.subspace import CoordinateSubspace, DenseSubspace, FullSubspace, RandomSubspace
 
@@ -227,3 +229,34 @@ def test_priors_of_another_rank_raise(prior, what):
 @each
 def test_priors_of_the_right_rank_are_accepted(prior, mean, sigma):
     prior.check_rank(K)
+
+
+# --- subclasses -----------------------------------------------------------------------------------
+
+
+class Laplace(Normal):
+    """Another density under the name of a normal one."""
+
+    def log_prob(self, z):
+        return -np.abs(z).sum(-1)
+
+
+class Shown(Normal):
+    def __repr__(self):
+        return "mine"
+
+
+def test_subclasses_with_another_density_are_refused():
+    x, y = torch.zeros(4, 2), torch.zeros(4)
+    module = torch.nn.Linear(2, 1)
+    space = FullSubspace(torch.zeros(3))
+    said = "expected a Normal with its own density, got Laplace, which overrides log_prob"
+    with pytest.raises(InputError, match=f"^prior: {said}"):
+        Posterior(Network(module), Gaussian(1.0), (x, y), space, Laplace())
+    with pytest.raises(InputError, match=f"^prior: {said}"):
+        fit(module, (x, y), prior=Laplace())
+    with pytest.raises(InputError, match=f"^reference: {said}"):
+        EllipticalSlice(reference=Laplace())
+    with pytest.raises(InputError, match=f"^base: {said}"):
+        from_log_prob(lambda z: 0.0, 2, base=Laplace())
+    Posterior(Network(module), Gaussian(1.0), (x, y), space, Shown())

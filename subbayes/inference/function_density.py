@@ -23,7 +23,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from subbayes.networks.tracing.vectorised import Vectorised
-from subbayes.priors import Normal
+from subbayes.priors import Normal, check_normal
 from subbayes.utils import artifact
 from subbayes.utils.checks import check_choice, check_count, fail, fail_type
 from subbayes.utils.types import Coordinates, LogDensity
@@ -316,5 +316,6 @@ def from_log_prob(
         fail_type("name", "a string or None", name)
     if base is not None:
         base.check_rank(dim, "base")
+        check_normal("base", base)
     functions = _FUNCTIONS[library](log_prob, grad, vectorized)
     return FunctionDensity(functions, int(dim), base or Flat(), name)

@@ -30,7 +30,7 @@ from subbayes.networks.sharded_network import network_of
 from subbayes.networks.token_outputs import output_for
 from subbayes.networks.validation import check_fit
 from subbayes.posterior import Posterior
-from subbayes.priors import EvidencePrior, Normal
+from subbayes.priors import EvidencePrior, Normal, check_normal
 from subbayes.subspaces.base import FixedSubspace, SubspaceMethod
 from subbayes.subspaces.optimal import Optimal, check_size
 from subbayes.subspaces.pca import PCA
@@ -338,6 +338,8 @@ def as_prior(prior: Normal | EvidencePrior | float | str) -> Prior:
             expected = "a number above 0, a Normal or 'evidence'"
             fail("prior", expected, repr(prior), closest(prior, ["evidence"]))
         return EvidencePrior()
+    if isinstance(prior, Normal):
+        check_normal("prior", prior)
     if isinstance(prior, (Normal, EvidencePrior)):
         return prior
     return check_positive("prior", prior)

@@ -39,6 +39,7 @@ __all__ = [
     "NormalPrior",
     "StudentT",
     "default_priors",
+    "is_normal",
     "predictor_sd",
     "prior_of",
     "prior_of_term",
@@ -74,6 +75,17 @@ class NormalPrior(EffectPrior):
     def from_standard(self, zeta: Tensor) -> Tensor:
         """m + s zeta."""
         return self.mean + self.scale * zeta
+
+
+def is_normal(prior: EffectPrior | None) -> bool:
+    """Whether a prior is normal: not a subclass of `NormalPrior` with a map of its own.
+
+    Example:
+        >>> is_normal(NormalPrior(1.0, 2.0)), is_normal(Exponential())
+        (True, False)
+    """
+    own = isinstance(prior, NormalPrior)
+    return own and type(prior).from_standard is NormalPrior.from_standard
 
 
 @dataclass(frozen=True, repr=False)

@@ -28,7 +28,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from subbayes.likelihoods.families import Family, NormalFamily
-from subbayes.semistructured.effect_priors import NormalPrior
+from subbayes.semistructured.effect_priors import is_normal
 from subbayes.semistructured.predictors import pad_thresholds
 from subbayes.semistructured.structured_predictor import StructuredPredictor
 from subbayes.utils.checks import check_choice, check_count, fail
@@ -297,7 +297,7 @@ def _has_closed_form(density: EffectDensity) -> bool:
     structured, family = density.structured, density.family
     location = structured.design.parameters[0]
     normal_priors = all(
-        isinstance(structured.priors.get(t.name), NormalPrior) and not t.penalised
+        is_normal(structured.priors.get(t.name)) and not t.penalised
         for t in structured.design.terms
         if t.parameter == location
     )

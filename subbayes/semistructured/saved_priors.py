@@ -49,7 +49,8 @@ def prior_config(value: Any) -> Any:
     if type(value) in _PARAMETRIC.values():
         shown = {k: v for k, v in vars(value).items() if not k.startswith("_")}
         return {"name": type(value).__name__, "options": shown}
-    inner = value.distribution if isinstance(value, Flexible) else value
+    own = type(value) in (Flexible, StudentT)  # not subclasses, whose maps may differ
+    inner = value.distribution if own else value
     name = getattr(getattr(inner, "dist", None), "name", "")
     if isinstance(getattr(stats, name, None), stats.rv_continuous):
         return {

@@ -22,7 +22,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from subbayes.likelihoods.families import LINKS, Family
-from subbayes.semistructured.effect_priors import EffectPrior, NormalPrior
+from subbayes.semistructured.effect_priors import EffectPrior, NormalPrior, is_normal
 from subbayes.semistructured.formula import Design
 from subbayes.semistructured.horseshoe import Horseshoe
 from subbayes.semistructured.terms.group_effects import GroupLaw
@@ -69,7 +69,8 @@ class StructuredPredictor(nn.Module):
             own, prior = term.unpenalised, priors.get(term.name)
             if not own or prior is None:
                 continue
-            if isinstance(prior, NormalPrior):
+            if is_normal(prior):
+                assert isinstance(prior, NormalPrior)
                 mean[own], scale[own] = prior.mean, prior.scale
                 continue
             if isinstance(prior, Horseshoe):

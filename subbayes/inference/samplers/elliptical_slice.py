@@ -35,7 +35,7 @@ from subbayes.inference.samplers.state_limits import (
     same_density,
     used,
 )
-from subbayes.priors import Normal
+from subbayes.priors import Normal, check_normal
 from subbayes.utils import artifact
 from subbayes.utils.checks import check_positive, fail, fail_type
 
@@ -303,6 +303,8 @@ class EllipticalSlice(Sampler):
         check_positive("inflation", self.inflation)
         if not isinstance(self.reference, (str, Normal)):
             fail_type("reference", "'prior', 'laplace' or a Normal", self.reference)
+        if isinstance(self.reference, Normal):
+            check_normal("reference", self.reference)
         if isinstance(self.reference, str) and self.reference not in ("prior", "laplace"):
             fail("reference", "'prior', 'laplace' or a Normal", repr(self.reference))
 

@@ -1,0 +1,93 @@
+"""Priors of a user's class that derive from one of the package, and have another density."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from scipy import stats
+
+from subbayes import InputError, Sampling, SemiStructuredRegression
+from subbayes.likelihoods.families import NormalFamily
+from subbayes.semistructured.effect_priors import (
+    Flexible,
+    NormalPrior,
+    StudentT,
+    default_priors,
+    is_normal,
+)
+from subbayes.semistructured.formula import Design
+from subbayes.semistructured.marginalisation import EffectDensity, marginalisation_of
+from subbayes.semistructured.saved_priors import prior_config
+from subbayes.semistructured.structured_predictor import StructuredPredictor
+
+
+class Heavy(NormalPrior):
+    """A sinh-arcsinh distribution: its map from standard normal coordinates is not affine."""
+
+    def from_standard(self, zeta):
+        return self.mean + self.scale * torch.sinh(1.5 * zeta)
+
+
+class Named(NormalPrior):
+    """A normal prior of another name."""
+
+
+def frame_of(n=25):
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"x": rng.normal(size=n)})
+    return frame.assign(y=1 + 0.5 * frame.x + 0.5 * rng.normal(size=n))
+
+
+def density_of(frame, prior):
+    family = NormalFamily()
+    design = Design({"mu": "x", "sigma": "1"}, frame, ())
+    matrix, offset = map(torch.from_numpy, design.matrix(frame))
+    y = frame.y.to_numpy(dtype=np.float64).copy()
+    priors = default_priors(design, family, y) | {"x": prior}
+    effects = StructuredPredictor(design, family, priors)
+    return EffectDensity(effects, family, matrix, offset, torch.from_numpy(y))
+
+
+def test_the_map_of_a_subclass_is_used():
+    density = density_of(frame_of(), Heavy(0.1, 0.2))
+    zeta = torch.linspace(-2, 2, 9, dtype=torch.float64)[:, None].expand(9, density.structured.size)
+    index = density.structured.names.index("x")
+    found = density.structured.coefficients(zeta)[:, index]
+    torch.testing.assert_close(found, 0.1 + 0.2 * torch.sinh(1.5 * zeta[:, index]))
+    assert not is_normal(Heavy())
+    assert is_normal(Named())
+
+
+def test_the_closed_form_of_normal_priors_is_not_used_for_another_density():
+    frame = frame_of()
+    deep = torch.zeros(1, len(frame), 2, dtype=torch.float64)
+    heavy = density_of(frame, Heavy(0.0, 0.2))
+    assert type(marginalisation_of(None, heavy)).__name__ == "ImportanceSampling"
+    with pytest.raises(InputError, match="A closed form needs .* normal priors"):
+        marginalisation_of("closed-form", heavy)
+    named, plain = (density_of(frame, prior) for prior in (Named(0.0, 0.2), NormalPrior(0.0, 0.2)))
+    values = [marginalisation_of("closed-form", one).log_marginal(deep) for one in (named, plain)]
+    assert values[0] == values[1]
+
+
+def test_draws_without_data_have_the_density_of_the_subclass():
+    """Rows of weight 0 say nothing: quantiles of draws are those of the map."""
+    frame = frame_of(6).assign(w=0.0)
+    frame.loc[0, "w"] = 1e-9
+    model = SemiStructuredRegression("y ~ x", priors={"x": Heavy(0.0, 0.2)}, weights="w")
+    model.fit(frame, sampling=Sampling(draws=500, warmup=100, chains=4, progress=False))
+    x = model.effects()["x"]
+    levels = np.array([0.1, 0.25, 0.5, 0.75, 0.9])
+    expected = 0.2 * np.sinh(1.5 * stats.norm.ppf(levels))
+    np.testing.assert_allclose(np.quantile(x, levels), expected, atol=0.12)
+
+
+def test_subclasses_of_tabulated_priors_are_not_saved_as_these():
+    class Mine(Flexible):
+        def from_standard(self, zeta):
+            return super().from_standard(zeta) + 1
+
+    assert prior_config(Mine(stats.norm(0, 1)))["name"] == "own"
+    assert prior_config(Flexible(stats.norm(0, 1)))["name"] == "scipy"
+    assert prior_config(StudentT(3.0))["student"]
+    assert prior_config(Heavy())["name"] == "own"
