@@ -19,6 +19,7 @@ from subbayes.models.comparison_registry import named_methods
 from subbayes.models.fit import fit
 from subbayes.models.fitted import FittedModel
 from subbayes.models.preset_choice import choose_settings, with_record
+from subbayes.models.presets import with_preset_remedies
 from subbayes.models.settings import TableSettings
 from subbayes.models.table_networks import (
     Rows,
@@ -38,6 +39,7 @@ from subbayes.sparse.training import fit as train_sparse
 from subbayes.training.configuration import Training
 from subbayes.utils.checks import check_choice, check_count, fail
 from subbayes.utils.files import fail_damaged
+from subbayes.utils.warning import reworded_warnings
 
 __all__ = [
     "BASELINES",
@@ -116,10 +118,10 @@ def fit_arrays(
     if settings.preset is not None:
         if method is not None:
             fail("preset", f"None for {method!r}", repr(settings.preset), "Leave one of them out")
-        choice = choose_settings((x, y), task, settings, n_classes=n_classes, weights=weights)
-        return with_record(
-            _fit_posterior((x, y), task, choice.settings, n_classes, weights), choice
-        )
+        with reworded_warnings(with_preset_remedies):
+            choice = choose_settings((x, y), task, settings, n_classes=n_classes, weights=weights)
+            fitted = _fit_posterior((x, y), task, choice.settings, n_classes, weights)
+        return with_record(fitted, choice)
     if method is None:
         return _fit_posterior((x, y), task, settings, n_classes, weights)
     check_choice("method", method, (*BASELINES, SPARSE))

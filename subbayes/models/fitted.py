@@ -17,7 +17,7 @@ from subbayes.diagnostics.predictor import Predictor
 from subbayes.draws import Draws
 from subbayes.inference.engine import ENGINES, check_saved_draws, engine_class
 from subbayes.likelihoods import Likelihood, Weighted, saved_likelihood
-from subbayes.models.presets import check_preset_record
+from subbayes.models.presets import check_preset_record, with_preset_remedies
 from subbayes.networks.network import Network
 from subbayes.networks.saving import known_outputs, network_facts, network_from, network_tensors
 from subbayes.networks.shared_weights import warn_of_changed_weights
@@ -282,7 +282,8 @@ class FittedModel(Predictor):
         if self.draws is None:
             return []
         members = self.starts is not None and isinstance(self.subspace, FullSubspace)
-        return self.draws.warnings(separate=members)
+        found = self.draws.warnings(separate=members)
+        return list(map(with_preset_remedies, found)) if "preset" in self.settings else found
 
     def tensors(self) -> dict[str, Tensor | np.ndarray]:
         """Network, subspace, draws, and start points of an ensemble."""

@@ -20,6 +20,7 @@ __all__ = [
     "check_preset_record",
     "describe_preset",
     "largest",
+    "with_preset_remedies",
 ]
 
 
@@ -120,6 +121,36 @@ def describe_preset(record: Mapping[str, Any]) -> str:
         f"from {networks} and {chains}; {seconds['choice']:.0f} s to choose, "
         f"{seconds['training']:.0f} s to train, {seconds['sampling']:.0f} s to sample"
     )
+
+
+_MORE_TIME = "give it more time (budget=...)"
+_REMEDIES = {
+    "run longer (draws=...), or warm up longer (warmup=...)": _MORE_TIME,
+    "run longer (draws=...)": _MORE_TIME,
+    "warm up longer (warmup=...)": _MORE_TIME,
+    "raise time_limit, or set it to None": _MORE_TIME,
+    "Raise time_limit, or set it to None, for more epochs": "Give it more time (budget=...)",
+    "lower target=..., start elsewhere (initial=...), or use inference='mams'": _MORE_TIME
+    + ", or leave preset out and use inference='mams'",
+    "lower learning_rate to avoid it": "look for outliers in X and y, or leave preset out and "
+    "lower learning_rate",
+    "use HeteroscedasticGaussian(global_variance=1e-6), whose noise is an output of the network, "
+    "or pass a known noise": "use likelihood='heteroscedastic', whose noise is an output of the "
+    "network",
+}
+"""By remedies of warnings that may arise in the fit of a preset, what it offers in their place."""
+
+
+def with_preset_remedies(message: str) -> str:
+    """A warning of a fit with a preset, which names no argument that the preset chooses.
+
+    Example:
+        >>> with_preset_remedies("fewer than 4 draws per chain: run longer (draws=...)")
+        'fewer than 4 draws per chain: give it more time (budget=...)'
+    """
+    for remedy, own in _REMEDIES.items():
+        message = message.replace(remedy, own)
+    return message
 
 
 def check_preset_choice(

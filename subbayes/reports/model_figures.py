@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -137,10 +138,15 @@ class Chains:
     pictures: list[Picture] = field(default_factory=list)
 
 
-def chains(draws: Draws) -> Chains:
-    """Convergence of the chains, with traces of the coordinates with the largest R-hat."""
+def chains(draws: Draws, warnings: Sequence[str]) -> Chains:
+    """Convergence of the chains, with traces of the coordinates with the largest R-hat.
+
+    Args:
+        draws: the draws.
+        warnings: of the model.
+    """
     if draws.n_draws < 4:
-        return Chains(note=f"Too few draws to tell: {'; '.join(draws.warnings())}.")
+        return Chains(note=f"Too few draws to tell: {'; '.join(warnings)}.")
     summary = draws.summary()
     order = np.argsort(-summary["rhat"].fillna(np.inf).to_numpy(), kind="stable")
     pictures = []
@@ -167,7 +173,7 @@ def chains(draws: Draws) -> Chains:
         )
     note = f"Traces and ranks show the {_SHOWN_COORDINATES} coordinates with the largest R-hat."
     return Chains(
-        [f"{line[:1].upper()}{line[1:]}." for line in draws.warnings()],
+        [f"{line[:1].upper()}{line[1:]}." for line in warnings],
         _summary(summary),
         note if draws.rank > _SHOWN_COORDINATES else "",
         pictures,

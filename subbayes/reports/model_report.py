@@ -128,7 +128,7 @@ def write_report(
         inclusion=inclusion,
         inclusion_pictures=inclusion_pictures,
         posterior=figures.posterior(fitted) if fitted else [],
-        chains=figures.chains(fitted.draws) if fitted and fitted.draws is not None else None,
+        chains=_chains(fitted),
         agreement=None if agreement is None else figures.chain_predictions(agreement),
         agreement_warnings=_sentences(agreement.warnings()) if agreement else [],
         training=_training(content),
@@ -225,6 +225,12 @@ def _lead(content: _Content) -> str:
         f"Predictions of {content.name} with their uncertainty: {n} draws from the posterior "
         f"over {model.subspace.rank} directions of a network with {model.network.size} weights."
     )
+
+
+def _chains(model: FittedModel | None) -> figures.Chains | None:
+    if model is None or model.draws is None:
+        return None
+    return figures.chains(model.draws, model.warnings())
 
 
 def _verdict(content: _Content) -> list[tuple[str, list[str]]]:

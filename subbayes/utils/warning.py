@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
 from subbayes.utils.first_process import is_first_process
 from subbayes.utils.text_table import printable
 
-__all__ = ["warn_user", "warnings_once"]
+__all__ = ["reworded_warnings", "warn_user", "warnings_once"]
 
 _OWN = ("subbayes", "jaxtyping", "beartype", "contextlib", "functools")
 _SAID: ContextVar[set[str] | None] = ContextVar("_SAID", default=None)
+_REWORD: ContextVar[Callable[[str], str] | None] = ContextVar("_REWORD", default=None)
 
 
 @contextmanager
@@ -28,6 +29,26 @@ def warnings_once() -> Iterator[None]:
         yield
     finally:
         _SAID.reset(before)
+
+
+@contextmanager
+def reworded_warnings(reword: Callable[[str], str]) -> Iterator[None]:
+    """Within, change the text of warnings, such as remedies that the caller does not offer.
+
+    Args:
+        reword: a function of the message to another one.
+
+    Example:
+        >>> with warnings.catch_warnings(record=True) as caught, reworded_warnings(str.upper):
+        ...     warn_user("few draws")
+        >>> str(caught[0].message)
+        'FEW DRAWS'
+    """
+    before = _REWORD.set(reword)
+    try:
+        yield
+    finally:
+        _REWORD.reset(before)
 
 
 def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
@@ -46,7 +67,8 @@ def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
     """
     if not is_first_process():
         return
-    message = printable(message)
+    reword = _REWORD.get()
+    message = printable(message if reword is None else reword(message))
     said = _SAID.get()
     if said is not None:
         if message in said:

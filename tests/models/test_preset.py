@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import importlib
 
 import numpy as np
 import pandas as pd
@@ -460,3 +461,78 @@ def test_the_command_line(tmp_path, capsys):
     assert "prior scale 1" in (tmp_path / "r.html").read_text()
     assert run([*words, "--overwrite", "--preset", "best", "--budget", "0.001"]) == 2
     assert "--budget" in capsys.readouterr().err.splitlines()[-1]
+
+
+# --- remedies of warnings -------------------------------------------------------------------------
+
+REFUSED = ["subspace", "inference", "prior", "hidden", "epochs=", "learning_rate", "weight_decay"]
+REFUSED += ["patience", "time_limit", "warmup", "thin=", "initial=", "target=", "draws=..."]
+
+
+def problematic_draws():
+    """Draws of chains that drift and have restarted, and fewer than 4 of them."""
+    rng = np.random.default_rng(0)
+    z = rng.normal(size=(2, 40, 3))
+    stats = {
+        "log_density": np.linspace(0, 50, 40) + rng.normal(size=(2, 40)),
+        "restarts": np.ones((2, 40)),
+    }
+    whole = Draws(z, stats, engine="mclmc")
+    return whole, Draws(z[:, :3], {}, engine="mclmc")
+
+
+def test_remedies_of_draws_are_those_of_the_preset(model):
+    for draws, count in zip(problematic_draws(), (2, 1), strict=True):
+        fit = dataclasses.replace(model.model_, draws=draws)
+        lines = fit.warnings()
+        assert len(lines) == count
+        for line in lines:
+            assert "give it more time (budget=...)" in line
+            assert not [name for name in REFUSED if name in line.partition(", or leave preset")[0]]
+        ordinary = dataclasses.replace(fit, settings={}).warnings()
+        assert ordinary != lines  # and those of other models are left alone
+        assert ordinary == draws.warnings(separate=True)
+
+
+def test_remedies_of_other_warnings_are_those_of_the_preset(recwarn):
+    from subbayes.models.ensemble_start import _STALE
+    from subbayes.training.loop import TimeLimit
+    from subbayes.utils.warning import reworded_warnings, warn_user
+
+    with reworded_warnings(presets.with_preset_remedies):
+        TimeLimit(3.0).warn("Training", 2, 9)
+        warn_user(_STALE)
+    late, stale = (str(one.message) for one in recwarn)
+    assert late.endswith("limit of 3 s. Give it more time (budget=...)")
+    assert stale.endswith(
+        "use likelihood='heteroscedastic', whose noise is an output of the network"
+    )
+
+
+def test_warnings_of_a_fit_name_no_argument_that_the_preset_refuses(monkeypatch, recwarn):
+    """Members diverge at first, and sampling ends at its time limit."""
+    module = importlib.import_module("subbayes.baselines.deep_ensemble")
+    from subbayes.inference.samplers import chains
+
+    real, calls = module._diverged, []
+
+    def diverged(result):
+        calls.append(result)
+        return len(calls) == 1 or real(result)
+
+    def one_fewer(store, sampling):
+        most = kept(store, sampling)
+        return most if sampling.time_limit is None else min(most, sampling.draws - 1)
+
+    kept = chains._kept
+    monkeypatch.setattr(module, "_diverged", diverged)
+    monkeypatch.setattr(chains, "_kept", one_fewer)
+    monkeypatch.setattr(
+        PlannedMCLMC, "_plan", lambda *arguments: {"time_limit": 1e3, "warmup": 20, "thin": 1}
+    )
+    fitted(budget=20.0)
+    lines = [str(one.message) for one in recwarn]
+    assert any("that diverged (0, counted" in line for line in lines)
+    assert any("sampling stopped at its time limit" in line for line in lines)
+    for line in lines:
+        assert not [name for name in REFUSED if name in line.partition("leave preset out")[0]], line
