@@ -29,12 +29,12 @@ from subbayes.inference.configuration import Sampling
 from subbayes.models.array_model import fit_arrays, predict_matrix
 from subbayes.models.fitted import FittedModel
 from subbayes.models.settings import LIKELIHOODS, TableSettings, configured, encode_parameters
+from subbayes.models.sklearn_errors import one_line_errors
 from subbayes.predictions.predictive import Predictive
-from subbayes.utils.checks import check_finite, check_same_length, error_text, fail
+from subbayes.utils.checks import InputError, check_finite, check_same_length, error_text, fail
 from subbayes.utils.configuration import change
 from subbayes.utils.files import fail_damaged
 from subbayes.utils.saving import nested_facts, read, rebuild, save
-from subbayes.utils.text_table import printable
 
 __all__ = ["Classifier", "Estimator", "Regressor"]
 
@@ -113,7 +113,9 @@ class Estimator(BaseEstimator):
     def _seed(self) -> int:
         if isinstance(self.random_state, (int, np.integer)):
             return int(self.random_state)
-        return int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
+        with one_line_errors():
+            state = check_random_state(self.random_state)
+        return int(state.randint(np.iinfo(np.int32).max))
 
     # --- parameters -------------------------------------------------------------------------
 
@@ -135,7 +137,8 @@ class Estimator(BaseEstimator):
             name, separator, field = key.partition("__")
             if separator and name in self._defaults:
                 nested.setdefault(name, {})[field] = params.pop(key)
-        super().set_params(**params)
+        with one_line_errors():
+            super().set_params(**params)
         for name, changes in nested.items():
             config = configured(name, getattr(self, name), self._defaults[name])
             setattr(self, name, change(config, changes))
@@ -155,15 +158,16 @@ class Estimator(BaseEstimator):
         check_names(X)
         _check_no_dates("X", X)
         try:
-            X = validate_data(
-                self,
-                X,
-                dtype=np.float64,
-                ensure_all_finite=False,
-                reset=fitting,
-                ensure_min_samples=2 if fitting else 1,
-            )
-        except ValueError as error:
+            with one_line_errors():
+                X = validate_data(
+                    self,
+                    X,
+                    dtype=np.float64,
+                    ensure_all_finite=False,
+                    reset=fitting,
+                    ensure_min_samples=2 if fitting else 1,
+                )
+        except InputError:
             axes = X.ndim if hasattr(X, "ndim") else np.asarray(X, dtype=object).ndim
             if axes == 1:
                 fail(
@@ -173,8 +177,8 @@ class Estimator(BaseEstimator):
                     "Reshape your data: one row is X[:1], or X[None]; one column is X[:, None]",
                 )
             text = _first_text(X)
-            if text is None:  # of scikit-learn, with names of columns, which may be from a file
-                raise ValueError(printable(str(error))) from None
+            if text is None:
+                raise
             fail(
                 "X",
                 "numbers",
@@ -187,13 +191,14 @@ class Estimator(BaseEstimator):
     def _check_y(self, y: Any, n: int) -> Shaped[np.ndarray, "n"]:
         """Check targets and convert them to one column without missing values."""
         if y is None:
-            raise ValueError(
+            raise InputError(
                 f"This {type(self).__name__} estimator requires y to be passed, but "
                 "the target y is None."
             )
         _check_no_dates("y", y)
         _check_no_missing(y)
-        y = column_or_1d(y, warn=True)
+        with one_line_errors():
+            y = column_or_1d(y, warn=True)
         check_same_length(["X", "y"], [n, len(y)])
         if y.dtype.kind == "f":
             check_finite("y", y)
@@ -383,7 +388,8 @@ class Classifier(ClassifierMixin, Estimator):
         """
         X = self._check_X(X, fitting=True)
         y = self._check_y(y, len(X))
-        check_classification_targets(y)
+        with one_line_errors():
+            check_classification_targets(y)
         X, y, weights = _weighted_rows(X, y, sample_weight)
         self.classes_, codes = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
@@ -449,7 +455,7 @@ def _sample_weights(given: Any, X: Float[np.ndarray, "n d"]) -> Float[np.ndarray
         return np.array(_check_sample_weight(given, X, dtype=np.float64))
     except (TypeError, ValueError) as error:
         expected = "one finite number of at least 0 for each row"
-        fail("sample_weight", expected, error_text(error), cause=error)
+        fail("sample_weight", expected, error_text(error).rstrip(".!"), cause=error)
 
 
 def _check_no_dates(argument: str, values: Any) -> None:

@@ -14,6 +14,7 @@ import pandas as pd
 import pytest
 import torch
 from cases import nested, without_equal_weights
+from scipy import sparse
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
 from sklearn.linear_model import LinearRegression, LogisticRegression, PoissonRegressor
@@ -27,6 +28,7 @@ from subbayes.diagnostics import metrics
 from subbayes.models.array_model import fit_arrays
 from subbayes.models.fit import ENGINES, SUBSPACES
 from subbayes.utils import artifact
+from subbayes.utils.checks import InputTypeError
 
 SMALL = dict(hidden=(10,), epochs=25, learning_rate=0.03, swa_epochs=5, rank=2, draws=8, chains=2)
 QUICK = SMALL | dict(random_state=0)
@@ -631,6 +633,49 @@ def test_prediction_errors():
         model.predict(changed(1e300)[0])
     with pytest.raises(NotFittedError, match="not fitted yet"):
         SubspaceRegressor().predict(X)
+
+
+X3, Y3 = np.linspace(-1, 1, 24).reshape(8, 3), np.linspace(0, 1, 8)
+FRAME = pd.DataFrame(X3, columns=["a", "b", "c"])
+OF_SCIKIT_LEARN = {
+    "complex numbers": (lambda m: m.fit(X3 + 1j, Y3), "^Complex data not supported"),
+    "complex targets": (lambda m: m.fit(X3, Y3 + 1j), "^Complex data not supported"),
+    "three axes": (lambda m: m.fit(X3[None], Y3), "Found array with dim 3"),
+    "no rows": (lambda m: m.fit(X3[:0], Y3[:0]), r"Found array with 0 sample\(s\)"),
+    "no columns": (lambda m: m.fit(X3[:, :0], Y3), r"Found array with 0 feature\(s\)"),
+    "no targets": (lambda m: m.fit(X3, None), "requires y to be passed"),
+    "two targets": (lambda m: m.fit(X3, X3), "y should be a 1d array"),
+    "a parameter": (lambda m: m.set_params(foo=1), "Invalid parameter 'foo'"),
+    "random state": (lambda m: m.set_params(random_state="a").fit(X3, Y3), "'a' cannot be used to"),
+    "sparse": (lambda m: m.fit(sparse.csr_matrix(X3), Y3), "Sparse data was passed"),
+    "dicts": (lambda m: m.fit(np.array([[{}], [1]]), Y3[:2]), "must be .*string.* number"),
+    "names": (
+        lambda m: m.fit(FRAME.rename(columns={"a": 1}), Y3),
+        "all input features have string",
+    ),
+    "other columns": (
+        lambda m: m.fit(FRAME, Y3).predict(FRAME.rename(columns={"a": "zz"})),
+        "unseen at fit time: zz. Feature names seen at fit time, yet now missing: a.$",
+    ),
+    "fewer columns": (lambda m: m.fit(FRAME, Y3).predict(X3[:, :2]), "X has 2 features"),
+}
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("call", OF_SCIKIT_LEARN)
+def test_errors_of_scikit_learn_are_input_errors_of_one_line(call):
+    function, said = OF_SCIKIT_LEARN[call]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises((InputError, InputTypeError), match=said) as error:
+            function(SubspaceRegressor(**nested(**QUICK)))
+    assert "\n" not in str(error.value)
+
+
+def test_labels_that_are_not_classes_are_an_input_error():
+    with pytest.raises(InputError, match="^Unknown label type: continuous") as error:
+        SubspaceClassifier().fit(X3, Y3)
+    assert "\n" not in str(error.value)
 
 
 def test_integer_boolean_and_tensor_inputs():
