@@ -7,6 +7,7 @@ before all names of priors are known to be those of the model.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from inspect import signature
 from typing import Any
 
 from scipy import stats
@@ -88,14 +89,16 @@ def prior_from(name: str, config: Any) -> Any:
         if config["distribution"] not in _QUICK:
             fail(
                 argument,
-                "a distribution of scipy.stats with quantiles in closed form",
+                f"a distribution of scipy.stats, one of {', '.join(_QUICK)}",
                 config["distribution"],
-                f"Pass load(path, priors={{{name!r}: ...}})",
+                f"Pass load(path, priors={{{name!r}: ...}}) for others",
             )
         distribution = getattr(stats, config["distribution"])
         return Flexible(distribution(*config["args"], **config["kwds"]), config["factor"])
     except (IndexError, TypeError):
-        fail(argument, f"the parameters of {config['name']!r}", config)
+        made = _PARAMETRIC.get(config["name"])
+        names = "" if made is None else f", {' and '.join(signature(made).parameters)}"
+        fail(argument, f"the parameters of {config['name']!r}{names}", config)
 
 
 _QUICK = (

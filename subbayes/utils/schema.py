@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -275,15 +274,24 @@ def tagged(
 def one_of(expected: str, *rules: Rule) -> Rule:
     """A value that obeys one of several rules, which are tried in order.
 
+    The error is that of the rule that fails farthest within the value, such as at the name of a
+    description, if one fails within it.
+
     Args:
         expected: what the rules allow, in words.
         *rules: the rules.
     """
 
     def check(value: Any, where: str, sizes: Sizes) -> None:
+        farthest: SchemaError | None = None
         for rule in rules:
-            with suppress(SchemaError):
+            try:
                 return rule(value, where, sizes)
+            except SchemaError as error:
+                if len(error.where) > len(where if farthest is None else farthest.where):
+                    farthest = error
+        if farthest is not None:
+            raise farthest
         _fail(where, expected, value)
 
     return check

@@ -19,6 +19,9 @@ from subbayes.semistructured.formula import Design
 from subbayes.semistructured.marginalisation import EffectDensity, marginalisation_of
 from subbayes.semistructured.saved_priors import prior_config
 from subbayes.semistructured.structured_predictor import StructuredPredictor
+from subbayes.utils import artifact
+
+SCIPY = {"name": "scipy", "args": [], "kwds": {}, "factor": 1.0, "student": False}
 
 
 class Heavy(NormalPrior):
@@ -36,6 +39,14 @@ def frame_of(n=25):
     rng = np.random.default_rng(0)
     frame = pd.DataFrame({"x": rng.normal(size=n)})
     return frame.assign(y=1 + 0.5 * frame.x + 0.5 * rng.normal(size=n))
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """The artifact of a model with a prior of its effect."""
+    model = SemiStructuredRegression("y ~ x", priors={"x": 2.0})
+    model.fit(frame_of(), sampling=Sampling(draws=6, warmup=4, chains=2, progress=False))
+    return artifact.read(model.save(tmp_path_factory.mktemp("priors") / "model"))
 
 
 def density_of(frame, prior):
@@ -80,6 +91,30 @@ def test_draws_without_data_have_the_density_of_the_subclass():
     levels = np.array([0.1, 0.25, 0.5, 0.75, 0.9])
     expected = 0.2 * np.sinh(1.5 * stats.norm.ppf(levels))
     np.testing.assert_allclose(np.quantile(x, levels), expected, atol=0.12)
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (
+            {"name": "Foo", "options": {}},
+            r"\['x'\]\['name'\] to be one of NormalPrior, Expo.*'Foo'",
+        ),
+        ({"name": "NormalPrior", "options": {"size": 1.0}}, "'NormalPrior', mean and scale, got"),
+        (
+            {"name": "NormalPrior", "options": {"mean": "a"}},
+            r"\['options'\]\['mean'\] to be a .*'a'",
+        ),
+        (SCIPY | {"distribution": "foo"}, "one of beta, cauchy, .*, got foo"),
+        ("normal", r"facts\['priors'\]\['x'\] to be a number or the description of a prior"),
+    ],
+)
+def test_errors_of_saved_priors_name_the_field_and_what_is_known(saved, tmp_path, config, said):
+    facts = saved.facts | {"priors": saved.facts["priors"] | {"x": config}}
+    artifact.write(tmp_path / "forged", saved.kind, saved.tensors, facts)
+    with pytest.raises(InputError, match=said) as error:
+        SemiStructuredRegression.load(tmp_path / "forged")
+    assert "\n" not in str(error.value)
 
 
 def test_subclasses_of_tabulated_priors_are_not_saved_as_these():
