@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from scipy import stats
 
 from subbayes.draws import Draws
@@ -117,8 +118,9 @@ def _text(config: Mapping[str, Any]) -> str:
 def check_log_likelihood(joint: JointPosterior, draws: Draws, arguments: Sequence[str]) -> None:
     """Raise for objects of the user under which draws have other log-likelihoods than the saved.
 
-    Draws of approximations, of ensembles and of tempered networks do not have the log-likelihood of
-    effects and networks, and are not compared.
+    Draws of approximations by densities have the log density of the posterior, and those of
+    tempered networks the log marginal likelihood, which is compared where it has a closed form.
+    Ensembles and linearised Laplace have neither, and minibatches give other values.
 
     Args:
         joint: the posterior, with these objects.
@@ -128,15 +130,19 @@ def check_log_likelihood(joint: JointPosterior, draws: Draws, arguments: Sequenc
     Raises:
         InputError: log-likelihoods that differ by more than rounding.
     """
-    if draws.validity != "exact" or "log_likelihood" not in draws.stats:
+    values = _log_likelihoods(joint, draws)
+    if values is None:
         return
-    if draws.temperature != 1 and joint.space.rank:
-        return
-    saved = evenly_spaced(draws.stats["log_likelihood"].astype(np.float64).ravel(), _COMPARED)
+    saved = evenly_spaced(values.astype(np.float64).ravel(), _COMPARED)
     z = evenly_spaced(draws.flat(), _COMPARED).copy()
+    joint = replace(joint)  # a copy of the posterior: the caller's warns when used
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a copy of the posterior: the caller's warns when used
-        found = replace(joint).density.log_likelihood(z)
+        warnings.simplefilter("ignore")
+        if draws.temperature == 1 or not joint.space.rank:
+            found = joint.density.log_likelihood(z)
+        else:
+            tempered = joint.tempered_networks(draws.temperature, "closed-form")
+            found = tempered.log_likelihood(z[:, : joint.space.rank])
     size = _TOLERANCE.get(joint.model.dtype, 0.01) * (1 + np.abs(saved))
     bad = ~(np.abs(found - saved) <= size) & np.isfinite(saved)
     if bad.any():
@@ -147,3 +153,20 @@ def check_log_likelihood(joint: JointPosterior, draws: Draws, arguments: Sequenc
             f"others, under which it has {found[i]:.6g}",
             "Pass the objects that the model was fitted with",
         )
+
+
+def _log_likelihoods(
+    joint: JointPosterior, draws: Draws
+) -> Float[np.ndarray, "chains draws"] | None:
+    """The log-likelihoods of the draws in a file, if they can be computed again."""
+    if "batch_size" in draws.meta:
+        return None
+    tempered = draws.temperature != 1 and joint.space.rank > 0
+    if tempered and draws.meta.get("closed_form") is not True:
+        return None
+    if "log_likelihood" in draws.stats:
+        return draws.stats["log_likelihood"]
+    if tempered or "log_density" not in draws.stats:
+        return None
+    log_prior = joint.space.prior.log_prob(draws.z)
+    return draws.temperature * (draws.stats["log_density"] - log_prior)

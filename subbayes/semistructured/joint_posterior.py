@@ -223,7 +223,9 @@ class JointPosterior:
             deep = density.contributions(torch.from_numpy(rows))
             parts.append(density.marginalisation.sample(deep, rng))
         zeta = np.concatenate(parts).reshape(*networks.z.shape[:2], -1)
-        return replace(networks, z=np.concatenate([networks.z, zeta], 2), moments=None)
+        own = {"closed_form": isinstance(density.marginalisation, ClosedForm)}
+        z, meta = np.concatenate([networks.z, zeta], 2), networks.meta | own
+        return replace(networks, z=z, moments=None, meta=meta)
 
     # --- weights of draws -------------------------------------------------------------------
 

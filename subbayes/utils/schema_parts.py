@@ -256,6 +256,8 @@ DRAWS = record(
             "seconds?": number(0),
             "thinned_from?": whole(1),
             "centred?": boolean,
+            "batch_size?": whole(1),
+            "closed_form?": boolean,
             "warnings?": list_of(text()),
             "*": anything,
         }

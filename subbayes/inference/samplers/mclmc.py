@@ -151,7 +151,8 @@ class MCLMC(Sampler):
             draws = self._run_batches(posterior, sampling, self.batch_size)
         prior = posterior.prior.log_prob(draws.z)
         draws.stats["log_likelihood"] = posterior.temperature * (draws.stats["log_density"] - prior)
-        return replace(draws, validity=self.validity)
+        own = {} if self.batch_size is None else {"batch_size": self.batch_size}
+        return replace(draws, validity=self.validity, meta=draws.meta | own)
 
     def _run_batches(
         self, posterior: GradientDensity, sampling: Sampling, batch_size: int

@@ -1,0 +1,79 @@
+"""Objects passed to `load` that compute something else, by the engine that drew."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+from subbayes import InputError, Sampling, SemiStructuredRegression, Training, load
+from subbayes.inference import MCLMC
+from subbayes.likelihoods.families import Custom
+from subbayes.semistructured import DeepEnsemble, SemiStructuredSubspace
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+SAMPLING = Sampling(draws=8, chains=2, warmup=10, progress=False)
+NETWORKS = {
+    "training": Training(epochs=2, batch_size=None, clip_norm=None),
+    "subspace": SemiStructuredSubspace(2),
+}
+FRAME = pd.DataFrame({"x": np.linspace(-2, 2, 30), "y": np.sin(np.arange(30.0))})
+
+
+def family(power):
+    """A family whose text does not show its power."""
+    return Custom(
+        density=lambda y, m, s: -(((y - m) / s).square() + 0.1).pow(power / 2) - s.log(),
+        parameters_and_links={"m": "identity", "s": "log"},
+        variance_of=lambda m, s: s**2,
+    )
+
+
+class Net(nn.Module):
+    """A network whose text does not show its activation."""
+
+    def __init__(self, activation):
+        super().__init__()
+        self.inner, self.outer, self.activation = nn.Linear(1, 3), nn.Linear(3, 1), activation
+
+    def forward(self, x):
+        return self.outer(self.activation(self.inner(x)))
+
+
+@pytest.mark.parametrize("inference", ["laplace", "vi", "full-rank-vi", "mclmc", "mams", "smc"])
+def test_draws_are_compared_by_what_their_engine_stores(inference, tmp_path):
+    model = SemiStructuredRegression("y ~ x", family=family(1.5))
+    model.fit(FRAME, inference=inference, sampling=SAMPLING)
+    path = model.save(tmp_path / "model")
+    assert repr(load(path, family=family(1.5))) == repr(model)
+    with pytest.raises(InputError, match="^family: expected those of the fitted model, under whi"):
+        load(path, family=family(1.9))
+
+
+def test_log_likelihoods_of_minibatches_are_not_compared(tmp_path):
+    model = SemiStructuredRegression("y ~ x", family=family(1.5), orthogonal=False)
+    model.fit(FRAME, inference=MCLMC(batch_size=10), sampling=SAMPLING)
+    assert model.draws.meta["batch_size"] == 10
+    path = model.save(tmp_path / "model")
+    assert repr(load(path, family=family(1.5))) == repr(model)
+
+
+@pytest.mark.parametrize("marginalisation", ["closed-form", "importance"])
+def test_tempered_networks_are_compared_where_there_is_a_closed_form(marginalisation, tmp_path):
+    model = SemiStructuredRegression("y ~ 1", deep={"net": (Net(torch.tanh), ["x"])})
+    options = NETWORKS | {"inference": "elliptical-slice", "sampling": SAMPLING}
+    model.fit(FRAME, temperature=5.0, marginalisation=marginalisation, **options)
+    path = model.save(tmp_path / "model")
+    assert repr(load(path, deep={"net": Net(torch.tanh)})) == repr(model)
+    if marginalisation == "importance":
+        load(path, deep={"net": Net(torch.relu)})
+        return
+    with pytest.raises(InputError, match="^deep: expected those of the fitted model, under which"):
+        load(path, deep={"net": Net(torch.relu)})
+
+
+def test_ensembles_have_no_log_likelihoods(tmp_path):
+    model = SemiStructuredRegression("y ~ 1", deep={"net": (Net(torch.tanh), ["x"])})
+    model.fit(FRAME, inference=DeepEnsemble(members=2), training=NETWORKS["training"])
+    path = model.save(tmp_path / "model")
+    assert repr(load(path, deep={"net": Net(torch.tanh)})) == repr(model)
