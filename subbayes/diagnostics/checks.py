@@ -52,7 +52,7 @@ def target_values(predictive: Predictive, y: object) -> Float[np.ndarray, "..."]
     """Targets in float64 with the shape of the predictions; a column becomes a vector."""
     values = leaves(to_targets(y, "y"))[0].detach().cpu().double().numpy()
     classes = predictive.likelihood.kind == "classification"
-    shape = (len(predictive),) if classes else predictive.mean.shape
+    shape = (len(predictive),) if classes else predictive.shape
     if values.shape not in (shape, (*shape, 1)):
         fail(
             "y",

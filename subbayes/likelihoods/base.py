@@ -184,6 +184,21 @@ class Likelihood(ABC):
         """
         return None
 
+    def count_probabilities(
+        self, outputs: Float[Tensor, "S N C"], most: float
+    ) -> tuple[Float[Tensor, "N"], Float[Tensor, "counts N"]] | None:
+        """Probabilities of all counts of mixtures over draws, where `cdf` takes long.
+
+        Args:
+            outputs: network outputs, shape (S, N, C).
+            most: number of counts of a row.
+
+        Returns:
+            The first count of each row, and the probabilities from there on; None for more counts,
+            and if they take as long as the distribution function.
+        """
+        return None
+
     def quantiles(self, outputs: Outputs, q: float) -> Moments | None:
         """The quantile of y given each f, shape (..., N, T), if the likelihood knows it.
 

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 __all__ = ["Predictive", "check_outputs"]
 
 Array = np.ndarray
+_MOST_COUNTS = 1024  # of a row, whose probabilities give the quantiles
+_SMALL = 1e-10  # level beyond which they have few digits
 _ROUNDING = 1e-13  # of entropies in float64, in nats: less is no information
 
 
@@ -92,6 +94,12 @@ class Predictive:
     def mean(self) -> Array:
         """E[y], (N,) or (N, T)."""
         return self._array(self.likelihood.mean(self.outputs).mean(0))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of `mean`, from one draw."""
+        own = self.likelihood.select_draws(torch.zeros(1, dtype=torch.long))
+        return self._array(own.mean(self.outputs[:1])[0]).shape
 
     @property
     def epistemic(self) -> Array:
@@ -190,7 +198,14 @@ class Predictive:
         return gaussian_mixture_quantile(q, *parts)
 
     def _count_quantile(self, q: float) -> Float[Tensor, "N T"]:
-        """Bisection over integers on the distribution function, for all rows at once."""
+        """Bisection over integers on the distribution function, for all rows at once.
+
+        Or from the probabilities of all counts, for likelihoods that have them faster.
+        """
+        if self._count_probabilities is not None and _SMALL < q < 1 - _SMALL:
+            first, probabilities = self._count_probabilities
+            found = first + (probabilities.cumsum(0) < q).sum(0)
+            return found.unsqueeze(-1).to(self.outputs)
         means = self.likelihood.mean(self.outputs)
         stds = self.likelihood.variance(self.outputs).sqrt()
         # Cantelli's inequality bounds the distance of a quantile from the mean.
@@ -205,6 +220,10 @@ class Predictive:
             above = self._cdf(middle) >= q
             low, high = torch.where(above, low, middle), torch.where(above, middle, high)
         return high
+
+    @cached_property
+    def _count_probabilities(self) -> tuple[Tensor, Tensor] | None:
+        return self.likelihood.count_probabilities(self.outputs, _MOST_COUNTS)
 
     def interval(self, level: float = 0.95) -> tuple[Array, Array]:
         """Central interval of probability `level`: (lower, upper)."""

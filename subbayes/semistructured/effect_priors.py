@@ -84,8 +84,9 @@ def is_normal(prior: EffectPrior | None) -> bool:
         >>> is_normal(NormalPrior(1.0, 2.0)), is_normal(Exponential())
         (True, False)
     """
-    own = isinstance(prior, NormalPrior)
-    return own and type(prior).from_standard is NormalPrior.from_standard
+    if not isinstance(prior, NormalPrior):
+        return False
+    return type(prior).from_standard is NormalPrior.from_standard
 
 
 @dataclass(frozen=True, repr=False)

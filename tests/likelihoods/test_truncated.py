@@ -399,3 +399,62 @@ def test_a_family_without_quantiles_of_tails_is_an_error():
 def test_bad_bounds_and_families(options, error, message):
     with pytest.raises(error, match=message):
         TruncatedFamily(**({"family": "normal"} | options))
+
+
+# --- mixtures of truncated counts ------------------------------------------------------------
+
+
+def count_mixture(lower, upper, draws=7, rows=5):
+    rng = np.random.default_rng(0)
+    eta = np.log(np.geomspace(0.5, 60, rows)) + 0.3 * rng.normal(size=(draws, rows))
+    family = TruncatedFamily(family="poisson", lower=lower, upper=upper)
+    y = np.clip(rng.poisson(np.exp(eta[0])), lower or 0, upper).astype(np.float64)
+    return Predictive(torch.from_numpy(eta)[..., None], family), np.exp(eta), y
+
+
+def mixture_cdf(rates, lower, upper, most=2000):
+    """Distribution functions at 0, 1, ... by SciPy's probabilities."""
+    k = np.arange(most)
+    inside = (k >= (lower or 0)) & (k <= (math.inf if upper is None else upper))
+    p = stats.poisson.pmf(k, rates[..., None]) * inside
+    return (p / p.sum(-1, keepdims=True)).mean(0).cumsum(-1)
+
+
+BOUNDS = [(1, None), (None, 30), (2, 9), (50, None), (3, 4)]
+
+
+@pytest.mark.parametrize(("lower", "upper"), BOUNDS)
+@pytest.mark.parametrize("shift", [0, 400])
+def test_crps_of_truncated_counts_is_the_naive_sum(lower, upper, shift, monkeypatch):
+    predictive, rates, y = count_mixture(lower, upper)
+    if upper is None:
+        y = y + shift  # far beyond all probabilities
+    cdf = mixture_cdf(rates, lower, upper)
+    naive = ((cdf - (np.arange(cdf.shape[-1]) >= y[:, None])) ** 2).sum(-1).mean()
+    monkeypatch.setattr(TruncatedFamily, "cdf", None)  # which takes most of the time
+    assert crps(predictive, torch.from_numpy(y)) == pytest.approx(naive, rel=1e-9, abs=1e-9)
+    monkeypatch.setattr("subbayes.likelihoods.families.truncated_counts._AT_ONCE", 50)  # blocks
+    assert crps(predictive, torch.from_numpy(y)) == pytest.approx(naive, rel=1e-9, abs=1e-9)
+
+
+@pytest.mark.parametrize(("lower", "upper"), BOUNDS)
+def test_quantiles_of_mixtures_of_truncated_counts_are_those_of_bisection(lower, upper):
+    predictive, rates, _ = count_mixture(lower, upper)
+    cdf = mixture_cdf(rates, lower, upper)
+    for q in (1e-6, 0.05, 0.5, 0.975, 1 - 1e-6):
+        expected = (cdf < q).sum(-1)
+        np.testing.assert_array_equal(predictive.quantile(q), expected)
+        other = Predictive(predictive.outputs, predictive.likelihood)
+        other.__dict__["_count_probabilities"] = None
+        np.testing.assert_array_equal(other.quantile(q), expected)
+
+
+def test_probabilities_of_too_many_counts_are_left_to_other_means():
+    family = TruncatedFamily(family="poisson", lower=1)
+    outputs = torch.full((2, 3, 1), math.log(5000.0), dtype=torch.float64)
+    assert family.count_probabilities(outputs, most=100) is None
+    first, p = family.count_probabilities(outputs, most=4000)
+    torch.testing.assert_close(p.sum(0), torch.ones(3).double(), rtol=1e-12, atol=0)
+    k = int(5000 - first[0])
+    assert float(p[k, 0]) == pytest.approx(stats.poisson.pmf(5000, 5000), rel=1e-9)
+    assert family.count_probabilities(outputs * torch.nan, most=4000) is None

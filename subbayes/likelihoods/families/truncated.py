@@ -22,7 +22,12 @@ from subbayes.likelihoods.base import Evaluations, Moments, column
 from subbayes.likelihoods.families.base import moment
 from subbayes.likelihoods.families.incomplete import AroundFamily
 from subbayes.likelihoods.families.tails import log_between, log_difference
-from subbayes.likelihoods.families.truncated_counts import CountCells, count_cells
+from subbayes.likelihoods.families.truncated_counts import (
+    CountCells,
+    count_cells,
+    count_range,
+    mixture_probabilities,
+)
 from subbayes.utils.checks import fail, fail_type
 from subbayes.utils.types import Outputs
 
@@ -30,6 +35,7 @@ __all__ = ["TruncatedFamily"]
 
 _AT_ONCE = 2**18  # numbers in a temporary array
 _STEP, _LIGHT, _HEAVY = 0.1875, 3.375, 6.0  # of the quadrature over levels
+_MOST_PROBABILITIES = 2**25  # of counts of all rows
 _CELLS = 64  # counts of a distribution, about, for the size of blocks
 _HUGE = 1e8  # variance of counts that are nearly normal
 _NO_MASS = 1e-13
@@ -193,16 +199,41 @@ class TruncatedFamily(AroundFamily):
         tiny = torch.finfo(found.dtype).tiny if self.family.bounds[0] == 0 else -math.inf
         return found.clamp(max(self.lower, tiny), self.upper)
 
-    def _cells(self, eta: Predictors) -> CountCells:
-        """The counts within the bounds, with their probabilities."""
+    def _counts(self, eta: Predictors) -> tuple[Callable[[Tensor], Tensor], Tensor, Tensor, Tensor]:
+        """The log density of counts, about the mean without bounds, and the bounds."""
         zero = torch.zeros_like(eta[0])
-        centre = self.family.mean(torch.stack(eta, -1))[..., 0]
-        return count_cells(
+        return (
             lambda y: self.family.log_density(y, eta),
-            centre,
+            self.family.mean(torch.stack(eta, -1))[..., 0],
             zero + max(self._below + 1, 0.0),
             zero + math.floor(self.upper) if self.upper < math.inf else zero + math.inf,
         )
+
+    def _cells(self, eta: Predictors) -> CountCells:
+        """The counts within the bounds, with their probabilities."""
+        return count_cells(*self._counts(eta))
+
+    def count_probabilities(
+        self, outputs: Float[Tensor, "S N C"], most: float
+    ) -> tuple[Float[Tensor, "N"], Float[Tensor, "counts N"]] | None:
+        """The first counts and the probabilities of mixtures; see `Likelihood`."""
+        if self.kind != "count":
+            return None
+
+        def ends(eta: Predictors) -> Tensor:
+            first, last = count_range(*self._counts(eta))
+            return torch.stack([first, last]).masked_fill(self._is_huge(eta), torch.nan)
+
+        flat = outputs.detach().double().cpu()
+        first, last = _in_blocks(ends, flat, 16)
+        first, last = first.amin(0), last.amax(0)
+        if not float((last - first).max()) < min(most, _MOST_PROBABILITIES / len(first)):  # or NaN
+            return None
+
+        def log_density(y: Tensor, f: Tensor) -> Tensor:
+            return self.family.log_density(y, f.unbind(-1))
+
+        return first, mixture_probabilities(log_density, flat, first, last)
 
     def _is_huge(self, eta: Predictors) -> Tensor:
         """Whether counts are huge and not truncated: log probabilities have few digits there."""
