@@ -2,6 +2,8 @@
 
 Results are saved in `experiments/results/NAME/` after each step, so that an interrupted run can be
 resumed. The last line printed is a JSON object. `python -m experiments NAME --help` lists options.
+`torchrun --nproc-per-node 2 -m experiments tables --methods posterior` divides the chains of a fit
+among processes, of which the first writes and prints.
 """
 
 from __future__ import annotations
@@ -13,9 +15,12 @@ import sys
 from collections.abc import Sequence
 
 from experiments import store
+from subbayes import distributed
 from subbayes.utils.checks import InputError
+from subbayes.utils.first_process import is_first_process
 
 EXPERIMENTS = (
+    "defaults",
     "enough",
     "laplace_images",
     "laplace_regression",
@@ -58,13 +63,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--data-dir", default=None, help="folder of the real data sets")
     experiment.add_options(parser)
     options = parser.parse_args(given[1:])
-    say = (lambda *_: None) if options.json else (lambda *line: print(*line, flush=True))
     try:
+        distributed.join(required=False)
+        quiet = options.json or not is_first_process()
+        say = (lambda *_: None) if quiet else (lambda *line: print(*line, flush=True))
         results = experiment.run(options, say)
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    print(json.dumps({"name": name, "versions": store.versions(), "results": results}))
+    if is_first_process():
+        print(json.dumps({"name": name, "versions": store.versions(), "results": results}))
     return 0
 
 

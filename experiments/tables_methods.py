@@ -24,7 +24,7 @@ from sklearn.model_selection import train_test_split
 import subbayes
 from experiments.store import Record
 from experiments.tables_data import Rows
-from subbayes import MLP, Sampling, Training
+from subbayes import MLP, Sampling, Training, distributed
 from subbayes.baselines.deep_ensemble import deep_ensemble
 from subbayes.diagnostics import metrics
 from subbayes.diagnostics.predictor import Predictor
@@ -119,10 +119,17 @@ class Method:
 
 
 def run_method(name: str, rows: Rows, seed: int, plan: Plan, settings: Record) -> Record:
-    """Return the scores of a method, with the seconds and the CPU seconds of the whole call."""
+    """Return the scores of a method, with the seconds and the CPU seconds of the whole call.
+
+    CPU seconds are those of all processes that `torchrun` has started.
+    """
     started, cpu = time.perf_counter(), time.process_time()
     found = METHODS[name].run(rows, seed, plan, settings)
-    spent = {"total": time.perf_counter() - started, "cpu": time.process_time() - cpu}
+    processes, cpu = distributed.current(), time.process_time() - cpu
+    used = [cpu] if processes is None else processes.gather(cpu)
+    spent = {"total": time.perf_counter() - started, "cpu": sum(used)}
+    if processes is not None:
+        found |= {"processes": len(used)}
     return found | {"seconds": found.get("seconds", {}) | spent}
 
 
