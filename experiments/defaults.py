@@ -33,11 +33,7 @@ LEVEL = 0.9
 NOISE = 0.4  # standard deviation of numbers around their mean
 _TRAIN, _TEST = 100, 500
 
-CASES = {
-    "numbers": ("gaussian", 1),
-    "counts": ("poisson", 1),
-    "classes": ("categorical", 3),
-}
+CASES = {"numbers": ("gaussian", 1), "counts": ("poisson", 1), "classes": ("categorical", 3)}
 """Likelihood and number of outputs, by kind of target."""
 
 CHOICES: dict[str, tuple[str, dict[str, Any]]] = {
