@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 import subbayes
-from distributed import divided_cases, sharded_cases
+from distributed import divided_cases, sharded_cases, sharded_saving_cases
 from subbayes import Sampling, Training, distributed
 from subbayes.inference.engine import engine_of
 from subbayes.likelihoods import Gaussian
@@ -351,6 +351,10 @@ CASES: dict[str, Callable[..., dict[str, Any]]] = {
         sharded_cases.sharded_run,
         sharded_cases.sharded_refused,
         sharded_cases.sharded_rows_of_each,
+        sharded_saving_cases.sharded_saving,
+        sharded_saving_cases.whole_saving,
+        sharded_saving_cases.sharded_saving_refused,
+        sharded_saving_cases.save_killed,
         divided_cases.divided_values,
         divided_cases.whole_values,
         divided_cases.divided_sum,
