@@ -149,6 +149,7 @@ def _sharded_numbers(layers: int, width: int) -> list[float]:
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     for part in module:
         fully_shard(part, mesh=mesh)
+    fully_shard(module, mesh=mesh)  # otherwise each layer stays whole until the end of a call
     module.to_empty(device="cpu")
     for part in module:
         held = part.weight.to_local()

@@ -32,6 +32,7 @@ from subbayes.likelihoods import Likelihood
 from subbayes.networks.global_state import outside_inference_mode, torch_lock
 from subbayes.networks.network import Network, architecture_of, arguments, layers_in_training
 from subbayes.networks.selection import Selection, select
+from subbayes.networks.tracing.memory import return_memory
 from subbayes.utils.checks import fail
 from subbayes.utils.memory import BoundedCache
 from subbayes.utils.types import Inputs, Targets
@@ -68,6 +69,7 @@ class ShardedNetwork(Network):
         output: Callable[[Any], Tensor] | None = None,
     ) -> None:
         processes = joined_processes()
+        return_memory()
         self.output, self.selection, self.copy_frozen = output, parameters, False
         self.in_training = layers_in_training(module)
         reshard(module)
