@@ -1,8 +1,9 @@
 """One density on several processes: seconds of an evaluation, bytes that are exchanged, memory.
 
-Each of two processes has a core of its own and one thread. The same file is the program of these
-processes: they evaluate value and gradient of 8 chains and print what they have measured. With
-weights that `fully_shard` divides, each of one and of four processes measures its peak memory
+Each of two processes has a core of its own and one thread, and notes the time of its processor too:
+the rest is waiting, for other processes or for other programs. The same file is the program of
+these processes: they evaluate value and gradient of 8 chains and print what they have measured.
+With weights that `fully_shard` divides, each of one and of four processes measures its peak memory
 beyond what it takes before it makes the module.
 """
 
@@ -30,18 +31,21 @@ from subbayes.subspace import RandomSubspace
 
 ROOT = Path(__file__).parents[1]
 RANK, CHAINS = 20, 8
+_DENSITY_MS = 50.0  # of one process
 WIDTH, LAYERS = 1024, 16  # of the network with sharded weights
 
 
 def run(quick: bool, data_dir: str | None, say: Callable[..., None]) -> tuple[Any, list[Any]]:
     """Time one and two processes in turns."""
-    rows = 20_000
     rounds, evaluations = (2, 15) if quick else (5, 40)
     found: dict[str, dict[str, Any]] = {}
+    processor: dict[str, list[float]] = {}
+    rows = _rows_of(float(_start("one process", 1, 20_000, 15)[0]["ms"]))
 
     def measure(name: str, count: int) -> float:
-        found[name] = _start(name, count, rows, evaluations)[0]
-        say(f"{name}: {found[name]['ms']:.1f} ms")
+        found[name], *_ = every = _start(name, count, rows, evaluations)
+        processor[name] = [one["processor_ms"] for one in every]
+        say(f"{name}: {found[name]['ms']:.1f} ms, of processors {processor[name]}")
         return float(found[name]["ms"])
 
     times = in_turns(
@@ -58,6 +62,7 @@ def run(quick: bool, data_dir: str | None, say: Callable[..., None]) -> tuple[An
         "rank": RANK,
         "chains": CHAINS,
         "ms": {name: summary(values) for name, values in times.items()},
+        "processor ms of each process": processor,
         "ratio": summary(ratios.tolist()),
         "blocks": found["two processes"]["blocks"],
         "digests": {name: one["digest"] for name, one in found.items()},
@@ -83,6 +88,11 @@ def run(quick: bool, data_dir: str | None, say: Callable[..., None]) -> tuple[An
         bar("largest difference of its values and gradients", memory["difference"], 1e-4, "lower"),
     ]
     return results, bars
+
+
+def _rows_of(ms: float) -> int:
+    """The number of rows of a density that takes about 50 ms, from the time of 20 000."""
+    return int(np.clip(round(20_000 * _DENSITY_MS / ms, -3), 5_000, 200_000))
 
 
 def _sharded_memory(quick: bool) -> dict[str, Any]:
@@ -149,6 +159,7 @@ def _sharded_numbers(layers: int, width: int) -> list[float]:
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     for part in module:
         fully_shard(part, mesh=mesh)
+    fully_shard(module, mesh=mesh)  # otherwise each layer stays whole until the end of a call
     module.to_empty(device="cpu")
     for part in module:
         held = part.weight.to_local()
@@ -190,14 +201,16 @@ def main() -> None:
     z = np.random.default_rng(0).standard_normal((CHAINS, RANK))
     value, gradient = (np.ascontiguousarray(part) for part in posterior.value_and_grad(z))
     posterior.value_and_grad(z)
-    before, times = processes.traffic if processes else 0, []
+    before, times, busy = processes.traffic if processes else 0, [], []
     for _ in range(evaluations):
-        started = time.perf_counter()
+        started, worked = time.perf_counter(), time.process_time()
         posterior.value_and_grad(z)
         times.append(time.perf_counter() - started)
+        busy.append(time.process_time() - worked)
     sent = (processes.traffic - before) // evaluations if processes else 0
     facts = {
         "ms": 1e3 * statistics.median(times),
+        "processor_ms": round(1e3 * statistics.median(busy), 2),
         "bytes": sent,
         "blocks": posterior.block_size.count if processes else 1,
         "digest": hashlib.sha256(value.tobytes() + gradient.tobytes()).hexdigest()[:16],

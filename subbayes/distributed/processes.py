@@ -22,11 +22,12 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from jaxtyping import Int
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.rendezvous import rendezvous
 
 from subbayes.distributed.rendezvous import session_store
-from subbayes.utils.checks import InputError, check_count, error_text, fail
+from subbayes.utils.checks import InputError, InputTypeError, check_count, error_text, fail
 from subbayes.utils.first_process import set_first_process
 
 __all__ = [
@@ -204,6 +205,39 @@ class Processes:
             raise problem
         return found
 
+    def in_all(self, work: Callable[[], _T]) -> _T:
+        """Do work without exchanges in every process; an error in one is raised in all."""
+        found, problem = None, None
+        try:
+            found = work()
+        except Exception as error:
+            problem = error
+        self.raise_any(problem)
+        return found  # type: ignore[return-value]
+
+    def raise_any(self, problem: Exception | None) -> None:
+        """Raise the error of this process, if it has one, or the first error of the others."""
+        own = None if problem is None else _portable(problem, self.rank)
+        errors = [error for error in self.gather(own) if error is not None]
+        if errors:
+            raise problem or errors[0]
+
+    def receive(self, part: Tensor, sender: int) -> Tensor:
+        """In the first process what a sender has, in the sender and all others what is given.
+
+        Args:
+            part: in the sender its numbers, in the first process memory for them.
+            sender: number of the process, not 0.
+        """
+        if self.rank in (0, sender) and part.numel():
+            group = self._group("patient")
+            with self._reachable():
+                if self.rank == sender:
+                    dist.send(part, 0, group=group)
+                else:
+                    dist.recv(part, sender, group=group)
+        return part
+
     def _broadcast(self, content: list[Any]) -> None:
         with self._reachable():
             dist.broadcast_object_list(content, src=0, group=self._group("patient"))
@@ -244,11 +278,13 @@ class Processes:
             ) from error
 
 
-def _portable(error: Exception) -> Exception:
+def _portable(error: Exception, rank: int = 0) -> Exception:
     """An error that can be pickled, with the same line."""
-    if isinstance(error, InputError):
-        return InputError(error.argument or str(error), error.expected, error.got, error.remedy)
-    return InputError(f"the first process stopped ({type(error).__name__}: {error_text(error)})")
+    if isinstance(error, (InputError, InputTypeError)):
+        kind = InputError if isinstance(error, InputError) else InputTypeError
+        return kind(error.argument or str(error), error.expected, error.got, error.remedy)
+    who = f"process {rank}" if rank else "the first process"
+    return InputError(f"{who} stopped ({type(error).__name__}: {error_text(error)})")
 
 
 _CHAIN_GROUPS: ContextVar[int] = ContextVar("_CHAIN_GROUPS", default=1)

@@ -8,8 +8,9 @@ no process ever holds all weights, and FSDP2 gathers those of one part of the mo
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,20 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from subbayes.distributed.processes import Processes, current
-from subbayes.utils.checks import fail, fail_type
+from subbayes.utils.checks import fail, fail_type, is_finite
+from subbayes.utils.tensor_file import DividedTensor
 
-__all__ = ["ShardLayout", "is_sharded", "joined_processes", "local_part", "reshard", "shard_layout"]
+__all__ = [
+    "ShardLayout",
+    "Stopped",
+    "go_on",
+    "is_sharded",
+    "joined_processes",
+    "local_part",
+    "reshard",
+    "shard_layout",
+    "without_shards",
+]
 
 _FSDP1 = "FullyShardedDataParallel"
 _CHUNK = 2**20  # weights that are digested at once
@@ -71,19 +83,46 @@ class ShardLayout:
     """Which of the selected weights this process holds.
 
     Attributes:
-        size: number of selected weights D of all processes.
-        slices: positions of each local shard in the flat vector of all weights.
         names: of the parameters.
+        shapes: rows of each parameter, and numbers in a row.
+        rank: number of this process.
+        count: number of processes.
     """
 
-    size: int
-    slices: tuple[slice, ...]
     names: tuple[str, ...]
+    shapes: tuple[tuple[int, int], ...]
+    rank: int
+    count: int
+
+    @property
+    def size(self) -> int:
+        """Number of selected weights D of all processes."""
+        return sum(rows * width for rows, width in self.shapes)
+
+    @cached_property
+    def slices(self) -> tuple[slice, ...]:
+        """Positions of each shard of this process in the flat vector of all weights."""
+        return self.slices_of(self.rank)
+
+    def slices_of(self, rank: int) -> tuple[slice, ...]:
+        """Positions of each shard of a process in the flat vector of all weights."""
+        start, found = 0, []
+        for rows, width in self.shapes:
+            own = _local_rows(rows, rank, self.count)
+            found.append(slice(start + own.start * width, start + own.stop * width))
+            start += rows * width
+        return tuple(found)
 
     @property
     def local_size(self) -> int:
         """Number of weights of this process."""
         return sum(part.stop - part.start for part in self.slices)
+
+    @cached_property
+    def largest(self) -> int:
+        """Number of weights of the process that has the most."""
+        sizes = (sum(p.stop - p.start for p in self.slices_of(r)) for r in range(self.count))
+        return max(sizes)
 
     def flatten(self, parameters: Mapping[str, Any]) -> Float[Tensor, "D_r"]:
         """A copy of the local shards as one vector; those of 16 bits become float32."""
@@ -108,6 +147,73 @@ class ShardLayout:
             parts.append(part.reshape(-1))
         return torch.cat(parts)
 
+    def pieces(
+        self, rows: Sequence[Float[Tensor, "D_r"]], processes: Processes
+    ) -> Iterator[Float[Tensor, "n"]]:
+        """Whole vectors in pieces in the first process, and empty pieces in the others.
+
+        Before each piece all processes say that they go on; see `Stopped`. All of them have to
+        iterate over the pieces. No process holds more than a few MiB beside its shards.
+
+        Args:
+            rows: the shards of the vectors.
+            processes: those that hold the shards.
+
+        Raises:
+            Stopped: another process has failed.
+            InputError: NaN or infinite weights.
+        """
+        every = [_bounds(self.slices_of(rank)) for rank in range(processes.count)]
+        for row in rows:
+            for start in range(0, self.size, _CHUNK):
+                stop = min(start + _CHUNK, self.size)
+                places = [_overlaps(bounds, start, stop) for bounds in every]
+                own = torch.cat([row[:0], *(row[part] for part, _ in places[processes.rank])])
+                if not is_finite(own):
+                    got = f"NaN or infinite ones in process {processes.rank}"
+                    fail("weights", "finite numbers", got, "Train the module or load it again")
+                whole = own.new_empty(stop - start if processes.rank == 0 else 0, device="cpu")
+                own = own.cpu()
+                go_on(processes)
+                for sender, parts in enumerate(places):
+                    sizes = [part.stop - part.start for part, _ in parts]
+                    found = own
+                    if sender:
+                        into = own if processes.rank else own.new_empty(sum(sizes))
+                        found = processes.receive(into, sender)
+                    if processes.rank == 0:
+                        for (_, at), values in zip(parts, found.split(sizes), strict=True):
+                            whole[at : at + len(values)] = values
+                yield whole
+
+    def divided(
+        self, part: Float[Tensor, "*k D_r"], shape: tuple[int, ...] | None = None
+    ) -> DividedTensor:
+        """A tensor to write, from shards of a whole vector, or of several as rows.
+
+        Args:
+            part: the shards of this process.
+            shape: of the whole, if it is not that of vectors.
+        """
+        whole = shape or (*part.shape[:-1], self.size)
+        rows = tuple(part[None] if part.ndim == 1 else part)
+
+        def pieces() -> Iterator[Tensor]:
+            return self.pieces(rows, joined_processes())
+
+        return DividedTensor(torch.empty(whole, dtype=part.dtype, device="meta"), part, pieces)
+
+    def kept(self, rows: int = 1) -> list[slice]:
+        """Positions of the local shards in a matrix of whole vectors, row after row.
+
+        Args:
+            rows: number of vectors.
+        """
+        starts = [i * self.size for i in range(rows)]
+        return [
+            slice(i + p.start, i + p.stop) for i in starts for p in self.slices if p.stop > p.start
+        ]
+
     def digest(self, weights: Float[Tensor, "D_r"], processes: Processes) -> str:
         """A digest of the weights of all processes, the same for every number of them.
 
@@ -124,6 +230,35 @@ class ShardLayout:
                 at += count
         found = processes.sum_over_data(sums.view(np.int64)).view(np.uint64)
         return "".join(f"{int(number):016x}" for number in found)
+
+
+class Stopped(Exception):
+    """Another process has failed, and says why afterwards."""
+
+
+def go_on(processes: Processes, failed: bool = False) -> None:
+    """Say whether this process has failed, before the next exchange of all.
+
+    Raises:
+        Stopped: another one has.
+    """
+    if any(processes.gather(failed)) and not failed:
+        raise Stopped
+
+
+def _bounds(slices: tuple[slice, ...]) -> Int[np.ndarray, "parts 2"]:
+    return np.array([(part.start, part.stop) for part in slices], dtype=np.int64).reshape(-1, 2)
+
+
+def _overlaps(bounds: Int[np.ndarray, "parts 2"], start: int, stop: int) -> list[tuple[slice, int]]:
+    """Parts of a shard that lie in a range of the whole vector, and where they begin there."""
+    sizes = bounds[:, 1] - bounds[:, 0]
+    local = np.cumsum(sizes) - sizes - bounds[:, 0]
+    low, high = np.maximum(bounds[:, 0], start), np.minimum(bounds[:, 1], stop)
+    return [
+        (slice(int(local[i] + low[i]), int(local[i] + high[i])), int(low[i]) - start)
+        for i in np.flatnonzero(low < high)
+    ]
 
 
 def _hash_sums(values: Float[np.ndarray, "n"], start: int) -> Int[np.ndarray, "2"]:
@@ -158,24 +293,23 @@ def shard_layout(module: nn.Module, names: Iterable[str], processes: Processes) 
         expected = "fully_shard of the whole module"
         got = f"{len(plain)} of {len(parameters)} parameters that are not sharded, as {plain[0]}"
         fail("module", expected, got, "Call fully_shard on the module after its parts")
-    start, slices = 0, []
+    names, shapes = tuple(names), []
     for name in names:
         parameter: Any = parameters[name]
         _check_mesh(name, parameter, processes)
-        rows = _local_rows(len(parameter), processes)
+        rows = _local_rows(len(parameter), processes.rank, processes.count)
         width = parameter.numel() // max(len(parameter), 1)
-        slices.append(slice(start + rows.start * width, start + rows.stop * width))
+        shapes.append((len(parameter), width))
         if local_part(parameter).numel() != len(rows) * width:
             got = f"{local_part(parameter).numel()} numbers of {name}"
             fail("module", f"{len(rows) * width} numbers, as fully_shard divides rows", got)
-        start += parameter.numel()
-    return ShardLayout(start, tuple(slices), tuple(names))
+    return ShardLayout(names, tuple(shapes), processes.rank, processes.count)
 
 
-def _local_rows(rows: int, processes: Processes) -> range:
+def _local_rows(rows: int, rank: int, count: int) -> range:
     """The rows of a parameter that a process holds, as `torch.chunk` divides them."""
-    each = -(-rows // processes.count)
-    first = min(processes.rank * each, rows)
+    each = -(-rows // count)
+    first = min(rank * each, rows)
     return range(first, min(first + each, rows))
 
 
@@ -205,6 +339,25 @@ def _fsdp_roots(module: nn.Module) -> Iterator[Any]:
         return
     for child in module.children():
         yield from _fsdp_roots(child)
+
+
+def without_shards(module: nn.Module) -> nn.Module:
+    """A module with the classes from before `fully_shard`, to print or to look at, not to call.
+
+    Example:
+        >>> without_shards(nn.Linear(2, 1))
+        Linear(in_features=2, out_features=1, bias=True)
+    """
+    kind = type(module)
+    if _is_fsdp(module):  # fully_shard derives a class from that of the module and one of its own
+        kind = kind.__bases__[-1]
+    plain: nn.Module = object.__new__(kind)
+    plain.__dict__.update(module.__dict__)
+    plain.__dict__["_modules"] = {
+        name: None if part is None else without_shards(part)
+        for name, part in vars(module)["_modules"].items()  # None and shared ones too
+    }
+    return plain
 
 
 def reshard(module: nn.Module, after_error: bool = False) -> None:

@@ -14,12 +14,15 @@ from torch import Tensor, nn
 
 from subbayes.data.data import Data
 from subbayes.diagnostics.predictor import Predictor
+from subbayes.distributed.sharded_weights import is_sharded
 from subbayes.draws import Draws
 from subbayes.inference.engine import ENGINES, check_saved_draws, engine_class
 from subbayes.likelihoods import Likelihood, Weighted, saved_likelihood
 from subbayes.models.presets import check_preset_record, with_preset_remedies
 from subbayes.networks.network import Network
 from subbayes.networks.saving import known_outputs, network_facts, network_from, network_tensors
+from subbayes.networks.sharded_network import ShardedNetwork
+from subbayes.networks.sharded_saving import save_together, sharded_network_from, sharded_tensors
 from subbayes.networks.shared_weights import warn_of_changed_weights
 from subbayes.networks.token_outputs import output_for
 from subbayes.posterior import Posterior
@@ -28,6 +31,8 @@ from subbayes.predictions.predictive import Predictive
 from subbayes.priors import Normal
 from subbayes.subspace import FullSubspace, Subspace
 from subbayes.subspace import from_config as subspace_from_config
+from subbayes.subspaces.sharded import ShardedSubspace
+from subbayes.subspaces.sharded_random import sharded_from_config
 from subbayes.utils.checks import check_device, fail
 from subbayes.utils.chi_square import LEAST_LOG_PROBABILITY, log_tail
 from subbayes.utils.files import fail_damaged
@@ -213,6 +218,9 @@ class FittedModel(Predictor):
     ) -> Path:
         """Save as a folder of safetensors and JSON, without pickle; `subbayes.load` opens it.
 
+        Weights that are sharded among processes are saved by all of them together, in pieces of a
+        few MiB, as those of one process; `load` takes a module in one piece or a sharded one.
+
         In the folder of an adapter of peft it is saved in the subfolder `subbayes`, with a model
         card in `README.md`, or `MODEL_CARD.md` if that exists; other files are left alone.
 
@@ -223,14 +231,12 @@ class FittedModel(Predictor):
             n_draws: save about this many draws, see `thin`; by default all.
 
         Raises:
-            InputError: the path is taken (pass `overwrite=True`), or cannot be written; or weights
-                that are sharded among processes.
+            InputError: the path is taken (pass `overwrite=True`), or cannot be written; or, in all
+                processes that save sharded weights together, another path in one of them.
         """
-        if self.network.is_sharded:
-            expected, got = "weights in one process", "weights sharded by fully_shard"
-            fail("model", expected, got, "Keep model.draws.z; the directions follow from the seed")
         kept = self if n_draws is None else self.thin(n_draws)
-        return save(kept, path, overwrite=overwrite, card=lambda: kept.card(scores))
+        write = save_together if self.network.is_sharded else save
+        return write(kept, path, overwrite=overwrite, card=lambda: kept.card(scores))
 
     @property
     def sampled(self) -> Draws:
@@ -285,10 +291,13 @@ class FittedModel(Predictor):
         found = self.draws.warnings(separate=members)
         return list(map(with_preset_remedies, found)) if "preset" in self.settings else found
 
-    def tensors(self) -> dict[str, Tensor | np.ndarray]:
+    def tensors(self) -> dict[str, Any]:
         """Network, subspace, draws, and start points of an ensemble."""
-        found: dict[str, Tensor | np.ndarray] = {**network_tensors(self.network)}
-        found |= add_prefix("subspace", self.subspace.tensors())
+        if isinstance(self.network, ShardedNetwork):
+            found = sharded_tensors(self.network)
+        else:
+            found = {**network_tensors(self.network)}
+        found |= add_prefix("subspace", _stored(self.subspace)[1])
         if self.starts is not None:
             found["starts"] = self.starts
         if self.draws is not None:
@@ -300,7 +309,7 @@ class FittedModel(Predictor):
         return {
             "network": network_facts(self.network),
             "likelihood": self.likelihood.to_config(),
-            "subspace": self.subspace.config(),
+            "subspace": _stored(self.subspace)[0],
             "prior": self.prior.to_config(),
             "temperature": self.temperature,
             "draws": None if self.draws is None else self.draws.state()[1],
@@ -315,8 +324,15 @@ class FittedModel(Predictor):
         )
 
 
+def _stored(subspace: Subspace) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The facts and tensors of a subspace in one process."""
+    if isinstance(subspace, ShardedSubspace):
+        return subspace.stored()
+    return subspace.config(), subspace.tensors()
+
+
 def rebuild(
-    tensors: dict[str, Tensor],
+    tensors: dict[str, Any],
     facts: dict[str, Any],
     module: nn.Module | None = None,
     *,
@@ -327,19 +343,25 @@ def rebuild(
     """Rebuild a fitted model from its artifact; see `subbayes.load`.
 
     Args:
-        tensors: as saved.
+        tensors: as saved, or the parts of this process for a sharded module.
         facts: as saved.
         module: a module of the same architecture, unless it is an `MLP`.
         data: the training data, to rebuild `posterior`.
         likelihood: a custom likelihood.
         output: picks the tensor out of what the module returns, as for `fit`.
     """
-    subspace = subspace_from_config(facts["subspace"], strip_prefix("subspace", tensors))
     likelihood = saved_likelihood(
         facts["likelihood"], likelihood, known_outputs(facts["network"], output)
     )
     output = output_for(likelihood, output)
-    network = network_from(tensors, facts["network"], subspace.shift, module, output)
+    subspace: Subspace
+    if module is not None and is_sharded(module):
+        sharded = sharded_network_from(tensors, facts["network"], module, output)
+        subspace = sharded_from_config(sharded, facts["subspace"], tensors)
+        network: Network = sharded
+    else:
+        subspace = subspace_from_config(facts["subspace"], strip_prefix("subspace", tensors))
+        network = network_from(tensors, facts["network"], subspace.shift, module, output)
     prior, temperature = Normal.from_config(facts["prior"]), facts["temperature"]
     prior.check_rank(subspace.rank)
     draws = posterior = None

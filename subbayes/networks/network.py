@@ -38,7 +38,7 @@ from subbayes.utils.memory import BoundedCache
 from subbayes.utils.types import Inputs
 from subbayes.utils.warning import warn_user
 
-__all__ = ["Network", "arguments", "check_network", "layers_in_training"]
+__all__ = ["Network", "architecture_of", "arguments", "check_network", "layers_in_training"]
 
 _WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 _LARGE = 64 * 2**20  # bytes of frozen tensors

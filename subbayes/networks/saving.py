@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -16,13 +16,21 @@ from torch import Tensor, nn
 from subbayes.networks.adapters import is_of_base, settings_digest
 from subbayes.networks.mlp import MLP
 from subbayes.networks.module_copy import private_copy
-from subbayes.networks.network import Network
+from subbayes.networks.network import Network, architecture_of
+from subbayes.networks.sharded_network import ShardedNetwork
 from subbayes.networks.shared_weights import changed_weights
 from subbayes.utils.checks import fail
 from subbayes.utils.files import fail_damaged
 from subbayes.utils.tensor_file import add_prefix, strip_prefix
 
-__all__ = ["base_identity", "known_outputs", "network_facts", "network_from", "network_tensors"]
+__all__ = [
+    "base_identity",
+    "known_outputs",
+    "network_facts",
+    "network_from",
+    "network_tensors",
+    "refuse_module",
+]
 
 _DIGESTED = 2**24  # numbers that are read at once
 
@@ -51,9 +59,12 @@ def network_facts(network: Network) -> dict[str, Any]:
             f"one whose weights have changed since: {_short(name)}",
             "Merge adapters and train in a copy, and fit again around a fresh base model",
         )
-    module = network.module_with()
+    if isinstance(network, ShardedNetwork):
+        module = network.module_without_shards
+    else:
+        module = network.module_with()
     facts = {
-        "architecture": network.architecture,
+        "architecture": architecture_of(module),
         "names": list(network.names),
         "module": module.settings if isinstance(module, MLP) else None,
     }
@@ -140,7 +151,7 @@ def network_from(
     if isinstance(module, nn.Module):
         known = dict(module.named_parameters(remove_duplicate=False))
     if any(name not in known for name in chosen):
-        _refuse_module(facts, f"{type(module).__name__}: {module!r}")
+        refuse_module(facts, f"{type(module).__name__}: {module!r}")
     base = facts.get("base")
     if isinstance(module, nn.Module) and not all(known[name].requires_grad for name in chosen):
         # adapters that are loaded for inference do not require gradients
@@ -152,7 +163,7 @@ def network_from(
                 parameter.data = parameter.data.to(getattr(torch, base["adapters"]))
     network = Network(module, chosen, output, copy_frozen=base is None)
     if network.architecture != facts["architecture"]:
-        _refuse_module(facts, network.architecture)
+        refuse_module(facts, network.architecture)
     if (network.device, network.dtype) != (weights.device, weights.dtype):
         network = network.to(weights.device, weights.dtype)
     frozen = strip_prefix("network.frozen", tensors)
@@ -187,7 +198,13 @@ def _check_base(network: Network, base: Mapping[str, Any]) -> None:
         fail("module", f"the configuration of {expected}", other, "Load both with their settings")
 
 
-def _refuse_module(facts: Mapping[str, Any], got: str) -> None:
+def refuse_module(facts: Mapping[str, Any], got: str) -> NoReturn:
+    """Raise `InputError` for a module of another architecture than that of `network_facts`.
+
+    Args:
+        facts: the result of `network_facts`.
+        got: the printed form of the module.
+    """
     saved = facts["architecture"]
     lines = zip_longest(saved.splitlines(), got.splitlines(), fillvalue="no such line")
     expected, found = next((pair for pair in lines if pair[0] != pair[1]), (saved, got))

@@ -23,13 +23,16 @@ from subbayes.distributed.sharded_weights import (
     ShardLayout,
     is_sharded,
     joined_processes,
+    local_part,
     reshard,
     shard_layout,
+    without_shards,
 )
 from subbayes.likelihoods import Likelihood
 from subbayes.networks.global_state import outside_inference_mode, torch_lock
-from subbayes.networks.network import Network, arguments, layers_in_training
+from subbayes.networks.network import Network, architecture_of, arguments, layers_in_training
 from subbayes.networks.selection import Selection, select
+from subbayes.networks.tracing.memory import return_memory
 from subbayes.utils.checks import fail
 from subbayes.utils.memory import BoundedCache
 from subbayes.utils.types import Inputs, Targets
@@ -66,6 +69,7 @@ class ShardedNetwork(Network):
         output: Callable[[Any], Tensor] | None = None,
     ) -> None:
         processes = joined_processes()
+        return_memory()
         self.output, self.selection, self.copy_frozen = output, parameters, False
         self.in_training = layers_in_training(module)
         reshard(module)
@@ -83,6 +87,7 @@ class ShardedNetwork(Network):
         frozen = [name for name in named if name not in chosen]
         self._frozen_layout = shard_layout(module, frozen, processes)
         self._frozen = dict(module.named_buffers())
+        self._replaced: dict[str, Tensor] = {}
         self.weights = self.layout.flatten(named)
         self._not_vectorised = None
         self._checked, self.row_bytes = BoundedCache(), BoundedCache()
@@ -111,6 +116,8 @@ class ShardedNetwork(Network):
             reshard(self._module)
             named: dict[str, Any] = dict(self._module.named_parameters())
             held, slopes = self.layout.flatten(named), {n: p.grad for n, p in named.items()}
+            others = {**named, **dict(self._module.named_buffers())}
+            kept = {name: local_part(others[name]).clone() for name in self._replaced}
             modes = [(part, part.training) for part in self._module.modules()]
             failed = True
             try:
@@ -119,12 +126,14 @@ class ShardedNetwork(Network):
                 for parameter in named.values():
                     parameter.grad = None
                 self.layout.write(named, weights)
+                _set(others, self._replaced)
                 with torch.enable_grad() if gradient else torch.no_grad():
                     yield named
                 failed = False
             finally:
                 reshard(self._module, after_error=failed)
                 self.layout.write(named, held)
+                _set(others, kept)
                 for name, parameter in named.items():
                     parameter.grad = slopes[name]
                 for part, training in modes:
@@ -170,14 +179,47 @@ class ShardedNetwork(Network):
     # --- identity -------------------------------------------------------------------------------
 
     @property
+    def module_without_shards(self) -> nn.Module:
+        """The module with the classes from before `fully_shard`, to look at, not to call."""
+        return without_shards(self._module)
+
+    @property
     def architecture(self) -> str:
         """The printed form of the module, with a digest of frozen weights of all processes."""
+        printed = architecture_of(self.module_without_shards)
         if not self._frozen_layout.names:
-            return super().architecture
-        named = dict(self._module.named_parameters())
+            return printed
+        named = dict(self._module.named_parameters()) | self._replaced
         held = self._frozen_layout.flatten(named)
         digest = self._frozen_layout.digest(held, joined_processes())
-        return f"{super().architecture} beside frozen weights {digest}"
+        return f"{printed} beside frozen weights {digest}"
+
+    @property
+    def frozen_shards(self) -> dict[str, tuple[ShardLayout, Tensor]]:
+        """The part that this process holds of each parameter that is not a weight."""
+        named = dict(self._module.named_parameters()) | self._replaced
+        return {
+            name: (shard_layout(self._module, [name], joined_processes()), local_part(named[name]))
+            for name in self._frozen_layout.names
+        }
+
+    def shape_of(self, name: str) -> tuple[int, ...]:
+        """The shape of a whole parameter."""
+        return tuple(self._module.get_parameter(name).shape)
+
+    def local_shape(self, name: str) -> tuple[int, ...]:
+        """The shape of what this process holds of a parameter or buffer."""
+        named = {**dict(self._module.named_parameters()), **self._frozen}
+        return tuple(local_part(named[name]).shape)
+
+    def with_buffers(self, buffers: Mapping[str, Tensor]) -> Network:
+        """The same network with other buffers and shards of frozen parameters within its calls."""
+        other = super().with_buffers(
+            {name: t for name, t in buffers.items() if name in self._frozen}
+        )
+        assert isinstance(other, ShardedNetwork)
+        other._replaced = self._replaced | dict(buffers)
+        return other
 
     def centred_on(self, weights: Float[Tensor, "D_r"], data: Any) -> Network:
         """The network at other weights; not for modules with BatchNorm statistics."""
@@ -222,6 +264,13 @@ class ShardedNetwork(Network):
     def refresh_batchnorm(self, weights: Tensor, batches: Any) -> NoReturn:
         """Refused: FSDP2 modules cannot be copied."""
         _refuse("statistics of BatchNorm at other weights")
+
+
+def _set(tensors: Mapping[str, Any], parts: Mapping[str, Tensor]) -> None:
+    """Set the local parts of tensors in place."""
+    with torch.no_grad():
+        for name, values in parts.items():
+            local_part(tensors[name]).copy_(values)
 
 
 def _refuse(what: str) -> NoReturn:

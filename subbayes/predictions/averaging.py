@@ -30,6 +30,7 @@ from subbayes.data.data import (
 )
 from subbayes.likelihoods import Likelihood
 from subbayes.networks.network import Network
+from subbayes.networks.sharded_network import ShardedNetwork
 from subbayes.networks.shared_weights import warn_of_changed_weights
 from subbayes.networks.tracing.memory import REUSED_BYTES, bytes_per_row, reuse_memory
 from subbayes.predictions.predictive import Predictive, check_outputs
@@ -196,7 +197,10 @@ def evenly(n: int, most: int) -> int:
 
 
 def _weights_at_once(network: Network, count: int) -> int:
-    return evenly(count, min(_CHUNK, _WEIGHT_BYTES // network.weights.nbytes))
+    held = network.weights.nbytes
+    if isinstance(network, ShardedNetwork):  # the same in all processes, which call it together
+        held = network.layout.largest * network.weights.element_size()
+    return evenly(count, min(_CHUNK, _WEIGHT_BYTES // held))
 
 
 def _with_own_batchnorm(

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from subbayes.distributed.exact_sum import decode, encode
 from subbayes.distributed.sharded_weights import ShardLayout, joined_processes
-from subbayes.subspace import Subspace
+from subbayes.subspace import DenseSubspace, Subspace
 from subbayes.utils.checks import fail
 
 __all__ = ["ShardedSubspace", "sum_over_processes"]
@@ -72,6 +72,14 @@ class ShardedSubspace(Subspace):
             "shift": self.digest(self.shift),
             "basis": [self.digest(row) for row in self._basis],
         }
+
+    def stored(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What an artifact holds: `config` and `tensors` of the same subspace in one process."""
+        tensors = {
+            "shift": self.layout.divided(self.shift),
+            "basis": self.layout.divided(self._basis),
+        }
+        return {"name": DenseSubspace.__name__, "rank": self.rank}, tensors
 
     def digest(self, weights: Float[Tensor, "D_r"]) -> str:
         """A digest of a vector of which each process holds its shard; all have to call it."""

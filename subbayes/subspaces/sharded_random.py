@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from subbayes.subspace import Subspace
+from subbayes.subspace import DenseSubspace, RandomSubspace, Subspace, check_finite_weights
 from subbayes.subspaces.sharded import ShardedSubspace
 from subbayes.utils.checks import check_count, check_seed, fail
 from subbayes.utils.memory import check_memory
@@ -17,7 +18,7 @@ from subbayes.utils.memory import check_memory
 if TYPE_CHECKING:
     from subbayes.networks.sharded_network import ShardedNetwork
 
-__all__ = ["ShardedRandomSubspace"]
+__all__ = ["ShardedRandomSubspace", "sharded_from_config"]
 
 _CHUNK = 2**18  # numbers of a direction that are generated at once
 
@@ -76,3 +77,31 @@ class ShardedRandomSubspace(ShardedSubspace):
     def config(self) -> dict[str, Any]:
         """Name, rank, seed and a digest of the centre; all processes have to call it."""
         return Subspace.config(self) | {"seed": self.seed, "shift": self.digest(self.shift)}
+
+    def stored(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What an artifact holds: `config` and `tensors` of a `RandomSubspace`."""
+        facts = {"name": RandomSubspace.__name__, "rank": self.rank, "seed": self.seed}
+        return facts, {"shift": self.layout.divided(self.shift)}
+
+
+def sharded_from_config(
+    network: ShardedNetwork, config: dict[str, Any], tensors: Mapping[str, Any]
+) -> ShardedSubspace:
+    """Rebuild a subspace around a network at its centre from `Subspace.stored`.
+
+    Args:
+        network: the network, whose weights are the shift.
+        config: facts of the subspace.
+        tensors: tensors of the artifact, with the shards of this process.
+
+    Raises:
+        InputError: a kind that needs all weights in one process.
+    """
+    if config["name"] == RandomSubspace.__name__:
+        return ShardedRandomSubspace(network, config["rank"], config["seed"])
+    if config["name"] != DenseSubspace.__name__:
+        expected = "Gaussian random directions or a basis, for a sharded module"
+        fail("module", expected, f"a {config['name']}", "Load it around a module in one process")
+    basis = tensors["subspace.basis"].part.reshape(config["rank"], -1)
+    check_finite_weights("path", basis)
+    return ShardedSubspace(network.layout, network.weights, basis)

@@ -22,10 +22,10 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -54,15 +54,16 @@ from subbayes.utils.files import (
 from subbayes.utils.first_process import is_first_process
 from subbayes.utils.strict_json import canonical_bytes, decode, encode, parse
 from subbayes.utils.tensor_file import (
+    Stored,
     add_to_digest,
     as_tensors,
     dtype_and_shape,
     fingerprint,
     read_header,
-    read_tensors,
     safetensors_pieces,
     tensors_digest,
 )
+from subbayes.utils.tensor_parts import Kept, fail_of_file, read_verified
 from subbayes.utils.version import __version__
 
 __all__ = [
@@ -85,6 +86,7 @@ _TENSORS, MANIFEST = "tensors", "manifest.json"
 _READERS = {1: "0.1.0"}  # older format versions, with the version of subbayes that reads them
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _MOST_BYTES = 100 * 2**20  # of a manifest; safetensors has this limit for its own header
+_KeptBy = Callable[[dict[str, Any]], Kept] | None
 _TENSOR_FILE = re.compile(r"tensors-[0-9a-f]{16}\.safetensors")
 
 
@@ -92,12 +94,12 @@ class Artifact(NamedTuple):
     """What an artifact holds.
 
     Attributes:
-        tensors: tensors by name.
+        tensors: tensors by name, with a `DividedTensor` for one of which a part was read.
         facts: the other values, as JSON has them.
         kind: what the artifact is, e.g. "fitted-model".
     """
 
-    tensors: dict[str, Tensor]
+    tensors: dict[str, Any]
     facts: dict[str, Any]
     kind: str
 
@@ -108,7 +110,7 @@ class Artifact(NamedTuple):
 def write(
     path: StrPath,
     kind: str,
-    tensors: Mapping[str, Tensor | np.ndarray],
+    tensors: Mapping[str, Stored | np.ndarray],
     facts: Mapping[str, Any],
     *,
     overwrite: bool = False,
@@ -178,13 +180,20 @@ def write_file(
     replace_file(file, safetensors_pieces(arrays, metadata), overwrite)
 
 
-def read(path: StrPath, kind: str | None = None, *, device: str | torch.device = "cpu") -> Artifact:
+def read(
+    path: StrPath,
+    kind: str | None = None,
+    *,
+    device: str | torch.device = "cpu",
+    kept: _KeptBy = None,
+) -> Artifact:
     """Read an artifact after verifying its version, kind, digests, shapes and dtypes.
 
     Args:
         path: the folder or file that was written.
         kind: the expected kind; any if None.
         device: where to put the tensors.
+        kept: from the facts, which parts of tensors to keep; by default all.
 
     Returns:
         Tensors (in memory of their own), facts and kind.
@@ -203,10 +212,10 @@ def read(path: StrPath, kind: str | None = None, *, device: str | torch.device =
     location = as_path(path)
     with translate_os_errors(path, reading=True):
         try:
-            tensors, facts, found = _read(location, kind)
+            tensors, facts, found = _read(location, kind, kept)
         except (ArtifactError, OSError):  # it may have been replaced meanwhile: use the lock
             with folder_lock(location, shared=True):
-                tensors, facts, found = _read(location, kind)
+                tensors, facts, found = _read(location, kind, kept)
     return Artifact({k: tensor.to(device) for k, tensor in tensors.items()}, facts, found)
 
 
@@ -270,7 +279,7 @@ def delete(path: StrPath, kind: str) -> None:
 def _publish(
     directory: Path,
     kind: str,
-    tensors: dict[str, Tensor],
+    tensors: dict[str, Any],
     plain: Any,
     previous: str | None,
     alone: bool,
@@ -301,7 +310,7 @@ def _tensor_file(sha256: str) -> str:
     return f"tensors-{sha256[:16]}.safetensors"
 
 
-def _manifest(kind: str, tensors: dict[str, Tensor], plain: Any, sha256: str) -> dict[str, Any]:
+def _manifest(kind: str, tensors: dict[str, Any], plain: Any, sha256: str) -> dict[str, Any]:
     content = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
@@ -381,19 +390,19 @@ def _sweep(directory: Path, names: Iterable[str | None], previous: str | None) -
 # --- reading ------------------------------------------------------------------------------------
 
 
-def _read(location: Path, kind: str | None) -> Artifact:
+def _read(location: Path, kind: str | None, kept: _KeptBy = None) -> Artifact:
     content = _check_manifest(location, kind)
     file = location
     if location.is_dir():
         file = location / _tensor_file(content["tensors_sha256"])
         if not file.is_file():
-            _damaged(file, "the tensor file", "no such file")
-    tensors = _load(file)
-    _check_tensors(file, tensors, content)
+            fail_of_file(file, "the tensor file", "no such file")
     try:
         facts = dict(decode(content["facts"]))
     except (ValueError, TypeError) as error:
-        _damaged(location, "facts that subbayes can decode", str(error).splitlines()[0])
+        fail_of_file(location, "facts that subbayes can decode", str(error).splitlines()[0])
+    keep = None if kept is None else kept(facts)
+    tensors = read_verified(file, keep, content["tensors"], content["tensors_sha256"])
     return Artifact(tensors, facts, content["kind"])
 
 
@@ -401,16 +410,16 @@ def _raw_manifest(location: Path) -> dict[str, Any]:
     """The entries of the manifest of a folder or a file, not verified yet."""
     file = location / MANIFEST if location.is_dir() else location
     if file.exists() and not file.is_file():  # a pipe would block, a device would never end
-        _damaged(file, "a file", "something else")
+        fail_of_file(file, "a file", "something else")
     text = read_start(file, _MOST_BYTES + 1) if location.is_dir() else _embedded(file).encode()
     if len(text) > _MOST_BYTES:
-        _damaged(file, f"a manifest of at most {_MOST_BYTES} bytes", "more")
+        fail_of_file(file, f"a manifest of at most {_MOST_BYTES} bytes", "more")
     try:
         content = parse(text)
     except ValueError as error:
-        _damaged(file, "a manifest in JSON", str(error).splitlines()[0])
+        fail_of_file(file, "a manifest in JSON", str(error).splitlines()[0])
     if not isinstance(content, dict):
-        _damaged(file, "a manifest that is a JSON object", type(content).__name__)
+        fail_of_file(file, "a manifest that is a JSON object", type(content).__name__)
     return content
 
 
@@ -445,12 +454,12 @@ def _check_manifest(location: Path, kind: str | None) -> dict[str, Any]:
     fields: dict[str, type] = dict.fromkeys(("kind", "library_version", "tensors_sha256"), str)
     for name, expected in (fields | dict.fromkeys(("tensors", "facts"), dict)).items():
         if not isinstance(content.get(name), expected):
-            _damaged(file, f"an entry {name!r} of type {expected.__name__} in the manifest",
+            fail_of_file(file, f"an entry {name!r} of type {expected.__name__} in the manifest",
                      type(content.get(name)).__name__)  # fmt: skip
     if not _SHA256.fullmatch(content["tensors_sha256"]):
-        _damaged(file, "a digest of 64 hex digits under 'tensors_sha256'", "other text")
+        fail_of_file(file, "a digest of 64 hex digits under 'tensors_sha256'", "other text")
     if content.get("manifest_sha256") != _digest(content):
-        _damaged(file, "a manifest that matches its digest", "altered content")
+        fail_of_file(file, "a manifest that matches its digest", "altered content")
     if kind is not None and content["kind"] != kind:
         fail_artifact("path", f"an artifact of kind {kind!r}",
                       f"kind {content['kind']!r} at {quoted(location)}",
@@ -465,7 +474,7 @@ def _check_version(location: Path, content: dict[str, Any]) -> None:
     if content.get("format") != FORMAT:
         fail_artifact("path", "an artifact of subbayes", f"another manifest in {quoted(location)}")
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
-        _damaged(location, "a format version", repr(version)[:60])
+        fail_of_file(location, "a format version", repr(version)[:60])
     if version in _READERS:
         fail_artifact("path", f"an artifact of format version {FORMAT_VERSION}",
                       f"version {version} at {quoted(location)}",
@@ -474,27 +483,3 @@ def _check_version(location: Path, content: dict[str, Any]) -> None:
         fail_artifact("path", f"an artifact of format version {FORMAT_VERSION}",
                       f"version {version} at {quoted(location)}, written by subbayes {written_by}",
                       "Upgrade subbayes")  # fmt: skip
-
-
-def _load(file: Path) -> dict[str, Tensor]:
-    try:
-        return read_tensors(file)
-    except ArtifactError:
-        raise
-    except (RuntimeError, TypeError, ValueError, OverflowError, KeyError) as error:
-        _damaged(file, "a safetensors file", str(error).splitlines()[0])
-
-
-def _check_tensors(file: Path, tensors: dict[str, Tensor], content: dict[str, Any]) -> None:
-    for name in sorted(tensors.keys() | content["tensors"].keys()):
-        shown = dtype_and_shape(tensors[name]) if name in tensors else None
-        if shown != content["tensors"].get(name):
-            _damaged(file, f"tensor {name!r} with {content['tensors'].get(name)}", f"{shown}")
-    if (found := tensors_digest(tensors)) != content["tensors_sha256"]:
-        _damaged(file, f"tensors with sha256 {content['tensors_sha256'][:16]}…",
-                 f"{found[:16]}… (altered content)")  # fmt: skip
-
-
-def _damaged(file: Path, expected: str, got: str) -> NoReturn:
-    fail_artifact("path", f"{expected} in {quoted(file)}", got,
-                  "The artifact is damaged: restore it from a copy or write it again")  # fmt: skip

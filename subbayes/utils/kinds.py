@@ -62,7 +62,7 @@ from subbayes.utils.schema_parts import (
     subspace_tensors,
 )
 
-__all__ = ["LOADERS", "SCHEMAS"]
+__all__ = ["LOADERS", "SCHEMAS", "SHARES"]
 
 LOADERS = {
     "fitted-model": "subbayes.models.fitted:rebuild",
@@ -77,6 +77,9 @@ LOADERS = {
     "estimator": "subbayes.models.estimators:rebuild",
 }
 """By kind, "module:function"; the function takes tensors, facts and options by name."""
+
+SHARES = "subbayes.networks.sharded_saving:read_shares"
+"""The function that reads the shards of a process; it takes a module, `read` and a device."""
 
 _ANY_TENSOR = array(None, values="any")
 _NAME = text(most=1000)  # of a column, as `subbayes.data.columns` allows

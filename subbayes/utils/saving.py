@@ -11,8 +11,9 @@ import importlib
 import inspect
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn, Protocol, runtime_checkable
+from typing import Any, ClassVar, NoReturn, Protocol, cast, runtime_checkable
 
 import numpy as np
 import torch
@@ -31,10 +32,11 @@ from subbayes.utils.files import (
     quoted,
     read_start,
 )
-from subbayes.utils.kinds import LOADERS, SCHEMAS
+from subbayes.utils.kinds import LOADERS, SCHEMAS, SHARES
 from subbayes.utils.schema import SchemaError
 from subbayes.utils.strict_json import decode, encode
-from subbayes.utils.tensor_file import as_tensors
+from subbayes.utils.tensor_file import as_tensors, whole_tensors
+from subbayes.utils.tensor_parts import Kept
 from subbayes.utils.warning import warn_user
 
 __all__ = [
@@ -111,7 +113,7 @@ def save(
     tensors, facts = as_tensors(subject.tensors()), subject.facts()
     try:
         if schema := SCHEMAS.get(subject.kind):
-            schema.check(tensors, dict(decode(encode(facts))))
+            schema.check(whole_tensors(tensors), dict(decode(encode(facts))))
     except SchemaError as error:
         fail(error.where, error.expected, error.got, "Change it before saving")
     folder = as_path(path)
@@ -177,7 +179,8 @@ def load(
         deep: modules of the networks of a semi-structured model, by name.
         family: a family of your own, of a semi-structured model.
         priors: priors of your own, of a semi-structured model, by name.
-        device: where to put the model.
+        device: where to put the model. One with a module that is sharded by `fully_shard` stays
+            where the module is; all processes load it together, and each keeps its shards.
 
     Returns:
         The model: an object of the class that was saved.
@@ -204,7 +207,7 @@ def load(
         "family": family,
         "priors": priors,
     }
-    tensors, facts, kind = read(path, device=device)
+    tensors, facts, kind = _read_for(module, path, device)
     if kind not in LOADERS:
         fail_artifact("path", "a saved model", f"a checkpoint: {quoted(path)}",
                       "Pass it as checkpoint=... to the call that wrote it")  # fmt: skip
@@ -212,13 +215,29 @@ def load(
     return rebuild(kind, tensors, facts, options, path)
 
 
-def read(path: StrPath, kind: str | None = None, *, device: torch.device | str = "cpu") -> Artifact:
+def _read_for(module: Any, path: StrPath, device: torch.device | str) -> Artifact:
+    """Read an artifact; for a module whose weights are sharded, the shards of this process."""
+    if not isinstance(module, nn.Module):
+        return read(path, device=device)
+    room, _, name = SHARES.partition(":")
+    read_shares = getattr(importlib.import_module(room), name)
+    return cast(Artifact, read_shares(module, partial(read, path), device))
+
+
+def read(
+    path: StrPath,
+    kind: str | None = None,
+    *,
+    device: torch.device | str = "cpu",
+    kept: Callable[[dict[str, Any]], Kept] | None = None,
+) -> Artifact:
     """Read an artifact and check it against the schema of its kind.
 
     Args:
         path: the folder or file.
         kind: the expected kind; any if None.
         device: where to put the tensors.
+        kept: from the facts, which parts of tensors to keep; by default all.
 
     Raises:
         InputError: as for `load`.
@@ -226,13 +245,13 @@ def read(path: StrPath, kind: str | None = None, *, device: torch.device | str =
     beside = as_path(path) / BESIDE
     if not artifact.is_artifact(path) and artifact.is_artifact(beside):
         path = beside
-    found = artifact.read(path, kind, device=device)
+    found = artifact.read(path, kind, device=device, kept=kept)
     schema = SCHEMAS.get(found.kind)
     if schema is None:
         fail_artifact("path", "an artifact of a kind that this version knows",
                       f"kind {found.kind!r} at {quoted(path)}", "Upgrade subbayes")  # fmt: skip
     try:
-        schema.check(found.tensors, found.facts)
+        schema.check(whole_tensors(found.tensors), found.facts)
     except SchemaError as error:
         fail_damaged(f"{error.where} to be {error.expected} in {quoted(path)}", error.got)
     return found

@@ -7,7 +7,8 @@ import json
 import math
 import os
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
@@ -24,16 +25,21 @@ from subbayes.utils.memory import available_memory, format_bytes
 from subbayes.utils.strict_json import canonical_bytes, encode, is_unicode, parse
 
 __all__ = [
+    "DividedTensor",
+    "Stored",
     "add_prefix",
     "add_to_digest",
     "as_tensors",
     "dtype_and_shape",
+    "dtype_of_code",
     "fingerprint",
+    "header_and_order",
     "read_header",
     "read_tensors",
     "safetensors_pieces",
     "strip_prefix",
     "tensors_digest",
+    "whole_tensors",
 ]
 
 _PIECE = 8 * 2**20  # bytes copied, hashed and written at a time
@@ -46,6 +52,39 @@ _CODES = {  # torch's name -> the safetensors format's
     "uint64": "U64", "uint32": "U32", "uint16": "U16", "uint8": "U8", "bool": "BOOL",
 }  # fmt: skip
 _DTYPES: dict[str, torch.dtype] = {code: getattr(torch, name) for name, code in _CODES.items()}
+
+
+@dataclass(frozen=True)
+class DividedTensor:
+    """A tensor of a file of which this process holds a part, and no process all.
+
+    Attributes:
+        whole: dtype and shape of the whole, on the device "meta".
+        part: what this process holds.
+        pieces: makes the numbers of the whole in order, in flat pieces, to write them; None for a
+            tensor that was read.
+    """
+
+    whole: Tensor
+    part: Tensor
+    pieces: Callable[[], Iterator[Tensor]] | None = None
+
+    def to(self, device: torch.device | str) -> DividedTensor:
+        """The same tensor with its part on another device."""
+        return DividedTensor(self.whole, self.part.to(device), self.pieces)
+
+
+Stored = Tensor | DividedTensor
+
+
+def whole_tensors(tensors: Mapping[str, Stored]) -> dict[str, Tensor]:
+    """The tensors by name; of those that are divided only dtype and shape, on the device "meta".
+
+    Example:
+        >>> whole_tensors({"x": torch.ones(2)})
+        {'x': tensor([1., 1.])}
+    """
+    return {k: t.whole if isinstance(t, DividedTensor) else t for k, t in tensors.items()}
 
 
 def fingerprint(tensors: Mapping[str, Tensor | np.ndarray], facts: Mapping[str, Any]) -> str:
@@ -77,7 +116,7 @@ def fingerprint(tensors: Mapping[str, Tensor | np.ndarray], facts: Mapping[str, 
     return digest.hexdigest()
 
 
-def tensors_digest(tensors: dict[str, Tensor]) -> str:
+def tensors_digest(tensors: Mapping[str, Stored]) -> str:
     """The sha256 of names, dtypes, shapes and values, as 64 hex digits."""
     digest = hashlib.sha256()
     for piece in safetensors_pieces(tensors):
@@ -85,8 +124,10 @@ def tensors_digest(tensors: dict[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def as_tensors(tensors: Mapping[str, Any]) -> dict[str, Tensor]:
+def as_tensors(tensors: Mapping[str, Any]) -> dict[str, Any]:
     """Check the names and values of tensors before writing; arrays become tensors.
+
+    Tensors that are divided among processes stay as they are.
 
     Raises:
         InputTypeError: not a dict of tensors or arrays by name.
@@ -107,9 +148,12 @@ def _check_name(name: Any) -> str:
     return str.__str__(name)
 
 
-def _as_tensor(name: str, value: Any) -> Tensor:
+def _as_tensor(name: str, value: Any) -> Stored:
     """Check that a tensor is dense and real; its values are not copied."""
     label = f"tensors[{name!r}]"
+    if isinstance(value, DividedTensor):
+        _as_tensor(name, value.part)
+        return value
     if isinstance(value, np.ndarray):
         value = _from_numpy(label, value)
     if not isinstance(value, Tensor):
@@ -159,17 +203,35 @@ def _header(tensors: dict[str, Tensor], metadata: dict[str, str] | None) -> byte
 
 
 def safetensors_pieces(
-    tensors: dict[str, Tensor], metadata: dict[str, str] | None = None
+    tensors: Mapping[str, Stored], metadata: dict[str, str] | None = None
 ) -> Iterator[bytes]:
     """Yield the safetensors file in pieces of at most 8 MiB, to limit memory."""
-    yield _header(tensors, metadata)
-    for _, tensor in _layout(tensors):
-        if tensor.numel():
-            whole = tensor.cpu().resolve_neg().contiguous()
-            # a single number is contiguous with any stride, which `view` does not take
-            flat = whole.as_strided((whole.numel(),), (1,)).view(torch.uint8)
-            for start in range(0, len(flat), _PIECE):
-                yield flat[start : start + _PIECE].numpy().tobytes()
+    header, order = header_and_order(whole_tensors(tensors), metadata)
+    yield header
+    for name in order:
+        tensor = tensors[name]
+        if isinstance(tensor, DividedTensor):
+            assert tensor.pieces is not None
+            for piece in tensor.pieces():
+                yield from _bytes_of(piece)
+        else:
+            yield from _bytes_of(tensor)
+
+
+def _bytes_of(tensor: Tensor) -> Iterator[bytes]:
+    if tensor.numel():
+        whole = tensor.cpu().resolve_neg().contiguous()
+        # a single number is contiguous with any stride, which `view` does not take
+        flat = whole.as_strided((whole.numel(),), (1,)).view(torch.uint8)
+        for start in range(0, len(flat), _PIECE):
+            yield flat[start : start + _PIECE].numpy().tobytes()
+
+
+def header_and_order(
+    tensors: dict[str, Tensor], metadata: dict[str, str] | None = None
+) -> tuple[bytes, list[str]]:
+    """The header of the file of some tensors, and the order in which their numbers follow it."""
+    return _header(tensors, metadata), [name for name, _ in _layout(tensors)]
 
 
 def read_header(file: BinaryIO | BytesIO) -> tuple[dict[str, Any], dict[str, str]]:
@@ -222,6 +284,16 @@ def _check_entry(name: str, entry: Any) -> None:
         raise ValueError(f"{label} with numbers of another size than its shape")
 
 
+def dtype_of_code(code: str) -> torch.dtype:
+    """The dtype that a checked header calls by a code.
+
+    Example:
+        >>> dtype_of_code("F32")
+        torch.float32
+    """
+    return _DTYPES[code]
+
+
 def _are_sizes(values: Any) -> bool:
     return isinstance(values, list) and all(type(v) is int and 0 <= v < 2**63 for v in values)
 
@@ -269,8 +341,9 @@ def add_to_digest(pieces: Iterable[bytes], digest: Any) -> Iterator[bytes]:
         yield piece
 
 
-def dtype_and_shape(tensor: Tensor) -> dict[str, Any]:
+def dtype_and_shape(tensor: Stored) -> dict[str, Any]:
     """Dtype and shape, as a manifest lists them."""
+    tensor = tensor.whole if isinstance(tensor, DividedTensor) else tensor
     return {"dtype": _dtype(tensor), "shape": list(tensor.shape)}
 
 

@@ -358,7 +358,6 @@ REFUSED: dict[str, Callable[[], Any]] = {
         RandomSubspace(torch.zeros(3).double(), 2),
     ),
     "gradients": _summed_gradients,
-    "save": lambda: _fit(sampling=Sampling(draws=2, chains=2, progress=False))().save("unused"),
     "swag": lambda: _recorded().swag(2),
     "state": lambda: _recorded().state(),
     "masks of a trajectory": lambda: _recorded(

@@ -139,6 +139,17 @@ def test_a_run_resumes_on_other_numbers_of_processes(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_changed_checkpoint_is_refused_in_all(tmp_path):
+    case = ["forged", str(tmp_path)]
+    for found in results(2, [case]):
+        errors = found[json.dumps(case)]
+        assert errors.keys() == {"log density", "not finite", "cut"}
+        for name, error in errors.items():
+            assert error.startswith("checkpoint: expected the state of the sampler"), name
+            assert "\n" not in error
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 3, 4, 8])
 def test_every_engine_has_the_same_draws(count, every_engine):
     cases, expected = every_engine
@@ -149,7 +160,7 @@ def test_every_engine_has_the_same_draws(count, every_engine):
 
 @pytest.fixture(scope="module")
 def every_engine():
-    cases = [["sample", name, "uneven"] for name in ENGINES]
+    cases = [["sample", name, size] for name in ENGINES for size in ("uneven", "empty")]
     cases += [["fitted", "", "loo"], *QUICK]
     return cases, results(1, cases)[0]
 

@@ -38,7 +38,6 @@ MESSAGES = {
     "rank": "rank: expected at most 97, the number of weights, got 1000",
     "size": "subspace: expected 97 weights, as the network has, got 3",
     "gradients": "module: expected gradients averaged over processes, as FSDP2 makes them, got 2",
-    "save": "model: expected weights in one process, got weights sharded by fully_shard. Keep",
     "swag": "recorder: expected whole weights for draws of SWAG, got shards of this process",
     "state": "recorder: expected whole weights for a saved recorder, got shards of this process",
     "masks of a trajectory": "parameters: expected names of whole parameters of a sharded module",

@@ -21,19 +21,21 @@ import numpy as np
 import torch
 
 import subbayes
-from distributed import divided_cases, sharded_cases
+from distributed import divided_cases, sharded_cases, sharded_saving_cases
 from subbayes import Sampling, Training, distributed
 from subbayes.inference.engine import engine_of
 from subbayes.likelihoods import Gaussian
 from subbayes.models import trained_once
 from subbayes.priors import Normal
 from subbayes.subspace import RandomSubspace
+from subbayes.utils import artifact
 
 ENGINES = {
     "elliptical-slice": {},
     "nuts": {"warmup": 30},
     "hmc": {"warmup": 30},
     "mclmc": {"warmup": 120},
+    "mclmc of minibatches": {"engine": "mclmc", "warmup": 120, "batch_size": 50},
     "mams": {"warmup": 30},
     "slice": {"warmup": 10},
     "smc": {},
@@ -119,11 +121,16 @@ def streamed() -> dict[str, Any]:
     return {"value": found}
 
 
-def sample(name: str, size: str = "even", chain_groups: int | None = None) -> dict[str, Any]:
-    """Draws of an engine."""
+def configured(name: str) -> tuple[Any, int | None]:
+    """An engine of `ENGINES`, and its warm-up."""
     options = dict(ENGINES[name])
     warmup = options.pop("warmup", None)
-    engine = replace(engine_of(name), **options)
+    return replace(engine_of(options.pop("engine", name)), **options), warmup
+
+
+def sample(name: str, size: str = "even", chain_groups: int | None = None) -> dict[str, Any]:
+    """Draws of an engine."""
+    engine, warmup = configured(name)
     settings = Sampling(
         draws=10, chains=8, warmup=warmup, seed=1, progress=False, chain_groups=chain_groups
     )
@@ -155,6 +162,67 @@ def resumed(folder: str, stop: int, seconds: float = 1e-9) -> dict[str, Any]:
         checkpoint_seconds=seconds,
     )
     return {"z": digest(engine_of("hmc").run(density, settings).z)}
+
+
+class _StoppedError(Exception):
+    pass
+
+
+def stopped(name: str, folder: str, stop: int) -> dict[str, Any]:
+    """A run of an engine with a checkpoint, which all processes end at an evaluation (0: never)."""
+    density, count = posterior("uneven"), [0]
+    begun = Path(folder).is_dir()
+
+    def counted(inner: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            count[0] += 1
+            if count[0] == stop:
+                raise _StoppedError
+            return inner(*arguments, **options)
+
+        return call
+
+    for method in ("value", "value_and_grad", "log_likelihood"):
+        setattr(density, method, counted(getattr(density, method)))
+    engine, warmup = configured(name)
+    settings = Sampling(
+        draws=20,
+        chains=8,
+        warmup=warmup,
+        seed=3,
+        progress=False,
+        checkpoint=folder,
+        checkpoint_seconds=1e-9,
+        chain_groups=1 if stop else None,  # so that all are at the same evaluation
+    )
+    try:
+        z = digest(engine.run(density, settings).z)
+    except _StoppedError:
+        z = None
+    return {"z": z, "resumed": begun, "evaluations": count[0]}
+
+
+def forged(folder: str) -> dict[str, Any]:
+    """The errors of checkpoints that were changed, with digests that fit."""
+    processes = distributed.current()
+    stopped("elliptical-slice", f"{folder}/saved", 60)
+    changes: dict[str, Callable[[dict[str, Any]], Any]] = {
+        "log density": lambda tensors: tensors["state.log_likelihood"].add_(100.0),
+        "not finite": lambda tensors: tensors["state.z"].fill_(torch.nan),
+        "cut": lambda tensors: tensors.update({"state.z": tensors["state.z"][:-1]}),
+    }
+    found = {}
+    for name, change in changes.items():
+        if processes.rank == 0:
+            tensors, facts, kind = artifact.read(f"{folder}/saved")
+            change(tensors)
+            artifact.write(f"{folder}/{name}", kind, tensors, facts)
+        processes.gather(None)
+        try:
+            found[name] = str(stopped("elliptical-slice", f"{folder}/{name}", 0))
+        except subbayes.InputError as error:
+            found[name] = str(error)
+    return found
 
 
 def begins() -> dict[str, Any]:
@@ -331,6 +399,8 @@ CASES: dict[str, Callable[..., dict[str, Any]]] = {
         streamed,
         sample,
         resumed,
+        stopped,
+        forged,
         begins,
         faulty_run,
         elastic_run,
@@ -351,6 +421,10 @@ CASES: dict[str, Callable[..., dict[str, Any]]] = {
         sharded_cases.sharded_run,
         sharded_cases.sharded_refused,
         sharded_cases.sharded_rows_of_each,
+        sharded_saving_cases.sharded_saving,
+        sharded_saving_cases.whole_saving,
+        sharded_saving_cases.sharded_saving_refused,
+        sharded_saving_cases.save_killed,
         divided_cases.divided_values,
         divided_cases.whole_values,
         divided_cases.divided_sum,

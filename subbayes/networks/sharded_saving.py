@@ -1,0 +1,207 @@
+"""Saving and loading of networks whose weights FSDP2 (`fully_shard`) divides among processes.
+
+The first process writes the artifact that one process would write, while the others pass it their
+shards piece by piece. Each process reads the file once and keeps its shards.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from subbayes.distributed.processes import ProcessError, Processes
+from subbayes.distributed.sharded_weights import (
+    Stopped,
+    go_on,
+    is_sharded,
+    joined_processes,
+    shard_layout,
+    without_shards,
+)
+from subbayes.networks.network import Network, architecture_of
+from subbayes.networks.saving import refuse_module
+from subbayes.networks.sharded_network import ShardedNetwork
+from subbayes.utils.artifact import Artifact, fingerprint
+from subbayes.utils.checks import check_finite, fail
+from subbayes.utils.files import StrPath, as_path
+from subbayes.utils.saving import Saveable, save
+from subbayes.utils.tensor_file import (
+    DividedTensor,
+    add_prefix,
+    safetensors_pieces,
+    strip_prefix,
+    whole_tensors,
+)
+from subbayes.utils.tensor_parts import Kept
+
+__all__ = ["read_shares", "save_together", "sharded_network_from", "sharded_tensors"]
+
+_SHIFT, _BASIS, _FROZEN = "subspace.shift", "subspace.basis", "network.frozen"
+
+
+# --- writing --------------------------------------------------------------------------------------
+
+
+def sharded_tensors(network: ShardedNetwork) -> dict[str, Any]:
+    """Frozen parameters, which are written in pieces, and buffers of a network."""
+    found: dict[str, Any] = dict(network.frozen)
+    for name, (layout, part) in network.frozen_shards.items():
+        found[name] = layout.divided(part.reshape(-1), network.shape_of(name))
+    return add_prefix(_FROZEN, found)
+
+
+def save_together(
+    subject: Saveable,
+    path: StrPath,
+    *,
+    overwrite: bool = False,
+    card: Callable[[], str] | None = None,
+) -> Path:
+    """Save an object with tensors that are divided among processes; see `utils.saving.save`.
+
+    All processes have to call it, and return when the artifact is complete.
+
+    Args:
+        subject: what to save.
+        path: the folder, the same in all processes.
+        overwrite: replace an existing artifact.
+        card: makes the text of a model card.
+
+    Raises:
+        InputError: as `save`, and for other arguments in other processes; in all of them.
+    """
+    processes = joined_processes()
+    given = processes.in_all(lambda: os.fspath(as_path(path)))
+    facts = {"path": given, "overwrite": bool(overwrite)}
+    processes.agree(facts, "Pass the same arguments to save in every process")
+    problem = None
+    try:
+        if processes.rank == 0:
+            save(subject, path, overwrite=overwrite, card=card)
+        else:
+            tensors = subject.tensors().items()
+            for _ in safetensors_pieces({k: t for k, t in tensors if isinstance(t, DividedTensor)}):
+                pass
+        go_on(processes)
+    except Stopped:
+        pass  # the error is that of another process
+    except ProcessError:
+        raise
+    except Exception as error:
+        problem = error
+        go_on(processes, failed=True)
+    processes.raise_any(problem)
+    return Path(path)
+
+
+# --- reading --------------------------------------------------------------------------------------
+
+
+def read_shares(
+    module: nn.Module, read: Callable[..., Artifact], device: torch.device | str
+) -> Artifact:
+    """Read an artifact; of the tensors of a sharded module only the shards of this process.
+
+    Args:
+        module: the module that is given to `load`.
+        read: reads the artifact, as `utils.saving.read`.
+        device: where to put the tensors of a module that is not sharded.
+
+    Raises:
+        InputError: as `read`, and for a module of another architecture, or another artifact in
+            another process; in all of them.
+    """
+    if not is_sharded(module):
+        return read(device=device)
+    processes = joined_processes()
+    device = next(module.parameters()).device
+    kept = partial(_kept, module, processes)
+    found = processes.in_all(lambda: read(device=device, kept=kept))
+    held = {k: t for k, t in found.tensors.items() if isinstance(t, Tensor)}
+    processes.agree(
+        {"path": fingerprint(held, found.facts)}, "Load the same artifact in every process"
+    )
+    return found
+
+
+def _kept(module: nn.Module, processes: Processes, facts: Mapping[str, Any]) -> Kept:
+    """Which parts of the tensors of an artifact this process keeps."""
+    given, named = facts.get("network"), dict(module.named_parameters())
+    network = given if isinstance(given, dict) else {}  # checked after all has been read
+    saved, own_form = network.get("architecture"), architecture_of(without_shards(module))
+    if isinstance(saved, str) and saved != own_form:
+        refuse_module(network, own_form)
+    names = network.get("names")
+    chosen = [n for n in names if n in named] if isinstance(names, list) else []
+
+    def kept(name: str, shape: tuple[int, ...]) -> list[slice] | None:
+        if name in (_SHIFT, _BASIS):
+            layout, rows = shard_layout(module, chosen, processes), 1
+            rows = shape[0] if name == _BASIS and shape else 1
+            expected: tuple[int, ...] = (layout.size,) if name == _SHIFT else (rows, layout.size)
+        elif (own := name.removeprefix(f"{_FROZEN}.")) != name and own in named:
+            layout, rows = shard_layout(module, [own], processes), 1
+            expected = tuple(named[own].shape)
+        else:
+            return None
+        if shape != expected:
+            got = f"{shape} in the artifact"
+            fail("module", f"{name} of shape {expected}, as the module has", got,
+                 "Build it with the same layers and sizes")  # fmt: skip
+        return layout.kept(rows)
+
+    return kept
+
+
+def sharded_network_from(
+    tensors: Mapping[str, Any],
+    facts: Mapping[str, Any],
+    module: nn.Module,
+    output: Callable[[Any], Tensor] | None = None,
+) -> ShardedNetwork:
+    """Rebuild a network around a sharded module; see `networks.saving.network_from`.
+
+    Args:
+        tensors: tensors of the artifact, with the shards of this process.
+        facts: the result of `network_facts`.
+        module: the sharded module that `read_shares` was given; its weights do not matter, and it
+            is not changed.
+        output: selects the output tensor of the module.
+
+    Raises:
+        InputError: a module of another dtype, or weights that a sharded module cannot have.
+    """
+    for kind, has in (
+        ("masks", strip_prefix("network.mask", tensors)),
+        ("adapters", facts.get("base")),
+    ):
+        if has:
+            remedy = "Load it around a module in one process"
+            fail(
+                "module", "weights in one process for a model with " + kind, "sharded ones", remedy
+            )
+    network = ShardedNetwork(module, facts["names"], output)
+    frozen = strip_prefix(_FROZEN, tensors)
+    own = whole_tensors(sharded_tensors(network))
+    saved = add_prefix(_FROZEN, whole_tensors(frozen))
+    for name in own.keys() | saved.keys():
+        shapes = [tuple(of[name].shape) if name in of else None for of in (own, saved)]
+        if shapes[0] != shapes[1]:
+            fail("path", f"{name} of shape {shapes[0]}, as the module has", shapes[1])
+    shift = tensors[_SHIFT].part
+    if shift.dtype != network.dtype:
+        remedy = f"Convert it with .to({shift.dtype}) before fully_shard"
+        fail("module", f"weights of {shift.dtype}, as saved", network.dtype, remedy)
+    parts = {name: t.part if isinstance(t, DividedTensor) else t for name, t in frozen.items()}
+    for name, values in {"shift": shift, **parts}.items():
+        check_finite(f"path: {name}", values)
+    shaped = {name: values.reshape(network.local_shape(name)) for name, values in parts.items()}
+    centred: Network = network.with_buffers(shaped).with_weights(shift)
+    assert isinstance(centred, ShardedNetwork)
+    return centred
