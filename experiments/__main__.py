@@ -16,6 +16,7 @@ from experiments import store
 from subbayes.utils.checks import InputError
 
 EXPERIMENTS = (
+    "adapters",
     "enough",
     "laplace_images",
     "laplace_regression",

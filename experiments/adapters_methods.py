@@ -1,0 +1,369 @@
+"""Methods of the experiment with adapters, each with candidates for its settings.
+
+What is random are the adapters and the classifier. All methods of a seed share one training of
+these, and the ensemble has it as its first member. A method returns a predictor; settings that need
+no training, such as a temperature, are selected on the validation rows of each seed, the others on
+those of seed 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import subbayes
+from experiments.adapters_data import Part, Rows
+from experiments.adapters_model import Architecture, adapted_model
+from experiments.store import Record
+from subbayes import Sampling, Training
+from subbayes.baselines import (
+    WeightSamples,
+    blob,
+    ensemble_from_results,
+    mc_dropout,
+    point_estimate,
+    swag,
+    temperature_scaling,
+)
+from subbayes.diagnostics.predictor import Predictor
+from subbayes.inference.engine import Engine
+from subbayes.inference.laplace.linearised import linearised_laplace
+from subbayes.inference.variational.variational import FullRankVI, MeanFieldVI
+from subbayes.subspaces.random import Random
+from subbayes.training import swa, train
+from subbayes.training.trainer import SwaResult, TrainingResult
+from subbayes.utils.seeding import derive_seed
+
+__all__ = ["METHODS", "Method", "Plan", "Session", "validation_nll"]
+
+_RANDOM = ["adapters", "*.modules_to_save.*"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Sizes of the methods.
+
+    Attributes:
+        architecture: of the base model.
+        adapter_rank: rank of the adapters.
+        training: of the adapters.
+        members: of the ensemble.
+        draws: weight vectors that predictions average over.
+        directions: of the subspace of the trajectory.
+        groups: directions of random subspaces, each a group of weights.
+        steps: of variational inference in a subspace.
+        samples: draws of each of these steps.
+        batch_size: rows of each of these steps.
+        curvature_draws: columns of the curvature of each row from which Kronecker factors are
+            estimated.
+    """
+
+    architecture: Architecture = Architecture()
+    adapter_rank: int = 4
+    training: Training = field(
+        default_factory=lambda: Training(
+            epochs=20,
+            batch_size=64,
+            schedule="cosine",
+            prior_scale=1.0,
+            swa_epochs=10,
+            swa_learning_rate=0.05,
+        )
+    )
+    members: int = 5
+    draws: int = 10
+    directions: int = 9
+    groups: int = 500
+    steps: int = 300
+    samples: int = 2
+    batch_size: int = 100
+    curvature_draws: int = 2
+
+
+class Session:
+    """What the methods share for one seed of a data set; computed when it is first needed.
+
+    Args:
+        rows: the rows.
+        weights: of the base model.
+        plan: sizes.
+        seed: of everything.
+        settings: those of the training, as selected.
+    """
+
+    def __init__(
+        self, rows: Rows, weights: dict[str, Tensor], plan: Plan, seed: int, settings: Record
+    ) -> None:
+        self.rows, self.weights, self.plan, self.seed = rows, weights, plan, seed
+        self.settings = settings
+        self.training = replace(plan.training, learning_rate=settings["learning_rate"])
+
+    @property
+    def data(self) -> tuple[dict[str, Tensor], Tensor]:
+        """The training rows."""
+        return self.rows.train.inputs, self.rows.train.y
+
+    def model(self, member: int = 0, dropout: float | None = None) -> nn.Module:
+        """The model with fresh adapters."""
+        return adapted_model(
+            self.weights,
+            self.plan.architecture,
+            len(self.rows.intents),
+            self.plan.adapter_rank,
+            self.settings["dropout"] if dropout is None else dropout,
+            derive_seed(self.seed, member),
+        )
+
+    def trained(self, member: int) -> TrainingResult:
+        """A member of the ensemble."""
+        return train(
+            self.model(member),
+            "categorical",
+            self.data,
+            self.training,
+            parameters=_RANDOM,
+            seed=derive_seed(self.seed, member),
+            progress=False,
+        )
+
+    @cached_property
+    def result(self) -> TrainingResult:
+        """The maximum a posteriori, the first member of the ensemble."""
+        return self.trained(0)
+
+    @cached_property
+    def members(self) -> list[TrainingResult]:
+        """The members of the ensemble."""
+        return [self.result, *map(self.trained, range(1, self.plan.members))]
+
+    @cached_property
+    def path(self) -> SwaResult:
+        """The trajectory of stochastic weight averaging from the maximum a posteriori."""
+        return swa(
+            self.result,
+            "categorical",
+            self.data,
+            self.training,
+            parameters=_RANDOM,
+            seed=self.seed,
+            progress=False,
+        )
+
+    def best(self, candidates: Iterable[Predictor]) -> Predictor:
+        """The predictor with the best log-likelihood of the validation rows."""
+        return min(candidates, key=lambda one: validation_nll(one, self.rows.validation))
+
+
+def validation_nll(predictor: Predictor, part: Part) -> float:
+    """Mean negative log-likelihood of some rows."""
+    return -float(predictor.predict(part.inputs).log_prob(part.y).mean())
+
+
+# --- baselines ------------------------------------------------------------------------------------
+
+
+def _map(session: Session, settings: Record) -> Predictor:
+    return point_estimate(session.result)
+
+
+def _temperature(session: Session, settings: Record) -> Predictor:
+    held_out = session.rows.validation
+    return temperature_scaling(point_estimate(session.result), (held_out.inputs, held_out.y))
+
+
+def _mc_dropout(session: Session, settings: Record) -> Predictor:
+    """Of a network that is trained with the rate of dropout."""
+    result = Session.trained(_with_dropout(session, settings["rate"]), 0)
+    return mc_dropout(result, n_draws=session.plan.draws, seed=session.seed)
+
+
+def _with_dropout(session: Session, rate: float) -> Session:
+    settings = session.settings | {"dropout": rate}
+    return Session(session.rows, session.weights, session.plan, session.seed, settings)
+
+
+def _ensemble(session: Session, settings: Record) -> Predictor:
+    return ensemble_from_results(session.members)
+
+
+def _swag(session: Session, settings: Record) -> Predictor:
+    return session.best(
+        swag(session.path, session.plan.draws, scale=scale, seed=session.seed)
+        for scale in (0.1, 0.5, 1.0, 2.0)
+    )
+
+
+def _blob(session: Session, settings: Record) -> Predictor:
+    return blob(
+        session.model(dropout=0.0),
+        "categorical",
+        session.data,
+        session.training,
+        kl_weight=settings["kl_weight"],
+        initial_scale=settings["initial_scale"],
+        n_draws=session.plan.draws,
+        seed=session.seed,
+        progress=False,
+    )
+
+
+@dataclass(frozen=True)
+class FewDraws:
+    """A linearised posterior that predicts by a few draws of the linearised network.
+
+    Attributes:
+        posterior: the posterior.
+        n_draws: number of draws.
+        seed: of the draws.
+    """
+
+    posterior: Any
+    n_draws: int
+    seed: int
+
+    def predict(self, inputs: Any) -> Any:
+        """Average over the draws."""
+        return self.posterior.predict(
+            inputs, method="monte-carlo", n_draws=self.n_draws, seed=self.seed
+        )
+
+
+def _laplace(session: Session, settings: Record) -> Any:
+    """With the prior precision of the best validation rows."""
+    posterior = linearised_laplace(
+        session.result.network,
+        "categorical",
+        session.data,
+        covariance="kfac",
+        columns=session.plan.curvature_draws,
+        progress=False,
+    )
+    return session.best(
+        FewDraws(posterior.with_prior_precision(precision), session.plan.draws, session.seed)
+        for precision in (1.0, 10.0, 100.0, 1e3)
+    )
+
+
+# --- subspaces ------------------------------------------------------------------------------------
+
+
+def _posterior(
+    session: Session, module: nn.Module, subspace: Any, engine: type[Any], settings: Record
+) -> Any:
+    """The posterior in a subspace of the adapters and the classifier."""
+    plan = session.plan
+    inference: Engine = engine(
+        steps=plan.steps,
+        samples=plan.samples,
+        batch_size=min(plan.batch_size, len(session.rows.train.y)),
+    )
+    return subbayes.fit(
+        module.eval(),
+        session.data,
+        likelihood="categorical",
+        parameters=_RANDOM,
+        subspace=subspace,
+        inference=inference,
+        prior=settings["prior"],
+        temperature=settings["temperature"],
+        training=Training(epochs=0, swa_epochs=0),
+        sampling=Sampling(draws=plan.draws, chains=1, seed=session.seed, progress=False),
+    )
+
+
+def _random(session: Session, settings: Record) -> Predictor:
+    """Around the maximum a posteriori."""
+    subspace = Random(rank=session.plan.groups)
+    return _posterior(session, session.result.module, subspace, MeanFieldVI, settings)
+
+
+def _pca(session: Session, settings: Record) -> Predictor:
+    """Around the mean of the trajectory."""
+    subspace = session.path.recorder.pca(session.plan.directions)
+    module = session.path.network.module_with()
+    return _posterior(session, module, subspace, FullRankVI, settings)
+
+
+def _many(session: Session, settings: Record) -> Predictor:
+    """Random subspaces around all members of the ensemble, with equal weights."""
+    plan, parts = session.plan, []
+    each = replace(plan, draws=max(1, plan.draws // plan.members), steps=plan.steps // 3)
+    for m, member in enumerate(session.members):
+        own = Session(session.rows, session.weights, each, derive_seed(session.seed, m),
+                      session.settings)  # fmt: skip
+        fitted = _posterior(own, member.module, Random(rank=plan.groups), MeanFieldVI, settings)
+        z = torch.from_numpy(fitted.sampled.flat().copy())
+        parts.append(fitted.subspace.weights(z.to(fitted.network.weights)))
+    first = session.result
+    return WeightSamples(first.network, torch.cat(parts), first.likelihood, "subspaces")
+
+
+# --- table ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method of the experiment.
+
+    Attributes:
+        label: its name in tables.
+        fit: takes a session and settings; returns a predictor.
+        candidates: settings to select from, on the validation rows of seed 0.
+        fields: names of the fields of the plan that it uses beside those of the training.
+        is_subspace: whether it is a posterior in a subspace of the adapters.
+    """
+
+    label: str
+    fit: Callable[[Session, Record], Any]
+    candidates: tuple[Record, ...] = ({},)
+    fields: tuple[str, ...] = ()
+    is_subspace: bool = False
+
+
+def _grid(**values: tuple[Any, ...]) -> tuple[Record, ...]:
+    found: list[Record] = [{}]
+    for name, options in values.items():
+        found = [one | {name: option} for one in found for option in options]
+    return tuple(found)
+
+
+_VI = ("draws", "steps", "samples", "batch_size")
+
+METHODS = {
+    "map": Method("MAP", _map, _grid(learning_rate=(3e-3, 1e-2), dropout=(0.0, 0.1))),
+    "temperature": Method("temperature scaling", _temperature),
+    "mc-dropout": Method("MC dropout", _mc_dropout, _grid(rate=(0.1, 0.3)), ("draws",)),
+    "ensemble": Method("ensemble of adapters", _ensemble, fields=("members",)),
+    "laplace": Method("Laplace-LoRA, KFAC", _laplace, fields=("draws", "curvature_draws")),
+    "blob": Method(
+        "BLoB", _blob, _grid(kl_weight=(0.1, 1.0), initial_scale=(0.01, 0.05)), ("draws",)
+    ),
+    "swag": Method("SWAG", _swag, fields=("draws",)),
+    "random": Method(
+        "random subspace",
+        _random,
+        _grid(prior=(1.0,), temperature=(1.0, 10.0)),
+        (*_VI, "groups"),
+        True,
+    ),
+    "pca": Method(
+        "PCA subspace",
+        _pca,
+        _grid(prior=(1.0,), temperature=(1.0, 10.0, 100.0)),
+        (*_VI, "directions"),
+        True,
+    ),
+    "subspaces": Method(
+        "random subspaces of an ensemble",
+        _many,
+        _grid(prior=(1.0,), temperature=(1.0, 10.0)),
+        (*_VI, "groups", "members"),
+        True,
+    ),
+}
+"""Methods by name; the first one is the training that the others share."""
