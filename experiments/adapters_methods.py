@@ -59,8 +59,8 @@ class Plan:
         steps: of variational inference in a subspace.
         samples: draws of each of these steps.
         batch_size: rows of each of these steps.
-        curvature_draws: columns of the curvature of each row from which Kronecker factors are
-            estimated.
+        curvature_draws: combinations of the gradients of each row of which Kronecker factors are
+            made.
     """
 
     architecture: Architecture = Architecture()
@@ -240,7 +240,7 @@ def _laplace(session: Session, settings: Record) -> Any:
         "categorical",
         session.data,
         covariance="kfac",
-        columns=session.plan.curvature_draws,
+        mc_samples=session.plan.curvature_draws,
         progress=False,
     )
     return session.best(
