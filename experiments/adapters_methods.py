@@ -67,7 +67,7 @@ class Plan:
     adapter_rank: int = 4
     training: Training = field(
         default_factory=lambda: Training(
-            epochs=20,
+            epochs=10,
             batch_size=64,
             schedule="cosine",
             prior_scale=1.0,
@@ -335,7 +335,7 @@ def _grid(**values: tuple[Any, ...]) -> tuple[Record, ...]:
 _VI = ("draws", "steps", "samples", "batch_size")
 
 METHODS = {
-    "map": Method("MAP", _map, _grid(learning_rate=(3e-3, 1e-2), dropout=(0.0, 0.1))),
+    "map": Method("MAP", _map, _grid(learning_rate=(3e-3, 5e-3, 1e-2), dropout=(0.0,))),
     "temperature": Method("temperature scaling", _temperature),
     "mc-dropout": Method("MC dropout", _mc_dropout, _grid(rate=(0.1, 0.3)), ("draws",)),
     "ensemble": Method("ensemble of adapters", _ensemble, fields=("members",)),
