@@ -37,7 +37,6 @@ from subbayes.utils.checks import check_choice, check_count
 __all__ = ["Bench", "add_options", "run", "scores_of"]
 
 Say = Callable[..., None]
-_SHARED = "map"
 
 
 @dataclass
@@ -95,7 +94,8 @@ class Bench:
 
     def _select(self, method: str) -> Record | None:
         candidates, scores = METHODS[method].candidates, []
-        if method != _SHARED and self.selected(_SHARED) is None:
+        base = METHODS[method].base
+        if base != method and self.selected(base) is None:
             return None
         if len(candidates) == 1:
             return candidates[0]
@@ -111,33 +111,37 @@ class Bench:
     def _facts(self, method: str, settings: Record) -> Record:
         """What determines a record."""
         sizes, used = dataclasses.asdict(self.plan), METHODS[method].fields
-        shared = settings if method == _SHARED else self.selected(_SHARED)
         names = ("architecture", "adapter_rank", "training", *used)
         return {
             "dataset": self.rows.name,
             "method": method,
             "settings": settings,
-            "shared": shared,
+            "training": self._training(method, settings),
             "plan": {name: sizes[name] for name in names},
         }
 
+    def _training(self, method: str, settings: Record) -> Record:
+        """The settings of the training."""
+        base = METHODS[method].base
+        found = settings if base == method else self.selected(base)
+        assert found is not None
+        return found
+
     # --- computation ------------------------------------------------------------------------------
 
-    def _session(self, seed: int, shared: Record) -> Session:
-        key = f"{seed} {shared}"
+    def _session(self, seed: int, training: Record) -> Session:
+        key = f"{seed} {training}"
         if key not in self._sessions:
-            self._sessions = {
-                key: Session(self.rows, self.weights(), self.plan, seed, shared)
-            }
+            made = Session(self.rows, self.weights(), self.plan, seed, training)
+            self._sessions[key] = made
         return self._sessions[key]
 
     def _fit(self, method: str, settings: Record, seed: int) -> tuple[Any, Record]:
-        shared = settings if method == _SHARED else self.selected(_SHARED)
-        assert shared is not None
+        session = self._session(seed, self._training(method, settings))
         started, cpu = time.perf_counter(), time.process_time()
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", UserWarning)
-            fitted = METHODS[method].fit(self._session(seed, shared), settings)
+            fitted = METHODS[method].fit(session, settings)
         seconds = {"fit": time.perf_counter() - started, "fit_cpu": time.process_time() - cpu}
         problems = sorted({str(w.message) for w in caught if issubclass(w.category, UserWarning)})
         return fitted, {"seconds": seconds, "warnings": [one[:200] for one in problems]}
@@ -209,10 +213,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(
-    options: argparse.Namespace,
-    say: Say,
-    plan: Plan | None = None,
-    corpus: Corpus | None = None,
+    options: argparse.Namespace, say: Say, plan: Plan | None = None, corpus: Corpus | None = None
 ) -> Record:
     """Compute the missing records and print the tables; return a summary."""
     names = split_names(options.only, DATASETS)

@@ -1,7 +1,7 @@
 """Methods of the experiment with adapters, each with candidates for its settings.
 
 What is random are the adapters and the classifier. All methods of a seed share one training of
-these, and the ensemble has it as its first member. A method returns a predictor; settings that need
+these, and the ensemble, which may train for longer, has it as its first member. A method returns a predictor; settings that need
 no training, such as a temperature, are selected on the validation rows of each seed, the others on
 those of seed 0.
 """
@@ -67,19 +67,14 @@ class Plan:
     adapter_rank: int = 4
     training: Training = field(
         default_factory=lambda: Training(
-            epochs=10,
-            batch_size=64,
-            schedule="cosine",
-            prior_scale=1.0,
-            swa_epochs=10,
-            swa_learning_rate=0.05,
+            batch_size=64, schedule="cosine", prior_scale=1.0, swa_epochs=10, swa_learning_rate=0.05
         )
     )
     members: int = 5
     draws: int = 10
     directions: int = 9
     groups: int = 500
-    steps: int = 300
+    steps: int = 100
     samples: int = 2
     batch_size: int = 100
     curvature_draws: int = 2
@@ -93,7 +88,7 @@ class Session:
         weights: of the base model.
         plan: sizes.
         seed: of everything.
-        settings: those of the training, as selected.
+        settings: learning rate, number of epochs and rate of dropout of the training.
     """
 
     def __init__(
@@ -101,21 +96,23 @@ class Session:
     ) -> None:
         self.rows, self.weights, self.plan, self.seed = rows, weights, plan, seed
         self.settings = settings
-        self.training = replace(plan.training, learning_rate=settings["learning_rate"])
+        self.training = replace(
+            plan.training, learning_rate=settings["learning_rate"], epochs=settings["epochs"]
+        )
 
     @property
     def data(self) -> tuple[dict[str, Tensor], Tensor]:
         """The training rows."""
         return self.rows.train.inputs, self.rows.train.y
 
-    def model(self, member: int = 0, dropout: float | None = None) -> nn.Module:
+    def model(self, member: int = 0) -> nn.Module:
         """The model with fresh adapters."""
         return adapted_model(
             self.weights,
             self.plan.architecture,
             len(self.rows.intents),
             self.plan.adapter_rank,
-            self.settings["dropout"] if dropout is None else dropout,
+            self.settings.get("dropout", 0.0),
             derive_seed(self.seed, member),
         )
 
@@ -178,13 +175,9 @@ def _temperature(session: Session, settings: Record) -> Predictor:
 
 def _mc_dropout(session: Session, settings: Record) -> Predictor:
     """Of a network that is trained with the rate of dropout."""
-    result = Session.trained(_with_dropout(session, settings["rate"]), 0)
-    return mc_dropout(result, n_draws=session.plan.draws, seed=session.seed)
-
-
-def _with_dropout(session: Session, rate: float) -> Session:
-    settings = session.settings | {"dropout": rate}
-    return Session(session.rows, session.weights, session.plan, session.seed, settings)
+    own = Session(session.rows, session.weights, session.plan, session.seed,
+                  session.settings | {"dropout": settings["rate"]})  # fmt: skip
+    return mc_dropout(own.result, n_draws=session.plan.draws, seed=session.seed)
 
 
 def _ensemble(session: Session, settings: Record) -> Predictor:
@@ -200,7 +193,7 @@ def _swag(session: Session, settings: Record) -> Predictor:
 
 def _blob(session: Session, settings: Record) -> Predictor:
     return blob(
-        session.model(dropout=0.0),
+        session.model(),
         "categorical",
         session.data,
         session.training,
@@ -292,7 +285,7 @@ def _pca(session: Session, settings: Record) -> Predictor:
 def _many(session: Session, settings: Record) -> Predictor:
     """Random subspaces around all members of the ensemble, with equal weights."""
     plan, parts = session.plan, []
-    each = replace(plan, draws=max(1, plan.draws // plan.members), steps=plan.steps // 3)
+    each = replace(plan, draws=max(1, plan.draws // plan.members))
     for m, member in enumerate(session.members):
         own = Session(session.rows, session.weights, each, derive_seed(session.seed, m),
                       session.settings)  # fmt: skip
@@ -316,6 +309,7 @@ class Method:
         candidates: settings to select from, on the validation rows of seed 0.
         fields: names of the fields of the plan that it uses beside those of the training.
         is_subspace: whether it is a posterior in a subspace of the adapters.
+        base: the method whose settings are those of the training; it may be the method itself.
     """
 
     label: str
@@ -323,6 +317,7 @@ class Method:
     candidates: tuple[Record, ...] = ({},)
     fields: tuple[str, ...] = ()
     is_subspace: bool = False
+    base: str = "map"
 
 
 def _grid(**values: tuple[Any, ...]) -> tuple[Record, ...]:
@@ -333,37 +328,45 @@ def _grid(**values: tuple[Any, ...]) -> tuple[Record, ...]:
 
 
 _VI = ("draws", "steps", "samples", "batch_size")
+_RATE = (5e-3,)
+"""On validation rows of clinc150-few, seed 0, MAP had an NLL of 1.463, 1.351 after 10 epochs at rates
+3e-3 and 5e-3, and of 1.390, 1.437 and 1.429 after 20 at 3e-3, 5e-3 and 1e-2."""
 
 METHODS = {
-    "map": Method("MAP", _map, _grid(learning_rate=(3e-3, 5e-3, 1e-2), dropout=(0.0,))),
+    "map": Method("MAP", _map, _grid(learning_rate=_RATE, epochs=(10,))),
     "temperature": Method("temperature scaling", _temperature),
     "mc-dropout": Method("MC dropout", _mc_dropout, _grid(rate=(0.1, 0.3)), ("draws",)),
-    "ensemble": Method("ensemble of adapters", _ensemble, fields=("members",)),
-    "laplace": Method("Laplace-LoRA, KFAC", _laplace, fields=("draws", "curvature_draws")),
-    "blob": Method(
-        "BLoB", _blob, _grid(kl_weight=(0.1, 1.0), initial_scale=(0.01, 0.05)), ("draws",)
+    "ensemble": Method(
+        "ensemble of adapters",
+        _ensemble,
+        _grid(learning_rate=_RATE, epochs=(10, 20)),
+        ("members",),
+        base="ensemble",
     ),
+    "laplace": Method("Laplace-LoRA, KFAC", _laplace, fields=("draws", "curvature_draws")),
+    "blob": Method("BLoB", _blob, _grid(kl_weight=(0.1, 1.0), initial_scale=(0.05,)), ("draws",)),
     "swag": Method("SWAG", _swag, fields=("draws",)),
     "random": Method(
         "random subspace",
         _random,
-        _grid(prior=(1.0,), temperature=(1.0, 10.0)),
+        _grid(prior=(1.0,), temperature=(0.1, 1.0)),
         (*_VI, "groups"),
         True,
     ),
     "pca": Method(
         "PCA subspace",
         _pca,
-        _grid(prior=(1.0,), temperature=(1.0, 10.0, 100.0)),
+        _grid(prior=(1.0,), temperature=(1.0, 10.0)),
         (*_VI, "directions"),
         True,
     ),
     "subspaces": Method(
         "random subspaces of an ensemble",
         _many,
-        _grid(prior=(1.0,), temperature=(1.0, 10.0)),
+        _grid(prior=(1.0,), temperature=(0.1, 1.0)),
         (*_VI, "groups", "members"),
         True,
+        base="ensemble",
     ),
 }
-"""Methods by name; the first one is the training that the others share."""
+"""Methods by name."""

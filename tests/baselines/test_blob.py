@@ -14,7 +14,12 @@ from subbayes.likelihoods import Gaussian
 
 NOISE, PRIOR = 0.5, 0.8
 SLOW = Training(
-    epochs=1500, learning_rate=0.02, schedule="cosine", batch_size=None, clip_norm=None, swa_epochs=0
+    epochs=1500,
+    learning_rate=0.02,
+    schedule="cosine",
+    batch_size=None,
+    clip_norm=None,
+    swa_epochs=0,
 )
 
 

@@ -36,7 +36,7 @@ def made_up():
 
 def tiny():
     plan = Plan()
-    training = replace(plan.training, epochs=10, swa_epochs=6, batch_size=10)
+    training = replace(plan.training, swa_epochs=6, batch_size=10)
     sizes = Architecture(width=16, layers=1, heads=2, epochs=1, batch_size=12)
     return replace(
         plan, architecture=sizes, adapter_rank=1, training=training, members=2, draws=2,
@@ -63,9 +63,7 @@ def test_every_method_runs_and_resumes(tmp_path):
             assert 0 <= scores["accuracy"] <= 1 and scores["nll"] > 0
             assert 0 <= scores["auroc"] <= 1 and scores["seeds"] == 1
         lines = []
-        again = adapters.run(
-            options(tmp_path, recorded=True), lines.append, tiny(), made_up()
-        )
+        again = adapters.run(options(tmp_path, recorded=True), lines.append, tiny(), made_up())
         assert again == found
         assert "aims for" in lines[-1] and "Settings selected" in lines[-1]
     finally:
