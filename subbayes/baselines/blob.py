@@ -1,10 +1,11 @@
 r"""BLoB: mean-field inference of some weights while the others are trained (Wang et al. 2024).
 
-$$ \max_{m, s, \theta}\; E_{w \sim N(m, \mathrm{diag}(s^2))} \sum_n \log p(y_n \mid f(x_n; w, \theta))
+$$ \max_{m, s, \theta}\; E_{w \sim N(m, \mathrm{diag}(s^2))}
+     \Bigl[\sum_n \log p(y_n \mid f(x_n; w, \theta))\Bigr]
    - \lambda\, \mathrm{KL}\bigl(N(m, \mathrm{diag}(s^2)) \,\|\, N(0, \sigma^2 I)\bigr) $$
 
-In BLoB w are the matrices A of low-rank adapters B A, and $\theta$ the matrices B and the head. With
-all weights in w it is Bayes by Backprop (Blundell et al. 2015).
+In BLoB w are the matrices A of low-rank adapters B A, and $\theta$ the matrices B and the head.
+With all weights in w it is Bayes by Backprop (Blundell et al. 2015).
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from experiments import adapters, adapters_data, adapters_page  # noqa: E402
 from experiments.adapters_data import Corpus, Texts, rows_of  # noqa: E402
 from experiments.adapters_methods import METHODS, Plan  # noqa: E402
 from experiments.adapters_model import Architecture  # noqa: E402
+from subbayes.utils.checks import InputError  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -60,11 +61,84 @@ def test_every_method_runs_and_resumes(tmp_path):
         found = adapters.run(options(tmp_path), print, tiny(), made_up())
         assert set(found["clinc150-few"]) == set(METHODS)
         for scores in found["clinc150-few"].values():
-            assert 0 <= scores["accuracy"] <= 1 and scores["nll"] > 0
-            assert 0 <= scores["auroc"] <= 1 and scores["seeds"] == 1
+            assert scores["nll"] > 0
+            assert 0 <= scores["accuracy"] <= 1
+            assert 0 <= scores["auroc"] <= 1
         lines = []
         again = adapters.run(options(tmp_path, recorded=True), lines.append, tiny(), made_up())
         assert again == found
-        assert "aims for" in lines[-1] and "Settings selected" in lines[-1]
+        assert "aims for" in lines[-1]
+        assert "Settings selected" in lines[-1]
     finally:
         torch.set_num_threads(threads)
+
+
+def test_rows_have_the_labels_and_words_of_their_texts():
+    corpus = made_up()
+    rows, few = rows_of(corpus, "clinc150"), rows_of(corpus, "clinc150-few")
+    assert (len(rows.train.y), len(few.train.y)) == (36, 30)
+    assert few.train.y.bincount().tolist() == [10, 10, 10]
+    words = {i: word for word, i in corpus.vocabulary.ids.items()}
+    texts = corpus.texts["clinc150"]
+    for ids, label, (text, intent) in zip(
+        rows.test.inputs["input_ids"], rows.test.y, texts.test, strict=True
+    ):
+        assert rows.intents[label] == intent
+        assert ids[0] == adapters_data.START
+        known = [words[i] for i in ids[1:].tolist() if i > adapters_data.MASK]
+        assert known == [word for word in text.split() if word in corpus.vocabulary.ids]
+    longer = corpus.vocabulary.encode(["pay the bill 12 times!"], 4)
+    assert longer["input_ids"].shape == (1, 4)
+    assert longer["attention_mask"].sum() == 4
+
+
+def test_validation_rows_of_banking77_are_the_last_of_each_intent(tmp_path):
+    import gzip
+
+    folder = tmp_path / "banking77"
+    folder.mkdir()
+    for part, count in (("train", 12), ("test", 2)):
+        lines = ["text,category", *(f'"{c} {i}, please",{c}' for i in range(count) for c in "ab")]
+        with gzip.open(folder / f"{part}.csv.gz", "wt") as file:
+            file.write("\n".join(lines))
+    found = adapters_data._banking77(str(tmp_path), ["other"])
+    assert [text for text, _ in found.validation] == [
+        f"{c} {i}, please" for i in (10, 11) for c in "ab"
+    ]
+    assert len(found.train) == 20
+    assert found.first(3).train[-1] == ("b 2, please", "b")
+
+
+def record(method, seed, nll, auroc=0.8):
+    return {
+        "dataset": "clinc150-few", "method": method, "seed": seed, "settings": {}, "nll": nll,
+        "validation_nll": nll, "auroc": auroc, "accuracy": 0.5, "ece": 0.1, "brier": 0.5,
+        "seconds": {"fit_cpu": 1.0, "prediction_cpu": 2.0},
+    }  # fmt: skip
+
+
+def test_differences_are_paired_by_seed():
+    noise = np.random.default_rng(0).normal(size=5)
+    records = [record("pca", s, 1.0 + noise[s], 0.9) for s in range(5)]
+    records += [record("map", s, 1.5 + noise[s] + 0.01 * s) for s in range(4)]
+    records += [record("ensemble", s, 0.9 + noise[s]) for s in range(5)]
+    records += [record("random", s, 2.0) for s in range(5)]
+    assert adapters_page.best_subspace(records) == "pca"
+    mean, error, seeds = adapters_page.differences(records, "pca", "map", "nll")
+    gaps = 0.5 + 0.01 * np.arange(4)
+    assert seeds == 4
+    np.testing.assert_allclose([mean, error], [gaps.mean(), gaps.std(ddof=1) / 2])
+    found = adapters_page.goals(records, "pca")
+    assert found["baselines"] == 2
+    assert (found["wins"], found["losses"], found["ahead"]) == (1, 1, ["ensemble"])
+    assert found["auroc_gain"] == pytest.approx(0.1)
+    text = adapters_page.markdown({"clinc150-few": records})
+    assert "| MAP | 0.515 ± 0.006 |" in text
+    assert (
+        "| NLL no worse than that of any baseline | lower mean: ensemble of adapters | no |" in text
+    )
+
+
+def test_unknown_names_are_refused(tmp_path):
+    with pytest.raises(InputError, match="methods: expected one of"):
+        adapters.run(options(tmp_path, methods="none"), print, tiny(), made_up())

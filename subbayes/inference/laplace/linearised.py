@@ -231,8 +231,8 @@ class LinearisedPosterior(Predictor):
                 "extended-probit" or "laplace-bridge", in closed form for classes;
                 "monte-carlo", draws of the outputs, for any likelihood, in the time of as many
                 products with the Jacobian where there are more outputs than draws; "network",
-                draws of the weights passed through the network itself, for comparison (often worse, since the
-                posterior is that of the linearisation). "auto" takes "gaussian",
+                draws of the weights passed through the network itself, for comparison (often worse,
+                since the posterior is that of the linearisation). "auto" takes "gaussian",
                 "extended-probit" or "monte-carlo", depending on the likelihood.
             joint: keep the covariance of all inputs, (N C)^2 numbers, with "gaussian".
             n_draws: number of draws, for methods that draw; by default 200, and all draws of the

@@ -138,7 +138,7 @@ def test_minibatches_reach_the_same_optimum():
 
 
 def test_fits_with_minibatches_start_within_the_posterior():
-    """More coordinates than rows of a minibatch, around the mode of all rows: it stays near z = 0."""
+    """More coordinates than rows of a minibatch, around the mode of all rows."""
     rng = np.random.default_rng(0)
     x = torch.from_numpy(rng.normal(size=(400, 30)))
     y = x @ torch.from_numpy(rng.normal(size=30)) + torch.from_numpy(3 * rng.normal(size=400))
