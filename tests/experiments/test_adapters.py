@@ -9,11 +9,11 @@ import torch
 
 pytest.importorskip("peft")
 
-from experiments import adapters, adapters_data, adapters_page  # noqa: E402
-from experiments.adapters_data import Corpus, Texts, rows_of  # noqa: E402
-from experiments.adapters_methods import METHODS, Plan  # noqa: E402
-from experiments.adapters_model import Architecture  # noqa: E402
-from subbayes.utils.checks import InputError  # noqa: E402
+from experiments import adapters, adapters_data, adapters_page
+from experiments.adapters_data import Corpus, Texts, rows_of
+from experiments.adapters_methods import METHODS, Plan
+from experiments.adapters_model import Architecture
+from subbayes.utils.checks import InputError
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
