@@ -75,7 +75,7 @@ class Plan:
     directions: int = 9
     groups: int = 500
     steps: int = 100
-    samples: int = 2
+    samples: int = 1
     batch_size: int = 100
     curvature_draws: int = 2
 
@@ -349,7 +349,7 @@ METHODS = {
     "random": Method(
         "random subspace",
         _random,
-        _grid(prior=(1.0,), temperature=(0.1, 1.0)),
+        _grid(prior=(0.1, 0.3), temperature=(1.0,)),
         (*_VI, "groups"),
         True,
     ),
@@ -363,7 +363,7 @@ METHODS = {
     "subspaces": Method(
         "random subspaces of an ensemble",
         _many,
-        _grid(prior=(1.0,), temperature=(0.1, 1.0)),
+        _grid(prior=(0.1, 0.3), temperature=(1.0,)),
         (*_VI, "groups", "members"),
         True,
         base="ensemble",

@@ -280,7 +280,7 @@ class _Fit:
         """
         posterior, size = self.posterior, self.engine.batch_size
         target = _target(posterior, size, self._rng(0), fixed=True)
-        if size is not None:
+        if size is not None and isinstance(posterior, Posterior):
             once = posterior.with_temperature(posterior.temperature * posterior.data.n / size)
             target = _target(once, size, self._rng(0), fixed=True)
         height, mode = find_mode(target, np.zeros(self.posterior.rank), _MODE_ITERATIONS)
