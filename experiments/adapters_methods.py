@@ -22,6 +22,7 @@ from experiments.adapters_model import Architecture, adapted_model
 from experiments.store import Record
 from subbayes import Sampling, Training
 from subbayes.baselines import (
+    MeanFieldSettings,
     WeightSamples,
     blob,
     ensemble_from_results,
@@ -197,8 +198,7 @@ def _blob(session: Session, settings: Record) -> Predictor:
         "categorical",
         session.data,
         session.training,
-        kl_weight=settings["kl_weight"],
-        initial_scale=settings["initial_scale"],
+        settings=MeanFieldSettings(**settings),
         n_draws=session.plan.draws,
         seed=session.seed,
         progress=False,

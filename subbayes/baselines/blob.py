@@ -34,7 +34,35 @@ from subbayes.utils.checks import check_count, check_positive, check_seed, is_fi
 from subbayes.utils.seeding import fork_rng
 from subbayes.utils.types import Inputs, Targets
 
-__all__ = ["MeanFieldWeights", "blob", "train_mean_field"]
+__all__ = ["MeanFieldSettings", "MeanFieldWeights", "blob", "train_mean_field"]
+
+
+@dataclass(frozen=True)
+class MeanFieldSettings:
+    r"""The prior of random weights, where their deviations start, and the weight of the KL term.
+
+    Attributes:
+        prior_scale: $\sigma$ of the prior; 0.2 in the paper.
+        initial_scale: initial standard deviation of all weights.
+        kl_weight: $\lambda$; 1 is the evidence lower bound, less a posterior below temperature 1.
+
+    Raises:
+        InputError: a number that is not above 0.
+    """
+
+    prior_scale: float = 0.2
+    initial_scale: float = 0.01
+    kl_weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("prior_scale", "initial_scale", "kl_weight"):
+            check_positive(name, getattr(self, name))
+
+    def kl(self, mean: Float[Tensor, "D"], log_sd: Float[Tensor, "D"]) -> Tensor:
+        """KL divergence of the weights from their prior, in nats."""
+        log_ratio = log_sd - math.log(self.prior_scale)
+        squares = (mean / self.prior_scale) ** 2 + (2 * log_ratio).exp()
+        return 0.5 * (squares - 1).sum() - log_ratio.sum()
 
 
 @dataclass(frozen=True, repr=False)
@@ -76,9 +104,7 @@ def blob(
     training: Training = Training(),
     *,
     random: Selection = "*lora_A*",
-    prior_scale: float = 0.2,
-    initial_scale: float = 0.01,
-    kl_weight: float = 1.0,
+    settings: MeanFieldSettings = MeanFieldSettings(),
     n_draws: int = 30,
     seed: int = 0,
     validation: Any = None,
@@ -88,7 +114,7 @@ def blob(
     r"""Fine-tune a module with Gaussian matrices A of its adapters, and draw weights.
 
     See `train_mean_field` for the arguments and the errors; `n_draws` is the number of weight
-    vectors. The paper has prior_scale 0.2 and 10 draws.
+    vectors, 10 in the paper.
 
     Example:
         >>> from collections import OrderedDict
@@ -105,9 +131,7 @@ def blob(
         data,
         training,
         random=random,
-        prior_scale=prior_scale,
-        initial_scale=initial_scale,
-        kl_weight=kl_weight,
+        settings=settings,
         seed=seed,
         validation=validation,
         output=output,
@@ -123,9 +147,7 @@ def train_mean_field(
     training: Training = Training(),
     *,
     random: Selection = "all",
-    prior_scale: float = 1.0,
-    initial_scale: float = 0.01,
-    kl_weight: float = 1.0,
+    settings: MeanFieldSettings = MeanFieldSettings(),
     seed: int = 0,
     validation: Any = None,
     output: Callable[[Any], Tensor] | None = None,
@@ -152,16 +174,14 @@ def train_mean_field(
         training: settings of the first phase; `prior_scale` or `weight_decay` is that of $\theta$.
         random: which parameters are random, as `parameters` of `Network`; the other trainable ones
             are $\theta$.
-        prior_scale: $\sigma$ of the prior of the random weights.
-        initial_scale: initial standard deviation of the random weights.
-        kl_weight: $\lambda$; 1 is the evidence lower bound, less a posterior below temperature 1.
+        settings: of the random weights.
         seed: of the order of the data and of the draws.
         validation: held-out data, as for `train`.
         output: picks the tensor out of what the module returns, as for `Network`.
         progress: show a progress bar; None shows it on a terminal.
 
     Raises:
-        InputError: scales or a weight that are not above 0, or what `train` raises.
+        InputError: what `train` raises.
 
     Source:
         Wang, Shi, Han, Metaxas and Wang (2024), "BLoB: Bayesian low-rank adaptation by
@@ -175,20 +195,13 @@ def train_mean_field(
         >>> found.sd.shape, bool(found.mean[0] > 1.0)
         (torch.Size([2]), True)
     """
-    for name, value in (
-        ("prior_scale", prior_scale),
-        ("initial_scale", initial_scale),
-        ("kl_weight", kl_weight),
-    ):
-        check_positive(name, value)
     check_count("epochs", training.epochs)
     output = output_for(likelihood, output)
     network = Network(module, random, output, copy_frozen=False)
     with fork_rng(seed, network.device), torch.enable_grad():
         data, held_out = split_validation(data, training, validation, seed)
         minibatches = Minibatches(data, likelihood, network, training.batch_size, seed)
-        objective = _Objective(prior_scale, initial_scale, kl_weight)
-        task = _MeanField(minibatches, training, held_out, objective)
+        task = _MeanField(minibatches, training, held_out, settings)
         histories, _ = run(
             task,
             training.epochs,
@@ -204,22 +217,6 @@ def train_mean_field(
     )
 
 
-@dataclass(frozen=True)
-class _Objective:
-    """The settings of the ELBO."""
-
-    prior_scale: float
-    initial_scale: float
-    kl_weight: float
-
-    def kl(self, mean: Tensor, log_sd: Tensor) -> Tensor:
-        """KL divergence of the weights from their prior, in nats."""
-        log_ratio = log_sd - math.log(self.prior_scale)
-        return 0.5 * ((mean / self.prior_scale) ** 2 + (2 * log_ratio).exp() - 1).sum() - (
-            log_ratio.sum()
-        )
-
-
 class _MeanField(TrainableNetwork):
     """A module of which some weights are drawn anew in each step; its own values are the means."""
 
@@ -228,11 +225,11 @@ class _MeanField(TrainableNetwork):
         minibatches: Minibatches,
         training: Training,
         held_out: Data | None,
-        objective: _Objective,
+        settings: MeanFieldSettings,
     ) -> None:
         super().__init__(minibatches, training, held_out)
-        self.objective = objective
-        start = math.log(objective.initial_scale)
+        self.settings = settings
+        start = math.log(settings.initial_scale)
         self.log_sd = nn.Parameter(torch.full_like(self.network.weights, start))
         self.all_trainable.append(self.log_sd)
         means = {n: self.trainable[n] for n in self.network.names}
@@ -257,10 +254,10 @@ class _MeanField(TrainableNetwork):
         eps = torch.randn(mean.shape, dtype=mean.dtype).to(mean)
         weights = mean + self.log_sd.exp() * eps
         loss = self.loss(self.network.call(self.module, inputs, weights), y)
-        kl = self.objective.kl(mean, self.log_sd)
+        kl = self.settings.kl(mean, self.log_sd)
         for parameter in self.all_trainable:
             parameter.grad = None
-        (loss + self.objective.kl_weight / self.minibatches.n * kl).backward()
+        (loss + self.settings.kl_weight / self.minibatches.n * kl).backward()
         if self.training.clip_norm is not None:
             nn.utils.clip_grad_norm_(self.all_trainable, self.training.clip_norm)
         for optimizer in self.optimizers:
@@ -270,7 +267,7 @@ class _MeanField(TrainableNetwork):
     def end_epoch(self, number: int, losses: list[Any], rows: list[int]) -> list[dict[str, float]]:
         """The metrics of an epoch, with the KL divergence from the prior."""
         with torch.no_grad():
-            kl = float(self.objective.kl(self.mean(), self.log_sd))
+            kl = float(self.settings.kl(self.mean(), self.log_sd))
         return [one | {"kl": kl} for one in super().end_epoch(number, losses, rows)]
 
     def are_finite(self) -> list[bool]:

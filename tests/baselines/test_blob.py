@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from subbayes import InputError, Training
-from subbayes.baselines import blob, train_mean_field
+from subbayes.baselines import MeanFieldSettings, blob, train_mean_field
 from subbayes.likelihoods import Gaussian
 
 NOISE, PRIOR = 0.5, 0.8
@@ -48,10 +48,8 @@ def linear(inputs=3):
 @pytest.mark.parametrize("kl_weight", [1.0, 0.1])
 def test_a_linear_model_has_the_mean_field_optimum_in_closed_form(regression, kl_weight):
     """Means are those of the posterior, precisions the diagonal of its precision (Bishop 10.1)."""
-    found = train_mean_field(
-        linear(), Gaussian(NOISE), regression, SLOW, prior_scale=PRIOR, kl_weight=kl_weight,
-        initial_scale=0.05,
-    )  # fmt: skip
+    settings = MeanFieldSettings(PRIOR, 0.05, kl_weight)
+    found = train_mean_field(linear(), Gaussian(NOISE), regression, SLOW, settings=settings)
     mean, sd = closed_form(*regression, kl_weight)
     assert ((found.mean - mean).abs() < 0.1 * sd).all()  # gradients of a single draw have noise
     np.testing.assert_allclose(found.sd, sd, rtol=0.1)
@@ -69,8 +67,8 @@ def test_other_parameters_are_trained_with_the_random_ones(regression):
     module = nn.Sequential(layers)
     before = {name: p.detach().clone() for name, p in module.named_parameters()}
     found = train_mean_field(
-        module, Gaussian(NOISE), (x, y), SLOW, random="lora_A.*", prior_scale=PRIOR,
-        initial_scale=0.05,
+        module, Gaussian(NOISE), (x, y), SLOW, random="lora_A.*",
+        settings=MeanFieldSettings(PRIOR, 0.05),
     )  # fmt: skip
     assert all(torch.equal(p, before[name]) for name, p in module.named_parameters())
     trained = found.network.module_with()
@@ -87,9 +85,8 @@ def test_without_data_the_prior_comes_back():
     """Inputs of zero have no information."""
     x, y = torch.zeros(20, 3, dtype=torch.float64), torch.zeros(20, dtype=torch.float64)
     training = Training(epochs=300, learning_rate=0.05, schedule="cosine", batch_size=None)
-    found = train_mean_field(
-        linear(), Gaussian(NOISE), (x, y), training, prior_scale=PRIOR, initial_scale=0.3
-    )
+    settings = MeanFieldSettings(PRIOR, 0.3)
+    found = train_mean_field(linear(), Gaussian(NOISE), (x, y), training, settings=settings)
     np.testing.assert_allclose(found.mean, 0, atol=1e-3)
     np.testing.assert_allclose(found.sd, PRIOR, rtol=1e-3)
 
@@ -134,9 +131,8 @@ def test_early_stopping_restores_deviations(tuned):
 
 @pytest.mark.parametrize("name", ["prior_scale", "initial_scale", "kl_weight"])
 def test_scales_are_above_zero(name):
-    data = torch.zeros(4, 3), torch.zeros(4)
     with pytest.raises(InputError, match=f"{name}: expected a finite number above 0"):
-        train_mean_field(nn.Linear(3, 1), "gaussian", data, **{name: 0.0})
+        MeanFieldSettings(**{name: 0.0})
 
 
 def test_a_module_without_adapters_is_refused():
