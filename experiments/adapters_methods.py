@@ -62,6 +62,8 @@ class Plan:
         batch_size: rows of each of these steps.
         curvature_draws: combinations of the gradients of each row of which Kronecker factors are
             made.
+        precisions: of the prior of Laplace-LoRA, to select from.
+        scales: of the covariance of SWAG, to select from.
     """
 
     architecture: Architecture = Architecture()
@@ -79,6 +81,8 @@ class Plan:
     samples: int = 1
     batch_size: int = 100
     curvature_draws: int = 2
+    precisions: tuple[float, ...] = (1e2, 1e3, 1e4, 1e5)
+    scales: tuple[float, ...] = (0.1, 0.5, 1.0, 2.0)
 
 
 class Session:
@@ -188,7 +192,7 @@ def _ensemble(session: Session, settings: Record) -> Predictor:
 def _swag(session: Session, settings: Record) -> Predictor:
     return session.best(
         swag(session.path, session.plan.draws, scale=scale, seed=session.seed)
-        for scale in (0.1, 0.5, 1.0, 2.0)
+        for scale in session.plan.scales
     )
 
 
@@ -238,7 +242,7 @@ def _laplace(session: Session, settings: Record) -> Any:
     )
     return session.best(
         FewDraws(posterior.with_prior_precision(precision), session.plan.draws, session.seed)
-        for precision in (1.0, 10.0, 100.0, 1e3)
+        for precision in session.plan.precisions
     )
 
 
@@ -336,16 +340,11 @@ METHODS = {
     "map": Method("MAP", _map, _grid(learning_rate=_RATE, epochs=(10,))),
     "temperature": Method("temperature scaling", _temperature),
     "mc-dropout": Method("MC dropout", _mc_dropout, _grid(rate=(0.1, 0.3)), ("draws",)),
-    "ensemble": Method(
-        "ensemble of adapters",
-        _ensemble,
-        _grid(learning_rate=_RATE, epochs=(10, 20)),
-        ("members",),
-        base="ensemble",
+    "laplace": Method(
+        "Laplace-LoRA, KFAC", _laplace, fields=("draws", "curvature_draws", "precisions")
     ),
-    "laplace": Method("Laplace-LoRA, KFAC", _laplace, fields=("draws", "curvature_draws")),
     "blob": Method("BLoB", _blob, _grid(kl_weight=(0.1, 1.0), initial_scale=(0.05,)), ("draws",)),
-    "swag": Method("SWAG", _swag, fields=("draws",)),
+    "swag": Method("SWAG", _swag, fields=("draws", "scales")),
     "random": Method(
         "random subspace",
         _random,
@@ -359,6 +358,13 @@ METHODS = {
         _grid(prior=(1.0,), temperature=(1.0, 10.0)),
         (*_VI, "directions"),
         True,
+    ),
+    "ensemble": Method(
+        "ensemble of adapters",
+        _ensemble,
+        _grid(learning_rate=_RATE, epochs=(10, 20)),
+        ("members",),
+        base="ensemble",
     ),
     "subspaces": Method(
         "random subspaces of an ensemble",
