@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+import subbayes
 from subbayes import InputError, Training
 from subbayes.baselines import MeanFieldSettings, blob, train_mean_field
 from subbayes.likelihoods import Gaussian
@@ -111,6 +112,16 @@ def test_matrices_a_of_peft_are_random_and_the_rest_is_trained(tuned):
         assert (trained[name].data_ptr() == before.data_ptr()) == (not before.requires_grad)
     again = blob(model, "categorical", (inputs, labels), training, n_draws=6)
     assert torch.equal(found.weights, again.weights)
+
+
+def test_draws_are_saved_with_the_trained_parameters(tuned, tmp_path):
+    model, inputs, labels = tuned
+    training = Training(epochs=1, batch_size=7)
+    found = blob(model, "categorical", (inputs, labels), training, n_draws=3)
+    found.save(tmp_path / "blob")
+    fresh = adapted.adapted("lora", "SequenceClassification", torch.float32, seed=5)
+    again = subbayes.load(tmp_path / "blob", fresh)
+    np.testing.assert_array_equal(again.predict(inputs).outputs, found.predict(inputs).outputs)
 
 
 def test_early_stopping_restores_deviations(tuned):
