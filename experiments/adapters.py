@@ -60,7 +60,7 @@ class Bench:
     say: Say
     computes: bool = True
     settings: dict[str, Record | None] = field(default_factory=dict)
-    _sessions: dict[str, Session] = field(default_factory=dict)
+    _known: dict[int, dict[str, Any]] = field(default_factory=dict)  # trainings by seed
 
     def records(self, methods: Sequence[str], seeds: int) -> list[Record]:
         """The records of all methods, seed by seed.
@@ -80,7 +80,7 @@ class Bench:
                 if self.computes or key in self.store:
                     compute = lambda m=method, f=facts, s=seed: f | self._test(m, f, s)  # noqa: E731
                     found.append(self.store.get(key, compute, self._report))
-            self._sessions.clear()
+            self._known.clear()
         return found
 
     def selected(self, method: str) -> Record | None:
@@ -130,11 +130,8 @@ class Bench:
     # --- computation ------------------------------------------------------------------------------
 
     def _session(self, seed: int, training: Record) -> Session:
-        key = f"{seed} {training}"
-        if key not in self._sessions:
-            made = Session(self.rows, self.weights(), self.plan, seed, training)
-            self._sessions[key] = made
-        return self._sessions[key]
+        known = self._known.setdefault(seed, {})
+        return Session(self.rows, self.weights(), self.plan, seed, training, known)
 
     def _fit(self, method: str, settings: Record, seed: int) -> tuple[Any, Record]:
         session = self._session(seed, self._training(method, settings))

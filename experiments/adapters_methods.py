@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -93,14 +92,21 @@ class Session:
         weights: of the base model.
         plan: sizes.
         seed: of everything.
-        settings: learning rate, number of epochs and rate of dropout of the training.
+        settings: learning rate, number of epochs, rate of dropout and rate of weight averaging.
+        known: trainings of this seed by what determines them, which is added to.
     """
 
     def __init__(
-        self, rows: Rows, weights: dict[str, Tensor], plan: Plan, seed: int, settings: Record
+        self,
+        rows: Rows,
+        weights: dict[str, Tensor],
+        plan: Plan,
+        seed: int,
+        settings: Record,
+        known: dict[str, Any],
     ) -> None:
         self.rows, self.weights, self.plan, self.seed = rows, weights, plan, seed
-        self.settings = settings
+        self.settings, self.known = settings, known
         self.training = replace(
             plan.training, learning_rate=settings["learning_rate"], epochs=settings["epochs"]
         )
@@ -122,39 +128,45 @@ class Session:
         )
 
     def trained(self, member: int) -> TrainingResult:
-        """A member of the ensemble."""
-        return train(
-            self.model(member),
-            "categorical",
-            self.data,
-            self.training,
-            parameters=_RANDOM,
-            seed=derive_seed(self.seed, member),
-            progress=False,
-        )
+        """A member of the ensemble; the first one is the maximum a posteriori."""
+        names = ("learning_rate", "epochs", "dropout")
+        key = f"{member} {[self.settings.get(name) for name in names]}"
+        if key not in self.known:
+            self.known[key] = train(
+                self.model(member),
+                "categorical",
+                self.data,
+                self.training,
+                parameters=_RANDOM,
+                seed=derive_seed(self.seed, member),
+                progress=False,
+            )
+        return self.known[key]
 
-    @cached_property
-    def result(self) -> TrainingResult:
-        """The maximum a posteriori, the first member of the ensemble."""
-        return self.trained(0)
+    def path(self, member: int = 0) -> SwaResult:
+        """The trajectory of stochastic weight averaging from a member."""
+        key = f"path {member} {self.settings}"
+        if key not in self.known:
+            self.known[key] = swa(
+                self.trained(member),
+                "categorical",
+                self.data,
+                replace(self.training, swa_learning_rate=self.settings["swa_rate"]),
+                parameters=_RANDOM,
+                seed=derive_seed(self.seed, member),
+                progress=False,
+            )
+        return self.known[key]
 
-    @cached_property
-    def members(self) -> list[TrainingResult]:
-        """The members of the ensemble."""
-        return [self.result, *map(self.trained, range(1, self.plan.members))]
+    def with_dropout(self, rate: float) -> Session:
+        """The same with dropout in the training."""
+        settings = self.settings | {"dropout": rate}
+        return Session(self.rows, self.weights, self.plan, self.seed, settings, self.known)
 
-    @cached_property
-    def path(self) -> SwaResult:
-        """The trajectory of stochastic weight averaging from the maximum a posteriori."""
-        return swa(
-            self.result,
-            "categorical",
-            self.data,
-            self.training,
-            parameters=_RANDOM,
-            seed=self.seed,
-            progress=False,
-        )
+    @property
+    def members(self) -> range:
+        """Numbers of the members of the ensemble."""
+        return range(self.plan.members)
 
     def best(self, candidates: Iterable[Predictor]) -> Predictor:
         """The predictor with the best log-likelihood of the validation rows."""
@@ -170,28 +182,37 @@ def validation_nll(predictor: Predictor, part: Part) -> float:
 
 
 def _map(session: Session, settings: Record) -> Predictor:
-    return point_estimate(session.result)
+    return point_estimate(session.trained(0))
 
 
 def _temperature(session: Session, settings: Record) -> Predictor:
     held_out = session.rows.validation
-    return temperature_scaling(point_estimate(session.result), (held_out.inputs, held_out.y))
+    return temperature_scaling(point_estimate(session.trained(0)), (held_out.inputs, held_out.y))
 
 
 def _mc_dropout(session: Session, settings: Record) -> Predictor:
     """Of a network that is trained with the rate of dropout."""
-    own = Session(session.rows, session.weights, session.plan, session.seed,
-                  session.settings | {"dropout": settings["rate"]})  # fmt: skip
-    return mc_dropout(own.result, n_draws=session.plan.draws, seed=session.seed)
+    result = session.with_dropout(settings["rate"]).trained(0)
+    return mc_dropout(result, n_draws=session.plan.draws, seed=session.seed)
+
+
+def _swa(session: Session, settings: Record) -> Predictor:
+    return point_estimate(session.path())
+
+
+def _swa_ensemble(session: Session, settings: Record) -> Predictor:
+    paths = [session.path(m) for m in session.members]
+    weights = torch.stack([path.network.weights for path in paths])
+    return WeightSamples(paths[0].network, weights, paths[0].likelihood, "SWA ensemble")
 
 
 def _ensemble(session: Session, settings: Record) -> Predictor:
-    return ensemble_from_results(session.members)
+    return ensemble_from_results([session.trained(m) for m in session.members])
 
 
 def _swag(session: Session, settings: Record) -> Predictor:
     return session.best(
-        swag(session.path, session.plan.draws, scale=scale, seed=session.seed)
+        swag(session.path(), session.plan.draws, scale=scale, seed=session.seed)
         for scale in session.plan.scales
     )
 
@@ -233,7 +254,7 @@ class FewDraws:
 def _laplace(session: Session, settings: Record) -> Any:
     """With the prior precision of the best validation rows."""
     posterior = linearised_laplace(
-        session.result.network,
+        session.trained(0).network,
         "categorical",
         session.data,
         covariance="kfac",
@@ -276,27 +297,29 @@ def _posterior(
 def _random(session: Session, settings: Record) -> Predictor:
     """Around the maximum a posteriori."""
     subspace = Random(rank=session.plan.groups)
-    return _posterior(session, session.result.module, subspace, MeanFieldVI, settings)
+    return _posterior(session, session.trained(0).module, subspace, MeanFieldVI, settings)
 
 
 def _pca(session: Session, settings: Record) -> Predictor:
     """Around the mean of the trajectory."""
-    subspace = session.path.recorder.pca(session.plan.directions)
-    module = session.path.network.module_with()
-    return _posterior(session, module, subspace, FullRankVI, settings)
+    return _around_path(session, 0, settings)
+
+
+def _around_path(session: Session, member: int, settings: Record) -> Any:
+    path = session.path(member)
+    subspace = path.recorder.pca(session.plan.directions)
+    return _posterior(session, path.network.module_with(), subspace, FullRankVI, settings)
 
 
 def _many(session: Session, settings: Record) -> Predictor:
-    """Random subspaces around all members of the ensemble, with equal weights."""
-    plan, parts = session.plan, []
-    each = replace(plan, draws=max(1, plan.draws // plan.members))
-    for m, member in enumerate(session.members):
-        own = Session(session.rows, session.weights, each, derive_seed(session.seed, m),
-                      session.settings)  # fmt: skip
-        fitted = _posterior(own, member.module, Random(rank=plan.groups), MeanFieldVI, settings)
-        z = torch.from_numpy(fitted.sampled.flat().copy())
+    """The same around all members of the ensemble, with equal weights."""
+    each = max(1, session.plan.draws // session.plan.members)
+    parts = []
+    for member in session.members:
+        fitted = _around_path(session, member, settings)
+        z = torch.from_numpy(fitted.sampled.flat(each).copy())
         parts.append(fitted.subspace.weights(z.to(fitted.network.weights)))
-    first = session.result
+    first = session.path(0)
     return WeightSamples(first.network, torch.cat(parts), first.likelihood, "subspaces")
 
 
@@ -344,7 +367,10 @@ METHODS = {
         "Laplace-LoRA, KFAC", _laplace, fields=("draws", "curvature_draws", "precisions")
     ),
     "blob": Method("BLoB", _blob, _grid(kl_weight=(0.1, 1.0), initial_scale=(0.05,)), ("draws",)),
-    "swag": Method("SWAG", _swag, fields=("draws", "scales")),
+    "swa": Method(
+        "SWA", _swa, _grid(learning_rate=_RATE, epochs=(20,), swa_rate=(0.1, 0.2, 0.3)), base="swa"
+    ),
+    "swag": Method("SWAG", _swag, fields=("draws", "scales"), base="swa"),
     "random": Method(
         "random subspace",
         _random,
@@ -358,6 +384,7 @@ METHODS = {
         _grid(prior=(1.0,), temperature=(1.0, 10.0)),
         (*_VI, "directions"),
         True,
+        base="swa",
     ),
     "ensemble": Method(
         "ensemble of adapters",
@@ -366,13 +393,14 @@ METHODS = {
         ("members",),
         base="ensemble",
     ),
+    "swa-ensemble": Method("ensemble of SWA means", _swa_ensemble, fields=("members",), base="swa"),
     "subspaces": Method(
-        "random subspaces of an ensemble",
+        "PCA subspaces of an ensemble",
         _many,
-        _grid(prior=(0.1, 0.3), temperature=(1.0,)),
-        (*_VI, "groups", "members"),
+        _grid(prior=(1.0,), temperature=(1.0, 10.0)),
+        (*_VI, "directions", "members"),
         True,
-        base="ensemble",
+        base="swa",
     ),
 }
 """Methods by name."""
