@@ -381,7 +381,7 @@ METHODS = {
     "pca": Method(
         "PCA subspace",
         _pca,
-        _grid(prior=(1.0,), temperature=(1.0, 10.0)),
+        _grid(prior=(1.0,), temperature=(1.0, 10.0, 100.0)),
         (*_VI, "directions"),
         True,
         base="swa",
@@ -397,7 +397,7 @@ METHODS = {
     "subspaces": Method(
         "PCA subspaces of an ensemble",
         _many,
-        _grid(prior=(1.0,), temperature=(1.0, 10.0)),
+        _grid(prior=(1.0,), temperature=(1.0, 10.0, 100.0)),
         (*_VI, "directions", "members"),
         True,
         base="swa",
