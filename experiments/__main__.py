@@ -20,6 +20,7 @@ from subbayes.utils.checks import InputError
 from subbayes.utils.first_process import is_first_process
 
 EXPERIMENTS = (
+    "adapters",
     "defaults",
     "enough",
     "laplace_images",

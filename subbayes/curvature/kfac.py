@@ -20,20 +20,23 @@ Laplace approximation for neural networks"; Eschenhagen et al. (2023) for the tw
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
 from subbayes.curvature.diagonal import squared_column_norms
-from subbayes.curvature.gram import Block, Piece
+from subbayes.curvature.gram import Block, Piece, block
 from subbayes.curvature.jacobian import Jacobian
 from subbayes.curvature.layers import Layer, Span
 from subbayes.curvature.precision import Precision
+from subbayes.utils.checks import check_count, check_seed
 
 __all__ = ["Factors", "Kfac", "factor_shape"]
 
@@ -90,6 +93,12 @@ class Kfac(Precision):
     Args:
         V, prior_precision: as for `Precision`.
         factors: factors of the layers and diagonal of the other weights (0 elsewhere), if known.
+        mc_samples: number of random combinations of the gradients of a row, for many outputs; None
+            takes all gradients. The diagonal of the other weights is exact.
+        seed: of these.
+
+    Raises:
+        InputError: no samples.
     """
 
     form = "kfac"
@@ -99,11 +108,16 @@ class Kfac(Precision):
         V: Jacobian,
         prior_precision: float,
         factors: tuple[tuple[Factors, ...], Float[Tensor, "D"]] | None = None,
+        *,
+        mc_samples: int | None = None,
+        seed: int = 0,
     ) -> None:
         super().__init__(V, prior_precision)
+        if mc_samples is not None:
+            check_count("mc_samples", mc_samples)
         self._products: tuple[tuple[Layer, Tensor, Tensor], ...] = ()
         if factors is None:
-            self._products, self.diagonal = _compute_products(V)
+            self._products, self.diagonal = _compute_products(V, mc_samples, check_seed(seed))
         else:
             self.factors, self.diagonal = factors
 
@@ -186,12 +200,12 @@ class Kfac(Precision):
 
 
 def _compute_products(
-    V: Jacobian,
+    V: Jacobian, mc_samples: int | None, seed: int
 ) -> tuple[tuple[tuple[Layer, Tensor, Tensor], ...], Float[Tensor, "D"]]:
     """The two factors of each layer, and the diagonal of the other weights (0 elsewhere)."""
     sums: dict[str, tuple[Layer, Tensor, Tensor, int]] = {}
     others = V.plan.rest is not None
-    for _, part in V.blocks():
+    for part in _blocks(V, mc_samples, seed):
         for piece in part.pieces:
             if not (isinstance(piece, Piece) and piece.layer.is_matrix):
                 others = True
@@ -211,6 +225,18 @@ def _compute_products(
             for span in layer.spans:
                 diagonal[span.place] = 0
     return found, diagonal
+
+
+def _blocks(V: Jacobian, mc_samples: int | None, seed: int) -> Iterator[Block]:
+    """Blocks with the gradients of each row, or random combinations of them."""
+    if mc_samples is None or mc_samples >= V.roots:
+        yield from (part for _, part in V.blocks())
+        return
+    rng = np.random.default_rng(seed)
+    row_bytes = 2 * V.plan.row_bytes + mc_samples * V.plan.gradient_bytes
+    for _, batch, root in V.captured(max(1, V.memory_limit // row_bytes)):
+        eps = rng.standard_normal((len(batch), root.shape[-1], mc_samples)) / mc_samples**0.5
+        yield block(batch, root @ torch.from_numpy(eps).to(root))
 
 
 def _products(piece: Piece) -> tuple[Float[Tensor, "g o o"], Float[Tensor, "g i i"]]:

@@ -17,6 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from subbayes.curvature.jacobian import Jacobian
+from subbayes.curvature.many_products import ManyProducts
 from subbayes.networks.network import Network
 from subbayes.utils.checks import check_positive, fail
 from subbayes.utils.warning import warn_user
@@ -134,6 +135,22 @@ class Precision(ABC):
         )
         pulled = self.V.pull(rows.to(some.device))
         return self.solve(pulled + self.prior_precision**0.5 * weights.to(some))
+
+    def output_draws(
+        self, inputs: Any, count: int, generator: torch.Generator
+    ) -> tuple[Float[Tensor, "N C"], Float[Tensor, "s m"]]:
+        """Outputs, and draws of those of the linearised network minus them, jointly at all inputs.
+
+        They take one product of the Jacobian for each draw, whatever the number of outputs.
+
+        Args:
+            inputs: as for `covariance`.
+            count: number of draws.
+            generator: of the draws.
+        """
+        products = ManyProducts(self.jacobian(inputs).silent())
+        found = products.push(self.sample(count, generator))
+        return products.outputs(), found
 
     def logdet(self, noise: float = 1.0) -> float:
         r"""$\log\det(\nu V^\top V + \lambda I)$, where $\nu$ is `noise` (1 by default)."""

@@ -24,6 +24,7 @@ __all__ = ["EXACT", "FORMS", "Form", "check_exact", "check_options", "exact", "p
 EXACT = ("exact", "dual", "primal")
 _ARGUMENTS = ("covariance", "memory_limit", "prior_precision", "progress", "subspace")
 _OPTIONS = {
+    "kfac": ("mc_samples", "seed"),
     "low-rank": ("rank", "tolerance", "iterations", "rounds", "seed"),
     "sampled": ("samples", "tolerance", "iterations", "solver", "seed"),
 }
@@ -54,7 +55,7 @@ def precision(
         memory_limit: bytes for matrices, by default 80 % of the free memory; a quarter of it is
             for the gradients of a block, by default 256 MiB.
         progress: show progress bars, here and in predictions; None shows them on a terminal.
-        options: options of the low-rank or the sampled form.
+        options: options of the low-rank, the sampled or the Kronecker-factored form.
 
     Raises:
         InputError: incompatible arguments, a prior precision that is not above 0, or a form that
@@ -91,7 +92,7 @@ def precision(
         fail("covariance", "one that takes weights of observations", "'kfac'", remedy)
     from subbayes.curvature.kfac import Kfac
 
-    return Kfac(V, prior_precision)
+    return Kfac(V, prior_precision, **options)
 
 
 def check_options(form: str, options: Mapping[str, Any]) -> None:

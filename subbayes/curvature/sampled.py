@@ -142,20 +142,6 @@ class Sampled(Precision):
         r"""Estimate of $\mathrm{tr}(V \Psi V^\top)$, the weights that the data determine."""
         return float(self.draws.fitted.mean())
 
-    def output_draws(
-        self, inputs: Any, count: int, generator: torch.Generator
-    ) -> tuple[Float[Tensor, "N C"], Float[Tensor, "s m"]]:
-        """Outputs, and draws of those of the linearised network minus them, jointly at all inputs.
-
-        Args:
-            inputs: as for `covariance`.
-            count: number of draws, at most those of the posterior.
-            generator: of the order of the draws.
-        """
-        products = ManyProducts(self.jacobian(inputs).silent())
-        found = products.push(self.sample(count, generator))
-        return products.outputs(), found
-
     def _pushed(self, X: Jacobian) -> Float[Tensor, "S m"]:
         return ManyProducts(X.silent()).push(self.draws.x)
 

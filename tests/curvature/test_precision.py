@@ -229,6 +229,42 @@ def test_kronecker_factors_for_every_kind_of_layer(case):
     assert math.isclose(-float(torch.logdet(inverse)), found.logdet(), rel_tol=1e-6, abs_tol=1e-6)
 
 
+def test_random_gradients_of_kronecker_factors_have_the_exact_expectation():
+    """E[(G eps)(G eps)'] = G G', so that many samples give the factors of all gradients."""
+    torch.manual_seed(0)
+    net = Network(torch.nn.Linear(3, 5).double())
+    data = torch.randn(4, 3).double(), torch.arange(4)
+    likelihood = subbayes.likelihoods.Categorical()
+    full = precision(net, likelihood, data, "kfac")
+    first = full.factors[0]
+    exact = first.outer @ torch.diag_embed(first.values.sum(-1)) @ first.outer.mT
+    # Gaussian samples beside C gradients need S < C, so the mean of many seeds is compared
+    runs = []
+    for seed in range(400):
+        one = precision(net, likelihood, data, "kfac", mc_samples=2, seed=seed).factors[0]
+        runs.append(one.outer @ torch.diag_embed(one.values.sum(-1)) @ one.outer.mT)
+    found = torch.stack(runs)
+    error = found.std(0) / len(runs) ** 0.5
+    assert (error > 0).all()
+    assert ((found.mean(0) - exact).abs() < 4 * error).all()
+
+
+def test_random_gradients_do_not_depend_on_the_blocks():
+    torch.manual_seed(0)
+    net = Network(torch.nn.Linear(3, 5).double())
+    data, likelihood = (torch.randn(9, 3).double(), torch.arange(9) % 5), "categorical"
+    options = {"mc_samples": 2, "seed": 3}
+    whole = precision(net, likelihood, data, "kfac", **options)
+    parts = precision(net, likelihood, data, "kfac", memory_limit=4000, **options)
+    assert parts.V.memory_limit < whole.V.memory_limit
+    torch.testing.assert_close(whole.variances(), parts.variances(), rtol=1e-12, atol=0)
+    everything = precision(net, likelihood, data, "kfac", mc_samples=5)
+    known = precision(net, likelihood, data, "kfac")
+    assert torch.equal(everything.variances(), known.variances())
+    with pytest.raises(subbayes.InputError, match="mc_samples: expected a whole number"):
+        precision(net, likelihood, data, "kfac", mc_samples=0)
+
+
 def test_kronecker_factors_against_curvlinops():
     curvlinops = pytest.importorskip("curvlinops", exc_type=ImportError)
     torch.manual_seed(0)

@@ -31,6 +31,7 @@ OTHERS = (
 )
 LONGER = (
     "methods/all-weights",
+    "methods/blob",
     "methods/curves",
     "methods/linearised-laplace",
     "methods/optimal-subspace",

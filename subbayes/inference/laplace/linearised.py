@@ -229,9 +229,10 @@ class LinearisedPosterior(Predictor):
             inputs: in the form the module takes, or a loader of them.
             method: "gaussian", in closed form for Gaussian noise around the outputs; "probit",
                 "extended-probit" or "laplace-bridge", in closed form for classes;
-                "monte-carlo", draws of the outputs, for any likelihood; "network", draws of the
-                weights passed through the network itself, for comparison (often worse, since the
-                posterior is that of the linearisation). "auto" takes "gaussian",
+                "monte-carlo", draws of the outputs, for any likelihood, in the time of as many
+                products with the Jacobian where there are more outputs than draws; "network",
+                draws of the weights passed through the network itself, for comparison (often worse,
+                since the posterior is that of the linearisation). "auto" takes "gaussian",
                 "extended-probit" or "monte-carlo", depending on the likelihood.
             joint: keep the covariance of all inputs, (N C)^2 numbers, with "gaussian".
             n_draws: number of draws, for methods that draw; by default 200, and all draws of the
@@ -251,10 +252,11 @@ class LinearisedPosterior(Predictor):
         if method == "network":
             return self._through_network(inputs, n_draws, seed, noise)
         X = self.precision.jacobian(inputs)
-        if isinstance(self.precision, Sampled) and not joint:
-            many = method == "auto" and X.roots > _MANY_OUTPUTS
-            if many or method == "monte-carlo":
-                return self._from_draws(self.precision, X, n_draws, seed, noise)
+        sampled = isinstance(self.precision, Sampled)
+        many = sampled and method == "auto" and X.roots > _MANY_OUTPUTS
+        few = method == "monte-carlo" and (sampled or n_draws < X.roots)
+        if (many or few) and not joint:
+            return self._from_draws(X, n_draws, seed, noise)
         likelihood = with_noise(self.likelihood, noise, X.n)
         rows = None if joint else self.precision.blocks(X).cpu()
         mean, full = X.outputs().double().cpu(), None  # after the blocks, whose passes have them
@@ -267,18 +269,14 @@ class LinearisedPosterior(Predictor):
             rows = diagonal_blocks(full, X.roots)
         return predictive_of(mean, rows, likelihood, method, n_draws, seed, full)
 
-    def _from_draws(
-        self, psi: Sampled, X: Jacobian, count: int, seed: int, noise: Any
-    ) -> Predictive:
+    def _from_draws(self, X: Jacobian, count: int, seed: int, noise: Any) -> Predictive:
         """Draws of the outputs, without C x C matrices."""
         likelihood = with_noise(self.likelihood, noise, X.n)
-        outputs = self._output_draws(psi, X, count, seed)
+        outputs = self._output_draws(X, count, seed)
         check_outputs(outputs, likelihood)
         return Predictive(outputs, likelihood)
 
-    def _output_draws(
-        self, psi: Sampled, X: Jacobian, count: int, seed: int
-    ) -> Float[Tensor, "S N C"]:
+    def _output_draws(self, X: Jacobian, count: int, seed: int) -> Float[Tensor, "S N C"]:
         check_memory(
             "inputs",
             f"{count} draws of {X.rows} outputs",
@@ -286,7 +284,7 @@ class LinearisedPosterior(Predictor):
             "Pass fewer inputs at once, or lower n_draws",
         )
         generator = torch.Generator().manual_seed(check_seed(seed))
-        mean, found = psi.output_draws(X, count, generator)
+        mean, found = self.precision.output_draws(X, count, generator)
         return (mean.double() + found.reshape(len(found), *mean.shape)).cpu()
 
     def _through_network(self, inputs: Any, count: int, seed: int, noise: Any) -> Predictive:
@@ -308,7 +306,7 @@ class LinearisedPosterior(Predictor):
         """Draws of the linearised network as a function: outputs at all inputs jointly."""
         X: Jacobian = self.precision.jacobian(inputs)
         if isinstance(self.precision, Sampled):
-            return self._output_draws(self.precision, X, check_count("n", n), seed).numpy()
+            return self._output_draws(X, check_count("n", n), seed).numpy()
         check_covariance_memory(X.rows)
         generator = torch.Generator().manual_seed(check_seed(seed))
         mean = X.outputs().double().cpu()

@@ -273,8 +273,16 @@ class _Fit:
     progress: bool | None
 
     def initial(self) -> MeanField:
-        """A Gaussian at the mode near z = 0 (of one minibatch), narrower than the prior."""
-        target = self._target(stream=0, fixed=True)
+        """A Gaussian at the mode near z = 0, narrower than the prior.
+
+        With minibatches it is the mode given the rows of one, each counted once: weighted as all
+        rows, it can be far from the posterior, because many coordinates fit few rows perfectly.
+        """
+        posterior, size = self.posterior, self.engine.batch_size
+        target = _target(posterior, size, self._rng(0), fixed=True)
+        if size is not None and isinstance(posterior, Posterior):
+            once = posterior.with_temperature(posterior.temperature * posterior.data.n / size)
+            target = _target(once, size, self._rng(0), fixed=True)
         height, mode = find_mode(target, np.zeros(self.posterior.rank), _MODE_ITERATIONS)
         if not np.isfinite(height):
             fail(
@@ -301,8 +309,8 @@ class _Fit:
                 callback=partial(shown.update, 1),
             )
 
-    def _target(self, stream: int, fixed: bool = False) -> Target:
-        return _target(self.posterior, self.engine.batch_size, self._rng(stream), fixed)
+    def _target(self, stream: int) -> Target:
+        return _target(self.posterior, self.engine.batch_size, self._rng(stream))
 
     def _rng(self, stream: int) -> np.random.Generator:
         return np.random.default_rng((self.seed, stream))

@@ -212,11 +212,15 @@ def test_empty_candidates_are_rejected():
 def test_options_that_a_form_does_not_have():
     net, likelihood, data, new = problem(0)
     space = from_mask(net, torch.arange(3))
-    for form in ("exact", "diagonal", "kfac"):
+    for form in ("exact", "diagonal"):
         refused(
             lambda f=form: linearised_laplace(net, likelihood, data, covariance=f, rank=3),
             f"rank: expected an option of '{form}', which has none, got one. Leave it out",
         )
+    refused(
+        lambda: linearised_laplace(net, likelihood, data, covariance="kfac", rank=3),
+        "rank: expected an option of 'kfac': mc_samples, seed, got another",
+    )
     refused(
         lambda: optimal(net, likelihood, data, covariance="low-rank", tol=1e-3),
         "tol: expected an option of 'low-rank': rank, tolerance, iterations, rounds, seed",

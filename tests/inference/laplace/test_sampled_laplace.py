@@ -220,3 +220,22 @@ def test_many_outputs_without_a_matrix_of_them():
     predictive = posterior.predict(X[:4])
     assert predictive.kind == "mixture"
     assert predictive.epistemic.shape == (4, 3000)
+
+
+@pytest.mark.parametrize("form", ["exact", "kfac", "diagonal"])
+def test_few_draws_of_many_outputs_are_pushed_with_the_covariance_of_the_form(form):
+    """With fewer draws than outputs no covariance of outputs is made, and the law is the same."""
+    torch.manual_seed(0)
+    net = Network(torch.nn.Linear(3, 6).double())
+    data, new = (torch.randn(20, 3).double(), torch.arange(20) % 6), torch.randn(2, 3).double()
+    posterior = linearised_laplace(net, "categorical", data, covariance=form)
+    runs = [
+        posterior.predict(new, method="monte-carlo", n_draws=5, seed=seed).outputs
+        for seed in range(300)
+    ]
+    draws = torch.cat(runs).flatten(1)  # jointly at both inputs
+    mean, covariance = net(net.weights, new).flatten(), posterior.covariance(new)
+    scale = covariance.diagonal()
+    assert ((draws.mean(0) - mean).abs() < 4 * (scale / len(draws)).sqrt()).all()
+    error = (torch.outer(scale, scale) + covariance**2).sqrt() / len(draws) ** 0.5
+    assert ((draws.T.cov() - covariance).abs() < 4.5 * error).all()

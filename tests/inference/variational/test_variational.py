@@ -13,13 +13,15 @@ from densities import Banana, Bimodal, Toy
 from oracles import LinearGaussian, check_moments, sample
 from scipy import stats
 
-from subbayes import Draws
+from subbayes import Draws, Network, Posterior
 from subbayes.inference.importance_sampling import estimate_evidence
 from subbayes.inference.variational.elbo import ascend
 from subbayes.inference.variational.flows import Flow
 from subbayes.inference.variational.gaussians import FullRank, MeanField
 from subbayes.inference.variational.variational import FullRankVI, MeanFieldVI, RealNVP
+from subbayes.likelihoods import Gaussian
 from subbayes.priors import Normal
+from subbayes.subspace import FullSubspace
 from subbayes.utils.checks import InputError
 
 pytestmark = pytest.mark.usefixtures("unchecked")
@@ -133,6 +135,20 @@ def test_minibatches_reach_the_same_optimum():
     sd = np.sqrt(np.diag(covariance))
     np.testing.assert_allclose((found.mean - mean) / sd, 0, atol=0.3)
     np.testing.assert_allclose(np.sqrt(np.diag(found.covariance)) / sd, 1, atol=0.15)
+
+
+def test_fits_with_minibatches_start_within_the_posterior():
+    """More coordinates than rows of a minibatch, around the mode of all rows."""
+    rng = np.random.default_rng(0)
+    x = torch.from_numpy(rng.normal(size=(400, 30)))
+    y = x @ torch.from_numpy(rng.normal(size=30)) + torch.from_numpy(3 * rng.normal(size=400))
+    network = Network(torch.nn.Linear(30, 1, bias=False).double())
+    mode = torch.linalg.lstsq(x, y).solution
+    posterior = Posterior(network, Gaussian(3.0), (x, y), FullSubspace(mode), Normal(1.0))
+    sd = np.diag(np.linalg.inv((x.T @ x).numpy() / 9 + np.eye(30))) ** 0.5
+    fitted = MeanFieldVI(steps=8, batch_size=10).fit(posterior, progress=False)
+    # of ten rows alone the prior keeps it within a unit, less than three of its deviations
+    assert np.sqrt(np.mean(fitted.density.mean**2)) < 3 * sd.mean()
 
 
 # --- gradients ------------------------------------------------------------------------------------
