@@ -18,6 +18,7 @@ from subbayes.inference.configuration import Sampling
 from subbayes.inference.engine import ENGINES, Engine, engine_of
 from subbayes.inference.tempering import choose_temperature
 from subbayes.likelihoods import Likelihood
+from subbayes.likelihoods.base import WrappedLikelihood
 from subbayes.models.checkpoint import FitCheckpoint, check_saved_prior, check_saved_subspace
 from subbayes.models.divided import is_divided, training_of
 from subbayes.models.ensemble_start import EnsembleStart, centred_method, ensemble_settings
@@ -103,7 +104,8 @@ def fit(
         temperature: T, or "loo" or "validation" to choose it from the draws.
         validation: held-out data for `temperature="validation"`.
         training: how to train; `Training(epochs=0)` for a module that is trained already, with
-            `swa_epochs=0` to keep its weights (not for `PCA`).
+            `swa_epochs=0` to keep its weights (not for `PCA`). The default prior is flat: on a few
+            hundred rows pass `prior_scale`, or intervals may be too narrow.
         sampling: number of draws and chains, seed of all steps, checkpoint, progress bars. An
             interrupted call with a checkpoint resumes there and returns the same draws. With
             `initial="ensemble"` each chain starts at a network of its own, trained as those of
@@ -161,6 +163,8 @@ def fit(
     engine.check(method.expected_rank(network))
     start = EnsembleStart(model, network, likelihood, data, training, sampling, method)
     start.check(engine, prior)
+    if not isinstance(method, FixedSubspace):
+        _warn_of_flat_prior(network, likelihood, data, training)
 
     settings = fit_settings(likelihood, method, prior, training, sampling.seed)
     settings |= ensemble_settings(sampling)
@@ -224,6 +228,24 @@ def _train(
         )
     network = network.centred_on(shift, data)
     return without_training(network, likelihood, data, training, sampling.seed)
+
+
+def _warn_of_flat_prior(
+    network: Network, likelihood: Likelihood, data: Data, training: Training
+) -> None:
+    """Warn of noise that is learned from residuals of a network that can fit the noise itself."""
+    while isinstance(likelihood, WrappedLikelihood):
+        likelihood = likelihood.likelihood
+    learns_noise = isinstance(likelihood, likelihoods.Gaussian) and not likelihood.is_complete
+    is_flat = training.prior_scale is None and not training.weight_decay
+    can_overfit = network.size > data.n and training.validation is None and training.epochs > 0
+    if learns_noise and is_flat and can_overfit:
+        warn_user(
+            f"training: {network.size} weights with a flat prior on {data.n} rows; the noise "
+            "learned from their residuals may be too small, and intervals too narrow. Pass "
+            "training=Training(prior_scale=0.5), or subspace='full', "
+            "inference='laplace-linearised', prior='evidence'"
+        )
 
 
 def _warn_of_problems(fitted: FittedModel) -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import time
+import warnings
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
@@ -53,6 +54,25 @@ def net(features=3, outputs=1, hidden=5, seed=0):
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return nn.Sequential(nn.Linear(features, hidden), nn.Tanh(), nn.Linear(hidden, outputs))
+
+
+def flat_prior_warnings(training, likelihood="gaussian", n=20):
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        fit(
+            net(), data(n), likelihood=likelihood, training=training, **fit_options(draws=4, rank=2)
+        )
+    return [w for w in found if "flat prior" in str(w.message)]
+
+
+def test_noise_of_a_network_with_more_weights_than_rows_and_a_flat_prior_is_warned_of():
+    standardised = Standardized(Gaussian(), (0.0,), (2.0,))  # 26 weights
+    assert "26 weights with a flat prior on 20 rows" in str(flat_prior_warnings(QUICK)[0].message)
+    assert flat_prior_warnings(QUICK, standardised)
+    assert not flat_prior_warnings(QUICK, n=30)
+    assert not flat_prior_warnings(QUICK, Gaussian(0.1))
+    for change in ({"prior_scale": 1.0}, {"weight_decay": 0.1}, {"validation": 0.2}):
+        assert not flat_prior_warnings(replace(QUICK, **change))
 
 
 # --- results ------------------------------------------------------------------------------------
