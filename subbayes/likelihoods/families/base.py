@@ -394,6 +394,10 @@ class CommonParameters(WrappedLikelihood):
         """Var[y | f]."""
         return self.likelihood.variance(self._predictors(outputs))
 
+    def has_moment(self, outputs: Outputs, order: int) -> Tensor:
+        """As the family."""
+        return self.likelihood.has_moment(self._predictors(outputs), order)
+
     def sample(self, outputs: Outputs, generator: torch.Generator) -> Tensor:
         """One target per row of outputs."""
         return self.likelihood.sample(self._predictors(outputs), generator)

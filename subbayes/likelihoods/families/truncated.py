@@ -280,12 +280,26 @@ class TruncatedFamily(AroundFamily):
         y, weight = self._rule(eta, heavy=True)
         mean = (weight * y).sum(0)
         found = [mean, (weight * (y - mean).square()).sum(0)]
-        ends = zip((self.lower, self.upper), inner.bounds, strict=True)
-        if any(math.isinf(end) and math.isinf(own) for end, own in ends):  # a tail remains
+        if self._has_tail:
             found = [
                 torch.where(own.isinf(), own, part) for own, part in zip(whole, found, strict=True)
             ]
         return torch.stack(found)
+
+    @property
+    def _has_tail(self) -> bool:
+        """Whether responses are not bounded."""
+        return any(math.isinf(end) for end in self.bounds)
+
+    def has_moment(self, outputs: Outputs, order: int) -> Tensor:
+        """As the family where a tail remains."""
+        if self._has_tail:
+            return self.family.has_moment(outputs, order)
+        return super().has_moment(outputs, order)
+
+    def has_finite_parameters(self, outputs: Outputs) -> bool:
+        """Whether no parameter overflows; rates of counts with an upper bound may."""
+        return self._relative or super().has_finite_parameters(outputs)
 
     def mean(self, outputs: Outputs) -> Moments:
         """The mean within the bounds."""
