@@ -185,6 +185,7 @@ def check_fit(network: Network, likelihood: Likelihood, data: Data) -> int:
     first = to_device(data.first()[0], network.device)
     outputs = network.check(first)
     likelihood.check_outputs(outputs, targets)
+    likelihood.for_outputs(outputs, targets).check_parameters(outputs)
     warn_of_probabilities(network, likelihood, first)
     return outputs
 

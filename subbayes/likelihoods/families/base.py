@@ -209,6 +209,12 @@ class Family(Likelihood):
         if n_outputs != len(self.locations) or self.n_thresholds:
             super().check_outputs(n_outputs, y)
 
+    def check_parameters(self, n_outputs: int) -> None:
+        """Raise `InputError` unless there is an output for each parameter."""
+        if n_outputs != (needed := len(self.links)):
+            remedy = f"Give the last layer {needed} outputs"
+            fail("module", f"{needed} outputs for {self!r}", n_outputs, remedy)
+
     def for_outputs(self, n_outputs: int, y: Targets) -> Likelihood:
         """The likelihood whose other parameters are learned, for outputs of the location alone."""
         if n_outputs != len(self.locations) or n_outputs == len(self.parameters):
