@@ -156,11 +156,12 @@ def describe_error(error: Any) -> str:
     if not error.argument:
         return as_options(_in_one_line(str(error)))
     name, expected, remedy = _name_of(error.argument), error.expected, error.remedy
-    got = _with_line(error.got) if error.argument in ("X", "y") else error.got
+    got = _with_line(error.got) if error.argument in _OF_ROWS else error.got
     return message(name, as_options(expected), got, as_options(remedy))
 
 
 _ROW = re.compile(r"\brow (\d+)")
+_OF_ROWS = ("X", "y", "predictions", "model")  # arguments of errors that name rows of the table
 
 
 def _with_line(got: str) -> str:

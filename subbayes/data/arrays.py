@@ -12,21 +12,38 @@ from torch import Tensor
 from subbayes.utils.checks import fail, fail_type
 from subbayes.utils.types import Inputs, Targets
 
-__all__ = ["check_dense", "is_list_of_dicts", "join_dicts", "to_inputs", "to_targets", "to_tensor"]
+__all__ = [
+    "check_dense",
+    "check_not_masked",
+    "is_list_of_dicts",
+    "join_dicts",
+    "native_array",
+    "to_inputs",
+    "to_targets",
+    "to_tensor",
+]
+
+_UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)  # with which torch does not compute
 
 
 def to_tensor(argument: str, value: Any, keep_double: bool = False) -> Tensor:
     """Convert an array to a tensor; float64 becomes torch's default dtype unless kept.
 
     Raises:
-        InputError: text, a ragged list, or a tensor that is not dense, see `check_dense`.
+        InputError: text, a ragged list, masked values, or a tensor that is not dense, see
+            `check_dense`.
         InputTypeError: not an array.
     """
     if isinstance(value, Tensor):
         check_dense(argument, value)
-        return value.detach()
+        value = value.detach()
+        if value.dtype in _UNSIGNED:
+            whole = native_array(argument, value.cpu().numpy())
+            return torch.from_numpy(whole).to(value.device)
+        return value
     if hasattr(value, "to_numpy"):
         value = value.to_numpy()
+    check_not_masked(argument, value)
     if not isinstance(value, (np.ndarray, list, tuple, int, float, np.generic)):
         fail_type(argument, "a tensor or an array", value)
     try:
@@ -40,12 +57,40 @@ def to_tensor(argument: str, value: Any, keep_double: bool = False) -> Tensor:
             f"an array of dtype {array.dtype}",
             "Encode strings and categories first (subbayes.data.encoder.TabularEncoder does)",
         )
+    array = native_array(argument, array)
     if not (array.flags.writeable and min(array.strides, default=0) >= 0):
         array = array.copy()  # torch accepts neither read-only arrays nor negative strides
     tensor = torch.as_tensor(array)
     if tensor.dtype == torch.float64 and not keep_double:
         return tensor.to(torch.get_default_dtype())
     return tensor
+
+
+def check_not_masked(argument: str, value: Any) -> None:
+    """Check that an array of NumPy has no masked entries, whose values other functions would use.
+
+    Example:
+        >>> check_not_masked("X", np.ma.masked_array([1.0, 2.0], [False, True]))
+        Traceback (most recent call last):
+            ...
+        subbayes.InputError: X: expected no masked entries, got 1 of 2. Drop these rows, or put \
+numbers or NaN there with .filled(...).
+    """
+    if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
+        got = f"{np.ma.count_masked(value)} of {value.size}"
+        remedy = "Drop these rows, or put numbers or NaN there with .filled(...)"
+        fail(argument, "no masked entries", got, remedy)
+
+
+def native_array(argument: str, array: np.ndarray) -> np.ndarray:
+    """An array in the number formats that torch computes with, of the same values."""
+    if array.dtype.kind == "u" and array.dtype.itemsize > 1:
+        if array.size and array.max() > np.iinfo(np.int64).max:
+            fail(argument, "numbers below 2^63", f"{array.max()}", "Convert them to float64")
+        return array.astype(np.int64)
+    if array.dtype.kind == "f" and array.dtype.itemsize > 8:
+        return array.astype(np.float64)
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
 def to_inputs(inputs: Any, argument: str = "inputs") -> Inputs:
@@ -70,7 +115,8 @@ def check_dense(argument: str, tensor: Tensor) -> None:
     """Check that a tensor has one real number in memory for each of its entries.
 
     Raises:
-        InputError: a tensor that is sparse, nested, quantised, complex or without values (of the
+        InputError: a tensor that is sparse, nested, quantised, complex, of 8-bit
+            floats or without values (of the
             device "meta").
 
     Example:
@@ -89,6 +135,8 @@ torch.sparse_coo. Convert it with .to_dense().
         got, remedy = "one on the device meta, which has no values", "Make it on the CPU or a GPU"
     elif tensor.is_quantized:
         got, remedy = f"one of {tensor.dtype}", "Convert it with .dequantize()"
+    elif tensor.is_floating_point() and tensor.element_size() == 1:
+        got, remedy = f"one of {tensor.dtype}", "Convert it with .float()"
     elif tensor.is_complex():
         got, remedy = f"one of {tensor.dtype}", "Split it with torch.view_as_real"
     else:

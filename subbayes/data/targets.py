@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float64, Int64, Shaped
 
+from subbayes.data.arrays import check_not_masked
 from subbayes.data.columns import as_numbers, kind_of, quote, to_cpu
 from subbayes.utils.checks import check_choice, fail
 
@@ -179,6 +180,7 @@ rows. Correct those labels, or fit with rows of every class.
 
 def _column(y: Any) -> pd.Series:
     """One column without missing values."""
+    check_not_masked("y", y)
     if not isinstance(y, pd.Series):
         array = y if isinstance(y, pd.DataFrame) else np.asarray(_keep_label_types(to_cpu(y)))
         if array.ndim == 2 and array.shape[1] == 1:

@@ -65,7 +65,8 @@ def score(predictive: Predictive, y: object, level: float = 0.95) -> dict[str, f
         return scores | _token_scores(predictive, predictive.likelihood, y)
     if predictive.likelihood.kind == "classification":
         return scores | {f.__name__: f(predictive, y) for f in (accuracy, brier, ece, auroc)}
-    if predictive.likelihood.kind == "regression" and np.isfinite(predictive.variance).all():
+    spread = predictive.likelihood.variance(predictive.outputs)
+    if predictive.likelihood.kind == "regression" and bool(spread.isfinite().all()):
         scores["log_likelihood_moment_matched"] = log_likelihood(predictive, y, True)
     interval = predictive.interval(level)
     return scores | {

@@ -122,6 +122,8 @@ def from_config(config: dict[str, Any], n_outputs: int | None = None) -> Likelih
     """
     made = _made(config)
     if n_outputs is not None:
+        if isinstance(made, FAMILIES["categorical"]):  # whose description has no classes
+            made = made.with_classes(range(max(2, n_outputs)))
         made.check_parameters(n_outputs)
     return made
 

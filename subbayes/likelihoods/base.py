@@ -122,6 +122,10 @@ class Likelihood(ABC):
         """Whether no parameter of p(y | f) overflows, such as a rate exp(f)."""
         return True
 
+    def has_moment(self, outputs: Outputs, order: int) -> Tensor:
+        """Whether E|y|^order is finite by the definition of p(y | f), shape (..., N, 1)."""
+        return torch.ones_like(outputs[..., :1], dtype=torch.bool)
+
     def score(self, outputs: Outputs, y: Targets) -> Outputs:
         r"""The score in the outputs $\partial \log p(y \mid f) / \partial f$, shape (..., N, C)."""
         return torch.func.grad(lambda f: self.log_prob(f, y).sum())(outputs)
@@ -358,6 +362,10 @@ class WrappedLikelihood(Likelihood):
     def variance(self, outputs: Outputs) -> Moments:
         """The variance of the likelihood."""
         return self.likelihood.variance(outputs)
+
+    def has_moment(self, outputs: Outputs, order: int) -> Tensor:
+        """As the likelihood."""
+        return self.likelihood.has_moment(outputs, order)
 
     def sample(self, outputs: Outputs, generator: torch.Generator) -> Tensor:
         """One target per row of outputs."""

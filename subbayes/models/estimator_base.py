@@ -23,6 +23,7 @@ from sklearn.utils.validation import (
 )
 from torch import Tensor
 
+from subbayes.data.arrays import check_not_masked, native_array
 from subbayes.data.columns import check_names
 from subbayes.data.data import check_weights
 from subbayes.inference.configuration import Sampling
@@ -156,6 +157,7 @@ class Estimator(BaseEstimator):
     def _check_X(self, X: Any, *, fitting: bool) -> Float[np.ndarray, "n d"]:
         """Check features and convert them to a finite float64 matrix."""
         check_names(X)
+        check_not_masked("X", X)
         _check_no_dates("X", X)
         try:
             with one_line_errors():
@@ -197,8 +199,10 @@ class Estimator(BaseEstimator):
             )
         _check_no_dates("y", y)
         _check_no_missing(y)
+        check_not_masked("y", y)
         with one_line_errors():
             y = column_or_1d(y, warn=True)
+        y = native_array("y", y) if y.dtype.kind in "uf" else y
         check_same_length(["X", "y"], [n, len(y)])
         if y.dtype.kind == "f":
             check_finite("y", y)

@@ -189,6 +189,7 @@ def check_fit(network: Network, likelihood: Likelihood, data: Data) -> int:
     first, y = to_device(data.first(), network.device)
     outputs = network.check(first)
     likelihood.check_outputs(outputs, targets)
+    likelihood.for_outputs(outputs, targets).check_parameters(outputs)
     check_own_likelihood(network, likelihood, first, y)
     warn_of_probabilities(network, likelihood, first)
     return outputs

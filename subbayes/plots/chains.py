@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import cycle
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from matplotlib.axes import Axes
 
 from subbayes.diagnostics.convergence import average_ranks
@@ -16,9 +16,13 @@ from subbayes.utils.checks import check_count, fail
 
 __all__ = ["autocorrelation", "ess", "ranks", "trace"]
 
+_MOST_DRAWN = 32  # chains in one figure
+
 
 def trace(draws: Draws, coordinate: int | str = 0, *, ax: Axes | None = None) -> Axes:
     """Trace of each chain for one coordinate or statistic; converged chains look alike.
+
+    Of more than 32 chains 32 are drawn, evenly spaced, and a note says so.
 
     Args:
         draws: what inference returned.
@@ -36,10 +40,10 @@ def trace(draws: Draws, coordinate: int | str = 0, *, ax: Axes | None = None) ->
     x, name = _chains(draws, coordinate)
     ax = new_axes(ax, height=2.6)
     draw = np.arange(1, x.shape[1] + 1)
-    for chain, color in zip(x, cycle(COLORS), strict=False):
+    for chain, color in zip(x[_drawn(x)], cycle(COLORS), strict=False):
         ax.plot(draw, chain, color=color, linewidth=0.6, alpha=0.6)
     ax.set_xlim(1, max(x.shape[1], 2))
-    note(ax, f"{len(x)} chains")
+    note(ax, _note_of(x))
     return label_axes(ax, "draw", name)
 
 
@@ -47,6 +51,8 @@ def ranks(
     draws: Draws, coordinate: int | str = 0, *, bins: int = 20, ax: Axes | None = None
 ) -> Axes:
     """Rank histogram of each chain, which is uniform if the chains have converged.
+
+    Of more than 32 chains 32 are drawn, evenly spaced, and a note says so.
 
     Args:
         draws: what inference returned.
@@ -65,7 +71,8 @@ def ranks(
         'chain'
     """
     x, name = _chains(draws, coordinate)
-    heights = rank_histogram(x, check_count("bins", bins, 2))
+    shown = _drawn(x)
+    heights = rank_histogram(x, check_count("bins", bins, 2))[shown]
     ax = new_axes(ax, height=2.6)
     edges = np.linspace(0, x.size, bins + 1)
     for c, height in enumerate(heights):
@@ -81,11 +88,22 @@ def ranks(
             linewidth=0.4,
         )
         ax.axhline(c + 1.45, color=GREY, linewidth=0.8, linestyle="--")
-    ax.set_yticks(np.arange(1, len(x) + 1))
+    ax.set_yticks(np.arange(1, len(shown) + 1), [str(chain + 1) for chain in shown])
     ax.set_xlim(0, x.size)
-    ax.set_ylim(0.9, len(x) + 1.15)
+    ax.set_ylim(0.9, len(shown) + 1.15)
     ax.grid(False)
+    if len(shown) < len(x):
+        note(ax, _note_of(x))
     return label_axes(ax, f"rank of {name} among all draws", "chain")
+
+
+def _drawn(x: Float[np.ndarray, "chains draws"]) -> Int[np.ndarray, "m"]:
+    """Indices of the chains that are drawn: each has many artists."""
+    return np.unique(np.linspace(0, len(x) - 1, min(len(x), _MOST_DRAWN)).round().astype(int))
+
+
+def _note_of(x: Float[np.ndarray, "chains draws"]) -> str:
+    return f"{len(x)} chains" if len(x) <= _MOST_DRAWN else f"{_MOST_DRAWN} of {len(x)} chains"
 
 
 def rank_histogram(

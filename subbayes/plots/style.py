@@ -23,7 +23,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.lines import Line2D
 from matplotlib.text import Text
-from matplotlib.ticker import FixedLocator
+from matplotlib.ticker import FixedLocator, LogFormatter, ScalarFormatter
 
 from subbayes.utils.checks import fail_type
 from subbayes.utils.files import atomic_write_bytes
@@ -292,23 +292,27 @@ def png(drawn: Axes | Figure, dpi: int = DPI) -> bytes:
 
 
 def _escape_dollars(figure: Figure) -> None:
-    """Show "$" in names as it is, which Matplotlib takes for mathematics, but for its own ticks.
+    """Show "$" in names as it is, which Matplotlib takes for mathematics, but for its numbers.
 
     Control characters, which no font has, are shown as escape sequences.
     """
 
     def escape(text: str) -> str:
-        text = printable(text)
-        return text if text.startswith("$\\mathdefault") else re.sub(r"(?<!\\)\$", r"\\$", text)
+        return re.sub(r"(?<!\\)\$", r"\\$", printable(text))
 
+    axes = [axis for ax in figure.axes for axis in (ax.xaxis, ax.yaxis)]
+    ticks_of = [[axis.offsetText, *axis.get_ticklabels(which="both")] for axis in axes]
+    of_ticks = {id(text) for texts in ticks_of for text in texts}  # which are formatted again
     for text in figure.findobj(Text):
-        if isinstance(text, Text) and escape(shown := text.get_text()) != shown:
+        if not isinstance(text, Text) or id(text) in of_ticks:
+            continue
+        if escape(shown := text.get_text()) != shown:
             text.set_text(escape(shown))
-    for ax in figure.axes:
-        for axis in (ax.xaxis, ax.yaxis):
+    for axis in axes:
+        numbers = isinstance(axis.get_major_formatter(), (ScalarFormatter, LogFormatter))
+        if isinstance(axis.get_major_locator(), FixedLocator) and not numbers:
             labels = [label.get_text() for label in axis.get_ticklabels()]
-            fixed = isinstance(axis.get_major_locator(), FixedLocator)
-            if fixed and (ticks := [escape(label) for label in labels]) != labels:
+            if (ticks := [escape(label) for label in labels]) != labels:
                 axis.set_ticklabels(ticks)
 
 

@@ -141,12 +141,13 @@ class GaussianPredictive(Predictive):
     @property
     def epistemic(self) -> Array:
         """Variance of E[y | f] under the Gaussian over f."""
-        return self._array(self._epistemic.diagonal(dim1=1, dim2=2))
+        values = self._epistemic.diagonal(dim1=1, dim2=2)
+        return self._finite("epistemic variance", values, 1)
 
     @property
     def aleatoric(self) -> Array:
         """Variance of the noise."""
-        return self._array(self._noise)
+        return self._finite("variance", self._noise, 2)
 
     def components(self) -> tuple[Array, Array]:
         """Mean and standard deviation of the Gaussian, each (1, N) or (1, N, T)."""

@@ -90,10 +90,33 @@ class Predictive:
         array = values.numpy()
         return array[..., 0] if array.shape[-1] == 1 else array
 
+    def _finite(self, name: str, values: Float[Tensor, "N T"], order: int | None = None) -> Array:
+        """Values as an array, which have to be finite.
+
+        Moments of an order may be infinite where the family says so, not where they overflow.
+        """
+        bad = ~values.isfinite()
+        if bool(bad.any()):
+            if order is not None:
+                bad &= self.likelihood.has_moment(self.outputs, order).all(0)
+            if bool(bad.any()):
+                row, target = (int(index) for index in bad.nonzero()[0])
+                fail(
+                    "predictions",
+                    f"a finite {name}",
+                    f"{values[row, target].item()} (first in row {row})",
+                    "Check the inputs, which may be far from those of training, and the priors",
+                )
+        return self._array(values)
+
     @property
     def mean(self) -> Array:
-        """E[y], (N,) or (N, T)."""
-        return self._array(self.likelihood.mean(self.outputs).mean(0))
+        """E[y], (N,) or (N, T).
+
+        Raises:
+            InputError: means that overflow, as those of the other moments and of quantiles do.
+        """
+        return self._finite("mean", self.likelihood.mean(self.outputs).mean(0), 1)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -104,12 +127,13 @@ class Predictive:
     @property
     def epistemic(self) -> Array:
         """Variance of E[y | draw] over draws, which more data would reduce."""
-        return self._array(self.likelihood.mean(self.outputs).var(0, correction=0))
+        means = self.likelihood.mean(self.outputs)
+        return self._finite("epistemic variance", means.var(0, correction=0), 1)
 
     @property
     def aleatoric(self) -> Array:
         """Mean over draws of Var[y | draw], which more data would not reduce."""
-        return self._array(self.likelihood.variance(self.outputs).mean(0))
+        return self._finite("variance", self.likelihood.variance(self.outputs).mean(0), 2)
 
     @property
     def variance(self) -> Array:
@@ -187,7 +211,7 @@ class Predictive:
         """
         check_fraction("q", q)
         self._require_ordered("quantile")
-        return self._array(self._quantile(q))
+        return self._finite(f"quantile of level {q:g}", self._quantile(q))
 
     def _quantile(self, q: float) -> Float[Tensor, "N T"]:
         if self.likelihood.kind == "count":
@@ -330,7 +354,8 @@ def check_outputs(outputs: Float[Tensor, "S N C"], likelihood: Likelihood) -> No
         if not likelihood.has_finite_parameters(outputs):
             warn_user(
                 "predictions: parameters of some rows and draws are too large to be numbers, so "
-                "that means there are infinite or NaN; check the inputs, the priors and the link"
+                "that moments and quantiles there are errors; check the inputs, the priors and the "
+                "link"
             )
         return
     masked = likelihood.kind == "classification"

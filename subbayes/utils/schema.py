@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from subbayes.utils.text_table import printable
+from subbayes.utils.text_table import key_place, printable
 
 __all__ = [
     "Rule",
@@ -212,7 +212,7 @@ def dict_of(rule: Rule) -> Rule:
         if not isinstance(value, dict):
             _fail(where, "a dict", value)
         for key, item in value.items():
-            rule(item, f"{where}[{key!r}]", sizes)
+            rule(item, key_place(where, key), sizes)
 
     return check
 
@@ -240,7 +240,7 @@ def record(fields: Mapping[str, Rule] | None = None, **more: Rule) -> Rule:
             rule = known.get(key, others)
             if rule is None:
                 _fail(where, f"no key {key!r}", item)
-            rule(item, f"{where}[{key!r}]", sizes)
+            rule(item, key_place(where, key), sizes)
 
     return check
 
@@ -265,7 +265,7 @@ def tagged(
             _fail(where, f"a dict with text under {key!r}", value)
         rule = rules.get(value[key], rest)
         if rule is None:
-            _fail(f"{where}[{key!r}]", "one of " + ", ".join(rules), value[key])
+            _fail(key_place(where, key), "one of " + ", ".join(rules), value[key])
         rule(value, where, sizes)
 
     return check
@@ -419,6 +419,10 @@ class Schema:
 
 def _rule_of(name: str, rules: Tensors) -> TensorRule | None:
     """The rule of a tensor: its own, that of its longest prefix, or that of any other tensor."""
-    parts = name.split(".")
-    prefixes = (".".join(parts[:n]) + ".*" for n in range(len(parts) - 1, 0, -1))
-    return next((rules[key] for key in (name, f"{name}?", *prefixes, "*") if key in rules), None)
+    if (own := rules.get(name, rules.get(f"{name}?"))) is not None:
+        return own
+    end = max((len(key) for key in rules if key.endswith(".*")), default=0)
+    while (end := name.rfind(".", 0, end)) > 0:  # a name may have very many dots
+        if (found := rules.get(f"{name[:end]}.*")) is not None:
+            return found
+    return rules.get("*")

@@ -140,6 +140,11 @@ def _inner_family(value: Any, where: str, sizes: Sizes) -> None:
     FAMILY(value, where, sizes)
 
 
+def _ordered_classes(value: Any, where: str, sizes: Sizes) -> None:
+    """A number of classes, each of which has a threshold among the numbers stored."""
+    whole(2, max(1000, sizes.get("stored", 0) + 1))(value, where, sizes)
+
+
 _FAMILIES: dict[str, dict[str, Rule]] = {
     **dict.fromkeys(
         (
@@ -150,7 +155,7 @@ _FAMILIES: dict[str, dict[str, Rule]] = {
         ),
         {"links": list_of(text(), most=100)},
     ),
-    "ordinal": {"n_classes": optional(whole(2))},
+    "ordinal": {"n_classes": _ordered_classes},
     "categorical": {},
     "binomial": {
         "links": list_of(text(), most=2),

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from subbayes.utils.checks import fail_type
 from subbayes.utils.files import fail_artifact
+from subbayes.utils.text_table import key_place
 
 __all__ = ["canonical_bytes", "check_size", "decode", "encode", "is_unicode", "parse"]
 
@@ -60,7 +61,7 @@ def _encode(value: Any, where: str, depth: int = _MAX_DEPTH) -> Any:
         real = float(value)
         return real if math.isfinite(real) else {"__float__": repr(real)}
     if isinstance(value, Mapping):
-        return {_check_key(k, where): _encode(v, f"{where}[{k!r}]", depth - 1)
+        return {_check_key(k, where): _encode(v, key_place(where, k), depth - 1)
                 for k, v in value.items()}  # fmt: skip
     if isinstance(value, (list, tuple)):
         return [_encode(v, f"{where}[{i}]", depth - 1) for i, v in enumerate(value)]

@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-__all__ = ["printable", "text_table"]
+__all__ = ["key_place", "printable", "text_table"]
 
 # Control characters but the end of a line, marks of the direction of text, which reorder what
 # follows, and halves of surrogate pairs, which no file or terminal can hold.
 _CONTROL = re.compile(
     r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
+
+_KEY = 58  # characters of a key in the place of its value
 
 
 def printable(text: str) -> str:
@@ -24,6 +26,17 @@ def printable(text: str) -> str:
         'a\\x1b[31m'
     """
     return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+def key_place(where: str, key: object) -> str:
+    """The place of a value in a dict, short for every key: it is the start of places inside.
+
+    Example:
+        >>> key_place("facts", "prior"), len(key_place("facts", "a" * 1000))
+        ("facts['prior']", 68)
+    """
+    shown = repr(key if not isinstance(key, str) or len(key) <= _KEY else key[:_KEY] + "…")
+    return f"{where}[{shown}]"
 
 
 def text_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 import subbayes
-from subbayes import SemiStructuredRegression
+from subbayes import InputError, SemiStructuredRegression
 from subbayes.cli import run
 from subbayes.inference import Sampling
 from subbayes.likelihoods.families import (
@@ -148,3 +148,23 @@ def test_errors_are_one_line(table, capsys, words, said):
     assert run(["regress", str(table), *words, *WORDS]) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert said in line
+
+
+def test_predictions_that_overflow_name_the_line_of_the_file(table, tmp_path, capsys):
+    frame = pd.read_csv(table)
+    model = SemiStructuredRegression("time | cens(right) ~ x", family="weibull")
+    model.fit(frame, inference="laplace").save(tmp_path / "model")
+    (tmp_path / "far.csv").write_text("x\n0.1\n-0.3\n9000\n")
+    for more in ([], ["--json"], ["--out", str(tmp_path / "out.csv")]):
+        assert (
+            run(["predict", str(tmp_path / "model"), str(tmp_path / "far.csv"), "-q", *more]) == 2
+        )
+        found = capsys.readouterr()
+        assert found.out == ""
+        assert "predictions: expected a finite " in found.err
+        assert "(first in row 2, line 4 of the file)" in found.err
+        assert found.err.count("error:") == 1
+    assert not (tmp_path / "out.csv").exists()
+    far = pd.DataFrame({"x": [0.1, 9000.0]})
+    with pytest.raises(InputError, match=r"a finite .* \(first in row 1\)"):
+        _ = model.predict(far).to_frame()

@@ -489,6 +489,8 @@ def test_other_types_of_data_raise(form):
             r"one of torch.qint8. Convert it with .dequantize\(\)",
         ),
         (lambda: X.to(torch.complex64), "one of torch.complex64. Split it"),
+        (lambda: X.to(torch.float8_e4m3fn), r"one of torch.float8_e4m3fn. Convert it with .float"),
+        (lambda: X.to(torch.float8_e5m2), r"one of torch.float8_e5m2. Convert it with .float"),
     ],
 )
 @pytest.mark.filterwarnings("ignore::UserWarning")  # torch's, of formats that may change
@@ -576,3 +578,32 @@ def test_weights_of_classes_are_numbers(bad):
     labels = torch.arange(N) % 2
     with pytest.raises(InputError, match="weights: expected .*number"):
         Data.of((X, labels)).weighted({0: 1.0, 1: bad})
+
+
+def test_masked_entries_raise():
+    masked = np.ma.masked_array(X.numpy(), X.numpy() > 0)
+    got = rf"expected no masked entries, got {int((X > 0).sum())} of {X.numel()}. Drop these rows"
+    check_raises((masked, Y), f"data inputs: {got}")
+    check_raises(((X, masked), Y), rf"data inputs\[1\]: {got}")
+    check_raises((X, np.ma.masked_array(Y.numpy(), True)), "data targets: expected no masked")
+    none = np.ma.masked_array(X.numpy(), np.zeros(X.shape, dtype=bool))
+    torch.testing.assert_close(Data.of((none, Y)).inputs, X)
+
+
+@pytest.mark.parametrize("dtype", [">f4", ">f8", "<f8", ">i4", np.longdouble, ">u2", np.uint64])
+def test_numbers_in_formats_that_torch_lacks_are_converted(dtype):
+    array = np.arange(6).reshape(3, 2).astype(dtype)
+    data = Data.of((array, array[:, 0]))
+    assert data.inputs.tolist() == array.tolist()
+    assert data.targets().tolist() == array[:, 0].tolist()
+
+
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64])
+def test_unsigned_labels_are_converted(dtype):
+    labels = torch.tensor([0, 2, 1]).to(dtype)
+    assert Data.of((X[:3], labels)).targets().tolist() == [0, 2, 1]
+    assert Data.of((X[:3], labels)).targets().dtype == torch.int64
+    check_raises(
+        (X[:3], np.array([0, 1, 2**63], dtype=np.uint64)),
+        r"data targets: expected numbers below 2\^63, got 9223372036854775808. Convert",
+    )

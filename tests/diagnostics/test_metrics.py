@@ -448,7 +448,8 @@ def test_crps_of_predictions_that_are_not_finite_is_nan():
         np.testing.assert_allclose(found[0], expected)
         assert np.isnan(found[1]) if not np.isfinite(wrong) else found[1] > 1e30
     counts = Predictive(torch.full((3, 2, 1), torch.nan), Poisson())
-    assert np.isnan(crps_room.crps_counts(counts, np.zeros(2)))
+    with pytest.raises(InputError, match="expected a finite quantile"):
+        crps_room.crps_counts(counts, np.zeros(2))
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ Random mutations change one part; these change several, as an attacker would.
 from __future__ import annotations
 
 import copy
+import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -545,6 +546,52 @@ def test_contradictions_of_laplace_are_refused(tmp_path: Path, stored: Any, what
     check_refused(tmp_path / "forged", (tensors, facts, kind), partial(subbayes.load, **data))
 
 
+FAMILIES: dict[str, tuple[Any, str]] = {
+    "ordinal": ({"name": "ordinal", "n_classes": 3}, "expected 3 outputs for ordinal"),
+    "ordinal of too many classes": (
+        {"name": "ordinal", "n_classes": 30_000_000},
+        r"n_classes'\] to be a whole number from 2 to \d+ in ",
+    ),
+    "ordinal without classes": ({"name": "ordinal", "n_classes": None}, "to be a whole number"),
+    "categorical": ({"name": "categorical"}, "expected 2 outputs for categorical"),
+    "weibull": ({"name": "weibull", "links": ["log", "log"]}, "expected 2 outputs for weibull"),
+    "piecewise": ({"name": "piecewise-exponential", "cuts": [0.1, 0.2]}, "expected 3 outputs"),
+    "mixture": (
+        {
+            "name": "mixture",
+            "first": {"name": "normal", "links": ["identity", "log"]},
+            "second": {"name": "normal", "links": ["identity", "log"]},
+        },
+        "expected 5 outputs for mixture",
+    ),
+    "censored": (
+        {
+            "name": "censored",
+            "family": {"name": "weibull", "links": ["log", "log"]},
+            "status": "x",
+            "upper": None,
+        },
+        "expected 2 outputs for censored weibull",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", FAMILIES)
+@pytest.mark.parametrize("name", ["fitted-pca", "samples", "mc-dropout"])
+def test_families_of_other_numbers_of_outputs_are_refused(
+    tmp_path: Path, stored: Any, name: str, what: str
+):
+    tensors, facts, kind = stored(name)
+    config, words = FAMILIES[what]
+    if "likelihoods" in facts:
+        facts["likelihoods"] = [config] * len(facts["likelihoods"])
+    else:
+        facts["likelihood"] = config
+    artifact.write(tmp_path / "forged", kind, tensors, facts)
+    with pytest.raises(InputError, match=words):
+        subbayes.load(tmp_path / "forged")
+
+
 @pytest.mark.parametrize("what", CONTRADICTIONS)
 def test_contradictions_are_refused(tmp_path: Path, stored: Any, what: str):
     name, change = CONTRADICTIONS[what]
@@ -756,6 +803,23 @@ def sampled(engine: str, path: Path, draws: int = 3) -> Any:
     return ENGINES[engine].sample(
         posterior, draws=draws, warmup=2, chains=2, checkpoint=path, progress=False
     )
+
+
+def test_directions_that_the_prior_cannot_have_are_refused(tmp_path: Path):
+    for engine in ("elliptical-slice", "parallel-tempering"):
+        path = tmp_path / engine
+        expected = sampled(engine, path, 6).z
+        for value in (None, 1e30, 1e3):
+            shutil.rmtree(path)
+            sampled(engine, path)
+            tensors, facts, kind = artifact.read(path)
+            if value is not None:
+                tensors["state.direction"] = torch.full_like(tensors["state.direction"], value)
+                artifact.write(path, kind, tensors, facts, overwrite=True)
+                with pytest.raises(InputError, match="direction"):
+                    sampled(engine, path, 6)
+            else:
+                np.testing.assert_array_equal(sampled(engine, path, 6).z, expected)
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 
+import mpmath
 import numpy as np
 import pytest
 import torch
@@ -381,10 +382,12 @@ def test_rates_that_overflow_warn_and_do_not_fail():
     outputs = torch.tensor([[[1.0], [1000.0]]], dtype=torch.float64)
     with pytest.warns(UserWarning, match="parameters of some rows and draws are too large"):
         check_outputs(outputs, family)
-    mean = Predictive(outputs, family).mean
+    mean = Predictive(outputs[:, :1], family).mean
     rate = np.exp(1.0)
     assert mean[0] == pytest.approx(rate / (1 - np.exp(-rate)), rel=1e-6)
-    assert not np.isfinite(mean[1])
+    with pytest.raises(InputError, match=r"a finite mean, got inf \(first in row 1\)"):
+        _ = Predictive(outputs, family).mean
+    check_outputs(outputs, TruncatedFamily(family="poisson", upper=9))  # has a mean, of 9
 
 
 @pytest.mark.parametrize("log_rate", [2.0, 9.0, 17.0, 20.0, 25.0, 30.0])
@@ -395,3 +398,34 @@ def test_truncation_far_below_huge_counts_changes_nothing(log_rate):
     assert predictive.std[0] == pytest.approx(math.exp(log_rate / 2), rel=2e-2)
     low, high = predictive.interval(0.9)
     assert low[0] < predictive.mean[0] < high[0]
+
+
+@pytest.mark.parametrize("eta", [-800.0, -60.0, -40.0, -20.0, -3.0, 2.0])
+@pytest.mark.parametrize("name", ["hurdle-poisson", "hurdle-negative-binomial"])
+def test_hurdle_counts_of_small_rates_keep_their_digits(name, eta):
+    family = family_from_name(name)
+    negative_binomial = len(family.parameters) == 3
+    outputs = torch.tensor([[eta, 0.3, -0.4][: 1 + negative_binomial] + [-0.4]]).double()
+    with mpmath.workdps(60):
+        mu, r = mpmath.exp(mpmath.mpf(eta)), mpmath.exp(mpmath.mpf(float(outputs[0, 1])))
+        share = 1 / (1 + mpmath.exp(mpmath.mpf(float(outputs[0, -1]))))
+        if negative_binomial:
+            above, square = -mpmath.expm1(-r * mpmath.log1p(mu / r)), mu + mu**2 / r + mu**2
+            one = mu * (1 + mu / r) ** (-r - 1)
+        else:
+            above, square, one = -mpmath.expm1(-mu), mu + mu**2, mu * mpmath.exp(-mu)
+        mean = share * mu / above
+        variance = share * square / above - mean**2
+        log_one = float(mpmath.log(share * one / above))
+    assert family.mean(outputs).item() == pytest.approx(float(mean), rel=1e-12)
+    assert family.variance(outputs).item() == pytest.approx(float(variance), rel=1e-9)
+    y = torch.ones(1, dtype=torch.float64)
+    predictors = outputs.clone().requires_grad_()
+    found = family.log_prob(predictors, y)
+    assert found.item() == pytest.approx(log_one, rel=1e-12)
+    (slope,) = torch.autograd.grad(found.sum(), predictors)
+    assert bool(slope.isfinite().all())
+    assert family.cdf(outputs, torch.zeros(1, 1)).item() == pytest.approx(1 - float(share))
+    if eta < -10:
+        assert family.cdf(outputs, torch.ones(1, 1)).item() == pytest.approx(1.0)
+        assert [family.quantiles(outputs, q).item() for q in (0.2, 0.5, 0.99)] == [0.0, 1.0, 1.0]

@@ -255,6 +255,60 @@ def test_counts_far_outside_the_bounds(rate, lower, upper):
     assert float(slope) == pytest.approx(middle - mean, rel=1e-6, abs=1e-6)  # exponential family
 
 
+@pytest.mark.parametrize(("lower", "upper"), [(None, 5.0), (0.0, 1.0), (3.0, 9.5), (None, 40.0)])
+def test_counts_of_rates_far_above_the_bounds(lower, upper):
+    """The term of the rate alone cancels, and may be beyond the largest number."""
+    family = TruncatedFamily(family="poisson", lower=lower, upper=upper)
+    counts = list(range(math.ceil(max(lower or 0, 0)), math.floor(upper) + 1))
+    y = torch.tensor(counts, dtype=torch.float64)
+    etas = [-60.0, -3.0, 1.0, 3.5, 20.0, 36.0, 40.0, 60.0, 300.0, 650.0, 710.0, 900.0]
+    outputs = torch.tensor(etas, dtype=torch.float64)[:, None]
+    with mpmath.workdps(60):
+        terms = [
+            [mpmath.exp(k * mpmath.mpf(e)) / mpmath.factorial(k) for k in counts] for e in etas
+        ]
+        shares = [[t / mpmath.fsum(own) for t in own] for own in terms]
+        means = [mpmath.fsum(k * p for k, p in zip(counts, own, strict=True)) for own in shares]
+        squares = [
+            mpmath.fsum((k - m) ** 2 * p for k, p in zip(counts, own, strict=True))
+            for own, m in zip(shares, means, strict=True)
+        ]
+        logs = [[float(mpmath.log(p)) for p in own] for own in shares]
+        # that of the log probability is y - the mean
+        slopes = [[float(k - m) for k in counts] for m in means]
+        sums = np.array([np.cumsum([float(p) for p in own]) for own in shares])
+    wide = outputs.expand(-1, len(counts))[..., None].clone().requires_grad_()
+    found = family.log_prob(wide, y)
+    np.testing.assert_allclose(found.detach(), logs, rtol=1e-9, atol=1e-9)
+    (slope,) = torch.autograd.grad(found.sum(), wide)
+    np.testing.assert_allclose(slope[..., 0], slopes, rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(family.mean(outputs)[:, 0], [float(m) for m in means], rtol=1e-12)
+    expected = [float(value) for value in squares]
+    np.testing.assert_allclose(family.variance(outputs)[:, 0], expected, rtol=1e-9, atol=1e-18)
+    cdf = family.cdf(wide.detach(), y[:, None])[..., 0]
+    np.testing.assert_allclose(cdf, sums, rtol=1e-8, atol=1e-12)
+    for level in (0.05, 0.5, 0.95):
+        expected = [counts[int((own < level).sum())] for own in sums]
+        assert family.quantiles(outputs, level)[:, 0].tolist() == expected
+    draws = family.sample(outputs.expand(50, -1, 1), torch.Generator().manual_seed(0))
+    assert bool(((draws >= counts[0]) & (draws <= counts[-1])).all())
+    assert bool((draws[:, -1] == counts[-1]).all())
+    # the curvature is the variance of the score
+    np.testing.assert_allclose(
+        family.curvature(outputs)[:, 0, 0], [float(v) for v in squares], rtol=1e-6, atol=1e-15
+    )
+
+
+@pytest.mark.parametrize("eta", [60.0, 85.0, 95.0])
+def test_rates_far_above_the_bounds_in_single_precision(eta):
+    family = TruncatedFamily(family="poisson", upper=5.0)
+    outputs = torch.tensor([[eta]], requires_grad=True)
+    found = family.log_prob(outputs, torch.tensor([3.0]))
+    assert found.item() == pytest.approx(math.log(20) - 2 * eta, rel=1e-6)
+    (slope,) = torch.autograd.grad(found.sum(), outputs)
+    assert slope.item() == pytest.approx(-2.0, abs=1e-5)
+
+
 def test_many_counts_are_put_into_cells():
     rate = 2e5
     eta = row(math.log(rate))

@@ -492,6 +492,19 @@ REFUSALS = {
         r"value \(first in row 3\)\. Drop or impute them first",
     ),
     "infinity in X": (C, {}, *changed(np.inf), "X: expected finite numbers, got 1 NaN or infinite"),
+    "masked X": (
+        R,
+        {},
+        np.ma.masked_array(numbers()[0], numbers()[0] > 0),
+        numbers()[1],
+        r"X: expected no masked entries, got \d+ of \d+\. Drop these rows",
+    ),
+    "masked y": (
+        R,
+        {},
+        *target(lambda y: np.ma.masked_array(y, y > 0)),
+        "y: expected no masked entries",
+    ),
     "NaN in y": (
         R,
         {},

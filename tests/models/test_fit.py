@@ -31,6 +31,7 @@ from subbayes.inference.configuration import Sampling
 from subbayes.inference.samplers.elliptical_slice import EllipticalSlice
 from subbayes.inference.tempering import choose_temperature
 from subbayes.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian, Standardized
+from subbayes.likelihoods.families import OrdinalFamily
 from subbayes.models.checkpoint import delete_checkpoint
 from subbayes.models.fit import ENGINES, train_trajectory
 from subbayes.models.fitted import FittedModel
@@ -610,6 +611,10 @@ REFUSALS = {
         dict(likelihood="heteroscedastic"),
         "module: expected 2 outputs for "
         "HeteroscedasticGaussian.*got 1. Give the last layer 2 outputs",
+    ),
+    "thresholds without outputs": (
+        dict(likelihood=OrdinalFamily(n_classes=3), data=(X, torch.arange(len(X)) % 3)),
+        r"module: expected 3 outputs for ordinal\(classes=3\), got 1. Give the last layer 3",
     ),
     "a tuple": (
         dict(model=Wrong(lambda f: (f, None))),

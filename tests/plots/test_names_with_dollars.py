@@ -9,7 +9,16 @@ from subbayes import plots
 from subbayes.plots.style import label_axes, legend, new_axes, png
 
 
-@pytest.mark.parametrize("name", ["$\\frac{$", "price in $ and $", "a_$b$"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "$\\frac{$",
+        "price in $ and $",
+        "a_$b$",
+        "$\\mathdefault{a}$ $\\frac{$",
+        "$\\mathdefault{" + 450 * "{",
+    ],
+)
 def test_names_are_not_parsed_as_mathematics(name):
     ax = plots.feature_inclusion(pd.Series({name: 0.9, "other": 0.1}))
     ax.plot([0, 1], [0, 1], label=name)

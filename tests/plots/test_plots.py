@@ -481,6 +481,23 @@ def test_trace_has_a_line_for_each_chain():
     np.testing.assert_array_equal([s.get_ydata() for s in stat], sample.stats["log_likelihood"])
 
 
+def test_of_many_chains_some_are_drawn():
+    many = Draws(np.random.default_rng(0).normal(size=(500, 4, 2)))
+    for plot, count in ((plots.trace, lambda ax: len(ax.lines)), (plots.ranks, _dashed)):
+        ax = plot(many)
+        assert count(ax) == 32
+        assert any(text.get_text() == "32 of 500 chains" for text in ax.texts)
+        few = plot(Draws(many.z[:32]))
+        assert count(few) == 32
+        assert not any(" of " in text.get_text() for text in few.texts)
+    ticks = [text.get_text() for text in plots.ranks(many).get_yticklabels()]
+    assert (ticks[0], ticks[-1], len(ticks)) == ("1", "500", 32)
+
+
+def _dashed(ax):
+    return sum(line.get_linestyle() == "--" for line in ax.lines)
+
+
 def test_rank_histogram_counts_ranks():
     x = draws().z[:, :, 0]
     ranks = stats.rankdata(x).reshape(x.shape)

@@ -25,6 +25,19 @@ from subbayes.likelihoods import (
     Poisson,
     Standardized,
 )
+from subbayes.likelihoods.families import (
+    CensoredFamily,
+    CommonParameters,
+    LogLogisticFamily,
+    LogNormalFamily,
+    MixtureFamily,
+    NegativeBinomialFamily,
+    NormalFamily,
+    PiecewiseExponentialFamily,
+    StudentTFamily,
+    TruncatedFamily,
+    WeibullFamily,
+)
 from subbayes.predictions.averaging import average
 from subbayes.predictions.gaussian import GaussianPredictive
 from subbayes.predictions.predictive import check_outputs
@@ -564,3 +577,65 @@ def test_quantiles_of_huge_counts_end():
     assert np.exp(39.9) < low[0] < high[0] < np.exp(40.6)
     assert (low[1], high[1]) == tuple(stats.poisson(np.exp(3)).interval(0.9))
     assert np.isfinite(crps(predictive, [2.0, 20.0]))
+
+
+FAR = [
+    (WeibullFamily(), [800.0, 0.3], "mean"),
+    (WeibullFamily(), [400.0, 0.3], "std"),
+    (LogNormalFamily(), [400.0, 0.0], "std"),
+    (LogLogisticFamily(), [400.0, 1.5], "std"),
+    (PiecewiseExponentialFamily(cuts=(1.0,)), [-800.0, -800.0], "mean"),
+    (NormalFamily(), [0.0, 400.0], "std"),
+    (StudentTFamily(), [0.0, 400.0, 1.0], "std"),
+    (NegativeBinomialFamily(), [400.0, 0.0], "std"),
+    (Poisson(), [800.0], "mean"),
+]
+
+
+@pytest.mark.parametrize(("family", "outputs", "moment"), FAR, ids=lambda value: repr(value)[:20])
+def test_moments_that_overflow_are_errors_that_name_the_row(family, outputs, moment):
+    first = torch.ones(2, 1, len(outputs), dtype=torch.float64)
+    far = torch.tensor(outputs, dtype=torch.float64).expand(2, 1, -1)
+    assert np.isfinite(getattr(Predictive(first, family), moment)).all()
+    predictive = Predictive(torch.cat([first, far], 1), family)
+    words = r"predictions: expected a finite .*, got (inf|nan) \(first in row 1\)\. Check"
+    with pytest.raises(InputError, match=words):
+        getattr(predictive, moment)
+    with pytest.raises(InputError, match=words):
+        predictive.to_frame()
+
+
+def test_quantiles_that_overflow_are_errors_and_others_remain():
+    family = WeibullFamily()
+    rows = torch.tensor([[[1.0, 0.3], [400.0, 0.3]]], dtype=torch.float64)
+    predictive = Predictive(rows, family)  # the second has a mean, and a variance that overflows
+    expected = [family.quantiles(rows, q)[0, :, 0].numpy() for q in (0.05, 0.95)]
+    np.testing.assert_allclose(predictive.interval(0.9), expected, rtol=1e-6)
+    for row in ([900.0, 0.3], [3.0, -800.0]):
+        far = Predictive(torch.tensor([[row]], dtype=torch.float64), family)
+        with pytest.raises(InputError, match="a finite quantile of level 0.9, got"):
+            far.quantile(0.9)
+
+
+def test_moments_that_are_infinite_by_definition_remain():
+    for family, row, infinite in (
+        (StudentTFamily(), [0.0, 0.0, -3.0], ["std"]),
+        (LogLogisticFamily(), [0.0, 0.5], ["std"]),
+        (LogLogisticFamily(), [0.0, -0.5], ["mean", "aleatoric"]),
+        (CensoredFamily(family=LogLogisticFamily()), [0.0, -0.5], ["mean", "aleatoric"]),
+        (TruncatedFamily(family=StudentTFamily(), lower=0.0), [0.0, 0.0, -3.0], ["std"]),
+        (CommonParameters(StudentTFamily(), (0.0, -3.0)), [0.0], ["std"]),
+        (
+            MixtureFamily(first=NormalFamily(), second=StudentTFamily()),
+            [0.0, 0.0, 0.0, 0.0, -3.0, 0.0],
+            ["std"],
+        ),
+    ):
+        predictive = Predictive(torch.tensor([[row]], dtype=torch.float64), family)
+        for name in infinite:
+            assert np.isinf(getattr(predictive, name)).all(), (family, name)
+        if not isinstance(family, MixtureFamily):  # without quantiles of its own
+            assert np.isfinite(predictive.interval(0.9)).all()
+    bounded = TruncatedFamily(family=LogLogisticFamily(), upper=5.0)
+    rows = torch.tensor([[[0.0, -0.5]]], dtype=torch.float64)
+    assert np.isfinite(Predictive(rows, bounded).std).all()

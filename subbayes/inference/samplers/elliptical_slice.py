@@ -83,7 +83,7 @@ class Kernel:
 
     def limits(self, posterior: Density, s: State, store: Store) -> dict[str, Any]:
         """Whether the arrays of a state can be those of a run, by name."""
-        return search_limits(s, s.log_likelihood, store) | {
+        return search_limits(posterior, s, s.log_likelihood, store) | {
             "z": near(s.z, posterior.prior.mean, prior_scale(posterior)),
             "log_likelihood": finite(s.log_likelihood)
             & same_density(s.log_likelihood, posterior.log_likelihood(s.z) / posterior.temperature),
@@ -134,17 +134,20 @@ class Kernel:
         return next_angles(posterior, moved, accepted, rngs), info
 
 
-def search_limits(s: Any, log_likelihood: Float[np.ndarray, "*S"], store: Store) -> dict[str, Any]:
+def search_limits(
+    posterior: Density, s: Any, log_likelihood: Float[np.ndarray, "*S"], store: Store
+) -> dict[str, Any]:
     """Whether the arrays of searches can be those of a run, by name.
 
     Args:
+        posterior: whose prior the ellipses have.
         s: a state with the fields of `State`, of any number of leading axes.
         log_likelihood: tempered, at the points from which the searches start.
         store: the draws so far.
     """
     rounding = 1e-6 * (1 + np.abs(log_likelihood))
     return {
-        "direction": finite(s.direction),
+        "direction": state_limits.prior_draws(s.direction, prior_scale(posterior)),
         "threshold": between(
             s.threshold, log_likelihood - LOWEST - rounding, log_likelihood + rounding
         ),

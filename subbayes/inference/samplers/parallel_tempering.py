@@ -170,7 +170,7 @@ class Kernel:
         last = restarts[np.searchsorted(restarts, count, side="right") - 1]
         odd = np.arange(self.rungs - 1) % 2
         tried = (s.round[:, :-1] + 1 - odd) // 2 - (last + 1 - odd) // 2
-        return search_limits(s, tempered, store) | {
+        return search_limits(posterior, s, tempered, store) | {
             "z": near(s.z, posterior.prior.mean, prior_scale(posterior)),
             "points": near(s.points, posterior.prior.mean, prior_scale(posterior)),
             "log_likelihood": state_limits.same_density(

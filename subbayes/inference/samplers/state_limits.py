@@ -21,6 +21,7 @@ __all__ = [
     "finite",
     "near",
     "normals",
+    "prior_draws",
     "same_density",
     "uniforms",
     "used",
@@ -63,6 +64,12 @@ def finite(array: Float[np.ndarray, "..."]) -> Bool[np.ndarray, "..."]:
 def near(points: Float[np.ndarray, "*S k"], mean: Any, scale: Any) -> Bool[np.ndarray, "*S"]:
     """Whether points are within a million standard deviations of a Gaussian that they follow."""
     return np.asarray((np.abs(points - mean) <= _WIDEST * scale).all(-1))
+
+
+def prior_draws(points: Float[np.ndarray, "*S k"], scale: Any) -> Bool[np.ndarray, "*S"]:
+    """Whether points can be draws from a Gaussian around 0 of these standard deviations."""
+    widest = _FARTHEST * np.sqrt(points.shape[-1]) * scale  # each is a sum over k normal numbers
+    return np.asarray((np.abs(points) <= widest).all(-1))
 
 
 def between(array: np.ndarray, low: Any, high: Any) -> Bool[np.ndarray, "..."]:

@@ -209,6 +209,12 @@ class Family(Likelihood):
         if n_outputs != len(self.locations) or self.n_thresholds:
             super().check_outputs(n_outputs, y)
 
+    def check_parameters(self, n_outputs: int) -> None:
+        """Raise `InputError` unless there is an output for each parameter."""
+        if n_outputs != (needed := len(self.links)):
+            remedy = f"Give the last layer {needed} outputs"
+            fail("module", f"{needed} outputs for {self!r}", n_outputs, remedy)
+
     def for_outputs(self, n_outputs: int, y: Targets) -> Likelihood:
         """The likelihood whose other parameters are learned, for outputs of the location alone."""
         if n_outputs != len(self.locations) or n_outputs == len(self.parameters):
@@ -393,6 +399,10 @@ class CommonParameters(WrappedLikelihood):
     def variance(self, outputs: Outputs) -> Moments:
         """Var[y | f]."""
         return self.likelihood.variance(self._predictors(outputs))
+
+    def has_moment(self, outputs: Outputs, order: int) -> Tensor:
+        """As the family."""
+        return self.likelihood.has_moment(self._predictors(outputs), order)
 
     def sample(self, outputs: Outputs, generator: torch.Generator) -> Tensor:
         """One target per row of outputs."""

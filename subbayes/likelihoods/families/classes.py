@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from subbayes.likelihoods.base import Kind, Moments
 from subbayes.likelihoods.discrete import Categorical
 from subbayes.likelihoods.families.base import Family
-from subbayes.utils.checks import fail
+from subbayes.utils.checks import check_count, fail
 from subbayes.utils.types import Outputs, Targets
 
 __all__ = ["BernoulliFamily", "CategoricalFamily", "OrdinalFamily"]
@@ -66,8 +66,7 @@ class OrdinalFamily(Family):
     support = "ordered classes 0..K-1"
 
     def __post_init__(self) -> None:
-        if self.n_classes < 2:
-            fail("n_classes", "at least 2", self.n_classes)
+        check_count("n_classes", self.n_classes, 2)
         object.__setattr__(self, "links", ("identity",) * self.n_classes)
 
     @property
@@ -85,7 +84,7 @@ class OrdinalFamily(Family):
         return OrdinalFamily(n_classes=len(labels))
 
     def check_outputs(self, n_outputs: int, y: Targets) -> None:
-        """Networks predict only the location: the thresholds are effects."""
+        """Networks beside effects predict only the location: the thresholds are effects."""
         if n_outputs != 1:
             super().check_outputs(n_outputs, y)
 

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from subbayes.likelihoods.base import Kind, Moments
 from subbayes.likelihoods.families.base import ScipyFamily, moment
-from subbayes.likelihoods.families.tails import poisson_log_tails
+from subbayes.likelihoods.families.tails import exponential_log_below, poisson_log_tails
 from subbayes.utils.checks import check_count, fail
 from subbayes.utils.types import Outputs
 
@@ -41,11 +41,23 @@ class PoissonFamily(CountFamily):
 
     def log_density(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
         """Log probability of counts."""
-        return y * eta[0] - eta[0].exp() - torch.lgamma(y + 1)
+        return self.log_kernel(y, eta) - eta[0].exp()
 
     def log_tails(self, y: Tensor, eta: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         """Log P(Y <= y) and log P(Y > y)."""
         return poisson_log_tails(y, eta[0])
+
+    def log_above_zero(self, eta: tuple[Tensor, ...]) -> Tensor:
+        """Log P(Y > 0), of which small rates keep their digits."""
+        return exponential_log_below(eta[0])
+
+    def log_kernel(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
+        """Log probability of counts without the term of the rate alone, for ratios of them."""
+        return y * eta[0] - torch.lgamma(y + 1)
+
+    def log_kernel_tails(self, y: Tensor, eta: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        """Log P(Y <= y) and log P(Y > y) without the same term."""
+        return poisson_log_tails(y, eta[0], relative=True)
 
     def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
         """The rate."""
@@ -80,6 +92,12 @@ class NegativeBinomialFamily(CountFamily):
             + r * (log_r - total)
             + y * (log_mu - total)
         )
+
+    def log_above_zero(self, eta: tuple[Tensor, ...]) -> Tensor:
+        """Log P(Y > 0), of which small means keep their digits."""
+        ratio = eta[0] - eta[1]
+        log_hazard = F.softplus(ratio.clamp_min(-30.0)).log() + (ratio + 30.0).clamp_max(0.0)
+        return exponential_log_below(eta[1] + log_hazard)
 
     def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
         r"""$\mu / (1 + \mu / r)$ for the mean; for the shape the mean squared score.

@@ -168,6 +168,10 @@ class Custom(Family):
         """The variance."""
         return moment(self._called("variance_of", outputs))
 
+    def has_moment(self, outputs: Outputs, order: int) -> Tensor:
+        """Unknown: the functions say so."""
+        return torch.zeros_like(outputs[..., :1], dtype=torch.bool)
+
     def sample(self, outputs: Outputs, generator: torch.Generator) -> Tensor:
         """One response per row."""
         return moment(self._called("draw", outputs, generator))

@@ -68,6 +68,10 @@ class StudentTFamily(ScipyFamily):
         """Finite numbers."""
         return torch.isfinite(y)
 
+    def has_moment(self, outputs: Outputs, order: int) -> Tensor:
+        """For more degrees of freedom than the order."""
+        return (self.values(outputs)["nu"] > order).unsqueeze(-1)
+
     def variance(self, outputs: Outputs) -> Moments:
         """sigma^2 nu / (nu - 2), infinite for nu <= 2."""
         values = self.values(outputs)

@@ -198,6 +198,10 @@ class CensoredFamily(AroundFamily):
         """Variance without censoring."""
         return self.family.variance(outputs)
 
+    def has_moment(self, outputs: Outputs, order: int) -> Tensor:
+        """As the family."""
+        return self.family.has_moment(outputs, order)
+
     def cdf(self, outputs: Outputs, y: Tensor) -> Moments:
         """P(Y <= y) without censoring."""
         return self.family.cdf(outputs, y)

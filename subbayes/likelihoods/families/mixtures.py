@@ -139,6 +139,11 @@ class MixtureFamily(Family):
         gap = self.first.mean(a) - self.second.mean(b)
         return within + share * (1 - share) * gap.square()
 
+    def has_moment(self, outputs: Outputs, order: int) -> Tensor:
+        """If both families have it."""
+        a, b = self._split(outputs)
+        return self.first.has_moment(a, order) & self.second.has_moment(b, order)
+
     def cdf(self, outputs: Outputs, y: Tensor) -> Moments:
         """P(Y <= y)."""
         a, b = self._split(outputs)

@@ -95,6 +95,10 @@ class LogLogisticFamily(PositiveFamily):
         """The times with these log tails."""
         return (eta[0] + (below - above) * (-eta[1]).exp()).exp()
 
+    def has_moment(self, outputs: Outputs, order: int) -> Tensor:
+        """For a shape above the order."""
+        return (self.values(outputs)["shape"] > order).unsqueeze(-1)
+
     def _moment(self, outputs: Outputs, order: int) -> Tensor:
         """E[y^order]: mu^order x / sin x with x = pi order / k."""
         values = self.values(outputs)

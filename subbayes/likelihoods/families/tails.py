@@ -229,8 +229,12 @@ def _student_newton(log_far: Tensor, nu: Tensor) -> Tensor:
     return v.exp()
 
 
-def poisson_log_tails(y: Tensor, log_rate: Tensor) -> Tails:
+def poisson_log_tails(y: Tensor, log_rate: Tensor, relative: bool = False) -> Tails:
     r"""Log P(Y <= y) and log P(Y > y) of Poisson counts.
+
+    Relative ones leave out the factor $e^{-x}$, beside which the terms of a count have no digits
+    where the rate is large: they are sums of $x^k / k!$ that stay exact for every rate if the tail
+    is the one below.
 
     They are incomplete gamma functions of a = y + 1 and the rate x. Near the smallest number they
     are replaced by continued fractions, of which few terms are needed where x is far from a:
@@ -245,19 +249,25 @@ def poisson_log_tails(y: Tensor, log_rate: Tensor) -> Tails:
     \frac{a - 1}{x + 3 - a +}
     \frac{2 (a - 2)}{x + 5 - a +} \dots $$
     """
-    rate = log_rate.exp()
+    limit = 0.85 * math.log(torch.finfo(log_rate.dtype).max)
+    rate = log_rate.clamp(-limit, limit).exp()  # further out the fractions alone are used
     a = (y.floor() + 1 + 0 * log_rate).detach()
     tiny = torch.finfo(rate.dtype).tiny
     below, above = torch.special.gammaincc(a, rate), torch.special.gammainc(a, rate)
     few = rate < a
-    gap = (a - rate).abs().clamp_min(1.0)
+    # Legendre's is divided by x, and both by 1 beside it if the two are close
+    one = torch.where(few, 1.0, 1 / torch.where(few, 1.0, rate))
+    gap = torch.where(few, (a - rate).clamp_min(1.0), (1 - a * one).maximum(one))
     fraction = torch.full_like(gap, math.inf)
     for i in range(_TERMS, 0, -1):  # from the last term
-        numerator = i * torch.where(few, rate, a - i)
-        fraction = gap + torch.where(few, i - 1.0, 2.0 * i - 1) + numerator / fraction
-    log_far = a * log_rate - rate - torch.lgamma(a) - fraction.log()
+        numerator = i * torch.where(few, rate, (a - i) * one.square())
+        fraction = gap + torch.where(few, i - 1.0, 2.0 * i - 1) * one + numerator / fraction
+    log_far = a * log_rate - torch.lgamma(a) - fraction.log() - torch.where(few, 0.0, log_rate)
+    whole = rate if relative else torch.zeros_like(rate)
+    if not relative:
+        log_far = log_far - log_rate.exp()
     logs = [
-        torch.where(part < tiny**0.5, log_far, part.clamp_min(tiny).log())
+        torch.where(part < tiny**0.5, log_far, part.clamp_min(tiny).log() + whole)
         for part in (below, above)
     ]
     return logs[0], logs[1]
@@ -271,7 +281,7 @@ def exponential_log_below(log_total: Tensor) -> Tensor:
         tensor([-900.0000,   -0.4587])
     """
     small = log_total < -12.0
-    total = torch.where(small, 1.0, log_total).exp()
+    total = torch.where(small, 1.0, log_total.clamp_max(80.0)).exp()  # e^-t is 0 long before
     near = log_total - log_total.clamp_max(-12.0).exp() / 2
     return torch.where(small, near, torch.log(-torch.expm1(-total)))
 

@@ -111,33 +111,53 @@ class TruncatedFamily(AroundFamily):
             return self.lower
         return math.ceil(self.lower) - 1
 
-    def _tails_at_bounds(self, eta: Predictors) -> tuple[Tails | None, Tails | None]:
+    @property
+    def _relative(self) -> bool:
+        """Whether probabilities leave out the factor that cancels in those within the bounds."""
+        return self.upper < math.inf and hasattr(self.family, "log_kernel")
+
+    def _tails(self, y: Tensor, eta: Predictors) -> Tails:
+        inner: Any = self.family
+        found: Tails = (inner.log_kernel_tails if self._relative else inner.log_tails)(y, eta)
+        return found
+
+    def _log_terms(self, y: Tensor, eta: Predictors) -> Tensor:
+        """The log density before truncation, up to that factor."""
+        inner: Any = self.family
+        terms: Tensor = (inner.log_kernel if self._relative else inner.log_density)(y, eta)
+        return terms
+
+    def _tails_at_bounds(
+        self, eta: Predictors, tails: Callable[[Tensor, Predictors], Tails]
+    ) -> tuple[Tails | None, Tails | None]:
         """Log tails at both bounds; None for a bound that excludes nothing."""
         zero = torch.zeros_like(eta[0])
         start = -1.0 if self.kind == "count" else self.family.bounds[0]
-        low = self._tails(zero + self._below, eta) if self._below > start else None
+        low = tails(zero + self._below, eta) if self._below > start else None
         bound = self.upper < self.family.bounds[1]
-        return low, self._tails(zero + self.upper, eta) if bound else None
+        return low, tails(zero + self.upper, eta) if bound else None
 
-    def _log_mass(self, eta: Predictors) -> Tensor:
+    def _log_mass(self, eta: Predictors, tails: Callable[[Tensor, Predictors], Tails]) -> Tensor:
         """Log of P(lower <= Y <= upper)."""
-        low, high = self._tails_at_bounds(eta)
+        low, high = self._tails_at_bounds(eta, tails)
         if low is None:
             return torch.zeros_like(eta[0]) if high is None else high[0]
         return low[1] if high is None else log_between(low, high)
 
     def log_density(self, y: Tensor, eta: Predictors) -> Tensor:
         """Log density of responses within the bounds."""
-        return self.family.log_density(y, eta) - self._log_mass(eta)
+        return self._log_terms(y, eta) - self._log_mass(eta, self._tails)
 
     # --- predictions, which have no gradients ----------------------------------------------------
 
     def _all_tails(self, eta: Predictors) -> tuple[Tails, Tails]:
-        """Log tails at both bounds: 0 and minus infinity where there is none."""
-        low, high = self._tails_at_bounds(eta)
+        """Log tails at both bounds: all and nothing where there is none."""
+        low, high = self._tails_at_bounds(eta, self._tails)
         zero = torch.zeros_like(eta[0])
         none = zero - math.inf
-        return (none, zero) if low is None else low, (zero, none) if high is None else high
+        if low is None:
+            low = none, self._tails(zero - 1, eta)[1] if self._relative else zero
+        return low, (zero, none) if high is None else high
 
     def _probability(self, y: Tensor, eta: Predictors, ends: tuple[Tails, Tails]) -> Tensor:
         """P(Y <= y) within the bounds, from the smaller tails."""
@@ -203,7 +223,7 @@ class TruncatedFamily(AroundFamily):
         """The log density of counts, about the mean without bounds, and the bounds."""
         zero = torch.zeros_like(eta[0])
         return (
-            lambda y: self.family.log_density(y, eta),
+            lambda y: self._log_terms(y, eta),
             self.family.mean(torch.stack(eta, -1))[..., 0],
             zero + max(self._below + 1, 0.0),
             zero + math.floor(self.upper) if self.upper < math.inf else zero + math.inf,
@@ -238,7 +258,7 @@ class TruncatedFamily(AroundFamily):
     def _is_huge(self, eta: Predictors) -> Tensor:
         """Whether counts are huge and not truncated: log probabilities have few digits there."""
         variance = self.family.variance(torch.stack(eta, -1))[..., 0]
-        return (variance > _HUGE) & (self._log_mass(eta) > -_NO_MASS)
+        return (variance > _HUGE) & (self._log_mass(eta, self.family.log_tails) > -_NO_MASS)
 
     def _quantiles(self, eta: Predictors, u: Tensor) -> Tensor:
         if self.kind != "count":
@@ -291,12 +311,26 @@ class TruncatedFamily(AroundFamily):
         y, weight = self._rule(eta, heavy=True)
         mean = (weight * y).sum(0)
         found = [mean, (weight * (y - mean).square()).sum(0)]
-        ends = zip((self.lower, self.upper), inner.bounds, strict=True)
-        if any(math.isinf(end) and math.isinf(own) for end, own in ends):  # a tail remains
+        if self._has_tail:
             found = [
                 torch.where(own.isinf(), own, part) for own, part in zip(whole, found, strict=True)
             ]
         return torch.stack(found)
+
+    @property
+    def _has_tail(self) -> bool:
+        """Whether responses are not bounded."""
+        return any(math.isinf(end) for end in self.bounds)
+
+    def has_moment(self, outputs: Outputs, order: int) -> Tensor:
+        """As the family where a tail remains."""
+        if self._has_tail:
+            return self.family.has_moment(outputs, order)
+        return super().has_moment(outputs, order)
+
+    def has_finite_parameters(self, outputs: Outputs) -> bool:
+        """Whether no parameter overflows; rates of counts with an upper bound may."""
+        return self._relative or super().has_finite_parameters(outputs)
 
     def mean(self, outputs: Outputs) -> Moments:
         """The mean within the bounds."""

@@ -28,6 +28,8 @@ __all__ = [
     "ZeroInflatedPoissonFamily",
 ]
 
+_BELOW_ONE = 1 - 2.0**-53
+
 
 @dataclass(frozen=True, repr=False)
 class _ZeroFamily(CountFamily):
@@ -38,60 +40,71 @@ class _ZeroFamily(CountFamily):
         zero: name of the parameter.
     """
 
-    base: CountFamily = field(default_factory=PoissonFamily, init=False)
+    base: Any = field(default_factory=PoissonFamily, init=False)
     zero: ClassVar[str]
 
     def to_config(self) -> dict[str, Any]:
         """Name and links, for JSON."""
         return {"name": self.label, "links": list(self.links)}
 
-    def _parts(self, outputs: Outputs) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Probability of the zeros; mean and variance of the family, and its P(Y = 0)."""
+    def _seen(self, outputs: Outputs) -> tuple[Tensor, Tensor, Tensor]:
+        """Share of the counts of the family; their mean, and what their mean square is times it."""
         inner = outputs[..., :-1]
-        zero = torch.zeros((), dtype=outputs.dtype, device=outputs.device)
-        none = self.base.log_density(zero, inner.unbind(-1)).exp()
         mean, variance = self.base.mean(inner)[..., 0], self.base.variance(inner)[..., 0]
-        return outputs[..., -1].sigmoid(), mean, variance, none
-
-    def _scale(self, share: Tensor, none: Tensor) -> Tensor:
-        """What the probabilities of the family are multiplied by, above 0."""
-        return 1 - share
+        spread = torch.where(mean > 0, variance / mean, 1.0)
+        return (-outputs[..., -1]).sigmoid(), mean, spread + mean
 
     def mean(self, outputs: Outputs) -> Moments:
         """Mean of the counts."""
-        share, mean, _, none = self._parts(outputs)
-        return moment(self._scale(share, none) * mean)
+        share, mean, _ = self._seen(outputs)
+        return moment(share * mean)
 
     def variance(self, outputs: Outputs) -> Moments:
         """Variance of the counts."""
-        share, mean, variance, none = self._parts(outputs)
-        factor = self._scale(share, none)
-        return moment(factor * (variance + mean.square()) - (factor * mean).square())
+        share, mean, ratio = self._seen(outputs)
+        return moment((share * mean * (ratio - share * mean)).clamp_min(0.0))
+
+    def _seen_above_zero(self, share: np.ndarray, above: np.ndarray) -> np.ndarray:
+        """P(Y > 0), from the share of the counts of the family and its P(Y > 0)."""
+        return share * above
 
     def distribution(self, **values: np.ndarray) -> Any:
         """The distribution, with `cdf` and `ppf`."""
-        share = values.pop(self.zero)
-        inner = self.base.distribution(**values)
-        none = torch.from_numpy(np.asarray(inner.pmf(0)))
-        factor = self._scale(torch.from_numpy(np.asarray(share)), none).numpy()
-        return _WithZeros(inner, factor)
+        share = 1 - values.pop(self.zero)
+        values["mu"] = np.maximum(values["mu"], np.finfo(np.float64).tiny)
+        logs = tuple(torch.from_numpy(np.log(value)) for value in values.values())
+        above = self.base.log_above_zero(logs).exp().numpy()
+        seen = self._seen_above_zero(share, above)
+        return _WithZeros(self.base.distribution(**values), seen, seen / above)
 
 
 @dataclass(frozen=True)
 class _WithZeros:
-    """A distribution of counts whose probabilities above 0 are multiplied by a factor."""
+    """A distribution of counts whose probabilities above 0 are multiplied by a factor.
+
+    Attributes:
+        inner: the distribution.
+        seen: P(Y > 0).
+        factor: the factor.
+    """
 
     inner: Any
+    seen: np.ndarray
     factor: np.ndarray
 
     def cdf(self, y: np.ndarray) -> np.ndarray:
         """P(Y <= y)."""
-        return np.where(np.asarray(y) < 0, 0.0, 1 - self.factor * self.inner.sf(np.floor(y)))
+        y = np.floor(y)
+        above = np.where(y < 1, self.seen, self.factor * self.inner.sf(np.maximum(y, 1.0)))
+        return np.where(y < 0, 0.0, 1 - above)
 
     def ppf(self, q: np.ndarray | float) -> np.ndarray:
         """The least count with at least this probability."""
-        level = 1 - (1 - np.asarray(q)) / self.factor
-        return np.where(level <= 0, 0.0, np.maximum(self.inner.ppf(np.clip(level, 0, 1)), 0.0))
+        rest = 1 - np.asarray(q)
+        level = np.clip(1 - rest / self.factor, 0.0, np.where(rest > 0, _BELOW_ONE, 1.0))
+        found = np.maximum(self.inner.ppf(level), 1.0)
+        found = np.where(self.factor * self.inner.sf(1) <= rest, np.minimum(found, 1.0), found)
+        return np.where(self.seen <= rest, 0.0, found)
 
 
 class _ZeroInflated(_ZeroFamily):
@@ -106,13 +119,17 @@ class _ZeroInflated(_ZeroFamily):
 class _Hurdle(_ZeroFamily):
     zero = "hu"
 
-    def _scale(self, share: Tensor, none: Tensor) -> Tensor:
-        return (1 - share) / (1 - none)
+    def _seen(self, outputs: Outputs) -> tuple[Tensor, Tensor, Tensor]:
+        share, _, ratio = super()._seen(outputs)
+        log_mean = outputs[..., 0] - self.base.log_above_zero(outputs[..., :-1].unbind(-1))
+        return share, log_mean.exp(), ratio
+
+    def _seen_above_zero(self, share: np.ndarray, above: np.ndarray) -> np.ndarray:
+        return share
 
     def log_density(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
         """Log probability of counts."""
-        none = self.base.log_density(torch.zeros_like(y), eta[:-1])
-        positive = self.base.log_density(y, eta[:-1]) - torch.log(-torch.expm1(none))
+        positive = self.base.log_density(y, eta[:-1]) - self.base.log_above_zero(eta[:-1])
         zero = F.logsigmoid(eta[-1])
         return torch.where(y == 0, zero, F.logsigmoid(-eta[-1]) + positive)
 
@@ -134,7 +151,7 @@ class ZeroInflatedPoissonFamily(_ZeroInflated):
 class ZeroInflatedNegativeBinomialFamily(_ZeroInflated):
     r"""Negative binomial counts with mean $\mu$, or 0 with probability $\pi$ (`zi`)."""
 
-    base: CountFamily = field(default_factory=NegativeBinomialFamily, init=False)
+    base: Any = field(default_factory=NegativeBinomialFamily, init=False)
     label = "zero-inflated-negative-binomial"
     allowed = {"mu": ("log",), "shape": ("log",), "zi": ("logit",)}
 
@@ -151,6 +168,6 @@ class HurdlePoissonFamily(_Hurdle):
 class HurdleNegativeBinomialFamily(_Hurdle):
     r"""0 with probability $\pi$ (`hu`), else negative binomial counts above 0."""
 
-    base: CountFamily = field(default_factory=NegativeBinomialFamily, init=False)
+    base: Any = field(default_factory=NegativeBinomialFamily, init=False)
     label = "hurdle-negative-binomial"
     allowed = {"mu": ("log",), "shape": ("log",), "hu": ("logit",)}
