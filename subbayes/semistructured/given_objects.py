@@ -13,7 +13,7 @@ import torch
 from scipy import stats
 
 from subbayes.draws import Draws
-from subbayes.likelihoods.families import FAMILIES, Family
+from subbayes.likelihoods.families import Family, is_own_family
 from subbayes.predictions.averaging import evenly_spaced
 from subbayes.semistructured.effect_priors import prior_of_term
 from subbayes.semistructured.joint_posterior import JointPosterior
@@ -45,7 +45,7 @@ def check_given_family(family: Any, saved: Mapping[str, Any]) -> Family:
     """
     if not isinstance(family, Family):
         fail_type("family", "a Family, the one that the model was fitted with", family)
-    known = type(family) in FAMILIES.values()
+    known = not is_own_family(family)
     if "own" in saved:
         if known or _shown(family) != _ADDRESS.sub("", saved["own"]):
             remedy = "Pass the family that the model was fitted with"

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from subbayes.draws import Draws
 from subbayes.inference.engine import check_saved_draws
-from subbayes.likelihoods.families import FAMILIES, Family, OrdinalFamily, family_from_config
+from subbayes.likelihoods.families import Family, OrdinalFamily, family_from_config, is_own_family
 from subbayes.networks.mlp import MLP
 from subbayes.networks.network import architecture_of
 from subbayes.networks.tracing.tracer import Mode
@@ -73,7 +73,7 @@ def facts_of(state: FittedState) -> dict[str, Any]:
     """The facts to save: arguments of the model, types of its columns, and facts of the draws."""
     rows, space, specification = state.model, state.space, state.model.specification
     family = specification.family
-    known = type(family) in FAMILIES.values()
+    known = not is_own_family(family)
     formula = specification.formula
     return {
         "formula": formula if isinstance(formula, str) else dict(formula),

@@ -172,6 +172,10 @@ class Custom(Family):
         """One response per row."""
         return moment(self._called("draw", outputs, generator))
 
+    def to_config(self) -> dict[str, Any]:
+        """Names of the parameters and links, with which a family passed to `load` is compared."""
+        return {**super().to_config(), "parameters": list(self.parameters)}
+
     def __repr__(self) -> str:
         shown = ", ".join(f"{name}: {link}" for name, link in self.parameters_and_links.items())
         return f"custom({shown})"
