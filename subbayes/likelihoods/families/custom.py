@@ -27,7 +27,10 @@ _OTHERS = {"density": ["y"], "mean_of": [], "variance_of": [], "draw": ["generat
 class Custom(Family):
     r"""A family from a log density of named parameters.
 
-    Models with it are saved without it: pass `load(path, family=...)`.
+    Models with it are saved without it: pass `load(path, family=...)`. Which of its parameters have
+    the units of the response is not known, so that further ones have N(0, 1) priors on the scale of
+    their links, but for the names of other families' parameters (sigma, shape, precision, nu): give
+    others a prior, such as `priors={"b": 2.0}`.
 
     Args:
         density: a function of y, shape (N,), and of the values of the parameters by name, each
