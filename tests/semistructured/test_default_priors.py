@@ -1,4 +1,4 @@
-"""Default priors of the parameters of all families, and what the units of the response do to them."""
+"""Default priors of the parameters of all families, and the units of the response."""
 
 from __future__ import annotations
 
@@ -78,12 +78,12 @@ WITHOUT_UNITS = {
 def design_of(family):
     right = dict.fromkeys(family.formula_parameters, "1")
     right |= dict.fromkeys(family.locations, "x")
-    right |= {name: "0" for name in family.known}
+    right |= dict.fromkeys(family.known, "0")
     return Design(right, FRAME, ("mu",) if family.n_thresholds else ())
 
 
 def test_every_family_is_tested():
-    assert {name for name in FAMILIES} <= WITH_UNITS.keys() | WITHOUT_UNITS.keys()
+    assert set(FAMILIES) <= WITH_UNITS.keys() | WITHOUT_UNITS.keys()
 
 
 @pytest.mark.parametrize("unit", [1e4, 1e-3])

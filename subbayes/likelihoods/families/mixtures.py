@@ -159,6 +159,16 @@ class MixtureFamily(Family):
         gap = self.first.mean(a) - self.second.mean(b)
         return within + share * (1 - share) * gap.square()
 
+    @property
+    def has_cdf(self) -> bool:
+        """Whether both have a distribution function."""
+        return self.first.has_cdf and self.second.has_cdf
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether one of them is."""
+        return self.first.is_partial or self.second.is_partial
+
     def cdf(self, outputs: Outputs, y: Tensor) -> Moments:
         """P(Y <= y)."""
         a, b = self._split(outputs)
