@@ -115,6 +115,10 @@ class Likelihood(ABC):
     def variance(self, outputs: Outputs) -> Moments:
         """Var[y | f], shape (..., N, T)."""
 
+    def moments(self, outputs: Outputs) -> tuple[Moments, Moments]:
+        """`mean` and `variance`, in one computation where they share one."""
+        return self.mean(outputs), self.variance(outputs)
+
     @abstractmethod
     def sample(self, outputs: Outputs, generator: torch.Generator) -> Tensor:
         """One target per row of outputs, shape (..., N, T), or (..., N) for class labels."""

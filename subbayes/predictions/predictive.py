@@ -193,8 +193,13 @@ class Predictive:
             return self._count_quantile(q)
         parts = self.likelihood.components(self.outputs)
         if parts is None:
-            return mixture_quantile(q, self.likelihood, self.outputs)
+            return mixture_quantile(q, self.likelihood, self.outputs, self._moments)
         return gaussian_mixture_quantile(q, *parts)
+
+    @cached_property
+    def _moments(self) -> tuple[Tensor, Tensor]:
+        """Mean and variance of each component, which the quantiles of an interval share."""
+        return self.likelihood.moments(self.outputs)
 
     def _count_quantile(self, q: float) -> Float[Tensor, "N T"]:
         """Bisection over integers on the distribution function, for all rows at once."""
@@ -280,17 +285,18 @@ class Predictive:
             columns |= {"entropy": self.entropy, "mutual_information": self.mutual_information}
             return pd.DataFrame(columns)
         lower, upper = self.interval(level)
+        mean, epistemic, aleatoric = self.mean, self.epistemic, self.aleatoric
         parts = {
-            "mean": self.mean,
-            "std": self.std,
-            "epistemic_std": np.sqrt(self.epistemic),
-            "aleatoric_std": np.sqrt(self.aleatoric),
+            "mean": mean,
+            "std": np.sqrt(epistemic + aleatoric),
+            "epistemic_std": np.sqrt(epistemic),
+            "aleatoric_std": np.sqrt(aleatoric),
             "lower": lower,
             "upper": upper,
         }
-        if self.mean.ndim == 1:
+        if mean.ndim == 1:
             return pd.DataFrame(parts)
-        targets = range(self.mean.shape[1])
+        targets = range(mean.shape[1])
         return pd.DataFrame({f"{name}[{t}]": a[:, t] for name, a in parts.items() for t in targets})
 
     def _require(self, kind: str, what: str) -> None:
