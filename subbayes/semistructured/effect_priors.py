@@ -39,6 +39,7 @@ __all__ = [
     "NormalPrior",
     "StudentT",
     "default_priors",
+    "names_for_priors",
     "predictor_sd",
     "prior_of",
     "prior_of_term",
@@ -243,7 +244,7 @@ def prior_of_term(name: str, value: Any, parameters: Sequence[str]) -> EffectPri
     Args:
         name: name of the term, of a parameter, or "sd(term)".
         value: the number, distribution or prior.
-        parameters: parameters of the family, the location first.
+        parameters: parameters of the family but for further locations, the location first.
 
     Raises:
         InputError: a scale that is not above 0, or a prior of a positive number that allows others.
@@ -405,10 +406,31 @@ def _intercept_prior(
     return NormalPrior(*family.predictor_prior(parameter, y))
 
 
+def names_for_priors(family: Family) -> tuple[str, ...]:
+    """The location, and the parameters that are no locations, for `prior_of_term`.
+
+    Example:
+        >>> from subbayes.likelihoods.families import MixtureFamily
+        >>> names_for_priors(MixtureFamily(first="normal", second="normal"))
+        ('mu1', 'sigma1', 'sigma2', 'theta')
+    """
+    others = (name for name in family.parameters if name not in family.locations)
+    return (family.locations[0], *others)
+
+
 def priors_with(
-    design: Design, defaults: Mapping[str, EffectPrior], given: Mapping[str, Any] | None
+    design: Design,
+    defaults: Mapping[str, EffectPrior],
+    given: Mapping[str, Any] | None,
+    parameters: Sequence[str] | None = None,
 ) -> dict[str, EffectPrior]:
     """Replace default priors by those of the user.
+
+    Args:
+        design: the design matrix of the training rows.
+        defaults: the default priors.
+        given: numbers, distributions or priors by the name of their term.
+        parameters: from `names_for_priors`; by default those of the design.
 
     Raises:
         InputError: a name that is not a term, or a prior of a scale that allows negative values.
@@ -424,7 +446,7 @@ def priors_with(
         places[place] = name, key
     # a mapping may build its values when they are read: only now, when all names are known
     return dict(defaults) | {
-        place: prior_of_term(name, (given or {})[key], design.parameters)
+        place: prior_of_term(name, (given or {})[key], parameters or design.parameters)
         for place, (name, key) in places.items()
     }
 

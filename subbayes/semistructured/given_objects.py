@@ -15,7 +15,7 @@ from scipy import stats
 from subbayes.draws import Draws
 from subbayes.likelihoods.families import Family, is_own_family
 from subbayes.predictions.averaging import evenly_spaced
-from subbayes.semistructured.effect_priors import prior_of_term
+from subbayes.semistructured.effect_priors import names_for_priors, prior_of_term
 from subbayes.semistructured.joint_posterior import JointPosterior
 from subbayes.semistructured.saved_priors import SavedPriors, prior_config
 from subbayes.utils.checks import closest, fail, fail_type
@@ -74,8 +74,8 @@ def check_given_priors(priors: Mapping[str, Any], saved: Mapping[str, Any], fami
         config = saved[name]
         if not isinstance(config, dict):
             old = SavedPriors(saved, {}, family)[name]
-            config = prior_config(prior_of_term(name, old, family.parameters))
-        prior = prior_of_term(name, value, family.parameters)
+            config = prior_config(prior_of_term(name, old, names_for_priors(family)))
+        prior = prior_of_term(name, value, names_for_priors(family))
         if _comparable(prior_config(prior)) != _comparable(config):
             fail(
                 f"priors[{name!r}]",

@@ -27,7 +27,7 @@ from subbayes.networks.network import architecture_of
 from subbayes.networks.tracing.tracer import Mode
 from subbayes.priors import Normal
 from subbayes.semistructured.design_data import AuxiliaryColumns, check_network_names, networks_from
-from subbayes.semistructured.effect_priors import prior_of_term
+from subbayes.semistructured.effect_priors import names_for_priors, prior_of_term
 from subbayes.semistructured.given_objects import (
     check_given_family,
     check_given_priors,
@@ -79,7 +79,7 @@ def facts_of(state: FittedState) -> dict[str, Any]:
         "formula": formula if isinstance(formula, str) else dict(formula),
         "family": family.to_config() if known else {"own": repr(family)},
         "priors": {
-            name: prior_config(prior_of_term(name, prior, family.parameters))
+            name: prior_config(prior_of_term(name, prior, names_for_priors(family)))
             for name, prior in specification.priors.items()
         },
         **vars(specification.auxiliary),

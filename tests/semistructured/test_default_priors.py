@@ -35,7 +35,14 @@ from subbayes.likelihoods.families import (
     ZeroInflatedNegativeBinomialFamily,
     ZeroInflatedPoissonFamily,
 )
-from subbayes.semistructured.effect_priors import Exponential, NormalPrior, default_priors
+from subbayes.semistructured.effect_priors import (
+    Exponential,
+    HalfNormal,
+    NormalPrior,
+    default_priors,
+    names_for_priors,
+    priors_with,
+)
 from subbayes.semistructured.formula import Design
 from subbayes.semistructured.structured_predictor import StructuredPredictor
 
@@ -168,6 +175,28 @@ def test_parameters_of_custom_families_have_priors_by_name():
     assert priors["sigma.Intercept"] == Exponential(float(np.std(Y)))
     assert priors["b.Intercept"] == NormalPrior(0.0, 1.0)
     assert priors["nu.Intercept"] == NormalPrior(2.5, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("family", "y", "name"),
+    [
+        (MixtureFamily(first=GammaFamily(), second=GammaFamily()), Y, "mu2"),
+        (CategoricalFamily(labels=("a", "b", "c")), np.arange(80) % 3.0, "mu[b]"),
+    ],
+)
+def test_a_number_for_any_location_is_the_scale_of_a_normal_on_its_link(family, y, name):
+    design = design_of(family)
+    defaults, names = default_priors(design, family, y), names_for_priors(family)
+    priors = priors_with(design, defaults, {name: 2.0}, names)
+    assert priors[f"{name}.Intercept"] == NormalPrior(0.0, 2.0)
+    positive = defaults | {f"{name}.Intercept": Exponential(2.0)}
+    effects = StructuredPredictor(design, family, positive)
+    zeta = torch.zeros(effects.size, dtype=torch.float64)
+    place = effects.names.index(f"{name}.Intercept")
+    assert float(effects.coefficients(zeta)[place]) == pytest.approx(2 * np.log(2))
+    if "shape2" in names:
+        priors = priors_with(design, defaults, {"shape2": 2.0}, names)
+        assert priors["shape2.Intercept"] == HalfNormal(2.0)
 
 
 def test_one_class_is_refused():
