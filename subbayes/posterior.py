@@ -221,7 +221,7 @@ class Posterior:
                 else functools.partial(self._log_likelihood, what != "pointwise")
             )
             self._tracers[what] = Tracer(
-                Vectorised(single),
+                Vectorised(single, said=self.network.fallbacks),
                 "the log density",
                 "eager" if what == "log_prob" or self._is_eager else self.mode,
                 tolerance=1e-3,

@@ -23,6 +23,7 @@ from subbayes.likelihoods import (
     Likelihood,
     Standardized,
     from_config,
+    holds_own,
     saved_likelihood,
 )
 from subbayes.networks.network import Network
@@ -196,6 +197,9 @@ def rebuild(
         likelihood = saved_likelihood(facts["likelihoods"][0], likelihood, n_outputs)
     elif not isinstance(likelihood, Likelihood):
         fail_type("likelihood", "a Likelihood", likelihood)
+    elif holds_own(facts["likelihoods"][0]) and not isinstance(likelihood, CommonParameters):
+        each = [saved_likelihood(one, likelihood, n_outputs) for one in facts["likelihoods"]]
+        likelihood = stack_likelihoods(each)
     return WeightSamples(
         network, weights, likelihood, facts["name"], buffers if facts["own_buffers"] else None
     )

@@ -10,6 +10,9 @@ likelihood.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -21,6 +24,7 @@ from subbayes.diagnostics.checks import class_labels, require_ordered, target_va
 from subbayes.diagnostics.convergence import average_ranks
 from subbayes.diagnostics.crps import crps_counts, crps_gaussian_mixture, crps_samples
 from subbayes.likelihoods import Categorical, CategoricalTokens
+from subbayes.likelihoods.base import UndefinedError
 from subbayes.predictions.predictive import Predictive
 from subbayes.utils.warning import warn_user
 
@@ -47,7 +51,8 @@ def score(predictive: Predictive, y: object, level: float = 0.95) -> dict[str, f
     crps, coverage, interval_width. Counts: the same without the moment-matched one. Classification:
     log_likelihood, accuracy, brier, ece, auroc. Tokens: log_likelihood of rows,
     log_likelihood_per_token, perplexity, and accuracy, brier and ece over all tokens that count,
-    each with the mixture of its own position.
+    each with the mixture of its own position. Scores that need a method that a likelihood of the
+    user does not define, such as draws for crps, are left out.
 
     `level` is the probability of the interval for coverage and width.
 
@@ -61,6 +66,8 @@ def score(predictive: Predictive, y: object, level: float = 0.95) -> dict[str, f
          'crps': 1.091, 'coverage': 0.667, 'interval_width': 3.92}
     """
     scores = {"log_likelihood": log_likelihood(predictive, y)}
+    if predictive.likelihood.is_partial and predictive.likelihood.kind != "classification":
+        return scores | _defined_scores(predictive, y, level)
     if isinstance(predictive.likelihood, CategoricalTokens):
         return scores | _token_scores(predictive, predictive.likelihood, y)
     if predictive.likelihood.kind == "classification":
@@ -75,6 +82,25 @@ def score(predictive: Predictive, y: object, level: float = 0.95) -> dict[str, f
         "coverage": _covered(interval, target_values(predictive, y)),
         "interval_width": _width(interval),
     }
+
+
+def _defined_scores(predictive: Predictive, y: object, level: float) -> dict[str, float]:
+    """Further scores of a likelihood that may lack variances, draws or a distribution function."""
+    ends = cache(lambda: predictive.interval(level))
+    computed: dict[str, Callable[[], float]] = {
+        "rmse": lambda: rmse(predictive, y),
+        "crps": lambda: crps(predictive, y),
+        "coverage": lambda: _covered(ends(), target_values(predictive, y)),
+        "interval_width": lambda: _width(ends()),
+    }
+    if predictive.likelihood.kind == "regression":
+        matched = {"log_likelihood_moment_matched": lambda: log_likelihood(predictive, y, True)}
+        computed = matched | computed
+    found = {}
+    for name, compute in computed.items():
+        with suppress(UndefinedError, NotImplementedError):
+            found[name] = compute()
+    return found
 
 
 def _token_scores(
@@ -151,7 +177,7 @@ def crps(predictive: Predictive, y: object) -> float:
     if parts is not None:
         means, stds = (part.reshape(len(part), -1) for part in parts)
         return float(crps_gaussian_mixture(means, stds, values.ravel()).mean())
-    if predictive.likelihood.kind == "count":
+    if predictive.likelihood.kind == "count" and predictive.likelihood.has_cdf:
         return crps_counts(predictive, values)
     return crps_samples(predictive, values)
 

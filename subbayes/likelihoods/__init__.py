@@ -19,6 +19,7 @@ from subbayes.likelihoods.standardized import Standardized
 from subbayes.likelihoods.tokens import CategoricalTokens
 from subbayes.likelihoods.weighted import Weighted
 from subbayes.utils.checks import check_choice, fail, fail_type
+from subbayes.utils.strict_json import encode
 
 __all__ = [
     "Bernoulli",
@@ -34,6 +35,7 @@ __all__ = [
     "Weighted",
     "as_likelihood",
     "from_config",
+    "holds_own",
     "saved_likelihood",
 ]
 
@@ -58,7 +60,9 @@ _BY_NAME = {
     for name, made in _SHORT_NAMES.items()
     if isinstance(made, type) and name not in _FAMILY_NAMES
 }
-
+_WRAPPERS: dict[str, Callable[..., Likelihood]] = {
+    made.__name__: made for made in (CommonParameters, Standardized, Weighted)
+}
 
 _OTHER_NAMES = {
     "cross_entropy": "categorical",
@@ -128,6 +132,21 @@ def from_config(config: dict[str, Any], n_outputs: int | None = None) -> Likelih
     return made
 
 
+def holds_own(config: dict[str, Any]) -> bool:
+    """Whether a description is of a likelihood or family of the user, or of one around it.
+
+    Example:
+        >>> holds_own({"name": "Weighted", "likelihood": {"name": "Laplacian"}})
+        True
+    """
+    name = config["name"]
+    if name in _WRAPPERS:
+        return holds_own(config["likelihood"])
+    if name in FAMILIES:
+        return any(holds_own(part) for part in config.values() if isinstance(part, dict))
+    return name not in _BY_NAME
+
+
 def saved_likelihood(
     config: dict[str, Any], given: Likelihood | None, n_outputs: int | None = None
 ) -> Likelihood:
@@ -135,7 +154,8 @@ def saved_likelihood(
 
     Args:
         config: the description in the artifact.
-        given: the likelihood that the user passes to `load`.
+        given: the likelihood that the user passes to `load`: of one of the user's own within
+            another one, such as `Standardized`, the inner one or both.
         n_outputs: as for `from_config`.
 
     Raises:
@@ -146,30 +166,42 @@ def saved_likelihood(
         return from_config(config, n_outputs)
     if not isinstance(given, Likelihood):
         fail_type("likelihood", "a Likelihood", given)
-    if config["name"] in (*_BY_NAME, *FAMILIES, "Standardized", "Weighted", "CommonParameters"):
-        saved = from_config(config, n_outputs)
-        if type(saved) is not type(given) or repr(saved) != repr(given):
-            remedy = "Leave it out: the artifact holds the likelihood"
-            fail("likelihood", f"the saved {saved!r}", repr(given), remedy)
-    return given
+    own = _innermost(given) if holds_own(config) else None
+    saved = _made(config, own)
+    if n_outputs is not None:
+        saved.check_parameters(n_outputs)
+    if given is not own and (type(saved) is not type(given) or repr(saved) != repr(given)):
+        remedy = "Leave it out: the artifact holds the likelihood"
+        if own is not None:
+            remedy = f"Pass {own!r}: the artifact holds what is around it"
+        fail("likelihood", f"the saved {saved!r}", repr(given), remedy)
+    return saved
 
 
-def _made(config: dict[str, Any]) -> Likelihood:
+def _innermost(likelihood: Likelihood) -> Likelihood:
+    """What likelihoods of the package wrap."""
+    while isinstance(likelihood, (CommonParameters, Standardized, Weighted)):
+        likelihood = likelihood.likelihood
+    return likelihood
+
+
+def _made(config: dict[str, Any], own: Likelihood | None = None) -> Likelihood:
+    """The likelihood of a description, around one of the user's own if it is given."""
     options: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in config.items()}
     name = options.pop("name")
-    if name == "Standardized":
-        return Standardized(_made(options.pop("likelihood")), **options)
-    if name == "Weighted":
-        return Weighted(_made(options["likelihood"]))
-    if name == "CommonParameters":
-        return CommonParameters(family_from_config(config["likelihood"]), options["values"])
-    if name in FAMILIES:
-        return family_from_config(config)
-    if name not in _BY_NAME:
+    if name in _WRAPPERS:
+        inner = _made(options.pop("likelihood"), own)
+        return _WRAPPERS[name](inner, **options)
+    if own is not None:
+        if encode(own.to_config()) != encode(config):
+            remedy = "Pass the likelihood that the model was fitted with"
+            fail("likelihood", f"the saved {config}", f"{own!r}: {own.to_config()}", remedy)
+        return own
+    if holds_own(config):
         fail(
             "likelihood",
             "one of " + ", ".join(sorted([*_BY_NAME, *FAMILIES])),
             repr(name),
-            "Pass a likelihood object of your own instead",
+            "Pass a likelihood object of your own instead, load(path, likelihood=...)",
         )
-    return _BY_NAME[name](**options)
+    return family_from_config(config) if name in FAMILIES else _BY_NAME[name](**options)

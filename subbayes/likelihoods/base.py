@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from subbayes.utils.checks import fail
+from subbayes.utils.checks import InputError, fail
 from subbayes.utils.types import Outputs, PerPoint, Targets
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "Kind",
     "Likelihood",
     "Moments",
+    "UndefinedError",
     "WrappedLikelihood",
     "check_tensor",
     "column",
@@ -77,12 +78,20 @@ def _may_be_labels(y: Targets, n_outputs: int) -> bool:
     return bool((value == value.round()).all() & (value >= 0).all() & (value <= n_outputs).all())
 
 
+class UndefinedError(InputError):
+    """A method that a likelihood of the user does not define."""
+
+
 class Likelihood(ABC):
     r"""Base class of likelihoods.
 
     A subclass defines `log_prob`, `mean`, `variance`, `sample`, `n_outputs` and `check_targets`.
     `score` and `curvature` default to automatic differentiation; the latter is exact if the Hessian
-    in f does not depend on y, as for every canonical link.
+    in f does not depend on y, as for every canonical link. A subclass may define `cdf`, which makes
+    quantiles, intervals and probabilities of predictions exact: without it they are estimated from
+    about 20,000 draws of `sample` for each row. `quantiles` are needed beside `cdf` where variances
+    are infinite, and `components` if y given f is Gaussian. `sample` and `variance` may raise
+    `NotImplementedError`: `evaluate` leaves out the scores that need them.
 
     Attributes:
         kind: "regression", "classification" or "count"; determines scores and reports.
@@ -105,6 +114,10 @@ class Likelihood(ABC):
     @abstractmethod
     def variance(self, outputs: Outputs) -> Moments:
         """Var[y | f], shape (..., N, T)."""
+
+    def moments(self, outputs: Outputs) -> tuple[Moments, Moments]:
+        """`mean` and `variance`, in one computation where they share one."""
+        return self.mean(outputs), self.variance(outputs)
 
     @abstractmethod
     def sample(self, outputs: Outputs, generator: torch.Generator) -> Tensor:
@@ -165,13 +178,27 @@ class Likelihood(ABC):
         """The likelihood with the sizes that the outputs of the network determine."""
         return self
 
+    @property
+    def has_cdf(self) -> bool:
+        """Whether `cdf` is defined."""
+        return type(self).cdf is not Likelihood.cdf
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether methods that scores of predictions use may be undefined."""
+        return not self.has_cdf or type(self).__module__.partition(".")[0] != "subbayes"
+
     def cdf(self, outputs: Outputs, y: Tensor) -> Moments:
         """P(Y <= y | f), shape (..., N, T), for likelihoods of ordered targets."""
-        fail(
-            "likelihood",
-            "one with an ordered target for quantiles",
-            type(self).__name__,
-            "Use probabilities instead",
+        if self.kind == "classification":
+            fail(
+                "likelihood",
+                "one with an ordered target for quantiles",
+                type(self).__name__,
+                "Use probabilities instead",
+            )
+        raise UndefinedError(
+            "likelihood", "one with a distribution function", repr(self), "Define its method cdf"
         )
 
     def evaluations(self, outputs: Outputs) -> Evaluations | None:
@@ -378,6 +405,16 @@ class WrappedLikelihood(Likelihood):
     def classes(self, outputs: Outputs) -> Float[Tensor, "*rows K"]:
         """Probabilities of the classes."""
         return self.likelihood.classes(outputs)
+
+    @property
+    def has_cdf(self) -> bool:
+        """Whether the likelihood has a distribution function."""
+        return self.likelihood.has_cdf
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether methods of the likelihood may be undefined."""
+        return self.likelihood.is_partial
 
     @property
     def per_position(self) -> bool:  # type: ignore[override]

@@ -31,7 +31,7 @@ from subbayes.networks.module_copy import call_with, private_copy, set_values, t
 from subbayes.networks.selection import Selection, aliases_of, select, selects_adapters
 from subbayes.networks.shared_weights import SharedWeights
 from subbayes.networks.tracing.private_torch import is_scripted, uncompiled
-from subbayes.networks.tracing.vectorised import Vectorised
+from subbayes.networks.tracing.vectorised import Vectorised, contiguous
 from subbayes.networks.validation import HALF, as_outputs, check_outputs
 from subbayes.utils.checks import check_device, fail, fail_type
 from subbayes.utils.memory import BoundedCache
@@ -135,6 +135,7 @@ class Network:
         self._frozen |= dict(self._module.named_buffers())
         self.weights: Tensor = self.flatten(named)
         self._not_vectorised: str | None = None
+        self.fallbacks: set[str] = set()  # of which this network and its copies have warned
         self._checked: BoundedCache[int] = BoundedCache()
         self.row_bytes: BoundedCache[int] = BoundedCache()
 
@@ -322,7 +323,7 @@ class Network:
     def __call__(self, weights: Float[Tensor, "D"], inputs: Inputs) -> Float[Tensor, "N C"]:
         """Outputs f(x; w) of shape (N, C) for one weight vector; differentiable in w."""
         self._check_size(weights)
-        args, kwargs = arguments(inputs)
+        args, kwargs = arguments(contiguous(inputs))
         recurrent = recurrence_without_fused_kernels() if self._has_lstm else nullcontext()
         with torch_lock, attention_without_fused_kernels(), recurrent:
             values = self._frozen | self.unflatten(weights)
@@ -331,10 +332,9 @@ class Network:
 
     def batched(self, weights: Float[Tensor, "S D"], inputs: Inputs) -> Float[Tensor, "S N C"]:
         """Outputs of S weight vectors on the same inputs, in one vectorised call if possible."""
-        batched = Vectorised(self.__call__)
+        batched = Vectorised(self.__call__, said=self.fallbacks)
         batched.reason = self._not_vectorised
-        outputs = batched(weights, inputs)
-        self._not_vectorised = batched.reason
+        outputs, self._not_vectorised = batched(weights, inputs), batched.reason
         return outputs
 
     def call(

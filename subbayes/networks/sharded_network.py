@@ -89,7 +89,7 @@ class ShardedNetwork(Network):
         self._frozen = dict(module.named_buffers())
         self._replaced: dict[str, Tensor] = {}
         self.weights = self.layout.flatten(named)
-        self._not_vectorised = None
+        self._not_vectorised, self.fallbacks = None, set()
         self._checked, self.row_bytes = BoundedCache(), BoundedCache()
 
     @property

@@ -230,7 +230,10 @@ class _GaussianMixtures:
 
 
 def mixture_quantile(
-    q: float, likelihood: Likelihood, outputs: Float[Tensor, "S N C"]
+    q: float,
+    likelihood: Likelihood,
+    outputs: Float[Tensor, "S N C"],
+    moments: tuple[Float[Tensor, "S N T"], Float[Tensor, "S N T"]] | None = None,
 ) -> Float[Tensor, "N T"]:
     """Quantiles of mixtures of a continuous likelihood, from its `cdf` and `log_prob`.
 
@@ -242,6 +245,7 @@ def mixture_quantile(
         q: the level.
         likelihood: p(y | f), with `cdf`.
         outputs: network outputs.
+        moments: mean and variance of each component, if they are known.
 
     Example:
         >>> from subbayes.likelihoods import Gaussian
@@ -257,17 +261,23 @@ def mixture_quantile(
         link, slope = torch.exp, _identity
     else:
         link, slope = torch.sigmoid, _variance_of_share
-    return link(_coordinate_of_quantile(q, likelihood, outputs, link, slope)[0])
+    moments = likelihood.moments(outputs) if moments is None else moments
+    return link(_coordinate_of_quantile(q, likelihood, outputs, moments, link, slope)[0])
 
 
 def _coordinate_of_quantile(
-    q: float, likelihood: Likelihood, outputs: Float[Tensor, "S N C"], link: Link, slope: Link
+    q: float,
+    likelihood: Likelihood,
+    outputs: Float[Tensor, "S N C"],
+    moments: tuple[Float[Tensor, "S N T"], Float[Tensor, "S N T"]],
+    link: Link,
+    slope: Link,
 ) -> tuple[Tensor, Tensor]:
     """The coordinate of the quantile, and a guess at it from the moments.
 
     Near an end of the support Newton's method takes fewer steps for log x and logit x.
     """
-    means, stds = likelihood.mean(outputs), likelihood.variance(outputs).sqrt()
+    means, stds = moments[0], moments[1].sqrt()
     if not bool(torch.isfinite(stds).all()):
         known = likelihood.quantiles(outputs, q)
         if known is not None:
@@ -290,8 +300,8 @@ def _coordinate_of_quantile(
     evaluate = _evaluation(likelihood, outputs, link, slope, scale)
     start = guess
     if (stride := len(outputs) // _DRAWS_OF_START) >= 4:
-        few = outputs[::stride]
-        theirs, their_guess = _coordinate_of_quantile(q, likelihood, few, link, slope)
+        few, own = outputs[::stride], (moments[0][::stride], moments[1][::stride])
+        theirs, their_guess = _coordinate_of_quantile(q, likelihood, few, own, link, slope)
         start = guess + theirs - their_guess
     start = start.clamp(low, high)
     found = solve_quantile(evaluate, q, low, high, start, scale, link, low.shape[1] == 1)

@@ -18,7 +18,7 @@ from scipy import stats
 from torch import Tensor
 
 from subbayes.likelihoods.families import Family
-from subbayes.likelihoods.families.base import PRIORS
+from subbayes.likelihoods.families.mixtures import allowed_rows
 from subbayes.semistructured.dirichlet import Dirichlet
 from subbayes.semistructured.effect_prior import (
     EffectPrior,
@@ -26,7 +26,7 @@ from subbayes.semistructured.effect_prior import (
     interpolate,
     scipy_text,
 )
-from subbayes.semistructured.formula import Design, Term
+from subbayes.semistructured.formula import Design
 from subbayes.semistructured.lkj import LKJ
 from subbayes.semistructured.terms.law import Hyperparameter
 from subbayes.utils.checks import check_positive, fail, fail_type
@@ -40,6 +40,7 @@ __all__ = [
     "StudentT",
     "default_priors",
     "is_normal",
+    "names_for_priors",
     "predictor_sd",
     "prior_of",
     "prior_of_term",
@@ -256,7 +257,7 @@ def prior_of_term(name: str, value: Any, parameters: Sequence[str]) -> EffectPri
     Args:
         name: name of the term, of a parameter, or "sd(term)".
         value: the number, distribution or prior.
-        parameters: parameters of the family, the location first.
+        parameters: parameters of the family but for further locations, the location first.
 
     Raises:
         InputError: a scale that is not above 0, or a prior of a positive number that allows others.
@@ -295,10 +296,17 @@ def default_priors(
 
     With $s_y$ the standard deviation of y for an identity link and 1 for others: coefficients
     $N(0, (2.5\, s_y / s_x)^2)$; the intercept, at the means of the columns, $N(m, (2.5\, s_y)^2)$
-    around the overall mean on the scale of the link; a normal response's sigma exponential with
-    mean $s_y$; shapes $\log r \sim N(1, 2^2)$; precisions $\log \phi \sim N(2, 2^2)$; the standard
-    deviations of smooths and random effects exponential with mean $s_y$; degrees of freedom
-    $\log(\nu - 1) \sim N(2.5, 1)$. The y of a log-normal response is its logarithm.
+    around the overall mean on the scale of the link; sigma exponential with mean $s_y$, the
+    standard deviation of y itself if the link is another one; shapes $\log r \sim N(1, 2^2)$, of
+    inverse Gaussian responses relative to the mean of y; precisions
+    $\log \phi \sim N(2, 2^2)$; the standard deviations of smooths and random effects exponential
+    with mean $s_y$; degrees of freedom $\log(\nu - 1) \sim N(2.5, 1)$. The y of a log-normal
+    response is its logarithm. Components of a mixture have the priors of their families, from the
+    responses that these allow. Classes have $s_y = 1$ and m = 0.
+
+    Other parameters have $N(0, 1)$ on the scale of their links. What a parameter of `Custom` means
+    is not known: one that is called sigma, shape, precision or nu has the prior of that name, and
+    any other scale with the units of y needs a prior in these, such as `priors={"b": 2.0}`.
 
     The intercept is the level beside the offset o, so that $s_y$ is the standard deviation of
     $y - o$, and m is the mean of $y - o$ for an identity link, the logarithm of
@@ -311,17 +319,19 @@ def default_priors(
         offset: of the location's predictor, with the logarithm of the exposure.
     """
     priors: dict[str, EffectPrior] = {}
-    location_sd = predictor_sd(family, y, offset)
+    predictor_sd(family, y, offset)  # which checks the response
     for term in design.terms:
-        is_location = term.parameter in family.locations
-        sd, factor = (location_sd, _DEFAULT_SCALE) if is_location else (1.0, 1.0)
+        of, name, own_y, own_offset = _component(family, term.parameter, y, offset)
+        is_location = name in of.locations
+        sd = predictor_sd(of, own_y, own_offset) if is_location else 1.0
+        factor = _DEFAULT_SCALE if is_location else 1.0
         if term.law is not None:
             parts = term.law.hyperparameters
             priors |= {part.name: _default_prior(part, sd, factor) for part in parts}
         elif term.penalised:
             priors[f"sd({term.name})"] = Exponential(sd)
         if term.kind == "intercept":
-            priors[term.name] = _intercept_prior(term, family, y, offset)
+            priors[term.name] = _intercept_prior(of, name, own_y, own_offset)
         elif term.unpenalised:
             scales = design.scale[term.unpenalised]
             scale = float(np.sqrt(np.mean(scales[scales > 0] ** 2))) if (scales > 0).any() else 1.0
@@ -330,6 +340,20 @@ def default_priors(
         first = NormalPrior(float(np.mean(offset)) - 1.0, 3.0)
         priors |= {"threshold": first, "gap": Exponential(1.5)}
     return priors
+
+
+def _component(
+    family: Family,
+    parameter: str,
+    y: Float[np.ndarray, "n"],
+    offset: Float[np.ndarray, "n"] | float,
+) -> tuple[Family, str, Float[np.ndarray, "m"], Float[np.ndarray, "m"] | float]:
+    """The family of a parameter and its name there, with the responses that the family allows."""
+    of, name = family.component(parameter)
+    if of is family:
+        return of, name, y, offset
+    rows = allowed_rows(of, y)
+    return of, name, y[rows], np.broadcast_to(offset, y.shape)[rows]
 
 
 def _default_prior(part: Hyperparameter, sd: float, factor: float) -> EffectPrior:
@@ -356,7 +380,8 @@ def predictor_sd(
     Raises:
         InputError: a constant response, or one that is the offset and a constant.
     """
-    if family.links[0] != "identity" or family.n_thresholds:
+    family, _, y, offset = _component(family, family.locations[0], y, offset)
+    if family.links[0] != "identity" or family.kind == "classification":
         return 1.0
     y = family.location_values(y)
     if not np.std(y) > 0:
@@ -368,29 +393,57 @@ def predictor_sd(
 
 
 def _intercept_prior(
-    term: Term, family: Family, y: Float[np.ndarray, "n"], offset: Float[np.ndarray, "n"] | float
+    family: Family,
+    parameter: str,
+    y: Float[np.ndarray, "n"],
+    offset: Float[np.ndarray, "n"] | float,
 ) -> EffectPrior:
-    scale, y = predictor_sd(family, y, offset), family.location_values(y)
-    if term.parameter in family.locations:
-        link, level = family.links[0], float(np.mean(y))
-        shift = float(np.mean(offset))
+    link = family.links[0]
+    if parameter in family.locations:
+        level, shift = family.level(y), float(np.mean(offset))
         if link == "log":
-            level = float(np.log(max(level, 1e-3)))
+            if not level > 0:  # zeros only, or a negative mean
+                level = 1e-3 * (1.0 if family.kind == "count" else float(np.std(y)))
+            level = float(np.log(level))
             most = np.max(offset)  # its exponential may overflow
             shift = float(most + np.log(np.mean(np.exp(offset - most))))
         elif link == "logit":
             share = np.clip(level, 0.01, 0.99)
             level = float(np.log(share / (1 - share)))
-        return NormalPrior(level - shift, _DEFAULT_SCALE * scale)
-    if term.parameter == "sigma":
-        return Exponential(float(np.std(y - offset)))
-    return NormalPrior(*PRIORS.get(term.parameter, (0.0, 1.0)))
+        elif link == "logm1":
+            level = float(np.log(max(level - 1, 1e-3)))
+        return NormalPrior(level - shift, _DEFAULT_SCALE * predictor_sd(family, y, offset))
+    if parameter == "sigma":
+        values = family.location_values(y)
+        return Exponential(float(np.std(values - offset if link == "identity" else values)))
+    return NormalPrior(*family.predictor_prior(parameter, y))
+
+
+def names_for_priors(family: Family) -> tuple[str, ...]:
+    """The location, and the parameters that are no locations, for `prior_of_term`.
+
+    Example:
+        >>> from subbayes.likelihoods.families import MixtureFamily
+        >>> names_for_priors(MixtureFamily(first="normal", second="normal"))
+        ('mu1', 'sigma1', 'sigma2', 'theta')
+    """
+    others = (name for name in family.parameters if name not in family.locations)
+    return (family.locations[0], *others)
 
 
 def priors_with(
-    design: Design, defaults: Mapping[str, EffectPrior], given: Mapping[str, Any] | None
+    design: Design,
+    defaults: Mapping[str, EffectPrior],
+    given: Mapping[str, Any] | None,
+    parameters: Sequence[str] | None = None,
 ) -> dict[str, EffectPrior]:
     """Replace default priors by those of the user.
+
+    Args:
+        design: the design matrix of the training rows.
+        defaults: the default priors.
+        given: numbers, distributions or priors by the name of their term.
+        parameters: from `names_for_priors`; by default those of the design.
 
     Raises:
         InputError: a name that is not a term, or a prior of a scale that allows negative values.
@@ -406,7 +459,7 @@ def priors_with(
         places[place] = name, key
     # a mapping may build its values when they are read: only now, when all names are known
     return dict(defaults) | {
-        place: prior_of_term(name, (given or {})[key], design.parameters)
+        place: prior_of_term(name, (given or {})[key], parameters or design.parameters)
         for place, (name, key) in places.items()
     }
 

@@ -14,9 +14,9 @@ from jaxtyping import Float
 from scipy import stats
 
 from subbayes.draws import Draws
-from subbayes.likelihoods.families import FAMILIES, Family
+from subbayes.likelihoods.families import Family, is_own_family
 from subbayes.predictions.averaging import evenly_spaced
-from subbayes.semistructured.effect_priors import prior_of_term
+from subbayes.semistructured.effect_priors import names_for_priors, prior_of_term
 from subbayes.semistructured.joint_posterior import JointPosterior
 from subbayes.semistructured.saved_priors import SavedPriors, prior_config
 from subbayes.utils.checks import closest, fail, fail_type
@@ -46,7 +46,7 @@ def check_given_family(family: Any, saved: Mapping[str, Any]) -> Family:
     """
     if not isinstance(family, Family):
         fail_type("family", "a Family, the one that the model was fitted with", family)
-    known = type(family) in FAMILIES.values()
+    known = not is_own_family(family)
     if "own" in saved:
         if known or _shown(family) != _ADDRESS.sub("", saved["own"]):
             remedy = "Pass the family that the model was fitted with"
@@ -75,8 +75,8 @@ def check_given_priors(priors: Mapping[str, Any], saved: Mapping[str, Any], fami
         config = saved[name]
         if not isinstance(config, dict):
             old = SavedPriors(saved, {}, family)[name]
-            config = prior_config(prior_of_term(name, old, family.parameters))
-        prior = prior_of_term(name, value, family.parameters)
+            config = prior_config(prior_of_term(name, old, names_for_priors(family)))
+        prior = prior_of_term(name, value, names_for_priors(family))
         if _comparable(prior_config(prior)) != _comparable(config):
             fail(
                 f"priors[{name!r}]",

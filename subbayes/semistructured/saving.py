@@ -21,13 +21,13 @@ from torch import Tensor, nn
 
 from subbayes.draws import Draws
 from subbayes.inference.engine import check_saved_draws
-from subbayes.likelihoods.families import FAMILIES, Family, OrdinalFamily, family_from_config
+from subbayes.likelihoods.families import Family, OrdinalFamily, family_from_config, is_own_family
 from subbayes.networks.mlp import MLP
 from subbayes.networks.network import architecture_of
 from subbayes.networks.tracing.tracer import Mode
 from subbayes.priors import Normal
 from subbayes.semistructured.design_data import AuxiliaryColumns, check_network_names, networks_from
-from subbayes.semistructured.effect_priors import prior_of_term
+from subbayes.semistructured.effect_priors import names_for_priors, prior_of_term
 from subbayes.semistructured.given_objects import (
     check_given_family,
     check_given_priors,
@@ -73,13 +73,13 @@ def facts_of(state: FittedState) -> dict[str, Any]:
     """The facts to save: arguments of the model, types of its columns, and facts of the draws."""
     rows, space, specification = state.model, state.space, state.model.specification
     family = specification.family
-    known = type(family) in FAMILIES.values()
+    known = not is_own_family(family)
     formula = specification.formula
     return {
         "formula": formula if isinstance(formula, str) else dict(formula),
         "family": family.to_config() if known else {"own": repr(family)},
         "priors": {
-            name: prior_config(prior_of_term(name, prior, family.parameters))
+            name: prior_config(prior_of_term(name, prior, names_for_priors(family)))
             for name, prior in specification.priors.items()
         },
         **vars(specification.auxiliary),

@@ -26,7 +26,12 @@ from subbayes.semistructured.design_data import (
     given_values,
     network_input,
 )
-from subbayes.semistructured.effect_priors import default_priors, predictor_sd, priors_with
+from subbayes.semistructured.effect_priors import (
+    default_priors,
+    names_for_priors,
+    predictor_sd,
+    priors_with,
+)
 from subbayes.semistructured.effects_likelihood import EffectsLikelihood
 from subbayes.semistructured.formula import Design, formula_variables, split_formula
 from subbayes.semistructured.formula_checks import Missing, complete_rows, plain_columns
@@ -169,7 +174,8 @@ class Specification:
         family.check_targets(targets)
         y = family.level_values(y, known)
         offset = design.matrix(frame)[1][:, 0] + self.auxiliary.total_offset(frame, family)
-        priors = priors_with(design, default_priors(design, family, y, offset), self.priors)
+        defaults = default_priors(design, family, y, offset)
+        priors = priors_with(design, defaults, self.priors, names_for_priors(family))
         if most_effects is None:
             self._check_identifiable(design, frame)
         structured = StructuredPredictor(design, family, priors)

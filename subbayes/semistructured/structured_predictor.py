@@ -78,7 +78,7 @@ class StructuredPredictor(nn.Module):
                 continue
             log = (  # of a positive parameter itself; effects of the location are on its link scale
                 term.kind == "intercept"
-                and term.parameter != design.parameters[0]
+                and term.parameter not in family.locations
                 and prior.positive
                 and family.link(term.parameter) != "identity"
             )

@@ -137,7 +137,7 @@ def _inner_family(value: Any, where: str, sizes: Sizes) -> None:
     inner = value.get("family") if name == "truncated" else None
     if isinstance(inner, dict) and inner.get("name") == "truncated":
         raise SchemaError(f"{where}['family']['name']", "another family inside", "'truncated'")
-    FAMILY(value, where, sizes)
+    _ANY_FAMILY(value, where, sizes)
 
 
 def _ordered_classes(value: Any, where: str, sizes: Sizes) -> None:
@@ -177,11 +177,12 @@ _FAMILIES: dict[str, dict[str, Rule]] = {
 }  # fmt: skip
 FAMILY: Rule = tagged(_FAMILIES)
 """Families by the names that `to_config` writes."""
+_ANY_FAMILY: Rule = tagged(_FAMILIES, others={"*": anything})
 
 LIKELIHOOD: Rule = tagged(
     {
         **_FAMILIES,
-        "CommonParameters": {"likelihood": FAMILY, "values": _PREDICTORS},
+        "CommonParameters": {"likelihood": _ANY_FAMILY, "values": _PREDICTORS},
         "Gaussian": {"noise": _noise},
         "HeteroscedasticGaussian": {"global_variance": _variance},
         "Standardized": {

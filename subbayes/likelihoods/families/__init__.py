@@ -65,6 +65,7 @@ __all__ = [
     "ZeroInflatedPoissonFamily",
     "family_from_config",
     "family_from_name",
+    "is_own_family",
 ]
 
 FAMILIES: dict[str, type[Family]] = {
@@ -165,6 +166,17 @@ def family_from_name(family: str | Family, link: str | None = None) -> Family:
         return kind()
     check_choice(f"link of family {family!r}", link, kind.allowed["mu"])
     return kind((link, *(links[0] for links in list(kind.allowed.values())[1:])))
+
+
+def is_own_family(family: Family) -> bool:
+    """Whether a family, or one within it, is of the user, so that files do not hold it.
+
+    Example:
+        >>> is_own_family(PoissonFamily())
+        False
+    """
+    inner = [part for part in vars(family).values() if isinstance(part, Family)]
+    return type(family) not in FAMILIES.values() or any(map(is_own_family, inner))
 
 
 def family_from_config(config: Mapping[str, Any], where: str = "family") -> Family:

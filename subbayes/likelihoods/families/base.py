@@ -178,18 +178,29 @@ class Family(Likelihood):
         """Responses in the units of the location."""
         return y
 
+    def level(self, y: Float[np.ndarray, "n"]) -> float:
+        """The location that suits responses, without effects."""
+        return float(self.location_values(y).mean())
+
+    def predictor_prior(self, parameter: str, y: Float[np.ndarray, "n"]) -> tuple[float, float]:
+        """Mean and sd of the normal prior of a predictor, if no location nor sigma."""
+        return PRIORS.get(parameter, (0.0, 1.0))
+
+    def component(self, parameter: str) -> tuple[Family, str]:
+        """The family that a parameter belongs to, and its name there."""
+        return self, parameter
+
     def initial_predictors(self, y: Float[np.ndarray, "n"]) -> tuple[float, ...]:
         """Predictors of all parameters that suit responses, without effects."""
-        values = self.location_values(y)
         found = []
         for name, link in zip(self.parameters, self.links, strict=True):
             if name in self.locations:
-                level = torch.tensor(float(values.mean()), dtype=torch.float64)
+                level = torch.tensor(self.level(y), dtype=torch.float64)
                 found.append(float(LINKS[link][0](level)))
             elif name == "sigma":
-                found.append(float(np.log(max(values.std(), 1e-6))))
+                found.append(float(np.log(max(self.location_values(y).std(), 1e-6))))
             else:
-                found.append(PRIORS.get(name, (0.0, 1.0))[0])
+                found.append(self.predictor_prior(name, y)[0])
         return tuple(found)
 
     # --- as a likelihood --------------------------------------------------------------------

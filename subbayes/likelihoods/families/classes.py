@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -192,6 +193,10 @@ class CategoricalFamily(Family):
     def formula_names(self) -> tuple[str, ...]:
         """One formula, of all classes but the reference."""
         return ("mu",)
+
+    def level(self, y: Float[np.ndarray, "n"]) -> float:
+        """Equal probabilities: codes of classes have no mean."""
+        return 0.0
 
     def right_sides(self, right: Mapping[str, str]) -> dict[str, str]:
         """That formula for each of them."""

@@ -11,15 +11,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subbayes.likelihoods.base import Moments
+from subbayes.likelihoods.base import Moments, UndefinedError
 from subbayes.likelihoods.families.base import LINKS, Family, moment
 from subbayes.utils.checks import check_choice, fail, fail_type
 from subbayes.utils.types import Outputs, Targets
 
 __all__ = ["Custom"]
 
-_RESULTS = {"mean_of": "mean", "variance_of": "variance", "draw": "response"}
-_OTHERS = {"density": ["y"], "mean_of": [], "variance_of": [], "draw": ["generator"]}
+_RESULTS = {
+    "mean_of": "mean",
+    "variance_of": "variance",
+    "draw": "response",
+    "cdf_of": "probability",
+}
+_OTHERS = {
+    "density": ["y"],
+    "mean_of": [],
+    "variance_of": [],
+    "draw": ["generator"],
+    "cdf_of": ["y"],
+}
 """Arguments before the parameters, by function."""
 
 
@@ -27,7 +38,10 @@ _OTHERS = {"density": ["y"], "mean_of": [], "variance_of": [], "draw": ["generat
 class Custom(Family):
     r"""A family from a log density of named parameters.
 
-    Models with it are saved without it: pass `load(path, family=...)`.
+    Models with it are saved without it: pass `load(path, family=...)`. Which of its parameters have
+    the units of the response is not known, so that further ones have N(0, 1) priors on the scale of
+    their links, but for the names of other families' parameters (sigma, shape, precision, nu): give
+    others a prior, such as `priors={"b": 2.0}`.
 
     Args:
         density: a function of y, shape (N,), and of the values of the parameters by name, each
@@ -36,10 +50,13 @@ class Custom(Family):
             "logit" or "logm1".
         mean_of: a function of the values of the parameters to the mean, (..., N); by default the
             first one.
-        variance_of: the same, to the variance; needed for predictions.
+        variance_of: the same, to the variance; needed for standard deviations of predictions, and
+            beside `cdf_of` for quantiles.
         draw: a function of a generator and of the values to responses, (..., N); needed to draw
-            them.
+            them, and for quantiles and intervals without `cdf_of`, as estimates from about 20,000
+            draws of each row.
         within: ends of the support, the lower first.
+        cdf_of: a function of y and of the values to P(Y <= y), (..., N); makes quantiles exact.
 
     Raises:
         InputError: functions with other arguments, or whose results have another shape; a density
@@ -61,6 +78,7 @@ class Custom(Family):
     variance_of: Callable[..., Tensor] | None = None
     draw: Callable[..., Tensor] | None = None
     within: tuple[float, float] = (-float("inf"), float("inf"))
+    cdf_of: Callable[..., Tensor] | None = None
     label = "custom"
 
     def __post_init__(self) -> None:
@@ -154,7 +172,8 @@ class Custom(Family):
     def _called(self, name: str, outputs: Outputs, *others: Any) -> Tensor:
         function = getattr(self, name)
         if function is None:
-            fail(name, "a function of the parameters", "none", f"Pass Custom({name}=...)")
+            expected = "a function of the parameters"
+            raise UndefinedError(name, expected, "none", f"Pass Custom({name}=...)")
         found = function(*others, **self.values(outputs))
         return _checked(name, _RESULTS[name], found, outputs.shape[:-1])
 
@@ -172,9 +191,31 @@ class Custom(Family):
         """Unknown: the functions say so."""
         return torch.zeros_like(outputs[..., :1], dtype=torch.bool)
 
+    @property
+    def has_cdf(self) -> bool:
+        """Whether there are a distribution function and the variances that brackets need."""
+        return self.cdf_of is not None and self.variance_of is not None
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether a function is not given."""
+        return None in (self.cdf_of, self.variance_of, self.draw)
+
+    def cdf(self, outputs: Outputs, y: Tensor) -> Moments:
+        """P(Y <= y)."""
+        value = y[..., 0] if y.ndim == outputs.ndim or y.ndim == 2 else y
+        found = self._called("cdf_of", outputs, value.to(outputs))
+        if not bool(((found >= 0) & (found <= 1)).all()):  # NaN too
+            fail("cdf_of", "probabilities", f"{float(found.min()):.4g} to {float(found.max()):.4g}")
+        return moment(found)
+
     def sample(self, outputs: Outputs, generator: torch.Generator) -> Tensor:
         """One response per row."""
         return moment(self._called("draw", outputs, generator))
+
+    def to_config(self) -> dict[str, Any]:
+        """Names of the parameters and links, with which a family passed to `load` is compared."""
+        return {**super().to_config(), "parameters": list(self.parameters)}
 
     def __repr__(self) -> str:
         shown = ", ".join(f"{name}: {link}" for name, link in self.parameters_and_links.items())

@@ -85,6 +85,10 @@ class AroundFamily(Family):
         """As the family."""
         return self.family.location_values(y)
 
+    def level(self, y: Float[np.ndarray, "n"]) -> float:
+        """As the family."""
+        return self.family.level(y)
+
     def initial_predictors(self, y: Float[np.ndarray, "n *m"]) -> tuple[float, ...]:
         """As the family, from the values of the responses."""
         return self.family.initial_predictors(y if y.ndim == 1 else y[:, 0])

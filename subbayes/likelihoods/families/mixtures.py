@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -16,7 +16,19 @@ from subbayes.likelihoods.families.base import Family, log_sum
 from subbayes.utils.checks import fail, fail_type
 from subbayes.utils.types import Outputs
 
-__all__ = ["MixtureFamily"]
+__all__ = ["MixtureFamily", "allowed_rows"]
+
+
+def allowed_rows(family: Family, y: Float[np.ndarray, "n"]) -> Bool[np.ndarray, "n"]:
+    """The rows that a component of a mixture may have given; all if there are none.
+
+    Example:
+        >>> from subbayes.likelihoods.families import GammaFamily
+        >>> allowed_rows(GammaFamily(), np.array([-1.0, 2.0]))
+        array([False,  True])
+    """
+    found = family.allows(torch.from_numpy(y)).numpy()
+    return found if found.any() else ~found
 
 
 @dataclass(frozen=True, repr=False)
@@ -93,10 +105,18 @@ class MixtureFamily(Family):
         """As the first family."""
         return self.first.location_values(y)
 
+    def component(self, parameter: str) -> tuple[Family, str]:
+        """The family of which a parameter is one, and its name there."""
+        place = self.parameters.index(parameter)
+        n = len(self.first.parameters)
+        if place == len(self.parameters) - 1:
+            return self, parameter
+        return (self.first if place < n else self.second), parameter[:-1]
+
     def initial_predictors(self, y: Float[np.ndarray, "n"]) -> tuple[float, ...]:
         """Predictors that suit the lower and the upper half of the responses."""
-        middle = np.median(y)
-        low, high = y[y <= middle], y[y >= middle]
+        low, high = (y[allowed_rows(part, y)] for part in (self.first, self.second))
+        low, high = low[low <= np.median(low)], high[high >= np.median(high)]
         return (*self.first.initial_predictors(low), *self.second.initial_predictors(high), 0.0)
 
     def for_outputs(self, n_outputs: int, y: Any) -> Family:
@@ -143,6 +163,16 @@ class MixtureFamily(Family):
         """If both families have it."""
         a, b = self._split(outputs)
         return self.first.has_moment(a, order) & self.second.has_moment(b, order)
+
+    @property
+    def has_cdf(self) -> bool:
+        """Whether both have a distribution function."""
+        return self.first.has_cdf and self.second.has_cdf
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether one of them is."""
+        return self.first.is_partial or self.second.is_partial
 
     def cdf(self, outputs: Outputs, y: Tensor) -> Moments:
         """P(Y <= y)."""

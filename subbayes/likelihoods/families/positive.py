@@ -91,6 +91,11 @@ class InverseGaussianFamily(PositiveFamily):
     label = "inverse-gaussian"
     allowed = {"mu": ("log",), "shape": ("log",)}
 
+    def predictor_prior(self, parameter: str, y: Float[np.ndarray, "n"]) -> tuple[float, float]:
+        r"""That of other shapes for $\lambda / \mu$: $\lambda$ has the units of y."""
+        mean, sd = super().predictor_prior(parameter, y)
+        return mean + float(np.log(self.level(y))), sd
+
     def log_density(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
         """Log density of responses."""
         distance = (y * (-eta[0]).exp() - 1).square() / y

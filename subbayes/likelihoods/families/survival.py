@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -159,6 +160,10 @@ class PiecewiseExponentialFamily(PositiveFamily):
     def parameters(self) -> tuple[str, ...]:
         """The first hazard, and the log ratio of each other one to it."""
         return ("mu", *(f"step{j + 1}" for j in range(len(self.cuts))))
+
+    def level(self, y: Float[np.ndarray, "n"]) -> float:
+        """The hazard under which times have their mean."""
+        return 1 / float(y.mean())
 
     def _hazards(self, eta: tuple[Tensor, ...]) -> Tensor:
         """Log hazards, shape (..., N, intervals)."""

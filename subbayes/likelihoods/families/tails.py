@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import cache
 
 import numpy as np
 import torch
@@ -145,10 +146,15 @@ def _in_chunks(function: Callable[..., Tensor], *values: Tensor) -> Tensor:
 
 def _legendre(like: Tensor) -> Tails:
     """Nodes in (0, 1) and log weights of Gauss and Legendre."""
+    nodes, log_weights = _legendre_rule()
+    return torch.from_numpy(nodes).to(like), torch.from_numpy(log_weights).to(like)
+
+
+@cache
+def _legendre_rule() -> tuple[np.ndarray, np.ndarray]:
+    """The same, computed once: its eigenvalues take longer than the quadrature of a block."""
     nodes, weights = np.polynomial.legendre.leggauss(64)
-    return torch.from_numpy((nodes + 1) / 2).to(like), torch.from_numpy(np.log(weights / 2)).to(
-        like
-    )
+    return (nodes + 1) / 2, np.log(weights / 2)
 
 
 def student_log_tails(z: Tensor, nu: Tensor) -> Tails:

@@ -340,6 +340,11 @@ class TruncatedFamily(AroundFamily):
         """The variance within the bounds."""
         return moment(_in_blocks(self._moments, outputs, _CELLS)[1].to(outputs))
 
+    def moments(self, outputs: Outputs) -> tuple[Moments, Moments]:
+        """Mean and variance, which the same quadrature gives."""
+        mean, variance = _in_blocks(self._moments, outputs, _CELLS).to(outputs)
+        return moment(mean), moment(variance)
+
     def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
         """The Fisher information, as an integral over quantiles."""
         flat = outputs.detach().reshape(-1, outputs.shape[-1])

@@ -10,9 +10,11 @@ from torch import Tensor
 from torch.func import vmap
 
 from subbayes.utils.checks import error_text
+from subbayes.utils.trees import tree_map
+from subbayes.utils.types import Inputs
 from subbayes.utils.warning import warn_user
 
-__all__ = ["Vectorised", "warn_of_fallback"]
+__all__ = ["Vectorised", "contiguous", "warn_of_fallback"]
 
 
 class Vectorised:
@@ -24,6 +26,7 @@ class Vectorised:
     Args:
         function: function that returns a tensor or a tuple of tensors.
         what: what is vectorised, for the warning.
+        said: reasons that have been the subject of a warning, to which that of this one is added.
 
     Attributes:
         reason: why rows are evaluated in a loop, or None.
@@ -34,9 +37,13 @@ class Vectorised:
     """
 
     def __init__(
-        self, function: Callable[..., Any], what: str = "vectorising over weights"
+        self,
+        function: Callable[..., Any],
+        what: str = "vectorising over weights",
+        said: set[str] | None = None,
     ) -> None:
         self.function, self.what = function, what
+        self.said = set() if said is None else said
         self.reason: str | None = None
 
     def __call__(self, rows: Tensor, *rest: Any) -> Any:
@@ -47,7 +54,8 @@ class Vectorised:
             return vmap(self.function, in_dims=(0, *[None] * len(rest)))(rows, *rest)
         except RuntimeError as error:
             values = self._loop(rows, *rest)  # if the loop fails as well, vmap is not the cause
-            self.reason = warn_of_fallback(self.what, error, "evaluating them one at a time")
+            instead = "evaluating them one at a time"
+            self.reason = warn_of_fallback(self.what, error, instead, self.said)
             return values
 
     def _loop(self, rows: Tensor, *rest: Any) -> Any:
@@ -57,8 +65,23 @@ class Vectorised:
         return torch.stack(values)
 
 
-def warn_of_fallback(what: str, error: Any, instead: str) -> str:
-    """Warn that a fast method is unavailable, and return the reason."""
+def contiguous(inputs: Inputs) -> Inputs:
+    """Images and volumes in torch's default memory format.
+
+    In channels-last format, pooling to one pixel has no batching rule: torch warns, and is slower.
+    """
+
+    def convert(value: Tensor) -> Tensor:
+        return value.contiguous() if value.ndim > 3 and value.layout == torch.strided else value
+
+    return tree_map(convert, inputs)
+
+
+def warn_of_fallback(what: str, error: Any, instead: str, said: set[str] | None = None) -> str:
+    """Warn that a fast method is unavailable, unless that has been said, and return the reason."""
     reason = f"{what} failed ({error_text(error)[:160]})"
-    warn_user(f"{reason}; {instead}")
+    if said is None or reason not in said:
+        warn_user(f"{reason}; {instead}")
+    if said is not None:
+        said.add(reason)
     return reason

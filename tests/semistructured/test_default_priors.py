@@ -1,0 +1,223 @@
+"""Default priors of the parameters of all families, and the units of the response."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from subbayes import InputError, Sampling, SemiStructuredRegression
+from subbayes.likelihoods.families import (
+    FAMILIES,
+    AsymmetricLaplaceFamily,
+    BernoulliFamily,
+    BetaFamily,
+    BinomialFamily,
+    CategoricalFamily,
+    CensoredFamily,
+    Custom,
+    GammaFamily,
+    HurdleNegativeBinomialFamily,
+    HurdlePoissonFamily,
+    InverseGaussianFamily,
+    LogLogisticFamily,
+    LogNormalFamily,
+    MixtureFamily,
+    NegativeBinomialFamily,
+    NormalFamily,
+    OrdinalFamily,
+    PiecewiseExponentialFamily,
+    PoissonFamily,
+    StudentTFamily,
+    TruncatedFamily,
+    WeibullFamily,
+    ZeroInflatedNegativeBinomialFamily,
+    ZeroInflatedPoissonFamily,
+)
+from subbayes.semistructured.effect_priors import (
+    Exponential,
+    HalfNormal,
+    NormalPrior,
+    default_priors,
+    names_for_priors,
+    priors_with,
+)
+from subbayes.semistructured.formula import Design
+from subbayes.semistructured.structured_predictor import StructuredPredictor
+
+FRAME = pd.DataFrame({"x": np.random.default_rng(0).normal(size=80)})
+Y = 3 + FRAME.x.to_numpy() + np.random.default_rng(1).gamma(4.0, 0.5, 80)  # above 0
+LOG_NORMAL_2 = MixtureFamily(first=NormalFamily(), second=LogNormalFamily())
+GAMMA_1 = MixtureFamily(first=GammaFamily(), second=StudentTFamily())
+WITH_UNITS = {
+    "normal": lambda unit: NormalFamily(),
+    "normal-log": lambda unit: NormalFamily(("log", "log")),
+    "student-t": lambda unit: StudentTFamily(),
+    "asymmetric-laplace": lambda unit: AsymmetricLaplaceFamily(quantile=0.3),
+    "log-normal": lambda unit: LogNormalFamily(),
+    "gamma": lambda unit: GammaFamily(),
+    "inverse-gaussian": lambda unit: InverseGaussianFamily(),
+    "weibull": lambda unit: WeibullFamily(),
+    "log-logistic": lambda unit: LogLogisticFamily(),
+    "piecewise-exponential": lambda unit: PiecewiseExponentialFamily(cuts=(2 * unit, 4 * unit)),
+    "censored": lambda unit: CensoredFamily(family=PiecewiseExponentialFamily(cuts=(3 * unit,))),
+    "truncated": lambda unit: TruncatedFamily(family=NormalFamily(), lower=0.0),
+    "mixture": lambda unit: MixtureFamily(first=NormalFamily(), second=NormalFamily()),
+    "mixture-log-normal": lambda unit: LOG_NORMAL_2,
+    "mixture-gamma": lambda unit: GAMMA_1,
+}
+WITHOUT_UNITS = {
+    "poisson": (PoissonFamily(), np.round(Y)),
+    "negative-binomial": (NegativeBinomialFamily(), np.round(Y)),
+    "zero-inflated-poisson": (ZeroInflatedPoissonFamily(), np.round(Y)),
+    "zero-inflated-negative-binomial": (ZeroInflatedNegativeBinomialFamily(), np.round(Y)),
+    "hurdle-poisson": (HurdlePoissonFamily(), np.round(Y)),
+    "hurdle-negative-binomial": (HurdleNegativeBinomialFamily(), np.round(Y)),
+    "binomial": (BinomialFamily(trials=20), np.round(Y) / 20),
+    "bernoulli": (BernoulliFamily(), (Y > 5) * 1.0),
+    "beta": (BetaFamily(), Y / 20),
+    "categorical": (CategoricalFamily(labels=("a", "b", "c")), np.arange(80) % 3.0),
+    "ordinal": (OrdinalFamily(n_classes=3), np.arange(80) % 3.0),
+}
+
+
+def design_of(family):
+    right = dict.fromkeys(family.formula_parameters, "1")
+    right |= dict.fromkeys(family.locations, "x")
+    right |= dict.fromkeys(family.known, "0")
+    return Design(right, FRAME, ("mu",) if family.n_thresholds else ())
+
+
+def test_every_family_is_tested():
+    assert set(FAMILIES) <= WITH_UNITS.keys() | WITHOUT_UNITS.keys()
+
+
+@pytest.mark.parametrize("unit", [1e4, 1e-3])
+@pytest.mark.parametrize("name", WITH_UNITS)
+def test_posteriors_do_not_depend_on_the_units_of_the_response(name, unit):
+    """At equal coordinates, whose prior is standard normal, densities differ by the units alone."""
+    zeta = torch.from_numpy(np.random.default_rng(2).normal(size=(5, 30)))
+    found = []
+    for scale in (1.0, unit):
+        family = WITH_UNITS[name](scale)
+        design = design_of(family)
+        effects = StructuredPredictor(design, family, default_priors(design, family, scale * Y))
+        matrix, offset = map(torch.from_numpy, design.matrix(FRAME))
+        eta = torch.stack([effects(z, matrix, offset) for z in zeta[:, : effects.size]])
+        found.append(family.log_prob(eta, torch.from_numpy(scale * Y)))
+    change = (found[1] - found[0]).numpy()
+    np.testing.assert_allclose(change, -np.log(unit), rtol=1e-7, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", WITHOUT_UNITS)
+def test_classes_counts_and_shares_have_no_units(name):
+    family, y = WITHOUT_UNITS[name]
+    priors = default_priors(design_of(family), family, y)
+    slope = 2.5 / FRAME.x.std(ddof=0)
+    for key, prior in priors.items():
+        if key.endswith("x"):
+            assert (prior.mean, prior.scale) == (0.0, pytest.approx(slope))
+        elif key in ("Intercept", *(f"{p}.Intercept" for p in family.locations)):
+            assert prior.scale == 2.5
+            level = {"categorical": 0.0, "binomial": np.log(y.mean() / (1 - y.mean()))}
+            if name in level:
+                assert prior.mean == pytest.approx(level[name])
+
+
+def test_priors_of_classes_do_not_depend_on_their_codes():
+    family = CategoricalFamily(labels=tuple(range(9)))
+    given = [
+        default_priors(design_of(family), family, codes)
+        for codes in (np.arange(80) % 9.0, np.arange(80)[::-1] % 9.0, np.zeros(80))
+    ]
+    assert given[0] == given[1] == given[2]
+    assert given[0]["mu[3].Intercept"] == NormalPrior(0.0, 2.5)
+    offset = np.linspace(0, 4, 80)
+    shifted = default_priors(design_of(family), family, np.arange(80) % 9.0, offset)
+    assert shifted["mu[1].Intercept"] == NormalPrior(-2.0, 2.5)
+
+
+def test_components_of_mixtures_have_the_priors_of_their_families():
+    y = np.r_[Y, -1.0, -2.0][2:]
+    priors = default_priors(design_of(LOG_NORMAL_2), LOG_NORMAL_2, y)
+    logs = np.log(y[y > 0])
+    assert priors["Intercept"] == NormalPrior(y.mean(), 2.5 * y.std())
+    assert priors["sigma1.Intercept"] == Exponential(float(np.std(y)))
+    assert priors["mu2.Intercept"] == NormalPrior(float(logs.mean()), 2.5 * float(logs.std()))
+    assert priors["sigma2.Intercept"] == Exponential(float(logs.std()))
+    start = LOG_NORMAL_2.initial_predictors(y)
+    assert np.isfinite(start).all()
+    priors = default_priors(design_of(GAMMA_1), GAMMA_1, Y)
+    assert priors["shape1.Intercept"] == NormalPrior(1.0, 2.0)
+    assert priors["nu2.Intercept"] == NormalPrior(2.5, 1.0)
+    assert priors["theta.Intercept"] == NormalPrior(0.0, 1.0)
+
+
+def test_sigma_beside_an_offset_on_another_scale_is_that_of_the_response():
+    family, offset = NormalFamily(("log", "log")), np.linspace(-50, 50, 80)
+    priors = default_priors(design_of(family), family, Y, offset)
+    assert priors["sigma.Intercept"] == Exponential(float(np.std(Y)))
+
+
+def test_hazards_have_the_level_of_the_reciprocal_of_times():
+    family = PiecewiseExponentialFamily(cuts=(900.0,))
+    priors = default_priors(design_of(family), family, 1000 * Y)
+    assert priors["Intercept"].mean == pytest.approx(-np.log(1000 * Y.mean()))
+    assert family.initial_predictors(Y)[0] == pytest.approx(-np.log(Y.mean()))
+
+
+def test_parameters_of_custom_families_have_priors_by_name():
+    links = {"mu": "logm1", "sigma": "log", "b": "log", "nu": "logm1"}
+    family = Custom(density=lambda y, **values: y, parameters_and_links=links)
+    priors = default_priors(design_of(family), family, Y)
+    assert priors["Intercept"] == NormalPrior(float(np.log(Y.mean() - 1)), 2.5)
+    assert priors["sigma.Intercept"] == Exponential(float(np.std(Y)))
+    assert priors["b.Intercept"] == NormalPrior(0.0, 1.0)
+    assert priors["nu.Intercept"] == NormalPrior(2.5, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("family", "y", "name"),
+    [
+        (MixtureFamily(first=GammaFamily(), second=GammaFamily()), Y, "mu2"),
+        (CategoricalFamily(labels=("a", "b", "c")), np.arange(80) % 3.0, "mu[b]"),
+    ],
+)
+def test_a_number_for_any_location_is_the_scale_of_a_normal_on_its_link(family, y, name):
+    design = design_of(family)
+    defaults, names = default_priors(design, family, y), names_for_priors(family)
+    priors = priors_with(design, defaults, {name: 2.0}, names)
+    assert priors[f"{name}.Intercept"] == NormalPrior(0.0, 2.0)
+    positive = defaults | {f"{name}.Intercept": Exponential(2.0)}
+    effects = StructuredPredictor(design, family, positive)
+    zeta = torch.zeros(effects.size, dtype=torch.float64)
+    place = effects.names.index(f"{name}.Intercept")
+    assert float(effects.coefficients(zeta)[place]) == pytest.approx(2 * np.log(2))
+    if "shape2" in names:
+        priors = priors_with(design, defaults, {"shape2": 2.0}, names)
+        assert priors["shape2.Intercept"] == HalfNormal(2.0)
+
+
+def test_one_class_is_refused():
+    with pytest.raises(InputError):
+        SemiStructuredRegression("y ~ x", family="categorical").fit(FRAME.assign(y="a"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("unit", [1e4, 1e-3])
+def test_mixtures_in_other_units_have_the_same_posterior(unit):
+    rng = np.random.default_rng(5)
+    frame = pd.DataFrame({"y": np.r_[rng.normal(-4, 1, 40), rng.normal(4, 2, 20)]})
+    sampling = Sampling(draws=500, chains=2, warmup=300, seed=1, progress=False)
+    priors = {"Intercept": NormalPrior(-4, 2), "mu2": NormalPrior(4, 2)}  # which tell them apart
+    found = []
+    for scale in (1.0, unit):
+        scaled = {k: NormalPrior(scale * p.mean, scale * p.scale) for k, p in priors.items()}
+        model = SemiStructuredRegression("y ~ 1", family="mixture(normal, normal)", priors=scaled)
+        found.append(model.fit(scale * frame, sampling=sampling).summary())
+    for name in ("sigma1", "sigma2", "mu2"):
+        one, other = (summary.loc[name] for summary in found)
+        error = one["sd"] * np.sqrt(2 / 100)  # at an effective size of 100
+        assert other["mean"] / unit == pytest.approx(one["mean"], abs=4 * error)
+        assert other["sd"] / unit == pytest.approx(one["sd"], rel=0.4)
