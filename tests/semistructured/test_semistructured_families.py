@@ -22,7 +22,7 @@ from subbayes.likelihoods.families import (
     StudentTFamily,
     family_from_name,
 )
-from subbayes.likelihoods.families.base import ScipyFamily
+from subbayes.likelihoods.families.scipy_family import ScipyFamily
 from subbayes.predictions.predictive import Predictive
 
 ETA = torch.tensor([[0.3, -0.2], [-0.5, 0.4], [1.1, 0.9]], dtype=torch.float64)

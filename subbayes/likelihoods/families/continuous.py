@@ -12,7 +12,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from subbayes.likelihoods.base import Evaluations, Moments, column
-from subbayes.likelihoods.families.base import LINKS, Family, ScipyFamily, moment
+from subbayes.likelihoods.families.base import LINKS, Family, moment
+from subbayes.likelihoods.families.scipy_family import ScipyFamily
 from subbayes.likelihoods.families.tails import (
     normal_from_log_tails,
     normal_log_tails,

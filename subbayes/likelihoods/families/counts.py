@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from subbayes.likelihoods.base import Kind, Moments
-from subbayes.likelihoods.families.base import ScipyFamily, moment
+from subbayes.likelihoods.families.base import moment
+from subbayes.likelihoods.families.scipy_family import ScipyFamily
 from subbayes.likelihoods.families.tails import exponential_log_below, poisson_log_tails
 from subbayes.utils.checks import check_count, fail
 from subbayes.utils.types import Outputs

@@ -12,7 +12,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from subbayes.likelihoods.base import Moments
-from subbayes.likelihoods.families.base import LINKS, ScipyFamily, moment
+from subbayes.likelihoods.families.base import LINKS, moment
+from subbayes.likelihoods.families.scipy_family import ScipyFamily
 from subbayes.likelihoods.families.tails import (
     exponential_moments,
     joined_moments,

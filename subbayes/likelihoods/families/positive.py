@@ -12,7 +12,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from subbayes.likelihoods.base import Moments
-from subbayes.likelihoods.families.base import ScipyFamily, moment
+from subbayes.likelihoods.families.base import moment
+from subbayes.likelihoods.families.scipy_family import ScipyFamily
 from subbayes.likelihoods.families.tails import normal_from_log_tails, normal_log_tails
 from subbayes.utils.types import Outputs
 
