@@ -43,7 +43,15 @@ from subbayes.utils.checks import check_choice, check_positive, fail
 if TYPE_CHECKING:
     from subbayes.inference.samplers.chain_storage import Store
 
-__all__ = ["GradientDensity", "HamiltonianKernel", "Point", "State", "copy_state", "uniforms"]
+__all__ = [
+    "Differentiable",
+    "GradientDensity",
+    "HamiltonianKernel",
+    "Point",
+    "State",
+    "copy_state",
+    "uniforms",
+]
 
 DIVERGENCE = 1000.0
 STATISTICS: dict[str, type] = {
@@ -60,13 +68,18 @@ _AHEAD, _AHEAD_NORMALS = 96, 16
 
 
 @runtime_checkable
-class GradientDensity(Density, Protocol):
-    """A density with gradients; `Posterior` is one."""
+class Differentiable(Protocol):
+    """What leapfrog steps need of a density."""
 
     def value_and_grad(
         self, z: Float[np.ndarray, "chains k"]
     ) -> tuple[Float[np.ndarray, "chains"], Float[np.ndarray, "chains k"]]:
         """Tempered log density and its gradient at each chain's point."""
+
+
+@runtime_checkable
+class GradientDensity(Density, Differentiable, Protocol):
+    """A density with gradients; `Posterior` is one."""
 
 
 def check_gradient(posterior: Any) -> None:

@@ -24,7 +24,7 @@ from jaxtyping import Bool, Float
 
 if TYPE_CHECKING:
     from subbayes.inference.samplers.chains import Rngs
-    from subbayes.inference.samplers.hamiltonian import GradientDensity
+    from subbayes.inference.samplers.hamiltonian import Differentiable, GradientDensity
 
 __all__ = ["Points", "climb", "laplace_start"]
 
@@ -48,7 +48,7 @@ class Points:
     gradient: Float[np.ndarray, "chains k"]
 
     @classmethod
-    def at(cls, posterior: GradientDensity, z: Float[np.ndarray, "chains k"]) -> Points:
+    def at(cls, posterior: Differentiable, z: Float[np.ndarray, "chains k"]) -> Points:
         """Evaluate the density; points at which it is not finite have a value of -inf."""
         value, gradient = posterior.value_and_grad(z)
         possible = np.isfinite(value) & np.isfinite(gradient).all(1)

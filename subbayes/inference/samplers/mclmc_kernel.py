@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 
 from subbayes.inference.samplers.adaptation import apply_transposed_factor
 from subbayes.inference.samplers.chains import Density, Info, Rngs
-from subbayes.inference.samplers.hamiltonian import GradientDensity
+from subbayes.inference.samplers.hamiltonian import Differentiable, GradientDensity
 from subbayes.inference.samplers.laplace_start import Points
 from subbayes.inference.samplers.mclmc_tuning import Tuner, Tuning
 from subbayes.inference.samplers.microcanonical import (
@@ -130,7 +130,7 @@ class Kernel(Tuner):
         self.update(posterior, s, ~failed, new.error)
         return s, Info(~failed, stats, gradients_per_step(self.integrator))
 
-    def _move(self, posterior: GradientDensity, s: State) -> Moved:
+    def _move(self, posterior: Differentiable, s: State) -> Moved:
         h = apply_transposed_factor(s.factor, s.gradient)
         with np.errstate(over="ignore", invalid="ignore"):
             return isokinetic_step(
@@ -141,7 +141,7 @@ class Kernel(Tuner):
         """Chains with an energy error that is NaN or huge."""
         return np.asarray(~(np.abs(new.error) <= _HUGE + k))
 
-    def _search_step(self, posterior: GradientDensity, s: State) -> None:
+    def _search_step(self, posterior: Differentiable, s: State) -> None:
         """Change first step sizes until the energy error is near its target."""
         k, searching = s.z.shape[1], np.ones(len(s.z), dtype=bool)
         for _ in range(_SEARCHES):
@@ -157,7 +157,7 @@ class Kernel(Tuner):
             self.set_step(s, rows, s.step[rows] * factor)
 
     def _restart(
-        self, posterior: GradientDensity, s: State, failed: Bool[np.ndarray, "chains"], rngs: Rngs
+        self, posterior: Differentiable, s: State, failed: Bool[np.ndarray, "chains"], rngs: Rngs
     ) -> None:
         """Return chains to their start points, with new directions and half the step size."""
         rows = failed.nonzero()[0]

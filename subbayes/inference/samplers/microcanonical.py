@@ -30,7 +30,7 @@ from subbayes.inference.samplers.adaptation import apply_factor, apply_transpose
 from subbayes.utils.checks import fail
 
 if TYPE_CHECKING:
-    from subbayes.inference.samplers.hamiltonian import GradientDensity
+    from subbayes.inference.samplers.hamiltonian import Differentiable
 
 __all__ = [
     "INTEGRATORS",
@@ -136,7 +136,7 @@ def _dots(
 
 
 def isokinetic_step(
-    posterior: GradientDensity,
+    posterior: Differentiable,
     z: Float[np.ndarray, "chains k"],
     u: Float[np.ndarray, "chains k"],
     value: Float[np.ndarray, "chains"],

@@ -125,7 +125,7 @@ def test_no_warning_about_an_irrelevant_training_mode():
                 data,
                 subspace=subspaces.Optimal(rank=2, inputs=new),
                 inference="laplace-linearised",
-                training=subbayes.Training(epochs=2, swa_epochs=2),
+                training=subbayes.Training(epochs=2, swa_epochs=2, prior_scale=1.0),
                 sampling=Sampling(draws=10, chains=2, progress=False),
             )
 

@@ -20,7 +20,7 @@ reuse_memory()
 before, kept, freed = resident(), [], []
 for _ in range(20):
     freed.append(torch.ones(2**20))
-    kept.append(torch.ones(2**10))  # which keeps the heap from shrinking
+    kept.append(torch.ones(2**15))  # which keeps the heap from shrinking
 del freed
 print(resident() - before)
 """
