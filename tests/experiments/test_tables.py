@@ -20,7 +20,9 @@ from experiments.tables_methods import METHODS, Plan, gaussian_scores, run_metho
 from subbayes import Training
 from subbayes.baselines.deep_ensemble import deep_ensemble
 from subbayes.data.datasets import find_file
+from subbayes.likelihoods import HeteroscedasticGaussian
 from subbayes.utils.checks import InputError
+from subbayes.utils.seeding import derive_seed
 
 SHORT = Training(epochs=3, validation=0.2, patience=2, swa_epochs=0)
 TINY = Plan(
@@ -107,6 +109,23 @@ def test_scores_of_networks_are_those_of_the_metrics():
         ("nll_mixture", "log_likelihood", -1),
     ):
         assert found[ours] == pytest.approx(sign * expected[theirs], abs=1e-5), ours
+
+
+@pytest.mark.slow
+def test_chains_in_two_processes_are_scored_as_one_mixture():
+    plan, rows = dataclasses.replace(TINY, members=4), numbers()
+    found = run_method("processes", rows, 0, plan, {"prior": 0.5})
+    part = dataclasses.replace(plan, members=2, warmup=2 * plan.warmup, thin=2 * plan.thin)
+    each = [
+        tables_methods._outputs(rows, derive_seed(0, i), part, {"prior": 0.5})[0] for i in (0, 1)
+    ]
+    outputs = torch.from_numpy(np.concatenate(each))
+    mean, variance = outputs[..., 0].mean(0).numpy(), outputs[..., 0].var(0, correction=0).numpy()
+    noise = HeteroscedasticGaussian(1e-6).variance(outputs)[..., 0].mean(0).numpy()
+    expected = gaussian_scores(mean, np.sqrt(variance + noise), rows.true)
+    for key in ("rmse", "nll"):
+        assert found[key] == pytest.approx(expected[key], rel=1e-4)
+    assert found["processes"] == 2
 
 
 @pytest.mark.parametrize("method", ["posterior", "ensemble", "subspace", "forest"])
