@@ -226,7 +226,7 @@ def test_records_without_cpu_seconds_leave_them_out():
     text = tables_page.markdown({"airfoil": [record]})
     assert "| 0.100 | −1.000 |" in text  # one seed has no deviation
     assert "| 9.0 |  | 1 |" in text
-    assert "| CPU seconds |" not in text.split("targets")[1]
+    assert "| CPU seconds of a core |" not in text.split("targets")[1]
     assert "| yes |" in text
 
 
