@@ -2,9 +2,10 @@ r"""The base class of likelihoods."""
 
 from __future__ import annotations
 
+import functools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
@@ -186,7 +187,7 @@ class Likelihood(ABC):
     @property
     def is_partial(self) -> bool:
         """Whether methods that scores of predictions use may be undefined."""
-        return not self.has_cdf or type(self).__module__.partition(".")[0] != "subbayes"
+        return not self.has_cdf or not _is_of_package(type(self))
 
     def cdf(self, outputs: Outputs, y: Tensor) -> Moments:
         """P(Y <= y | f), shape (..., N, T), for likelihoods of ordered targets."""
@@ -374,6 +375,36 @@ class Likelihood(ABC):
     def to_config(self) -> dict[str, Any]:
         """A description that JSON can hold, for `from_config`."""
         return {"name": type(self).__name__}
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Keep descriptions of classes of the user from being taken for those of the package."""
+        super().__init_subclass__(**options)
+        if _is_of_package(cls):
+            return
+        inner = cls.to_config
+
+        @functools.wraps(inner)
+        def to_config(self: Likelihood) -> dict[str, Any]:
+            found = inner(self)
+            if found["name"] in set(_package_names(Likelihood)):
+                found = {**found, "name": f"own {type(self).__name__}"}
+            return found
+
+        cls.to_config = to_config  # type: ignore[method-assign]
+
+
+def _is_of_package(cls: type) -> bool:
+    return cls.__module__.partition(".")[0] == "subbayes"
+
+
+def _package_names(cls: type[Likelihood]) -> Iterator[str]:
+    """Names that descriptions of the package have."""
+    for part in cls.__subclasses__():
+        if _is_of_package(part):
+            yield part.__name__
+            if isinstance(label := getattr(part, "label", None), str):
+                yield label
+        yield from _package_names(part)
 
 
 @dataclass(frozen=True)

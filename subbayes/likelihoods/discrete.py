@@ -17,6 +17,8 @@ from subbayes.utils.types import Outputs, PerPoint, Targets
 
 __all__ = ["Bernoulli", "Categorical", "Poisson"]
 
+_HUGE = 2.0**53  # rates whose counts are not all numbers of float64
+
 
 @dataclass(frozen=True)
 class Categorical(Likelihood):
@@ -233,8 +235,14 @@ class Poisson(_OneOutput):
         return outputs.exp().unsqueeze(-1).unsqueeze(-1)
 
     def sample(self, outputs: Outputs, generator: torch.Generator) -> Tensor:
-        """One count per output, shape (..., N, T)."""
-        return torch.poisson(outputs.exp().cpu(), generator=generator)
+        """One count per output, shape (..., N, T); of huge rates a rounded normal number."""
+        rate = outputs.exp().cpu()
+        found = torch.poisson(rate.clamp_max(_HUGE), generator=generator)
+        if bool((rate > _HUGE).any()):  # torch would return negative numbers
+            eps = torch.randn(rate.shape, generator=generator, dtype=rate.dtype)
+            near = torch.where(rate.isinf(), rate, (rate + rate.sqrt() * eps).round())
+            found = torch.where(rate > _HUGE, near, found)
+        return found
 
     def cdf(self, outputs: Outputs, y: Tensor) -> Moments:
         """P(Y <= y | f), shape (..., N, T)."""

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from subbayes.draws import Draws
-from subbayes.networks.mlp import MLP
-from subbayes.networks.network import Network
-from subbayes.priors import Normal
 from subbayes.training.configuration import Training
 from subbayes.utils.files import fail_damaged
+
+if TYPE_CHECKING:
+    from subbayes.draws import Draws
+    from subbayes.networks.network import Network
+    from subbayes.priors import Normal
 
 __all__ = [
     "PRESETS",
@@ -198,6 +199,8 @@ def check_preset_record(
     Raises:
         InputError: an unknown preset, or one that has chosen another model.
     """
+    from subbayes.networks.mlp import MLP
+
     record = settings["preset"]
     if record["name"] not in PRESETS:
         fail_damaged(f"a preset of {', '.join(PRESETS)}", repr(record["name"]))

@@ -138,11 +138,14 @@ def _kept(module: nn.Module, processes: Processes, facts: Mapping[str, Any]) -> 
     if isinstance(saved, str) and saved != own_form:
         refuse_module(network, own_form)
     names = network.get("names")
-    chosen = [n for n in names if n in named] if isinstance(names, list) else []
+    given_names = names if isinstance(names, list) else []
+    chosen = list(dict.fromkeys(n for n in given_names if isinstance(n, str) and n in named))
 
     def kept(name: str, shape: tuple[int, ...]) -> list[slice] | None:
         if name in (_SHIFT, _BASIS):
-            layout, rows = shard_layout(module, chosen, processes), 1
+            layout = shard_layout(module, chosen, processes)
+            if not layout.size:
+                return None  # refused by the schema, or because the module lacks the names
             rows = shape[0] if name == _BASIS and shape else 1
             expected: tuple[int, ...] = (layout.size,) if name == _SHIFT else (rows, layout.size)
         elif (own := name.removeprefix(f"{_FROZEN}.")) != name and own in named:

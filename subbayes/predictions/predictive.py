@@ -315,6 +315,10 @@ class Predictive:
         values = self.likelihood.select_draws(which).sample(self.outputs[which], generator)
         if self.likelihood.kind == "classification":
             return values.numpy()
+        if bool((bad := values.isnan()).any()):
+            row = int(bad.nonzero()[0, 1])
+            expected, remedy = "draws that are numbers", "Check the inputs, and the priors"
+            fail("predictions", expected, f"nan (first in row {row})", remedy)
         return self._array(values)
 
     def to_frame(self, level: float = 0.95) -> pd.DataFrame:

@@ -133,3 +133,9 @@ def test_a_normal_response_without_a_mean():
     model = SemiStructuredRegression("y ~ 0").fit(pd.DataFrame({"y": y}), sampling=SAMPLING)
     sigma = model.effects()["sigma"]
     assert sigma.mean() == pytest.approx(np.sqrt(np.square(y).mean()), rel=0.05)
+
+
+def test_linearised_laplace_is_refused_because_its_centre_is_no_mode():
+    frame = pd.DataFrame({"x": [0.0, 1.0, 2.0], "y": [0.0, 2.0, 4.0]})
+    with pytest.raises(InputError, match="inference: expected .* mode.*'laplace' or 'nuts'"):
+        SemiStructuredRegression("y ~ x").fit(frame, inference="laplace-linearised")

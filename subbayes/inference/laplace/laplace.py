@@ -177,8 +177,8 @@ def _approximate(
             "posterior",
             "a mode with positive definite curvature",
             str(error),
-            "Use inference='laplace-linearised', whose Gauss-Newton curvature is never negative, "
-            "or 'nuts'; or raise starts, or use a smooth activation instead of relu",
+            "Use inference='nuts', or for a network 'laplace-linearised', whose Gauss-Newton "
+            "curvature is never negative; or raise starts, or use a smooth activation, not relu",
         )
 
 

@@ -18,6 +18,8 @@ from subbayes.utils.types import Outputs
 
 __all__ = ["MixtureFamily", "allowed_rows"]
 
+_HALVINGS = 60  # of the distance between quantiles of two components
+
 
 def allowed_rows(family: Family, y: Float[np.ndarray, "n"]) -> Bool[np.ndarray, "n"]:
     """The rows that a component of a mixture may have given; all if there are none.
@@ -180,6 +182,19 @@ class MixtureFamily(Family):
         share = outputs[..., -1:].sigmoid()
         return share * self.first.cdf(a, y) + (1 - share) * self.second.cdf(b, y)
 
+    def quantiles(self, outputs: Outputs, q: float) -> Moments | None:
+        """By bisection between those of both; None if one of them is not known."""
+        parts = zip((self.first, self.second), self._split(outputs), strict=True)
+        first, second = (_quantiles_of(family, own, q) for family, own in parts)
+        if first is None or second is None:
+            return None
+        low, high = torch.minimum(first, second), torch.maximum(first, second)
+        for _ in range(_HALVINGS):
+            middle = 0.5 * (low + high)
+            is_below = self.cdf(outputs, middle) < q
+            low, high = torch.where(is_below, middle, low), torch.where(is_below, high, middle)
+        return 0.5 * (low + high)
+
     def sample(self, outputs: Outputs, generator: torch.Generator) -> Tensor:
         """One response per row, from one of them."""
         a, b = self._split(outputs)
@@ -202,3 +217,11 @@ class MixtureFamily(Family):
 
     def __repr__(self) -> str:
         return f"mixture({self.first!r}, {self.second!r})"
+
+
+def _quantiles_of(family: Family, outputs: Outputs, q: float) -> Moments | None:
+    parts = family.components(outputs)
+    if parts is None:
+        return family.quantiles(outputs, q)
+    level = torch.special.ndtri(torch.tensor(q, dtype=torch.float64))
+    return parts[0] + level.to(parts[0]) * parts[1]
