@@ -29,7 +29,7 @@ def run_page(
     for block in BLOCK.finditer(text):
         kind, code = block.groups()
         if kind != "python":
-            if printed is not None and check is not None:
+            if printed is not None and check is not None and kind in ("", "text"):
                 check(printed, code)
             printed = None
             continue

@@ -397,7 +397,7 @@ def _is_of_package(cls: type) -> bool:
     return cls.__module__.partition(".")[0] == "subbayes"
 
 
-def _package_names(cls: type[Likelihood]) -> Iterator[str]:
+def _package_names(cls: Any) -> Iterator[str]:
     """Names that descriptions of the package have."""
     for part in cls.__subclasses__():
         if _is_of_package(part):
