@@ -82,7 +82,7 @@ def test_bad_input(unchecked):
             return 2.0 * z[:, 0] ** 2, np.stack([4.0 * z[:, 0], 0 * z[:, 1]], 1)
 
     with pytest.raises(
-        InputError, match="a mode with positive definite curv.*inference='laplace-linearised'"
+        InputError, match="a mode with positive definite curv.*'nuts'.*'laplace-linearised'"
     ):
         Laplace(starts=1).sample(Ridge(2), draws=1000, chains=4, progress=False)
 
