@@ -442,6 +442,9 @@ def main() -> None:
         name, *arguments = json.loads(text)
         print(json.dumps([text, CASES[name](*arguments)]), flush=True)
     distributed.leave()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # without the end of torch's threads, which rarely aborts after all is done
 
 
 if __name__ == "__main__":
