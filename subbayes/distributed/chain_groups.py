@@ -15,7 +15,8 @@ from subbayes.utils.checks import fail
 
 __all__ = ["ChainGroups", "divided_chains"]
 
-_ROUND = 32  # steps between two exchanges of what to do next
+_MOST_STEPS = 32  # between two exchanges of what to do next
+_ROUND_SECONDS = 0.1  # of these steps, beside which an exchange takes little
 
 _T = TypeVar("_T")
 
@@ -32,28 +33,29 @@ class ChainGroups:
     own: slice
     processes: Processes | None = None
 
-    @property
-    def steps_per_round(self) -> int:
-        """Steps until the processes exchange whether to save, to stop or to go on."""
-        return 1 if self.processes is None or self.processes.count == 1 else _ROUND
-
-    def exchange(self, signal: int, due: bool, active: bool) -> tuple[int, bool, bool]:
+    def exchange(
+        self, signal: int, due: bool, active: bool, seconds: float
+    ) -> tuple[int, bool, bool, int]:
         """Agree on what to do next.
 
         Args:
             signal: number of a signal that this process has received, or 0.
             due: whether a checkpoint is due by the clock of this process; that of the first counts.
             active: whether this process has chains that need more draws.
+            seconds: time of a step by the same clock.
 
         Returns:
             The highest number of a signal, whether a checkpoint is due, whether any chain is
-            active.
+            active, and the number of steps until the next exchange.
         """
         if self.processes is None or self.processes.count == 1:
-            return signal, due, active
+            return signal, due, active, 1
         first = self.processes.rank == 0
-        found = self.processes.highest(signal, int(due and first), int(active))
-        return found[0], bool(found[1]), bool(found[2])
+        steps = min(max(int(_ROUND_SECONDS / max(seconds, 1e-9)), 1), _MOST_STEPS)
+        found = self.processes.highest(
+            signal, int(due and first), int(active), steps if first else 0
+        )
+        return found[0], bool(found[1]), bool(found[2]), found[3]
 
     def on_first(self, work: Callable[[], _T]) -> _T:
         """The result of work that only the first process does."""

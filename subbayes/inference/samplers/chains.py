@@ -224,10 +224,11 @@ def _run(
         ) as steps,
     ):
         steps.update(int(np.minimum(store.count, needed).sum()))
-        last, idle, stop = time.monotonic(), 0, 0
+        last = begun = time.monotonic()
+        idle, stop, round_steps = 0, 0, 1
         active, goes_on = store.count < needed, True
         while goes_on and not stop:
-            for _ in range(groups.steps_per_round):
+            for _ in range(round_steps):
                 if not active.any():
                     break
                 state, info = kernel.step(posterior, state, rngs)
@@ -243,13 +244,18 @@ def _run(
                     steps.update(done)
                 active = store.count < needed
             late = _is_late(started, store, sampling, finishes_warmup)
-            due = saved is not None and time.monotonic() - last > sampling.checkpoint_seconds
-            stop, due, goes_on = groups.exchange(
-                max(interrupted, default=0), due, bool(active.any()) and not late
+            now = time.monotonic()
+            due = saved is not None and now - last > sampling.checkpoint_seconds
+            stop, due, goes_on, round_steps = groups.exchange(
+                max(interrupted, default=0),
+                due,
+                bool(active.any()) and not late,
+                (now - begun) / round_steps,
             )
             if saved and (stop or due):
                 saved.write(state, store, rngs, finished_chains)
                 last = time.monotonic()
+            begun = time.monotonic()
     if stop or interrupted:
         _raise_again(stop or interrupted[0])
     if saved:
