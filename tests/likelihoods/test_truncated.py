@@ -122,6 +122,8 @@ def test_quantiles_of_mixtures_are_roots_of_averaged_tails(location):
 FAR = {
     "log-normal": ("log-normal", (0.0, -1.0)),
     "weibull": ("weibull", (0.0, 0.5)),
+    "gamma": ("gamma", (0.0, 0.4)),
+    "inverse-gaussian": ("inverse-gaussian", (0.3, 0.5)),
     "log-logistic": ("log-logistic", (0.0, 1.0)),
     "student-t": ("student-t", (0.0, 0.0, 1.5)),
     "nearly normal student-t": ("student-t", (0.0, 0.0, 7.0)),
@@ -447,7 +449,7 @@ def test_a_family_without_quantiles_of_tails_is_an_error():
             InputError,
             "lower and upper: expected bounds around counts",
         ),
-        ({"family": "negative-binomial", "lower": 1}, InputError, "tail probabilities"),
+        ({"family": "beta", "lower": 0.1}, InputError, "tail probabilities"),
     ],
 )
 def test_bad_bounds_and_families(options, error, message):

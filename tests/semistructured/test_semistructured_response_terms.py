@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import optimize, stats
 
 from subbayes import InputError, Sampling, SemiStructuredRegression
 from subbayes.likelihoods.families import (
@@ -129,7 +130,7 @@ def test_a_saved_model_and_an_updated_one_keep_the_terms(tmp_path):
         ("y | trunc(lb=2, ub=1) ~ x", "normal", "a bound below the upper one"),
         ("y | cens(a) + trunc(lb=0) ~ x", "normal", "not truncated or censored"),
         ("y | cens(upper=b) ~ x", "normal", "a column of the status, got none"),
-        ("y | cens(a) ~ x", "gamma", "tail probabilities"),
+        ("y | cens(a) ~ x", "beta", "tail probabilities"),
         ("y | trials(n) ~ x", "poisson", "family 'binomial' with trials(...)"),
         ("y | trials(n) ~ x", BinomialFamily(trials=3), "one that has trials= too"),
         ("y | trials(2.5) ~ x", "binomial", "a whole number of trials, got 2.5"),
@@ -153,3 +154,53 @@ def test_other_terms_are_refused_in_one_line(formula, family, said):
 def test_weights_are_given_once():
     with pytest.raises(InputError, match="one column of weights, got 'v' and 'w'"):
         SemiStructuredRegression("y | weights(w) ~ x", weights="v")
+
+
+@pytest.mark.slow
+def test_truncated_and_censored_families_by_quadrature_agree_with_maximum_likelihood(tmp_path):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=900)
+    mean = np.exp(0.4 + 0.5 * x)
+    counts = rng.negative_binomial(1.5, 1.5 / (1.5 + mean))
+    seen = pd.DataFrame({"x": x, "y": counts})[counts > 0].reset_index(drop=True)
+
+    def loss(theta):
+        shape = np.exp(theta[2])
+        before = stats.nbinom(shape, shape / (shape + np.exp(theta[0] + theta[1] * seen.x)))
+        return -(before.logpmf(seen.y) - np.log1p(-before.pmf(0))).sum()
+
+    times = rng.gamma(2.0, mean / 2.0)
+    status = np.where(times > 1.5, "right", "none")
+    cut = pd.DataFrame({"x": x, "t": np.minimum(times, 1.5), "s": status})
+
+    def censored_loss(theta):
+        shape = np.exp(theta[2])
+        before = stats.gamma(shape, scale=np.exp(theta[0] + theta[1] * x) / shape)
+        logs = np.where(status == "right", before.logsf(cut.t), before.logpdf(cut.t))
+        return -logs.sum()
+
+    for formula, family, frame, function in (
+        ("y | trunc(lb=1) ~ x", "negative-binomial", seen, loss),
+        ("t | cens(s) ~ x", "gamma", cut, censored_loss),
+    ):
+        best = optimize.minimize(function, np.zeros(3))
+        steps = 1e-3 * np.eye(3)
+        hessian = [
+            [
+                sum(a * b * function(best.x + a * one + b * two) for a in (1, -1) for b in (1, -1))
+                for two in steps
+            ]
+            for one in steps
+        ]
+        errors = np.sqrt(np.diag(np.linalg.inv(np.array(hessian) / 4e-6)))
+        model = SemiStructuredRegression(formula, family=family)
+        sampling = Sampling(draws=300, chains=4, seed=0, progress=False)
+        summary = model.fit(frame, sampling=sampling).summary()
+        for i, name in enumerate(("Intercept", "x")):
+            row = summary.loc[name]
+            assert abs(row["mean"] - best.x[i]) < 0.3 * errors[i]
+            assert row["sd"] == pytest.approx(errors[i], rel=0.25)
+        path = tmp_path / family
+        model.save(path)
+        again = SemiStructuredRegression.load(path)
+        np.testing.assert_array_equal(again.predict(frame).mean, model.predict(frame).mean)

@@ -112,6 +112,10 @@ class Family(Likelihood):
     def allows(self, y: Tensor) -> Tensor:
         """Whether each response lies in the support, shape (N,)."""
 
+    def is_log_concave(self, eta: tuple[Tensor, ...]) -> Tensor:
+        """Whether ratios of probabilities of neighbouring counts decrease, for each row."""
+        return torch.ones_like(eta[0], dtype=torch.bool)
+
     def values(self, outputs: Outputs) -> dict[str, Tensor]:
         """Values of the parameters, each (..., N)."""
         return {

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from subbayes.likelihoods.base import Evaluations, Moments, column
 from subbayes.likelihoods.families.base import LINKS, Family, moment
+from subbayes.likelihoods.families.incomplete_integrals import gamma_log_tails, solve_log_tails
 from subbayes.likelihoods.families.scipy_family import ScipyFamily
 from subbayes.likelihoods.families.tails import (
     normal_from_log_tails,
@@ -106,6 +107,20 @@ class GammaFamily(ScipyFamily):
         log_mu, log_a = eta
         a = log_a.exp()
         return a * (log_a - log_mu) + (a - 1) * y.log() - a * y * (-log_mu).exp() - torch.lgamma(a)
+
+    def log_tails(self, y: Tensor, eta: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        """Log P(Y <= y) and log P(Y > y)."""
+        return gamma_log_tails(y.log() - eta[0], eta[1])
+
+    def from_log_tails(self, below: Tensor, above: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
+        """The responses with these log tails."""
+        return solve_log_tails(
+            lambda v: gamma_log_tails(v - eta[0], eta[1].expand_as(v)),
+            lambda v: self.log_density(v.exp(), eta),
+            below,
+            above,
+            eta[0],
+        ).exp()
 
     def allows(self, y: Tensor) -> Tensor:
         """Numbers above 0."""

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from subbayes.likelihoods.base import Kind, Moments
 from subbayes.likelihoods.families.base import moment
+from subbayes.likelihoods.families.incomplete_integrals import negative_binomial_log_tails
 from subbayes.likelihoods.families.scipy_family import ScipyFamily
 from subbayes.likelihoods.families.tails import exponential_log_below, poisson_log_tails
 from subbayes.utils.checks import check_count, fail
@@ -93,6 +94,14 @@ class NegativeBinomialFamily(CountFamily):
             + r * (log_r - total)
             + y * (log_mu - total)
         )
+
+    def log_tails(self, y: Tensor, eta: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        """Log P(Y <= y) and log P(Y > y)."""
+        return negative_binomial_log_tails(y, *eta)
+
+    def is_log_concave(self, eta: tuple[Tensor, ...]) -> Tensor:
+        """Whether shapes are at least 1; counts of smaller ones crowd at 0."""
+        return eta[1] >= 0
 
     def log_above_zero(self, eta: tuple[Tensor, ...]) -> Tensor:
         """Log P(Y > 0), of which small means keep their digits."""

@@ -47,7 +47,8 @@ class AroundFamily(Family):
             fail(
                 "family",
                 "one whose tail probabilities have gradients: normal, student-t, log-normal, "
-                "weibull, log-logistic, piecewise-exponential, asymmetric-laplace or poisson",
+                "gamma, inverse-gaussian, weibull, log-logistic, piecewise-exponential, "
+                "asymmetric-laplace, poisson or negative-binomial",
                 repr(self.family),
             )
         object.__setattr__(self, "links", self.family.links)

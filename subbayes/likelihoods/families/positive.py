@@ -13,6 +13,10 @@ from torch import Tensor
 
 from subbayes.likelihoods.base import Moments
 from subbayes.likelihoods.families.base import moment
+from subbayes.likelihoods.families.incomplete_integrals import (
+    inverse_gaussian_log_tails,
+    solve_log_tails,
+)
 from subbayes.likelihoods.families.scipy_family import ScipyFamily
 from subbayes.likelihoods.families.tails import normal_from_log_tails, normal_log_tails
 from subbayes.utils.types import Outputs
@@ -101,6 +105,20 @@ class InverseGaussianFamily(PositiveFamily):
         """Log density of responses."""
         distance = (y * (-eta[0]).exp() - 1).square() / y
         return 0.5 * (eta[1] - _LOG_2PI - 3 * y.log() - eta[1].exp() * distance)
+
+    def log_tails(self, y: Tensor, eta: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        """Log P(Y <= y) and log P(Y > y)."""
+        return inverse_gaussian_log_tails(y.log() - eta[0], eta[1] - eta[0])
+
+    def from_log_tails(self, below: Tensor, above: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
+        """The responses with these log tails."""
+        return solve_log_tails(
+            lambda v: inverse_gaussian_log_tails(v - eta[0], (eta[1] - eta[0]).expand_as(v)),
+            lambda v: self.log_density(v.exp(), eta),
+            below,
+            above,
+            eta[0],
+        ).exp()
 
     def variance(self, outputs: Outputs) -> Moments:
         """mu^3 / shape."""

@@ -16,9 +16,12 @@ import torch
 from torch import Tensor
 
 __all__ = [
+    "Tails",
     "exponential_log_below",
     "exponential_moments",
+    "in_chunks",
     "joined_moments",
+    "legendre",
     "log_between",
     "log_difference",
     "normal_from_log_tails",
@@ -90,7 +93,7 @@ def truncated_normal_moments(mean: Tensor, sd: Tensor, bounds: tuple[float, floa
         >>> [round(part.item(), 6) for part in moments]
         [0.098093, 0.009445]
     """
-    x, log_weight = _legendre(mean)
+    x, log_weight = legendre(mean)
     peak = mean.clamp(*bounds)
     m = (peak - mean) / sd
     reach = 2 * _NEGLIGIBLE / (m.abs() + (m.square() + 2 * _NEGLIGIBLE).sqrt())
@@ -135,7 +138,7 @@ def joined_moments(log_weight: Tensor, mean: Tensor, variance: Tensor) -> Tails:
     return joint, (weight * (variance + apart)).sum(-1)
 
 
-def _in_chunks(function: Callable[..., Tensor], *values: Tensor) -> Tensor:
+def in_chunks(function: Callable[..., Tensor], *values: Tensor) -> Tensor:
     """An elementwise function whose memory is a multiple of its arguments, in parts."""
     values = torch.broadcast_tensors(*values)
     if values[0].numel() <= _AT_ONCE:
@@ -144,7 +147,7 @@ def _in_chunks(function: Callable[..., Tensor], *values: Tensor) -> Tensor:
     return torch.cat([function(*part) for part in parts]).reshape(values[0].shape)
 
 
-def _legendre(like: Tensor) -> Tails:
+def legendre(like: Tensor) -> Tails:
     """Nodes in (0, 1) and log weights of Gauss and Legendre."""
     nodes, log_weights = _legendre_rule()
     return torch.from_numpy(nodes).to(like), torch.from_numpy(log_weights).to(like)
@@ -163,14 +166,14 @@ def student_log_tails(z: Tensor, nu: Tensor) -> Tails:
     With $t = \sqrt\nu \cot\theta$ the tail is $\propto \int \sin^{\nu - 1}\theta\, d\theta$ from 0
     to $\operatorname{arccot}(|z| / \sqrt\nu)$, or from where the integrand is not negligible.
     """
-    log_far = _in_chunks(_student_log_far, z.abs(), nu)
+    log_far = in_chunks(_student_log_far, z.abs(), nu)
     log_near = torch.log1p(-log_far.exp())
     return torch.where(z < 0, log_far, log_near), torch.where(z < 0, log_near, log_far)
 
 
 def _student_log_far(z: Tensor, nu: Tensor) -> Tensor:
     """Log P(T > z) for z of at least 0."""
-    v, log_weight = _legendre(z)
+    v, log_weight = legendre(z)
     constant = torch.lgamma((nu + 1) / 2) - torch.lgamma(nu / 2) - 0.5 * math.log(math.pi)
     tiny = torch.finfo(z.dtype).tiny
     end = torch.atan2(nu.sqrt(), z)
@@ -225,7 +228,7 @@ def _student_newton(log_far: Tensor, nu: Tensor) -> Tensor:
     v = 0.5 * (nu.log() + ratio + torch.log(-torch.expm1(-ratio)))
     constant = torch.lgamma((nu + 1) / 2) - torch.lgamma(nu / 2) - 0.5 * (nu * math.pi).log()
     for _ in range(_NEWTON_STEPS):
-        tail = _in_chunks(_student_log_far, v.exp(), nu)
+        tail = in_chunks(_student_log_far, v.exp(), nu)
         spread = torch.nn.functional.softplus(2 * v - nu.log())  # log(1 + z^2 / nu)
         slope = (constant - 0.5 * (nu + 1) * spread + v - tail).exp()
         step = (tail - log_far) / slope

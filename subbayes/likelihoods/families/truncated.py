@@ -231,7 +231,7 @@ class TruncatedFamily(AroundFamily):
 
     def _cells(self, eta: Predictors) -> CountCells:
         """The counts within the bounds, with their probabilities."""
-        return count_cells(*self._counts(eta))
+        return count_cells(*self._counts(eta), self.family.is_log_concave(eta))
 
     def count_probabilities(
         self, outputs: Float[Tensor, "S N C"], most: float
@@ -256,9 +256,15 @@ class TruncatedFamily(AroundFamily):
         return first, mixture_probabilities(log_density, flat, first, last)
 
     def _is_huge(self, eta: Predictors) -> Tensor:
-        """Whether counts are huge and not truncated: log probabilities have few digits there."""
-        variance = self.family.variance(torch.stack(eta, -1))[..., 0]
-        return (variance > _HUGE) & (self._log_mass(eta, self.family.log_tails) > -_NO_MASS)
+        """Whether counts are huge, nearly normal and not truncated.
+
+        Their log probabilities have few digits.
+        """
+        flat = torch.stack(eta, -1)
+        mean, variance = (f(flat)[..., 0] for f in (self.family.mean, self.family.variance))
+        normal = (mean.square() > _HUGE * variance) | variance.isinf()
+        normal = normal & (variance > _HUGE)
+        return normal & (self._log_mass(eta, self.family.log_tails) > -_NO_MASS)
 
     def _quantiles(self, eta: Predictors, u: Tensor) -> Tensor:
         if self.kind != "count":

@@ -1,8 +1,9 @@
 """Sums over the counts that a truncated distribution has, for many distributions at once.
 
 The counts of each distribution are those whose probability is not negligible. Where they are more
-than `_MOST_CELLS`, they are put into as many cells of equal width with the probability at their
-centres.
+than `_MOST_CELLS`, they are put into as many cells with the density at their centres: of equal
+width, or of distributions that crowd at the first count, of a width that grows with the distance
+from it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 __all__ = ["CountCells", "count_cells", "count_range", "mixture_probabilities"]
@@ -28,31 +29,33 @@ class CountCells:
     """Cells of counts of n distributions.
 
     Attributes:
-        first: the first count of each.
-        width: number of counts in a cell, at least 1.
+        edges: the first count of each cell and of the one behind it.
         y: centres of the cells.
         weight: their probabilities.
     """
 
-    first: Float[Tensor, "n"]
-    width: Float[Tensor, "n"]
+    edges: Float[Tensor, "ends n"]
     y: Float[Tensor, "cells n"]
     weight: Float[Tensor, "cells n"]
 
     def moments(self) -> tuple[Tensor, Tensor]:
         """Mean and variance."""
-        offset = self.y - self.first
+        first = self.edges[0]
+        offset = self.y - first
         mean = (self.weight * offset).sum(0)
-        return self.first + mean, (self.weight * (offset - mean).square()).sum(0)
+        return first + mean, (self.weight * (offset - mean).square()).sum(0)
 
     def quantiles(self, u: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
         """The smallest counts whose distribution function is at least u."""
         sums = self.weight.cumsum(0)
         cell = (sums < u).sum(0).clamp_max(len(sums) - 1)
-        weight, end = (part.gather(0, cell[None])[0] for part in (self.weight, sums))
+        weight, end, start = (
+            part.gather(0, cell[None])[0] for part in (self.weight, sums, self.edges)
+        )
+        width = self.edges.gather(0, cell[None] + 1)[0] - start
         share = ((u - end) / weight + 1).clamp(0, 1)
-        inside = (self.first - 1 + (cell + share) * self.width).ceil()
-        found = torch.where(self.width == 1, self.first + cell, inside.maximum(self.first))
+        inside = (start - 1 + share * width).ceil().maximum(self.edges[0])
+        found = torch.where(width == 1, start, inside)
         return torch.where(end.isnan(), torch.nan, found)
 
 
@@ -61,14 +64,17 @@ def count_cells(
     centre: Float[Tensor, "n"],
     low: Float[Tensor, "n"],
     high: Float[Tensor, "n"],
+    log_concave: Bool[Tensor, "n"] | None = None,
 ) -> CountCells:
-    """The cells of log-concave distributions of counts between two bounds.
+    """The cells of distributions of counts between two bounds.
 
     Args:
         log_density: log probability of counts (..., n), up to a constant for each distribution.
         centre: where the distributions have about their largest probability without bounds.
         low: the smallest counts.
         high: the largest ones, possibly infinite.
+        log_concave: which distributions are; the others have decreasing probabilities. None if
+            all are log-concave.
 
     Example:
         >>> rate = torch.tensor([2.0], dtype=torch.float64)
@@ -80,12 +86,17 @@ def count_cells(
     """
     first, last = count_range(log_density, centre, low, high)
     size = last - first + 1
-    width = (size / _MOST_CELLS).clamp_min(1.0)
-    number = (size / width).round().nan_to_num(1.0)
-    index = torch.arange(int(number.max()), dtype=centre.dtype).unsqueeze(-1)
-    y = first + (index + 0.5) * width - 0.5
-    weight = log_density(y).masked_fill(index >= number, -torch.inf).softmax(0)
-    return CountCells(first, width, y, weight)
+    number = size.clamp_max(_MOST_CELLS).round().nan_to_num(1.0)
+    index = torch.arange(int(number.max()) + 1, dtype=centre.dtype).unsqueeze(-1)
+    ends = index * (size / _MOST_CELLS).clamp_min(1.0)
+    if log_concave is not None and not bool(log_concave.all()):
+        few = _MOST_CELLS / 2
+        growth = (size / few).clamp_min(1.0).log() / few
+        spread = torch.where(index < few, index, few * ((index - few) * growth).exp())
+        ends = torch.where(log_concave | (size < 2 * _MOST_CELLS), ends, spread)
+    y, width = first + (ends[1:] + ends[:-1] - 1) / 2, ends.diff(dim=0)
+    weight = (log_density(y) + width.log()).masked_fill(index[:-1] >= number, -torch.inf)
+    return CountCells(first + ends, y, weight.softmax(0))
 
 
 def count_range(

@@ -1,0 +1,206 @@
+"""Tails of gamma, negative binomial and inverse Gaussian responses, against mpmath and sums."""
+
+from __future__ import annotations
+
+import math
+
+import mpmath
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from subbayes.likelihoods.families import CensoredFamily, TruncatedFamily
+from subbayes.likelihoods.families.incomplete_integrals import (
+    gamma_log_tails,
+    inverse_gaussian_log_tails,
+    negative_binomial_log_tails,
+    solve_log_tails,
+)
+
+
+def numbers(*values):
+    return [torch.tensor(float(value), dtype=torch.float64) for value in values]
+
+
+def log_gamma_tails(log_ratio, log_shape):
+    a = mpmath.exp(log_shape)
+    x = a * mpmath.exp(log_ratio)
+    below = mpmath.gammainc(a, 0, x, regularized=True)
+    return mpmath.log(below), mpmath.log(mpmath.gammainc(a, x, mpmath.inf, regularized=True))
+
+
+def log_binomial_tails(y, log_mean, log_shape):
+    """Sums of probabilities, of which the smaller one has all its digits."""
+    mean, r = (mpmath.exp(part) for part in (log_mean, log_shape))
+    p, rest = r / (r + mean), mean / (r + mean)
+
+    def log_probability(k):
+        ways = mpmath.loggamma(k + r) - mpmath.loggamma(r) - mpmath.loggamma(k + 1)
+        return ways + r * mpmath.log(p) + k * mpmath.log(rest)
+
+    below = mpmath.fsum(mpmath.exp(log_probability(k)) for k in range(y + 1))
+    if below < 0.99:
+        return mpmath.log(below), mpmath.log(1 - below)
+    term, total, k = mpmath.exp(log_probability(y + 1)), mpmath.mpf(0), y + 1
+    while term > total * mpmath.mpf(10) ** -20:
+        total += term
+        term *= rest * (k + r) / (k + 1)
+        k += 1
+    return mpmath.log1p(-total), mpmath.log(total)
+
+
+def log_inverse_gaussian_tails(log_ratio, log_precision):
+    y, precision = (mpmath.exp(part) for part in (log_ratio, log_precision))
+    root = mpmath.sqrt(precision / y / 2)
+    a, b = root * (y - 1), root * (y + 1)
+    other = mpmath.exp(2 * precision) * mpmath.erfc(b)
+    return mpmath.log((mpmath.erfc(-a) + other) / 2), mpmath.log((mpmath.erfc(a) - other) / 2)
+
+
+def check_tails(function, exact, arguments, tolerance):
+    """Both tails, and the derivatives of the smaller one by the two parameters."""
+    given = numbers(*arguments)
+    found = [float(part) for part in function(*given)]
+    with mpmath.workdps(60):
+        *count, first, second = arguments
+        points = [mpmath.mpf(first), mpmath.mpf(second)]
+        expected = exact(*count, *points)
+        small = int(expected[1] < expected[0])
+        scale = max(1.0, abs(float(expected[small])))
+        assert found[small] == pytest.approx(float(expected[small]), abs=tolerance * scale)
+        assert found[1 - small] == pytest.approx(float(expected[1 - small]), abs=tolerance)
+        step = mpmath.mpf(10) ** -20
+        for i in range(2):
+            ends = []
+            for sign in (1, -1):
+                moved = list(points)
+                moved[i] += sign * step
+                ends.append(exact(*count, *moved)[small])
+            slope = float((ends[0] - ends[1]) / (2 * step))
+            got = torch.func.grad(lambda *parts: function(*parts)[small], argnums=len(count) + i)(
+                *given
+            )
+            assert float(got) == pytest.approx(slope, rel=1e-6, abs=1e-6)
+
+
+@pytest.mark.parametrize("log_shape", [-7.0, -1.0, 0.0, 1.0, 4.0, 4.7, 8.0])
+@pytest.mark.parametrize("log_ratio", [-6.0, -0.3, -0.01, 0.01, 0.3, 2.0])
+def test_gamma_tails(log_shape, log_ratio):
+    check_tails(gamma_log_tails, log_gamma_tails, (log_ratio, log_shape), 1e-8)
+
+
+@pytest.mark.parametrize("y", [0, 3, 60])
+@pytest.mark.parametrize("log_mean", [-3.0, 0.9, 4.1, 6.0])
+@pytest.mark.parametrize("log_shape", [-4.0, 0.0, 2.5, 12.0])
+def test_negative_binomial_tails(y, log_mean, log_shape):
+    arguments = (y, log_mean, log_shape)
+    check_tails(negative_binomial_log_tails, log_binomial_tails, arguments, 1e-8)
+
+
+@pytest.mark.parametrize("log_precision", [-6.0, 0.0, 2.0, 8.0])
+@pytest.mark.parametrize("log_ratio", [-4.0, -0.2, 0.01, 0.5, 4.0])
+def test_inverse_gaussian_tails(log_precision, log_ratio):
+    arguments = (log_ratio, log_precision)
+    check_tails(inverse_gaussian_log_tails, log_inverse_gaussian_tails, arguments, 1e-10)
+
+
+def test_responses_are_found_from_their_tails():
+    v = torch.linspace(-20, 6, 40, dtype=torch.float64)
+    for log_a in (-2.0, 0.0, 5.0):
+        shape = torch.full_like(v, log_a)
+        a = shape.exp()
+        tails = gamma_log_tails(v, shape)
+        back = solve_log_tails(
+            lambda at, shape=shape: gamma_log_tails(at, shape),
+            lambda at, a=a: a * a.log() - torch.lgamma(a) + (a - 1) * at - a * at.exp(),
+            *tails,
+            torch.zeros_like(v),
+        )
+        torch.testing.assert_close(back, v, rtol=1e-7, atol=1e-7)
+
+
+@pytest.mark.parametrize(("mean", "shape"), [(3.0, 0.3), (40.0, 2.0), (3e5, 0.4), (2e6, 3.0)])
+@pytest.mark.parametrize(("lower", "upper"), [(1, None), (None, 20), (5, 400_000)])
+def test_truncated_negative_binomial_counts(mean, shape, lower, upper):
+    eta = torch.tensor([[mean, shape]], dtype=torch.float64).log()
+    family = TruncatedFamily(family="negative-binomial", lower=lower, upper=upper)
+    before = stats.nbinom(shape, shape / (shape + mean))
+    last = int(min(upper or 1e9, before.isf(1e-13) + 10))
+    y = np.arange(max(lower or 0, 0), last + 1)
+    log_p = before.logpmf(y)
+    p = np.exp(log_p - log_p.max())
+    p /= p.sum()
+    exact = (p * y).sum()
+    sd = math.sqrt((p * (y - exact) ** 2).sum())
+    near = 1e-8 if len(y) <= 400 else 1e-5 if len(y) <= 1024 else 2e-3  # in cells
+    assert float(family.mean(eta)) == pytest.approx(exact, rel=near)
+    assert float(family.variance(eta)) == pytest.approx(sd**2, rel=max(2 * near, 1e-6))
+    sums = p.cumsum()
+    for q in (0.1, 0.5, 0.95):
+        found = float(family.quantiles(eta, q))
+        at = np.searchsorted(sums, q)
+        assert abs(found - y[at]) <= 5e-3 * sd * (len(y) > 1024)
+        assert float(family.cdf(eta, torch.tensor([float(y[at])]))) == pytest.approx(
+            sums[at], rel=1e-6
+        )
+    at = y[len(y) // 3]
+    log = family.log_prob(eta, torch.tensor([float(at)], dtype=torch.float64))
+    assert float(log) == pytest.approx(math.log(p[len(y) // 3]), abs=1e-6)
+    drawn = family.sample(eta.expand(2000, 2), torch.Generator().manual_seed(1))
+    assert abs(float(drawn.mean()) - exact) < 5 * sd / math.sqrt(2000) + near * exact
+
+
+@pytest.mark.parametrize(("lower", "upper"), [(None, 0.01), (0.5, None), (30.0, 31.0)])
+def test_truncated_gamma_responses_that_crowd_at_zero(lower, upper):
+    eta, a = torch.tensor([[0.0, -1.5]], dtype=torch.float64), math.exp(-1.5)
+    family = TruncatedFamily(family="gamma", lower=lower, upper=upper)
+    ends = [a * (lower or 0), a * upper if upper else mpmath.inf]
+    with mpmath.workdps(30):
+        mass, first, second = (mpmath.gammainc(a + k, *ends) for k in range(3))
+        mean, square = float(first / mass / a), float(second / mass / a**2)
+    assert float(family.mean(eta)) == pytest.approx(mean, rel=1e-8)
+    assert float(family.variance(eta)) == pytest.approx(square - mean**2, rel=1e-6)
+    middle = family.quantiles(eta, 0.5)
+    with mpmath.workdps(30):
+        share = float(mpmath.gammainc(a, ends[0], a * float(middle)) / mass)
+    assert share == pytest.approx(0.5, rel=1e-7)
+
+
+def test_curvature_is_the_mean_squared_score():
+    eta = torch.tensor([[1.0, 0.5]], dtype=torch.float64)
+    family = TruncatedFamily(family="negative-binomial", lower=1)
+    y = torch.arange(1.0, 400.0, dtype=torch.float64)
+    wide = eta.expand(len(y), 2)
+    score = torch.func.grad(lambda f: family.log_prob(f, y).sum())(wide)
+    p = family.log_prob(wide, y).exp()
+    expected = torch.einsum("m,ma,mb->ab", p, score, score)
+    torch.testing.assert_close(family.curvature(eta)[0], expected, rtol=1e-6, atol=1e-8)
+
+
+def test_censored_gamma_times_are_those_of_scipy():
+    eta = torch.tensor([[0.4, 1.1]], dtype=torch.float64)
+    family = CensoredFamily(family="gamma")
+    a = math.exp(1.1)
+    exact = stats.gamma(a, scale=math.exp(0.4) / a)
+    y = torch.tensor([[2.0, 1.0]], dtype=torch.float64)  # more than 2
+    assert float(family.log_prob(eta, y)) == pytest.approx(exact.logsf(2.0), rel=1e-9)
+
+
+def test_transforms_of_torch_in_single_precision():
+    y = torch.tensor([1.0, 2.0, 9.0])
+    family = TruncatedFamily(family="negative-binomial", lower=1, upper=12)
+    eta = torch.tensor([[0.2, 0.1]]).repeat(3, 1)
+
+    def total(f):
+        return family.log_prob(f, y).sum()
+
+    exact = family.log_prob(eta.double(), y.double()).sum()
+    assert float(total(eta)) == pytest.approx(float(exact), rel=1e-5)
+    hessian = torch.func.hessian(total)(eta)
+    assert torch.isfinite(hessian).all()
+    several = torch.vmap(torch.func.grad(total))(torch.stack([eta, eta + 0.1]))
+    torch.testing.assert_close(several[0], torch.func.grad(total)(eta))
+    direction = torch.ones_like(eta)
+    tangent = torch.func.jvp(total, (eta,), (direction,))[1]
+    torch.testing.assert_close(tangent, torch.func.grad(total)(eta).sum(), rtol=1e-4, atol=1e-5)
