@@ -1,5 +1,6 @@
 """`fit`, baselines, sparse networks: from a module on a device to predictions on the CPU."""
 
+from dataclasses import replace
 from importlib.util import find_spec
 
 import numpy as np
@@ -8,8 +9,15 @@ import torch
 from torch import nn
 
 import subbayes
-from subbayes import Network, Sampling, Training, baselines, sparse
-from subbayes.inference import SMC, FullRankVI, MeanFieldVI, ParallelTempering, RealNVP
+from subbayes import Network, Posterior, Sampling, Training, baselines, sparse
+from subbayes.inference import (
+    SMC,
+    EllipticalSlice,
+    FullRankVI,
+    MeanFieldVI,
+    ParallelTempering,
+    RealNVP,
+)
 from subbayes.subspaces import PCA, Curve, Optimal, Random, Subnetwork
 from subbayes.training import connect, swa, swa_many, train, train_curve, train_many
 
@@ -165,11 +173,16 @@ def test_priors_by_evidence(device, covariance):
 @pytest.mark.slow
 def test_checkpoints(device, tmp_path):
     x, y = rows()
-    options = dict(subspace="random", training=SHORT)
-    sampling = Sampling(draws=6, chains=2, warmup=4, progress=False, checkpoint=tmp_path / "c")
-    once = subbayes.fit(module().to(device), (x, y), sampling=sampling, **options)
-    again = subbayes.fit(module().to(device), (x, y), sampling=sampling, **options)
-    assert np.array_equal(once.draws.z, again.draws.z)
+    model = subbayes.fit(
+        module().to(device), (x, y), subspace="random", training=SHORT, sampling=FEW
+    )
+    of = model.posterior
+    # traces on the pretended device hold the first points as constants
+    posterior = Posterior(of.network, of.likelihood, of.data, of.subspace, mode="eager")
+    engine, sampling = EllipticalSlice(), replace(FEW, checkpoint=tmp_path / "c")
+    once, again = (engine.run(posterior, sampling) for _ in range(2))
+    assert np.array_equal(once.z, again.z)
+    assert np.array_equal(once.z, engine.run(posterior, FEW).z)
 
 
 @pytest.mark.slow

@@ -118,6 +118,7 @@ POSSIBLE = {
     "bridge_up": (*ANY_NUMBER, "minus infinity"),
     "bridge_down": ANY_NUMBER,
     # Spread of draws of any size; the running mean of the logarithm of any step size.
+    "log_step_mean": ("negative", "zero"),
     "window_mean": ANY_NUMBER,
     "window_spread": ("huge", "zero", "largest"),
     # The first angle is an end of its bracket, which its rejection leaves as wide as it was.
