@@ -13,7 +13,11 @@ from torch import Tensor
 
 from subbayes.likelihoods.base import Evaluations, Moments, column
 from subbayes.likelihoods.families.base import LINKS, Family, moment
-from subbayes.likelihoods.families.incomplete_integrals import gamma_log_tails, solve_log_tails
+from subbayes.likelihoods.families.incomplete_integrals import (
+    gamma_log_tails,
+    log_concave_moments,
+    solve_log_tails,
+)
 from subbayes.likelihoods.families.scipy_family import ScipyFamily
 from subbayes.likelihoods.families.tails import (
     normal_from_log_tails,
@@ -121,6 +125,15 @@ class GammaFamily(ScipyFamily):
             above,
             eta[0],
         ).exp()
+
+    def truncated_moments(
+        self, lower: float, upper: float, eta: tuple[Tensor, ...]
+    ) -> tuple[Tensor, Tensor]:
+        """Mean and variance of responses between two bounds."""
+        a = eta[1].exp()
+        return log_concave_moments(
+            lambda v: a * (v - eta[0] - (v - eta[0]).exp()), eta[0], (lower, upper)
+        )
 
     def allows(self, y: Tensor) -> Tensor:
         """Numbers above 0."""

@@ -19,6 +19,7 @@ from subbayes.likelihoods.families.tails import Tails, in_chunks, legendre
 __all__ = [
     "gamma_log_tails",
     "inverse_gaussian_log_tails",
+    "log_concave_moments",
     "negative_binomial_log_tails",
     "solve_log_tails",
 ]
@@ -27,6 +28,7 @@ _NEGLIGIBLE = 40.0  # decrease of a log density, after which integrals end
 _STIRLING = 100.0
 _LOG_LARGEST = 700.0  # of responses and their inverse
 _MOST_STEPS = 200
+_DOUBLINGS, _HALVINGS = 20, 6
 
 
 def gamma_log_tails(log_ratio: Tensor, log_shape: Tensor) -> Tails:
@@ -182,6 +184,54 @@ def solve_log_tails(
             break
         v = torch.where(done, v, new)
     return v
+
+
+def log_concave_moments(
+    log_density: Callable[[Tensor], Tensor], mode: Tensor, bounds: tuple[float, float]
+) -> Tails:
+    r"""Mean and variance of positive responses between two bounds, by quadrature over $v = \log y$.
+
+    Args:
+        log_density: a concave function of v, the log density of v up to a constant; from (m, n).
+        mode: where it is largest, shape (n,).
+        bounds: of the responses.
+
+    Example:
+        >>> mode = torch.zeros(1, dtype=torch.float64)
+        >>> moments = log_concave_moments(lambda v: v - v.exp(), mode, (0.0, math.inf))
+        >>> [round(part.item(), 6) for part in moments]  # exponential
+        [1.0, 1.0]
+    """
+    low, high = (math.log(end) if end > 0 else -math.inf for end in bounds)
+    start = mode.clamp(low, high)
+    top = log_density(start.unsqueeze(0))[0]
+    x, log_weight = legendre(start)
+    nodes, weights = [], []
+    for sign, most in ((-1.0, start - low), (1.0, high - start)):
+        width = torch.full_like(start, 2.0**-10)
+        for _ in range(_DOUBLINGS):
+            width = torch.where(
+                _decreases(log_density, start + sign * width, top), width, 2 * width
+            )
+        step = width / 4
+        for _ in range(_HALVINGS):  # to a width that is hardly too large
+            less = _decreases(log_density, start + sign * (width - step), top)
+            width, step = torch.where(less, width - step, width), step / 2
+        width = width.minimum(most)
+        w = width * x.square().unsqueeze(-1)
+        density = (log_density(start + sign * w) - top).exp()
+        nodes.append(torch.expm1(sign * w))
+        weights.append(density * width * (log_weight.exp() * 2 * x).unsqueeze(-1))
+    change, weight = torch.cat(nodes), torch.cat(weights)
+    weight = weight / weight.sum(0)
+    mean = (weight * change).sum(0)
+    variance = (weight * (change - mean).square()).sum(0)
+    return start.exp() * (1 + mean), start.exp().square() * variance
+
+
+def _decreases(log_density: Callable[[Tensor], Tensor], v: Tensor, top: Tensor) -> Tensor:
+    """Whether nothing is left at v."""
+    return ~(top - log_density(v.unsqueeze(0))[0] < _NEGLIGIBLE)
 
 
 def _both(far: Tensor, below: Tensor) -> Tails:

@@ -15,6 +15,7 @@ from subbayes.likelihoods.base import Moments
 from subbayes.likelihoods.families.base import moment
 from subbayes.likelihoods.families.incomplete_integrals import (
     inverse_gaussian_log_tails,
+    log_concave_moments,
     solve_log_tails,
 )
 from subbayes.likelihoods.families.scipy_family import ScipyFamily
@@ -119,6 +120,18 @@ class InverseGaussianFamily(PositiveFamily):
             above,
             eta[0],
         ).exp()
+
+    def truncated_moments(
+        self, lower: float, upper: float, eta: tuple[Tensor, ...]
+    ) -> tuple[Tensor, Tensor]:
+        """Mean and variance of responses between two bounds."""
+        half = 0.5 * (eta[1] - eta[0]).exp()  # of lambda / mu
+        mode = eta[0] + torch.log(2 * half / ((0.25 + 4 * half.square()).sqrt() + 0.5))
+        return log_concave_moments(
+            lambda v: -0.5 * v - half * ((v - eta[0]).exp() + (eta[0] - v).exp()),
+            mode,
+            (lower, upper),
+        )
 
     def variance(self, outputs: Outputs) -> Moments:
         """mu^3 / shape."""
