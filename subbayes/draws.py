@@ -98,6 +98,8 @@ class Draws:
         check_choice("prediction", self.prediction, get_args(Prediction))
         if self.z.ndim != 3:
             fail("z", "shape (chains, draws, k)", self.z.shape)
+        # files of tensors have an order of their own: draws that were saved or resumed equal others
+        object.__setattr__(self, "stats", dict(sorted(self.stats.items())))
         for name, values in self.stats.items():
             if values.shape != self.z.shape[:2]:
                 fail(f"stats[{name!r}]", f"shape {self.z.shape[:2]}", values.shape)

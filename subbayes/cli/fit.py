@@ -127,6 +127,8 @@ def _check_free(out: Path, overwrite: bool) -> None:
             f"one that has a model: '{out}'",
             "Pass --overwrite to replace it, or choose another path",
         )
+    with naming_out():
+        artifact.check_destination(out / "model", overwrite=overwrite)
     check_writable("out", out)
 
 

@@ -234,6 +234,8 @@ def _check_free(out: Path | None, overwrite: bool) -> None:
     if artifact.is_artifact(out / "model") and not overwrite:
         remedy = "Pass --overwrite to replace it, or choose another path"
         fail("out", "a folder without a model", f"one that has a model: '{out}'", remedy)
+    with naming_out():
+        artifact.check_destination(out / "model", overwrite=overwrite)
 
 
 def _pairs(flag: str, texts: list[str] | None) -> list[tuple[str, str]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from copy import copy
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -35,13 +36,26 @@ from subbayes.utils.memory import available_memory, check_memory
 from subbayes.utils.progress import estimated_progress
 from subbayes.utils.types import Inputs, Targets
 
-__all__ = ["Jacobian", "check_covariance_memory", "curvature_root", "root_of"]
+__all__ = ["Jacobian", "UnavailableRows", "check_covariance_memory", "curvature_root", "root_of"]
 
 _MEMORY_LIMIT = 2**28
 _MANY = 4  # with more vectors per row of an input, dense rows cost less than backward passes
 _MEMORY_SHARE = 8  # part of the free memory for one block of a Gram matrix: one eighth
 
 Pairs = Callable[[], Iterator[tuple[Inputs, Targets | None]]]
+
+
+@dataclass(frozen=True)
+class UnavailableRows:
+    """What a file says of the rows of a Jacobian, which it does not have.
+
+    Attributes:
+        example: inputs of their shapes and dtypes.
+        digest: of the first row.
+    """
+
+    example: Inputs
+    digest: str
 
 
 class Jacobian:
@@ -52,6 +66,7 @@ class Jacobian:
         n: number of inputs N.
         roots: rows per input R.
         memory_limit: bytes of gradients in memory at once.
+        unavailable: of a loaded posterior without data; else None.
         progress: show progress bars of passes over the inputs; None shows them on a terminal.
 
     Example:
@@ -68,6 +83,7 @@ class Jacobian:
     ) -> None:
         self.plan, self._pairs, self.n, self.likelihood = plan, pairs, n, likelihood
         self.memory_limit = memory_limit
+        self.unavailable: UnavailableRows | None = None
         self.progress: bool | None = False
         self._outputs: dict[int, Tensor] = {}
         first = to_device(take(next(iter(pairs()))[0], slice(2)), self.network.device)
@@ -97,11 +113,11 @@ class Jacobian:
 
     @classmethod
     def without_data(
-        cls, plan: Layers, example: Inputs, likelihood: Likelihood, n: int, memory_limit: int
+        cls, plan: Layers, rows: UnavailableRows, likelihood: Likelihood, n: int, memory_limit: int
     ) -> Jacobian:
-        """V of n unavailable rows like the example: it has sizes, and its products raise."""
-        found = cls(plan, lambda: iter([(example, None)]), n, likelihood, memory_limit)
-        found._pairs = _no_data
+        """V of n unavailable rows: it has sizes, and its products raise."""
+        found = cls(plan, lambda: iter([(rows.example, None)]), n, likelihood, memory_limit)
+        found._pairs, found.unavailable = _no_data, rows
         return found
 
     def output_jacobian(self) -> Jacobian:

@@ -354,13 +354,13 @@ def constant_columns(table: pd.DataFrame) -> list[str]:
 
 def warn_about_row_numbers(table: pd.DataFrame) -> None:
     """Warn about columns that increase by one in each row, which are probably a saved index."""
-    counters = [
-        str(name)
-        for name in table
-        if table[name].dtype != object
-        and len(table) >= MANY_ROWS
-        and (np.diff(table[name].to_numpy()) == 1).all()
-    ]
+    if len(table) < MANY_ROWS:
+        return
+    is_number = [not pd.api.types.is_object_dtype(dtype) for dtype in table.dtypes]
+    numbers = table.loc[:, is_number]
+    values = numbers.to_numpy(dtype=np.float64)
+    maybe = np.flatnonzero(values[1] - values[0] == 1)
+    counters = [str(numbers.columns[i]) for i in maybe if (np.diff(values[:, i]) == 1).all()]
     if counters:
         warn_user(
             f"X: {quote(counters, 20)} only number the rows. Drop them unless the order "

@@ -109,7 +109,7 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
             fail("categorical", expected, quote(absent), closest(absent[0], list(frame.columns)))
         table = self._typed(frame)
         self._check_missing(table)
-        empty = [name for name in table if table[name].isna().all()]
+        empty = [str(name) for name, is_empty in table.isna().all().items() if is_empty]
         if empty:
             got = f"missing ones only in {quote(empty)}"
             fail("X", "values to impute from in each column", got, "Drop these columns")
@@ -122,7 +122,7 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
         self._build(
             table,
             {name: sorted(table[name].dropna().unique()) for name in _text_columns(table)},
-            [name for name in table if self._needs_indicator(table[name])],
+            self._with_indicator(table),
         )
         overflow = np.array(self._numeric)[~np.isfinite(self._scaling()["variance"])]
         if len(overflow):
@@ -322,8 +322,11 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
                     "Drop the column if it identifies rows, or name it in categorical=[...]",
                 )
 
-    def _needs_indicator(self, column: pd.Series) -> bool:
-        return self.missing == "impute" and self.missing_indicator and bool(column.isna().any())
+    def _with_indicator(self, table: pd.DataFrame) -> list[str]:
+        """Columns of which an indicator shows the missing values."""
+        if self.missing != "impute" or not self.missing_indicator:
+            return []
+        return [str(name) for name, is_missing in table.isna().any().items() if is_missing]
 
     def _build(self, table: pd.DataFrame, levels: dict[str, list[str]], flagged: list[str]) -> None:
         """Fit the scikit-learn transformers to a typed table with known categories."""
@@ -340,11 +343,13 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
         categories = Pipeline(
             [("impute", SimpleImputer(strategy="most_frequent")), ("encode", encode)]
         )
+        # by position: scikit-learn searches names in lists, in the square of their number
+        place = {name: i for i, name in enumerate(table)}
         pipeline = ColumnTransformer(
             [
-                ("numeric", numbers, self._numeric),
-                ("categorical", categories, list(levels)),
-                ("missing", MissingIndicator(features="all"), flagged),
+                ("numeric", numbers, [place[name] for name in self._numeric]),
+                ("categorical", categories, [place[name] for name in levels]),
+                ("missing", MissingIndicator(features="all"), [place[name] for name in flagged]),
             ],
             sparse_threshold=0,
         )
@@ -451,4 +456,5 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
 
 
 def _text_columns(table: pd.DataFrame) -> list[str]:
-    return [str(name) for name in table if table[name].dtype == object]
+    is_text = pd.api.types.is_object_dtype
+    return [str(name) for name, dtype in table.dtypes.items() if is_text(dtype)]

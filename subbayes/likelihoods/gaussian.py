@@ -34,6 +34,12 @@ def _log_prob(y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
     return -0.5 * (_LOG_2PI + variance.log() + residual * (residual / variance)).sum(-1)
 
 
+def _log_prob_of_scale(y: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
+    """The same by standard deviations, whose squares may overflow."""
+    z = (y - mean) / scale
+    return -(0.5 * (_LOG_2PI + z * z) + scale.log()).sum(-1)
+
+
 def softplus_inverse(x: Tensor) -> Tensor:
     """The inverse of softplus."""
     return x + torch.log(-torch.expm1(-x))
@@ -52,16 +58,20 @@ class GaussianLike(Likelihood):
         """One target per row of outputs, shape (..., N, T)."""
         mean = self.mean(outputs)
         noise = torch.randn(mean.shape, generator=generator, dtype=mean.dtype)
-        return mean + self.variance(outputs).sqrt() * noise.to(mean.device)
+        return mean + self._sd(outputs) * noise.to(mean.device)
 
     def cdf(self, outputs: Outputs, y: Tensor) -> Moments:
         """P(Y <= y | f), shape (..., N, T)."""
-        z = (column(y, outputs) - self.mean(outputs)) / self.variance(outputs).sqrt()
+        z = (column(y, outputs) - self.mean(outputs)) / self._sd(outputs)
         return torch.special.ndtr(z)
 
     def components(self, outputs: Outputs) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation, each (..., N, T)."""
-        return self.mean(outputs), self.variance(outputs).sqrt()
+        return self.mean(outputs), self._sd(outputs)
+
+    def _sd(self, outputs: Outputs) -> Moments:
+        """Standard deviations."""
+        return self.variance(outputs).sqrt()
 
     def check_targets(self, y: Targets) -> None:
         """Raise `InputError` unless the targets are (N,) or (N, T) numbers."""
@@ -204,8 +214,8 @@ class Gaussian(_OneParameter):
         """Log density of each observation, summed over targets, shape (..., N)."""
         if self._per_observation:
             value, scale = y
-            return _log_prob(column(value, outputs), outputs, column(scale, outputs).square())
-        return super().log_prob(outputs, y)
+            return _log_prob_of_scale(column(value, outputs), outputs, column(scale, outputs))
+        return _log_prob_of_scale(column(y, outputs), outputs, self._scale(outputs))
 
     def mean(self, outputs: Outputs) -> Moments:
         """E[y | f] = f."""
@@ -214,6 +224,9 @@ class Gaussian(_OneParameter):
     def variance(self, outputs: Outputs) -> Moments:
         r"""Var[y | f] = $\sigma^2$."""
         return self._scale(outputs).square().expand(outputs.shape)
+
+    def _sd(self, outputs: Outputs) -> Moments:
+        return self._scale(outputs).expand(outputs.shape)
 
     def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
         r"""$\Lambda = \sigma^{-2} I$."""

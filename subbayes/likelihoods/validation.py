@@ -13,6 +13,7 @@ from typing import Any, NoReturn, get_args
 import torch
 from torch import Tensor
 
+from subbayes.data.arrays import check_dense
 from subbayes.data.data import take
 from subbayes.likelihoods.base import Kind, Likelihood, WrappedLikelihood, n_targets, target_values
 from subbayes.utils.checks import InputError, InputTypeError, error_text, fail
@@ -122,8 +123,6 @@ def _check_log_prob(likelihood: Likelihood, f: Tensor, y: Targets) -> None:
         other = f.clone()
         other[0, 0] += 0.1
         after, alone = evaluate(other, y), evaluate(f[:, :1], take(y, slice(1)))
-    if not before.is_floating_point():
-        _refuse(likelihood, "log_prob", "log densities in floating point", f"{before.dtype}")
     bad = ~(before[0] < math.inf)  # NaN too
     if bool(bad.any()):
         row = int(bad.nonzero()[0])
@@ -229,11 +228,21 @@ def _tensors(
     parts = [part for part in parts if not (or_none and part is None)]
     for part in parts:
         remedy = "" if isinstance(part, Tensor) else "Compute it in torch"
+        if isinstance(part, Tensor):
+            _check_dense(likelihood, name, part)
         if not isinstance(part, Tensor) or part.shape not in (shape, *or_shapes):
             _refuse(likelihood, name, expected, _described(part), remedy)
-        if part.is_complex():
-            _refuse(likelihood, name, "real numbers", f"a tensor of {part.dtype}")
+        if not (part.is_floating_point() or name == "sample"):
+            plural = "log densities" if name == "log_prob" else "numbers"
+            _refuse(likelihood, name, f"{plural} in floating point", f"{part.dtype}")
     return parts
+
+
+def _check_dense(likelihood: Likelihood, name: str, found: Tensor) -> None:
+    try:
+        check_dense(name, found)
+    except InputError as error:
+        _refuse(likelihood, name, error.expected, error.got, error.remedy)
 
 
 def _described(value: Any) -> str:

@@ -13,7 +13,9 @@ from jaxtyping import Float, Shaped
 from subbayes.baselines.ensemble import WeightSamples
 from subbayes.data.data import Data
 from subbayes.diagnostics.predictor import Predictor
+from subbayes.distributed.processes import on_first
 from subbayes.likelihoods import Likelihood, Weighted
+from subbayes.models.checkpoint import check_checkpoint
 from subbayes.models.comparison_methods import Setup, sparse_training
 from subbayes.models.comparison_registry import named_methods
 from subbayes.models.fit import fit
@@ -115,6 +117,8 @@ def fit_arrays(
     settings = settings or TableSettings()
     sampling = dataclasses.replace(settings.sampling, checkpoint=checkpoint, progress=progress)
     settings = dataclasses.replace(settings, sampling=sampling)
+    if method is None or method == SPARSE:  # baselines ignore it
+        on_first(lambda: check_checkpoint(checkpoint))
     if settings.preset is not None:
         if method is not None:
             fail("preset", f"None for {method!r}", repr(settings.preset), "Leave one of them out")

@@ -30,13 +30,14 @@ from subbayes.subspaces.pca import PCA
 from subbayes.subspaces.random import Random
 from subbayes.utils import artifact
 from subbayes.utils.checks import InputError
-from subbayes.utils.saving import fail_checkpoint, nested_facts, read_checkpoint
+from subbayes.utils.saving import fail_checkpoint, has_checkpoint, nested_facts, read_checkpoint
 from subbayes.utils.schema_parts import METHODS
 from subbayes.utils.strict_json import decode, encode
 
 __all__ = [
     "PARTS",
     "FitCheckpoint",
+    "check_checkpoint",
     "check_saved_prior",
     "check_saved_subspace",
     "delete_checkpoint",
@@ -142,6 +143,23 @@ class FitCheckpoint:
         facts = {"identity": identity, "choice": dataclasses.asdict(choice)}
         artifact.write(path, PARTS["temperature"], {}, facts, overwrite=True)
         return choice
+
+
+def check_checkpoint(folder: str | Path | None) -> None:
+    """Check all parts of a checkpoint before the first is computed.
+
+    Args:
+        folder: the folder; it need not exist. None for no checkpoint.
+
+    Raises:
+        InputError: as `has_checkpoint`, for one of the parts.
+
+    Example:
+        >>> check_checkpoint("new/folder")
+    """
+    if folder is not None:
+        for name, kind in PARTS.items():
+            has_checkpoint(Path(folder) / name, kind)
 
 
 def delete_checkpoint(folder: str | Path) -> None:

@@ -12,14 +12,19 @@ from torch import Tensor, nn
 from subbayes import likelihoods
 from subbayes.data.data import Data
 from subbayes.distributed.divided_rows import exchanged
-from subbayes.distributed.processes import join
+from subbayes.distributed.processes import join, on_first
 from subbayes.draws import Draws
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.engine import ENGINES, Engine, engine_of
 from subbayes.inference.tempering import choose_temperature
 from subbayes.likelihoods import Likelihood
 from subbayes.likelihoods.base import WrappedLikelihood
-from subbayes.models.checkpoint import FitCheckpoint, check_saved_prior, check_saved_subspace
+from subbayes.models.checkpoint import (
+    FitCheckpoint,
+    check_checkpoint,
+    check_saved_prior,
+    check_saved_subspace,
+)
 from subbayes.models.divided import is_divided, training_of
 from subbayes.models.ensemble_start import EnsembleStart, centred_method, ensemble_settings
 from subbayes.models.fitted import FittedModel
@@ -146,6 +151,7 @@ def fit(
     likelihood = likelihood.for_outputs(outputs, data.first()[1])
     training = check_settings("training", training, Training)
     sampling = check_settings("sampling", sampling, Sampling) or Sampling()
+    on_first(partial(check_checkpoint, sampling.checkpoint))
     engine, prior = engine_of(inference), as_prior(prior)
     method = centred_method(subspace_method(subspace), sampling)
     training = training_of(training, network, data, method, engine, prior)

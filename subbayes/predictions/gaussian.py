@@ -28,7 +28,7 @@ from torch import Tensor
 
 from subbayes.likelihoods import Bernoulli, Likelihood
 from subbayes.likelihoods.gaussian import GaussianLike
-from subbayes.predictions.predictive import Predictive, check_outputs
+from subbayes.predictions.predictive import Predictive, check_outputs, normal_log_prob
 from subbayes.utils.checks import check_choice, check_count, check_seed, fail, is_finite
 
 __all__ = [
@@ -157,8 +157,8 @@ class GaussianPredictive(Predictive):
         """Log density of each row, its targets jointly (independent if moment matched)."""
         value = self._columns(self._checked_targets(y))
         if moment_matched:
-            normal = torch.distributions.Normal(self._mean, self._std)
-            return normal.log_prob(value).sum(-1).numpy()
+            z = (value - self._mean) / self._std
+            return normal_log_prob(z.numpy(), self._std.numpy())
         covariance = self._epistemic + torch.diag_embed(self._noise)
         joint = torch.distributions.MultivariateNormal(self._mean, covariance)
         return joint.log_prob(value).numpy()
@@ -237,7 +237,8 @@ class ClassPredictive(Predictive):
         logits = draws(mean, covariance, check_count("n_draws", n_draws), generator)
         super().__init__(logits, likelihood)
         self.method = method
-        self._averaged = class_probabilities(mean, covariance, method)
+        self._log_averaged = _class_log_probabilities(mean, covariance, method)
+        self._averaged = self._log_averaged.exp()
 
     def __repr__(self) -> str:
         return f"ClassPredictive(n={len(self)}, {self.method}, {self.likelihood!r})"
@@ -259,7 +260,7 @@ class ClassPredictive(Predictive):
             return super().log_prob(y, True)
         targets: Any = self._checked_targets(y)
         index = targets.reshape(len(self), 1).long()
-        return self._averaged.gather(1, index)[:, 0].log().numpy()
+        return self._log_averaged.gather(1, index)[:, 0].numpy()
 
     def sample(self, n: int = 1, seed: int = 0) -> Array:
         """Draw n labels per row, shape (n, N)."""
@@ -273,6 +274,13 @@ def class_probabilities(
     mean: Float[Tensor, "N C"], covariance: Float[Tensor, "N C C"], method: str = "probit"
 ) -> Float[Tensor, "N K"]:
     """Approximate expected probabilities under Gaussian logits; one logit means two classes."""
+    return _class_log_probabilities(mean, covariance, method).exp()
+
+
+def _class_log_probabilities(
+    mean: Float[Tensor, "N C"], covariance: Float[Tensor, "N C C"], method: str
+) -> Float[Tensor, "N K"]:
+    """Their logarithms, which are finite where the probabilities underflow."""
     check_choice("method", method, METHODS)
     if mean.shape[1] == 1:  # the logits (0, f)
         mean = torch.cat([torch.zeros_like(mean), mean], 1)
@@ -280,7 +288,7 @@ def class_probabilities(
         method = "extended-probit" if method == "probit" else method
     variances = covariance.diagonal(dim1=1, dim2=2)
     if method == "probit":
-        return (mean * _kappa(variances)).softmax(-1)
+        return (mean * _kappa(variances)).log_softmax(-1)
     if method == "extended-probit":
         step = max(1, _AT_ONCE // mean.shape[1] ** 2)
         parts = zip(mean.split(step), covariance.split(step), strict=True)
@@ -294,7 +302,7 @@ def _extended_probit(
     gaps = mean.unsqueeze(-1) - mean.unsqueeze(-2)
     variances = covariance.diagonal(dim1=1, dim2=2)
     spread = variances.unsqueeze(-1) + variances.unsqueeze(-2) - 2 * covariance
-    return (-(-_kappa(spread.clamp_min(0)) * gaps).logsumexp(-1)).softmax(-1)
+    return (-(-_kappa(spread.clamp_min(0)) * gaps).logsumexp(-1)).log_softmax(-1)
 
 
 def _kappa(variance: Tensor) -> Tensor:
@@ -309,9 +317,9 @@ def _bridge(mean: Float[Tensor, "N C"], covariance: Float[Tensor, "N C C"]) -> F
     gain = torch.where(has_variance, toward / total, torch.zeros_like(toward))
     mean, variances = mean - gain * mean.sum(-1, keepdim=True), variances - gain * toward
     K = mean.shape[1]
-    counts = 1 - 2 / K + torch.exp(mean + (-mean).logsumexp(-1, keepdim=True)) / K**2
-    alpha = counts / variances.clamp_min(1e-12)
-    return alpha / alpha.sum(-1, keepdim=True)
+    log_odds = mean + (-mean).logsumexp(-1, keepdim=True)  # at least 0
+    log_counts = log_odds + torch.log1p((K**2 - 2 * K) * (-log_odds).exp())
+    return (log_counts - variances.clamp_min(1e-12).log()).log_softmax(-1)
 
 
 def default_method(likelihood: Likelihood, mean: Float[Tensor, "N C"]) -> Method:

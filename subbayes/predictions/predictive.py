@@ -37,7 +37,7 @@ from subbayes.utils.warning import warn_user
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Predictive", "check_outputs"]
+__all__ = ["Predictive", "check_outputs", "normal_log_prob"]
 
 Array = np.ndarray
 _MOST_COUNTS = 1024  # of a row, whose probabilities give the quantiles
@@ -186,8 +186,8 @@ class Predictive:
         targets = self._checked_targets(y)
         self._require("regression", "log_prob(moment_matched=True)")
         value = self._columns(targets).numpy()
-        mean, variance = (a.reshape(value.shape) for a in (self.mean, self.variance))
-        return -0.5 * (np.log(2 * np.pi * variance) + (value - mean) ** 2 / variance).sum(-1)
+        mean, sd = (a.reshape(value.shape) for a in (self.mean, self.std))
+        return normal_log_prob((value - mean) / sd, sd)
 
     def component_log_prob(self, y: object) -> Float[Tensor, "S n"]:
         """Log density of each observation under each draw, whose mean density is that of y."""
@@ -354,6 +354,11 @@ class Predictive:
         if self.likelihood.kind == "classification":
             wanted = "a likelihood with an ordered target"
             fail(what, wanted, repr(self.likelihood), "Use probabilities instead")
+
+
+def normal_log_prob(z: Array, sd: Array) -> Float[np.ndarray, "n"]:
+    """Log density of normal residuals z standard deviations, summed over targets."""
+    return -(0.5 * (math.log(2 * math.pi) + z**2) + np.log(sd)).sum(-1)
 
 
 def check_outputs(outputs: Float[Tensor, "S N C"], likelihood: Likelihood) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from subbayes.utils.checks import closest, fail, fail_type
+from subbayes.utils.warning import warn_user
 
 __all__ = [
     "Missing",
@@ -23,10 +24,13 @@ __all__ = [
     "complete_rows",
     "plain_columns",
     "random_intercepts",
+    "warn_of_size",
 ]
 
 Missing = Literal["drop", "error"]
 
+_OPERATIONS = 2e11  # of a product of the columns with each other, beyond which fits take minutes
+_SHOWN = 20  # levels in a message
 _MOST_CHARACTERS = 1000  # of a call, as of a factor
 _CALL = re.compile(r"(?<![\w.])(re)\s*\(")
 _INTERCEPTS = re.compile(r"(?<![\w.])re\s*\(([^()`=|:/,]*[:/,][^()`=|]{0,1000})\)")
@@ -190,19 +194,47 @@ def check_complete(needed: Iterable[str], frame: pd.DataFrame) -> None:
             fail(name, "no missing values", got, "Drop or impute these rows")
 
 
+def warn_of_size(columns: int, rows: int) -> None:
+    """Warn before a fit of so many columns that it takes minutes or hours.
+
+    Args:
+        columns: number of columns p of the design matrix.
+        rows: number of rows n; products of the columns take $2 n p^2$ operations, and a
+            factorisation up to $p^3$.
+
+    Example:
+        >>> warn_of_size(1000, 10_000)
+    """
+    operations = float(columns) ** 2 * (2 * rows + columns)
+    if operations > _OPERATIONS:
+        warn_user(
+            f"formula: {columns:,} columns for {rows:,} rows, whose products take about "
+            f"{operations:.1g} operations, and the fit many of them: it may take from minutes to "
+            "hours; use fewer levels or splines, or group rare levels"
+        )
+
+
 def check_levels(name: str, levels: list[Any], values: pd.Series, remedy: str) -> None:
     """Raise `InputError` for values that are not among the levels of a factor."""
-    unseen = [v for v in values.unique() if v not in levels]
+    known = set(levels)
+    unseen = [v for v in values.unique() if v not in known]
     if not unseen:
         return
     other_type = {str(v) for v in unseen} & {str(v) for v in levels}
     show = repr if other_type else str
     fail(
         name,
-        "the levels seen in training: " + ", ".join(map(show, levels)),
-        ", ".join(map(show, unseen)),
+        "the levels seen in training: " + _first(map(show, levels)),
+        _first(map(show, unseen)),
         "Convert the column to its type in training" if other_type else remedy,
     )
+
+
+def _first(names: Iterable[str]) -> str:
+    """The first of some names, and the number of the others."""
+    shown = list(names)
+    more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
+    return ", ".join(shown[:_SHOWN]) + more
 
 
 def complete_rows(

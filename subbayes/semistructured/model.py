@@ -16,6 +16,8 @@ from subbayes.draws import Draws
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.engine import Engine, engine_of
 from subbayes.inference.laplace.linearised_engine import LinearisedLaplace
+from subbayes.inference.samplers.chain_storage import check_folder
+from subbayes.inference.samplers.chains import Sampler
 from subbayes.likelihoods.families import Family, family_from_name
 from subbayes.reports.semistructured import write_report
 from subbayes.semistructured.design_data import AuxiliaryColumns, networks_from
@@ -282,6 +284,8 @@ class SemiStructuredRegression(Results):
         model = replace(self.specification, smooth=smooth).prepare(data, inputs)
         for line in overlap_warnings(model):
             warn_user(line)
+        if isinstance(engine, Sampler):
+            check_folder(sampling.checkpoint)
         space = build_space(builder, model, training, sampling.seed, sampling.progress)
         joint = JointPosterior(model, space, sampling.seed, sampling.mode)
         if engine is None:

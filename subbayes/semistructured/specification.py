@@ -34,7 +34,12 @@ from subbayes.semistructured.effect_priors import (
 )
 from subbayes.semistructured.effects_likelihood import EffectsLikelihood
 from subbayes.semistructured.formula import Design, formula_variables, split_formula
-from subbayes.semistructured.formula_checks import Missing, complete_rows, plain_columns
+from subbayes.semistructured.formula_checks import (
+    Missing,
+    complete_rows,
+    plain_columns,
+    warn_of_size,
+)
 from subbayes.semistructured.predictors import Deep, DeepPredictor, Predictors
 from subbayes.semistructured.structured_predictor import StructuredPredictor
 from subbayes.utils.checks import InputError, fail
@@ -177,6 +182,7 @@ class Specification:
         defaults = default_priors(design, family, y, offset)
         priors = priors_with(design, defaults, self.priors, names_for_priors(family))
         if most_effects is None:
+            warn_of_size(len(design.names), len(frame))
             self._check_identifiable(design, frame)
         structured = StructuredPredictor(design, family, priors)
         dtypes = [p.dtype for part in self.deep.values() for p in part.module.parameters()]

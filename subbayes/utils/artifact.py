@@ -33,6 +33,7 @@ from torch import Tensor
 
 from subbayes.utils.checks import check_device
 from subbayes.utils.files import (
+    CHECK,
     ArtifactError,
     StrPath,
     as_path,
@@ -43,7 +44,6 @@ from subbayes.utils.files import (
     new_file,
     open_file,
     quoted,
-    read_start,
     rename,
     replace_file,
     sync_folder,
@@ -52,26 +52,36 @@ from subbayes.utils.files import (
     write_temporary,
 )
 from subbayes.utils.first_process import is_first_process
-from subbayes.utils.strict_json import canonical_bytes, decode, encode, parse
+from subbayes.utils.manifest import (
+    FORMAT,
+    FORMAT_VERSION,
+    MANIFEST,
+    check_manifest,
+    manifest_digest,
+    manifest_of,
+    raw_manifest,
+    read_manifest,
+    tensor_file,
+)
+from subbayes.utils.strict_json import decode, encode
 from subbayes.utils.tensor_file import (
     Stored,
     add_to_digest,
     as_tensors,
-    dtype_and_shape,
     fingerprint,
-    read_header,
     safetensors_pieces,
     tensors_digest,
 )
 from subbayes.utils.tensor_parts import Kept, fail_of_file, read_verified
-from subbayes.utils.version import __version__
 
 __all__ = [
     "FORMAT_VERSION",
     "Artifact",
     "ArtifactError",
+    "check_destination",
     "delete",
     "fingerprint",
+    "has_manifest",
     "is_artifact",
     "kind_of",
     "read",
@@ -79,13 +89,8 @@ __all__ = [
     "write_file",
 ]
 
-FORMAT = "subbayes"
-FORMAT_VERSION = 2
-_TENSORS, MANIFEST = "tensors", "manifest.json"
-
-_READERS = {1: "0.1.0"}  # older format versions, with the version of subbayes that reads them
-_SHA256 = re.compile(r"[0-9a-f]{64}")
-_MOST_BYTES = 100 * 2**20  # of a manifest; safetensors has this limit for its own header
+_TENSORS = "tensors"
+_STEMS = (_TENSORS, MANIFEST, CHECK)  # of temporary files
 _KeptBy = Callable[[dict[str, Any]], Kept] | None
 _TENSOR_FILE = re.compile(r"tensors-[0-9a-f]{16}\.safetensors")
 
@@ -175,7 +180,7 @@ def write_file(
         InputTypeError: as for `write`.
     """
     arrays, file = as_tensors(tensors), new_file(path, overwrite)
-    manifest = _manifest(kind, arrays, encode(facts), tensors_digest(arrays))
+    manifest = manifest_of(kind, arrays, encode(facts), tensors_digest(arrays))
     metadata = {"format": "pt", FORMAT: json.dumps(manifest, allow_nan=False)}
     replace_file(file, safetensors_pieces(arrays, metadata), overwrite)
 
@@ -219,6 +224,47 @@ def read(
     return Artifact({k: tensor.to(device) for k, tensor in tensors.items()}, facts, found)
 
 
+def has_manifest(path: StrPath, kind: str | None = None) -> bool:
+    """Whether there is an artifact, of which only the manifest is verified.
+
+    Args:
+        path: the folder or file.
+        kind: as for `read`.
+
+    Raises:
+        ArtifactError: a manifest that `read` refuses.
+
+    Example:
+        >>> has_manifest("no/such/folder")
+        False
+    """
+    location = as_path(path)
+    if not (location.is_file() or os.path.lexists(location / MANIFEST)):
+        return False
+    with translate_os_errors(path, reading=True):
+        check_manifest(location, kind)
+    return True
+
+
+def check_destination(path: StrPath, *, overwrite: bool = False) -> None:
+    """Check before a long computation that `write` will not refuse what is in a folder.
+
+    Args:
+        path: the folder; it need not exist.
+        overwrite: as for `write`.
+
+    Raises:
+        ArtifactError: as `write`, for what the folder holds.
+
+    Example:
+        >>> check_destination("no/such/folder")
+    """
+    directory = as_path(path)
+    if directory.is_dir():
+        with translate_os_errors(path):
+            _check_destination(directory, overwrite)
+
+
 def is_artifact(path: StrPath) -> bool:
     """Whether `path` is a folder or file with a manifest of this library; `read` verifies it.
 
@@ -240,7 +286,7 @@ def kind_of(path: StrPath) -> str | None:
     if not is_artifact(path):
         return None
     with translate_os_errors(path, reading=True):
-        return str(_raw_manifest(as_path(path)).get("kind"))
+        return str(raw_manifest(as_path(path)).get("kind"))
 
 
 def delete(path: StrPath, kind: str) -> None:
@@ -292,8 +338,8 @@ def _publish(
             directory, _TENSORS, add_to_digest(safetensors_pieces(tensors), digest)
         )
         ours.add(draft.name)
-        target = directory / _tensor_file(digest.hexdigest())
-        content = _manifest(kind, tensors, plain, digest.hexdigest())
+        target = directory / tensor_file(digest.hexdigest())
+        content = manifest_of(kind, tensors, plain, digest.hexdigest())
         text = json.dumps(content, indent=2, allow_nan=False) + "\n"
         manifest = write_temporary(directory, MANIFEST, [text.encode()])
         ours |= {manifest.name, target.name}
@@ -306,38 +352,17 @@ def _publish(
             _sweep(directory, os.listdir(directory) if alone else ours, previous)
 
 
-def _tensor_file(sha256: str) -> str:
-    return f"tensors-{sha256[:16]}.safetensors"
-
-
-def _manifest(kind: str, tensors: dict[str, Any], plain: Any, sha256: str) -> dict[str, Any]:
-    content = {
-        "format": FORMAT,
-        "format_version": FORMAT_VERSION,
-        "kind": kind,
-        "library_version": __version__,
-        "tensors": {name: dtype_and_shape(tensors[name]) for name in sorted(tensors)},
-        "tensors_sha256": sha256,
-        "facts": plain,
-    }
-    return content | {"manifest_sha256": _digest(content)}
-
-
-def _digest(content: dict[str, Any]) -> str:
-    """The digest of a manifest: of all its entries but the digest itself."""
-    entries = {key: value for key, value in content.items() if key != "manifest_sha256"}
-    return hashlib.sha256(canonical_bytes(entries)).hexdigest()
-
-
 def _check_destination(directory: Path, overwrite: bool) -> str | None:
     """Check that the folder may be written to; returns the tensor file in use."""
     names = os.listdir(directory)
+    unfinished = set() if MANIFEST in names else _unfinished(directory, names)
     others = sorted(name for name in names if not _is_ours(name))
     if others and not _holds_artifact(directory):
         fail_artifact("path", "a new folder, an empty one or an artifact",
                       f"{quoted(directory)} with other files ({others[0]!r})",
                       "Choose another path; nothing was written")  # fmt: skip
-    if not overwrite and any(temporary_stem(name) is None for name in names):
+    kept = [n for n in names if temporary_stem(n) is None and n not in unfinished]
+    if kept and not overwrite:
         fail_artifact("path", "a new or an empty folder", f"an artifact at {quoted(directory)}",
                       "Pass overwrite=True to replace it, or choose another path")  # fmt: skip
     return _tensor_file_in_use(directory)
@@ -345,13 +370,28 @@ def _check_destination(directory: Path, overwrite: bool) -> str | None:
 
 def _holds_artifact(location: Path) -> bool:
     try:
-        return _raw_manifest(location).get("format") == FORMAT
+        return raw_manifest(location).get("format") == FORMAT
     except (ArtifactError, FileNotFoundError, NotADirectoryError, IsADirectoryError):
         return False
 
 
 def _is_ours(name: str) -> bool:
-    return bool(_TENSOR_FILE.fullmatch(name)) or temporary_stem(name) in (_TENSORS, MANIFEST)
+    return bool(_TENSOR_FILE.fullmatch(name)) or temporary_stem(name) in _STEMS
+
+
+def _unfinished(directory: Path, names: Iterable[str]) -> set[str]:
+    """Tensor files of first writers that were killed before they renamed their manifest.
+
+    Its temporary file names them. Tensors whose manifest was lost have none, and are kept.
+    """
+    found = set()
+    for name in names:
+        if temporary_stem(name) == MANIFEST and is_whole(directory / name):
+            with suppress(ArtifactError, OSError):
+                content = read_manifest(directory / name)
+                if content.get("manifest_sha256") == manifest_digest(content):
+                    found.add(tensor_file(str(content.get("tensors_sha256"))))
+    return {name for name in found if name in names and _is_left(directory, name)}
 
 
 def _tensor_file_in_use(directory: Path) -> str | None:
@@ -359,12 +399,12 @@ def _tensor_file_in_use(directory: Path) -> str | None:
     if not (directory / MANIFEST).is_file():
         return None
     try:
-        content = _raw_manifest(directory)
+        content = raw_manifest(directory)
     except ArtifactError:
         return None
     older = content.get("tensor_file")  # of format version 1
     own = older.get("name") if isinstance(older, dict) else None
-    name = str(own or _tensor_file(str(content.get("tensors_sha256"))))
+    name = str(own or tensor_file(str(content.get("tensors_sha256"))))
     return name if _TENSOR_FILE.fullmatch(name) else None  # nothing else is ever removed
 
 
@@ -375,7 +415,7 @@ def _is_left(directory: Path, name: str) -> bool:
     if not _TENSOR_FILE.fullmatch(name):
         return True
     with open_file(directory / name) as file:
-        return _tensor_file(hashlib.file_digest(file, "sha256").hexdigest()) == name
+        return tensor_file(hashlib.file_digest(file, "sha256").hexdigest()) == name
 
 
 def _sweep(directory: Path, names: Iterable[str | None], previous: str | None) -> None:
@@ -391,10 +431,10 @@ def _sweep(directory: Path, names: Iterable[str | None], previous: str | None) -
 
 
 def _read(location: Path, kind: str | None, kept: _KeptBy = None) -> Artifact:
-    content = _check_manifest(location, kind)
+    content = check_manifest(location, kind)
     file = location
     if location.is_dir():
-        file = location / _tensor_file(content["tensors_sha256"])
+        file = location / tensor_file(content["tensors_sha256"])
         if not file.is_file():
             fail_of_file(file, "the tensor file", "no such file")
     try:
@@ -404,82 +444,3 @@ def _read(location: Path, kind: str | None, kept: _KeptBy = None) -> Artifact:
     keep = None if kept is None else kept(facts)
     tensors = read_verified(file, keep, content["tensors"], content["tensors_sha256"])
     return Artifact(tensors, facts, content["kind"])
-
-
-def _raw_manifest(location: Path) -> dict[str, Any]:
-    """The entries of the manifest of a folder or a file, not verified yet."""
-    file = location / MANIFEST if location.is_dir() else location
-    if file.exists() and not file.is_file():  # a pipe would block, a device would never end
-        fail_of_file(file, "a file", "something else")
-    text = read_start(file, _MOST_BYTES + 1) if location.is_dir() else _embedded(file).encode()
-    if len(text) > _MOST_BYTES:
-        fail_of_file(file, f"a manifest of at most {_MOST_BYTES} bytes", "more")
-    try:
-        content = parse(text)
-    except ValueError as error:
-        fail_of_file(file, "a manifest in JSON", str(error).splitlines()[0])
-    if not isinstance(content, dict):
-        fail_of_file(file, "a manifest that is a JSON object", type(content).__name__)
-    return content
-
-
-def _embedded(file: Path) -> str:
-    """The manifest in the metadata of a safetensors file."""
-    found = None
-    with suppress(ValueError), open_file(file) as opened:
-        found = read_header(opened)[1].get(FORMAT)
-    if found is None:
-        fail_artifact(
-            "path",
-            "an artifact",
-            f"{quoted(file)}, a file that subbayes did not write",
-            f"Check the path; of a folder, pass the folder and not its {MANIFEST}",
-        )
-    return found
-
-
-def _check_manifest(location: Path, kind: str | None) -> dict[str, Any]:
-    """Verify a manifest and return its entries."""
-    if not location.exists():
-        fail_artifact("path", "an artifact", f"{quoted(location)}, which does not exist",
-                      "Check the path")  # fmt: skip
-    if location.is_dir() and not (location / MANIFEST).is_file():
-        remedy = "Check the path, or write it again if writing was interrupted"
-        if (location / "model" / MANIFEST).is_file():  # as `subbayes fit` writes it
-            remedy = f"Pass {quoted(location / 'model')}, the model in it"
-        fail_artifact("path", "an artifact", f"{quoted(location)}, which has no {MANIFEST}", remedy)
-    content = _raw_manifest(location)
-    _check_version(location, content)
-    file = location / MANIFEST if location.is_dir() else location
-    fields: dict[str, type] = dict.fromkeys(("kind", "library_version", "tensors_sha256"), str)
-    for name, expected in (fields | dict.fromkeys(("tensors", "facts"), dict)).items():
-        if not isinstance(content.get(name), expected):
-            fail_of_file(file, f"an entry {name!r} of type {expected.__name__} in the manifest",
-                     type(content.get(name)).__name__)  # fmt: skip
-    if not _SHA256.fullmatch(content["tensors_sha256"]):
-        fail_of_file(file, "a digest of 64 hex digits under 'tensors_sha256'", "other text")
-    if content.get("manifest_sha256") != _digest(content):
-        fail_of_file(file, "a manifest that matches its digest", "altered content")
-    if kind is not None and content["kind"] != kind:
-        fail_artifact("path", f"an artifact of kind {kind!r}",
-                      f"kind {content['kind']!r} at {quoted(location)}",
-                      "Pass the path of the right artifact")  # fmt: skip
-    return content
-
-
-def _check_version(location: Path, content: dict[str, Any]) -> None:
-    version, written_by = content.get("format_version"), content.get("library_version")
-    if location.is_file() and "layouts" in content and "format" not in content:
-        version, content = 1, {"format": FORMAT}  # exported networks had no version then
-    if content.get("format") != FORMAT:
-        fail_artifact("path", "an artifact of subbayes", f"another manifest in {quoted(location)}")
-    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
-        fail_of_file(location, "a format version", repr(version)[:60])
-    if version in _READERS:
-        fail_artifact("path", f"an artifact of format version {FORMAT_VERSION}",
-                      f"version {version} at {quoted(location)}",
-                      f"Read it with subbayes {_READERS[version]}, or save it again")  # fmt: skip
-    if version > FORMAT_VERSION:
-        fail_artifact("path", f"an artifact of format version {FORMAT_VERSION}",
-                      f"version {version} at {quoted(location)}, written by subbayes {written_by}",
-                      "Upgrade subbayes")  # fmt: skip

@@ -29,6 +29,7 @@ except ImportError:  # Windows has no advisory locks on folders; `folder_lock` g
     fcntl = None  # type: ignore[assignment]
 
 __all__ = [
+    "CHECK",
     "ArtifactError",
     "StrPath",
     "as_path",
@@ -186,6 +187,8 @@ def read_start(path: Path, most: int) -> bytes:
 
 _BINARY = getattr(os, "O_BINARY", 0)
 _TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{16}\.subbayes-tmp")
+CHECK = "check"
+"""Stem of the temporary files of `check_writable`."""
 _STEM = 50  # characters of a file's name in that of its temporary file
 
 
@@ -304,7 +307,7 @@ def check_writable(argument: str, folder: Path) -> None:
         suppress(_Checked),
         make_folder(folder) as made,
     ):
-        _discard(write_temporary(made, "check", []))
+        _discard(write_temporary(made, CHECK, []))
         raise _Checked  # which removes the folders that were made
 
 

@@ -43,6 +43,7 @@ __all__ = [
     "Saveable",
     "load",
     "fail_checkpoint",
+    "has_checkpoint",
     "nested_facts",
     "read",
     "read_checkpoint",
@@ -265,17 +266,35 @@ def read_checkpoint(path: StrPath, kind: str) -> Artifact | None:
         kind: the kind of the checkpoint.
 
     Raises:
-        InputError: something else, a checkpoint that is damaged or of another format, or none in a
-            place where none can be written.
+        InputError: as `has_checkpoint`, or tensors that are damaged.
     """
-    location = Path(path)
-    if not location.is_file() and not artifact.is_artifact(location):
-        check_writable("checkpoint", location)
+    if not has_checkpoint(path, kind):
         return None
     try:
-        return read(location, kind)
+        return read(path, kind)
     except InputError as error:
         fail_checkpoint(error.expected, error.got)
+
+
+def has_checkpoint(path: StrPath, kind: str) -> bool:
+    """Whether there is a checkpoint; checked before a long computation that reads or writes it.
+
+    Args:
+        path: the folder.
+        kind: the kind of the checkpoint.
+
+    Raises:
+        InputError: something else, a checkpoint with a manifest that is damaged or of another
+            format, or none in a place where none can be written.
+    """
+    try:
+        if artifact.has_manifest(path, kind):
+            return True
+        artifact.check_destination(path, overwrite=True)
+    except InputError as error:
+        fail_checkpoint(error.expected, error.got)
+    check_writable("checkpoint", Path(path))
+    return False
 
 
 def fail_checkpoint(expected: str, got: str) -> NoReturn:

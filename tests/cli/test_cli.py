@@ -1087,6 +1087,19 @@ def test_interrupted_fit_resumes_with_the_same_draws(
     assert [p.name for p in (tmp_path / "m").iterdir()] == ["model"]
 
 
+@pytest.mark.parametrize("more", [[], ["--overwrite"]])
+def test_a_folder_that_no_model_can_replace_is_refused_before_the_fit(
+    files, tmp_path, monkeypatch, refused, more
+):
+    monkeypatch.setattr("subbayes.models.data_frame_model.DataFrameModel.fit", None)
+    monkeypatch.setattr("subbayes.semistructured.SemiStructuredRegression.fit", None)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "manifest.json").write_text("no JSON")
+    said = "--out: expected a new folder, .* other files .'manifest.json'.*nothing was written."
+    refused(said, *fit_words(files, tmp_path), *more)
+    refused(said, "regress", files / "people.csv", "income ~ age", "--out", tmp_path, *more)
+
+
 def test_checkpoint_of_another_fit_is_only_replaced_with_overwrite(files, tmp_path, call, refused):
     frame = pd.read_csv(files / "people.csv").drop(columns=["rich"])
 

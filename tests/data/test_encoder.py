@@ -191,6 +191,23 @@ def test_columns_of_row_numbers_warn():
     with pytest.warns(UserWarning, match=r"X: 'id' only number the rows\. Drop them"):
         TabularEncoder().fit(people().assign(id=range(7, 47)))
 
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        TabularEncoder().fit(people(10).assign(id=range(10)))
+        TabularEncoder().fit(people().assign(id=[1, 2, *range(4, 42)]))
+
+
+def test_scikit_learn_gets_columns_by_position():
+    """It searches names in lists: 100,000 of them took minutes."""
+    encoder = TabularEncoder(missing="impute", missing_indicator=True).fit(holey())
+    columns = [place for _, _, places in encoder.pipeline_.transformers for place in places]
+    assert len(columns) > 4
+    assert all(isinstance(place, int) for place in columns)
+    other = TabularEncoder.from_config(encoder.to_config())
+    np.testing.assert_array_equal(
+        other.transform(holey()[holey().columns[::-1]]), encoder.transform(holey())
+    )
+
 
 def test_a_single_row_can_be_transformed_without_changing_it():
     X = holey()

@@ -174,10 +174,14 @@ def sharded_saving_refused(folder: str) -> dict[str, Any]:
         ),
         "another kind": lambda: subbayes.load(f"{place}/full", divided()),
         "altered": lambda: subbayes.load(f"{place}/altered", divided()),
+        "endless": lambda: subbayes.load(f"{place}/endless", divided()),
     }
     model.save(f"{good}-2", n_draws=2)
     if rank == 0:
         tensors, facts, kind = artifact.read(good)
+        none = {"network": facts["network"] | {"names": []}}
+        basis = {"subspace.basis": torch.zeros(2**40, 0), "subspace.shift": torch.zeros(0)}
+        artifact.write(f"{place}/endless", kind, tensors | basis, facts | none)
         facts["subspace"] = {"name": "FullSubspace", "rank": len(tensors["subspace.shift"])}
         facts["settings"]["subspace"] = "full"
         tensors["z"] = torch.zeros(2, 2, len(tensors["subspace.shift"])).double()

@@ -9,6 +9,7 @@ import torch
 
 from subbayes import InputError, Sampling, SemiStructuredRegression
 from subbayes.likelihoods.families import Custom
+from subbayes.predictions.predictive import Predictive
 from subbayes.utils.checks import InputTypeError
 
 pytestmark = pytest.mark.usefixtures("unchecked")  # arguments of wrong types
@@ -58,7 +59,7 @@ def test_densities_that_are_refused(density, said):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("name", ["mean_of", "variance_of", "draw"])
+@pytest.mark.parametrize("name", ["mean_of", "variance_of", "draw", "cdf_of"])
 @pytest.mark.parametrize(
     ("result", "said"),
     [
@@ -66,11 +67,18 @@ def test_densities_that_are_refused(density, said):
         (lambda mu: mu.numpy(), "got ndarray"),
         (lambda mu: mu.mean(), r"shape \(3, 12\), got shape \(\)"),
         (lambda mu: mu[..., :1], r"shape \(3, 12\), got shape \(3, 1\)"),
+        (lambda mu: mu.to_sparse(), "a dense tensor of real numbers, got one of layout"),
+        (lambda mu: mu.to("meta"), "a dense tensor of real numbers, got one on the device meta"),
+        (lambda mu: mu.to(torch.complex64), "a dense tensor of real numbers, got one of torch.co"),
+        (lambda mu: mu.to(torch.float8_e4m3fn), "of real numbers, got one of torch.float8_e4m3fn"),
+        (lambda mu: torch.nested.nested_tensor([mu]), "real numbers, got a nested tensor"),
     ],
 )
 def test_moments_and_draws_of_another_shape_are_refused(name, result, said):
     if name == "draw":
         family = custom(draw=lambda generator, mu, sigma: result(mu))
+    elif name == "cdf_of":
+        family = custom(cdf_of=lambda y, mu, sigma: result(mu))
     else:
         family = custom(**{name: lambda mu, sigma: result(mu)})
     outputs = torch.zeros(3, 12, 2)
@@ -78,9 +86,56 @@ def test_moments_and_draws_of_another_shape_are_refused(name, result, said):
         "mean_of": family.mean,
         "variance_of": family.variance,
         "draw": lambda f: family.sample(f, torch.Generator()),
+        "cdf_of": lambda f: family.cdf(f, torch.zeros(12)),
     }[name]
-    with pytest.raises((InputError, InputTypeError), match=f"^{name}: expected .*{said}"):
+    with pytest.raises((InputError, InputTypeError), match=f"^{name}: expected .*{said}") as error:
         call(outputs)
+    assert "\n" not in str(error.value)
+
+
+def probability(y, mu, sigma):
+    return torch.special.ndtr((y - mu) / sigma)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int8, torch.int64])
+@pytest.mark.parametrize("name", ["mean_of", "variance_of", "cdf_of"])
+def test_results_that_are_not_in_floating_point_are_refused(name, dtype):
+    functions = {
+        "mean_of": lambda mu, sigma: mu,
+        "variance_of": lambda mu, sigma: sigma**2,
+        "cdf_of": probability,
+    }
+    whole = functions[name]
+    functions[name] = lambda *a, **k: whole(*a, **k).to(dtype)
+    predictive = Predictive(torch.zeros(3, 12, 2), custom(**functions))
+    call = {
+        "mean_of": lambda: predictive.mean,
+        "variance_of": lambda: predictive.variance,
+        "cdf_of": lambda: predictive.cdf(Y),
+    }[name]
+    for compute in (call, lambda: predictive.quantile(0.3)):
+        said = f"^{name}: expected a .* in floating point, got a tensor of {dtype}"
+        with pytest.raises(InputError, match=said):
+            compute()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_results_of_another_floating_point_dtype_are_converted(dtype):
+    outputs = torch.randn(3, 12, 2, generator=torch.Generator().manual_seed(0))
+
+    def predictive(kind):
+        family = custom(
+            variance_of=lambda mu, sigma: (sigma**2).to(kind),
+            cdf_of=lambda y, mu, sigma: probability(y, mu, sigma).to(kind),
+            draw=lambda generator, mu, sigma: mu.round().long(),
+        )
+        return Predictive(outputs, family)
+
+    double, other = predictive(torch.float64), predictive(dtype)
+    tolerance = 4 * torch.finfo(dtype).eps
+    np.testing.assert_allclose(other.cdf(Y), double.cdf(Y), rtol=tolerance, atol=tolerance)
+    assert np.isfinite(other.quantile(0.3)).all()
+    assert other.sample(2).dtype == np.float64
 
 
 @pytest.mark.parametrize(

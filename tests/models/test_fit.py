@@ -32,6 +32,7 @@ from subbayes.inference.samplers.elliptical_slice import EllipticalSlice
 from subbayes.inference.tempering import choose_temperature
 from subbayes.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian, Standardized
 from subbayes.likelihoods.families import OrdinalFamily
+from subbayes.models.array_model import fit_arrays
 from subbayes.models.checkpoint import delete_checkpoint
 from subbayes.models.fit import ENGINES, train_trajectory
 from subbayes.models.fitted import FittedModel
@@ -447,6 +448,20 @@ def test_checkpoint_of_another_fit_is_refused(tmp_path, change, what):
     fit(net(), data(), **fit_options(checkpoint=tmp_path, **OPTIONS))
     with pytest.raises(InputError, match=f"checkpoint: expected one made with the same {what}"):
         fit(net(), data(), **fit_options(checkpoint=tmp_path, **OPTIONS | change))
+
+
+@pytest.mark.parametrize("part", ["preset", "trained", "temperature", "sampling", "sparse"])
+def test_a_damaged_part_of_a_checkpoint_is_refused_before_the_training(tmp_path, monkeypatch, part):
+    monkeypatch.setattr("subbayes.models.fit.train_trajectory", None)
+    (tmp_path / part).mkdir()
+    (tmp_path / part / "manifest.json").write_text("no JSON")
+    with pytest.raises(InputError, match=r"\Acheckpoint: expected a manifest in JSON [^\n]*\Z"):
+        fit(net(), data(), **fit_options(checkpoint=tmp_path, **OPTIONS))
+    with pytest.raises(InputError, match="checkpoint: expected a manifest in JSON"):
+        fit_arrays(
+            np.zeros((30, 2), np.float32), np.zeros(30), "regression", method="sparse",
+            checkpoint=tmp_path,
+        )  # fmt: skip
 
 
 def test_checkpoint_of_other_data_or_initial_weights_is_refused(tmp_path):

@@ -13,7 +13,8 @@ from subbayes import InputError, Training
 from subbayes.diagnostics import loo
 from subbayes.inference.configuration import Sampling
 from subbayes.likelihoods.families import family_from_name
-from subbayes.semistructured import SemiStructuredRegression, SemiStructuredSubspace
+from subbayes.semistructured import SemiStructuredRegression, SemiStructuredSubspace, formula_checks
+from subbayes.semistructured.formula import Design
 from subbayes.semistructured.summary import mixing_warnings
 from subbayes.utils.checks import InputTypeError
 
@@ -66,6 +67,48 @@ def test_data_frames_without_rows_or_with_equal_names_raise():
 
 
 @pytest.mark.filterwarnings("error")
+def test_fits_of_many_columns_warn_before_anything_is_computed(monkeypatch):
+    with pytest.warns(UserWarning, match="9,002 columns for 18,000 rows.* from minutes to hours"):
+        formula_checks.warn_of_size(9002, 18_000)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        formula_checks.warn_of_size(1000, 50_000)
+    monkeypatch.setattr(formula_checks, "_OPERATIONS", 100)
+    monkeypatch.setattr(Design, "collinear", None)  # the first step that takes long
+    for formula, columns in (("y ~ C(g)", 3), ("y ~ (1 | g)", 4)):
+        with (
+            pytest.warns(UserWarning, match=f"formula: {columns} columns for 20 rows"),
+            pytest.raises(TypeError),
+        ):
+            SemiStructuredRegression(formula).fit(frame, **FEW)
+
+
+@pytest.mark.parametrize("term", ["C(k)", "(1 | k)"])
+def test_factors_of_a_million_levels_are_refused_before_their_columns_are_made(term):
+    wide = pd.DataFrame({"k": np.arange(10**6).astype(str), "y": np.zeros(10**6)})
+    with pytest.raises(InputError, match="expected at most 10,000 columns, got up to 1,000,00"):
+        SemiStructuredRegression(f"y ~ {term}").fit(wide)
+
+
+def test_levels_of_large_factors_are_compared_in_linear_time_and_shown_in_part():
+    class Counted(str):
+        times = 0
+
+        def __eq__(self, other):
+            Counted.times += 1
+            return super().__eq__(other)
+
+        __hash__ = str.__hash__
+
+    levels = [Counted(f"k{i}") for i in range(2000)]
+    values = pd.Series(levels[::-1], dtype=object)
+    formula_checks.check_levels("k", levels, values, "")
+    assert Counted.times < 20_000
+    many = pd.Series([f"q{i}" for i in range(100)])
+    with pytest.raises(InputError, match=r"training: k0, .* k19 and 1980 more, got q0, .* and 80"):
+        formula_checks.check_levels("k", levels, many, "")
+
+
 def test_transformed_responses_do_not_warn():
     data = frame.assign(y=frame.y + 1)
     rows = SemiStructuredRegression("np.log(y) ~ x").specification.prepare(data, None)

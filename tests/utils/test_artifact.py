@@ -28,7 +28,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from subbayes.utils import artifact, files
+from subbayes.utils import artifact, files, manifest
 from subbayes.utils import tensor_file as tensor_file_module
 from subbayes.utils.artifact import (
     ArtifactError,
@@ -42,6 +42,7 @@ from subbayes.utils.artifact import (
 )
 from subbayes.utils.checks import InputError, InputTypeError
 from subbayes.utils.files import atomic_write_bytes, atomic_write_text, check_writable, replace_file
+from subbayes.utils.manifest import manifest_digest, raw_manifest
 from subbayes.utils.saving import read_checkpoint, rebuild
 from subbayes.utils.schema import Schema, SchemaError, record
 from subbayes.utils.schema import array as array_rule
@@ -509,7 +510,7 @@ def edit(path: Path, change: Callable[[dict[str, Any]], object], seal: bool = Fa
     manifest = json.loads((path / "manifest.json").read_text())
     change(manifest)
     if seal:
-        manifest["manifest_sha256"] = artifact._digest(manifest)
+        manifest["manifest_sha256"] = manifest_digest(manifest)
     (path / "manifest.json").write_text(json.dumps(manifest))
 
 
@@ -826,6 +827,47 @@ def test_kill_at_any_call_leaves_old_or_new(
     assert seen == {earlier, 2}
 
 
+def test_a_first_write_that_was_killed_is_repeated_without_overwriting(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    unfinished = 0
+    for at in moments(path, None):
+        arrange(path, None)
+
+        def task(at: int = at) -> None:
+            Faults(at, kill_self, False).install(pytest.MonkeyPatch())
+            put(path, 2)
+
+        assert in_child(task) == ""
+        if value_or_none(path) == 2:
+            with one_line("Pass overwrite=True", path):
+                write(path, "test", *content(3))
+            continue
+        unfinished += any(name.startswith("tensors-") for name in os.listdir(path))
+        artifact.check_destination(path)
+        write(path, "test", *content(3))
+        assert value_at(path) == 3
+        assert_tidy(path)
+    assert unfinished
+
+
+def test_tensors_that_no_unfinished_manifest_names_are_kept(tmp_path: Path) -> None:
+    put(tmp_path / "other", 1)
+    put(tmp_path / "a", 2)
+    os.rename(tmp_path / "other" / "manifest.json",
+              tmp_path / "a" / ".manifest.json.0123456789abcdef.subbayes-tmp")  # fmt: skip
+    (tmp_path / "a" / "manifest.json").unlink()
+    before = listing(tmp_path / "a")
+    with one_line("Pass overwrite=True", tmp_path / "a"):
+        write(tmp_path / "a", "test", *content(3))
+    assert listing(tmp_path / "a") == before
+
+
+def test_what_a_killed_check_of_a_folder_left_is_removed(tmp_path: Path) -> None:
+    (tmp_path / ".check.0123456789abcdef.subbayes-tmp").write_bytes(b"")
+    write(tmp_path, "test", *content(1))
+    assert_tidy(tmp_path)
+
+
 def write_forever(path: Path, start: int) -> None:
     value = start
     while True:
@@ -877,12 +919,14 @@ def test_concurrent_reader_sees_a_consistent_state(tmp_path: Path) -> None:
     assert values[-1] > 0
 
 
-@pytest.mark.parametrize("stage", ["_check_manifest", "_check_version"])
+@pytest.mark.parametrize(
+    ("module", "stage"), [(artifact, "check_manifest"), (manifest, "_check_version")]
+)
 def test_artifact_replaced_during_reading(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: Any, stage: str
 ) -> None:
     put(tmp_path, 1)
-    check, calls = getattr(artifact, stage), list[int]()
+    check, calls = getattr(module, stage), list[int]()
 
     def check_then_replace(*args: Any) -> Any:
         result = check(*args)
@@ -891,7 +935,7 @@ def test_artifact_replaced_during_reading(
             put(tmp_path, 2)
         return result
 
-    monkeypatch.setattr(artifact, stage, check_then_replace)
+    monkeypatch.setattr(module, stage, check_then_replace)
     assert value_at(tmp_path) == 2
     assert len(calls) == 2
 
@@ -1162,7 +1206,7 @@ def test_single_file_has_the_same_content_as_a_folder(tmp_path: Path) -> None:
         write_file(file, "test", tensors, facts)
     put(tmp_path / "folder", 3)
     manifest = json.loads((tmp_path / "folder" / "manifest.json").read_text())
-    assert artifact._raw_manifest(file) == manifest
+    assert raw_manifest(file) == manifest
     assert listing(tmp_path) == ["a.safetensors", "folder"]
 
 
@@ -1436,7 +1480,7 @@ def test_digests_are_hex_digits(tmp_path: Path) -> None:
     put(tmp_path / "a", 1)
     file = tmp_path / "a" / "manifest.json"
     content = json.loads(file.read_text()) | {"tensors_sha256": "../../../../x"}
-    content["manifest_sha256"] = artifact._digest(content)
+    content["manifest_sha256"] = manifest_digest(content)
     file.write_text(json.dumps(content))
     with one_line("a digest of 64 hex digits"):
         read(tmp_path / "a")
@@ -1490,6 +1534,28 @@ def test_a_folder_is_checked_before_a_long_computation(tmp_path):
     with pytest.raises(ArtifactError, match="checkpoint: expected a folder"):
         read_checkpoint(tmp_path / "file" / "run", "sampling-checkpoint")
     assert (tmp_path / "file").read_text() == "kept"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("manifest.json", "no JSON", "a manifest in JSON .*got"),
+        ("manifest.json", "", "a manifest in JSON"),
+        ("manifest.json", "[1]", "a manifest that is a JSON object"),
+        ("manifest.json", '{"name": "app"}', "an artifact of subbayes"),
+        ("thesis.tex", "…", "a new folder, an empty one or an artifact"),
+        ("tensors-0123456789abcdef.safetensors", "", None),
+    ],
+)
+def test_what_no_checkpoint_can_replace_is_refused_before_the_run(tmp_path, name, text, message):
+    (tmp_path / name).write_text(text)
+    if message is None:  # a checkpoint may replace what the writer of one left
+        assert read_checkpoint(tmp_path, "sampling-checkpoint") is None
+    else:
+        with pytest.raises(InputError, match=rf"\Acheckpoint: expected {message}[^\n]*Delete it"):
+            read_checkpoint(tmp_path, "sampling-checkpoint")
+    assert (tmp_path / name).read_text() == text
+    assert listing(tmp_path) == [name]
 
 
 @pytest.mark.parametrize("links", [True, False])

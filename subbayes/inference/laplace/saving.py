@@ -16,7 +16,7 @@ from torch import Tensor
 from subbayes.curvature.diagonal import Diagonal
 from subbayes.curvature.draw_checks import check_draws
 from subbayes.curvature.exact import Dual, Primal
-from subbayes.curvature.jacobian import Jacobian
+from subbayes.curvature.jacobian import Jacobian, UnavailableRows
 from subbayes.curvature.kfac import Factors, Kfac, factor_shape
 from subbayes.curvature.layers import Layers
 from subbayes.curvature.low_rank import LowRank
@@ -31,6 +31,7 @@ from subbayes.subspace import Subspace
 from subbayes.utils.artifact import fingerprint
 from subbayes.utils.checks import fail
 from subbayes.utils.files import fail_damaged
+from subbayes.utils.trees import tree_map
 from subbayes.utils.types import Inputs
 
 __all__ = ["jacobian_from", "precision_facts", "precision_from", "precision_tensors"]
@@ -52,10 +53,7 @@ _ROWS = 3  # of the random inputs that replace the data
 
 def precision_tensors(precision: Precision) -> dict[str, Tensor]:
     """The fitted matrices of a precision, and random inputs of the shape of the data."""
-    found = {
-        f"example.{i}": _example_rows(leaf)
-        for i, leaf in enumerate(leaves(_first_batch(precision.V)[0]))
-    }
+    found = {f"example.{i}": leaf for i, leaf in enumerate(leaves(_example_of(precision.V)))}
     if isinstance(precision, Sampled):
         return found | {"draws": precision.draws.x, "fitted": precision.draws.fitted}
     if isinstance(precision, Kfac):
@@ -69,7 +67,7 @@ def precision_tensors(precision: Precision) -> dict[str, Tensor]:
 
 def precision_facts(precision: Precision) -> dict[str, Any]:
     """The form of a precision, and a description of its data."""
-    inputs = _first_batch(precision.V)[0]
+    inputs = _example_of(precision.V)
     return {
         "form": precision.form,
         "prior_precision": precision.prior_precision,
@@ -126,15 +124,15 @@ def jacobian_from(
             fail("data", f"the training data, from which the {facts['form']} form predicts", "none",
                  "Pass load(path, data=...)")  # fmt: skip
         example = to_device(_example(tensors, facts), network.device)
-        plan = Layers(network, example)
+        rows = UnavailableRows(example, facts["data"])
         return Jacobian.without_data(
-            plan, example, likelihood, facts["rows"], facts["memory_limit"]
+            Layers(network, example), rows, likelihood, facts["rows"], facts["memory_limit"]
         )
-    rows = Data.of(data).to(network.device)
-    first = to_device(rows.first()[0], network.device)
+    given = Data.of(data).to(network.device)
+    first = to_device(given.first()[0], network.device)
     network.check(first)
     plan = Layers(network, first)
-    V = Jacobian.of_data(plan, likelihood, rows, facts["memory_limit"])
+    V = Jacobian.of_data(plan, likelihood, given, facts["memory_limit"])
     if (V.n, _digest(V)) != (facts["rows"], facts["data"]):
         fail("data", f"the {facts['rows']} rows of the fit, in their order", f"{V.n} other rows",
              "Pass the training data")  # fmt: skip
@@ -240,10 +238,19 @@ def _first_batch(V: Jacobian) -> tuple[Inputs, Any]:
 
 def _digest(V: Jacobian) -> str:
     """A digest of the first row, which does not depend on the batch size."""
+    if V.unavailable is not None:
+        return V.unavailable.digest
     inputs, y = (take(part, slice(1)) for part in _first_batch(V))
     parts = [*leaves(inputs), *leaves(y)]
     dense = (part.clone(memory_format=torch.contiguous_format) for part in parts)
     return fingerprint({str(i): part for i, part in enumerate(dense)}, {})
+
+
+def _example_of(V: Jacobian) -> Inputs:
+    """Random inputs of the shape of the data; those of its file for a posterior without data."""
+    if V.unavailable is not None:
+        return V.unavailable.example
+    return tree_map(_example_rows, _first_batch(V)[0])
 
 
 def _example_rows(leaf: Tensor) -> Tensor:

@@ -10,19 +10,30 @@ import numpy as np
 import torch
 
 from subbayes.distributed.chain_groups import ChainGroups
+from subbayes.distributed.processes import on_first
 from subbayes.inference.samplers.random_numbers import copy_state
 from subbayes.inference.samplers.state_limits import MOST_EVALUATIONS, between, wrong_field
 from subbayes.utils import artifact
-from subbayes.utils.saving import fail_checkpoint, read_checkpoint
+from subbayes.utils.saving import fail_checkpoint, has_checkpoint, read_checkpoint
 from subbayes.utils.tensor_file import add_prefix, strip_prefix
 
 if TYPE_CHECKING:
     from subbayes.inference.samplers.chains import Density, Info, Kernel, Rngs
 
-__all__ = ["Checkpoint", "FinishedChain", "Store"]
+__all__ = ["Checkpoint", "FinishedChain", "Store", "check_folder"]
 
 KIND = "sampling-checkpoint"
 _DTYPES = (torch.float64, torch.float32, torch.int64, torch.int32, torch.uint8, torch.bool)
+
+
+def check_folder(checkpoint: str | Path | None) -> None:
+    """Check before anything is computed that a folder, if any, can hold or holds a checkpoint.
+
+    Raises:
+        InputError: as `has_checkpoint`.
+    """
+    if checkpoint is not None:
+        on_first(lambda: has_checkpoint(checkpoint, KIND))
 
 
 @dataclass

@@ -29,7 +29,7 @@ from subbayes.distributed.processes import current
 from subbayes.draws import Draws
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.engine import Engine
-from subbayes.inference.samplers.chain_storage import Checkpoint, FinishedChain, Store
+from subbayes.inference.samplers.chain_storage import Checkpoint, FinishedChain, Store, check_folder
 from subbayes.priors import Normal
 from subbayes.subspace import Subspace
 from subbayes.utils import artifact
@@ -163,6 +163,7 @@ def run(
         InputError: a checkpoint of another posterior or other settings, start points where the
             density is not finite, or a warm-up that is not over at the time limit.
     """
+    check_folder(sampling.checkpoint)
     _check_agreement(kernel, posterior, sampling)
     with divided_chains(posterior, sampling.chains, sampling.chain_groups) as groups:
         return _run(kernel, posterior, sampling, groups, finishes_warmup)

@@ -21,6 +21,7 @@ from subbayes.draws import Draws
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.laplace.laplace import Laplace
 from subbayes.inference.samplers import state_limits
+from subbayes.inference.samplers.chain_storage import check_folder
 from subbayes.inference.samplers.chains import Density, Info, Rngs, Sampler, prior_scale
 from subbayes.inference.samplers.hamiltonian import GradientDensity
 from subbayes.inference.samplers.random_numbers import refill
@@ -319,6 +320,7 @@ class EllipticalSlice(Sampler):
         """Draw from a posterior; see `Engine.run`."""
         if self.reference == "prior":
             return super().run(posterior, sampling)
+        check_folder(sampling.checkpoint)
         q = (
             laplace_reference(posterior, self.inflation, sampling)
             if isinstance(self.reference, str)

@@ -11,7 +11,7 @@ A point with all its quantities is one row of an array, so that selecting a poin
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -51,6 +51,7 @@ __all__ = [
     "State",
     "copy_state",
     "uniforms",
+    "with_log_likelihood",
 ]
 
 DIVERGENCE = 1000.0
@@ -172,9 +173,14 @@ class HamiltonianSampler(Sampler):
     def run(self, posterior: GradientDensity, sampling: Sampling) -> Draws:
         """Draw from a posterior; see `Engine.run`."""
         draws = super().run(posterior, sampling)
-        prior = posterior.prior.log_prob(draws.z)
-        draws.stats["log_likelihood"] = posterior.temperature * (draws.stats["log_density"] - prior)
-        return draws
+        return with_log_likelihood(draws, posterior)
+
+
+def with_log_likelihood(draws: Draws, posterior: Density) -> Draws:
+    """Draws with the log-likelihood of each, from their log densities."""
+    prior = posterior.prior.log_prob(draws.z)
+    value = posterior.temperature * (draws.stats["log_density"] - prior)
+    return replace(draws, stats=draws.stats | {"log_likelihood": value})
 
 
 @dataclass(frozen=True)

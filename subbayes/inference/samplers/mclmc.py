@@ -25,7 +25,7 @@ from subbayes.inference.configuration import Sampling
 from subbayes.inference.samplers.adaptation import preferred_metric
 from subbayes.inference.samplers.chains import Sampler
 from subbayes.inference.samplers.chains import run as run_chains
-from subbayes.inference.samplers.hamiltonian import GradientDensity
+from subbayes.inference.samplers.hamiltonian import GradientDensity, with_log_likelihood
 from subbayes.inference.samplers.mclmc_kernel import Kernel, State
 from subbayes.inference.samplers.microcanonical import INTEGRATORS, Integrator, check_rank
 from subbayes.inference.samplers.stochastic_mclmc import BatchKernel, check_batches
@@ -149,8 +149,7 @@ class MCLMC(Sampler):
             draws = super().run(posterior, sampling)
         else:
             draws = self._run_batches(posterior, sampling, self.batch_size)
-        prior = posterior.prior.log_prob(draws.z)
-        draws.stats["log_likelihood"] = posterior.temperature * (draws.stats["log_density"] - prior)
+        draws = with_log_likelihood(draws, posterior)
         own = {} if self.batch_size is None else {"batch_size": self.batch_size}
         return replace(draws, validity=self.validity, meta=draws.meta | own)
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn import functional as F
 
 from subbayes.likelihoods.base import Evaluations, Moments, column
 from subbayes.likelihoods.families.base import LINKS, Family, moment
@@ -77,7 +78,7 @@ class NormalFamily(Family):
 
     def components(self, outputs: Outputs) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation."""
-        return self.mean(outputs), self.variance(outputs).sqrt()
+        return self.mean(outputs), moment(self.values(outputs)["sigma"])
 
     def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
         r"""$(\mu')^2 / \sigma^2$ and 2 on the diagonal."""
@@ -170,10 +171,13 @@ class BetaFamily(ScipyFamily):
         """Log density of responses."""
         precision = eta[1].exp()
         a, b = eta[0].sigmoid() * precision, (-eta[0]).sigmoid() * precision
+        # log Gamma(a) = log Gamma(1 + a) - log a, which is finite where a underflows
+        log_product = F.logsigmoid(eta[0]) + F.logsigmoid(-eta[0]) + eta[1]
         return (
-            torch.lgamma(precision)
-            - torch.lgamma(a)
-            - torch.lgamma(b)
+            torch.lgamma(1 + precision)
+            - torch.lgamma(1 + a)
+            - torch.lgamma(1 + b)
+            + log_product
             + (a - 1) * y.log()
             + (b - 1) * torch.log1p(-y)
         )

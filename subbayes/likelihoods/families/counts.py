@@ -87,9 +87,10 @@ class NegativeBinomialFamily(CountFamily):
         """Log probability of counts."""
         log_mu, log_r = eta
         r, total = log_r.exp(), torch.logaddexp(log_mu, log_r)
+        # log Gamma(r) = log Gamma(1 + r) - log r, which is finite where r underflows
+        ways = torch.lgamma(y.clamp_min(1) + r) - torch.lgamma(1 + r) + log_r
         return (
-            torch.lgamma(y + r)
-            - torch.lgamma(r)
+            torch.where(y == 0, 0.0, ways)
             - torch.lgamma(y + 1)
             + r * (log_r - total)
             + y * (log_mu - total)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from subbayes.data.arrays import check_dense
 from subbayes.likelihoods.base import Moments, UndefinedError
 from subbayes.likelihoods.families.base import LINKS, Family, moment
 from subbayes.utils.checks import check_choice, fail, fail_type
@@ -59,8 +60,9 @@ class Custom(Family):
         cdf_of: a function of y and of the values to P(Y <= y), (..., N); makes quantiles exact.
 
     Raises:
-        InputError: functions with other arguments, or whose results have another shape; a density
-            that is NaN, not elementwise or without gradients at the responses of a fit.
+        InputError: functions with other arguments, or whose results have another shape or are not
+            in floating point (responses may be integers); a density that is NaN, not elementwise or
+            without gradients at the responses of a fit.
 
     Example:
         >>> family = Custom(
@@ -175,7 +177,7 @@ class Custom(Family):
             expected = "a function of the parameters"
             raise UndefinedError(name, expected, "none", f"Pass Custom({name}=...)")
         found = function(*others, **self.values(outputs))
-        return _checked(name, _RESULTS[name], found, outputs.shape[:-1])
+        return _checked(name, _RESULTS[name], found, outputs.shape[:-1]).to(outputs)
 
     def mean(self, outputs: Outputs) -> Moments:
         """The mean."""
@@ -254,6 +256,7 @@ def _checked(name: str, quantity: str, found: Any, shape: tuple[int, ...]) -> Te
     """A result of a function of the user, if it is a tensor of numbers of this shape."""
     if not isinstance(found, Tensor):
         fail_type(name, f"a tensor, one {quantity} per row and draw", found, "Compute it in torch")
+    check_dense(name, found)
     if found.shape != shape:
         fail(
             name,
@@ -261,6 +264,7 @@ def _checked(name: str, quantity: str, found: Any, shape: tuple[int, ...]) -> Te
             f"shape {tuple(found.shape)}",
             "Compute it elementwise, without sums or means",
         )
-    if name == "density" and not found.is_floating_point():
-        fail(name, "log densities in floating point", f"a tensor of {found.dtype}")
+    if not (found.is_floating_point() or name == "draw"):  # responses may be counts
+        plural = "log densities" if name == "density" else f"a {quantity}"
+        fail(name, f"{plural} in floating point", f"a tensor of {found.dtype}")
     return found

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn import functional as F
 
 from subbayes.likelihoods.base import Moments
 from subbayes.likelihoods.families.base import LINKS, moment
@@ -45,15 +46,24 @@ class StudentTFamily(ScipyFamily):
 
     def log_density(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
         """Log density of responses."""
-        mean, nu = LINKS[self.links[0]][1](eta[0]), 1 + eta[2].exp()
-        z = (y - mean) * (-eta[1]).exp()
+        residual, nu = y - LINKS[self.links[0]][1](eta[0]), 1 + eta[2].exp()
         return (
             torch.lgamma((nu + 1) / 2)
             - torch.lgamma(nu / 2)
             - 0.5 * (nu * math.pi).log()
             - eta[1]
-            - 0.5 * (nu + 1) * torch.log1p(z.square() / nu)
+            - 0.5 * (nu + 1) * self._log_distance(residual, eta[1], nu)
         )
+
+    @staticmethod
+    def _log_distance(residual: Tensor, log_sigma: Tensor, nu: Tensor) -> Tensor:
+        r"""$\log(1 + z^2 / \nu)$, far out by the logarithm of z, whose square overflows."""
+        z = residual * (-log_sigma).exp()
+        near = z.abs() < torch.finfo(z.dtype).max ** 0.25
+        square = torch.where(near, z, 0.0).square()
+        log_z = torch.where(near, 1.0, residual.abs()).log() - log_sigma
+        far = -F.logsigmoid(nu.log() - 2 * log_z)
+        return torch.where(near, torch.log1p(square / nu), far)
 
     def log_tails(self, y: Tensor, eta: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         """Log P(Y <= y) and log P(Y > y)."""

@@ -104,8 +104,8 @@ class InverseGaussianFamily(PositiveFamily):
 
     def log_density(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
         """Log density of responses."""
-        distance = (y * (-eta[0]).exp() - 1).square() / y
-        return 0.5 * (eta[1] - _LOG_2PI - 3 * y.log() - eta[1].exp() * distance)
+        z = (y * (-eta[0]).exp() - 1) * y.rsqrt() * (0.5 * eta[1]).exp()
+        return 0.5 * (eta[1] - _LOG_2PI - 3 * y.log() - z.square())
 
     def log_tails(self, y: Tensor, eta: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         """Log P(Y <= y) and log P(Y > y)."""

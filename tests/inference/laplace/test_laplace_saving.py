@@ -57,6 +57,24 @@ def test_predictions_are_equal(form, tmp_path):
         subbayes.load(path, data=(X.flip(0), Y))
 
 
+@pytest.mark.parametrize("form", ["primal", "diagonal", "kfac", "sampled", "subspace"])
+def test_posteriors_without_data_are_saved_again(form, tmp_path):
+    posterior = fitted(form)
+    path = posterior.save(tmp_path / "model")
+    loaded = subbayes.load(path)
+    again = loaded.save(tmp_path / "again")
+    assert [(file.name, file.read_bytes()) for file in sorted(path.iterdir())] == [
+        (file.name, file.read_bytes()) for file in sorted(again.iterdir())
+    ]
+    assert np.array_equal(subbayes.load(again).predict(NEW).std, loaded.predict(NEW).std)
+    whole = subbayes.load(again, data=(X, Y))
+    assert np.array_equal(whole.predict(NEW).std, subbayes.load(path, data=(X, Y)).predict(NEW).std)
+    if form != "sampled":
+        other = loaded.with_prior_precision(3.0)
+        saved = subbayes.load(other.save(tmp_path / "other"))
+        assert np.array_equal(saved.predict(NEW).std, other.predict(NEW).std)
+
+
 class Two(nn.Module):
     """A custom module with two inputs, one of them integers."""
 
@@ -78,7 +96,9 @@ def test_modules_of_several_inputs(named, tmp_path):
         subbayes.Network(net), Categorical(3), (inputs, torch.arange(12) % 3), covariance="kfac"
     )
     loaded = subbayes.load(posterior.save(tmp_path / "model"), Two().double())
+    again = subbayes.load(loaded.save(tmp_path / "again"), Two().double())
     new = dict(zip(names, (NEW, group[:4]), strict=True)) if named else (NEW, group[:4])
+    assert np.array_equal(again.predict(new).probabilities, loaded.predict(new).probabilities)
     assert np.array_equal(posterior.predict(new).probabilities, loaded.predict(new).probabilities)
 
 

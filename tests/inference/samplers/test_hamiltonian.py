@@ -163,6 +163,8 @@ def test_interrupted_runs_resume_bit_for_bit(engine, tmp_path):
         engine(Stops(2), **settings, checkpoint=tmp_path / "run", checkpoint_seconds=0.0)
     resumed = engine(whole, **settings, checkpoint=tmp_path / "run")
     np.testing.assert_array_equal(resumed.z, expected.z)
+    again = engine(whole, **settings, checkpoint=tmp_path / "run")  # all draws from the file
+    assert list(again.stats) == list(resumed.stats) == list(expected.stats)
     for name, values in expected.stats.items():
         np.testing.assert_array_equal(resumed.stats[name], values)
     with pytest.raises(InputError, match="checkpoint: expected one made with the same kernel sett"):

@@ -327,6 +327,7 @@ def test_interrupted_runs_resume_bit_for_bit(engine, stop, tmp_path):
         engine.sample(Stops(2), **settings, checkpoint=tmp_path / "run", checkpoint_seconds=0.0)
     resumed = engine.sample(whole, **settings, checkpoint=tmp_path / "run")
     np.testing.assert_array_equal(resumed.z, expected.z)
+    assert list(resumed.stats) == list(expected.stats)
     for name, values in expected.stats.items():
         np.testing.assert_array_equal(resumed.stats[name], values)
     longer = engine.sample(whole, **settings | {"draws": 200}, checkpoint=tmp_path / "run")

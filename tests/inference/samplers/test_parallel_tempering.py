@@ -198,6 +198,7 @@ def test_interrupted_runs_resume_bit_for_bit(tmp_path):
         )
     resumed = ParallelTempering(rungs=4).sample(whole, checkpoint=tmp_path, **settings)
     np.testing.assert_array_equal(resumed.z, expected.z)
+    assert list(resumed.stats) == list(expected.stats)
     for name, values in expected.stats.items():
         np.testing.assert_array_equal(resumed.stats[name], values)
     assert resumed.log_evidence == expected.log_evidence

@@ -135,6 +135,7 @@ def test_interrupted_runs_resume_bit_for_bit(tmp_path):
         )
     resumed = SliceSampling(metric="dense").sample(whole, checkpoint=tmp_path, **settings)
     np.testing.assert_array_equal(resumed.z, expected.z)
+    assert list(resumed.stats) == list(expected.stats)
     for name, values in expected.stats.items():
         np.testing.assert_array_equal(resumed.stats[name], values)
     with pytest.raises(InputError, match="checkpoint: expected one made with the same kernel sett"):
