@@ -71,13 +71,15 @@ def module(seed: int = 0) -> torch.nn.Module:
 
 
 def posterior(size: str = "even", data: Any = None, **options: Any) -> subbayes.Posterior:
-    """A posterior with blocks of 32 rows."""
+    """A posterior with blocks of 32 rows and 4 chains."""
     network = subbayes.Network(module())
     space = RandomSubspace(network.weights, 4, seed=1)
     data = rows(SIZES[size]) if data is None else data
-    return subbayes.Posterior(
+    density = subbayes.Posterior(
         network, Gaussian(noise=0.3), data, space, **{"batch_size": 32} | options
     )
+    density.block_size = replace(density.block_size, chains=4)  # so that 8 chains are two parts
+    return density
 
 
 def evaluations(size: str) -> dict[str, str]:
