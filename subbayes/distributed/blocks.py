@@ -34,8 +34,8 @@ _LEAST_ROWS, _MOST_ROWS = 512, 4096  # of fewer rows, gradients of the weights t
 _MOST_CHAINS = 16
 _EVEN = 8  # numbers of blocks that 2, 4 and 8 processes divide evenly: 1, 2, 4, 8, 16, 24, ...
 _CALL_BYTES = 3 * 2**20
-"""Activations of a call and its gradient. It takes 0.1 ms and on one core 0.08 ms more for each
-MiB, so that larger calls gain little. `python -m benchmarks distributed` measures it."""
+"""Activations of a call and its gradient. It takes 0.1 ms and on one core 0.07 to 0.25 ms more for
+each MiB, so that larger calls gain little. `python -m benchmarks distributed` measures it."""
 _ON_DEVICE = 16  # times the bytes on an accelerator, whose calls take as long until it is full
 _TOGETHER = 2**13  # terms that are encoded together, by which their arrays stay in the cache
 _GRADIENT = 3  # memory of a gradient in that of a value
