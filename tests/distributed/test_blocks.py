@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from distributed.worker import posterior, rows
+from distributed.engine_cases import posterior, rows
 from subbayes import distributed
 from subbayes.data.data import Data
 from subbayes.data.division import Division
