@@ -3,6 +3,8 @@
 Each of two processes has a core of its own and one thread, and notes the time of its processor too:
 the rest is waiting, for other processes or for other programs. The same file is the program of
 these processes: they evaluate value and gradient of 8 chains and print what they have measured.
+Densities from 1 ms on are evaluated without blocks, in blocks by one process, and by two; their
+processor times show what blocks cost and what two processes divide.
 With weights that `fully_shard` divides, each of one and of four processes measures its peak memory
 beyond what it takes before it makes the module.
 """
@@ -10,6 +12,7 @@ beyond what it takes before it makes the module.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import socket
@@ -26,13 +29,23 @@ import torch
 
 from benchmarks.harness import bar, in_turns, own_peak, summary
 from subbayes import Network, Posterior, distributed
-from subbayes.likelihoods import Gaussian
-from subbayes.subspace import RandomSubspace
+from subbayes.distributed.chain_groups import divided_chains
+from subbayes.likelihoods import Gaussian, HeteroscedasticGaussian
+from subbayes.subspace import FullSubspace, RandomSubspace
 
 ROOT = Path(__file__).parents[1]
 RANK, CHAINS = 20, 8
 _DENSITY_MS = 50.0  # of one process
 WIDTH, LAYERS = 1024, 16  # of the network with sharded weights
+DENSITIES: dict[str, tuple[int, tuple[int, ...], int]] = {
+    "1052 rows, 16-16-16-16, 10 chains": (1052, (5, 16, 16, 16, 16, 2), 10),
+    "1052 rows, 16-16-16-16, 1 chain": (1052, (5, 16, 16, 16, 16, 2), 1),
+    "10 000 rows, 64-64, 4 chains": (10_000, (20, 64, 64, 2), 4),
+    "10 000 rows, 64-64, 1 chain": (10_000, (20, 64, 64, 2), 1),
+    "100 000 rows, 100-100, 4 chains": (100_000, (20, 100, 100, 2), 4),
+}
+"""Rows, widths of layers and chains, of all weights with a Gaussian of predicted variance."""
+_SMALL, _BUSY_MS = "1052 rows, 16-16-16-16, 10 chains", 100.0
 
 
 def run(quick: bool, data_dir: str | None, say: Callable[..., None]) -> tuple[Any, list[Any]]:
@@ -67,6 +80,10 @@ def run(quick: bool, data_dir: str | None, say: Callable[..., None]) -> tuple[An
         "blocks": found["two processes"]["blocks"],
         "digests": {name: one["digest"] for name, one in found.items()},
     }
+    results["blocks and all rows at once"] = blocks = _costs_of_blocks(
+        *((1, 2) if quick else (7, 5))
+    )
+    say(f"processor ms: {blocks}")
     results["sharded weights"] = memory = _sharded_memory(quick)
     say(f"peak memory with sharded weights, MiB: {memory}")
     digests = {found[name]["digest"] for name in ("one process", "two processes")}
@@ -79,6 +96,8 @@ def run(quick: bool, data_dir: str | None, say: Callable[..., None]) -> tuple[An
         ),
         bar("two processes on two cores against one on one core", statistics.median(ratios), 1.8),
         bar("different bits of one and two processes", len(digests) - 1, 0, "lower"),
+        bar("blocks of 1 ms against all rows at once", blocks[_SMALL]["blocks"], 1.3, "lower"),
+        bar("share of each of two processes", blocks[_SMALL]["share of each"], 0.7, "lower"),
         bar(
             "peak memory of each of 4 processes with sharded weights against that of one",
             max(memory["four processes"]) / memory["one process"][0],
@@ -93,6 +112,66 @@ def run(quick: bool, data_dir: str | None, say: Callable[..., None]) -> tuple[An
 def _rows_of(ms: float) -> int:
     """The number of rows of a density that takes about 50 ms, from the time of 20 000."""
     return int(np.clip(round(20_000 * _DENSITY_MS / ms, -3), 5_000, 200_000))
+
+
+def _costs_of_blocks(rounds: int, densities: int) -> dict[str, dict[str, Any]]:
+    """Median processor ms of an evaluation, and medians of the ratios in each round."""
+    ones, twos = [], []
+    for _ in range(rounds):
+        ones += _start("blocks", 1, densities, 1)
+        twos.append(_start("blocks", 2, densities, 1))
+    found = {}
+    for name in list(DENSITIES)[:densities]:
+        alone = np.array([one[name]["alone"] for one in ones])
+        single = np.array([one[name]["blocks"] for one in ones])
+        double = np.array([max(process[name]["blocks"] for process in two) for two in twos])
+        found[name] = {
+            "rows and chains of a call": ones[0][name]["size"],
+            "processor ms": [round(float(np.median(ms)), 3) for ms in (alone, single, double)],
+            "blocks": float(np.median(single / alone)),
+            "share of each": float(np.median(double / single)),
+        }
+    return found
+
+
+def _in_blocks(n: int, widths: tuple[int, ...], chains: int) -> dict[str, Any]:
+    """Processor ms of an evaluation of a density, alone and among all processes."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(n, widths[0], generator=generator)
+    y = torch.sin(x[:, 0]) + 0.1 * torch.randn(n, generator=generator)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        layers = [
+            layer
+            for pair in itertools.pairwise(widths)
+            for layer in (torch.nn.Linear(*pair), torch.nn.ReLU())
+        ]
+    network = Network(torch.nn.Sequential(*layers[:-1]))
+    space = FullSubspace(network.weights)
+    posterior = Posterior(network, HeteroscedasticGaussian(1e-2), (x, y), space)
+    z = 0.05 * np.random.default_rng(0).standard_normal((chains, posterior.rank))
+    found: dict[str, Any] = {}
+    if os.environ["WORLD_SIZE"] == "1":
+        distributed.leave()
+        found["alone"] = _processor_ms(posterior, z)
+        distributed.join()
+    with divided_chains(posterior, chains, None) as groups:
+        found["blocks"] = _processor_ms(posterior, z[groups.own])
+    size = posterior.block_size
+    return found | {"size": [size.rows, size.chains]}
+
+
+def _processor_ms(posterior: Posterior, z: np.ndarray) -> float:
+    """Processor time of an evaluation; every process makes the same number of them."""
+    evaluations = max(4, int(_BUSY_MS * 1e6 / (posterior.n * posterior.rank)))
+    posterior.value_and_grad(z)
+    posterior.value_and_grad(z)
+    times = []
+    for _ in range(evaluations):
+        worked = time.process_time()
+        posterior.value_and_grad(z)
+        times.append(time.process_time() - worked)
+    return 1e3 * statistics.median(times)
 
 
 def _sharded_memory(quick: bool) -> dict[str, Any]:
@@ -183,6 +262,11 @@ def main() -> None:
     name, rows, evaluations = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     if name == "sharded":
         print(json.dumps(_sharded(rows)))
+        return
+    if name == "blocks":
+        distributed.join()
+        print(json.dumps({key: _in_blocks(*DENSITIES[key]) for key in list(DENSITIES)[:rows]}))
+        distributed.leave()
         return
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {int(os.environ["RANK"]) % (os.cpu_count() or 1)})

@@ -267,7 +267,7 @@ class Posterior:
         on_cpu = self.network.device.type == "cpu"
         most_bytes = min(self.memory_limit, REUSED_BYTES) if on_cpu else self.memory_limit
         shares = self.data.division.shares if self.data.division else ()
-        size = BlockSize.of(self.n, self._row_bytes, most_bytes, self.batch_size, shares)
+        size = BlockSize.of(self.n, self._row_bytes, most_bytes, self.batch_size, shares, on_cpu)
         return replace(size, chains=1) if self.network.is_sharded else size
 
     def _own_blocks(self, data: Data | None = None) -> Blocks | None:

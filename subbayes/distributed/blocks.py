@@ -15,7 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, SequentialSampler, Subset
 
@@ -30,9 +30,14 @@ from subbayes.utils.types import Inputs, Targets
 __all__ = ["BlockSize", "Blocks", "RowBlock"]
 
 _BLOCKS = 16  # unless they would have fewer or more rows than these
-_LEAST_ROWS, _MOST_ROWS = 256, 4096  # smaller blocks cost as much time as 256 rows
-_MOST_CHAINS = 4
-_WAITING = 64  # blocks whose terms are encoded together
+_LEAST_ROWS, _MOST_ROWS = 512, 4096  # of fewer rows, gradients of the weights take longer to add up
+_MOST_CHAINS = 16
+_EVEN = 8  # numbers of blocks that 2, 4 and 8 processes divide evenly: 1, 2, 4, 8, 16, 24, ...
+_CALL_BYTES = 3 * 2**20
+"""Activations of a call and its gradient. It takes 0.1 ms and on one core 0.07 to 0.25 ms more for
+each MiB, so that larger calls gain little. `python -m benchmarks distributed` measures it."""
+_ON_DEVICE = 16  # times the bytes on an accelerator, whose calls take as long until it is full
+_TOGETHER = 2**13  # terms that are encoded together, by which their arrays stay in the cache
 _GRADIENT = 3  # memory of a gradient in that of a value
 
 Evaluate = Callable[[Tensor, Inputs, Any], Tensor]
@@ -79,8 +84,13 @@ class BlockSize:
         most_bytes: int,
         batch_size: int | None,
         shares: tuple[int, ...] = (),
+        on_cpu: bool = True,
     ) -> BlockSize:
-        """The size for some data.
+        """The size for some data: the smallest with which calls have enough work.
+
+        The number of blocks is 16, or fewer of more rows for small data, or more if they would have
+        too many rows. Points are evaluated together, up to 16, if one has less work than a call
+        should have.
 
         Args:
             n: number of rows.
@@ -88,25 +98,33 @@ class BlockSize:
             most_bytes: bytes of activations of a call.
             batch_size: rows of a block that the user has chosen, or None.
             shares: numbers of rows of each process, of data that are divided among them.
+            on_cpu: whether the network is on the CPU; other devices need larger calls.
 
         Raises:
             InputError: blocks so small that there would be more than an exact sum takes.
 
         Example:
             >>> BlockSize.of(50_000, row_bytes=1000, most_bytes=2**25, batch_size=None)
-            BlockSize(n=50000, rows=3125, chains=2)
+            BlockSize(n=50000, rows=3125, chains=1)
+            >>> BlockSize.of(1000, row_bytes=500, most_bytes=2**25, batch_size=None)
+            BlockSize(n=1000, rows=1000, chains=4)
         """
-        most_rows = max(most_bytes // (row_bytes * _GRADIENT), 1)
-        rows = min(max(-(-n // _BLOCKS), _LEAST_ROWS), _MOST_ROWS, most_rows)
+        row, call_bytes = row_bytes * _GRADIENT, _CALL_BYTES * (1 if on_cpu else _ON_DEVICE)
+        most_rows, call_rows = max(most_bytes // row, 1), -(-call_bytes // row)
         most_blocks = max(MOST_TERMS // max(len(shares), 1), 1)  # of each share
         least = -(-max(shares, default=n) // most_blocks)
-        rows = max(rows, least) if batch_size is None else batch_size
-        if rows < least:
+        if batch_size is None:
+            rows = max(_rows_of_block(n, min(call_rows, _MOST_ROWS), most_rows), least)
+        elif batch_size < least:
             fail("batch_size", f"at least {least} for {n} rows on many processes", batch_size)
-        chains = 1
-        while chains < _MOST_CHAINS and 2 * chains * rows <= most_rows:
+        else:
+            rows = batch_size
+        rows, chains = min(rows, n), 1
+        while (
+            chains < _MOST_CHAINS and chains * rows < call_rows and 2 * chains * rows <= most_rows
+        ):
             chains *= 2
-        return cls(n, min(rows, n), chains)
+        return cls(n, rows, chains)
 
 
 @dataclass(frozen=True)
@@ -121,6 +139,7 @@ class Blocks:
         idle: evaluations of rows that do not count, after those of the blocks, so that all
             processes make the same number of them.
         example: the inputs of these rows.
+        single: whether one block has all rows, so that its terms are the sums.
     """
 
     size: BlockSize
@@ -129,6 +148,7 @@ class Blocks:
     processes: Processes
     idle: int = 0
     example: Any = None
+    single: bool = False
 
     @classmethod
     def of(
@@ -149,7 +169,8 @@ class Blocks:
             device: where the rows are evaluated.
             in_step: whether all processes have to make the same number of evaluations.
         """
-        own, first, last, offset, most = _own_rows(data, size, processes)
+        own, first, last, offset, most, every = _own_rows(data, size, processes)
+        single = every == 1 and not in_step  # shards have parts of the gradient of a block
         idle = most - len(own) if in_step else 0
         example = _copy(data.first()[0], slice(1), device) if in_step else None
         if data.in_memory:
@@ -158,14 +179,14 @@ class Blocks:
                 for start in range(first, last, size.rows)
                 for rows in (slice(start, min(start + size.rows, last)),)
             ]
-            return cls(size, own, lambda: iter(held), processes, idle, example)
+            return cls(size, own, lambda: iter(held), processes, idle, example, single)
 
         def streamed() -> Iterator[RowBlock]:
             for start, inputs, y in _read(data, size.rows, first, last):
                 whole = slice(None)
                 yield offset + start, _copy(inputs, whole, device), _copy(y, whole, device)
 
-        return cls(size, own, streamed, processes, idle, example)
+        return cls(size, own, streamed, processes, idle, example, single)
 
     def steps(self) -> Iterator[Step]:
         """The blocks, and after them rows that do not count."""
@@ -188,20 +209,17 @@ class Blocks:
         """
         while True:
             before = tracer.mode
-            limbs = np.zeros((LIMBS, len(points), columns), dtype=np.int64)
-            waiting: list[np.ndarray] = []
-            for _, inputs, y in self.steps():
-                parts = [evaluate(part, inputs, y) for _, part in self._parts(points)]
-                waiting.append(torch.cat(parts).cpu().numpy())
-                if len(waiting) == _WAITING:
-                    limbs += encode(np.stack(waiting)).sum(1)
-                    waiting.clear()
-            if waiting:
-                limbs += encode(np.stack(waiting)).sum(1)
+            terms = (
+                torch.cat([evaluate(part, inputs, y) for _, part in self._parts(points)])
+                for _, inputs, y in self.steps()
+            )
+            add = _only if self.single else _summed
+            numbers = add((len(points), columns), (term.cpu().numpy() for term in terms))
             failed = tracer.mode == "eager" != before
-            message = self.processes.sum_over_data(np.append(limbs.reshape(-1), int(failed)))
+            message = self.processes.sum_over_data(np.append(numbers.reshape(-1), int(failed)))
             if message[-1] == 0:
-                return decode(message[:-1].reshape(limbs.shape))
+                numbers = message[:-1].reshape(numbers.shape)
+                return numbers.view(np.float64) if self.single else decode(numbers)
             if tracer.mode != "eager":
                 tracer.use_eager("a traced graph failed in another process")
 
@@ -248,6 +266,41 @@ class BlockSums(torch.autograd.Function):
         return outer[0][:, None].to(slope.dtype) * slope, None
 
 
+def _rows_of_block(n: int, call_rows: int, most_rows: int) -> int:
+    """Rows of blocks of n rows, at most `most_rows` and with about `call_rows` or more."""
+    most = min(n // max(call_rows, _LEAST_ROWS), _BLOCKS)
+    fewest = -(-n // min(_MOST_ROWS, most_rows))
+    count = 2 ** (max(most, 1).bit_length() - 1)
+    if fewest > count:
+        count = -(-fewest // _EVEN) * _EVEN if fewest > _EVEN else 2 ** (fewest - 1).bit_length()
+    return -(-n // count)
+
+
+def _summed(
+    shape: tuple[int, int], terms: Iterator[Float[np.ndarray, "chains columns"]]
+) -> Int[np.ndarray, "4 chains columns"]:
+    """The exact sum of the terms of some blocks."""
+    limbs = np.zeros((LIMBS, *shape), dtype=np.int64)
+    waiting: list[np.ndarray] = []
+    for term in terms:
+        waiting.append(term)
+        if len(waiting) * term.size >= _TOGETHER:
+            limbs += encode(np.stack(waiting)).sum(1)
+            waiting.clear()
+    if waiting:
+        limbs += encode(np.stack(waiting)).sum(1)
+    return limbs
+
+
+def _only(
+    shape: tuple[int, int], terms: Iterator[Float[np.ndarray, "chains columns"]]
+) -> Int[np.ndarray, "chains columns"]:
+    """The bit patterns of the terms of the only block, or zeros in a process that has none."""
+    found = list(terms)
+    bits = found[0].view(np.int64) if found else np.zeros(shape, dtype=np.int64)
+    return np.asarray(bits)
+
+
 def own_blocks(blocks: int, rank: int, processes: int) -> range:
     """The numbers of the blocks of a process.
 
@@ -264,22 +317,30 @@ def own_blocks(blocks: int, rank: int, processes: int) -> range:
 
 def _own_rows(
     data: Data, size: BlockSize, processes: Processes
-) -> tuple[range, int, int, int, int]:
+) -> tuple[range, int, int, int, int, int]:
     """The blocks of a process.
 
     Returns:
         Their numbers, the first and the end of their rows within the data, the position of the
-        data's first row among all, and the largest number of blocks that a process has.
+        data's first row among all, the largest number of blocks that a process has, and the number
+        of all blocks.
     """
     if data.division is None:
         count, among = size.count, processes.data_processes
         own = own_blocks(count, processes.data_rank, among)
         last = min(own.stop * size.rows, data.n)
-        return own, min(own.start * size.rows, last), last, 0, -(-count // among)
+        return own, min(own.start * size.rows, last), last, 0, -(-count // among), count
     shares, rank = data.division.shares, processes.rank
     blocks = [-(-rows // size.rows) for rows in shares]
     start = sum(blocks[:rank])
-    return range(start, start + blocks[rank]), 0, data.n, sum(shares[:rank]), max(blocks)
+    return (
+        range(start, start + blocks[rank]),
+        0,
+        data.n,
+        sum(shares[:rank]),
+        max(blocks),
+        sum(blocks),
+    )
 
 
 def _copy(values: Any, rows: slice, device: torch.device) -> Any:

@@ -51,6 +51,7 @@ _BITS = 50
 _HIGH, _MIDDLE = 2.0**30, 2.0**-20  # units of the first two limbs
 _FIELD = 20  # bits of each count
 _MASK = 2**_FIELD - 1
+_PIECE = 2**12  # numbers that are decoded together: their arrays stay in the cache
 
 
 def encode(terms: Float[np.ndarray, "*S"]) -> Int[np.ndarray, "4 *S"]:
@@ -65,20 +66,21 @@ def encode(terms: Float[np.ndarray, "*S"]) -> Int[np.ndarray, "4 *S"]:
         1.0
     """
     terms = np.asarray(terms, dtype=np.float64)
-    size = np.abs(terms)
-    held = size < LIMIT  # False for NaN
-    size = np.where(held, size, 0.0)
-    high = np.floor(size / _HIGH)
-    rest = size - high * _HIGH
-    middle = np.floor(rest / _MIDDLE)
-    low = np.rint((rest - middle * _MIDDLE) / UNIT)
-    limbs = np.empty((LIMBS, *terms.shape), dtype=np.int64)
-    sign = np.where(terms < 0, -1, 1)
-    for limb, digit in zip(limbs, (high, middle, low), strict=False):
-        limb[...] = sign * digit.astype(np.int64)
-    nan = np.isnan(terms)
-    plus, minus = ~held & (terms > 0), ~held & (terms < 0)
-    limbs[3] = nan + (plus.astype(np.int64) << _FIELD) + (minus.astype(np.int64) << 2 * _FIELD)
+    limbs = np.zeros((LIMBS, *terms.shape), dtype=np.int64)
+    held = np.abs(terms) < LIMIT  # False for NaN
+    rest = terms.copy()
+    if not held.all():
+        rest[~held] = 0.0
+        plus, minus = ~held & (terms > 0), ~held & (terms < 0)
+        limbs[3] = np.isnan(terms)
+        limbs[3] += (plus.astype(np.int64) << _FIELD) + (minus.astype(np.int64) << 2 * _FIELD)
+    for limb, unit in zip(limbs, (_HIGH, _MIDDLE), strict=False):
+        digit = np.trunc(rest * (1 / unit))  # in place of a division: units are powers of two
+        limb[...] = digit
+        digit *= unit
+        rest -= digit
+    rest *= 1 / UNIT
+    limbs[2] = np.rint(rest)
     return limbs
 
 
@@ -92,15 +94,25 @@ def decode(limbs: Int[np.ndarray, "4 *S"]) -> Float[np.ndarray, "*S"]:
         >>> decode(encode(np.array([np.inf, 2.5])))
         array([inf, 2.5])
     """
-    high, middle, low, counts = limbs.reshape(LIMBS, -1)
+    flat = limbs.reshape(LIMBS, -1)
+    total = np.empty(flat.shape[1])
+    for start in range(0, len(total), _PIECE):
+        piece = slice(start, start + _PIECE)
+        total[piece] = _decoded(flat[:, piece])
+    return total.reshape(limbs.shape[1:])
+
+
+def _decoded(limbs: Int[np.ndarray, "4 s"]) -> Float[np.ndarray, "s"]:
+    high, middle, low, counts = limbs
     high, middle, low = _carry(high, middle, low)
-    sign = np.where(high < 0, -1, 1)
+    sign = (high >> 63) | 1  # -1 or 1
     high, middle, low = _carry(sign * high, sign * middle, sign * low)
     total = sign * _rounded_sum(high * _HIGH, middle * _MIDDLE, low * UNIT)
-    nan, plus, minus = (counts >> (i * _FIELD) & _MASK for i in range(3))
-    total = np.where(plus > 0, np.inf, np.where(minus > 0, -np.inf, total))
-    total = np.where((nan > 0) | ((plus > 0) & (minus > 0)), np.nan, total)
-    return np.asarray(total.reshape(limbs.shape[1:]))
+    if counts.any():
+        nan, plus, minus = (counts >> (i * _FIELD) & _MASK for i in range(3))
+        total = np.where(plus > 0, np.inf, np.where(minus > 0, -np.inf, total))
+        total = np.where((nan > 0) | ((plus > 0) & (minus > 0)), np.nan, total)
+    return total
 
 
 def _carry(
@@ -120,10 +132,10 @@ def _rounded_sum(
     above, below = _two_sum(b, c)
     first, second = _two_sum(a, above)
     value, error = _two_sum(second, below)
-    even = (value.view(np.int64) & 1) == 0
-    towards = np.where(error > 0, np.inf, -np.inf)
-    odd = np.where((error != 0) & even, np.nextafter(value, towards), value)
-    return first + odd
+    if error.any():
+        odd = np.flatnonzero((error != 0) & ((value.view(np.int64) & 1) == 0))
+        value[odd] = np.nextafter(value[odd], np.where(error[odd] > 0, np.inf, -np.inf))
+    return first + value
 
 
 def _two_sum(

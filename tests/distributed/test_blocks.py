@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from distributed.worker import posterior, rows
+from distributed.engine_cases import posterior, rows
 from subbayes import distributed
 from subbayes.data.data import Data
+from subbayes.data.division import Division
 from subbayes.distributed.blocks import Blocks, BlockSize
 from subbayes.distributed.exact_sum import encode
 from subbayes.distributed.processes import Processes
@@ -114,6 +115,41 @@ def test_sums_are_evaluated_again_after_a_traced_graph_has_failed():
     assert total.tolist() == [[3.0]] * 5
     assert processes.reductions == 2
     assert processes.traffic == 2 * (encode(np.zeros((5, 1))).nbytes + 8)
+
+
+def test_a_density_of_one_block_has_the_bits_of_one_call(joined):
+    density = posterior("uneven", batch_size=200)
+    found = density.value_and_grad(Z[:4])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(density, "_own_blocks", lambda data: None)
+        expected = density.value_and_grad(Z[:4])
+    assert all(map(np.array_equal, found, expected))
+    (blocks,) = density._blocks.values()
+    assert blocks.single
+    assert joined.traffic == 8 * Z[:4].size + 8 * 4 + 8
+
+
+class Recording(Processes):
+    """Processes whose sums are those of this one, with the numbers that it would pass on."""
+
+    def sum_over_data(self, numbers):
+        self.given = numbers
+        return numbers
+
+
+@pytest.mark.parametrize("shares", [(30, 0), (0, 30)])
+def test_the_bits_of_one_block_are_passed_on_by_any_process(shares):
+    terms = torch.tensor([[1.5, -0.0], [math.nan, -1e300]], dtype=torch.float64)
+    passed = []
+    for rank, share in enumerate(shares):
+        data = Data.of((torch.zeros(share, 1), torch.zeros(share)), divided=True)
+        object.__setattr__(data, "division", Division(shares))
+        processes = Recording(rank, 2)
+        blocks = Blocks.of(data, BlockSize(30, 40, 2), processes, torch.device("cpu"))
+        blocks.total(lambda points, inputs, y: terms, torch.zeros(2, 2), 2, Tracer())
+        passed.append(processes.given)
+    total = sum(passed)[:-1].reshape(2, 2)
+    assert total.tolist() == terms.numpy().view(np.int64).tolist()
 
 
 def test_joining_restores_what_it_changes(monkeypatch):

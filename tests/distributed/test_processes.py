@@ -6,8 +6,8 @@ import time
 import numpy as np
 import pytest
 
+from distributed.engine_cases import SIZES
 from distributed.launch import WORKER, outputs, results, start
-from distributed.worker import ENGINES, SIZES
 from subbayes.distributed.blocks import BlockSize, own_blocks
 from subbayes.distributed.processes import mesh_shape
 
@@ -151,18 +151,15 @@ def test_a_changed_checkpoint_is_refused_in_all(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 3, 4, 8])
-def test_every_engine_has_the_same_draws(count, every_engine):
-    cases, expected = every_engine
-    for found in results(count, cases):
-        for case in expected:
-            assert found[case] == expected[case], case
+def test_more_processes_have_the_bits_of_one(count, one_process):
+    for found in results(count, list(map(json.loads, one_process))):
+        for case, expected in one_process.items():
+            assert found[case] == expected, case
 
 
 @pytest.fixture(scope="module")
-def every_engine():
-    cases = [["sample", name, size] for name in ENGINES for size in ("uneven", "empty")]
-    cases += [["fitted", "", "loo"], *QUICK]
-    return cases, results(1, cases)[0]
+def one_process():
+    return results(1, [["fitted", "", "loo"], *QUICK])[0]
 
 
 # --- without other processes ----------------------------------------------------------------------
@@ -206,8 +203,24 @@ def test_block_sizes_are_bounded_by_memory_and_by_exact_sums():
     assert size.count <= 2**12
     assert size.chains == 1
     assert BlockSize.of(10, 100, 2**25, None).rows == 10
+    for most in (2**20, 2**24):
+        size = BlockSize.of(10**5, 1000, most, None)
+        assert 3000 * size.rows * size.chains <= most
     with pytest.raises(ValueError, match="batch_size: expected at least 25 for 100000 rows"):
         BlockSize.of(100_000, 100, 2**25, 1)
+
+
+@pytest.mark.parametrize("n", [60, 1000, 5000, 30_000, 200_000])
+@pytest.mark.parametrize("row_bytes", [80, 1000, 8000])
+def test_calls_have_enough_work_and_blocks_divide_evenly(n, row_bytes):
+    size = BlockSize.of(n, row_bytes, 2**25, None)
+    work = 3 * row_bytes * size.rows
+    assert size.count in (1, 2, 4) or size.count % 8 == 0
+    assert size.count < 2 or size.rows >= 512
+    assert work * size.chains >= 3 * 2**20 or size.chains == 16
+    assert size.chains == 1 or work * size.chains // 2 < 3 * 2**20
+    if n >= 16 * max(512, 2**20 / row_bytes):
+        assert size.count >= 16
 
 
 @pytest.mark.parametrize("processes", [1, 2, 3, 4, 6, 8])

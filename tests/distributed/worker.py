@@ -7,13 +7,11 @@ JSON with its name and its result.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import signal
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,8 @@ import numpy as np
 import torch
 
 import subbayes
-from distributed import divided_cases, sharded_cases, sharded_saving_cases
+from distributed import divided_cases, engine_cases, sharded_cases, sharded_saving_cases
+from distributed.engine_cases import digest, module, posterior, rows, sample, stopped
 from subbayes import Sampling, Training, distributed
 from subbayes.inference.engine import engine_of
 from subbayes.likelihoods import Gaussian
@@ -29,55 +28,6 @@ from subbayes.models import trained_once
 from subbayes.priors import Normal
 from subbayes.subspace import RandomSubspace
 from subbayes.utils import artifact
-
-ENGINES = {
-    "elliptical-slice": {},
-    "nuts": {"warmup": 30},
-    "hmc": {"warmup": 30},
-    "mclmc": {"warmup": 120},
-    "mclmc of minibatches": {"engine": "mclmc", "warmup": 120, "batch_size": 50},
-    "mams": {"warmup": 30},
-    "slice": {"warmup": 10},
-    "smc": {},
-    "parallel-tempering": {"warmup": 20},
-    "laplace": {},
-    "vi": {"steps": 60},
-    "full-rank-vi": {"steps": 40, "batch_size": 50},
-    "realnvp": {"steps": 30},
-}
-SIZES = {"even": 256, "uneven": 200, "empty": 60}
-
-
-def digest(*arrays: Any) -> str:
-    """A digest of the bits of some arrays."""
-    found = hashlib.sha256()
-    for array in arrays:
-        found.update(np.ascontiguousarray(array).tobytes())
-    return found.hexdigest()[:16]
-
-
-def rows(n: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """A table with a smooth target."""
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(n, 3, generator=generator)
-    return x, torch.sin(x[:, 0]) + 0.1 * torch.randn(n, generator=generator)
-
-
-def module(seed: int = 0) -> torch.nn.Module:
-    """A small network."""
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        return torch.nn.Sequential(torch.nn.Linear(3, 10), torch.nn.Tanh(), torch.nn.Linear(10, 1))
-
-
-def posterior(size: str = "even", data: Any = None, **options: Any) -> subbayes.Posterior:
-    """A posterior with blocks of 32 rows."""
-    network = subbayes.Network(module())
-    space = RandomSubspace(network.weights, 4, seed=1)
-    data = rows(SIZES[size]) if data is None else data
-    return subbayes.Posterior(
-        network, Gaussian(noise=0.3), data, space, **{"batch_size": 32} | options
-    )
 
 
 def evaluations(size: str) -> dict[str, str]:
@@ -121,25 +71,6 @@ def streamed() -> dict[str, Any]:
     return {"value": found}
 
 
-def configured(name: str) -> tuple[Any, int | None]:
-    """An engine of `ENGINES`, and its warm-up."""
-    options = dict(ENGINES[name])
-    warmup = options.pop("warmup", None)
-    return replace(engine_of(options.pop("engine", name)), **options), warmup
-
-
-def sample(name: str, size: str = "even", chain_groups: int | None = None) -> dict[str, Any]:
-    """Draws of an engine."""
-    engine, warmup = configured(name)
-    settings = Sampling(
-        draws=10, chains=8, warmup=warmup, seed=1, progress=False, chain_groups=chain_groups
-    )
-    draws = engine.run(posterior(size), settings)
-    numbers = {k: v for k, v in draws.stats.items() if v.dtype != object}
-    evaluated = draws.meta.get("batched_evaluations")
-    return {"z": digest(draws.z), "stats": digest(*numbers.values()), "evaluations": evaluated}
-
-
 def resumed(folder: str, stop: int, seconds: float = 1e-9) -> dict[str, Any]:
     """A run with a checkpoint, which stops all processes at an evaluation (0: never)."""
     density = posterior("uneven")
@@ -162,44 +93,6 @@ def resumed(folder: str, stop: int, seconds: float = 1e-9) -> dict[str, Any]:
         checkpoint_seconds=seconds,
     )
     return {"z": digest(engine_of("hmc").run(density, settings).z)}
-
-
-class _StoppedError(Exception):
-    pass
-
-
-def stopped(name: str, folder: str, stop: int) -> dict[str, Any]:
-    """A run of an engine with a checkpoint, which all processes end at an evaluation (0: never)."""
-    density, count = posterior("uneven"), [0]
-    begun = Path(folder).is_dir()
-
-    def counted(inner: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any, **options: Any) -> Any:
-            count[0] += 1
-            if count[0] == stop:
-                raise _StoppedError
-            return inner(*arguments, **options)
-
-        return call
-
-    for method in ("value", "value_and_grad", "log_likelihood"):
-        setattr(density, method, counted(getattr(density, method)))
-    engine, warmup = configured(name)
-    settings = Sampling(
-        draws=20,
-        chains=8,
-        warmup=warmup,
-        seed=3,
-        progress=False,
-        checkpoint=folder,
-        checkpoint_seconds=1e-9,
-        chain_groups=1 if stop else None,  # so that all are at the same evaluation
-    )
-    try:
-        z = digest(engine.run(density, settings).z)
-    except _StoppedError:
-        z = None
-    return {"z": z, "resumed": begun, "evaluations": count[0]}
 
 
 def forged(folder: str) -> dict[str, Any]:
@@ -425,6 +318,8 @@ CASES: dict[str, Callable[..., dict[str, Any]]] = {
         sharded_saving_cases.whole_saving,
         sharded_saving_cases.sharded_saving_refused,
         sharded_saving_cases.save_killed,
+        engine_cases.sample_divided,
+        engine_cases.killed_while_saving,
         divided_cases.divided_values,
         divided_cases.whole_values,
         divided_cases.divided_sum,
