@@ -17,6 +17,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from subbayes.data.columns import (
     MANY_ROWS,
+    MOST_COLUMNS,
     as_frame,
     as_labels,
     as_numbers,
@@ -57,6 +58,8 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
         categorical: names of numeric columns to encode as categories.
         max_categories: largest number of categories of a column. Text columns of 20 or more rows
             without repeated values are refused too, unless named in `categorical`.
+
+    A table has at most 10,000 columns.
 
     Attributes:
         columns_: names of the columns in `fit`.
@@ -103,6 +106,9 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
         frame, named = as_frame(X)
         if len(frame) < 2:
             fail("X", "at least 2 rows to learn from", f"{len(frame)} row")
+        if frame.shape[1] > MOST_COLUMNS:
+            got = str(frame.shape[1])
+            fail("X", f"at most {MOST_COLUMNS} columns", got, "Choose or combine columns")
         absent = [name for name in self.categorical if name not in frame]
         if absent:
             expected = f"columns of the table: {quote(frame.columns, 20)}"

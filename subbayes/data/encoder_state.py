@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from subbayes.data.columns import quote
+from subbayes.data.columns import MOST_COLUMNS, quote
 from subbayes.utils.checks import fail
 
 __all__ = ["check_state", "encoded_columns", "one_row"]
@@ -33,6 +33,8 @@ def check_state(config: dict[str, Any], max_categories: int) -> None:
 def _check_columns(config: dict[str, Any]) -> None:
     """Check that each column has one place, and that the lists of columns agree in their order."""
     columns, dropped = config["columns"], config["dropped"]
+    if len(columns) > MOST_COLUMNS:
+        fail("config", f"at most {MOST_COLUMNS} columns of a table", str(len(columns)))
     numeric, categorical = config["numeric"]["columns"], config["categorical"]["columns"]
     for kind, names in (
         ("numeric", numeric),

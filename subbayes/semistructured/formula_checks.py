@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from subbayes.utils.checks import closest, fail, fail_type
+from subbayes.utils.text_table import shortened
 
 __all__ = [
     "Missing",
@@ -28,6 +29,7 @@ __all__ = [
 Missing = Literal["drop", "error"]
 
 _MOST_CHARACTERS = 1000  # of a call, as of a factor
+_MOST_NAMES = 20  # of columns in an error
 _CALL = re.compile(r"(?<![\w.])(re)\s*\(")
 _INTERCEPTS = re.compile(r"(?<![\w.])re\s*\(([^()`=|:/,]*[:/,][^()`=|]{0,1000})\)")
 
@@ -117,14 +119,21 @@ def check_columns(needed: Iterable[str], frame: pd.DataFrame) -> None:
         present = list(map(str, frame.columns))
         fail(
             "data",
-            "columns " + ", ".join(needed),
-            "none called " + ", ".join(absent),
-            closest(absent[0], present) or "It has " + (", ".join(present) or "no columns"),
+            "columns " + _listed(needed),
+            "none called " + _listed(absent),
+            closest(absent[0], present) or "It has " + (_listed(present) or "no columns"),
         )
+    repeated = set(frame.columns[frame.columns.duplicated()])
     for name in needed:
-        count = int((frame.columns == name).sum())
-        if count > 1:
+        if name in repeated:
+            count = int((frame.columns == name).sum())
             fail("data", "columns with different names", f"{count} called {name}", "Rename them")
+
+
+def _listed(names: list[str]) -> str:
+    """The first names, of which an error shows no more."""
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return ", ".join(map(shortened, names[:_MOST_NAMES])) + more
 
 
 def plain_columns(
