@@ -18,7 +18,7 @@ from subbayes.inference.configuration import Sampling
 from subbayes.inference.engine import ENGINES, Engine, engine_of
 from subbayes.inference.tempering import choose_temperature
 from subbayes.likelihoods import Likelihood
-from subbayes.likelihoods.base import WrappedLikelihood
+from subbayes.likelihoods.base import WrappedLikelihood, target_values
 from subbayes.models.checkpoint import FitCheckpoint, check_saved_prior, check_saved_subspace
 from subbayes.models.divided import is_divided, training_of
 from subbayes.models.ensemble_start import EnsembleStart, centred_method, ensemble_settings
@@ -38,6 +38,7 @@ from subbayes.subspaces.pca import PCA
 from subbayes.subspaces.registry import SUBSPACES, SubspaceChoice, subspace_method
 from subbayes.training.configuration import Training
 from subbayes.training.loop import LEAST_SNAPSHOTS
+from subbayes.training.minibatches import absent_classes, warn_of_absent_classes
 from subbayes.training.pipeline import Trained, train_trajectory, without_training
 from subbayes.utils.checks import check_choice, check_positive, closest, fail
 from subbayes.utils.keywords import suggest_keywords
@@ -121,6 +122,7 @@ def fit(
         InputError: arguments that do not fit together.
 
     Warns:
+        UserWarning: a class without rows, in data in memory, for which the network has an output.
         sklearn.exceptions.ConvergenceWarning: each problem of the run, with a remedy, as in
             `FittedModel.warnings`.
 
@@ -144,6 +146,8 @@ def fit(
     network = network_of(model, parameters, output)
     outputs = check_fit(network, likelihood, data)
     likelihood = likelihood.for_outputs(outputs, data.first()[1])
+    if data.in_memory and data.division is None:
+        warn_of_absent_classes(absent_classes(likelihood, outputs, target_values(data.targets())))
     training = check_settings("training", training, Training)
     sampling = check_settings("sampling", sampling, Sampling) or Sampling()
     engine, prior = engine_of(inference), as_prior(prior)

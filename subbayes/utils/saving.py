@@ -268,7 +268,7 @@ def read_checkpoint(path: StrPath, kind: str) -> Artifact | None:
         InputError: something else, a checkpoint that is damaged or of another format, or none in a
             place where none can be written.
     """
-    location = Path(path)
+    location = as_path(path, "checkpoint")
     if not location.is_file() and not artifact.is_artifact(location):
         check_writable("checkpoint", location)
         return None
