@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import numbers as number_types
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import Any, Literal, NoReturn, TypeAlias
 
 import numpy as np
@@ -12,6 +14,7 @@ import pandas as pd
 from jaxtyping import Float64, Shaped
 
 from subbayes.utils.checks import fail, fail_type
+from subbayes.utils.text_table import shortened
 from subbayes.utils.warning import warn_user
 
 __all__ = [
@@ -20,6 +23,7 @@ __all__ = [
     "as_frame",
     "as_labels",
     "as_numbers",
+    "check_width",
     "check_lengths",
     "check_names",
     "constant_columns",
@@ -37,6 +41,9 @@ MANY_ROWS = 20
 MOST_LETTERS = 1000
 """Number of characters of the longest name of a column."""
 
+_MOST_COLUMNS = 100_000  # of a table that is encoded in seconds
+_MOST_CATEGORICAL = 10_000  # of them, each of which takes as long as several numeric ones
+
 Kind: TypeAlias = Literal["numeric", "categorical"]
 
 _NUMERIC = {"integer", "floating", "mixed-integer-float", "decimal", "empty"}
@@ -48,15 +55,16 @@ _LOOKED_AT = 1000  # rows
 
 
 def quote(values: Iterable[Any], most: int = 5) -> str:
-    """The first `most` values, quote.
+    """Quote the first `most` values, of each of which an error shows the start.
 
     Example:
         >>> quote(["a", "b", "c"], most=2)
         "'a', 'b' and 1 more"
     """
-    names = [f"'{value}'" for value in values]
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+    rest = iter(values)
+    names = [f"'{shortened(str(value))}'" for value in islice(rest, most)]
+    left = sum(1 for _ in rest)
+    return ", ".join(names) + (f" and {left} more" if left else "")
 
 
 def as_frame(X: Any, argument: str = "X") -> tuple[pd.DataFrame, bool]:
@@ -130,10 +138,20 @@ def check_lengths(names: Iterable[str], argument: str = "X") -> None:
             fail(argument, expected, got, "Rename it, or check the header and the separator")
 
 
+def check_width(argument: str, columns: int, categorical: int) -> None:
+    """Check that a table has no more columns, and categorical ones, than are encoded in seconds."""
+    for count, most, kind in (
+        (columns, _MOST_COLUMNS, "columns"),
+        (categorical, _MOST_CATEGORICAL, "categorical columns"),
+    ):
+        if count > most:
+            fail(argument, f"at most {most:,} {kind}", f"{count:,}", "Choose or combine columns")
+
+
 def _check_once(names: list[str], argument: str) -> None:
     check_lengths(names, argument)
     if len(set(names)) < len(names):
-        twice = sorted({name for name in names if names.count(name) > 1})
+        twice = sorted(name for name, count in Counter(names).items() if count > 1)
         fail(argument, "one column of each name", f"several named {quote(twice)}", "Rename them")
 
 

@@ -20,6 +20,7 @@ from subbayes.data.columns import (
     as_frame,
     as_labels,
     as_numbers,
+    check_width,
     constant_columns,
     kind_of,
     mask_markers,
@@ -57,6 +58,8 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
         categorical: names of numeric columns to encode as categories.
         max_categories: largest number of categories of a column. Text columns of 20 or more rows
             without repeated values are refused too, unless named in `categorical`.
+
+    A table has at most 100,000 columns, of which at most 10,000 are categorical.
 
     Attributes:
         columns_: names of the columns in `fit`.
@@ -103,6 +106,7 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
         frame, named = as_frame(X)
         if len(frame) < 2:
             fail("X", "at least 2 rows to learn from", f"{len(frame)} row")
+        check_width("X", frame.shape[1], 0)
         absent = [name for name in self.categorical if name not in frame]
         if absent:
             expected = f"columns of the table: {quote(frame.columns, 20)}"
@@ -115,6 +119,7 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
             fail("X", "values to impute from in each column", got, "Drop these columns")
         dropped = constant_columns(table)
         table = table.drop(columns=dropped)
+        check_width("X", frame.shape[1], len(_text_columns(table)))
         self._check_levels(table, frame)
         warn_about_row_numbers(table)
         self._named, self.columns_, self.dropped_ = named, list(frame.columns), dropped

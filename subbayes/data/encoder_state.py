@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from subbayes.data.columns import quote
+from subbayes.data.columns import check_width, quote
 from subbayes.utils.checks import fail
 
 __all__ = ["check_state", "encoded_columns", "one_row"]
@@ -34,6 +34,7 @@ def _check_columns(config: dict[str, Any]) -> None:
     """Check that each column has one place, and that the lists of columns agree in their order."""
     columns, dropped = config["columns"], config["dropped"]
     numeric, categorical = config["numeric"]["columns"], config["categorical"]["columns"]
+    check_width("config", len(columns), len(categorical))
     for kind, names in (
         ("numeric", numeric),
         ("categorical", categorical),

@@ -17,7 +17,7 @@ from subbayes.data.data import Data, leaves
 from subbayes.distributed.processes import on_first
 from subbayes.inference.tempering import TemperatureChoice, choose_temperature
 from subbayes.likelihoods import Likelihood
-from subbayes.models.fitted import FittedModel, rebuild
+from subbayes.models.fitted import FittedModel
 from subbayes.networks.network import Network
 from subbayes.posterior import Posterior
 from subbayes.predictions.averaging import input_batches
@@ -30,7 +30,13 @@ from subbayes.subspaces.pca import PCA
 from subbayes.subspaces.random import Random
 from subbayes.utils import artifact
 from subbayes.utils.checks import InputError
-from subbayes.utils.saving import fail_checkpoint, has_checkpoint, nested_facts, read_checkpoint
+from subbayes.utils.saving import (
+    fail_checkpoint,
+    has_checkpoint,
+    nested_facts,
+    read_checkpoint,
+    rebuild,
+)
 from subbayes.utils.schema_parts import METHODS
 from subbayes.utils.strict_json import decode, encode
 
@@ -108,9 +114,11 @@ class FitCheckpoint:
         found = on_first(lambda: read_checkpoint(self.folder / "trained", PARTS["trained"]))
         if found is None:
             return None
-        facts = found.facts["model"]["facts"]
+        kind, facts = found.facts["model"]["kind"], found.facts["model"]["facts"]
+        given = {"module": model, "output": output, "likelihood": likelihood}
+        options = {name: value for name, value in given.items() if value is not None}
         try:
-            trained = rebuild(found.tensors, facts, model, output=output, likelihood=likelihood)
+            trained: FittedModel = rebuild(kind, found.tensors, facts, options)
         except InputError as error:
             raise InputError("checkpoint", error.expected, error.got, error.remedy) from error
         if found.facts["identity"] != self.identity:
@@ -192,6 +200,9 @@ def check_saved_subspace(
     if saved.settings != decode(encode(settings)):
         fail_checkpoint("the settings of this call", "others")
     given = method.subspace if isinstance(method, FixedSubspace) else None
+    dtype = network.dtype if given is None else given.shift.dtype
+    if space.shift.dtype != dtype:
+        fail_checkpoint(f"weights of {dtype}, as this call has", str(space.shift.dtype))
     kind = space.config()["name"]
     expected = (given.config()["name"],) if given else METHODS.get(method.name, (kind,))
     if isinstance(method, Random):

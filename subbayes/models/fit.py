@@ -18,7 +18,7 @@ from subbayes.inference.configuration import Sampling
 from subbayes.inference.engine import ENGINES, Engine, engine_of
 from subbayes.inference.tempering import choose_temperature
 from subbayes.likelihoods import Likelihood
-from subbayes.likelihoods.base import WrappedLikelihood
+from subbayes.likelihoods.base import WrappedLikelihood, target_values
 from subbayes.models.checkpoint import (
     FitCheckpoint,
     check_checkpoint,
@@ -43,6 +43,7 @@ from subbayes.subspaces.pca import PCA
 from subbayes.subspaces.registry import SUBSPACES, SubspaceChoice, subspace_method
 from subbayes.training.configuration import Training
 from subbayes.training.loop import LEAST_SNAPSHOTS
+from subbayes.training.minibatches import absent_classes, warn_of_absent_classes
 from subbayes.training.pipeline import Trained, train_trajectory, without_training
 from subbayes.utils.checks import check_choice, check_positive, closest, fail
 from subbayes.utils.keywords import suggest_keywords
@@ -126,6 +127,7 @@ def fit(
         InputError: arguments that do not fit together.
 
     Warns:
+        UserWarning: a class without rows, in data in memory, for which the network has an output.
         sklearn.exceptions.ConvergenceWarning: each problem of the run, with a remedy, as in
             `FittedModel.warnings`.
 
@@ -149,6 +151,8 @@ def fit(
     network = network_of(model, parameters, output)
     outputs = check_fit(network, likelihood, data)
     likelihood = likelihood.for_outputs(outputs, data.first()[1])
+    if data.in_memory and data.division is None:
+        warn_of_absent_classes(absent_classes(likelihood, outputs, target_values(data.targets())))
     training = check_settings("training", training, Training)
     sampling = check_settings("sampling", sampling, Sampling) or Sampling()
     on_first(partial(check_checkpoint, sampling.checkpoint))

@@ -162,6 +162,7 @@ def network_from(
             if name in chosen:  # peft may have loaded them in another dtype
                 parameter.data = parameter.data.to(getattr(torch, base["adapters"]))
     network = Network(module, chosen, output, copy_frozen=base is None)
+    dtypes = {name: {tensor.dtype} for name, tensor in network.frozen.items()}
     if network.architecture != facts["architecture"]:
         refuse_module(facts, network.architecture)
     if (network.device, network.dtype) != (weights.device, weights.dtype):
@@ -179,6 +180,10 @@ def network_from(
         shapes = [tuple(of[name].shape) if name in of else None for of in (network.frozen, frozen)]
         if shapes[0] != shapes[1]:
             fail("path", f"{name} of shape {shapes[0]}, as the module has", shapes[1])
+        allowed = dtypes[name] | {network.frozen[name].dtype}  # `Network.to` converts all of them
+        if frozen[name].dtype not in allowed:
+            expected = f"{name} of {' or '.join(sorted(map(str, allowed)))}, as the module has"
+            fail("path", expected, frozen[name].dtype, "Pass a module of the saved dtypes")
     return network.with_buffers(frozen).with_weights(weights)
 
 

@@ -103,12 +103,15 @@ class AfterFit:
     ) -> Averages:
         """The mean response with a column set to each value in all rows, averaged over them.
 
+        It uses 1000 evenly spaced draws by default, where `summary` and `hypothesis` use all of
+        them. Its intervals are central, and those of `summary` have the highest density.
+
         Args:
             variable: the column.
             values: its values; by default all levels.
             data: the rows; by default those of training, at most 2000 evenly spaced ones.
             scale: "response" for E[y], "link" for the predictor of the location.
-            level: level of the intervals.
+            level: level of the central intervals.
             n_draws: use at most this many evenly spaced draws.
 
         Returns:
@@ -133,13 +136,16 @@ class AfterFit:
     ) -> Averages:
         """Differences of marginal means between levels of a column.
 
+        It uses 1000 evenly spaced draws by default, where `summary` and `hypothesis` use all of
+        them. Its intervals are central, and those of `summary` have the highest density.
+
         Args:
             variable: the column.
             levels: pairs (a, b), for a minus b; by default each level minus the first one.
             data: as for `marginal_means`, as are the other arguments.
             scale: "response" or "link".
-            level: level of the intervals.
-            n_draws: number of draws.
+            level: level of the central intervals.
+            n_draws: use at most this many evenly spaced draws.
         """
         check_fraction("level", level)
         frame = self.state.model.frame if data is None else data
@@ -157,13 +163,16 @@ class AfterFit:
     ) -> Averages:
         """The slope of the mean response in a column of numbers, averaged over rows.
 
+        It uses 1000 evenly spaced draws by default, where `summary` and `hypothesis` use all of
+        them. Its intervals are central, and those of `summary` have the highest density.
+
         Args:
             variable: the column.
             by: column whose groups of rows have averages of their own.
             data: as for `marginal_means`, as are the other arguments.
             scale: "response" or "link".
-            level: level of the intervals.
-            n_draws: number of draws.
+            level: level of the central intervals.
+            n_draws: use at most this many evenly spaced draws.
         """
         check_fraction("level", level)
         frame = self.state.model.frame if data is None else data
@@ -180,13 +189,16 @@ class AfterFit:
     ) -> Conditional:
         """Predictions along a column, the others at their means or most frequent values.
 
+        It uses 1000 evenly spaced draws by default, where `summary` and `hypothesis` use all of
+        them. Its intervals are central, and those of `summary` have the highest density.
+
         `subbayes.plots.conditional.conditional` draws the result.
 
         Args:
             variable: the column.
             by: a second column, with a line for each level, or for three quantiles.
             scale: "response" or "link".
-            level: level of the intervals.
+            level: level of the central intervals.
             n_draws: use at most this many evenly spaced draws.
         """
         check_fraction("level", level)

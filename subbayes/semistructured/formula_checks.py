@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from subbayes.utils.checks import closest, fail, fail_type
+from subbayes.utils.text_table import shortened
 from subbayes.utils.warning import warn_user
 
 __all__ = [
@@ -30,7 +31,7 @@ __all__ = [
 Missing = Literal["drop", "error"]
 
 _OPERATIONS = 2e11  # of a product of the columns with each other, beyond which fits take minutes
-_SHOWN = 20  # levels in a message
+_SHOWN = 20  # names or levels in a message
 _MOST_CHARACTERS = 1000  # of a call, as of a factor
 _CALL = re.compile(r"(?<![\w.])(re)\s*\(")
 _INTERCEPTS = re.compile(r"(?<![\w.])re\s*\(([^()`=|:/,]*[:/,][^()`=|]{0,1000})\)")
@@ -121,14 +122,22 @@ def check_columns(needed: Iterable[str], frame: pd.DataFrame) -> None:
         present = list(map(str, frame.columns))
         fail(
             "data",
-            "columns " + ", ".join(needed),
-            "none called " + ", ".join(absent),
-            closest(absent[0], present) or "It has " + (", ".join(present) or "no columns"),
+            "columns " + _listed(needed),
+            "none called " + _listed(absent),
+            closest(absent[0], present) or "It has " + (_listed(present) or "no columns"),
         )
+    repeated = set(frame.columns[frame.columns.duplicated()])
     for name in needed:
-        count = int((frame.columns == name).sum())
-        if count > 1:
+        if name in repeated:
+            count = int((frame.columns == name).sum())
             fail("data", "columns with different names", f"{count} called {name}", "Rename them")
+
+
+def _listed(names: Iterable[str]) -> str:
+    """The first of some names, and the number of the others."""
+    shown = list(names)
+    more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
+    return ", ".join(map(shortened, shown[:_SHOWN])) + more
 
 
 def plain_columns(
@@ -224,17 +233,10 @@ def check_levels(name: str, levels: list[Any], values: pd.Series, remedy: str) -
     show = repr if other_type else str
     fail(
         name,
-        "the levels seen in training: " + _first(map(show, levels)),
-        _first(map(show, unseen)),
+        "the levels seen in training: " + _listed(map(show, levels)),
+        _listed(map(show, unseen)),
         "Convert the column to its type in training" if other_type else remedy,
     )
-
-
-def _first(names: Iterable[str]) -> str:
-    """The first of some names, and the number of the others."""
-    shown = list(names)
-    more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
-    return ", ".join(shown[:_SHOWN]) + more
 
 
 def complete_rows(

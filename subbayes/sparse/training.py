@@ -25,7 +25,7 @@ from subbayes.sparse.result import SparseNetwork, revert
 from subbayes.sparse.steps import Steps
 from subbayes.sparse.variational_families import Noise
 from subbayes.training.loop import Diverged, History, Trainable, run
-from subbayes.training.minibatches import Minibatches
+from subbayes.training.minibatches import Minibatches, warn_of_absent_classes
 from subbayes.utils import artifact
 from subbayes.utils.checks import fail, fail_type, is_finite
 from subbayes.utils.files import as_path
@@ -156,12 +156,7 @@ class TrainableSparseNetwork(Trainable):
         self.rates = training.learning_rates or LearningRates.for_steps(
             training.epochs * self.minibatches.n_batches
         )
-        if absent := self.minibatches.absent_classes:
-            warn_user(
-                f"data: no row of class{'es' * (len(absent) > 1)} "
-                f"{', '.join(map(str, absent))}, for which the network has an output: its "
-                "predictions for these come from the prior. Add such rows, or remove the output"
-            )
+        warn_of_absent_classes(self.minibatches.absent_classes)
         noise = Noise(derive_seed(seed, 2))
         for layer in self.layers.values():
             layer.noise = noise

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -29,8 +29,17 @@ from subbayes.utils.checks import fail, fail_type
 from subbayes.utils.seeding import derive_seed
 from subbayes.utils.trees import tree_map
 from subbayes.utils.types import Inputs, Targets
+from subbayes.utils.warning import warn_user
 
-__all__ = ["Minibatches", "absent_classes", "batch_sizes", "split_validation"]
+__all__ = [
+    "Minibatches",
+    "absent_classes",
+    "batch_sizes",
+    "split_validation",
+    "warn_of_absent_classes",
+]
+
+_MOST_CLASSES = 20  # in a warning
 
 
 def split_validation(
@@ -232,6 +241,18 @@ def absent_classes(likelihood: Likelihood, n_outputs: int, y: Targets) -> list[i
         return []
     present = set(y.long().unique().tolist())
     return [label for label in range(max(n_outputs, 2)) if label not in present]
+
+
+def warn_of_absent_classes(absent: Sequence[int]) -> None:
+    """Warn of classes without rows; see `absent_classes`."""
+    if absent:
+        shown = ", ".join(map(str, absent[:_MOST_CLASSES]))
+        more = f" and {len(absent) - _MOST_CLASSES} more" if len(absent) > _MOST_CLASSES else ""
+        warn_user(
+            f"data: no row of class{'es' * (len(absent) > 1)} {shown}{more}, for which the network "
+            "has an output: its predictions for these come from the prior. Add such rows, or "
+            "remove the output"
+        )
 
 
 def _as_loader(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import heapq
 import math
 from collections.abc import Iterable, Sequence
+from operator import eq
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -35,6 +37,9 @@ __all__ = [
 
 _LEAST = 1e-150  # of positive numbers, whose squares and their inverses are then positive too
 _MOST_GOT, _MOST_EXPECTED = 300, 600  # characters of an error; choices may be many
+_MOST_ARGUMENT, _MOST_REMEDY = 200, 600
+_LONGEST_NAME = 60  # characters of a name that `closest` compares, in a time that grows with them
+_MOST_COMPARED = (10_000, 100)  # names that `closest` compares by their ends, and entirely
 
 
 class _Described(Exception):
@@ -42,8 +47,9 @@ class _Described(Exception):
 
     def __init__(self, argument: str, expected: str = "", got: str = "", remedy: str = "") -> None:
         super().__init__(message(argument, expected, got, remedy) if expected else argument)
-        self.argument = argument if expected else ""
-        self.expected, self.got, self.remedy = expected, got, remedy
+        self.argument = _cut(argument, _MOST_ARGUMENT) if expected else ""
+        self.expected, self.got = _cut(expected, _MOST_EXPECTED), _cut(got, _MOST_GOT)
+        self.remedy = _cut(remedy, _MOST_REMEDY)
 
 
 class InputError(_Described, ValueError):
@@ -66,21 +72,24 @@ class InputTypeError(_Described, TypeError):
 
 
 def message(argument: str, expected: str, got: str, remedy: str = "") -> str:
-    """Compose the line of an error from the attributes of `InputError`.
+    """Compose the line of an error from the attributes of `InputError`, each of which is cut.
 
     Example:
         >>> message("rank", "at most 20", "30", "Record more snapshots")
         'rank: expected at most 20, got 30. Record more snapshots.'
     """
-    line = f"{argument}: expected {_cut(expected, _MOST_EXPECTED)}, got {_cut(got, _MOST_GOT)}."
+    name, remedy = _cut(argument, _MOST_ARGUMENT), _cut(remedy, _MOST_REMEDY)
+    line = f"{name}: expected {_cut(expected, _MOST_EXPECTED)}, got {_cut(got, _MOST_GOT)}."
     if remedy and not remedy.endswith((".", "?")):
         remedy += "."
     return printable(" ".join(f"{line} {remedy}".split()))
 
 
 def _cut(text: str, most: int) -> str:
-    line = " ".join(text.split())
-    return line if len(line) < most else line[: most - 3] + "..."
+    """Text in one line of fewer than `most` characters; of a long text only the start is copied."""
+    start = text[: 2 * most]
+    line = " ".join(start.split())
+    return line if len(line) < most and start == text else line[: most - 3] + "..."
 
 
 def fail(
@@ -106,15 +115,32 @@ def error_text(error: BaseException) -> str:
 def closest(name: Any, names: Iterable[Any]) -> str:
     """Suggest the names that are similar to `name`; empty if there are none.
 
+    Names of more than 60 characters are not compared, and of more than 100 names only those that
+    begin and end like it, since a comparison may take half a millisecond.
+
     Example:
         >>> closest("Agee", ["age", "job"])
         "Did you mean 'age'?"
     """
-    if not isinstance(name, str):
+    if not isinstance(name, str) or len(name) > _LONGEST_NAME:
         return ""
-    lower = {str(other).lower(): str(other) for other in names}
-    near = difflib.get_close_matches(name.lower(), list(lower), n=3, cutoff=0.6)
+    texts = (other if isinstance(other, str) else str(other) for other in names)
+    lower = {text.lower(): text for text in texts if len(text) <= _LONGEST_NAME}
+    likely = _likely(name.lower(), lower)
+    near = difflib.get_close_matches(name.lower(), likely, n=3, cutoff=0.6)
     return f"Did you mean {' or '.join(repr(lower[key]) for key in near)}?" if near else ""
+
+
+def _likely(name: str, others: Iterable[str]) -> list[str]:
+    """Those of many names that have about the length, the start and the end of a name."""
+    by_length, by_letters = _MOST_COMPARED
+    backwards = name[::-1]
+
+    def shared(other: str) -> int:
+        return sum(map(eq, name, other)) + sum(map(eq, backwards, other[::-1]))
+
+    near = heapq.nsmallest(by_length, others, key=lambda other: abs(len(other) - len(name)))
+    return heapq.nlargest(by_letters, near, key=shared)
 
 
 def check_choice(argument: str, value: Any, choices: Iterable[Any]) -> None:
@@ -122,7 +148,8 @@ def check_choice(argument: str, value: Any, choices: Iterable[Any]) -> None:
     options = list(choices)
     if value not in options:
         expected = "one of " + ", ".join(map(repr, options))
-        fail(argument, expected, repr(value), closest(value, options))
+        got = repr(value[:_MOST_GOT] if isinstance(value, str) else value)
+        fail(argument, expected, got, closest(value, options))
 
 
 def check_count(argument: str, value: Any, minimum: int = 1) -> int:

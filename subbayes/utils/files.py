@@ -363,16 +363,25 @@ def fail_damaged(expected: str, got: Any) -> NoReturn:
     fail_artifact("path", expected, str(got)[:200], "The artifact is damaged: write it again")
 
 
-def as_path(path: StrPath) -> Path:
-    """Convert to a path; other types, and characters that no file name has, are errors."""
+def as_path(path: StrPath, argument: str = "path") -> Path:
+    """Convert to a path; other types, and names that no file can have, are errors.
+
+    Raises:
+        ArtifactError: a null character, one that cannot be encoded, or a name that is too long.
+    """
     if not isinstance(path, (str, os.PathLike)) or not isinstance(os.fspath(path), str):
-        fail_type("path", "a path", path)
+        fail_type(argument, "a path", path)
     try:
         os.fsencode(path)
     except UnicodeEncodeError:
-        fail_artifact("path", "a path that the file system can encode", quoted(path))
+        fail_artifact(argument, "a path that the file system can encode", quoted(path))
     if "\0" in os.fspath(path):
-        fail_artifact("path", "a path without null characters", quoted(path), "Check the path")
+        fail_artifact(argument, "a path without null characters", quoted(path))
+    try:
+        os.lstat(path)
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            fail_artifact(argument, "a path whose names the file system can hold", quoted(path))
     return Path(path)
 
 

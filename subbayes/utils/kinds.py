@@ -321,6 +321,12 @@ def _tensors_of_model(facts: dict[str, Any]) -> Mapping[str, TensorRule]:
     return SCHEMAS[model["kind"]].tensor_rules(model["facts"])
 
 
+def _tensors_of_trained(facts: dict[str, Any]) -> Mapping[str, TensorRule]:
+    if facts["model"]["facts"]["draws"] is not None:
+        raise SchemaError("facts['model']['facts']['draws']", "null before sampling", "draws")
+    return _tensors_of_model(facts)
+
+
 def _model(*kinds: str) -> Rule:
     """Another model, with its kind and facts."""
     return tagged({kind: {"facts": _facts_of(kind)} for kind in kinds}, key="kind")
@@ -457,7 +463,7 @@ SCHEMAS = {
         },
     ),
     "subspace-checkpoint": Schema(
-        record(identity=text(), model=_model("fitted-model")), _tensors_of_model
+        record(identity=text(), model=_model("fitted-model")), _tensors_of_trained
     ),
     "preset-checkpoint": Schema(record(identity=text(), choice=PRESET_CHOICE, plan=optional(PLAN))),
     "temperature-checkpoint": Schema(record(identity=text(), choice=CHOICE)),

@@ -287,13 +287,14 @@ def has_checkpoint(path: StrPath, kind: str) -> bool:
         InputError: something else, a checkpoint with a manifest that is damaged or of another
             format, or none in a place where none can be written.
     """
+    location = as_path(path, "checkpoint")
     try:
-        if artifact.has_manifest(path, kind):
+        if artifact.has_manifest(location, kind):
             return True
-        artifact.check_destination(path, overwrite=True)
+        artifact.check_destination(location, overwrite=True)
     except InputError as error:
         fail_checkpoint(error.expected, error.got)
-    check_writable("checkpoint", Path(path))
+    check_writable("checkpoint", location)
     return False
 
 

@@ -60,7 +60,8 @@ HISTORY = dict_of(list_of(number(finite=False)))
 """A number for each epoch, by name."""
 LARGEST = 1e18
 """Excluded limit of numbers whose square is finite in float32."""
-_COUNTED = ("divergent", "evaluations", "least_swap_rate", "barrier", "round_trips", "restarts")
+_SHOWN = ("divergent", "least_swap_rate", "barrier")  # statistics in summaries
+_COUNTED = ("evaluations", "round_trips", "restarts")
 N_DRAWS = whole(1, 10**5)
 """A number of draws that no tensor confirms."""
 
@@ -284,9 +285,11 @@ DRAWS = record(
 def draws_tensors(rank: int | str, prediction: str = "network") -> dict[str, TensorRule]:
     """Draws, their statistics, and the moments of an approximation, which `linearised` requires."""
     missing = "" if prediction == "linearised" else "?"
-    counted = array("chains", "draws", values="any", below=1e15)
+    shown = array("chains", "draws", values="any", below=1e15)
+    counted = array("chains", "draws", values="index", below=1e15)
     return {
         "z": array("chains", "draws", rank, dtype="float64", least=1, below=LARGEST),
+        **{f"stats.{name}?": shown for name in _SHOWN},
         **{f"stats.{name}?": counted for name in _COUNTED},
         "stats.*": array("chains", "draws", values="any", finite=False),
         f"moments.mean{missing}": array(rank, dtype="float64", below=LARGEST),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-__all__ = ["key_place", "printable", "text_table"]
+__all__ = ["key_place", "printable", "shortened", "text_table"]
 
 # Control characters but the end of a line, marks of the direction of text, which reorder what
 # follows, and halves of surrogate pairs, which no file or terminal can hold.
@@ -35,8 +35,17 @@ def key_place(where: str, key: object) -> str:
         >>> key_place("facts", "prior"), len(key_place("facts", "a" * 1000))
         ("facts['prior']", 68)
     """
-    shown = repr(key if not isinstance(key, str) or len(key) <= _KEY else key[:_KEY] + "…")
-    return f"{where}[{shown}]"
+    return f"{where}[{(shortened(key) if isinstance(key, str) else key)!r}]"
+
+
+def shortened(text: str, most: int = _KEY) -> str:
+    """The start of a text with a mark where it is cut, of which a line can hold several.
+
+    Example:
+        >>> shortened("income", 4)
+        'inco…'
+    """
+    return text if len(text) <= most else text[:most] + "…"
 
 
 def text_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

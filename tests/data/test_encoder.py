@@ -19,7 +19,7 @@ from sklearn.base import clone
 from sklearn.linear_model import LinearRegression
 from sklearn.pipeline import make_pipeline
 
-from subbayes.data.columns import as_labels, as_numbers, kind_of
+from subbayes.data.columns import as_labels, as_numbers, kind_of, quote
 from subbayes.data.datasets import find_file
 from subbayes.data.encoder import TabularEncoder
 from subbayes.data.encoder_state import check_state, one_row
@@ -545,3 +545,25 @@ def test_checks_of_many_columns_take_linear_time(kind):
     if kind != "dropped":
         one_row(config)
     assert Counted.times < 100 * n
+
+
+def test_tables_of_too_many_columns_are_refused_in_fit_and_in_a_configuration():
+    names = [f"x{i}" for i in range(100_001)]
+    wide = pd.DataFrame(np.eye(2, 100_001), columns=names)
+    with pytest.raises(InputError, match="X: expected at most 100,000 columns, got 100,001. Choo"):
+        TabularEncoder().fit(wide)
+    config = TabularEncoder().fit(people()).to_config()
+    for many, message in ((100_001, "100,000 columns"), (10_001, "10,000 categorical columns")):
+        config["columns"] = names[:many]
+        config["categorical"] = {
+            "columns": names[:many],
+            "levels": [["a"]] * many,
+            "most_frequent": ["a"] * many,
+        }
+        with pytest.raises(InputError, match=f"at most {message}, got {many:,}"):
+            TabularEncoder.from_config(config)
+
+
+def test_many_or_long_names_are_cut_in_messages():
+    assert len(quote("x" * 10_000 for _ in range(1000))) < 400
+    assert quote(iter("abcdefg")) == "'a', 'b', 'c', 'd', 'e' and 2 more"

@@ -41,6 +41,7 @@ from subbayes.subspace import DenseSubspace, FullSubspace
 from subbayes.subspaces.pca import PCA
 from subbayes.subspaces.random import Random
 from subbayes.utils import artifact
+from subbayes.utils.saving import read_checkpoint
 
 QUICK = Training(epochs=4, swa_epochs=6, batch_size=16, swa_learning_rate=1e-2)
 OPTIONS = dict(rank=2, draws=20, chains=3, training=QUICK, progress=False)
@@ -75,6 +76,19 @@ def test_noise_of_a_network_with_more_weights_than_rows_and_a_flat_prior_is_warn
     assert not flat_prior_warnings(QUICK, Gaussian(0.1))
     for change in ({"prior_scale": 1.0}, {"weight_decay": 0.1}, {"validation": 0.2}):
         assert not flat_prior_warnings(replace(QUICK, **change))
+
+
+def test_classes_without_rows_are_warned_of():
+    x, _ = data()
+    labels = torch.arange(len(x)) % 2
+    options = fit_options(**OPTIONS | dict(draws=4), likelihood="categorical")
+    message = "data: no row of class 2, for which the network has an output: its predictions"
+    with pytest.warns(UserWarning, match=message):
+        fit(net(outputs=3), (x, labels), **options)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        fit(net(outputs=2), (x, labels), **options)
+    assert not [w for w in found if "no row of class" in str(w.message)]
 
 
 # --- results ------------------------------------------------------------------------------------
@@ -527,6 +541,96 @@ def test_a_forged_subspace_of_a_checkpoint_is_refused(tmp_path, subspace, change
         fit(net(), data(), **fit_options(checkpoint=tmp_path / "c", **options))
     assert "\n" not in str(caught.value)
     assert caught.value.argument == "checkpoint"
+
+
+@pytest.fixture(scope="module")
+def interrupted(tmp_path_factory):
+    """A fit with a frozen layer, and its checkpoint."""
+    folder = tmp_path_factory.mktemp("interrupted")
+    module = net()
+    module[0].requires_grad_(False)
+    options = fit_options(checkpoint=folder / "run", **OPTIONS | dict(draws=4))
+    return module, options, fit(module, data(), **options)
+
+
+def _resume(interrupted, tmp_path, change):
+    """Resume from the checkpoint of a fit, whose tensors and facts are changed."""
+    module, options, _ = interrupted
+    found = artifact.read(options["sampling"].checkpoint / "trained")
+    change(found.tensors, found.facts["model"]["facts"])
+    artifact.write(tmp_path / "trained", found.kind, found.tensors, found.facts)
+    changed = replace(options["sampling"], checkpoint=tmp_path)
+    return fit(module, data(), **options | dict(sampling=changed))
+
+
+def test_draws_in_a_checkpoint_of_training_are_refused(interrupted, tmp_path):
+    stored, facts = interrupted[2].draws.state()
+    stored = {name: torch.as_tensor(values) for name, values in stored.items()}
+
+    def add(tensors, model):
+        tensors.update(stored)
+        model["draws"] = facts
+
+    with pytest.raises(InputError, match=r"^checkpoint: .*\['draws'\] to be null before sampling"):
+        _resume(interrupted, tmp_path, add)
+
+
+def test_weights_of_another_dtype_in_a_checkpoint_are_refused(interrupted, tmp_path):
+    def convert(tensors, model):
+        for name in ("subspace.shift", "subspace.basis"):
+            tensors[name] = tensors[name].double()
+
+    with pytest.raises(InputError, match=r"^checkpoint: expected weights of torch.float32, as thi"):
+        _resume(interrupted, tmp_path, convert)
+
+
+def test_a_checkpoint_that_cannot_be_rebuilt_is_refused(interrupted, tmp_path, monkeypatch):
+    def rebuild(*args, **options):
+        raise TypeError("unsupported type")
+
+    monkeypatch.setattr("subbayes.models.fitted.rebuild", rebuild)
+    with pytest.raises(InputError, match=r"^checkpoint: expected content .* unsupported type\. Ch"):
+        _resume(interrupted, tmp_path, lambda *parts: None)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.int64])
+def test_frozen_weights_of_another_dtype_are_refused(interrupted, tmp_path, dtype):
+    module, _, model = interrupted
+    model.save(tmp_path / "model")
+    found = artifact.read(tmp_path / "model")
+    found.tensors["network.frozen.0.weight"] = found.tensors["network.frozen.0.weight"].to(dtype)
+    artifact.write(tmp_path / "forged", found.kind, found.tensors, found.facts)
+    with pytest.raises(InputError, match="^path: expected 0.weight of torch.float32, as the mod"):
+        load(tmp_path / "forged", module)
+    assert load(tmp_path / "model", net().double().requires_grad_(False)).network.frozen
+
+
+@pytest.mark.parametrize("change", [lambda n: -n - 1, lambda n: n > 0, lambda n: n.double()])
+def test_numbers_of_evaluations_that_are_no_counts_are_refused(interrupted, tmp_path, change):
+    interrupted[2].save(tmp_path / "model")
+    found = artifact.read(tmp_path / "model")
+    found.tensors["stats.evaluations"] = change(found.tensors["stats.evaluations"])
+    artifact.write(tmp_path / "forged", found.kind, found.tensors, found.facts)
+    with pytest.raises(InputError, match="^path: expected tensor 'stats.evaluations' to be whole"):
+        load(tmp_path / "forged", interrupted[0])
+
+
+@pytest.mark.parametrize("name", ["a" * 5000, "b" * 300])
+def test_names_too_long_for_the_file_system_are_errors_of_one_line(interrupted, name):
+    module, options, model = interrupted
+    message = ": expected a path whose names the file system can hold, got '[ab.]+"
+    for argument, call in (
+        ("path", lambda: model.save(name)),
+        ("path", lambda: load(name)),
+        ("path", lambda: delete_checkpoint(name)),
+        ("checkpoint", lambda: read_checkpoint(name, "sampling-checkpoint")),
+    ):
+        with pytest.raises(InputError, match=f"^{argument}{message}") as caught:
+            call()
+        assert len(str(caught.value)) < 500
+    long = replace(options["sampling"], checkpoint=name)
+    with pytest.raises(InputError, match="^checkpoint: expected a path whose names"):
+        fit(module, data(), **options | dict(sampling=long))
 
 
 def test_a_model_described_by_another_method_is_refused(tmp_path):

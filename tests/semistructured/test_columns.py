@@ -11,6 +11,7 @@ from scipy import stats
 
 from subbayes import InputError, InputTypeError, Sampling, SemiStructuredRegression
 from subbayes.semistructured.effect_priors import Flexible, StudentT
+from subbayes.semistructured.formula_checks import check_columns
 
 N = 200
 RNG = np.random.default_rng(0)
@@ -195,3 +196,25 @@ def test_classes_without_a_network_are_no_probabilities():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         fitted("y ~ x", frame, family="bernoulli")
+
+
+def test_checks_of_many_columns_take_time_of_their_number(monkeypatch):
+    names = [f"column {i}" for i in range(2000)]
+    frame = pd.DataFrame(np.zeros((1, 2000)), columns=names)
+    compared = []
+    equal = pd.Index.__eq__
+    monkeypatch.setattr(pd.Index, "__eq__", lambda *args: compared.append(1) or equal(*args))
+    check_columns(names, frame)
+    assert len(compared) < 10
+    twice = frame.set_axis([*names[:-1], "column 0"], axis=1)
+    with pytest.raises(InputError, match="different names, got 2 called column 0"):
+        check_columns(names[:-1], twice)
+
+
+def test_errors_name_some_columns_of_many():
+    frame = pd.DataFrame(np.zeros((1, 500)), columns=[f"{i}{'a' * 900}" for i in range(500)])
+    with pytest.raises(InputError, match=r"got none called zzz\. It has 0a+…, 1a+…, ") as error:
+        check_columns(["zzz"], frame)
+    assert len(str(error.value)) < 800
+    with pytest.raises(InputError, match="2, 3, 4.* 20 and 480 more, got none called 500"):
+        check_columns(map(str, range(1, 501)), frame.set_axis(map(str, range(500)), axis=1))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 import torch
@@ -74,6 +76,43 @@ def test_similar_names_are_suggested(name, names, suggestion):
     with pytest.raises(InputError) as error:
         checks.check_choice("way", name, names)
     assert str(error.value).endswith(f"got {name!r}." + (suggestion and f" {suggestion}"))
+
+
+def test_of_many_names_those_with_its_start_and_end_are_suggested():
+    names = [f"gene_{i:05d}" for i in range(10_000)]
+    assert checks.closest("gene_0234x", names).startswith("Did you mean 'gene_0234")
+    assert "'gene_01234'" in checks.closest("gene_001234", names)
+
+
+def test_few_names_are_compared_with_each_other_by_their_letters(monkeypatch):
+    compared = []
+    matches = checks.difflib.get_close_matches
+    monkeypatch.setattr(
+        checks.difflib,
+        "get_close_matches",
+        lambda name, names, **options: compared.append(len(names)) or matches(name, names),
+    )
+    checks.closest("a", [f"name{i}" for i in range(5000)] + ["x" * 1000])
+    assert compared == [100]
+    assert checks.closest("x" * 61, ["x" * 61]) == ""
+    assert checks.closest("x" * 60, ["x" * 61]) == ""
+
+
+def test_long_text_takes_no_memory_in_messages():
+    text = "a " * 2_000_000
+    tracemalloc.start()
+    try:
+        with pytest.raises(InputError) as error:
+            checks.check_choice("mode", text, ("a", "b"))
+        with pytest.raises(InputError) as other:
+            checks.fail(text, text, text, text)
+        assert tracemalloc.get_traced_memory()[1] < 1e6
+    finally:
+        tracemalloc.stop()
+    assert len(str(error.value)) < 400
+    assert len(str(other.value)) < 1800
+    assert len(other.value.argument) <= 200
+    assert len(other.value.got) <= 300
 
 
 @pytest.mark.parametrize("value", [1, 7, np.int64(3), np.uint8(2), 10**30])
