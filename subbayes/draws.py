@@ -27,6 +27,8 @@ __all__ = ["MAX_PARETO_K", "Draws", "Moments", "Prediction", "Validity", "round_
 MAX_PARETO_K = 0.7
 """Above it, importance sampling is unreliable (Vehtari et al. 2024)."""
 
+_IMPROPER = 1e15  # coordinates of chains that disagree, where the density has no finite integral
+
 Validity = Literal["exact", "approximation", "ensemble"]
 Prediction = Literal["network", "linearised", "linearised-draws"]
 
@@ -228,6 +230,12 @@ class Draws:
         least, enough = float(ess[known].min(initial=np.inf)), 100 * self.n_chains
         about = round_up(self.n_draws * max(2.0, enough / least))
         high = np.ceil(worst * 1e3) / 1e3  # the displayed value exceeds the threshold too
+        if worst > 1.2 and (largest := float(np.nanmax(np.abs(self.z)))) > _IMPROPER:
+            return [
+                f"draws reach {largest:.0e} and chains disagree (R-hat is {worst:.3f}): the "
+                "density seems to have no finite integral, so that no engine can sample it; give "
+                "its coordinates a proper prior"
+            ]
         found += self._stuck_warnings(worst)
         if worst > 1.2 and not found:
             found.append(

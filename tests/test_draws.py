@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 
 import numpy as np
@@ -285,3 +286,15 @@ def test_independent_draws_have_no_chain_warnings():
     assert any("R-hat" in line for line in Draws(z).warnings())
     assert Draws(z, independent=True).warnings() == []
     assert not Draws(z).independent
+
+
+def test_draws_of_a_density_without_a_finite_integral_are_warned_of():
+    walks = np.random.default_rng(0).normal(size=(4, 200, 2)).cumsum(1)
+    (warning,) = Draws(walks * 1e17).warnings()
+    assert re.match(
+        r"draws reach \de\+18 and chains disagree .*: the density seems to have", warning
+    )
+    assert "smc" not in warning
+    assert "no finite integral" not in " ".join(Draws(walks).warnings())
+    proper = np.random.default_rng(1).normal(size=(4, 400, 2)) * 1e17
+    assert Draws(proper).warnings() == []
