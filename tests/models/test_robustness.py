@@ -116,7 +116,7 @@ def test_iterable_dataset_equals_its_loader():
             "hidden: expected 1,000,006,000,001 weights for 100000",
         ),
         (lambda: load(3), "path: expected a path, got int"),
-        (lambda: load("a" * 300), "path: .*File name too long"),
+        (lambda: load("a" * 300), "path: expected a path whose names the file system can hold"),
         (lambda: plots.trace(None), "draws: expected something to draw, got NoneType"),
         (lambda: plots.bands(None, X), "predictive: expected something to draw, got NoneType"),
         (lambda: plots.trace(MLP(1, (), 1)), "draws: expected a Draws, got MLP. Pass model.draws"),
