@@ -104,7 +104,7 @@ class _StoppedError(Exception):
 def stopped(name: str, folder: str, stop: int) -> dict[str, Any]:
     """A run of an engine with a checkpoint, which all processes end at an evaluation (0: never)."""
     density, count = posterior("uneven"), [0]
-    begun = Path(folder).is_dir()
+    begun = (Path(folder) / "manifest.json").is_file()  # folders are made to see if they can be
 
     def counted(inner: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **options: Any) -> Any:
