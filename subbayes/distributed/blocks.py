@@ -297,8 +297,9 @@ def _only(
 ) -> Int[np.ndarray, "chains columns"]:
     """The bit patterns of the terms of the only block, or zeros in a process that has none."""
     found = list(terms)
-    bits = found[0].view(np.int64) if found else np.zeros(shape, dtype=np.int64)
-    return np.asarray(bits)
+    if not found:
+        return np.zeros(shape, dtype=np.int64)
+    return np.ascontiguousarray(found[0], dtype=np.float64).view(np.int64)
 
 
 def own_blocks(blocks: int, rank: int, processes: int) -> range:

@@ -17,7 +17,7 @@ from subbayes.likelihoods.families.base import LINKS, Family, moment
 from subbayes.likelihoods.families.incomplete_integrals import (
     gamma_log_tails,
     log_concave_moments,
-    solve_log_tails,
+    responses_from_log_tails,
 )
 from subbayes.likelihoods.families.scipy_family import ScipyFamily
 from subbayes.likelihoods.families.tails import (
@@ -119,13 +119,7 @@ class GammaFamily(ScipyFamily):
 
     def from_log_tails(self, below: Tensor, above: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
         """The responses with these log tails."""
-        return solve_log_tails(
-            lambda v: gamma_log_tails(v - eta[0], eta[1].expand_as(v)),
-            lambda v: self.log_density(v.exp(), eta),
-            below,
-            above,
-            eta[0],
-        ).exp()
+        return responses_from_log_tails(self, below, above, eta)
 
     def truncated_moments(
         self, lower: float, upper: float, eta: tuple[Tensor, ...]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ __all__ = [
     "inverse_gaussian_log_tails",
     "log_concave_moments",
     "negative_binomial_log_tails",
+    "responses_from_log_tails",
     "solve_log_tails",
 ]
 
@@ -184,6 +186,27 @@ def solve_log_tails(
             break
         v = torch.where(done, v, new)
     return v
+
+
+def responses_from_log_tails(
+    family: Any, below: Tensor, above: Tensor, eta: tuple[Tensor, ...]
+) -> Tensor:
+    """The positive responses of a family with these log tails; its first predictor is the log mean.
+
+    Example:
+        >>> from subbayes.likelihoods.families import GammaFamily
+        >>> family, eta = GammaFamily(), tuple(torch.zeros(2, 1, dtype=torch.float64))
+        >>> tails = family.log_tails(torch.tensor([0.25], dtype=torch.float64), eta)
+        >>> responses_from_log_tails(family, *tails, eta)
+        tensor([0.2500], dtype=torch.float64)
+    """
+    return solve_log_tails(
+        lambda v: family.log_tails(v.exp(), eta),
+        lambda v: family.log_density(v.exp(), eta),
+        below,
+        above,
+        eta[0],
+    ).exp()
 
 
 def log_concave_moments(

@@ -16,7 +16,7 @@ from subbayes.likelihoods.families.base import moment
 from subbayes.likelihoods.families.incomplete_integrals import (
     inverse_gaussian_log_tails,
     log_concave_moments,
-    solve_log_tails,
+    responses_from_log_tails,
 )
 from subbayes.likelihoods.families.scipy_family import ScipyFamily
 from subbayes.likelihoods.families.tails import normal_from_log_tails, normal_log_tails
@@ -113,13 +113,7 @@ class InverseGaussianFamily(PositiveFamily):
 
     def from_log_tails(self, below: Tensor, above: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
         """The responses with these log tails."""
-        return solve_log_tails(
-            lambda v: inverse_gaussian_log_tails(v - eta[0], (eta[1] - eta[0]).expand_as(v)),
-            lambda v: self.log_density(v.exp(), eta),
-            below,
-            above,
-            eta[0],
-        ).exp()
+        return responses_from_log_tails(self, below, above, eta)
 
     def truncated_moments(
         self, lower: float, upper: float, eta: tuple[Tensor, ...]
