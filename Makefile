@@ -13,7 +13,7 @@ SHELL := /bin/bash
 MAKEFLAGS += --no-builtin-rules
 
 TORCH ?= 2.13.0
-TORCH_OLDEST ?= 2.6.0
+TORCH_OLDEST ?= 2.7.0
 CONSTRAINTS ?= constraints.txt
 WORKERS ?= 2
 ARGS ?=

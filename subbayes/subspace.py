@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from subbayes.utils.checks import check_count, check_seed, fail, fail_type
+from subbayes.utils.memory import index_dtype
 
 __all__ = [
     "CoordinateSubspace",
@@ -362,7 +363,7 @@ class SparseRandomSubspace(Subspace):
         group[order] = np.arange(self.size) % rank
         entries = signs / np.sqrt(np.bincount(group, minlength=rank))[group]
         padding = np.full(-self.size % rank, self.size)  # the position of a zero
-        kind = torch.int32 if self.size < 2**31 else torch.int64
+        kind = index_dtype(self.size)
         self._group = torch.from_numpy(group).to(self.shift.device, kind)
         self._members = torch.from_numpy(np.append(order, padding)).to(self.shift.device, kind)
         self._entries = torch.from_numpy(entries).to(self.shift)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+import torch
+
 from subbayes.utils.checks import fail
 
-__all__ = ["BoundedCache", "available_memory", "check_memory", "format_bytes"]
+__all__ = ["BoundedCache", "available_memory", "check_memory", "format_bytes", "index_dtype"]
 
 _PAGES = Path("/proc/meminfo")
 T = TypeVar("T")
@@ -96,3 +99,19 @@ def format_bytes(size: float) -> str:
     """
     unit, name = (2**30, "GiB") if size >= 2**30 else (2**20, "MiB")
     return f"{size / unit:.1f} {name}"
+
+
+def index_dtype(size: int) -> torch.dtype:
+    """The smallest dtype of indices below `size` that `index_select` takes within `vmap`."""
+    return torch.int32 if size < 2**31 and _vectorises_int32() else torch.int64
+
+
+@functools.cache
+def _vectorises_int32() -> bool:
+    """Whether `vmap` knows indices of 32 bits; torch 2.7 does not."""
+    index = torch.zeros(1, dtype=torch.int32)
+    try:
+        torch.func.vmap(lambda z: z.index_select(-1, index))(torch.zeros(1, 1))
+    except RuntimeError:
+        return False
+    return True

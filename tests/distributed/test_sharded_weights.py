@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from torch.distributed.fsdp import FSDPModule
 
 from distributed.launch import WORKER, outputs, results, start
 from distributed.sharded_cases import REFUSED
@@ -46,10 +47,13 @@ MESSAGES = {
 }
 
 
+ERROR = [["sharded_error"]] if hasattr(FSDPModule, "reset_iter_state") else []
+
+
 @pytest.fixture(scope="module")
 def two_processes():
     """The results of quick cases in two processes."""
-    cases = [*VALUES, ["sharded_basis"], ["sharded_moments"], ["sharded_error"]]
+    cases = [*VALUES, ["sharded_basis"], ["sharded_moments"], *ERROR]
     cases += [["sharded_rows_of_each", [70, 30]], ["sharded_rows_of_each", [0, 50]]]
     return results(2, [*cases, *TRAJECTORIES, FITS[0], FITS[2], ["sharded_refused"]])
 
@@ -107,6 +111,7 @@ def check_fit(every, case):
             assert fit[unchanged], unchanged
 
 
+@pytest.mark.skipif(not ERROR, reason="before torch 2.13 FSDP2 cannot begin anew after an error")
 def test_a_module_that_fails_is_restored(two_processes):
     for found in two_processes:
         for what, value in found['["sharded_error"]'].items():
@@ -115,6 +120,8 @@ def test_a_module_that_fails_is_restored(two_processes):
 
 @pytest.mark.parametrize("what", REFUSED)
 def test_what_needs_all_weights_is_refused_in_one_line(two_processes, what):
+    if what == "gradients" and not hasattr(FSDPModule, "set_gradient_divide_factor"):
+        pytest.skip("before torch 2.8 there is no other factor")
     for found in two_processes:
         error = found['["sharded_refused"]'][what]
         assert MESSAGES[what] in error

@@ -9,7 +9,7 @@ import mpmath
 import numpy as np
 import pytest
 import torch
-from scipy import optimize, stats
+from scipy import integrate, optimize, stats
 
 from subbayes import InputError, Predictive
 from subbayes.diagnostics.metrics import crps
@@ -95,7 +95,7 @@ def test_predictions_of_a_row_far_outside_the_bounds():
         np.array(predictive.interval(0.9))[:, 0], oracle.ppf([0.05, 0.95]), rtol=1e-6
     )
     y = np.linspace(0, 2, 40_001)
-    exact = np.trapezoid((oracle.cdf(y) - (y >= 0.1)) ** 2, y)
+    exact = integrate.trapezoid((oracle.cdf(y) - (y >= 0.1)) ** 2, y)
     assert exact == pytest.approx(0.0235, abs=1e-4)
     assert crps(predictive, torch.tensor([0.1])) == pytest.approx(exact, abs=0.003)  # by samples
 
@@ -354,7 +354,8 @@ def test_student_tails_and_their_inverse(nu):
             assert found == pytest.approx(float(mpmath.log(half)), rel=1e-10)
     tails = student_log_tails(torch.cat([-z, z]), torch.cat([degrees, degrees]))
     back = student_from_log_tails(*tails, torch.cat([degrees, degrees]))
-    torch.testing.assert_close(back, torch.cat([-z, z]), rtol=1e-9, atol=1e-12)
+    close = {"rtol": 3e-9, "atol": 1e-12}  # the inverse of SciPy 1.12 has 2e-9
+    torch.testing.assert_close(back, torch.cat([-z, z]), **close)
 
 
 def test_differences_of_nothing_are_nothing():
