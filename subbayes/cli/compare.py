@@ -66,8 +66,8 @@ def compare(
     methods: Annotated[
         str,
         typer.Option(
-            help="Some of map, swa, swag, ensemble, mc-dropout, temperature-scaling, pca, random, "
-            "curve, optimal, optimal-laplace, subnetwork, subnetwork-laplace, sparse.",
+            help="Some of map, swa, swag, ensemble, mc-dropout, mean-field, temperature-scaling, "
+            "pca, random, curve, optimal, optimal-laplace, subnetwork, subnetwork-laplace, sparse.",
             metavar="NAME,NAME,...",
         ),
     ] = "map,swa,swag,ensemble,pca,random",

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from subbayes import sparse
+from subbayes.baselines.blob import MeanFieldSettings, train_mean_field
 from subbayes.baselines.deep_ensemble import deep_ensemble
 from subbayes.baselines.ensemble import WeightSamples
 from subbayes.baselines.map import point_estimate
@@ -38,6 +39,7 @@ __all__ = [
     "SWAG",
     "ComparedMethod",
     "DeepEnsemble",
+    "MeanField",
     "MonteCarloDropout",
     "Setup",
     "SparseNetworks",
@@ -321,6 +323,52 @@ class TemperatureScaling(ComparedMethod):
 
 
 @dataclass(frozen=True)
+class MeanField(ComparedMethod):
+    """Independent Gaussian weights trained by the ELBO (Bayes by backprop), for the same epochs.
+
+    In a module with adapters only their matrices A are random, and the other selected parameters
+    are trained with them: BLoB.
+
+    Attributes:
+        draws: number of weight vectors.
+        settings: of the random weights; by default those of BLoB, and for other modules a prior of
+            scale `prior_scale` of the training, or 1.
+    """
+
+    draws: int = 30
+    settings: MeanFieldSettings | None = None
+    key: ClassVar[str] = "mean-field"
+    label: ClassVar[str] = "mean-field VI"
+    trains: ClassVar[bool] = True
+
+    def check(self, setup: Setup) -> None:
+        """Check that the weights are trained."""
+        setup.check_epochs(self.key, "Gaussian weights")
+
+    def fit_model(self, setup: Setup) -> WeightSamples:
+        """Train the means and deviations, and draw weights."""
+        network, seed = setup.network, setup.sampling.seed
+        random = [name for name in network.spans if "lora_A" in name]
+        settings, label = MeanFieldSettings(), "BLoB"
+        if not random:
+            settings = MeanFieldSettings(prior_scale=setup.training.prior_scale or 1.0)
+            label = self.label
+        found = train_mean_field(
+            _only_trainable(setup.module, network),
+            setup.likelihood,
+            setup.data,
+            setup.training,
+            random=random or setup.parameters,
+            settings=self.settings or settings,
+            seed=seed,
+            output=setup.output,
+            progress=setup.sampling.progress,
+        )
+        weights = found.sample(self.draws, seed)
+        return WeightSamples(found.network, weights, found.likelihood, label)
+
+
+@dataclass(frozen=True)
 class SparseNetworks(ComparedMethod):
     """Draws of a mean-field sparse network (`sparse.fit`), trained for the same epochs.
 
@@ -347,9 +395,7 @@ class SparseNetworks(ComparedMethod):
     def fit_model(self, setup: Setup) -> WeightSamples:
         """Train the sparse network."""
         names, seed = setup.network.spans, setup.sampling.seed
-        module = copy.deepcopy(setup.module)
-        for name, parameter in module.named_parameters():
-            parameter.requires_grad_(name in names)
+        module = _only_trainable(copy.deepcopy(setup.module), setup.network)
         keep = [
             name
             for name, layer in module.named_modules()
@@ -365,3 +411,14 @@ class SparseNetworks(ComparedMethod):
         )
         weights = found.weights(draws=self.draws, seed=seed)
         return WeightSamples(found.network, weights, found.likelihood, self.label)
+
+
+def _only_trainable(module: nn.Module, network: Network) -> nn.Module:
+    """The module if its trainable parameters are those of the network, or a copy where they are."""
+    names = network.spans
+    if all(p.requires_grad == (name in names) for name, p in module.named_parameters()):
+        return module
+    module = copy.deepcopy(module)
+    for name, parameter in module.named_parameters():
+        parameter.requires_grad_(name in names)
+    return module

@@ -14,6 +14,7 @@ from subbayes.models.comparison_methods import (
     SWAG,
     ComparedMethod,
     DeepEnsemble,
+    MeanField,
     MonteCarloDropout,
     Setup,
     SparseNetworks,
@@ -155,6 +156,7 @@ METHODS: dict[str, ComparedMethod] = {
         SWAG(),
         DeepEnsemble(),
         MonteCarloDropout(),
+        MeanField(),
         TemperatureScaling(),
         SubspaceInference("pca"),
         SubspaceInference("random"),
@@ -222,7 +224,7 @@ def named_methods(
 
     Args:
         names: of `METHODS`.
-        draws: of SWAG, MC dropout and sparse networks.
+        draws: of SWAG, MC dropout, mean-field VI and sparse networks.
         members: number of networks of a deep ensemble.
         most_draws: number of draws that posteriors predict with.
         posterior: "rank", "inputs" and "covariance" for the subspaces that have them; "prior" and
