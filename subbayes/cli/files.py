@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from subbayes.models.data_frame_model import DataFrameModel
 
 __all__ = [
+    "check_model_folder",
     "check_other_file",
     "check_output_file",
     "encode_rows",
@@ -183,6 +184,26 @@ def check_other_file(out: Path | None, *read: Path | None) -> None:
             continue
         if out.samefile(path):
             fail("out", "another file than the table", f"'{out}'", "Choose another path")
+
+
+def check_model_folder(out: Path, overwrite: bool) -> None:
+    """Check a folder for a model before a long computation starts.
+
+    Raises:
+        InputError: a file, or a folder that has a model already or cannot be written to.
+    """
+    from subbayes.utils import artifact
+    from subbayes.utils.checks import fail
+    from subbayes.utils.files import check_writable
+
+    if out.exists() and not out.is_dir():
+        fail("out", "a folder", f"a file: '{out}'", "Choose another path")
+    if artifact.is_artifact(out / "model") and not overwrite:
+        remedy = "Pass --overwrite to replace it, or choose another path"
+        fail("out", "a folder without a model", f"one that has a model: '{out}'", remedy)
+    with naming_out():
+        artifact.check_destination(out / "model", overwrite=overwrite)
+    check_writable("out", out)
 
 
 def check_output_file(out: Path | None, overwrite: bool, *suffixes: str) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from subbayes.cli.console import COMMAND, aligned, as_options, print_line
-from subbayes.cli.files import naming_out
+from subbayes.cli.files import check_model_folder, naming_out
 from subbayes.cli.options import (
     DATA,
     OUTPUT,
@@ -82,7 +82,7 @@ def fit(
     if not preset:
         for flag in given_options("budget"):
             print_line(f"warning: {flag} makes no difference without --preset")
-    _check_free(out, overwrite)
+    check_model_folder(out, overwrite)
     frame = source.read(table, target)
     from subbayes.models.data_frame_model import DataFrameModel
 
@@ -111,25 +111,6 @@ def fit(
 
 def _method_name(settings: TableSettings, method: Method | None) -> str:
     return subspace_name(settings) if method is None else method.value
-
-
-def _check_free(out: Path, overwrite: bool) -> None:
-    from subbayes.utils import artifact
-    from subbayes.utils.checks import fail
-    from subbayes.utils.files import check_writable
-
-    if out.exists() and not out.is_dir():
-        fail("out", "a folder", f"a file: '{out}'", "Choose another path")
-    if artifact.is_artifact(out / "model") and not overwrite:
-        fail(
-            "out",
-            "a folder without a model",
-            f"one that has a model: '{out}'",
-            "Pass --overwrite to replace it, or choose another path",
-        )
-    with naming_out():
-        artifact.check_destination(out / "model", overwrite=overwrite)
-    check_writable("out", out)
 
 
 def _resume(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from subbayes.cli.console import COMMAND, aligned, as_options, naming_table
-from subbayes.cli.files import check_output_file, naming_out
+from subbayes.cli.files import check_model_folder, check_output_file, naming_out
 from subbayes.cli.options import DATA, OUTPUT, Console, Level, Overwrite, Table, TextOptions, option
 
 if TYPE_CHECKING:
@@ -171,10 +171,10 @@ def regress(
     """
     from subbayes.data.columns import warn_about_decimal_commas
     from subbayes.data.tables import read_table
-    from subbayes.utils.files import check_writable
 
     check_output_file(report, overwrite, ".html", ".htm")
-    _check_free(out, overwrite)
+    if out is not None:
+        check_model_folder(out, overwrite)
     unfitted = model.build(formula)
     sampling = posterior.sampling(console.progress)
     with naming_table(table):
@@ -196,7 +196,6 @@ def regress(
     }
     with naming_out():
         if out is not None:
-            check_writable("out", out)
             fitted.save(out / "model", overwrite=overwrite)
             facts["model"] = str(out)
         if report is not None:
@@ -220,22 +219,6 @@ def _table(summary: pd.DataFrame) -> str:
         {"ess_bulk": "Int64", "ess_tail": "Int64"}, errors="ignore"
     )
     return str(rounded.to_string(float_format=lambda value: f"{value:.4g}"))
-
-
-def _check_free(out: Path | None, overwrite: bool) -> None:
-    """Check a folder for a model before a long computation starts."""
-    from subbayes.utils import artifact
-    from subbayes.utils.checks import fail
-
-    if out is None:
-        return
-    if out.exists() and not out.is_dir():
-        fail("out", "a folder", f"a file: '{out}'", "Choose another path")
-    if artifact.is_artifact(out / "model") and not overwrite:
-        remedy = "Pass --overwrite to replace it, or choose another path"
-        fail("out", "a folder without a model", f"one that has a model: '{out}'", remedy)
-    with naming_out():
-        artifact.check_destination(out / "model", overwrite=overwrite)
 
 
 def _pairs(flag: str, texts: list[str] | None) -> list[tuple[str, str]]:

@@ -192,8 +192,9 @@ def mask_markers(column: pd.Series, markers: Sequence[Any]) -> pd.Series:
         return column
     marked = column.isin(list(markers)).to_numpy(dtype=bool)
     if not pd.api.types.is_numeric_dtype(column.dtype):
-        text = [isinstance(v, str) and v.strip() in markers for v in column]
-        marked = marked | np.array(text, dtype=bool)
+        codes, values = _factorized(column)
+        text = [isinstance(value, str) and value.strip() in markers for value in values]
+        marked = marked | np.array([*text, False])[codes]
     return column.mask(marked) if marked.any() else column
 
 
@@ -342,9 +343,18 @@ def as_labels(column: pd.Series) -> Shaped[np.ndarray, "n"]:
         >>> as_labels(pd.Series([1.0, None, 2.0])).tolist()
         ['1', nan, '2']
     """
-    codes, uniques = pd.factorize(column.astype(object))
-    levels = np.array([*map(_label, uniques), np.nan], dtype=object)
-    return levels[codes]
+    codes, values = _factorized(column)
+    return np.array([*map(_label, values), np.nan], dtype=object)[codes]
+
+
+def _factorized(column: pd.Series) -> tuple[np.ndarray, list[Any]]:
+    """The position of each value, -1 if missing, among the different ones, which are few."""
+    column = column.astype(object)
+    try:
+        codes, values = pd.factorize(column)
+    except TypeError:  # values without a hash, such as lists
+        codes, values = pd.factorize(column.where(column.isna(), column.map(str)))
+    return codes, list(values)
 
 
 def _label(value: Any) -> str:

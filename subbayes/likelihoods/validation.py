@@ -116,7 +116,13 @@ def _check_log_prob(likelihood: Likelihood, f: Tensor, y: Targets) -> None:
 
     def evaluate(f: Tensor, y: Targets) -> Tensor:
         quantity, shape = "one log density per row and draw", f.shape[:-1]
-        return _tensors(likelihood, "log_prob", quantity, shape, f, y, required=True)[0]
+        found = _tensors(likelihood, "log_prob", quantity, shape, f, y, required=True)
+        if len(found) != 1:
+            _refuse(likelihood, "log_prob", "one tensor", f"a tuple of {len(found)}")
+        if found[0].dtype.itemsize < 4:  # sums over rows would lose their digits
+            expected, remedy = "log densities in float32 or float64", "Compute it in float32"
+            _refuse(likelihood, "log_prob", expected, f"{found[0].dtype}", remedy)
+        return found[0]
 
     with torch.no_grad():
         before, _ = evaluate(f, y), evaluate(f[0], y)

@@ -19,7 +19,7 @@ from sklearn.base import clone
 from sklearn.linear_model import LinearRegression
 from sklearn.pipeline import make_pipeline
 
-from subbayes.data.columns import as_labels, as_numbers, kind_of, quote
+from subbayes.data.columns import as_labels, as_numbers, kind_of, mask_markers, quote
 from subbayes.data.datasets import find_file
 from subbayes.data.encoder import TabularEncoder
 from subbayes.data.encoder_state import check_state, one_row
@@ -124,6 +124,27 @@ def test_markers_are_missing_values_and_numeric_text_is_parsed():
     encoder = TabularEncoder(missing="impute", missing_values=["?", -9]).fit(X)
     assert encoder.get_feature_names_out().tolist() == ["a", "c", "b=u", "b=v"]
     np.testing.assert_allclose(encoder.transform(X)[1], [0, 0, 1, 0], atol=1e-7)
+
+
+def test_text_is_compared_with_markers_once_for_each_different_value():
+    class Text(str):
+        stripped = 0
+
+        def strip(self, characters=None):
+            Text.stripped += 1
+            return str.strip(self, characters)
+
+    values = [Text(v) for v in ("a", " ?", "b")]
+    column = pd.Series(values * 100 + [None, 3, 3.0], dtype=object)
+    masked = mask_markers(column, ["?"])
+    assert masked.isna().tolist() == [False, True, False] * 100 + [True, False, False]
+    assert Text.stripped == 3
+
+
+def test_values_without_a_hash_are_categories_if_named_so():
+    assert as_labels(pd.Series([[1], None, [1], {"a": 2}])).tolist() == [
+        "[1]", np.nan, "[1]", "{'a': 2}",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", ["Int64", "Float64", "float32", "int8", "object", "string"])

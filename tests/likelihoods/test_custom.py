@@ -47,6 +47,7 @@ def test_a_density_of_each_row_and_draw_is_accepted():
         (lambda *a: 1, "a tensor, one log density per row and draw, got int"),
         (lambda *a: np.zeros(12), "a tensor, one log density per row and draw, got ndarray"),
         (lambda *a: normal(*a).round().long(), "in floating point, got a tensor of torch.int64"),
+        (lambda *a: normal(*a).half(), "in float32 or float64, got a tensor of torch.float16"),
         (lambda *a: normal(*a) * torch.nan, "that are numbers, got nan at row 0: y = -2, mu = 0.5"),
         (lambda *a: normal(*a) + torch.inf, "that are numbers, got inf at row 0"),
         (lambda *a: normal(*a).detach(), "has gradients in the parameters"),

@@ -200,6 +200,33 @@ def test_vectorised_density_equals_single_ones():
 # --- times -------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_hazards_that_overflow_or_vanish_have_densities_and_gradients(dtype):
+    family = PiecewiseExponentialFamily(cuts=(1.0, 2.0))
+    largest = torch.finfo(dtype).max
+
+    def found(time, *values):
+        eta = torch.tensor([values], dtype=dtype, requires_grad=True)
+        y = torch.tensor([time], dtype=dtype)
+        density = family.log_density(y, eta.unbind(-1))
+        below, above = family.log_tails(y, eta.unbind(-1))
+        slopes = [torch.autograd.grad(t, eta, retain_graph=True)[0] for t in (density, above)]
+        assert not torch.stack(slopes).isnan().any()
+        return tuple(value.item() for value in (density, below, above))
+
+    for values in ((800.0, 0.0, 0.0), (largest, largest, largest)):
+        for time in (0.5, 1.5, 3.0):
+            assert found(time, *values) == (-math.inf, 0.0, -math.inf)
+    # what comes after a time does not count
+    expected = pytest.approx((-0.5, math.log(-math.expm1(-0.5)), -0.5))
+    assert found(0.5, 0.0, 800.0, largest) == expected
+    assert found(1.5, 0.0, 800.0, 0.0) == (-math.inf, 0.0, -math.inf)
+    assert found(0.5, -800.0, 0.0, 0.0) == pytest.approx((-800.0, -800.0 + math.log(0.5), 0.0))
+    eta = torch.tensor([[0.0, 800.0]], dtype=dtype).unbind(-1)
+    weibull = WeibullFamily().log_density(torch.tensor([1.5], dtype=dtype), eta)
+    assert float(weibull) == -math.inf
+
+
 def test_piecewise_exponential_integrates_to_its_survival():
     family = PiecewiseExponentialFamily(cuts=(0.5, 2.0))
     eta = torch.tensor([[0.2, -0.7, 0.4]], dtype=torch.float64)

@@ -19,6 +19,7 @@ from subbayes.likelihoods.families.incomplete_integrals import (
     log_concave_moments,
     responses_from_log_tails,
 )
+from subbayes.likelihoods.families.positive import PositiveFamily
 from subbayes.likelihoods.families.scipy_family import ScipyFamily
 from subbayes.likelihoods.families.tails import (
     normal_from_log_tails,
@@ -99,13 +100,11 @@ class NormalFamily(Family):
 
 
 @dataclass(frozen=True, repr=False)
-class GammaFamily(ScipyFamily):
+class GammaFamily(PositiveFamily):
     r"""Positive responses: mean $\mu$, variance $\mu^2 / a$ with the shape a."""
 
     label = "gamma"
     allowed = {"mu": ("log",), "shape": ("log",)}
-    support = "numbers above 0"
-    bounds = (0.0, math.inf)
 
     def log_density(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
         """Log density of responses."""
@@ -129,10 +128,6 @@ class GammaFamily(ScipyFamily):
         return log_concave_moments(
             lambda v: a * (v - eta[0] - (v - eta[0]).exp()), eta[0], (lower, upper)
         )
-
-    def allows(self, y: Tensor) -> Tensor:
-        """Numbers above 0."""
-        return torch.isfinite(y) & (y > 0)
 
     def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
         r"""a and $a^2 \psi'(a) - a$ on the diagonal."""

@@ -127,7 +127,11 @@ class Custom(Family):
         """Log density of responses."""
         found = self.density(y, **self.values(torch.stack(eta, -1)))
         shape = torch.broadcast_shapes(y.shape, eta[0].shape)
-        return _checked("density", "log density", found, shape)
+        found = _checked("density", "log density", found, shape)
+        if found.dtype.itemsize < 4:  # sums over rows would lose their digits
+            expected, remedy = "log densities in float32 or float64", "Compute it in float32"
+            fail("density", expected, f"a tensor of {found.dtype}", remedy)
+        return found
 
     def check_targets(self, y: Targets) -> None:
         """Raise `InputError` for responses outside the support, or a density that cannot be used.

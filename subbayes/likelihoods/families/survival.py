@@ -45,7 +45,8 @@ class WeibullFamily(PositiveFamily):
     def log_density(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
         """Log density of times."""
         log_sum = self._log_hazard_sum(y, eta)
-        return eta[1] - y.log() + log_sum - log_sum.exp()
+        total = log_sum.exp()
+        return torch.where(total.isinf(), -total, eta[1] - y.log() + log_sum - total)
 
     def log_tails(self, y: Tensor, eta: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         """Log P(Y <= y) and log P(Y > y)."""
@@ -178,21 +179,29 @@ class PiecewiseExponentialFamily(PositiveFamily):
         )
         return (y.unsqueeze(-1) - starts).clamp_min(0).minimum(widths)
 
+    def _passed_hazards(self, y: Tensor, eta: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        """Time at risk and log hazard by interval, -inf after y, where it may overflow."""
+        exposures = self._exposures(y)
+        return exposures, torch.where(exposures > 0, self._hazards(eta), -math.inf)
+
     def _cumulative(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
-        return (self._exposures(y) * self._hazards(eta).exp()).sum(-1)
+        exposures, hazards = self._passed_hazards(y, eta)
+        return (exposures * hazards.exp()).sum(-1)
 
     def log_density(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
         """Log density of times."""
         starts = torch.tensor((0.0, *self.cuts), dtype=y.dtype, device=y.device)
         later = torch.tensor((*self.cuts, math.inf), dtype=y.dtype, device=y.device)
         at = (y.unsqueeze(-1) > starts) & (y.unsqueeze(-1) <= later)
-        hazard = (self._hazards(eta) * at.to(y.dtype)).sum(-1)
-        return hazard - self._cumulative(y, eta)
+        hazard = torch.where(at, self._hazards(eta), 0.0).sum(-1)
+        total = self._cumulative(y, eta)
+        return torch.where(total.isinf(), -total, hazard - total)
 
     def log_tails(self, y: Tensor, eta: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         """Log P(Y <= y) and log P(Y > y)."""
-        total = self._cumulative(y, eta)
-        return torch.log(-torch.expm1(-total)), -total
+        exposures, hazards = self._passed_hazards(y, eta)
+        log_total = torch.logsumexp(hazards + exposures.log(), -1)
+        return exponential_log_below(log_total), -(exposures * hazards.exp()).sum(-1)
 
     def from_log_tails(self, below: Tensor, above: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
         """The times with these log tails."""
