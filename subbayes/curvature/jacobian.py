@@ -36,9 +36,16 @@ from subbayes.utils.memory import available_memory, check_memory
 from subbayes.utils.progress import estimated_progress
 from subbayes.utils.types import Inputs, Targets
 
-__all__ = ["Jacobian", "UnavailableRows", "check_covariance_memory", "curvature_root", "root_of"]
+__all__ = [
+    "MEMORY_LIMIT",
+    "Jacobian",
+    "UnavailableRows",
+    "check_covariance_memory",
+    "curvature_root",
+    "root_of",
+]
 
-_MEMORY_LIMIT = 2**28
+MEMORY_LIMIT = 2**28
 _MANY = 4  # with more vectors per row of an input, dense rows cost less than backward passes
 _MEMORY_SHARE = 8  # part of the free memory for one block of a Gram matrix: one eighth
 
@@ -93,7 +100,7 @@ class Jacobian:
         self.step = max(1, memory_limit // self.row_bytes)
 
     @classmethod
-    def of_inputs(cls, plan: Layers, inputs: Any, memory_limit: int = _MEMORY_LIMIT) -> Jacobian:
+    def of_inputs(cls, plan: Layers, inputs: Any, memory_limit: int = MEMORY_LIMIT) -> Jacobian:
         """J_X: one row for each output of inputs in the form the module takes, or a loader."""
         batches = list(input_batches(inputs))
         return cls(
@@ -106,7 +113,7 @@ class Jacobian:
 
     @classmethod
     def of_data(
-        cls, plan: Layers, likelihood: Likelihood, data: Data, memory_limit: int = _MEMORY_LIMIT
+        cls, plan: Layers, likelihood: Likelihood, data: Data, memory_limit: int = MEMORY_LIMIT
     ) -> Jacobian:
         """V, the root of the Gauss-Newton matrix over the data."""
         return cls(plan, data.batches, data.n, likelihood, memory_limit)
@@ -196,7 +203,7 @@ class Jacobian:
         """Inputs per block of a Gram matrix, whose cost falls with the number of blocks."""
         free = available_memory()
         room = 0
-        if free is not None and self.memory_limit == _MEMORY_LIMIT:
+        if free is not None and self.memory_limit == MEMORY_LIMIT:
             room = free // _MEMORY_SHARE
         return max(self.step, room // self.row_bytes)
 

@@ -65,6 +65,16 @@ def test_equality_has_the_ratio_of_densities():
     assert found.evidence_ratio == pytest.approx(expected, rel=0.08)
 
 
+@pytest.mark.parametrize("value", [1.2, 1.5, -0.9])
+def test_equalities_beyond_the_draws_have_rough_ratios_and_a_warning(value):
+    rng = np.random.default_rng(0)
+    after, before = rng.normal(0.3, 0.2, 4000), rng.normal(0, 1, 4000)
+    with pytest.warns(UserWarning, match="hardly any draws of the posterior; its density there"):
+        found = evaluate_hypothesis(f"x = {value}", {"x": after}, lambda: {"x": before})
+    expected = stats.norm(0.3, 0.2).logpdf(value) - stats.norm(0, 1).logpdf(value)
+    assert np.log(found.evidence_ratio) == pytest.approx(expected, abs=0.12 * abs(expected))
+
+
 @pytest.mark.parametrize(
     "expression",
     [

@@ -16,7 +16,7 @@ from torch import Tensor
 from subbayes.curvature.diagonal import Diagonal
 from subbayes.curvature.draw_checks import check_draws
 from subbayes.curvature.exact import Dual, Primal
-from subbayes.curvature.jacobian import Jacobian, UnavailableRows
+from subbayes.curvature.jacobian import MEMORY_LIMIT, Jacobian, UnavailableRows
 from subbayes.curvature.kfac import Factors, Kfac, factor_shape
 from subbayes.curvature.layers import Layers
 from subbayes.curvature.low_rank import LowRank
@@ -119,6 +119,7 @@ def jacobian_from(
     Raises:
         InputError: data other than those of the fit, or no data for a form that needs them.
     """
+    limit = min(facts["memory_limit"], MEMORY_LIMIT)  # a file does not decide how much is taken
     if data is None:
         if facts["form"] in ("dual", "low-rank"):
             fail("data", f"the training data, from which the {facts['form']} form predicts", "none",
@@ -126,13 +127,13 @@ def jacobian_from(
         example = to_device(_example(tensors, facts), network.device)
         rows = UnavailableRows(example, facts["data"])
         return Jacobian.without_data(
-            Layers(network, example), rows, likelihood, facts["rows"], facts["memory_limit"]
+            Layers(network, example), rows, likelihood, facts["rows"], limit
         )
     given = Data.of(data).to(network.device)
     first = to_device(given.first()[0], network.device)
     network.check(first)
     plan = Layers(network, first)
-    V = Jacobian.of_data(plan, likelihood, given, facts["memory_limit"])
+    V = Jacobian.of_data(plan, likelihood, given, limit)
     if (V.n, _digest(V)) != (facts["rows"], facts["data"]):
         fail("data", f"the {facts['rows']} rows of the fit, in their order", f"{V.n} other rows",
              "Pass the training data")  # fmt: skip

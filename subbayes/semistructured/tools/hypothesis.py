@@ -16,10 +16,12 @@ import pandas as pd
 from jaxtyping import Float
 
 from subbayes.utils.checks import check_fraction, closest, fail, fail_type
+from subbayes.utils.warning import warn_user
 
 __all__ = ["Hypothesis", "density_at_zero", "evaluate_hypothesis"]
 
 _MOST_CHARACTERS = 1000
+_LEAST_DRAWS = 5.0  # near 0, for a kernel estimate
 _FUNCTIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "abs": np.abs,
     "exp": np.exp,
@@ -67,7 +69,7 @@ class Hypothesis:
         r"""Posterior odds, infinite if all draws agree; of an equality the Savage-Dickey ratio.
 
         The latter is the density of the posterior at 0 over that of the prior (Wagenmakers et al.
-        2010), both estimated from draws by kernels.
+        2010), both estimated from draws by kernels, or beyond the draws by a normal distribution.
         """
         if self.sign != "=":
             p = self.probability
@@ -149,6 +151,14 @@ def evaluate_hypothesis(
     before = difference(prior()) if sign == "=" else None
     if before is not None:
         before = before[np.isfinite(before)]
+        for which, values in (("posterior", draws), ("prior", before)):
+            weights, width = _kernel_weights(values)
+            if width and weights.sum() < _LEAST_DRAWS:
+                warn_user(
+                    f"hypothesis: {expression!r} lies where there are hardly any draws of the "
+                    f"{which}; its density there is that of a normal distribution with their "
+                    "mean and standard deviation, and the evidence ratio is rough. Take more draws"
+                )
     return Hypothesis(expression, sign, draws, before, level)
 
 
@@ -157,24 +167,34 @@ def density_at_zero(draws: Float[np.ndarray, "S"]) -> float:
 
     A kernel estimate of $v = \operatorname{asinh}(d / s)$, where s is the median of |d|: on this
     scale tails are light, and d has the density of v over s at 0. The bandwidth is two thirds of
-    that of Silverman (1986, eq. 3.31), since v may have two modes. Beyond all draws it is too low.
-    It is infinite if half of the draws are 0.
+    that of Silverman (1986, eq. 3.31), since v may have two modes. Where fewer than five draws
+    are within about a bandwidth of 0, it is the density of the normal distribution with the mean
+    and standard deviation of the draws. It is infinite if half of the draws are 0.
 
     Example:
         >>> draws = np.random.default_rng(0).standard_cauchy(10_000)
         >>> bool(abs(density_at_zero(draws) * np.pi - 1) < 0.1)
         True
     """
-    scale = float(np.median(np.abs(draws)))
-    if not scale:
+    weights, width = _kernel_weights(draws)
+    if not width:
         return np.inf if (draws == 0).mean() >= 0.5 else 0.0
+    if weights.sum() >= _LEAST_DRAWS:
+        return float(weights.mean() / (np.sqrt(2 * np.pi) * width))
+    mean, sd = draws.mean(), draws.std()
+    return float(np.exp(-0.5 * (mean / sd) ** 2) / (np.sqrt(2 * np.pi) * sd))
+
+
+def _kernel_weights(draws: Float[np.ndarray, "S"]) -> tuple[Float[np.ndarray, "S"], float]:
+    """The kernel of each draw at 0, 1 at most, and its width; 0 for a point mass."""
+    scale = float(np.median(np.abs(draws))) if len(draws) else 0.0
+    if not scale:
+        return np.zeros(len(draws)), 0.0
     v = np.arcsinh(draws / scale)
     low, high = np.quantile(v, [0.25, 0.75])
     spreads = [part for part in (float(v.std()), float(high - low) / 1.34) if part > 0]
-    if not spreads:
-        return 0.0
-    width = 0.6 * min(spreads) * len(v) ** -0.2
-    return float(np.exp(-0.5 * (v / width) ** 2).mean() / (np.sqrt(2 * np.pi) * width * scale))
+    width = 0.6 * min(spreads) * len(v) ** -0.2 if spreads else 0.0
+    return (np.exp(-0.5 * (v / width) ** 2) if width else np.zeros(len(v))), width * scale
 
 
 def _parse(expression: str, effects: list[str]) -> tuple[ast.Compare, dict[str, str]]:
