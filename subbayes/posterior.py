@@ -37,7 +37,7 @@ from subbayes.networks.tracing.layout import observations_last, takes_observatio
 from subbayes.networks.tracing.memory import REUSED_BYTES, bytes_per_row, reuse_memory
 from subbayes.networks.tracing.tracer import MODES, Mode, Tracer
 from subbayes.networks.tracing.vectorised import Vectorised
-from subbayes.networks.validation import check_fit
+from subbayes.networks.validation import check_fit, check_gradients
 from subbayes.predictions.averaging import average, evenly, evenly_spaced
 from subbayes.predictions.predictive import Predictive
 from subbayes.priors import Normal, normal_prior
@@ -215,11 +215,11 @@ class Posterior:
         if what not in self._tracers and isinstance(self.network, ShardedNetwork):
             self._tracers[what] = self.network.density(self.likelihood, what)
         if what not in self._tracers:
-            single = (
-                self._gradient
-                if what == "grad"
-                else functools.partial(self._log_likelihood, what != "pointwise")
-            )
+            if what in ("grad", "log_prob"):
+                check_gradients(self.network, self.data.first()[0])
+            single: Any = self._gradient
+            if what != "grad":
+                single = functools.partial(self._log_likelihood, what != "pointwise")
             self._tracers[what] = Tracer(
                 Vectorised(single, said=self.network.fallbacks),
                 "the log density",

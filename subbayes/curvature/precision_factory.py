@@ -14,7 +14,7 @@ from subbayes.curvature.precision import Precision
 from subbayes.data.data import Data, to_device
 from subbayes.likelihoods import Likelihood, as_likelihood
 from subbayes.networks.network import Network, check_network
-from subbayes.networks.validation import check_fit
+from subbayes.networks.validation import check_fit, check_gradients
 from subbayes.utils.checks import check_choice, closest, fail
 from subbayes.utils.memory import available_memory, format_bytes
 from subbayes.utils.types import FORMS, Form
@@ -135,7 +135,9 @@ def root(
     network.warn_if_training()
     data = Data.of(data).to(network.device)
     check_fit(network, likelihood, data)
-    plan = Layers(network, to_device(data.first()[0], network.device))
+    first = to_device(data.first()[0], network.device)
+    check_gradients(network, first)
+    plan = Layers(network, first)
     limit = 2**28 if memory_limit is None else memory_limit // 4
     V = Jacobian.of_data(plan, likelihood, data, limit)
     V.progress = progress

@@ -32,7 +32,7 @@ from subbayes.likelihoods import Likelihood
 from subbayes.networks.global_state import attention_without_fused_kernels
 from subbayes.networks.network import Network
 from subbayes.networks.tracing.vectorised import warn_of_fallback
-from subbayes.networks.validation import check_fit
+from subbayes.networks.validation import check_fit, check_gradients
 from subbayes.utils.checks import check_choice, check_count, fail
 from subbayes.utils.types import Inputs, Targets
 
@@ -97,6 +97,7 @@ class Curvature:
         self.likelihood = likelihood
         self.data = Data.of(data).to(network.device)
         check_fit(network, likelihood, self.data)
+        check_gradients(network, self.data.first()[0])
         self.kind = kind
         self.batch_size = check_count("batch_size", batch_size)
         self.products = 0

@@ -29,6 +29,7 @@ __all__ = [
     "HALF",
     "as_outputs",
     "check_fit",
+    "check_gradients",
     "check_own_likelihood",
     "check_outputs",
     "warn_of_probabilities",
@@ -157,6 +158,54 @@ def check_outputs(
             "Use batch_first=True, or normalisation with running statistics",
         )
     return int(out.shape[-1])
+
+
+def check_gradients(network: Network, rows: Inputs) -> None:
+    """Check that outputs have gradients in the weights, for training and engines that use them.
+
+    Values that pass through NumPy or `item`, or that are detached, would be constants there.
+
+    Args:
+        network: f(x; w); one whose weights are on several processes is not checked.
+        rows: one or more rows of inputs.
+
+    Raises:
+        InputError: outputs that do not depend on the weights as far as autograd sees, or a forward
+            that raises an error where gradients are recorded.
+
+    Example:
+        >>> from subbayes import Network
+        >>> check_gradients(Network(torch.nn.Linear(2, 1)), torch.zeros(3, 2))
+    """
+    if network.is_sharded:
+        return
+    cause: Exception | None = None
+    with torch.enable_grad(), torch.random.fork_rng(devices=[]):
+        weights = network.weights.detach().clone().requires_grad_()
+        try:
+            outputs = network(weights, _copied(to_device(take(rows, slice(2)), network.device)))
+            found = (
+                outputs.requires_grad
+                and torch.autograd.grad(outputs.sum(), weights, allow_unused=True)[0]
+            )
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            found, cause = None, error
+    if isinstance(found, Tensor):
+        return
+    got = "outputs that do not depend on them as far as autograd sees"
+    if cause is not None:
+        got = f"{type(cause).__name__}: {error_text(cause)}".rstrip(".")
+    fail(
+        "module",
+        "outputs with gradients in its weights",
+        got,
+        "Compute them in torch, without numpy(), item() or detach(); or use what needs none: "
+        "training=Training(epochs=0, swa_epochs=0), subspace='full' or 'random', "
+        "inference='elliptical-slice' or 'slice'",
+        cause,
+    )
 
 
 def check_fit(network: Network, likelihood: Likelihood, data: Data) -> int:

@@ -23,7 +23,12 @@ from subbayes.likelihoods import Likelihood, as_likelihood
 from subbayes.likelihoods.base import target_values
 from subbayes.likelihoods.validation import check_sizes
 from subbayes.networks.network import Network
-from subbayes.networks.validation import check_own_likelihood, warn_of_probabilities, warn_of_units
+from subbayes.networks.validation import (
+    check_gradients,
+    check_own_likelihood,
+    warn_of_probabilities,
+    warn_of_units,
+)
 from subbayes.training.configuration import Training
 from subbayes.utils.checks import fail, fail_type
 from subbayes.utils.seeding import derive_seed
@@ -135,6 +140,7 @@ class Minibatches:
         few = slice(min(2, self._rows))
         few_targets = to_device(take(targets, few), self.device)
         check_own_likelihood(network, likelihood, take(first, few), few_targets)
+        check_gradients(network, take(first, few))
         self.likelihood = likelihood = likelihood.for_outputs(outputs, targets)
         warn_of_probabilities(network, likelihood, take(first, slice(2)))
         warn_of_units(network, likelihood, first, targets)
