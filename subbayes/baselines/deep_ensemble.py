@@ -214,7 +214,7 @@ def ensemble_from_results(
     return WeightSamples(
         first,
         weights,
-        stack_likelihoods([likelihood for _, likelihood in members]),
+        stack_likelihoods([likelihood.unweighted for _, likelihood in members]),
         name,
         own if own[0] else None,
     )

@@ -88,12 +88,12 @@ class WeightSamples(Predictor):
         if self.frozen is not None and len(self.frozen) != len(self.weights):
             got = f"{len(self.frozen)} for {len(self.weights)} weight vectors"
             fail("frozen", "one mapping for each weight vector", got)
-        shapes = [{name: t.shape for name, t in own.items()} for own in self.frozen or ()]
-        known = {name: tensor.shape for name, tensor in self.network.frozen.items()}
-        for own in shapes:
-            if own != shapes[0] or any(known.get(name) != own[name] for name in own):
+        kinds = [{name: (t.shape, t.dtype) for name, t in own.items()} for own in self.frozen or ()]
+        known = {name: (t.shape, t.dtype) for name, t in self.network.frozen.items()}
+        for own in kinds:
+            if own != kinds[0] or any(known.get(name) != own[name] for name in own):
                 names = ", ".join(sorted(own)) or "none"
-                expected = "the same names for each weight vector, in shapes of the network"
+                expected = "names, shapes and dtypes of the network, equal for all weights"
                 fail("frozen", expected, names)
 
     def __repr__(self) -> str:

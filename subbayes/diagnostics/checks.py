@@ -7,10 +7,11 @@ from jaxtyping import Float, Int
 
 from subbayes.data.arrays import to_targets
 from subbayes.data.data import leaves
+from subbayes.likelihoods import Likelihood
 from subbayes.predictions.predictive import Predictive
 from subbayes.utils.checks import check_finite, fail
 
-__all__ = ["class_labels", "require_ordered", "target_values"]
+__all__ = ["class_labels", "has_response_columns", "require_ordered", "target_values"]
 
 
 def require_ordered(predictive: Predictive, name: str) -> None:
@@ -46,6 +47,11 @@ def class_labels(
             "Encode classes as they were in training",
         )
     return p, values.astype(np.int64)
+
+
+def has_response_columns(likelihood: Likelihood) -> bool:
+    """Whether targets have columns besides the values, such as whether these are censored."""
+    return bool(getattr(likelihood.unweighted, "response_columns", ()))
 
 
 def target_values(predictive: Predictive, y: object) -> Float[np.ndarray, "..."]:

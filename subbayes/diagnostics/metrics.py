@@ -20,7 +20,12 @@ from jaxtyping import Bool, Float
 from subbayes.data.arrays import to_targets
 from subbayes.data.data import leaves
 from subbayes.diagnostics.calibration import reliability
-from subbayes.diagnostics.checks import class_labels, require_ordered, target_values
+from subbayes.diagnostics.checks import (
+    class_labels,
+    has_response_columns,
+    require_ordered,
+    target_values,
+)
 from subbayes.diagnostics.convergence import average_ranks
 from subbayes.diagnostics.crps import crps_counts, crps_gaussian_mixture, crps_samples
 from subbayes.likelihoods import Categorical, CategoricalTokens
@@ -51,8 +56,8 @@ def score(predictive: Predictive, y: object, level: float = 0.95) -> dict[str, f
     crps, coverage, interval_width. Counts: the same without the moment-matched one. Classification:
     log_likelihood, accuracy, brier, ece, auroc. Tokens: log_likelihood of rows,
     log_likelihood_per_token, perplexity, and accuracy, brier and ece over all tokens that count,
-    each with the mixture of its own position. Scores that need a method that a likelihood of the
-    user does not define, such as draws for crps, are left out.
+    each with the mixture of its own position. Censored responses: log_likelihood. Scores that need
+    a method that a likelihood of the user does not define, such as draws for crps, are left out.
 
     `level` is the probability of the interval for coverage and width.
 
@@ -66,6 +71,8 @@ def score(predictive: Predictive, y: object, level: float = 0.95) -> dict[str, f
          'crps': 1.091, 'coverage': 0.667, 'interval_width': 3.92}
     """
     scores = {"log_likelihood": log_likelihood(predictive, y)}
+    if has_response_columns(predictive.likelihood):  # values alone may be censored
+        return scores
     if predictive.likelihood.is_partial and predictive.likelihood.kind != "classification":
         return scores | _defined_scores(predictive, y, level)
     if isinstance(predictive.likelihood, CategoricalTokens):
@@ -132,7 +139,8 @@ def log_likelihood(predictive: Predictive, y: object, moment_matched: bool = Fal
         >>> round(log_likelihood(predictive, [0.0, 0.0]), 4)
         -0.9189
     """
-    whole = isinstance(y, tuple) or predictive.likelihood.per_position
+    likelihood = predictive.likelihood
+    whole = isinstance(y, tuple) or likelihood.per_position or has_response_columns(likelihood)
     targets = y if whole else target_values(predictive, y)
     return float(np.mean(predictive.log_prob(targets, moment_matched=moment_matched)))
 

@@ -115,6 +115,8 @@ def choose_temperature(
     candidates = sorted({check_positive("temperatures", t) for t in temperatures})
     if not candidates:
         fail("temperatures", "at least one candidate", "none")
+    if len(candidates) > 1000:
+        fail("temperatures", "at most 1000 candidates", len(candidates))
     if by == "validation" and validation is None:
         fail("validation", "held-out data for by='validation'", None, "Pass data, or use by='loo'")
     rows = []

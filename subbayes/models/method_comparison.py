@@ -16,7 +16,7 @@ from subbayes.data.data import Data
 from subbayes.diagnostics import metrics
 from subbayes.diagnostics.predictor import Predictor
 from subbayes.inference.configuration import Sampling
-from subbayes.likelihoods import Likelihood, as_likelihood
+from subbayes.likelihoods import Likelihood, Weighted, as_likelihood
 from subbayes.models.comparison_methods import Setup
 from subbayes.models.comparison_registry import METHODS, Comparable, methods_by_key, named_methods
 from subbayes.networks.initialisation import fresh_module
@@ -25,7 +25,7 @@ from subbayes.networks.validation import check_fit
 from subbayes.predictions.predictive import Predictive
 from subbayes.training.configuration import Training
 from subbayes.training.pipeline import Trained
-from subbayes.utils.checks import fail_type
+from subbayes.utils.checks import fail, fail_type
 from subbayes.utils.text_table import text_table
 from subbayes.utils.types import Targets
 
@@ -248,22 +248,18 @@ def compare_methods(
     factory = None if isinstance(module, nn.Module) else module
     if not isinstance(module, nn.Module):
         module = fresh_module(nn.Identity(), module, sampling.seed)
-    chosen, rows = methods_by_key(methods), Data.of(test, "test")
+    chosen, rows, data = methods_by_key(methods), Data.of(test, "test"), Data.of(data)
+    if data.has_weights and not isinstance(likelihood, Weighted):
+        likelihood = Weighted(likelihood)
+    if rows.has_weights:
+        fail("test", "rows that count alike", "weighted ones", "Leave the weights out")
     setup = Setup(
-        module,
-        likelihood,
-        Data.of(data),
-        training,
-        sampling,
-        factory,
-        validation,
-        parameters,
-        output,
+        module, likelihood, data, training, sampling, factory, validation, parameters, output
     )
     for method in chosen.values():
         method.check(setup)
-    for part in (setup.data, rows):
-        check_fit(setup.network, likelihood, part)
+    check_fit(setup.network, likelihood, data)
+    check_fit(setup.network, likelihood.unweighted, rows)
 
     inputs, y = rows.inputs if rows.in_memory else rows.loader, rows.targets()
     values, noise = (y, None) if isinstance(y, Tensor) else y

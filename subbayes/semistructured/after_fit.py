@@ -100,6 +100,7 @@ class AfterFit:
         scale: str = "response",
         level: float = 0.95,
         n_draws: int = 1000,
+        weights: str | None = None,
     ) -> Averages:
         """The mean response with a column set to each value in all rows, averaged over them.
 
@@ -113,6 +114,8 @@ class AfterFit:
             scale: "response" for E[y], "link" for the predictor of the location.
             level: level of the central intervals.
             n_draws: use at most this many evenly spaced draws.
+            weights: column that says how many times a row counts; by default that of the fit for
+                its rows, and 1 for those of `data`.
 
         Returns:
             The averages, with `draws` and `table()`.
@@ -121,8 +124,10 @@ class AfterFit:
             InputError: an unknown column, or a column of many numbers without `values`.
         """
         check_fraction("level", level)
-        frame = self.state.model.frame if data is None else data
-        return marginal_means(self._quantity(scale, n_draws), frame, variable, values, level)
+        frame, weights = self._rows(data, weights)
+        return marginal_means(
+            self._quantity(scale, n_draws), frame, variable, values, level, weights
+        )
 
     def contrast(
         self,
@@ -133,6 +138,7 @@ class AfterFit:
         scale: str = "response",
         level: float = 0.95,
         n_draws: int = 1000,
+        weights: str | None = None,
     ) -> Averages:
         """Differences of marginal means between levels of a column.
 
@@ -146,10 +152,12 @@ class AfterFit:
             scale: "response" or "link".
             level: level of the central intervals.
             n_draws: use at most this many evenly spaced draws.
+            weights: column that says how many times a row counts; by default that of the fit for
+                its rows, and 1 for those of `data`.
         """
         check_fraction("level", level)
-        frame = self.state.model.frame if data is None else data
-        return contrasts(self._quantity(scale, n_draws), frame, variable, levels, level)
+        frame, weights = self._rows(data, weights)
+        return contrasts(self._quantity(scale, n_draws), frame, variable, levels, level, weights)
 
     def marginal_slopes(
         self,
@@ -160,6 +168,7 @@ class AfterFit:
         scale: str = "response",
         level: float = 0.95,
         n_draws: int = 1000,
+        weights: str | None = None,
     ) -> Averages:
         """The slope of the mean response in a column of numbers, averaged over rows.
 
@@ -173,10 +182,21 @@ class AfterFit:
             scale: "response" or "link".
             level: level of the central intervals.
             n_draws: use at most this many evenly spaced draws.
+            weights: column that says how many times a row counts; by default that of the fit for
+                its rows, and 1 for those of `data`.
         """
         check_fraction("level", level)
-        frame = self.state.model.frame if data is None else data
-        return marginal_slopes(self._quantity(scale, n_draws), frame, variable, by, level)
+        frame, weights = self._rows(data, weights)
+        return marginal_slopes(self._quantity(scale, n_draws), frame, variable, by, level, weights)
+
+    def _rows(
+        self, data: pd.DataFrame | None, weights: str | None
+    ) -> tuple[pd.DataFrame, str | None]:
+        """The rows to average over, and the column of their weights."""
+        if data is not None:
+            return data, weights
+        model = self.state.model
+        return model.frame, weights or model.specification.auxiliary.weights
 
     def conditional_effect(
         self,
@@ -188,6 +208,8 @@ class AfterFit:
         n_draws: int = 1000,
     ) -> Conditional:
         """Predictions along a column, the others at their means or most frequent values.
+
+        Rows of a weighted fit count for these as often as their weights say.
 
         It uses 1000 evenly spaced draws by default, where `summary` and `hypothesis` use all of
         them. Its intervals are central, and those of `summary` have the highest density.
@@ -205,7 +227,8 @@ class AfterFit:
         model = self.state.model
         predict = self._quantity(scale, n_draws)
         columns = model.encoder.columns
-        return conditional_effect(predict, model.frame, columns, variable, by, level)
+        weights = model.specification.auxiliary.weights
+        return conditional_effect(predict, model.frame, columns, variable, by, level, weights)
 
     def posterior_predictive(self, n: int = 100, seed: int = 0) -> Replicates:
         """Replicates of the training responses, drawn by `plots.checks.predictive_check`.

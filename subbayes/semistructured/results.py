@@ -366,8 +366,6 @@ class Results(AfterFit):
         """
         y = self._targets(data)
         predictive = self.predict(data, inputs, new_levels=new_levels, n_draws=n_draws)
-        if y.ndim == 2:  # scores of the values alone would take the censored ones as seen
-            return {"log_likelihood": float(predictive.log_prob(y).mean())}
         return metrics.score(predictive, y, level)
 
     def describe(self) -> dict[str, str]:

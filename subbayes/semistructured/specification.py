@@ -204,11 +204,17 @@ class Specification:
         complete, counts = complete_rows(frame, columns, self.missing)
         tensors = dict(inputs or {})
         dropped = len(frame) - int(complete.sum())
+        if self.auxiliary.weights is not None and pd.api.types.is_numeric_dtype(
+            weights := frame[self.auxiliary.weights]
+        ):
+            counted = complete & (weights != 0).to_numpy(dtype=bool, na_value=True)
+            complete = counted if counted.any() else complete
         if dropped:
             shown = ", ".join(f"{n} in {name}" for name, n in counts.items())
             warn_user(
                 f"{dropped} of {len(frame)} rows have missing values ({shown}) and are dropped"
             )
+        if not complete.all():  # missing values, or weights of 0
             rows = torch.from_numpy(complete)
             tensors = {
                 name: network_input(name, value, len(frame))[rows]

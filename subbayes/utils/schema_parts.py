@@ -301,7 +301,7 @@ def draws_tensors(rank: int | str, prediction: str = "network") -> dict[str, Ten
 
 
 CHOICE = record(
-    temperatures=list_of(POSITIVE, least=1, size="temperatures"),
+    temperatures=list_of(POSITIVE, least=1, most=1000, size="temperatures"),
     scores=list_of(number(finite=False), size="temperatures"),
     standard_errors=list_of(number(finite=False), size="temperatures"),
     pareto_k=list_of(number(finite=False), size="temperatures"),

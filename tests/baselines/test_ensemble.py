@@ -62,3 +62,15 @@ def test_a_likelihood_given_to_load_is_the_saved_one(tmp_path):
         subbayes.load(path, likelihood=Gaussian(2.0))
     with pytest.raises(subbayes.InputTypeError, match="likelihood: expected a Likelihood, got str"):
         subbayes.load(path, likelihood="gaussian")
+
+
+def test_buffers_of_another_dtype_are_refused():
+    module = torch.nn.Sequential(
+        torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 1)
+    )
+    network = subbayes.Network(module)
+    own = {"1.running_var": torch.ones(3, dtype=torch.float16)}
+    weights = network.weights[None]
+    with pytest.raises(InputError, match="frozen: expected names, shapes and dtypes of"):
+        WeightSamples(network, weights, Gaussian(1.0), "one", [own])
+    WeightSamples(network, weights, Gaussian(1.0), "one", [{"1.running_var": torch.ones(3)}])

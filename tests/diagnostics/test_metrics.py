@@ -40,6 +40,7 @@ from subbayes.likelihoods import (
     Poisson,
 )
 from subbayes.likelihoods.families import (
+    CensoredFamily,
     HurdlePoissonFamily,
     NegativeBinomialFamily,
     TruncatedFamily,
@@ -477,3 +478,18 @@ def test_crps_of_counts_is_the_sum_over_distribution_functions(likelihood):
     assert crps(predictive, y * 0) == pytest.approx(
         ((cdf - 1.0) ** 2).sum(1).mean(), rel=1e-8
     )  # a count that a truncated distribution does not have
+
+
+@pytest.mark.parametrize("upper", [None, "end"])
+def test_censored_responses_have_a_log_likelihood_alone(upper):
+    rng = np.random.default_rng(0)
+    family = CensoredFamily(family="weibull", status="censored", upper=upper)
+    eta = torch.from_numpy(rng.normal(size=(5, 20, 1)))
+    outputs = torch.cat([eta, torch.zeros(5, 20, 1, dtype=torch.float64)], -1)
+    y = rng.exponential(size=20)
+    columns = [y, np.arange(20) % 2] + ([np.zeros(20)] if upper else [])
+    found = score(Predictive(outputs, family), torch.from_numpy(np.column_stack(columns)))
+    rates = np.exp(-eta[..., 0].numpy())  # of exponential times, as the shape is 1
+    logs = -rates * y + np.where(np.arange(20) % 2, 0.0, np.log(rates))
+    assert found.keys() == {"log_likelihood"}
+    assert found["log_likelihood"] == pytest.approx(np.log(np.exp(logs).mean(0)).mean(), rel=1e-9)

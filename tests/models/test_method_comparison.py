@@ -13,7 +13,7 @@ from fits import compare, fit_options
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from subbayes import MLP, InputError, InputTypeError, Training, fit, sparse
+from subbayes import MLP, InputError, InputTypeError, Sampling, Training, fit, sparse
 from subbayes.baselines.blob import MeanFieldSettings, train_mean_field
 from subbayes.baselines.deep_ensemble import deep_ensemble
 from subbayes.baselines.map import point_estimate
@@ -21,9 +21,9 @@ from subbayes.baselines.temperature_scaling import temperature_scaling
 from subbayes.data.data import Data
 from subbayes.diagnostics import metrics
 from subbayes.inference.tempering import choose_temperature
-from subbayes.likelihoods import Categorical, Gaussian, Poisson
+from subbayes.likelihoods import Categorical, Gaussian, Poisson, Weighted
 from subbayes.models.fitted import FittedModel
-from subbayes.models.method_comparison import METHODS, format_score
+from subbayes.models.method_comparison import METHODS, compare_methods, format_score
 from subbayes.training.trainer import train
 
 pytestmark = pytest.mark.usefixtures("unchecked")  # long runs; see test_annotations
@@ -38,6 +38,8 @@ QUICK = {
     "n_draws": 4,
     "progress": False,
 }
+
+QUICK_SAMPLING = Sampling(draws=20, chains=2, progress=False)
 
 
 def rows(n, seed):
@@ -267,6 +269,22 @@ def test_mean_field_of_some_weights_keeps_the_others_and_the_module():
     options = {"training": Training(epochs=0, swa_epochs=0), "progress": False}
     with pytest.raises(InputError, match="training: expected epochs above 0 to train Gaussian"):
         compare(module, Gaussian(0.5), TRAIN, TEST, ("map", "mean-field"), **options)
+
+
+@pytest.mark.parametrize("likelihood", ["gaussian", Weighted(Gaussian())])
+def test_weights_of_rows_count_in_training_and_not_in_scores(likelihood):
+    weights = torch.ones(len(TRAIN[1]))
+    weights[::2] = 0
+    data = Data.of(TRAIN).weighted(weights)
+    options = {"training": replace(PLAN, batch_size=None), "sampling": QUICK_SAMPLING}
+    found = compare_methods(net(), likelihood, data, TEST, ("map", "ensemble", "pca"), **options)
+    kept = tuple(part[1::2] for part in TRAIN)
+    expected = compare_methods(net(), "gaussian", kept, TEST, ("map",), **options)
+    for name in ("log_likelihood", "rmse"):
+        assert found.table.loc["map", name] == pytest.approx(expected.table.loc["map", name], 1e-4)
+    assert found.table["log_likelihood"].notna().all()
+    with pytest.raises(InputError, match="test: expected rows that count alike, got weighted"):
+        compare_methods(net(), likelihood, data, data, ("map",), **options)
 
 
 def test_classification_with_dropout_and_temperature_scaling():

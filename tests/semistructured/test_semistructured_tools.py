@@ -265,3 +265,57 @@ def test_replicates_that_overflow_are_left_out_and_counted():
     assert table[["5%", "95%", "p"]].isna().all(axis=None)
     for kind in ("regression", "count"):
         predictive_check(Replicates(y, draws[1:2], kind, "prior"))
+
+
+# --- weights of rows and order of levels ----------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def weighted(frame):
+    """Fits of rows that count 0 to 2 times, by weights and as repeated rows."""
+    rng = np.random.default_rng(1)
+    times = rng.integers(0, 3, len(frame))
+    rows = frame.assign(w=times, x=frame["x"] + 3 * (times == 2))
+    rows.loc[times == 0, ["x", "visits"]] = [1e3, 10**6]  # must not have an effect on priors
+    repeated = rows.loc[rows.index.repeat(times)].reset_index(drop=True)
+    formulas = "visits | weights(w) ~ x + C(g)", "visits ~ x + C(g)"
+    return [
+        SemiStructuredRegression(formula, family="poisson").fit(data, sampling=SAMPLING)
+        for formula, data in zip(formulas, (rows, repeated), strict=True)
+    ]
+
+
+def test_weights_count_like_repeated_rows_in_averages(weighted):
+    by_weights, by_rows = weighted
+    assert by_weights.priors.keys() == by_rows.priors.keys()
+    same = [
+        lambda m: m.summary()[["mean", "sd"]],
+        lambda m: m.marginal_means("g").table()[["mean"]],
+        lambda m: m.contrast("g").table()[["mean"]],
+        lambda m: m.marginal_slopes("x").table()[["mean"]],
+        lambda m: m.marginal_slopes("x", by="g").table()[["mean"]],
+        lambda m: m.conditional_effect("x").table()[["mean"]],
+    ]
+    for of in same:
+        pd.testing.assert_frame_equal(of(by_weights), of(by_rows), rtol=0.05, atol=0.03)
+    assert by_weights.conditional_effect("x").typical == by_rows.conditional_effect("x").typical
+    data = by_weights.state.model.frame
+    alike = by_weights.marginal_slopes("x", data=data).table()["mean"].iloc[0]
+    named = by_weights.marginal_slopes("x", data=data, weights="w").table()["mean"].iloc[0]
+    assert named == by_weights.marginal_slopes("x").table()["mean"].iloc[0]
+    assert abs(alike / named - 1) > 0.05
+    with pytest.raises(InputError, match="weights: expected a column of numbers"):
+        by_weights.marginal_means("g", weights="g")
+
+
+def test_levels_are_in_the_order_of_their_categories(frame):
+    order = ["b", "c", "a"]
+    rows = frame.assign(g=pd.Categorical(frame["g"], order, ordered=True), n=range(len(frame)))
+    rows["n"] = rows["n"] % 3 * 5  # 0, 5, 10
+    model = SemiStructuredRegression("visits ~ mo(g) + x + C(n)", family="poisson")
+    model.fit(rows, sampling=SAMPLING)
+    assert model.marginal_means("g").table().index.tolist() == order
+    assert model.contrast("g").table().index.tolist() == ["c - b", "a - b"]
+    assert model.conditional_effect("g").x.tolist() == order
+    assert model.marginal_slopes("x", by="g").table().index.tolist() == order
+    assert model.marginal_means("n").table().index.tolist() == [0, 5, 10]

@@ -18,7 +18,7 @@ from jaxtyping import Float
 from subbayes.semistructured.summary import central
 from subbayes.utils.checks import check_choice, fail
 
-__all__ = ["Averages", "contrasts", "marginal_means", "marginal_slopes"]
+__all__ = ["Averages", "contrasts", "levels_of", "marginal_means", "marginal_slopes"]
 
 Predict = Callable[[pd.DataFrame], Float[np.ndarray, "S n"]]
 """From rows to the draws of a quantity of each."""
@@ -72,7 +72,32 @@ def _values_of(variable: str, frame: pd.DataFrame, values: Sequence[Any] | None)
     if pd.api.types.is_numeric_dtype(column) and column.nunique() > 10:
         got = f"{column.nunique()} numbers in {variable!r}"
         fail("values", "values of the column", got, "Pass values=[...], or use marginal_slopes")
-    return sorted(column.unique().tolist(), key=str)
+    return levels_of(column)
+
+
+def levels_of(column: pd.Series) -> list[Any]:
+    """The values of a column: categories in their order, numbers by size, others as text."""
+    values = column.unique()
+    if isinstance(column.dtype, pd.CategoricalDtype):
+        return [value for value in column.dtype.categories if value in set(values)]
+    return sorted(values.tolist(), key=None if pd.api.types.is_numeric_dtype(column) else str)
+
+
+def _average(
+    values: Float[np.ndarray, "S n"], rows: pd.DataFrame, weights: str | None
+) -> Float[np.ndarray, "S"]:
+    """Averages over rows, which count alike or by a column of weights."""
+    if weights is None:
+        return values.mean(1)
+    check_choice("weights", weights, tuple(map(str, rows.columns)))
+    w = rows[weights]
+    if not pd.api.types.is_numeric_dtype(w):
+        fail("weights", "a column of numbers", f"dtype {w.dtype}")
+    w = w.to_numpy(dtype=np.float64)
+    if not (np.isfinite(w).all() and (w >= 0).all() and w.sum() > 0):
+        got = f"{float(w.min())} to {float(w.max())}"
+        fail("weights", "finite numbers of at least 0, some above 0", got)
+    return values @ (w / w.sum())
 
 
 def _set_to(frame: pd.DataFrame, variable: str, value: Any) -> pd.DataFrame:
@@ -84,17 +109,27 @@ def _set_to(frame: pd.DataFrame, variable: str, value: Any) -> pd.DataFrame:
 
 
 def marginal_means(
-    predict: Predict, frame: pd.DataFrame, variable: str, values: Sequence[Any] | None, level: float
+    predict: Predict,
+    frame: pd.DataFrame,
+    variable: str,
+    values: Sequence[Any] | None,
+    level: float,
+    weights: str | None = None,
 ) -> Averages:
     """The average prediction with a column set to each value; see `AfterFit.marginal_means`."""
     chosen = _values_of(variable, frame, values)
     rows = rows_to_average(frame)
-    draws = [predict(_set_to(rows, variable, value)).mean(1) for value in chosen]
+    draws = [_average(predict(_set_to(rows, variable, value)), rows, weights) for value in chosen]
     return Averages(variable, tuple(chosen), np.stack(draws, 1), level)
 
 
 def contrasts(
-    predict: Predict, frame: pd.DataFrame, variable: str, pairs: Sequence[Any] | None, level: float
+    predict: Predict,
+    frame: pd.DataFrame,
+    variable: str,
+    pairs: Sequence[Any] | None,
+    level: float,
+    weights: str | None = None,
 ) -> Averages:
     """Differences of marginal means; see `AfterFit.contrast`."""
     if pairs is None:
@@ -103,7 +138,7 @@ def contrasts(
     if not pairs or any(not isinstance(pair, tuple) or len(pair) != 2 for pair in pairs):
         fail("levels", "pairs of levels, such as [('b', 'a')]", repr(pairs))
     needed = list(dict.fromkeys(value for pair in pairs for value in pair))
-    means = marginal_means(predict, frame, variable, needed, level)
+    means = marginal_means(predict, frame, variable, needed, level, weights)
     place = {value: i for i, value in enumerate(needed)}
     draws = [means.draws[:, place[a]] - means.draws[:, place[b]] for a, b in pairs]
     labels = tuple(f"{a} - {b}" for a, b in pairs)
@@ -111,7 +146,12 @@ def contrasts(
 
 
 def marginal_slopes(
-    predict: Predict, frame: pd.DataFrame, variable: str, by: str | None, level: float
+    predict: Predict,
+    frame: pd.DataFrame,
+    variable: str,
+    by: str | None,
+    level: float,
+    weights: str | None = None,
 ) -> Averages:
     """Average slopes in a column of numbers; see `AfterFit.marginal_slopes`."""
     check_choice("variable", variable, tuple(map(str, frame.columns)))
@@ -128,8 +168,10 @@ def marginal_slopes(
     up, down = (predict(rows.assign(**{variable: at})) for at in (high, low))
     slopes = (up - down) / (high - low)
     if by is None:
-        return Averages(variable, ("average",), slopes.mean(1, keepdims=True), level)
+        average = _average(slopes, rows, weights)[:, None]
+        return Averages(variable, ("average",), average, level)
     check_choice("by", by, tuple(map(str, frame.columns)))
-    groups = sorted(rows[by].unique().tolist(), key=str)
-    draws = [slopes[:, (rows[by] == group).to_numpy()].mean(1) for group in groups]
+    groups = levels_of(rows[by])
+    parts = [(rows[by] == group).to_numpy() for group in groups]
+    draws = [_average(slopes[:, part], rows[part], weights) for part in parts]
     return Averages(f"{variable} by {by}", tuple(groups), np.stack(draws, 1), level)

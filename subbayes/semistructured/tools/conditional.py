@@ -11,6 +11,7 @@ import pandas as pd
 from jaxtyping import Float
 
 from subbayes.semistructured.summary import central
+from subbayes.semistructured.tools.averages import levels_of
 from subbayes.utils.checks import check_choice
 
 __all__ = ["Conditional", "conditional_effect"]
@@ -56,8 +57,12 @@ class Conditional:
         return pd.concat(parts, ignore_index=True)
 
 
-def typical_values(frame: pd.DataFrame, columns: Sequence[str]) -> dict[str, Any]:
+def typical_values(
+    frame: pd.DataFrame, columns: Sequence[str], weights: str | None = None
+) -> dict[str, Any]:
     """The mean of each column of numbers, the most frequent value of the others.
+
+    Rows count as often as the column `weights` says.
 
     Example:
         >>> typical_values(pd.DataFrame({"x": [1.0, 2.0], "g": ["b", "b"]}), ["x", "g"])
@@ -67,7 +72,13 @@ def typical_values(frame: pd.DataFrame, columns: Sequence[str]) -> dict[str, Any
     for name in columns:
         column = frame[name]
         number = pd.api.types.is_numeric_dtype(column) and column.dtype != bool
-        found[name] = float(column.mean()) if number else column.mode().iloc[0]
+        if number:
+            w = None if weights is None else frame[weights]
+            found[name] = float(np.average(column, weights=w))
+        elif weights is None:
+            found[name] = column.mode().iloc[0]
+        else:
+            found[name] = frame[weights].groupby(column, observed=True).sum().idxmax()
     return found
 
 
@@ -78,6 +89,7 @@ def conditional_effect(
     variable: str,
     by: str | None,
     level: float,
+    weights: str | None = None,
 ) -> Conditional:
     """Predictions along a column; see `AfterFit.conditional_effect`."""
     check_choice("variable", variable, tuple(columns))
@@ -86,7 +98,7 @@ def conditional_effect(
     x = (
         np.linspace(observed.min(), observed.max(), _POINTS)
         if number
-        else np.array(sorted(observed.unique().tolist(), key=str), dtype=object)
+        else np.array(levels_of(observed), dtype=object)
     )
     groups: list[Any] = [None]
     if by is not None:
@@ -95,9 +107,9 @@ def conditional_effect(
         if pd.api.types.is_numeric_dtype(other) and other.nunique() > 5:
             groups = np.quantile(other, [0.1, 0.5, 0.9]).tolist()
         else:
-            groups = sorted(other.unique().tolist(), key=str)
+            groups = levels_of(other)
     others = [name for name in columns if name not in (variable, by)]
-    typical = typical_values(frame, others)
+    typical = typical_values(frame, others, weights)
     draws = []
     for group in groups:
         grid = pd.DataFrame({variable: x, **{k: [v] * len(x) for k, v in typical.items()}})
