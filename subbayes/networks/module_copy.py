@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -13,11 +14,12 @@ from torch.func import functional_call
 from torch.nn.parameter import is_lazy
 
 from subbayes.distributed.sharded_weights import is_sharded
-from subbayes.utils.checks import fail
+from subbayes.utils.checks import error_text, fail
 
 __all__ = ["call_with", "private_copy", "set_values", "shared_copy", "tied_names"]
 
 _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
+_OF_INDICES = re.compile("index|indices|class values", re.IGNORECASE)
 
 
 def tied_names(module: nn.Module) -> dict[str, str]:
@@ -62,13 +64,40 @@ def call_with(
         kwargs: its keyword arguments.
 
     Raises:
-        InputError: whole numbers in the inputs for which an embedding has no row.
+        InputError: whole numbers in the inputs for which an embedding has no row, or in buffers
+            among the values, such as those of a damaged file, that are no indices.
     """
-    with _naming_embeddings(module):
+    with _naming_embeddings(module), _naming_buffers(module, values or {}):
         if values is None:
             return module(*args, **kwargs or {})
         others = {name: values[first] for name, first in tied.items() if first in values}
         return functional_call(module, {**values, **others}, args, kwargs, tie_weights=False)
+
+
+@contextmanager
+def _naming_buffers(module: nn.Module, values: Mapping[str, Tensor]) -> Iterator[None]:
+    """Raise an `InputError` for indices that are in `values` and far from those of the module."""
+    try:
+        yield
+    except (IndexError, RuntimeError) as error:
+        if not _OF_INDICES.search(str(error)):
+            raise
+        for name, own in module.named_buffers():
+            found = values.get(name, own)
+            if not (own.ndim and own.numel()) or own.is_floating_point() or own.is_complex():
+                continue
+            low, high = (int(end) for end in own.long().aminmax())
+            least, most = (int(end) for end in found.long().aminmax())
+            if least < low or most > high:
+                fail(
+                    "module",
+                    f"numbers from {low} to {high} in its buffer '{name}', as it was passed",
+                    f"{least} to {most} in the saved network, for which its forward raised "
+                    f"{type(error).__name__}: {error_text(error)}".rstrip("."),
+                    "Pass the module that was saved, or another copy of the file if it is damaged",
+                    cause=error,
+                )
+        raise
 
 
 @contextmanager

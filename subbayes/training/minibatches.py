@@ -42,6 +42,7 @@ __all__ = [
     "batch_sizes",
     "split_validation",
     "warn_of_absent_classes",
+    "warn_of_one_row",
 ]
 
 _MOST_CLASSES = 20  # in a warning
@@ -141,6 +142,7 @@ class Minibatches:
         few_targets = to_device(take(targets, few), self.device)
         check_own_likelihood(network, likelihood, take(first, few), few_targets)
         check_gradients(network, take(first, few))
+        warn_of_one_row(likelihood, self.n)
         self.likelihood = likelihood = likelihood.for_outputs(outputs, targets)
         warn_of_probabilities(network, likelihood, take(first, slice(2)))
         warn_of_units(network, likelihood, first, targets)
@@ -247,6 +249,21 @@ def absent_classes(likelihood: Likelihood, n_outputs: int, y: Targets) -> list[i
         return []
     present = set(y.long().unique().tolist())
     return [label for label in range(max(n_outputs, 2)) if label not in present]
+
+
+def warn_of_one_row(likelihood: Likelihood, n: int) -> None:
+    """Warn of parameters of a likelihood that are learned from a single row.
+
+    Args:
+        likelihood: p(y | f) before its parameters are learned.
+        n: number of rows.
+    """
+    if n == 1 and not likelihood.is_complete:
+        warn_user(
+            f"data: {type(likelihood.unweighted).__name__} learns parameters, such as its noise, "
+            "which 1 row has no spread to estimate from; intervals mean nothing. Pass more rows, "
+            "or a likelihood with their values, such as Gaussian(noise=0.1)"
+        )
 
 
 def warn_of_absent_classes(absent: Sequence[int]) -> None:

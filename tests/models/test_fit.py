@@ -78,6 +78,23 @@ def test_noise_of_a_network_with_more_weights_than_rows_and_a_flat_prior_is_warn
         assert not flat_prior_warnings(replace(QUICK, **change))
 
 
+def test_noise_that_is_learned_from_one_row_is_warned_of():
+    def said(likelihood, training, n=1):
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            sampling = Sampling(draws=4, chains=2, progress=False)
+            options = {"training": training, "sampling": sampling, "subspace": "random"}
+            fit(net(), data(n), likelihood=likelihood, **options)
+        return [str(w.message) for w in found if "1 row" in str(w.message)]
+
+    line = "data: Gaussian learns parameters, such as its noise, which 1 row has no spread to"
+    for training in (Training(epochs=1, swa_epochs=1), Training(epochs=0, swa_epochs=0)):
+        assert said("gaussian", training)[0].startswith(line)
+        assert said(Standardized(Gaussian(), (0.0,), (2.0,)), training)
+        assert not said(Gaussian(0.1), training)
+        assert not said("gaussian", training, n=2)
+
+
 def test_classes_without_rows_are_warned_of():
     x, _ = data()
     labels = torch.arange(len(x)) % 2

@@ -827,3 +827,39 @@ def test_frozen_parameters_are_shared_on_request():
         frozen = network.frozen["0.weight"].data_ptr()
         assert (frozen == module[0].weight.data_ptr()) == (not copied)
         assert not dict(network.module_with().named_parameters())["0.weight"].requires_grad
+
+
+class Columns(nn.Module):
+    """Uses the columns of its inputs that a buffer names."""
+
+    def __init__(self, way, columns=(0, 1)):
+        super().__init__()
+        self.way, self.linear = way, nn.Linear(2, 1)
+        self.register_buffer("columns", torch.tensor(columns))
+
+    def forward(self, x):
+        if self.way == "index":
+            return self.linear(x[:, self.columns])
+        if self.way == "gather":
+            return self.linear(x.gather(1, self.columns.expand(len(x), 2)))
+        one, ends = torch.ones(2), torch.tensor([0, 1, 2])
+        picked = torch.sparse_csr_tensor(ends, self.columns, one, (2, x.shape[1]))
+        return self.linear((picked @ x.T).T)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
+@pytest.mark.parametrize("way", ["index", "gather", "sparse"])
+def test_indices_of_a_damaged_file_are_named(way):
+    """Those of a sparse matrix would otherwise read beyond the memory."""
+    network, x = Network(Columns(way)), torch.randn(3, 4)
+    shift = network.with_buffers({"columns": torch.tensor([1, 3])})
+    assert shift.check(x) == 1  # in the range of the inputs, as a buffer that training changed
+    for last in (99, -99):
+        said = (
+            rf"^module: expected numbers from 0 to 1 in its buffer 'columns'.* got .*{last}.*raised"
+        )
+        with pytest.raises(InputError, match=said) as caught:
+            network.with_buffers({"columns": torch.tensor([0, last])}).check(x)
+        assert "\n" not in str(caught.value)
+    with pytest.raises(InputError, match="^inputs: "):  # which are to blame here
+        network.check(torch.randn(3, 1))
