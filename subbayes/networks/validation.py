@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dis
 import inspect
+import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -120,11 +122,7 @@ def check_outputs(
         fail("module", "weights and inputs with values", "the meta device", "Use module.to('cpu')")
     used = _copied(rows)
     try:
-        with (
-            torch.no_grad(),
-            torch.random.fork_rng(devices=[]),
-            torch.sparse.check_sparse_tensor_invariants(),  # other indices read beyond the memory
-        ):
+        with torch.no_grad(), torch.random.fork_rng(devices=[]), _checked_sparse_tensors():
             out, again = call(used), call(_copied(rows))
             alone = call(_copied(take(rows, slice(1))))
     except (InputError, InputTypeError):
@@ -210,6 +208,19 @@ def check_gradients(network: Network, rows: Inputs) -> None:
         "inference='elliptical-slice' or 'slice'",
         cause,
     )
+
+
+@contextmanager
+def _checked_sparse_tensors() -> Iterator[None]:
+    """Check indices of sparse tensors that are made; outside they would read other memory.
+
+    The switch is torch's for all threads, so that one after the other may set and restore it.
+    """
+    with _SPARSE_SWITCH, torch.sparse.check_sparse_tensor_invariants():
+        yield
+
+
+_SPARSE_SWITCH = threading.RLock()
 
 
 def check_fit(network: Network, likelihood: Likelihood, data: Data) -> int:

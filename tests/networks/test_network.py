@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import re
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import cases
@@ -863,3 +864,16 @@ def test_indices_of_a_damaged_file_are_named(way):
         assert "\n" not in str(caught.value)
     with pytest.raises(InputError, match="^inputs: "):  # which are to blame here
         network.check(torch.randn(3, 1))
+
+
+def test_threads_leave_the_checks_of_sparse_tensors_as_they_were():
+    """The switch is global: threads that set it at once would restore what another had set."""
+    before = torch.sparse.check_sparse_tensor_invariants.is_enabled()
+
+    def evaluate(width):
+        net = nn.Sequential(nn.Linear(width, 50), nn.Tanh(), nn.Linear(50, 1))
+        Network(net).check(torch.zeros(2, width))
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(evaluate, range(1, 81)))
+    assert torch.sparse.check_sparse_tensor_invariants.is_enabled() == before
