@@ -24,7 +24,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from subbayes.data.data import Data, named_leaves, split_batches, to_device
+from subbayes.data.data import Data, named_leaves, split_batches, take, to_device
 from subbayes.data.digests import batch_digests
 from subbayes.distributed.blocks import Blocks, BlockSize, BlockSums
 from subbayes.distributed.divided_rows import every_row, exchanged, gathered
@@ -125,6 +125,7 @@ class Posterior:
         self.likelihood = likelihood.for_outputs(outputs, self.data.first()[1])
         self._warn_of_other_statistics()
         first = to_device(self.data.first()[0], network.device)
+        self._example = take(first, slice(2))
         self._row_bytes = bytes_per_row(network, first)
         least = max(2**30, _GRADIENT * self._row_bytes)
         self.memory_limit = least if memory_limit is None else memory_limit
@@ -216,7 +217,7 @@ class Posterior:
             self._tracers[what] = self.network.density(self.likelihood, what)
         if what not in self._tracers:
             if what in ("grad", "log_prob"):
-                check_gradients(self.network, self.data.first()[0])
+                check_gradients(self.network, self._example)
             single: Any = self._gradient
             if what != "grad":
                 single = functools.partial(self._log_likelihood, what != "pointwise")
