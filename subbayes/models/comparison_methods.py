@@ -395,7 +395,7 @@ class SparseNetworks(ComparedMethod):
     def fit_model(self, setup: Setup) -> WeightSamples:
         """Train the sparse network."""
         names, seed = setup.network.spans, setup.sampling.seed
-        module = _only_trainable(copy.deepcopy(setup.module), setup.network)
+        module = _only_trainable(setup.module, setup.network)
         keep = [
             name
             for name, layer in module.named_modules()
