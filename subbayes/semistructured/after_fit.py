@@ -81,7 +81,9 @@ class AfterFit:
         check_count("n_draws", n_draws)
         family = self.state.model.family
         if scale == "response" and family.kind == "classification" and family.label != "bernoulli":
-            fail("scale", "'link' for several classes", "'response'", "Use predict(...) instead")
+            expected = "'link' for a response of several classes, which has no mean"
+            remedy = "Average the columns of predict(...).probabilities, one for each class"
+            fail("scale", expected, "'response'", remedy)
 
         def quantity(rows: pd.DataFrame) -> np.ndarray:
             found = self.predict(rows, n_draws=min(n_draws, self.state.draws.flat().shape[0]))
@@ -236,6 +238,10 @@ class AfterFit:
         Args:
             n: number of replicates, each from another draw.
             seed: seed.
+
+        Returns:
+            A response of each row, whatever its weight. `statistics` counts rows alike, in the data
+            and in the replicates.
         """
         model = self.state.model
         if model.deep is not None and any(

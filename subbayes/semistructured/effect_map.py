@@ -20,6 +20,7 @@ from subbayes.semistructured.structured_predictor import StructuredPredictor
 
 __all__ = ["EffectMap", "coefficients_by_predictor"]
 
+_DENSE, _FEW = 256, 0.05  # coordinates, and share of entries, from which on matrices are sparse
 _TRACED_AFTER = 100  # evaluations, since tracing takes as long as some hundreds
 
 
@@ -117,9 +118,12 @@ class EffectMap:
         """The negative Hessian in the coordinates, from gradient and negative Hessian in B."""
         jacobian = self._jacobian(zeta)  # (q, C, P)
         found = zeta.new_zeros(len(zeta), len(zeta))
-        for a in range(inner.shape[0]):
-            for b in range(inner.shape[1]):
-                found = found + jacobian[:, a].T @ inner[a, b] @ jacobian[:, b]
+        pulls = [each.T for each in jacobian.unbind(1)]
+        if len(zeta) > _DENSE and float((jacobian != 0).double().mean()) < _FEW:
+            pulls = [pull.to_sparse() for pull in pulls]  # each effect has coordinates of its own
+        for a, left in enumerate(pulls):
+            for b, right in enumerate(pulls):
+                found = found + left @ (right @ inner[a, b].T).T
         return found if self.affine is not None else found - self._bend(zeta, cotangent)
 
     def _jacobian(self, zeta: Float[Tensor, "P"]) -> Float[Tensor, "q C P"]:

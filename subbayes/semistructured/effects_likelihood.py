@@ -95,8 +95,10 @@ class EffectsLikelihood:
                 step = step / 2
             else:
                 break
-            zeta, value = ahead, found
-            precision = self._precision(zeta, fixed)
+            curved = self._precision(ahead, fixed)
+            if not bool(curved.isfinite().all()):  # the density flattens out beyond the numbers
+                break
+            zeta, value, precision = ahead, found, curved
             if float(step.abs().max()) < _CLOSE:
                 break
         return zeta, precision
@@ -110,7 +112,7 @@ class EffectsLikelihood:
         found[still], found[:, still] = 0.0, 0.0
         found = found + torch.eye(len(zeta), dtype=zeta.dtype)
         found = (found + found.T) / 2
-        if not torch.linalg.cholesky_ex(found)[1]:
+        if not (torch.linalg.cholesky_ex(found)[1] and bool(found.isfinite().all())):
             return found
         values, vectors = torch.linalg.eigh(found)
         size = values.abs().clamp_min(1e-9 * float(values.abs().max()))

@@ -60,8 +60,8 @@ def evaluate(
 
 def is_categorical(spec: ModelSpec, term: Any) -> bool:
     """Whether a term has a factor with levels."""
-    known = {str(f): kind for f, (kind, _) in spec.encoder_state.items()}
-    return any(getattr(known.get(str(f)), "value", "") == "categorical" for f in term.factors)
+    known = [spec.encoder_state.get(str(f), ("",))[0] for f in term.factors]
+    return any(getattr(kind, "value", "") == "categorical" for kind in known)
 
 
 def factors(spec: ModelSpec) -> Iterator[tuple[str, list[Any], Any]]:

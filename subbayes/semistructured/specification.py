@@ -182,6 +182,8 @@ class Specification:
         defaults = default_priors(design, family, y, offset)
         priors = priors_with(design, defaults, self.priors, names_for_priors(family))
         if most_effects is None:
+            for line in family.target_warnings(targets):
+                warn_user(line)
             warn_of_size(len(design.names), len(frame))
             self._check_identifiable(design, frame)
         structured = StructuredPredictor(design, family, priors)

@@ -42,7 +42,7 @@ __all__ = [
     "batch_sizes",
     "split_validation",
     "warn_of_absent_classes",
-    "warn_of_one_row",
+    "warn_of_no_spread",
 ]
 
 _MOST_CLASSES = 20  # in a warning
@@ -142,7 +142,7 @@ class Minibatches:
         few_targets = to_device(take(targets, few), self.device)
         check_own_likelihood(network, likelihood, take(first, few), few_targets)
         check_gradients(network, take(first, few))
-        warn_of_one_row(likelihood, self.n)
+        warn_of_no_spread(likelihood, self.n, targets)
         self.likelihood = likelihood = likelihood.for_outputs(outputs, targets)
         warn_of_probabilities(network, likelihood, take(first, slice(2)))
         warn_of_units(network, likelihood, first, targets)
@@ -251,19 +251,28 @@ def absent_classes(likelihood: Likelihood, n_outputs: int, y: Targets) -> list[i
     return [label for label in range(max(n_outputs, 2)) if label not in present]
 
 
-def warn_of_one_row(likelihood: Likelihood, n: int) -> None:
-    """Warn of parameters of a likelihood that are learned from a single row.
+def warn_of_no_spread(likelihood: Likelihood, n: int, targets: Targets) -> None:
+    """Warn of parameters of a likelihood that are learned from one row, or from equal targets.
 
     Args:
         likelihood: p(y | f) before its parameters are learned.
         n: number of rows.
+        targets: targets of these rows, or of some of them if other processes hold the others.
     """
-    if n == 1 and not likelihood.is_complete:
-        warn_user(
-            f"data: {type(likelihood.unweighted).__name__} learns parameters, such as its noise, "
-            "which 1 row has no spread to estimate from; intervals mean nothing. Pass more rows, "
-            "or a likelihood with their values, such as Gaussian(noise=0.1)"
-        )
+    if likelihood.is_complete or not n:
+        return
+    y = target_values(targets)
+    if n == 1:
+        got = "1 row has"
+    elif len(y) == n and bool((y == y[:1]).all()):
+        got = f"{n} equal targets have"
+    else:
+        return
+    warn_user(
+        f"data: {type(likelihood.unweighted).__name__} learns parameters, such as its noise, "
+        f"which {got} no spread to estimate from; intervals mean nothing. Pass targets that vary, "
+        "or a likelihood with their values, such as Gaussian(noise=0.1)"
+    )
 
 
 def warn_of_absent_classes(absent: Sequence[int]) -> None:

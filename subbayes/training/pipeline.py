@@ -25,7 +25,7 @@ from subbayes.subspaces.pca import TrajectoryRecorder
 from subbayes.training.configuration import Training
 from subbayes.training.curve import connect
 from subbayes.training.loop import LEAST_SNAPSHOTS
-from subbayes.training.minibatches import warn_of_one_row
+from subbayes.training.minibatches import warn_of_no_spread
 from subbayes.training.trainer import SwaResult, TrainingResult, swa, train
 from subbayes.utils.seeding import derive_seed
 from subbayes.utils.types import Targets
@@ -183,7 +183,7 @@ def estimate_parameters(network: Network, likelihood: Likelihood, data: Data) ->
     """
     if likelihood.is_complete:
         return likelihood
-    warn_of_one_row(likelihood, every_row(data))
+    warn_of_no_spread(likelihood, every_row(data), data.targets())
     if network.is_sharded or data.division is not None:
         return likelihood.fit_parameters(*_gathered_outputs(network, data))
     with torch.no_grad():

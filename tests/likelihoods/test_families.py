@@ -227,6 +227,27 @@ def test_hazards_that_overflow_or_vanish_have_densities_and_gradients(dtype):
     assert float(weibull) == -math.inf
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_weibull_shapes_beyond_the_range_of_numbers_give_no_nan(dtype):
+    family = WeibullFamily()
+    y = torch.tensor([0.5, 1.0, 2.0], dtype=dtype)
+    for shape in (-1e4, -800.0, -95.0, 95.0, 800.0, 1e4):
+        eta = torch.tensor([0.0, shape], dtype=dtype).expand(3, 2).unbind(-1)
+        assert not family.log_density(y, eta).isnan().any()
+        below, above = family.log_tails(y, eta)
+        assert not (below.isnan() | above.isnan()).any()
+    censored = CensoredFamily(family=family)
+    status = torch.tensor([-1.0, 0.0, 1.0], dtype=dtype)
+
+    def total(predictors):
+        outputs = predictors.expand(3, 2)
+        return censored.log_prob(outputs, torch.stack([y, status], 1)).clamp_min(-1e6).sum()
+
+    for shape in (-800.0, -60.0, 8.0, 60.0, 800.0):
+        at = torch.tensor([0.4, shape], dtype=dtype)
+        assert torch.func.hessian(total)(at).isfinite().all()
+
+
 def test_piecewise_exponential_integrates_to_its_survival():
     family = PiecewiseExponentialFamily(cuts=(0.5, 2.0))
     eta = torch.tensor([[0.2, -0.7, 0.4]], dtype=torch.float64)

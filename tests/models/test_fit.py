@@ -95,6 +95,15 @@ def test_noise_that_is_learned_from_one_row_is_warned_of():
         assert not said("gaussian", training, n=2)
 
 
+def test_noise_that_is_learned_from_equal_targets_is_warned_of():
+    x, y = data(20)
+    sampling = Sampling(draws=4, chains=2, progress=False)
+    for training in (Training(epochs=1, swa_epochs=1), Training(epochs=0, swa_epochs=0)):
+        options = {"training": training, "sampling": sampling, "subspace": "random"}
+        with pytest.warns(UserWarning, match="which 20 equal targets have no spread"):
+            fit(net(), (x, torch.full_like(y, 3.0)), likelihood="gaussian", **options)
+
+
 def test_classes_without_rows_are_warned_of():
     x, _ = data()
     labels = torch.arange(len(x)) % 2

@@ -10,7 +10,7 @@ import torch
 from subbayes import Network
 from subbayes.inference import Sampling
 from subbayes.posterior import Posterior
-from subbayes.semistructured import SemiStructuredRegression, coefficient_likelihood
+from subbayes.semistructured import SemiStructuredRegression, coefficient_likelihood, effect_map
 from subbayes.semistructured.coefficient_likelihood import CanonicalRows
 from subbayes.semistructured.collapsed_normal import CollapsedNormal
 from subbayes.semistructured.effects_posterior import EffectsPosterior
@@ -97,6 +97,20 @@ def test_the_density_is_the_general_one(formula, family, options):
     hessian = (behind - ahead) / 2e-5 - np.eye(fast.rank)
     curvature = fast.effects.curvature(torch.from_numpy(z[0])).numpy()
     np.testing.assert_allclose(curvature, hessian, atol=1e-6 * np.abs(hessian).max())
+
+
+@pytest.mark.parametrize(("formula", "family"), [CASES[1], CASES[2], CASES[9], CASES[10]])
+def test_curvatures_by_sparse_matrices_are_those_by_dense_ones(formula, family, monkeypatch):
+    fast, _, space = densities(formula, family, table())
+    at = torch.from_numpy(space.start_points[0])
+    dense = fast.effects.curvature(at)
+    monkeypatch.setattr(effect_map, "_DENSE", 0)
+    monkeypatch.setattr(effect_map, "_FEW", 1.1)
+    made, to_sparse = [], torch.Tensor.to_sparse
+    monkeypatch.setattr(torch.Tensor, "to_sparse", lambda t: made.append(t) or to_sparse(t))
+    found = fast.effects.curvature(at)
+    assert made
+    torch.testing.assert_close(found, dense, rtol=1e-12, atol=1e-12 * float(dense.abs().max()))
 
 
 def test_large_responses_lose_no_precision():

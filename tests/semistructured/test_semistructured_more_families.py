@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -91,6 +93,16 @@ def test_categorical_effects_are_log_odds_to_the_reference(frame, tmp_path):
     model.save(tmp_path / "model")
     again = subbayes.load(tmp_path / "model")
     np.testing.assert_allclose(again.predict(frame.head()).probabilities, p)
+
+
+def test_responses_that_are_all_censored_are_warned_of(frame):
+    for status, side in ((1, "right"), (-1, "left")):
+        family = CensoredFamily(family="weibull", status="status")
+        with pytest.warns(UserWarning, match=f"all {N} responses are {side}-censored"):
+            fitted("time ~ x", family, frame.assign(status=status))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fitted("time ~ x", family, frame.assign(status=[0] * 100 + [1] * (N - 100)))
 
 
 def test_censored_times_have_the_likelihood_of_survival(frame, tmp_path):

@@ -165,6 +165,19 @@ class CensoredFamily(AroundFamily):
         if value.shape[1] == 3 and not bool((value[inside, 2] > value[inside, 0]).all()):
             fail("upper", "upper ends above the lower ones", "others")
 
+    def target_warnings(self, y: Targets) -> list[str]:
+        """As the family, and a line where all responses are censored on the same side."""
+        value, *weight = (y,) if isinstance(y, Tensor) else y
+        found = self.family.target_warnings((value[:, 0], *weight) if weight else value[:, 0])
+        for name in ("left", "right"):
+            if bool((value[:, 1] == _STATUS[name]).all()):
+                found.append(
+                    f"{self.status}: all {len(value)} responses are {name}-censored, so that "
+                    f"nothing but the prior bounds the location on the {name}: check what the "
+                    "column stands for (1 or True is censored, not observed)"
+                )
+        return found
+
     def log_prob(self, outputs: Outputs, y: Targets) -> PerPoint:
         """Log density or probability of each observation, times its weight, shape (..., N)."""
         value, weight = (y, None) if isinstance(y, Tensor) else (y[0], y[1])

@@ -27,6 +27,17 @@ from subbayes.utils.types import Outputs
 __all__ = ["LogLogisticFamily", "PiecewiseExponentialFamily", "WeibullFamily"]
 
 
+def _largest_log(dtype: torch.dtype) -> float:
+    """Logarithm of the hazards that count as infinite; the squares of smaller ones are finite."""
+    return 0.4 * math.log(torch.finfo(dtype).max)
+
+
+def _bounded_exp(values: Tensor) -> Tensor:
+    """Exponentials between bounds whose squares neither overflow nor vanish."""
+    most = _largest_log(values.dtype)
+    return values.clamp(-most, most).exp()
+
+
 @dataclass(frozen=True, repr=False)
 class WeibullFamily(PositiveFamily):
     r"""Times with mean $\mu$ and survival $P(Y > y) = e^{-(y / s)^k}$, $s = \mu / \Gamma(1 + 1/k)$.
@@ -39,23 +50,25 @@ class WeibullFamily(PositiveFamily):
 
     def _log_hazard_sum(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
         """Log of (y / s)^k."""
-        shape = eta[1].exp()
+        shape = _bounded_exp(eta[1])
         return shape * (y.log() - eta[0] + torch.lgamma(1 + 1 / shape))
 
     def log_density(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
         """Log density of times."""
         log_sum = self._log_hazard_sum(y, eta)
-        total = log_sum.exp()
-        return torch.where(total.isinf(), -total, eta[1] - y.log() + log_sum - total)
+        found = eta[1] - y.log() + log_sum - _bounded_exp(log_sum)
+        return torch.where(log_sum > _largest_log(y.dtype), -math.inf, found)
 
     def log_tails(self, y: Tensor, eta: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         """Log P(Y <= y) and log P(Y > y)."""
         log_total = self._log_hazard_sum(y, eta)
-        return exponential_log_below(log_total), -log_total.exp()
+        infinite = log_total > _largest_log(y.dtype)
+        above = torch.where(infinite, -math.inf, -_bounded_exp(log_total))
+        return exponential_log_below(log_total), above
 
     def from_log_tails(self, below: Tensor, above: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
         """The times with these log tails."""
-        shape = eta[1].exp()
+        shape = _bounded_exp(eta[1])
         log_total = torch.where(below < -40.0, below, total_from_log_tails(below, above).log())
         return (eta[0] - torch.lgamma(1 + 1 / shape) + log_total / shape).exp()
 
