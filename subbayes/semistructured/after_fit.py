@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from jaxtyping import Float
 
 from subbayes.diagnostics import LooResult
 from subbayes.diagnostics.leave_one_out import compare as compare_loo
+from subbayes.likelihoods.families import CategoricalFamily
 from subbayes.predictions.predictive import Predictive
 from subbayes.semistructured.joint_posterior import FittedState
 from subbayes.semistructured.tools.averages import (
@@ -74,24 +75,38 @@ class AfterFit:
         return structured.reported(rng.standard_normal((_PRIOR_DRAWS, structured.size)))
 
     def _quantity(
-        self, scale: str, n_draws: int, inputs: Mapping[str, Any] | None = None
+        self, scale: str, n_draws: int, category: Any
     ) -> Callable[[pd.DataFrame], Float[np.ndarray, "S n"]]:
         """Draws of the mean, or of the location's predictor, as a function of rows."""
         check_choice("scale", scale, ("response", "link"))
         check_count("n_draws", n_draws)
-        family = self.state.model.family
-        if scale == "response" and family.kind == "classification" and family.label != "bernoulli":
-            expected = "'link' for a response of several classes, which has no mean"
-            remedy = "Average the columns of predict(...).probabilities, one for each class"
-            fail("scale", expected, "'response'", remedy)
+        place = self._position_of(category, scale)
 
         def quantity(rows: pd.DataFrame) -> np.ndarray:
             found = self.predict(rows, n_draws=min(n_draws, self.state.draws.flat().shape[0]))
-            if scale == "response":
-                return found.likelihood.mean(found.outputs)[..., 0].numpy()
-            return found.outputs[..., 0].numpy()
+            if scale == "link":
+                return found.outputs[..., place].numpy()
+            mean = found.likelihood.mean(found.outputs).numpy()
+            if mean.shape[-1] == 1 and category is not None:  # the probability of the second class
+                return mean[..., 0] if place else 1 - mean[..., 0]
+            return mean[..., place if mean.shape[-1] > 1 else 0]
 
         return quantity
+
+    def _position_of(self, category: Any, scale: str) -> int:
+        """Position of the class that is asked for, and of its predictor; 0 without classes."""
+        labels = self.state.model.response.labels or ()
+        of_location = scale == "link" and not isinstance(self.state.model.family, CategoricalFamily)
+        if category is None and (of_location or len(labels) <= 2):
+            return 0 if of_location else max(len(labels) - 1, 0)
+        if of_location or category not in labels:
+            shown = ", ".join(map(repr, labels[:8])) + (", ..." if len(labels) > 8 else "")
+            expected = f"one of the classes {shown}" if labels else "None for a response of numbers"
+            if labels and of_location:
+                expected = "None with scale='link', as all classes have the same predictor"
+            fail("category", expected, repr(category), "Pass the class to average over" if labels
+                 and not of_location else "")  # fmt: skip
+        return labels.index(category)
 
     def marginal_means(
         self,
@@ -103,6 +118,7 @@ class AfterFit:
         level: float = 0.95,
         n_draws: int = 1000,
         weights: str | None = None,
+        category: Any = None,
     ) -> Averages:
         """The mean response with a column set to each value in all rows, averaged over them.
 
@@ -118,17 +134,20 @@ class AfterFit:
             n_draws: use at most this many evenly spaced draws.
             weights: column that says how many times a row counts; by default that of the fit for
                 its rows, and 1 for those of `data`.
+            category: the class whose probability is averaged, of a response of classes (or its
+                predictor, of a categorical family); by default the second one of two.
 
         Returns:
             The averages, with `draws` and `table()`.
 
         Raises:
-            InputError: an unknown column, or a column of many numbers without `values`.
+            InputError: an unknown column, a column of many numbers without `values`, or a response
+                of several classes without `category`.
         """
         check_fraction("level", level)
         frame, weights = self._rows(data, weights)
         return marginal_means(
-            self._quantity(scale, n_draws), frame, variable, values, level, weights
+            self._quantity(scale, n_draws, category), frame, variable, values, level, weights
         )
 
     def contrast(
@@ -141,6 +160,7 @@ class AfterFit:
         level: float = 0.95,
         n_draws: int = 1000,
         weights: str | None = None,
+        category: Any = None,
     ) -> Averages:
         """Differences of marginal means between levels of a column.
 
@@ -156,10 +176,13 @@ class AfterFit:
             n_draws: use at most this many evenly spaced draws.
             weights: column that says how many times a row counts; by default that of the fit for
                 its rows, and 1 for those of `data`.
+            category: as for `marginal_means`.
         """
         check_fraction("level", level)
         frame, weights = self._rows(data, weights)
-        return contrasts(self._quantity(scale, n_draws), frame, variable, levels, level, weights)
+        return contrasts(
+            self._quantity(scale, n_draws, category), frame, variable, levels, level, weights
+        )
 
     def marginal_slopes(
         self,
@@ -171,6 +194,7 @@ class AfterFit:
         level: float = 0.95,
         n_draws: int = 1000,
         weights: str | None = None,
+        category: Any = None,
     ) -> Averages:
         """The slope of the mean response in a column of numbers, averaged over rows.
 
@@ -186,10 +210,13 @@ class AfterFit:
             n_draws: use at most this many evenly spaced draws.
             weights: column that says how many times a row counts; by default that of the fit for
                 its rows, and 1 for those of `data`.
+            category: as for `marginal_means`.
         """
         check_fraction("level", level)
         frame, weights = self._rows(data, weights)
-        return marginal_slopes(self._quantity(scale, n_draws), frame, variable, by, level, weights)
+        return marginal_slopes(
+            self._quantity(scale, n_draws, category), frame, variable, by, level, weights
+        )
 
     def _rows(
         self, data: pd.DataFrame | None, weights: str | None
@@ -208,6 +235,7 @@ class AfterFit:
         scale: str = "response",
         level: float = 0.95,
         n_draws: int = 1000,
+        category: Any = None,
     ) -> Conditional:
         """Predictions along a column, the others at their means or most frequent values.
 
@@ -224,10 +252,11 @@ class AfterFit:
             scale: "response" or "link".
             level: level of the central intervals.
             n_draws: use at most this many evenly spaced draws.
+            category: as for `marginal_means`.
         """
         check_fraction("level", level)
         model = self.state.model
-        predict = self._quantity(scale, n_draws)
+        predict = self._quantity(scale, n_draws, category)
         columns = model.encoder.columns
         weights = model.specification.auxiliary.weights
         return conditional_effect(predict, model.frame, columns, variable, by, level, weights)

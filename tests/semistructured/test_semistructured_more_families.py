@@ -95,6 +95,52 @@ def test_categorical_effects_are_log_odds_to_the_reference(frame, tmp_path):
     np.testing.assert_allclose(again.predict(frame.head()).probabilities, p)
 
 
+def softmax_by_hand(model, x):
+    """Probabilities of a, b and c in each draw, shape (S, 3)."""
+    e = {name: draws.reshape(-1) for name, draws in model.effects().items()}
+    scores = [e[f"mu[{k}].Intercept"] + e[f"mu[{k}].x"] * x for k in "bc"]
+    return special.softmax(np.column_stack([0 * scores[0], *scores]), 1)
+
+
+def test_averages_of_a_class_are_those_of_its_probability(frame):
+    model = fitted("kind ~ x", "categorical", frame)
+    for k, category in enumerate("abc"):
+        found = model.marginal_means("x", [0.5], category=category)
+        np.testing.assert_allclose(found.draws[:, 0], softmax_by_hand(model, 0.5)[:, k])
+        difference = softmax_by_hand(model, 0.5) - softmax_by_hand(model, -1.0)
+        found = model.contrast("x", [(0.5, -1.0)], category=category)
+        np.testing.assert_allclose(found.draws[:, 0], difference[:, k], atol=1e-12)
+    slopes = [model.marginal_slopes("x", category=k).draws for k in "abc"]
+    np.testing.assert_allclose(sum(slopes), 0.0, atol=1e-8)
+    effect = model.conditional_effect("x", category="c")
+    at = softmax_by_hand(model, effect.x[7])[:, 2]
+    np.testing.assert_allclose(effect.draws[0][:, 7], at)
+    predictors = model.marginal_means("x", [1.0], category="b", scale="link").draws[:, 0]
+    e = model.effects()
+    by_hand = e["mu[b].Intercept"].reshape(-1) + e["mu[b].x"].reshape(-1)
+    np.testing.assert_allclose(predictors, by_hand)
+    for options in ({}, {"category": "d"}, {"scale": "link"}, {"category": 1}):
+        with pytest.raises(InputError, match="one of the classes 'a', 'b', 'c'"):
+            model.marginal_means("x", [0.5], **options)
+
+
+def test_averages_of_two_and_of_ordered_classes(frame):
+    two = fitted("high ~ x", "bernoulli", frame.assign(high=np.where(frame["x"] > 0.8, "y", "n")))
+    second = two.marginal_means("x", [0.0]).draws
+    np.testing.assert_array_equal(second, two.marginal_means("x", [0.0], category="y").draws)
+    first = two.marginal_means("x", [0.0], category="n").draws
+    np.testing.assert_allclose(first, 1 - second)
+    with pytest.raises(InputError, match="None with scale='link'"):
+        two.marginal_means("x", [0.0], category="n", scale="link")
+    ordered = fitted("wins ~ x", "ordinal", frame.assign(wins=frame["wins"].clip(upper=2)))
+    parts = [ordered.marginal_means("x", [0.3], category=k).draws for k in (0, 1, 2)]
+    np.testing.assert_allclose(sum(parts), 1.0)
+    assert ordered.marginal_means("x", [0.3], scale="link").draws.shape == parts[0].shape
+    numbers = fitted("time ~ x", "weibull", frame)
+    with pytest.raises(InputError, match="None for a response of numbers, got 'n'"):
+        numbers.marginal_means("x", [0.0], category="n")
+
+
 def test_responses_that_are_all_censored_are_warned_of(frame):
     for status, side in ((1, "right"), (-1, "left")):
         family = CensoredFamily(family="weibull", status="status")
