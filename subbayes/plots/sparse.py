@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,7 +32,7 @@ from subbayes.plots.style import (
     new_axes,
     note,
 )
-from subbayes.utils.checks import check_count, fail, fail_type
+from subbayes.utils.checks import check_choice, check_count, fail, fail_type
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -41,21 +41,27 @@ if TYPE_CHECKING:
 
 __all__ = ["feature_inclusion", "inclusion", "sparse_history", "trade_off"]
 
+_MOST_LAYERS = 24
 _EXPECTED = "a SparseNetwork, or a fitted sparse estimator"
 
 
 def inclusion(
-    network: SparseNetwork | Any, bins: int = 40, *, axes: list[Axes] | None = None
+    network: SparseNetwork | Any,
+    bins: int = 40,
+    *,
+    layers: Sequence[str] | None = None,
+    axes: list[Axes] | None = None,
 ) -> list[Axes]:
     """Histograms of the inclusion probabilities of the weights, one for each layer.
 
     Args:
         network: the sparse network, or a fitted sparse estimator.
         bins: number of bins between 0 and 1.
-        axes: axes to draw on, one for each layer.
+        layers: names of the layers to draw; by default all, or 24 evenly spaced ones of more.
+        axes: axes to draw on, one for each of these layers.
 
     Raises:
-        InputError: axes of another number than the layers.
+        InputError: axes of another number than the layers, or unknown layers.
         InputTypeError: not a sparse network.
 
     Source: Hubin and Storvik (2024), figure A1.
@@ -70,14 +76,19 @@ def inclusion(
     found = _network_of(network)
     if found is None:
         fail_type("network", _EXPECTED, network, "Pass what sparse.fit(...) returned")
-    layers = found.layers
+    if layers is None:
+        names = list(found.layers)
+        spaced = np.linspace(0, len(names) - 1, min(len(names), _MOST_LAYERS))
+        layers = [names[i] for i in spaced.round().astype(int)]
+    for name in layers:
+        check_choice("layers", name, tuple(found.layers))
     if axes is None:
         axes = [row[0] for row in grid(len(layers), 1, height=1.9)]
     if len(axes) != len(layers):
         fail("axes", f"{len(layers)} axes, one for each layer", len(axes))
     edges = np.linspace(0, 1, check_count("bins", bins) + 1)
-    for ax, (name, layer) in zip(axes, layers.items(), strict=True):
-        p = layer.probability().double().cpu().numpy().ravel()
+    for ax, name in zip(axes, layers, strict=True):
+        p = found.layers[name].probability().double().cpu().numpy().ravel()
         ax.hist(p, edges.tolist(), weights=np.full(len(p), 1 / len(p)), color=BLUE, linewidth=0)
         ax.axvline(0.5, **REFERENCE)
         ax.set_xlim(0, 1)

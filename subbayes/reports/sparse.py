@@ -61,10 +61,12 @@ def inclusion(
         rows,
         "Inclusion probabilities by layer. Density: the share above one half.",
     )
+    axes = plots.inclusion(network)
+    shown = "" if len(axes) == len(rows) else f" ({len(axes)} of {len(rows)})"
     pictures = [
         picture(
-            plots.inclusion(network)[0],
-            "Inclusion probabilities of the weights, by layer: the posterior is certain "
+            axes[0],
+            f"Inclusion probabilities of the weights, by layer{shown}: the posterior is certain "
             "about those near 0 and 1.",
         )
     ]

@@ -38,6 +38,18 @@ def test_inclusion_histograms_count_all_weights():
         plots.inclusion(network(), axes=axes[:1])
 
 
+def test_inclusion_of_many_layers_draws_some_from_the_first_to_the_last():
+    layers = [nn.Linear(2, 2) for _ in range(40)]
+    deep = sparse.SparseNetwork(sparse.convert(nn.Sequential(*layers)), Gaussian(1.0))
+    axes = plots.inclusion(deep)
+    drawn = [ax.texts[0].get_text().partition(":")[0] for ax in axes]
+    assert (len(drawn), len(set(drawn)), drawn[0], drawn[-1]) == (24, 24, "0", "39")
+    (only,) = plots.inclusion(deep, layers=["7"])
+    assert only.texts[0].get_text().startswith("7: 4 weights")
+    with pytest.raises(InputError, match="layers: expected one of '0', '1'"):
+        plots.inclusion(deep, layers=["40"])
+
+
 def test_the_history_is_drawn_with_and_without_accuracy():
     history = {"elbo": [-9.0, -5.0, -4.0], "density": [0.9, 0.5, 0.1], "accuracy": [0.3, 0.6, 0.7]}
     above, below = plots.sparse_history(history)
