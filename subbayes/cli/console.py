@@ -8,7 +8,7 @@ import math
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from os import PathLike
 from typing import Any
@@ -246,8 +246,9 @@ def as_options(text: str) -> str:
         values = match[2].strip("[]") or "''"
         each = [values]
         if listed:
-            items = ast.literal_eval(f"[{match[2].strip('[]')}]") or [""]
-            each = ["..." if item is ... else repr(item) for item in items]
+            with suppress(ValueError, SyntaxError, RecursionError, MemoryError):  # text of a user
+                items = ast.literal_eval(f"[{match[2].strip('[]')}]") or [""]
+                each = ["..." if item is ... else repr(item) for item in items]
         bare = [v.strip("'") if re.fullmatch(r"'[\w-]+'", v) else v for v in each]
         return " ".join(f"{name} {value}".replace("...", "NAME") for value in bare) + owner
 

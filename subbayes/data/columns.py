@@ -26,6 +26,7 @@ __all__ = [
     "check_width",
     "check_lengths",
     "check_names",
+    "check_text",
     "constant_columns",
     "kind_of",
     "mask_markers",
@@ -39,7 +40,7 @@ MANY_ROWS = 20
 """Text columns with at least this many rows and no repeated value are treated as identifiers."""
 
 MOST_LETTERS = 1000
-"""Number of characters of the longest name of a column."""
+"""Number of characters of the longest name of a column, label or level."""
 
 _MOST_COLUMNS = 100_000  # of a table that is encoded in seconds
 _MOST_CATEGORICAL = 10_000  # of them, each of which takes as long as several numeric ones
@@ -138,6 +139,22 @@ def check_lengths(names: Iterable[str], argument: str = "X") -> None:
             fail(argument, expected, got, "Rename it, or check the header and the separator")
 
 
+def check_text(argument: str, values: Iterable[Any]) -> None:
+    """Check that labels, or levels of a column, can be shown in messages, tables and figures.
+
+    Raises:
+        InputError: text of more than 1000 characters.
+
+    Example:
+        >>> check_text("y", ["no", "yes", 3])
+    """
+    for value in values:
+        if isinstance(value, str) and len(value) > MOST_LETTERS:
+            expected = f"labels and levels of at most {MOST_LETTERS} characters"
+            got = f"{len(value)} in '{value[:20]}...'"
+            fail(argument, expected, got, "Shorten them, or replace them by numbers")
+
+
 def check_width(argument: str, columns: int, categorical: int) -> None:
     """Check that a table has no more columns, and categorical ones, than are encoded in seconds."""
     for count, most, kind in (
@@ -193,7 +210,8 @@ def mask_markers(column: pd.Series, markers: Sequence[Any]) -> pd.Series:
     marked = column.isin(list(markers)).to_numpy(dtype=bool)
     if not pd.api.types.is_numeric_dtype(column.dtype):
         codes, values = _factorized(column)
-        text = [isinstance(value, str) and value.strip() in markers for value in values]
+        marks = {mark for mark in markers if isinstance(mark, str)}
+        text = [isinstance(value, str) and value.strip() in marks for value in values]
         marked = marked | np.array([*text, False])[codes]
     return column.mask(marked) if marked.any() else column
 

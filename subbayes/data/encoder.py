@@ -20,6 +20,7 @@ from subbayes.data.columns import (
     as_frame,
     as_labels,
     as_numbers,
+    check_text,
     check_width,
     constant_columns,
     kind_of,
@@ -34,6 +35,7 @@ __all__ = ["TabularEncoder"]
 
 _FORMAT = 1
 _WIDE = 2**63  # of whole numbers that columns hold
+_MOST_MARKS = 1000  # values that stand for missing ones
 _DATE = r"\s*(\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.]\d{4})([T ].*)?$"
 
 
@@ -269,6 +271,9 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
             value = getattr(self, argument)
             if isinstance(value, (str, Mapping)) or not isinstance(value, Collection):
                 fail(argument, "a list", repr(value)[:60], "Put it in brackets")
+        if len(self.missing_values) > _MOST_MARKS:
+            got = f"{len(self.missing_values):,}"
+            fail("missing_values", f"at most {_MOST_MARKS:,} values", got)
         wide = [v for v in self.missing_values if isinstance(v, int) and not -_WIDE <= v < _WIDE]
         if wide:
             fail("missing_values", "whole numbers of 64 bits", f"{wide[0]:.3g}")
@@ -303,6 +308,7 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
         """Raise for identifiers and for columns with too many categories."""
         for name in _text_columns(table):
             levels, n = table[name].nunique(), int(table[name].notna().sum())
+            check_text(f"X, column '{name}'", table[name].unique())
             chosen = name in self.categorical or isinstance(frame[name].dtype, pd.CategoricalDtype)
             if levels > self.max_categories:
                 fail(

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from subbayes.data.columns import check_width, quote
+from subbayes.data.columns import check_text, check_width, quote
 from subbayes.utils.checks import fail
 
 __all__ = ["check_state", "encoded_columns", "one_row"]
@@ -57,6 +57,7 @@ def _check_levels(categorical: dict[str, Any], most: int) -> None:
     for levels, imputed in zip(categorical["levels"], categorical["most_frequent"], strict=True):
         if len(levels) > most:
             fail("config", f"at most {most} levels of a column", str(len(levels)))
+        check_text("config", levels)
         if levels != sorted(set(levels)):
             fail("config", "different levels of a column, sorted", quote(levels))
         if imputed not in levels:

@@ -10,7 +10,7 @@ import pandas as pd
 from jaxtyping import Float64, Int64, Shaped
 
 from subbayes.data.arrays import check_not_masked
-from subbayes.data.columns import as_numbers, kind_of, quote, to_cpu
+from subbayes.data.columns import as_numbers, check_text, kind_of, quote, to_cpu
 from subbayes.utils.checks import check_choice, fail
 
 __all__ = ["TASKS", "Label", "Target"]
@@ -19,6 +19,7 @@ Label: TypeAlias = str | int | bool
 
 TASKS = ("regression", "classification", "count")
 MOST_CLASSES = 20
+_WIDE = 2**63  # whole numbers from here on have no 64 bits
 
 
 @dataclass(frozen=True)
@@ -123,9 +124,7 @@ rows. Correct those labels, or fit with rows of every class.
             fail("values", expected, values[outside][0])
         if (values == -1).any():
             return np.array([*self.classes, None], dtype=object)[values.astype(int)]
-        longest = max((len(name) for name in self.classes if isinstance(name, str)), default=0)
-        dtype = object if longest > 1000 else None  # arrays of text take the longest for each
-        return np.array(self.classes, dtype=dtype)[values.astype(int)]
+        return np.array(self.classes)[values.astype(int)]
 
     def to_config(self) -> dict[str, Any]:
         """The state as values that JSON can hold.
@@ -160,6 +159,10 @@ rows. Correct those labels, or fit with rows of every class.
             fail("config", "what Target.to_config gives", f"{type(error).__name__}: {error}")
         if not (known and labels and enough):
             fail("config", "what Target.to_config gives", config)
+        check_text("config", target.classes)
+        for label in target.classes:
+            if not isinstance(label, str) and not -_WIDE <= label < _WIDE:
+                fail("config", "whole numbers of 64 bits as labels", f"{label:.4g}")
         if not ordered:
             fail("config", "different labels of one type, sorted", quote(target.classes))
         return target
@@ -272,6 +275,7 @@ def _classes(column: pd.Series) -> tuple[Label, ...]:
             f"{' and '.join(sorted(types))}: {quote(labels)}",
             "Convert them all to text",
         )
+    check_text("y", labels)
     if len(labels) < 2:
         fail("y", "at least 2 classes", f"{quote(labels)} alone", "Fit with rows of every class")
     if len(labels) > MOST_CLASSES and 2 * len(labels) > len(column):
@@ -296,6 +300,8 @@ def _label(value: Any) -> Label:
         if not np.isfinite(value) or value != round(value):
             remedy = "Use task='regression' for numbers with a fraction"
             fail("y", expected, f"{value:g}", remedy)
+        if not -_WIDE <= value < _WIDE:
+            fail("y", "labels of at most 64 bits", f"{value:.4g}", "Convert them to text")
         return int(value)
     if not isinstance(value, str):
         fail("y", expected, f"a {type(value).__name__}", "Convert them to text")

@@ -24,7 +24,7 @@ from sklearn.utils.validation import (
 from torch import Tensor
 
 from subbayes.data.arrays import check_not_masked, native_array
-from subbayes.data.columns import check_names
+from subbayes.data.columns import check_names, check_text
 from subbayes.data.data import check_weights
 from subbayes.inference.configuration import Sampling
 from subbayes.models.array_model import fit_arrays, predict_matrix
@@ -396,6 +396,7 @@ class Classifier(ClassifierMixin, Estimator):
             check_classification_targets(y)
         X, y, weights = _weighted_rows(X, y, sample_weight)
         self.classes_, codes = np.unique(y, return_inverse=True)
+        check_text("y", self.classes_)
         if len(self.classes_) < 2:
             fail(
                 "y",

@@ -303,13 +303,15 @@ def _with_settings(key: str, config: Any, changes: Mapping[str, Any]) -> Any:
 def encode_parameters(params: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
     """Convert parameters of an estimator to values that JSON can represent.
 
+    The folder of a checkpoint is left out: another run must not find it.
+
     Args:
         params: by name.
         defaults: the default configurations among them.
     """
     found = dict(params)
     for name, default in defaults.items():
-        found[name] = to_mapping(configured(name, params[name], default))
+        found[name] = to_mapping(_without_checkpoint(configured(name, params[name], default)))
     for name in ("subspace", "inference", "prior"):
         value = found.get(name)
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -321,8 +323,14 @@ def encode_parameters(params: Mapping[str, Any], defaults: Mapping[str, Any]) ->
     return found
 
 
+def _without_checkpoint(configuration: Any) -> Any:
+    if getattr(configuration, "checkpoint", None) is None:
+        return configuration
+    return dataclasses.replace(configuration, checkpoint=None)
+
+
 def decode_parameters(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Invert `encode_parameters`; every field is checked.
+    """Invert `encode_parameters`; every field is checked, and no folder is taken from a file.
 
     Args:
         values: by name.
@@ -333,7 +341,7 @@ def decode_parameters(values: Mapping[str, Any], defaults: Mapping[str, Any]) ->
     """
     found = dict(values)
     for name, default in defaults.items():
-        found[name] = configured(name, values[name], default)
+        found[name] = _without_checkpoint(configured(name, values[name], default))
     for name in ("subspace", "inference"):
         if isinstance(found.get(name), Mapping):
             found[name] = getattr(TableSettings().change({name: found[name]}), name)

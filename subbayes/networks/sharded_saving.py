@@ -147,6 +147,9 @@ def _kept(module: nn.Module, processes: Processes, facts: Mapping[str, Any]) -> 
             if not layout.size:
                 return None  # refused by the schema, or because the module lacks the names
             rows = shape[0] if name == _BASIS and shape else 1
+            if rows > layout.size:
+                got = f"{rows} in the artifact"
+                fail("module", f"{name} of at most {layout.size} rows, one for each weight", got)
             expected: tuple[int, ...] = (layout.size,) if name == _SHIFT else (rows, layout.size)
         elif (own := name.removeprefix(f"{_FROZEN}.")) != name and own in named:
             layout, rows = shard_layout(module, [own], processes), 1
@@ -194,9 +197,12 @@ def sharded_network_from(
     own = whole_tensors(sharded_tensors(network))
     saved = add_prefix(_FROZEN, whole_tensors(frozen))
     for name in own.keys() | saved.keys():
-        shapes = [tuple(of[name].shape) if name in of else None for of in (own, saved)]
-        if shapes[0] != shapes[1]:
-            fail("path", f"{name} of shape {shapes[0]}, as the module has", shapes[1])
+        kinds = [
+            f"shape {tuple(of[name].shape)} and {of[name].dtype}" if name in of else "none"
+            for of in (own, saved)
+        ]
+        if kinds[0] != kinds[1]:
+            fail("path", f"{name} of {kinds[0]}, as the module has", kinds[1])
     shift = tensors[_SHIFT].part
     if shift.dtype != network.dtype:
         remedy = f"Convert it with .to({shift.dtype}) before fully_shard"

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
+from subbayes.data.columns import check_text
 from subbayes.utils.checks import closest, fail, fail_type
 from subbayes.utils.text_table import shortened
 from subbayes.utils.warning import warn_user
@@ -179,6 +180,10 @@ def plain_columns(
                 changed[name] = values
         elif training and isinstance(dtype, pd.CategoricalDtype):
             changed[name] = values.cat.remove_unused_categories()
+        if training and (
+            _holds_objects(dtype) or isinstance(dtype, (pd.CategoricalDtype, pd.StringDtype))
+        ):
+            check_text(name, changed.get(name, values).unique())
         kind = getattr(dtype, "kind", "O")
         if kind in "mMc" or isinstance(dtype, (pd.PeriodDtype, pd.IntervalDtype)):
             remedy = "Convert it to numbers, such as days since the first date, or to text"

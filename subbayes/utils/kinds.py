@@ -82,7 +82,7 @@ SHARES = "subbayes.networks.sharded_saving:read_shares"
 """The function that reads the shards of a process; it takes a module, `read` and a device."""
 
 _ANY_TENSOR = array(None, values="any")
-_NAME = text(most=1000)  # of a column, as `subbayes.data.columns` allows
+_NAME = text(most=1000)  # of a column or level, as `subbayes.data.columns` allows
 _network = {"network": NETWORK, "likelihood": LIKELIHOOD}
 
 # --- models of arrays -----------------------------------------------------------------------------
@@ -265,7 +265,8 @@ def _priors(value: Any, where: str, sizes: Sizes) -> None:
 
 
 _family = one_of("a family", FAMILY, record(own=text()))
-_column = record({"levels?": list_of(anything), "ordered?": boolean, "dtype?": text()}, name=_NAME)
+_level = one_of("a level", _NAME, number(), boolean)
+_column = record({"levels?": list_of(_level), "ordered?": boolean, "dtype?": text()}, name=_NAME)
 _deep_network = record(
     architecture=text(),
     parameter=optional(text()),
@@ -341,10 +342,10 @@ def _marker(value: Any, where: str, sizes: Sizes) -> None:
     if isinstance(value, int):
         whole(-(2**63), 2**63 - 1)(int(value), where, sizes)
     else:
-        optional(one_of("text or a number", text(), number(finite=False)))(value, where, sizes)
+        optional(one_of("text or a number", _NAME, number(finite=False)))(value, where, sizes)
 
 
-_labels = list_of(one_of("a label", text(), number(), boolean))
+_labels = list_of(one_of("a label", _NAME, number(), boolean))
 
 _data_frame = record(
     model=_model(
@@ -359,7 +360,7 @@ _data_frame = record(
                 "unknown?": text("error", "ignore"),
                 "missing?": text("error", "impute"),
                 "missing_indicator?": boolean,
-                "missing_values?": list_of(_marker),
+                "missing_values?": list_of(_marker, most=1000),
                 "categorical?": list_of(_NAME),
                 "max_categories?": whole(2),
             }
@@ -375,7 +376,7 @@ _data_frame = record(
             scale=list_of(POSITIVE),
         ),
         categorical=record(
-            columns=list_of(_NAME), levels=list_of(list_of(text())), most_frequent=list_of(text())
+            columns=list_of(_NAME), levels=list_of(list_of(_NAME)), most_frequent=list_of(_NAME)
         ),
         flagged=list_of(text()),
     ),
@@ -417,13 +418,13 @@ SCHEMAS = {
         record(
             network=NETWORK,
             likelihoods=list_of(LIKELIHOOD, least=1),
-            name=text(plain=True),
+            name=text(plain=True, most=1000),
             own_buffers=boolean,
         ),
         NETWORK_TENSORS | {"weights": array("S", "D"), "buffers.*": _ANY_TENSOR},
     ),
     "mc-dropout": Schema(
-        record(_network, n_draws=N_DRAWS, seed=whole(), name=text(plain=True)),
+        record(_network, n_draws=N_DRAWS, seed=whole(), name=text(plain=True, most=1000)),
         NETWORK_TENSORS | {"weights": array("D")},
     ),
     "temperature-scaled": Schema(

@@ -7,7 +7,14 @@ import typer
 
 from subbayes import InputError
 from subbayes.cli import evaluate, run
-from subbayes.cli.console import COMMAND, ROWS_BEFORE, describe_error, naming_table, report_error
+from subbayes.cli.console import (
+    COMMAND,
+    ROWS_BEFORE,
+    as_options,
+    describe_error,
+    naming_table,
+    report_error,
+)
 
 ERROR = InputError("X", "finite numbers in column 'a'", "1 infinite value (first in row 1)", "Drop")
 
@@ -94,3 +101,8 @@ def test_settings_of_a_file_are_not_reported_as_options(tmp_path, capsys, text, 
     words = ["fit", tmp_path / "t.csv", "--target", "y", "--config", tmp_path / "s.toml"]
     assert run([*map(str, words), "--out", str(tmp_path / "out")]) == 2
     assert re.match(f"subbayes: error: {expected}", capsys.readouterr().err)
+
+
+def test_text_of_a_file_that_looks_like_an_argument_is_shown_as_it_is():
+    for text in ("missing_values=[x]", "missing_values=['a", "missing_values=[(1]"):
+        assert "missing" in as_options(f"got {text}")

@@ -202,6 +202,18 @@ def test_a_file_of_one_batch_is_read_once(tmp_path):
     assert [batch["x"].tolist() for batch in batches] == [[1, 2]]
 
 
+def test_very_long_levels_and_many_marks_are_refused():
+    frame = pd.DataFrame({"a": ["x", "y" * 1001, "x"]})
+    with pytest.raises(
+        InputError, match="X, column 'a': expected labels and levels of at most 1000"
+    ):
+        TabularEncoder().fit(frame)
+    with pytest.raises(
+        InputError, match="missing_values: expected at most 1,000 values, got 1,001"
+    ):
+        TabularEncoder(missing_values=[str(i) for i in range(1001)]).fit(frame)
+
+
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
 def test_very_long_names_of_columns_are_refused(tmp_path, suffix):
     path = tmp_path / f"table{suffix}"

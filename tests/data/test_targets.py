@@ -96,6 +96,8 @@ def test_labels_match_across_numeric_dtypes_and_no_decision_is_none():
             r"numbers in the target, got 'x' in 1 of 3 rows \(first in row \d\). "
             "Correct them, or use task='class",
         ),
+        (["a", "b" * 1001], None, "y: expected labels and levels of at most 1000 characters, got"),
+        ([0, 2**63], "classification", r"y: expected labels of at most 64 bits, got 9.223e\+18"),
         (["a", "b"], "regression", "numbers in the target, got 'a', 'b'"),
         ([0, 2, -1], "count", "whole numbers of at least 0, got -1 in row 2"),
         ([0, 2.5], "count", "got 2.5 in row 1"),
@@ -139,3 +141,15 @@ def test_a_damaged_target_configuration_raises():
     ):
         with pytest.raises(InputError, match=r"^config: expected what Target.to_config gives"):
             Target.from_config(damage)
+
+
+@pytest.mark.parametrize("label", [2**63, -(2**63) - 1, "b" * 1001])
+def test_labels_of_a_configuration_that_no_column_holds(label):
+    classes = sorted([label, "a" if isinstance(label, str) else 0])
+    with pytest.raises(InputError, match="config: expected"):
+        Target.from_config({"task": "classification", "classes": classes})
+
+
+def test_whole_numbers_of_64_bits_are_decoded_exactly():
+    target = Target.infer([0, 2**63 - 1, 2**63 - 2] * 2, "classification")
+    assert target.decode([1, 2, 0]).tolist() == [2**63 - 2, 2**63 - 1, 0]

@@ -175,6 +175,7 @@ def sharded_saving_refused(folder: str) -> dict[str, Any]:
         "another kind": lambda: subbayes.load(f"{place}/full", divided()),
         "altered": lambda: subbayes.load(f"{place}/altered", divided()),
         "endless": lambda: subbayes.load(f"{place}/endless", divided()),
+        "wide": lambda: subbayes.load(f"{place}/wide", divided()),
     }
     model.save(f"{good}-2", n_draws=2)
     if rank == 0:
@@ -182,6 +183,11 @@ def sharded_saving_refused(folder: str) -> dict[str, Any]:
         none = {"network": facts["network"] | {"names": []}}
         basis = {"subspace.basis": torch.zeros(2**40, 0), "subspace.shift": torch.zeros(0)}
         artifact.write(f"{place}/endless", kind, tensors | basis, facts | none)
+        one = next(n for n, p in divided().named_parameters() if p.numel() < 9)
+        size = dict(divided().named_parameters())[one].numel()
+        wide = {"subspace.basis": torch.zeros(9, size), "subspace.shift": torch.zeros(size)}
+        named = {"network": facts["network"] | {"names": [one]}}
+        artifact.write(f"{place}/wide", kind, tensors | wide, facts | named)
         facts["subspace"] = {"name": "FullSubspace", "rank": len(tensors["subspace.shift"])}
         facts["settings"]["subspace"] = "full"
         tensors["z"] = torch.zeros(2, 2, len(tensors["subspace.shift"])).double()

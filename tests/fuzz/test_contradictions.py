@@ -280,7 +280,30 @@ KINDS = (
 MANY = "y ~ a + C(c) + " + " + ".join(f"s(a, 990, {i})" for i in range(1, 11))
 
 
+LONG = "x" * 1001
+
+
+def a_long_level(tensors: Tensors, facts: Facts) -> None:
+    facts["encoder"]["categorical"]["levels"][0][-1] = "z" + LONG
+
+
 CONTRADICTIONS: dict[str, tuple[str, Change]] = {
+    "a name of many characters": ("samples", fact("name", LONG)),
+    "a level of many characters": ("data-frame", a_long_level),
+    "a mark of many characters": (
+        "data-frame-sparse",
+        fact("encoder/options/missing_values", [LONG]),
+    ),
+    "many marks": (
+        "data-frame-sparse",
+        fact("encoder/options/missing_values", [str(i) for i in range(1001)]),
+    ),
+    "a level of many characters in a formula": (
+        "semi-structured",
+        lambda tensors, facts: [
+            c["levels"].append(LONG) for c in facts["columns"] if "levels" in c
+        ],
+    ),
     "a full subspace of fewer coordinates": ("fitted-full-linearised", full_of_rank_1),
     "fewer indices than coordinates": ("fitted-own-classes", one_index),
     "no draws": ("fitted-pca", no_draws),

@@ -761,3 +761,16 @@ DATES = pd.date_range("2020", periods=20)
 def test_dates_and_overflowing_targets(X, y, message):
     with pytest.raises(InputError, match=message):
         SubspaceRegressor(**nested(**QUICK)).fit(X, y)
+
+
+def test_a_saved_estimator_names_no_folder_of_a_checkpoint(tmp_path):
+    X, y = numbers()
+    options = nested(**QUICK)
+    options["sampling"] |= {"checkpoint": str(tmp_path / "run")}
+    path = SubspaceRegressor(**options).fit(X, y).save(tmp_path / "model")
+    tensors, facts, kind = artifact.read(path)
+    assert facts["params"]["sampling"]["checkpoint"] is None
+    facts["params"]["sampling"]["checkpoint"] = str(tmp_path / "theirs")
+    artifact.write(tmp_path / "forged", kind, tensors, facts)
+    SubspaceRegressor.load(tmp_path / "forged").fit(X, y)
+    assert not (tmp_path / "theirs").exists()
