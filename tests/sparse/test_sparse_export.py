@@ -811,3 +811,13 @@ def test_export_rejects_sparse_layers():
         InputError, match="module: expected a module without sparse layers, got one"
     ):
         export_network(made)
+
+
+def test_outputs_that_are_not_finite_are_an_error():
+    layer = nn.Linear(2, 1)
+    with torch.no_grad():
+        layer.weight.fill_(3e38)
+    network = sparse.SmallNetwork(layer)
+    assert network([[0.0, 0.0]]).shape == (1, 1)
+    with pytest.raises(InputError, match="inputs: expected rows with finite outputs, got NaN or"):
+        network([[9.0, 9.0]])

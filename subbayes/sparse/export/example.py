@@ -11,7 +11,7 @@ from subbayes.data.arrays import to_inputs
 from subbayes.data.data import check_rows, named_leaves, to_device
 from subbayes.networks.network import arguments
 from subbayes.utils.checks import error_text, fail
-from subbayes.utils.trees import tree_map
+from subbayes.utils.trees import tensors_of, tree_map
 from subbayes.utils.types import Inputs
 
 __all__ = ["as_example", "outputs_of"]
@@ -45,10 +45,14 @@ def outputs_of(module: nn.Module, inputs: Any) -> Any:
         inputs: as for `as_example`.
 
     Raises:
-        InputError: inputs that the module does not take.
+        InputError: inputs that the module does not take, or outputs that are not finite.
         InputTypeError: anything but arrays.
     """
-    return _evaluate(module, _converted(module, inputs, "inputs"), "inputs")
+    found = _evaluate(module, _converted(module, inputs, "inputs"), "inputs")
+    if not all(bool(t.isfinite().all()) for t in tensors_of(found)):
+        remedy = "Check the scale of the inputs and the weights"
+        fail("inputs", "rows with finite outputs", "NaN or infinite outputs", remedy)
+    return found
 
 
 def _converted(module: nn.Module, given: Any, argument: str) -> Inputs:

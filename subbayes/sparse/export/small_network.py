@@ -211,7 +211,8 @@ class SmallNetwork:
             inputs: arrays or tensors that it takes; floating ones are converted to its dtype.
 
         Raises:
-            InputError: inputs that the module does not take, such as other numbers of columns.
+            InputError: inputs that the module does not take, such as other numbers of columns, or
+                outputs that are not finite.
 
         Example:
             >>> SmallNetwork(nn.Linear(2, 1))([[1.0, 2.0]]).shape
