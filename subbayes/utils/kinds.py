@@ -152,7 +152,7 @@ _exported = record(
     weights=list_of(whole(), least=2, most=2),
     inputs=list_of(text()),
     outputs=list_of(text()),
-    fills=dict_of(one_of("a number or text", number(finite=False), boolean, text())),
+    fills=dict_of(one_of("a number or text", number(), boolean, text())),
     layers=dict_of(text()),
 )
 
