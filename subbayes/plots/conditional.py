@@ -8,6 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from subbayes.plots.style import band, label_axes, new_axes
+from subbayes.utils.text_table import shortened
 
 if TYPE_CHECKING:
     from subbayes.semistructured.tools.conditional import Conditional
@@ -50,7 +51,7 @@ def conditional(effect: Conditional, *, ax: Axes | None = None) -> Axes:
             band(ax, effect.x, low, high, colour, 0.2)
             ax.plot(effect.x, mean, color=colour, label=name)
     if effect.discrete:
-        ax.set_xticks(np.arange(len(effect.x)), [str(level) for level in effect.x])
+        ax.set_xticks(np.arange(len(effect.x)), [shortened(str(level)) for level in effect.x])
     if many > 1:
         ax.legend(frameon=False)
     label_axes(ax, effect.variable, "prediction")

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 
 from subbayes.plots.style import BLUE, GREY, INK, band, grid, label_axes, new_axes
 from subbayes.utils.checks import check_count, fail
+from subbayes.utils.text_table import shortened
 
 if TYPE_CHECKING:
     from subbayes.semistructured.partial_effects import Partial
@@ -157,6 +158,6 @@ def forest(
         ax.plot([left, right], [place, place], color=BLUE, linewidth=4, solid_capstyle="butt")
         ax.plot([flat.mean()], [place], "o", color="white", markeredgecolor=BLUE, markersize=5)
     ax.axvline(0, color=GREY, linewidth=0.8)
-    ax.set_yticks(range(len(effects)), list(effects))
+    ax.set_yticks(range(len(effects)), list(map(shortened, effects)))
     ax.set_ylim(len(effects) - 0.4, -0.6)
     return label_axes(ax, f"effect, with {100 * level:g} % and 50 % intervals", "")

@@ -26,6 +26,7 @@ from subbayes.plots.style import (
     note,
 )
 from subbayes.utils.checks import fail
+from subbayes.utils.text_table import shortened
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -97,7 +98,7 @@ def scores(
             0.1,
         )
         ax.set_xlim(low, min(high, 1.005) if score in _SHARES else high)
-    ax.set_yticks(place, names)
+    ax.set_yticks(place, list(map(shortened, names)))
     ax.set_ylim(len(names) - 0.5, -0.5)
     title, better = SCORE_LABELS.get(score, (score, ""))
     ax.xaxis.set_major_locator(MaxNLocator(5))

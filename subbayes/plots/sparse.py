@@ -33,6 +33,7 @@ from subbayes.plots.style import (
     note,
 )
 from subbayes.utils.checks import check_choice, check_count, fail, fail_type
+from subbayes.utils.text_table import shortened
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -262,7 +263,7 @@ def feature_inclusion(
     ax.axvline(0.5, **REFERENCE)
     ax.set_xlim(0, 1.02)
     ax.set_ylim(len(shown) - 0.4, -0.6)
-    ax.set_yticks(place, [str(label) for label in shown.index])
+    ax.set_yticks(place, [shortened(str(label)) for label in shown.index])
     ax.grid(visible=False, axis="y")
     if len(shown) < len(probabilities):
         note(ax, f"{len(shown)} of {len(probabilities)} inputs")

@@ -7,6 +7,7 @@ import pytest
 
 from subbayes import plots
 from subbayes.plots.style import label_axes, legend, new_axes, png
+from subbayes.utils.text_table import shortened
 
 
 @pytest.mark.parametrize(
@@ -25,7 +26,7 @@ def test_names_are_not_parsed_as_mathematics(name):
     legend(label_axes(ax, name, name))
     assert png(ax)[1:4] == b"PNG"
     shown = [text.get_text().replace("\\$", "$") for text in ax.get_yticklabels()]
-    assert name in shown
+    assert shortened(name) in shown
     assert ax.get_xlabel().replace("\\$", "$") == name
 
 
