@@ -14,7 +14,7 @@ import pandas as pd
 from jaxtyping import Float64, Shaped
 
 from subbayes.utils.checks import fail, fail_type
-from subbayes.utils.text_table import shortened
+from subbayes.utils.text_table import MOST_LETTERS, shortened
 from subbayes.utils.warning import warn_user
 
 __all__ = [
@@ -38,9 +38,6 @@ __all__ = [
 
 MANY_ROWS = 20
 """Text columns with at least this many rows and no repeated value are treated as identifiers."""
-
-MOST_LETTERS = 1000
-"""Number of characters of the longest name of a column, label or level."""
 
 _MOST_COLUMNS = 100_000  # of a table that is encoded in seconds
 _MOST_CATEGORICAL = 10_000  # of them, each of which takes as long as several numeric ones

@@ -30,12 +30,12 @@ from subbayes.data.columns import (
 )
 from subbayes.data.encoder_state import check_state, one_row
 from subbayes.utils.checks import InputError, check_choice, check_count, closest, fail
+from subbayes.utils.text_table import MOST_MARKS
 
 __all__ = ["TabularEncoder"]
 
 _FORMAT = 1
 _WIDE = 2**63  # of whole numbers that columns hold
-_MOST_MARKS = 1000  # values that stand for missing ones
 _DATE = r"\s*(\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.]\d{4})([T ].*)?$"
 
 
@@ -271,9 +271,9 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
             value = getattr(self, argument)
             if isinstance(value, (str, Mapping)) or not isinstance(value, Collection):
                 fail(argument, "a list", repr(value)[:60], "Put it in brackets")
-        if len(self.missing_values) > _MOST_MARKS:
+        if len(self.missing_values) > MOST_MARKS:
             got = f"{len(self.missing_values):,}"
-            fail("missing_values", f"at most {_MOST_MARKS:,} values", got)
+            fail("missing_values", f"at most {MOST_MARKS:,} values", got)
         wide = [v for v in self.missing_values if isinstance(v, int) and not -_WIDE <= v < _WIDE]
         if wide:
             fail("missing_values", "whole numbers of 64 bits", f"{wide[0]:.3g}")

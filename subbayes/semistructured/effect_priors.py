@@ -295,14 +295,16 @@ def default_priors(
     r"""Weakly informative priors, scaled by the data as in rstanarm (Goodrich et al. 2024).
 
     With $s_y$ the standard deviation of y for an identity link and 1 for others: coefficients
-    $N(0, (2.5\, s_y / s_x)^2)$; the intercept, at the means of the columns, $N(m, (2.5\, s_y)^2)$
-    around the overall mean on the scale of the link; sigma exponential with mean $s_y$, the
-    standard deviation of y itself if the link is another one; shapes $\log r \sim N(1, 2^2)$, of
-    inverse Gaussian responses relative to the mean of y; precisions
-    $\log \phi \sim N(2, 2^2)$; the standard deviations of smooths and random effects exponential
-    with mean $s_y$; degrees of freedom $\log(\nu - 1) \sim N(2.5, 1)$. The y of a log-normal
-    response is its logarithm. Components of a mixture have the priors of their families, from the
-    responses that these allow. Classes have $s_y = 1$ and m = 0.
+    $N(0, (2.5\, s_y / s_x)^2)$, where $s_x$ is the standard deviation of the column, or what a
+    regression on the columns of other terms with the same variables leaves of it, so that an
+    interaction with an uncentred column is not shrunk away; the intercept, at the means of the
+    columns, $N(m, (2.5\, s_y)^2)$ around the overall mean on the scale of the link; sigma
+    exponential with mean $s_y$, the standard deviation of y itself if the link is another one;
+    shapes $\log r \sim N(1, 2^2)$, of inverse Gaussian responses relative to the mean of y;
+    precisions $\log \phi \sim N(2, 2^2)$; standard deviations of smooths and random effects
+    exponential with mean $s_y$; degrees of freedom $\log(\nu - 1) \sim N(2.5, 1)$. The y of a
+    log-normal response is its logarithm. Components of a mixture have the priors of their families,
+    from the responses that these allow. Classes have $s_y = 1$ and m = 0.
 
     Other parameters have $N(0, 1)$ on the scale of their links. What a parameter of `Custom` means
     is not known: one that is called sigma, shape, precision or nu has the prior of that name, and
@@ -333,7 +335,7 @@ def default_priors(
         if term.kind == "intercept":
             priors[term.name] = _intercept_prior(of, name, own_y, own_offset)
         elif term.unpenalised:
-            scales = design.scale[term.unpenalised]
+            scales = design.remaining_scale[term.unpenalised]
             scale = float(np.sqrt(np.mean(scales[scales > 0] ** 2))) if (scales > 0).any() else 1.0
             priors[term.name] = NormalPrior(0.0, factor * sd / scale)
     if family.n_thresholds:

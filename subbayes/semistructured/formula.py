@@ -24,9 +24,13 @@ from subbayes.semistructured.formula_checks import (
     check_levels,
     check_terms,
 )
-from subbayes.semistructured.formula_columns import factor_column, factors, is_categorical
+from subbayes.semistructured.formula_columns import (
+    factor_column,
+    factors,
+    is_categorical,
+    kind_of_term,
+)
 from subbayes.semistructured.formula_grammar import check_length, check_size, formula_errors
-from subbayes.semistructured.smooth import penalised
 from subbayes.semistructured.terms.group_effects import GroupEffects
 from subbayes.semistructured.terms.law import Law, LearnedTerm
 from subbayes.semistructured.terms.parsing import check_right_side, learn_terms
@@ -150,6 +154,7 @@ class Design:
         column_parameters: parameter of each column.
         center: mean of each column, subtracted from it; 0 if its parameter has no intercept.
         scale: standard deviation of each column.
+        remaining_scale: what other terms of the same variables leave of it.
 
     Raises:
         InputError: unknown columns, or a formula that cannot be parsed.
@@ -187,6 +192,18 @@ class Design:
                 own = [i for t in terms if t.kind not in ("intercept", "random") for i in t.columns]
                 self.center[own] = columns[:, own].mean(0)
         self.scale = columns.std(0) if len(columns) else np.ones(len(self.names))
+        self.remaining_scale = self.scale.copy()
+        plain = [t for t in self.terms if t.kind in ("linear", "factor", "spline")]
+        for term in plain if len(columns) else ():
+            near = [
+                i
+                for t in plain
+                if t is not term and t.parameter == term.parameter
+                for i in t.columns
+                if set(t.variables) & set(term.variables)
+            ]
+            own = list(term.columns)
+            self.remaining_scale[own] = formula_columns.remaining_scales(columns, own, near)
 
     def _add(self, parameter: str, text: str, frame: pd.DataFrame, intercept: bool) -> None:
         """Add the columns and terms of one parameter's formula."""
@@ -220,7 +237,7 @@ class Design:
                 Term(
                     prefix + ("Intercept" if name == "1" else name),
                     parameter,
-                    _kind(name, spec, term, places),
+                    kind_of_term(spec, term, places),
                     tuple(range(start, start + len(places))),
                     tuple(sorted(v for v in variables if v in frame.columns)),
                 )
@@ -476,21 +493,6 @@ def _columns(
     check_terms(argument, text)
     with formula_errors(argument, text):
         return check_right_side(argument, text, frame)
-
-
-def _kind(name: str, spec: ModelSpec, term: Any, places: list[int]) -> str:
-    """The kind of a term; see `Term`."""
-    if name == "1":
-        return "intercept"
-    factors = [str(f) for f in term.factors]
-    kinds = {penalised(f) for f in factors} - {None}
-    if kinds and len(factors) == 1:
-        return "smooth" if kinds == {"s"} else "random"
-    if kinds:
-        fail(f"term {name!r}", "s(...) and re(...) on their own", "an interaction")
-    if is_categorical(spec, term):
-        return "factor"
-    return "linear" if len(places) == 1 else "spline"
 
 
 def _numbers_as_text(levels: Sequence[Any]) -> bool:

@@ -14,10 +14,20 @@ from formulaic import Formula, ModelSpec
 from jaxtyping import Float
 
 from subbayes.semistructured.formula_grammar import formula_errors
-from subbayes.semistructured.smooth import TRANSFORMS
+from subbayes.semistructured.smooth import TRANSFORMS, penalised
+from subbayes.utils.checks import fail
 
-__all__ = ["evaluate", "factor_column", "factors", "is_categorical", "learn"]
+__all__ = [
+    "evaluate",
+    "factor_column",
+    "factors",
+    "is_categorical",
+    "kind_of_term",
+    "learn",
+    "remaining_scales",
+]
 
+_ROWS, _OTHERS = 1000, 1000  # that regressions on the columns of other terms take
 _CONTEXT = {**TRANSFORMS, "np": np, "offset": lambda x: x}
 
 
@@ -64,6 +74,21 @@ def is_categorical(spec: ModelSpec, term: Any) -> bool:
     return any(getattr(kind, "value", "") == "categorical" for kind in known)
 
 
+def kind_of_term(spec: ModelSpec, term: Any, places: Sequence[int]) -> str:
+    """The kind of a term that formulaic evaluates; see `formula.Term`."""
+    if str(term) == "1":
+        return "intercept"
+    names = [str(f) for f in term.factors]
+    kinds = {penalised(name) for name in names} - {None}
+    if kinds and len(names) == 1:
+        return "smooth" if kinds == {"s"} else "random"
+    if kinds:
+        fail(f"term {str(term)!r}", "s(...) and re(...) on their own", "an interaction")
+    if is_categorical(spec, term):
+        return "factor"
+    return "linear" if len(places) == 1 else "spline"
+
+
 def factors(spec: ModelSpec) -> Iterator[tuple[str, list[Any], Any]]:
     """The expression, the levels and the contrasts of each factor."""
     for expression, (kind, state) in spec.encoder_state.items():
@@ -76,3 +101,39 @@ def factor_column(expression: Any) -> str:
     text = str(expression).strip()
     found = re.match(r"C\((`[^`]*`|[^,)]*)", text)
     return found[1].strip(" `") if found else text
+
+
+def remaining_scales(
+    columns: Float[np.ndarray, "n p"], places: Sequence[int], others: Sequence[int]
+) -> Float[np.ndarray, "k"]:
+    """Standard deviations that a linear regression on other columns leaves, in float64.
+
+    Columns that others determine keep their own standard deviation. More than 1000 other columns
+    are not taken out, and of many rows evenly spaced ones are taken.
+
+    Args:
+        columns: the design matrix.
+        places: positions of the columns.
+        others: positions of the columns that are taken out.
+
+    Example:
+        >>> x = np.array([[10.0, 100.0], [11.0, 121.0], [12.0, 144.0]])
+        >>> remaining_scales(x, [1], [0]).round(3)  # 1, -2, 1 over 3 less 2 degrees of freedom
+        array([0.816])
+    """
+    scale = columns.std(0)
+    others = [i for i in others if scale[i] > 0]
+    n, free = len(columns), len(columns) - 1 - len(others)
+    if not others or len(others) > _OTHERS or free < 1:
+        return scale[list(places)]
+    if n > (most := _ROWS + 4 * len(others)):
+        columns = columns[np.linspace(0, n - 1, most).round().astype(int)]
+        n, free = most, most - 1 - len(others)
+    unit = np.where(scale > 0, scale, 1.0)
+    own, rest = (
+        (columns[:, list(i)] - columns[:, list(i)].mean(0)) / unit[list(i)]
+        for i in (places, others)
+    )
+    left = own - rest @ np.linalg.lstsq(rest, own, rcond=1e-9)[0]
+    share = np.sqrt(np.square(left).sum(0) / free)
+    return scale[list(places)] * np.where(share > 1e-6, np.minimum(share, 1.0), 1.0)

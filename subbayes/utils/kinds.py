@@ -61,6 +61,7 @@ from subbayes.utils.schema_parts import (
     draws_tensors,
     subspace_tensors,
 )
+from subbayes.utils.text_table import MOST_LETTERS, MOST_MARKS
 
 __all__ = ["LOADERS", "SCHEMAS", "SHARES"]
 
@@ -82,7 +83,7 @@ SHARES = "subbayes.networks.sharded_saving:read_shares"
 """The function that reads the shards of a process; it takes a module, `read` and a device."""
 
 _ANY_TENSOR = array(None, values="any")
-_NAME = text(most=1000)  # of a column or level, as `subbayes.data.columns` allows
+_NAME = text(most=MOST_LETTERS)  # of a column, a label or a level
 _network = {"network": NETWORK, "likelihood": LIKELIHOOD}
 
 # --- models of arrays -----------------------------------------------------------------------------
@@ -98,8 +99,8 @@ _fitted = record(
         {
             "temperatures?": optional(CHOICE),
             "training?": optional(TRAINING),
-            "subspace?": text(plain=True),
-            "inference?": text(plain=True),
+            "subspace?": text(plain=True, most=MOST_LETTERS),
+            "inference?": text(plain=True, most=MOST_LETTERS),
             "ensemble?": record(members=whole(2, 10**6)),
             "preset?": PRESET,
             "*": anything,
@@ -360,7 +361,7 @@ _data_frame = record(
                 "unknown?": text("error", "ignore"),
                 "missing?": text("error", "impute"),
                 "missing_indicator?": boolean,
-                "missing_values?": list_of(_marker, most=1000),
+                "missing_values?": list_of(_marker, most=MOST_MARKS),
                 "categorical?": list_of(_NAME),
                 "max_categories?": whole(2),
             }
@@ -418,13 +419,13 @@ SCHEMAS = {
         record(
             network=NETWORK,
             likelihoods=list_of(LIKELIHOOD, least=1),
-            name=text(plain=True, most=1000),
+            name=text(plain=True, most=MOST_LETTERS),
             own_buffers=boolean,
         ),
         NETWORK_TENSORS | {"weights": array("S", "D"), "buffers.*": _ANY_TENSOR},
     ),
     "mc-dropout": Schema(
-        record(_network, n_draws=N_DRAWS, seed=whole(), name=text(plain=True, most=1000)),
+        record(_network, n_draws=N_DRAWS, seed=whole(), name=text(plain=True, most=MOST_LETTERS)),
         NETWORK_TENSORS | {"weights": array("D")},
     ),
     "temperature-scaled": Schema(

@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from subbayes.utils.text_table import key_place, printable
+from subbayes.utils.text_table import MOST_LETTERS, key_place, printable
 
 __all__ = [
     "Rule",
@@ -206,12 +206,14 @@ def list_of(rule: Rule, least: int = 0, size: str = "", most: int = 2**31) -> Ru
 
 
 def dict_of(rule: Rule) -> Rule:
-    """A dict with any keys whose values obey one rule."""
+    """A dict with any keys, of at most 1000 characters, whose values obey one rule."""
 
     def check(value: Any, where: str, sizes: Sizes) -> None:
         if not isinstance(value, dict):
             _fail(where, "a dict", value)
         for key, item in value.items():
+            if len(key) > MOST_LETTERS:
+                _fail(where, f"keys of at most {MOST_LETTERS} characters", key)
             rule(item, key_place(where, key), sizes)
 
     return check

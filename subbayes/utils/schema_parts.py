@@ -27,6 +27,7 @@ from subbayes.utils.schema import (
     whole,
 )
 from subbayes.utils.schema_matrices import positive_semidefinite
+from subbayes.utils.text_table import MOST_LETTERS
 
 __all__ = [
     "CHOICE",
@@ -269,7 +270,7 @@ DRAWS = record(
             "*": anything,
         }
     ),
-    engine=text(plain=True),
+    engine=text(plain=True, most=MOST_LETTERS),
     validity=text("exact", "approximation", "ensemble"),
     independent=boolean,
     prediction=text("network", "linearised", "linearised-draws"),

@@ -5,13 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-__all__ = ["key_place", "printable", "shortened", "text_table"]
+__all__ = ["MOST_LETTERS", "MOST_MARKS", "key_place", "printable", "shortened", "text_table"]
 
 # Control characters but the end of a line, marks of the direction of text, which reorder what
 # follows, and halves of surrogate pairs, which no file or terminal can hold.
 _CONTROL = re.compile(
     r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
+
+MOST_LETTERS = 1000
+"""Characters of the longest name, key, label or level, which messages, tables and figures show."""
+
+MOST_MARKS = 1000
+"""Number of values of a table that may stand for missing ones."""
 
 _KEY = 58  # characters of a key in the place of its value
 

@@ -289,6 +289,12 @@ def a_long_level(tensors: Tensors, facts: Facts) -> None:
 
 CONTRADICTIONS: dict[str, tuple[str, Change]] = {
     "a name of many characters": ("samples", fact("name", LONG)),
+    "a subspace of many characters": ("fitted-pca", fact("settings/subspace", "own" + LONG)),
+    "an engine of many characters": ("fitted-pca", fact("draws/engine", "own" + LONG)),
+    "a network of many characters": (
+        "semi-structured",
+        lambda tensors, facts: facts["networks"].update({LONG: facts["networks"].pop("net")}),
+    ),
     "a level of many characters": ("data-frame", a_long_level),
     "a mark of many characters": (
         "data-frame-sparse",

@@ -35,6 +35,7 @@ from subbayes.likelihoods.families import (
     ZeroInflatedNegativeBinomialFamily,
     ZeroInflatedPoissonFamily,
 )
+from subbayes.semistructured.effect_map import EffectMap
 from subbayes.semistructured.effect_priors import (
     Exponential,
     HalfNormal,
@@ -44,6 +45,7 @@ from subbayes.semistructured.effect_priors import (
     priors_with,
 )
 from subbayes.semistructured.formula import Design
+from subbayes.semistructured.formula_columns import remaining_scales
 from subbayes.semistructured.structured_predictor import StructuredPredictor
 
 FRAME = pd.DataFrame({"x": np.random.default_rng(0).normal(size=80)})
@@ -221,3 +223,62 @@ def test_mixtures_in_other_units_have_the_same_posterior(unit):
         error = one["sd"] * np.sqrt(2 / 100)  # at an effective size of 100
         assert other["mean"] / unit == pytest.approx(one["mean"], abs=4 * error)
         assert other["sd"] / unit == pytest.approx(one["sd"], rel=0.4)
+
+
+@pytest.mark.parametrize("unit", [1e12, 1e-12])
+@pytest.mark.parametrize("family", [NormalFamily(), AsymmetricLaplaceFamily()], ids=repr)
+def test_maps_of_effects_of_very_different_sizes_are_those_of_one_unit(family, unit):
+    """The map of the logarithm of sigma is not affine, however small beside the other effects."""
+    zeta = torch.from_numpy(np.random.default_rng(2).normal(size=(5, 3)))
+    design = design_of(family)
+    found = []
+    for scale in (1.0, unit):
+        effects = StructuredPredictor(design, family, default_priors(design, family, scale * Y))
+        found.append(EffectMap(effects).coefficients(zeta).numpy())
+    sizes = np.array([unit, 1.0])  # of the location, and of the logarithm of sigma
+    shift = np.array([0.0, np.log(unit)]) * (np.abs(found[0]) > 0)
+    np.testing.assert_allclose(found[1], found[0] * sizes + shift, rtol=1e-9, atol=1e-9)
+
+
+def interaction_frame():
+    rng = np.random.default_rng(3)
+    frame = pd.DataFrame({"year": rng.integers(2000, 2021, 300), "g": rng.choice(["a", "b"], 300)})
+    slope = np.where(frame["g"] == "b", 0.3, 0.1)
+    return frame.assign(y=slope * (frame["year"] - 2010) + rng.normal(size=300))
+
+
+@pytest.mark.parametrize("formula", ["year * g", "0 + g + year:g", "year + I(year**2)"])
+def test_defaults_of_columns_far_from_0_leave_least_squares(formula):
+    frame = interaction_frame()
+    design = Design({"mu": formula, "sigma": "1"}, frame)
+    own = [i for i, p in enumerate(design.column_parameters) if p == "mu"]
+    priors = default_priors(design, NormalFamily(), frame["y"].to_numpy())
+    x = design.matrix(frame)[0][:, own]
+    precision = np.zeros(len(own))
+    for term in design.terms:
+        if term.parameter == "mu":
+            precision[list(term.columns)] = priors[term.name].scale ** -2.0
+    mean = np.array([priors["Intercept"].mean if t == "Intercept" else 0.0 for t in design.names])
+    y = frame["y"].to_numpy()
+    flat = np.linalg.lstsq(x, y, rcond=None)[0]
+    noise = np.var(y - x @ flat)
+    rows = x.T @ x / noise
+    posterior = np.linalg.solve(
+        rows + np.diag(precision), x.T @ y / noise + precision * mean[: len(own)]
+    )
+    error = x @ posterior - x @ flat  # of the curves, beside their standard errors
+    se = np.sqrt(np.einsum("ij,jk,ik->i", x, np.linalg.inv(rows), x))
+    assert np.abs(error / se).max() < 0.15
+
+
+def test_remaining_scales_are_standard_errors_of_a_regression():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(200, 4)) @ rng.normal(size=(4, 4)) + 50
+    found = remaining_scales(x, [0, 1], [2, 3])
+    for i, value in enumerate(found):
+        fit = np.linalg.lstsq(np.column_stack([np.ones(200), x[:, 2:]]), x[:, i], rcond=None)
+        assert value == pytest.approx(np.sqrt(fit[1][0] / 197))
+    sums = np.column_stack([x, x[:, 2] + x[:, 3]])
+    assert remaining_scales(sums, [4], [2, 3])[0] == pytest.approx(sums[:, 4].std())
+    many = remaining_scales(np.tile(x, (50, 1)), [0, 1], [2, 3])  # some of the rows
+    np.testing.assert_allclose(many, found, rtol=0.1)

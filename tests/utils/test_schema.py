@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import tracemalloc
 
+import pytest
 import torch
 
-from subbayes.utils.schema import Schema, array, dict_of, list_of, record
+from subbayes.utils.schema import Schema, SchemaError, array, dict_of, list_of, record
 
 
 def test_places_of_facts_stay_short_whatever_the_keys():
@@ -16,11 +17,13 @@ def test_places_of_facts_stay_short_whatever_the_keys():
     def remember(value, where, sizes):
         places.append(where)
 
-    name = "a" * 100_000
+    name = "a" * 1000
     rule = record(history=dict_of(dict_of(list_of(remember))))
     Schema(rule).check({}, {"history": {name: {name: [1, 2]}}})
     assert {len(place) for place in places} == {len("facts['history'][0]") + 2 * 63 - 0}
     assert places[1].endswith("…'][1]")
+    with pytest.raises(SchemaError, match="history.*keys of at most 1000 characters"):
+        Schema(rule).check({}, {"history": {name + "a": {}}})
 
 
 def test_a_name_of_many_dots_takes_no_memory():
