@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
@@ -13,7 +14,7 @@ from subbayes.data.arrays import check_not_masked
 from subbayes.data.columns import as_numbers, check_text, kind_of, quote, to_cpu
 from subbayes.utils.checks import check_choice, fail
 
-__all__ = ["TASKS", "Label", "Target"]
+__all__ = ["TASKS", "Label", "Target", "check_label_types"]
 
 Label: TypeAlias = str | int | bool
 
@@ -267,14 +268,7 @@ def _counts(column: pd.Series) -> Int64[np.ndarray, "n"]:
 def _classes(column: pd.Series) -> tuple[Label, ...]:
     """The sorted labels, of one type."""
     labels = list(dict.fromkeys(_label(value) for value in column.tolist()))
-    types = {type(label).__name__ for label in labels}
-    if len(types) > 1:
-        fail(
-            "y",
-            "labels of one type",
-            f"{' and '.join(sorted(types))}: {quote(labels)}",
-            "Convert them all to text",
-        )
+    check_label_types(labels)
     check_text("y", labels)
     if len(labels) < 2:
         fail("y", "at least 2 classes", f"{quote(labels)} alone", "Fit with rows of every class")
@@ -289,6 +283,22 @@ def _classes(column: pd.Series) -> tuple[Label, ...]:
             "Name another target column, or use task='regression' for numbers",
         )
     return tuple(sorted(labels))
+
+
+def check_label_types(labels: Iterable[Any]) -> None:
+    """Check that labels have one type, so that they can be sorted.
+
+    Raises:
+        InputError: labels of several types.
+
+    Example:
+        >>> check_label_types(["a", "b"])
+    """
+    labels = list(labels)
+    types = {type(label).__name__ for label in labels}
+    if len(types) > 1:
+        got = f"{' and '.join(sorted(types))}: {quote(labels)}"
+        fail("y", "labels of one type", got, "Convert them all to text")
 
 
 def _label(value: Any) -> Label:

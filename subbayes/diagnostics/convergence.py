@@ -28,6 +28,7 @@ __all__ = [
     "ess_bulk",
     "ess_mean",
     "ess_tail",
+    "hdi",
     "mcse_mean",
     "rhat",
     "separate_groups",
@@ -297,3 +298,18 @@ def _autocorrelation_time(rho: Float[np.ndarray, "k draws"]) -> PerCoordinate:
     # antithetic chains.
     even = rho[rows, 2 * stop]
     return 2 * head - 1 + np.where((even > 0) | (pairs[rows, stop] >= 0), even, 0)
+
+
+def hdi(values: Float[np.ndarray, "S"], level: float = 0.95) -> tuple[float, float]:
+    """The shortest interval that contains the fraction `level` of the draws.
+
+    Example:
+        >>> hdi(np.array([0.0, 1.0, 1.1, 1.2, 9.0]), 0.6)
+        (1.0, 1.2)
+    """
+    ordered = np.sort(values)
+    n = len(ordered)
+    inside = min(max(int(np.ceil(level * n)), 1), n)
+    widths = ordered[inside - 1 :] - ordered[: n - inside + 1]
+    i = int(widths.argmin())
+    return float(ordered[i]), float(ordered[i + inside - 1])

@@ -13,7 +13,7 @@ $g = 1$.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, ClassVar, Literal, NoReturn
 
@@ -27,10 +27,13 @@ from subbayes.priors import Normal, check_normal
 from subbayes.utils import artifact
 from subbayes.utils.checks import check_choice, check_count, fail, fail_type
 from subbayes.utils.types import Coordinates, LogDensity
+from subbayes.utils.warning import warn_user
 
 __all__ = ["Flat", "FunctionDensity", "from_log_prob"]
 
 Function = Callable[[Any], Any]
+
+_STEPS = (1e-3, 1e-5, 1e-7)  # of differences, for coordinates of about 1
 
 
 class Flat:
@@ -207,6 +210,26 @@ class FunctionDensity:
     prior: Normal | Flat
     name: str | None = None
     temperature: ClassVar[float] = 1.0
+    _compared: list[bool] = field(default_factory=list, init=False, repr=False, compare=False)
+
+    def _compare(self, z: Float[np.ndarray, "k"], gradient: Float[np.ndarray, "k"]) -> None:
+        """Warn of a gradient that no difference of the log density along a line agrees with."""
+        way = np.random.default_rng(0).choice([-1.0, 1.0], self.rank) / np.sqrt(self.rank)
+        steps = np.array(_STEPS) * max(1.0, float(np.abs(z).max()))
+        ends = np.concatenate([z + steps[:, None] * way, z - steps[:, None] * way])
+        high, low = np.split(self.functions.value(ends), 2)
+        with np.errstate(all="ignore"):
+            differences = (high - low) / (2 * steps)
+        given, size = float(gradient @ way), float(np.linalg.norm(gradient)) / np.sqrt(self.rank)
+        off = np.abs(differences - given) - 0.02 * np.maximum(np.abs(differences), max(size, 1e-6))
+        finite = np.isfinite(off)
+        if finite.any() and (off[finite] > 0).all():
+            closest = differences[finite][off[finite].argmin()]
+            warn_user(
+                f"grad: its derivative along a line is {given:.4g} where differences of log_prob "
+                f"give {closest:.4g}; engines that follow it are slow or wrong. Check it, or leave "
+                "it to torch"
+            )
 
     def value(self, z: Coordinates) -> LogDensity:
         """Log density, shape (S,), at z of shape (S, k); minus infinity for NaN."""
@@ -218,7 +241,11 @@ class FunctionDensity:
         Raises:
             InputError: there is no gradient.
         """
-        value, gradient = self.functions.value_and_grad(self._points(z))
+        points = self._points(z)
+        value, gradient = self.functions.value_and_grad(points)
+        if callable(self.functions.grad) and not self._compared:
+            self._compared.append(True)
+            self._compare(self._points(z)[0], gradient[0])
         return _nan_as_minus_infinity(value), gradient
 
     def log_likelihood(self, z: Coordinates) -> LogDensity:
@@ -278,7 +305,8 @@ def from_log_prob(
             one by one) and differentiated by autograd. "numpy": z is a float64 array.
         grad: from a point (dim,) to the gradient of `log_prob`, shape (dim,). None takes autograd
             for "torch" and no gradient for "numpy"; False takes none. Without a gradient,
-            elliptical slice sampling, slice sampling, parallel tempering and SMC work.
+            elliptical slice sampling, slice sampling, parallel tempering and SMC work. A function
+            is compared with differences of `log_prob` at its first point, with a warning.
         vectorized: whether the functions take points (S, dim), and return values of shape (S,) and
             gradients (S, dim).
         base: a Gaussian about where the density is, for elliptical slice sampling, parallel

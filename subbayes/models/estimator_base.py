@@ -26,6 +26,7 @@ from torch import Tensor
 from subbayes.data.arrays import check_not_masked, native_array
 from subbayes.data.columns import check_names, check_text
 from subbayes.data.data import check_weights
+from subbayes.data.targets import check_label_types
 from subbayes.inference.configuration import Sampling
 from subbayes.models.array_model import fit_arrays, predict_matrix
 from subbayes.models.fitted import FittedModel
@@ -392,6 +393,7 @@ class Classifier(ClassifierMixin, Estimator):
         """
         X = self._check_X(X, fitting=True)
         y = self._check_y(y, len(X))
+        check_label_types({type(label): label for label in np.ravel(y).tolist()}.values())
         with one_line_errors():
             check_classification_targets(y)
         X, y, weights = _weighted_rows(X, y, sample_weight)

@@ -10,6 +10,7 @@ from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from subbayes.diagnostics.convergence import hdi
 from subbayes.plots.style import BLUE, GREY, INK, band, grid, label_axes, new_axes
 from subbayes.utils.checks import check_count, fail
 from subbayes.utils.text_table import shortened
@@ -141,7 +142,8 @@ def forest(
 
     Args:
         effects: draws by name.
-        level: level of the thin interval; the thick one contains half of the draws.
+        level: level of the thin interval; the thick one contains half of the draws. Both are those
+            of highest density, as in the summary.
         ax: axes to draw on.
 
     Example:
@@ -152,12 +154,10 @@ def forest(
     ax = new_axes(ax, height=0.9 + 0.35 * len(effects))
     for place, draws in enumerate(effects.values()):
         flat = np.asarray(draws).reshape(-1)
-        tail = (1 - level) / 2
-        low, left, right, high = np.quantile(flat, [tail, 0.25, 0.75, 1 - tail])
-        ax.plot([low, high], [place, place], color=BLUE, linewidth=1.4)
-        ax.plot([left, right], [place, place], color=BLUE, linewidth=4, solid_capstyle="butt")
+        ax.plot(hdi(flat, level), [place, place], color=BLUE, linewidth=1.4)
+        ax.plot(hdi(flat, 0.5), [place, place], color=BLUE, linewidth=4, solid_capstyle="butt")
         ax.plot([flat.mean()], [place], "o", color="white", markeredgecolor=BLUE, markersize=5)
     ax.axvline(0, color=GREY, linewidth=0.8)
     ax.set_yticks(range(len(effects)), list(map(shortened, effects)))
     ax.set_ylim(len(effects) - 0.4, -0.6)
-    return label_axes(ax, f"effect, with {100 * level:g} % and 50 % intervals", "")
+    return label_axes(ax, f"effect, with {100 * level:g} % and 50 % highest-density intervals", "")

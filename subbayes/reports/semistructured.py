@@ -94,7 +94,8 @@ def _verdict(results: Results, summary: pd.DataFrame) -> tuple[str, list[str]]:
             f"{results.draws.n_draws} networks trained from different initial weights: their "
             "variation is not a posterior of the effects."
         ]
-    worst, least = summary["rhat"].max(), summary["ess_bulk"].min()
+    worst = summary["rhat"].max()
+    least = np.minimum(summary["ess_bulk"], summary["ess_tail"]).min(skipna=False)
     enough = 100 * results.draws.n_chains
     lines = [f"Largest R-hat of an effect {worst:.3f}, smallest effective sample size {least:.0f}."]
     if worst >= 1.01:

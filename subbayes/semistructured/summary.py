@@ -10,25 +10,11 @@ import pandas as pd
 from jaxtyping import Float
 
 from subbayes import diagnostics
+from subbayes.diagnostics.convergence import hdi
 from subbayes.draws import Draws, round_up
 from subbayes.utils.text_table import printable
 
-__all__ = ["central", "describe_draws", "hdi", "mixing_warnings", "summary_table"]
-
-
-def hdi(values: Float[np.ndarray, "S"], level: float = 0.95) -> tuple[float, float]:
-    """The shortest interval that contains the fraction `level` of the draws.
-
-    Example:
-        >>> hdi(np.array([0.0, 1.0, 1.1, 1.2, 9.0]), 0.6)
-        (1.0, 1.2)
-    """
-    ordered = np.sort(values)
-    n = len(ordered)
-    inside = min(max(int(np.ceil(level * n)), 1), n)
-    widths = ordered[inside - 1 :] - ordered[: n - inside + 1]
-    i = int(widths.argmin())
-    return float(ordered[i]), float(ordered[i + inside - 1])
+__all__ = ["central", "describe_draws", "mixing_warnings", "summary_table"]
 
 
 def central(draws: Float[np.ndarray, "S m"], level: float) -> dict[str, Float[np.ndarray, "m"]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import re
+import warnings
 
 import numpy as np
 import pytest
@@ -316,3 +317,30 @@ def test_tensors_of_other_shapes_and_libraries():
         from_log_prob(with_torch, 3).value(np.zeros(3))
     with pytest.raises(InputError, match="library: expected 'torch' for a differentiable log_prob"):
         from_log_prob(with_numpy, 3, library="numpy").log_prob(torch.zeros(3))
+
+
+@pytest.mark.parametrize("library", ["torch", "numpy"])
+@pytest.mark.parametrize("scale", [1e-4, 1.0, 1e4])
+def test_a_gradient_that_differs_from_differences_is_warned_of(library, scale):
+    """Gradients of a wrong sign, a wrong scale or without a coordinate."""
+
+    def density(factors):
+        factors = np.array(factors)
+        grad = (
+            (lambda z: -z / scale**2 * torch.from_numpy(factors))
+            if library == "torch"
+            else (lambda z: -z / scale**2 * factors)
+        )
+        return from_log_prob(
+            lambda z: -0.5 * (z**2).sum() / scale**2, 3, library=library, grad=grad
+        )
+
+    z = scale * np.random.default_rng(1).normal(size=(2, 3))
+    for wrong in ([-1.0] * 3, [2.0] * 3, [1.0, 1.0, 0.0]):
+        target = density(wrong)
+        with pytest.warns(UserWarning, match="grad: its derivative along a line is"):
+            target.value_and_grad(z)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            target.value_and_grad(z)  # once
+            density([1.0] * 3).value_and_grad(z)

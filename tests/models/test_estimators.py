@@ -774,3 +774,10 @@ def test_a_saved_estimator_names_no_folder_of_a_checkpoint(tmp_path):
     artifact.write(tmp_path / "forged", kind, tensors, facts)
     SubspaceRegressor.load(tmp_path / "forged").fit(X, y)
     assert not (tmp_path / "theirs").exists()
+
+
+def test_labels_of_two_types_are_named():
+    X, _ = labels()
+    y = np.array(["a", 1] * 30, dtype=object)
+    with pytest.raises(InputError, match="labels of one type, got int and str: 'a', '1'"):
+        SubspaceClassifier(**nested(**QUICK)).fit(X, y)
