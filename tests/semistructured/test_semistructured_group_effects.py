@@ -37,8 +37,10 @@ def test_means_and_covariances_of_random_effects_are_those_of_statsmodels():
     frame = sleep_study()
     peer = mixed_lm("y ~ days", frame, groups="subject", re_formula="~ days").fit(reml=True)
     covariance = peer.cov_re.to_numpy()
-    tau = np.sqrt(np.diag(covariance))
-    correlation = covariance[0, 1] / tau.prod()
+    to_mean = np.array([[1.0, frame.days.mean()], [0.0, 1.0]])  # where the prior is set
+    centred = to_mean @ covariance @ to_mean.T
+    tau = np.sqrt(np.diag(centred))
+    correlation = centred[0, 1] / tau.prod()
     priors = {"sd(subject)": Exponential(20.0), "cor(subject)": LKJ(1.0)}
     model = prepared("y ~ days + (days | subject)", frame, priors=priors)
     structured, design = model.structured, model.design
@@ -63,6 +65,32 @@ def test_means_and_covariances_of_random_effects_are_those_of_statsmodels():
         np.testing.assert_allclose(mean[i], peer.random_effects[group], rtol=1e-4, atol=1e-4)
         own = posterior[2 * i : 2 * i + 2, 2 * i : 2 * i + 2]
         np.testing.assert_allclose(own, peer.random_effects_cov[group], rtol=1e-4, atol=1e-4)
+
+
+def test_correlated_effects_do_not_depend_on_the_origin_of_a_column():
+    """At equal coordinates, whose prior is standard normal, models of both have one predictor."""
+    frame = sleep_study()
+    frame["z"] = np.cos(np.arange(len(frame)))
+    zeta = np.random.default_rng(0).normal(size=(3, 70))
+    found, at_zero = [], []
+    for origin in (0.0, -2000.0):
+        rows = frame.assign(days=frame.days - origin, z=frame.z + origin)
+        model = prepared("y ~ days + z + (days + z | subject)", rows)
+        structured, (matrix, offset) = (
+            model.structured,
+            map(torch.from_numpy, model.design.matrix(rows)),
+        )
+        own = torch.from_numpy(zeta[:, : structured.size])
+        found.append(torch.stack([structured(point, matrix, offset) for point in own]).numpy())
+        reported = structured.reported(own.numpy())
+        slopes = np.stack([reported[f"{name} | subject[s03]"] for name in ("days", "z")])
+        moved = reported["Intercept | subject[s03]"] + slopes.T @ [-origin, origin]
+        at_zero.append([moved, *slopes, reported["sd(days | subject)"]])
+        covariance = structured.group_factor("(1 + days + z | subject)", own)
+        sds = covariance.square().sum(-1).sqrt()[:, 0]
+        np.testing.assert_allclose(reported["sd(Intercept | subject)"], sds)
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-8)
+    np.testing.assert_allclose(at_zero[1], at_zero[0], rtol=1e-8, atol=1e-8)
 
 
 @pytest.mark.slow

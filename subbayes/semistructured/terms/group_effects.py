@@ -9,6 +9,11 @@ with standard deviations $\tau$ and the Cholesky factor L of a correlation matri
 `LKJ`; L is the identity after `||`. This non-centred form remains easy to sample when a standard
 deviation is near 0 (Bates et al. 2015, "Fitting linear mixed-effects models using lme4", for the
 notation; Bürkner 2017, "brms", for the priors).
+
+Beside correlated slopes, $\tau$ and L of the intercept are those at the means of the columns: the
+law above is that of the effects of centred columns, so that the model does not depend on the origin
+of a column such as a year. Reported effects, standard deviations and correlations are those where
+the columns are 0.
 """
 
 from __future__ import annotations
@@ -33,6 +38,7 @@ from subbayes.utils.checks import fail
 
 __all__ = ["GroupEffects", "GroupLaw", "GroupTerm", "parse_group_term"]
 
+_INTERCEPT = "Intercept"
 _MOST = 20  # effects of a group, whose correlations are about half of the square of this number
 _REMEDY = (
     "Pass new_levels='sample' to draw the effects of new groups, or 'reference' for the average "
@@ -239,6 +245,8 @@ class GroupLaw(Law):
         names: of the q effects.
         label: of the groups, with the parameter.
         n_groups: number of groups.
+        means: of the columns, taken out of the intercept; 0 for indicators, and without correlated
+            effects beside an intercept.
     """
 
     hyperparameters: tuple[Hyperparameter, ...]
@@ -246,6 +254,7 @@ class GroupLaw(Law):
     label: str
     prefix: str
     n_groups: int
+    means: tuple[float, ...]
 
     @classmethod
     def of(
@@ -263,9 +272,12 @@ class GroupLaw(Law):
             for i, name in enumerate(names)
         ]
         size = len(names) * (len(names) - 1) // 2
+        means = [0.0] * len(names)
         if correlated and size:
             sds.append(Hyperparameter(f"cor({prefix}{label})", "correlation", size=size))
-        return cls(tuple(sds), tuple(names), label, prefix, n_groups)
+            if _INTERCEPT in names:
+                means = [0.0 if _is_indicator(v) else float(v.mean()) for v in values.T]
+        return cls(tuple(sds), tuple(names), label, prefix, n_groups, tuple(means))
 
     @property
     def effect_names(self) -> tuple[str, ...]:
@@ -285,9 +297,14 @@ class GroupLaw(Law):
         return tau, priors[name].from_standard(parts[name])
 
     def factor(self, extra: Float[Tensor, "*S e"], priors: Priors) -> Float[Tensor, "*S q q"]:
-        r"""$\operatorname{diag}(\tau) L$."""
+        r"""A factor of the covariance of $u_j$: $\operatorname{diag}(\tau) L$ without means."""
         tau, factor = self._parts(extra, priors)
-        return torch.diag_embed(tau) if factor is None else tau.unsqueeze(-1) * factor
+        factor = torch.diag_embed(tau) if factor is None else tau.unsqueeze(-1) * factor
+        if not any(self.means):
+            return factor
+        shift = torch.eye(len(self.names), dtype=torch.float64)
+        shift[self.names.index(_INTERCEPT)] -= torch.tensor(self.means, dtype=torch.float64)
+        return shift.to(factor) @ factor
 
     def coefficients(
         self, zeta: Float[Tensor, "*S c"], extra: Float[Tensor, "*S e"], priors: Priors
@@ -299,12 +316,14 @@ class GroupLaw(Law):
     def reported(
         self, zeta: Float[Tensor, "S c"], extra: Float[Tensor, "S e"], priors: Priors
     ) -> dict[str, Float[Tensor, "S"]]:
-        """Standard deviations and correlations."""
-        tau, factor = self._parts(extra, priors)
+        """Standard deviations and correlations, where the columns are 0."""
+        factor = self.factor(extra, priors)
+        tau = factor.norm(dim=-1)
         found = {h.name: tau[:, i] for i, h in enumerate(self.hyperparameters[: tau.shape[1]])}
-        if factor is None:
+        if self.hyperparameters[-1].kind == "sd":
             return found
-        correlations = factor @ factor.mT
+        unit = factor / tau.unsqueeze(-1).clamp_min(torch.finfo(tau.dtype).tiny)
+        correlations = unit @ unit.mT
         for i, first in enumerate(self.names):
             for j, second in enumerate(self.names[:i]):
                 name = f"cor({self.prefix}{second}, {first} | {self.label})"
@@ -312,7 +331,11 @@ class GroupLaw(Law):
         return found
 
 
+def _is_indicator(values: Float[np.ndarray, "n"]) -> bool:
+    """Whether a column is constant or has the values 0 and 1."""
+    return float(values.std()) == 0 or set(np.unique(values)) <= {0.0, 1.0}
+
+
 def _scale(values: Float[np.ndarray, "n"]) -> float:
     """The scale of a column: 1 for constants and indicators."""
-    sd = float(values.std())
-    return 1.0 if sd == 0 or set(np.unique(values)) <= {0.0, 1.0} else sd
+    return 1.0 if _is_indicator(values) else float(values.std())
