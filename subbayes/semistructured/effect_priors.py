@@ -18,6 +18,7 @@ from scipy import stats
 from torch import Tensor
 
 from subbayes.likelihoods.families import Family
+from subbayes.likelihoods.families.base import LINKS
 from subbayes.likelihoods.families.mixtures import allowed_rows
 from subbayes.semistructured.dirichlet import Dirichlet
 from subbayes.semistructured.effect_prior import (
@@ -297,7 +298,8 @@ def default_priors(
     With $s_y$ the standard deviation of y for an identity link and 1 for others: coefficients
     $N(0, (2.5\, s_y / s_x)^2)$, where $s_x$ is the standard deviation of the column, or what a
     regression on the columns of other terms with the same variables leaves of it, so that an
-    interaction with an uncentred column is not shrunk away; the intercept, at the means of the
+    interaction with an uncentred column is not shrunk away (without an intercept, roots of mean
+    squares of both take the place of standard deviations); the intercept, at the means of the
     columns, $N(m, (2.5\, s_y)^2)$ around the overall mean on the scale of the link; sigma
     exponential with mean $s_y$, the standard deviation of y itself if the link is another one;
     shapes $\log r \sim N(1, 2^2)$, of inverse Gaussian responses relative to the mean of y;
@@ -335,8 +337,10 @@ def default_priors(
         if term.kind == "intercept":
             priors[term.name] = _intercept_prior(of, name, own_y, own_offset)
         elif term.unpenalised:
-            scales = design.remaining_scale[term.unpenalised]
+            scales = design.prior_scale[term.unpenalised]
             scale = float(np.sqrt(np.mean(scales[scales > 0] ** 2))) if (scales > 0).any() else 1.0
+            if term.parameter not in design.centred:  # the effects make up the level as well
+                sd = float(np.hypot(sd, _level(of, name, own_y, own_offset)))
             priors[term.name] = NormalPrior(0.0, factor * sd / scale)
     if family.n_thresholds:
         first = NormalPrior(float(np.mean(offset)) - 1.0, 3.0)
@@ -419,6 +423,21 @@ def _intercept_prior(
         values = family.location_values(y)
         return Exponential(float(np.std(values - offset if link == "identity" else values)))
     return NormalPrior(*family.predictor_prior(parameter, y))
+
+
+def _level(
+    family: Family,
+    parameter: str,
+    y: Float[np.ndarray, "n"],
+    offset: Float[np.ndarray, "n"] | float,
+) -> float:
+    """The centre of the default prior of an intercept, on the scale of the link."""
+    prior = _intercept_prior(family, parameter, y, offset)
+    if isinstance(prior, Exponential):  # of a scale itself
+        link = LINKS[family.link(parameter)][0]
+        return float(link(torch.tensor(prior.mean, dtype=torch.float64)))
+    assert isinstance(prior, NormalPrior)
+    return prior.mean
 
 
 def names_for_priors(family: Family) -> tuple[str, ...]:

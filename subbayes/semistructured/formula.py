@@ -153,8 +153,9 @@ class Design:
         terms: the terms, in order.
         column_parameters: parameter of each column.
         center: mean of each column, subtracted from it; 0 if its parameter has no intercept.
+        centred: parameters with an intercept, or with thresholds in its place.
         scale: standard deviation of each column.
-        remaining_scale: what other terms of the same variables leave of it.
+        prior_scale: scale of each column in default priors; see `formula_columns.prior_scales`.
 
     Raises:
         InputError: unknown columns, or a formula that cannot be parsed.
@@ -186,24 +187,15 @@ class Design:
         }
         columns, _ = self._evaluate(frame)
         self.center = np.zeros(len(self.names))
+        self.centred: set[str] = set()
         for parameter in self.parameters:
             terms = [t for t in self.terms if t.parameter == parameter]
             if parameter in without_intercept or any(t.kind == "intercept" for t in terms):
                 own = [i for t in terms if t.kind not in ("intercept", "random") for i in t.columns]
                 self.center[own] = columns[:, own].mean(0)
+                self.centred.add(parameter)
         self.scale = columns.std(0) if len(columns) else np.ones(len(self.names))
-        self.remaining_scale = self.scale.copy()
-        plain = [t for t in self.terms if t.kind in ("linear", "factor", "spline")]
-        for term in plain if len(columns) else ():
-            near = [
-                i
-                for t in plain
-                if t is not term and t.parameter == term.parameter
-                for i in t.columns
-                if set(t.variables) & set(term.variables)
-            ]
-            own = list(term.columns)
-            self.remaining_scale[own] = formula_columns.remaining_scales(columns, own, near)
+        self.prior_scale = formula_columns.prior_scales(columns, self.terms, self.centred)
 
     def _add(self, parameter: str, text: str, frame: pd.DataFrame, intercept: bool) -> None:
         """Add the columns and terms of one parameter's formula."""

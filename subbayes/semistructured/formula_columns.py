@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ __all__ = [
     "is_categorical",
     "kind_of_term",
     "learn",
+    "prior_scales",
     "remaining_scales",
 ]
 
@@ -104,36 +105,67 @@ def factor_column(expression: Any) -> str:
 
 
 def remaining_scales(
-    columns: Float[np.ndarray, "n p"], places: Sequence[int], others: Sequence[int]
+    columns: Float[np.ndarray, "n p"],
+    places: Sequence[int],
+    others: Sequence[int],
+    centred: bool = True,
 ) -> Float[np.ndarray, "k"]:
     """Standard deviations that a linear regression on other columns leaves, in float64.
 
-    Columns that others determine keep their own standard deviation. More than 1000 other columns
-    are not taken out, and of many rows evenly spaced ones are taken.
+    Without an intercept they are roots of mean squares instead. Columns that others determine keep
+    their own. More than 1000 other columns are not taken out, and of many rows evenly spaced ones
+    are taken.
 
     Args:
         columns: the design matrix.
         places: positions of the columns.
         others: positions of the columns that are taken out.
+        centred: whether the predictor has an intercept.
 
     Example:
         >>> x = np.array([[10.0, 100.0], [11.0, 121.0], [12.0, 144.0]])
         >>> remaining_scales(x, [1], [0]).round(3)  # 1, -2, 1 over 3 less 2 degrees of freedom
         array([0.816])
     """
-    scale = columns.std(0)
+    scale = columns.std(0) if centred else np.sqrt(np.square(columns).mean(0))
     others = [i for i in others if scale[i] > 0]
-    n, free = len(columns), len(columns) - 1 - len(others)
+    n, free = len(columns), len(columns) - centred - len(others)
     if not others or len(others) > _OTHERS or free < 1:
         return scale[list(places)]
     if n > (most := _ROWS + 4 * len(others)):
         columns = columns[np.linspace(0, n - 1, most).round().astype(int)]
-        n, free = most, most - 1 - len(others)
+        n, free = most, most - centred - len(others)
     unit = np.where(scale > 0, scale, 1.0)
-    own, rest = (
-        (columns[:, list(i)] - columns[:, list(i)].mean(0)) / unit[list(i)]
-        for i in (places, others)
-    )
+    middle = columns.mean(0) * centred
+    own, rest = ((columns[:, i] - middle[i]) / unit[i] for i in (list(places), others))
     left = own - rest @ np.linalg.lstsq(rest, own, rcond=1e-9)[0]
     share = np.sqrt(np.square(left).sum(0) / free)
     return scale[list(places)] * np.where(share > 1e-6, np.minimum(share, 1.0), 1.0)
+
+
+def prior_scales(
+    columns: Float[np.ndarray, "n p"], terms: Sequence[Any], centred: Collection[str]
+) -> Float[np.ndarray, "p"]:
+    """The scale of each column in default priors.
+
+    That of linear effects and factors is what the other ones of the same variables leave of it; see
+    `remaining_scales`.
+
+    Args:
+        columns: the design matrix; without rows all scales are 1.
+        terms: the terms, as of `formula.Design`.
+        centred: the parameters whose predictor has an intercept.
+    """
+    found = columns.std(0) if len(columns) else np.ones(columns.shape[1])
+    plain = [t for t in terms if t.kind in ("linear", "factor", "spline")]
+    for term in plain if len(columns) else ():
+        near = [
+            i
+            for t in plain
+            if t is not term and t.parameter == term.parameter
+            for i in t.columns
+            if set(t.variables) & set(term.variables)
+        ]
+        own = list(term.columns)
+        found[own] = remaining_scales(columns, own, near, term.parameter in centred)
+    return found
