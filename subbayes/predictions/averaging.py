@@ -35,6 +35,7 @@ from subbayes.networks.shared_weights import warn_of_changed_weights
 from subbayes.networks.tracing.memory import REUSED_BYTES, bytes_per_row, reuse_memory
 from subbayes.predictions.predictive import Predictive, check_outputs
 from subbayes.utils.checks import check_count, fail
+from subbayes.utils.memory import check_memory
 from subbayes.utils.progress import progress_bar
 from subbayes.utils.types import Inputs
 
@@ -119,7 +120,8 @@ def average(
             f"outputs of {' and '.join(map(str, sorted(widths)[:2]))} numbers",
             "Pad all rows alike, or use predict_batches",
         )
-    values = torch.cat(parts, 1)
+    values = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+    del parts
     check_outputs(values, likelihood)
     return Predictive(values, with_noise(likelihood, noise, values.shape[1]))
 
@@ -136,7 +138,10 @@ def outputs(
 ) -> Float[Tensor, "S N C"]:
     """Network outputs for every weight vector, on the CPU, shape (S, N, C)."""
     n, chunk = n_rows(inputs), _weights_at_once(network, count)
-    values = torch.empty(count, n, network.check(inputs), dtype=torch.float64)
+    width = network.check(inputs)
+    what = f"outputs of {count:,} draws at {n:,} rows"
+    check_memory("inputs", what, 8 * count * n * width, "Pass n_draws=, or predict rows in batches")
+    values = torch.empty(count, n, width, dtype=torch.float64)
     draws, rows = evaluation_size(network, inputs, chunk, memory_limit)
     reuse_memory()
     with torch.no_grad(), progress_bar(count, "Predicting", progress, "draws") as steps:

@@ -44,6 +44,8 @@ _MOST_COUNTS = 1024  # of a row, whose probabilities give the quantiles
 _SMALL = 1e-10  # level beyond which they have few digits
 _ROUNDING = 1e-13  # of entropies in float64, in nats: less is no information
 
+_CHECKED_AT_ONCE = 2**21  # outputs whose parameters are checked in one call
+
 
 class Predictive:
     """A predictive distribution for N inputs, represented by the network outputs of S draws.
@@ -373,7 +375,8 @@ def check_outputs(outputs: Float[Tensor, "S N C"], likelihood: Likelihood) -> No
         UserWarning: finite outputs of which a parameter overflows, such as a rate exp(1000).
     """
     if is_finite(outputs):
-        if not likelihood.has_finite_parameters(outputs):
+        some = max(1, _CHECKED_AT_ONCE // max(1, outputs[0].numel()))
+        if not all(map(likelihood.has_finite_parameters, outputs.split(some))):
             warn_user(
                 "predictions: parameters of some rows and draws are too large to be numbers, so "
                 "that moments and quantiles there are errors; check the inputs, the priors and the "

@@ -282,3 +282,25 @@ def test_remaining_scales_are_standard_errors_of_a_regression():
     assert remaining_scales(sums, [4], [2, 3])[0] == pytest.approx(sums[:, 4].std())
     many = remaining_scales(np.tile(x, (50, 1)), [0, 1], [2, 3])  # some of the rows
     np.testing.assert_allclose(many, found, rtol=0.1)
+
+
+@pytest.mark.parametrize("level", [37.0, 1013.0, 2007.0])
+@pytest.mark.parametrize("formula", ["0 + g", "0 + x", "0 + g + x:g"])
+def test_defaults_without_an_intercept_leave_least_squares(formula, level):
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"g": list("abc") * 30, "x": 50 + rng.normal(size=90)})
+    y = level + np.where(frame["g"] == "b", 0.5, 0.0) + 0.4 * rng.normal(size=90)
+    if formula == "0 + x":
+        y = level * frame["x"].to_numpy() + rng.normal(size=90)
+    design = Design({"mu": formula, "sigma": "1"}, frame)
+    own = [i for i, p in enumerate(design.column_parameters) if p == "mu"]
+    priors = default_priors(design, NormalFamily(), y)
+    x = design.matrix(frame)[0][:, own]
+    scales = np.concatenate(
+        [np.full(len(t.columns), priors[t.name].scale) for t in design.terms if t.parameter == "mu"]
+    )
+    flat = np.linalg.lstsq(x, y, rcond=None)[0]
+    rows = x.T @ x / np.var(y - x @ flat)
+    posterior = np.linalg.solve(rows + np.diag(scales**-2.0), rows @ flat)
+    se = np.sqrt(np.diag(x @ np.linalg.inv(rows) @ x.T))
+    assert np.abs(x @ (posterior - flat) / se).max() < 0.05
