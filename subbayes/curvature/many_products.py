@@ -62,7 +62,8 @@ class ManyProducts:
         self.rows, self.network = rows, rows.network
         self.passes = 0
         self._roots: Tensor | None = None
-        self._has_root = torch.zeros(rows.n, dtype=torch.bool)
+        known = rows.n if rows.unavailable is None else 0  # a file does not decide how many
+        self._has_root = torch.zeros(known, dtype=torch.bool)
         self._vectorised, self._forward_mode = True, True
         self._outputs: Tensor | None = None
 

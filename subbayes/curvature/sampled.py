@@ -72,6 +72,8 @@ class Sampled(Precision):
     ) -> None:
         super().__init__(V.silent(), prior_precision)
         self.settings = SampleThenOptimise() if settings is None else settings
+        if known is None and V.unavailable is not None:
+            V.pairs()  # raises, before there are random numbers for each row
         self.products = ManyProducts(self.V)
         self._bytes_at_once = _SHARE * V.memory_limit
         self.draws = (

@@ -11,7 +11,18 @@ from matplotlib.axes import Axes
 
 from subbayes.diagnostics.convergence import average_ranks
 from subbayes.draws import Draws
-from subbayes.plots.style import BLUE, COLORS, GREY, RED, SKY, label_axes, legend, new_axes, note
+from subbayes.plots.style import (
+    BLUE,
+    COLORS,
+    GREY,
+    RED,
+    SKY,
+    drawable,
+    label_axes,
+    legend,
+    new_axes,
+    note,
+)
 from subbayes.utils.checks import check_count, fail
 
 __all__ = ["autocorrelation", "ess", "ranks", "trace"]
@@ -41,7 +52,7 @@ def trace(draws: Draws, coordinate: int | str = 0, *, ax: Axes | None = None) ->
     ax = new_axes(ax, height=2.6)
     draw = np.arange(1, x.shape[1] + 1)
     for chain, color in zip(x[_drawn(x)], cycle(COLORS), strict=False):
-        ax.plot(draw, chain, color=color, linewidth=0.6, alpha=0.6)
+        ax.plot(draw, drawable(chain), color=color, linewidth=0.6, alpha=0.6)
     ax.set_xlim(1, max(x.shape[1], 2))
     note(ax, _note_of(x))
     return label_axes(ax, "draw", name)

@@ -301,11 +301,13 @@ def draws_tensors(rank: int | str, prediction: str = "network") -> dict[str, Ten
     }
 
 
+_drawn = number(-LARGEST, below=LARGEST, finite=False)
+
 CHOICE = record(
     temperatures=list_of(POSITIVE, least=1, most=1000, size="temperatures"),
-    scores=list_of(number(finite=False), size="temperatures"),
-    standard_errors=list_of(number(finite=False), size="temperatures"),
-    pareto_k=list_of(number(finite=False), size="temperatures"),
+    scores=list_of(_drawn, size="temperatures"),
+    standard_errors=list_of(_drawn, size="temperatures"),
+    pareto_k=list_of(_drawn, size="temperatures"),
     by=text("loo", "validation"),
 )
 """The choice of a temperature."""

@@ -281,6 +281,13 @@ MANY = "y ~ a + C(c) + " + " + ".join(f"s(a, 990, {i})" for i in range(1, 11))
 
 
 LONG = "x" * 1001
+SCORES = {
+    "temperatures": [1.0],
+    "scores": [1e300],
+    "standard_errors": [1.0],
+    "pareto_k": [0.1],
+    "by": "loo",
+}
 
 
 def a_long_level(tensors: Tensors, facts: Facts) -> None:
@@ -289,6 +296,7 @@ def a_long_level(tensors: Tensors, facts: Facts) -> None:
 
 CONTRADICTIONS: dict[str, tuple[str, Change]] = {
     "a name of many characters": ("samples", fact("name", LONG)),
+    "scores that no axis shows": ("fitted-pca", fact("settings/temperatures", SCORES)),
     "a subspace of many characters": ("fitted-pca", fact("settings/subspace", "own" + LONG)),
     "an engine of many characters": ("fitted-pca", fact("draws/engine", "own" + LONG)),
     "a network of many characters": (
