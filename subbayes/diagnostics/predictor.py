@@ -25,9 +25,9 @@ from subbayes.utils.checks import check_count, fail
 from subbayes.utils.progress import progress_bar
 from subbayes.utils.saving import save
 
-__all__ = ["Predictor"]
+__all__ = ["OUTPUTS_AT_ONCE", "Predictor"]
 
-_OUTPUTS_AT_ONCE = 2**22  # numbers of a batch; its predictive takes a few times their memory
+OUTPUTS_AT_ONCE = 2**22  # numbers of a batch; its predictive takes a few times their memory
 
 
 class Predictor(ABC):
@@ -134,7 +134,7 @@ class Predictor(ABC):
             for batch in input_batches(inputs):
                 if size is None:
                     first = to_device(take(batch, slice(2)), network.device)
-                    size = max(1, _OUTPUTS_AT_ONCE // (draws * network.check(first)))
+                    size = max(1, OUTPUTS_AT_ONCE // (draws * network.check(first)))
                 for start in range(0, n_rows(batch), size):
                     rows = take(batch, slice(start, start + size))
                     n = n_rows(rows)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from subbayes import diagnostics
 from subbayes.diagnostics import LooResult, metrics
 from subbayes.diagnostics.arviz import arviz_data
+from subbayes.diagnostics.predictor import OUTPUTS_AT_ONCE
 from subbayes.draws import Draws
 from subbayes.networks.description import describe_network
 from subbayes.networks.network import Network
@@ -22,6 +23,7 @@ from subbayes.posterior import Posterior
 from subbayes.predictions.averaging import average
 from subbayes.predictions.predictive import Predictive
 from subbayes.semistructured.after_fit import AfterFit
+from subbayes.semistructured.design_data import network_input
 from subbayes.semistructured.effect_priors import EffectPrior
 from subbayes.semistructured.formula import NewLevels
 from subbayes.semistructured.formula_checks import check_columns
@@ -36,7 +38,7 @@ from subbayes.semistructured.predictors import Predictors
 from subbayes.semistructured.subspace import JointSpace
 from subbayes.semistructured.summary import describe_draws, mixing_warnings, summary_table
 from subbayes.semistructured.terms.group_effects import GroupLaw
-from subbayes.utils.checks import check_choice, check_fraction, fail
+from subbayes.utils.checks import check_choice, check_count, check_fraction, fail
 from subbayes.utils.seeding import derive_seed
 
 __all__ = ["Results"]
@@ -299,6 +301,37 @@ class Results(AfterFit):
         if new_levels != "sample":
             return predictive
         return self._with_new_groups(predictive, data, n_draws)
+
+    def predict_batches(
+        self,
+        data: pd.DataFrame,
+        inputs: Mapping[str, Any] | None = None,
+        *,
+        batch_size: int | None = None,
+        new_levels: NewLevels = "error",
+        n_draws: int | None = None,
+    ) -> Iterator[Predictive]:
+        """Predict batches of rows in order, so that memory does not grow with their number.
+
+        Args:
+            data: the rows.
+            inputs: as for `predict`.
+            batch_size: number of rows at most; by default as many as give 2**22 outputs, 32 MiB.
+            new_levels: as for `predict`; the effects of unseen groups are drawn anew in each batch.
+            n_draws: as for `predict`.
+
+        Raises:
+            InputError: as `predict`, for rows of the batch.
+        """
+        draws = self.draws.flat().shape[0] if n_draws is None else check_count("n_draws", n_draws)
+        outputs = draws * len(self.state.model.family.parameters)
+        size = max(1, OUTPUTS_AT_ONCE // outputs)
+        size = size if batch_size is None else check_count("batch_size", batch_size)
+        given = {name: network_input(name, x, len(data)) for name, x in (inputs or {}).items()}
+        for start in range(0, len(data), size):
+            rows = slice(start, start + size)
+            part = {name: x[rows] for name, x in given.items()} or None
+            yield self.predict(data.iloc[rows], part, new_levels=new_levels, n_draws=n_draws)
 
     def _predictive(
         self, inputs: Any, n_draws: int | None = None, progress: bool | None = False

@@ -261,6 +261,13 @@ def test_networks_of_tensors_and_of_other_parameters():
         "y ~ x", deep={"image": cnn, "noise": Deep(net(), ["u"], "sigma")}
     ).fit(frame, inputs={"image": images}, **QUICK, subspace=SemiStructuredSubspace(2))
     found = model.predict(frame.iloc[:3], inputs={"image": images[:3]})
+    batches = list(model.predict_batches(frame, {"image": images}, batch_size=33))
+    assert [len(batch) for batch in batches] == [33, 33, len(frame) - 66]
+    joined = torch.cat([batch.outputs for batch in batches], 1)
+    whole = model.predict(frame, {"image": images})
+    torch.testing.assert_close(joined, whole.outputs, rtol=1e-6, atol=1e-6)
+    few = next(model.predict_batches(frame, {"image": images}, n_draws=2))
+    assert few.outputs.shape[:2] == (2, len(frame))
     assert found.outputs.shape == (20, 3, 2)
     assert float(found.outputs[0, :, 1].std()) > 0  # the second network reaches sigma
     with pytest.raises(InputError, match="a tensor for the network 'image'"):
