@@ -93,6 +93,21 @@ def test_correlated_effects_do_not_depend_on_the_origin_of_a_column():
     np.testing.assert_allclose(at_zero[1], at_zero[0], rtol=1e-8, atol=1e-8)
 
 
+def test_slopes_without_a_correlation_far_from_0_are_warned_of():
+    frame = sleep_study(4, 4)
+    frame["year"] = frame.days + 2000
+    for term, what in (
+        ("year || subject", "uncorrelated with the"),
+        ("0 + year | subject", "all of"),
+    ):
+        with pytest.warns(UserWarning, match=f"effects of groups are {what}.*where year is 0"):
+            prepared(f"y ~ ({term})", frame)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for term in ("year | subject", "days || subject", "0 + days | subject", "1 | subject"):
+            prepared(f"y ~ ({term})", frame)
+
+
 @pytest.mark.slow
 def test_posteriors_of_many_groups_agree_with_restricted_maximum_likelihood():
     mixed_lm = pytest.importorskip("statsmodels.formula.api").mixedlm

@@ -35,10 +35,12 @@ from subbayes.semistructured.formula_grammar import check_formula, formula_error
 from subbayes.semistructured.terms.law import Hyperparameter, Law, LearnedTerm, Priors, WrittenTerm
 from subbayes.semistructured.terms.splitting import plain_name, split_at, within_brackets
 from subbayes.utils.checks import fail
+from subbayes.utils.warning import warn_user
 
 __all__ = ["GroupEffects", "GroupLaw", "GroupTerm", "parse_group_term"]
 
 _INTERCEPT = "Intercept"
+_FAR = 5.0  # standard deviations of a column, of its mean from 0
 _MOST = 20  # effects of a group, whose correlations are about half of the square of this number
 _REMEDY = (
     "Pass new_levels='sample' to draw the effects of new groups, or 'reference' for the average "
@@ -103,6 +105,8 @@ class GroupTerm(WrittenTerm):
         if not np.isfinite(values).all():
             fail(argument, "finite numbers", f"others in {self.name}", "Drop these rows")
         law = GroupLaw.of(names, self.label, prefix, len(keys), self.correlated, values)
+        if not (self.correlated and _INTERCEPT in names):
+            self._warn_of_columns_far_from_0(names, values)
         levels = {
             formula_columns.factor_column(expression): found
             for expression, found, _ in formula_columns.factors(spec)
@@ -123,6 +127,21 @@ class GroupTerm(WrittenTerm):
             read=read,
         )
         return [learned]
+
+    def _warn_of_columns_far_from_0(
+        self, names: Sequence[str], values: Float[np.ndarray, "n q"]
+    ) -> None:
+        """Warn of slopes that are uncorrelated with intercepts, or alone, where no rows are."""
+        for name, column in zip(names, values.T, strict=True):
+            mean, sd = float(column.mean()), float(column.std())
+            if not _is_indicator(column) and abs(mean) > _FAR * sd:
+                what = (
+                    "uncorrelated with the intercepts" if _INTERCEPT in names else "all of them 0"
+                )
+                warn_user(
+                    f"{self.name}: effects of groups are {what} where {name} is 0, far from its "
+                    f"values of about {mean:.4g} ± {sd:.2g}; write center({name}), or one |"
+                )
 
 
 def parse_group_term(argument: str, text: str) -> list[GroupTerm]:
