@@ -408,18 +408,18 @@ class Posterior:
         """Log-likelihood of each observation at temperature 1, shape (S, N)."""
         points = self._coordinates(z)
         evaluate, blocks = self._tracer("pointwise"), self._own_blocks()
+        size, terms = min(64, self._chains_at_once(len(points))), np.empty((0, 0))
         with torch.no_grad():
-            rows = []
-            for part in points.split(min(64, self._chains_at_once(len(points)))):
+            for start in range(0, len(points), size):
+                part = points[start : start + size]
                 if blocks is not None:
-                    rows.append(
-                        blocks.pointwise(lambda z, x, y: evaluate(self._points(z), x, y), part)
-                    )
-                    continue
-                batches = self._batches(len(part))
-                terms = [evaluate(self._points(part), x, y).cpu() for x, y in batches]
-                rows.append(torch.cat(terms, 1).numpy())
-            return np.concatenate(rows)
+                    found = blocks.pointwise(lambda z, x, y: evaluate(self._points(z), x, y), part)
+                else:
+                    rows = [evaluate(self._points(part), *b) for b in self._batches(len(part))]
+                    found = torch.cat(rows, 1).cpu().numpy()
+                terms = terms if start else np.empty((len(points), found.shape[1]), found.dtype)
+                terms[start : start + size] = found
+        return terms
 
     # --- prediction -------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from subbayes.data.data import Data
 from subbayes.data.encoder import TabularEncoder
 from subbayes.likelihoods.families import Family
 from subbayes.networks.network import Network
+from subbayes.semistructured.default_priors import default_priors, predictor_sd
 from subbayes.semistructured.design_data import (
     AuxiliaryColumns,
     Response,
@@ -26,12 +27,7 @@ from subbayes.semistructured.design_data import (
     given_values,
     network_input,
 )
-from subbayes.semistructured.effect_priors import (
-    default_priors,
-    names_for_priors,
-    predictor_sd,
-    priors_with,
-)
+from subbayes.semistructured.effect_priors import names_for_priors, priors_with
 from subbayes.semistructured.effects_likelihood import EffectsLikelihood
 from subbayes.semistructured.formula import Design, formula_variables, split_formula
 from subbayes.semistructured.formula_checks import (

@@ -35,12 +35,12 @@ from subbayes.likelihoods.families import (
     ZeroInflatedNegativeBinomialFamily,
     ZeroInflatedPoissonFamily,
 )
+from subbayes.semistructured.default_priors import default_priors
 from subbayes.semistructured.effect_map import EffectMap
 from subbayes.semistructured.effect_priors import (
     Exponential,
     HalfNormal,
     NormalPrior,
-    default_priors,
     names_for_priors,
     priors_with,
 )

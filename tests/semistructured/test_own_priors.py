@@ -8,13 +8,8 @@ from scipy import stats
 
 from subbayes import InputError, Sampling, SemiStructuredRegression
 from subbayes.likelihoods.families import NormalFamily
-from subbayes.semistructured.effect_priors import (
-    Flexible,
-    NormalPrior,
-    StudentT,
-    default_priors,
-    is_normal,
-)
+from subbayes.semistructured.default_priors import default_priors
+from subbayes.semistructured.effect_priors import Flexible, NormalPrior, StudentT, is_normal
 from subbayes.semistructured.formula import Design
 from subbayes.semistructured.marginalisation import EffectDensity, marginalisation_of
 from subbayes.semistructured.saved_priors import prior_config

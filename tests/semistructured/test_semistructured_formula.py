@@ -15,7 +15,8 @@ from subbayes.likelihoods.families import (
     OrdinalFamily,
 )
 from subbayes.semistructured import Exponential, Flexible, HalfNormal, NormalPrior, StudentT
-from subbayes.semistructured.effect_priors import default_priors, prior_of, priors_with
+from subbayes.semistructured.default_priors import default_priors
+from subbayes.semistructured.effect_priors import prior_of, priors_with
 from subbayes.semistructured.formula import Design, split_formula
 from subbayes.semistructured.formula_checks import complete_rows
 from subbayes.semistructured.structured_predictor import StructuredPredictor

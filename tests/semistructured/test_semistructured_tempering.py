@@ -16,7 +16,7 @@ from subbayes.likelihoods.families import (
     PoissonFamily,
 )
 from subbayes.semistructured import NormalPrior, SemiStructuredRegression, SemiStructuredSubspace
-from subbayes.semistructured.effect_priors import default_priors
+from subbayes.semistructured.default_priors import default_priors
 from subbayes.semistructured.formula import Design
 from subbayes.semistructured.marginalisation import EffectDensity, marginalisation_of
 from subbayes.semistructured.structured_predictor import StructuredPredictor

@@ -1,0 +1,176 @@
+"""Default priors of effects, which the scales of the response and of the columns determine."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from scipy import stats
+
+from subbayes.likelihoods.families import Family
+from subbayes.likelihoods.families.base import LINKS
+from subbayes.likelihoods.families.mixtures import allowed_rows
+from subbayes.semistructured.dirichlet import Dirichlet
+from subbayes.semistructured.effect_prior import EffectPrior
+from subbayes.semistructured.effect_priors import Exponential, Flexible, NormalPrior
+from subbayes.semistructured.formula import Design
+from subbayes.semistructured.lkj import LKJ
+from subbayes.semistructured.terms.law import Hyperparameter
+from subbayes.utils.checks import fail
+
+__all__ = ["default_priors", "predictor_sd"]
+
+_DEFAULT_SCALE = 2.5  # of priors, in standard deviations of the predictor over the column
+
+
+def default_priors(
+    design: Design,
+    family: Family,
+    y: Float[np.ndarray, "n"],
+    offset: Float[np.ndarray, "n"] | float = 0.0,
+) -> dict[str, EffectPrior]:
+    r"""Weakly informative priors, scaled by the data as in rstanarm (Goodrich et al. 2024).
+
+    With $s_y$ the standard deviation of y for an identity link and 1 for others: coefficients
+    $N(0, (2.5\, s_y / s_x)^2)$, where $s_x$ is the standard deviation of the column, or what a
+    regression on the columns of other terms with the same variables leaves of it, so that an
+    interaction with an uncentred column is not shrunk away (without an intercept, roots of mean
+    squares of both take the place of standard deviations); the intercept, at the means of the
+    columns, $N(m, (2.5\, s_y)^2)$ around the overall mean on the scale of the link; sigma
+    exponential with mean $s_y$, the standard deviation of y itself if the link is another one;
+    shapes $\log r \sim N(1, 2^2)$, of inverse Gaussian responses relative to the mean of y;
+    precisions $\log \phi \sim N(2, 2^2)$; standard deviations of smooths and random effects
+    exponential with mean $s_y$; degrees of freedom $\log(\nu - 1) \sim N(2.5, 1)$. The y of a
+    log-normal response is its logarithm. Components of a mixture have the priors of their families,
+    from the responses that these allow. Classes have $s_y = 1$ and m = 0.
+
+    Other parameters have $N(0, 1)$ on the scale of their links. What a parameter of `Custom` means
+    is not known: one that is called sigma, shape, precision or nu has the prior of that name, and
+    any other scale with the units of y needs a prior in these, such as `priors={"b": 2.0}`.
+
+    The intercept is the level beside the offset o, so that $s_y$ is the standard deviation of
+    $y - o$, and m is the mean of $y - o$ for an identity link, the logarithm of
+    $\sum y / \sum e^o$ for a logarithm, and the overall mean less that of o for other links.
+
+    Args:
+        design: the design matrix of the training rows.
+        family: distribution of the response.
+        y: the response.
+        offset: of the location's predictor, with the logarithm of the exposure.
+    """
+    priors: dict[str, EffectPrior] = {}
+    predictor_sd(family, y, offset)  # which checks the response
+    for term in design.terms:
+        of, name, own_y, own_offset = _component(family, term.parameter, y, offset)
+        is_location = name in of.locations
+        sd = predictor_sd(of, own_y, own_offset) if is_location else 1.0
+        factor = _DEFAULT_SCALE if is_location else 1.0
+        if term.law is not None:
+            parts = term.law.hyperparameters
+            priors |= {part.name: _default_prior(part, sd, factor) for part in parts}
+        elif term.penalised:
+            priors[f"sd({term.name})"] = Exponential(sd)
+        if term.kind == "intercept":
+            priors[term.name] = _intercept_prior(of, name, own_y, own_offset)
+        elif term.unpenalised:
+            scales = design.prior_scale[term.unpenalised]
+            scale = float(np.sqrt(np.mean(scales[scales > 0] ** 2))) if (scales > 0).any() else 1.0
+            if term.parameter not in design.centred:  # the effects make up the level as well
+                sd = float(np.hypot(sd, _level(of, name, own_y, own_offset)))
+            priors[term.name] = NormalPrior(0.0, factor * sd / scale)
+    if family.n_thresholds:
+        first = NormalPrior(float(np.mean(offset)) - 1.0, 3.0)
+        priors |= {"threshold": first, "gap": Exponential(1.5)}
+    return priors
+
+
+def _component(
+    family: Family,
+    parameter: str,
+    y: Float[np.ndarray, "n"],
+    offset: Float[np.ndarray, "n"] | float,
+) -> tuple[Family, str, Float[np.ndarray, "m"], Float[np.ndarray, "m"] | float]:
+    """The family of a parameter and its name there, with the responses that the family allows."""
+    of, name = family.component(parameter)
+    if of is family:
+        return of, name, y, offset
+    rows = allowed_rows(of, y)
+    return of, name, y[rows], np.broadcast_to(offset, y.shape)[rows]
+
+
+def _default_prior(part: Hyperparameter, sd: float, factor: float) -> EffectPrior:
+    """The default prior, given the scale of the predictor and the factor of effects."""
+    match part.kind:
+        case "correlation":
+            return LKJ(1.0)
+        case "simplex":
+            return Dirichlet(1.0)
+        case "length":
+            return Flexible(stats.lognorm(0.75), part.scale)
+        case "effect":
+            return NormalPrior(0.0, factor * sd * part.scale)
+    return Exponential(sd * part.scale)
+
+
+def predictor_sd(
+    family: Family, y: Float[np.ndarray, "n"], offset: Float[np.ndarray, "n"] | float
+) -> float:
+    """The expected scale of the location's predictor beside its offset.
+
+    The standard deviation of the response less the offset for an identity link, else 1.
+
+    Raises:
+        InputError: a constant response, or one that is the offset and a constant.
+    """
+    family, _, y, offset = _component(family, family.locations[0], y, offset)
+    if family.links[0] != "identity" or family.kind == "classification":
+        return 1.0
+    y = family.location_values(y)
+    if not np.std(y) > 0:
+        fail("y", "responses that vary", "a constant column")
+    sd = float(np.std(y - offset))
+    if not sd > 1e-12 * np.std(y):
+        fail("y", "responses that are not the offset and a constant", "no other variation")
+    return sd
+
+
+def _intercept_prior(
+    family: Family,
+    parameter: str,
+    y: Float[np.ndarray, "n"],
+    offset: Float[np.ndarray, "n"] | float,
+) -> EffectPrior:
+    link = family.links[0]
+    if parameter in family.locations:
+        level, shift = family.level(y), float(np.mean(offset))
+        if link == "log":
+            if not level > 0:  # zeros only, or a negative mean
+                level = 1e-3 * (1.0 if family.kind == "count" else float(np.std(y)))
+            level = float(np.log(level))
+            most = np.max(offset)  # its exponential may overflow
+            shift = float(most + np.log(np.mean(np.exp(offset - most))))
+        elif link == "logit":
+            share = np.clip(level, 0.01, 0.99)
+            level = float(np.log(share / (1 - share)))
+        elif link == "logm1":
+            level = float(np.log(max(level - 1, 1e-3)))
+        return NormalPrior(level - shift, _DEFAULT_SCALE * predictor_sd(family, y, offset))
+    if parameter == "sigma":
+        values = family.location_values(y)
+        return Exponential(float(np.std(values - offset if link == "identity" else values)))
+    return NormalPrior(*family.predictor_prior(parameter, y))
+
+
+def _level(
+    family: Family,
+    parameter: str,
+    y: Float[np.ndarray, "n"],
+    offset: Float[np.ndarray, "n"] | float,
+) -> float:
+    """The centre of the default prior of an intercept, on the scale of the link."""
+    prior = _intercept_prior(family, parameter, y, offset)
+    if isinstance(prior, Exponential):  # of a scale itself
+        link = LINKS[family.link(parameter)][0]
+        return float(link(torch.tensor(prior.mean, dtype=torch.float64)))
+    assert isinstance(prior, NormalPrior)
+    return prior.mean
