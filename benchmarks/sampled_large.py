@@ -6,7 +6,7 @@
   that they take above the model.
 
 Each case is a process of its own; seconds are those of the processor, on one thread, and the rows
-and draws are what minutes allow. `--quick` takes a few rows.
+and draws are what half an hour allows. `--quick` takes a few rows.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def run(
     places = alone("segmentation", *((2, 1, 4, 0.1) if quick else (8, 2, 8, 0.1)),
                    module="sampled_large")  # fmt: skip
     say(_line("segmentation", places) + f", {places['mib_above_model']:.0f} MiB above the model")
-    large = alone("residual", *((4, 2, 2, 0.5) if quick else (100, 16, 8, 0.1)),
+    large = alone("residual", *((4, 2, 2, 0.5) if quick else (2000, 16, 8, 0.1)),
                   module="sampled_large")  # fmt: skip
     say(_line("ResNet-18", large) + f", {large['mib']:.0f} MiB")
     return {"segmentation": places, "residual": large}, [

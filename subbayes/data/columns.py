@@ -14,7 +14,7 @@ import pandas as pd
 from jaxtyping import Float64, Shaped
 
 from subbayes.utils.checks import fail, fail_type
-from subbayes.utils.text_table import MOST_LETTERS, shortened
+from subbayes.utils.text_table import MOST_LETTERS, MOST_TOGETHER, shortened
 from subbayes.utils.warning import warn_user
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "check_lengths",
     "check_names",
     "check_text",
+    "check_total",
     "constant_columns",
     "kind_of",
     "mask_markers",
@@ -150,6 +151,21 @@ def check_text(argument: str, values: Iterable[Any]) -> None:
             expected = f"labels and levels of at most {MOST_LETTERS} characters"
             got = f"{len(value)} in '{value[:20]}...'"
             fail(argument, expected, got, "Shorten them, or replace them by numbers")
+
+
+def check_total(argument: str, labels: Iterable[Any]) -> None:
+    """Check that all labels of classes together fit into a row of output.
+
+    Raises:
+        InputError: more than a million characters.
+
+    Example:
+        >>> check_total("y", ["no", "yes"])
+    """
+    total = sum(len(label) for label in labels if isinstance(label, str))
+    if total > MOST_TOGETHER:
+        expected = f"labels of at most {MOST_TOGETHER:,} characters together"
+        fail(argument, expected, f"{total:,}", "Shorten them, or replace them by numbers")
 
 
 def check_width(argument: str, columns: int, categorical: int) -> None:

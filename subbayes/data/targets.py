@@ -11,7 +11,7 @@ import pandas as pd
 from jaxtyping import Float64, Int64, Shaped
 
 from subbayes.data.arrays import check_not_masked
-from subbayes.data.columns import as_numbers, check_text, kind_of, quote, to_cpu
+from subbayes.data.columns import as_numbers, check_text, check_total, kind_of, quote, to_cpu
 from subbayes.utils.checks import check_choice, fail
 
 __all__ = ["TASKS", "Label", "Target", "check_label_types"]
@@ -161,6 +161,7 @@ rows. Correct those labels, or fit with rows of every class.
         if not (known and labels and enough):
             fail("config", "what Target.to_config gives", config)
         check_text("config", target.classes)
+        check_total("config", target.classes)
         for label in target.classes:
             if not isinstance(label, str) and not -_WIDE <= label < _WIDE:
                 fail("config", "whole numbers of 64 bits as labels", f"{label:.4g}")
@@ -270,6 +271,7 @@ def _classes(column: pd.Series) -> tuple[Label, ...]:
     labels = list(dict.fromkeys(_label(value) for value in column.tolist()))
     check_label_types(labels)
     check_text("y", labels)
+    check_total("y", labels)
     if len(labels) < 2:
         fail("y", "at least 2 classes", f"{quote(labels)} alone", "Fit with rows of every class")
     if len(labels) > MOST_CLASSES and 2 * len(labels) > len(column):

@@ -309,7 +309,9 @@ class DataFrameModel:
                 "path",
                 "the model of a table",
                 f"a {kind} at '{path}'",
-                "Use subbayes.load for models of a module",
+                "Use SemiStructuredRegression.load, and its compare(...) or evaluate(...)"
+                if kind == "semi-structured-model"
+                else "Use subbayes.load for models of a module",
             )
         return rebuild_model(kind, tensors, facts, {}, path)
 

@@ -235,6 +235,18 @@ def _check_active(part: Any) -> None:
         fail("parameters", expected, "disabled adapters", "Call enable_adapter_layers() first")
 
 
+def check_active(module: nn.Module) -> None:
+    """Check that the outputs of a module depend on peft's adapters.
+
+    Raises:
+        InputError: adapters that are merged or disabled.
+    """
+    layer = _tuner_layer()
+    for part in module.modules() if layer is not None else ():
+        if isinstance(part, layer):
+            _check_active(part)
+
+
 def _adapter_of(name: str) -> str | None:
     """The adapter that a parameter of a layer belongs to: `default` in `lora_A.default.weight`."""
     parts = name.split(".")

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
-from subbayes.networks.adapters import is_of_base, settings_digest
+from subbayes.networks.adapters import check_active, is_of_base, settings_digest
 from subbayes.networks.mlp import MLP
 from subbayes.networks.module_copy import private_copy
 from subbayes.networks.network import Network, architecture_of
@@ -157,6 +157,7 @@ def network_from(
         # adapters that are loaded for inference do not require gradients
         module = private_copy(module, set(chosen), base is None)
     if base is not None:
+        check_active(module)
         module = private_copy(module, set(chosen), copy_frozen=False)
         for name, parameter in module.named_parameters():
             if name in chosen:  # peft may have loaded them in another dtype

@@ -122,12 +122,20 @@ def read_shares(
     processes = joined_processes()
     device = next(module.parameters()).device
     kept = partial(_kept, module, processes)
-    found = processes.in_all(lambda: read(device=device, kept=kept))
+    found = processes.in_all(lambda: _finite(read(device=device, kept=kept)))
     held = {k: t for k, t in found.tensors.items() if isinstance(t, Tensor)}
-    processes.agree(
-        {"path": fingerprint(held, found.facts)}, "Load the same artifact in every process"
-    )
+    divided = {k: t.source for k, t in found.tensors.items() if isinstance(t, DividedTensor)}
+    content = fingerprint(held, {"facts": found.facts, "divided": divided})
+    processes.agree({"path": content}, "Load the same artifact in every process")
     return found
+
+
+def _finite(artifact: Artifact) -> Artifact:
+    """The artifact, if the parts that this process holds are finite; the schema sees no values."""
+    for name, held in artifact.tensors.items():
+        if isinstance(held, DividedTensor) and held.part.is_floating_point():
+            check_finite(f"path: {name}", held.part)
+    return artifact
 
 
 def _kept(module: nn.Module, processes: Processes, facts: Mapping[str, Any]) -> Kept:

@@ -23,6 +23,7 @@ from subbayes.likelihoods.base import column
 from subbayes.predictions.quantiles import gaussian_mixture_quantile, mixture_quantile
 from subbayes.predictions.sampled import sampled_cdf, sampled_quantile
 from subbayes.utils.checks import (
+    UndefinedError,
     check_count,
     check_finite,
     check_fraction,
@@ -350,12 +351,12 @@ class Predictive:
 
     def _require(self, kind: str, what: str) -> None:
         if self.likelihood.kind != kind:
-            fail(what, f"a {kind} likelihood", repr(self.likelihood))
+            raise UndefinedError(what, f"a {kind} likelihood", repr(self.likelihood))
 
     def _require_ordered(self, what: str) -> None:
         if self.likelihood.kind == "classification":
-            wanted = "a likelihood with an ordered target"
-            fail(what, wanted, repr(self.likelihood), "Use probabilities instead")
+            wanted, remedy = "a likelihood with an ordered target", "Use probabilities instead"
+            raise UndefinedError(what, wanted, repr(self.likelihood), remedy)
 
 
 def normal_log_prob(z: Array, sd: Array) -> Float[np.ndarray, "n"]:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = [
     "InputError",
     "InputTypeError",
+    "UndefinedError",
     "check_choice",
     "check_count",
     "check_finite",
@@ -63,6 +64,10 @@ class InputError(_Described, ValueError):
     """
 
     __module__ = "subbayes"
+
+
+class UndefinedError(InputError, AttributeError):
+    """A property that an object of this kind does not have, for which `hasattr` is False."""
 
 
 class InputTypeError(_Described, TypeError):

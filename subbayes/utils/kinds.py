@@ -83,6 +83,7 @@ SHARES = "subbayes.networks.sharded_saving:read_shares"
 """The function that reads the shards of a process; it takes a module, `read` and a device."""
 
 _ANY_TENSOR = array(None, values="any")
+_FORMULA = text(most=10_000)  # as `subbayes.semistructured.formula_grammar` allows
 _NAME = text(most=MOST_LETTERS)  # of a column, a label or a level
 _network = {"network": NETWORK, "likelihood": LIKELIHOOD}
 
@@ -286,7 +287,7 @@ _joint_space = record(
 )
 _semistructured = record(
     {"smooth?": text("bayes", "reml")},
-    formula=one_of("a formula, or one by parameter", text(), dict_of(text())),
+    formula=one_of("a formula, or one by parameter", _FORMULA, dict_of(_FORMULA)),
     family=_family,
     priors=_priors,
     weights=optional(text()),

@@ -8,7 +8,7 @@ import math
 import os
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
@@ -63,15 +63,17 @@ class DividedTensor:
         part: what this process holds.
         pieces: makes the numbers of the whole in order, in flat pieces, to write them; None for a
             tensor that was read.
+        source: digest of all tensors of the file that it was read from.
     """
 
     whole: Tensor
     part: Tensor
     pieces: Callable[[], Iterator[Tensor]] | None = None
+    source: str = ""
 
     def to(self, device: torch.device | str) -> DividedTensor:
         """The same tensor with its part on another device."""
-        return DividedTensor(self.whole, self.part.to(device), self.pieces)
+        return replace(self, part=self.part.to(device))
 
 
 Stored = Tensor | DividedTensor

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
@@ -103,7 +104,11 @@ def read_parts(path: Path, kept: Kept) -> tuple[dict[str, Stored], str]:
             found[name] = (
                 values.reshape(whole.shape) if own is None else DividedTensor(whole, values)
             )
-    return {name: found[name] for name in entries}, digest.hexdigest()
+    source = digest.hexdigest()
+    for name, held in found.items():
+        if isinstance(held, DividedTensor):
+            found[name] = replace(held, source=source)
+    return {name: found[name] for name in entries}, source
 
 
 def _whole(entry: dict[str, Any]) -> Tensor:

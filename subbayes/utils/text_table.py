@@ -5,7 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-__all__ = ["MOST_LETTERS", "MOST_MARKS", "key_place", "printable", "shortened", "text_table"]
+__all__ = [
+    "MOST_LETTERS",
+    "MOST_MARKS",
+    "MOST_TOGETHER",
+    "key_place",
+    "printable",
+    "shortened",
+    "text_table",
+]
 
 # Control characters but the end of a line, marks of the direction of text, which reorder what
 # follows, and halves of surrogate pairs, which no file or terminal can hold.
@@ -15,6 +23,9 @@ _CONTROL = re.compile(
 
 MOST_LETTERS = 1000
 """Characters of the longest name, key, label or level, which messages, tables and figures show."""
+
+MOST_TOGETHER = 1_000_000
+"""Characters of all labels of classes, each of which a row of output may repeat."""
 
 MOST_MARKS = 1000
 """Number of values of a table that may stand for missing ones."""

@@ -97,6 +97,11 @@ def test_labels_match_across_numeric_dtypes_and_no_decision_is_none():
             "Correct them, or use task='class",
         ),
         (["a", "b" * 1001], None, "y: expected labels and levels of at most 1000 characters, got"),
+        (
+            [f"{i:0900}" + "a" for i in range(1200)] * 2,
+            "classification",
+            "y: expected labels of at most 1,000,000 characters together, got 1,081,200",
+        ),
         ([0, 2**63], "classification", r"y: expected labels of at most 64 bits, got 9.223e\+18"),
         (["a", "b"], "regression", "numbers in the target, got 'a', 'b'"),
         ([0, 2, -1], "count", "whole numbers of at least 0, got -1 in row 2"),

@@ -176,6 +176,8 @@ def sharded_saving_refused(folder: str) -> dict[str, Any]:
         "altered": lambda: subbayes.load(f"{place}/altered", divided()),
         "endless": lambda: subbayes.load(f"{place}/endless", divided()),
         "wide": lambda: subbayes.load(f"{place}/wide", divided()),
+        "another shift": lambda: subbayes.load(good if rank else f"{place}/moved", divided()),
+        "infinite": lambda: subbayes.load(f"{place}/infinite", divided()),
     }
     model.save(f"{good}-2", n_draws=2)
     if rank == 0:
@@ -188,6 +190,11 @@ def sharded_saving_refused(folder: str) -> dict[str, Any]:
         wide = {"subspace.basis": torch.zeros(9, size), "subspace.shift": torch.zeros(size)}
         named = {"network": facts["network"] | {"names": [one]}}
         artifact.write(f"{place}/wide", kind, tensors | wide, facts | named)
+        moved = {"subspace.shift": tensors["subspace.shift"] + 1.0}
+        artifact.write(f"{place}/moved", kind, tensors | moved, facts)
+        infinite = tensors["subspace.shift"].clone()
+        infinite[0] = np.inf
+        artifact.write(f"{place}/infinite", kind, tensors | {"subspace.shift": infinite}, facts)
         facts["subspace"] = {"name": "FullSubspace", "rank": len(tensors["subspace.shift"])}
         facts["settings"]["subspace"] = "full"
         tensors["z"] = torch.zeros(2, 2, len(tensors["subspace.shift"])).double()

@@ -24,6 +24,8 @@ MESSAGES = {
     "altered": "path: expected tensors with sha256",
     "endless": "path: expected ",
     "wide": "module: expected subspace.basis of at most ",
+    "another shift": "path: expected the same in all 2 processes, got another in process 1 than in",
+    "infinite": "path: subspace.shift: expected finite numbers",
 }
 
 
@@ -81,7 +83,14 @@ def test_errors_of_one_process_are_raised_in_all(two_processes, folder, what):
 def test_nothing_is_left_of_what_was_not_saved(two_processes, folder):
     for found in two_processes:
         left = found[json.dumps(["sharded_saving_refused", str(folder)])]["left"]
-        assert {name.split("/")[0] for name in left} == {"altered", "endless", "full", "wide"}
+        assert {name.split("/")[0] for name in left} == {
+            "altered",
+            "endless",
+            "full",
+            "infinite",
+            "moved",
+            "wide",
+        }
 
 
 @pytest.mark.slow

@@ -297,6 +297,7 @@ def a_long_level(tensors: Tensors, facts: Facts) -> None:
 CONTRADICTIONS: dict[str, tuple[str, Change]] = {
     "a name of many characters": ("samples", fact("name", LONG)),
     "scores that no axis shows": ("fitted-pca", fact("settings/temperatures", SCORES)),
+    "a formula of many characters": ("semi-structured", fact("formula", "y ~ a" + " + a" * 2500)),
     "a subspace of many characters": ("fitted-pca", fact("settings/subspace", "own" + LONG)),
     "an engine of many characters": ("fitted-pca", fact("draws/engine", "own" + LONG)),
     "a network of many characters": (

@@ -139,6 +139,25 @@ def test_another_base_model_is_refused(tmp_path):
         subbayes.load(tmp_path)
 
 
+def test_adapters_without_effect_are_refused_on_loading(tmp_path):
+    _, result, inputs, _ = fitted("SequenceClassification")
+    result.save(tmp_path / "own")
+
+    def fresh():
+        return adapted.adapted("lora", "SequenceClassification", torch.float32)
+
+    merged, disabled, inside = fresh(), fresh(), fresh()
+    merged.merge_adapter()
+    disabled.base_model.disable_adapter_layers()
+    with pytest.raises(InputError, match="adapters merged into the weights"):
+        subbayes.load(tmp_path / "own", merged)
+    with pytest.raises(InputError, match="got disabled adapters"):
+        subbayes.load(tmp_path / "own", disabled)
+    with inside.disable_adapter(), pytest.raises(InputError, match="got disabled adapters"):
+        subbayes.load(tmp_path / "own", inside)
+    assert subbayes.load(tmp_path / "own", inside).predict(inputs).probabilities.shape[0] > 0
+
+
 def test_the_model_card(tmp_path):
     model, result, inputs, y = fitted()
     model.save_pretrained(tmp_path)

@@ -639,3 +639,13 @@ def test_moments_that_are_infinite_by_definition_remain():
     bounded = TruncatedFamily(family=LogLogisticFamily(), upper=5.0)
     rows = torch.tensor([[[0.0, -0.5]]], dtype=torch.float64)
     assert np.isfinite(Predictive(rows, bounded).std).all()
+
+
+def test_properties_of_another_kind_are_absent():
+    regression = Predictive(torch.zeros(2, 3, 1), Gaussian(1.0))
+    assert not hasattr(regression, "probabilities")
+    assert getattr(regression, "labels", None) is None
+    with pytest.raises(InputError, match="probabilities: expected a classification likelihood"):
+        _ = regression.probabilities
+    classes = Predictive(torch.zeros(2, 3, 2), Categorical(2))
+    assert hasattr(classes, "probabilities")
