@@ -20,6 +20,7 @@ Label: TypeAlias = str | int | bool
 
 TASKS = ("regression", "classification", "count")
 MOST_CLASSES = 20
+_SHORT = 100  # characters of labels that are held as text of one length
 _WIDE = 2**63  # whole numbers from here on have no 64 bits
 
 
@@ -125,7 +126,9 @@ rows. Correct those labels, or fit with rows of every class.
             fail("values", expected, values[outside][0])
         if (values == -1).any():
             return np.array([*self.classes, None], dtype=object)[values.astype(int)]
-        return np.array(self.classes)[values.astype(int)]
+        longest = max((len(name) for name in self.classes if isinstance(name, str)), default=0)
+        dtype = object if longest > _SHORT else None  # arrays of text take the longest for each
+        return np.array(self.classes, dtype=dtype)[values.astype(int)]
 
     def to_config(self) -> dict[str, Any]:
         """The state as values that JSON can hold.

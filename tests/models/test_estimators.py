@@ -172,7 +172,7 @@ def test_rows_are_predicted_in_batches(monkeypatch):
     classifier = SubspaceClassifier(**nested(**QUICK)).fit(*labels())
     whole = [*regressor.predict(X, return_std=True), *regressor.predict_interval(X)]
     p = classifier.predict_proba(X)
-    monkeypatch.setattr("subbayes.diagnostics.predictor._OUTPUTS_AT_ONCE", 16 * 7)
+    monkeypatch.setattr("subbayes.diagnostics.predictor.OUTPUTS_AT_ONCE", 16 * 7)
     pieces = [*regressor.predict(X, return_std=True), *regressor.predict_interval(X)]
     for one, other in zip([*whole, p], [*pieces, classifier.predict_proba(X)], strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5)

@@ -170,7 +170,7 @@ def test_batches_take_their_noise_scales() -> None:
 
 
 def test_batches_hold_a_bounded_number_of_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("subbayes.diagnostics.predictor._OUTPUTS_AT_ONCE", 12)
+    monkeypatch.setattr("subbayes.diagnostics.predictor.OUTPUTS_AT_ONCE", 12)
     assert [len(part) for part in samples().predict_batches(X[:7])] == [4, 3]  # of three draws
     assert [len(part) for part in samples().predict_batches(X[:7], n_draws=1)] == [7]
 

@@ -192,7 +192,7 @@ def test_the_first_layer_that_differs_is_named(tmp_path):
 
 
 def test_long_labels_do_not_widen_those_of_other_rows():
-    classes = ("x" * 100_000, *map(str, range(5)))
+    classes = ("x" * 1000, *map(str, range(5)))
     target = Target("classification", classes=classes)
     found = target.decode(np.arange(6).repeat(1000))
     assert found.tolist() == np.repeat(np.array(classes, dtype=object), 1000).tolist()
