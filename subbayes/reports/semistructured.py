@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,7 @@ _WORDS = {
     "sd(...)": "standard deviation of the nonlinear part of a smooth, or of random effects, on "
     "the scale of the predictor.",
 }
+_MOST_PARTIALS = 40  # figures of terms
 _LARGEST_FOREST = 40  # in the figure; the table contains all
 _CHAIN_EFFECTS = 4  # with traces and ranks
 
@@ -138,7 +140,7 @@ def _forest_caption(effects: dict[str, np.ndarray], shown: dict[str, np.ndarray]
 
 
 def _partials(results: Results, level: float) -> list[Picture]:
-    """One figure for each term, and for each column of a network."""
+    """A figure for each of the first terms and columns of networks."""
     relative = {
         "factor": "relative to its reference level",
         "random": "by level",
@@ -146,7 +148,8 @@ def _partials(results: Results, level: float) -> list[Picture]:
         "network": "a network's contribution relative to its mean, averaged over the rows",
     }
     pictures = []
-    for partial in results.partials(level):
+    partials = results.partials(level, most=_MOST_PARTIALS + 1)
+    for partial in partials[:_MOST_PARTIALS]:
         term = partial.term
         along = f" along {partial.variable}" if term.kind == "network" else ""
         caption = (
@@ -154,6 +157,10 @@ def _partials(results: Results, level: float) -> list[Picture]:
             f"with {100 * level:g} % intervals."
         )
         pictures.append(picture(effect(partial), caption))
+    if len(partials) > _MOST_PARTIALS:
+        pictures[-1] = replace(
+            pictures[-1], caption=f"{pictures[-1].caption} Further terms are in the table alone."
+        )
     return pictures
 
 

@@ -200,8 +200,13 @@ class Results(AfterFit):
             fail("variable", "None for a term of the formula", repr(variable))
         return partial_effect(self.state, term, values, level)
 
-    def partials(self, level: float = 0.95) -> list[Partial]:
-        """The effects of all terms of one variable, then of networks by column."""
+    def partials(self, level: float = 0.95, most: int | None = None) -> list[Partial]:
+        """The effects of all terms of one variable, then of networks by column.
+
+        Args:
+            level: level of the intervals.
+            most: the largest number of effects; by default all.
+        """
         model = self.state.model
         names: list[str] = []
         for t in model.design.terms:
@@ -209,15 +214,10 @@ class Results(AfterFit):
                 names += t.law.effect_names
             elif t.kind != "intercept" and len(t.along) == 1:
                 names.append(t.name)
-        networks = model.specification.deep.items()
-        return [
-            *(self.effect(name, level=level) for name in names),
-            *(
-                self.effect(name, level=level, variable=column)
-                for name, part in networks
-                for column in part.columns or ()
-            ),
-        ]
+        chosen: list[tuple[str, str | None]] = [(name, None) for name in names]
+        for name, part in model.specification.deep.items():
+            chosen += [(name, column) for column in part.columns or ()]
+        return [self.effect(name, level=level, variable=v) for name, v in chosen[:most]]
 
     def plot(self, level: float = 0.95, *, columns: int = 3) -> Figure:
         """One figure of all terms and of the networks that read columns.

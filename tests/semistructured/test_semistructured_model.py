@@ -492,7 +492,7 @@ def test_models_are_compared_by_leave_one_out(fitted):
     np.testing.assert_allclose(held, model.predict(frame.iloc[:5]).log_prob(frame.y[:5]))
 
 
-def test_a_report_contains_effects_and_figures(fitted, tmp_path):
+def test_a_report_contains_effects_and_figures(fitted, tmp_path, monkeypatch):
     frame, model = fitted
     path = model.report(tmp_path / "report.html", title="All of it", test=frame.iloc[:9])
     text = path.read_text()
@@ -500,6 +500,10 @@ def test_a_report_contains_effects_and_figures(fitted, tmp_path):
         assert piece in text
     # the forest; x, sex, u, g and the network; traces and ranks of four effects
     assert text.count("<img") == 1 + 5 + 8
+    monkeypatch.setattr("subbayes.reports.semistructured._MOST_PARTIALS", 2)
+    text = model.report(tmp_path / "few.html").read_text()
+    assert text.count("<img") == 1 + 2 + 8
+    assert text.count("Further terms are in the table alone.") >= 1
 
 
 def test_the_best_epoch_is_used_with_and_without_patience():
