@@ -133,6 +133,8 @@ def test_outputs_that_memory_cannot_hold_are_refused(monkeypatch):
     network = Network(torch.nn.Linear(2, 1))
     weights, rows = torch.zeros(10, 3), torch.zeros(20, 2)
     monkeypatch.setattr("subbayes.utils.memory.available_memory", lambda: 8 * 10 * 20 - 1)
+    assert average(network, Gaussian(1.0), weights, rows).outputs.shape == (10, 20, 1)  # small
+    monkeypatch.setattr(averaging, "_CHECKED_BYTES", 0)
     with pytest.raises(InputError, match="inputs: expected outputs of 10 draws at 20 rows to fit"):
         average(network, Gaussian(1.0), weights, rows)
     assert average(network, Gaussian(1.0), weights[:9], rows).outputs.shape == (9, 20, 1)
