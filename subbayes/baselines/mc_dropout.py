@@ -19,7 +19,7 @@ from subbayes.baselines.trained_network import network_and_likelihood
 from subbayes.data.data import n_rows, take, to_device
 from subbayes.diagnostics.predictor import Predictor
 from subbayes.likelihoods import Likelihood, saved_likelihood
-from subbayes.networks.global_state import attention_without_fused_kernels, torch_lock
+from subbayes.networks.global_state import attention_without_fused_kernels
 from subbayes.networks.layer_kinds import DROPOUTS
 from subbayes.networks.network import Network
 from subbayes.networks.saving import known_outputs, network_facts, network_from, network_tensors
@@ -27,6 +27,7 @@ from subbayes.predictions.averaging import input_batches, with_noise
 from subbayes.predictions.predictive import Predictive, check_outputs
 from subbayes.utils.checks import check_count, fail
 from subbayes.utils.seeding import derive_seed, fork_rng
+from subbayes.utils.torch_lock import torch_lock
 from subbayes.utils.types import Inputs
 
 __all__ = ["McDropout", "check_dropout", "mc_dropout", "rebuild"]

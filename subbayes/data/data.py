@@ -28,6 +28,7 @@ from subbayes.utils.checks import (
     fail,
     fail_type,
 )
+from subbayes.utils.seeding import fork_rng, give_way
 from subbayes.utils.trees import row_kind, tree_map
 from subbayes.utils.types import Inputs, Targets
 
@@ -224,13 +225,14 @@ class Data:
         loaded = source if isinstance(source, DataLoader) else DataLoader(source, batch_size=256)
         loader = sequential_loader(loaded)
         count, cache = 0, BatchCache(check_count("memory_limit", memory_limit, 0))
-        with torch.random.fork_rng(devices=[]):
+        with fork_rng(None):
             for batch in loader:
                 inputs, y = as_pair(batch, argument)
                 _check_pair(inputs, y, argument)
                 count += n_rows(y)
                 if n_rows(y):
                     cache.add((inputs, y))
+                give_way()
             if count == 0:
                 fail(argument, "at least one row", "an empty loader")
             _check_repeatable(loader, argument)
@@ -440,7 +442,7 @@ def without_labels(batch: Any) -> Any:
 
 def iterate_preserving_rng(loader: Iterable[Any]) -> Iterator[Any]:
     """Iterate over a loader without advancing torch's global generator."""
-    with torch.random.fork_rng(devices=[]):
+    with fork_rng(None):
         return iter(loader)
 
 

@@ -1,9 +1,8 @@
-"""Global state of torch that the package changes temporarily, and the lock that guards it."""
+"""Global state of torch that the package changes temporarily."""
 
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -19,13 +18,9 @@ __all__ = [
     "keep_argument_validation",
     "outside_inference_mode",
     "recurrence_without_fused_kernels",
-    "torch_lock",
 ]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-
-torch_lock = threading.RLock()
-"""Held while a call changes global flags of torch, swaps the weights of a module or traces one."""
 
 
 @contextmanager

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from subbayes.utils.checks import check_choice, check_count, check_seed, fail
+from subbayes.utils.checks import check_choice, check_count, fail
 from subbayes.utils.memory import check_memory
+from subbayes.utils.seeding import fork_rng
 
 __all__ = ["MLP"]
 
@@ -70,9 +72,7 @@ class MLP(nn.Module):
         what = f"{weights:,} weights for {', '.join(map(str, widths[1:]))} hidden units"
         size = weights * torch.get_default_dtype().itemsize
         check_memory("hidden", what, size, "Use narrower layers")
-        with torch.random.fork_rng(devices=[], enabled=seed is not None):
-            if seed is not None:
-                torch.default_generator.manual_seed(check_seed(seed))
+        with nullcontext() if seed is None else fork_rng(seed):
             layers: list[nn.Module] = []
             for before, after in zip(widths, widths[1:], strict=False):
                 layers += [nn.Linear(before, after), _ACTIVATIONS[activation]()]

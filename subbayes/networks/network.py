@@ -24,7 +24,6 @@ from subbayes.networks.global_state import (
     attention_without_fused_kernels,
     outside_inference_mode,
     recurrence_without_fused_kernels,
-    torch_lock,
 )
 from subbayes.networks.layer_kinds import BATCH_NORMS, DROPOUTS, INSTANCE_NORMS
 from subbayes.networks.module_copy import call_with, private_copy, set_values, tied_names
@@ -35,6 +34,7 @@ from subbayes.networks.tracing.vectorised import Vectorised, contiguous
 from subbayes.networks.validation import HALF, as_outputs, check_outputs
 from subbayes.utils.checks import check_device, fail, fail_type
 from subbayes.utils.memory import BoundedCache
+from subbayes.utils.torch_lock import torch_lock
 from subbayes.utils.types import Inputs
 from subbayes.utils.warning import warn_user
 

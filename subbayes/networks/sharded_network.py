@@ -29,12 +29,13 @@ from subbayes.distributed.sharded_weights import (
     without_shards,
 )
 from subbayes.likelihoods import Likelihood
-from subbayes.networks.global_state import outside_inference_mode, torch_lock
+from subbayes.networks.global_state import outside_inference_mode
 from subbayes.networks.network import Network, architecture_of, arguments, layers_in_training
 from subbayes.networks.selection import Selection, select
 from subbayes.networks.tracing.memory import return_memory
 from subbayes.utils.checks import fail
 from subbayes.utils.memory import BoundedCache
+from subbayes.utils.torch_lock import torch_lock
 from subbayes.utils.types import Inputs, Targets
 
 __all__ = ["ShardedDensity", "ShardedNetwork", "network_of"]

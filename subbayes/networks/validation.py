@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dis
 import inspect
-import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,6 +20,8 @@ from subbayes.likelihoods.base import target_values
 from subbayes.likelihoods.gaussian import GaussianLike
 from subbayes.likelihoods.validation import check_results, check_sizes, is_own
 from subbayes.utils.checks import InputError, InputTypeError, closest, error_text, fail, fail_type
+from subbayes.utils.seeding import fork_rng
+from subbayes.utils.torch_lock import torch_lock
 from subbayes.utils.types import Inputs, Targets
 from subbayes.utils.warning import warn_user
 
@@ -122,7 +123,7 @@ def check_outputs(
         fail("module", "weights and inputs with values", "the meta device", "Use module.to('cpu')")
     used = _copied(rows)
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]), _checked_sparse_tensors():
+        with torch.no_grad(), fork_rng(None), _checked_sparse_tensors():
             out, again = call(used), call(_copied(rows))
             alone = call(_copied(take(rows, slice(1))))
     except (InputError, InputTypeError):
@@ -182,7 +183,7 @@ def check_gradients(network: Network, rows: Inputs) -> None:
     if network.is_sharded:
         return
     cause: Exception | None = None
-    with torch.enable_grad(), torch.random.fork_rng(devices=[]):
+    with torch.enable_grad(), fork_rng(None):
         weights = network.weights.detach().clone().requires_grad_()
         try:
             outputs = network(weights, _copied(to_device(take(rows, slice(2)), network.device)))
@@ -216,11 +217,8 @@ def _checked_sparse_tensors() -> Iterator[None]:
 
     The switch is torch's for all threads, so that one after the other may set and restore it.
     """
-    with _SPARSE_SWITCH, torch.sparse.check_sparse_tensor_invariants():
+    with torch_lock, torch.sparse.check_sparse_tensor_invariants():
         yield
-
-
-_SPARSE_SWITCH = threading.RLock()
 
 
 def check_fit(network: Network, likelihood: Likelihood, data: Data) -> int:

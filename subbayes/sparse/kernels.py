@@ -289,6 +289,8 @@ def check_csr(
         got = ", ".join(str(part.dtype) for part in (crow, columns, values))
         fail(argument, "indices of one dtype, int32 or int64, and floating weights", got)
     units, inputs = shape
+    if crow.numel() == 0:
+        fail(argument, "at least one row pointer", "none")
     if (crow.shape, columns.shape) != ((units + 1,), values.shape) or values.ndim != 1:
         got = ", ".join(str(tuple(part.shape)) for part in (crow, columns, values))
         fail(argument, f"{units + 1} row pointers, and a column for each weight", f"shapes {got}")

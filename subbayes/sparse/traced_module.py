@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
 
-from subbayes.networks.global_state import torch_lock
 from subbayes.networks.layer_kinds import BATCH_NORMS
 from subbayes.networks.tracing.private_torch import has_hooks
 from subbayes.sparse.module_surgery import LAYERS
+from subbayes.utils.torch_lock import torch_lock
 
 __all__ = ["ELEMENTWISE", "TracedModule", "row_sources", "users_of_values"]
 

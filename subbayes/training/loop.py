@@ -21,6 +21,7 @@ from subbayes.subspaces.pca import TrajectoryRecorder
 from subbayes.training.configuration import Training
 from subbayes.utils.checks import check_choice, check_count, fail
 from subbayes.utils.progress import progress_bar
+from subbayes.utils.seeding import give_way
 from subbayes.utils.types import Inputs, Targets
 from subbayes.utils.warning import warn_user
 
@@ -148,6 +149,7 @@ class Trainable(ABC):
             rows.append(leaves(y)[0].shape[self.batch_axis])
             if after_step is not None:
                 after_step()
+            give_way()
         return self.end_epoch(number, results, rows)
 
 
@@ -215,6 +217,7 @@ def run(
                 )
                 break
             scores = task.evaluate()
+            give_way()
             for m in stopping.active:
                 if scores is not None:
                     metrics[m]["validation_log_likelihood"] = scores[m]

@@ -303,20 +303,24 @@ def delete(path: StrPath, kind: str) -> None:
         >>> delete("no/such/folder", "sampling-checkpoint")
     """
     directory = as_path(path)
-    is_folder = directory.is_dir() and not directory.is_symlink()  # links lead elsewhere
-    if not (is_first_process() and is_folder and kind_of(directory) in (None, kind)):
+    if not (is_first_process() and _is_folder(directory) and kind_of(directory) in (None, kind)):
         return
     with translate_os_errors(path):
         with folder_lock(directory):
             names = [MANIFEST] if _holds_artifact(directory) else []
             if names or not (directory / MANIFEST).exists():
                 used = _tensor_file_in_use(directory)
-                names += (n for n in os.listdir(directory) if n == used or _is_left(directory, n))
+                left = (n for n in os.listdir(directory) if n == used or _is_left(directory, n))
+                names += (n for n in left if not _is_folder(directory / n))
             for name in names:
                 os.unlink(directory / name)
         if names:
             with suppress(OSError):
                 directory.rmdir()
+
+
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()  # links lead elsewhere
 
 
 # --- writing a folder ---------------------------------------------------------------------------

@@ -9,21 +9,28 @@ import numpy as np
 import torch
 
 from subbayes.utils.checks import check_seed
+from subbayes.utils.torch_lock import torch_lock
 
-__all__ = ["derive_seed", "fork_rng", "is_state_of"]
+__all__ = ["derive_seed", "fork_rng", "give_way", "is_state_of"]
 
 _WORDS = 624  # random words that torch's generator of the CPU makes at a time
 
 
+_States = dict[str, torch.Tensor]
+
+_outer: list[_States] = []
+"""States to restore at the end of each fork of the thread that has the lock, outermost first."""
+
+
 @contextmanager
-def fork_rng(seed: int, device: torch.device | str = "cpu") -> Iterator[None]:
+def fork_rng(seed: int | None, device: torch.device | str = "cpu") -> Iterator[None]:
     """Seed torch's global generators temporarily, and restore their states at exit.
 
     For operations that draw from the global generators: dropout, `reset_parameters`, the shuffling
-    of a loader.
+    of a loader. Other threads that do the same wait until the end, or until `give_way`.
 
     Args:
-        seed: the seed.
+        seed: the seed; None continues with the present states.
         device: the generator of a CUDA device is seeded too.
 
     Example:
@@ -34,15 +41,73 @@ def fork_rng(seed: int, device: torch.device | str = "cpu") -> Iterator[None]:
         >>> bool((a == b).all())
         True
     """
-    check_seed(seed)
+    if seed is not None:
+        check_seed(seed)
     device = torch.device(device)
-    devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices):
+    devices = {"cpu", str(device)} if device.type == "cuda" else {"cpu"}
+    with torch_lock:
+        states = _states(devices)
+        _outer.append(states)
+        try:
+            if seed is not None:
+                for one in devices:
+                    _seed(one, seed)
+            yield
+        finally:
+            _outer.pop()
+            _set_states(states)
+
+
+def give_way() -> None:
+    """Let threads that wait for torch's global generators draw, and then continue as before.
+
+    Called between the steps of long computations inside `fork_rng`, so that computations in several
+    threads take turns, each with its own random numbers; elsewhere it does nothing.
+
+    Example:
+        >>> with fork_rng(0):
+        ...     a = torch.rand(2)
+        ...     give_way()
+    """
+    if not (_outer and torch_lock.is_awaited):
+        return
+    outer = _outer.copy()
+    own = _states({device for states in outer for device in states})
+    for states in reversed(outer):
+        _set_states(states)
+    _outer.clear()
+    try:
+        torch_lock.hand_over()
+    finally:
+        _outer.extend(outer)
+    seen: set[str] = set()
+    for states in outer:  # at the end those that the outermost fork finds now
+        states.update(_states(set(states) - seen))
+        seen.update(states)
+    _set_states(own)
+
+
+def _states(devices: set[str]) -> _States:
+    return {
+        device: torch.get_rng_state() if device == "cpu" else torch.cuda.get_rng_state(device)
+        for device in devices
+    }
+
+
+def _set_states(states: _States) -> None:
+    for device, state in states.items():
+        if device == "cpu":
+            torch.set_rng_state(state)
+        else:
+            torch.cuda.set_rng_state(state, device)
+
+
+def _seed(device: str, seed: int) -> None:
+    if device == "cpu":
         torch.default_generator.manual_seed(seed)
-        if devices:
-            with torch.cuda.device(device):
-                torch.cuda.manual_seed(seed)
-        yield
+    else:
+        with torch.cuda.device(device):
+            torch.cuda.manual_seed(seed)
 
 
 def is_state_of(generator: torch.Generator, state: torch.Tensor) -> bool:

@@ -38,6 +38,7 @@ LONGER = (
     "methods/own-density",
     "methods/sparse",
     "methods/subnetworks",
+    "methods/temperature",
     "methods/variational-inference",
 )
 pytestmark = [

@@ -119,7 +119,7 @@ def test_load_rejects_bad_files_in_one_line(tmp_path):
         ("col_indices", lambda t: t.int(), "indices of one dtype"),
         ("col_indices", lambda t: t.to(torch.uint8), "indices of one dtype"),
         ("crow_indices", lambda t: t * 0, "row pointers that ascend"),
-        ("crow_indices", lambda t: t[:0], ""),
+        ("crow_indices", lambda t: t[:0], "at least one row pointer"),
         ("inputs", lambda t: t * 0, "columns below 0"),
         ("inputs", lambda t: t.float(), "whole numbers"),
         ("crow_indices", lambda t: t + 1, "row pointers that ascend"),

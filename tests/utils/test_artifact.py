@@ -1308,6 +1308,18 @@ def test_delete_removes_only_the_artifact(tmp_path: Path) -> None:
     assert len(listing(path)) == 2
 
 
+def test_delete_leaves_a_folder_in_place_of_the_tensors(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    put(path, 1)
+    (file,) = path.glob("tensors-*")
+    file.unlink()
+    file.mkdir()
+    (file / "notes.txt").write_text("mine")
+    delete(path, "test")
+    assert listing(path) == [file.name]
+    assert (file / "notes.txt").read_text() == "mine"
+
+
 def test_delete_does_not_follow_links(tmp_path: Path) -> None:
     elsewhere, link = tmp_path / "elsewhere", tmp_path / "link"
     put(elsewhere, 1)

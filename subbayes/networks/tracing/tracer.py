@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from subbayes.networks.global_state import torch_lock
 from subbayes.networks.tracing.graph import fold_constants, optimise
 from subbayes.networks.tracing.private_torch import capture_graph, compile_graph, interpret_graph
 from subbayes.networks.tracing.vectorised import Vectorised
 from subbayes.utils.checks import InputError, InputTypeError, error_text
+from subbayes.utils.torch_lock import torch_lock
 from subbayes.utils.trees import tensors_of, tree_map, with_tensors
 from subbayes.utils.warning import warn_user
 

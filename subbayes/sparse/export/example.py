@@ -11,6 +11,7 @@ from subbayes.data.arrays import to_inputs
 from subbayes.data.data import check_rows, named_leaves, to_device
 from subbayes.networks.network import arguments
 from subbayes.utils.checks import error_text, fail
+from subbayes.utils.seeding import fork_rng
 from subbayes.utils.trees import tensors_of, tree_map
 from subbayes.utils.types import Inputs
 
@@ -71,7 +72,7 @@ def _converted(module: nn.Module, given: Any, argument: str) -> Inputs:
 def _evaluate(module: nn.Module, inputs: Inputs, argument: str) -> Any:
     args, kwargs = arguments(inputs)
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        with torch.no_grad(), fork_rng(None):
             return module(*args, **kwargs)
     except Exception as error:
         got = " and ".join(
