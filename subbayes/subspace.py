@@ -346,6 +346,9 @@ class SparseRandomSubspace(Subspace):
         rank: number of directions k.
         seed: seed of the groups and signs; the same on every device and for every dtype.
 
+    Attributes:
+        groups, entries: the group, and the sign times scale, of each weight, shape (D,).
+
     Raises:
         InputError: a rank above the number of weights.
 
@@ -362,28 +365,25 @@ class SparseRandomSubspace(Subspace):
         group = np.empty(self.size, dtype=np.int64)
         group[order] = np.arange(self.size) % rank
         entries = signs / np.sqrt(np.bincount(group, minlength=rank))[group]
-        padding = np.full(-self.size % rank, self.size)  # the position of a zero
-        kind = index_dtype(self.size)
-        self._group = torch.from_numpy(group).to(self.shift.device, kind)
+        padding, kind = np.full(-self.size % rank, self.size), index_dtype(self.size)  # of a zero
+        self.groups = torch.from_numpy(group).to(self.shift.device, kind)
         self._members = torch.from_numpy(np.append(order, padding)).to(self.shift.device, kind)
-        self._entries = torch.from_numpy(entries).to(self.shift)
+        self.entries = torch.from_numpy(entries).to(self.shift)
 
     def push(self, z: Float[Tensor, "*S k"]) -> Float[Tensor, "*S D"]:
         """The coordinate of each weight, times its sign and scale."""
-        return z.to(self.shift.dtype).index_select(-1, self._group) * self._entries
+        return z.to(self.shift.dtype).index_select(-1, self.groups) * self.entries
 
     def pull(self, cotangent: Float[Tensor, "*S D"]) -> Float[Tensor, "*S k"]:
         """Sums over the groups."""
-        scaled = F.pad(cotangent * self._entries, (0, 1))
+        scaled = F.pad(cotangent * self.entries, (0, 1))
         return scaled.index_select(-1, self._members).unflatten(-1, (-1, self.rank)).sum(-2)
 
     def project(self, weights: Float[Tensor, "*S D"]) -> Float[Tensor, "*S k"]:
         """`pull`, since the directions are orthonormal."""
         return self.pull(weights - self.shift)
 
-    def to(
-        self, device: torch.device | str, dtype: torch.dtype | None = None
-    ) -> SparseRandomSubspace:
+    def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> Subspace:
         """The same subspace on another device or in another dtype."""
         return SparseRandomSubspace(self.shift.to(device, dtype), self.rank, self.seed)
 

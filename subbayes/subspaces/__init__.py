@@ -12,6 +12,7 @@ _NAMES = {
     "Random": "random",
     "SUBSPACES": "registry",
     "ShardedRandomSubspace": "sharded_random",
+    "ShardedSparseRandomSubspace": "sharded_random",
     "ShardedSubspace": "sharded",
     "Subnetwork": "subnetwork",
     "SubspaceMethod": "base",

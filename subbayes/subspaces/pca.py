@@ -28,7 +28,7 @@ from subbayes.networks.network import Network
 from subbayes.networks.selection import Selection, select
 from subbayes.subspace import DenseSubspace, Subspace
 from subbayes.subspaces.base import RankedMethod, check_rank
-from subbayes.subspaces.sharded import ShardedSubspace
+from subbayes.subspaces.sharded import ShardedDenseSubspace
 from subbayes.utils.checks import check_count, check_positive, check_seed, fail, fail_type
 
 if TYPE_CHECKING:
@@ -356,7 +356,7 @@ class TrajectoryRecorder:
             )
         if self._layout is not None:
             basis = rows[:rank].to(self._device, copy=True)
-            return ShardedSubspace(self._layout, self.mean.to(self._device), basis)
+            return ShardedDenseSubspace(self._layout, self.mean.to(self._device), basis)
         return DenseSubspace(self.mean, rows[:rank])
 
     def swag(self, n: int, seed: int = 0, scale: float = 1.0) -> Float[Tensor, "n D"]:

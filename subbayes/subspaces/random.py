@@ -10,8 +10,8 @@ from subbayes.networks.selection import selects_adapters
 from subbayes.networks.sharded_network import ShardedNetwork
 from subbayes.subspace import RandomSubspace, SparseRandomSubspace, Subspace
 from subbayes.subspaces.base import RankedMethod
-from subbayes.subspaces.sharded_random import ShardedRandomSubspace
-from subbayes.utils.checks import check_choice, fail
+from subbayes.subspaces.sharded_random import ShardedRandomSubspace, ShardedSparseRandomSubspace
+from subbayes.utils.checks import check_choice
 
 if TYPE_CHECKING:
     from subbayes.training.pipeline import Trained
@@ -21,6 +21,10 @@ __all__ = ["Random"]
 _KINDS: dict[str, type[RandomSubspace] | type[SparseRandomSubspace]] = {
     "gaussian": RandomSubspace,
     "sparse": SparseRandomSubspace,
+}
+_SHARDED: dict[str, type[ShardedRandomSubspace] | type[ShardedSparseRandomSubspace]] = {
+    "gaussian": ShardedRandomSubspace,
+    "sparse": ShardedSparseRandomSubspace,
 }
 
 
@@ -38,7 +42,7 @@ class Random(RankedMethod):
 
     The prior is z ~ N(0, I), under which a weight has variance k / D in both. Only the seed is
     saved; see `RandomSubspace` and `SparseRandomSubspace`. Weights that are sharded among processes
-    get a `ShardedRandomSubspace`, whose directions are Gaussian.
+    get the same directions, of which each process holds a part.
 
     Attributes:
         rank: number of directions k; None takes 5, or all weights if there are fewer.
@@ -65,21 +69,17 @@ class Random(RankedMethod):
         if self.kind is not None:
             check_choice("kind", self.kind, _KINDS)
 
+    def kind_for(self, network: Network) -> str:
+        """The kind of directions of a network."""
+        return self.kind or ("sparse" if selects_adapters(network.selection) else "gaussian")
+
     def subspace_class(self, network: Network) -> type[RandomSubspace] | type[SparseRandomSubspace]:
         """The class of the subspace of a network whose weights are in one process."""
-        default = "sparse" if selects_adapters(network.selection) else "gaussian"
-        return _KINDS[self.kind or default]
+        return _KINDS[self.kind_for(network)]
 
     def build(self, trained: Trained, prior_scale: float = 1.0) -> Subspace:
-        """Draw directions with the seed of the training.
-
-        Raises:
-            InputError: sparse directions of weights that are sharded among processes.
-        """
+        """Draw directions with the seed of the training."""
         network, rank = trained.network, self.expected_rank(trained.network)
         if not isinstance(network, ShardedNetwork):
             return self.subspace_class(network)(network.weights, rank, trained.seed)
-        if self.kind == "sparse":
-            remedy = "Use kind='gaussian'"
-            fail("kind", "gaussian directions of sharded weights", "'sparse'", remedy)
-        return ShardedRandomSubspace(network, rank, trained.seed)
+        return _SHARDED[self.kind_for(network)](network, rank, trained.seed)

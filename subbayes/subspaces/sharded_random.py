@@ -10,20 +10,25 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from subbayes.subspace import DenseSubspace, RandomSubspace, Subspace, check_finite_weights
-from subbayes.subspaces.sharded import ShardedSubspace
+from subbayes.subspace import (
+    DenseSubspace,
+    RandomSubspace,
+    SparseRandomSubspace,
+    check_finite_weights,
+)
+from subbayes.subspaces.sharded import ShardedDenseSubspace, ShardedSubspace, sum_over_processes
 from subbayes.utils.checks import check_count, check_seed, fail
 from subbayes.utils.memory import check_memory
 
 if TYPE_CHECKING:
     from subbayes.networks.sharded_network import ShardedNetwork
 
-__all__ = ["ShardedRandomSubspace", "sharded_from_config"]
+__all__ = ["ShardedRandomSubspace", "ShardedSparseRandomSubspace", "sharded_from_config"]
 
 _CHUNK = 2**18  # numbers of a direction that are generated at once
 
 
-class ShardedRandomSubspace(ShardedSubspace):
+class ShardedRandomSubspace(ShardedDenseSubspace):
     r"""The directions of `RandomSubspace` with the same seed, of which each process holds a part.
 
     Each process generates the numbers of every direction in chunks and keeps its own, so that their
@@ -43,9 +48,7 @@ class ShardedRandomSubspace(ShardedSubspace):
     """
 
     def __init__(self, network: ShardedNetwork, rank: int, seed: int = 0) -> None:
-        check_count("rank", rank)
-        if rank > network.size:
-            fail("rank", f"at most {network.size}, the number of weights", rank)
+        _check_rank(rank, network)
         self.seed, shift = check_seed(seed), network.weights.detach()
         check_memory(
             "rank",
@@ -76,12 +79,66 @@ class ShardedRandomSubspace(ShardedSubspace):
 
     def config(self) -> dict[str, Any]:
         """Name, rank, seed and a digest of the centre; all processes have to call it."""
-        return Subspace.config(self) | {"seed": self.seed, "shift": self.digest(self.shift)}
+        return ShardedSubspace.config(self) | {"seed": self.seed}
 
     def stored(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """What an artifact holds: `config` and `tensors` of a `RandomSubspace`."""
         facts = {"name": RandomSubspace.__name__, "rank": self.rank, "seed": self.seed}
         return facts, {"shift": self.layout.divided(self.shift)}
+
+
+class ShardedSparseRandomSubspace(ShardedSubspace):
+    r"""The groups and signs of `SparseRandomSubspace` with the same seed, for the shards held.
+
+    Each process generates those of all weights once, about 40 bytes for each, and keeps those of
+    its own, 12 bytes for each in float32: for adapters, which are few beside the base weights.
+
+    Args:
+        network: the network whose weights are the centre.
+        rank: number of directions k.
+        seed: seed of the groups and signs.
+
+    Raises:
+        InputError: a rank above the number of weights, or groups that do not fit into memory.
+    """
+
+    def __init__(self, network: ShardedNetwork, rank: int, seed: int = 0) -> None:
+        _check_rank(rank, network)
+        size, remedy = network.size, "Use ShardedRandomSubspace with a lower rank"
+        check_memory("rank", f"the groups of {size:,} weights", 40 * size, remedy)
+        super().__init__(network.layout, network.weights.detach(), rank)
+        whole = SparseRandomSubspace(self.shift.new_zeros(()).expand(size), rank, seed)
+        self.seed = whole.seed
+        held = [torch.arange(part.start, part.stop) for part in self.layout.slices]
+        index = torch.cat(held).to(self.shift.device)
+        self._group, self._entries = whole.groups[index], whole.entries[index]
+
+    def push(self, z: Float[Tensor, "*S k"]) -> Float[Tensor, "*S D_r"]:
+        """The coordinate of each weight, times its sign and scale."""
+        return z.to(self.shift.dtype).index_select(-1, self._group) * self._entries
+
+    def pull(self, cotangent: Float[Tensor, "*S D_r"]) -> Float[Tensor, "*S k"]:
+        """The term of this process; the sum over processes is that over the groups."""
+        sums = cotangent.new_zeros(*cotangent.shape[:-1], self.rank)
+        return sums.index_add(-1, self._group, cotangent * self._entries)
+
+    def project(self, weights: Float[Tensor, "*S D_r"]) -> Float[Tensor, "*S k"]:
+        """The sum of `pull`, since the directions are orthonormal; all processes have to call."""
+        return sum_over_processes(self.pull(weights - self.shift)).to(weights.dtype)
+
+    def config(self) -> dict[str, Any]:
+        """Name, rank, seed and a digest of the centre; all processes have to call it."""
+        return super().config() | {"seed": self.seed}
+
+    def stored(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What an artifact holds: `config` and `tensors` of a `SparseRandomSubspace`."""
+        facts = {"name": SparseRandomSubspace.__name__, "rank": self.rank, "seed": self.seed}
+        return facts, {"shift": self.layout.divided(self.shift)}
+
+
+def _check_rank(rank: int, network: ShardedNetwork) -> None:
+    if check_count("rank", rank) > network.size:
+        fail("rank", f"at most {network.size}, the number of weights", rank)
 
 
 def sharded_from_config(
@@ -99,9 +156,11 @@ def sharded_from_config(
     """
     if config["name"] == RandomSubspace.__name__:
         return ShardedRandomSubspace(network, config["rank"], config["seed"])
+    if config["name"] == SparseRandomSubspace.__name__:
+        return ShardedSparseRandomSubspace(network, config["rank"], config["seed"])
     if config["name"] != DenseSubspace.__name__:
-        expected = "Gaussian random directions or a basis, for a sharded module"
+        expected = "random directions or a basis, for a sharded module"
         fail("module", expected, f"a {config['name']}", "Load it around a module in one process")
     basis = tensors["subspace.basis"].part.reshape(config["rank"], -1)
     check_finite_weights("path", basis)
-    return ShardedSubspace(network.layout, network.weights, basis)
+    return ShardedDenseSubspace(network.layout, network.weights, basis)

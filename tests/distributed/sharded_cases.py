@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,8 @@ from subbayes.likelihoods import Gaussian
 from subbayes.networks.sharded_network import ShardedNetwork
 from subbayes.subspace import RandomSubspace
 from subbayes.subspaces.pca import TrajectoryRecorder
+from subbayes.subspaces.random import Random
+from subbayes.subspaces.sharded import sum_over_processes
 from subbayes.subspaces.sharded_random import ShardedRandomSubspace
 
 UNTRAINED = Training(epochs=0, swa_epochs=0)
@@ -136,11 +139,14 @@ def _differences(density: Any, whole: Any, rows: np.ndarray | None) -> dict[str,
     return found
 
 
-def sharded_basis() -> dict[str, Any]:
+def sharded_basis(kind: str = "gaussian") -> dict[str, Any]:
     """The basis of all processes, and what `project` finds."""
-    network = ShardedNetwork(sharded(plain()))
-    space = ShardedRandomSubspace(network, 3, seed=5)
-    whole = RandomSubspace(subbayes.Network(plain()).weights, 3, seed=5)
+    network, whole_network = ShardedNetwork(sharded(plain())), subbayes.Network(plain())
+    method = Random(3, kind)
+    whole: Any = method.subspace_class(whole_network)(whole_network.weights, 3, seed=5)
+    space: Any = method.build(SimpleNamespace(network=network, seed=5))
+    w = torch.linspace(-1, 1, whole.size).double()
+    own = torch.cat([w[part] for part in space.layout.slices])
     parts = distributed.current().gather((space.layout.slices, space.basis(), space.shift))
     basis, shift = torch.full((3, space.size), torch.nan).double(), torch.zeros(space.size).double()
     for slices, block, centre in parts:
@@ -153,6 +159,8 @@ def sharded_basis() -> dict[str, Any]:
         "same centre": torch.equal(shift, whole.shift),
         "largest part": max(block.shape[1] for _, block, _ in parts) / space.size,
         "project": float((space.project(space.weights(z)) - z).abs().max()),
+        "project others": float((space.project(own) - whole.project(w)).abs().max()),
+        "pull": float((sum_over_processes(space.pull(own)) - whole.pull(w)).abs().max()),
         "digest": space.config()["shift"],
     }
 
@@ -181,6 +189,41 @@ def sharded_fit(inference: str, draws: int, size: str = "float64") -> dict[str, 
         "others": module.first.weight.grad is None,
         "z": model.draws.z.tolist(),
         "processes": distributed.current().gather(float(model.draws.z.sum())),
+    }
+
+
+def sharded_adapters(folder: str) -> dict[str, Any]:
+    """`fit` of sharded adapters of peft beside sharded base weights, against whole ones."""
+    import adapted
+
+    tokens = torch.randint(1, adapted.WORDS, (9, 6), generator=torch.Generator().manual_seed(0))
+    x = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
+    data = x, torch.arange(9) % 3
+
+    def whole() -> Any:
+        return adapted.adapted("lora", "SequenceClassification")
+
+    def divided() -> nn.Module:
+        layers = [f"base_model.model.model.layers.{i}" for i in range(2)]
+        return sharded(whole(), (*layers, ""))
+
+    settings = Sampling(draws=5, chains=2, warmup=4, seed=1, progress=False)
+    options: dict[str, Any] = {"parameters": "adapters", "subspace": "random"}
+    options |= {"likelihood": "categorical", "inference": "elliptical-slice"}
+    options |= {"training": UNTRAINED, "sampling": settings}
+    module = divided()
+    before = bits(module)
+    found, expected = (subbayes.fit(one, data, **options) for one in (module, whole()))
+    found.save(f"{folder}/adapters")
+    predictions = expected.predict(x).outputs
+    loaded = [subbayes.load(f"{folder}/adapters", one) for one in (divided(), whole())]
+    every: Any = found.subspace
+    return {
+        "size": [every.size, every.layout.size, expected.network.size],
+        "parts": distributed.current().gather(len(every.shift)),
+        "draws": off(found.draws.z, expected.draws.z),
+        "predict": [off(one.predict(x).outputs, predictions) for one in (found, *loaded)],
+        "weights": all(map(torch.equal, bits(module), before)),
     }
 
 

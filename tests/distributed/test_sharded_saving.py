@@ -20,7 +20,7 @@ MESSAGES = {
     "no artifact": "path: expected an artifact, got",
     "another module": "module: expected the saved architecture Residual, with",
     "another dtype": "module: expected weights of torch.float64, as saved, got torch.float32",
-    "another kind": "module: expected Gaussian random directions or a basis, for a sharded module",
+    "another kind": "module: expected random directions or a basis, for a sharded module",
     "altered": "path: expected tensors with sha256",
     "endless": "path: expected ",
     "wide": "module: expected subspace.basis of at most ",

@@ -1,6 +1,7 @@
 """Weights that `fully_shard` divides among processes, against the same weights in one piece."""
 
 import json
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from subbayes import InputError
 from subbayes.distributed.sharded_weights import is_sharded, joined_processes
 from subbayes.networks.sharded_network import network_of
 
+BASES = [["sharded_basis"], ["sharded_basis", "sparse"]]
 VALUES = [["sharded_values", 100], ["sharded_values", 20]]
 FITS = [
     ["sharded_fit", "elliptical-slice", 10],
@@ -53,7 +55,7 @@ ERROR = [["sharded_error"]] if hasattr(FSDPModule, "reset_iter_state") else []
 @pytest.fixture(scope="module")
 def two_processes():
     """The results of quick cases in two processes."""
-    cases = [*VALUES, ["sharded_basis"], ["sharded_moments"], *ERROR]
+    cases = [*VALUES, *BASES, ["sharded_moments"], *ERROR]
     cases += [["sharded_rows_of_each", [70, 30]], ["sharded_rows_of_each", [0, 50]]]
     return results(2, [*cases, *TRAJECTORIES, FITS[0], FITS[2], ["sharded_refused"]])
 
@@ -68,14 +70,27 @@ def test_values_and_gradients_are_those_of_whole_weights(two_processes, case):
         assert max(differences.values()) < 1e-13, differences
 
 
-def test_the_basis_is_that_of_whole_weights_and_nobody_has_all(two_processes):
+@pytest.mark.parametrize("case", BASES)
+def test_the_basis_is_that_of_whole_weights_and_nobody_has_all(two_processes, case):
     for found in two_processes:
-        basis = found['["sharded_basis"]']
+        basis = found[json.dumps(case)]
         assert basis["same bits"]
         assert basis["same centre"]
         assert basis["largest part"] < 0.65  # rows of 7, 7, 1 and 5 cannot be halved
-        assert basis["project"] < 1e-12
-    assert len({found['["sharded_basis"]']["digest"] for found in two_processes}) == 1
+        assert max(basis[name] for name in ("project", "project others", "pull")) < 1e-12
+    assert len({found[json.dumps(case)]["digest"] for found in two_processes}) == 1
+
+
+@pytest.mark.skipif(find_spec("peft") is None, reason="needs peft")
+def test_adapters_beside_sharded_base_weights(tmp_path):
+    case = ["sharded_adapters", str(tmp_path)]
+    for found in results(2, [case]):
+        adapters = found[json.dumps(case)]
+        assert len(set(adapters["size"])) == 1
+        assert max(adapters["parts"]) < 0.65 * adapters["size"][0]
+        assert adapters["draws"] < 1e-12
+        assert max(adapters["predict"]) < 1e-12  # fitted, loaded in one piece and sharded
+        assert adapters["weights"]
 
 
 @pytest.mark.parametrize("case", TRAJECTORIES)
@@ -131,14 +146,14 @@ def test_what_needs_all_weights_is_refused_in_one_line(two_processes, what):
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 3])
 def test_other_numbers_of_processes(count, two_processes):
-    cases = [*VALUES, ["sharded_basis"], ["sharded_moments"], *FITS[:2], TRAJECTORIES[0]]
-    expected = two_processes[0]['["sharded_basis"]']["digest"]
+    cases = [*VALUES, *BASES, ["sharded_moments"], *FITS[:2], TRAJECTORIES[0]]
     every = results(count, cases)
     for found in every:
         for case in VALUES:
             assert max(found[json.dumps(case)].values()) < 1e-13
-        assert found['["sharded_basis"]']["same bits"]
-        assert found['["sharded_basis"]']["digest"] == expected
+        for case in map(json.dumps, BASES):
+            assert found[case]["same bits"]
+            assert found[case]["digest"] == two_processes[0][case]["digest"]
         assert max(found['["sharded_moments"]'].values()) < 1e-10
         assert found[json.dumps(TRAJECTORIES[0])]["basis"] < 1e-11
     for case in FITS[:2]:

@@ -308,6 +308,7 @@ CASES: dict[str, Callable[..., dict[str, Any]]] = {
         sharded_cases.sharded_values,
         sharded_cases.sharded_basis,
         sharded_cases.sharded_fit,
+        sharded_cases.sharded_adapters,
         sharded_cases.sharded_moments,
         sharded_cases.sharded_trajectory,
         sharded_cases.sharded_error,
