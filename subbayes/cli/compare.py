@@ -56,7 +56,8 @@ def compare(
     models: Annotated[
         list[Path] | None,
         typer.Argument(
-            help="Folders that `subbayes fit --out` wrote from TABLE: compare these, fit nothing.",
+            help="Folders that `subbayes fit --out` or `subbayes regress --out` wrote from TABLE: "
+            "compare these, fit nothing.",
             show_default=False,
         ),
     ] = None,
@@ -101,9 +102,9 @@ def compare(
 ) -> None:
     """Fit several methods to the same rows and score them on the same test rows.
 
-    With MODELS nothing is fitted: posteriors of TABLE are ranked by their expected log density of a
-    new row (PSIS leave-one-out, from the draws), with differences and standard errors, and by log
-    evidence where the engine estimates it. Only --target, --separator, --decimal, --encoding,
+    With MODELS nothing is fitted: posteriors of TABLE, or regressions, are ranked by their expected
+    log density of a new row (PSIS leave-one-out, from the draws), with differences and standard
+    errors, and by log evidence where the engine estimates it. Only --target, --separator, --decimal, --encoding,
     --out, --overwrite, --json and --quiet are used then.
 
     Columns: log-likelihood (mean over test rows, in nats; higher is better) and, for numbers and

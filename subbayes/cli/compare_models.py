@@ -13,14 +13,19 @@ from subbayes.cli.files import (
     load_model,
     model_path,
     naming_out,
+    read_rows,
 )
 from subbayes.cli.options import Console, TextOptions
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from subbayes.draws import Draws
     from subbayes.posterior import Posterior
 
 __all__ = ["rank_models"]
+
+_REGRESSION = "semi-structured-model"
 
 
 def rank_models(
@@ -47,23 +52,66 @@ def rank_models(
         InputError: folders without models, models of other targets, a table they do not fit.
     """
     from subbayes.diagnostics.model_comparison import compare_posteriors
+    from subbayes.utils.artifact import kind_of
     from subbayes.utils.checks import fail
 
     check_output_file(out, overwrite, ".csv")
     check_other_file(out, table)
     if len(set(models)) < len(models):
         fail("models", "each folder once", ", ".join(map(str, models)))
+    if any(regressions := [kind_of(model_path(folder)) == _REGRESSION for folder in models]):
+        if not all(regressions):
+            expected = "models of `subbayes fit`, or of `subbayes regress`"
+            fail("models", expected, "some of both", "Score both with `subbayes evaluate`")
+        _rank_regressions(table, models, target, source, out, overwrite, console)
+        return
     found = compare_posteriors(
         {str(folder): _posterior_and_draws(folder, table, target, source) for folder in models}
     )
     if out is not None:
-        from subbayes.data.table_batches import escape_formulas
-        from subbayes.utils.files import atomic_write_text
-
-        with naming_out():
-            atomic_write_text(out, escape_formulas(found.to_frame()).to_csv(), overwrite)
+        _write(found.to_frame(), out, overwrite)
     console.result({"table": str(table)} | found.to_dict(), found.to_text())
     console.hint(f"subbayes report {found.best} {table} --out report.html")
+
+
+def _rank_regressions(
+    table: Path,
+    models: list[Path],
+    target: str | None,
+    source: TextOptions,
+    out: Path | None,
+    overwrite: bool,
+    console: Console,
+) -> None:
+    """Rank saved regressions by leave-one-out scores, and print the table."""
+    from subbayes.cli.regression_model import RegressionModel
+    from subbayes.utils.checks import fail
+
+    loaded = [RegressionModel.load(model_path(folder)) for folder in models]
+    for folder, one in zip(models, loaded, strict=True):
+        if target not in (None, one.column):
+            fail("models", f"models that predict '{target}'", f"'{one.column}' in '{folder}'")
+        rows = read_rows(one, table, source, needs_target=True, min_rows=2)
+        if not one.was_fitted_to(rows):
+            _fail_rows(folder, "the rows", "others")
+        for warning in one.model.warnings():
+            print_line(f"warning: {folder}: {as_options(warning)}")
+    first, *others = [one.model for one in loaded]
+    found = first.compare(*others, names=[str(folder) for folder in models])
+    if out is not None:
+        _write(found, out, overwrite)
+    scores = found.reset_index().to_dict("records")
+    facts = {"table": str(table), "n": len(first.state.model.frame), "best": found.index[0]}
+    shown = found.rename_axis(None).round(2).to_string()
+    console.result(facts | {"rows": scores}, shown)
+
+
+def _write(found: pd.DataFrame, out: Path, overwrite: bool) -> None:
+    from subbayes.data.table_batches import escape_formulas
+    from subbayes.utils.files import atomic_write_text
+
+    with naming_out():
+        atomic_write_text(out, escape_formulas(found).to_csv(), overwrite)
 
 
 def _posterior_and_draws(

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from subbayes.utils.checks import fail
+import numpy as np
+
+from subbayes.utils.checks import InputError, fail
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -65,6 +67,22 @@ class RegressionModel:
     def evaluate(self, table: pd.DataFrame, level: float, **options: Any) -> dict[str, float]:
         """Scores on rows with responses."""
         return self.model.evaluate(table, level=level, **_checked(options))
+
+    def was_fitted_to(self, table: pd.DataFrame) -> bool:
+        """Whether the complete rows of a table have the responses of the training rows."""
+        model = self.model.state.model
+        if not set(model.frame) <= set(table):
+            return False
+        rows = table[list(model.frame)].dropna()
+        if (weights := model.specification.auxiliary.weights) is not None:
+            rows = rows[rows[weights] != 0]
+        if len(rows) != len(model.frame):
+            return False
+        own = model.response.numbers(model.frame)
+        try:
+            return np.array_equal(model.response.numbers(rows), own)
+        except InputError:  # classes that the model does not know
+            return False
 
     def out_of_distribution(self, *_: Any, **__: Any) -> NoReturn:
         """Raise: regressions have no such scores."""
