@@ -28,6 +28,7 @@ from subbayes.likelihoods import (
 )
 from subbayes.networks.network import Network
 from subbayes.networks.saving import known_outputs, network_facts, network_from, network_tensors
+from subbayes.networks.token_outputs import output_for
 from subbayes.networks.validation import warn_of_probable_outputs
 from subbayes.predictions.averaging import average, evenly_spaced, with_noise
 from subbayes.predictions.predictive import Predictive
@@ -185,7 +186,6 @@ def rebuild(
     weights = tensors["weights"]
     if (n := len(facts["likelihoods"])) not in (1, len(weights)):
         fail_damaged(f"likelihoods for {len(weights)} weight vectors, or one for all", n)
-    network = network_from(tensors, facts["network"], weights[0], module, output)
     buffers = _buffers(tensors, len(weights))
     if any(buffers) and not facts["own_buffers"]:
         fail_damaged("weight vectors that share their buffers", "buffers of their own")
@@ -200,6 +200,8 @@ def rebuild(
     elif holds_own(facts["likelihoods"][0]) and not isinstance(likelihood, CommonParameters):
         each = [saved_likelihood(one, likelihood, n_outputs) for one in facts["likelihoods"]]
         likelihood = stack_likelihoods(each)
+    output = output_for(likelihood, output)
+    network = network_from(tensors, facts["network"], weights[0], module, output)
     return WeightSamples(
         network, weights, likelihood, facts["name"], buffers if facts["own_buffers"] else None
     )

@@ -23,6 +23,7 @@ from subbayes.networks.global_state import attention_without_fused_kernels
 from subbayes.networks.layer_kinds import DROPOUTS
 from subbayes.networks.network import Network
 from subbayes.networks.saving import known_outputs, network_facts, network_from, network_tensors
+from subbayes.networks.token_outputs import output_for
 from subbayes.predictions.averaging import input_batches, with_noise
 from subbayes.predictions.predictive import Predictive, check_outputs
 from subbayes.utils.checks import check_count, fail
@@ -107,10 +108,11 @@ def rebuild(
     output: Callable[[Any], Tensor] | None = None,
 ) -> McDropout:
     """Rebuild MC dropout from its artifact; see `subbayes.load`."""
-    network = network_from(tensors, facts["network"], tensors["weights"], module, output)
     likelihood = saved_likelihood(
         facts["likelihood"], likelihood, known_outputs(facts["network"], output)
     )
+    output = output_for(likelihood, output)
+    network = network_from(tensors, facts["network"], tensors["weights"], module, output)
     return replace(
         _with_masks(network, likelihood, facts["n_draws"], facts["seed"]), name=facts["name"]
     )

@@ -104,8 +104,8 @@ def compare(
 
     With MODELS nothing is fitted: posteriors of TABLE, or regressions, are ranked by their expected
     log density of a new row (PSIS leave-one-out, from the draws), with differences and standard
-    errors, and by log evidence where the engine estimates it. Only --target, --separator, --decimal, --encoding,
-    --out, --overwrite, --json and --quiet are used then.
+    errors, and by log evidence where the engine estimates it. Only --target, --separator,
+    --decimal, --encoding, --out, --overwrite, --json and --quiet are used then.
 
     Columns: log-likelihood (mean over test rows, in nats; higher is better) and, for numbers and
     counts, RMSE, CRPS and coverage of the interval; for classes accuracy, Brier score, calibration

@@ -87,6 +87,7 @@ def fit(
     from subbayes.models.data_frame_model import DataFrameModel
 
     checkpoint = out / "checkpoint"
+    _check_unfinished(checkpoint, chosen, overwrite)
     train = partial(
         DataFrameModel.fit,
         frame,
@@ -107,6 +108,22 @@ def fit(
         print_line(f"warning: {warning}")
     console.result(facts, aligned(_summary(facts)))
     console.hint(f"subbayes predict {out} NEW_ROWS.csv --out predictions.csv")
+
+
+def _check_unfinished(checkpoint: Path, method: str, overwrite: bool) -> None:
+    """Check that a checkpoint in the folder is one from which the method resumes."""
+    from subbayes.models.checkpoint import PARTS, parts_of
+    from subbayes.utils.checks import fail
+    from subbayes.utils.files import quoted
+
+    own = set(PARTS) - {"sparse"} if method in SUBSPACES else {method} & {"sparse"}
+    if not overwrite and parts_of(checkpoint) - own:
+        fail(
+            "out",
+            "a folder without the checkpoint of an unfinished fit by another method",
+            f"one in {quoted(checkpoint)}",
+            "Repeat the command that it belongs to, name another folder, or pass --overwrite",
+        )
 
 
 def _method_name(settings: TableSettings, method: Method | None) -> str:

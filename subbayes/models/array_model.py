@@ -88,7 +88,8 @@ def fit_arrays(
         method: one of `BASELINES` or `SPARSE`; by default a posterior in `settings.subspace`.
         n_classes: K, where not all classes occur in y.
         weights: of the rows, see `Data.weighted`; not for baselines.
-        checkpoint: folder to save in and resume from; baselines ignore it.
+        checkpoint: folder to save in and resume from, by default that of `settings.sampling`;
+            baselines ignore it.
         progress: show progress bars.
 
     Returns:
@@ -115,6 +116,10 @@ def fit_arrays(
         22
     """
     settings = settings or TableSettings()
+    if checkpoint is None:
+        checkpoint = settings.sampling.checkpoint
+        if method in BASELINES and checkpoint is not None:
+            fail("sampling.checkpoint", f"None for {method!r}", checkpoint, "Leave it out")
     sampling = dataclasses.replace(settings.sampling, checkpoint=checkpoint, progress=progress)
     settings = dataclasses.replace(settings, sampling=sampling)
     if method is None or method == SPARSE:  # baselines ignore it

@@ -47,6 +47,7 @@ __all__ = [
     "check_saved_prior",
     "check_saved_subspace",
     "delete_checkpoint",
+    "parts_of",
 ]
 
 PARTS = {
@@ -168,6 +169,16 @@ def check_checkpoint(folder: str | Path | None) -> None:
     if folder is not None:
         for name, kind in PARTS.items():
             has_checkpoint(Path(folder) / name, kind)
+
+
+def parts_of(folder: str | Path) -> set[str]:
+    """Names of the parts of a checkpoint that are there.
+
+    Example:
+        >>> parts_of("no/such/folder")
+        set()
+    """
+    return {name for name, kind in PARTS.items() if artifact.kind_of(Path(folder) / name) == kind}
 
 
 def delete_checkpoint(folder: str | Path) -> None:

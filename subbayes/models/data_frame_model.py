@@ -100,7 +100,8 @@ class DataFrameModel:
                 see `Target.infer`.
             method: as for `fit_arrays`.
             encoder: an unfitted encoder with other options than the defaults.
-            checkpoint: folder to save in and resume from; baselines ignore it.
+            checkpoint: folder to save in and resume from, by default that of `settings.sampling`;
+                baselines ignore it.
             progress: show progress bars.
 
         Raises:

@@ -79,6 +79,8 @@ def _training(training: Mapping[str, Any] | None) -> str:
 def _subspace(model: FittedModel) -> str:
     k, name = model.subspace.rank, model.settings.get("subspace")
     centre = "centred at the mean of the SGD trajectory"
+    if (training := model.settings.get("training")) and not training["swa_epochs"]:
+        centre = "centred at the weights of the network"
     settings = model.settings.get("subspace_settings")
     if isinstance(settings, Mapping) and settings.get("centre") == "zero":
         centre = "centred at zero"

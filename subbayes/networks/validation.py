@@ -92,7 +92,9 @@ def as_outputs(out: Any, inputs: Inputs, output: Callable[[Any], Tensor] | None 
             "module",
             f"outputs of shape ({n}, C) for {n} inputs",
             tuple(out.shape),
-            _remedy_of_shape(inputs) or "Flatten the outputs per observation",
+            _remedy_of_shape(inputs)
+            or "Flatten the outputs per observation; for logits of positions pass "
+            "output=subbayes.networks.token_outputs.TokenOutputs()",
         )
     return out
 

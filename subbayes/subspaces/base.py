@@ -12,7 +12,7 @@ from subbayes.data.data import Data
 from subbayes.networks.network import Network
 from subbayes.priors import Normal
 from subbayes.subspace import Subspace
-from subbayes.utils.checks import check_count, fail
+from subbayes.utils.checks import check_count, fail, fail_type
 
 if TYPE_CHECKING:
     from subbayes.training.configuration import Training
@@ -138,8 +138,15 @@ class CustomSubspace(SubspaceMethod):
         return repr(self.function)
 
     def build(self, trained: Trained, prior_scale: float = 1.0) -> Subspace:
-        """Call the function."""
-        return self.function(trained)
+        """Call the function.
+
+        Raises:
+            InputTypeError: it returns something else than a `Subspace`.
+        """
+        subspace = self.function(trained)
+        if not isinstance(subspace, Subspace):
+            fail_type("subspace", "a function that returns a Subspace", subspace)
+        return subspace
 
 
 def check_rank(rank: int | None, network: Network, least: int = 1) -> None:

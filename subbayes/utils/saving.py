@@ -120,13 +120,19 @@ def save(
     folder = as_path(path)
     beside = (folder / _ADAPTER).is_file()
     place = folder / BESIDE if beside else folder
-    if beside and place.is_symlink():
-        fail_artifact("path", f"a subfolder {BESIDE!r} of the adapter, or none",
-                      f"a symbolic link at {quoted(place)}", "Remove the link")  # fmt: skip
+    if beside:
+        _check_beside(place)
     artifact.write(place, subject.kind, tensors, facts, overwrite=overwrite)
     if beside and card is not None:
         _write_card(folder, card())
     return Path(path)
+
+
+def _check_beside(place: Path) -> None:
+    """Raise `InputError` for a symbolic link, which may lead anywhere."""
+    if place.is_symlink():
+        fail_artifact("path", f"a subfolder {BESIDE!r} of the adapter, or none",
+                      f"a symbolic link at {quoted(place)}", "Remove the link")  # fmt: skip
 
 
 def _write_card(folder: Path, card: str) -> None:
@@ -245,6 +251,7 @@ def read(
     """
     beside = as_path(path) / BESIDE
     if not artifact.is_artifact(path) and artifact.is_artifact(beside):
+        _check_beside(beside)
         path = beside
     found = artifact.read(path, kind, device=device, kept=kept)
     schema = SCHEMAS.get(found.kind)

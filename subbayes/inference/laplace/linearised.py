@@ -43,6 +43,7 @@ from subbayes.likelihoods import Likelihood, as_likelihood, saved_likelihood
 from subbayes.networks.global_state import outside_inference_mode
 from subbayes.networks.network import Network
 from subbayes.networks.saving import known_outputs, network_facts, network_from, network_tensors
+from subbayes.networks.token_outputs import output_for
 from subbayes.predictions.averaging import average, with_noise
 from subbayes.predictions.gaussian import Method, default_method, draws, predictive_of
 from subbayes.predictions.predictive import Predictive, check_outputs
@@ -378,10 +379,11 @@ def rebuild(
 
     The dual and low-rank forms require the training data, other forms only for the evidence.
     """
-    network = network_from(tensors, facts["network"], tensors["weights"], module, output)
     likelihood = saved_likelihood(
         facts["likelihood"], likelihood, known_outputs(facts["network"], output)
     )
+    output = output_for(likelihood, output)
+    network = network_from(tensors, facts["network"], tensors["weights"], module, output)
     subspace = None
     if facts["subspace"] is not None:
         subspace = subspace_from_config(facts["subspace"], strip_prefix("subspace", tensors))

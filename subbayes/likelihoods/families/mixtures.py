@@ -150,16 +150,22 @@ class MixtureFamily(Family):
     def mean(self, outputs: Outputs) -> Moments:
         """The weighted mean."""
         a, b = self._split(outputs)
-        share = outputs[..., -1:].sigmoid()
-        return share * self.first.mean(a) + (1 - share) * self.second.mean(b)
+        return self._weighted(outputs, self.first.mean(a), self.second.mean(b))
 
     def variance(self, outputs: Outputs) -> Moments:
         """The weighted variance, and that of the means."""
         a, b = self._split(outputs)
-        share = outputs[..., -1:].sigmoid()
-        within = share * self.first.variance(a) + (1 - share) * self.second.variance(b)
+        within = self._weighted(outputs, self.first.variance(a), self.second.variance(b))
         gap = self.first.mean(a) - self.second.mean(b)
-        return within + share * (1 - share) * gap.square()
+        shares = outputs[..., -1:].sigmoid() * (-outputs[..., -1:]).sigmoid()
+        # means that are infinite have infinite variances already
+        return torch.where(within.isinf(), within, within + shares * gap.square())
+
+    def _weighted(self, outputs: Outputs, first: Moments, second: Moments) -> Moments:
+        """The weighted sum of moments; one that is infinite stays so, however small its weight."""
+        parts = (outputs[..., -1:].sigmoid() * first, (-outputs[..., -1:]).sigmoid() * second)
+        a, b = (torch.where(m.isinf(), m, p) for m, p in zip((first, second), parts, strict=True))
+        return a + b
 
     def has_moment(self, outputs: Outputs, order: int) -> Tensor:
         """If both families have it."""
