@@ -134,8 +134,9 @@ def root(
     likelihood.check_complete()
     network.warn_if_training()
     data = Data.of(data).to(network.device)
-    check_fit(network, likelihood, data)
-    first = to_device(data.first()[0], network.device)
+    outputs = check_fit(network, likelihood, data)
+    first, y = to_device(data.first(), network.device)
+    likelihood = likelihood.for_outputs(outputs, y)
     check_gradients(network, first)
     plan = Layers(network, first)
     limit = 2**28 if memory_limit is None else memory_limit // 4

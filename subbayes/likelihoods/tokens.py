@@ -2,7 +2,7 @@ r"""The likelihood of labels of the positions of a row: tokens of a text, pixels
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
@@ -44,7 +44,7 @@ class CategoricalTokens(Likelihood):
     n_classes: int | None = None
     shift: bool = False
     ignore_index: int = -100
-    kept: Bool[Tensor, "N L"] | None = None
+    kept: Bool[Tensor, "N L"] | None = field(default=None, repr=False)
     kind: ClassVar[Kind] = "classification"
     per_position: ClassVar[bool] = True
 

@@ -93,7 +93,8 @@ class SubspaceRegressor(_SubspaceEstimator, Regressor):
         temperature: T > 0 of the posterior, or "loo" or "validation" to choose it.
         training: a `Training`; by default 100 epochs and 40 of weight averaging, with a prior of
             scale 0.3 of the weights (1 for classes).
-        sampling: a `Sampling` (draws, chains, warmup); its seed is `random_state`.
+        sampling: a `Sampling` (draws, chains, warmup); its seed is `random_state`. Its `checkpoint`
+            is the folder of one fit: other rows or parameters, as in cross-validation, are refused.
         preset: "best" chooses widths, weight decay, epochs and the prior by validation rows within
             `budget`, and samples all weights by MCLMC from an ensemble until it is spent; the
             parameters that it chooses keep their defaults. `model_.settings["preset"]` has the

@@ -15,13 +15,15 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import subbayes
 from subbayes import Network
-from subbayes.baselines.deep_ensemble import ensemble_from_results
+from subbayes.baselines.deep_ensemble import deep_ensemble, ensemble_from_results
 from subbayes.baselines.map import point_estimate
 from subbayes.baselines.mc_dropout import mc_dropout
 from subbayes.baselines.swag import swag
 from subbayes.baselines.temperature_scaling import temperature_scaling
 from subbayes.data.data import Data
+from subbayes.inference.laplace.linearised import linearised_laplace
 from subbayes.likelihoods import Categorical, Gaussian
+from subbayes.networks.token_outputs import TokenOutputs
 from subbayes.training.configuration import Training
 from subbayes.training.trainer import swa
 from subbayes.utils.checks import InputError, InputTypeError
@@ -171,6 +173,46 @@ def test_nothing_of_the_user_changes_and_models_are_saved(name, tmp_path):
     np.testing.assert_allclose(model.predict(X).probabilities, probabilities, atol=1e-6)
     loaded = subbayes.load(model.save(tmp_path / "model"), CNN(3, seed=9))
     np.testing.assert_allclose(loaded.predict(X).probabilities, probabilities, atol=1e-6)
+
+
+def tagger(seed: int) -> nn.Module:
+    """A network that labels each of 5 positions with one of 4 classes."""
+    with fork_rng(seed):
+        return nn.Sequential(nn.Embedding(9, 6), nn.Dropout(0.3), nn.Linear(6, 4))
+
+
+OF_TOKENS = {
+    "MAP": lambda module, data: point_estimate(module, "tokens", data),
+    "mc dropout": lambda module, data: mc_dropout(module, "tokens", data, n_draws=3),
+    "ensemble": lambda module, data: deep_ensemble(
+        module, "tokens", data, Training(epochs=1, swa_epochs=0), members=2, progress=False
+    ),
+    "temperature scaling": lambda module, data: temperature_scaling(
+        point_estimate(module, "tokens", data), data
+    ),
+    "linearised Laplace": lambda module, data: linearised_laplace(
+        Network(module, output=TokenOutputs()), "tokens", data, covariance="diagonal"
+    ),
+}
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("name", OF_TOKENS)
+def test_models_of_tokens_are_saved(name, tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, 9, (20, 5), generator=generator)
+    y = torch.randint(0, 4, (20, 5), generator=generator)
+    model = OF_TOKENS[name](tagger(0), (ids, y))
+    probabilities = model.predict(ids).probabilities
+    assert probabilities.shape == (20, 5, 4)
+    loaded = subbayes.load(model.save(tmp_path / "model"), tagger(9))
+    np.testing.assert_allclose(loaded.predict(ids).probabilities, probabilities, atol=1e-6)
+
+
+def test_logits_of_positions_name_what_picks_them():
+    data = torch.zeros(4, 5, dtype=torch.long), torch.zeros(4, 5, dtype=torch.long)
+    with pytest.raises(InputError, match=r"token_outputs\.TokenOutputs\(\)\.$"):
+        linearised_laplace(Network(tagger(0)), "tokens", data)
 
 
 class Named(nn.Module):

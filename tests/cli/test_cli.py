@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from cases import table_settings
 from sklearn.metrics import roc_auc_score
 
@@ -28,6 +29,7 @@ from subbayes.cli.fit import Method
 from subbayes.data.table_batches import TableBatches
 from subbayes.data.tables import read_table
 from subbayes.inference.tempering import choose_temperature
+from subbayes.models.checkpoint import PARTS
 from subbayes.models.data_frame_model import DataFrameModel
 from subbayes.models.fit import ENGINES, SUBSPACES
 from subbayes.utils import artifact
@@ -1120,6 +1122,17 @@ def test_checkpoint_of_another_fit_is_only_replaced_with_overwrite(files, tmp_pa
     assert code == 0, err
     assert "starting again" in err
     assert [p.name for p in (tmp_path / "m").iterdir()] == ["model"]
+
+
+@pytest.mark.parametrize(("part", "method"), [("trained", "map"), ("preset", "sparse"),
+                                              ("sparse", "pca"), ("sparse", "map")])  # fmt: skip
+def test_a_checkpoint_of_another_method_is_left_alone(files, tmp_path, call, refused, part, method):
+    folder = tmp_path / "m" / "checkpoint" / part
+    artifact.write(folder, PARTS[part], {"x": torch.zeros(1)}, {})
+    words = [*fit_words(files, tmp_path / "m", 12), "--method", method]
+    refused("--out: expected a folder without the checkpoint of an unfinished fit by .*", *words)
+    assert artifact.kind_of(folder) == PARTS[part]
+    assert not (tmp_path / "m" / "model").exists()
 
 
 def test_full_disk_does_not_damage_the_existing_model(files, tmp_path, call):

@@ -336,6 +336,17 @@ def test_bounds_without_probability_keep_finite_gradients():
 # --- mixtures, classes, own densities ------------------------------------------------------------
 
 
+@pytest.mark.parametrize("logit", [-800.0, -40.0, 0.0, 36.0, 38.0, 800.0])
+def test_infinite_moments_of_a_component_are_those_of_the_mixture(logit):
+    family = MixtureFamily(first="normal", second="student-t")
+    eta = torch.tensor([[0.0, 0.0, 0.0, 0.0, -1.0, logit]], dtype=torch.float64)  # 1.4 degrees
+    assert family.variance(eta).tolist() == [[math.inf]]
+    assert family.mean(eta).tolist() == [[0.0]]
+    skewed = MixtureFamily(first="gamma", second="log-logistic")
+    eta = torch.tensor([[0.0, 0.0, 0.0, -1.0, logit]], dtype=torch.float64)  # shape 0.37
+    assert skewed.mean(eta).tolist() == skewed.variance(eta).tolist() == [[math.inf]]
+
+
 def test_mixture_is_the_weighted_sum():
     family = MixtureFamily(first="normal", second=StudentTFamily())
     eta = torch.cat([ETA[:, :2], ETA, ETA[:, 2:] + 1], 1)

@@ -22,11 +22,12 @@ from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from subbayes import InputError, Predictive, SubspaceClassifier, SubspaceRegressor
+from subbayes import InputError, Predictive, Sampling, SubspaceClassifier, SubspaceRegressor
 from subbayes.data.encoder import TabularEncoder
 from subbayes.diagnostics import metrics
 from subbayes.models.array_model import fit_arrays
 from subbayes.models.fit import ENGINES, SUBSPACES
+from subbayes.models.settings import TableSettings
 from subbayes.utils import artifact
 from subbayes.utils.checks import InputTypeError
 
@@ -774,6 +775,34 @@ def test_a_saved_estimator_names_no_folder_of_a_checkpoint(tmp_path):
     artifact.write(tmp_path / "forged", kind, tensors, facts)
     SubspaceRegressor.load(tmp_path / "forged").fit(X, y)
     assert not (tmp_path / "theirs").exists()
+
+
+@pytest.mark.parametrize("as_object", [True, False])
+def test_a_fit_saves_the_checkpoint_of_its_sampling_and_resumes(tmp_path, as_object, monkeypatch):
+    X, y = numbers()
+    options = nested(**QUICK)
+    expected = SubspaceRegressor(**options).fit(X, y).predict(X)
+    options["sampling"] |= {"checkpoint": str(tmp_path / "run"), "checkpoint_seconds": 0.001}
+    if as_object:
+        options["sampling"] = Sampling(**options["sampling"])
+    first = SubspaceRegressor(**options).fit(X, y)
+    np.testing.assert_array_equal(first.predict(X), expected)
+    assert sorted(p.name for p in (tmp_path / "run").iterdir()) == ["sampling", "trained"]
+    monkeypatch.setattr("subbayes.models.fit.train_trajectory", None)  # nothing is trained again
+    again = clone(first).fit(X, y)
+    np.testing.assert_array_equal(again.predict(X), expected)
+    with pytest.raises(InputError, match="checkpoint: expected one made with the same model"):
+        SubspaceRegressor(**options).fit(X, y + 1)
+
+
+def test_a_baseline_has_no_checkpoint(tmp_path):
+    options = nested(**SMALL)
+    options["sampling"] = {"checkpoint": str(tmp_path / "run")}
+    with pytest.raises(InputError, match="sampling.checkpoint: expected None for 'ensemble'"):
+        fit_arrays(
+            *numbers(), "regression", TableSettings().change(options), method="ensemble",
+            progress=False,
+        )  # fmt: skip
 
 
 def test_labels_of_two_types_are_named():

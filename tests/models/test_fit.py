@@ -659,6 +659,17 @@ def test_names_too_long_for_the_file_system_are_errors_of_one_line(interrupted, 
         fit(module, data(), **options | dict(sampling=long))
 
 
+def test_a_function_that_returns_no_subspace_is_named():
+    with pytest.raises(InputTypeError, match="^subspace: expected a function that returns a Sub"):
+        fit(net(), data(), **fit_options(**{**OPTIONS, "subspace": lambda trained: None}))
+
+
+def test_the_centre_of_a_module_without_training_is_its_own_weights():
+    untrained = {**OPTIONS, "subspace": Random(rank=2), "training": Training(0, swa_epochs=0)}
+    model = fit(net(), data(), **fit_options(**untrained))
+    assert model.describe()["subspace"].endswith("centred at the weights of the network")
+
+
 def test_a_model_described_by_another_method_is_refused(tmp_path):
     model = fit(net(), data(), **fit_options(**{**OPTIONS, "subspace": Random(rank=2)}))
     model.save(tmp_path / "m")

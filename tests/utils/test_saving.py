@@ -1,6 +1,7 @@
 """Artifacts beside an adapter write nothing outside of its folder."""
 
 import os
+import shutil
 import warnings
 from pathlib import Path
 
@@ -71,6 +72,12 @@ def test_a_subfolder_that_is_a_link_is_refused(model, adapter, exists):
     (adapter / "subbayes").symlink_to(target)
     with pytest.raises(InputError, match=r"got a symbolic link at .*subbayes'. Remove the link"):
         model.save(adapter)
+    if exists:
+        model.save(target)
+        with pytest.raises(InputError, match=r"got a symbolic link at .*subbayes'"):
+            subbayes.load(adapter)
+        shutil.rmtree(target)
+        target.mkdir()
     assert target.exists() == exists
     assert not exists or list(target.iterdir()) == []
     assert sorted(p.name for p in adapter.iterdir()) == ["adapter_config.json", "subbayes"]

@@ -30,6 +30,7 @@ from subbayes.curvature.precision import Precision
 from subbayes.curvature.precision_factory import FORMS, Form, check_options, precision, root
 from subbayes.curvature.sampled import Sampled
 from subbayes.curvature.subspace_precision import SubspacePrecision
+from subbayes.data.data import Data, to_device
 from subbayes.diagnostics.predictor import Predictor
 from subbayes.draws import Draws, Moments
 from subbayes.inference.laplace.evidence import Evidence, scale_noise
@@ -41,7 +42,7 @@ from subbayes.inference.laplace.saving import (
 )
 from subbayes.likelihoods import Likelihood, as_likelihood, saved_likelihood
 from subbayes.networks.global_state import outside_inference_mode
-from subbayes.networks.network import Network
+from subbayes.networks.network import Network, check_network
 from subbayes.networks.saving import known_outputs, network_facts, network_from, network_tensors
 from subbayes.networks.token_outputs import output_for
 from subbayes.predictions.averaging import average, with_noise
@@ -106,7 +107,8 @@ def linearised_laplace(
         >>> bool(near < 0.15 < far)
         True
     """
-    likelihood = as_likelihood(likelihood)
+    check_network(network)
+    likelihood, data = as_likelihood(likelihood), Data.of(data)
     if subspace is None or isinstance(subspace, FullSubspace):
         psi = precision(
             network,
@@ -118,7 +120,7 @@ def linearised_laplace(
             progress=progress,
             **options,
         )
-        return LinearisedPosterior(psi, likelihood, None)
+        return LinearisedPosterior(psi, _completed(network, likelihood, data), None)
     if not isinstance(subspace, Subspace):
         fail_type("subspace", "a Subspace or None", subspace, "Make one, e.g. with optimal(...)")
     check_choice("covariance", covariance, FORMS)
@@ -126,7 +128,13 @@ def linearised_laplace(
     V = root(network, likelihood, data, memory_limit, progress)
     inside = SubspacePrecision(V, subspace, prior_precision)
     _check_centre(network, subspace)
-    return LinearisedPosterior(inside, likelihood, subspace)
+    return LinearisedPosterior(inside, _completed(network, likelihood, data), subspace)
+
+
+def _completed(network: Network, likelihood: Likelihood, data: Data) -> Likelihood:
+    """The likelihood with what it finds in outputs, such as the number of classes."""
+    rows, y = data.first()
+    return likelihood.for_outputs(network.check(to_device(rows, network.device)), y)
 
 
 def _check_centre(network: Network, subspace: Subspace) -> None:
