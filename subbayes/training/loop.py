@@ -21,7 +21,7 @@ from subbayes.subspaces.pca import TrajectoryRecorder
 from subbayes.training.configuration import Training
 from subbayes.utils.checks import check_choice, check_count, fail
 from subbayes.utils.progress import progress_bar
-from subbayes.utils.seeding import give_way
+from subbayes.utils.seeding import give_way, outside_forks
 from subbayes.utils.types import Inputs, Targets
 from subbayes.utils.warning import warn_user
 
@@ -230,7 +230,8 @@ def run(
                 last = [task.state()]
             if checkpoint is not None:
                 checkpoint.write(last[0] if last else task.state(), histories[0], number + 1)
-            stops = after_epoch is not None and after_epoch(number + 1, histories) is True
+            with outside_forks():
+                stops = after_epoch is not None and after_epoch(number + 1, histories) is True
             if stopping.update(number + 1, scores) or stops:
                 break
             if number + 1 < epochs and clock.is_over():

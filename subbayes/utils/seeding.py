@@ -11,7 +11,7 @@ import torch
 from subbayes.utils.checks import check_seed
 from subbayes.utils.torch_lock import torch_lock
 
-__all__ = ["derive_seed", "fork_rng", "give_way", "is_state_of"]
+__all__ = ["derive_seed", "fork_rng", "give_way", "is_state_of", "outside_forks"]
 
 _WORDS = 624  # random words that torch's generator of the CPU makes at a time
 
@@ -69,7 +69,24 @@ def give_way() -> None:
         ...     a = torch.rand(2)
         ...     give_way()
     """
-    if not (_outer and torch_lock.is_awaited):
+    if torch_lock.is_awaited:
+        with outside_forks():
+            pass
+
+
+@contextmanager
+def outside_forks() -> Iterator[None]:
+    """Within it the global generators and the lock are as outside all calls of `fork_rng`.
+
+    For functions of the user, which may draw, or wait for other threads.
+
+    Example:
+        >>> with fork_rng(0):
+        ...     with outside_forks():
+        ...         a = torch.rand(2)
+    """
+    if not (_outer and torch_lock.is_mine):
+        yield
         return
     outer = _outer.copy()
     own = _states({device for states in outer for device in states})
@@ -77,14 +94,15 @@ def give_way() -> None:
         _set_states(states)
     _outer.clear()
     try:
-        torch_lock.hand_over()
+        with torch_lock.released():
+            yield
     finally:
         _outer.extend(outer)
-    seen: set[str] = set()
-    for states in outer:  # at the end those that the outermost fork finds now
-        states.update(_states(set(states) - seen))
-        seen.update(states)
-    _set_states(own)
+        seen: set[str] = set()
+        for states in outer:  # at the end those that the outermost fork finds now
+            states.update(_states(set(states) - seen))
+            seen.update(states)
+        _set_states(own)
 
 
 def _states(devices: set[str]) -> _States:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 
 __all__ = ["TorchLock", "torch_lock"]
@@ -12,8 +14,8 @@ __all__ = ["TorchLock", "torch_lock"]
 class TorchLock:
     """A reentrant lock that a thread can hand over in the middle of its work.
 
-    Waiting threads queue at a second lock: `hand_over` passes it before it takes the first one
-    back, so that another thread has had its turn.
+    Waiting threads queue at a second lock: at the end of `released` it is passed before the first
+    one is taken back, so that another thread has had its turn.
 
     Example:
         >>> lock = TorchLock()
@@ -50,16 +52,30 @@ class TorchLock:
     @property
     def is_awaited(self) -> bool:
         """Whether this thread holds the lock and another one waits for it."""
-        return self._holder == threading.get_ident() and self._queue.locked()
+        return self.is_mine and self._queue.locked()
 
-    def hand_over(self) -> None:
-        """Release the lock to a waiting thread, and take it back when that has released it.
+    @property
+    def is_mine(self) -> bool:
+        """Whether this thread holds the lock."""
+        return self._holder == threading.get_ident()
 
-        An interruption from the keyboard is raised afterwards.
+    @contextmanager
+    def released(self) -> Iterator[None]:
+        """Release the lock of this thread, and take it back at the end, after those who wait.
+
+        An interruption from the keyboard while it waits is raised afterwards.
         """
         depth, self._depth, self._holder = self._depth, 0, None
         for _ in range(depth):
             self._lock.release()
+        try:
+            yield
+        finally:
+            interruption = self._take_back(depth)
+            if interruption is not None:
+                raise interruption
+
+    def _take_back(self, depth: int) -> KeyboardInterrupt | None:
         interruption = None
         while True:
             try:
@@ -71,12 +87,11 @@ class TorchLock:
         for _ in range(depth - 1):
             self._lock.acquire()
         self._depth, self._holder = depth, threading.get_ident()
-        if interruption is not None:
-            raise interruption
+        return interruption
 
     def free_in_child(self) -> None:
         """Forget a thread of the parent process that held the lock at a fork."""
-        if self._holder != threading.get_ident():
+        if not self.is_mine:
             self.__init__()  # type: ignore[misc]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -79,6 +80,28 @@ def test_without_a_seed_the_states_continue_and_are_restored() -> None:
     assert torch.equal(torch.rand(3), inside)
 
 
+def test_a_callback_draws_from_the_generator_of_the_user_and_may_wait_for_threads() -> None:
+    served = mc_dropout(MLP(1, (16,), 1, dropout=0.3, seed=0), Gaussian(0.5), n_draws=4)
+    x = torch.linspace(-1, 1, 64)[:, None]
+
+    def weights(callback: Any) -> torch.Tensor:
+        net = MLP(1, (16,), 1, dropout=0.2, seed=0)
+        training = Training(epochs=4, batch_size=16)
+        data = x, x[:, 0].sin()
+        return train(net, Gaussian(0.5), data, training, callback=callback).network.weights
+
+    drawn: list[float] = []
+
+    def callback(epoch: int, module: nn.Module) -> None:
+        drawn.append(float(torch.rand(())))
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(served.predict, torch.ones(5, 1)).result(60)
+
+    torch.manual_seed(7)
+    assert torch.equal(weights(callback), weights(None))
+    assert drawn == torch.rand(4, generator=torch.Generator().manual_seed(7)).tolist()
+
+
 def test_giving_way_does_nothing_outside_a_fork_or_alone() -> None:
     before = torch.get_rng_state()
     give_way()
@@ -113,7 +136,8 @@ def test_a_lock_is_handed_over_at_any_depth_and_taken_back(depth: int) -> None:
             while not lock.is_awaited:
                 pass
             order.append("before")
-            lock.hand_over()
+            with lock.released():
+                pass
             order.append("after")
             thread.join()
 
