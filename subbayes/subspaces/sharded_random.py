@@ -119,8 +119,9 @@ class ShardedSparseRandomSubspace(ShardedSubspace):
 
     def pull(self, cotangent: Float[Tensor, "*S D_r"]) -> Float[Tensor, "*S k"]:
         """The term of this process; the sum over processes is that over the groups."""
-        sums = cotangent.new_zeros(*cotangent.shape[:-1], self.rank)
-        return sums.index_add(-1, self._group, cotangent * self._entries)
+        terms = (cotangent * self._entries).double()  # of large groups, whose rounding adds up
+        sums = terms.new_zeros(*cotangent.shape[:-1], self.rank)
+        return sums.index_add(-1, self._group, terms).to(cotangent.dtype)
 
     def project(self, weights: Float[Tensor, "*S D_r"]) -> Float[Tensor, "*S k"]:
         """The sum of `pull`, since the directions are orthonormal; all processes have to call."""

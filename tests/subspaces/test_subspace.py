@@ -286,7 +286,7 @@ def test_sums_of_large_groups_are_accurate():
     """Terms of one sign, which rounding adds up for: groups of 200 000 weights in float32."""
     size = 400_000
     space = SparseRandomSubspace(torch.zeros(size), 2, seed=0)
-    v = space._entries.sign() * torch.rand(size, generator=torch.Generator().manual_seed(0))
+    v = space.entries.sign() * torch.rand(size, generator=torch.Generator().manual_seed(0))
     exact = SparseRandomSubspace(torch.zeros(size, dtype=torch.float64), 2).pull(v.double())
     torch.testing.assert_close(space.pull(v).double(), exact, rtol=2e-6, atol=0)
 
