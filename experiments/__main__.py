@@ -50,6 +50,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     first.add_argument("name", choices=EXPERIMENTS)
     given = list(sys.argv[1:] if arguments is None else arguments)
+    if given[:1] in (["-h"], ["--help"]):
+        first.print_help()
+        return 0
     name = first.parse_args(given[:1]).name
     experiment = importlib.import_module(f"experiments.{name}")
     parser = argparse.ArgumentParser(

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 from versions import TORCH
 
+import subbayes
 from subbayes import Draws, InputError, InputTypeError, Network, Posterior, subspace
 from subbayes.data.data import Data, take
 from subbayes.likelihoods import (
@@ -591,6 +592,34 @@ def test_threads_at_once(mode):
     for thread in threads:
         thread.join()
     np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+def test_models_are_copied_and_described_while_other_threads_predict(tmp_path):
+    net = subbayes.MLP(2, (4,), 1, "tanh", seed=0)
+    x = torch.linspace(-1, 1, 80).reshape(40, 2)
+    sampling = subbayes.Sampling(draws=10, chains=2, warmup=5, progress=False)
+    model = subbayes.fit(
+        net, (x, x[:, 0]), subspace="random", inference="elliptical-slice", sampling=sampling,
+        training=subbayes.Training(epochs=0, swa_epochs=0),
+    )  # fmt: skip
+    expected, done = model.predict(x).mean, threading.Event()
+
+    def serve() -> None:
+        while not done.is_set():
+            model.predict(x)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        for i in range(30):
+            model.save(tmp_path / "model", overwrite=i > 0)
+            model.describe()
+            other = copy.deepcopy(model)
+    finally:
+        done.set()
+        thread.join()
+    np.testing.assert_array_equal(other.predict(x).mean, expected)
+    np.testing.assert_array_equal(subbayes.load(tmp_path / "model").predict(x).mean, expected)
 
 
 # --- prediction ----------------------------------------------------------------------------------

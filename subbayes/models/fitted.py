@@ -235,8 +235,10 @@ class FittedModel(Predictor):
                 processes that save sharded weights together, another path in one of them.
         """
         kept = self if n_draws is None else self.thin(n_draws)
-        write = save_together if self.network.is_sharded else save
-        return write(kept, path, overwrite=overwrite, card=lambda: kept.card(scores))
+        options: dict[str, Any] = {"overwrite": overwrite, "card": lambda: kept.card(scores)}
+        if isinstance(self.network, ShardedNetwork):
+            return save_together(kept, path, network=self.network, **options)
+        return save(kept, path, **options)
 
     @property
     def sampled(self) -> Draws:

@@ -15,8 +15,16 @@ from torch.nn.parameter import is_lazy
 
 from subbayes.distributed.sharded_weights import is_sharded
 from subbayes.utils.checks import error_text, fail
+from subbayes.utils.torch_lock import torch_lock
 
-__all__ = ["call_with", "private_copy", "set_values", "shared_copy", "tied_names"]
+__all__ = [
+    "CopiedUnderLock",
+    "call_with",
+    "private_copy",
+    "set_values",
+    "shared_copy",
+    "tied_names",
+]
 
 _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 _OF_INDICES = re.compile("index|indices|class values", re.IGNORECASE)
@@ -173,6 +181,11 @@ def shared_copy(module: nn.Module, copied: Container[str] = ()) -> nn.Module:
             "lazy parameters, whose shapes are unknown before the first batch",
             "Call the module on a batch once",
         )
+    with torch_lock:  # a call in another thread puts other tensors into the module for a time
+        return _shared_copy(module, copied)
+
+
+def _shared_copy(module: nn.Module, copied: Container[str]) -> nn.Module:
     attributes = [value for m in module.modules() for value in vars(m).values()]
     detached = {  # results that hooks such as weight norm store, which deepcopy refuses
         id(value): _detached(value)
@@ -193,6 +206,18 @@ def shared_copy(module: nn.Module, copied: Container[str] = ()) -> nn.Module:
             f"{type(error).__name__}: {error}",
             "Remove references to objects that cannot be copied (trainers, open files) first",
         )
+
+
+class CopiedUnderLock:
+    """Base class of objects that hold a module, which other threads may call while it is copied."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """A copy with a module of its own."""
+        other = self.__class__.__new__(self.__class__)
+        memo[id(self)] = other
+        with torch_lock:
+            other.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return other
 
 
 def set_values(tensor: Tensor, values: Tensor) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -25,8 +25,14 @@ from subbayes.networks.global_state import (
     outside_inference_mode,
     recurrence_without_fused_kernels,
 )
-from subbayes.networks.layer_kinds import BATCH_NORMS, DROPOUTS, INSTANCE_NORMS
-from subbayes.networks.module_copy import call_with, private_copy, set_values, tied_names
+from subbayes.networks.layer_kinds import BATCH_NORMS, layers_in_training
+from subbayes.networks.module_copy import (
+    CopiedUnderLock,
+    call_with,
+    private_copy,
+    set_values,
+    tied_names,
+)
 from subbayes.networks.selection import Selection, aliases_of, select, selects_adapters
 from subbayes.networks.shared_weights import SharedWeights
 from subbayes.networks.tracing.private_torch import is_scripted, uncompiled
@@ -38,13 +44,13 @@ from subbayes.utils.torch_lock import torch_lock
 from subbayes.utils.types import Inputs
 from subbayes.utils.warning import warn_user
 
-__all__ = ["Network", "architecture_of", "arguments", "check_network", "layers_in_training"]
+__all__ = ["Network", "architecture_of", "arguments", "base_names_of", "check_network"]
 
 _WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 _LARGE = 64 * 2**20  # bytes of frozen tensors
 
 
-class Network:
+class Network(CopiedUnderLock):
     r"""A module as a pure function f(x; w) of one flat vector w of selected weights.
 
     The selected parameters, flattened in `named_parameters` order, are the weights
@@ -130,7 +136,7 @@ class Network:
         }
         self.base_names: tuple[str, ...] = ()
         if adapters:
-            self.base_names = tuple(n for n in self._frozen if _is_base(n, named[n]))
+            self.base_names = base_names_of(named, self._frozen)
         self.shared_weights = None if self.copy_frozen else SharedWeights(self._frozen)
         self._frozen |= dict(self._module.named_buffers())
         self.weights: Tensor = self.flatten(named)
@@ -288,6 +294,10 @@ class Network:
         other._frozen = self._frozen | dict(buffers)
         other._checked = BoundedCache()
         return other
+
+    def dtype_of(self, name: str) -> torch.dtype:
+        """The dtype of a parameter of the weights in the module."""
+        return self._dtypes[name]
 
     def warn_if_training(self) -> None:
         """Warn that a module in training mode is evaluated in evaluation mode."""
@@ -478,23 +488,6 @@ def arguments(inputs: Inputs) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
     return (inputs, {}) if isinstance(inputs, tuple) else ((inputs,), {})
 
 
-def _is_base(name: str, parameter: Tensor) -> bool:
-    return is_of_base(name) and not parameter.requires_grad
-
-
-def layers_in_training(module: nn.Module) -> tuple[str, ...]:
-    """Kinds of layers in training mode whose outputs differ in evaluation mode."""
-    kinds = {
-        type(m).__name__: None
-        for m in module.modules()
-        if m.training
-        and (
-            isinstance(m, BATCH_NORMS + INSTANCE_NORMS)
-            and m.track_running_stats
-            or isinstance(m, DROPOUTS)
-            and m.p > 0
-            or isinstance(m, (nn.RNNBase, nn.MultiheadAttention))
-            and m.dropout > 0
-        )
-    }
-    return tuple(kinds)
+def base_names_of(parameters: Mapping[str, Tensor], frozen: Iterable[str]) -> tuple[str, ...]:
+    """Names of the frozen parameters of a base model beside adapters."""
+    return tuple(n for n in frozen if is_of_base(n) and not parameters[n].requires_grad)

@@ -30,8 +30,9 @@ from subbayes.distributed.sharded_weights import (
 )
 from subbayes.likelihoods import Likelihood
 from subbayes.networks.global_state import outside_inference_mode
-from subbayes.networks.network import Network, architecture_of, arguments, layers_in_training
-from subbayes.networks.selection import Selection, select
+from subbayes.networks.layer_kinds import layers_in_training
+from subbayes.networks.network import Network, architecture_of, arguments, base_names_of
+from subbayes.networks.selection import Selection, select, selects_adapters
 from subbayes.networks.tracing.memory import return_memory
 from subbayes.utils.checks import fail
 from subbayes.utils.memory import BoundedCache
@@ -54,6 +55,7 @@ class ShardedNetwork(Network):
 
     Attributes:
         layout: which weights this process holds.
+        identity: of the base model beside adapters, after `sharded_saving.identify_base`.
 
     Raises:
         InputError: parameters that are not sharded beside others, another mesh, masks of
@@ -81,11 +83,14 @@ class ShardedNetwork(Network):
         self._module = module
         self.names = tuple(chosen)
         self.layout: ShardLayout = shard_layout(module, self.names, processes)
-        self.tied, self._masks, self._has_lstm, self.base_names = {}, {}, False, ()
+        self.tied, self._masks, self._has_lstm, self.shared_weights = {}, {}, False, None
         self._shapes = {name: named[name].shape for name in self.names}
         self._dtypes = {name: named[name].dtype for name in self.names}
         self._sizes = [named[name].numel() for name in self.names]
         frozen = [name for name in named if name not in chosen]
+        has_base = selects_adapters(parameters)
+        self.base_names = base_names_of(named, frozen) if has_base else ()
+        self.identity: dict[str, Any] | None = None
         self._frozen_layout = shard_layout(module, frozen, processes)
         self._frozen = dict(module.named_buffers())
         self._replaced: dict[str, Tensor] = {}
@@ -203,6 +208,27 @@ class ShardedNetwork(Network):
             name: (shard_layout(self._module, [name], joined_processes()), local_part(named[name]))
             for name in self._frozen_layout.names
         }
+
+    def use_base(self) -> None:
+        """Take frozen parameters as a base model, where a file names the adapters."""
+        named = dict(self._module.named_parameters())
+        self.base_names = base_names_of(named, self._frozen_layout.names)
+
+    @property
+    def base_dtypes(self) -> set[torch.dtype]:
+        """Dtypes of the parameters of the base model beside adapters."""
+        return {self._module.get_parameter(name).dtype for name in self.base_names}
+
+    def base_pieces(self) -> Iterator[tuple[str, tuple[int, ...], Iterator[Tensor]]]:
+        """Names, shapes and numbers of the base model; all processes have to iterate over them.
+
+        The first process gets the numbers, in pieces, and the others empty pieces.
+        """
+        named, processes = dict(self._module.named_parameters()), joined_processes()
+        for name in sorted(self.base_names):
+            part = local_part(named[name]).reshape(-1)
+            pieces = shard_layout(self._module, [name], processes).pieces([part], processes)
+            yield name, self.shape_of(name), pieces
 
     def shape_of(self, name: str) -> tuple[int, ...]:
         """The shape of a whole parameter."""

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -24,8 +24,9 @@ from subbayes.distributed.sharded_weights import (
     shard_layout,
     without_shards,
 )
+from subbayes.networks.adapters import check_active
 from subbayes.networks.network import Network, architecture_of
-from subbayes.networks.saving import refuse_module
+from subbayes.networks.saving import base_identity, check_base, refuse_module
 from subbayes.networks.sharded_network import ShardedNetwork
 from subbayes.utils.artifact import Artifact, fingerprint
 from subbayes.utils.checks import check_finite, fail
@@ -42,6 +43,9 @@ from subbayes.utils.tensor_parts import Kept
 
 __all__ = ["read_shares", "save_together", "sharded_network_from", "sharded_tensors"]
 
+_Result = TypeVar("_Result")
+
+_IN_ONE_PROCESS = "Load it around a module in one process"
 _SHIFT, _BASIS, _FROZEN = "subspace.shift", "subspace.basis", "network.frozen"
 
 
@@ -49,9 +53,11 @@ _SHIFT, _BASIS, _FROZEN = "subspace.shift", "subspace.basis", "network.frozen"
 
 
 def sharded_tensors(network: ShardedNetwork) -> dict[str, Any]:
-    """Frozen parameters, which are written in pieces, and buffers of a network."""
+    """Frozen parameters, which are written in pieces, and buffers; none of a base model."""
     found: dict[str, Any] = dict(network.frozen)
     for name, (layout, part) in network.frozen_shards.items():
+        if name in network.base_names:
+            continue
         found[name] = layout.divided(part.reshape(-1), network.shape_of(name))
     return add_prefix(_FROZEN, found)
 
@@ -62,6 +68,7 @@ def save_together(
     *,
     overwrite: bool = False,
     card: Callable[[], str] | None = None,
+    network: ShardedNetwork | None = None,
 ) -> Path:
     """Save an object with tensors that are divided among processes; see `utils.saving.save`.
 
@@ -72,6 +79,7 @@ def save_together(
         path: the folder, the same in all processes.
         overwrite: replace an existing artifact.
         card: makes the text of a model card.
+        network: that of the object, whose base model, if it has adapters, is identified.
 
     Raises:
         InputError: as `save`, and for other arguments in other processes; in all of them.
@@ -80,14 +88,38 @@ def save_together(
     given = processes.in_all(lambda: os.fspath(as_path(path)))
     facts = {"path": given, "overwrite": bool(overwrite)}
     processes.agree(facts, "Pass the same arguments to save in every process")
-    problem = None
-    try:
+    if network is not None:
+        network.identity = identify_base(network)
+
+    def write() -> None:
         if processes.rank == 0:
             save(subject, path, overwrite=overwrite, card=card)
-        else:
-            tensors = subject.tensors().items()
-            for _ in safetensors_pieces({k: t for k, t in tensors if isinstance(t, DividedTensor)}):
-                pass
+            return
+        tensors = subject.tensors().items()
+        for _ in safetensors_pieces({k: t for k, t in tensors if isinstance(t, DividedTensor)}):
+            pass
+
+    _exchange(processes, write)
+    return Path(path)
+
+
+def identify_base(network: ShardedNetwork) -> dict[str, Any] | None:
+    """The identity of the base model beside adapters, in all processes; None without adapters.
+
+    Each process sends its shards to the first one, piece by piece.
+    """
+    if not network.base_names:
+        return None
+    processes = joined_processes()
+    own = _exchange(processes, lambda: base_identity(network, network.base_names))
+    return processes.gather(own)[0]
+
+
+def _exchange(processes: Processes, work: Callable[[], _Result]) -> _Result:
+    """Do work with exchanges that can fail in one process, which ends it in all."""
+    found = problem = None
+    try:
+        found = work()
         go_on(processes)
     except Stopped:
         pass  # the error is that of another process
@@ -97,7 +129,7 @@ def save_together(
         problem = error
         go_on(processes, failed=True)
     processes.raise_any(problem)
-    return Path(path)
+    return cast(_Result, found)
 
 
 # --- reading --------------------------------------------------------------------------------------
@@ -191,16 +223,15 @@ def sharded_network_from(
     Raises:
         InputError: a module of another dtype, or weights that a sharded module cannot have.
     """
-    for kind, has in (
-        ("masks", strip_prefix("network.mask", tensors)),
-        ("adapters", facts.get("base")),
-    ):
-        if has:
-            remedy = "Load it around a module in one process"
-            fail(
-                "module", "weights in one process for a model with " + kind, "sharded ones", remedy
-            )
+    if strip_prefix("network.mask", tensors):
+        expected, remedy = "weights in one process for a model with masks", _IN_ONE_PROCESS
+        fail("module", expected, "sharded ones", remedy)
     network = ShardedNetwork(module, facts["names"], output)
+    if (base := facts.get("base")) is not None:
+        check_active(network.module_without_shards)
+        network.use_base()
+        if network.base_names:
+            check_base(identify_base(network) or {}, base)
     frozen = strip_prefix(_FROZEN, tensors)
     own = whole_tensors(sharded_tensors(network))
     saved = add_prefix(_FROZEN, whole_tensors(frozen))

@@ -141,6 +141,7 @@ class Factor:
         functions: functions that it calls, without their module.
         splines: the largest number of splines or powers that its options ask for.
         least: the fewest columns of its splines; at most two are lost to constraints.
+        is_python: whether it is more than a name, and read by Python's parser.
     """
 
     def __init__(self, argument: str, text: str, response: bool) -> None:
@@ -151,6 +152,7 @@ class Factor:
         self.functions: set[str] = set()
         self.splines = self.least = 1
         self.aliases: dict[str, str] = {}
+        self.is_python = False
 
     @property
     def columns(self) -> set[str]:
@@ -159,6 +161,7 @@ class Factor:
 
     def parse(self) -> None:
         """Check the factor as Python code; it is parsed as formulaic does, and not evaluated."""
+        self.is_python = True
         code = sanitize_variable_names(self.text, {}, self.aliases, template="_column_{}")
         with parse_errors(self.argument, self.text):
             self._expression(ast.parse(code, mode="eval").body, whole=True)

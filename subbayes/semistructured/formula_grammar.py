@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from unicodedata import is_normalized, normalize
 
 import pandas as pd
 from formulaic.errors import FormulaicError
@@ -65,6 +66,7 @@ def check_formula(
         subbayes.InputError: formula: expected columns, numbers, operators and the functions ...
     """
     factors = _factors(argument, text, response)
+    _check_names(argument, factors, frame)
     columns = tuple(sorted({name for factor in factors for name in factor.columns}))
     check_columns(columns, frame)
     for factor in factors:
@@ -73,6 +75,20 @@ def check_formula(
     widths = {factor.text: factor.width(frame) for factor in factors}
     _check_width(argument, text, widths, len(frame))
     return columns
+
+
+def _check_names(argument: str, factors: list[Factor], frame: pd.DataFrame) -> None:
+    """Refuse columns in calls whose names Python changes to those of others, such as a micro sign.
+
+    Python reads identifiers in the normal form NFKC, terms that are names alone are not changed.
+    """
+    names = [str(name) for name in frame] if isinstance(frame, pd.DataFrame) else []
+    changed = {normalize("NFKC", name): name for name in names if not is_normalized("NFKC", name)}
+    for factor in factors if changed else ():
+        for name in sorted(factor.columns & changed.keys()) if factor.is_python else ():
+            expected = "names in calls that Python does not change"
+            got = f"{changed[name]!r} in {factor.text!r}, which Python reads as {name!r}"
+            fail(argument, expected, got, "Rename the column")
 
 
 def least_columns(argument: str, text: str) -> int:
@@ -98,12 +114,16 @@ def least_columns(argument: str, text: str) -> int:
 def _factors(argument: str, text: str, response: bool) -> list[Factor]:
     """The factors of one side of a formula, each of them checked."""
     check_length(argument, text)
-    factors = []
-    for token in _tokens(argument, text):
+    factors, tokens = [], list(_tokens(argument, text))
+    numbers = {"1"} | {token.token for token in tokens if token.kind is Token.Kind.VALUE}
+    for token in tokens:
         kind, content = token.kind, token.token
         if kind is Token.Kind.NAME or kind is Token.Kind.PYTHON:
             factor = Factor(argument, content, response)
             if kind is Token.Kind.NAME:
+                if content in numbers:  # formulaic knows terms by their text
+                    remedy = f"Rename the column, or write I(`{content}`)"
+                    fail(argument, "columns whose names are no terms", f"`{content}`", remedy)
                 factor.names.append(content)
             else:
                 factor.parse()

@@ -120,11 +120,13 @@ def save(
     folder = as_path(path)
     beside = (folder / _ADAPTER).is_file()
     place = folder / BESIDE if beside else folder
+    text = None
     if beside:
         _check_beside(place)
+        text = None if card is None else card()  # before anything is written
     artifact.write(place, subject.kind, tensors, facts, overwrite=overwrite)
-    if beside and card is not None:
-        _write_card(folder, card())
+    if text is not None:
+        _write_card(folder, text)
     return Path(path)
 
 

@@ -58,7 +58,9 @@ def test_effects_are_those_of_the_library_and_are_saved(table, tmp_path, capsys)
     assert run([*words, "--out", str(out), *WORDS]) == 2
     assert "--overwrite" in capsys.readouterr().err
     assert run(["regress", "no-table.csv", "y ~ x", "--out", "/dev/null/out"]) == 2
-    assert capsys.readouterr().err.startswith("error: --out: expected a folder")  # before the fit
+    assert capsys.readouterr().err.startswith(
+        "subbayes: error: --out: expected a folder"
+    )  # before the fit
 
 
 def test_other_parameters_and_exposure(table, capsys):

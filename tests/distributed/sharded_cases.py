@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -16,6 +17,7 @@ from torch import nn
 import subbayes
 from subbayes import Sampling, Training, distributed
 from subbayes.data.data import Data
+from subbayes.distributed.sharded_weights import local_part
 from subbayes.inference.engine import engine_of
 from subbayes.likelihoods import Gaussian
 from subbayes.networks.sharded_network import ShardedNetwork
@@ -24,6 +26,7 @@ from subbayes.subspaces.pca import TrajectoryRecorder
 from subbayes.subspaces.random import Random
 from subbayes.subspaces.sharded import sum_over_processes
 from subbayes.subspaces.sharded_random import ShardedRandomSubspace
+from subbayes.utils import artifact
 
 UNTRAINED = Training(epochs=0, swa_epochs=0)
 
@@ -214,11 +217,31 @@ def sharded_adapters(folder: str) -> dict[str, Any]:
     module = divided()
     before = bits(module)
     found, expected = (subbayes.fit(one, data, **options) for one in (module, whole()))
-    found.save(f"{folder}/adapters")
+    place, alone = f"{folder}/adapters", f"{folder}/alone"
+    if dist.get_rank() == 0:
+        whole().save_pretrained(place)
+        expected.save(alone)
+    dist.barrier()
+    found.save(place)
     predictions = expected.predict(x).outputs
-    loaded = [subbayes.load(f"{folder}/adapters", one) for one in (divided(), whole())]
+    loaded = [subbayes.load(p, make()) for p in (place, alone) for make in (divided, whole)]
+    refused = []
+    for path in (place, alone):
+        for make in (divided, whole):
+            other = make()
+            with torch.no_grad():  # a weight of the base model
+                local_part(next(other.parameters())).view(-1)[:1].add_(1)
+            with pytest.raises(subbayes.InputError) as caught:
+                subbayes.load(path, other)
+            refused.append(str(caught.value))
     every: Any = found.subspace
+    read = [artifact.read(path) for path in (f"{place}/subbayes", alone)]
     return {
+        "refused": refused,
+        "facts": read[0].facts["network"] == read[1].facts["network"],
+        "names": sorted(read[0].tensors) == sorted(read[1].tensors),
+        "card": sorted(name for name in os.listdir(place) if name.endswith(".md")),
+        "described": found.describe()["network"] == expected.describe()["network"],
         "size": [every.size, every.layout.size, expected.network.size],
         "parts": distributed.current().gather(len(every.shift)),
         "draws": off(found.draws.z, expected.draws.z),

@@ -91,6 +91,13 @@ def test_adapters_beside_sharded_base_weights(tmp_path):
         assert adapters["draws"] < 1e-12
         assert max(adapters["predict"]) < 1e-12  # fitted, loaded in one piece and sharded
         assert adapters["weights"]
+        assert adapters["facts"], "the artifact is that of one process"
+        assert adapters["names"]
+        assert adapters["described"]
+        assert adapters["card"] == ["MODEL_CARD.md", "README.md"]
+        assert len(adapters["refused"]) == 4
+        for error in adapters["refused"]:
+            assert error.startswith("module: expected the base model that the posterior was fit")
 
 
 @pytest.mark.parametrize("case", TRAJECTORIES)

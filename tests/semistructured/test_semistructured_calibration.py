@@ -66,7 +66,6 @@ def test_calibration_of_random_slopes(family):
             frame,
             sampling=Sampling(draws=DRAWS, chains=1, warmup=120, thin=5, seed=run, progress=False),
         )
-        assert model.draws.engine == "independence-metropolis"
         truth = {
             "x": slope,
             "sd(Intercept | g)": tau[0],

@@ -325,3 +325,34 @@ def test_costly_texts_and_quotes_are_refused_in_one_line(right):
     with pytest.raises(InputError) as caught:
         Design({"mu": right}, table())
     assert "\n" not in str(caught.value)
+
+
+# --- names that are also something else ----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text", ["`0` + `1` + `2`", "`1`", "x:`1`", "x - `1`", "x * `1`", "`2` + 2", "0 + `0`"]
+)
+def test_names_of_columns_that_are_terms_are_refused(text):
+    """formulaic knows terms by their text: a column 1 would be the intercept, without a word."""
+    frame = pd.DataFrame(np.zeros((3, 4)), columns=["0", "1", "2", "x"])
+    with pytest.raises(InputError, match=r"names are no terms, got `\d`\. Rename the"):
+        check_formula("formula", text, frame)
+
+
+@pytest.mark.parametrize("name", ["0", "2", "10", "1.5"])
+def test_names_of_columns_that_are_other_numbers_are_columns(name):
+    frame = pd.DataFrame({name: [1.0, 2.0], "1": [0.0, 1.0]})
+    assert check_formula("formula", f"`{name}`", frame) == (name,)
+    assert check_formula("formula", f"`{name}` + I(`1`)", frame) == tuple(sorted((name, "1")))
+
+
+@pytest.mark.parametrize(("micro", "mu"), [("\u00b5", "\u03bc"), ("\ufb01", "fi")])
+def test_names_in_calls_that_python_changes_are_refused(micro, mu):
+    frame = pd.DataFrame({micro: [0.0, 1.0], mu: [1.0, 0.0], "x": [1.0, 2.0]})
+    assert check_formula("formula", f"x + {micro}", frame) == tuple(sorted(("x", micro)))
+    for columns in ([micro, mu, "x"], [micro, "x"]):
+        for text in (f"I({micro} * 1)", f"s({micro})", f"s(`{micro}`)", f"{micro}:C({micro})"):
+            with pytest.raises(InputError, match=f"which Python reads as '{mu}"):
+                check_formula("formula", text, frame[columns])
+    assert check_formula("formula", f"s({mu})", frame[[mu, "x"]]) == (mu,)
