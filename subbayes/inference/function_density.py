@@ -107,10 +107,13 @@ class _NumpyFunctions:
         points = z.copy()  # functions may write to them
         found = function(points) if self.vectorized else [function(point) for point in points]
         try:
-            rows = np.asarray(found, dtype=np.float64)
+            given = np.asarray(found)
+            rows = given.astype(np.float64)
         except (TypeError, ValueError):
             one = found[0] if isinstance(found, list) else found
             fail_type(argument, "a function that returns numbers", one)
+        if given.dtype == np.bool_:
+            fail(argument, "a function that returns numbers", "true or false")
         _check_shape(argument, rows.shape, (len(z), *shape))
         return rows
 
@@ -179,6 +182,8 @@ def _tensor_from(argument: str, function: Function, z: Tensor) -> Tensor:
     if not isinstance(found, Tensor):
         remedy = "Return a tensor, or pass library='numpy'"
         fail_type(argument, "a function that returns a tensor", found, remedy)
+    if found.dtype == torch.bool:
+        fail(argument, "a function that returns numbers", "true or false")
     return found
 
 
