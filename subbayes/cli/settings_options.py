@@ -198,6 +198,11 @@ def _settings(given: dict[str, str], config: Path | None, assignments: list[str]
     if given.get("training.prior_scale") == "none":
         given = given | {"training.prior_scale": "none", "training.weight_decay": "0"}
     settings = settings.change(pairs)
+    if settings.sampling.checkpoint is not None:
+        from subbayes.utils.checks import fail
+
+        remedy = "Leave it out: fit keeps its checkpoint in the folder of --out"
+        fail("sampling.checkpoint", "None", repr(settings.sampling.checkpoint), remedy)
     covariance = given.get(_COVARIANCE)
     if covariance is None or given.get("prior", settings.prior) != "evidence":
         return settings.change(given)

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from subbayes.diagnostics.convergence import hdi
-from subbayes.plots.style import BLUE, GREY, INK, band, grid, label_axes, new_axes
+from subbayes.plots.style import BLUE, GREY, INK, band, check_drawn, grid, label_axes, new_axes
 from subbayes.utils.checks import check_count, fail
 from subbayes.utils.text_table import shortened
 
@@ -24,6 +24,7 @@ _MANY, _MAX_LABELS = 20, 36  # above _MANY levels, marks and labels are smaller
 _LABEL_WIDTH, _ROW_WIDTH = 16, 46  # characters of one label, and of all labels in a row
 
 
+@check_drawn
 def effect(partial: Partial, *, ax: Axes | None = None) -> Axes:
     """The effect of a term on the predictor, with its interval.
 
@@ -96,6 +97,7 @@ def _label_levels(ax: Axes, levels: Sequence[str]) -> None:
     )
 
 
+@check_drawn
 def effects(partials: Sequence[Partial], *, columns: int = 3) -> Figure:
     """Several effects in one figure, each as `effect` draws it.
 
@@ -135,6 +137,7 @@ def effects(partials: Sequence[Partial], *, columns: int = 3) -> Figure:
     return figure
 
 
+@check_drawn
 def forest(
     effects: Mapping[str, Float[np.ndarray, "..."]], level: float = 0.95, *, ax: Axes | None = None
 ) -> Axes:

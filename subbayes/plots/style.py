@@ -185,6 +185,8 @@ _REMEDIES = {
 def check_drawn(function: Callable[..., T]) -> Callable[..., T]:
     """The function, with one-line errors for None and for other objects than this library's.
 
+    In figures of its own, "$" in names is no mathematics.
+
     They are about arguments without a default, and those whose annotation is a class of subbayes.
 
     Example:
@@ -205,7 +207,10 @@ def check_drawn(function: Callable[..., T]) -> Callable[..., T]:
             if name in given and name in kinds and not isinstance(given[name], kinds[name]):
                 kind = kinds[name].__name__
                 fail_type(name, f"a {kind}", given[name], _REMEDIES.get(kind, ""))
-        return function(*args, **options)
+        found = function(*args, **options)
+        if isinstance(found, (Axes, Figure)) and given.get("ax") is None:  # a figure of ours
+            _escape_dollars(_figure_of(found))
+        return found
 
     return checked
 
@@ -282,13 +287,18 @@ def png(drawn: Axes | Figure, dpi: int = DPI) -> bytes:
         >>> png(new_axes())[1:4]
         b'PNG'
     """
-    figure = drawn if isinstance(drawn, Figure) else drawn.figure
-    while isinstance(figure, SubFigure):
-        figure = figure.figure
+    figure = _figure_of(drawn)
     _escape_dollars(figure)
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=dpi)
     return buffer.getvalue()
+
+
+def _figure_of(drawn: Axes | Figure) -> Figure:
+    figure = drawn if isinstance(drawn, Figure) else drawn.figure
+    while isinstance(figure, SubFigure):
+        figure = figure.figure
+    return figure
 
 
 def _escape_dollars(figure: Figure) -> None:

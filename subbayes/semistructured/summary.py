@@ -70,8 +70,8 @@ def mixing_warnings(
 ) -> list[str]:
     """Problems of the chains of the effects, with a remedy; empty if there are none.
 
-    R-hat must be below 1.01 and the bulk effective sample size at least 100 per chain, as for
-    `Draws.warnings` (Vehtari et al. 2021).
+    R-hat must be below 1.01, and the bulk and tail effective sample sizes at least 100 per chain
+    (Vehtari et al. 2021).
 
     Example:
         >>> x = np.random.default_rng(0).normal(size=(4, 500))
@@ -86,27 +86,34 @@ def mixing_warnings(
     chains, draws = stacked.shape[:2]
     if draws < 4:
         return ["fewer than 4 draws per chain: run longer (draws=...)"]
-    rhat, ess = (np.asarray(f(stacked)) for f in (diagnostics.rhat, diagnostics.ess_bulk))
-    enough = 100 * chains
-    worst, least = np.where(np.isnan(rhat), 1, rhat), np.where(np.isnan(ess), np.inf, ess)
-    if worst.max() <= 1.01 and least.min() >= enough:
-        return []
-    problems = []
+    rhat, enough = np.asarray(diagnostics.rhat(stacked)), 100 * chains
+    worst, problems, least = np.where(np.isnan(rhat), 1, rhat), [], np.inf
     if worst.max() > 1.01:
         high = np.ceil(worst.max() * 1e3) / 1e3  # so that it is shown above the limit
         problems.append(f"R-hat of {names[int(worst.argmax())]!r} is {high:.3f}, above 1.01")
-    if least.min() < enough:
-        problems.append(
-            f"the bulk effective sample size of {names[int(least.argmin())]!r} is "
-            f"{least.min():.0f}, below {enough}"
-        )
-    about = round_up(draws * max(2.0, enough / least.min()))
-    follow = " or follow gradients (inference='nuts')" if sampler == "elliptical-slice" else ""
+    for kind, size in (("bulk", diagnostics.ess_bulk), ("tail", diagnostics.ess_tail)):
+        ess = np.asarray(size(stacked))
+        known = np.where(np.isnan(ess), np.inf, ess)
+        least, before = min(least, known.min()), least
+        if known.min() < enough <= before:  # one of both is enough
+            name = names[int(known.argmin())]
+            problems.append(
+                f"the {kind} effective sample size of {name!r} is {known.min():.0f}, below {enough}"
+            )
+    if not problems:
+        return []
+    about = round_up(draws * max(2.0, enough / least))
+    follow = _OTHER_SAMPLER.get(sampler, "")
     return [
         f"effects have not mixed: {' and '.join(problems)}; run longer (draws=..., about "
         f"{about}){follow}"
     ]
 
+
+_OTHER_SAMPLER = {
+    "elliptical-slice": " or follow gradients (inference='nuts')",
+    "independence-metropolis": " or use inference='nuts'",
+}
 
 _INTEGRATED_OUT = {
     "coefficients": ", the coefficients integrated out",

@@ -1135,6 +1135,18 @@ def test_a_checkpoint_of_another_method_is_left_alone(files, tmp_path, call, ref
     assert not (tmp_path / "m" / "model").exists()
 
 
+@pytest.mark.parametrize("command", ["fit", "compare"])
+def test_a_configuration_names_no_folder_of_a_checkpoint(files, tmp_path, refused, command):
+    config, theirs = tmp_path / "c.toml", tmp_path / "theirs"
+    config.write_text(f"[sampling]\ncheckpoint = '{theirs}'\n")
+    words = [command, files / "people.csv", "--target", "income", "--config", config]
+    words += ["--out", tmp_path / "out"] if command == "fit" else ["--methods", "random"]
+    refused("sampling.checkpoint: expected None, got .*theirs'. Leave it out.*", *words)
+    refused("sampling.checkpoint: expected None.*", *words[:4], *words[6:], "--set",
+            f"sampling.checkpoint={theirs}")  # fmt: skip
+    assert not theirs.exists()
+
+
 def test_full_disk_does_not_damage_the_existing_model(files, tmp_path, call):
     assert call(*fit_words(files, tmp_path / "m", 12))[0] == 0
     before = snapshot(tmp_path / "m")

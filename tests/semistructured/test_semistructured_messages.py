@@ -207,6 +207,16 @@ def test_warnings_about_mixing_name_a_remedy():
     assert "R-hat of 'b'" in line
     assert "effective sample size of 'b'" in line
     assert "inference='nuts'" in line
+    assert line.endswith(" or follow gradients (inference='nuts')")
+    (line,) = mixing_warnings({"a": x, "b": apart}, "independence-metropolis")
+    assert line.endswith(" or use inference='nuts'")
+    rng = np.random.default_rng(1)
+    tails = rng.normal(size=(4, 500))
+    tails[:, 100:116] = tails[:, 350:366] = 5 + rng.normal(size=16)  # all extremes at two times
+    (line,) = mixing_warnings({"a": x, "b": tails})
+    assert "the tail effective sample size of 'b' is" in line
+    assert "bulk" not in line
+    assert "R-hat" not in line
     (line,) = mixing_warnings({"a": x[:, :60]})  # 240 draws are fewer than 400
     assert "below 400; run longer (draws=..., about" in line
     model = SemiStructuredRegression("y ~ x").fit(
