@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from subbayes.cli.console import as_options, print_line
 from subbayes.cli.files import (
@@ -63,27 +63,27 @@ def rank_models(
         if not all(regressions):
             expected = "models of `subbayes fit`, or of `subbayes regress`"
             fail("models", expected, "some of both", "Score both with `subbayes evaluate`")
-        _rank_regressions(table, models, target, source, out, overwrite, console)
-        return
-    found = compare_posteriors(
-        {str(folder): _posterior_and_draws(folder, table, target, source) for folder in models}
-    )
+        frame, facts, text = _ranked_regressions(table, models, target, source)
+    else:
+        found = compare_posteriors(
+            {str(folder): _posterior_and_draws(folder, table, target, source) for folder in models}
+        )
+        frame, facts, text = found.to_frame(), found.to_dict(), found.to_text()
     if out is not None:
-        _write(found.to_frame(), out, overwrite)
-    console.result({"table": str(table)} | found.to_dict(), found.to_text())
-    console.hint(f"subbayes report {found.best} {table} --out report.html")
+        from subbayes.data.table_batches import escape_formulas
+        from subbayes.utils.files import atomic_write_text
+
+        with naming_out():
+            atomic_write_text(out, escape_formulas(frame).to_csv(), overwrite)
+    console.result({"table": str(table)} | facts, text)
+    if not any(regressions):
+        console.hint(f"subbayes report {facts['best']} {table} --out report.html")
 
 
-def _rank_regressions(
-    table: Path,
-    models: list[Path],
-    target: str | None,
-    source: TextOptions,
-    out: Path | None,
-    overwrite: bool,
-    console: Console,
-) -> None:
-    """Rank saved regressions by leave-one-out scores, and print the table."""
+def _ranked_regressions(
+    table: Path, models: list[Path], target: str | None, source: TextOptions
+) -> tuple[pd.DataFrame, dict[str, Any], str]:
+    """Leave-one-out scores of saved regressions: a data frame, values for JSON, and text."""
     from subbayes.cli.regression_model import RegressionModel
     from subbayes.utils.checks import fail
 
@@ -98,20 +98,9 @@ def _rank_regressions(
             print_line(f"warning: {folder}: {as_options(warning)}")
     first, *others = [one.model for one in loaded]
     found = first.compare(*others, names=[str(folder) for folder in models])
-    if out is not None:
-        _write(found, out, overwrite)
     scores = found.reset_index().to_dict("records")
-    facts = {"table": str(table), "n": len(first.state.model.frame), "best": found.index[0]}
-    shown = found.rename_axis(None).round(2).to_string()
-    console.result(facts | {"rows": scores}, shown)
-
-
-def _write(found: pd.DataFrame, out: Path, overwrite: bool) -> None:
-    from subbayes.data.table_batches import escape_formulas
-    from subbayes.utils.files import atomic_write_text
-
-    with naming_out():
-        atomic_write_text(out, escape_formulas(found).to_csv(), overwrite)
+    facts = {"n": len(first.state.model.frame), "best": found.index[0], "rows": scores}
+    return found, facts, found.rename_axis(None).round(2).to_string()
 
 
 def _posterior_and_draws(

@@ -107,12 +107,11 @@ class _NumpyFunctions:
         points = z.copy()  # functions may write to them
         found = function(points) if self.vectorized else [function(point) for point in points]
         try:
-            given = np.asarray(found)
-            rows = given.astype(np.float64)
+            rows = np.asarray(found, dtype=np.float64)
         except (TypeError, ValueError):
             one = found[0] if isinstance(found, list) else found
             fail_type(argument, "a function that returns numbers", one)
-        if given.dtype == np.bool_:
+        if np.asarray(found).dtype == np.bool_:
             fail(argument, "a function that returns numbers", "true or false")
         _check_shape(argument, rows.shape, (len(z), *shape))
         return rows

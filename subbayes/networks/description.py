@@ -18,7 +18,7 @@ from subbayes.likelihoods import (
 )
 from subbayes.networks.mlp import MLP
 from subbayes.networks.network import Network
-from subbayes.networks.sharded_network import ShardedNetwork
+from subbayes.networks.sharded_network import plain_module
 
 __all__ = ["describe_likelihood", "describe_network"]
 
@@ -30,10 +30,7 @@ def describe_network(network: Network) -> str:
         >>> describe_network(Network(MLP(2, (5,), 1, seed=0)))
         'a multilayer perceptron: 2 inputs, a hidden layer of 5 (relu), 1 output; 21 weights'
     """
-    if isinstance(network, ShardedNetwork):
-        module = network.module_without_shards
-    else:
-        module = network.module_with()
+    module = plain_module(network)
     kind = type(module).__name__
     if isinstance(module, MLP):
         settings, hidden = module.settings, "no hidden layer"

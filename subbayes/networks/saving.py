@@ -17,7 +17,7 @@ from subbayes.networks.adapters import check_active, is_of_base, settings_digest
 from subbayes.networks.mlp import MLP
 from subbayes.networks.module_copy import private_copy
 from subbayes.networks.network import Network, architecture_of
-from subbayes.networks.sharded_network import ShardedNetwork
+from subbayes.networks.sharded_network import ShardedNetwork, plain_module
 from subbayes.networks.shared_weights import changed_weights
 from subbayes.utils.checks import fail
 from subbayes.utils.files import fail_damaged
@@ -60,7 +60,7 @@ def network_facts(network: Network) -> dict[str, Any]:
             f"one whose weights have changed since: {_short(name)}",
             "Merge adapters and train in a copy, and fit again around a fresh base model",
         )
-    module = _plain_module(network)
+    module = plain_module(network)
     facts = {
         "architecture": architecture_of(module),
         "names": list(network.names),
@@ -71,13 +71,6 @@ def network_facts(network: Network) -> dict[str, Any]:
     elif network.base_names:
         facts["base"] = base_identity(network, network.base_names)
     return facts
-
-
-def _plain_module(network: Network) -> nn.Module:
-    """The module to look at."""
-    if isinstance(network, ShardedNetwork):
-        return network.module_without_shards
-    return network.module_with()
 
 
 def base_identity(network: Network, names: Sequence[str]) -> dict[str, Any]:
@@ -106,7 +99,7 @@ def base_identity(network: Network, names: Sequence[str]) -> dict[str, Any]:
         shapes.update(f"{name} {shape}\n".encode())
         for part in parts:
             values.update(part.cpu().contiguous().view(torch.uint8).numpy().data)
-    module = _plain_module(network)
+    module = plain_module(network)
     return {
         "shapes": shapes.hexdigest(),
         "values": values.hexdigest(),

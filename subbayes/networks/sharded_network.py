@@ -39,7 +39,7 @@ from subbayes.utils.memory import BoundedCache
 from subbayes.utils.torch_lock import torch_lock
 from subbayes.utils.types import Inputs, Targets
 
-__all__ = ["ShardedDensity", "ShardedNetwork", "network_of"]
+__all__ = ["ShardedDensity", "ShardedNetwork", "network_of", "plain_module"]
 
 
 class ShardedNetwork(Network):
@@ -291,6 +291,13 @@ class ShardedNetwork(Network):
     def refresh_batchnorm(self, weights: Tensor, batches: Any) -> NoReturn:
         """Refused: FSDP2 modules cannot be copied."""
         _refuse("statistics of BatchNorm at other weights")
+
+
+def plain_module(network: Network) -> nn.Module:
+    """The module of a network to look at, not to call if its weights are sharded."""
+    if isinstance(network, ShardedNetwork):
+        return network.module_without_shards
+    return network.module_with()
 
 
 def _set(tensors: Mapping[str, Any], parts: Mapping[str, Tensor]) -> None:

@@ -84,10 +84,11 @@ def _check_names(argument: str, factors: list[Factor], frame: pd.DataFrame) -> N
     """
     names = [str(name) for name in frame] if isinstance(frame, pd.DataFrame) else []
     changed = {normalize("NFKC", name): name for name in names if not is_normalized("NFKC", name)}
-    for factor in factors if changed else ():
-        for name in sorted(factor.columns & changed.keys()) if factor.is_python else ():
+    for factor in factors:
+        hit = sorted(factor.columns & changed.keys())
+        if hit and factor.is_python:
             expected = "names in calls that Python does not change"
-            got = f"{changed[name]!r} in {factor.text!r}, which Python reads as {name!r}"
+            got = f"{changed[hit[0]]!r} in {factor.text!r}, which Python reads as {hit[0]!r}"
             fail(argument, expected, got, "Rename the column")
 
 

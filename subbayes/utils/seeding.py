@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -20,6 +21,15 @@ _States = dict[str, torch.Tensor]
 
 _outer: list[_States] = []
 """States to restore at the end of each fork of the thread that has the lock, outermost first."""
+
+
+def _forget_in_child() -> None:
+    if not torch_lock.is_mine:  # forks of a thread that the child does not have
+        _outer.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_in_child)
 
 
 @contextmanager

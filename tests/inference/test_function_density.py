@@ -285,6 +285,8 @@ def test_bad_arguments(arguments, error, message):
          "grad: expected a function, since this engine needs gradients, got None. Pass grad="),
         (lambda z: "a", {"library": "numpy", "grad": slope}, InputTypeError,
          "log_prob: expected a function that returns numbers, got str."),
+        (lambda z: 1j, {"library": "numpy", "grad": slope}, InputTypeError,
+         "log_prob: expected a function that returns numbers, got complex."),
         (lambda z: z.sum() > 0, {"grad": lambda z: z}, InputError,
          "log_prob: expected a function that returns numbers, got true or false."),
         (lambda z: bool(z.sum() > 0), {"library": "numpy", "grad": slope}, InputError,

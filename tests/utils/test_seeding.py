@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -117,6 +119,29 @@ def test_an_error_inside_a_fork_restores_the_state_and_frees_the_lock() -> None:
     assert bool((torch.get_rng_state() == before).all())
     with ThreadPoolExecutor(1) as pool:
         assert pool.submit(alone, 0, 1).result(10) == pool.submit(numbers, 0, 1).result(10)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+def test_a_child_process_is_free_of_the_lock_of_another_thread() -> None:
+    held, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with fork_rng(0):
+            held.set()
+            done.wait(60)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait(60)
+    try:
+        child = os.fork()
+        if child == 0:
+            signal.alarm(30)  # ends a child that waits for the lock
+            os._exit(0 if numbers(3, 2) == alone(3, 2) else 1)
+        assert os.waitpid(child, 0)[1] == 0
+    finally:
+        done.set()
+        thread.join()
 
 
 @pytest.mark.parametrize("depth", [1, 3])
