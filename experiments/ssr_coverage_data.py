@@ -122,7 +122,7 @@ def network_columns(case: str, reads: str) -> tuple[str, ...]:
 
 def is_projected(case: str, reads: str) -> bool:
     """Whether effects are projections of the predictor on the formula's columns."""
-    return reads == "same" and case != "random"
+    return reads == "same"
 
 
 def true_effects(
@@ -130,9 +130,14 @@ def true_effects(
 ) -> dict[str, Float[np.ndarray, " m"]]:
     """The effects in the population, or over the training rows, in the order of `case_draws`."""
     found = {"sigma": np.array([SIGMA])}
-    if case == "random":
-        return {"g": rows.groups, "sd(g)": np.array([SPREAD]), **found}
     projected = is_projected(case, reads)
+    if case == "random":
+        groups = rows.groups.copy()
+        if sample and projected:  # with the means of the network over the rows of each group
+            (own,) = model.state.joint.orthogonal.values()
+            present = [int(name[1:]) for name in sorted(set(rows.frame["g"]))]
+            groups[present] += (own.pseudo_inverse.numpy() @ rows.network)[1:]
+        return {"g": groups, "sd(g)": np.array([SPREAD]), **found}
     if case == "linear":
         truth = np.array([1.0, *_STEPS[1:]])
         if projected:

@@ -96,7 +96,7 @@ def _rows(records: Sequence[Record]) -> Iterator[tuple[tuple[Any, ...], Record]]
                 if method not in own[0] or (method == "dml" and effect == "sigma"):
                     continue
                 if method.startswith("sample") and not (
-                    is_projected(case, reads) and names[0] != "sigma"
+                    is_projected(case, reads) and names[0] not in ("sigma", "sd(g)")
                 ):
                     continue  # the same intervals
                 found = {str(level): coverage(own, method, names, level) for level in LEVELS}

@@ -56,6 +56,7 @@ class Term:
         fixed: number of the first columns of a smooth whose coefficients are not penalised.
         law: of the penalised coefficients; None if they share a standard deviation.
         at: values of the variables that do not vary in the effect of the term.
+        groups: columns whose combinations are the groups of random effects; empty for other terms.
     """
 
     name: str
@@ -66,6 +67,7 @@ class Term:
     fixed: int = 1
     law: Law | None = None
     at: Mapping[str, Any] = field(default_factory=dict)
+    groups: tuple[str, ...] = ()
 
     @property
     def penalised(self) -> tuple[int, ...]:
@@ -224,14 +226,17 @@ class Design:
             effects += places
             self.names += [prefix + names[i] for i in places]
             self.column_parameters += [parameter] * len(places)
-            variables = map(str, spec.term_variables.get(term, ()))
+            named = map(str, spec.term_variables.get(term, ()))
+            variables = tuple(sorted(v for v in named if v in frame.columns))
+            kind = kind_of_term(spec, term, places)
             self.terms.append(
                 Term(
                     prefix + ("Intercept" if name == "1" else name),
                     parameter,
-                    kind_of_term(spec, term, places),
+                    kind,
                     tuple(range(start, start + len(places))),
-                    tuple(sorted(v for v in variables if v in frame.columns)),
+                    variables,
+                    groups=variables if kind == "random" else (),
                 )
             )
         for term in own:
@@ -243,6 +248,7 @@ class Design:
                 Term(
                     *(term.name, parameter, term.kind, places, term.variables),
                     *(term.fixed, term.law, term.at),
+                    term.groups if isinstance(term, GroupEffects) else (),
                 )
             )
         self._formulas[parameter] = _ParameterFormula(

@@ -85,7 +85,7 @@ class SemiStructuredRegression(Results):
             rows, so that effects have the same meaning as without a network; "auto" does so for
             networks that read columns of the formula, or copies of them (a warning names the
             pair), and centres networks that read other columns; networks of tensors remain
-            unchanged.
+            unchanged. Random effects are among the columns where networks read their groups.
         effects: what effects beside such networks are effects of. "population": their intervals
             hold for the population that the rows are a sample of; "sample": for these rows alone.
             See `subbayes.semistructured.estimand`.

@@ -81,7 +81,8 @@ def read_response_terms(
     bar = _position_of_bar(left)
     if bar is None:
         return ResponseTerms(formula, family, weights)
-    for name, given in _terms(left[bar + 1 :]).items():
+    terms = _terms(left[bar + 1 :])
+    for name, given in sorted(terms.items(), key=lambda term: term[0] != "trials"):
         if name == "weights":
             if weights is not None:
                 _fail("one column of weights", f"{weights!r} and {given['w']!r}")

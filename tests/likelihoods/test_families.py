@@ -15,7 +15,7 @@ from subbayes import InputError
 from subbayes.likelihoods import CommonParameters, as_likelihood, from_config
 from subbayes.likelihoods.families import (
     AsymmetricLaplaceFamily,
-    BetaFamily,
+    BernoulliFamily,
     BinomialFamily,
     CategoricalFamily,
     CensoredFamily,
@@ -399,7 +399,7 @@ def test_names_and_errors():
     with pytest.raises(InputError, match="an object for a family around others"):
         family_from_name("censored")
     with pytest.raises(InputError, match="whose tail probabilities have gradients"):
-        CensoredFamily(family=BetaFamily())
+        CensoredFamily(family=BernoulliFamily())
     with pytest.raises(InputError, match="quantile"):
         AsymmetricLaplaceFamily(quantile=1.0)
     with pytest.raises(InputError, match="cuts"):

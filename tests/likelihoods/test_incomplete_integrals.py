@@ -1,4 +1,4 @@
-"""Tails of gamma, negative binomial and inverse Gaussian responses, against mpmath and sums."""
+"""Tails of responses whose distributions are integrals, against mpmath, SciPy and sums."""
 
 from __future__ import annotations
 
@@ -10,13 +10,21 @@ import pytest
 import torch
 from scipy import stats
 
-from subbayes.likelihoods.families import CensoredFamily, TruncatedFamily
+from subbayes.likelihoods.families import (
+    BetaFamily,
+    BinomialFamily,
+    CensoredFamily,
+    TruncatedFamily,
+)
 from subbayes.likelihoods.families.incomplete_integrals import (
+    beta_log_tails,
+    binomial_log_tails,
     gamma_log_tails,
     inverse_gaussian_log_tails,
     negative_binomial_log_tails,
     solve_log_tails,
 )
+from subbayes.predictions.predictive import Predictive
 
 
 def numbers(*values):
@@ -98,6 +106,50 @@ def test_negative_binomial_tails(y, log_mean, log_shape):
     check_tails(negative_binomial_log_tails, log_binomial_tails, arguments, 1e-8)
 
 
+@pytest.mark.parametrize("logit", [-30.0, -2.0, 0.01, 1.0, 5.0])
+@pytest.mark.parametrize("log_a", [-4.0, 0.0, 3.0, 7.0])
+@pytest.mark.parametrize("log_b", [-2.0, 1.0, 7.2])
+def test_beta_tails(logit, log_a, log_b):
+    def exact(log_a, log_b):
+        a, b, t = mpmath.exp(log_a), mpmath.exp(log_b), mpmath.sigmoid(logit)
+        below = mpmath.betainc(a, b, 0, t, regularized=True)
+        above = mpmath.betainc(b, a, 0, 1 - t, regularized=True)
+        return mpmath.log(below), mpmath.log(above)
+
+    (at,) = numbers(logit)
+    check_tails(lambda *parts: beta_log_tails(at, *parts), exact, (log_a, log_b), 1e-8)
+
+
+def test_beta_tails_at_the_ends_of_the_responses():
+    zero, infinite = numbers(0.0, math.inf)
+    assert [float(part) for part in beta_log_tails(infinite, zero, zero)] == [0.0, -math.inf]
+    assert [float(part) for part in beta_log_tails(-infinite, zero, zero)] == [-math.inf, 0.0]
+
+
+@pytest.mark.parametrize("trials", [1, 7, 400, 10**6])
+@pytest.mark.parametrize("logit", [-9.0, -0.5, 0.0, 3.0])
+def test_binomial_tails(trials, logit):
+    p = 1 / (1 + math.exp(-logit))
+    mean, sd = trials * p, math.sqrt(trials * p * (1 - p))
+    y = np.unique(np.clip(np.round(mean + sd * np.array([-30, -3, 0, 0.5, 4, 30])), 0, trials))
+    y = np.concatenate([[-1.0], y, [y[0] + 0.5, trials, trials + 3]])
+    given = torch.from_numpy(y)
+    below, above = binomial_log_tails(given, 0 * given + logit, 0 * given + trials)
+    law = stats.binom(trials, p)
+    for found, exact in ((below, law.logcdf(y)), (above, law.logsf(y))):
+        real = exact > -700  # where SciPy's do not underflow
+        np.testing.assert_allclose(found.numpy()[real], exact[real], rtol=1e-7, atol=1e-8)
+        assert (found.numpy()[~real] < -650).all()
+    at = torch.tensor(float(logit), dtype=torch.float64, requires_grad=True)
+    inside = numbers(max(round(mean), 0) if trials > round(mean) else trials - 1, trials)
+    value = binomial_log_tails(inside[0], at, inside[1])[0]
+    (slope,) = torch.autograd.grad(value, at)
+    # d P(Y <= k) / d p = -n P(of n - 1, k)
+    k = float(inside[0])
+    exact = -trials * stats.binom(trials - 1, p).pmf(k) * p * (1 - p) / law.cdf(k)
+    assert float(slope) == pytest.approx(exact, rel=1e-6)
+
+
 @pytest.mark.parametrize("log_precision", [-6.0, 0.0, 2.0, 8.0])
 @pytest.mark.parametrize("log_ratio", [-4.0, -0.2, 0.01, 0.5, 4.0])
 def test_inverse_gaussian_tails(log_precision, log_ratio):
@@ -113,7 +165,7 @@ def test_responses_are_found_from_their_tails():
         tails = gamma_log_tails(v, shape)
         back = solve_log_tails(
             lambda at, shape=shape: gamma_log_tails(at, shape),
-            lambda at, a=a: a * a.log() - torch.lgamma(a) + (a - 1) * at - a * at.exp(),
+            lambda at, a=a: a * a.log() - torch.lgamma(a) + a * at - a * at.exp(),
             *tails,
             torch.zeros_like(v),
         )
@@ -204,3 +256,101 @@ def test_transforms_of_torch_in_single_precision():
     direction = torch.ones_like(eta)
     tangent = torch.func.jvp(total, (eta,), (direction,))[1]
     torch.testing.assert_close(tangent, torch.func.grad(total)(eta).sum(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("mu", "precision"), [(0.3, 4.0), (0.02, 60.0), (0.6, 0.5), (0.5, 300.0)])
+@pytest.mark.parametrize(("lower", "upper"), [(0.25, None), (None, 0.1), (0.4, 0.41)])
+def test_truncated_beta_responses(mu, precision, lower, upper):
+    family = TruncatedFamily(family="beta", lower=lower, upper=upper)
+    eta = torch.tensor([[math.log(mu / (1 - mu)), math.log(precision)]], dtype=torch.float64)
+    with mpmath.workdps(40):
+        a, b = mpmath.mpf(mu) * precision, (1 - mpmath.mpf(mu)) * precision
+        ends = [mpmath.mpf(lower or 0), mpmath.mpf(upper or 1)]
+
+        def moment(order):
+            factor = mpmath.beta(a + order, b) / mpmath.beta(a, b)
+            mass = mpmath.betainc(a, b, *ends, regularized=True)
+            return factor * mpmath.betainc(a + order, b, *ends, regularized=True) / mass
+
+        mean = moment(1)
+        variance = float(moment(2) - mean**2)
+        mean = float(mean)
+        y = float(ends[0] + (ends[1] - ends[0]) * mpmath.mpf("0.3"))
+        mass = mpmath.betainc(a, b, *ends, regularized=True)
+        share = float(mpmath.betainc(a, b, ends[0], y, regularized=True) / mass)
+        log_mass = float(mpmath.log(mass))
+    assert float(family.mean(eta)) == pytest.approx(mean, rel=1e-8)
+    assert float(family.variance(eta)) == pytest.approx(variance, rel=1e-6)
+    assert float(family.cdf(eta, torch.tensor([y], dtype=torch.float64))) == pytest.approx(
+        share, rel=1e-7, abs=1e-12
+    )
+    if 1e-6 < share < 1 - 1e-6:
+        assert float(family.quantiles(eta, share)) == pytest.approx(y, rel=1e-6)
+    found = family.log_prob(eta, torch.tensor([y], dtype=torch.float64))
+    plain = BetaFamily().log_prob(eta, torch.tensor([y], dtype=torch.float64))
+    assert float(plain - found) == pytest.approx(log_mass, rel=1e-8, abs=1e-8)
+    drawn = family.sample(eta.expand(2000, 2), torch.Generator().manual_seed(1))
+    assert abs(float(drawn.mean()) - mean) < 5 * math.sqrt(variance / 2000)
+    assert float(drawn.min()) >= (lower or 0)
+    assert float(drawn.max()) <= (upper or 1)
+
+
+def test_censored_beta_responses_have_their_tail_probabilities():
+    family = CensoredFamily(family="beta")
+    eta = torch.tensor([[0.4, 1.5]], dtype=torch.float64)
+    mu, precision = 1 / (1 + math.exp(-0.4)), math.exp(1.5)
+    law = stats.beta(mu * precision, (1 - mu) * precision)
+    for status, exact in ((-1.0, law.logcdf(0.3)), (1.0, law.logsf(0.3)), (0.0, law.logpdf(0.3))):
+        y = torch.tensor([[0.3, status]], dtype=torch.float64)
+        assert float(family.log_prob(eta, y)) == pytest.approx(exact, abs=1e-10)
+
+
+@pytest.mark.parametrize(("trials", "p"), [(6, 0.1), (30, 0.9), (500, 0.02), (20_000, 0.3)])
+@pytest.mark.parametrize(("lower", "upper"), [(1, None), (None, 5), (2, 40)])
+def test_truncated_binomial_counts(trials, p, lower, upper):
+    family = TruncatedFamily(family=BinomialFamily(trials=trials), lower=lower, upper=upper)
+    eta = torch.tensor([[math.log(p / (1 - p)), trials]], dtype=torch.float64)
+    y = np.arange(lower or 0, min(trials, upper or trials) + 1)
+    log_p = stats.binom(trials, p).logpmf(y)
+    weight = np.exp(log_p - log_p.max())
+    weight /= weight.sum()
+    mean = (weight * y).sum()
+    variance = (weight * (y - mean) ** 2).sum()
+    assert float(family.mean(eta)) == pytest.approx(mean, rel=1e-8)
+    assert float(family.variance(eta)) == pytest.approx(variance, rel=1e-5, abs=1e-12)
+    at = int(np.searchsorted(weight.cumsum(), 0.4))
+    assert float(family.quantiles(eta, 0.4)) == y[at]
+    own = torch.tensor([float(y[at])], dtype=torch.float64)
+    assert float(family.cdf(eta, own)) == pytest.approx(weight[: at + 1].sum(), rel=1e-6)
+    # by Bayes' rule, where the mass does not underflow
+    assert float(family.log_prob(eta, own)) == pytest.approx(math.log(weight[at]), abs=1e-6)
+    drawn = family.sample(eta.expand(2000, 2), torch.Generator().manual_seed(2))
+    assert set(drawn.reshape(-1).tolist()) <= set(map(float, y))
+    assert abs(float(drawn.mean()) - mean) < 5 * math.sqrt(variance / 2000) + 1e-9
+    information = family.curvature(eta)
+    assert torch.isfinite(information).all()
+
+
+def test_trials_of_each_row_bound_the_counts():
+    family = TruncatedFamily(family=BinomialFamily(trials="n"), lower=1)
+    assert family.known == {"trials": "n"}
+    eta = torch.tensor([[0.0, 1.0], [0.0, 2.0], [5.0, 4.0]], dtype=torch.float64)
+    mean = family.mean(eta).reshape(-1)
+    p = 1 / (1 + math.exp(-5.0))
+    exact = [1.0, 4 / 3, 4 * p / (1 - (1 - p) ** 4)]
+    np.testing.assert_allclose(mean, exact, rtol=1e-10)
+    assert family.quantiles(eta, 0.999).reshape(-1).tolist() == [1.0, 2.0, 4.0]
+    several = TruncatedFamily(family=BinomialFamily(trials="n"), lower=2)  # not of one trial
+    for found in (several.mean(eta), several.variance(eta), several.quantiles(eta, 0.5)):
+        assert found.reshape(-1).isnan().tolist() == [True, False, False]
+
+
+@pytest.mark.parametrize("q", [0.01, 0.5, 0.99])
+def test_quantiles_of_mixtures_of_beta_responses_above_a_bound(q):
+    """The support ends at 1 without an upper bound, which brackets of quantiles exceed."""
+    rng = torch.Generator().manual_seed(0)
+    eta = torch.randn(40, 6, 2, generator=rng, dtype=torch.float64) + torch.tensor([0.0, 3.0])
+    family = TruncatedFamily(family="beta", lower=0.3)
+    found = Predictive(eta, family).quantile(q)
+    inside = family.cdf(eta, torch.as_tensor(found)).mean(0)[:, 0]
+    np.testing.assert_allclose(inside, q, atol=1e-7)

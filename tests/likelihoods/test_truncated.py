@@ -450,7 +450,7 @@ def test_a_family_without_quantiles_of_tails_is_an_error():
             InputError,
             "lower and upper: expected bounds around counts",
         ),
-        ({"family": "beta", "lower": 0.1}, InputError, "tail probabilities"),
+        ({"family": "bernoulli", "lower": 0.1}, InputError, "tail probabilities"),
     ],
 )
 def test_bad_bounds_and_families(options, error, message):

@@ -105,6 +105,32 @@ def test_intervals_cover_the_effect_of_the_population_and_in_sample_ones_do_not(
     assert sample < 0.7
 
 
+@pytest.mark.slow
+def test_intervals_cover_random_effects_beside_a_network_that_reads_the_groups():
+    """As above with random intercepts, whose standard deviation is known: a normal posterior."""
+    rng, inside, tail, n, noise = np.random.default_rng(6), [], 0.05, 120, 0.3
+    for data_set in range(150):
+        codes, u, groups = rng.integers(0, 8, n), rng.normal(size=n), 0.5 * rng.normal(size=8)
+        f = 0.5 * (u**2 - 1) / 2**0.5
+        design = torch.from_numpy(np.column_stack([np.ones(n), np.eye(8)[codes]]))
+        own, x = OrthogonalColumns.of(design, [0], range(1, 9)), design.numpy()
+        rest = f - own.basis.numpy() @ (own.basis.numpy().T @ f)
+        y = groups[codes] + f + noise * rng.normal(size=n)
+        precision = x.T @ x / noise**2 + np.diag([1e-4, *[0.5**-2] * 8])
+        covariance = np.linalg.inv(precision)
+        mean = covariance @ x.T @ (y - rest) / noise**2
+        draws = rng.multivariate_normal(mean, covariance, 400)
+        beside = torch.from_numpy(np.broadcast_to(rest, (400, n)).copy())
+        seeds = [(data_set, s) for s in range(400)]
+        moved = draws + bootstrap_projections(beside, own, seeds).numpy()
+        ends = [np.quantile(d[:, 1:], [tail, 1 - tail], axis=0) for d in (draws, moved)]
+        inside.append([((low < groups) & (groups < high)).mean() for low, high in ends])
+    sample, population = np.mean(inside, 0)
+    error = np.std(inside, 0)[1] / 150**0.5
+    assert abs(population - 0.9) < 3 * error
+    assert sample < population - 0.03
+
+
 def test_effects_of_the_population_are_those_of_weighted_rows(fitted):
     frame, model = fitted
     assert model.estimand == "population"

@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from sklearn.cross_decomposition import CCA
 from torch import nn
 
-from subbayes import MLP, SemiStructuredRegression
-from subbayes.semistructured.contributions import orthogonal_columns
+from subbayes import MLP, InputError, SemiStructuredRegression
+from subbayes.semistructured.contributions import OrthogonalColumns, orthogonal_columns
 from subbayes.semistructured.overlap import largest_overlap, overlap_warnings
 
 
@@ -113,3 +114,67 @@ def test_smooths_and_factors_are_compared_and_random_effects_are_not():
     frame_networks = prepared("y ~ x + re(g)", ["u"])
     overlap = largest_overlap(frame_networks, ["n0"], frame_networks.design.terms)
     assert overlap.column == "x"
+
+
+GROUPS = [f"Intercept | g[{level}]" for level in "012"]
+
+
+@pytest.mark.parametrize(
+    ("formula", "reads", "expected"),
+    [
+        ("y ~ x + (1 | g)", ["g", "u"], ["Intercept", *GROUPS]),
+        ("y ~ x + (1 | g)", ["g", "x"], ["Intercept", *GROUPS, "x"]),
+        ("y ~ x + re(g)", ["g"], ["Intercept", *(f"re(g)[{level}]" for level in "012")]),
+        ("y ~ x + (1 | g)", ["u"], ["Intercept"]),
+        ("y ~ 1 + (0 + x | g)", ["x"], ["Intercept"]),
+        ("y ~ 1 + (0 + x | g)", ["g"], ["Intercept", *(f"x | g[{level}]" for level in "012")]),
+        ("y ~ 0 + (1 | g)", ["g"], GROUPS),
+    ],
+)
+def test_random_effects_are_among_the_columns_if_a_network_reads_their_groups(
+    formula, reads, expected
+):
+    model = prepared(formula, reads)
+    assert made_orthogonal(model) == expected
+    assert overlap_warnings(model) == []
+    assert made_orthogonal(prepared(formula, reads, orthogonal=False)) == []
+
+
+def test_orthogonal_true_leaves_out_random_effects_of_groups_that_no_network_reads():
+    formula = "y ~ x + (1 | g)"
+    assert made_orthogonal(prepared(formula, ["u"], orthogonal=True)) == ["Intercept", "x"]
+    both = ["Intercept", *GROUPS, "x"]
+    assert made_orthogonal(prepared(formula, ["g"], orthogonal=True)) == both
+    # of nested groups the combinations too
+    frame = table().assign(h=lambda t: np.where(t.u > 0, "a", "b"))
+    model = SemiStructuredRegression("y ~ x + (1 | g/h)", deep={"n": (MLP(2, (3,), 1), ["h"])})
+    names = made_orthogonal(model.specification.prepare(frame, {}))
+    assert len(names) == 1 + 6
+    assert names[-1] == "Intercept | g:h[2:b]"
+
+
+def test_what_networks_share_with_groups_goes_to_the_smallest_random_effects():
+    rng = np.random.default_rng(3)
+    codes = rng.integers(0, 4, 40)
+    fixed = np.column_stack([np.ones(40), rng.normal(size=40)])
+    random = np.eye(4)[codes]
+    design = torch.from_numpy(np.column_stack([fixed, rng.normal(size=40), random]))
+    own = OrthogonalColumns.of(design, [0, 1], [3, 4, 5, 6])
+    f = rng.normal(size=40)
+    gamma = (own.pseudo_inverse @ torch.from_numpy(f)).numpy()
+    # least squares with a vanishing penalty of the random effects
+    both = np.column_stack([fixed, random])
+    penalty = 1e-9 * np.diag([0.0, 0, 1, 1, 1, 1])
+    naive = np.linalg.solve(both.T @ both + penalty, both.T @ f)
+    np.testing.assert_allclose(gamma, naive, atol=1e-6)
+    assert abs(gamma[2:].sum()) < 1e-12
+    rest = f - own.basis.numpy() @ (own.basis.numpy().T @ f)
+    np.testing.assert_allclose(rest, f - both @ gamma, atol=1e-12)
+    np.testing.assert_allclose(np.bincount(codes, rest), 0, atol=1e-12)
+
+
+def test_groups_of_single_rows_that_a_network_reads_are_refused():
+    frame = table(30).assign(g=np.random.default_rng(0).permutation(30))
+    model = SemiStructuredRegression("y ~ x + (1 | g)", deep={"n": (MLP(1, (3,), 1), ["g"])})
+    with pytest.raises(InputError, match=r"^deep: expected networks that do not read the groups"):
+        orthogonal_columns(model.specification.prepare(frame, {}))

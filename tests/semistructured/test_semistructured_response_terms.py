@@ -64,6 +64,13 @@ def rows(n=60):
             BinomialFamily(trials="n of trials"),
             None,
         ),
+        (
+            "hits | trunc(ub=8) + trials(`n of trials`) ~ x",
+            "binomial",
+            "hits ~ x",
+            TruncatedFamily(family=BinomialFamily(trials="n of trials"), upper=8.0),
+            None,
+        ),
         ("y | weights(w) ~ x", "normal", "y ~ x", NormalFamily(), "w"),
     ],
 )
@@ -130,7 +137,7 @@ def test_a_saved_model_and_an_updated_one_keep_the_terms(tmp_path):
         ("y | trunc(lb=2, ub=1) ~ x", "normal", "a bound below the upper one"),
         ("y | cens(a) + trunc(lb=0) ~ x", "normal", "not truncated or censored"),
         ("y | cens(upper=b) ~ x", "normal", "a column of the status, got none"),
-        ("y | cens(a) ~ x", "beta", "tail probabilities"),
+        ("y | cens(a) ~ x", "ordinal", "tail probabilities"),
         ("y | trials(n) ~ x", "poisson", "family 'binomial' with trials(...)"),
         ("y | trials(n) ~ x", BinomialFamily(trials=3), "one that has trials= too"),
         ("y | trials(2.5) ~ x", "binomial", "a whole number of trials, got 2.5"),
@@ -179,12 +186,32 @@ def test_truncated_and_censored_families_by_quadrature_agree_with_maximum_likeli
         logs = np.where(status == "right", before.logsf(cut.t), before.logpdf(cut.t))
         return -logs.sum()
 
-    for formula, family, frame, function in (
-        ("y | trunc(lb=1) ~ x", "negative-binomial", seen, loss),
-        ("t | cens(s) ~ x", "gamma", cut, censored_loss),
+    trials, p = rng.integers(2, 9, 900), 1 / (1 + np.exp(0.8 - 0.7 * x))
+    hits = pd.DataFrame({"x": x, "n": trials, "hits": rng.binomial(trials, p)})
+    hits = hits[hits.hits > 0].reset_index(drop=True)
+
+    def binomial_loss(theta):
+        before = stats.binom(hits.n, 1 / (1 + np.exp(-theta[0] - theta[1] * hits.x)))
+        return -(before.logpmf(hits.hits) - np.log1p(-before.pmf(0))).sum()
+
+    wide = rng.normal(size=6000)
+    p = 1 / (1 + np.exp(0.8 - 0.7 * wide))
+    shares = pd.DataFrame({"x": wide, "share": rng.beta(5 * p, 5 * (1 - p))})
+    shares = shares[shares.share > 0.3].reset_index(drop=True)
+
+    def beta_loss(theta):
+        p, precision = 1 / (1 + np.exp(-theta[0] - theta[1] * shares.x)), np.exp(theta[2])
+        before = stats.beta(precision * p, precision * (1 - p))
+        return -(before.logpdf(shares.share) - before.logsf(0.3)).sum()
+
+    for formula, family, frame, function, size in (
+        ("y | trunc(lb=1) ~ x", "negative-binomial", seen, loss, 3),
+        ("t | cens(s) ~ x", "gamma", cut, censored_loss, 3),
+        ("hits | trials(n) + trunc(lb=1) ~ x", "binomial", hits, binomial_loss, 2),
+        ("share | trunc(lb=0.3) ~ x", "beta", shares, beta_loss, 3),
     ):
-        best = optimize.minimize(function, np.zeros(3))
-        steps = 1e-3 * np.eye(3)
+        best = optimize.minimize(function, np.zeros(size))
+        steps = 1e-3 * np.eye(size)
         hessian = [
             [
                 sum(a * b * function(best.x + a * one + b * two) for a in (1, -1) for b in (1, -1))

@@ -15,9 +15,14 @@ from torch.nn import functional as F
 from subbayes.likelihoods.base import Evaluations, Moments, column
 from subbayes.likelihoods.families.base import LINKS, Family, moment
 from subbayes.likelihoods.families.incomplete_integrals import (
+    beta_log_tails,
     gamma_log_tails,
+    inverse_from_tails,
     log_concave_moments,
+    log_ends,
     responses_from_log_tails,
+    sigmoid_change,
+    solve_log_tails,
 )
 from subbayes.likelihoods.families.positive import PositiveFamily
 from subbayes.likelihoods.families.scipy_family import ScipyFamily
@@ -118,7 +123,11 @@ class GammaFamily(PositiveFamily):
 
     def from_log_tails(self, below: Tensor, above: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
         """The responses with these log tails."""
-        return responses_from_log_tails(self, below, above, eta)
+        from scipy import special
+
+        known = special.gammaincinv, special.gammainccinv
+        near = inverse_from_tails(*known, [eta[1].exp()], below, above).log() + eta[0] - eta[1]
+        return responses_from_log_tails(self, below, above, eta, near)
 
     def truncated_moments(
         self, lower: float, upper: float, eta: tuple[Tensor, ...]
@@ -126,7 +135,7 @@ class GammaFamily(PositiveFamily):
         """Mean and variance of responses between two bounds."""
         a = eta[1].exp()
         return log_concave_moments(
-            lambda v: a * (v - eta[0] - (v - eta[0]).exp()), eta[0], (lower, upper)
+            lambda v: a * (v - eta[0] - (v - eta[0]).exp()), eta[0], log_ends(lower, upper)
         )
 
     def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
@@ -169,6 +178,47 @@ class BetaFamily(ScipyFamily):
             + log_product
             + (a - 1) * y.log()
             + (b - 1) * torch.log1p(-y)
+        )
+
+    @staticmethod
+    def _log_shapes(eta: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        """Logarithms of both shapes."""
+        return F.logsigmoid(eta[0]) + eta[1], F.logsigmoid(-eta[0]) + eta[1]
+
+    def log_tails(self, y: Tensor, eta: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        """Log P(Y <= y) and log P(Y > y)."""
+        logit = y.log() - torch.log1p(-y) + 0 * eta[0]
+        return beta_log_tails(logit, *self._log_shapes(eta))
+
+    def from_log_tails(self, below: Tensor, above: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
+        """The responses with these log tails."""
+        from scipy import special
+
+        log_a, log_b = self._log_shapes(eta)
+        a, b = log_a.exp(), log_b.exp()
+        known = special.betaincinv, special.betainccinv
+        near = inverse_from_tails(*known, [a, b], below, above).logit()
+        constant = torch.lgamma(a + b) - torch.lgamma(a) - torch.lgamma(b)
+        return solve_log_tails(
+            lambda v: beta_log_tails(v, log_a + 0 * v, log_b + 0 * v),
+            lambda v: constant + a * F.logsigmoid(v) + b * F.logsigmoid(-v),
+            below,
+            above,
+            torch.where(near.isfinite(), near, eta[0]),
+        ).sigmoid()
+
+    def truncated_moments(
+        self, lower: float, upper: float, eta: tuple[Tensor, ...]
+    ) -> tuple[Tensor, Tensor]:
+        """Mean and variance of responses between two bounds."""
+        a, b = (part.exp() for part in self._log_shapes(eta))
+        bounds = torch.tensor([lower, upper], dtype=torch.float64)
+        low, high = bounds.clamp(0, 1).logit().tolist()
+        return log_concave_moments(
+            lambda v: a * F.logsigmoid(v) + b * F.logsigmoid(-v),
+            eta[0],
+            (low, high),
+            sigmoid_change,
         )
 
     def evaluations(self, outputs: Outputs) -> Evaluations | None:

@@ -14,7 +14,10 @@ from torch.nn import functional as F
 
 from subbayes.likelihoods.base import Kind, Moments
 from subbayes.likelihoods.families.base import moment
-from subbayes.likelihoods.families.incomplete_integrals import negative_binomial_log_tails
+from subbayes.likelihoods.families.incomplete_integrals import (
+    binomial_log_tails,
+    negative_binomial_log_tails,
+)
 from subbayes.likelihoods.families.scipy_family import ScipyFamily
 from subbayes.likelihoods.families.tails import exponential_log_below, poisson_log_tails
 from subbayes.utils.checks import check_count, fail
@@ -28,6 +31,10 @@ class CountFamily(ScipyFamily):
 
     kind: ClassVar[Kind] = "count"
     support = "counts (whole numbers of at least 0)"
+
+    def largest(self, eta: tuple[Tensor, ...]) -> Tensor:
+        """The largest counts: without a bound."""
+        return torch.full_like(eta[0], torch.inf)
 
     def allows(self, y: Tensor) -> Tensor:
         """Whole numbers of at least 0."""
@@ -190,6 +197,14 @@ class BinomialFamily(CountFamily):
         trials = eta[1]
         ways = torch.lgamma(trials + 1) - torch.lgamma(y + 1) - torch.lgamma(trials - y + 1)
         return ways + y * F.logsigmoid(eta[0]) + (trials - y) * F.logsigmoid(-eta[0])
+
+    def log_tails(self, y: Tensor, eta: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        """Log P(Y <= y) and log P(Y > y)."""
+        return binomial_log_tails(y, *eta)
+
+    def largest(self, eta: tuple[Tensor, ...]) -> Tensor:
+        """The number of trials."""
+        return eta[1]
 
     def mean(self, outputs: Outputs) -> Moments:
         """Trials times probability."""

@@ -47,8 +47,8 @@ class AroundFamily(Family):
             fail(
                 "family",
                 "one whose tail probabilities have gradients: normal, student-t, log-normal, "
-                "gamma, inverse-gaussian, weibull, log-logistic, piecewise-exponential, "
-                "asymmetric-laplace, poisson or negative-binomial",
+                "gamma, inverse-gaussian, beta, weibull, log-logistic, piecewise-exponential, "
+                "asymmetric-laplace, poisson, negative-binomial or binomial with trials",
                 repr(self.family),
             )
         object.__setattr__(self, "links", self.family.links)
@@ -77,6 +77,21 @@ class AroundFamily(Family):
     def parameters(self) -> tuple[str, ...]:
         """Names of the parameters."""
         return self.family.parameters
+
+    @property
+    def known(self) -> dict[str, float | str]:
+        """As the family."""
+        return self.family.known
+
+    def check_known(self, y: Float[np.ndarray, "n"], known: Mapping[str, np.ndarray]) -> None:
+        """As the family."""
+        self.family.check_known(y, known)
+
+    def level_values(
+        self, y: Float[np.ndarray, "n"], known: Mapping[str, np.ndarray]
+    ) -> Float[np.ndarray, "n"]:
+        """As the family."""
+        return self.family.level_values(y, known)
 
     def allows(self, y: Tensor) -> Tensor:
         """As the family."""

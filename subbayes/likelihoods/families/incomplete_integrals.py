@@ -1,4 +1,4 @@
-r"""Tail probabilities of the gamma, negative binomial and inverse Gaussian distributions.
+r"""Tail probabilities of gamma, beta, binomial, negative binomial and inverse Gaussian variables.
 
 Torch has no incomplete beta function and no derivative of the incomplete gamma function for its
 shape. Both are integrals of log-concave functions of $s$, the logarithm of a gamma variable or the
@@ -9,20 +9,27 @@ Legendre from this end to where nothing is left; the derivatives are those of th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from subbayes.likelihoods.families.tails import Tails, in_chunks, legendre
 
 __all__ = [
+    "beta_log_tails",
+    "binomial_log_tails",
+    "exp_change",
     "gamma_log_tails",
+    "inverse_from_tails",
     "inverse_gaussian_log_tails",
     "log_concave_moments",
+    "log_ends",
     "negative_binomial_log_tails",
     "responses_from_log_tails",
+    "sigmoid_change",
     "solve_log_tails",
 ]
 
@@ -72,11 +79,60 @@ def _gamma_log_far(log_ratio: Tensor, log_shape: Tensor) -> Tensor:
     return top + _log_integral(decrease, width)
 
 
+def beta_log_tails(logit: Tensor, log_a: Tensor, log_b: Tensor) -> Tails:
+    r"""Log P(Y <= y) and log P(Y > y) of beta variables with shapes a and b.
+
+    They are integrals of $t^a (1 - t)^b$ over s, the logit of t, up to that of y and from there.
+
+    Args:
+        logit: $\log(y / (1 - y))$.
+        log_a: log a, of the same shape.
+        log_b: log b.
+
+    Example:
+        >>> logit, zero = torch.tensor(0.25).logit(), torch.tensor(0.0)
+        >>> below, above = beta_log_tails(logit, zero, zero)  # uniform
+        >>> round(below.exp().item(), 4), round(above.exp().item(), 4)
+        (0.25, 0.75)
+    """
+    inside = logit.clamp(-_LOG_LARGEST, _LOG_LARGEST)
+    below, above = _both(in_chunks(_beta_log_far, inside, log_a, log_b), inside < log_a - log_b)
+    below = below.masked_fill(logit == -math.inf, -math.inf).masked_fill(logit == math.inf, 0.0)
+    above = above.masked_fill(logit == math.inf, -math.inf).masked_fill(logit == -math.inf, 0.0)
+    return below, above
+
+
+def binomial_log_tails(y: Tensor, logit: Tensor, trials: Tensor) -> Tails:
+    r"""Log P(Y <= y) and log P(Y > y) of binomial counts of successes.
+
+    $P(Y > y)$ is that of a beta variable with shapes $\lfloor y \rfloor + 1$ and
+    $n - \lfloor y \rfloor$ below the probability p of a success (Abramowitz and Stegun 26.5.24).
+
+    Args:
+        y: counts, or numbers between them.
+        logit: $\log(p / (1 - p))$, of the same shape.
+        trials: n.
+
+    Example:
+        >>> y, zero = torch.tensor(0.0), torch.tensor(0.0)
+        >>> below, above = binomial_log_tails(y, zero, zero + 2)  # 1/4 and the rest
+        >>> round(below.exp().item(), 4), round(above.exp().item(), 4)
+        (0.25, 0.75)
+    """
+    k = (y.floor() + 1 + 0 * logit).detach()
+    rest = (trials + 1 - k).detach()
+    none, all_ = k < 1, rest < 1
+    above, below = beta_log_tails(logit, k.clamp_min(1.0).log(), rest.clamp_min(1.0).log())
+    below = below.masked_fill(none, -math.inf).masked_fill(all_, 0.0)
+    above = above.masked_fill(all_, -math.inf).masked_fill(none, 0.0)
+    return below, above
+
+
 def negative_binomial_log_tails(y: Tensor, log_mean: Tensor, log_shape: Tensor) -> Tails:
     r"""Log P(Y <= y) and log P(Y > y) of negative binomial counts with mean $\mu$ and shape r.
 
-    They are incomplete beta functions (Abramowitz and Stegun 26.5.26): integrals of
-    $t^r (1 - t)^{y + 1}$ over s, the logit of t, up to $\log(r / \mu)$ and from there.
+    They are those of a beta variable with shapes r and $\lfloor y \rfloor + 1$ (Abramowitz and
+    Stegun 26.5.26) at the logit $\log(r / \mu)$.
 
     Args:
         y: counts, or numbers between them.
@@ -90,15 +146,18 @@ def negative_binomial_log_tails(y: Tensor, log_mean: Tensor, log_shape: Tensor) 
         (0.75, 0.25)
     """
     k = (y.floor() + 1 + 0 * log_mean).detach()
-    return _both(in_chunks(_binomial_log_far, k, log_mean, log_shape), k.log() < log_mean)
+    return beta_log_tails(log_shape - log_mean, log_shape, k.log() + 0 * log_mean)
 
 
-def _binomial_log_far(k: Tensor, log_mean: Tensor, log_shape: Tensor) -> Tensor:
-    mean, r = log_mean.exp(), log_shape.exp()
-    below = k.log() < log_mean
-    logit = log_shape - log_mean
+def _beta_log_far(logit: Tensor, log_a: Tensor, log_b: Tensor) -> Tensor:
+    """The log of the tail that does not have the mode of s, the logit of a beta variable."""
+    beyond = logit - (log_a - log_b)  # the mode
+    below = beyond < 0
     # the integral of t^a (1 - t)^b from the end where t is small, for t or 1 - t
-    a, b, end = (torch.where(below, *pair) for pair in ((r, k), (k, r), (logit, -logit)))
+    log_a, log_b, end = (
+        torch.where(below, *pair) for pair in ((log_a, log_b), (log_b, log_a), (logit, -logit))
+    )
+    a, b, gap = log_a.exp(), log_b.exp(), -beyond.abs()
     p, rest = end.sigmoid(), (-end).sigmoid()
     tiny = torch.finfo(p.dtype).tiny
     slope = (a * rest - b * p).clamp_min(tiny)
@@ -111,11 +170,11 @@ def _binomial_log_far(k: Tensor, log_mean: Tensor, log_shape: Tensor) -> Tensor:
         shrunk = torch.log1p(p.unsqueeze(-1) * torch.expm1(-w))
         return -a.unsqueeze(-1) * w - (a + b).unsqueeze(-1) * shrunk
 
-    # r log p + k log(1 - p) - log B(r, k), of which large shapes keep their digits
-    total = torch.log1p((k - mean) / (r + mean))
-    top = r * total + k * (log_mean - k.log() + total)
-    top = top + _gap_of_stirling(r, log_shape) + _gap_of_stirling(k, k.log())
-    top = top - _gap_of_stirling(r + k, torch.logaddexp(log_shape, k.log()))
+    # a log p + b log(1 - p) - log B(a, b), of which large shapes keep their digits
+    change = torch.log1p((log_a - log_b).sigmoid() * torch.expm1(gap))
+    top = a * (gap - change) - b * change
+    top = top + _gap_of_stirling(a, log_a) + _gap_of_stirling(b, log_b)
+    top = top - _gap_of_stirling(a + b, torch.logaddexp(log_a, log_b))
     return top + _log_integral(decrease, width)
 
 
@@ -151,32 +210,32 @@ def solve_log_tails(
     above: Tensor,
     start: Tensor,
 ) -> Tensor:
-    """The log of positive responses with these log tails, by Newton's method and bisection.
+    """The values v with these log tails, by Newton's method and bisection.
 
     Args:
-        tails: log P(Y <= y) and log P(Y > y) by log y.
-        log_density: of Y, by log y.
+        tails: log P(V <= v) and log P(V > v) by v, such as the logarithm of a response.
+        log_density: of V.
         below: log tails to find.
         above: the other ones.
-        start: log y to start from.
+        start: v to start from.
 
     Example:
         >>> def tails(v):
         ...     return gamma_log_tails(v, torch.zeros_like(v))
         >>> v = torch.tensor([-3.0, 0.5], dtype=torch.float64)
-        >>> solve_log_tails(tails, lambda v: -v.exp(), *tails(v), torch.zeros_like(v))
+        >>> solve_log_tails(tails, lambda v: v - v.exp(), *tails(v), torch.zeros_like(v))
         tensor([-3.0000,  0.5000], dtype=torch.float64)
     """
     below, above, v = torch.broadcast_tensors(below, above, start)
     lower, upper = torch.full_like(v, -_LOG_LARGEST), torch.full_like(v, _LOG_LARGEST)
     use_below, last = below < above, torch.full_like(v, math.inf)
     done = torch.zeros_like(use_below)
-    precision = 1e-15 * torch.where(use_below, below, above).abs().clamp_min(1.0)
+    precision = 1e-14 * torch.where(use_below, below, above).abs().clamp_min(1.0)
     for _ in range(_MOST_STEPS):
         own = torch.where(use_below, *tails(v))
         gap = torch.where(use_below, own - below, above - own)
         lower, upper = torch.where(gap < 0, v, lower), torch.where(gap < 0, upper, v)
-        new = v - gap * (own - log_density(v) - v).exp()
+        new = v - gap * (own - log_density(v)).exp()
         # bisection where steps hardly come closer, leave the bracket or are NaN
         kept = (new >= lower) & (new <= upper) & (gap.abs() <= 0.25 * last)
         new = torch.where(kept, new, (lower + upper) / 2)
@@ -188,10 +247,45 @@ def solve_log_tails(
     return v
 
 
+def inverse_from_tails(
+    inverse: Callable[..., Any],
+    complement: Callable[..., Any],
+    shapes: Sequence[Tensor],
+    below: Tensor,
+    above: Tensor,
+) -> Tensor:
+    """Values with these log tails, by SciPy; not accurate for tails that underflow.
+
+    Args:
+        inverse: of the distribution function, such as `scipy.special.gammaincinv`.
+        complement: of one less it.
+        shapes: the parameters of both.
+        below: log P(V <= v).
+        above: log P(V > v).
+
+    Example:
+        >>> from scipy import special
+        >>> known = special.gammaincinv, special.gammainccinv
+        >>> shape, half = torch.ones(2, 1, dtype=torch.float64) / torch.tensor([[1.0], [2.0]])
+        >>> inverse_from_tails(*known, [shape], half.log(), half.log())
+        tensor([0.6931], dtype=torch.float64)
+    """
+    parts = torch.broadcast_tensors(*shapes, below.exp(), above.exp())
+    *given, p, q = (part.numpy() for part in parts)
+    return torch.from_numpy(np.where(p < q, inverse(*given, p), complement(*given, q)))
+
+
 def responses_from_log_tails(
-    family: Any, below: Tensor, above: Tensor, eta: tuple[Tensor, ...]
+    family: Any, below: Tensor, above: Tensor, eta: tuple[Tensor, ...], start: Tensor | None = None
 ) -> Tensor:
     """The positive responses of a family with these log tails; its first predictor is the log mean.
+
+    Args:
+        family: the family.
+        below: log P(Y <= y).
+        above: log P(Y > y).
+        eta: its predictors.
+        start: log y to start from where it is finite; by default the log mean.
 
     Example:
         >>> from subbayes.likelihoods.families import GammaFamily
@@ -202,30 +296,57 @@ def responses_from_log_tails(
     """
     return solve_log_tails(
         lambda v: family.log_tails(v.exp(), eta),
-        lambda v: family.log_density(v.exp(), eta),
+        lambda v: family.log_density(v.exp(), eta) + v,
         below,
         above,
-        eta[0],
+        eta[0] if start is None else torch.where(start.isfinite(), start, eta[0]),
     ).exp()
 
 
+def log_ends(lower: float, upper: float) -> tuple[float, float]:
+    """The logarithms of two bounds of positive responses."""
+    low, high = (math.log(end) if end > 0 else -math.inf for end in (lower, upper))
+    return low, high
+
+
+def exp_change(v: Tensor, step: Tensor) -> Tensor:
+    """How much exp(v) increases with a step."""
+    return v.exp() * torch.expm1(step)
+
+
+def sigmoid_change(v: Tensor, step: Tensor) -> Tensor:
+    """How much 1 / (1 + exp(-v)) increases with a step.
+
+    Example:
+        >>> round(float(sigmoid_change(torch.tensor(0.0), torch.tensor(1.0))), 4)
+        0.2311
+    """
+    up = -torch.expm1(-step) * (v + step).sigmoid() * (-v).sigmoid()
+    down = torch.expm1(step) * v.sigmoid() * (-v - step).sigmoid()
+    return torch.where(step >= 0, up, down)
+
+
 def log_concave_moments(
-    log_density: Callable[[Tensor], Tensor], mode: Tensor, bounds: tuple[float, float]
+    log_density: Callable[[Tensor], Tensor],
+    mode: Tensor,
+    ends: tuple[float, float],
+    change: Callable[[Tensor, Tensor], Tensor] = exp_change,
 ) -> Tails:
-    r"""Mean and variance of positive responses between two bounds, by quadrature over $v = \log y$.
+    r"""Mean and variance of responses between two bounds, by quadrature over v, such as $\log y$.
 
     Args:
         log_density: a concave function of v, the log density of v up to a constant; from (m, n).
         mode: where it is largest, shape (n,).
-        bounds: of the responses.
+        ends: the bounds, in v.
+        change: how much y increases with a step of v, from that of minus infinity, y = 0.
 
     Example:
         >>> mode = torch.zeros(1, dtype=torch.float64)
-        >>> moments = log_concave_moments(lambda v: v - v.exp(), mode, (0.0, math.inf))
+        >>> moments = log_concave_moments(lambda v: v - v.exp(), mode, (-math.inf, math.inf))
         >>> [round(part.item(), 6) for part in moments]  # exponential
         [1.0, 1.0]
     """
-    low, high = (math.log(end) if end > 0 else -math.inf for end in bounds)
+    low, high = ends
     start = mode.clamp(low, high)
     top = log_density(start.unsqueeze(0))[0]
     x, log_weight = legendre(start)
@@ -243,13 +364,13 @@ def log_concave_moments(
         width = width.minimum(most)
         w = width * x.square().unsqueeze(-1)
         density = (log_density(start + sign * w) - top).exp()
-        nodes.append(torch.expm1(sign * w))
+        nodes.append(change(start, sign * w))
         weights.append(density * width * (log_weight.exp() * 2 * x).unsqueeze(-1))
-    change, weight = torch.cat(nodes), torch.cat(weights)
+    found, weight = torch.cat(nodes), torch.cat(weights)
     weight = weight / weight.sum(0)
-    mean = (weight * change).sum(0)
-    variance = (weight * (change - mean).square()).sum(0)
-    return start.exp() * (1 + mean), start.exp().square() * variance
+    mean = (weight * found).sum(0)
+    variance = (weight * (found - mean).square()).sum(0)
+    return mean - change(start, torch.full_like(start, -math.inf)), variance
 
 
 def _decreases(log_density: Callable[[Tensor], Tensor], v: Tensor, top: Tensor) -> Tensor:

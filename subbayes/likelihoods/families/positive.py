@@ -16,6 +16,7 @@ from subbayes.likelihoods.families.base import moment
 from subbayes.likelihoods.families.incomplete_integrals import (
     inverse_gaussian_log_tails,
     log_concave_moments,
+    log_ends,
     responses_from_log_tails,
 )
 from subbayes.likelihoods.families.scipy_family import ScipyFamily
@@ -124,7 +125,7 @@ class InverseGaussianFamily(PositiveFamily):
         return log_concave_moments(
             lambda v: -0.5 * v - half * ((v - eta[0]).exp() + (eta[0] - v).exp()),
             mode,
-            (lower, upper),
+            log_ends(lower, upper),
         )
 
     def variance(self, outputs: Outputs) -> Moments:

@@ -162,14 +162,15 @@ class TruncatedFamily(AroundFamily):
     def _probability(self, y: Tensor, eta: Predictors, ends: tuple[Tails, Tails]) -> Tensor:
         """P(Y <= y) within the bounds, from the smaller tails."""
         (low_below, low_above), high = ends
-        inside = y.clamp(self._below, self.upper)
+        end = self.bounds[1]
+        inside = y.clamp(self._below, end)
         below, above = self._tails(inside.clamp_min(self.family.bounds[0]), eta)
         log_share = torch.where(
             low_above < high[0], log_difference(low_above, above), log_difference(below, low_below)
         )
         found = (log_share - log_between(*ends)).exp().clamp(0, 1)
         found = torch.where(log_between(*ends) == -math.inf, 1.0, found)
-        return found.masked_fill(y < self.lower, 0.0).masked_fill(y >= self.upper, 1.0)
+        return found.masked_fill(y < self.lower, 0.0).masked_fill(y >= end, 1.0)
 
     def cdf(self, outputs: Outputs, y: Tensor) -> Moments:
         """P(Y <= y) within the bounds."""
@@ -194,7 +195,7 @@ class TruncatedFamily(AroundFamily):
             for at, row in zip(y[:, 0].double().split(size), rows.split(size), strict=True):
                 own, bounds = eta[:, row].unbind(-1), stacked[:, :, row]
                 tails = (bounds[0], bounds[1]), (bounds[2], bounds[3])
-                outside = (at < self.lower) | (at > self.upper)
+                outside = (at < self.bounds[0]) | (at > self.bounds[1])
                 density = (self.family.log_density(at, own) - log_between(*tails)).exp()
                 density = density.masked_fill(outside, 0.0)
                 parts.append(torch.stack([self._probability(at, own, tails), density]))
@@ -220,14 +221,17 @@ class TruncatedFamily(AroundFamily):
         return found.clamp(max(self.lower, tiny), self.upper)
 
     def _counts(self, eta: Predictors) -> tuple[Callable[[Tensor], Tensor], Tensor, Tensor, Tensor]:
-        """The log density of counts, about the mean without bounds, and the bounds."""
-        zero = torch.zeros_like(eta[0])
-        return (
-            lambda y: self._log_terms(y, eta),
-            self.family.mean(torch.stack(eta, -1))[..., 0],
-            zero + max(self._below + 1, 0.0),
-            zero + math.floor(self.upper) if self.upper < math.inf else zero + math.inf,
-        )
+        """The log density of counts, about the mean without bounds, and the bounds.
+
+        The last is NaN where no count lies within both, as for fewer trials than the lower bound.
+        """
+        first = torch.zeros_like(eta[0]) + max(self._below + 1, 0.0)
+        last = self.family.largest(eta)
+        if self.upper < math.inf:
+            last = last.clamp_max(math.floor(self.upper))
+        mean = self.family.mean(torch.stack(eta, -1))[..., 0]
+        last = torch.where(last < first, torch.nan, last)
+        return lambda y: self._log_terms(y, eta), mean, first, last
 
     def _cells(self, eta: Predictors) -> CountCells:
         """The counts within the bounds, with their probabilities."""
