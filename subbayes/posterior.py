@@ -24,7 +24,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from subbayes.data.data import Data, named_leaves, split_batches, take, to_device
+from subbayes.data.data import Data, split_batches
 from subbayes.data.digests import batch_digests
 from subbayes.distributed.blocks import Blocks, BlockSize, BlockSums
 from subbayes.distributed.divided_rows import every_row, exchanged, gathered
@@ -43,7 +43,7 @@ from subbayes.predictions.predictive import Predictive
 from subbayes.priors import Normal, normal_prior
 from subbayes.subspace import Subspace, check_subspace
 from subbayes.utils.checks import check_choice, check_count, check_positive, fail
-from subbayes.utils.trees import tree_map
+from subbayes.utils.trees import named_leaves, to_device, tree_map
 from subbayes.utils.types import Coordinates, Inputs, LogDensity, Targets
 from subbayes.utils.warning import warn_user
 
@@ -124,12 +124,11 @@ class Posterior:
         outputs = check_fit(network, likelihood, self.data)
         self.likelihood = likelihood.for_outputs(outputs, self.data.first()[1])
         self._warn_of_other_statistics()
-        first = to_device(self.data.first()[0], network.device)
-        self._example = take(first, slice(2))
+        first = self._example = to_device(self.data.first()[0], network.device)
+        self._observations_last = not network.is_sharded and takes_observations_last(network, first)
         self._row_bytes = bytes_per_row(network, first)
         least = max(2**30, _GRADIENT * self._row_bytes)
         self.memory_limit = least if memory_limit is None else memory_limit
-        self._observations_last = not network.is_sharded and takes_observations_last(network, first)
         self._is_eager = mode == "trace" and not network.is_traced
         self._tracers: dict[str, Any] = {}
         self._blocks: dict[int, Blocks] = {}

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from subbayes import Network, Posterior, Training
-from subbayes.data.data import Data, n_rows
+from subbayes.data.data import Data
 from subbayes.likelihoods import (
     Bernoulli,
     Categorical,
@@ -32,6 +32,7 @@ from subbayes.likelihoods import (
 )
 from subbayes.sparse.configuration import SparseTraining
 from subbayes.subspace import FullSubspace, RandomSubspace
+from subbayes.utils.trees import n_rows
 
 N = 7
 

@@ -6,7 +6,7 @@ from torch import nn
 import subbayes
 from subbayes import Network
 from subbayes.curvature.jacobian import curvature_root
-from subbayes.data.data import n_rows, take
+from subbayes.utils.trees import n_rows, take
 
 
 def dense(network: Network, inputs) -> torch.Tensor:

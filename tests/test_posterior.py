@@ -22,7 +22,7 @@ from versions import TORCH
 
 import subbayes
 from subbayes import Draws, InputError, InputTypeError, Network, Posterior, subspace
-from subbayes.data.data import Data, take
+from subbayes.data.data import Data
 from subbayes.likelihoods import (
     Bernoulli,
     Categorical,
@@ -33,6 +33,7 @@ from subbayes.likelihoods import (
 )
 from subbayes.priors import Normal, normal_prior
 from subbayes.subspace import CoordinateSubspace, DenseSubspace, FullSubspace, RandomSubspace
+from subbayes.utils.trees import take
 
 MLP = cases.Case("mlp", "gaussian")
 EACH = cases.one_per_network()

@@ -16,7 +16,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from subbayes.baselines.trained_network import network_and_likelihood
-from subbayes.data.data import n_rows, take, to_device
 from subbayes.diagnostics.predictor import Predictor
 from subbayes.likelihoods import Likelihood, saved_likelihood
 from subbayes.networks.global_state import attention_without_fused_kernels
@@ -29,6 +28,7 @@ from subbayes.predictions.predictive import Predictive, check_outputs
 from subbayes.utils.checks import check_count, fail
 from subbayes.utils.seeding import derive_seed, fork_rng
 from subbayes.utils.torch_lock import torch_lock
+from subbayes.utils.trees import n_rows, take, to_device
 from subbayes.utils.types import Inputs
 
 __all__ = ["McDropout", "check_dropout", "mc_dropout", "rebuild"]

@@ -27,13 +27,14 @@ from subbayes.curvature.gram import (
     split_columns,
 )
 from subbayes.curvature.layers import CapturedBatch, Layers
-from subbayes.data.data import Data, join_batches, n_rows, split_batches, take, to_device
+from subbayes.data.data import Data, join_batches, split_batches
 from subbayes.likelihoods import Likelihood
 from subbayes.networks.network import Network
 from subbayes.predictions.averaging import input_batches
 from subbayes.utils.checks import fail
 from subbayes.utils.memory import available_memory, check_memory
 from subbayes.utils.progress import estimated_progress
+from subbayes.utils.trees import n_rows, take, to_device
 from subbayes.utils.types import Inputs, Targets
 
 __all__ = [

@@ -33,10 +33,10 @@ from subbayes.curvature.layer_kinds import (
     kind_of,
     sum_of_outer_products,
 )
-from subbayes.data.data import leaves, n_rows, take
 from subbayes.networks.global_state import attention_without_fused_kernels
 from subbayes.networks.network import Network
 from subbayes.networks.tracing.vectorised import warn_of_fallback
+from subbayes.utils.trees import leaves, n_rows, take
 from subbayes.utils.types import Inputs
 
 __all__ = [

@@ -22,10 +22,10 @@ from torch import Tensor
 from torch.func import jvp, vjp, vmap
 
 from subbayes.curvature.jacobian import Jacobian, root_of
-from subbayes.data.data import n_rows, to_device
 from subbayes.networks.global_state import attention_without_fused_kernels
 from subbayes.networks.tracing.memory import bytes_per_row
 from subbayes.networks.tracing.vectorised import warn_of_fallback
+from subbayes.utils.trees import n_rows, to_device
 from subbayes.utils.types import Inputs, Targets
 
 __all__ = ["ManyProducts"]

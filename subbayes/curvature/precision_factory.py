@@ -11,12 +11,13 @@ from subbayes.curvature.exact import Dual, Primal, times_of_forms
 from subbayes.curvature.jacobian import Jacobian
 from subbayes.curvature.layers import Layers
 from subbayes.curvature.precision import Precision
-from subbayes.data.data import Data, to_device
+from subbayes.data.data import Data
 from subbayes.likelihoods import Likelihood, as_likelihood
 from subbayes.networks.network import Network, check_network
 from subbayes.networks.validation import check_fit, check_gradients
 from subbayes.utils.checks import check_choice, closest, fail
 from subbayes.utils.memory import available_memory, format_bytes
+from subbayes.utils.trees import to_device
 from subbayes.utils.types import FORMS, Form
 
 __all__ = ["EXACT", "FORMS", "Form", "check_exact", "check_options", "exact", "precision", "root"]

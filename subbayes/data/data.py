@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,7 +29,7 @@ from subbayes.utils.checks import (
     fail_type,
 )
 from subbayes.utils.seeding import fork_rng, give_way
-from subbayes.utils.trees import row_kind, tree_map
+from subbayes.utils.trees import leaves, n_rows, named_leaves, row_kind, take, to_device, tree_map
 from subbayes.utils.types import Inputs, Targets
 
 __all__ = [
@@ -37,77 +37,13 @@ __all__ = [
     "as_pair",
     "check_rows",
     "check_weights",
-    "input_kind",
     "iterate_preserving_rng",
     "join_batches",
     "join_targets",
-    "leaves",
-    "n_rows",
-    "named_leaves",
     "sequential_loader",
     "split_batches",
-    "take",
-    "to_device",
     "without_labels",
 ]
-
-
-def leaves(values: Inputs | Targets) -> list[Tensor]:
-    """The tensors of a tensor, tuple or dict."""
-    return list(named_leaves(values).values())
-
-
-def named_leaves(values: Inputs | Targets) -> dict[str, Tensor]:
-    """The tensors of a tensor, tuple or dict, by key or position."""
-    if isinstance(values, Tensor):
-        return {"": values}
-    if isinstance(values, dict):
-        return values
-    return {str(i): tensor for i, tensor in enumerate(values)}
-
-
-def n_rows(values: Inputs | Targets) -> int:
-    """Number of rows of inputs or targets."""
-    first = leaves(values)[0]
-    return first.shape[0] if first.ndim else 1
-
-
-def input_kind(inputs: Inputs) -> Hashable:
-    """What two batches share that a module treats alike: shapes of a row and dtypes, by name.
-
-    Example:
-        >>> input_kind(torch.zeros(3, 2)) == input_kind(torch.ones(8, 2))
-        True
-    """
-    rows = tuple((name, t.shape[1:], t.dtype) for name, t in named_leaves(inputs).items())
-    return type(inputs), rows
-
-
-def take(values: Any, rows: Any) -> Any:
-    """The given rows (slice or index tensor) of a tensor, tuple or dict of tensors."""
-    if isinstance(rows, Tensor):  # may be on another device than the data
-        return tree_map(lambda t: t[rows.to(t.device)], values)
-    return tree_map(lambda t: t[rows], values)
-
-
-def to_device(values: Any, device: torch.device) -> Any:
-    """Move a tensor, tuple or dict of tensors from the CPU to a device.
-
-    Raises:
-        InputError: data on another accelerator.
-    """
-    return tree_map(lambda tensor: _move(tensor, device), values)
-
-
-def _move(tensor: Tensor, device: torch.device) -> Tensor:
-    if tensor.device.type not in ("cpu", torch.device(device).type):
-        fail(
-            "data",
-            f"tensors on the CPU or on {device}, where the module is",
-            tensor.device,
-            "Move the module or the data with .to(device)",
-        )
-    return tensor.to(device, non_blocking=True)
 
 
 def check_rows(parts: Mapping[str, Inputs | Targets]) -> None:

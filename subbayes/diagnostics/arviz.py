@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from subbayes.data.data import leaves
 from subbayes.utils.checks import check_seed, fail
+from subbayes.utils.trees import leaves
 
 if TYPE_CHECKING:
     from subbayes.draws import Draws

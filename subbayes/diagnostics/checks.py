@@ -6,10 +6,10 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from subbayes.data.arrays import to_targets
-from subbayes.data.data import leaves
 from subbayes.likelihoods import Likelihood
 from subbayes.predictions.predictive import Predictive
 from subbayes.utils.checks import check_finite, fail
+from subbayes.utils.trees import leaves
 
 __all__ = ["class_labels", "has_response_columns", "require_ordered", "target_values"]
 

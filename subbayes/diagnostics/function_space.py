@@ -23,10 +23,10 @@ import numpy as np
 from jaxtyping import Float
 
 from subbayes.data.arrays import to_targets
-from subbayes.data.data import take
 from subbayes.diagnostics.convergence import ess_bulk, rhat
 from subbayes.predictions.predictive import Predictive
 from subbayes.utils.checks import check_count, fail, fail_type
+from subbayes.utils.trees import take
 
 __all__ = ["ChainPredictions", "chain_predictions"]
 

@@ -18,7 +18,6 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from subbayes.data.arrays import to_targets
-from subbayes.data.data import leaves
 from subbayes.diagnostics.calibration import reliability
 from subbayes.diagnostics.checks import (
     class_labels,
@@ -31,6 +30,7 @@ from subbayes.diagnostics.crps import crps_counts, crps_gaussian_mixture, crps_s
 from subbayes.likelihoods import Categorical, CategoricalTokens
 from subbayes.likelihoods.base import UndefinedError
 from subbayes.predictions.predictive import Predictive
+from subbayes.utils.trees import leaves
 from subbayes.utils.warning import warn_user
 
 __all__ = [

@@ -21,10 +21,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from subbayes.data.data import leaves
 from subbayes.diagnostics.leave_one_out import LooResult, loo, psis
 from subbayes.priors import Normal
 from subbayes.utils.checks import check_choice, check_count, check_positive, fail, fail_type
+from subbayes.utils.trees import leaves
 
 if TYPE_CHECKING:
     import pandas as pd

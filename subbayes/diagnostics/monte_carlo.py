@@ -24,10 +24,10 @@ import numpy as np
 from jaxtyping import Float
 
 from subbayes.data.arrays import to_targets
-from subbayes.data.data import take
 from subbayes.diagnostics.convergence import ess_mean
 from subbayes.predictions.predictive import Predictive
 from subbayes.utils.checks import check_count, check_positive, fail, fail_type
+from subbayes.utils.trees import take
 
 __all__ = ["MonteCarloError", "monte_carlo_error", "sufficient_draws"]
 

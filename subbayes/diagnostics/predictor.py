@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from subbayes.data.arrays import is_list_of_dicts, to_tensor
-from subbayes.data.data import Data, n_rows, take, to_device
+from subbayes.data.data import Data
 from subbayes.diagnostics import metrics
 from subbayes.diagnostics.detection import out_of_distribution
 from subbayes.diagnostics.model_card import model_card
@@ -24,6 +24,7 @@ from subbayes.predictions.predictive import Predictive
 from subbayes.utils.checks import check_count, fail
 from subbayes.utils.progress import progress_bar
 from subbayes.utils.saving import save
+from subbayes.utils.trees import n_rows, take, to_device
 
 __all__ = ["OUTPUTS_AT_ONCE", "Predictor"]
 

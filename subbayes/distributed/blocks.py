@@ -20,11 +20,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, SequentialSampler, Subset
 
 from subbayes.data.cache import concatenate
-from subbayes.data.data import Data, n_rows, take
+from subbayes.data.data import Data
 from subbayes.distributed.exact_sum import LIMBS, MOST_TERMS, decode, encode
 from subbayes.distributed.processes import Processes
 from subbayes.utils.checks import fail
-from subbayes.utils.trees import tree_map
+from subbayes.utils.trees import n_rows, take, tree_map
 from subbayes.utils.types import Inputs, Targets
 
 __all__ = ["BlockSize", "Blocks", "RowBlock"]

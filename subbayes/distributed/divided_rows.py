@@ -7,11 +7,11 @@ from typing import Any
 
 from torch import device
 
-from subbayes.data.data import Data, to_device
+from subbayes.data.data import Data
 from subbayes.data.division import Division
 from subbayes.distributed.processes import current
 from subbayes.utils.checks import fail
-from subbayes.utils.trees import row_kind
+from subbayes.utils.trees import row_kind, to_device
 
 __all__ = ["every_row", "exchanged", "gathered"]
 

@@ -20,12 +20,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from subbayes.data.data import to_device
 from subbayes.draws import Draws
 from subbayes.networks.network import Network
 from subbayes.posterior import Posterior
 from subbayes.predictions.predictive import Predictive
 from subbayes.utils.checks import fail
+from subbayes.utils.trees import to_device
 from subbayes.utils.types import Coordinates, Inputs, LogDensity
 
 __all__ = ["BatchNormPosterior"]

@@ -1,4 +1,4 @@
-"""Checks of what the methods of a user's own likelihood return, once before anything is fitted.
+"""Checks of targets, and of what the methods of a user's own likelihood return, before fitting.
 
 A log density of shape (N, 1) in place of (N,), or the sum over rows, would be broadcast to another
 posterior without an error. The methods are called with a few rows and draws; classes of the package
@@ -8,21 +8,30 @@ are not checked.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, NoReturn, get_args
 
 import torch
 from torch import Tensor
 
 from subbayes.data.arrays import check_dense
-from subbayes.data.data import take
 from subbayes.likelihoods.base import Kind, Likelihood, WrappedLikelihood, n_targets, target_values
 from subbayes.utils.checks import InputError, InputTypeError, error_text, fail
 from subbayes.utils.seeding import fork_rng
-from subbayes.utils.trees import tree_map
-from subbayes.utils.types import Outputs, Targets
+from subbayes.utils.trees import take, tree_map
+from subbayes.utils.types import Inputs, Outputs, Targets
+from subbayes.utils.warning import warn_user
 
-__all__ = ["check_results", "check_sizes", "is_own"]
+__all__ = [
+    "absent_classes",
+    "check_padding",
+    "check_results",
+    "check_sizes",
+    "is_own",
+    "warn_of_absent_classes",
+]
 
+_MOST_CLASSES = 20  # in a warning
 _DRAWS, _ROWS = 4, 5  # numbers that targets and outputs rarely have
 _ELEMENTWISE = "Compute it elementwise, without sums or means over rows"
 _NUMBER = "a whole number of at least 1"
@@ -60,6 +69,59 @@ def check_sizes(likelihood: Likelihood, y: Targets) -> None:
     expected = "None, or to raise InputError"
     if _parts(likelihood, "check_targets", expected, y, required=True)[0] is False:
         _refuse(likelihood, "check_targets", expected, "False")
+
+
+def check_padding(likelihood: Likelihood, inputs: Inputs | None, y: Targets) -> None:
+    """Check that positions without attention do not count as labels, of data in memory.
+
+    Raises:
+        InputError: other labels than the ignored one where `attention_mask` of the inputs is 0.
+    """
+    if not (likelihood.per_position and isinstance(inputs, dict)):
+        return
+    mask = inputs.get("attention_mask")
+    if mask is None or not isinstance(y, Tensor) or mask.shape != y.shape:
+        return
+    ignored = getattr(likelihood, "ignore_index", -100)
+    counted = (mask == 0) & (y != ignored)
+    if bool(counted.any()):
+        fail(
+            "y",
+            f"the label {ignored} where attention_mask is 0",
+            f"other labels at {int(counted.sum())} positions of padding",
+            f"Set labels[attention_mask == 0] = {ignored}",
+        )
+
+
+def absent_classes(likelihood: Likelihood, n_outputs: int, y: Targets) -> list[int]:
+    """Labels without rows, in a classification.
+
+    Args:
+        likelihood: p(y | f).
+        n_outputs: number of outputs of the network; 1 for two classes.
+        y: labels (N,).
+
+    Example:
+        >>> from subbayes.likelihoods import Categorical
+        >>> absent_classes(Categorical(), 4, torch.tensor([0, 3, 3]))
+        [1, 2]
+    """
+    if likelihood.kind != "classification" or not isinstance(y, Tensor) or y.ndim > 1:
+        return []
+    present = set(y.long().unique().tolist())
+    return [label for label in range(max(n_outputs, 2)) if label not in present]
+
+
+def warn_of_absent_classes(absent: Sequence[int]) -> None:
+    """Warn of classes without rows; see `absent_classes`."""
+    if absent:
+        shown = ", ".join(map(str, absent[:_MOST_CLASSES]))
+        more = f" and {len(absent) - _MOST_CLASSES} more" if len(absent) > _MOST_CLASSES else ""
+        warn_user(
+            f"data: no row of class{'es' * (len(absent) > 1)} {shown}{more}, for which the network "
+            "has an output: its predictions for these come from the prior. Add such rows, or "
+            "remove the output"
+        )
 
 
 def check_results(likelihood: Likelihood, outputs: Outputs, y: Targets) -> None:

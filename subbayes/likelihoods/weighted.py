@@ -8,9 +8,10 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
-from subbayes.data.data import check_weights, take
+from subbayes.data.data import check_weights
 from subbayes.likelihoods.base import Kind, Likelihood, WrappedLikelihood
 from subbayes.utils.checks import fail
+from subbayes.utils.trees import take
 from subbayes.utils.types import Outputs, PerPoint, Targets
 
 __all__ = ["Weighted"]

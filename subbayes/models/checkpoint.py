@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from subbayes.data.data import Data, leaves
+from subbayes.data.data import Data
 from subbayes.distributed.processes import on_first
 from subbayes.inference.tempering import TemperatureChoice, choose_temperature
 from subbayes.likelihoods import Likelihood
@@ -39,6 +39,7 @@ from subbayes.utils.saving import (
 )
 from subbayes.utils.schema_parts import METHODS
 from subbayes.utils.strict_json import decode, encode
+from subbayes.utils.trees import leaves
 
 __all__ = [
     "PARTS",

@@ -19,6 +19,7 @@ from subbayes.inference.engine import ENGINES, Engine, engine_of
 from subbayes.inference.tempering import choose_temperature
 from subbayes.likelihoods import Likelihood
 from subbayes.likelihoods.base import WrappedLikelihood, target_values
+from subbayes.likelihoods.validation import absent_classes, warn_of_absent_classes
 from subbayes.models.checkpoint import (
     FitCheckpoint,
     check_checkpoint,
@@ -43,7 +44,6 @@ from subbayes.subspaces.pca import PCA
 from subbayes.subspaces.registry import SUBSPACES, SubspaceChoice, subspace_method
 from subbayes.training.configuration import Training
 from subbayes.training.loop import LEAST_SNAPSHOTS
-from subbayes.training.minibatches import absent_classes, warn_of_absent_classes
 from subbayes.training.pipeline import Trained, train_trajectory, without_training
 from subbayes.utils.checks import check_choice, check_positive, closest, fail
 from subbayes.utils.keywords import suggest_keywords

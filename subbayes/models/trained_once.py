@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from subbayes.data.data import Data, leaves, named_leaves, take
+from subbayes.data.data import Data
 from subbayes.distributed.divided_rows import every_row
 from subbayes.distributed.processes import current
 from subbayes.inference.configuration import Sampling
@@ -23,6 +23,7 @@ from subbayes.utils.artifact import fingerprint
 from subbayes.utils.saving import nested_facts
 from subbayes.utils.strict_json import decode, encode
 from subbayes.utils.tensor_file import as_tensors
+from subbayes.utils.trees import leaves, named_leaves, take
 from subbayes.utils.version import __version__
 
 __all__ = ["check_agreement", "trained_once"]

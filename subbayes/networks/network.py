@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from subbayes.data.data import Data, input_kind, leaves, n_rows, take, to_device
+from subbayes.data.data import Data
 from subbayes.networks.adapters import is_of_base, is_of_transformers
 from subbayes.networks.global_state import (
     attention_without_fused_kernels,
@@ -41,6 +41,7 @@ from subbayes.networks.validation import HALF, as_outputs, check_outputs
 from subbayes.utils.checks import check_device, fail, fail_type
 from subbayes.utils.memory import BoundedCache
 from subbayes.utils.torch_lock import torch_lock
+from subbayes.utils.trees import leaves, n_rows, row_kind, take, to_device
 from subbayes.utils.types import Inputs
 from subbayes.utils.warning import warn_user
 
@@ -379,7 +380,7 @@ class Network(CopiedUnderLock):
                     "Move one of them with .to(device)",
                 )
         return self._checked.get(
-            (input_kind(inputs), n_rows(inputs) == 1),
+            (row_kind(inputs), n_rows(inputs) == 1),
             lambda: check_outputs(
                 partial(self, self.weights),
                 take(inputs, slice(2)),

@@ -14,14 +14,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from subbayes.data.data import Data, leaves, n_rows, take, to_device
+from subbayes.data.data import Data
 from subbayes.likelihoods import Likelihood, Weighted
 from subbayes.likelihoods.base import target_values
 from subbayes.likelihoods.gaussian import GaussianLike
-from subbayes.likelihoods.validation import check_results, check_sizes, is_own
+from subbayes.likelihoods.validation import check_padding, check_results, check_sizes, is_own
 from subbayes.utils.checks import InputError, InputTypeError, closest, error_text, fail, fail_type
 from subbayes.utils.seeding import fork_rng
 from subbayes.utils.torch_lock import torch_lock
+from subbayes.utils.trees import leaves, n_rows, take, to_device
 from subbayes.utils.types import Inputs, Targets
 from subbayes.utils.warning import warn_user
 
@@ -248,8 +249,7 @@ def check_fit(network: Network, likelihood: Likelihood, data: Data) -> int:
         )
     check_sizes(likelihood, targets)
     likelihood.check_targets(targets)
-    if likelihood.per_position:
-        _check_padding(data.inputs, likelihood, targets)
+    check_padding(likelihood, data.inputs, targets)
     first, y = to_device(data.first(), network.device)
     outputs = network.check(first)
     likelihood.check_outputs(outputs, targets)
@@ -272,22 +272,6 @@ def check_own_likelihood(
             outputs = network(network.weights, rows)
         likelihood = likelihood.for_outputs(outputs.shape[-1], y)
         check_results(likelihood, outputs, y)
-
-
-def _check_padding(inputs: Inputs | None, likelihood: Likelihood, y: Targets) -> None:
-    """Check that positions without attention do not count as labels, of data in memory."""
-    mask = inputs.get("attention_mask") if isinstance(inputs, dict) else None
-    if mask is None or not isinstance(y, Tensor) or mask.shape != y.shape:
-        return
-    ignored = getattr(likelihood, "ignore_index", -100)
-    counted = (mask == 0) & (y != ignored)
-    if bool(counted.any()):
-        fail(
-            "y",
-            f"the label {ignored} where attention_mask is 0",
-            f"other labels at {int(counted.sum())} positions of padding",
-            f"Set labels[attention_mask == 0] = {ignored}",
-        )
 
 
 def warn_of_probabilities(network: Network, likelihood: Likelihood, rows: Inputs) -> None:

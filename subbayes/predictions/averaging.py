@@ -22,10 +22,7 @@ from subbayes.data.data import (
     Data,
     check_rows,
     iterate_preserving_rng,
-    n_rows,
     sequential_loader,
-    take,
-    to_device,
     without_labels,
 )
 from subbayes.likelihoods import Likelihood
@@ -37,6 +34,7 @@ from subbayes.predictions.predictive import Predictive, check_outputs
 from subbayes.utils.checks import check_count, fail
 from subbayes.utils.memory import check_memory
 from subbayes.utils.progress import progress_bar
+from subbayes.utils.trees import n_rows, take, to_device
 from subbayes.utils.types import Inputs
 
 __all__ = ["average", "count_known_rows", "count_rows", "evenly_spaced", "outputs"]

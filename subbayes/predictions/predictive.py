@@ -17,7 +17,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from subbayes.data.arrays import to_targets
-from subbayes.data.data import leaves
 from subbayes.likelihoods import Likelihood
 from subbayes.likelihoods.base import column
 from subbayes.predictions.quantiles import gaussian_mixture_quantile, mixture_quantile
@@ -31,7 +30,7 @@ from subbayes.utils.checks import (
     fail,
     is_finite,
 )
-from subbayes.utils.trees import tree_map
+from subbayes.utils.trees import leaves, tree_map
 from subbayes.utils.types import Targets
 from subbayes.utils.warning import warn_user
 

@@ -24,12 +24,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from subbayes.data.data import n_rows, take
 from subbayes.networks.network import Network
 from subbayes.networks.tracing.memory import bytes_per_row
 from subbayes.semistructured.overlap import COPY, largest_overlap
 from subbayes.semistructured.specification import PreparedModel
 from subbayes.utils.checks import fail
+from subbayes.utils.trees import n_rows, take
 
 __all__ = ["Contributions", "OrthogonalColumns", "orthogonal_columns"]
 

@@ -12,7 +12,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from subbayes.data.data import leaves, n_rows
 from subbayes.likelihoods import Likelihood
 from subbayes.networks.network import arguments
 from subbayes.networks.tracing.private_torch import copy_forward_hooks
@@ -29,6 +28,7 @@ from subbayes.sparse.module_surgery import (
 from subbayes.sparse.priors import Horseshoe, SpikeSlab
 from subbayes.sparse.variational_families import LayerSettings, Noise
 from subbayes.utils.checks import check_count, check_finite, check_seed, fail, fail_type
+from subbayes.utils.trees import leaves, n_rows
 from subbayes.utils.types import Inputs, Targets
 
 __all__ = ["convert", "elbo", "kl", "sparse_layers"]

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from subbayes.data.data import n_rows, named_leaves
 from subbayes.likelihoods import Likelihood, as_likelihood
+from subbayes.likelihoods.validation import warn_of_absent_classes
 from subbayes.networks.layer_kinds import BATCH_NORMS
 from subbayes.networks.network import Network, architecture_of
 from subbayes.sparse.configuration import LearningRates, SparseTraining, parameters_by_kind
@@ -25,7 +25,7 @@ from subbayes.sparse.result import SparseNetwork, revert
 from subbayes.sparse.steps import Steps
 from subbayes.sparse.variational_families import Noise
 from subbayes.training.loop import Diverged, History, Trainable, run
-from subbayes.training.minibatches import Minibatches, warn_of_absent_classes
+from subbayes.training.minibatches import Minibatches
 from subbayes.utils import artifact
 from subbayes.utils.checks import fail, fail_type, is_finite
 from subbayes.utils.files import as_path
@@ -33,7 +33,7 @@ from subbayes.utils.saving import fail_checkpoint, read_checkpoint
 from subbayes.utils.seeding import derive_seed, fork_rng, is_state_of
 from subbayes.utils.strict_json import decode, encode
 from subbayes.utils.tensor_file import add_prefix, fingerprint, strip_prefix
-from subbayes.utils.trees import tree_map
+from subbayes.utils.trees import n_rows, named_leaves, tree_map
 from subbayes.utils.types import Inputs, Targets
 from subbayes.utils.warning import warn_user
 

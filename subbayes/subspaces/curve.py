@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from subbayes.data.data import Data, to_device
+from subbayes.data.data import Data
 from subbayes.diagnostics import metrics
 from subbayes.likelihoods import Likelihood
 from subbayes.likelihoods.base import target_values
@@ -28,6 +28,7 @@ from subbayes.subspace import DenseSubspace, check_finite_weights
 from subbayes.subspaces.base import RankedMethod, check_rank
 from subbayes.subspaces.pca import gram_matrix, principal_directions
 from subbayes.utils.checks import check_choice, check_count, fail, fail_type
+from subbayes.utils.trees import to_device
 
 if TYPE_CHECKING:
     from subbayes.training.configuration import Training

@@ -26,7 +26,7 @@ from torch import Tensor
 from subbayes.curvature.jacobian import Jacobian, check_covariance_memory
 from subbayes.curvature.precision import Precision
 from subbayes.curvature.precision_factory import EXACT, Form, check_exact, precision
-from subbayes.data.data import Data, leaves, n_rows, take, to_device
+from subbayes.data.data import Data
 from subbayes.likelihoods import Likelihood
 from subbayes.networks.network import Network
 from subbayes.predictions.averaging import count_rows
@@ -34,6 +34,7 @@ from subbayes.priors import Normal
 from subbayes.subspace import DenseSubspace, Subspace
 from subbayes.subspaces.base import RankedMethod, check_rank
 from subbayes.utils.checks import check_choice, check_count, check_seed, fail
+from subbayes.utils.trees import leaves, n_rows, take, to_device
 from subbayes.utils.types import FORMS, Inputs
 from subbayes.utils.warning import warn_user
 

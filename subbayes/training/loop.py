@@ -15,13 +15,13 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from subbayes.data.data import leaves
 from subbayes.likelihoods import Likelihood, Standardized
 from subbayes.subspaces.pca import TrajectoryRecorder
 from subbayes.training.configuration import Training
 from subbayes.utils.checks import check_choice, check_count, fail
 from subbayes.utils.progress import progress_bar
 from subbayes.utils.seeding import give_way, outside_forks
+from subbayes.utils.trees import leaves
 from subbayes.utils.types import Inputs, Targets
 from subbayes.utils.warning import warn_user
 

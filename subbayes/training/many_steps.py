@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad_and_value, vmap
 
-from subbayes.data.data import Data, leaves, take
+from subbayes.data.data import Data
 from subbayes.networks.layer_kinds import DROPOUTS
 from subbayes.networks.module_copy import call_with
 from subbayes.networks.network import arguments
@@ -19,7 +19,7 @@ from subbayes.training.configuration import Training
 from subbayes.training.loop import Trainable, log_scale
 from subbayes.training.minibatches import Minibatches, batch_sizes
 from subbayes.training.optimizer import make_optimizer
-from subbayes.utils.trees import tensors_of, tree_map, with_tensors
+from subbayes.utils.trees import leaves, take, tensors_of, tree_map, with_tensors
 from subbayes.utils.types import Inputs, Targets
 
 __all__ = ["TrainableNetworks"]

@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from subbayes.data.data import (
-    Data,
-    as_pair,
-    check_rows,
-    join_targets,
-    leaves,
-    n_rows,
-    take,
-    to_device,
-)
+from subbayes.data.data import Data, as_pair, check_rows, join_targets
 from subbayes.likelihoods import Likelihood, as_likelihood
 from subbayes.likelihoods.base import target_values
-from subbayes.likelihoods.validation import check_sizes
+from subbayes.likelihoods.validation import absent_classes, check_sizes
 from subbayes.networks.network import Network
 from subbayes.networks.validation import (
     check_gradients,
@@ -32,20 +23,11 @@ from subbayes.networks.validation import (
 from subbayes.training.configuration import Training
 from subbayes.utils.checks import fail, fail_type
 from subbayes.utils.seeding import derive_seed
-from subbayes.utils.trees import tree_map
+from subbayes.utils.trees import leaves, n_rows, take, to_device, tree_map
 from subbayes.utils.types import Inputs, Targets
 from subbayes.utils.warning import warn_user
 
-__all__ = [
-    "Minibatches",
-    "absent_classes",
-    "batch_sizes",
-    "split_validation",
-    "warn_of_absent_classes",
-    "warn_of_no_spread",
-]
-
-_MOST_CLASSES = 20  # in a warning
+__all__ = ["Minibatches", "batch_sizes", "split_validation", "warn_of_no_spread"]
 
 
 def split_validation(
@@ -232,25 +214,6 @@ def batch_sizes(n: int, size: int) -> list[int]:
     return sizes
 
 
-def absent_classes(likelihood: Likelihood, n_outputs: int, y: Targets) -> list[int]:
-    """Labels without rows, in a classification.
-
-    Args:
-        likelihood: p(y | f).
-        n_outputs: number of outputs of the network; 1 for two classes.
-        y: labels (N,).
-
-    Example:
-        >>> from subbayes.likelihoods import Categorical
-        >>> absent_classes(Categorical(), 4, torch.tensor([0, 3, 3]))
-        [1, 2]
-    """
-    if likelihood.kind != "classification" or not isinstance(y, Tensor) or y.ndim > 1:
-        return []
-    present = set(y.long().unique().tolist())
-    return [label for label in range(max(n_outputs, 2)) if label not in present]
-
-
 def warn_of_no_spread(likelihood: Likelihood, n: int, targets: Targets) -> None:
     """Warn of parameters of a likelihood that are learned from one row, or from equal targets.
 
@@ -273,18 +236,6 @@ def warn_of_no_spread(likelihood: Likelihood, n: int, targets: Targets) -> None:
         f"which {got} no spread to estimate from; intervals mean nothing. Pass targets that vary, "
         "or a likelihood with their values, such as Gaussian(noise=0.1)"
     )
-
-
-def warn_of_absent_classes(absent: Sequence[int]) -> None:
-    """Warn of classes without rows; see `absent_classes`."""
-    if absent:
-        shown = ", ".join(map(str, absent[:_MOST_CLASSES]))
-        more = f" and {len(absent) - _MOST_CLASSES} more" if len(absent) > _MOST_CLASSES else ""
-        warn_user(
-            f"data: no row of class{'es' * (len(absent) > 1)} {shown}{more}, for which the network "
-            "has an output: its predictions for these come from the prior. Add such rows, or "
-            "remove the output"
-        )
 
 
 def _as_loader(

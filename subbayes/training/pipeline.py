@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from subbayes.data.data import Data, join_targets, to_device
+from subbayes.data.data import Data, join_targets
 from subbayes.distributed.blocks import Blocks, BlockSize
 from subbayes.distributed.divided_rows import every_row, exchanged
 from subbayes.distributed.sharded_weights import joined_processes
@@ -28,6 +28,7 @@ from subbayes.training.loop import LEAST_SNAPSHOTS
 from subbayes.training.minibatches import warn_of_no_spread
 from subbayes.training.trainer import SwaResult, TrainingResult, swa, train
 from subbayes.utils.seeding import derive_seed
+from subbayes.utils.trees import to_device
 from subbayes.utils.types import Targets
 
 __all__ = ["Trained", "estimate_parameters", "train_trajectory", "without_training"]

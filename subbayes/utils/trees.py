@@ -1,13 +1,27 @@
-"""Tensors in nested tuples, lists and dicts."""
+"""Tensors in nested tuples, lists and dicts, such as the inputs and targets of some rows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Any
 
+import torch
 from torch import Tensor
 
-__all__ = ["row_kind", "tensors_of", "tree_map", "with_tensors"]
+from subbayes.utils.checks import fail
+from subbayes.utils.types import Inputs, Targets
+
+__all__ = [
+    "leaves",
+    "n_rows",
+    "named_leaves",
+    "row_kind",
+    "take",
+    "tensors_of",
+    "to_device",
+    "tree_map",
+    "with_tensors",
+]
 
 
 def tensors_of(tree: Any) -> list[Tensor]:
@@ -33,15 +47,19 @@ def with_tensors(tree: Any, tensors: Iterable[Tensor]) -> Any:
     return tree_map(lambda _: next(rest), tree)
 
 
-def row_kind(tree: Any) -> Any:
-    """Shapes of a row and dtypes of nested tensors, which batches that can be joined share.
+def row_kind(tree: Any) -> Hashable:
+    """Shapes of a row and dtypes of nested tensors, by name, which batches of the same kind share.
 
     Example:
         >>> import torch
         >>> row_kind({"x": torch.zeros(3, 2)}) == row_kind({"x": torch.ones(5, 2)})
         True
     """
-    return tree_map(lambda tensor: (tensor.shape[1:], tensor.dtype), tree)
+    if isinstance(tree, Tensor):
+        return tree.shape[1:], tree.dtype
+    if isinstance(tree, dict):
+        return tuple((name, row_kind(part)) for name, part in tree.items())
+    return tuple(map(row_kind, tree)) if isinstance(tree, (tuple, list)) else None
 
 
 def tree_map(function: Callable[[Tensor], Any], tree: Any) -> Any:
@@ -62,3 +80,53 @@ def tree_map(function: Callable[[Tensor], Any], tree: Any) -> Any:
     if hasattr(tree, "_fields"):
         return type(tree)(*parts)
     return type(tree)(parts)
+
+
+# --- rows of inputs and targets -------------------------------------------------------------------
+
+
+def leaves(values: Inputs | Targets) -> list[Tensor]:
+    """The tensors of a tensor, tuple or dict."""
+    return list(named_leaves(values).values())
+
+
+def named_leaves(values: Inputs | Targets) -> dict[str, Tensor]:
+    """The tensors of a tensor, tuple or dict, by key or position."""
+    if isinstance(values, Tensor):
+        return {"": values}
+    if isinstance(values, dict):
+        return values
+    return {str(i): tensor for i, tensor in enumerate(values)}
+
+
+def n_rows(values: Inputs | Targets) -> int:
+    """Number of rows of inputs or targets."""
+    first = leaves(values)[0]
+    return first.shape[0] if first.ndim else 1
+
+
+def take(values: Any, rows: Any) -> Any:
+    """The given rows (slice or index tensor) of a tensor, tuple or dict of tensors."""
+    if isinstance(rows, Tensor):  # may be on another device than the data
+        return tree_map(lambda t: t[rows.to(t.device)], values)
+    return tree_map(lambda t: t[rows], values)
+
+
+def to_device(values: Any, device: torch.device) -> Any:
+    """Move a tensor, tuple or dict of tensors from the CPU to a device.
+
+    Raises:
+        InputError: data on another accelerator.
+    """
+    return tree_map(lambda tensor: _move(tensor, device), values)
+
+
+def _move(tensor: Tensor, device: torch.device) -> Tensor:
+    if tensor.device.type not in ("cpu", torch.device(device).type):
+        fail(
+            "data",
+            f"tensors on the CPU or on {device}, where the module is",
+            tensor.device,
+            "Move the module or the data with .to(device)",
+        )
+    return tensor.to(device, non_blocking=True)

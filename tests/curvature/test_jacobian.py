@@ -11,12 +11,13 @@ from subbayes.curvature import gram as gram_module
 from subbayes.curvature import jacobian as jacobian_module
 from subbayes.curvature.jacobian import Jacobian
 from subbayes.curvature.layers import Layers
-from subbayes.data.data import Data, join_batches, n_rows, take
+from subbayes.data.data import Data, join_batches
 from subbayes.inference import linearised_laplace
 from subbayes.likelihoods import Categorical
 from subbayes.subspaces.optimal import optimal
 from subbayes.subspaces.subnetwork import subnetwork
 from subbayes.utils import progress
+from subbayes.utils.trees import n_rows, take
 
 
 def check(V: Jacobian, X: Jacobian, dense_V: torch.Tensor, dense_X: torch.Tensor) -> None:

@@ -13,7 +13,7 @@ from subbayes import InputError, Network
 from subbayes.curvature.low_rank import LowRank
 from subbayes.curvature.precision import cholesky
 from subbayes.curvature.precision_factory import precision, root
-from subbayes.data.data import take
+from subbayes.utils.trees import take
 
 CHOSEN = [
     case

@@ -17,7 +17,7 @@ from subbayes.curvature.many_products import ManyProducts
 from subbayes.curvature.precision_factory import precision, root
 from subbayes.curvature.sample_then_optimise import SampleThenOptimise
 from subbayes.curvature.sampled import Sampled
-from subbayes.data.data import n_rows, take
+from subbayes.utils.trees import n_rows, take
 
 SAME = dict(rtol=1e-8, atol=1e-9)
 S = 1000

@@ -28,10 +28,11 @@ from torch.utils.data import (
 from subbayes import InputError, InputTypeError, Network, Posterior, Training
 from subbayes.baselines import point_estimate
 from subbayes.data.arrays import to_inputs, to_targets
-from subbayes.data.data import Data, leaves, take, to_device
+from subbayes.data.data import Data
 from subbayes.likelihoods import Gaussian
 from subbayes.subspace import FullSubspace
 from subbayes.training import train
+from subbayes.utils.trees import leaves, take, to_device
 
 N = 11
 X = torch.arange(2.0 * N).reshape(N, 2)

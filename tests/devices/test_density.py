@@ -6,7 +6,6 @@ import torch
 from cases import CASES, LIKELIHOODS, NETWORKS, Case, one_per_network, parametrize
 
 from subbayes import Network, Posterior
-from subbayes.data.data import leaves
 from subbayes.likelihoods import CategoricalTokens, Weighted
 from subbayes.subspace import (
     CoordinateSubspace,
@@ -15,7 +14,7 @@ from subbayes.subspace import (
     RandomSubspace,
     SparseRandomSubspace,
 )
-from subbayes.utils.trees import tree_map
+from subbayes.utils.trees import leaves, tree_map
 
 UNTIED = [case for case in CASES if case.network != "tied" or torch.cuda.is_available()]
 VMAPS = [case for case in UNTIED if NETWORKS[case.network].vmaps]

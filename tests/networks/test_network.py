@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from subbayes import InputError, InputTypeError, Network, Training
-from subbayes.data.data import n_rows, take
 from subbayes.likelihoods import Gaussian
 from subbayes.training.trainer import train
+from subbayes.utils.trees import n_rows, take
 
 EACH = cases.one_per_network()
 pytestmark = pytest.mark.filterwarnings(

@@ -30,7 +30,7 @@ from subbayes.curvature.precision import Precision
 from subbayes.curvature.precision_factory import FORMS, Form, check_options, precision, root
 from subbayes.curvature.sampled import Sampled
 from subbayes.curvature.subspace_precision import SubspacePrecision
-from subbayes.data.data import Data, to_device
+from subbayes.data.data import Data
 from subbayes.diagnostics.predictor import Predictor
 from subbayes.draws import Draws, Moments
 from subbayes.inference.laplace.evidence import Evidence, scale_noise
@@ -53,6 +53,7 @@ from subbayes.subspace import from_config as subspace_from_config
 from subbayes.utils.checks import check_choice, check_count, check_seed, fail, fail_type
 from subbayes.utils.memory import check_memory
 from subbayes.utils.tensor_file import add_prefix, strip_prefix
+from subbayes.utils.trees import to_device
 
 __all__ = ["LinearisedPosterior", "Method", "diagonal_blocks", "linearised_laplace", "rebuild"]
 

@@ -19,7 +19,6 @@ from subbayes.curvature.precision_factory import root
 from subbayes.curvature.sample_then_optimise import SampleThenOptimise
 from subbayes.curvature.subspace_precision import SubspacePrecision, subspace_jacobian_in_chunks
 from subbayes.curvature.subspace_products import WhitenedProducts
-from subbayes.data.data import to_device
 from subbayes.draws import Draws, Moments
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.engine import Engine
@@ -33,6 +32,7 @@ from subbayes.predictions.predictive import Predictive, check_outputs
 from subbayes.subspace import Subspace
 from subbayes.utils.checks import check_choice
 from subbayes.utils.memory import check_memory
+from subbayes.utils.trees import to_device
 
 __all__ = ["LinearisedLaplace", "predict_linearised"]
 

@@ -24,14 +24,14 @@ from subbayes.curvature.precision import Precision
 from subbayes.curvature.sample_then_optimise import LinearDraws, SampleThenOptimise
 from subbayes.curvature.sampled import Sampled
 from subbayes.curvature.subspace_precision import SubspacePrecision, squared_basis
-from subbayes.data.data import Data, leaves, n_rows, take, to_device
+from subbayes.data.data import Data
 from subbayes.likelihoods import Likelihood
 from subbayes.networks.network import Network
 from subbayes.subspace import Subspace
 from subbayes.utils.artifact import fingerprint
 from subbayes.utils.checks import fail
 from subbayes.utils.files import fail_damaged
-from subbayes.utils.trees import tree_map
+from subbayes.utils.trees import leaves, n_rows, take, to_device, tree_map
 from subbayes.utils.types import Inputs
 
 __all__ = ["jacobian_from", "precision_facts", "precision_from", "precision_tensors"]

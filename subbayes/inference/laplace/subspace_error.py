@@ -23,13 +23,14 @@ from subbayes.curvature.jacobian import Jacobian
 from subbayes.curvature.precision import Precision, cholesky
 from subbayes.curvature.subspace_precision import SubspacePrecision, subspace_jacobian
 from subbayes.data.arrays import to_targets
-from subbayes.data.data import check_rows, n_rows
+from subbayes.data.data import check_rows
 from subbayes.diagnostics import metrics
 from subbayes.inference.laplace.linearised import LinearisedPosterior, diagonal_blocks
 from subbayes.predictions.averaging import with_noise
 from subbayes.predictions.gaussian import default_method, predictive_of
 from subbayes.subspace import Subspace
 from subbayes.utils.checks import check_count, check_same_length, fail, fail_type
+from subbayes.utils.trees import n_rows
 
 __all__ = [
     "SubspaceError",

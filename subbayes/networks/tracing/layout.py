@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from subbayes.data.data import take
 from subbayes.utils.types import Inputs
 
 if TYPE_CHECKING:
@@ -51,10 +50,10 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def takes_observations_last(network: Network, inputs: Inputs) -> bool:
-    """Whether the module supports this layout, unlike a `view` across observations."""
+    """Whether the module supports this layout at a few rows, unlike a `view` across them."""
     try:
         with torch.no_grad(), observations_last():
-            network(network.weights, take(inputs, slice(2)))
+            network(network.weights, inputs)
     except RuntimeError:
         return False
     return True

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from subbayes.data.data import input_kind, take
 from subbayes.networks.tracing.private_torch import count_bytes
+from subbayes.utils.trees import row_kind, take
 from subbayes.utils.types import Inputs
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def bytes_per_row(network: Network, inputs: Inputs) -> int:
         with torch.no_grad():
             return count_bytes(lambda: network(network.weights, first))
 
-    return network.row_bytes.get(input_kind(inputs), lambda: max(count(2) - count(1), 1))
+    return network.row_bytes.get(row_kind(inputs), lambda: max(count(2) - count(1), 1))
 
 
 @functools.cache

@@ -8,11 +8,11 @@ import torch
 from torch import nn
 
 from subbayes.data.arrays import to_inputs
-from subbayes.data.data import check_rows, named_leaves, to_device
+from subbayes.data.data import check_rows
 from subbayes.networks.network import arguments
 from subbayes.utils.checks import error_text, fail
 from subbayes.utils.seeding import fork_rng
-from subbayes.utils.trees import tensors_of, tree_map
+from subbayes.utils.trees import named_leaves, tensors_of, to_device, tree_map
 from subbayes.utils.types import Inputs
 
 __all__ = ["as_example", "outputs_of"]

@@ -10,7 +10,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from subbayes.data.data import n_rows, named_leaves, take
 from subbayes.networks.network import Network
 from subbayes.networks.tracing.memory import bytes_per_row
 from subbayes.networks.tracing.private_torch import has_hooks, is_traced, most_forward_hooks
@@ -27,6 +26,7 @@ from subbayes.sparse.kernels import (
 from subbayes.sparse.module_surgery import READERS, parent_of, replace_layer
 from subbayes.utils.progress import progress_bar
 from subbayes.utils.torch_lock import torch_lock
+from subbayes.utils.trees import n_rows, named_leaves, take
 
 __all__ = ["SampledLinear", "SampledNetwork", "TiledLinear", "layers_for_products", "use_tiles"]
 

@@ -18,7 +18,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import subbayes
 from subbayes import InputError, InputTypeError, Network, subspaces
-from subbayes.data.data import take
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.laplace.cross_validation import cross_validate_prior
 from subbayes.inference.laplace.evidence import Evidence, scale_noise, tune_prior
@@ -31,6 +30,7 @@ from subbayes.predictions.gaussian import (
     default_method,
 )
 from subbayes.subspaces.optimal import optimal, recombine_inputs
+from subbayes.utils.trees import take
 
 
 def test_a_linear_network_is_bayesian_linear_regression():
