@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.func import grad, jvp, vjp
 
 from subbayes.data.data import Data, split_batches
-from subbayes.likelihoods import Likelihood
+from subbayes.likelihoods import Likelihood, as_likelihood
 from subbayes.networks.global_state import attention_without_fused_kernels
 from subbayes.networks.network import Network
 from subbayes.networks.tracing.vectorised import warn_of_fallback
@@ -51,7 +51,7 @@ class Curvature:
 
     Args:
         network: the network f(x; w).
-        likelihood: p(y | f), with all its own parameters learned.
+        likelihood: p(y | f), with all its own parameters learned, or its name as for `fit`.
         data: (inputs, y), a DataLoader, a Dataset or `Data`.
         kind: "hessian", the second derivatives; "fisher", the Fisher information with the
             expectation over y, which is the generalised Gauss-Newton matrix; or
@@ -84,7 +84,7 @@ class Curvature:
     def __init__(
         self,
         network: Network,
-        likelihood: Likelihood,
+        likelihood: str | Likelihood,
         data: Any,
         kind: Kind = "hessian",
         *,
@@ -92,6 +92,7 @@ class Curvature:
         batch_size: int = 256,
     ) -> None:
         check_choice("kind", kind, _KINDS)
+        likelihood = as_likelihood(likelihood)
         likelihood.check_complete()
         self.network = network if weights is None else network.with_weights(weights)
         self.likelihood = likelihood

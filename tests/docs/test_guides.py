@@ -37,6 +37,7 @@ LONGER = (
     "methods/optimal-subspace",
     "methods/own-density",
     "methods/sparse",
+    "methods/spectra",
     "methods/subnetworks",
     "methods/temperature",
     "methods/variational-inference",

@@ -178,3 +178,32 @@ def test_a_density_that_is_linear_in_the_predictors_has_no_curvature(inference):
     model = SemiStructuredRegression("y ~ x", family=family)
     model.fit(frame, inference=inference, sampling=sampling)
     assert np.isfinite(model.summary()[["mean", "sd"]].to_numpy()).all()
+
+
+def shift(y, mu, sigma):
+    y.sub_(1)
+    return normal(y, mu, sigma)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"density": shift}, "density: expected a function that does not change its arguments"),
+        ({"mean_of": lambda mu, sigma: mu.clamp_(0, 0.1)}, "mean_of: expected a function that doe"),
+        ({"variance_of": lambda mu, sigma: -sigma}, "variance_of: expected variances of at least"),
+        (
+            {"cdf_of": lambda y, mu, sigma: torch.sigmoid(y.sub_(mu[0]) / sigma)},
+            "cdf_of: expected a function that does not change its arguments",
+        ),
+        (
+            {"draw": lambda generator, mu, sigma: mu.normal_(generator=generator)},
+            "draw: expected a function that does not change its arguments",
+        ),
+        ({"draw": lambda generator, mu, sigma: mu[0]}, "draw: expected one response per row and"),
+    ],
+)
+def test_other_functions_are_checked_where_a_fit_begins(options, said):
+    before = Y.clone()
+    with pytest.raises(InputError, match="^" + said):
+        custom(**options).check_targets(Y)
+    assert torch.equal(Y, before)

@@ -25,6 +25,12 @@ _RESULTS = {
     "draw": "response",
     "cdf_of": "probability",
 }
+_ROWS = 5
+_UNCHANGED = (
+    "a function that does not change its arguments",
+    "one that changes them",
+    "Replace operations in place, such as y.clamp_(0), by y.clamp(0)",
+)
 _OTHERS = {
     "density": ["y"],
     "mean_of": [],
@@ -62,7 +68,8 @@ class Custom(Family):
     Raises:
         InputError: functions with other arguments, or whose results have another shape or are not
             in floating point (responses may be integers); a density that is NaN, not elementwise or
-            without gradients at the responses of a fit.
+            without gradients at the responses of a fit; negative variances there; functions that
+            change their arguments.
 
     Example:
         >>> family = Custom(
@@ -136,21 +143,42 @@ class Custom(Family):
     def check_targets(self, y: Targets) -> None:
         """Raise `InputError` for responses outside the support, or a density that cannot be used.
 
-        The density is evaluated at the responses and at predictors that suit them.
+        The density is evaluated at the responses and at predictors that suit them, the other
+        functions at the first of them.
         """
         super().check_targets(y)
         value = (y if isinstance(y, Tensor) else y[0]).detach().double()
-        if len(value):
-            self._check_density(value)
-
-    def _check_density(self, y: Tensor) -> None:
-        """Check the density of responses at two equal draws of predictors that suit them."""
-        levels = self.initial_predictors(y.cpu().numpy())
+        if not len(value):
+            return
+        levels = self.initial_predictors(value.cpu().numpy())
         levels = tuple(level if math.isfinite(level) else 0.0 for level in levels)
-        start = torch.tensor(levels, dtype=torch.float64, device=y.device)
+        start = torch.tensor(levels, dtype=torch.float64, device=value.device)
+        self._check_density(value, start)
+        few = value[:_ROWS].cpu()
+        self._check_others(few, start.cpu().expand(2, len(few), -1))
+
+    def _check_others(self, y: Tensor, eta: Tensor) -> None:
+        """Check the other functions at a few responses and predictors."""
+        at, own = y.clone(), eta.clone()
+        others: dict[str, list[Any]] = {"mean_of": [], "variance_of": [], "cdf_of": [at]}
+        others["draw"] = [torch.Generator().manual_seed(0)]
+        with torch.no_grad():
+            for name, given in others.items():
+                if getattr(self, name) is None:
+                    continue
+                found = self._called(name, own, *given)
+                if not (torch.equal(own, eta) and torch.equal(at, y)):
+                    fail(name, *_UNCHANGED)
+                if name == "variance_of" and bool((found < 0).any()):
+                    fail(name, "variances of at least 0", f"{float(found.min()):.4g}")
+
+    def _check_density(self, y: Tensor, start: Tensor) -> None:
+        """Check the density of responses at two equal draws of predictors that suit them."""
         with torch.enable_grad():
-            eta = start.expand(2, len(y), -1).clone().requires_grad_()
-            found = self.log_density(y, eta.unbind(-1))
+            eta, used = start.expand(2, len(y), -1).clone().requires_grad_(), y.clone()
+            found = self.log_density(used, eta.unbind(-1))
+            if not torch.equal(used, y):
+                fail("density", *_UNCHANGED)
             if not found.requires_grad:
                 fail(
                     "density",
