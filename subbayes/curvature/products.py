@@ -51,7 +51,8 @@ class Curvature:
 
     Args:
         network: the network f(x; w).
-        likelihood: p(y | f), with all its own parameters learned, or its name as for `fit`.
+        likelihood: p(y | f), with all its own parameters learned, or the name of one without, such
+            as "categorical".
         data: (inputs, y), a DataLoader, a Dataset or `Data`.
         kind: "hessian", the second derivatives; "fisher", the Fisher information with the
             expectation over y, which is the generalised Gauss-Newton matrix; or

@@ -21,11 +21,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from subbayes.semistructured.contributions import OrthogonalColumns
+from subbayes.semistructured.orthogonal_columns import OrthogonalColumns
 
 __all__ = ["ESTIMANDS", "bootstrap_projections"]
 
@@ -50,18 +49,15 @@ def bootstrap_projections(
         Coefficients of the columns.
 
     Example:
-        >>> x = torch.ones(1000, 1, dtype=torch.float64)
-        >>> mean = OrthogonalColumns((0,), x / 1000**0.5, x.T / 1000)
+        >>> mean = OrthogonalColumns.of(torch.ones(1000, 1, dtype=torch.float64), [0])
         >>> f = torch.linspace(-1, 1, 1000, dtype=torch.float64).expand(400, -1)
         >>> found = bootstrap_projections(f, mean, [(0, s) for s in range(400)])
         >>> bool(abs(found.std() / (3 * 1000) ** -0.5 - 1) < 0.1)  # sd(f) / sqrt(n)
         True
     """
-    basis = columns.basis.numpy()
-    found = np.empty((len(networks), basis.shape[1]))
+    found = np.empty((len(networks), columns.basis.shape[1]))
     for own, f, entropy in zip(found, networks.numpy(), seeds, strict=True):
         rng = np.random.default_rng(entropy)
         w = rng.standard_exponential(len(f)) if weights is None else rng.standard_gamma(weights)
-        weighted = basis * w[:, None]
-        own[:] = np.linalg.lstsq(weighted.T @ basis, weighted.T @ f, rcond=None)[0]
-    return torch.from_numpy(found) @ (columns.pseudo_inverse @ columns.basis).T
+        own[:] = columns.weighted(f, w)
+    return columns.coefficients(found)

@@ -20,11 +20,7 @@ from subbayes.networks.tracing.tracer import Mode
 from subbayes.posterior import Posterior
 from subbayes.predictions.averaging import evenly_spaced
 from subbayes.priors import Normal
-from subbayes.semistructured.contributions import (
-    Contributions,
-    OrthogonalColumns,
-    orthogonal_columns,
-)
+from subbayes.semistructured.contributions import Contributions
 from subbayes.semistructured.effects_posterior import EffectsPosterior, has_effects_alone
 from subbayes.semistructured.effects_sampling import draw_effects
 from subbayes.semistructured.estimand import bootstrap_projections
@@ -35,6 +31,7 @@ from subbayes.semistructured.marginalisation import (
     ImportanceSampling,
     marginalisation_of,
 )
+from subbayes.semistructured.orthogonal_columns import OrthogonalColumns, orthogonal_columns
 from subbayes.semistructured.predictors import Predictors
 from subbayes.semistructured.specification import PreparedModel
 from subbayes.semistructured.subspace import MAX_START, JointSpace

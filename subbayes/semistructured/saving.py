@@ -34,6 +34,7 @@ from subbayes.semistructured.given_objects import (
     check_log_likelihood,
 )
 from subbayes.semistructured.joint_posterior import FittedState, JointPosterior
+from subbayes.semistructured.orthogonal_columns import orthogonal_places
 from subbayes.semistructured.predictors import Deep
 from subbayes.semistructured.saved_priors import SavedPriors, prior_config
 from subbayes.semistructured.space_checks import check_size, check_space
@@ -43,7 +44,7 @@ from subbayes.semistructured.terms.parsing import least_effects
 from subbayes.subspace import from_config as subspace_from_config
 from subbayes.subspaces.curve import WeightCurve
 from subbayes.utils.checks import InputError, fail, fail_type
-from subbayes.utils.files import fail_damaged
+from subbayes.utils.files import fail_artifact, fail_damaged
 from subbayes.utils.tensor_file import add_prefix, strip_prefix
 
 __all__ = ["facts_of", "state_from", "tensors_of"]
@@ -85,6 +86,7 @@ def facts_of(state: FittedState) -> dict[str, Any]:
         **vars(specification.auxiliary),
         "missing": specification.missing,
         "orthogonal": specification.orthogonal,
+        "orthogonal_to": _orthogonal_to(state),
         "effects": specification.effects,
         "smooth": specification.smooth,
         "seed": state.joint.seed,
@@ -159,6 +161,7 @@ def state_from(
     if draws.prediction != "network":
         _damaged("facts['draws']['prediction']", "'network'", repr(draws.prediction))
     state = FittedState(joint, draws)
+    _check_orthogonal(facts.get("orthogonal_to"), state)
     unread = {column["name"] for column in columns} - set(_columns_of(state))
     if unread:
         _damaged("facts['columns']", "the columns that the model reads", f"{sorted(unread)} too")
@@ -166,6 +169,22 @@ def state_from(
     if arguments := [name for name, value in objects.items() if value]:
         check_log_likelihood(joint, draws, arguments)
     return state
+
+
+def _orthogonal_to(state: FittedState) -> list[list[int]]:
+    """Positions of the columns to which the networks of each predictor are made orthogonal."""
+    return [[*effects, *groups] for effects, groups in orthogonal_places(state.model).values()]
+
+
+def _check_orthogonal(saved: list[list[int]] | None, state: FittedState) -> None:
+    """Check that the networks are orthogonal to the same columns as when they were fitted."""
+    places = orthogonal_places(state.model)
+    if saved is not None and saved != _orthogonal_to(state):
+        _damaged("facts['orthogonal_to']", f"{_orthogonal_to(state)}", saved)
+    if saved is None and any(groups for _, groups in places.values()):
+        expected = "networks that are orthogonal to the random effects of groups that they read"
+        got = "a model of an earlier version, in which they are not"
+        fail_artifact("path", expected, got, "Fit it again")
 
 
 def _damaged(where: str, expected: str, got: Any) -> NoReturn:

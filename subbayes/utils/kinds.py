@@ -286,7 +286,7 @@ _joint_space = record(
     curve=optional(text("bezier", "polygon")),
 )
 _semistructured = record(
-    {"smooth?": text("bayes", "reml")},
+    {"smooth?": text("bayes", "reml"), "orthogonal_to?": list_of(list_of(whole()))},
     formula=one_of("a formula, or one by parameter", _FORMULA, dict_of(_FORMULA)),
     family=_family,
     priors=_priors,

@@ -200,6 +200,10 @@ def shift(y, mu, sigma):
             "draw: expected a function that does not change its arguments",
         ),
         ({"draw": lambda generator, mu, sigma: mu[0]}, "draw: expected one response per row and"),
+        (
+            {"mean_of": lambda mu, sigma: mu + torch.ones(7)},
+            "mean_of: expected a function of any n",
+        ),
     ],
 )
 def test_other_functions_are_checked_where_a_fit_begins(options, said):

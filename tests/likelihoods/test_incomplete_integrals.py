@@ -10,6 +10,7 @@ import pytest
 import torch
 from scipy import stats
 
+from subbayes import InputError
 from subbayes.likelihoods.families import (
     BetaFamily,
     BinomialFamily,
@@ -258,7 +259,9 @@ def test_transforms_of_torch_in_single_precision():
     torch.testing.assert_close(tangent, torch.func.grad(total)(eta).sum(), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(("mu", "precision"), [(0.3, 4.0), (0.02, 60.0), (0.6, 0.5), (0.5, 300.0)])
+@pytest.mark.parametrize(
+    ("mu", "precision"), [(0.3, 4.0), (0.02, 60.0), (0.6, 0.5), (0.5, 300.0), (0.99, 0.6)]
+)
 @pytest.mark.parametrize(("lower", "upper"), [(0.25, None), (None, 0.1), (0.4, 0.41)])
 def test_truncated_beta_responses(mu, precision, lower, upper):
     family = TruncatedFamily(family="beta", lower=lower, upper=upper)
@@ -280,7 +283,7 @@ def test_truncated_beta_responses(mu, precision, lower, upper):
         share = float(mpmath.betainc(a, b, ends[0], y, regularized=True) / mass)
         log_mass = float(mpmath.log(mass))
     assert float(family.mean(eta)) == pytest.approx(mean, rel=1e-8)
-    assert float(family.variance(eta)) == pytest.approx(variance, rel=1e-6)
+    assert float(family.variance(eta)) == pytest.approx(variance, rel=1e-6, abs=1e-15)
     assert float(family.cdf(eta, torch.tensor([y], dtype=torch.float64))) == pytest.approx(
         share, rel=1e-7, abs=1e-12
     )
@@ -354,3 +357,84 @@ def test_quantiles_of_mixtures_of_beta_responses_above_a_bound(q):
     found = Predictive(eta, family).quantile(q)
     inside = family.cdf(eta, torch.as_tensor(found)).mean(0)[:, 0]
     np.testing.assert_allclose(inside, q, atol=1e-7)
+
+
+@pytest.mark.parametrize("predictor", [-2.0, -10.0, -20.0, -40.0])
+def test_truncated_beta_responses_of_small_means_keep_their_digits(predictor):
+    """Means far below the bound hardly change the density above it."""
+    family, found = TruncatedFamily(family="beta", lower=0.3), {}
+    for dtype in (torch.float32, torch.float64):
+        eta = torch.tensor([[predictor, 3.0]], dtype=dtype, requires_grad=True)
+        value = family.log_prob(eta, torch.tensor([0.375], dtype=dtype))
+        (slope,) = torch.autograd.grad(value, eta)
+        found[dtype] = [float(value.detach()), *slope[0].tolist()]
+    mu, precision = 1 / (1 + math.exp(-predictor)), math.exp(3.0)
+    with mpmath.workdps(40):
+        a, b = mpmath.mpf(mu) * precision, (1 - mpmath.mpf(mu)) * precision
+        mass = mpmath.quad(lambda t: t ** (a - 1) * (1 - t) ** (b - 1), [0.3, 0.5, 1])
+        exact = float((a - 1) * mpmath.log(0.375) + (b - 1) * mpmath.log(0.625) - mpmath.log(mass))
+    assert found[torch.float64][0] == pytest.approx(exact, abs=1e-6)
+    np.testing.assert_allclose(found[torch.float32], found[torch.float64], atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("y", "log_mean", "log_shape"), [(0, -12.0, -12.0), (0, -20.0, -20.0), (0, 3.9, 9.2)]
+)
+def test_negative_binomial_tails_in_single_precision(y, log_mean, log_shape):
+    found = []
+    for dtype in (torch.float32, torch.float64):
+        given = torch.tensor([log_mean, log_shape], dtype=dtype, requires_grad=True)
+        below, above = negative_binomial_log_tails(torch.tensor(float(y), dtype=dtype), *given)
+        smaller = torch.minimum(below, above)
+        (slope,) = torch.autograd.grad(smaller, given)
+        found.append([float(smaller.detach()), *slope.tolist()])
+    np.testing.assert_allclose(*found, rtol=1e-3)
+
+
+def test_interval_censored_beta_responses_have_gradients():
+    family = CensoredFamily(family="beta", upper="end")
+    y = torch.tensor([[0.3, 0, 0.0], [0.3, 1, 0.0], [0.9, -1, 0.0], [0.2, 2, 0.5]]).double()
+    family.check_targets(y)
+    eta = torch.tensor([[0.4, 1.5]], dtype=torch.float64).repeat(4, 1).requires_grad_()
+    value = family.log_prob(eta, y)
+    (slope,) = torch.autograd.grad(value.sum(), eta)
+    assert torch.isfinite(slope).all()
+    mu, precision = 1 / (1 + math.exp(-0.4)), math.exp(1.5)
+    law = stats.beta(mu * precision, (1 - mu) * precision)
+    exact = [
+        law.logpdf(0.3),
+        law.logsf(0.3),
+        law.logcdf(0.9),
+        math.log(law.cdf(0.5) - law.cdf(0.2)),
+    ]
+    np.testing.assert_allclose(value.detach(), exact, atol=1e-6)
+    with pytest.raises(InputError, match=r"^upper: expected upper ends of at most 1, got 1\.2"):
+        family.check_targets(torch.tensor([[0.2, 2, 1.2]], dtype=torch.float64))
+
+
+@pytest.mark.parametrize("predictors", [(0.0, 2.0), (2.0, 1.0), (4.0, -1.0)])
+@pytest.mark.parametrize(("lower", "upper"), [(0.3, None), (None, 0.7)])
+def test_information_of_truncated_beta_responses(predictors, lower, upper):
+    family = TruncatedFamily(family="beta", lower=lower, upper=upper)
+    eta = torch.tensor([predictors], dtype=torch.float64)
+    found = family.curvature(eta)[0].numpy()
+    np.testing.assert_allclose(family.curvature(eta.float())[0], found, rtol=1e-4)
+    if predictors != (0.0, 2.0):  # of which much is nearer to 1 than float64 has numbers
+        assert np.isfinite(found).all()
+        return
+    y = torch.from_numpy(np.linspace(lower or 1e-6, upper or 1 - 1e-6, 40_001))
+    score = torch.func.grad(lambda f: family.log_density(y, f.unbind(-1)).sum())(
+        eta.expand(len(y), 2)
+    )
+    density = family.log_density(y, eta.unbind(-1)).exp()[:, None, None]
+    exact = np.trapezoid((density * score[:, :, None] * score[:, None]).numpy(), y.numpy(), axis=0)
+    np.testing.assert_allclose(found, exact, rtol=2e-3)
+
+
+def test_given_trials_have_no_information_and_reach_the_lower_bound():
+    family = TruncatedFamily(family=BinomialFamily(trials=9), lower=2)
+    information = family.curvature(torch.tensor([[0.3, 9.0]], dtype=torch.float64))[0]
+    assert float(information[0, 0]) > 0
+    assert information.flatten()[1:].tolist() == [0.0] * 3
+    with pytest.raises(InputError, match="lower and upper: expected bounds around counts"):
+        TruncatedFamily(family=BinomialFamily(trials=9), lower=10)

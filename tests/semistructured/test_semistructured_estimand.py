@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from subbayes import InputError, Sampling, SemiStructuredRegression, Training
-from subbayes.semistructured.contributions import OrthogonalColumns
 from subbayes.semistructured.estimand import bootstrap_projections
 from subbayes.semistructured.joint_posterior import FittedState
+from subbayes.semistructured.orthogonal_columns import OrthogonalColumns
 from subbayes.semistructured.subspace import SemiStructuredSubspace
 from subbayes.utils.seeding import fork_rng
 
@@ -38,9 +38,7 @@ def table(n=40):
 
 
 def columns_of(x):
-    x = torch.from_numpy(x)
-    u, s, _ = torch.linalg.svd(x, full_matrices=False)
-    return OrthogonalColumns(tuple(range(x.shape[1])), u[:, s > 1e-9 * s[0]], torch.linalg.pinv(x))
+    return OrthogonalColumns.of(torch.from_numpy(x), range(x.shape[1]))
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +78,35 @@ def test_projections_are_weighted_least_squares():
     once = bootstrap_projections(torch.from_numpy(f), columns_of(x), seeds)
     np.testing.assert_allclose(twice[:, 2:].sum(1), once[:, 2], atol=1e-10)
     np.testing.assert_allclose(twice[:, 2], twice[:, 3], atol=1e-10)
+
+
+@pytest.mark.parametrize("count", [20, 80])
+def test_projections_on_many_groups_are_those_of_dense_least_squares(count):
+    rng = np.random.default_rng(2)
+    codes = np.concatenate([np.arange(count), rng.integers(0, count, 300)])
+    x = np.column_stack([np.ones(len(codes)), rng.normal(size=len(codes))])
+    indicators = np.eye(count)[codes]
+    z = np.concatenate([indicators, indicators * rng.normal(size=(len(codes), 1))], 1)
+    design = torch.from_numpy(np.column_stack([x, z]))
+    own = OrthogonalColumns.of(design, [0, 1], range(2, design.shape[1]))
+    f, w = rng.normal(size=len(codes)), rng.standard_exponential(len(codes))
+    found = own.coefficients(own.weighted(f, w)[None])[0].numpy()
+    root = np.sqrt(w)
+    naive = np.linalg.lstsq(design.numpy() * root[:, None], f * root, rcond=1e-9)[0]
+    np.testing.assert_allclose(design.numpy() @ found, design.numpy() @ naive, atol=1e-7)
+    assert abs(found[2 : 2 + count].sum()) < 1e-6  # the smallest random effects
+    w[codes == 3] = 0.0  # a group without weight
+    assert np.isfinite(own.coefficients(own.weighted(f, w)[None])).all()
+
+
+def test_groups_that_fixed_effects_have_already_add_nothing():
+    codes = np.arange(30) % 3
+    x = np.eye(3)[codes]
+    design = torch.from_numpy(np.concatenate([x, x], 1))
+    own = OrthogonalColumns.of(design, [0, 1, 2], [3, 4, 5])
+    assert own.basis.shape == (30, 3)
+    found = own.pseudo_inverse @ torch.linspace(0, 1, 30, dtype=torch.float64)
+    np.testing.assert_allclose(found[3:], 0, atol=1e-12)
 
 
 @pytest.mark.slow

@@ -235,6 +235,9 @@ DAMAGED = [
     (("exposure",), "x"),
     (("seed",), -1),
     (("mode",), "jit"),
+    (("orthogonal_to",), []),
+    (("orthogonal_to",), [[0, 10**9]]),
+    (("orthogonal_to",), [[0.5]]),
     (("dropped",), -1),
     (("columns", 0, "name"), "g"),
     (("columns", 0, "dtype"), "complex128"),
@@ -281,6 +284,22 @@ def test_facts_that_do_not_fit_are_refused_in_one_line(small, place, value):
         reloaded(saved, folder / "forged", replaced(saved.facts, place, value))
     assert type(error.value).__module__.startswith("subbayes")
     assert "\n" not in str(error.value)
+
+
+def test_networks_are_orthogonal_to_the_same_columns_after_loading(tmp_path):
+    """Those of versions before networks were made orthogonal to random effects would predict
+    something else."""
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"g": rng.integers(0, 4, 30), "y": rng.normal(size=30)})
+    deep = {"net": (MLP(1, (2,), 1), ["g"])}
+    model = SemiStructuredRegression("y ~ 1 + (1 | g)", deep=deep).fit(frame, **QUICK)
+    saved = artifact.read(model.save(tmp_path / "model"))
+    assert saved.facts["orthogonal_to"] == [[0, 1, 2, 3, 4]]
+    loaded = reloaded(saved, tmp_path / "again")
+    np.testing.assert_array_equal(loaded.predict(frame).mean, model.predict(frame).mean)
+    older = {name: fact for name, fact in saved.facts.items() if name != "orthogonal_to"}
+    with pytest.raises(InputError, match="got a model of an earlier version.* Fit it again"):
+        reloaded(saved, tmp_path / "older", older)
 
 
 def test_tensors_that_do_not_fit_are_refused_in_one_line(small):

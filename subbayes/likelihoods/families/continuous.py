@@ -27,6 +27,7 @@ from subbayes.likelihoods.families.incomplete_integrals import (
 from subbayes.likelihoods.families.positive import PositiveFamily
 from subbayes.likelihoods.families.scipy_family import ScipyFamily
 from subbayes.likelihoods.families.tails import (
+    log_between,
     normal_from_log_tails,
     normal_log_tails,
     truncated_normal_moments,
@@ -36,6 +37,7 @@ from subbayes.utils.types import Outputs
 __all__ = ["BetaFamily", "GammaFamily", "NormalFamily"]
 
 _LOG_2PI = math.log(2 * math.pi)
+_SMALL_SHAPE = 0.5
 
 
 @dataclass(frozen=True, repr=False)
@@ -210,15 +212,35 @@ class BetaFamily(ScipyFamily):
     def truncated_moments(
         self, lower: float, upper: float, eta: tuple[Tensor, ...]
     ) -> tuple[Tensor, Tensor]:
-        """Mean and variance of responses between two bounds."""
-        a, b = (part.exp() for part in self._log_shapes(eta))
+        """Mean and variance of responses between two bounds.
+
+        By quadrature, or from ratios of tail probabilities where most responses are near 0 or 1.
+        """
+        log_shapes = self._log_shapes(eta)
+        a, b = (part.exp() for part in log_shapes)
         bounds = torch.tensor([lower, upper], dtype=torch.float64)
         low, high = bounds.clamp(0, 1).logit().tolist()
-        return log_concave_moments(
+        found = log_concave_moments(
             lambda v: a * F.logsigmoid(v) + b * F.logsigmoid(-v),
             eta[0],
             (low, high),
             sigmoid_change,
+        )
+
+        def log_mass(more_a: float, more_b: float) -> Tensor:
+            shapes = (a + more_a).log(), (b + more_b).log()
+            return log_between(*(beta_log_tails(0 * a + end, *shapes) for end in (low, high)))
+
+        whole, total = log_mass(0, 0), a + b
+        mean, rest = (
+            share * (log_mass(*more) - whole).exp()
+            for share, more in ((a / total, (1, 0)), (b / total, (0, 1)))
+        )
+        both = a * b / (total * (total + 1)) * (log_mass(1, 1) - whole).exp()
+        near_ends = a.minimum(b) < _SMALL_SHAPE
+        other = mean, mean * rest - both
+        return torch.where(near_ends, other[0], found[0]), torch.where(
+            near_ends, other[1], found[1]
         )
 
     def evaluations(self, outputs: Outputs) -> Evaluations | None:

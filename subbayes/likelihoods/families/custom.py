@@ -14,7 +14,15 @@ from torch import Tensor
 from subbayes.data.arrays import check_dense
 from subbayes.likelihoods.base import Moments, UndefinedError
 from subbayes.likelihoods.families.base import LINKS, Family, moment
-from subbayes.utils.checks import check_choice, fail, fail_type
+from subbayes.utils.checks import (
+    InputError,
+    InputTypeError,
+    check_choice,
+    error_text,
+    fail,
+    fail_type,
+)
+from subbayes.utils.seeding import fork_rng
 from subbayes.utils.types import Outputs, Targets
 
 __all__ = ["Custom"]
@@ -144,7 +152,7 @@ class Custom(Family):
         """Raise `InputError` for responses outside the support, or a density that cannot be used.
 
         The density is evaluated at the responses and at predictors that suit them, the other
-        functions at the first of them.
+        functions at the first five responses.
         """
         super().check_targets(y)
         value = (y if isinstance(y, Tensor) else y[0]).detach().double()
@@ -166,7 +174,14 @@ class Custom(Family):
             for name, given in others.items():
                 if getattr(self, name) is None:
                     continue
-                found = self._called(name, own, *given)
+                try:
+                    with fork_rng(None):  # a draw may use the global generator
+                        found = self._called(name, own, *given)
+                except (InputError, InputTypeError):
+                    raise
+                except Exception as error:
+                    got = f"{type(error).__name__}: {error_text(error)}"
+                    fail(name, "a function of any number of rows and draws", got, cause=error)
                 if not (torch.equal(own, eta) and torch.equal(at, y)):
                     fail(name, *_UNCHANGED)
                 if name == "variance_of" and bool((found < 0).any()):

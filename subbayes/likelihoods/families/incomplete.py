@@ -6,6 +6,7 @@ probability of that.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -179,6 +180,8 @@ class CensoredFamily(AroundFamily):
             fail("upper", "upper ends of intervals", "none", "Pass upper= of CensoredFamily")
         if value.shape[1] == 3 and not bool((value[inside, 2] > value[inside, 0]).all()):
             fail("upper", "upper ends above the lower ones", "others")
+        if value.shape[1] == 3 and bool((value[inside, 2] > (end := self.bounds[1])).any()):
+            fail("upper", f"upper ends of at most {end:g}", f"{value[inside, 2].max():g}")
 
     def target_warnings(self, y: Targets) -> list[str]:
         """As the family, and a line where all responses are censored on the same side."""
@@ -211,7 +214,8 @@ class CensoredFamily(AroundFamily):
         terms = torch.where(status == 1, above, terms)
         if value.shape[1] == 2:
             return terms
-        upper = torch.where(status == 2, value[:, 2], y + 1)
+        end = self.bounds[1]  # other rows need a number above y, within the support
+        upper = torch.where(status == 2, value[:, 2], (y + end) / 2 if end < math.inf else y + 1)
         inside = log_between((below, above), self._tails(upper, eta))
         return torch.where(status == 2, inside, terms)
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import logsigmoid
 
 from subbayes.likelihoods.families.tails import Tails, in_chunks, legendre
 
@@ -162,20 +163,32 @@ def _beta_log_far(logit: Tensor, log_a: Tensor, log_b: Tensor) -> Tensor:
     tiny = torch.finfo(p.dtype).tiny
     slope = (a * rest - b * p).clamp_min(tiny)
     narrow = (2 * math.e * _NEGLIGIBLE / ((a + b) * p * rest).clamp_min(tiny)).sqrt()
-    width = (_NEGLIGIBLE - (a + b) * torch.nn.functional.logsigmoid(-end)) / a
+    width = (_NEGLIGIBLE - (a + b) * logsigmoid(-end)) / a
     width = width.minimum(_NEGLIGIBLE / slope)
     width = torch.where(narrow <= 1.0, width.minimum(narrow), width)
 
+    log_p, log_rest = (logsigmoid(sign * end).unsqueeze(-1) for sign in (1, -1))
+
     def decrease(w: Tensor) -> Tensor:
-        shrunk = torch.log1p(p.unsqueeze(-1) * torch.expm1(-w))
+        # the log of 1 - p + p e^-w
+        change = p.unsqueeze(-1) * torch.expm1(-w)
+        near, far = torch.log1p(change.clamp_min(-0.5)), torch.logaddexp(log_rest, log_p - w)
+        shrunk = torch.where(change > -0.5, near, far)
         return -a.unsqueeze(-1) * w - (a + b).unsqueeze(-1) * shrunk
 
     # a log p + b log(1 - p) - log B(a, b), of which large shapes keep their digits
-    change = torch.log1p((log_a - log_b).sigmoid() * torch.expm1(gap))
-    top = a * (gap - change) - b * change
+    mode = log_a - log_b
+    top = a * _log_ratio(mode, gap) + b * _log_ratio(-mode, -gap)
     top = top + _gap_of_stirling(a, log_a) + _gap_of_stirling(b, log_b)
     top = top - _gap_of_stirling(a + b, torch.logaddexp(log_a, log_b))
     return top + _log_integral(decrease, width)
+
+
+def _log_ratio(v: Tensor, step: Tensor) -> Tensor:
+    """The log of sigmoid(v + step) / sigmoid(v), of which small steps keep their digits."""
+    near = step.clamp(-1.0, 1.0)
+    far = logsigmoid(v + step) - logsigmoid(v)
+    return torch.where(step == near, -torch.log1p((-v).sigmoid() * torch.expm1(-near)), far)
 
 
 def inverse_gaussian_log_tails(log_ratio: Tensor, log_precision: Tensor) -> Tails:
@@ -266,8 +279,9 @@ def inverse_from_tails(
     Example:
         >>> from scipy import special
         >>> known = special.gammaincinv, special.gammainccinv
-        >>> shape, half = torch.ones(2, 1, dtype=torch.float64) / torch.tensor([[1.0], [2.0]])
-        >>> inverse_from_tails(*known, [shape], half.log(), half.log())
+        >>> shape = torch.tensor([1.0], dtype=torch.float64)
+        >>> log_half = torch.tensor([0.5], dtype=torch.float64).log()
+        >>> inverse_from_tails(*known, [shape], log_half, log_half)
         tensor([0.6931], dtype=torch.float64)
     """
     parts = torch.broadcast_tensors(*shapes, below.exp(), above.exp())

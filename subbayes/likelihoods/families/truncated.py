@@ -85,7 +85,8 @@ class TruncatedFamily(AroundFamily):
         low, high = self.bounds
         if self.kind == "count":
             low, high = max(self._below, -1.0), math.floor(high) if high < math.inf else high
-        if not low < high:
+        trials = self.known.get("trials", math.inf)
+        if not low < high or (not isinstance(trials, str) and trials < self.lower):
             got = f"{self.lower:g} and {self.upper:g}"
             fail("lower and upper", f"bounds around {self.family.support}", got)
 
@@ -217,8 +218,10 @@ class TruncatedFamily(AroundFamily):
         lower, upper = (torch.full_like(low[1], end) for end in (self.lower, self.upper))
         nearer = torch.where(low[1] == -math.inf, lower, upper)
         found = torch.where(log_between(low, high) == -math.inf, nearer, found)
-        tiny = torch.finfo(found.dtype).tiny if self.family.bounds[0] == 0 else -math.inf
-        return found.clamp(max(self.lower, tiny), self.upper)
+        limits = torch.finfo(found.dtype)  # densities may have a pole at the ends of the support
+        first = limits.tiny if self.family.bounds[0] == 0 else -math.inf
+        last = 1 - limits.eps / 2 if self.family.bounds[1] == 1 else math.inf
+        return found.clamp(max(self.lower, first), min(self.upper, last))
 
     def _counts(self, eta: Predictors) -> tuple[Callable[[Tensor], Tensor], Tensor, Tensor, Tensor]:
         """The log density of counts, about the mean without bounds, and the bounds.
@@ -360,13 +363,14 @@ class TruncatedFamily(AroundFamily):
         flat = outputs.detach().reshape(-1, outputs.shape[-1])
         found = []
         for rows in flat.split(_AT_ONCE // _CELLS):
-            y, weight = self._rule(rows.double().cpu().unbind(-1), heavy=False)
-            value, wide = y.to(outputs), rows.expand(len(y), *rows.shape)
-            score = torch.func.grad(lambda f, y=value: self.log_density(y, f.unbind(-1)).sum())(
-                wide
+            eta = rows.double().cpu()  # responses near a bound need its digits
+            y, weight = self._rule(eta.unbind(-1), heavy=False)
+            score = torch.func.grad(lambda f, y=y: self.log_density(y, f.unbind(-1)).sum())(
+                eta.expand(len(y), *eta.shape)
             )
-            found.append(torch.einsum("mn,mna,mnb->nab", weight.to(outputs), score, score))
-        return torch.cat(found).reshape(*outputs.shape, outputs.shape[-1])
+            score[..., [name in self.known for name in self.parameters]] = 0.0
+            found.append(torch.einsum("mn,mna,mnb->nab", weight, score, score))
+        return torch.cat(found).reshape(*outputs.shape, outputs.shape[-1]).to(outputs)
 
     def to_config(self) -> dict[str, Any]:
         """Family and bounds, for JSON; infinite bounds are None."""

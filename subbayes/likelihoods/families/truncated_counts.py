@@ -114,6 +114,7 @@ def count_range(
         for _ in range(_MOST_DOUBLINGS):
             end = (centre + sign * reach).maximum(low).minimum(high)
             done = (top - log_density(end) > _NEGLIGIBLE) | (end == low) | (end == high)
+            done = done | end.isnan()
             if bool(done.all()):
                 break
             reach = torch.where(done, reach, 2 * reach)

@@ -1,0 +1,181 @@
+r"""The columns of a formula to which networks are made orthogonal.
+
+Random effects, with columns Z, are among them if a network reads the column of their groups, which
+could otherwise take their place. Their indicators add up to the intercept: of all least-squares
+coefficients of a network f those are taken whose random effects have the smallest sum of squares,
+
+$$ \gamma_Z = (M Z)^+ f, \qquad \gamma_X = X^+ (f - Z \gamma_Z), \qquad M = I - X X^+ , $$
+
+the limit of a vanishing penalty of the random effects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from subbayes.semistructured.overlap import COPY, largest_overlap
+from subbayes.semistructured.specification import PreparedModel
+from subbayes.utils.checks import fail
+
+__all__ = ["OrthogonalColumns", "orthogonal_columns", "orthogonal_places"]
+
+_ROUNDING = 1e-9  # of singular values
+_MANY = 64  # columns of random effects, from which weighted projections are sparse
+
+
+@dataclass(frozen=True)
+class OrthogonalColumns:
+    """The columns to which the networks of one predictor are made orthogonal.
+
+    Attributes:
+        columns: their positions in the design matrix.
+        basis: an orthonormal basis of them over the rows, shape (n, r).
+        pseudo_inverse: from values at the rows to coefficients of the columns, shape (p, n).
+        groups: the last of the columns, those of random effects; None without any.
+        n_fixed: number of the first vectors of the basis, which span the other columns.
+    """
+
+    columns: tuple[int, ...]
+    basis: Float[Tensor, "n r"]
+    pseudo_inverse: Float[Tensor, "p n"]
+    groups: Float[Tensor, "n q"] | None = None
+    n_fixed: int = 0
+
+    @classmethod
+    def of(
+        cls, design: Float[Tensor, "n p"], effects: Sequence[int], groups: Sequence[int] = ()
+    ) -> OrthogonalColumns:
+        """The columns of a design at these positions.
+
+        Args:
+            design: the columns of the training rows.
+            effects: positions of columns X.
+            groups: positions of columns Z of random effects.
+
+        Example:
+            >>> design = torch.tensor([[1.0, 1, 0], [1, 1, 0], [1, 0, 1], [1, 0, 1]]).double()
+            >>> own = OrthogonalColumns.of(design, [0], [1, 2])
+            >>> f = torch.tensor([3.0, 5, 9, 11]).double()
+            >>> [round(float(v), 6) for v in own.pseudo_inverse @ f]  # mean, and means less it
+            [7.0, -3.0, 3.0]
+        """
+        columns = (*effects, *groups)
+        x, z = design[:, list(effects)].double(), design[:, list(groups)].double()
+        u, s, _ = torch.linalg.svd(x, full_matrices=False)
+        basis = u[:, s > _ROUNDING * s[:1]].contiguous()
+        inverse = torch.linalg.pinv(x, rtol=_ROUNDING)
+        if not groups:
+            return cls(columns, basis, inverse)
+        rest = z - basis @ (basis.T @ z)
+        u, s, vh = torch.linalg.svd(rest, full_matrices=False)
+        kept = s > _ROUNDING * torch.linalg.matrix_norm(z)
+        onto_z = (vh[kept].T / s[kept]) @ u[:, kept].T
+        inverse = torch.cat([inverse - (inverse @ z) @ onto_z, onto_z])
+        both = torch.cat([basis, u[:, kept]], 1)
+        return cls(columns, both, inverse, z, basis.shape[1])
+
+    def weighted(
+        self, f: Float[np.ndarray, "n"], weights: Float[np.ndarray, "n"]
+    ) -> Float[np.ndarray, "r"]:
+        """Weighted least squares of f; `coefficients` has those of the columns.
+
+        Args:
+            f: values at the rows.
+            weights: of the rows.
+        """
+        values, _ = self._independent
+        weighted = values.T @ (values * weights[:, None])
+        target = values.T @ (weights * f)
+        if self._is_sparse:
+            from scipy import linalg
+
+            weighted = weighted.toarray()
+            try:
+                found: np.ndarray = linalg.cho_solve(linalg.cho_factor(weighted), target)
+            except linalg.LinAlgError:  # groups of which all weights underflow
+                pass
+            else:
+                return found
+        return np.linalg.lstsq(weighted, target, rcond=None)[0]
+
+    def coefficients(self, found: Float[np.ndarray, "S r"]) -> Float[Tensor, "S p"]:
+        """Coefficients of the columns, from results of `weighted`."""
+        return torch.from_numpy(found) @ self._independent[1].T
+
+    @property
+    def _is_sparse(self) -> bool:
+        return self.groups is not None and self.groups.shape[1] >= _MANY
+
+    @cached_property
+    def _independent(self) -> tuple[Any, Float[Tensor, "p r"]]:
+        """Linearly independent columns with the same span, and what coefficients they stand for."""
+        if not self._is_sparse or self.groups is None:
+            return self.basis.numpy(), self.pseudo_inverse @ self.basis
+        from scipy import linalg, sparse
+
+        first, rest = self.basis[:, : self.n_fixed], self.basis[:, self.n_fixed :]
+        order = linalg.qr((rest.T @ self.groups).numpy(), mode="r", pivoting=True)[1]
+        chosen = torch.cat([first, self.groups[:, order[: rest.shape[1]].tolist()]], 1)
+        return sparse.csr_array(chosen.numpy()), self.pseudo_inverse @ chosen
+
+
+def orthogonal_columns(model: PreparedModel) -> dict[int, OrthogonalColumns]:
+    """By predictor, the columns to which its networks are made orthogonal.
+
+    Raises:
+        InputError: as many linearly independent columns as rows, which leave nothing to networks.
+    """
+    found = {}
+    for predictor, (effects, groups) in orthogonal_places(model).items():
+        part = OrthogonalColumns.of(model.inputs["design"], effects, groups)
+        if groups and part.basis.shape[1] >= len(part.basis):
+            names = sorted(t.name for t in model.design.terms if set(t.columns) & set(groups))
+            fail(
+                "deep",
+                "networks that do not read the groups of as many random effects as rows",
+                f"one that reads those of {', '.join(names)}",
+                "Leave the groups out of the network's columns, or the term out of the formula",
+            )
+        found[predictor] = part
+    return found
+
+
+def orthogonal_places(model: PreparedModel) -> dict[int, tuple[list[int], list[int]]]:
+    """By predictor, the columns to which its networks are made orthogonal; random effects last.
+
+    `Specification.orthogonal` is True for all columns; False for none; "auto" for all columns if
+    the networks read variables of the formula or copies of its columns (see
+    `subbayes.semistructured.overlap`), and otherwise for the intercept, if all networks read
+    columns of the data frame: the intercept then holds the level of the predictor. Random effects
+    are among the columns, unless it is False, if a network reads one of the columns of the groups;
+    beside other networks they are not, since networks would lose all that differs among groups.
+    """
+    design, orthogonal = model.design, model.specification.orthogonal
+    found: dict[int, tuple[list[int], list[int]]] = {}
+    if orthogonal is False:
+        return found
+    for predictor, parameter in enumerate(design.parameters):
+        names = model.specification.networks_of(parameter, design.parameters[0])
+        networks = [model.specification.deep[name] for name in names]
+        own = [t for t in design.terms if t.parameter == parameter]
+        terms = [t for t in own if t.kind != "random"]
+        read = {column for network in networks for column in network.columns or ()}
+        overlap = largest_overlap(model, names, terms) if orthogonal == "auto" else None
+        named = read & {v for t in terms for v in t.variables}
+        copied = overlap is not None and overlap.canonical >= COPY
+        if orthogonal == "auto" and not named and not copied:
+            tabular = all(network.columns is not None for network in networks)
+            terms = [t for t in terms if t.kind == "intercept" and tabular]
+        effects = [i for t in terms for i in t.columns]
+        groups = [i for t in own if read & set(t.groups) for i in t.columns]
+        if networks and (effects or groups):
+            found[predictor] = effects, groups
+    return found
