@@ -14,6 +14,7 @@ import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -65,6 +66,8 @@ TRAINING = (
 TUNING = ("validation", "tuning_chains", "tuning_draws")
 FINAL = ("chains", "draws", "vi_steps", "vi_samples", "vi_batch_size", "vi_draws", "swag_draws")
 
+_CHECKED_EPOCHS = 10
+_MOST_RESTARTS = 5
 PROCEDURE = 1
 """Increase it when a change of the code changes the results of the same settings."""
 
@@ -158,10 +161,15 @@ class Chosen:
 
 @dataclass(frozen=True)
 class Run:
-    """One run of SGD: its end, and the average of its later epochs."""
+    """One run of SGD: its end, the average of its later epochs, and how many networks died."""
 
     sgd: TrainingResult
     swa: SwaResult
+    restarts: int = 0
+
+
+class DeadNetworkError(Exception):
+    """All units of the last hidden layer are zero on every row: the network is a constant."""
 
 
 # --- methods ----------------------------------------------------------------------------------
@@ -170,17 +178,31 @@ class Run:
 def train_with_snapshots(c: Case, plan: Plan, learning_rate: float, device: str) -> Run:
     """Run SGD at a constant rate, with a snapshot after each of the later epochs.
 
-    The global noise variance is the final one.
+    The global noise variance is the final one. Where SGD ends at a network whose last hidden layer
+    is zero on every training row, which has no gradient and remains a constant, it starts again
+    from the next network of the series.
     """
-    recorder = TrajectoryRecorder(plan.snapshots)
+    for restarts in range(_MOST_RESTARTS):
+        try:
+            return _one_run(c, plan, learning_rate, device, restarts)
+        except DeadNetworkError:
+            continue
+    raise InputError(f"learning_rates: expected a network that learns, got {_MOST_RESTARTS} dead.")
 
-    def snapshot(epoch: int, module: torch.nn.Module) -> None:
+
+def _one_run(c: Case, plan: Plan, learning_rate: float, device: str, restarts: int) -> Run:
+    recorder, table = TrajectoryRecorder(plan.snapshots), c.table
+
+    def snapshot(epoch: int, module: Any) -> None:
         if epoch > plan.path_start:
             recorder.update(module)
+        if epoch % _CHECKED_EPOCHS == 0 or epoch == plan.epochs:
+            with torch.no_grad():
+                if not bool((module.layers[:-1](table.inputs.to(device)) > 0).any()):
+                    raise DeadNetworkError
 
-    table = c.table
     sgd = train(
-        initial_network(table, plan).to(device),
+        initial_network(table, plan, restarts).to(device),
         table.likelihood,
         (table.inputs, table.y),
         Training(
@@ -198,11 +220,13 @@ def train_with_snapshots(c: Case, plan: Plan, learning_rate: float, device: str)
         progress=False,
     )
     network = sgd.network.with_weights(recorder.mean.to(sgd.network.weights))
-    return Run(sgd, SwaResult(network, sgd.likelihood, recorder, sgd.history))
+    return Run(sgd, SwaResult(network, sgd.likelihood, recorder, sgd.history), restarts)
 
 
-def initial_network(table: Table, plan: Plan) -> MLP:
+def initial_network(table: Table, plan: Plan, skip: int = 0) -> MLP:
     """Return the first of a series of seeded networks without dead units in the last hidden layer.
+
+    `skip` leaves out as many of them.
 
     With two ReLU units in that layer, half of the initial networks have a unit that is zero on
     every row and may never learn.
@@ -213,7 +237,9 @@ def initial_network(table: Table, plan: Plan) -> MLP:
         with torch.no_grad():
             alive = (module.layers[:-1](rows) > 0).double().mean(0)
         if float(alive.min()) >= 0.1:
-            return module
+            if not skip:
+                return module
+            skip -= 1
     raise InputError(
         "hidden: expected units that are positive somewhere, got none in 100 networks."
     )
@@ -405,6 +431,7 @@ def run_split(c: Case, plan: Plan, choice: Chosen, device: str = "cpu") -> Recor
         "versions": versions(),
         "seconds": seconds,
         "device": device,
+        "restarts": run.restarts,
     }
 
 

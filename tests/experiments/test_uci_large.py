@@ -88,6 +88,29 @@ def test_one_run_gives_the_solution_and_the_trajectory_of_its_later_epochs(diabe
     )
 
 
+def test_networks_that_die_are_replaced_by_the_next_one(diabetes, monkeypatch):
+    c, initial = a_case(diabetes), uci_large.initial_network
+
+    def dying(table, plan, skip=0):
+        module = initial(table, plan, skip)
+        if skip < 2:
+            with torch.no_grad():
+                module.layers[-3].bias.fill_(-1e3)
+        return module
+
+    monkeypatch.setattr(uci_large, "initial_network", dying)
+    plan = dataclasses.replace(TINY, epochs=6)  # checked at the end
+    run = uci_large.train_with_snapshots(c, plan, 1e-3, "cpu")
+    assert run.restarts == 2
+    monkeypatch.setattr(uci_large, "initial_network", lambda t, p, skip=0: initial(t, p, 2))
+    again = uci_large.train_with_snapshots(c, plan, 1e-3, "cpu")
+    assert (again.restarts, run.swa.recorder.n) == (0, again.swa.recorder.n)
+    assert torch.equal(run.sgd.network.weights, again.sgd.network.weights)
+    monkeypatch.setattr(uci_large, "initial_network", lambda t, p, skip=0: dying(t, p))
+    with pytest.raises(InputError, match="a network that learns, got 5 dead"):
+        uci_large.train_with_snapshots(c, plan, 1e-3, "cpu")
+
+
 def test_initial_networks_have_no_dead_unit_before_the_outputs(diabetes):
     table = a_case(diabetes).table
     plan = dataclasses.replace(TINY, hidden=(20, 20, 2))
