@@ -18,7 +18,7 @@ from __future__ import annotations
 import argparse
 import fcntl
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import product
@@ -36,12 +36,13 @@ from experiments.ssr_coverage_data import (
     GRID,
     GROUPS,
     READS,
+    SIGMA,
     Rows,
     network_columns,
     simulate,
     true_effects,
 )
-from experiments.ssr_coverage_methods import ImportanceSampler, partialling_out
+from experiments.ssr_coverage_methods import ImportanceSampler, known_network, partialling_out
 from experiments.store import Record, Store, key_of
 from subbayes import MLP, Training
 from subbayes.inference.configuration import Sampling
@@ -50,6 +51,8 @@ from subbayes.semistructured.joint_posterior import FittedState
 from subbayes.utils.checks import check_choice, check_count
 
 SIZES = (120, 1000)
+LARGE = 400_000  # rows of the population
+MANY = 2500  # data sets with a known network
 
 
 @dataclass(frozen=True)
@@ -205,6 +208,28 @@ def compute_record(case: str, reads: str, n: int, number: int, plan: Plan) -> Re
     return record
 
 
+def known_records(n: int, numbers: Iterable[int]) -> list[Record]:
+    """Effects beside a network that reads the same columns, if it and sigma were known."""
+
+    def design(frame: pd.DataFrame) -> Float[np.ndarray, "n 4"]:
+        columns = [np.ones(len(frame)), frame["x"], frame["c"] == "b", frame["c"] == "c"]
+        return np.column_stack(columns).astype(np.float64)
+
+    large = simulate("linear", "same", LARGE, (10**6 + 1,))
+    truth = np.linalg.lstsq(design(large.frame), large.effect + large.network, rcond=None)[0]
+    found = []
+    for number in numbers:
+        rows = simulate("linear", "same", n, (number,))
+        y = rows.frame["y"].to_numpy()
+        effects, errors = known_network(design(rows.frame), y, rows.network, SIGMA)
+        own = {
+            name: {"error": _rounded(effects[i] - truth[i]), "sd": _rounded(errors[i])}
+            for i, name in enumerate(CASES["linear"].names[:3], 1)
+        }
+        found.append({"number": number, "known": own})
+    return found
+
+
 @contextmanager
 def locked(path: Path) -> Iterator[Store]:
     """Open a store that no other process changes meanwhile."""
@@ -250,5 +275,11 @@ def run(options: argparse.Namespace, say: Callable[..., None], plan: Plan | None
         if path.exists():
             records: dict[str, Any] = Store(path).records
             found += [r for k, r in sorted(records.items()) if k.endswith(settings)]
-    publish(tables.markdown(found), "ssr_coverage", options.write, say)
+    text = tables.markdown(found)
+    for n in sorted({r["n"] for r in found if (r["case"], r["reads"]) == ("linear", "same")}):
+        own = [
+            r["number"] for r in found if (r["case"], r["reads"], r["n"]) == ("linear", "same", n)
+        ]
+        text += "\n\n" + tables.known_markdown(n, [known_records(n, s) for s in (own, range(MANY))])
+    publish(text, "ssr_coverage", options.write, say)
     return tables.summary(found)

@@ -26,7 +26,7 @@ from subbayes.inference.importance_sampling import systematic_resampling
 from subbayes.inference.samplers.laplace_start import Points, climb
 from subbayes.inference.samplers.smc import SMC
 
-__all__ = ["ImportanceSampler", "Mixture", "partialling_out"]
+__all__ = ["ImportanceSampler", "Mixture", "known_network", "partialling_out"]
 
 _DF = 7.0
 _ROUNDS, _PILOT, _FINAL = 3, 600, 3000
@@ -181,3 +181,21 @@ def partialling_out(
     scores = own * (response - own @ effects)[:, None]
     covariance = inverse @ (scores.T @ scores) @ inverse
     return effects, np.sqrt(np.diag(covariance))
+
+
+def known_network(
+    x: Float[np.ndarray, "n p"],
+    y: Float[np.ndarray, " n"],
+    f: Float[np.ndarray, " n"],
+    sigma: float,
+) -> tuple[Float[np.ndarray, " p"], Float[np.ndarray, " p"]]:
+    r"""Effects in the population beside a network that is known, with their standard errors.
+
+    With $f_\perp$ the part of the network that is orthogonal to the columns x, the variance is
+    $(x^\top x)^{-1} x^\top (\sigma^2 I + \operatorname{diag} f_\perp^2) x (x^\top x)^{-1}$: that of
+    the Bayesian bootstrap in large samples.
+    """
+    inverse = np.linalg.inv(x.T @ x)
+    rest = f - x @ (inverse @ (x.T @ f))
+    meat = x.T @ (x * (sigma**2 + rest**2)[:, None])
+    return inverse @ (x.T @ y), np.sqrt(np.diag(inverse @ meat @ inverse))

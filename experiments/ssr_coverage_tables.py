@@ -12,7 +12,7 @@ from experiments.markdown import markdown_table, number
 from experiments.ssr_coverage_data import is_projected
 from experiments.store import Record
 
-__all__ = ["coverage", "markdown", "summary"]
+__all__ = ["coverage", "known_markdown", "markdown", "summary"]
 
 LEVELS = (0.5, 0.9, 0.95)
 _EFFECTS: dict[str, dict[str, tuple[str, ...]]] = {
@@ -129,6 +129,20 @@ def markdown(records: Sequence[Record]) -> str:
                 markdown_table(head, rows, f"{_TITLES[case]}, {n} rows, data sets: {size}")
             )
     return "\n\n".join(tables)
+
+
+def known_markdown(n: int, parts: Sequence[Sequence[Record]]) -> str:
+    """Return a table of effects beside a known network, of several sets of data sets."""
+    rows = []
+    for effect in ("linear effect", "factor"):
+        names = _EFFECTS["linear"][effect]
+        for part in parts:
+            shares = [coverage(part, "known", names, level) for level in LEVELS]
+            shown = [f"{share:.2f} ± {error:.2f}" for share, error in shares]
+            rows.append([effect, str(len(part)), *shown, number(_width(part, "known", names))])
+    head = ["effect", "data sets", "50 %", "90 %", "95 %", "width, 90 %"]
+    title = f"A network that reads the same columns, if it and sigma were known, {n} rows"
+    return markdown_table(head, rows, title)
 
 
 _TITLES = {"linear": "Linear effect and factor", "smooth": "Smooth", "random": "Random effects"}

@@ -8,7 +8,7 @@ from scipy import stats
 
 from experiments import ssr_coverage_tables as tables
 from experiments.ssr_coverage_data import network_function, simulate
-from experiments.ssr_coverage_methods import Mixture, partialling_out
+from experiments.ssr_coverage_methods import Mixture, known_network, partialling_out
 
 
 def test_proposals_have_their_density_and_moments():
@@ -64,3 +64,15 @@ def test_shares_and_their_standard_errors():
     assert error == pytest.approx(np.std([1, 0, 1, 1], ddof=1) / 2)
     share, error = tables.coverage(records[:1], "population", ["x"], 0.9)
     assert (share, error) == (1.0, pytest.approx((2 / 3 * 1 / 3) ** 0.5))
+
+
+def test_effects_beside_a_known_network_are_least_squares_with_robust_errors():
+    sm = pytest.importorskip("statsmodels.api")
+    rng = np.random.default_rng(2)
+    x, f = np.column_stack([np.ones(60), rng.normal(size=60)]), rng.normal(size=60)
+    y = x @ [1.0, 2.0] + f
+    found, errors = known_network(x, y, f, 0.3)
+    fit = sm.OLS(y, x).fit(cov_type="HC0")  # of residuals without noise
+    np.testing.assert_allclose(found, fit.params, atol=1e-12)
+    exact = np.diag(fit.cov_params()) + 0.09 * np.diag(np.linalg.inv(x.T @ x))
+    np.testing.assert_allclose(errors**2, exact, rtol=1e-10)
