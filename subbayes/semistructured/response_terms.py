@@ -157,7 +157,8 @@ def _value(term: str, node: ast.expr, columns: Mapping[str, str]) -> str | float
         return columns.get(node.id, node.id)
     number = isinstance(node, ast.Constant) and type(node.value) in (int, float)
     if not isinstance(node, ast.Constant) or not number:
-        _fail(f"columns and numbers in {term}(...)", "another expression", "Add a column")
+        remedy = "Leave out a bound that there is not" if term == "trunc" else "Add a column"
+        _fail(f"columns and numbers in {term}(...)", "another expression", remedy)
     assert isinstance(node.value, (int, float))
     try:
         value = sign * float(node.value)

@@ -206,7 +206,9 @@ class Specification:
             weights := frame[self.auxiliary.weights]
         ):
             counted = complete & (weights != 0).to_numpy(dtype=bool, na_value=True)
-            complete = counted if counted.any() else complete
+            if complete.any() and not counted.any():
+                fail("weights", f"a number above 0 in column {weights.name!r}", "zeros only")
+            complete = counted
         if dropped:
             shown = ", ".join(f"{n} in {name}" for name, n in counts.items())
             warn_user(

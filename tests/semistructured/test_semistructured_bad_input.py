@@ -139,3 +139,11 @@ def test_linearised_laplace_is_refused_because_its_centre_is_no_mode():
     frame = pd.DataFrame({"x": [0.0, 1.0, 2.0], "y": [0.0, 2.0, 4.0]})
     with pytest.raises(InputError, match="inference: expected .* mode.*'laplace' or 'nuts'"):
         SemiStructuredRegression("y ~ x").fit(frame, inference="laplace-linearised")
+
+
+def test_weights_that_are_all_0_leave_no_row():
+    frame = pd.DataFrame({"x": [0.0, 1.0, 2.0], "y": [1.0, 2.0, 4.0], "w": 0.0})
+    with pytest.raises(InputError, match=r"^weights: expected a number above 0 in column 'w'"):
+        SemiStructuredRegression("y ~ x", weights="w").fit(frame)
+    with pytest.raises(InputError, match="Leave out a bound that there is not"):
+        SemiStructuredRegression("y | trunc(lb=-inf, ub=9) ~ x")
