@@ -203,7 +203,10 @@ def partial_dependence(
         expected = f"a column that the network {name!r} reads: " + ", ".join(part.columns)
         fail("variable", expected, repr(variable))
     observed = model.frame[variable]
+    # the formula has effects for the levels alone of numbers that are factors or groups there
+    levels = {*model.design.levels(), *(g for t in model.design.terms for g in t.groups)}
     number = pd.api.types.is_numeric_dtype(observed) and observed.dtype != bool
+    number = number and variable not in levels
     if values is None:
         values = _grid(observed, not number, _NETWORK_POINTS)
     rows = model.frame.iloc[

@@ -138,3 +138,16 @@ def test_the_forest_plot_shows_the_intercept_only_without_effects():
     )
     assert list(_forest_effects({"Intercept": draws})) == ["Intercept"]
     assert len(forest(_forest_effects(effects)).get_yticklabels()) == 1
+
+
+def test_numbers_that_are_groups_or_factors_of_the_formula_vary_over_their_levels(tmp_path):
+    """Effects of the formula have no value between them."""
+    frame = table().assign(g=lambda t: np.arange(len(t)) % 4, k=lambda t: np.arange(len(t)) % 3)
+    deep = {"net": (net(2), ["g", "u"]), "other": (net(), ["k"])}
+    model = SemiStructuredRegression("y ~ C(k) + (1 | g)", deep=deep).fit(frame, **QUICK)
+    for name, column, levels in (("net", "g", [0, 1, 2, 3]), ("other", "k", [0, 1, 2])):
+        found = model.effect(name, variable=column)
+        assert found.discrete
+        assert found.x.tolist() == levels
+    assert len(model.effect("net", variable="u").x) == 50
+    model.report(tmp_path / "report.html")
