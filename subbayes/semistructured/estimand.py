@@ -49,6 +49,7 @@ def bootstrap_projections(
         Coefficients of the columns.
 
     Example:
+        >>> import torch
         >>> mean = OrthogonalColumns.of(torch.ones(1000, 1, dtype=torch.float64), [0])
         >>> f = torch.linspace(-1, 1, 1000, dtype=torch.float64).expand(400, -1)
         >>> found = bootstrap_projections(f, mean, [(0, s) for s in range(400)])
