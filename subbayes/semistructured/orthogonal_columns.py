@@ -12,6 +12,7 @@ the limit of a vanishing penalty of the random effects.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -98,11 +99,8 @@ class OrthogonalColumns:
             from scipy import linalg
 
             weighted = weighted.toarray()
-            try:
+            with suppress(linalg.LinAlgError):  # groups of which all weights underflow
                 found: np.ndarray = linalg.cho_solve(linalg.cho_factor(weighted), target)
-            except linalg.LinAlgError:  # groups of which all weights underflow
-                pass
-            else:
                 return found
         return np.linalg.lstsq(weighted, target, rcond=None)[0]
 

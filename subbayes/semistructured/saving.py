@@ -173,15 +173,17 @@ def state_from(
 
 def _orthogonal_to(state: FittedState) -> list[list[int]]:
     """Positions of the columns to which the networks of each predictor are made orthogonal."""
-    return [[*effects, *groups] for effects, groups in orthogonal_places(state.model).values()]
+    places = orthogonal_places(state.model) if state.space.rank else {}
+    return [[*effects, *groups] for effects, groups in places.values()]
 
 
 def _check_orthogonal(saved: list[list[int]] | None, state: FittedState) -> None:
     """Check that the networks are orthogonal to the same columns as when they were fitted."""
-    places = orthogonal_places(state.model)
-    if saved is not None and saved != _orthogonal_to(state):
-        _damaged("facts['orthogonal_to']", f"{_orthogonal_to(state)}", saved)
-    if saved is None and any(groups for _, groups in places.values()):
+    own = _orthogonal_to(state)
+    random = {i for t in state.model.design.terms if t.kind == "random" for i in t.columns}
+    if saved is not None and saved != own:
+        _damaged("facts['orthogonal_to']", f"{own}", saved)
+    if saved is None and random & {i for columns in own for i in columns}:
         expected = "networks that are orthogonal to the random effects of groups that they read"
         got = "a model of an earlier version, in which they are not"
         fail_artifact("path", expected, got, "Fit it again")

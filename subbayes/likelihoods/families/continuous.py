@@ -216,8 +216,7 @@ class BetaFamily(ScipyFamily):
 
         By quadrature, or from ratios of tail probabilities where most responses are near 0 or 1.
         """
-        log_shapes = self._log_shapes(eta)
-        a, b = (part.exp() for part in log_shapes)
+        a, b = (part.exp() for part in self._log_shapes(eta))
         bounds = torch.tensor([lower, upper], dtype=torch.float64)
         low, high = bounds.clamp(0, 1).logit().tolist()
         found = log_concave_moments(
@@ -226,6 +225,9 @@ class BetaFamily(ScipyFamily):
             (low, high),
             sigmoid_change,
         )
+        near_ends = a.minimum(b) < _SMALL_SHAPE
+        if not bool(near_ends.any()):
+            return found
 
         def log_mass(more_a: float, more_b: float) -> Tensor:
             shapes = (a + more_a).log(), (b + more_b).log()
@@ -237,7 +239,6 @@ class BetaFamily(ScipyFamily):
             for share, more in ((a / total, (1, 0)), (b / total, (0, 1)))
         )
         both = a * b / (total * (total + 1)) * (log_mass(1, 1) - whole).exp()
-        near_ends = a.minimum(b) < _SMALL_SHAPE
         other = mean, mean * rest - both
         return torch.where(near_ends, other[0], found[0]), torch.where(
             near_ends, other[1], found[1]
