@@ -46,6 +46,7 @@ from experiments.ssr_coverage_methods import ImportanceSampler, known_network, p
 from experiments.store import Record, Store, key_of
 from subbayes import MLP, Training
 from subbayes.inference.configuration import Sampling
+from subbayes.inference.samplers.smc import SMC
 from subbayes.semistructured import Deep, SemiStructuredRegression, SemiStructuredSubspace
 from subbayes.semistructured.joint_posterior import FittedState
 from subbayes.utils.checks import check_choice, check_count
@@ -98,13 +99,17 @@ class Plan:
 
 def fit_network(
     case: str, reads: str, rows: Rows, seed: int, plan: Plan
-) -> tuple[SemiStructuredRegression, ImportanceSampler]:
-    """Fit effects beside a network."""
+) -> SemiStructuredRegression:
+    """Fit effects beside a network.
+
+    The weights of importance sampling are reliable for every second data set with linear effects,
+    and were for none of the first fifty with others.
+    """
     columns = network_columns(case, reads)
     levels = {"c": 3, "g": GROUPS}
     width = sum(levels.get(name, 1) for name in columns)
     network = MLP(width, (plan.hidden,), 1, "tanh", seed=seed)
-    engine = ImportanceSampler()
+    engine = ImportanceSampler() if case == "linear" else SMC()
     model = SemiStructuredRegression(
         CASES[case].formula, deep={"net": Deep(network, columns=list(columns))}
     ).fit(
@@ -114,7 +119,7 @@ def fit_network(
         training=plan.training(),
         sampling=plan.sampling(seed),
     )
-    return model, engine
+    return model
 
 
 def fit_without_network(
@@ -176,9 +181,9 @@ def _rounded(value: float) -> float:
 def compute_record(case: str, reads: str, n: int, number: int, plan: Plan) -> Record:
     """Return what all methods find in a data set."""
     rows, started = simulate(case, reads, n, (number,)), time.perf_counter()
-    model, engine = fit_network(case, reads, rows, number, plan)
+    model = fit_network(case, reads, rows, number, plan)
     record: Record = {"case": case, "reads": reads, "n": n, "number": number}
-    record |= {"engine": model.draws.engine, "pareto_k": _rounded(engine.pareto_k)}
+    record["engine"] = model.draws.engine
     own = in_sample(model)
     truth = true_effects(case, reads, rows, model, False)
     in_rows = true_effects(case, reads, rows, model, True)

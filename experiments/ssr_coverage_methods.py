@@ -71,12 +71,8 @@ class Mixture:
 class ImportanceSampler:
     """An engine for `fit`: draws of equal weight, by SMC if the weights are not reliable.
 
-    Attributes:
-        size: effective number of the last weighted draws.
-        pareto_k: Pareto k of their weights.
+    The weights are reliable if Pareto k is at most 0.7 and their effective size at least 200.
     """
-
-    size, pareto_k = float("nan"), float("nan")
 
     def __call__(self, posterior: Any, sampling: Sampling) -> Draws:
         """Draw from a posterior; `sampling.initial` are start points."""
@@ -97,8 +93,7 @@ class ImportanceSampler:
                 weights = _weights(past_value[-1] - past_q[-1])[0]
                 proposals = _refitted(proposals, z, weights)
         log_weights, k = _weights(past_value[-1] - past_q[-1], True)
-        self.pareto_k, self.size = k, float(1 / np.square(log_weights).sum())
-        if k > _LARGEST_K or self.size < _LEAST_SIZE:
+        if k > _LARGEST_K or 1 / np.square(log_weights).sum() < _LEAST_SIZE:
             return SMC().run(posterior, sampling)
         count = sampling.draws * sampling.chains
         chosen = rng.permutation(systematic_resampling(log_weights, count, rng))

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Posterior"]
 
-_MIN_ROWS = 256
+_MIN_ROWS, _MIN_CHAINS = 256, 16
 _GRADIENT = 3  # memory of a gradient, in that of a value
 
 
@@ -230,7 +230,10 @@ class Posterior:
 
     def _chains_at_once(self, chains: int, factor: int = 1) -> int:
         if self.batch_size is not None:
-            return chains
+            if self.network.device.type != "cpu":
+                return chains
+            held = self._row_bytes * factor * min(self.batch_size, self.data.n)
+            return evenly(chains, max(_MIN_CHAINS, REUSED_BYTES // held))
         row = self._row_bytes * factor
         if row > self.memory_limit:
             fail(

@@ -149,6 +149,18 @@ def test_the_batch_size_does_not_matter(case):
     np.testing.assert_allclose(other.pointwise(z), terms, rtol=1e-12)
 
 
+@pytest.mark.parametrize("batch_size", [3, 1000])
+def test_chains_that_exceed_the_cache_are_evaluated_in_parts(batch_size, monkeypatch):
+    built = MLP.build()
+    z = 0.3 * np.random.default_rng(0).standard_normal((70, built.posterior().rank))
+    expected = built.posterior(mode="eager").value_and_grad(z)
+    monkeypatch.setattr("subbayes.posterior.REUSED_BYTES", 1)
+    posterior = built.posterior(batch_size=batch_size, mode="eager")
+    for found, plain in zip(posterior.value_and_grad(z), expected, strict=True):
+        np.testing.assert_allclose(found, plain, rtol=1e-10, atol=1e-12)
+    assert posterior._chains_at_once(len(z)) == 14  # five parts of at most 16
+
+
 @given(st.integers(1, 40), st.integers(1, 50))
 @settings(max_examples=12)
 def test_any_number_of_rows_in_batches_of_any_size(n, size):

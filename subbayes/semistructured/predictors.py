@@ -55,7 +55,7 @@ class DeepPredictor(nn.Module):
         width: number of predictors K.
     """
 
-    _onto: Tensor
+    _scales: Tensor
 
     def __init__(
         self,
@@ -67,10 +67,8 @@ class DeepPredictor(nn.Module):
         super().__init__()
         self._keys = {name: _key(name) for name in modules}
         self.networks = nn.ModuleDict({self._keys[name]: m for name, m in modules.items()})
-        onto = torch.zeros(len(modules), width, dtype=torch.float64)
-        for row, name in zip(onto, modules, strict=True):
-            row[places[name]] = scales[places[name]]
-        self.register_buffer("_onto", onto, persistent=False)
+        self._places, self._width = dict(places), width
+        self.register_buffer("_scales", scales.double(), persistent=False)
 
     @property
     def n_weights(self) -> int:
@@ -79,20 +77,30 @@ class DeepPredictor(nn.Module):
 
     def forward(self, **inputs: Tensor) -> Float[Tensor, "N K"]:
         """Contributions to the predictors, shape (N, K)."""
-        values = torch.cat([self._output(name, inputs) for name in self._keys], -1)
-        return values @ self._onto.to(values)
+        return self._stacked(self.columns(inputs))
 
     def contribution(self, name: str, inputs: Mapping[str, Tensor]) -> Float[Tensor, "N K"]:
         """Contributions of a single network."""
-        value = self._output(name, inputs)
-        return value * self._onto[list(self._keys).index(name)].to(value)
+        return self._stacked({self._places[name]: self._output(name, inputs)})
 
-    def _output(self, name: str, inputs: Mapping[str, Tensor]) -> Float[Tensor, "N 1"]:
+    def columns(self, inputs: Mapping[str, Tensor]) -> dict[int, Float[Tensor, "N"]]:
+        """Contributions by position of the predictor, of predictors with networks."""
+        found: dict[int, Tensor] = {}
+        for name in self._keys:
+            place, value = self._places[name], self._output(name, inputs)
+            found[place] = found[place] + value if place in found else value
+        return found
+
+    def _stacked(self, columns: Mapping[int, Float[Tensor, "N"]]) -> Float[Tensor, "N K"]:
+        zero = torch.zeros_like(next(iter(columns.values())))
+        return torch.stack([columns.get(place, zero) for place in range(self._width)]).mT
+
+    def _output(self, name: str, inputs: Mapping[str, Tensor]) -> Float[Tensor, "N"]:
         rows = inputs[f"deep {name}"]
         outputs = self.networks[self._keys[name]](rows)
-        if outputs.shape == rows.shape[:1]:
-            outputs = outputs.unsqueeze(-1)
-        if outputs.shape != (len(rows), 1):
+        if outputs.shape == (len(rows), 1):
+            outputs = outputs.squeeze(-1)
+        if outputs.shape != (len(rows),):
             fail(
                 f"deep[{name!r}]",
                 "a module with one output a row, shape (N, 1)",
@@ -100,7 +108,7 @@ class DeepPredictor(nn.Module):
                 "Give its last layer one output; for other parameters pass further networks, "
                 "Deep(module, columns, parameter='sigma')",
             )
-        return outputs
+        return outputs * self._scales[self._places[name]].to(outputs)
 
 
 class Predictors(nn.Module):
@@ -129,7 +137,6 @@ class Predictors(nn.Module):
             self.correction = nn.Parameter(torch.zeros(len(structured.design.names), dtype=dtype))
         self.corrected = corrected
         self.structured, self.deep = structured, deep
-        self._orthogonal_places = sorted(orthogonal or {})
         for place, basis in (orthogonal or {}).items():
             self.register_buffer(f"_basis{place}", basis.to(dtype), persistent=False)
 
@@ -139,24 +146,24 @@ class Predictors(nn.Module):
         eta = self.structured(self.effects, inputs["design"], inputs["offset"], correction)
         if self.deep is None:
             return eta
-        return eta + pad_thresholds(self._orthogonalised(self.deep(**inputs)), eta)
+        columns = list(eta.unbind(-1))
+        for place, values in self.deep.columns(inputs).items():
+            columns[place] = columns[place] + self._orthogonalised(place, values)
+        return torch.stack(columns).mT
 
-    def _orthogonalised(self, deep: Float[Tensor, "N K"]) -> Float[Tensor, "N K"]:
-        if not self._orthogonal_places or len(deep) <= _PROBE_ROWS:
-            return deep
-        columns = list(deep.unbind(-1))
-        for place in self._orthogonal_places:
-            basis = getattr(self, f"_basis{place}")
-            if len(basis) != len(deep):
-                fail(
-                    "batch_size",
-                    f"all {len(basis)} rows at once: the networks are made "
-                    "orthogonal to the effects over them",
-                    f"{len(deep)} rows",
-                    "Pass orthogonal=False, or a larger memory_limit",
-                )
-            columns[place] = columns[place] - basis @ (basis.T @ columns[place])
-        return torch.stack(columns, -1)
+    def _orthogonalised(self, place: int, values: Float[Tensor, "N"]) -> Float[Tensor, "N"]:
+        basis: Tensor | None = getattr(self, f"_basis{place}", None)
+        if basis is None or len(values) <= _PROBE_ROWS:
+            return values
+        if len(basis) != len(values):
+            fail(
+                "batch_size",
+                f"all {len(basis)} rows at once: the networks are made "
+                "orthogonal to the effects over them",
+                f"{len(values)} rows",
+                "Pass orthogonal=False, or a larger memory_limit",
+            )
+        return values - basis @ (basis.T @ values)
 
 
 def pad_thresholds(deep: Tensor, eta: Tensor) -> Tensor:

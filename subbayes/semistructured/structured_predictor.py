@@ -226,7 +226,8 @@ class StructuredPredictor(nn.Module):
         beta = self.coefficients(zeta)
         if correction is not None:
             beta = beta - correction
-        eta = design @ (beta.unsqueeze(-1) * self.placement.to(beta)) + offset
+        placed = beta.unsqueeze(-2) * self.placement.T.to(beta)
+        eta = (placed @ design.mT + offset.mT).mT  # rows along the last axis in memory
         if not self.thresholds:
             return eta
         cuts = self.threshold_values(zeta).unsqueeze(-2)

@@ -1,23 +1,23 @@
-r"""Optimise a traced graph without changing its results.
+"""Optimise a traced graph without changing its results.
 
 Views that change nothing and repeated operations are removed, and pointwise operations write into
 an operand that no other operation reads, which saves the allocation of every activation. On the
-CPU, a float32 tanh becomes $1 - 2\sigma(-2x)$, which takes a third of the time and differs by at
-most 2e-7, and a matrix product with few columns becomes the product of the transposes, which takes
-a quarter.
+CPU, matrix products are combined with what surrounds them (`subbayes.networks.tracing.products`).
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import Graph, GraphModule, Interpreter, Node
+from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
+
+from subbayes.networks.tracing.products import optimise_products
+from subbayes.networks.tracing.shapes import axes, calls, record_shapes, shape_of
 
 __all__ = ["fold_constants", "is_random", "optimise", "writes"]
 
@@ -52,9 +52,7 @@ _POINTWISE = {
     getattr(aten, name).default
     for name in ("relu", *_SMOOTH, "threshold_backward", *(f"{name}_backward" for name in _SMOOTH))
 }
-_NARROW = 16  # columns of a product that is transposed
 _SMALL = 16  # entries of constants that are compared by value
-_SHAPE = "shape of the result"
 _COMMUTES = {aten.add.Tensor, aten.mul.Tensor}
 
 
@@ -69,21 +67,18 @@ def optimise(
         compiles: whether a compiler follows, which adds in-place operations itself.
     """
     graph = graph_module.graph
-    _record_shapes(graph_module, tensors)
+    record_shapes(graph_module, tensors)
     _cancel_transpositions(graph)
-    graph_module.recompile()
-    _record_shapes(graph_module, tensors)
+    record_shapes(graph_module, tensors)
     for node in list(graph.nodes):
         if node.op == "call_function" and _is_identity(node):
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
     _remove_repetitions(graph)
+    _cancel_stacks(graph)
     graph.eliminate_dead_code()
     if all(tensor.device.type == "cpu" for tensor in tensors):
-        _replace_tanh(graph)
-        _transpose_narrow_products(graph)
-        graph_module.recompile()
-        _record_shapes(graph_module, tensors)
+        optimise_products(graph_module, tensors)
     if not compiles:
         new_memory: set[Node] = set()
         for node in graph.nodes:
@@ -116,7 +111,7 @@ def fold_constants(
         ([tensor(2.)], tensor([0., 2., 4.]))
     """
     graph = graph_module.graph
-    if not all(map(_is_pure, _calls(graph))):
+    if not all(map(_is_pure, calls(graph))):
         return []  # an operation could overwrite a result that later calls read
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
     values: dict[Node, Any] = {
@@ -137,7 +132,7 @@ def fold_constants(
             if foldable.intersection(node.all_input_nodes):
                 foldable.add(node)
     found: list[Tensor] = []
-    for node in [node for node in _calls(graph) if node in foldable]:
+    for node in [node for node in calls(graph) if node in foldable]:
         readers = [user for user in node.users if user not in foldable]
         if not readers or not isinstance(values[node], Tensor):
             continue
@@ -174,7 +169,7 @@ def _cancel_transpositions(graph: Graph) -> None:
         if (
             isinstance(source, Node)
             and source.target is aten.transpose.int
-            and _axes(source) == _axes(node)
+            and axes(source) == axes(node)
         ):
             node.replace_all_uses_with(source.args[0])
             graph.erase_node(node)
@@ -185,22 +180,22 @@ def _transposed_alike(nodes: list[Node]) -> bool:
     """Whether all are transpositions of the same two axes of tensors of the same shape."""
     return bool(nodes) and all(
         node.target is aten.transpose.int
-        and _axes(node) == _axes(nodes[0])
-        and _shape(node).shape == _shape(nodes[0]).shape  # type: ignore[union-attr]
+        and axes(node) == axes(nodes[0])
+        and shape_of(node).shape == shape_of(nodes[0]).shape  # type: ignore[union-attr]
         for node in nodes
     )
 
 
 def _remove_repetitions(graph: Graph) -> None:
     """Compute equal expressions once, if all operations are pure."""
-    if not all(map(_is_pure, _calls(graph))):
+    if not all(map(_is_pure, calls(graph))):
         return
-    for node in _calls(graph):
+    for node in calls(graph):
         if node.target is aten.lift_fresh_copy.default:  # the constant is not modified
             node.replace_all_uses_with(node.all_input_nodes[0])
             graph.erase_node(node)
     seen: dict[Any, Node] = {}
-    for node in [node for node in graph.nodes if node.op == "get_attr"] + _calls(graph):
+    for node in [node for node in graph.nodes if node.op == "get_attr"] + calls(graph):
         key = node.target, _hashable(node.args), _hashable(node.kwargs)
         if node.op == "get_attr":
             key = _constant(graph, node)
@@ -210,8 +205,32 @@ def _remove_repetitions(graph: Graph) -> None:
             graph.erase_node(node)
 
 
-def _calls(graph: Graph) -> list[Node]:
-    return [node for node in graph.nodes if node.op == "call_function"]
+def _cancel_stacks(graph: Graph) -> None:
+    """Read the parts of a stack directly where it is taken apart, if all operations are pure."""
+    if not all(map(_is_pure, calls(graph))):
+        return
+    for node in calls(graph):
+        if node.target is not aten.unbind.int:
+            continue
+        source, axis = node.args[0], _axis(node)
+        assert isinstance(source, Node)
+        if source.target is aten.transpose.int and axis in axes(source):
+            (axis,) = axes(source) - {axis}
+            source = source.args[0]
+        assert isinstance(source, Node)
+        if source.target is not aten.stack.default or _axis(source) != axis:
+            continue
+        for part in list(node.users):
+            part.replace_all_uses_with(source.args[0][part.args[1]])  # type: ignore[index, arg-type]
+
+
+def _axis(node: Node) -> int:
+    """The axis of a stack, or along which a tensor is unbound, counted from the front."""
+    shape = shape_of(node if node.target is aten.stack.default else node.args[0])
+    assert shape is not None
+    axis = node.args[1] if len(node.args) > 1 else 0
+    assert isinstance(axis, int)
+    return axis % len(shape.shape)
 
 
 def _constant(graph: Graph, node: Node) -> Any:
@@ -248,104 +267,9 @@ def _hashable(value: Any) -> Any:
     return type(value), value
 
 
-def _replace_tanh(graph: Graph) -> None:
-    """Compute a float32 tanh as a sigmoid, with its factor in the preceding matrix product.
-
-    A compiled gradient of `benchmarks nuts` with 4 chains takes 0.32 ms instead of 0.50 ms.
-    """
-    for node in list(graph.nodes):
-        shape = _shape(node)
-        if node.target is not aten.tanh.default or shape is None or shape.dtype != torch.float32:
-            continue
-        with graph.inserting_before(node):
-            out = graph.call_function(aten.sigmoid.default, (_times_minus_two(graph, node),))
-            out = graph.call_function(aten.rsub.Scalar, (out, 1.0, 2.0))
-        node.replace_all_uses_with(out)
-        graph.erase_node(node)
-    graph.eliminate_dead_code()
-
-
-def _times_minus_two(graph: Graph, node: Node) -> Node:
-    """-2x of the operand x of a node, in one operation if x = W a + b."""
-    x = node.args[0]
-    assert isinstance(x, Node)
-    if x.target is aten.add.Tensor and not x.kwargs and len(x.users) == 1:
-        product, bias = x.args
-        shape = _shape(bias)
-        if (
-            isinstance(product, Node)
-            and product.target is aten.bmm.default
-            and shape is not None
-            and len(product.users) == 1
-            and len(shape.shape) == 3
-        ):
-            return graph.call_function(
-                aten.baddbmm.default, (bias, *product.args), {"beta": -2.0, "alpha": -2.0}
-            )
-    return graph.call_function(aten.mul.Tensor, (x, -2.0))
-
-
-def _transpose_narrow_products(graph: Graph) -> None:
-    """Compute A B as (B^T A^T)^T if B has few columns, for which BLAS is slow."""
-    for node in list(graph.nodes):
-        if node.target is not aten.mm.default:
-            continue
-        a, b = _shape(node.args[0]), _shape(node.args[1])
-        if a is None or b is None or b.shape[1] > _NARROW or a.shape[0] < 4 * b.shape[1]:
-            continue
-        with graph.inserting_before(node):
-            transposed = [graph.call_function(aten.t.default, (part,)) for part in node.args[::-1]]
-            product = graph.call_function(aten.mm.default, tuple(transposed))
-            out = graph.call_function(aten.t.default, (product,))
-            out = graph.call_function(
-                aten.clone.default, (out,), {"memory_format": torch.contiguous_format}
-            )
-        node.replace_all_uses_with(out)
-        graph.erase_node(node)
-
-
-def _axes(node: Node) -> set[Any]:
-    """The two axes a transposition swaps, counted from the front."""
-    shape = _shape(node)
-    assert shape is not None
-    axes: tuple[Any, ...] = node.args[1:3]
-    return {axis % len(shape.shape) for axis in axes}
-
-
-@dataclass(frozen=True)
-class _Shape:
-    """Shape, dtype and strides of a tensor."""
-
-    shape: torch.Size
-    dtype: torch.dtype
-    stride: tuple[int, ...]
-
-
-class _ShapeRecorder(Interpreter):
-    """Record the shapes of results; unlike `ShapeProp` it does not print errors."""
-
-    def run_node(self, n: Node) -> Any:
-        """Run a node."""
-        found = super().run_node(n)
-        if isinstance(found, Tensor):
-            n.meta[_SHAPE] = _Shape(found.shape, found.dtype, found.stride())
-        return found
-
-
-def _record_shapes(graph_module: GraphModule, tensors: Sequence[Tensor]) -> None:
-    with torch.no_grad():
-        _ShapeRecorder(graph_module).run(*tensors)
-
-
-def _shape(node: Any) -> _Shape | None:
-    """Shape, dtype and strides of a node's result, if it is a single tensor."""
-    meta: _Shape | None = node.meta.get(_SHAPE) if isinstance(node, Node) else None
-    return meta
-
-
 def _alike(a: Any, b: Any) -> bool:
     """Whether the results of two nodes have the same shape, dtype and layout."""
-    x, y = _shape(a), _shape(b)
+    x, y = shape_of(a), shape_of(b)
     if x is None or y is None:
         return False
     return bool((x.shape, x.dtype, x.stride) == (y.shape, y.dtype, y.stride))

@@ -1,0 +1,61 @@
+"""Shapes of the results in a traced graph."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, GraphModule, Interpreter, Node
+
+__all__ = ["Shape", "axes", "calls", "record_shapes", "shape_of"]
+
+_SHAPE = "shape of the result"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Shape, dtype and strides of a tensor."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    stride: tuple[int, ...]
+
+
+class _ShapeRecorder(Interpreter):
+    """Record the shapes of results; unlike `ShapeProp` it does not print errors."""
+
+    def run_node(self, n: Node) -> Any:
+        """Run a node."""
+        found = super().run_node(n)
+        if isinstance(found, Tensor):
+            n.meta[_SHAPE] = Shape(found.shape, found.dtype, found.stride())
+        return found
+
+
+def record_shapes(graph_module: GraphModule, tensors: Sequence[Tensor]) -> None:
+    """Run a graph, after changes of it, and record the shapes of its results."""
+    graph_module.recompile()
+    with torch.no_grad():
+        _ShapeRecorder(graph_module).run(*tensors)
+
+
+def shape_of(node: Any) -> Shape | None:
+    """Shape, dtype and strides of a node's result, if it is a single tensor."""
+    found: Shape | None = node.meta.get(_SHAPE) if isinstance(node, Node) else None
+    return found
+
+
+def axes(node: Node) -> set[int]:
+    """The two axes that a transposition swaps, counted from the front."""
+    shape = shape_of(node)
+    assert shape is not None
+    swapped: tuple[Any, ...] = node.args[1:3]
+    return {axis % len(shape.shape) for axis in swapped}
+
+
+def calls(graph: Graph) -> list[Node]:
+    """The operations of a graph, in their order."""
+    return [node for node in graph.nodes if node.op == "call_function"]
