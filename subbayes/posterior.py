@@ -12,7 +12,6 @@ import copy
 import functools
 import hashlib
 import json
-import math
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
@@ -230,10 +229,9 @@ class Posterior:
 
     def _chains_at_once(self, chains: int, factor: int = 1) -> int:
         if self.batch_size is not None:
-            if self.network.device.type != "cpu":
-                return chains
             held = self._row_bytes * factor * min(self.batch_size, self.data.n)
-            return evenly(chains, max(_MIN_CHAINS, REUSED_BYTES // held))
+            most = REUSED_BYTES // held if self.network.device.type == "cpu" else chains
+            return evenly(chains, max(_MIN_CHAINS, most))
         row = self._row_bytes * factor
         if row > self.memory_limit:
             fail(
@@ -251,8 +249,7 @@ class Posterior:
         rows = self.memory_limit // row
         if self.network.device.type == "cpu":
             rows = min(rows, max(_MIN_ROWS, REUSED_BYTES // row))
-        pieces = math.ceil(self.data.n / rows)
-        return math.ceil(self.data.n / pieces)
+        return evenly(self.data.n, rows)
 
     def _batches(
         self, chains: int, factor: int = 1, data: Data | None = None
