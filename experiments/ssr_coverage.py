@@ -42,11 +42,10 @@ from experiments.ssr_coverage_data import (
     simulate,
     true_effects,
 )
-from experiments.ssr_coverage_methods import ImportanceSampler, known_network, partialling_out
+from experiments.ssr_coverage_methods import known_network, partialling_out
 from experiments.store import Record, Store, key_of
 from subbayes import MLP, Training
 from subbayes.inference.configuration import Sampling
-from subbayes.inference.samplers.smc import SMC
 from subbayes.semistructured import Deep, SemiStructuredRegression, SemiStructuredSubspace
 from subbayes.semistructured.joint_posterior import FittedState
 from subbayes.utils.checks import check_choice, check_count
@@ -66,7 +65,7 @@ class Plan:
         epochs: number of epochs, on all rows.
         learning_rate: learning rate of Adam.
         prior_scale: standard deviation of the prior of the weights in training.
-        draws: draws of each of two chains.
+        draws: number of draws, the particles of one run of sequential Monte Carlo.
     """
 
     hidden: int = 8
@@ -74,7 +73,7 @@ class Plan:
     epochs: int = 1000
     learning_rate: float = 1e-2
     prior_scale: float = 1.0
-    draws: int = 250
+    draws: int = 500
 
     def training(self) -> Training:
         """Return the settings of the training, to the mode: no rows are held out.
@@ -94,28 +93,23 @@ class Plan:
 
     def sampling(self, seed: int) -> Sampling:
         """Return the settings of the sampling."""
-        return Sampling(draws=self.draws, chains=2, seed=seed, progress=False)
+        return Sampling(draws=self.draws, chains=1, seed=seed, progress=False)
 
 
 def fit_network(
     case: str, reads: str, rows: Rows, seed: int, plan: Plan
 ) -> SemiStructuredRegression:
-    """Fit effects beside a network.
-
-    The weights of importance sampling are reliable for every second data set with linear effects,
-    and were for none of the first fifty with others.
-    """
+    """Fit effects beside a network."""
     columns = network_columns(case, reads)
     levels = {"c": 3, "g": GROUPS}
     width = sum(levels.get(name, 1) for name in columns)
     network = MLP(width, (plan.hidden,), 1, "tanh", seed=seed)
-    engine = ImportanceSampler() if case == "linear" else SMC()
     model = SemiStructuredRegression(
         CASES[case].formula, deep={"net": Deep(network, columns=list(columns))}
     ).fit(
         rows.frame,
         subspace=SemiStructuredSubspace(plan.rank),
-        inference=engine,
+        inference="smc",
         training=plan.training(),
         sampling=plan.sampling(seed),
     )
@@ -183,7 +177,6 @@ def compute_record(case: str, reads: str, n: int, number: int, plan: Plan) -> Re
     rows, started = simulate(case, reads, n, (number,)), time.perf_counter()
     model = fit_network(case, reads, rows, number, plan)
     record: Record = {"case": case, "reads": reads, "n": n, "number": number}
-    record["engine"] = model.draws.engine
     own = in_sample(model)
     truth = true_effects(case, reads, rows, model, False)
     in_rows = true_effects(case, reads, rows, model, True)

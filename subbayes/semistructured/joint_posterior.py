@@ -179,14 +179,14 @@ class JointPosterior:
         if self.model.specification.smooth == "reml":
             expected = "'bayes' with a checkpoint, start points, many processes or streamed rows"
             fail("smooth", expected, "'reml'", "Leave them out")
-        initial = sampling.initial
-        if isinstance(initial, str):
-            initial = self.start_points(sampling.chains)
+        if isinstance(sampling.initial, str) and engine.uses_initial:
+            sampling = replace(sampling, initial=self.start_points(sampling.chains))
         if temperature == 1 or not self.space.rank:
-            return engine.run(self.density, replace(sampling, initial=initial))
-        density = self.tempered_networks(temperature, method)
-        networks = replace(sampling, initial=initial[:, : self.space.rank])
-        return self._with_effects(density, engine.run(density, networks))
+            return engine.run(self.density, sampling)
+        density, initial = self.tempered_networks(temperature, method), sampling.initial
+        if not isinstance(initial, str):
+            sampling = replace(sampling, initial=initial[:, : self.space.rank])
+        return self._with_effects(density, engine.run(density, sampling))
 
     def tempered_networks(self, temperature: float, method: str | None) -> TemperedNetworks:
         """The tempered marginal posterior of the networks, with the effects integrated out.

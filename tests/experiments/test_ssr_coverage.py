@@ -1,32 +1,13 @@
-"""The simulation of coverage: proposals, partialling out, truth, and shares with their errors."""
+"""The simulation of coverage: partialling out, truth, and shares with their errors."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from experiments import ssr_coverage_tables as tables
 from experiments.ssr_coverage_data import network_function, simulate
-from experiments.ssr_coverage_methods import Mixture, known_network, partialling_out
-
-
-def test_proposals_have_their_density_and_moments():
-    rng = np.random.default_rng(0)
-    means = np.array([[0.0, 0.0], [3.0, -1.0]])
-    factors = np.array([[[1.0, 0.0], [0.5, 2.0]], [[0.3, 0.0], [0.0, 0.4]]])
-    mixture = Mixture(means, factors)
-    z = rng.normal(size=(20, 2)) * 3
-    parts = [
-        stats.multivariate_t(m, f @ f.T, df=7).pdf(z) for m, f in zip(means, factors, strict=True)
-    ]
-    gap = mixture.log_density(z) - np.log(sum(parts))
-    np.testing.assert_allclose(gap, gap[0], rtol=1e-9)
-    drawn = mixture.draw(40_000, rng)
-    spread = sum(f @ f.T * 7 / 5 for f in factors) / 2
-    spread = spread + np.cov(means.T, bias=True)
-    np.testing.assert_allclose(drawn.mean(0), means.mean(0), atol=0.05)
-    np.testing.assert_allclose(np.cov(drawn.T), spread, atol=0.12)
+from experiments.ssr_coverage_methods import known_network, partialling_out
 
 
 def test_partialling_out_finds_effects_that_least_squares_misses():
