@@ -10,6 +10,7 @@ from torch import nn
 
 from subbayes import InputError, Training
 from subbayes.inference.configuration import Sampling
+from subbayes.inference.samplers.smc import SMC
 from subbayes.semistructured import (
     Deep,
     DeepEnsemble,
@@ -634,3 +635,17 @@ def test_a_deep_ensemble_needs_networks():
         SemiStructuredRegression("y ~ x").fit(table(), inference="deep-ensemble")
     with pytest.raises(InputError, match="members"):
         DeepEnsemble(0)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 2.0])
+def test_engines_that_do_not_start_at_points_choose_their_own(temperature):
+    received = []
+
+    class Recording(SMC):
+        def run(self, posterior, sampling):
+            received.append(sampling.initial)
+            return super().run(posterior, sampling)
+
+    model = SemiStructuredRegression("y ~ x", deep={"net": Deep(net(), columns=["u"])})
+    model.fit(table(), inference=Recording(), temperature=temperature, **QUICK)
+    assert received == ["prior"]
