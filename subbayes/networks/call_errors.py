@@ -1,0 +1,152 @@
+"""What is wrong where a call of a module raises an error: the inputs, or the module's own code."""
+
+from __future__ import annotations
+
+import dis
+import inspect
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+
+from subbayes.utils.checks import closest, fail
+from subbayes.utils.trees import leaves
+from subbayes.utils.types import Inputs
+
+__all__ = ["fail_of_call", "remedy_of_shape"]
+
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+def fail_of_call(
+    error: Exception, rows: Inputs, dtype: torch.dtype, forward: Callable[..., Any] | None = None
+) -> NoReturn:
+    """Raise an `InputError` about the inputs, or about the module if its own code failed.
+
+    Args:
+        error: what the call raised.
+        rows: its inputs.
+        dtype: dtype of the weights.
+        forward: the method of the module, whose parameters the inputs are compared with.
+    """
+    if forward is not None:
+        _check_signature(forward, rows, error)
+    reason = f"{type(error).__name__}: {str(error)}" if str(error) else type(error).__name__
+    reason = " ".join(reason.split())
+    if "padding token" in reason.lower() or "pad_token" in reason.lower():
+        fail(
+            "module",
+            "a pad token in its configuration, for batches of several rows",
+            "none",
+            "Set model.config.pad_token_id = tokenizer.pad_token_id",
+            cause=error,
+        )
+    if "more than 1 value per channel when training" in reason:
+        fail(
+            "module",
+            "normalisation with running statistics",
+            "normalisation by the rows of a batch, also in evaluation mode",
+            "Use track_running_stats=True, or batch_norm with training=self.training",
+            cause=error,
+        )
+    which = " and ".join(f"rows of shape {tuple(t.shape[1:])}, {t.dtype}" for t in leaves(rows))
+    reason, where = reason[:200], _place_of(error)
+    if not _is_of_operation(error):
+        fail(
+            "module",
+            f"a forward that takes {which}",
+            f"{reason} (raised in its forward{where})",
+            "Correct the forward of the module, or pass the inputs that it takes",
+            cause=error,
+        )
+    odd = [t for t in leaves(rows) if t.is_floating_point() and t.dtype != dtype]
+    fail(
+        "inputs",
+        "what the module takes",
+        f"{which}, for which its forward raised {reason}",
+        f"Convert the inputs with .to({dtype})"
+        if odd
+        else remedy_of_shape(rows)
+        or "Convert or reshape the inputs (whole numbers with .float()); a single row is X[:1]",
+        cause=error,
+    )
+
+
+def remedy_of_shape(inputs: Inputs) -> str:
+    """What to do about inputs with one axis, which is that of the rows."""
+    if all(tensor.ndim > 1 for tensor in leaves(inputs)):
+        return ""
+    return "The first axis is that of the rows: pass one row as X[:1], one feature as X[:, None]"
+
+
+def _check_signature(
+    forward: Callable[..., Any], inputs: Inputs, cause: BaseException | None = None
+) -> None:
+    """Check that the inputs are arguments that a forward takes, a dict by name.
+
+    Raises:
+        InputError: keys that it does not take, required ones that are missing, or another number
+            of inputs.
+    """
+    try:
+        signature = inspect.signature(forward)
+    except (TypeError, ValueError):  # of a function in C
+        return
+    given = [p for p in signature.parameters.values() if p.kind not in _VARIADIC]
+    names = [p.name for p in given]
+    plain = [p.replace(annotation=p.empty) for p in signature.parameters.values()]
+    expected = f"the arguments of forward{inspect.Signature(plain)}"
+    if isinstance(inputs, dict):
+        open_ended = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
+        unknown = [] if open_ended else [key for key in inputs if key not in names]
+        missing = [p.name for p in given if p.default is p.empty and p.name not in inputs]
+        if not (unknown or missing):
+            return
+        parts = [f"{', '.join(map(repr, unknown))}, which it does not take"] if unknown else []
+        parts += [f"no {', '.join(map(repr, missing))}"] if missing else []
+        remedy = "Name the tensors of the dict as the parameters of forward"
+        if unknown == ["labels"]:
+            remedy = "Leave the labels out to predict; evaluate takes them as y"
+        elif unknown and (near := closest(unknown[0], names)):
+            remedy = near
+        fail("inputs", expected, f"a dict with {', and '.join(parts)}", remedy, cause)
+    count = len(leaves(inputs))
+    try:
+        signature.bind(*range(count))
+    except TypeError:
+        got = "one tensor" if count == 1 else f"a tuple of {count} tensors"
+        remedy = "Pass a tuple of tensors in this order, or a dict of them by name"
+        fail("inputs", expected, got, remedy, cause)
+
+
+def _is_of_operation(error: Exception) -> bool:
+    """Whether an operation of torch failed, as it does for inputs of another shape or dtype.
+
+    Other errors are in the code of the module: those of other types, and those that a statement
+    `raise` or `assert` outside torch raises.
+    """
+    if not isinstance(error, (RuntimeError, IndexError, ValueError, AssertionError)):
+        return False
+    last = error.__traceback__
+    assert last is not None
+    while last.tb_next is not None:
+        last = last.tb_next
+    instruction = dis.opname[last.tb_frame.f_code.co_code[last.tb_lasti]]
+    return _room(last.tb_frame) == "torch" or instruction != "RAISE_VARARGS"
+
+
+def _place_of(error: Exception) -> str:
+    """The innermost line of the user's own code in a stack trace; empty if there is none."""
+    frames = traceback.walk_tb(error.__traceback__)
+    own = [(frame, line) for frame, line in frames if _room(frame) not in ("torch", "subbayes")]
+    if not own:
+        return ""
+    frame, line = own[-1]
+    return f", line {line} of {Path(frame.f_code.co_filename).name}"
+
+
+def _room(frame: Any) -> str:
+    """The package that the code of a frame belongs to."""
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
