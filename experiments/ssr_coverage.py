@@ -279,5 +279,6 @@ def run(options: argparse.Namespace, say: Callable[..., None], plan: Plan | None
             r["number"] for r in found if (r["case"], r["reads"], r["n"]) == ("linear", "same", n)
         ]
         text += "\n\n" + tables.known_markdown(n, [known_records(n, s) for s in (own, range(MANY))])
+    text += "\n\n" + tables.deviations_markdown(found)
     publish(text, "ssr_coverage", options.write, say)
     return tables.summary(found)

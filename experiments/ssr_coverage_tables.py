@@ -12,7 +12,7 @@ from experiments.markdown import markdown_table, number
 from experiments.ssr_coverage_data import is_projected
 from experiments.store import Record
 
-__all__ = ["coverage", "known_markdown", "markdown", "summary"]
+__all__ = ["coverage", "deviations_markdown", "known_markdown", "markdown", "summary"]
 
 LEVELS = (0.5, 0.9, 0.95)
 _EFFECTS: dict[str, dict[str, tuple[str, ...]]] = {
@@ -129,6 +129,21 @@ def markdown(records: Sequence[Record]) -> str:
                 markdown_table(head, rows, f"{_TITLES[case]}, {n} rows, data sets: {size}")
             )
     return "\n\n".join(tables)
+
+
+def deviations_markdown(records: Sequence[Record]) -> str:
+    """Return a table of the shares of `population` beyond two standard errors from their level."""
+    rows, count = [], 0
+    for (_, reads, n, effect, method), facts in _rows(records):
+        for level in LEVELS if method == "population" else ():
+            (share, error), count = facts[str(level)], count + 1
+            if abs(share - level) > 2 * error:
+                rows.append([effect, reads, str(n), f"{level:.0%}", f"{share:.3f} ± {error:.3f}"])
+    if not count:
+        return ""
+    head = ["effect", "network reads", "rows", "intervals", "cover"]
+    title = f'Shares of `"population"` intervals beyond two standard errors: {len(rows)} of {count}'
+    return markdown_table(head, rows, title) or f"**{title}**"
 
 
 def known_markdown(n: int, parts: Sequence[Sequence[Record]]) -> str:

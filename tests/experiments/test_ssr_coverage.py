@@ -47,6 +47,24 @@ def test_shares_and_their_standard_errors():
     assert (share, error) == (1.0, pytest.approx((2 / 3 * 1 / 3) ** 0.5))
 
 
+def test_shares_beyond_two_standard_errors_are_listed():
+    names = ("x", "C(c)[T.b]", "C(c)[T.c]", "sigma")
+    below = (np.arange(200) + 0.5) / 200
+
+    def records(squeezed):
+        """Uniform positions of the truth among draws, those of one effect closer to the middle."""
+        for share in below:
+            each = dict.fromkeys(names, share) | {squeezed: 0.5 + 0.8 * (share - 0.5)}
+            found = {name: {"below": [value], "width": 1.0} for name, value in each.items()}
+            yield {"case": "linear", "reads": "other", "n": 120, "population": found}
+
+    assert tables.deviations_markdown(list(records(None))).endswith("errors: 0 of 9**")
+    lines = tables.deviations_markdown(list(records("x"))).splitlines()
+    assert "errors: 3 of 9" in lines[0]
+    assert [line.split("|")[4].strip() for line in lines[4:]] == ["50%", "90%", "95%"]
+    assert tables.deviations_markdown([]) == ""
+
+
 def test_effects_beside_a_known_network_are_least_squares_with_robust_errors():
     sm = pytest.importorskip("statsmodels.api")
     rng = np.random.default_rng(2)
