@@ -93,11 +93,10 @@ def _products(graph: Graph) -> Iterator[_Product]:
         assert isinstance(weights, Node)
         assert isinstance(right, Node)
         if node.target is aten.baddbmm.default:
-            bias = node.args[0]
-            if isinstance(bias, Node) and _kind(bias) == column:
-                yield _Product(
-                    node, weights, right, bias, **{"alpha": 1.0, "beta": 1.0} | node.kwargs
-                )
+            bias, factors = node.args[0], {"alpha": 1.0, "beta": 1.0} | node.kwargs
+            # a factor of 0 ignores NaN, which a product with 0 does not
+            if isinstance(bias, Node) and _kind(bias) == column and all(factors.values()):
+                yield _Product(node, weights, right, bias, **factors)
             continue
         (after,) = node.users if len(node.users) == 1 else (node,)
         bias = next((arg for arg in after.args if arg is not node), None)

@@ -108,6 +108,19 @@ def test_scaled_products_keep_their_factors():
     assert "aten.rsub.Scalar" not in names(graph)
 
 
+@pytest.mark.parametrize("zero", ["alpha", "beta"])
+def test_factors_of_zero_ignore_what_is_not_finite(zero):
+    bias, w, x = torch.randn(4, 8, 1), torch.randn(4, 8, 3), torch.randn(3, 30)
+    (w if zero == "alpha" else bias).fill_(torch.nan)
+
+    def function(bias, w, x):
+        return torch.baddbmm(bias, w, x.expand(4, 3, 30), **{zero: 0})
+
+    expected = function(bias, w, x)
+    assert expected.isfinite().all()
+    torch.testing.assert_close(optimised(function, bias, w, x)(bias, w, x), expected)
+
+
 def test_a_bias_for_each_entry_is_left_alone():
     bias, w, x = torch.randn(4, 8, 30), torch.randn(4, 8, 3), torch.randn(3, 30)
 
