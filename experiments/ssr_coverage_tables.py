@@ -134,14 +134,15 @@ def markdown(records: Sequence[Record]) -> str:
 def deviations_markdown(records: Sequence[Record]) -> str:
     """Return a table of the shares of `population` beyond two standard errors from their level."""
     rows, count = [], 0
-    for (_, reads, n, effect, method), facts in _rows(records):
+    for (case, reads, n, effect, method), facts in _rows(records):
         for level in LEVELS if method == "population" else ():
             (share, error), count = facts[str(level)], count + 1
             if abs(share - level) > 2 * error:
-                rows.append([effect, reads, str(n), f"{level:.0%}", f"{share:.3f} ± {error:.3f}"])
+                found = f"{share:.3f} ± {error:.3f}"
+                rows.append([_TITLES[case], reads, n, effect, f"{level:.0%}", found])
     if not count:
         return ""
-    head = ["effect", "network reads", "rows", "intervals", "cover"]
+    head = ["table", "network reads", "rows", "effect", "intervals", "cover"]
     title = f'Shares of `"population"` intervals beyond two standard errors: {len(rows)} of {count}'
     return markdown_table(head, rows, title) or f"**{title}**"
 

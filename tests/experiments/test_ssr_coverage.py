@@ -61,7 +61,7 @@ def test_shares_beyond_two_standard_errors_are_listed():
     assert tables.deviations_markdown(list(records(None))).endswith("errors: 0 of 9**")
     lines = tables.deviations_markdown(list(records("x"))).splitlines()
     assert "errors: 3 of 9" in lines[0]
-    assert [line.split("|")[4].strip() for line in lines[4:]] == ["50%", "90%", "95%"]
+    assert [line.split("|")[5].strip() for line in lines[4:]] == ["50%", "90%", "95%"]
     assert tables.deviations_markdown([]) == ""
 
 
