@@ -230,7 +230,8 @@ class Posterior:
     def _chains_at_once(self, chains: int, factor: int = 1) -> int:
         if self.batch_size is not None:
             held = self._row_bytes * factor * min(self.batch_size, self.data.n)
-            most = REUSED_BYTES // max(held, 1) if self.network.device.type == "cpu" else chains
+            cached = self.network.device.type == "cpu" and self.data.in_memory
+            most = REUSED_BYTES // max(held, 1) if cached else chains
             return evenly(chains, max(_MIN_CHAINS, most))
         row = self._row_bytes * factor
         if row > self.memory_limit:

@@ -93,6 +93,10 @@ class Engine(ABC):
             InputError: too many or too few coordinates for this engine.
         """
 
+    def start_count(self, sampling: Sampling, rank: int) -> int:
+        """Number of start points that a run takes, in `rank` coordinates; 0 if it takes none."""
+        return sampling.chains if self.uses_initial else 0
+
     @abstractmethod
     def run(self, posterior: Any, sampling: Sampling) -> Draws:
         """Draw from a posterior.

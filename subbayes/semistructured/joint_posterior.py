@@ -179,9 +179,12 @@ class JointPosterior:
         if self.model.specification.smooth == "reml":
             expected = "'bayes' with a checkpoint, start points, many processes or streamed rows"
             fail("smooth", expected, "'reml'", "Leave them out")
-        if isinstance(sampling.initial, str) and engine.uses_initial:
-            sampling = replace(sampling, initial=self.start_points(sampling.chains))
-        if temperature == 1 or not self.space.rank:
+        tempered = temperature != 1 and bool(self.space.rank)
+        rank = self.space.rank if tempered else self.space.subspace.rank
+        starts = engine.start_count(sampling, rank)
+        if isinstance(sampling.initial, str) and starts:
+            sampling = replace(sampling, initial=self.start_points(starts))
+        if not tempered:
             return engine.run(self.density, sampling)
         density, initial = self.tempered_networks(temperature, method), sampling.initial
         if not isinstance(initial, str):

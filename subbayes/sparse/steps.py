@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.fx import GraphModule, Node
 
-from subbayes.networks.tracing.graph import is_random, writes
 from subbayes.networks.tracing.memory import reuse_memory
+from subbayes.networks.tracing.nodes import is_random, writes
 from subbayes.networks.tracing.private_torch import has_hooks, version_of
 from subbayes.networks.tracing.tracer import MODES, Mode, NotTraceable, Replay, Tracer
 from subbayes.sparse.layers import SparseLayer

@@ -638,14 +638,19 @@ def test_a_deep_ensemble_needs_networks():
 
 
 @pytest.mark.parametrize("temperature", [1.0, 2.0])
-def test_engines_that_do_not_start_at_points_choose_their_own(temperature):
+@pytest.mark.parametrize("starts", [0, 5])
+def test_engines_get_as_many_start_points_as_they_take(temperature, starts):
     received = []
 
     class Recording(SMC):
+        def start_count(self, sampling, rank):
+            return starts
+
         def run(self, posterior, sampling):
-            received.append(sampling.initial)
+            received.append((np.shape(sampling.initial), (starts, posterior.rank)))
             return super().run(posterior, sampling)
 
     model = SemiStructuredRegression("y ~ x", deep={"net": Deep(net(), columns=["u"])})
     model.fit(table(), inference=Recording(), temperature=temperature, **QUICK)
-    assert received == ["prior"]
+    ((found, expected),) = received
+    assert found == (expected if starts else ())

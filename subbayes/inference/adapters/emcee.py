@@ -64,12 +64,16 @@ class Emcee(ExternalSampler):
         if rank is not None and self.walkers is not None and self.walkers < 2 * rank:
             fail("walkers", f"at least 2 k = {2 * rank}", self.walkers, "Raise it, or use NUTS")
 
+    def start_count(self, sampling: Sampling, rank: int) -> int:
+        """The number of walkers; see `Engine.start_count`."""
+        return self.walkers or max(sampling.chains, 32, 4 * rank)
+
     def run(self, posterior: Density, sampling: Sampling) -> Draws:
         """Draw from a posterior; see `Engine.run`."""
         k, draws, thin, seed = posterior.rank, sampling.draws, sampling.thin, sampling.seed
         self.check(k)
         library = import_package("emcee")
-        walkers = self.walkers or max(sampling.chains, 32, 4 * k)
+        walkers = self.start_count(sampling, k)
         warmup = draws * thin if sampling.warmup is None else sampling.warmup
         value = Value(posterior)
         z = start_points(posterior, sampling.initial, chain_generators(seed, walkers))

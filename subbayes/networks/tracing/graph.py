@@ -7,7 +7,6 @@ CPU, matrix products are combined with what surrounds them (`subbayes.networks.t
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,10 +15,10 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
+from subbayes.networks.tracing.nodes import axes, calls, is_pure, record_shapes, shape_of
 from subbayes.networks.tracing.products import optimise_products
-from subbayes.networks.tracing.shapes import axes, calls, record_shapes, shape_of
 
-__all__ = ["fold_constants", "is_random", "optimise", "writes"]
+__all__ = ["fold_constants", "optimise"]
 
 aten = torch.ops.aten
 
@@ -27,9 +26,16 @@ _VIEWS = {
     aten.view.default,
     aten._unsafe_view.default,
     aten.expand.default,
+    aten.squeeze.dims,
     aten.squeeze_.dims,
     aten.unsqueeze.default,
     aten.transpose.int,
+}
+_NEW_VIEWS: dict[Any, Any] = {
+    aten.squeeze_.default: aten.squeeze.default,
+    aten.squeeze_.dim: aten.squeeze.dim,
+    aten.squeeze_.dims: aten.squeeze.dims,
+    aten.unsqueeze_.default: aten.unsqueeze.default,
 }
 _SAME_SHAPE_VIEWS = {aten.view.default, aten._unsafe_view.default, aten.expand.default}
 _ALLOCATES = {
@@ -67,6 +73,7 @@ def optimise(
         compiles: whether a compiler follows, which adds in-place operations itself.
     """
     graph = graph_module.graph
+    _use_new_views(graph)
     record_shapes(graph_module, tensors)
     _cancel_transpositions(graph)
     record_shapes(graph_module, tensors)
@@ -111,7 +118,7 @@ def fold_constants(
         ([tensor(2.)], tensor([0., 2., 4.]))
     """
     graph = graph_module.graph
-    if not all(map(_is_pure, calls(graph))):
+    if not all(map(is_pure, calls(graph))):
         return []  # an operation could overwrite a result that later calls read
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
     values: dict[Node, Any] = {
@@ -143,6 +150,17 @@ def fold_constants(
     graph.eliminate_dead_code()
     graph_module.recompile()
     return found
+
+
+def _use_new_views(graph: Graph) -> None:
+    """Return a view in place of changing the shape of a tensor that nothing else reads.
+
+    torch does so itself in products with vectors, and a write would prevent other steps.
+    """
+    for node in calls(graph):
+        new, source = _NEW_VIEWS.get(node.target), node.args[0] if node.args else None
+        if new is not None and isinstance(source, Node) and len(source.users) == 1:
+            node.target = new
 
 
 def _cancel_transpositions(graph: Graph) -> None:
@@ -188,7 +206,7 @@ def _transposed_alike(nodes: list[Node]) -> bool:
 
 def _remove_repetitions(graph: Graph) -> None:
     """Compute equal expressions once, if all operations are pure."""
-    if not all(map(_is_pure, calls(graph))):
+    if not all(map(is_pure, calls(graph))):
         return
     for node in calls(graph):
         if node.target is aten.lift_fresh_copy.default:  # the constant is not modified
@@ -206,8 +224,11 @@ def _remove_repetitions(graph: Graph) -> None:
 
 
 def _cancel_stacks(graph: Graph) -> None:
-    """Read the parts of a stack directly where it is taken apart, if all operations are pure."""
-    if not all(map(_is_pure, calls(graph))):
+    """Read the parts of a stack directly where it is taken apart, if all operations are pure.
+
+    Pointwise operations alone do so, since others may depend on the layout of a part in memory.
+    """
+    if not all(map(is_pure, calls(graph))):
         return
     for node in calls(graph):
         if node.target is not aten.unbind.int:
@@ -215,13 +236,30 @@ def _cancel_stacks(graph: Graph) -> None:
         source, axis = node.args[0], _axis(node)
         assert isinstance(source, Node)
         if source.target is aten.transpose.int and axis in axes(source):
-            (axis,) = axes(source) - {axis}
+            swapped = axes(source)
+            if max(swapped) - min(swapped) != 1:
+                continue  # the parts are transposed too
+            (axis,) = swapped - {axis}
             source = source.args[0]
         assert isinstance(source, Node)
         if source.target is not aten.stack.default or _axis(source) != axis:
             continue
         for part in list(node.users):
-            part.replace_all_uses_with(source.args[0][part.args[1]])  # type: ignore[index, arg-type]
+            direct: Any = source.args[0][part.args[1]]  # type: ignore[index]
+            if _same_values(direct, part) and all(map(_is_pointwise, part.users)):
+                part.replace_all_uses_with(direct)
+
+
+def _same_values(direct: Node, part: Node) -> bool:
+    """Whether a part of a stack has the dtype of the stack, and an equal or contiguous layout."""
+    a, b = shape_of(direct), shape_of(part)
+    if a is None or b is None or (a.shape, a.dtype) != (b.shape, b.dtype):
+        return False
+    return a.stride == b.stride or a.stride == torch.empty(a.shape, device="meta").stride()
+
+
+def _is_pointwise(node: Node) -> bool:
+    return torch.Tag.pointwise in getattr(node.target, "tags", ())
 
 
 def _axis(node: Node) -> int:
@@ -239,23 +277,6 @@ def _constant(graph: Graph, node: Node) -> Any:
     if not isinstance(value, Tensor) or value.numel() > _SMALL:
         return node
     return value.dtype, value.device, str(value.tolist())
-
-
-def is_random(node: Node) -> bool:
-    """Whether an operation draws random numbers."""
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
-
-
-def writes(node: Node) -> bool:
-    """Whether an operation writes into its operands."""
-    return node.is_impure() and not is_random(node)
-
-
-def _is_pure(node: Node) -> bool:
-    """Whether an operation neither writes into its operands nor draws random numbers."""
-    if node.target is operator.getitem:
-        return True
-    return hasattr(node.target, "tags") and not (writes(node) or is_random(node))
 
 
 def _hashable(value: Any) -> Any:

@@ -1,7 +1,8 @@
-"""Shapes of the results in a traced graph."""
+"""Operations of a traced graph: shapes of their results, and what else they do."""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,17 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Interpreter, Node
 
-__all__ = ["Shape", "axes", "calls", "record_shapes", "shape_of"]
+__all__ = [
+    "Shape",
+    "axes",
+    "calls",
+    "is_pure",
+    "is_random",
+    "record_shapes",
+    "shape_of",
+    "undisturbed",
+    "writes",
+]
 
 _SHAPE = "shape of the result"
 
@@ -59,3 +70,30 @@ def axes(node: Node) -> set[int]:
 def calls(graph: Graph) -> list[Node]:
     """The operations of a graph, in their order."""
     return [node for node in graph.nodes if node.op == "call_function"]
+
+
+def is_random(node: Node) -> bool:
+    """Whether an operation draws random numbers."""
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
+def writes(node: Node) -> bool:
+    """Whether an operation writes into its operands."""
+    return node.is_impure() and not is_random(node)
+
+
+def is_pure(node: Node) -> bool:
+    """Whether an operation neither writes into its operands nor draws random numbers."""
+    if node.target is operator.getitem:
+        return True
+    return hasattr(node.target, "tags") and not (writes(node) or is_random(node))
+
+
+def undisturbed(first: Node, last: Node) -> bool:
+    """Whether no operation between two writes, so that the first may be done at the last."""
+    node = first.next
+    while node is not last:
+        if node.op == "call_function" and node.target is not operator.getitem and writes(node):
+            return False
+        node = node.next
+    return True
