@@ -168,7 +168,7 @@ class DataFrameModel:
     def evaluate(
         self, table: pd.DataFrame, level: float = 0.95, n_draws: int | None = None, **mode: str
     ) -> dict[str, float]:
-        """Scores on rows with known targets; see `predict` and `metrics.score`."""
+        """Scores on rows with known targets, which count equally; see `metrics.score`."""
         features, values = split_target(table, self.column)
         return metrics.score(
             self.predict(features, n_draws, **mode), self.target.encode(values), level
