@@ -231,7 +231,7 @@ class Posterior:
         if self.batch_size is not None:
             held = self._row_bytes * factor * min(self.batch_size, self.data.n)
             cached = self.network.device.type == "cpu" and self.data.in_memory
-            most = REUSED_BYTES // max(held, 1) if cached else chains
+            most = REUSED_BYTES // max(2 * held, 1) if cached else chains  # half of a cache
             return evenly(chains, max(_MIN_CHAINS, most))
         row = self._row_bytes * factor
         if row > self.memory_limit:
