@@ -161,6 +161,26 @@ def test_chains_that_exceed_the_cache_are_evaluated_in_parts(batch_size, monkeyp
     assert posterior._chains_at_once(len(z)) == 14  # five parts of at most 16
 
 
+def test_streamed_rows_are_read_once_for_all_chains(monkeypatch):
+    monkeypatch.setattr("subbayes.posterior.REUSED_BYTES", 1)
+    built = MLP.build()
+    memory = built.posterior(mode="eager")
+    z = 0.3 * np.random.default_rng(0).standard_normal((70, memory.rank))
+    passes = []
+
+    class Loader(DataLoader):
+        def __iter__(self):
+            passes.append(len(self))
+            return super().__iter__()
+
+    rows = Data.of(Loader(cases.Rows(built.inputs, built.y), batch_size=3), memory_limit=0)
+    space = memory.subspace
+    posterior = Posterior(built.network, built.likelihood, rows, space, mode="eager", batch_size=3)
+    passes.clear()
+    np.testing.assert_allclose(posterior.value(z), memory.value(z), rtol=1e-10)
+    assert len(passes) == 1
+
+
 @given(st.integers(1, 40), st.integers(1, 50))
 @settings(max_examples=12)
 def test_any_number_of_rows_in_batches_of_any_size(n, size):
