@@ -14,6 +14,9 @@ Poisson and Bernoulli responses.
 peak memory in a process of its own each.
 
 (d) Smooths beside mgcv: see `benchmarks/regress_mgcv.py`.
+
+(e) Smooths, groups and horseshoes of other responses, beside NUTS: see
+`benchmarks/regress_other.py`.
 """
 
 from __future__ import annotations
@@ -34,6 +37,7 @@ import pandas as pd
 
 from benchmarks.harness import bar, own_peak
 from benchmarks.regress_mgcv import beside_mgcv
+from benchmarks.regress_other import other_responses
 from subbayes import SemiStructuredRegression
 from subbayes.inference import Sampling
 
@@ -198,5 +202,6 @@ def run(
             bar(f"{what}: peak GiB", one["peak_gib"], MILLION_GIB, "lower"),
         ]
     smooths, more = beside_mgcv(1_000 if quick else 10_000, rows, say)
+    others, beside = other_responses(2_000 if quick else 10_000, 1 if quick else ROUNDS, say)
     found = {"cases": cases, "many_rows": many, "million": huge, "mgcv": smooths}
-    return found, bars + more
+    return found | {"other_responses": others}, bars + more + beside

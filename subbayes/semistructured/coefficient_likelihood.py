@@ -105,6 +105,7 @@ class NormalStatistics:
         total: sum of the weights of the observations.
         constant: the terms without coefficients.
         scale: values of the columns of sigma, which are constant; 0 for the others.
+        location: 1 for the columns of the location.
     """
 
     gram: Float[Tensor, "p p"]
@@ -114,6 +115,7 @@ class NormalStatistics:
     total: float
     constant: float
     scale: Float[Tensor, "p"]
+    location: Float[Tensor, "p"]
 
     @classmethod
     def of(
@@ -151,7 +153,7 @@ class NormalStatistics:
         total = float(weights.sum())
         constant = -0.5 * total * math.log(2 * math.pi) - float(weights @ offset[:, 1].double())
         scale = design[0].double() * placement[:, 1]
-        return cls(gram, centre, cross, residual, total, constant, scale)
+        return cls(gram, centre, cross, residual, total, constant, scale, own)
 
     def _parts(self, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Half the slope and the value of the sum of squares, and the log of sigma."""
@@ -159,6 +161,11 @@ class NormalStatistics:
         pulled = d @ self.gram
         squares = self.residual + (d * (pulled - 2 * self.cross)).sum(-1)
         return self.cross - pulled, squares, b[:, :-1, 1] @ self.scale
+
+    def conditional(self, b: Float[Tensor, "S q C"]) -> tuple[Tensor, Tensor]:
+        """X'Wr at each point, shape (S, p), and 1 / sigma^2, shape (S,)."""
+        slope, _, log_sigma = self._parts(b)
+        return slope, (-2 * log_sigma).exp()
 
     def value(self, b: Float[Tensor, "S q C"]) -> Float[Tensor, "S"]:
         """The log-likelihood at each point."""

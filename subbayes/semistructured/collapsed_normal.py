@@ -26,8 +26,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from subbayes.semistructured.coefficient_likelihood import NormalStatistics
-from subbayes.semistructured.effects_likelihood import EffectsLikelihood
+from subbayes.semistructured.effect_map import EffectMap, placed_by_predictor
 from subbayes.semistructured.group_elimination import BlockFactor, eliminated_groups
+from subbayes.semistructured.quadratic_likelihood import QuadraticRows
 from subbayes.semistructured.structured_predictor import StructuredPredictor
 
 __all__ = ["CollapsedNormal", "linear_coordinates"]
@@ -36,15 +37,13 @@ _ELEMENTS = 2**22  # of matrices at once
 _POINTS = 256  # at once
 
 
-def linear_coordinates(likelihood: EffectsLikelihood) -> list[int]:
-    """Coordinates in which the location's coefficients are affine, each in its own, given the rest.
+def linear_coordinates(structured: StructuredPredictor, location: Float[Tensor, "p"]) -> list[int]:
+    """Coordinates in which the coefficients are affine, each in its own, given the rest.
 
     The property is checked at random points, so that it does not depend on how terms are defined.
     """
-    structured = likelihood.map.structured
-    columns, rng = likelihood.map.columns, np.random.default_rng(0)
-    location = structured.placement[:, 0] != 0
-    chosen = [j for j in range(columns) if location[j]]
+    rng = np.random.default_rng(0)
+    chosen = [j for j, own in enumerate(location.tolist()) if own]
     chosen = _without_others(structured, chosen, rng)
     base = torch.from_numpy(rng.standard_normal((3, structured.size)))
     with torch.no_grad():
@@ -89,7 +88,8 @@ class CollapsedNormal:
     """The posterior density of the coordinates h, and draws of the others given them.
 
     Args:
-        likelihood: of a normal response with one sigma.
+        effects: the map from coordinates to coefficients.
+        rows: log-likelihood of a normal response with one sigma, or a quadratic one.
 
     Attributes:
         linear: positions of the coordinates that are integrated out: those of the groups that are
@@ -97,13 +97,12 @@ class CollapsedNormal:
         rest: positions of the others, h.
     """
 
-    def __init__(self, likelihood: EffectsLikelihood) -> None:
-        assert isinstance(likelihood.rows, NormalStatistics)
-        self.likelihood, self.rows = likelihood, likelihood.rows
-        structured = likelihood.map.structured
+    def __init__(self, effects: EffectMap, rows: NormalStatistics | QuadraticRows) -> None:
+        self.map, self.rows = effects, rows
+        structured = effects.structured
         self.size = structured.size
         correlated = [columns for columns in structured.group_columns() if columns.shape[1] > 1]
-        linear = {*linear_coordinates(likelihood)}
+        linear = {*linear_coordinates(structured, rows.location)}
         for columns in correlated:
             linear |= set(columns.flatten().tolist())
         gram = self.rows.gram
@@ -138,7 +137,7 @@ class CollapsedNormal:
 
     def _slopes(self, h: Float[Tensor, "S d"], level: Tensor) -> Float[Tensor, "S o p"]:
         """The derivatives of the coefficients in the coordinates of each order."""
-        structured = self.likelihood.map.structured
+        structured = self.map.structured
         found = []
         for order in range(max(1, int(self._order.max()) + 1)):
             one = (self._order[self.linear] == order).to(h)
@@ -147,12 +146,11 @@ class CollapsedNormal:
 
     def _conditional(self, h: Float[Tensor, "S d"]) -> tuple[Tensor, Tensor, BlockFactor]:
         """Coordinates with the conditional means, these means, and the factor of P."""
-        structured = self.likelihood.map.structured
-        level = structured.coefficients(self._whole(h, 0.0))
+        structured = self.map.structured
+        base = self._whole(h, 0.0)
+        level = structured.coefficients(base)
         slopes = self._slopes(h, level)
-        precision = (-2 * (level @ self.rows.scale)).exp()
-        location = level * (structured.placement[:, 0] != 0)
-        score = self.rows.cross - (location - self.rows.centre) @ self.rows.gram
+        score, precision = self.rows.conditional(placed_by_predictor(structured, level, base))
         q = self.groups.shape[1]
         inner = slopes[:, :q, self.groups].permute(0, 2, 3, 1)  # of groups: (S, J, q, q)
         times = self._times_others(slopes)
@@ -200,14 +198,19 @@ class CollapsedNormal:
 
     def _log_density(self, h: Tensor) -> Tensor:
         zeta, mean, factor = self._conditional(h)
-        found = self.likelihood.value(zeta) - 0.5 * mean.square().sum(1) - factor.half_log_det()
+        value = self.rows.value(self.map.coefficients(zeta))
+        found = value - 0.5 * mean.square().sum(1) - factor.half_log_det()
         return found - 0.5 * h.square().sum(1)
 
     def with_coefficients(
         self, h: Float[np.ndarray, "S d"], eps: Float[np.ndarray, "S c"]
-    ) -> Float[np.ndarray, "S P"]:
-        """All coordinates, from h and standard normal numbers for the others."""
-        found = []
+    ) -> tuple[Float[np.ndarray, "S P"], Float[np.ndarray, "S"]]:
+        """All coordinates, from h and standard normal numbers for the others.
+
+        Returns:
+            The coordinates, and the log determinant of their derivative in those numbers.
+        """
+        found, determinants = [], []
         at, noise = torch.from_numpy(h), torch.from_numpy(eps)
         step, first = len(self._parts(at)[0]), self.groups.numel()
         with torch.no_grad():
@@ -218,4 +221,5 @@ class CollapsedNormal:
                 found.append(
                     self._whole(part, mean + torch.cat([spread[0].flatten(1), spread[1]], 1))
                 )
-        return torch.cat(found).numpy()
+                determinants.append(-factor.half_log_det())
+        return torch.cat(found).numpy(), torch.cat(determinants).numpy()

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from subbayes.networks.tracing.tracer import Tracer
 from subbayes.semistructured.structured_predictor import StructuredPredictor
 
-__all__ = ["EffectMap", "coefficients_by_predictor"]
+__all__ = ["EffectMap", "coefficients_by_predictor", "placed_by_predictor"]
 
 _DENSE, _FEW = 256, 0.05  # coordinates, and share of entries, from which on matrices are sparse
 _TRACED_AFTER = 100  # evaluations, since tracing takes as long as some hundreds
@@ -28,7 +28,14 @@ def coefficients_by_predictor(
     structured: StructuredPredictor, zeta: Float[Tensor, "*S P"]
 ) -> Float[Tensor, "*S q C"]:
     """B at each point, with q = p + 1: coefficients by predictor, then constants."""
-    placed = structured.coefficients(zeta).unsqueeze(-1) * structured.placement
+    return placed_by_predictor(structured, structured.coefficients(zeta), zeta)
+
+
+def placed_by_predictor(
+    structured: StructuredPredictor, beta: Float[Tensor, "*S p"], zeta: Float[Tensor, "*S P"]
+) -> Float[Tensor, "*S q C"]:
+    """B of given coefficients, and of thresholds at each point."""
+    placed = beta.unsqueeze(-1) * structured.placement
     if not structured.thresholds:
         return nn.functional.pad(placed, (0, 0, 0, 1))
     cuts = structured.threshold_values(zeta)

@@ -2,8 +2,11 @@
 
 - A normal response with one sigma: the coefficients are integrated out, and drawn exactly given
   the other coordinates; see `subbayes.semistructured.collapsed_normal`.
-- Poisson and Bernoulli responses with effects that vary among groups: these are integrated out by
-  importance sampling; see `subbayes.semistructured.grouped_importance`.
+- Poisson and Bernoulli responses with effects that vary among groups, and no other scales: the
+  former are integrated out by importance sampling; see
+  `subbayes.semistructured.grouped_importance`.
+- Other responses with smooths, effects of groups or horseshoes, or many coefficients: proposals
+  from a quadratic log-likelihood; see `subbayes.semistructured.corrected_draws`.
 - Other models: all coordinates.
 
 Both by independent proposals around the mode; where these do not fit the posterior, None is
@@ -26,21 +29,23 @@ from subbayes.inference.configuration import Sampling
 from subbayes.inference.samplers.nuts import NUTS
 from subbayes.semistructured.coefficient_likelihood import NormalStatistics
 from subbayes.semistructured.collapsed_normal import CollapsedNormal
+from subbayes.semistructured.corrected_draws import corrected_draws
 from subbayes.semistructured.effects_likelihood import EffectsLikelihood
 from subbayes.semistructured.empirical_bayes import (
     reml_of_collapsed,
     reml_of_rows,
     smoothing_coordinates,
 )
-from subbayes.semistructured.given_coordinates import GivenCoordinates
+from subbayes.semistructured.given_coordinates import GivenCoordinates, with_fixed
 from subbayes.semistructured.grouped_importance import GroupedImportance
-from subbayes.semistructured.independence_metropolis import (
+from subbayes.semistructured.independence_metropolis import independence_chains, independence_draws
+from subbayes.semistructured.proposals import (
     Proposals,
-    independence_chains,
-    independence_draws,
+    fitted_proposals,
     laplace_proposals,
     pilot_generator,
 )
+from subbayes.utils.checks import fail
 from subbayes.utils.progress import say
 
 __all__ = ["draw_effects"]
@@ -70,11 +75,26 @@ def draw_effects(
     own = not isinstance(sampling.initial, str) or sampling.checkpoint is not None
     if own or current() is not None:
         return None
+    structured = likelihood.map.structured
+    scales = smoothing_coordinates(structured)
+    if smooth == "reml" and not scales:
+        fail("smooth", "'bayes' for a formula without smooths and random effects", "'reml'")
     if isinstance(likelihood.rows, NormalStatistics):
-        return _collapsed_draws(CollapsedNormal(likelihood), start, sampling, smooth)
+        return _collapsed_draws(likelihood, start, sampling, smooth)
     if smooth == "reml":
         return _draws_of_the_others(likelihood, reml_of_rows(likelihood, start), sampling)
-    if GroupedImportance.groups_of(likelihood) is not None:
+    groups = GroupedImportance.groups_of(likelihood) is not None
+    alone = sum(bool(term.penalised) for term in structured.design.terms) == 1
+    if groups and alone:
+        found = _grouped_draws(GroupedImportance(likelihood), start, sampling)
+        if found is not None:
+            return found
+    scaled = structured.size > len(structured.design.names) + len(structured.thresholds)
+    if scaled or len(start) > _MOST_COORDINATES:
+        found = _corrected_draws(likelihood, start, sampling)
+        if found is not None:
+            return found
+    if groups and not alone:
         found = _grouped_draws(GroupedImportance(likelihood), start, sampling)
         if found is not None:
             return found
@@ -99,29 +119,32 @@ def draw_effects(
 
 
 def _collapsed_draws(
-    collapsed: CollapsedNormal, start: Float[np.ndarray, "P"], sampling: Sampling, smooth: str
+    likelihood: EffectsLikelihood, start: Float[np.ndarray, "P"], sampling: Sampling, smooth: str
 ) -> Draws | None:
     """Draws of h by independent proposals, and of the other coordinates given them."""
+    assert isinstance(likelihood.rows, NormalStatistics)
+    collapsed = CollapsedNormal(likelihood.map, likelihood.rows)
     at, free = start[collapsed.rest], list(range(len(collapsed.rest)))
     if smooth == "reml":
         at = reml_of_collapsed(collapsed, at)
-        fixed = set(smoothing_coordinates(collapsed.likelihood.map.structured))
+        fixed = set(smoothing_coordinates(likelihood.map.structured))
         free = [i for i, j in enumerate(collapsed.rest) if j not in fixed]
 
     def whole(h: Float[np.ndarray, "*S f"]) -> Float[np.ndarray, "*S d"]:
-        return _with_fixed(at, free, h)
+        return with_fixed(at, free, h)
 
     def target(h: Float[np.ndarray, "S f"]) -> Float[np.ndarray, "S"]:
         return collapsed.log_density(whole(h))
 
     found = None
     if len(free) <= _MOST_COORDINATES:
-        proposals = laplace_proposals(target, at[free])
-        found = independence_draws(target, proposals, sampling, _MOST_REPEATS)
+        proposals, efficiency = fitted_proposals(target, at[free])
+        chains = independence_chains(target, proposals, sampling, _MOST_REPEATS, efficiency)
+        found = None if chains is None else chains[0]
     if found is None and smooth == "reml":
         point = start.copy()
         point[collapsed.rest] = at
-        return _draws_of_the_others(collapsed.likelihood, point, sampling)
+        return _draws_of_the_others(likelihood, point, sampling)
     if found is None:
         return None
     found = replace(found, z=whole(found.z))
@@ -130,11 +153,22 @@ def _collapsed_draws(
         np.random.default_rng([sampling.seed, 12, chain]).standard_normal((found.n_draws, count))
         for chain in range(found.n_chains)
     ]
-    zeta = collapsed.with_coefficients(found.flat().copy(), np.concatenate(eps))
-    value = collapsed.likelihood.value(torch.from_numpy(zeta)).numpy()
+    zeta, _ = collapsed.with_coefficients(found.flat().copy(), np.concatenate(eps))
+    value = likelihood.value(torch.from_numpy(zeta)).numpy()
     shape = found.z.shape[:2]
     found = replace(found, meta=found.meta | {"integrated_out": "coefficients"})
     return _with_densities(found, zeta.reshape(*shape, -1), value.reshape(shape))
+
+
+def _corrected_draws(
+    likelihood: EffectsLikelihood,
+    start: Float[np.ndarray, "P"],
+    sampling: Sampling,
+    fixed: Collection[int] = (),
+) -> Draws | None:
+    """As `corrected_draws`, with densities."""
+    found = corrected_draws(likelihood, start, sampling, _MOST_REPEATS, fixed)
+    return None if found is None else _with_densities(*found)
 
 
 def _draws_of_the_others(
@@ -143,25 +177,20 @@ def _draws_of_the_others(
     """Draws of all coordinates but those of smoothing, which keep their values."""
     fixed = smoothing_coordinates(likelihood.map.structured)
     free = [j for j in range(len(at)) if j not in fixed]
-    mode, precision = likelihood.mode(torch.from_numpy(at.copy()), fixed)
-    given, found = GivenCoordinates(likelihood, at, tuple(free)), None
-    if len(free) <= _MOST_COORDINATES:
-
-        def target(h: Float[np.ndarray, "S f"]) -> Float[np.ndarray, "S"]:
-            return np.asarray(given.log_likelihood(h) - 0.5 * np.square(h).sum(1))
-
-        own = precision.numpy()[np.ix_(free, free)]
-        proposals = Proposals.of_precision(mode.numpy()[free], own)
-        found = independence_draws(target, proposals, sampling, _MOST_REPEATS)
-    if found is None and GroupedImportance.groups_of(likelihood) is not None:
+    mode = likelihood.mode(torch.from_numpy(at.copy()), fixed)[0]
+    found = _corrected_draws(likelihood, at, sampling, fixed)
+    if found is not None:
+        return found
+    if GroupedImportance.groups_of(likelihood) is not None:
         found = _grouped_draws(GroupedImportance(likelihood), mode.numpy(), sampling, fixed)
         if found is not None:
             return found
     if found is None:
         say("few independent proposals would be accepted: sampling by nuts", sampling.progress)
+        given = GivenCoordinates(likelihood, at, tuple(free))
         initial = np.tile(mode.numpy()[free], (sampling.chains, 1))
         found = NUTS().run(given, replace(sampling, initial=initial))
-    z = _with_fixed(at, free, found.z)
+    z = with_fixed(at, free, found.z)
     value = likelihood.value(torch.from_numpy(z.reshape(-1, len(at)))).numpy()
     return _with_densities(found, z, value.reshape(z.shape[:2]))
 
@@ -186,7 +215,7 @@ def _grouped_draws(
         return None
 
     def whole(h: Float[np.ndarray, "*S f"]) -> Float[np.ndarray, "*S d"]:
-        return _with_fixed(at, free, h)
+        return with_fixed(at, free, h)
 
     proposals = laplace_proposals(lambda h: grouped.laplace(whole(h)), at[free])
     grouped.start_near(whole(proposals.mean))
@@ -207,15 +236,6 @@ def _grouped_draws(
     value = grouped.likelihood.value(torch.from_numpy(zeta.reshape(-1, grouped.size)))
     draws = replace(draws, meta=draws.meta | {"integrated_out": "groups"})
     return _with_densities(draws, zeta, value.numpy().reshape(shape))
-
-
-def _with_fixed(
-    at: Float[np.ndarray, "d"], free: list[int], h: Float[np.ndarray, "*S f"]
-) -> Float[np.ndarray, "*S d"]:
-    """Points with the coordinates `free`, and others as at a point."""
-    found = np.broadcast_to(at, (*h.shape[:-1], len(at))).copy()
-    found[..., free] = h
-    return found
 
 
 def _with_densities(

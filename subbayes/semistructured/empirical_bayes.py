@@ -16,36 +16,35 @@ vague default priors the maximum is that of REML up to their width.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from jaxtyping import Float
 from scipy import optimize
+from torch import Tensor
 
+from subbayes.semistructured.coefficient_likelihood import NormalStatistics
 from subbayes.semistructured.collapsed_normal import CollapsedNormal
 from subbayes.semistructured.effects_likelihood import EffectsLikelihood
-from subbayes.semistructured.independence_metropolis import LogDensity
+from subbayes.semistructured.given_coordinates import with_fixed
+from subbayes.semistructured.proposals import LogDensity
+from subbayes.semistructured.quadratic_likelihood import QuadraticRows
 from subbayes.semistructured.structured_predictor import StructuredPredictor
-from subbayes.utils.checks import fail
 
 __all__ = ["reml_of_collapsed", "reml_of_rows", "smoothing_coordinates"]
 
 _FURTHEST = 6.0  # of a standard normal coordinate; at -6 a standard deviation is 0 to rounding
 _STEP = 1e-3  # of differences
 _STARTS = (0.0, -1.0, 1.0)  # of the search for a maximum, besides the mode
+_ROUNDS, _NEAR = 10, 1e-2  # of approximations, and the change with which they end
 _KINDS = ("sd(", "cor(", "length(")
 
 
 def smoothing_coordinates(structured: StructuredPredictor) -> list[int]:
-    """Positions of the coordinates of standard deviations, correlations and lengths.
-
-    Raises:
-        InputError: there are none.
-    """
+    """Positions of the coordinates of standard deviations, correlations and lengths."""
     columns = len(structured.design.names)
-    found = [j for j in range(columns, structured.size) if structured.names[j].startswith(_KINDS)]
-    if not found:
-        fail("smooth", "'bayes' for a formula without smooths and random effects", "'reml'")
-    return found
+    return [j for j in range(columns, structured.size) if structured.names[j].startswith(_KINDS)]
 
 
 def reml_of_collapsed(
@@ -57,7 +56,8 @@ def reml_of_collapsed(
         collapsed: the density with coefficients integrated out.
         start: where the search starts.
     """
-    structured = collapsed.likelihood.map.structured
+    structured = collapsed.map.structured
+    assert isinstance(collapsed.rows, NormalStatistics)
     flat = set(smoothing_coordinates(structured))
     flat |= set(torch.nonzero(collapsed.rows.scale).flatten().tolist())  # sigma
     without_prior = np.array([float(j in flat) for j in collapsed.rest])
@@ -71,9 +71,19 @@ def reml_of_collapsed(
 def reml_of_rows(
     likelihood: EffectsLikelihood, start: Float[np.ndarray, "P"]
 ) -> Float[np.ndarray, "P"]:
-    """All coordinates at the maximum of the Laplace approximation, of other responses."""
+    """All coordinates at the maximum of the Laplace approximation, of other responses.
+
+    The search starts at the maximum for quadratic approximations of the log-likelihood around the
+    mode, each at the maximum for the last.
+    """
     fixed = smoothing_coordinates(likelihood.map.structured)
     at = torch.from_numpy(start.copy())
+    for _ in range(_ROUNDS):
+        before = at[fixed]
+        at[fixed] = torch.from_numpy(_maximum_near(likelihood, at, fixed))
+        at, _ = likelihood.mode(at, fixed)
+        if float((at[fixed] - before).abs().max()) < _NEAR:
+            break
 
     def value(tau: Float[np.ndarray, "d"]) -> float:
         nonlocal at
@@ -86,13 +96,35 @@ def reml_of_rows(
     def target(tau: Float[np.ndarray, "S d"]) -> Float[np.ndarray, "S"]:
         return np.array([value(row) for row in tau])
 
-    best = _maximum(target, start[fixed])
+    best = _maximum(target, at[fixed].numpy().copy(), others=())
     value(best)
     return at.numpy()
 
 
-def _maximum(target: LogDensity, start: Float[np.ndarray, "d"]) -> Float[np.ndarray, "d"]:
-    """The maximum of a smooth function, with gradients by central differences."""
+def _maximum_near(
+    likelihood: EffectsLikelihood, at: Float[Tensor, "P"], fixed: list[int]
+) -> Float[np.ndarray, "d"]:
+    """The maximum for the quadratic approximation around a point, with all else as there."""
+    collapsed = CollapsedNormal(likelihood.map, QuadraticRows.around(likelihood, at[None]))
+    h = at.numpy()[collapsed.rest]
+    place = [collapsed.rest.index(j) for j in fixed]
+
+    def target(tau: Float[np.ndarray, "S d"]) -> Float[np.ndarray, "S"]:
+        return collapsed.log_density(with_fixed(h, place, tau)) + 0.5 * np.square(tau).sum(1)
+
+    return _maximum(target, h[place])
+
+
+def _maximum(
+    target: LogDensity, start: Float[np.ndarray, "d"], others: Sequence[float] = _STARTS
+) -> Float[np.ndarray, "d"]:
+    """The maximum of a smooth function, with gradients by central differences.
+
+    Args:
+        target: the function.
+        start: where a search starts.
+        others: where more searches start, in all coordinates.
+    """
     steps = _STEP * np.eye(len(start))
 
     def negative(h: Float[np.ndarray, "d"]) -> tuple[float, Float[np.ndarray, "d"]]:
@@ -102,8 +134,8 @@ def _maximum(target: LogDensity, start: Float[np.ndarray, "d"]) -> Float[np.ndar
 
     limits = [(-_FURTHEST, _FURTHEST)] * len(start)
     # where a standard deviation is almost 0 the slope is too, from which no search gets away
-    places = [np.full(len(start), at) for at in _STARTS]
-    places.insert(0, np.clip(start, -_FURTHEST / 2, _FURTHEST / 2))
+    nearest = _FURTHEST / 2 if others else _FURTHEST
+    places = [np.clip(start, -nearest, nearest), *(np.full(len(start), at) for at in others)]
     found = [
         optimize.minimize(negative, place, jac=True, method="L-BFGS-B", bounds=limits)
         for place in places

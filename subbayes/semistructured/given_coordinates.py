@@ -12,7 +12,16 @@ from subbayes.priors import Normal
 from subbayes.semistructured.effects_likelihood import EffectsLikelihood
 from subbayes.utils import artifact
 
-__all__ = ["GivenCoordinates"]
+__all__ = ["GivenCoordinates", "with_fixed"]
+
+
+def with_fixed(
+    at: Float[np.ndarray, "d"], free: list[int], h: Float[np.ndarray, "*S f"]
+) -> Float[np.ndarray, "*S d"]:
+    """Points with the coordinates `free`, and others as at a point."""
+    found = np.broadcast_to(at, (*h.shape[:-1], len(at))).copy()
+    found[..., free] = h
+    return found
 
 
 @dataclass
@@ -34,9 +43,7 @@ class GivenCoordinates:
         self.rank, self.prior = len(self.free), Normal(1.0)
 
     def _whole(self, h: Float[np.ndarray, "S f"]) -> torch.Tensor:
-        zeta = np.tile(self.at, (len(h), 1))
-        zeta[:, self.free] = h
-        return torch.from_numpy(zeta)
+        return torch.from_numpy(with_fixed(self.at, list(self.free), h))
 
     def log_likelihood(self, z: Float[np.ndarray, "S f"]) -> Float[np.ndarray, "S"]:
         """The log-likelihood at each point."""

@@ -27,7 +27,7 @@ from torch.nn import functional as F
 from subbayes.semistructured.coefficient_likelihood import CanonicalRows
 from subbayes.semistructured.effects_likelihood import EffectsLikelihood
 from subbayes.semistructured.group_elimination import block_cholesky, block_solve, eliminated_groups
-from subbayes.semistructured.independence_metropolis import standard_proposals
+from subbayes.semistructured.proposals import standard_proposals
 
 __all__ = ["GroupedImportance"]
 

@@ -1,19 +1,15 @@
-r"""Independence Metropolis-Hastings with proposals around a mode (Tierney 1994), all at once.
+r"""Independence Metropolis-Hastings (Tierney 1994), all at once.
 
-The proposals $q = 0.9\, N(m, V) + 0.1\, t_5(m, 1.5\, V)$ do not depend on the state of a chain:
-the target is evaluated at all of them in a few batched calls, and a chain moves from z to z' with
-probability $\min(1, w(z') / w(z))$, w = target / q. The t distribution bounds w, so that chains
-are uniformly ergodic where the target has lighter tails. In few dimensions m and V are moments of
-weighted draws of earlier proposals, for targets that are skewed; they are fixed before the chains
-begin.
+The proposals do not depend on the state of a chain: the target is evaluated at all of them in a few
+batched calls, and a chain moves from z to z' with probability $\min(1, w(z') / w(z))$,
+w = target / q. Where w is bounded, chains are uniformly ergodic; see
+`subbayes.semistructured.proposals`, which are fixed before the chains begin.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -21,175 +17,22 @@ from jaxtyping import Float, Int
 from subbayes.draws import Draws
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.samplers.chains import chain_generators
+from subbayes.semistructured.proposals import (
+    LARGE_PILOT,
+    PILOT,
+    Distribution,
+    LogDensity,
+    Proposals,
+    pilot_generator,
+)
 
-__all__ = [
-    "LogDensity",
-    "Proposals",
-    "independence_chains",
-    "independence_draws",
-    "laplace_proposals",
-    "pilot_generator",
-    "standard_proposals",
-]
+__all__ = ["independence_chains", "independence_draws"]
 
-LogDensity = Callable[[Float[np.ndarray, "S d"]], Float[np.ndarray, "S"]]
-
-_DF, _SHARE, _INFLATION = 5.0, 0.1, 1.5  # of the t distribution
-_PILOT, _ROUNDS = 400, 4
-_LARGE_PILOT, _MORE_ROUNDS = 6400, 10  # where the target is cheap
 _LEAST_EFFICIENCY = 0.5  # of the pilot's weights, for one proposal a draw
 _ENOUGH = 0.7  # efficiency for one proposal a draw where the target is cheap
-_LEAST_TO_REFIT = 8.0  # effective draws a coordinate from which moments are estimated
 _PATIENT_PILOT = 25_600  # where the alternative follows gradients for many more evaluations
 _PATIENT_SHARE = 5.0  # proposals for each that counts, whose weights have long tails there
-_PILOT_SEED = 11  # of all pilots: which sampler is used does not depend on the seed of the draws
 _WARMUP = 50
-_STEP = 1e-3  # of differences
-_MAX_STEPS = 60
-
-
-@dataclass(frozen=True)
-class Proposals:
-    """The distribution of proposals.
-
-    Attributes:
-        mean: m.
-        factor: L with V = LL'.
-    """
-
-    mean: Float[np.ndarray, "d"]
-    factor: Float[np.ndarray, "d d"]
-
-    @classmethod
-    def of_precision(
-        cls, mean: Float[np.ndarray, "d"], precision: Float[np.ndarray, "d d"]
-    ) -> Proposals:
-        """Proposals with the inverse of a positive definite matrix as V."""
-        upper = np.linalg.cholesky(precision[::-1, ::-1])[::-1, ::-1]
-        return cls(mean, np.linalg.inv(upper).T)
-
-    def draw(
-        self, n: int, rng: np.random.Generator
-    ) -> tuple[Float[np.ndarray, "n d"], Float[np.ndarray, "n"]]:
-        """Proposals and their log densities, up to a constant."""
-        eps, log_q = standard_proposals(n, len(self.mean), rng)
-        return self.mean + eps @ self.factor.T, log_q
-
-    def adapted(
-        self, target: LogDensity, rng: np.random.Generator, most: int = _PILOT
-    ) -> tuple[Proposals, float]:
-        r"""Proposals that fit the target better, and the efficiency of their weights.
-
-        The efficiency is $(\sum w)^2 / (n \sum w^2)$ over new draws. Where too few draws count,
-        moments are those of weights $w^a$ with the largest a < 1 for which enough count, and the
-        next round has four times as many draws.
-
-        Args:
-            target: log density up to a constant.
-            rng: random numbers.
-            most: draws of a round; with more than 400 there are more rounds too.
-        """
-        found, best, size, proposals = self, 0.0, _PILOT, self
-        least = _LEAST_TO_REFIT * len(self.mean)
-        for step in range(_ROUNDS if most == _PILOT else _MORE_ROUNDS):
-            z, log_q = proposals.draw(size, rng)
-            log_w = target(z) - log_q
-            w = _weights(log_w)
-            efficiency = 1 / (len(w) * float(np.square(w).sum()))
-            if efficiency > best:
-                found, best = proposals, efficiency
-            if best >= 0.9 or (step >= _ROUNDS - 1 and best >= _LEAST_EFFICIENCY):
-                break
-            if efficiency * size < least:
-                if most == _PILOT:
-                    break
-                w, size = _tempered(log_w, least), min(4 * size, most)
-            mean = w @ z
-            spread = (z - mean).T @ ((z - mean) * w[:, None])
-            try:
-                proposals = Proposals(mean, np.linalg.cholesky(spread))
-            except np.linalg.LinAlgError:
-                break
-        return found, best
-
-
-def standard_proposals(
-    n: int, d: int, rng: np.random.Generator
-) -> tuple[Float[np.ndarray, "n d"], Float[np.ndarray, "n"]]:
-    """Draws of the mixture with m = 0 and V = I, and their log densities."""
-    eps = rng.standard_normal((n, d))
-    heavy = rng.random(n) < _SHARE
-    stretch = np.sqrt(_INFLATION * _DF / rng.chisquare(_DF, int(heavy.sum())))
-    eps[heavy] *= stretch[:, None]
-    squares = np.square(eps).sum(1)
-    normal = math.log(1 - _SHARE) - 0.5 * squares - 0.5 * d * math.log(2 * math.pi)
-    student = (
-        math.log(_SHARE)
-        + math.lgamma((_DF + d) / 2)
-        - math.lgamma(_DF / 2)
-        - 0.5 * d * math.log(_DF * math.pi * _INFLATION)
-        - 0.5 * (_DF + d) * np.log1p(squares / (_DF * _INFLATION))
-    )
-    return eps, np.logaddexp(normal, student)
-
-
-def laplace_proposals(target: LogDensity, start: Float[np.ndarray, "d"]) -> Proposals:
-    """Proposals around the mode of a smooth density, by Newton steps with differences."""
-    h, d = start.copy(), len(start)
-    pairs = [(i, j) for i in range(d) for j in range(i)]
-    steps = _STEP * np.eye(d)
-    corners = [a * steps[i] + b * steps[j] for i, j in pairs for a, b in _SIGNS]
-    shifts = np.concatenate([np.zeros((1, d)), steps, -steps, np.array(corners).reshape(-1, d)])
-    precision = np.eye(d)
-    for _ in range(_MAX_STEPS):
-        value = target(h + shifts)
-        centre, ahead, behind = value[0], value[1 : 1 + d], value[1 + d : 1 + 2 * d]
-        gradient = (ahead - behind) / (2 * _STEP)
-        hessian = np.diag((ahead + behind - 2 * centre) / _STEP**2)
-        for (i, j), v in zip(pairs, value[1 + 2 * d :].reshape(-1, 4), strict=True):
-            hessian[i, j] = hessian[j, i] = v @ [1, -1, -1, 1] / (4 * _STEP**2)
-        values, vectors = np.linalg.eigh(-hessian)
-        precision = (vectors * np.maximum(np.abs(values), 1e-3)) @ vectors.T
-        step = np.linalg.solve(precision, gradient)
-        step /= max(1.0, float(np.abs(step).max()) / 2)
-        shares = 0.5 ** np.arange(12)
-        found = target(h + shares[:, None] * step)
-        found = np.where(np.isnan(found), -np.inf, found)
-        best = int(found.argmax())
-        if not found[best] > centre:
-            break
-        h = h + shares[best] * step
-        if np.abs(step).max() < 1e-3:
-            break
-    return Proposals.of_precision(h, precision)
-
-
-_SIGNS = ((1, 1), (1, -1), (-1, 1), (-1, -1))
-
-
-def _weights(log_w: Float[np.ndarray, "n"]) -> Float[np.ndarray, "n"]:
-    """Normalised weights; 0 where the target is not finite."""
-    log_w = np.where(np.isnan(log_w), -np.inf, log_w)
-    if not np.isfinite(log_w).any():
-        return np.eye(1, len(log_w))[0]
-    w = np.exp(log_w - log_w.max())
-    found: np.ndarray = w / w.sum()
-    return found
-
-
-def _tempered(log_w: Float[np.ndarray, "n"], least: float) -> Float[np.ndarray, "n"]:
-    """Normalised powers of weights of which at least so many draws count, if there are any."""
-    power = 1.0
-    while True:
-        power *= 0.8
-        w = _weights(power * log_w)
-        if 1 / float(np.square(w).sum()) >= least or power < 0.02:
-            return w
-
-
-def pilot_generator() -> np.random.Generator:
-    """Random numbers of pilots, the same whatever the seed of the draws."""
-    return np.random.default_rng(_PILOT_SEED)
 
 
 def independence_draws(
@@ -218,7 +61,7 @@ def independence_draws(
 
 def independence_chains(
     target: LogDensity,
-    proposals: Proposals,
+    proposals: Distribution,
     sampling: Sampling,
     most_repeats: int = 1,
     efficiency: float | None = None,
@@ -233,7 +76,8 @@ def independence_chains(
     """
     started = time.perf_counter()
     if efficiency is None:
-        most = _PILOT if most_repeats == 1 else _LARGE_PILOT
+        assert isinstance(proposals, Proposals)
+        most = PILOT if most_repeats == 1 else LARGE_PILOT
         proposals, efficiency = proposals.adapted(
             target, pilot_generator(), _PATIENT_PILOT if patient else most
         )

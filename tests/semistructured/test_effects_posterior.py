@@ -16,9 +16,10 @@ from subbayes.semistructured.collapsed_normal import CollapsedNormal
 from subbayes.semistructured.effects_posterior import EffectsPosterior
 from subbayes.semistructured.effects_sampling import draw_effects
 from subbayes.semistructured.group_elimination import BlockFactor
-from subbayes.semistructured.independence_metropolis import Proposals, independence_draws
+from subbayes.semistructured.independence_metropolis import independence_draws
 from subbayes.semistructured.joint_posterior import JointPosterior
 from subbayes.semistructured.predictors import Predictors
+from subbayes.semistructured.proposals import Proposals
 from subbayes.semistructured.subspace import TRAINING, build_space, subspace_of
 
 SAMPLING = Sampling(draws=800, chains=4, progress=False)
@@ -248,7 +249,7 @@ def test_collapsed_draws_have_the_moments_of_nuts(formula):
 )
 def test_the_collapsed_density_matches_dense_matrices(formula, rest):
     fast, _, _ = densities(formula, "normal", table(), weights="w", offset="o")
-    collapsed = CollapsedNormal(fast.effects)
+    collapsed = CollapsedNormal(fast.effects.map, fast.effects.rows)
     frame, structured = table(), fast.effects.map.structured
     assert rest in (None, [structured.names[j] for j in collapsed.rest])
     assert len(collapsed.linear) > 2
@@ -352,7 +353,8 @@ def test_the_sampler_is_named_and_does_not_depend_on_the_seed():
 
 
 def test_it_is_said_that_proposals_do_not_fit(monkeypatch, capsys):
-    monkeypatch.setattr("subbayes.semistructured.effects_sampling._MOST_COORDINATES", 0)
+    for module in ("effects_sampling", "corrected_draws"):
+        monkeypatch.setattr(f"subbayes.semistructured.{module}._MOST_COORDINATES", 0)
     sampling = Sampling(draws=4, chains=2, warmup=4, progress=True)
     SemiStructuredRegression("c ~ x", family="poisson").fit(table(n=40), sampling=sampling)
     assert "proposals around the mode do not fit the posterior: sampling by nuts" in (

@@ -1,0 +1,180 @@
+r"""Draws of effects by proposals that are exact where the log-likelihood is quadratic.
+
+With h the coordinates of standard deviations, correlations and the like, and $\zeta_c$ those in
+which coefficients are affine, the posterior under a quadratic log-likelihood $\ell_2$ of the
+coefficients is known: h has a density in closed form, and
+
+$$ \zeta_c = \tilde\zeta(h) + L(h)^{-\top} \epsilon, \qquad \epsilon \sim N(0, I) $$
+
+(`subbayes.semistructured.collapsed_normal`). Proposals of $(h, \epsilon)$ are corrected by
+Metropolis-Hastings with the exact density in these coordinates, the log of which differs from that
+of the proposals by $\ell - \ell_2$ and by how well h is proposed. Proposals of all coordinates
+around a mode would not fit: the scale of the coefficients of a smooth or a group depends on its
+standard deviation.
+
+$\ell_2$ is refined by means over its own draws: see `QuadraticRows.around`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float
+
+from subbayes.draws import Draws
+from subbayes.inference.configuration import Sampling
+from subbayes.semistructured.collapsed_normal import CollapsedNormal
+from subbayes.semistructured.effects_likelihood import EffectsLikelihood
+from subbayes.semistructured.given_coordinates import with_fixed
+from subbayes.semistructured.independence_metropolis import independence_chains
+from subbayes.semistructured.proposals import (
+    Distribution,
+    fitted_proposals,
+    pilot,
+    pilot_generator,
+    standard_proposals,
+)
+from subbayes.semistructured.quadratic_likelihood import QuadraticRows
+
+__all__ = ["corrected_draws"]
+
+_MOST_COORDINATES = 200
+_MOST_BESIDE_COEFFICIENTS = 60  # for differences of all pairs of them
+_ROUNDS = 4
+_PILOT = 1600
+_POINTS = 32  # over which slope and curvature are averaged
+_GOOD, _GAIN = 0.75, 1.1  # efficiency, and ratio of those of two rounds, with which rounds end
+
+
+@dataclass(frozen=True)
+class _Approximation:
+    """Proposals of (h, epsilon).
+
+    Attributes:
+        of_h: of the coordinates h; None if there are none.
+        count: of standard normal numbers.
+    """
+
+    of_h: Distribution | None
+    count: int
+
+    def draw(
+        self, n: int, rng: np.random.Generator
+    ) -> tuple[Float[np.ndarray, "n z"], Float[np.ndarray, "n"]]:
+        """Proposals and their log densities."""
+        eps, log_q = standard_proposals(n, self.count, rng)
+        if self.of_h is None:
+            return eps, log_q
+        h, of_h = self.of_h.draw(n, rng)
+        return np.concatenate([h, eps], 1), of_h + log_q
+
+
+@dataclass(frozen=True)
+class _Coordinates:
+    """The coordinates (h, epsilon) of an approximation.
+
+    Attributes:
+        likelihood: the exact log-likelihood.
+        collapsed: the posterior under the approximation.
+        at: the values of all coordinates h.
+        free: positions among these of the ones that vary.
+    """
+
+    likelihood: EffectsLikelihood
+    collapsed: CollapsedNormal
+    at: Float[np.ndarray, "d"]
+    free: list[int]
+
+    def whole(self, h: Float[np.ndarray, "S f"]) -> Float[np.ndarray, "S d"]:
+        """All coordinates h."""
+        return with_fixed(self.at, self.free, h)
+
+    def effects(
+        self, z: Float[np.ndarray, "S z"]
+    ) -> tuple[Float[np.ndarray, "S P"], Float[np.ndarray, "S"]]:
+        """The coordinates of effects, and the log determinant of their derivative."""
+        f = len(self.free)
+        return self.collapsed.with_coefficients(self.whole(z[:, :f]), z[:, f:].copy())
+
+    def log_density(self, z: Float[np.ndarray, "S z"]) -> Float[np.ndarray, "S"]:
+        """The exact log density, up to a constant."""
+        zeta, log_det = self.effects(z)
+        value = self.likelihood.value(torch.from_numpy(zeta)).numpy()
+        return np.asarray(value - 0.5 * np.square(zeta).sum(1) + log_det)
+
+    def proposals(self) -> _Approximation:
+        """Draws from the approximation."""
+        count = len(self.collapsed.linear)
+        if not self.free:
+            return _Approximation(None, count)
+        of_h, _ = fitted_proposals(
+            lambda h: self.collapsed.log_density(self.whole(h)), self.at[self.free]
+        )
+        return _Approximation(of_h, count)
+
+
+def corrected_draws(
+    likelihood: EffectsLikelihood,
+    start: Float[np.ndarray, "P"],
+    sampling: Sampling,
+    most_repeats: int,
+    fixed: Collection[int] = (),
+) -> tuple[Draws, Float[np.ndarray, "chains draws P"], Float[np.ndarray, "chains draws"]] | None:
+    """Draws of (h, epsilon), the coordinates of effects there, and their log-likelihood.
+
+    None where too few proposals would be accepted.
+
+    Args:
+        likelihood: the log-likelihood.
+        start: where the search for the mode starts.
+        sampling: draws, chains, thinning, seed and warm-up.
+        most_repeats: as for `independence_draws`.
+        fixed: positions of coordinates that keep their values.
+    """
+    if len(start) > _MOST_COORDINATES:
+        return None
+    mode = likelihood.mode(torch.from_numpy(start.copy()), sorted(fixed))[0]
+    try:
+        found = _refined(likelihood, mode, fixed)
+    except np.linalg.LinAlgError:  # the density is not finite
+        return None
+    if found is None:
+        return None
+    coordinates, proposals = found
+    efficiency = pilot(proposals, coordinates.log_density, pilot_generator(), _PILOT)[2]
+    chains = independence_chains(
+        coordinates.log_density, proposals, sampling, most_repeats, efficiency
+    )
+    if chains is None:
+        return None
+    draws = chains[0]
+    zeta, log_det = coordinates.effects(draws.flat())
+    log_density = draws.stats["log_density"]
+    value = log_density.reshape(-1) + 0.5 * np.square(zeta).sum(1) - log_det
+    return draws, zeta.reshape(*log_density.shape, -1), value.reshape(log_density.shape)
+
+
+def _refined(
+    likelihood: EffectsLikelihood, mode: torch.Tensor, fixed: Collection[int]
+) -> tuple[_Coordinates, _Approximation] | None:
+    """The approximation whose proposals fit best, in few rounds."""
+    best, found, points = 0.0, None, mode[None]
+    for _ in range(_ROUNDS):
+        rows = QuadraticRows.around(likelihood, points)
+        collapsed = CollapsedNormal(likelihood.map, rows)
+        free = [i for i, j in enumerate(collapsed.rest) if j not in fixed]
+        if not collapsed.linear or len(free) > _MOST_BESIDE_COEFFICIENTS:
+            return None
+        coordinates = _Coordinates(likelihood, collapsed, mode.numpy()[collapsed.rest], free)
+        proposals = coordinates.proposals()
+        z, _, efficiency = pilot(proposals, coordinates.log_density, pilot_generator())
+        gain = efficiency / best if best else np.inf
+        if gain > 1:
+            best, found = efficiency, (coordinates, proposals)
+        if best >= _GOOD or gain < _GAIN:
+            break
+        points = torch.from_numpy(coordinates.effects(z[:_POINTS])[0])
+    return found

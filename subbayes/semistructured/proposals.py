@@ -1,0 +1,312 @@
+r"""Proposals that do not depend on the state of a chain: around a mode, or mixtures.
+
+A component is $q = 0.9\, N(m, V) + 0.1\, t_5(m, 1.5\, V)$, whose tails bound the weights
+w = target / q of targets with lighter ones. m and V are those of a Laplace approximation, or
+moments of weighted draws of earlier proposals, for targets that are skewed; where the target is
+cheap, several components are fitted to such draws, by adaptive importance sampling (Cappe, Douc,
+Guillin, Marin and Robert 2008, "Adaptive importance sampling in general mixture classes").
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from jaxtyping import Float
+
+__all__ = [
+    "LARGE_PILOT",
+    "PILOT",
+    "Distribution",
+    "LogDensity",
+    "Mixture",
+    "Proposals",
+    "fitted_proposals",
+    "laplace_proposals",
+    "pilot",
+    "pilot_generator",
+    "standard_proposals",
+]
+
+LogDensity = Callable[[Float[np.ndarray, "S d"]], Float[np.ndarray, "S"]]
+
+_DF, _SHARE, _INFLATION = 5.0, 0.1, 1.5  # of the t distribution
+PILOT, _ROUNDS = 400, 4
+LARGE_PILOT, _MORE_ROUNDS = 6400, 10  # where the target is cheap
+_ENOUGH = 0.5  # efficiency with which few rounds end
+_GOOD = 0.93  # efficiency with which one component is enough
+_LEAST_TO_REFIT = 8.0  # effective draws a coordinate from which moments are estimated
+_PILOT_SEED = 11  # of all pilots: which sampler is used does not depend on the seed of the draws
+_STEP = 1e-3  # of differences
+_MAX_STEPS = 60
+_COMPONENTS, _MIXTURES, _ITERATIONS = 4, 3, 20
+_PRIOR_DRAWS = 5.0  # with the covariance of all draws, in the covariance of a component
+
+
+@runtime_checkable
+class Distribution(Protocol):
+    """What proposals are drawn from."""
+
+    def draw(
+        self, n: int, rng: np.random.Generator
+    ) -> tuple[Float[np.ndarray, "n d"], Float[np.ndarray, "n"]]:
+        """Proposals and their log densities, up to a constant."""
+
+
+@dataclass(frozen=True)
+class Proposals:
+    """The distribution of proposals.
+
+    Attributes:
+        mean: m.
+        factor: L with V = LL'.
+    """
+
+    mean: Float[np.ndarray, "d"]
+    factor: Float[np.ndarray, "d d"]
+
+    @classmethod
+    def of_precision(
+        cls, mean: Float[np.ndarray, "d"], precision: Float[np.ndarray, "d d"]
+    ) -> Proposals:
+        """Proposals with the inverse of a positive definite matrix as V."""
+        upper = np.linalg.cholesky(precision[::-1, ::-1])[::-1, ::-1]
+        return cls(mean, np.linalg.inv(upper).T)
+
+    def draw(
+        self, n: int, rng: np.random.Generator
+    ) -> tuple[Float[np.ndarray, "n d"], Float[np.ndarray, "n"]]:
+        """Proposals and their log densities, up to a constant."""
+        eps, log_q = standard_proposals(n, len(self.mean), rng)
+        return self.mean + eps @ self.factor.T, log_q
+
+    def squares(self, z: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n"]:
+        """Squared lengths of the standard numbers of points."""
+        return np.square(np.linalg.solve(self.factor, (z - self.mean).T)).sum(0)
+
+    def log_det(self) -> float:
+        """Log determinant of L."""
+        return float(np.log(np.abs(np.linalg.det(self.factor))))
+
+    def adapted(
+        self, target: LogDensity, rng: np.random.Generator, most: int = PILOT
+    ) -> tuple[Proposals, float]:
+        """Proposals that fit the target better, and the efficiency of their weights.
+
+        The efficiency is that of new draws. Where too few draws count, moments are those of
+        weights $w^a$ with the largest a < 1 for which enough count, and the next round has four
+        times as many draws.
+
+        Args:
+            target: log density up to a constant.
+            rng: random numbers.
+            most: draws of a round; with more than 400 there are more rounds too.
+        """
+        found, best, size, proposals = self, 0.0, PILOT, self
+        least = _LEAST_TO_REFIT * len(self.mean)
+        for step in range(_ROUNDS if most == PILOT else _MORE_ROUNDS):
+            z, log_w, efficiency = pilot(proposals, target, rng, size)
+            if efficiency > best:
+                found, best = proposals, efficiency
+            if best >= 0.9 or (step >= _ROUNDS - 1 and best >= _ENOUGH):
+                break
+            if efficiency * size < least:
+                if most == PILOT:
+                    break
+                w, size = _tempered(log_w, least), min(4 * size, most)
+            else:
+                w = _weights(log_w)
+            mean = w @ z
+            spread = (z - mean).T @ ((z - mean) * w[:, None])
+            try:
+                proposals = Proposals(mean, np.linalg.cholesky(spread))
+            except np.linalg.LinAlgError:
+                break
+        return found, best
+
+
+def pilot(
+    proposals: Distribution, target: LogDensity, rng: np.random.Generator, n: int = PILOT
+) -> tuple[Float[np.ndarray, "n d"], Float[np.ndarray, "n"], float]:
+    r"""Draws, their log weights, and the efficiency $(\sum w)^2 / (n \sum w^2)$."""
+    z, log_q = proposals.draw(n, rng)
+    log_w = target(z) - log_q
+    return z, log_w, 1 / (n * float(np.square(_weights(log_w)).sum()))
+
+
+def standard_proposals(
+    n: int, d: int, rng: np.random.Generator
+) -> tuple[Float[np.ndarray, "n d"], Float[np.ndarray, "n"]]:
+    """Draws of the mixture with m = 0 and V = I, and their log densities."""
+    eps = rng.standard_normal((n, d))
+    heavy = rng.random(n) < _SHARE
+    stretch = np.sqrt(_INFLATION * _DF / rng.chisquare(_DF, int(heavy.sum())))
+    eps[heavy] *= stretch[:, None]
+    return eps, _standard_log_density(np.square(eps).sum(1), d)
+
+
+def _standard_log_density(squares: Float[np.ndarray, "n"], d: int) -> Float[np.ndarray, "n"]:
+    """The log density of the mixture.
+
+    Args:
+        squares: squared lengths of the standard numbers.
+        d: dimension.
+    """
+    normal = math.log(1 - _SHARE) - 0.5 * squares - 0.5 * d * math.log(2 * math.pi)
+    student = (
+        math.log(_SHARE)
+        + math.lgamma((_DF + d) / 2)
+        - math.lgamma(_DF / 2)
+        - 0.5 * d * math.log(_DF * math.pi * _INFLATION)
+        - 0.5 * (_DF + d) * np.log1p(squares / (_DF * _INFLATION))
+    )
+    return np.asarray(np.logaddexp(normal, student))
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """A mixture of distributions as those of `Proposals`.
+
+    Attributes:
+        shares: of the components.
+        parts: the components.
+    """
+
+    shares: Float[np.ndarray, "K"]
+    parts: tuple[Proposals, ...]
+
+    def draw(
+        self, n: int, rng: np.random.Generator
+    ) -> tuple[Float[np.ndarray, "n d"], Float[np.ndarray, "n"]]:
+        """Proposals and their log densities."""
+        own = rng.choice(len(self.parts), n, p=self.shares)
+        z = standard_proposals(n, len(self.parts[0].mean), rng)[0]
+        for k, part in enumerate(self.parts):
+            z[own == k] = part.mean + z[own == k] @ part.factor.T
+        return z, self.log_density(z)
+
+    def log_density(self, z: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n"]:
+        """The log density at each point."""
+        logs = [
+            np.log(share) + _standard_log_density(part.squares(z), z.shape[1]) - part.log_det()
+            for share, part in zip(self.shares, self.parts, strict=True)
+        ]
+        return np.asarray(np.logaddexp.reduce(logs))
+
+    @classmethod
+    def of_draws(
+        cls, z: Float[np.ndarray, "n d"], w: Float[np.ndarray, "n"], rng: np.random.Generator
+    ) -> Mixture:
+        """Expectation and maximisation for weighted draws, from components at some of them."""
+        mean, prior = w @ z, _PRIOR_DRAWS * float(np.square(w).sum())
+        whole = _products(z - mean, w)
+        shares = np.full(_COMPONENTS, 1 / _COMPONENTS)
+        means = z[rng.choice(len(z), _COMPONENTS, p=w)]
+        parts = [Proposals(m, np.linalg.cholesky(whole)) for m in means]
+        for _ in range(_ITERATIONS):
+            logs = np.stack([-0.5 * part.squares(z) - part.log_det() for part in parts])
+            logs += np.log(shares)[:, None]
+            own = np.exp(logs - np.logaddexp.reduce(logs)) * w
+            total = own.sum(1) + 1e-12
+            shares = total / total.sum()
+            parts = [
+                Proposals(m, np.linalg.cholesky((_products(z - m, each) + prior * whole) / size))
+                for m, each, size in zip(own @ z / total[:, None], own, total + prior, strict=True)
+            ]
+        return cls(shares, tuple(parts))
+
+
+def _products(
+    centred: Float[np.ndarray, "n d"], w: Float[np.ndarray, "n"]
+) -> Float[np.ndarray, "d d"]:
+    return np.asarray((centred * w[:, None]).T @ centred)
+
+
+def fitted_proposals(
+    target: LogDensity, start: Float[np.ndarray, "d"]
+) -> tuple[Distribution, float]:
+    """The proposals that fit a cheap density, and the efficiency of their weights.
+
+    One component around the mode, or a mixture where that does not fit well.
+    """
+    rng = pilot_generator()
+    one, best = laplace_proposals(target, start).adapted(target, rng, LARGE_PILOT)
+    if best >= _GOOD:
+        return one, best
+    found: Distribution = one
+    mixture = Mixture(np.ones(1), (one,))
+    for step in range(_MIXTURES):
+        z, log_w, efficiency = pilot(mixture, target, rng, LARGE_PILOT)
+        if step and efficiency > best:
+            found, best = mixture, efficiency
+        if best >= _GOOD or step == _MIXTURES - 1:
+            break
+        least = _LEAST_TO_REFIT * _COMPONENTS * len(start)
+        few = efficiency * LARGE_PILOT < least
+        try:
+            mixture = Mixture.of_draws(z, _tempered(log_w, least) if few else _weights(log_w), rng)
+        except np.linalg.LinAlgError:
+            break
+    return found, best
+
+
+def laplace_proposals(target: LogDensity, start: Float[np.ndarray, "d"]) -> Proposals:
+    """Proposals around the mode of a smooth density, by Newton steps with differences."""
+    h, d = start.copy(), len(start)
+    pairs = [(i, j) for i in range(d) for j in range(i)]
+    steps = _STEP * np.eye(d)
+    corners = [a * steps[i] + b * steps[j] for i, j in pairs for a, b in _SIGNS]
+    shifts = np.concatenate([np.zeros((1, d)), steps, -steps, np.array(corners).reshape(-1, d)])
+    precision = np.eye(d)
+    for _ in range(_MAX_STEPS):
+        value = target(h + shifts)
+        centre, ahead, behind = value[0], value[1 : 1 + d], value[1 + d : 1 + 2 * d]
+        gradient = (ahead - behind) / (2 * _STEP)
+        hessian = np.diag((ahead + behind - 2 * centre) / _STEP**2)
+        for (i, j), v in zip(pairs, value[1 + 2 * d :].reshape(-1, 4), strict=True):
+            hessian[i, j] = hessian[j, i] = v @ [1, -1, -1, 1] / (4 * _STEP**2)
+        values, vectors = np.linalg.eigh(-hessian)
+        precision = (vectors * np.maximum(np.abs(values), 1e-3)) @ vectors.T
+        step = np.linalg.solve(precision, gradient)
+        step /= max(1.0, float(np.abs(step).max()) / 2)
+        shares = 0.5 ** np.arange(12)
+        found = target(h + shares[:, None] * step)
+        found = np.where(np.isnan(found), -np.inf, found)
+        best = int(found.argmax())
+        if not found[best] > centre:
+            break
+        h = h + shares[best] * step
+        if np.abs(step).max() < 1e-3:
+            break
+    return Proposals.of_precision(h, precision)
+
+
+_SIGNS = ((1, 1), (1, -1), (-1, 1), (-1, -1))
+
+
+def _weights(log_w: Float[np.ndarray, "n"]) -> Float[np.ndarray, "n"]:
+    """Normalised weights; 0 where the target is not finite."""
+    log_w = np.where(np.isnan(log_w), -np.inf, log_w)
+    if not np.isfinite(log_w).any():
+        return np.eye(1, len(log_w))[0]
+    w = np.exp(log_w - log_w.max())
+    found: np.ndarray = w / w.sum()
+    return found
+
+
+def _tempered(log_w: Float[np.ndarray, "n"], least: float) -> Float[np.ndarray, "n"]:
+    """Normalised powers of weights of which at least so many draws count, if there are any."""
+    power = 1.0
+    while True:
+        power *= 0.8
+        w = _weights(power * log_w)
+        if 1 / float(np.square(w).sum()) >= least or power < 0.02:
+            return w
+
+
+def pilot_generator() -> np.random.Generator:
+    """Random numbers of pilots, the same whatever the seed of the draws."""
+    return np.random.default_rng(_PILOT_SEED)

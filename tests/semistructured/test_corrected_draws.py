@@ -1,0 +1,239 @@
+"""Proposals from quadratic log-likelihoods, against dense matrices, quadrature and NUTS."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from scipy import stats
+
+from subbayes.inference import Sampling
+from subbayes.semistructured import Horseshoe, SemiStructuredRegression, corrected_draws
+from subbayes.semistructured.collapsed_normal import CollapsedNormal
+from subbayes.semistructured.effects_likelihood import EffectsLikelihood
+from subbayes.semistructured.proposals import (
+    Mixture,
+    Proposals,
+    fitted_proposals,
+    laplace_proposals,
+    pilot,
+    pilot_generator,
+)
+from subbayes.semistructured.quadratic_likelihood import QuadraticRows
+
+SAMPLING = Sampling(draws=800, chains=4, progress=False)
+
+
+def table(n=150, seed=0):
+    rng = np.random.default_rng(seed)
+    frame = pd.DataFrame(
+        {"x": rng.normal(size=n), "v": rng.normal(size=n), "g": rng.integers(0, 6, n).astype(str)}
+    )
+    eta = 0.5 * frame.x + 0.7 * np.sin(2 * frame.v)
+    eta += rng.normal(size=6)[frame.g.astype(int)] / 2
+    frame["c"] = rng.poisson(np.exp(eta))
+    frame["b"] = (rng.uniform(size=n) < 1 / (1 + np.exp(-eta))).astype(int)
+    frame["y"] = eta + 0.5 * rng.standard_t(5, n)
+    frame["p"] = np.exp(eta) * rng.gamma(3, 1 / 3, n)
+    frame["r"] = np.digitize(eta + rng.logistic(size=n), [-1, 0, 1])
+    return frame
+
+
+CASES = [
+    ("c ~ x + s(v, k=5)", "poisson", None),
+    ("b ~ s(x, k=5) + (1 | g)", "bernoulli", None),
+    ("p ~ x + (1 + x | g)", "gamma", None),
+    ("y ~ s(v, k=5)", "student-t", None),
+    ("r ~ x + s(v, k=5)", "ordinal", None),
+    ({"mu": "y ~ x + s(v, k=5)", "sigma": "~ (1 | g)"}, "normal", None),
+    ("c ~ gp(v, k=4) + x", "negative-binomial", None),
+    ("c ~ x + v", "poisson", dict.fromkeys(["x", "v"], Horseshoe(global_scale=0.2))),
+]
+
+
+def likelihood_of(formula, family, frame, **options):
+    model = SemiStructuredRegression(formula, family=family, **options)
+    model = model.specification.prepare(frame, None)
+    inputs = model.inputs
+    return EffectsLikelihood(
+        model.structured, model.family, inputs["design"], inputs["offset"], model.data.y
+    )
+
+
+def approximation(likelihood, at):
+    rows = QuadraticRows.around(likelihood, torch.from_numpy(np.atleast_2d(at)))
+    return rows, CollapsedNormal(likelihood.map, rows)
+
+
+@pytest.mark.parametrize(("formula", "family", "priors"), CASES)
+def test_the_approximation_is_of_second_order(formula, family, priors):
+    """The error of the log-likelihood of coefficients falls with the third power."""
+    likelihood = likelihood_of(formula, family, table(), priors=priors)
+    rng = np.random.default_rng(0)
+    at = 0.3 * rng.normal(size=likelihood.map.structured.size)
+    rows, _ = approximation(likelihood, at)
+    start = likelihood.map.coefficients(torch.from_numpy(at[None]))
+    ahead = likelihood.map.coefficients(torch.from_numpy(at + 0.3 * rng.normal(size=(5, len(at)))))
+    errors = []
+    for step in (1e-2, 1e-3):
+        b = start + step * (ahead - start)
+        errors.append((likelihood.rows.value(b) - rows.value(b)).abs().numpy())
+    assert np.all(errors[0] < 1e-2)
+    assert np.all(errors[1] < 1e-2 * errors[0] + 1e-9)
+
+
+@pytest.mark.parametrize(("formula", "family", "priors"), CASES)
+def test_the_collapsed_density_is_that_of_dense_matrices(formula, family, priors):
+    """The integral over the linear coordinates, with the curvature of the approximation itself."""
+    likelihood = likelihood_of(formula, family, table(), priors=priors)
+    structured = likelihood.map.structured
+    at = 0.3 * np.random.default_rng(1).normal(size=structured.size)
+    rows, collapsed = approximation(likelihood, likelihood.mode(torch.from_numpy(at))[0].numpy())
+    h = 0.5 * np.random.default_rng(2).normal(size=(3, len(collapsed.rest)))
+
+    def log_joint(linear, point):
+        zeta = torch.zeros(1, structured.size, dtype=torch.float64)
+        zeta[0, collapsed.rest], zeta[0, collapsed.linear] = point, linear
+        return rows.value(likelihood.map.coefficients(zeta))[0] - 0.5 * zeta.square().sum()
+
+    for point, found in zip(torch.from_numpy(h), collapsed.log_density(h), strict=True):
+        zero = torch.zeros(len(collapsed.linear), dtype=torch.float64)
+        slope = torch.func.jacrev(log_joint)(zero, point)
+        curved = -torch.func.hessian(log_joint)(zero, point)
+        expected = log_joint(zero, point) + 0.5 * slope @ torch.linalg.solve(curved, slope)
+        expected = expected - 0.5 * torch.logdet(curved)
+        np.testing.assert_allclose(found, expected.item(), rtol=1e-9)
+        eps = np.random.default_rng(3).normal(size=(400, len(zero)))
+        zeta, log_det = collapsed.with_coefficients(np.tile(point.numpy(), (400, 1)), eps)
+        np.testing.assert_allclose(log_det, -0.5 * torch.logdet(curved).item(), rtol=1e-9)
+        mean = torch.linalg.solve(curved, slope).numpy()
+        away = zeta[:, collapsed.linear] - mean  # of which L'away is eps
+        np.testing.assert_allclose(
+            np.einsum("si,ij,sj->s", away, curved.numpy(), away), np.square(eps).sum(1), rtol=1e-7
+        )
+
+
+def test_draws_have_the_moments_of_quadrature():
+    """Counts with one effect and a standard deviation of groups, on a grid of three numbers."""
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"g": ["a"] * 3 + ["b"] * 3, "c": rng.poisson(2, 6)})
+    model = SemiStructuredRegression("c ~ re(g)", family="poisson")
+    model.fit(frame, sampling=Sampling(draws=8000, chains=4, progress=False))
+    assert model.draws.engine == "independence-metropolis"
+    density = model.posterior
+    axis = np.linspace(-5, 5, 41)
+    grid = np.stack(np.meshgrid(*[axis] * density.rank, indexing="ij"), -1).reshape(
+        -1, density.rank
+    )
+    log = density.value(grid)
+    w = np.exp(log - log.max())
+    w /= w.sum()
+    mean = w @ grid
+    covariance = (grid - mean).T @ ((grid - mean) * w[:, None])
+    z, size = model.draws.flat(), model.draws.ess_bulk().min()
+    sd = np.sqrt(np.diag(covariance))
+    assert np.all(np.abs(z.mean(0) - mean) < 4.5 * sd / np.sqrt(size))
+    scale = np.sqrt(np.outer(sd, sd) ** 2 + covariance**2)
+    assert np.all(np.abs(np.cov(z.T) - covariance) < 4.5 * scale / np.sqrt(size))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(("formula", "family", "priors"), CASES)
+def test_draws_have_the_moments_of_nuts(formula, family, priors):
+    """Means, standard deviations and correlations of all effects."""
+    frame = table()
+    found = {}
+    for engine in (None, "nuts"):
+        model = SemiStructuredRegression(formula, family=family, priors=priors)
+        found[engine] = model.fit(frame, inference=engine, sampling=SAMPLING)
+    own, other = found[None], found["nuts"]
+    assert own.draws.engine == "independence-metropolis"
+    a, b = own.summary(), other.summary()
+    size = np.minimum(a["ess_bulk"], b["ess_bulk"]) / 2
+    assert a["ess_bulk"].min() > 400
+    assert (np.abs(a["mean"] - b["mean"]) < 4.5 * b["sd"] / np.sqrt(size)).all()
+    assert (np.abs(a["sd"] / b["sd"] - 1) < 8 / np.sqrt(size)).all()
+    matrices = [
+        np.corrcoef(np.stack([v.reshape(-1) for v in each.effects().values()]))
+        for each in (own, other)
+    ]
+    assert np.abs(matrices[0] - matrices[1]).max() < 5 / np.sqrt(size.min())
+    value = own.posterior.value(own.draws.flat()[:50])
+    np.testing.assert_allclose(own.draws.stats["log_density"].reshape(-1)[:50], value)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("unchecked")
+def test_ranks_of_simulated_effects_are_uniform():
+    """Simulation-based calibration (Talts et al. 2018) of a smooth beside groups, of counts."""
+    frame = table(60)
+    formula = "c ~ x + s(v, k=4) + (1 | g)"
+    narrow = {"Intercept": 0.5, "x": 0.5, "s(v, k=4)": 0.3, "sd(s(v, k=4))": 0.5}
+    narrow |= {"sd(Intercept | g)": 0.5}
+    likelihood = likelihood_of(formula, "poisson", frame, priors=narrow)
+    design, structured = likelihood.rows.design, likelihood.map.structured
+    names = ["x", "s(v, k=4)[linear]", "sd(s(v, k=4))", "sd(Intercept | g)"]
+    ranks, priors = [], dict(structured.priors)  # of all data sets
+    for number in range(200):
+        rng = np.random.default_rng([9, number])
+        zeta = torch.from_numpy(rng.normal(size=structured.size))
+        eta = (design @ structured.coefficients(zeta)).numpy()
+        own = frame.assign(c=rng.poisson(np.exp(eta)))
+        sampling = Sampling(draws=60, chains=2, thin=2, seed=number, progress=False)
+        model = SemiStructuredRegression(formula, family="poisson", priors=priors)
+        effects = model.fit(own, sampling=sampling).effects()
+        truth = {k: float(v[0]) for k, v in structured.reported(zeta[None].numpy()).items()}
+        ranks.append([(effects[name].reshape(-1) < truth[name]).mean() for name in names])
+    for column in np.array(ranks).T:
+        counts = np.histogram(column, bins=8, range=(0, 1))[0]
+        assert stats.chisquare(counts).pvalue > 1e-3
+
+
+def test_mixtures_fit_a_skewed_density_and_know_their_own():
+    """A log standard deviation with a long tail, and a bend: one component does not fit."""
+
+    def target(z):
+        first = z[:, 0] - np.exp(z[:, 0])
+        return first - 0.5 * np.square(z[:, 1] - 0.5 * z[:, 0] ** 2)
+
+    start = np.zeros(2)
+    one = laplace_proposals(target, start)
+    found, efficiency = fitted_proposals(target, start)
+    assert isinstance(found, Mixture)
+    assert efficiency > 0.9
+    fresh = pilot(found, target, np.random.default_rng(0), 20_000)[2]
+    assert fresh > 0.7
+    assert fresh > 4 * pilot(one, target, np.random.default_rng(0), 20_000)[2]
+    axis = np.linspace(-15, 15, 601)
+    grid = np.stack(np.meshgrid(axis, axis, indexing="ij"), -1).reshape(-1, 2)
+    mass = np.exp(found.log_density(grid)).sum() * (axis[1] - axis[0]) ** 2
+    assert abs(mass - 1) < 2e-3
+    z, log_q = found.draw(5, np.random.default_rng(1))
+    np.testing.assert_array_equal(log_q, found.log_density(z))
+
+
+def test_one_component_is_enough_for_a_normal_density():
+    found, efficiency = fitted_proposals(lambda z: -0.5 * np.square(z - 2).sum(1), np.zeros(3))
+    assert isinstance(found, Proposals)
+    assert efficiency > 0.93
+
+
+def test_too_many_coordinates_are_left_to_other_samplers():
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"g": np.arange(250).astype(str), "c": rng.gamma(2, 1, 250)})
+    likelihood = likelihood_of("c ~ (1 | g)", "gamma", frame)
+    start = np.zeros(likelihood.map.structured.size)
+    assert corrected_draws.corrected_draws(likelihood, start, SAMPLING, 20) is None
+
+
+def test_the_same_seed_gives_the_same_draws_for_any_number_of_chains():
+    frame, found = table(), {}
+    for chains in (1, 3):
+        sampling = Sampling(draws=50, chains=chains, seed=4, progress=False)
+        model = SemiStructuredRegression("c ~ x + s(v, k=5)", family="poisson")
+        found[chains] = model.fit(frame, sampling=sampling).draws
+    np.testing.assert_allclose(found[1].z[0], found[3].z[0], rtol=1e-9, atol=1e-12)
+
+
+def test_pilots_do_not_depend_on_the_seed_of_the_draws():
+    assert pilot_generator().random() == pilot_generator().random()
