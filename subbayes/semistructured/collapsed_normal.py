@@ -101,7 +101,11 @@ class CollapsedNormal:
         self.map, self.rows = effects, rows
         structured = effects.structured
         self.size = structured.size
-        correlated = [columns for columns in structured.group_columns() if columns.shape[1] > 1]
+        correlated = [
+            columns
+            for columns in structured.group_columns(everywhere=True)
+            if columns.shape[1] > 1 and bool(rows.location[columns].all())
+        ]
         linear = {*linear_coordinates(structured, rows.location)}
         for columns in correlated:
             linear |= set(columns.flatten().tolist())

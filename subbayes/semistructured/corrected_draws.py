@@ -18,14 +18,15 @@ $\ell_2$ is refined by means over its own draws: see `QuadraticRows.around`.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from jaxtyping import Float
 
-from subbayes.draws import Draws
+from subbayes.draws import MAX_PARETO_K, Draws
 from subbayes.inference.configuration import Sampling
+from subbayes.inference.importance_sampling import pareto_k
 from subbayes.semistructured.collapsed_normal import CollapsedNormal
 from subbayes.semistructured.effects_likelihood import EffectsLikelihood
 from subbayes.semistructured.given_coordinates import with_fixed
@@ -41,12 +42,15 @@ from subbayes.semistructured.quadratic_likelihood import QuadraticRows
 
 __all__ = ["corrected_draws"]
 
-_MOST_COORDINATES = 200
-_MOST_BESIDE_COEFFICIENTS = 60  # for differences of all pairs of them
-_ROUNDS = 4
-_PILOT = 1600
-_POINTS = 32  # over which slope and curvature are averaged
-_GOOD, _GAIN = 0.75, 1.1  # efficiency, and ratio of those of two rounds, with which rounds end
+_MOST_COORDINATES = 600
+_MOST_BESIDE_COEFFICIENTS = 35  # for differences of all pairs of them
+_REFINEMENTS, _PATIENCE = 4, 2  # rounds, and those after which a poor one is the last
+_POINTS, _FEW_POINTS = 32, 4  # over which slope and curvature are averaged
+_OPERATIONS = 2**36  # on the curvature at all of them
+_LEAST, _DONE, _GAIN = 0.05, 0.75, 1.1  # efficiencies, and ratio of those of two rounds
+_PILOT, _LARGE_PILOT, _SURE = 1600, 6400, 0.5  # draws of the last, more below an efficiency
+_LARGE_K, _CHEAP = 0.5, 2**22  # Pareto k that needs more proposals; rows times draws that allow it
+_POINTS_AT_ONCE = 4096
 
 
 @dataclass(frozen=True)
@@ -101,9 +105,12 @@ class _Coordinates:
 
     def log_density(self, z: Float[np.ndarray, "S z"]) -> Float[np.ndarray, "S"]:
         """The exact log density, up to a constant."""
-        zeta, log_det = self.effects(z)
-        value = self.likelihood.value(torch.from_numpy(zeta)).numpy()
-        return np.asarray(value - 0.5 * np.square(zeta).sum(1) + log_det)
+        parts = []
+        for start in range(0, len(z), _POINTS_AT_ONCE):
+            zeta, log_det = self.effects(z[start : start + _POINTS_AT_ONCE])
+            value = self.likelihood.value(torch.from_numpy(zeta)).numpy()
+            parts.append(value - 0.5 * np.square(zeta).sum(1) + log_det)
+        return np.concatenate(parts)
 
     def proposals(self) -> _Approximation:
         """Draws from the approximation."""
@@ -129,28 +136,31 @@ def corrected_draws(
 
     Args:
         likelihood: the log-likelihood.
-        start: where the search for the mode starts.
+        start: the mode.
         sampling: draws, chains, thinning, seed and warm-up.
         most_repeats: as for `independence_draws`.
         fixed: positions of coordinates that keep their values.
     """
     if len(start) > _MOST_COORDINATES:
         return None
-    mode = likelihood.mode(torch.from_numpy(start.copy()), sorted(fixed))[0]
-    try:
-        found = _refined(likelihood, mode, fixed)
-    except np.linalg.LinAlgError:  # the density is not finite
-        return None
+    found = _refined(likelihood, start, fixed)
     if found is None:
         return None
     coordinates, proposals = found
-    efficiency = pilot(proposals, coordinates.log_density, pilot_generator(), _PILOT)[2]
+    target = coordinates.log_density
+    _, log_w, efficiency = pilot(proposals, target, pilot_generator(1), _PILOT)
+    if efficiency < _SURE:
+        _, log_w, efficiency = pilot(proposals, target, pilot_generator(3), _LARGE_PILOT)
+    k = pareto_k(log_w)
+    cheap = sampling.chains * sampling.draws * sampling.thin * likelihood.n_rows <= _CHEAP
+    if not k <= MAX_PARETO_K:
+        return None
     chains = independence_chains(
-        coordinates.log_density, proposals, sampling, most_repeats, efficiency
+        target, proposals, sampling, most_repeats, efficiency, patient=k > _LARGE_K or cheap
     )
     if chains is None:
         return None
-    draws = chains[0]
+    draws = replace(chains[0], meta=chains[0].meta | {"integrated_out": "coefficients, corrected"})
     zeta, log_det = coordinates.effects(draws.flat())
     log_density = draws.stats["log_density"]
     value = log_density.reshape(-1) + 0.5 * np.square(zeta).sum(1) - log_det
@@ -158,23 +168,33 @@ def corrected_draws(
 
 
 def _refined(
-    likelihood: EffectsLikelihood, mode: torch.Tensor, fixed: Collection[int]
+    likelihood: EffectsLikelihood, mode: Float[np.ndarray, "P"], fixed: Collection[int]
 ) -> tuple[_Coordinates, _Approximation] | None:
-    """The approximation whose proposals fit best, in few rounds."""
-    best, found, points = 0.0, None, mode[None]
-    for _ in range(_ROUNDS):
-        rows = QuadraticRows.around(likelihood, points)
-        collapsed = CollapsedNormal(likelihood.map, rows)
-        free = [i for i, j in enumerate(collapsed.rest) if j not in fixed]
-        if not collapsed.linear or len(free) > _MOST_BESIDE_COEFFICIENTS:
-            return None
-        coordinates = _Coordinates(likelihood, collapsed, mode.numpy()[collapsed.rest], free)
-        proposals = coordinates.proposals()
-        z, _, efficiency = pilot(proposals, coordinates.log_density, pilot_generator())
-        gain = efficiency / best if best else np.inf
-        if gain > 1:
-            best, found = efficiency, (coordinates, proposals)
-        if best >= _GOOD or gain < _GAIN:
+    """The approximation whose proposals fit best, in few rounds; None where none does."""
+    points = torch.from_numpy(mode[None].copy())
+    size = likelihood.map.coefficients(points).numel()
+    count = int(np.clip(_OPERATIONS / (likelihood.n_rows * size**2), _FEW_POINTS, _POINTS))
+    best, found, rng = 0.0, None, pilot_generator(2)
+    for step in range(_REFINEMENTS):
+        try:
+            rows = QuadraticRows.around(likelihood, points)
+            collapsed = CollapsedNormal(likelihood.map, rows)
+            free = [i for i, j in enumerate(collapsed.rest) if j not in fixed]
+            if not collapsed.linear or len(free) > _MOST_BESIDE_COEFFICIENTS:
+                break
+            at = mode[collapsed.rest].copy()
+            at[free] = points.mean(0).numpy()[collapsed.rest][free]
+            coordinates = _Coordinates(likelihood, collapsed, at, free)
+            proposals = coordinates.proposals()
+        except np.linalg.LinAlgError:  # densities or slopes that are not finite
             break
-        points = torch.from_numpy(coordinates.effects(z[:_POINTS])[0])
+        z, _, efficiency = pilot(proposals, coordinates.log_density, rng)
+        gain = efficiency / best if best else np.inf
+        if gain > 1 and efficiency >= _LEAST:
+            best, found = efficiency, (coordinates, proposals)
+        if best >= _DONE or (best and gain < _GAIN) or (step >= _PATIENCE and not best):
+            break
+        eps = rng.standard_normal((count, len(collapsed.linear)))  # without long tails
+        around = np.concatenate([z[:count, : len(free)], eps], 1)
+        points = torch.from_numpy(coordinates.effects(around)[0])
     return found

@@ -43,7 +43,7 @@ class EffectsLikelihood:
         offset: Float[Tensor, "n K"],
         y: Targets,
     ) -> None:
-        self.map = EffectMap(structured)
+        self.map, self.n_rows = EffectMap(structured), len(design)
         self.rows: CoefficientLikelihood = coefficient_likelihood(
             family, design, offset, y, structured.placement
         )

@@ -9,14 +9,14 @@
   from a quadratic log-likelihood; see `subbayes.semistructured.corrected_draws`.
 - Other models: all coordinates.
 
-Both by independent proposals around the mode; where these do not fit the posterior, None is
-returned, and the caller follows gradients.
+All by independent proposals; where these do not fit the posterior, None is returned, and the caller
+follows gradients.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 import numpy as np
@@ -53,6 +53,7 @@ __all__ = ["draw_effects"]
 _MOST_COORDINATES = 60  # for proposals of all of them at once
 _MOST_BESIDE_GROUPS = 30  # for differences of all pairs of them
 _MOST_REPEATS = 20  # proposals for a draw, where the target is cheap
+_CORRECTED_REPEATS = 60
 _PATIENT_REPEATS = 120  # beside about as many evaluations of gradients of NUTS
 _MOST_NUMBERS = 2**26  # of all proposals
 
@@ -83,19 +84,19 @@ def draw_effects(
         return _collapsed_draws(likelihood, start, sampling, smooth)
     if smooth == "reml":
         return _draws_of_the_others(likelihood, reml_of_rows(likelihood, start), sampling)
-    groups = GroupedImportance.groups_of(likelihood) is not None
-    alone = sum(bool(term.penalised) for term in structured.design.terms) == 1
-    if groups and alone:
-        found = _grouped_draws(GroupedImportance(likelihood), start, sampling)
-        if found is not None:
-            return found
-    scaled = structured.size > len(structured.design.names) + len(structured.thresholds)
-    if scaled or len(start) > _MOST_COORDINATES:
-        found = _corrected_draws(likelihood, start, sampling)
-        if found is not None:
-            return found
-    if groups and not alone:
-        found = _grouped_draws(GroupedImportance(likelihood), start, sampling)
+    samplers: list[Callable[[], Draws | None]] = []
+    others = structured.size - len(structured.design.names) - len(structured.thresholds)
+    if others or len(start) > _MOST_COORDINATES:
+        samplers.append(lambda: _corrected_draws(likelihood, start, sampling))
+    if GroupedImportance.groups_of(likelihood) is not None:
+        penalised = [term for term in structured.design.terms if term.penalised]
+        alone = len(penalised) == 1 and others == len(scales)
+        grouped = GroupedImportance(likelihood)
+        samplers.insert(
+            0 if alone else len(samplers), lambda: _grouped_draws(grouped, start, sampling)
+        )
+    for sampler in samplers:
+        found = sampler()
         if found is not None:
             return found
     if len(start) > _MOST_COORDINATES:
@@ -167,29 +168,28 @@ def _corrected_draws(
     fixed: Collection[int] = (),
 ) -> Draws | None:
     """As `corrected_draws`, with densities."""
-    found = corrected_draws(likelihood, start, sampling, _MOST_REPEATS, fixed)
+    numbers = sampling.chains * sampling.draws * sampling.thin * len(start)
+    most = max(1, min(_CORRECTED_REPEATS, _MOST_NUMBERS // numbers))
+    found = corrected_draws(likelihood, start, sampling, most, fixed)
     return None if found is None else _with_densities(*found)
 
 
 def _draws_of_the_others(
     likelihood: EffectsLikelihood, at: Float[np.ndarray, "P"], sampling: Sampling
 ) -> Draws:
-    """Draws of all coordinates but those of smoothing, which keep their values."""
+    """Draws of all coordinates but those of smoothing, from the mode given these."""
     fixed = smoothing_coordinates(likelihood.map.structured)
     free = [j for j in range(len(at)) if j not in fixed]
-    mode = likelihood.mode(torch.from_numpy(at.copy()), fixed)[0]
+    free = [j for j in range(len(at)) if j not in fixed]
     found = _corrected_draws(likelihood, at, sampling, fixed)
+    if found is None and GroupedImportance.groups_of(likelihood) is not None:
+        found = _grouped_draws(GroupedImportance(likelihood), at, sampling, fixed)
     if found is not None:
         return found
-    if GroupedImportance.groups_of(likelihood) is not None:
-        found = _grouped_draws(GroupedImportance(likelihood), mode.numpy(), sampling, fixed)
-        if found is not None:
-            return found
-    if found is None:
-        say("few independent proposals would be accepted: sampling by nuts", sampling.progress)
-        given = GivenCoordinates(likelihood, at, tuple(free))
-        initial = np.tile(mode.numpy()[free], (sampling.chains, 1))
-        found = NUTS().run(given, replace(sampling, initial=initial))
+    say("few independent proposals would be accepted: sampling by nuts", sampling.progress)
+    given = GivenCoordinates(likelihood, at, tuple(free))
+    initial = np.tile(at[free], (sampling.chains, 1))
+    found = NUTS().run(given, replace(sampling, initial=initial))
     z = with_fixed(at, free, found.z)
     value = likelihood.value(torch.from_numpy(z.reshape(-1, len(at)))).numpy()
     return _with_densities(found, z, value.reshape(z.shape[:2]))

@@ -85,11 +85,15 @@ class Proposals:
 
     def squares(self, z: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n"]:
         """Squared lengths of the standard numbers of points."""
-        return np.square(np.linalg.solve(self.factor, (z - self.mean).T)).sum(0)
+        from scipy.linalg import solve_triangular
+
+        return np.asarray(
+            np.square(solve_triangular(self.factor, (z - self.mean).T, lower=True)).sum(0)
+        )
 
     def log_det(self) -> float:
         """Log determinant of L."""
-        return float(np.log(np.abs(np.linalg.det(self.factor))))
+        return float(np.log(np.abs(np.diag(self.factor))).sum())
 
     def adapted(
         self, target: LogDensity, rng: np.random.Generator, most: int = PILOT
@@ -116,9 +120,8 @@ class Proposals:
             if efficiency * size < least:
                 if most == PILOT:
                     break
-                w, size = _tempered(log_w, least), min(4 * size, most)
-            else:
-                w = _weights(log_w)
+                size = min(4 * size, most)
+            w = _tempered_weights(log_w, least)
             mean = w @ z
             spread = (z - mean).T @ ((z - mean) * w[:, None])
             try:
@@ -210,6 +213,8 @@ class Mixture:
             logs = np.stack([-0.5 * part.squares(z) - part.log_det() for part in parts])
             logs += np.log(shares)[:, None]
             own = np.exp(logs - np.logaddexp.reduce(logs)) * w
+            if not np.isfinite(own).all():
+                raise np.linalg.LinAlgError("a component without a density")
             total = own.sum(1) + 1e-12
             shares = total / total.sum()
             parts = [
@@ -245,9 +250,8 @@ def fitted_proposals(
         if best >= _GOOD or step == _MIXTURES - 1:
             break
         least = _LEAST_TO_REFIT * _COMPONENTS * len(start)
-        few = efficiency * LARGE_PILOT < least
         try:
-            mixture = Mixture.of_draws(z, _tempered(log_w, least) if few else _weights(log_w), rng)
+            mixture = Mixture.of_draws(z, _tempered_weights(log_w, least), rng)
         except np.linalg.LinAlgError:
             break
     return found, best
@@ -307,6 +311,12 @@ def _tempered(log_w: Float[np.ndarray, "n"], least: float) -> Float[np.ndarray, 
             return w
 
 
-def pilot_generator() -> np.random.Generator:
+def pilot_generator(stream: int = 0) -> np.random.Generator:
     """Random numbers of pilots, the same whatever the seed of the draws."""
-    return np.random.default_rng(_PILOT_SEED)
+    return np.random.default_rng([_PILOT_SEED, stream])
+
+
+def _tempered_weights(log_w: Float[np.ndarray, "n"], least: float) -> Float[np.ndarray, "n"]:
+    """Normalised weights, or powers of them of which at least so many draws count."""
+    w = _weights(log_w)
+    return w if 1 / float(np.square(w).sum()) >= least else _tempered(log_w, least)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -19,6 +20,8 @@ from torch import Tensor
 from subbayes.semistructured.effects_likelihood import EffectsLikelihood
 
 __all__ = ["QuadraticRows"]
+
+_ROUNDING = 1e-13
 
 
 @dataclass(frozen=True)
@@ -57,14 +60,16 @@ class QuadraticRows:
         entries = torch.cat([columns, cuts])
         with torch.no_grad():
             value, slope = rows.value_and_grad(b)
-            hessian = torch.stack([rows.curvature(one) for one in b]).mean(0)
-        flat = hessian.permute(2, 0, 3, 1).reshape(q * c, q * c)
-        own = flat[entries][:, entries]
+            hessian = b.new_zeros(len(entries), len(entries))
+            for one in b:
+                flat = rows.curvature(one).permute(2, 0, 3, 1).reshape(q * c, q * c)
+                hessian += flat[entries][:, entries] / len(b)
+        own = _without_negative(hessian)
         return cls(
             b.flatten(1)[:, entries].mean(0),
             float(value.mean()),
             slope.flatten(1)[:, entries].mean(0),
-            (own + own.T) / 2,
+            own,
             entries,
             torch.ones(len(placement), dtype=torch.float64),
         )
@@ -88,3 +93,19 @@ class QuadraticRows:
         """The log-likelihood at each point."""
         d, slope = self._parts(b)
         return self.value_there + 0.5 * (d * (self.slope + slope)).sum(-1)
+
+
+def _without_negative(matrix: Float[Tensor, "m m"]) -> Float[Tensor, "m m"]:
+    """A symmetric matrix with negative eigenvalues set to 0.
+
+    Without this the approximation would not be a density for large standard deviations.
+    """
+    matrix = (matrix + matrix.T) / 2
+    if not bool(matrix.isfinite().all()):
+        raise np.linalg.LinAlgError("a curvature that is not finite")
+    scale = matrix.diagonal().abs().sqrt().clamp_min(1e-150)
+    values, vectors = torch.linalg.eigh(matrix / scale / scale[:, None])
+    if float(values[0]) >= -_ROUNDING * len(values):
+        return matrix
+    found = (vectors * values.clamp_min(0)) @ vectors.T
+    return found * scale * scale[:, None]

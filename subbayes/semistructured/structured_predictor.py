@@ -181,11 +181,16 @@ class StructuredPredictor(nn.Module):
         assert isinstance(law, GroupLaw)
         return law.factor(zeta[..., extra], self.priors)
 
-    def group_columns(self) -> list[Int[Tensor, "J q"]]:
-        """Columns of each term of random effects of the location, by group and effect."""
+    def group_columns(self, everywhere: bool = False) -> list[Int[Tensor, "J q"]]:
+        """Columns of each term of random effects, by group and effect.
+
+        Args:
+            everywhere: of all parameters, not of the location alone.
+        """
         found = []
         for term in self.design.terms:
-            if term.kind != "random" or term.parameter != self.design.parameters[0]:
+            own = everywhere or term.parameter == self.design.parameters[0]
+            if term.kind != "random" or not own:
                 continue
             size = len(term.law.names) if isinstance(term.law, GroupLaw) else 1
             found.append(torch.tensor(term.penalised).reshape(-1, size))

@@ -117,6 +117,7 @@ _OTHER_SAMPLER = {
 
 _INTEGRATED_OUT = {
     "coefficients": ", the coefficients integrated out",
+    "coefficients, corrected": ", the coefficients proposed from a quadratic log-likelihood",
     "groups": ", the effects of groups integrated out by importance sampling",
 }
 

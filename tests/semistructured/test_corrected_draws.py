@@ -46,6 +46,8 @@ CASES = [
     ("r ~ x + s(v, k=5)", "ordinal", None),
     ({"mu": "y ~ x + s(v, k=5)", "sigma": "~ (1 | g)"}, "normal", None),
     ("c ~ gp(v, k=4) + x", "negative-binomial", None),
+    ({"mu": "c ~ x", "zi": "~ (1 | g)"}, "zero-inflated-poisson", None),
+    ("y ~ (1 + x | g)", "student-t", None),
     ("c ~ x + v", "poisson", dict.fromkeys(["x", "v"], Horseshoe(global_scale=0.2))),
 ]
 
@@ -69,7 +71,7 @@ def test_the_approximation_is_of_second_order(formula, family, priors):
     """The error of the log-likelihood of coefficients falls with the third power."""
     likelihood = likelihood_of(formula, family, table(), priors=priors)
     rng = np.random.default_rng(0)
-    at = 0.3 * rng.normal(size=likelihood.map.structured.size)
+    at = likelihood.mode(torch.zeros(likelihood.map.structured.size).double())[0].numpy()
     rows, _ = approximation(likelihood, at)
     start = likelihood.map.coefficients(torch.from_numpy(at[None]))
     ahead = likelihood.map.coefficients(torch.from_numpy(at + 0.3 * rng.normal(size=(5, len(at)))))
@@ -110,6 +112,48 @@ def test_the_collapsed_density_is_that_of_dense_matrices(formula, family, priors
         np.testing.assert_allclose(
             np.einsum("si,ij,sj->s", away, curved.numpy(), away), np.square(eps).sum(1), rtol=1e-7
         )
+
+
+@pytest.mark.parametrize("formula", ["y ~ s(v, k=5)", "y ~ x + (1 | g)"])
+def test_a_curvature_that_is_not_positive_is_made_so(formula):
+    """Of quantile regression, which is linear in the location but for a corner."""
+    frame = table(60)
+    likelihood = likelihood_of(formula, "asymmetric-laplace", frame)
+    at = 0.3 * np.random.default_rng(1).normal(size=likelihood.map.structured.size)
+    rows, collapsed = approximation(likelihood, at)
+    exact = likelihood.rows.curvature(likelihood.map.coefficients(torch.from_numpy(at[None]))[0])
+    exact = exact.permute(2, 0, 3, 1).reshape(2 * len(exact[0, 0]), -1)[rows.entries]
+    assert torch.linalg.eigvalsh(exact[:, rows.entries])[0] < -1
+    assert torch.linalg.eigvalsh(rows.hessian)[0] > -1e-9 * rows.hessian.abs().max()
+    far = 4.0 * np.random.default_rng(2).normal(size=(50, len(collapsed.rest)))
+    assert np.isfinite(collapsed.log_density(far)).all()
+    model = SemiStructuredRegression(formula, family="asymmetric-laplace")
+    sampling = Sampling(draws=100, chains=2, progress=False)
+    assert model.fit(frame, sampling=sampling).draws.engine == "independence-metropolis"
+
+
+def test_a_curvature_that_is_not_finite_is_an_error_that_callers_catch():
+    likelihood = likelihood_of("c ~ s(v, k=5)", "poisson", table())
+    far = np.full((1, likelihood.map.structured.size), 1e3)
+    with pytest.raises(np.linalg.LinAlgError, match="not finite"):
+        QuadraticRows.around(likelihood, torch.from_numpy(far))
+    assert corrected_draws._refined(likelihood, far[0], ()) is None
+
+
+def test_proposals_with_long_tails_are_left_to_other_samplers():
+    """A truncated response, whose intercept has a long tail on one side."""
+    frame = table(60)
+    likelihood = likelihood_of("p | trunc(lb=0) ~ s(v, k=5)", "normal", frame)
+    start = likelihood.mode(torch.zeros(likelihood.map.structured.size).double())[0].numpy()
+    sampling = Sampling(draws=20, chains=2, progress=False)
+    assert corrected_draws.corrected_draws(likelihood, start, sampling, 60) is None
+
+
+def test_it_is_said_how_coefficients_were_proposed():
+    sampling = Sampling(draws=20, chains=2, progress=False)
+    model = SemiStructuredRegression("c ~ s(v, k=5)", family="poisson")
+    said = model.fit(table(), sampling=sampling).describe()["inference"]
+    assert ", the coefficients proposed from a quadratic log-likelihood (" in said
 
 
 def test_draws_have_the_moments_of_quadrature():
@@ -220,7 +264,7 @@ def test_one_component_is_enough_for_a_normal_density():
 
 def test_too_many_coordinates_are_left_to_other_samplers():
     rng = np.random.default_rng(0)
-    frame = pd.DataFrame({"g": np.arange(250).astype(str), "c": rng.gamma(2, 1, 250)})
+    frame = pd.DataFrame({"g": np.arange(650).astype(str), "c": rng.gamma(2, 1, 650)})
     likelihood = likelihood_of("c ~ (1 | g)", "gamma", frame)
     start = np.zeros(likelihood.map.structured.size)
     assert corrected_draws.corrected_draws(likelihood, start, SAMPLING, 20) is None
