@@ -80,7 +80,10 @@ def reml_of_rows(
     at = torch.from_numpy(start.copy())
     for _ in range(_ROUNDS):
         before = at[fixed]
-        at[fixed] = torch.from_numpy(_maximum_near(likelihood, at, fixed))
+        try:
+            at[fixed] = torch.from_numpy(_maximum_near(likelihood, at, fixed))
+        except np.linalg.LinAlgError:  # a curvature that is not finite
+            break
         at, _ = likelihood.mode(at, fixed)
         if float((at[fixed] - before).abs().max()) < _NEAR:
             break

@@ -50,6 +50,9 @@ class QuadraticRows:
 
         Means over a distribution close to the posterior make the best normal approximation of it
         (Opper and Archambeau 2009, "The variational Gaussian approximation revisited", eq. 16).
+
+        Raises:
+            LinAlgError: a curvature that is not finite.
         """
         structured, rows = likelihood.map.structured, likelihood.rows
         b = likelihood.map.coefficients(points)
@@ -103,9 +106,7 @@ def _without_negative(matrix: Float[Tensor, "m m"]) -> Float[Tensor, "m m"]:
     matrix = (matrix + matrix.T) / 2
     if not bool(matrix.isfinite().all()):
         raise np.linalg.LinAlgError("a curvature that is not finite")
-    scale = matrix.diagonal().abs().sqrt().clamp_min(1e-150)
-    values, vectors = torch.linalg.eigh(matrix / scale / scale[:, None])
-    if float(values[0]) >= -_ROUNDING * len(values):
+    values, vectors = torch.linalg.eigh(matrix)
+    if float(values[0]) >= -_ROUNDING * len(values) * float(values[-1]):
         return matrix
-    found = (vectors * values.clamp_min(0)) @ vectors.T
-    return found * scale * scale[:, None]
+    return (vectors * values.clamp_min(0)) @ vectors.T
