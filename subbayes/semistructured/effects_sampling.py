@@ -91,9 +91,9 @@ def draw_effects(
     if GroupedImportance.groups_of(likelihood) is not None:
         penalised = [term for term in structured.design.terms if term.penalised]
         alone = len(penalised) == 1 and others == len(scales)
-        grouped = GroupedImportance(likelihood)
         samplers.insert(
-            0 if alone else len(samplers), lambda: _grouped_draws(grouped, start, sampling)
+            0 if alone else len(samplers),
+            lambda: _grouped_draws(GroupedImportance(likelihood), start, sampling),
         )
     for sampler in samplers:
         found = sampler()
@@ -145,7 +145,8 @@ def _collapsed_draws(
     if found is None and smooth == "reml":
         point = start.copy()
         point[collapsed.rest] = at
-        return _draws_of_the_others(likelihood, point, sampling)
+        mode = likelihood.mode(torch.from_numpy(point), sorted(fixed))[0]
+        return _draws_of_the_others(likelihood, mode.numpy(), sampling)
     if found is None:
         return None
     found = replace(found, z=whole(found.z))
@@ -179,14 +180,13 @@ def _draws_of_the_others(
 ) -> Draws:
     """Draws of all coordinates but those of smoothing, from the mode given these."""
     fixed = smoothing_coordinates(likelihood.map.structured)
-    free = [j for j in range(len(at)) if j not in fixed]
-    free = [j for j in range(len(at)) if j not in fixed]
     found = _corrected_draws(likelihood, at, sampling, fixed)
     if found is None and GroupedImportance.groups_of(likelihood) is not None:
         found = _grouped_draws(GroupedImportance(likelihood), at, sampling, fixed)
     if found is not None:
         return found
     say("few independent proposals would be accepted: sampling by nuts", sampling.progress)
+    free = [j for j in range(len(at)) if j not in fixed]
     given = GivenCoordinates(likelihood, at, tuple(free))
     initial = np.tile(at[free], (sampling.chains, 1))
     found = NUTS().run(given, replace(sampling, initial=initial))

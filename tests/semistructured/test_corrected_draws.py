@@ -281,3 +281,19 @@ def test_the_same_seed_gives_the_same_draws_for_any_number_of_chains():
 
 def test_pilots_do_not_depend_on_the_seed_of_the_draws():
     assert pilot_generator().random() == pilot_generator().random()
+
+
+def test_normal_responses_with_set_scales_have_the_moments_of_collapsed_draws(monkeypatch):
+    """The sampler of `smooth="reml"` where the other coordinates are too many for proposals."""
+    found = {}
+    for most in (60, 0):
+        monkeypatch.setattr("subbayes.semistructured.effects_sampling._MOST_COORDINATES", most)
+        model = SemiStructuredRegression("y ~ x + s(v, k=5)")
+        found[most] = model.fit(table(), smooth="reml", sampling=SAMPLING)
+    a, b = found[0].summary(), found[60].summary()
+    assert "from a quadratic log-likelihood" in found[0].describe()["inference"]
+    varies = b["sd"] > 0
+    size = np.minimum(a["ess_bulk"], b["ess_bulk"])[varies] / 2
+    a, b = a[varies], b[varies]
+    assert (np.abs(a["mean"] - b["mean"]) < 4.5 * b["sd"] / np.sqrt(size)).all()
+    assert (np.abs(a["sd"] / b["sd"] - 1) < 6 / np.sqrt(size)).all()
