@@ -349,17 +349,20 @@ class Network(CopiedUnderLock):
         return outputs
 
     def call(
-        self, module: nn.Module, inputs: Inputs, weights: Float[Tensor, "D"] | None = None
+        self,
+        module: nn.Module,
+        inputs: Inputs,
+        weights: Float[Tensor, "D"] | Mapping[str, Tensor] | None = None,
     ) -> Float[Tensor, "N C"]:
         """Outputs of a module of this architecture in its own mode, with its own hooks.
 
         Args:
             module: the module.
             inputs: its inputs.
-            weights: used instead of its selected parameters, which are not changed.
+            weights: used instead of its selected parameters, or parameters by name.
         """
         args, kwargs = arguments(inputs)
-        values = None if weights is None else self.unflatten(weights)
+        values = self.unflatten(weights) if isinstance(weights, Tensor) else weights
         return self.as_outputs(call_with(module, values, self.tied, args, kwargs), inputs)
 
     def check(self, inputs: Inputs) -> int:

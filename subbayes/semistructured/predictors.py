@@ -163,7 +163,7 @@ class Predictors(nn.Module):
                 f"{len(values)} rows",
                 "Pass orthogonal=False, or a larger memory_limit",
             )
-        return values - basis @ (basis.T @ values)
+        return values - (values @ basis) @ basis.T
 
 
 def pad_thresholds(deep: Tensor, eta: Tensor) -> Tensor:

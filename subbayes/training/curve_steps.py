@@ -16,6 +16,7 @@ from subbayes.subspaces.curve import CurveKind, WeightCurve, coefficients
 from subbayes.training.configuration import Training
 from subbayes.training.minibatches import Minibatches
 from subbayes.training.optimizer import make_optimizer
+from subbayes.training.traced_steps import SMALL_NETWORK, gradients_of, traced_gradients
 from subbayes.training.trainer import SingleTrainable
 from subbayes.utils.checks import check_positive, fail, fail_type
 from subbayes.utils.types import Inputs, Targets
@@ -27,7 +28,6 @@ Join = Callable[[Tensor, Mapping[str, Tensor], Inputs], Tensor]
 _PLACES_PER_DRAW = 256
 _BUFFER_SIZE = 2**23  # entries of the control points' gradients that are computed at a time
 _EVALUATED_PLACES = (0.5, 0.1, 0.3, 0.7, 0.9)  # t for held-out data
-_SMALL_NETWORK = 2**16  # weights; smaller networks are called at all places at once
 
 
 class ControlPoints:
@@ -184,6 +184,8 @@ class TrainableCurve(SingleTrainable):
             self.own_optimizers = [make_optimizer(self.extra, self.unconstrained, training, 0.0)]
         self.optimizers = [*self.own_optimizers, *control.optimizers]
         self.trainable = self.extra | {f"block {i}": b for i, b in enumerate(control.blocks)}
+        traced = traced_gradients(self._loss_at, minibatches, self.module, training.epochs)
+        self.gradients = traced or gradients_of(self._loss_at)
         self.places = self._draw_places(torch.Generator().manual_seed(seed))
         self.evaluated = _EVALUATED_PLACES if control.count > 1 else _EVALUATED_PLACES[:1]
         self.evaluations = len(self.evaluated)
@@ -198,18 +200,16 @@ class TrainableCurve(SingleTrainable):
     def step(self, inputs: Inputs, y: Targets) -> Tensor:
         """Make one step at t ~ U(0, 1); returns the loss on the device."""
         c = next(self.places)
-        weights = self.control.point(c).requires_grad_()
-        outputs = self.join(self.network.call(self.module, inputs, weights), self.extra, inputs)
-        loss = self.loss(outputs, y)
-        for parameter in self.off_curve:
-            parameter.grad = None
-        loss.backward()
+        weights = self.control.point(c)
+        others = [parameter.detach() for parameter in self.off_curve]
+        (gradient, *slopes), loss = self.gradients([weights, *others], inputs, y)
+        for parameter, slope in zip(self.off_curve, slopes, strict=True):
+            parameter.grad = slope
         if self.training.clip_norm is not None:
+            weights.grad = gradient
             nn.utils.clip_grad_norm_([weights, *self.off_curve], self.training.clip_norm)
-        gradient = weights.grad
-        assert gradient is not None
         if self.decay:
-            gradient.add_(weights.detach(), alpha=self.decay)
+            gradient.add_(weights, alpha=self.decay)
         if self.extra_decay:
             for parameter in self.extra.values():
                 assert parameter.grad is not None
@@ -217,7 +217,15 @@ class TrainableCurve(SingleTrainable):
         self.control.step(c, gradient)
         for optimizer in self.own_optimizers:
             optimizer.step()
-        return loss.detach()
+        return loss
+
+    def _loss_at(self, unknown: Sequence[Tensor], inputs: Inputs, y: Targets) -> Tensor:
+        """The loss at weights, extra tensors and parameters of the likelihood, if it has any."""
+        weights, *others = unknown
+        extra = dict(zip(self.extra, others, strict=False))
+        own = others[len(extra)] if len(others) > len(extra) else self.unconstrained
+        outputs = self.join(self.network.call(self.module, inputs, weights), extra, inputs)
+        return self.loss(outputs, y, own)
 
     def free_memory(self) -> None:
         """Free the memory of the optimisers."""
@@ -243,7 +251,7 @@ class TrainableCurve(SingleTrainable):
             return lambda x: (join(network(network.weights, x), extra, x) for network in networks)
         coefficients = self.control.coefficients(torch.tensor(self.evaluated))
         points = [self.control.point(c) for c in coefficients]
-        if self.network.size > _SMALL_NETWORK:
+        if self.network.size > SMALL_NETWORK:
             return lambda x: (join(self.network(point, x), extra, x) for point in points)
         rows = torch.stack(points)
         return lambda x: (join(outputs, extra, x) for outputs in self.network.batched(rows, x))

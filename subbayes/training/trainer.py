@@ -35,6 +35,7 @@ from subbayes.training.configuration import Training
 from subbayes.training.loop import LEAST_SNAPSHOTS, History, Trainable, WeightAverage, run
 from subbayes.training.minibatches import Minibatches, split_validation
 from subbayes.training.optimizer import make_optimizer
+from subbayes.training.traced_steps import Gradients, traced_gradients
 from subbayes.utils.checks import check_count, fail_type, is_finite
 from subbayes.utils.seeding import fork_rng
 from subbayes.utils.trees import to_device
@@ -160,7 +161,8 @@ def train(
     with fork_rng(seed, network.device), torch.enable_grad():
         data, held_out = split_validation(data, training, validation, seed)
         minibatches = Minibatches(data, likelihood, network, training.batch_size, seed)
-        task = TrainableNetwork(minibatches, training, held_out)
+        watched = callback is not None
+        task = TrainableNetwork(minibatches, training, held_out, watched=watched)
 
         def after_epoch(epoch: int, _: list[History]) -> Any:
             if recorder is not None:
@@ -243,7 +245,11 @@ def swa(
     with fork_rng(seed, network.device), torch.enable_grad():
         minibatches = Minibatches(data, likelihood, network, training.batch_size, seed)
         task = TrainableNetwork(
-            minibatches, training, likelihood_parameters=parameters_of_start, only_selected=True
+            minibatches,
+            training,
+            likelihood_parameters=parameters_of_start,
+            only_selected=True,
+            watched=callback is not None,
         )
         average = WeightAverage(task, every, unit)
         histories = average.run(
@@ -310,11 +316,9 @@ class SingleTrainable(Trainable):
         """The minibatches of one epoch."""
         return self.minibatches.shuffled()
 
-    def loss(self, outputs: Tensor, y: Targets) -> Tensor:
-        """Mean negative log-likelihood of a minibatch."""
-        return (
-            -self.batch_likelihood.with_parameters(self.unconstrained).log_prob(outputs, y).mean()
-        )
+    def loss(self, outputs: Tensor, y: Targets, own: Tensor) -> Tensor:
+        """Mean negative log-likelihood of a minibatch, at parameters of the likelihood."""
+        return -self.batch_likelihood.with_parameters(own).log_prob(outputs, y).mean()
 
     def are_finite(self) -> list[bool]:
         """Whether the trained weights are finite."""
@@ -347,8 +351,9 @@ class TrainableNetwork(SingleTrainable):
     """One module, trained with its own training mode, dropout and BatchNorm.
 
     Args:
-        only_selected: train only the selected weights, for weight averaging. Other arguments are
-            those of `SingleTrainable`.
+        only_selected: train only the selected weights, for weight averaging.
+        watched: a function of the caller is given the module, and may change it. Other arguments
+            are those of `SingleTrainable`.
     """
 
     def __init__(
@@ -358,6 +363,7 @@ class TrainableNetwork(SingleTrainable):
         held_out: Data | None = None,
         likelihood_parameters: Tensor | None = None,
         only_selected: bool = False,
+        watched: bool = False,
     ) -> None:
         super().__init__(minibatches, training, held_out, likelihood_parameters)
         network = self.network
@@ -372,13 +378,29 @@ class TrainableNetwork(SingleTrainable):
         self.all_trainable = [*self.trainable.values(), self.unconstrained]
         decay = training.weight_decay_for(minibatches.n)
         self.optimizers = [make_optimizer(self.trainable, self.unconstrained, training, decay)]
+        self.gradients: Gradients | None = None
+        if not watched:
+            epochs = training.epochs
+            self.gradients = traced_gradients(self._loss_at, minibatches, self.module, epochs)
+
+    def _loss_at(self, unknown: Sequence[Tensor], inputs: Inputs, y: Targets) -> Tensor:
+        """The loss at trained parameters and those of the likelihood."""
+        *weights, own = unknown
+        values = dict(zip(self.trainable, weights, strict=True))
+        return self.loss(self.network.call(self.module, inputs, values), y, own)
 
     def step(self, inputs: Inputs, y: Targets) -> Tensor:
         """Make one step; returns the loss on the device."""
-        loss = self.loss(self.network.call(self.module, inputs), y)
-        for parameter in self.all_trainable:
-            parameter.grad = None
-        loss.backward()
+        if self.gradients is None:
+            loss = self.loss(self.network.call(self.module, inputs), y, self.unconstrained)
+            for parameter in self.all_trainable:
+                parameter.grad = None
+            loss.backward()
+        else:
+            unknown = [parameter.detach() for parameter in self.all_trainable]
+            slopes, loss = self.gradients(unknown, inputs, y)
+            for parameter, slope in zip(self.all_trainable, slopes, strict=True):
+                parameter.grad = slope
         if self.training.clip_norm is not None:
             nn.utils.clip_grad_norm_(self.all_trainable, self.training.clip_norm)
         self.optimizers[0].step()

@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import gc
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -247,9 +248,11 @@ def test_gradient_step_equals_autograd_through_the_control_points(
     torch.testing.assert_close(control.points(), expected, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.parametrize("traced", [False, True])
 @pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd"])
-def test_training_equals_a_naive_loop(optimizer):
+def test_training_equals_a_naive_loop(optimizer, traced, monkeypatch, steps):
     """Several epochs of minibatches, with the optimisers of torch on one (k + 1, D) tensor."""
+    monkeypatch.setattr("subbayes.training.traced_steps._LEAST_STEPS", 0 if traced else 100)
     data, module = table(), net().double()
     result = train_curve(
         module,
@@ -266,6 +269,7 @@ def test_training_equals_a_naive_loop(optimizer):
             progress=False,
         ),
     )
+    assert steps == (["eager", "traced", "traced"] if traced else [])
     network, start = Network(module), train_curve_start(module, 3, 4)
     leaf = nn.Parameter(start)
     plain = {
@@ -602,6 +606,33 @@ def test_dropout_is_active_only_in_training():
         curve_losses(dropped.curve, dropped.network, Gaussian(1.0), data, 3) for _ in range(2)
     )
     np.testing.assert_array_equal(one.loss, two.loss)
+
+
+class FunctionalDropout(nn.Module):
+    """Dropout that no layer announces."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = net()
+
+    def forward(self, x):
+        return self.layer(nn.functional.dropout(x, 0.5, self.training))
+
+
+def test_steps_that_draw_random_numbers_are_not_replayed(steps):
+    data = table(dtype=torch.float32)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train_curve(FunctionalDropout(), Gaussian(1.0), data, **training_options(**QUICK))
+    assert set(steps) == {"eager"}
+
+
+def test_hooks_are_called_in_each_step(steps):
+    calls, module = [], net()
+    module[0].register_forward_hook(lambda *_: calls.append(1))
+    train_curve(module, Gaussian(1.0), table(dtype=torch.float32), **training_options(**QUICK))
+    assert not steps
+    assert len(calls) >= 3
 
 
 def test_only_selected_weights_vary_on_the_curve():

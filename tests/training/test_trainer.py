@@ -494,6 +494,99 @@ def test_training_inside_no_grad():
     assert float(weights(result).norm()) > 0
 
 
+# --- traced steps ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("likelihood", [Gaussian(0.7), Gaussian()])
+@pytest.mark.parametrize("clip", [None, 0.1])
+@pytest.mark.parametrize("parameters", ["all", "last-layer"])
+def test_traced_steps_equal_eager_ones(likelihood, clip, parameters, steps, monkeypatch):
+    """Weights, noise and losses of training and of weight averaging, with batches of two sizes."""
+    options = {"epochs": 12, "batch_size": 25, "progress": False, "clip_norm": clip}
+    options |= {"swa_epochs": 4, "learning_rate": 0.02, "schedule": "cosine"}
+
+    def run():
+        result = train(
+            net().double(),
+            likelihood,
+            table(),
+            parameters=parameters,
+            **training_options(**options),
+        )
+        averaged = swa(result, likelihood, table(), **training_options(**options))
+        return result, averaged
+
+    traced = run()
+    assert steps.count("traced") == len(steps) - 4 == 3 * (12 + 4) - 4
+    monkeypatch.setattr("subbayes.training.traced_steps._LEAST_STEPS", 10**9)
+    eager = run()
+    for one, other in zip(traced, eager, strict=True):
+        torch.testing.assert_close(
+            one.network.weights, other.network.weights, rtol=1e-9, atol=1e-10
+        )
+        assert one.likelihood.noise == pytest.approx(other.likelihood.noise, rel=1e-9)
+        assert one.history["train_loss"] == pytest.approx(other.history["train_loss"], rel=1e-9)
+
+
+def test_shared_and_frozen_parameters_are_traced(steps):
+    """A network with a layer that is used twice and one that is not trained."""
+    module = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3), nn.Linear(3, 1)).double()
+    module[2].weight = module[0].weight
+    module[3].requires_grad_(False)
+    result = train(module, Gaussian(1.0), table(), **training_options(**QUICK))
+    assert steps[-1] == "traced"
+    assert torch.equal(result.module[3].weight, module[3].weight)
+    assert result.module[2].weight is result.module[0].weight
+    assert not torch.equal(result.module[0].weight, module[0].weight)
+
+
+def hooked():
+    module = net()
+    module[0].register_full_backward_hook(lambda *_: None)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("module", "options"),
+    [
+        (net(dropout=0.5), {}),
+        (net(norm=True), {}),
+        (hooked(), {}),
+        (net(), {"callback": lambda epoch, module: None}),
+    ],
+)
+def test_steps_that_a_replay_could_change_are_eager(module, options, steps):
+    data = table(dtype=torch.float32)
+    train(module, Gaussian(1.0), data, **training_options(**QUICK, **options))
+    assert not steps
+
+
+@pytest.mark.parametrize("constant", ["_LEAST_STEPS", "SMALL_NETWORK"])
+def test_few_steps_and_large_networks_are_eager(constant, steps, monkeypatch):
+    value = {"_LEAST_STEPS": 13, "SMALL_NETWORK": 40}[constant]  # of 12 steps, of 41 weights
+    monkeypatch.setattr(f"subbayes.training.traced_steps.{constant}", value)
+    train(net(), Gaussian(1.0), table(dtype=torch.float32), **training_options(**QUICK))
+    assert not steps
+
+
+class Counting(nn.Module):
+    """A module with a state in Python, which a replay would not see."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.calls = linear(), 0
+
+    def forward(self, x):
+        self.calls += 1
+        return self.layer(x) * (1 + self.calls)
+
+
+@pytest.mark.filterwarnings("ignore:tracing the training step failed")
+def test_a_module_that_counts_its_calls_is_not_replayed(steps):
+    train(Counting(), Gaussian(1.0), table(), **training_options(**QUICK))
+    assert steps[-1] == "eager"
+
+
 # --- seeds -----------------------------------------------------------------------------------
 
 

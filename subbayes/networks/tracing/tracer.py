@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from subbayes.networks.tracing.graph import fold_constants, optimise
+from subbayes.networks.tracing.nodes import calls, is_random
 from subbayes.networks.tracing.private_torch import capture_graph, compile_graph, interpret_graph
 from subbayes.networks.tracing.vectorised import Vectorised
 from subbayes.utils.checks import InputError, InputTypeError, error_text
@@ -145,6 +146,8 @@ class Tracer:
             raise NotTraceable(self.function.reason)
         tensors = tensors_of(arguments)
         graph = self.capture(lambda *flat: self.function(*with_tensors(arguments, flat)), tensors)
+        if any(map(is_random, calls(graph.graph))):
+            raise NotTraceable("it draws random numbers")
         replay = self.optimised_replay(graph, tensors, expected)
         self.verify(expected, replay.call(*tensors))
         replay.data = tensors_of(arguments[1:])
