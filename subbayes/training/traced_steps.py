@@ -38,7 +38,10 @@ def gradients_of(loss_at: Callable[[Sequence[Tensor], Inputs, Targets], Tensor])
             at = [tensor.detach().requires_grad_() for tensor in unknown]
             loss = loss_at(at, inputs, y)
             found = torch.autograd.grad(loss, at, materialize_grads=True)
-        return list(found), loss.detach()
+        # of their own memory, since decay and clipping write to them
+        return [
+            slope.clone(memory_format=torch.contiguous_format) for slope in found
+        ], loss.detach()
 
     return gradients
 

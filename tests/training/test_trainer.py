@@ -21,6 +21,7 @@ from subbayes.likelihoods import (
     Standardized,
 )
 from subbayes.subspaces.pca import TrajectoryRecorder
+from subbayes.training.traced_steps import gradients_of
 from subbayes.training.trainer import swa, train
 from subbayes.utils.checks import InputError, InputTypeError
 
@@ -526,6 +527,13 @@ def test_traced_steps_equal_eager_ones(likelihood, clip, parameters, steps, monk
         )
         assert one.likelihood.noise == pytest.approx(other.likelihood.noise, rel=1e-9)
         assert one.history["train_loss"] == pytest.approx(other.history["train_loss"], rel=1e-9)
+
+
+def test_gradients_can_be_written_to():
+    """Autograd returns one number for all entries of the gradient of a sum."""
+    loss_at = lambda unknown, inputs, y: unknown[0].sum()  # noqa: E731
+    (slope,), _ = gradients_of(loss_at)([torch.zeros(3)], torch.zeros(1), torch.zeros(1))
+    assert slope.add_(torch.arange(3.0)).tolist() == [1.0, 2.0, 3.0]
 
 
 def test_shared_and_frozen_parameters_are_traced(steps):
