@@ -40,12 +40,12 @@ def cases(steps: int) -> dict[str, Callable[[], Any]]:
 
     def single(hidden: tuple[int, ...], activation: str, rows: int) -> Callable[[], Any]:
         own = replace(settings, epochs=steps * rows // ROWS, batch_size=rows)
-        network = MLP(FEATURES, hidden, 1, activation)
+        network = MLP(FEATURES, hidden, 1, activation, seed=0)
         return lambda: train(network, Gaussian(), data, own, progress=False)
 
     def curve() -> Any:
         own = replace(settings, epochs=steps, batch_size=None)
-        network = MLP(FEATURES, (8,), 1, "tanh")
+        network = MLP(FEATURES, (8,), 1, "tanh", seed=0)
         return train_curve(network, Gaussian(), data, own, degree=12, progress=False)
 
     return {

@@ -284,7 +284,7 @@ class ShardedNetwork(Network):
         """Refused: FSDP2 modules cannot be copied."""
         _refuse("a copy of the module on another device")
 
-    def call(self, module: nn.Module, inputs: Inputs, weights: Tensor | None = None) -> NoReturn:
+    def call(self, module: nn.Module, inputs: Inputs, weights: Any = None) -> NoReturn:
         """Refused: FSDP2 modules have no functional calls."""
         _refuse("a call with other weights")
 

@@ -111,7 +111,10 @@ def train_networks(
         _with_best_epoch(training),
         degree=degree,
         extra=ExtraParameters(
-            {"effects": torch.from_numpy(effects).to(network.dtype)}, join, prior_scale=1.0
+            {"effects": torch.from_numpy(effects).to(network.dtype)},
+            join,
+            prior_scale=1.0,
+            traceable=True,
         ),
         seed=seed,
         progress=progress,

@@ -16,7 +16,7 @@ from subbayes.subspaces.curve import CurveKind, WeightCurve, coefficients
 from subbayes.training.configuration import Training
 from subbayes.training.minibatches import Minibatches
 from subbayes.training.optimizer import make_optimizer
-from subbayes.training.traced_steps import SMALL_NETWORK, gradients_of, traced_gradients
+from subbayes.training.traced_steps import SMALL_NETWORK, Gradients, set_gradients, traced_gradients
 from subbayes.training.trainer import SingleTrainable
 from subbayes.utils.checks import check_positive, fail, fail_type
 from subbayes.utils.types import Inputs, Targets
@@ -125,6 +125,8 @@ class ExtraParameters:
         join: a function (outputs, tensors, inputs) that returns the outputs that the likelihood
             receives.
         prior_scale: s of the prior $N(0, s^2 I)$ of the tensors; None for a flat prior.
+        traceable: whether `join` depends on its arguments alone and uses all tensors, so that steps
+            of small networks may be replayed.
 
     Raises:
         InputError: no tensors, or a scale that is not positive.
@@ -133,6 +135,7 @@ class ExtraParameters:
     tensors: Mapping[str, Tensor]
     join: Join
     prior_scale: float | None = None
+    traceable: bool = False
 
     def __post_init__(self) -> None:
         if not self.tensors:
@@ -184,8 +187,10 @@ class TrainableCurve(SingleTrainable):
             self.own_optimizers = [make_optimizer(self.extra, self.unconstrained, training, 0.0)]
         self.optimizers = [*self.own_optimizers, *control.optimizers]
         self.trainable = self.extra | {f"block {i}": b for i, b in enumerate(control.blocks)}
-        traced = traced_gradients(self._loss_at, minibatches, self.module, training.epochs)
-        self.gradients = traced or gradients_of(self._loss_at)
+        self.gradients: Gradients | None = None
+        if extra is None or extra.traceable:
+            epochs = training.epochs
+            self.gradients = traced_gradients(self._loss_at, minibatches, self.module, epochs)
         self.places = self._draw_places(torch.Generator().manual_seed(seed))
         self.evaluated = _EVALUATED_PLACES if control.count > 1 else _EVALUATED_PLACES[:1]
         self.evaluations = len(self.evaluated)
@@ -200,16 +205,22 @@ class TrainableCurve(SingleTrainable):
     def step(self, inputs: Inputs, y: Targets) -> Tensor:
         """Make one step at t ~ U(0, 1); returns the loss on the device."""
         c = next(self.places)
-        weights = self.control.point(c)
-        others = [parameter.detach() for parameter in self.off_curve]
-        (gradient, *slopes), loss = self.gradients([weights, *others], inputs, y)
-        for parameter, slope in zip(self.off_curve, slopes, strict=True):
-            parameter.grad = slope
+        weights = self.control.point(c).requires_grad_()
+        unknown = [weights, *self.off_curve]
+        if self.gradients is None:
+            loss = self._loss_at(unknown, inputs, y)
+            for parameter in self.off_curve:
+                parameter.grad = None
+            loss.backward()
+        else:
+            slopes, loss = self.gradients([part.detach() for part in unknown], inputs, y)
+            set_gradients(unknown, slopes)
         if self.training.clip_norm is not None:
-            weights.grad = gradient
-            nn.utils.clip_grad_norm_([weights, *self.off_curve], self.training.clip_norm)
+            nn.utils.clip_grad_norm_(unknown, self.training.clip_norm)
+        gradient = weights.grad
+        assert gradient is not None
         if self.decay:
-            gradient.add_(weights, alpha=self.decay)
+            gradient.add_(weights.detach(), alpha=self.decay)
         if self.extra_decay:
             for parameter in self.extra.values():
                 assert parameter.grad is not None
@@ -217,18 +228,18 @@ class TrainableCurve(SingleTrainable):
         self.control.step(c, gradient)
         for optimizer in self.own_optimizers:
             optimizer.step()
-        return loss
+        return loss.detach()
 
     def _loss_at(self, unknown: Sequence[Tensor], inputs: Inputs, y: Targets) -> Tensor:
         """The loss at weights, extra tensors and parameters of the likelihood, if it has any."""
         weights, *others = unknown
         extra = dict(zip(self.extra, others, strict=False))
-        own = others[len(extra)] if len(others) > len(extra) else self.unconstrained
         outputs = self.join(self.network.call(self.module, inputs, weights), extra, inputs)
-        return self.loss(outputs, y, own)
+        return self.loss(outputs, y, *others[len(extra) :])
 
     def free_memory(self) -> None:
-        """Free the memory of the optimisers."""
+        """Free the memory of the optimisers, and the traced steps."""
+        self.gradients = None
         self.optimizers = self.control.optimizers = []
         self.control.gradient_buffer = self.control.gradient_buffer[:0].clone()
 

@@ -2,34 +2,80 @@
 
 The calls of torch take most of the time of a step of a small network. In `benchmarks training` 4000
 steps take 1.6 times as long without replays.
+
+A replay repeats the operations of one step. It does not see what a module, a likelihood or a
+function of the caller does in Python, such as counting calls, nor what they store. So only networks
+of plain layers with likelihoods of this package are traced; all others are trained as they are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from subbayes.networks.layer_kinds import layers_in_training
+from subbayes.likelihoods import Likelihood
+from subbayes.likelihoods.families.custom import Custom
+from subbayes.networks.mlp import MLP
 from subbayes.networks.tracing.private_torch import has_hooks
 from subbayes.networks.tracing.tracer import Tracer
 from subbayes.training.minibatches import Minibatches
 from subbayes.utils.types import Inputs, Targets
 
-__all__ = ["SMALL_NETWORK", "Gradients", "gradients_of", "traced_gradients"]
+__all__ = ["SMALL_NETWORK", "Gradients", "set_gradients", "traced_gradients"]
+
+LossAt = Callable[[Sequence[Tensor], Inputs, Targets], Tensor]
+"""The mean negative log-likelihood at values of the unknowns, on a batch."""
 
 Gradients = Callable[[Sequence[Tensor], Inputs, Targets], tuple[list[Tensor], Tensor]]
-"""From unknowns and a batch to the gradients of the loss and the loss."""
+"""The gradients of a loss in the unknowns, and its value."""
 
 SMALL_NETWORK = 2**16
 """Weights; the arithmetic of larger networks takes longer than the calls."""
 _TRACED_AFTER = 100  # steps of one shape
 _LEAST_STEPS = 1000  # since tracing takes as long as some hundreds
+_CONTAINERS = (nn.Sequential, nn.ModuleDict, nn.ModuleList, MLP)
+_LAYERS = (
+    nn.Linear,
+    nn.Conv1d,
+    nn.Conv2d,
+    nn.LayerNorm,
+    nn.Flatten,
+    nn.Identity,
+    nn.MaxPool2d,
+    nn.AvgPool2d,
+    nn.ReLU,
+    nn.LeakyReLU,
+    nn.ELU,
+    nn.GELU,
+    nn.SiLU,
+    nn.Softplus,
+    nn.Tanh,
+    nn.Sigmoid,
+)
+_PLAIN = frozenset(_CONTAINERS + _LAYERS)  # no random numbers, no state, no control flow
 
 
-def gradients_of(loss_at: Callable[[Sequence[Tensor], Inputs, Targets], Tensor]) -> Gradients:
-    """The gradients of a loss in unknowns, and its value."""
+def traced_gradients(
+    loss_at: LossAt, minibatches: Minibatches, module: nn.Module, epochs: int
+) -> Gradients | None:
+    """The gradients of a loss, traced after some steps; None where eager steps are due.
+
+    Args:
+        loss_at: the loss.
+        minibatches: the training data.
+        module: the module; a module of this package that holds networks may be around them.
+        epochs: number of epochs.
+    """
+    network = minibatches.network
+    few = minibatches.memory is None or epochs * minibatches.n_batches < _LEAST_STEPS
+    if few or network.size > SMALL_NETWORK or network.output is not None:
+        return None
+    if not {own.dtype for own in module.parameters()} <= {torch.float32, torch.float64}:
+        return None
+    if not (_are_plain(module.modules()) and _is_known(minibatches.likelihood)):
+        return None
 
     def gradients(
         unknown: Sequence[Tensor], inputs: Inputs, y: Targets
@@ -38,41 +84,38 @@ def gradients_of(loss_at: Callable[[Sequence[Tensor], Inputs, Targets], Tensor])
             at = [tensor.detach().requires_grad_() for tensor in unknown]
             loss = loss_at(at, inputs, y)
             found = torch.autograd.grad(loss, at, materialize_grads=True)
-        # of their own memory, since decay and clipping write to them
-        return [
-            slope.clone(memory_format=torch.contiguous_format) for slope in found
-        ], loss.detach()
+        return list(found), loss.detach()
 
-    return gradients
-
-
-def traced_gradients(
-    loss_at: Callable[[Sequence[Tensor], Inputs, Targets], Tensor],
-    minibatches: Minibatches,
-    module: nn.Module,
-    epochs: int,
-) -> Gradients | None:
-    """The gradients of a loss, traced after some steps; None where that is not worth its time.
-
-    Layers that draw random numbers or change in a step (dropout, BatchNorm) and hooks are left to
-    eager steps.
-
-    Args:
-        loss_at: the mean negative log-likelihood at values of the unknowns, on a batch.
-        minibatches: the training data.
-        module: the module in training mode.
-        epochs: number of epochs.
-    """
-    network = minibatches.network
-    few = minibatches.memory is None or epochs * minibatches.n_batches < _LEAST_STEPS
-    if few or network.size > SMALL_NETWORK or not network.is_traced:
-        return None
-    if layers_in_training(module) or any(map(has_hooks, module.modules())):
-        return None
     return Tracer(
-        gradients_of(loss_at),
+        gradients,
         "the training step",
         traced_after=_TRACED_AFTER,
         tolerance=1e-5,
         verify_always=True,
     )
+
+
+def set_gradients(parameters: Iterable[Tensor], slopes: Iterable[Tensor]) -> None:
+    """Set the gradients of parameters to copies, each in memory of its own and of its layout.
+
+    Results of a replay may share memory, and optimisers and clipping write to gradients.
+    """
+    for parameter, slope in zip(parameters, slopes, strict=True):
+        parameter.grad = torch.empty_like(parameter).copy_(slope)
+
+
+def _are_plain(modules: Iterable[nn.Module]) -> bool:
+    """Whether all modules are layers of torch whose outputs follow from inputs and weights."""
+    return all(
+        (type(own) in _PLAIN or type(own).__module__.startswith("subbayes.semistructured."))
+        and "forward" not in vars(own)
+        and not has_hooks(own)
+        for own in modules
+    )
+
+
+def _is_known(likelihood: Likelihood) -> bool:
+    """Whether a likelihood, and those within it, are of this package."""
+    within = [own for own in vars(likelihood).values() if isinstance(own, Likelihood)]
+    own = type(likelihood).__module__.startswith("subbayes.likelihoods.")
+    return own and not isinstance(likelihood, Custom) and all(map(_is_known, within))

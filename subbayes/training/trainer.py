@@ -35,7 +35,7 @@ from subbayes.training.configuration import Training
 from subbayes.training.loop import LEAST_SNAPSHOTS, History, Trainable, WeightAverage, run
 from subbayes.training.minibatches import Minibatches, split_validation
 from subbayes.training.optimizer import make_optimizer
-from subbayes.training.traced_steps import Gradients, traced_gradients
+from subbayes.training.traced_steps import Gradients, set_gradients, traced_gradients
 from subbayes.utils.checks import check_count, fail_type, is_finite
 from subbayes.utils.seeding import fork_rng
 from subbayes.utils.trees import to_device
@@ -177,6 +177,7 @@ def train(
             after_epoch=after_epoch,
             progress=progress,
         )
+        task.free_memory()
     task.module.eval()
     return TrainingResult(
         module=task.module,
@@ -257,6 +258,7 @@ def swa(
             None if callback is None else lambda epoch: callback(epoch, task.module),
             least_snapshots,
         )
+        task.free_memory()
         recorder = average.recorders[0]
         center = network.with_buffers(dict(task.module.named_buffers())).refresh_batchnorm(
             recorder.mean.to(network.weights), minibatches.in_fixed_order()
@@ -316,8 +318,9 @@ class SingleTrainable(Trainable):
         """The minibatches of one epoch."""
         return self.minibatches.shuffled()
 
-    def loss(self, outputs: Tensor, y: Targets, own: Tensor) -> Tensor:
-        """Mean negative log-likelihood of a minibatch, at parameters of the likelihood."""
+    def loss(self, outputs: Tensor, y: Targets, own: Tensor | None = None) -> Tensor:
+        """Mean negative log-likelihood of a minibatch, at given parameters of the likelihood."""
+        own = self.unconstrained if own is None else own
         return -self.batch_likelihood.with_parameters(own).log_prob(outputs, y).mean()
 
     def are_finite(self) -> list[bool]:
@@ -375,7 +378,9 @@ class TrainableNetwork(SingleTrainable):
             parameter.requires_grad_(name in self.trainable)
         masks = network.masks if only_selected else {}
         self.partial = {n: (mask, named[n].detach().clone()) for n, mask in masks.items()}
-        self.all_trainable = [*self.trainable.values(), self.unconstrained]
+        self.all_trainable = [*self.trainable.values()]
+        if self.unconstrained.numel():
+            self.all_trainable.append(self.unconstrained)
         decay = training.weight_decay_for(minibatches.n)
         self.optimizers = [make_optimizer(self.trainable, self.unconstrained, training, decay)]
         self.gradients: Gradients | None = None
@@ -383,24 +388,27 @@ class TrainableNetwork(SingleTrainable):
             epochs = training.epochs
             self.gradients = traced_gradients(self._loss_at, minibatches, self.module, epochs)
 
+    def free_memory(self) -> None:
+        """Free the traced steps, which refer to this object."""
+        self.gradients = None
+
     def _loss_at(self, unknown: Sequence[Tensor], inputs: Inputs, y: Targets) -> Tensor:
         """The loss at trained parameters and those of the likelihood."""
-        *weights, own = unknown
+        weights, own = unknown[: len(self.trainable)], unknown[len(self.trainable) :]
         values = dict(zip(self.trainable, weights, strict=True))
-        return self.loss(self.network.call(self.module, inputs, values), y, own)
+        return self.loss(self.network.call(self.module, inputs, values), y, *own)
 
     def step(self, inputs: Inputs, y: Targets) -> Tensor:
         """Make one step; returns the loss on the device."""
         if self.gradients is None:
-            loss = self.loss(self.network.call(self.module, inputs), y, self.unconstrained)
+            loss = self.loss(self.network.call(self.module, inputs), y)
             for parameter in self.all_trainable:
                 parameter.grad = None
             loss.backward()
         else:
             unknown = [parameter.detach() for parameter in self.all_trainable]
             slopes, loss = self.gradients(unknown, inputs, y)
-            for parameter, slope in zip(self.all_trainable, slopes, strict=True):
-                parameter.grad = slope
+            set_gradients(self.all_trainable, slopes)
         if self.training.clip_norm is not None:
             nn.utils.clip_grad_norm_(self.all_trainable, self.training.clip_norm)
         self.optimizers[0].step()
