@@ -11,6 +11,10 @@ call of the module without gradients, followed by a synchronisation, as is every
 (c) Steps of training of sparse networks, eager and traced, in steps of the plain network, as in the
 benchmark `sparse`.
 
+(d) On a CUDA device, a density of the language model with adapters of the benchmark `adapters`, on
+8 rows of 256 tokens, in plain forward passes; and the peak of the device's memory, beside that of
+the model and a plain pass. On a CPU the benchmark `adapters` measures them.
+
 Seconds are medians of calls in turns, after one that is not counted.
 """
 
@@ -25,6 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks import adapters
 from benchmarks.harness import bar, in_turns, seconds, summary
 from benchmarks.sparse import plain_seconds, sparse_seconds
 from subbayes import MLP, Network, Posterior
@@ -53,6 +58,7 @@ class Size:
         rounds: number of measurements of each call.
         layers: sizes of the network of the sparse steps.
         epochs: epochs of the sparse steps, of 20 steps each.
+        language_model: the model with adapters, and its batch.
     """
 
     widths: tuple[int, ...] = (64, 512, 2048)
@@ -61,10 +67,11 @@ class Size:
     rounds: int = 7
     layers: tuple[int, ...] = (784, 400, 600, 10)
     epochs: int = 4
+    language_model: adapters.Size = adapters.Size(rows=8, length=256)
 
 
 FULL = Size()
-QUICK = Size((64, 256), (1, 8), 500, 5, (196, 100, 150, 10), 2)
+QUICK = Size((64, 256), (1, 8), 500, 5, (196, 100, 150, 10), 2, adapters.SMALL)
 
 
 def available() -> tuple[str, list[str]]:
@@ -188,6 +195,42 @@ def sparse_steps(size: Size, device: str, say: Callable[..., None]) -> dict[str,
     return times
 
 
+def language_model(size: Size, say: Callable[..., None]) -> tuple[Any, list[Any]]:
+    """Part (d)."""
+    model, batch = adapters.made(size.language_model)
+    model = model.to("cuda")
+    batch = {name: values.to("cuda") for name, values in batch.items()}
+    peaks = {}
+
+    def peak(name: str, work: Callable[[], Any]) -> None:
+        torch.cuda.reset_peak_memory_stats()
+        work()
+        torch.cuda.synchronize()
+        peaks[name] = torch.cuda.max_memory_allocated() / 2**20
+
+    cases: dict[str, Callable[[], Any]] = {"forward": partial(adapters.plain, model, batch)}
+    peak("forward", cases["forward"])
+    posterior = adapters.density(model, batch)
+    for chains in (1, adapters.CHAINS):
+        cases[f"value, {chains}"] = partial(posterior.value, adapters.points(chains))
+        peak(f"value, {chains}", cases[f"value, {chains}"])
+    timed = {name: synchronised(work, "cuda") for name, work in cases.items()}
+    times = {name: summary(values) for name, values in in_turns(timed, size.rounds).items()}
+    forward = times["forward"]["median"]
+    bars = []
+    for name, most in (("value, 1", adapters.ONE), (f"value, {adapters.CHAINS}", adapters.MANY)):
+        passes, memory = times[name]["median"] / forward, peaks[name] / peaks["forward"]
+        say(
+            f"language model, {name} chains: {passes:.2f} forward passes of {1e3 * forward:.3g} "
+            f"ms, {peaks[name]:.0f} MiB beside {peaks['forward']:.0f} MiB"
+        )
+        bars.append(bar(f"language model, {name} chains / forward pass", passes, most, "lower"))
+        if name == "value, 1":
+            what = f"language model, memory of {name} chain / forward pass"
+            bars.append(bar(what, memory, adapters.MEMORY, "lower"))
+    return {"seconds": times, "peak_device_mib": peaks}, bars
+
+
 def run(
     quick: bool, data_dir: str | None, say: Callable[..., None]
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -210,4 +253,10 @@ def run(
     }
     if device == "cuda":
         results["peak_device_mib"] = torch.cuda.max_memory_allocated() / 2**20
+        try:
+            results["language_model"], more = language_model(size, say)
+            bars += more
+        except ImportError as error:
+            missing.append(f"a language model: {error.name} is not installed")
+            say(f"not run: {missing[-1]}")
     return results, bars

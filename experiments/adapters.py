@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from experiments.adapters_data import DATASETS, Corpus, Rows, corpus_of, rows_of
-from experiments.adapters_methods import METHODS, Plan, Session, validation_nll
+from experiments.adapters_methods import METHODS, Plan, Session, plan_of, validation_nll
 from experiments.adapters_model import base_weights
 from experiments.adapters_page import markdown, summary
 from experiments.markdown import add_write_option, publish
@@ -50,6 +50,7 @@ class Bench:
         plan: sizes.
         say: prints a line.
         computes: whether missing records are computed; without, they are left out.
+        device: device of the models.
         settings: selected settings by method.
     """
 
@@ -59,6 +60,7 @@ class Bench:
     plan: Plan
     say: Say
     computes: bool = True
+    device: str = "cpu"
     settings: dict[str, Record | None] = field(default_factory=dict)
     _known: dict[int, dict[str, Any]] = field(default_factory=dict)  # trainings by seed
 
@@ -131,7 +133,7 @@ class Bench:
 
     def _session(self, seed: int, training: Record) -> Session:
         known = self._known.setdefault(seed, {})
-        return Session(self.rows, self.weights(), self.plan, seed, training, known)
+        return Session(self.rows, self.weights(), self.plan, seed, training, known, self.device)
 
     def _fit(self, method: str, settings: Record, seed: int) -> tuple[Any, Record]:
         session = self._session(seed, self._training(method, settings))
@@ -153,8 +155,13 @@ class Bench:
         scores = {"validation_nll": validation_nll(fitted, self.rows.validation)}
         scores |= scores_of(fitted, self.rows)
         found["seconds"] |= {"prediction_cpu": time.process_time() - started}
-        run_facts = {"threads": torch.get_num_threads(), "load": os.getloadavg()[0]}
-        return {"kind": "test", **scores, **found, **run_facts, "versions": versions()}
+        run_facts = {
+            "threads": torch.get_num_threads(),
+            "load": os.getloadavg()[0],
+            "device": self.device,
+            "versions": versions(),
+        }
+        return {"kind": "test", **scores, **found, **run_facts}
 
     def _report(self, record: Record) -> None:
         label = f"{record['dataset']} {METHODS[record['method']].label} {record['seed']}"
@@ -197,6 +204,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seeds", type=int, default=10, help="number of seeds of each method")
     parser.add_argument("--threads", type=int, default=1, help="threads of each method")
+    parser.add_argument("--device", default="cpu", help="device of the models")
     parser.add_argument(
         "--base-dir",
         default=None,
@@ -218,18 +226,19 @@ def run(
     for method in methods:
         check_choice("methods", method, METHODS)
     torch.set_num_threads(check_count("threads", options.threads))
-    plan = Plan() if plan is None else plan
+    architecture = (Plan() if plan is None else plan).architecture
     corpus = corpus_of(options.data_dir) if corpus is None else corpus
     folder = Path(options.base_dir) if options.base_dir else cache_dir() / "experiments-adapters"
     found = {}
     for name in names:
         bench = Bench(
             rows_of(corpus, name),
-            lambda: base_weights(corpus, plan.architecture, folder, say),
+            lambda: base_weights(corpus, architecture, folder, say),
             Store(Path(options.results) / f"{name}.json"),
-            plan,
+            plan_of(name) if plan is None else plan,
             say,
             not options.recorded,
+            options.device,
         )
         found[name] = bench.records(methods, options.seeds)
     found = {name: records for name, records in found.items() if records}

@@ -39,7 +39,7 @@ from subbayes.training import swa, train
 from subbayes.training.trainer import SwaResult, TrainingResult
 from subbayes.utils.seeding import derive_seed
 
-__all__ = ["METHODS", "Method", "Plan", "Session", "validation_nll"]
+__all__ = ["METHODS", "Method", "Plan", "Session", "plan_of", "validation_nll"]
 
 _RANDOM = ["adapters", "*.modules_to_save.*"]
 
@@ -84,6 +84,14 @@ class Plan:
     scales: tuple[float, ...] = (0.1, 0.5, 1.0, 2.0)
 
 
+def plan_of(name: str) -> Plan:
+    """The sizes for a data set; with all training texts a step has 256 of them, not 64."""
+    plan = Plan()
+    if name.endswith("-few"):
+        return plan
+    return replace(plan, training=replace(plan.training, batch_size=256))
+
+
 class Session:
     """What the methods share for one seed of a data set; computed when it is first needed.
 
@@ -94,6 +102,7 @@ class Session:
         seed: of everything.
         settings: learning rate, number of epochs, rate of dropout and rate of weight averaging.
         known: trainings of this seed by what determines them, which is added to.
+        device: device of the models.
     """
 
     def __init__(
@@ -104,9 +113,10 @@ class Session:
         seed: int,
         settings: Record,
         known: dict[str, Any],
+        device: str = "cpu",
     ) -> None:
         self.rows, self.weights, self.plan, self.seed = rows, weights, plan, seed
-        self.settings, self.known = settings, known
+        self.settings, self.known, self.device = settings, known, device
         self.training = replace(
             plan.training, learning_rate=settings["learning_rate"], epochs=settings["epochs"]
         )
@@ -125,7 +135,7 @@ class Session:
             self.plan.adapter_rank,
             self.settings.get("dropout", 0.0),
             derive_seed(self.seed, member),
-        )
+        ).to(self.device)
 
     def trained(self, member: int) -> TrainingResult:
         """A member of the ensemble; the first one is the maximum a posteriori."""
@@ -161,7 +171,9 @@ class Session:
     def with_dropout(self, rate: float) -> Session:
         """The same with dropout in the training."""
         settings = self.settings | {"dropout": rate}
-        return Session(self.rows, self.weights, self.plan, self.seed, settings, self.known)
+        return Session(
+            self.rows, self.weights, self.plan, self.seed, settings, self.known, self.device
+        )
 
     @property
     def members(self) -> range:

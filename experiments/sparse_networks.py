@@ -119,7 +119,9 @@ class Rows:
     classes: int
 
 
-def compute_record(rows: Rows, method: str, seed: int, plan: Plan, checkpoint: Path) -> Record:
+def compute_record(
+    rows: Rows, method: str, seed: int, plan: Plan, checkpoint: Path, device: str = "cpu"
+) -> Record:
     """Return the record of a method.
 
     Args:
@@ -128,12 +130,12 @@ def compute_record(rows: Rows, method: str, seed: int, plan: Plan, checkpoint: P
         seed: seed of initialisation, training and prediction.
         plan: settings.
         checkpoint: folder from which training resumes; removed at the end.
+        device: device of the networks.
     """
     data = torch.from_numpy(rows.x[: plan.rows]), torch.from_numpy(rows.y[: plan.rows]).long()
     likelihood: Likelihood = Bernoulli() if rows.classes == 2 else Categorical(rows.classes)
-    net = MLP(
-        rows.x.shape[1], plan.hidden, 1 if rows.classes == 2 else rows.classes, "relu", seed=seed
-    )
+    outputs = 1 if rows.classes == 2 else rows.classes
+    net = MLP(rows.x.shape[1], plan.hidden, outputs, "relu", seed=seed).to(device)
     begun, clock = time.perf_counter(), time.process_time()
     found = (
         _point(net, likelihood, data, rows, seed, plan)
@@ -146,6 +148,7 @@ def compute_record(rows: Rows, method: str, seed: int, plan: Plan, checkpoint: P
         "train": len(data[1]),
         "test": len(rows.y_new),
         "versions": versions(),
+        "device": device,
         "seconds_in_all": round(time.perf_counter() - begun, 1),
         "processor_seconds_in_all": round(time.process_time() - clock, 1),
         **found,
@@ -243,7 +246,7 @@ def _point(
         progress=False,
     )
     seconds = (time.process_time() - clock) / plan.epochs
-    x_new = torch.from_numpy(rows.x_new)
+    x_new = torch.from_numpy(rows.x_new).to(trained.network.device)
     modes: Record = {}
     for structure in ("weights", "units"):
         for density in plan.densities:
@@ -281,6 +284,7 @@ def add_options(parser: argparse.ArgumentParser, methods: tuple[str, ...]) -> No
         default="none",
         help="train further with the structure frozen (tables A8 to A10)",
     )
+    parser.add_argument("--device", default="cpu", help="device of the networks")
     parser.add_argument("--mode", choices=("trace", "compile", "eager"), default="trace")
     add_write_option(parser)
 
@@ -325,7 +329,9 @@ def compute_records(
             folder.mkdir(parents=True, exist_ok=True)
             name, method, seed = (settings[k] for k in ("dataset", "method", "seed"))
             checkpoint = folder / f"{key}-checkpoint"
-            return settings | compute_record(rows_of(name, seed), method, seed, plan, checkpoint)
+            rows = rows_of(name, seed)
+            found = compute_record(rows, method, seed, plan, checkpoint, options.device)
+            return settings | found
 
         def report(r: Record) -> None:
             best = max(scores["accuracy"] for scores in r["modes"].values())

@@ -32,8 +32,8 @@ from subbayes.distributed.sharded_weights import joined_processes
 from subbayes.likelihoods import Likelihood, as_likelihood
 from subbayes.networks.network import Network, check_network
 from subbayes.networks.sharded_network import ShardedNetwork
+from subbayes.networks.tracing import memory
 from subbayes.networks.tracing.layout import observations_last, takes_observations_last
-from subbayes.networks.tracing.memory import REUSED_BYTES, bytes_per_row, reuse_memory
 from subbayes.networks.tracing.tracer import MODES, Mode, Tracer
 from subbayes.networks.tracing.vectorised import Vectorised
 from subbayes.networks.validation import check_fit, check_gradients
@@ -74,7 +74,8 @@ class Posterior:
             transformers; "compile" also compiles it (5 to 30 s, for long runs), "eager" does
             neither.
         memory_limit: bytes of activations of one evaluation, in which the chains of large networks
-            take turns; by default 1 GiB, or what the gradient of one row takes.
+            take turns; by default 1 GiB, on CUDA up to an eighth of the device's memory, or what
+            the gradient of one row takes.
 
     Raises:
         InputError: network, likelihood, data, subspace and prior are incompatible.
@@ -114,9 +115,7 @@ class Posterior:
         self.prior = normal_prior(prior)
         self.temperature = check_positive("temperature", temperature)
         self.mode = mode
-        self.batch_size = (
-            batch_size if batch_size is None else check_count("batch_size", batch_size)
-        )
+        self.batch_size = None if batch_size is None else check_count("batch_size", batch_size)
         self.subspace.check_size(network.size)
         self.prior.check_rank(self.rank)
         likelihood.check_complete()
@@ -124,14 +123,15 @@ class Posterior:
         self.likelihood = likelihood.for_outputs(outputs, self.data.first()[1])
         self._warn_of_other_statistics()
         first = self._example = to_device(self.data.first()[0], network.device)
-        self._observations_last = not network.is_sharded and takes_observations_last(network, first)
-        self._row_bytes = bytes_per_row(network, first)
-        least = max(2**30, _GRADIENT * self._row_bytes)
-        self.memory_limit = least if memory_limit is None else memory_limit
+        self._observations_last = takes_observations_last(network, first)
+        self._row_bytes = memory.bytes_per_row(network, first)
+        self.memory_limit, self._block_bytes = memory.activation_limits(
+            memory_limit, network.device, _GRADIENT * self._row_bytes
+        )
         self._is_eager = mode == "trace" and not network.is_traced
         self._tracers: dict[str, Any] = {}
         self._blocks: dict[int, Blocks] = {}
-        reuse_memory()
+        memory.reuse_memory()
 
     @property
     def rank(self) -> int:
@@ -231,7 +231,7 @@ class Posterior:
         if self.batch_size is not None:
             held = self._row_bytes * factor * min(self.batch_size, self.data.n)
             cached = self.network.device.type == "cpu" and self.data.in_memory
-            most = REUSED_BYTES // max(2 * held, 1) if cached else chains  # half of a cache
+            most = memory.REUSED_BYTES // max(2 * held, 1) if cached else chains  # half of a cache
             return evenly(chains, max(_MIN_CHAINS, most))
         row = self._row_bytes * factor
         if row > self.memory_limit:
@@ -249,7 +249,7 @@ class Posterior:
         row = self._row_bytes * chains * factor
         rows = self.memory_limit // row
         if self.network.device.type == "cpu":
-            rows = min(rows, max(_MIN_ROWS, REUSED_BYTES // row))
+            rows = min(rows, max(_MIN_ROWS, memory.REUSED_BYTES // row))
         return evenly(self.data.n, rows)
 
     def _batches(
@@ -266,9 +266,9 @@ class Posterior:
     def block_size(self) -> BlockSize:
         """Rows of a block and points that are evaluated in one call, on many processes."""
         on_cpu = self.network.device.type == "cpu"
-        most_bytes = min(self.memory_limit, REUSED_BYTES) if on_cpu else self.memory_limit
         shares = self.data.division.shares if self.data.division else ()
-        size = BlockSize.of(self.n, self._row_bytes, most_bytes, self.batch_size, shares, on_cpu)
+        most = min(self._block_bytes, memory.REUSED_BYTES) if on_cpu else self._block_bytes
+        size = BlockSize.of(self.n, self._row_bytes, most, self.batch_size, shares, on_cpu)
         return replace(size, chains=1) if self.network.is_sharded else size
 
     def _own_blocks(self, data: Data | None = None) -> Blocks | None:

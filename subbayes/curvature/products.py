@@ -31,6 +31,7 @@ from subbayes.data.data import Data, split_batches
 from subbayes.likelihoods import Likelihood, as_likelihood
 from subbayes.networks.global_state import attention_without_fused_kernels
 from subbayes.networks.network import Network
+from subbayes.networks.tracing.memory import activation_bytes, bytes_per_row
 from subbayes.networks.tracing.vectorised import warn_of_fallback
 from subbayes.networks.validation import check_fit, check_gradients
 from subbayes.utils.checks import check_choice, check_count, fail
@@ -40,6 +41,7 @@ __all__ = ["Curvature", "Kind"]
 
 Kind = Literal["hessian", "fisher", "empirical-fisher"]
 _KINDS = ("hessian", "fisher", "empirical-fisher")
+_ROWS, _PRODUCT = 256, 8  # rows at once; memory of a product, in that of the outputs
 
 
 class Curvature:
@@ -58,7 +60,8 @@ class Curvature:
             expectation over y, which is the generalised Gauss-Newton matrix; or
             "empirical-fisher", the outer products of the gradients at the observed targets.
         weights: where to evaluate it, shape (D,); by default at the network's weights.
-        batch_size: rows evaluated at once.
+        batch_size: rows evaluated at once; by default 256, on CUDA as many as an eighth of the
+            device's memory holds.
 
     Attributes:
         size: number of weights D.
@@ -90,7 +93,7 @@ class Curvature:
         kind: Kind = "hessian",
         *,
         weights: Float[Tensor, "D"] | None = None,
-        batch_size: int = 256,
+        batch_size: int | None = None,
     ) -> None:
         check_choice("kind", kind, _KINDS)
         likelihood = as_likelihood(likelihood)
@@ -101,9 +104,19 @@ class Curvature:
         check_fit(network, likelihood, self.data)
         check_gradients(network, self.data.first()[0])
         self.kind = kind
-        self.batch_size = check_count("batch_size", batch_size)
+        self.batch_size = (
+            self._default_batch_size()
+            if batch_size is None
+            else check_count("batch_size", batch_size)
+        )
         self.products = 0
         self._reverse_only = False
+
+    def _default_batch_size(self) -> int:
+        if self.device.type != "cuda":
+            return _ROWS
+        row = _PRODUCT * bytes_per_row(self.network, self.data.first()[0])
+        return max(_ROWS, activation_bytes(self.device) // row)
 
     @property
     def size(self) -> int:

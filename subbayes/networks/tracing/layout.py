@@ -50,7 +50,13 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def takes_observations_last(network: Network, inputs: Inputs) -> bool:
-    """Whether the module supports this layout at a few rows, unlike a `view` across them."""
+    """Whether the module supports this layout at a few rows, unlike a `view` across them.
+
+    Where graphs are not traced, as for models of transformers, replacing calls takes longer than
+    the layout saves.
+    """
+    if network.is_sharded or not network.is_traced:
+        return False
     try:
         with torch.no_grad(), observations_last():
             network(network.weights, inputs)

@@ -16,12 +16,54 @@ from subbayes.utils.types import Inputs
 if TYPE_CHECKING:
     from subbayes.networks.network import Network
 
-__all__ = ["REUSED_BYTES", "bytes_per_row", "return_memory", "reuse_memory"]
+__all__ = [
+    "REUSED_BYTES",
+    "activation_bytes",
+    "activation_limits",
+    "bytes_per_row",
+    "return_memory",
+    "reuse_memory",
+]
 
 _THRESHOLDS = (-1, -3)  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of glibc's malloc.h
 REUSED_BYTES = 32 * 2**20
 """Memory of activations below this total is reused in the next evaluation (see `reuse_memory`);
 allocating more takes longer than the arithmetic of a small network."""
+
+
+def activation_bytes(device: torch.device) -> int:
+    """Bytes of activations of one evaluation by default.
+
+    1 GiB; on a CUDA device an eighth of its memory, rounded down to a power of two, if that is
+    more: many small batches would take longer to launch than to compute.
+
+    Example:
+        >>> activation_bytes(torch.device("cpu")) == 2**30
+        True
+    """
+    if device.type != "cuda":
+        return 2**30
+    eighth = torch.cuda.get_device_properties(device).total_memory // 8
+    return max(2**30, 1 << (eighth.bit_length() - 1))
+
+
+def activation_limits(given: int | None, device: torch.device, least: int) -> tuple[int, int]:
+    """Bytes of activations of one evaluation, and those of a block of rows on many processes.
+
+    By default blocks are the same on every device, which their sums may depend on.
+
+    Args:
+        given: a limit for both; None for the default.
+        device: where they are.
+        least: the least that is needed, for the default.
+
+    Example:
+        >>> activation_limits(None, torch.device("cpu"), 0) == (2**30, 2**30)
+        True
+    """
+    if given is not None:
+        return given, given
+    return max(activation_bytes(device), least), max(2**30, least)
 
 
 def bytes_per_row(network: Network, inputs: Inputs) -> int:

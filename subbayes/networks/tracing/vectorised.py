@@ -21,7 +21,7 @@ class Vectorised:
     """Evaluate `function(row, *rest)` for every row of the first argument.
 
     Recurrent layers, control flow on weights and in-place operations have no batching rule. Such a
-    call warns once, and this and all later calls evaluate the rows in a loop.
+    call warns once, and this and all later calls evaluate the rows in a loop, as a single row is.
 
     Args:
         function: function that returns a tensor or a tuple of tensors.
@@ -48,7 +48,7 @@ class Vectorised:
 
     def __call__(self, rows: Tensor, *rest: Any) -> Any:
         """Evaluate all rows."""
-        if self.reason is not None:
+        if self.reason is not None or len(rows) == 1:
             return self._loop(rows, *rest)
         try:
             return vmap(self.function, in_dims=(0, *[None] * len(rest)))(rows, *rest)
