@@ -25,6 +25,7 @@ PLAN = experiment.Plan(
 )
 PLANS = {"mnist": PLAN, "cifar10": replace(PLAN, corrupted=0, corrupted_ranks=(), large=())}
 KINDS = ("fog", "shear")
+COMPARED = ("exact, inputs to predict", "KFAC, training inputs", "predictive, training inputs")
 
 
 def fake_images(name, data_dir=None):
@@ -48,7 +49,11 @@ def test_subspaces_of_image_classifiers(device, name, monkeypatch):
     assert found["form"] == expected["form"]
     for key in ("log_trace", "test_accuracy"):
         assert found[key] == pytest.approx(expected[key], rel=1e-3)
-    for kind in ("exact, inputs to predict", "KFAC, training inputs", "predictive, training inputs"):
+    for kind in (
+        "exact, inputs to predict",
+        "KFAC, training inputs",
+        "predictive, training inputs",
+    ):
         for rank, measures in expected["subspaces"][kind].items():
             assert found["subspaces"][kind][rank] == pytest.approx(measures, rel=1e-2, abs=1e-3)
     for kind, one in expected["corrupted"].items():
