@@ -9,15 +9,17 @@ epistemic covariance of the logits at held-out images is compared with that of s
 their labels). *Subnetworks* take the s weights of largest variance (diagonal Laplace, or along an
 SGD trajectory), of largest magnitude, or those that add most to the predictive variance. All are
 compared by the exact Gauss-Newton matrix of `curvature` images. If these are fewer than the
-training images, each of them counts `train / curvature` times.
+training images, each of them counts `train / curvature` times; those of KFAC and the diagonal can
+be more. Random numbers are drawn on the CPU, so that images and batches are the same on a GPU.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -30,121 +32,50 @@ import subbayes
 from experiments import images as pictures
 from experiments import laplace_images_tables as tables
 from experiments.corruptions import CORRUPTIONS, jitter, warp
-from experiments.laplace_subspaces import Judge, low_rank, subspace_jacobians, subspace_precisions
+from experiments.laplace_images_plans import (
+    DATA,
+    FULL,
+    LARGE,
+    LOW_RANK,
+    PLANS,
+    SUBSETS,
+    Plan,
+    quick,
+)
+from experiments.laplace_subspaces import (
+    Judge,
+    least_errors,
+    low_rank,
+    subspace_jacobians,
+    subspace_precisions,
+)
 from experiments.markdown import add_write_option, publish
-from experiments.store import Record, Store, key_of
+from experiments.store import Record, Store, key_of, versions
 from subbayes.curvature.jacobian import Jacobian
 from subbayes.curvature.precision import Precision
 from subbayes.curvature.precision_factory import precision
 from subbayes.diagnostics.metrics import accuracy, ece, log_likelihood
-from subbayes.inference.laplace.subspace_error import eckart_young
 from subbayes.predictions.gaussian import ClassPredictive
 from subbayes.subspace import CoordinateSubspace, Subspace
 from subbayes.subspaces.subnetwork import subnetwork
+from subbayes.utils.checks import check_count
 
 Matrix = Float[Tensor, "m m"]
-DATA = ("mnist", "fashion_mnist", "cifar10")
-LOW_RANK = {
-    "exact, inputs to predict": ("exact", "new"),
-    "exact, augmented": ("exact", "augmented"),
-    "exact, training inputs": ("exact", "training"),
-    "KFAC, training inputs": ("kfac", "training"),
-    "diagonal, training inputs": ("diagonal", "training"),
-    "KFAC, augmented": ("kfac", "augmented"),
-    "KFAC, inputs to predict": ("kfac", "new"),
-}
-SUBSETS = {
-    "variance": ("variance", None),
-    "magnitude": ("magnitude", None),
-    "SWAG variance": ("swag", None),
-    "predictive, training inputs": ("predictive", "training"),
-    "predictive, inputs to predict": ("predictive", "new"),
-}
 BATCH, SNAPSHOTS = 64, 10
-LARGE = ("variance", "magnitude", "SWAG variance")
-"""Subnetworks evaluated up to nearly all weights (figure 5)."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Settings of a run, which are part of the keys of the records.
-
-    Attributes:
-        channels: channels of the CNN, or the width of the ResNet9.
-        train: number of training images.
-        epochs: epochs of Adam, with batches of 64 and a cosine schedule.
-        learning_rate: initial learning rate.
-        prior_precision: prior precision of all weights.
-        curvature: number of training images of the Gauss-Newton matrix.
-        held_out: number of images to predict.
-        inputs: number of training images for subspaces, unchanged and augmented.
-        ranks: ranks s of subspaces.
-        large: sizes of large subnetworks.
-        corrupted: images per corruption, 0 for none.
-        corrupted_ranks: ranks s under corruptions.
-        path_epochs: epochs of the trajectory of the SWAG variance, with ten snapshots.
-        path_rate: constant learning rate of the trajectory.
-    """
-
-    channels: int = 32
-    train: int = 2000
-    epochs: int = 30
-    learning_rate: float = 2e-3
-    prior_precision: float = 1.0
-    curvature: int = 2000
-    held_out: int = 200
-    inputs: int = 200
-    ranks: tuple[int, ...] = (10, 20, 50, 100, 200, 500, 1000)
-    large: tuple[int, ...] = (2000, 5000, 9000)
-    corrupted: int = 60
-    corrupted_ranks: tuple[int, ...] = (20, 100, 500)
-    path_epochs: int = 10
-    path_rate: float = 1e-2
-    procedure: int = 1
-
-
-PLANS = {
-    "mnist": Plan(),
-    "fashion_mnist": Plan(
-        held_out=100,
-        inputs=100,
-        ranks=(10, 20, 50, 100, 200, 500),
-        large=(5000, 9000),
-        corrupted=0,
-        corrupted_ranks=(),
-    ),
-    "cifar10": Plan(
-        channels=16,
-        train=10000,
-        epochs=6,
-        learning_rate=5e-3,
-        curvature=300,
-        held_out=100,
-        inputs=100,
-        ranks=(10, 20, 50, 100, 200, 500),
-        large=(),
-        corrupted=0,
-        corrupted_ranks=(),
-        path_epochs=1,
-    ),
-}
-QUICK = {
-    "channels": 8,
-    "train": 200,
-    "epochs": 5,
-    "curvature": 100,
-    "held_out": 20,
-    "inputs": 20,
-    "ranks": (5, 20),
-    "large": (500,),
-    "path_epochs": 2,
-}
+MEMORY_LIMIT = 2**33  # bytes of matrices, and four times those of gradients, on a GPU
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of this experiment."""
     parser.add_argument("--datasets", nargs="+", default=list(DATA), choices=DATA)
     parser.add_argument("--seeds", type=int, default=1, help="number of trainings")
+    parser.add_argument("--first", type=int, default=0, help="seed of the first training")
+    parser.add_argument("--device", default="cpu", help="device of the networks")
+    parser.add_argument(
+        "--full",
+        action="store_true",
+        help="CIFAR-10: the paper's width, and all training images behind KFAC and the diagonal",
+    )
     parser.add_argument("--quick", action="store_true", help="run at a small size")
     parser.add_argument(
         "--figures", default=None, metavar="FOLDER", help="save figures in this folder"
@@ -157,23 +88,16 @@ def run(
 ) -> Record:
     """Compute the missing records, seed by seed, and print the tables."""
     found: dict[str, list[Record]] = {name: [] for name in options.datasets}
-    for seed in range(options.seeds):
+    if plans is None:
+        plans = FULL if options.full else PLANS
+    device = torch.device(options.device)
+    for seed in range(options.first, options.first + check_count("seeds", options.seeds)):
         for name in options.datasets:
-            plan = (PLANS if plans is None else plans)[name]
-            plan = (
-                replace(
-                    plan,
-                    **QUICK,
-                    corrupted=min(plan.corrupted, 10),
-                    corrupted_ranks=plan.corrupted_ranks[:1],
-                )
-                if options.quick
-                else plan
-            )
+            plan = quick(plans[name]) if options.quick else plans[name]
             store = Store(Path(options.results) / f"{name}-{seed}.json")
             record = store.get(
-                key_of(f"{name}-{seed}", asdict(plan)),
-                partial(compute_record, name, seed, plan, options.data_dir, say),
+                key_of(f"{name}-{seed}", plan.facts()),
+                partial(compute_record, name, seed, plan, options.data_dir, say, device),
                 lambda r, name=name, seed=seed: say(f"{name}, seed {seed}: {r['seconds']:.0f} s"),
             )
             found[name].append(record)
@@ -199,6 +123,14 @@ class Rows:
     augmented: Float[Tensor, "k c h w"]
     corrupted: dict[str, Tensor]
     y_corrupted: Int[Tensor, " l"]
+
+    def to(self, device: torch.device) -> Rows:
+        """Return the same rows with the images on a device; labels are scored on the CPU."""
+        return replace(
+            self,
+            **{name: getattr(self, name).to(device) for name in ("x", "y", "new", "augmented")},
+            corrupted={kind: images.to(device) for kind, images in self.corrupted.items()},
+        )
 
 
 def rows_of(name: str, seed: int, plan: Plan, data_dir: str | None) -> Rows:
@@ -257,12 +189,30 @@ def network_of(name: str, seed: int, plan: Plan) -> nn.Module:
 # --- one run --------------------------------------------------------------------------------------
 
 
+@contextmanager
+def float32_convolutions() -> Iterator[None]:
+    """Compute convolutions in float32 on GPUs that otherwise round their inputs to 10 bits."""
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
+
+
+@float32_convolutions()
 def compute_record(
-    name: str, seed: int, plan: Plan, data_dir: str | None, say: Callable[..., None]
+    name: str,
+    seed: int,
+    plan: Plan,
+    data_dir: str | None,
+    say: Callable[..., None],
+    device: torch.device,
 ) -> Record:
     """Return all measures of all subspaces, for one training."""
-    timer = _Timer(lambda *line: say(f"{name}, seed {seed}:", *line))
-    rows, likelihood = rows_of(name, seed, plan, data_dir), subbayes.likelihoods.Categorical(10)
+    timer = _Timer(lambda *line: say(f"{name}, seed {seed}:", *line), device)
+    likelihood = subbayes.likelihoods.Categorical(10)
+    rows = rows_of(name, seed, plan, data_dir).to(device)
     training = subbayes.Training(
         epochs=plan.epochs,
         batch_size=BATCH,
@@ -275,7 +225,7 @@ def compute_record(
         max_snapshots=20,
     )
     trained = subbayes.training.train(
-        network_of(name, seed, plan),
+        network_of(name, seed, plan).to(device),
         likelihood,
         (rows.x, rows.y),
         training,
@@ -296,12 +246,7 @@ def compute_record(
     )
     timer("trajectory")
     network, share = trained.network, plan.curvature / plan.train
-    data = rows.x[: plan.curvature], rows.y[: plan.curvature]
-    rest = {"prior_precision": plan.prior_precision * share}  # scaled with the rows
-    psi = {
-        form: precision(network, likelihood, data, form, **rest)
-        for form in dict.fromkeys(form for form, _ in LOW_RANK.values())
-    }
+    psi = precisions(network, likelihood, rows, plan)
     exact = psi["exact"]
     timer(f"covariances, {exact.form}")
     inputs = {"new": rows.new, "training": rows.x[: plan.inputs], "augmented": rows.augmented}
@@ -319,15 +264,19 @@ def compute_record(
     timer("low-rank subspaces")
     for label, (by, place) in SUBSETS.items():
         size = max(plan.ranks[-1], *plan.large) if plan.large and label in LARGE else plan.ranks[-1]
+        if by == "variance":
+            order = psi["diagonal"].variances().sort(descending=True, stable=True).indices
+            spaces[label] = CoordinateSubspace(network.weights, order[:size])
+            continue
         spaces[label] = subnetwork(
             network,
             likelihood,
-            data,
+            (rows.x[: plan.curvature], rows.y[: plan.curvature]),
             rank=size,
             by=by,
             trajectory=path,
             inputs=None if place is None else inputs[place],
-            **rest,
+            prior_precision=exact.prior_precision,
         )
     timer("subnetworks")
     precise = subspace_precisions(exact, spaces)
@@ -342,16 +291,43 @@ def compute_record(
         "weights": network.size,
         "train": plan.train,
         "curvature": plan.curvature,
+        "approximate_curvature": plan.approximate_curvature or plan.curvature,
         "held_out": plan.held_out,
         "form": exact.form,
         "log_trace": float((share * judge.full.trace()).log()),
         "scores": {"all weights": measure(judge.full), "none": measure(0 * judge.full)},
         "test_accuracy": _test_accuracy(network, name, data_dir),
-        "bound": {str(rank): eckart_young(judge.full, rank) for rank in plan.ranks},
+        "bound": least_errors(judge.full, plan.ranks),
         "subspaces": found,
         "corrupted": corrupted,
         "seconds": timer.total,
+        "device": str(device),
+        "versions": versions(),
     }
+
+
+def precisions(
+    network: subbayes.Network, likelihood: subbayes.likelihoods.Categorical, rows: Rows, plan: Plan
+) -> dict[str, Precision]:
+    """Return the precisions by form, each scaled by the share of the training images behind it.
+
+    The precision of n of N training images is n / N times that of all, since the prior precision is
+    scaled too. Forms of different n have different scales, which does not change the subspaces of
+    Theorem 1; covariances are compared with one scale, as all are within the exact precision.
+    """
+    limit = None if network.device.type == "cpu" else MEMORY_LIMIT
+    found = {}
+    for form in dict.fromkeys(form for form, _ in LOW_RANK.values()):
+        n = plan.curvature if form == "exact" else plan.approximate_curvature or plan.curvature
+        found[form] = precision(
+            network,
+            likelihood,
+            (rows.x[:n], rows.y[:n]),
+            form,
+            prior_precision=plan.prior_precision * n / plan.train,
+            memory_limit=limit,
+        )
+    return found
 
 
 def _scores(
@@ -406,11 +382,11 @@ def _corruption_record(
             else space
         )
     own = {"KFAC, inputs to predict": low_rank(psi["kfac"], X, most)}
-    right = float((X.outputs().argmax(1) == y).double().mean())
+    right = float((X.outputs().argmax(1).cpu() == y).double().mean())
     return {
         "accuracy": right,
         "trace": float(plan.curvature / plan.train * judge.full.trace()),
-        "bound": {str(rank): eckart_young(judge.full, rank) for rank in plan.corrupted_ranks},
+        "bound": least_errors(judge.full, plan.corrupted_ranks),
         "subspaces": _measures(
             judge, precise | subspace_precisions(exact, own), some | own, list(plan.corrupted_ranks)
         ),
@@ -422,17 +398,23 @@ def _test_accuracy(network: subbayes.Network, name: str, data_dir: str | None) -
     found = pictures.load(name, data_dir)
     x, y = pictures.as_inputs(found.x_new), torch.from_numpy(found.y_new.astype(np.int64))
     with torch.no_grad():
-        classes = [network(network.weights, part).argmax(1) for part in x.split(500)]
-    return float((torch.cat(classes) == y).double().mean())
+        classes = [
+            network(network.weights, part.to(network.device)).argmax(1) for part in x.split(500)
+        ]
+    return float((torch.cat(classes).cpu() == y).double().mean())
 
 
 class _Timer:
-    """Prints the CPU time of each step."""
+    """Prints the time of each step: that of the CPU, or the elapsed time on another device."""
 
-    def __init__(self, say: Callable[..., None]) -> None:
-        self.say, self.total, self._last = say, 0.0, time.process_time()
+    def __init__(self, say: Callable[..., None], device: torch.device) -> None:
+        self.say, self.total, self.device = say, 0.0, device
+        self._clock = time.process_time if device.type == "cpu" else time.perf_counter
+        self._last = self._clock()
 
     def __call__(self, what: str) -> None:
-        now = time.process_time()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        now = self._clock()
         self.say(f"{what}, {now - self._last:.0f} s")
         self.total, self._last = self.total + now - self._last, now

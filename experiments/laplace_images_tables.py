@@ -38,6 +38,7 @@ def averages(records: list[Record]) -> Record:
     kinds = first["corrupted"]
     return {
         **{key: float(np.mean([r[key] for r in records])) for key in plain},
+        "approximate_curvature": float(np.mean([_approximate(r) for r in records])),
         "form": first["form"],
         **{
             score: {
@@ -59,6 +60,11 @@ def averages(records: list[Record]) -> Record:
         },
         "corrupted": {kind: _corrupted([r["corrupted"][kind] for r in records]) for kind in kinds},
     }
+
+
+def _approximate(record: Record) -> int:
+    """Return the number of images of KFAC and the diagonal, as of Ψ in the first records."""
+    return record.get("approximate_curvature", record["curvature"])
 
 
 def _corrupted(records: list[Record]) -> Record:
@@ -110,6 +116,7 @@ def _networks(means: Record) -> str:
             WEIGHTS[name],
             thousands(m["train"]),
             thousands(m["curvature"]),
+            thousands(m["approximate_curvature"]),
             m["form"],
             thousands(m["held_out"]),
             f"{100 * m['test_accuracy']:.1f} %",
@@ -128,6 +135,7 @@ def _networks(means: Record) -> str:
         "paper",
         "images learned from",
         "of these behind Ψ",
+        "behind KFAC and the diagonal",
         "form",
         "held out",
         "test accuracy",

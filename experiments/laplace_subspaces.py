@@ -63,6 +63,12 @@ def subspace_precisions(psi: Precision, spaces: Spaces) -> dict[str, Float[Tenso
     return found
 
 
+def least_errors(full: Matrix, ranks: Sequence[int]) -> dict[str, float]:
+    """Return the smallest relative errors (see `eckart_young`) by rank."""
+    values = torch.linalg.eigvalsh(full).flip(0)
+    return {str(rank): float(values[rank:].norm() / values.norm()) for rank in ranks}
+
+
 class Judge:
     """Computes relative error, share of the trace and further scores of subspaces.
 

@@ -25,6 +25,7 @@ from subbayes.curvature.layer_kinds import sum_of_outer_products
 from subbayes.curvature.layers import CapturedBatch, LayerGradients, Part
 from subbayes.curvature.partial_jacobian import active_cotangents, rows_at_once
 from subbayes.curvature.precision import Precision
+from subbayes.utils.memory import temporary_size
 
 __all__ = ["Diagonal", "squared_column_norms"]
 
@@ -145,7 +146,8 @@ class _Squares:
         self.right = self.first.right(slice(None))
         i = self.right.shape[-1]
         self.whole = left.new_zeros(groups, o, i)
-        few = t + 1 <= 4 * self.cotangents and n * t * t * groups * (o + i) <= _PAIRS
+        most = temporary_size(_PAIRS, left.device)
+        few = t + 1 <= 4 * self.cotangents and n * t * t * groups * (o + i) <= most
         if few and o * i > 1:
             self.t, self.s = torch.triu_indices(t, t, device=left.device)
             self.pairs = left.new_zeros(n, len(self.t), groups, o)
@@ -171,9 +173,9 @@ class _Squares:
             self._formed(left)
 
     def _formed(self, left: Float[Tensor, "n t groups o"]) -> None:
-        """Form the gradients, in blocks of rows that fit into the cache."""
+        """Form the gradients, in blocks of rows that fit into a CPU's cache."""
         assert self.whole is not None
-        step = max(1, _BLOCK // self.whole.numel())
+        step = max(1, temporary_size(_BLOCK, left.device) // self.whole.numel())
         for start in range(0, len(left), step):
             some = slice(start, start + step)
             formed = left[some].permute(0, 2, 3, 1) @ self.right[some].permute(0, 2, 1, 3)

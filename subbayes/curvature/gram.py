@@ -29,6 +29,7 @@ from subbayes.curvature.layers import (
     OtherGradients,
     OtherWeights,
 )
+from subbayes.utils.memory import temporary_size
 
 __all__ = [
     "Block",
@@ -41,7 +42,7 @@ __all__ = [
     "split_columns",
 ]
 
-_OUTER, _INNER, _PAIRS = 128 * 2**20, 16 * 2**20, 16 * 2**20  # bytes of temporary tensors
+_OUTER, _INNER, _PAIRS = 128 * 2**20, 16 * 2**20, 16 * 2**20  # bytes of temporary tensors on a CPU
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,8 @@ class Piece:
         """The gradients as a dense tensor, in the order of the layer's spans."""
         if self.layer.is_matrix:
             start, stop, _ = rows.indices(self.left.shape[1])
-            step = _INNER // (8 * self.right(slice(0, 1)).numel())  # patches may be large
+            most = temporary_size(_INNER, self.left.device)
+            step = most // (8 * self.right(slice(0, 1)).numel())  # patches may be large
             return torch.cat([self._matrices(some) for some in _slices(stop, step, start)], 1)
         parts = (LayerGradients(self.layer, left, self.right).parts(rows) for left in self.left)
         return torch.stack([torch.cat([part.double() for _, part in one], 1) for one in parts])
@@ -155,6 +157,7 @@ def gram_of_each(part: Block, scale: Float[Tensor, "D"]) -> Float[Tensor, "n R R
     With one place a layer's entries are products, and their weighted sums cost two small ones.
     """
     total = torch.zeros(part.n, part.roots, part.roots, dtype=torch.float64, device=part.device)
+    most = temporary_size(_INNER, part.device)
     for piece in part.pieces:
         if isinstance(piece, Piece) and piece.layer.is_matrix and piece.left.shape[2] == 1:
             left, right = piece.left[:, :, 0].double(), piece.right(slice(None))[:, 0].double()
@@ -166,9 +169,9 @@ def gram_of_each(part: Block, scale: Float[Tensor, "D"]) -> Float[Tensor, "n R R
                 squares += scale[piece.layer.bias.place].reshape(groups, o)
             total += torch.einsum("rngo,qngo->nrq", left * squares, left)
             continue
-        for places, cut in split_columns(piece, _INNER // (8 * part.roots)):
+        for places, cut in split_columns(piece, most // (8 * part.roots)):
             weights = _columns(places, scale[None])
-            for rows in _slices(part.n, _INNER // (8 * part.roots * weights.shape[1])):
+            for rows in _slices(part.n, most // (8 * part.roots * weights.shape[1])):
                 dense = cut.dense(rows)
                 total[rows] += torch.einsum("rnp,qnp->nrq", dense * weights, dense)
     return total
@@ -200,7 +203,7 @@ def _cost(a: Piece | DensePiece, b: Piece | DensePiece, scale: Tensor | None) ->
 def _add_factored(total: Float[Tensor, "R N S M"], a: Piece, b: Piece) -> None:
     t, s = a.left.shape[2], b.left.shape[2]
     pairs = a.left.shape[0] * b.left.shape[0] * t * s * 8
-    step = int((_PAIRS / pairs) ** 0.5)
+    step = int((temporary_size(_PAIRS, total.device) / pairs) ** 0.5)
     for mine in _slices(total.shape[1], step):
         for other in _slices(total.shape[3], step, mine.start if a is b else 0):
             _add(total, mine, other, _pairs(a, b, mine, other), a is b)
@@ -251,18 +254,19 @@ def _add_dense(
 ) -> None:
     """Add the products of dense gradients; each column is formed only once."""
     rows, others = total.shape[0] * total.shape[1], total.shape[2] * total.shape[3]
-    most = _OUTER // (8 * rows) if a is b else min(_OUTER // (8 * rows), _INNER // (8 * others))
+    outer, inner = (temporary_size(size, total.device) for size in (_OUTER, _INNER))
+    most = outer // (8 * rows) if a is b else min(outer // (8 * rows), inner // (8 * others))
     for (places, mine), (_, other) in zip(
         split_columns(a, most), split_columns(b, most), strict=True
     ):
         weights = None if scale is None else _columns(places, scale[None])
         width = 8 * sum(place.stop - place.start for place in places)
-        step = _OUTER // (total.shape[0] * width)
-        inner = step if a is b else _INNER // (total.shape[2] * width)
+        step = outer // (total.shape[0] * width)
+        few_step = step if a is b else inner // (total.shape[2] * width)
         for some in _slices(total.shape[1], step):
             left = mine.dense(some)
             flat = left.flatten(0, 1) if weights is None else left.flatten(0, 1) * weights
-            for few in _slices(total.shape[3], inner, some.start if a is b else 0):
+            for few in _slices(total.shape[3], few_step, some.start if a is b else 0):
                 right = left if a is b and few == some else other.dense(few)
                 product = (flat @ right.flatten(0, 1).T).reshape(*left.shape[:2], *right.shape[:2])
                 _add(total, some, few, product, a is b)
@@ -314,18 +318,19 @@ def split_columns(
 def push_block(part: Block, basis: Float[Tensor, "k D"]) -> Float[Tensor, "k m"]:
     """Products of all rows with weight vectors, input by input, in float64: (k, N R)."""
     total = torch.zeros(len(basis), part.n, part.roots, dtype=torch.float64, device=part.device)
+    most = temporary_size(_INNER, part.device)
     for piece in part.pieces:
         if isinstance(piece, Piece) and piece.layer.is_matrix and not _formed(piece, len(basis)):
             vectors = _columns((span.place for span in piece.layer.spans), basis)
             each = 8 * max(piece.left[0, 0].numel(), piece.layer.size // piece.left.shape[-1])
-            for rows in _slices(part.n, _INNER // each):
+            for rows in _slices(part.n, most // each):
                 left, right = piece.left[:, rows], piece.right(rows)
-                for some in _slices(len(basis), _INNER // (2 * each * right.shape[0])):
+                for some in _slices(len(basis), most // (2 * each * right.shape[0])):
                     total[some, rows] += _along(piece, left, right, vectors[some])
             continue
-        for places, cut in split_columns(piece, _INNER // (8 * len(basis))):
+        for places, cut in split_columns(piece, most // (8 * len(basis))):
             vectors = _columns(places, basis).double()
-            for rows in _slices(part.n, _INNER // (8 * part.roots * vectors.shape[1])):
+            for rows in _slices(part.n, most // (8 * part.roots * vectors.shape[1])):
                 dense = cut.dense(rows)
                 found = vectors @ dense.flatten(0, 1).T
                 total[:, rows] += found.unflatten(1, dense.shape[:2]).transpose(1, 2)
@@ -335,10 +340,11 @@ def push_block(part: Block, basis: Float[Tensor, "k D"]) -> Float[Tensor, "k m"]
 def pull_block(part: Block, cotangents: Float[Tensor, "s n R"], onto: Float[Tensor, "s D"]) -> None:
     """Add the combinations of all rows with s vectors of coefficients to `onto`, in place."""
     u = cotangents.double().transpose(1, 2)  # s, R, n
+    most = temporary_size(_INNER, part.device)
     for piece in part.pieces:
-        for places, cut in split_columns(piece, _INNER // (8 * len(u))):
+        for places, cut in split_columns(piece, most // (8 * len(u))):
             widths = [place.stop - place.start for place in places]
-            for rows in _slices(part.n, _INNER // (8 * part.roots * sum(widths))):
+            for rows in _slices(part.n, most // (8 * part.roots * sum(widths))):
                 found = u[:, :, rows].flatten(1) @ cut.dense(rows).flatten(0, 1)
                 for place, values in zip(places, found.split(widths, 1), strict=True):
                     onto[:, place] += values.to(onto)

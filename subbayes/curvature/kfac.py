@@ -37,6 +37,7 @@ from subbayes.curvature.jacobian import Jacobian
 from subbayes.curvature.layers import Layer, Span
 from subbayes.curvature.precision import Precision
 from subbayes.utils.checks import check_count, check_seed
+from subbayes.utils.memory import temporary_size
 
 __all__ = ["Factors", "Kfac", "factor_shape"]
 
@@ -243,7 +244,8 @@ def _products(piece: Piece) -> tuple[Float[Tensor, "g o o"], Float[Tensor, "g i 
     """Sums of outer products of gradients, and of inputs."""
     outer = torch.zeros((), dtype=torch.float64, device=piece.left.device)
     inner = torch.zeros_like(outer)
-    n, step = piece.left.shape[1], max(1, _AT_ONCE // piece.right(slice(0, 1)).numel())
+    n, most = piece.left.shape[1], temporary_size(_AT_ONCE, piece.left.device)
+    step = max(1, most // piece.right(slice(0, 1)).numel())
     for start in range(0, n, step):
         rows = slice(start, start + step)
         left = piece.left[:, rows].double().flatten(0, 2).transpose(0, 1)  # groups, r n t, o

@@ -24,6 +24,7 @@ from subbayes.curvature.layer_kinds import right_columns
 from subbayes.curvature.layers import CapturedBatch, LayerGradients, Layers, Span
 from subbayes.networks.tracing.memory import reuse_memory
 from subbayes.utils.checks import fail
+from subbayes.utils.memory import temporary_size
 
 __all__ = ["PartialJacobian", "active_cotangents", "rows_at_once"]
 
@@ -200,7 +201,8 @@ def rows_at_once(rows: Jacobian, limit: int = _LIMIT) -> int:
     held += sum(g.right(slice(None)).nbytes for g in gradients if g.layer.weight is not None)
     rest = rows.plan.rest
     held += 0 if rest is None else 4 * rest.size * rows.network.weights.element_size()
-    return max(1, min(_MOST_ROWS, limit // max(1, held)))
+    most, limit = (temporary_size(s, rows.network.device) for s in (_MOST_ROWS, limit))
+    return max(1, min(most, limit // max(1, held)))
 
 
 def _products(

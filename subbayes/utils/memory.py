@@ -13,10 +13,18 @@ import torch
 
 from subbayes.utils.checks import fail
 
-__all__ = ["BoundedCache", "available_memory", "check_memory", "format_bytes", "index_dtype"]
+__all__ = [
+    "BoundedCache",
+    "available_memory",
+    "check_memory",
+    "format_bytes",
+    "index_dtype",
+    "temporary_size",
+]
 
 _PAGES = Path("/proc/meminfo")
 T = TypeVar("T")
+_ACCELERATOR = 16
 
 
 class BoundedCache(Generic[T]):
@@ -99,6 +107,19 @@ def format_bytes(size: float) -> str:
     """
     unit, name = (2**30, "GiB") if size >= 2**30 else (2**20, "MiB")
     return f"{size / unit:.1f} {name}"
+
+
+def temporary_size(size: int, device: torch.device) -> int:
+    """The size of temporary tensors on a device, from the one that fits into a CPU's caches.
+
+    An accelerator takes 16 times as much: there, starting an operation takes longer than an
+    operation on a small tensor.
+
+    Example:
+        >>> temporary_size(2**20, torch.device("cpu")) == 2**20
+        True
+    """
+    return size if device.type == "cpu" else _ACCELERATOR * size
 
 
 def index_dtype(size: int) -> torch.dtype:

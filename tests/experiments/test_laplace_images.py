@@ -10,10 +10,17 @@ import pytest
 import torch
 
 import subbayes
-from experiments import images, laplace_images_tables
+from experiments import images, laplace_images_plans, laplace_images_tables
 from experiments import laplace_images as experiment
 from experiments.corruptions import CORRUPTIONS, jitter, warp
-from experiments.laplace_subspaces import Judge, subspace_jacobians, subspace_precisions
+from experiments.laplace_subspaces import (
+    Judge,
+    least_errors,
+    low_rank,
+    subspace_jacobians,
+    subspace_precisions,
+)
+from subbayes.inference.laplace.subspace_error import eckart_young
 from subbayes.utils.checks import InputError
 
 TINY = experiment.Plan(
@@ -54,6 +61,9 @@ def options(folder, results, **changes):
         "data_dir": str(folder),
         "figures": None,
         "write": None,
+        "first": 0,
+        "device": "cpu",
+        "full": False,
     }
     return argparse.Namespace(**(given | changes))
 
@@ -179,6 +189,53 @@ def test_a_finished_run_computes_nothing_and_changed_settings_give_new_records(
     assert seen == [(0, 3), (1, 3)]
     assert len(experiment.Store(finished / "mnist-0.json").records) == 2
     assert (finished / "mnist-1.json").exists()
+    experiment.run(options(folder, finished, first=2), lambda *_: None, PLANS)
+    assert seen[2:] == [(2, 2)]
+
+
+def test_records_tell_device_and_versions_which_are_not_in_their_keys(record):
+    assert record["device"] == "cpu"
+    assert record["versions"]["torch"] == torch.__version__
+    assert record["approximate_curvature"] == record["curvature"] == 12
+    assert "approximate_curvature" not in TINY.facts()
+    more = experiment.replace(TINY, approximate_curvature=24)
+    assert more.facts() == TINY.facts() | {"approximate_curvature": 24}
+
+
+def test_the_full_plan_has_the_papers_width_and_all_images_behind_kfac():
+    full = experiment.FULL["cifar10"]
+    network = experiment.network_of("cifar10", 0, full)
+    assert sum(p.numel() for p in network.parameters()) == 668_234
+    assert full.approximate_curvature == full.train == 10_000
+    assert experiment.quick(full).approximate_curvature == laplace_images_plans.QUICK["train"]
+    for name in ("mnist", "fashion_mnist"):
+        assert experiment.FULL[name] == experiment.PLANS[name]
+        assert experiment.FULL[name].curvature == experiment.FULL[name].train
+
+
+@pytest.mark.parametrize("form", ["kfac", "diagonal"])
+def test_subspaces_do_not_depend_on_the_scale_of_the_images(form, folder):
+    """Each image twice, of twice as many, gives the subspaces of each image once."""
+    rows = experiment.rows_of("mnist", 0, TINY, str(folder))
+    network = subbayes.Network(experiment.network_of("mnist", 0, TINY).double())
+    x, y = rows.x[:12].double(), rows.y[:12]
+    twice = experiment.replace(rows, x=torch.cat([x, x]), y=torch.cat([y, y]))
+    covariances = {}
+    for n in (12, 24):
+        plan = experiment.replace(TINY, approximate_curvature=n)
+        psi = experiment.precisions(network, subbayes.likelihoods.Categorical(10), twice, plan)
+        assert (psi["exact"].V.n, psi[form].V.n) == (12, n)
+        assert psi[form].prior_precision == n / 24
+        X = psi["exact"].jacobian(rows.new.double())
+        judged = Judge(psi["exact"], X)
+        covariances[n] = judged(low_rank(psi[form], X, 5))
+    assert covariances[12] == pytest.approx(covariances[24])
+
+
+def test_the_least_errors_are_the_bounds_of_eckart_and_young():
+    root = torch.randn(6, 6, generator=torch.Generator().manual_seed(0)).double()
+    full = root @ root.T
+    assert least_errors(full, (1, 4)) == {str(rank): eckart_young(full, rank) for rank in (1, 4)}
 
 
 def test_the_prior_is_scaled_with_the_share_of_images(folder):
@@ -205,6 +262,8 @@ def test_tables_have_a_row_for_each_subspace(record, tmp_path):
     for block in text.split("\n\n"):
         if block.startswith("|"):
             assert len({line.count("|") for line in block.split("\n")}) == 1
+    first = {k: v for k, v in record.items() if k not in ("approximate_curvature", "device")}
+    assert laplace_images_tables.page({"mnist": [first]}) == text
     laplace_images_tables.figures(found, tmp_path)
     for name in ("figures2and4.png", "figure3.png"):
         assert (tmp_path / name).read_bytes()[1:4] == b"PNG"
