@@ -14,7 +14,7 @@ import dataclasses
 import os
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -64,15 +64,15 @@ class Bench:
     settings: dict[str, Record | None] = field(default_factory=dict)
     _known: dict[int, dict[str, Any]] = field(default_factory=dict)  # trainings by seed
 
-    def records(self, methods: Sequence[str], seeds: int) -> list[Record]:
+    def records(self, methods: Sequence[str], seeds: Iterable[int]) -> list[Record]:
         """The records of all methods, seed by seed.
 
         Args:
             methods: names of methods.
-            seeds: number of seeds.
+            seeds: the seeds.
         """
         found = []
-        for seed in range(check_count("seeds", seeds)):
+        for seed in seeds:
             for method in methods:
                 settings = self.selected(method)
                 if settings is None:
@@ -203,6 +203,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help=f"methods, separated by commas, of {', '.join(METHODS)} (default: all)",
     )
     parser.add_argument("--seeds", type=int, default=10, help="number of seeds of each method")
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--threads", type=int, default=1, help="threads of each method")
     parser.add_argument("--device", default="cpu", help="device of the models")
     parser.add_argument(
@@ -225,6 +226,7 @@ def run(
     methods = options.methods.split(",")
     for method in methods:
         check_choice("methods", method, METHODS)
+    seeds = range(options.first, options.first + check_count("seeds", options.seeds))
     torch.set_num_threads(check_count("threads", options.threads))
     architecture = (Plan() if plan is None else plan).architecture
     corpus = corpus_of(options.data_dir) if corpus is None else corpus
@@ -240,7 +242,7 @@ def run(
             not options.recorded,
             options.device,
         )
-        found[name] = bench.records(methods, options.seeds)
+        found[name] = bench.records(methods, seeds)
     found = {name: records for name, records in found.items() if records}
     publish(markdown(found), "adapters", options.write, say)
     return summary(found)

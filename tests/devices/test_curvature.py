@@ -23,6 +23,7 @@ from subbayes.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian
 from subbayes.subspace import RandomSubspace
 from subbayes.subspaces import from_mask, optimal, subnetwork
 
+SAMPLES = 4000
 FORMS = ["exact", "diagonal", "low-rank", "kfac", "sampled"]
 
 
@@ -61,19 +62,41 @@ def close(found, expected, tolerance=1e-7):
     np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance)
 
 
+def roots_are_equal(device):
+    """Whether roots of matrices are those of the CPU, which they are up to rotations on CUDA.
+
+    Eigenvectors have another sign there, and with it draws from a seed.
+    """
+    return device.type != "cuda"
+
+
+def check_moments(found, expected):
+    """Means and covariances of as many draws from one Gaussian, within six standard errors."""
+    a, b = (np.asarray(draws).reshape(len(draws), -1) for draws in (found, expected))
+    variance = np.cov(b.T).diagonal() if b.shape[1] > 1 else np.atleast_1d(b.var())
+    scale = (variance / len(b)) ** 0.5
+    np.testing.assert_array_less(np.abs(a.mean(0) - b.mean(0)), 6 * 2**0.5 * scale + 1e-9)
+    bound = 6 * 2 * np.sqrt(np.outer(variance, variance) / len(b)) + 1e-9
+    np.testing.assert_array_less(np.abs(np.cov(a.T) - np.cov(b.T)), bound)
+
+
 @pytest.mark.parametrize("name", LIKELIHOODS)
 @pytest.mark.parametrize("form", FORMS)
 def test_forms_of_linearised_laplace(device, name, form):
     options = {"parameters": "last-layer"} if name == "heteroscedastic" else {}
     if form == "kfac" and not options:
         options = {"parameters": ["conv.*", "head.*"]}
-    more = {"sampled": {"samples": 8}, "low-rank": {"rank": 3}}.get(form, {})
+    same = roots_are_equal(device)
+    samples = 8 if same else SAMPLES
+    more = {"sampled": {"samples": samples}, "low-rank": {"rank": 3}}.get(form, {})
     found, expected = (
         linearised_laplace(*problem(name, where, **options), covariance=form, **more)
         for where in (device, "cpu")
     )
     x = problem(name)[2][0][:3]
     tolerance = 1e-4 if form in ("sampled", "low-rank") else 1e-7
+    if form == "sampled" and not same:
+        tolerance = 6 * (2 / SAMPLES) ** 0.5  # of two estimates of the covariance
     close(found.covariance(x).cpu(), expected.covariance(x), tolerance)
     close(found.covariance(x.to(device)).cpu(), expected.covariance(x), tolerance)
     a, b = found.predict(x), expected.predict(x)
@@ -81,8 +104,10 @@ def test_forms_of_linearised_laplace(device, name, form):
         close(a.probabilities, b.probabilities, tolerance)
     else:
         close(a.std, b.std, tolerance)
-    a, b = (p.function_samples(x, 4) for p in (found, expected))
-    close(a, b, tolerance * 10)
+    if same:
+        close(found.function_samples(x, 4), expected.function_samples(x, 4), tolerance * 10)
+    else:
+        check_moments(found.function_samples(x, SAMPLES), expected.function_samples(x, SAMPLES))
     if form != "sampled":
         close(found.log_marginal_likelihood(), expected.log_marginal_likelihood(), tolerance)
     assert np.isfinite(found.predict(x, method="network", n_draws=3).outputs).all()
@@ -150,7 +175,10 @@ def test_jacobians_and_many_products(device, name):
         many = ManyProducts(V)
         v = torch.ones(2, network.size, dtype=torch.float64, device=where)
         u = torch.ones(2, V.rows, dtype=torch.float64, device=where)
-        pairs.append([V.push(v), V.pull(u), many.push(v), many.pull(u), many.squared(v)])
+        found = [V.pull(V.push(v)), many.pull(many.push(v)), many.squared(v)]
+        if roots_are_equal(device):
+            found += [V.push(v), V.pull(u), many.push(v), many.pull(u)]
+        pairs.append(found)
     for a, b in zip(*pairs, strict=True):
         close(a.cpu(), b, 1e-9)
 

@@ -43,13 +43,19 @@ def on(device, case):
     return cpu, other, Network(other.module.to(device), **options)
 
 
+def accuracy(case, tolerance):
+    """On CUDA torch computes norms of weights in float32, whatever their dtype."""
+    fused = case.network == "weight-norm" and torch.cuda.is_available()
+    return max(tolerance, 1e-6) if fused else tolerance
+
+
 @parametrize(*IN_MEMORY)
 def test_networks(device, case):
     cpu, _, network = on(device, case)
     assert network.device == device
     x = moved(cpu.inputs, device)
     expected = cpu.network(cpu.network.weights, cpu.inputs)
-    tolerance = case.tolerance * 10
+    tolerance = accuracy(case, case.tolerance * 10)
     close(network(network.weights, x).cpu(), expected, tolerance)
     close(cpu.network.to(device)(network.weights, x).cpu(), expected, tolerance)
     close(network.to("cpu")(cpu.network.weights, cpu.inputs), expected, tolerance)
@@ -84,7 +90,7 @@ def test_densities(device, case, mode):
     found = Posterior(network, cpu.likelihood, other.data, space, mode=mode)
     assert found.subspace.shift.device == device
     z = np.random.default_rng(0).normal(size=(2, 3))
-    tolerance = 1e-9 if case.dtype == torch.float64 else 1e-4
+    tolerance = accuracy(case, 1e-9 if case.dtype == torch.float64 else 1e-4)
     for _ in range(2):
         close(found.value(z), expected.value(z), tolerance)
         for a, b in zip(found.value_and_grad(z), expected.value_and_grad(z), strict=True):

@@ -47,7 +47,7 @@ def tiny():
 
 def options(tmp_path, **changes):
     given = {
-        "only": "clinc150-few", "methods": ",".join(METHODS), "seeds": 1, "threads": 1,
+        "only": "clinc150-few", "methods": ",".join(METHODS), "seeds": 1, "first": 0, "threads": 1,
         "base_dir": str(tmp_path / "base"), "results": str(tmp_path / "results"),
         "data_dir": None, "recorded": False, "write": None, "device": "cpu",
     }  # fmt: skip

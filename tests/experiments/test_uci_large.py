@@ -205,7 +205,7 @@ def test_a_run_resumes_and_a_finished_run_computes_nothing(diabetes, tmp_path, m
     X, y, masks = diabetes
 
     def go(splits):
-        return uci_large.run_table("pol", X, y, masks, splits, str(tmp_path), TINY, quiet)
+        return uci_large.run_table("pol", X, y, masks, range(splits), str(tmp_path), TINY, quiet)
 
     first = go(1)
     both = go(2)
@@ -307,5 +307,5 @@ def test_a_split_of_the_real_skillcraft_data(tmp_path):
     plan = dataclasses.replace(
         TINY, hidden=(50, 2), epochs=20, batch_size=100, learning_rates=(1e-2,)
     )
-    (one,) = uci_large.run_table("skillcraft", X, y, masks, 1, str(tmp_path), plan, quiet)
+    (one,) = uci_large.run_table("skillcraft", X, y, masks, range(1), str(tmp_path), plan, quiet)
     assert one["methods"]["SGD"]["rmse"] < 0.9 * y.std()
