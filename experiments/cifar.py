@@ -22,7 +22,7 @@ import torch
 
 from experiments import cifar_tables as tables
 from experiments import images as pictures
-from experiments.cifar_data import Part, rows_of
+from experiments.cifar_data import Rows, rows_of
 from experiments.cifar_methods import METHODS, PLANS, QUICK, Plan, Session, sampled
 from experiments.markdown import add_write_option, publish
 from experiments.store import Record, Store, key_of, versions
@@ -65,7 +65,7 @@ class Bench:
         found: list[Record] = []
         for seed in range(check_count("seeds", seeds)):
             for method in methods:
-                name, temperature = METHODS[method].subspace, 1.0
+                name, temperature = METHODS[method].tuned, 1.0
                 if name is not None:
                     tried = self._record("temperatures", name, seed)
                     if tried is None:
@@ -113,32 +113,26 @@ class Bench:
 
     def _temperatures(self, session: Session, name: str) -> Record:
         """Scores at each temperature; those of the test images select nothing."""
-        started, parts = time.perf_counter(), []
-        rows, draws = session.rows, session.plan.tuning_draws
+        known, started, parts = dict(session.seconds), time.perf_counter(), []
         for temperature in session.plan.temperatures:
-            predict, facts = sampled(session, name, temperature, draws)
-            scores = {"validation": rows.validation, "test": rows.test}
-            of_part = {part: _short(predict, own) for part, own in scores.items()}
-            parts.append({"temperature": temperature, **of_part, **facts})
-        return {"candidates": parts, "seconds": time.perf_counter() - started, **self._machine()}
+            predict, facts = sampled(session, name, temperature, session.plan.tuning_draws)
+            scores = _held_out_scores(predict, session.rows)
+            parts.append({"temperature": temperature, **scores, **facts})
+        seconds = _seconds(session, known, time.perf_counter() - started)
+        return {"candidates": parts, "seconds": seconds, **self._machine()}
 
     def _scores(self, session: Session, name: str, temperature: float) -> Record:
         known, started = dict(session.seconds), time.perf_counter()
         predict, facts = METHODS[name].fit(session, temperature)
         fitted = time.perf_counter()
-        found = _short(predict, session.rows.test)
-        trainings = {k: v for k, v in session.seconds.items() if k not in known}
-        seconds = {
-            "fit": fitted - started - sum(trainings.values()),
-            "prediction": time.perf_counter() - fitted,
-            "trainings": trainings,
-        }
-        validation = _short(predict, session.rows.validation)
-        used = {"temperature": temperature} if METHODS[name].subspace else {}
+        found = _held_out_scores(predict, session.rows)
+        seconds = _seconds(session, known, fitted - started)
+        seconds["prediction"] = time.perf_counter() - fitted
+        used = {"temperature": temperature} if METHODS[name].tuned else {}
         weights = session.member(0).network.size
         return {
-            **found,
-            "validation": validation,
+            **found["test"],
+            "validation": found["validation"],
             **used,
             **facts,
             "weights": weights,
@@ -154,12 +148,19 @@ class Bench:
     def _report(self, record: Record) -> None:
         label = f"{self.model} {record['method']} {record['seed']}:"
         if record["kind"] == "temperatures":
-            self.say(label, f"temperature {selected(record):g}, {record['seconds']:.0f} s")
-            return
-        scores = ", ".join(f"{name} {record[name]:.4f}" for name in ("accuracy", "nll", "ece"))
+            found = f"temperature {selected(record):g}"
+        else:
+            names = ("accuracy", "nll", "ece")
+            found = ", ".join(f"{name} {record[name]:.4f}" for name in names)
         seconds = record["seconds"]
         trained = sum(seconds["trainings"].values())
-        self.say(label, f"{scores}, {seconds['fit']:.0f} s after {trained:.0f} s of training")
+        self.say(label, f"{found}, {seconds['fit']:.0f} s after {trained:.0f} s of training")
+
+
+def _seconds(session: Session, known: Record, total: float) -> Record:
+    """Divide seconds into those of trainings that were not known before, and the rest."""
+    trainings = {name: own for name, own in session.seconds.items() if name not in known}
+    return {"fit": total - sum(trainings.values()), "trainings": trainings}
 
 
 def selected(record: Record) -> float:
@@ -167,9 +168,22 @@ def selected(record: Record) -> float:
     return min(record["candidates"], key=lambda one: one["validation"]["nll"])["temperature"]
 
 
-def _short(predict: Predict, part: Part) -> dict[str, float]:
+def _held_out_scores(predict: Predict, rows: Rows) -> dict[str, Record]:
+    """Scores of validation and test images, which are predicted together.
+
+    Batch-normalisation statistics are then re-estimated once for each weight vector.
+    """
+    found = predict(torch.cat([rows.validation.x, rows.test.x]))
+    outputs, n = found.outputs, len(rows.validation.y)
+    return {
+        "validation": _scores(Predictive(outputs[:, :n], found.likelihood), rows.validation.y),
+        "test": _scores(Predictive(outputs[:, n:], found.likelihood), rows.test.y),
+    }
+
+
+def _scores(predictive: Predictive, y: torch.Tensor) -> Record:
     """Accuracy, negative log-likelihood with its standard error, and calibration error."""
-    predictive, y = predict(part.x), part.y.cpu()
+    y = y.cpu()
     terms = -np.asarray(predictive.log_prob(y), dtype=np.float64)
     return {
         "accuracy": metrics.accuracy(predictive, y),
@@ -230,6 +244,7 @@ def run(
             options.device,
             not options.recorded,
         )
-        found += bench.records([name for name in METHODS if name in methods], options.seeds)
+        with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):  # float32, as on the CPU
+            found += bench.records([name for name in METHODS if name in methods], options.seeds)
     publish(tables.page(found), "cifar", options.write, say)
     return tables.summary(found)

@@ -60,7 +60,8 @@ class Plan:
         snapshots: number of the last snapshots that span the trajectory.
         rank: of the random subspace and of the PCA subspace.
         swag_draws: weight vectors of SWAG.
-        temperatures: candidates, of which the validation images select one for each subspace.
+        temperatures: candidates, of which the validation images select one for the PCA subspace,
+            which the random one shares as in the paper, and one for the curve.
         tuning_draws: draws at each candidate.
         warmup: draws of each chain that are discarded.
         draws: draws of the final posterior.
@@ -73,9 +74,9 @@ class Plan:
     images: int = 10000
     validation: int = 1000
     test: int = 1000
-    epochs: int = 110
+    epochs: int = 100
     swa_epochs: int = 40
-    curve_epochs: int = 40
+    curve_epochs: int = 30
     batch_size: int = 128
     learning_rate: float = 0.1
     swa_learning_rate: float = 0.01
@@ -86,9 +87,9 @@ class Plan:
     rank: int = 5
     swag_draws: int = 30
     temperatures: tuple[float, ...] = (10.0, 100.0, 1000.0, 10000.0)
-    tuning_draws: int = 12
+    tuning_draws: int = 10
     warmup: int = 2
-    draws: int = 40
+    draws: int = 30
     vi_steps: int = 200
     vi_samples: int = 1
     vi_batch_size: int = 512
@@ -119,11 +120,7 @@ PLANS = {
         epochs=160, swa_epochs=140, curve_epochs=100, learning_rate=0.05, weight_decay=5e-4
     ),
     "wideresnet28x10": Plan(
-        epochs=160,
-        swa_epochs=140,
-        curve_epochs=100,
-        swa_learning_rate=0.05,
-        weight_decay=5e-4,
+        epochs=160, swa_epochs=140, curve_epochs=100, swa_learning_rate=0.05, weight_decay=5e-4
     ),
 }
 """Learning rates and weight decays of the authors' scripts; ResNet-20 has those of PreResNet."""
@@ -254,10 +251,7 @@ SUBSPACES: dict[str, Callable[[Session], Space]] = {"pca": _pca, "random": _rand
 
 
 def posterior_of(
-    session: Session,
-    space: Space,
-    temperature: float,
-    kind: type[Posterior] = BatchNormPosterior,
+    session: Session, space: Space, temperature: float, kind: type[Posterior] = BatchNormPosterior
 ) -> Posterior:
     """The posterior of the training images as they are, in a subspace."""
     if not space.network.has_batchnorm:
@@ -307,12 +301,12 @@ class Method:
         label: in tables.
         fit: returns a function that predicts, and facts for the record; it is given the session
             and the temperature of the subspace.
-        subspace: name of its subspace, or None.
+        tuned: name of the subspace whose temperature it uses, or None.
     """
 
     label: str
     fit: Callable[[Session, float], tuple[Predict, Record]]
-    subspace: str | None = None
+    tuned: str | None = None
 
 
 def _sgd(session: Session, _: float) -> tuple[Predict, Record]:
@@ -361,8 +355,8 @@ METHODS = {
     "swag": Method("SWAG", _swag),
     "pca_ess": Method("PCA + ESS", partial(_ess, "pca"), "pca"),
     "pca_vi": Method("PCA + VI", partial(_vi, "pca"), "pca"),
-    "random_ess": Method("random + ESS", partial(_ess, "random"), "random"),
-    "random_vi": Method("random + VI", partial(_vi, "random"), "random"),
+    "random_ess": Method("random + ESS", partial(_ess, "random"), "pca"),
+    "random_vi": Method("random + VI", partial(_vi, "random"), "pca"),
     "ensemble": Method("deep ensemble", _ensemble),
     "curve_ess": Method("curve + ESS", partial(_ess, "curve"), "curve"),
     "curve_vi": Method("curve + VI", partial(_vi, "curve"), "curve"),

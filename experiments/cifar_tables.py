@@ -53,8 +53,10 @@ def page(records: Sequence[Record]) -> str:
 
 def _scores_table(model: str, records: Sequence[Record]) -> str:
     rows = []
-    for method in distinct(records, "method"):
+    for method in METHODS:
         own = select(records, method=method)
+        if not own:
+            continue
         seconds = np.mean([r["seconds"]["fit"] + r["seconds"]["prediction"] for r in own])
         temperatures = sorted({r["temperature"] for r in own if "temperature" in r})
         rows.append(
@@ -99,8 +101,8 @@ def _subspaces_table(model: str, records: Sequence[Record]) -> str:
             )
     head = ("subspace", "NLL", "accuracy, %", "NLL, paper", "accuracy, %, paper")
     title = (
-        f"{model}, ESS in three subspaces; the paper's figures (table 1) are those of PreResNet-164 "
-        "on CIFAR-100 with all images, and only their order can be compared"
+        f"{model}, ESS in three subspaces; the paper's figures (table 1) are of PreResNet-164 on "
+        "CIFAR-100 with all images, so that only their order can be compared"
     )
     return markdown_table(head, rows, title)
 

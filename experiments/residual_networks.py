@@ -211,7 +211,7 @@ def preresnet164(width: float = 1.0, classes: int = 10) -> nn.Module:
 
 def vgg16(width: float = 1.0, classes: int = 10) -> nn.Module:
     """VGG-16 (Simonyan and Zisserman 2015) for small images: 15.2 million weights."""
-    return VGG(*_scaled(width, 64), classes)
+    return VGG(max(1, round(64 * width)), classes)
 
 
 def wideresnet28x10(width: float = 1.0, classes: int = 10) -> nn.Module:
