@@ -21,6 +21,7 @@ from subbayes.utils.first_process import is_first_process
 
 EXPERIMENTS = (
     "adapters",
+    "cifar",
     "defaults",
     "enough",
     "laplace_images",
