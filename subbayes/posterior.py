@@ -74,7 +74,7 @@ class Posterior:
             transformers; "compile" also compiles it (5 to 30 s, for long runs), "eager" does
             neither.
         memory_limit: bytes of activations of one evaluation, in which the chains of large networks
-            take turns; by default 1 GiB, on CUDA up to an eighth of the device's memory, or what
+            take turns; by default 1 GiB, on CUDA up to a quarter of the device's memory, or what
             the gradient of one row takes.
 
     Raises:

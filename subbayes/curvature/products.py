@@ -60,7 +60,7 @@ class Curvature:
             expectation over y, which is the generalised Gauss-Newton matrix; or
             "empirical-fisher", the outer products of the gradients at the observed targets.
         weights: where to evaluate it, shape (D,); by default at the network's weights.
-        batch_size: rows evaluated at once; by default 256, on CUDA as many as an eighth of the
+        batch_size: rows evaluated at once; by default 256, on CUDA as many as a quarter of the
             device's memory holds.
 
     Attributes:

@@ -34,7 +34,7 @@ allocating more takes longer than the arithmetic of a small network."""
 def activation_bytes(device: torch.device) -> int:
     """Bytes of activations of one evaluation by default.
 
-    1 GiB; on a CUDA device an eighth of its memory, rounded down to a power of two, if that is
+    1 GiB; on a CUDA device a quarter of its memory, rounded down to a power of two, if that is
     more: many small batches would take longer to launch than to compute.
 
     Example:
@@ -43,8 +43,8 @@ def activation_bytes(device: torch.device) -> int:
     """
     if device.type != "cuda":
         return 2**30
-    eighth = torch.cuda.get_device_properties(device).total_memory // 8
-    return max(2**30, 1 << (eighth.bit_length() - 1))
+    quarter = torch.cuda.get_device_properties(device).total_memory // 4
+    return max(2**30, 1 << (quarter.bit_length() - 1))
 
 
 def activation_limits(given: int | None, device: torch.device, least: int) -> tuple[int, int]:
