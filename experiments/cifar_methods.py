@@ -25,6 +25,7 @@ from subbayes.baselines import ensemble_from_results, point_estimate, swag, temp
 from subbayes.inference.batchnorm_posterior import BatchNormPosterior
 from subbayes.inference.samplers.elliptical_slice import EllipticalSlice
 from subbayes.inference.variational.variational import MeanFieldVI
+from subbayes.likelihoods import Categorical
 from subbayes.subspace import DenseSubspace, RandomSubspace
 from subbayes.training import connect, swa, train
 from subbayes.training.curve import CurveResult
@@ -206,7 +207,7 @@ class Session:
         seed = derive_seed(self.seed, 100 + data)
         return how(
             self.module(member) if start is None else start,
-            "categorical",
+            Categorical(10),
             self.rows.augmented(self.plan.batch_size, seed),
             self.plan.training,
             seed=seed,
