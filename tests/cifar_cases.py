@@ -16,11 +16,14 @@ TINY = dataclasses.replace(
     validation=20,
     test=12,
     batch_size=20,
-    epochs=10,
+    epochs=8,
+    swa_epochs=4,
+    snapshots=4,
     rank=3,
     tuning_draws=4,
+    draws=4,
     vi_steps=8,
-    vi_batch_size=20,
+    vi_batch_size=10,
 )
 
 
