@@ -25,6 +25,7 @@ from subbayes.baselines import ensemble_from_results, point_estimate, swag, temp
 from subbayes.inference.batchnorm_posterior import BatchNormPosterior
 from subbayes.inference.samplers.elliptical_slice import EllipticalSlice
 from subbayes.inference.variational.variational import MeanFieldVI
+from subbayes.likelihoods import Categorical
 from subbayes.subspace import DenseSubspace, RandomSubspace
 from subbayes.training import connect, swa, train
 from subbayes.training.curve import CurveResult
@@ -35,6 +36,7 @@ __all__ = ["METHODS", "PLANS", "QUICK", "SUBSPACES", "Method", "Plan", "Session"
 
 Predict = Callable[[torch.Tensor], Predictive]
 _T = TypeVar("_T")
+_GPU_BYTES = 2**33  # of activations: the calls for fewer images take as long on a GPU
 
 
 @dataclass(frozen=True)
@@ -206,7 +208,7 @@ class Session:
         seed = derive_seed(self.seed, 100 + data)
         return how(
             self.module(member) if start is None else start,
-            "categorical",
+            Categorical(10),
             self.rows.augmented(self.plan.batch_size, seed),
             self.plan.training,
             seed=seed,
@@ -264,6 +266,7 @@ def posterior_of(
         space.prior,
         temperature,
         mode="eager",
+        memory_limit=_GPU_BYTES if space.network.device.type == "cuda" else None,
     )
 
 

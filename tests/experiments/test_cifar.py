@@ -9,39 +9,14 @@ import math
 import numpy as np
 import pytest
 import torch
+from cifar_cases import TINY, coloured_images
 
 from experiments import cifar, cifar_tables
 from experiments.cifar_data import AugmentedEpochs, Part, rows_of
-from experiments.cifar_methods import METHODS, PLANS, QUICK, Plan
-from experiments.images import Images
+from experiments.cifar_methods import METHODS, PLANS, QUICK
 from experiments.residual_networks import MODELS
 from experiments.store import Store
 from subbayes.utils.checks import InputError
-
-TINY = dataclasses.replace(
-    Plan(**QUICK),
-    width=0.125,
-    images=60,
-    validation=20,
-    test=12,
-    batch_size=20,
-    epochs=10,
-    rank=3,
-    tuning_draws=4,
-    vi_steps=8,
-    vi_batch_size=20,
-)
-
-
-def some_images(n=60, n_new=12):
-    """Images with a colour for each class, in noise."""
-    rng, y, y_new = np.random.default_rng(0), np.arange(n) % 10, np.arange(n_new) % 10
-    colours = rng.uniform(40, 215, (10, 1, 1, 3))
-    x, x_new = (
-        (colours[own] + rng.uniform(-40, 40, (len(own), 32, 32, 3))).astype(np.uint8)
-        for own in (y, y_new)
-    )
-    return Images(x, y, x_new, y_new)
 
 
 def options(results, **changes):
@@ -69,7 +44,7 @@ def quiet(*_):
 def finished(tmp_path_factory):
     """The results of all methods, and what was said."""
     results, said = tmp_path_factory.mktemp("results"), []
-    cifar.run(options(results), lambda *line: said.append(line), TINY, some_images())
+    cifar.run(options(results), lambda *line: said.append(line), TINY, coloured_images())
     return results, said
 
 
@@ -133,7 +108,7 @@ def test_augmented_epochs_follow_from_the_seed_and_differ():
 
 
 def test_validation_images_are_not_training_images():
-    found = some_images()
+    found = coloured_images()
     found.x[:] = np.arange(60)[:, None, None, None]
     rows = rows_of(found, (50, 20, 5), 1, "cpu")
     values = [set(part.x[:, 0, 0, 0].tolist()) for part in (rows.train, rows.validation)]
@@ -173,7 +148,7 @@ def test_a_finished_run_computes_nothing(finished, monkeypatch):
     results, said = finished
     monkeypatch.setattr(cifar, "Session", None)
     again = []
-    found = cifar.run(options(results), lambda *line: again.append(line), TINY, some_images())
+    found = cifar.run(options(results), lambda *line: again.append(line), TINY, coloured_images())
     assert again == said[-1:]
     assert set(found["resnet20"]) == set(METHODS)
 
@@ -186,10 +161,10 @@ def test_an_interrupted_run_keeps_its_records_and_resumes(tmp_path, monkeypatch)
     with monkeypatch.context() as patch:
         patch.setitem(METHODS, "swa", broken)
         with pytest.raises(KeyboardInterrupt):
-            cifar.run(options(tmp_path, methods="swa,sgd"), quiet, TINY, some_images())
+            cifar.run(options(tmp_path, methods="swa,sgd"), quiet, TINY, coloured_images())
     (first,) = Store(tmp_path / "resnet20.json").records.values()
     assert first["method"] == "sgd"
-    found = cifar.run(options(tmp_path, methods="swa,sgd"), quiet, TINY, some_images())
+    found = cifar.run(options(tmp_path, methods="swa,sgd"), quiet, TINY, coloured_images())
     assert found["resnet20"]["sgd"]["nll"] == first["nll"]
     assert len(Store(tmp_path / "resnet20.json").records) == 2
 
@@ -197,7 +172,7 @@ def test_an_interrupted_run_keeps_its_records_and_resumes(tmp_path, monkeypatch)
 def test_networks_without_batch_normalisation_run_too(tmp_path):
     plan = dataclasses.replace(TINY, width=0.03, temperatures=(100.0,))
     given = options(tmp_path, model=["vgg16"], methods="swag,pca_ess")
-    found = cifar.run(given, quiet, plan, some_images())
+    found = cifar.run(given, quiet, plan, coloured_images())
     assert set(found["vgg16"]) == {"swag", "pca_ess"}
 
 
@@ -211,7 +186,7 @@ def test_options_change_the_plan(tmp_path):
 def test_a_missing_device_is_an_error_in_one_line(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(InputError, match="device: expected a device of this machine"):
-        cifar.run(options(tmp_path, device="cuda"), quiet, TINY, some_images())
+        cifar.run(options(tmp_path, device="cuda"), quiet, TINY, coloured_images())
 
 
 # --- tables ---------------------------------------------------------------------------------------
