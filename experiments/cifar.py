@@ -12,7 +12,7 @@ import argparse
 import dataclasses
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -60,10 +60,10 @@ class Bench:
     computes: bool = True
     _session: Session | None = field(default=None, init=False)
 
-    def records(self, methods: Sequence[str], seeds: int) -> list[Record]:
+    def records(self, methods: Sequence[str], seeds: Iterable[int]) -> list[Record]:
         """The records of all methods, and the temperatures of their subspaces, seed by seed."""
         found: list[Record] = []
-        for seed in range(check_count("seeds", seeds)):
+        for seed in seeds:
             for method in methods:
                 name, temperature = METHODS[method].tuned, 1.0
                 if name is not None:
@@ -205,6 +205,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help=f"methods, separated by commas, of {', '.join(METHODS)} (default: all)",
     )
     parser.add_argument("--seeds", type=int, default=1, help="number of seeds of each method")
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--device", default="cpu", help="device of the networks")
     parser.add_argument("--epochs", type=int, default=None, help="epochs of the first phase")
     parser.add_argument("--width", type=float, default=None, help="factor of all channels")
@@ -233,6 +234,7 @@ def run(
     methods = split_names(options.methods, METHODS, "methods")
     if torch.device(options.device).type == "cuda" and not torch.cuda.is_available():
         fail("device", "a device of this machine", options.device, "Use --device cpu")
+    seeds = range(options.first, options.first + check_count("seeds", options.seeds))
     found: list[Record] = []
     for model in options.model:
         bench = Bench(
@@ -245,6 +247,6 @@ def run(
             not options.recorded,
         )
         with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):  # float32, as on the CPU
-            found += bench.records([name for name in METHODS if name in methods], options.seeds)
+            found += bench.records([name for name in METHODS if name in methods], seeds)
     publish(tables.page(found), "cifar", options.write, say)
     return tables.summary(found)

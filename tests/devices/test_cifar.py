@@ -15,6 +15,7 @@ def test_trainings_and_subspaces_stay_on_the_device(device, tmp_path):
         model=["resnet20"],
         methods="swag,pca_ess,random_vi,ensemble,curve_ess",
         seeds=1,
+        first=0,
         device=str(device),
         recorded=False,
         results=str(tmp_path),

@@ -24,6 +24,7 @@ def options(results, **changes):
         "model": ["resnet20"],
         "methods": ",".join(METHODS),
         "seeds": 1,
+        "first": 0,
         "device": "cpu",
         "epochs": None,
         "width": None,
