@@ -78,6 +78,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--quick", action="store_true", help="run at a small size")
     parser.add_argument(
+        "--recorded", action="store_true", help="tables of the records, without computing others"
+    )
+    parser.add_argument(
         "--figures", default=None, metavar="FOLDER", help="save figures in this folder"
     )
     add_write_option(parser)
@@ -95,12 +98,16 @@ def run(
         for name in options.datasets:
             plan = quick(plans[name]) if options.quick else plans[name]
             store = Store(Path(options.results) / f"{name}-{seed}.json")
+            key = key_of(f"{name}-{seed}", plan.facts())
+            if options.recorded and key not in store:
+                continue
             record = store.get(
-                key_of(f"{name}-{seed}", plan.facts()),
+                key,
                 partial(compute_record, name, seed, plan, options.data_dir, say, device),
                 lambda r, name=name, seed=seed: say(f"{name}, seed {seed}: {r['seconds']:.0f} s"),
             )
             found[name].append(record)
+    found = {name: records for name, records in found.items() if records}
     publish(tables.page(found), "laplace_images", options.write, say)
     if options.figures:
         tables.figures(found, options.figures)
