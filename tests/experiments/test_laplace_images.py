@@ -64,6 +64,7 @@ def options(folder, results, **changes):
         "first": 0,
         "device": "cpu",
         "full": False,
+        "recorded": False,
     }
     return argparse.Namespace(**(given | changes))
 
