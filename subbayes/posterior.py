@@ -125,9 +125,7 @@ class Posterior:
         first = self._example = to_device(self.data.first()[0], network.device)
         self._observations_last = takes_observations_last(network, first)
         self._row_bytes = memory.bytes_per_row(network, first)
-        self.memory_limit, self._block_bytes = memory.activation_limits(
-            memory_limit, network.device, _GRADIENT * self._row_bytes
-        )
+        self._limits = memory.ActivationLimits(memory_limit, _GRADIENT * self._row_bytes)
         self._is_eager = mode == "trace" and not network.is_traced
         self._tracers: dict[str, Any] = {}
         self._blocks: dict[int, Blocks] = {}
@@ -137,6 +135,11 @@ class Posterior:
     def rank(self) -> int:
         """Number of coordinates k."""
         return self.subspace.rank
+
+    @property
+    def memory_limit(self) -> int:
+        """Bytes of activations of one evaluation."""
+        return self._limits.of(self.network.device)
 
     @property
     def needs_all_processes(self) -> bool:
@@ -220,7 +223,7 @@ class Posterior:
             if what != "grad":
                 single = functools.partial(self._log_likelihood, what != "pointwise")
             self._tracers[what] = Tracer(
-                Vectorised(single, said=self.network.fallbacks),
+                Vectorised(single, said=self.network.fallbacks, alone=self._is_eager),
                 "the log density",
                 "eager" if what == "log_prob" or self._is_eager else self.mode,
                 tolerance=1e-3,
@@ -234,14 +237,7 @@ class Posterior:
             most = memory.REUSED_BYTES // max(2 * held, 1) if cached else chains  # half of a cache
             return evenly(chains, max(_MIN_CHAINS, most))
         row = self._row_bytes * factor
-        if row > self.memory_limit:
-            fail(
-                "memory_limit",
-                f"at least {row / 2**20:.3g} MiB for one row of one chain",
-                f"{self.memory_limit / 2**20:.3g} MiB",
-                "Raise the limit",
-            )
-        return evenly(chains, self.memory_limit // row)
+        return evenly(chains, self._limits.check(row, self.network.device) // row)
 
     def _rows_at_once(self, chains: int, factor: int = 1) -> int:
         if self.batch_size is not None:
@@ -267,7 +263,7 @@ class Posterior:
         """Rows of a block and points that are evaluated in one call, on many processes."""
         on_cpu = self.network.device.type == "cpu"
         shares = self.data.division.shares if self.data.division else ()
-        most = min(self._block_bytes, memory.REUSED_BYTES) if on_cpu else self._block_bytes
+        most = min(self._limits.block, memory.REUSED_BYTES) if on_cpu else self._limits.block
         size = BlockSize.of(self.n, self._row_bytes, most, self.batch_size, shares, on_cpu)
         return replace(size, chains=1) if self.network.is_sharded else size
 

@@ -154,15 +154,57 @@ def test_chains_that_exceed_the_cache_are_evaluated_in_parts(batch_size, monkeyp
     built = MLP.build()
     z = 0.3 * np.random.default_rng(0).standard_normal((70, built.posterior().rank))
     expected = built.posterior(mode="eager").value_and_grad(z)
-    monkeypatch.setattr("subbayes.posterior.REUSED_BYTES", 1)
+    monkeypatch.setattr("subbayes.networks.tracing.memory.REUSED_BYTES", 1)
     posterior = built.posterior(batch_size=batch_size, mode="eager")
     for found, plain in zip(posterior.value_and_grad(z), expected, strict=True):
         np.testing.assert_allclose(found, plain, rtol=1e-10, atol=1e-12)
     assert posterior._chains_at_once(len(z)) == 14  # five parts of at most 16
 
 
+class CountsWeights(nn.Module):
+    """A product whose factor is the number of positive weights, which `make_fx` does not see."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor([[0.5, -0.5, 0.2]]))
+
+    def forward(self, x):
+        return x @ self.weight.T * len(torch.nonzero(self.weight > 0))
+
+
+def test_one_chain_of_a_module_that_depends_on_its_weights_is_not_traced():
+    """`vmap` fails for it, which keeps it from being traced; a single chain is no exception."""
+    x = torch.randn(8, 3, generator=torch.Generator().manual_seed(0))
+    network = Network(CountsWeights())
+    space = FullSubspace(network.weights)
+    found, expected = (
+        Posterior(network, Gaussian(0.5), (x, x[:, 0]), space, mode=mode)
+        for mode in ("trace", "eager")
+    )
+    for z in np.random.default_rng(1).normal(size=(5, 1, 3)):
+        np.testing.assert_allclose(found.value(z), expected.value(z), rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["gru", "in-place", "branching"])
+def test_the_value_of_one_chain_does_not_depend_on_earlier_calls(name):
+    built = cases.Case(name, "gaussian").build()
+    first, second = built.posterior(), built.posterior()
+    z = points(first)
+    alone = first.value(z[:1])
+    together = second.value(z)
+    np.testing.assert_array_equal(second.value(z[:1]), alone)
+    np.testing.assert_array_equal(first.value(z), together)
+
+
+def test_the_default_memory_limit_is_that_of_the_device_and_a_given_one_stays():
+    built = MLP.build()
+    assert built.posterior().to("cpu").memory_limit == 2**30
+    small = built.posterior(memory_limit=12345)
+    assert small.to("cpu").memory_limit == 12345
+
+
 def test_streamed_rows_are_read_once_for_all_chains(monkeypatch):
-    monkeypatch.setattr("subbayes.posterior.REUSED_BYTES", 1)
+    monkeypatch.setattr("subbayes.networks.tracing.memory.REUSED_BYTES", 1)
     built = MLP.build()
     memory = built.posterior(mode="eager")
     z = 0.3 * np.random.default_rng(0).standard_normal((70, memory.rank))

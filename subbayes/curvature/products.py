@@ -35,6 +35,7 @@ from subbayes.networks.tracing.memory import activation_bytes, bytes_per_row
 from subbayes.networks.tracing.vectorised import warn_of_fallback
 from subbayes.networks.validation import check_fit, check_gradients
 from subbayes.utils.checks import check_choice, check_count, fail
+from subbayes.utils.trees import to_device
 from subbayes.utils.types import Inputs, Targets
 
 __all__ = ["Curvature", "Kind"]
@@ -42,6 +43,7 @@ __all__ = ["Curvature", "Kind"]
 Kind = Literal["hessian", "fisher", "empirical-fisher"]
 _KINDS = ("hessian", "fisher", "empirical-fisher")
 _ROWS, _PRODUCT = 256, 8  # rows at once; memory of a product, in that of the outputs
+_CURVATURE = 8  # matrices of the curvature of a row in its outputs
 
 
 class Curvature:
@@ -101,22 +103,25 @@ class Curvature:
         self.network = network if weights is None else network.with_weights(weights)
         self.likelihood = likelihood
         self.data = Data.of(data).to(network.device)
-        check_fit(network, likelihood, self.data)
+        outputs = check_fit(network, likelihood, self.data)
         check_gradients(network, self.data.first()[0])
-        self.kind = kind
+        self.kind: Kind = kind
         self.batch_size = (
-            self._default_batch_size()
+            self._default_batch_size(outputs)
             if batch_size is None
             else check_count("batch_size", batch_size)
         )
         self.products = 0
         self._reverse_only = False
 
-    def _default_batch_size(self) -> int:
+    def _default_batch_size(self, outputs: int) -> int:
         if self.device.type != "cuda":
             return _ROWS
-        row = _PRODUCT * bytes_per_row(self.network, self.data.first()[0])
-        return max(_ROWS, activation_bytes(self.device) // row)
+        first = to_device(self.data.first()[0], self.device)
+        row = _PRODUCT * bytes_per_row(self.network, first)
+        if self.kind == "fisher":
+            row += _CURVATURE * outputs**2 * self.dtype.itemsize
+        return min(self.n, max(_ROWS, activation_bytes(self.device) // row))
 
     @property
     def size(self) -> int:

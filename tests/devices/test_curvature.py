@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import subbayes
 from subbayes import Network
@@ -163,6 +164,15 @@ def test_products_and_spectra(device, name, kind):
     close(a.values, b.values, 1e-6)
     a, b = (spectral_density(c, probes=2, steps=4, progress=False) for c in (found, expected))
     close(a.nodes, b.nodes, 1e-5)
+
+
+@pytest.mark.parametrize("kind", ["hessian", "fisher", "empirical-fisher"])
+def test_products_of_streamed_rows(device, kind):
+    network, likelihood, (x, y) = problem("categorical", device)
+    rows = Data.of(DataLoader(TensorDataset(x, y), batch_size=5), memory_limit=0)
+    v = torch.randn(network.size, generator=torch.Generator().manual_seed(2)).double()
+    expected = Curvature(*problem("categorical"), kind)(v)
+    close(Curvature(network, likelihood, rows, kind)(v.to(device)).cpu(), expected, 1e-9)
 
 
 @pytest.mark.parametrize("name", LIKELIHOODS)

@@ -29,6 +29,7 @@ def options(results, **changes):
         "epochs": 1,
         "post": "none",
         "mode": "eager",
+        "device": "cpu",
         "results": str(results),
         "data_dir": None,
         "write": None,

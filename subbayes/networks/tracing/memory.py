@@ -5,11 +5,13 @@ from __future__ import annotations
 import ctypes
 import functools
 import platform
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
 from subbayes.networks.tracing.private_torch import count_bytes
+from subbayes.utils.checks import fail
 from subbayes.utils.trees import row_kind, take
 from subbayes.utils.types import Inputs
 
@@ -18,8 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "REUSED_BYTES",
+    "ActivationLimits",
     "activation_bytes",
-    "activation_limits",
     "bytes_per_row",
     "return_memory",
     "reuse_memory",
@@ -47,23 +49,45 @@ def activation_bytes(device: torch.device) -> int:
     return max(2**30, 1 << (quarter.bit_length() - 1))
 
 
-def activation_limits(given: int | None, device: torch.device, least: int) -> tuple[int, int]:
-    """Bytes of activations of one evaluation, and those of a block of rows on many processes.
-
-    By default blocks are the same on every device, which their sums may depend on.
+@dataclass(frozen=True)
+class ActivationLimits:
+    """Bytes of activations of one evaluation, and of a block of rows on many processes.
 
     Args:
         given: a limit for both; None for the default.
-        device: where they are.
         least: the least that is needed, for the default.
 
+    Raises:
+        InputError: by `check`, of a row that needs more.
+
     Example:
-        >>> activation_limits(None, torch.device("cpu"), 0) == (2**30, 2**30)
+        >>> ActivationLimits().of(torch.device("cpu")) == ActivationLimits().block == 2**30
         True
     """
-    if given is not None:
-        return given, given
-    return max(activation_bytes(device), least), max(2**30, least)
+
+    given: int | None = None
+    least: int = 0
+
+    @property
+    def block(self) -> int:
+        """Bytes of a block, by default the same on every device, as sums depend on it."""
+        return max(2**30, self.least) if self.given is None else self.given
+
+    def of(self, device: torch.device) -> int:
+        """Bytes of one evaluation on a device."""
+        return max(activation_bytes(device), self.least) if self.given is None else self.given
+
+    def check(self, row: int, device: torch.device) -> int:
+        """The same, where it suffices for a row of one chain, of so many bytes."""
+        limit = self.of(device)
+        if row > limit:
+            fail(
+                "memory_limit",
+                f"at least {row / 2**20:.3g} MiB for one row of one chain",
+                f"{limit / 2**20:.3g} MiB",
+                "Raise the limit",
+            )
+        return limit
 
 
 def bytes_per_row(network: Network, inputs: Inputs) -> int:

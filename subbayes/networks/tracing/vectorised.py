@@ -21,12 +21,15 @@ class Vectorised:
     """Evaluate `function(row, *rest)` for every row of the first argument.
 
     Recurrent layers, control flow on weights and in-place operations have no batching rule. Such a
-    call warns once, and this and all later calls evaluate the rows in a loop, as a single row is.
+    call warns once, and this and all later calls evaluate the rows in a loop.
 
     Args:
         function: function that returns a tensor or a tuple of tensors.
         what: what is vectorised, for the warning.
         said: reasons that have been the subject of a warning, to which that of this one is added.
+        alone: evaluate a single row as it is. Not for what is traced: a module whose operations
+            depend on its weights would be, with those of the first weights, as `vmap` does not
+            fail.
 
     Attributes:
         reason: why rows are evaluated in a loop, or None.
@@ -41,14 +44,15 @@ class Vectorised:
         function: Callable[..., Any],
         what: str = "vectorising over weights",
         said: set[str] | None = None,
+        alone: bool = False,
     ) -> None:
-        self.function, self.what = function, what
+        self.function, self.what, self.alone = function, what, alone
         self.said = set() if said is None else said
         self.reason: str | None = None
 
     def __call__(self, rows: Tensor, *rest: Any) -> Any:
         """Evaluate all rows."""
-        if self.reason is not None or len(rows) == 1:
+        if self.reason is not None or (self.alone and len(rows) == 1):
             return self._loop(rows, *rest)
         try:
             return vmap(self.function, in_dims=(0, *[None] * len(rest)))(rows, *rest)
