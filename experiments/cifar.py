@@ -246,7 +246,7 @@ def run(
             options.device,
             not options.recorded,
         )
-        with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):  # float32, as on the CPU
+        with pictures.float32_convolutions():
             found += bench.records([name for name in METHODS if name in methods], seeds)
     publish(tables.page(found), "cifar", options.write, say)
     return tables.summary(found)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +14,7 @@ from torch import Tensor, nn
 
 from subbayes.data.datasets import find_file
 
-__all__ = ["Images", "ResNet9", "SmallCNN", "as_inputs", "lesions", "load"]
+__all__ = ["Images", "ResNet9", "SmallCNN", "as_inputs", "float32_convolutions", "lesions", "load"]
 
 _SHEETS, _ROWS, _COLUMNS, _SIDE = 10, 25, 40, 32
 _MEAN = {1: (0.5,), 3: (0.4914, 0.4822, 0.4465)}
@@ -72,6 +74,17 @@ def as_inputs(images: np.ndarray) -> Float[Tensor, "n c h w"]:
     channels = values.shape[1]
     mean, scale = (np.reshape(of[channels], shape) for of in (_MEAN, _SCALE))
     return torch.from_numpy(((values - mean) / scale).astype(np.float32))
+
+
+@contextmanager
+def float32_convolutions() -> Iterator[None]:
+    """Compute convolutions in float32 on GPUs that otherwise round their inputs to 10 bits."""
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
 
 
 class SmallCNN(nn.Module):

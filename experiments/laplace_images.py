@@ -17,8 +17,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -196,18 +195,7 @@ def network_of(name: str, seed: int, plan: Plan) -> nn.Module:
 # --- one run --------------------------------------------------------------------------------------
 
 
-@contextmanager
-def float32_convolutions() -> Iterator[None]:
-    """Compute convolutions in float32 on GPUs that otherwise round their inputs to 10 bits."""
-    before = torch.backends.cudnn.allow_tf32
-    torch.backends.cudnn.allow_tf32 = False
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.allow_tf32 = before
-
-
-@float32_convolutions()
+@pictures.float32_convolutions()
 def compute_record(
     name: str,
     seed: int,

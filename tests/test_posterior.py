@@ -7,6 +7,7 @@ import threading
 import warnings
 from functools import lru_cache
 from itertools import combinations
+from types import SimpleNamespace
 from typing import Any
 
 import cases
@@ -31,6 +32,7 @@ from subbayes.likelihoods import (
     Poisson,
     Standardized,
 )
+from subbayes.networks.tracing.memory import ActivationLimits
 from subbayes.priors import Normal, normal_prior
 from subbayes.subspace import CoordinateSubspace, DenseSubspace, FullSubspace, RandomSubspace
 from subbayes.utils.trees import take
@@ -196,11 +198,20 @@ def test_the_value_of_one_chain_does_not_depend_on_earlier_calls(name):
     np.testing.assert_array_equal(first.value(z), together)
 
 
-def test_the_default_memory_limit_is_that_of_the_device_and_a_given_one_stays():
-    built = MLP.build()
-    assert built.posterior().to("cpu").memory_limit == 2**30
-    small = built.posterior(memory_limit=12345)
-    assert small.to("cpu").memory_limit == 12345
+def test_the_default_memory_limit_is_that_of_the_device_and_a_given_one_stays(monkeypatch):
+    memory = SimpleNamespace(total_memory=80 * 2**30 - 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: memory)
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    limits = ActivationLimits()
+    assert (limits.of(cpu), limits.of(cuda), limits.block) == (2**30, 2**34, 2**30)
+    assert ActivationLimits(least=2**35).of(cuda) == 2**35
+    assert ActivationLimits(12345).of(cuda) == ActivationLimits(12345).block == 12345
+    with pytest.raises(InputError, match="memory_limit: expected at least 1 MiB for one row"):
+        ActivationLimits(12345).check(2**20, cpu)
+    memory.total_memory = 2**31  # a small device
+    assert limits.of(cuda) == 2**30
+    posterior = MLP.build().posterior(memory_limit=12345)
+    assert posterior.to("cpu").memory_limit == posterior.memory_limit == 12345
 
 
 def test_streamed_rows_are_read_once_for_all_chains(monkeypatch):

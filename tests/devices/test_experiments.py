@@ -5,26 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from image_cases import KINDS, TINY
 
 from experiments import images
 from experiments import laplace_images as experiment
 
-PLAN = experiment.Plan(
-    channels=2,
-    train=24,
-    epochs=2,
-    curvature=12,
-    approximate_curvature=24,
-    held_out=4,
-    inputs=5,
-    ranks=(2, 20),
-    large=(60,),
-    corrupted=3,
-    corrupted_ranks=(2,),
-    path_epochs=2,
-)
+PLAN = replace(TINY, approximate_curvature=24)
 PLANS = {"mnist": PLAN, "cifar10": replace(PLAN, corrupted=0, corrupted_ranks=(), large=())}
-KINDS = ("fog", "shear")
 COMPARED = ("exact, inputs to predict", "KFAC, training inputs", "predictive, training inputs")
 
 
@@ -49,11 +36,7 @@ def test_subspaces_of_image_classifiers(device, name, monkeypatch):
     assert found["form"] == expected["form"]
     for key in ("log_trace", "test_accuracy"):
         assert found[key] == pytest.approx(expected[key], rel=1e-3)
-    for kind in (
-        "exact, inputs to predict",
-        "KFAC, training inputs",
-        "predictive, training inputs",
-    ):
+    for kind in COMPARED:
         for rank, measures in expected["subspaces"][kind].items():
             assert found["subspaces"][kind][rank] == pytest.approx(measures, rel=1e-2, abs=1e-3)
     for kind, one in expected["corrupted"].items():

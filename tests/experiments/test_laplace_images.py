@@ -8,6 +8,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from image_cases import KINDS, TINY
 
 import subbayes
 from experiments import images, laplace_images_plans, laplace_images_tables
@@ -23,20 +24,7 @@ from experiments.laplace_subspaces import (
 from subbayes.inference.laplace.subspace_error import eckart_young
 from subbayes.utils.checks import InputError
 
-TINY = experiment.Plan(
-    channels=2,
-    train=24,
-    epochs=2,
-    curvature=12,
-    held_out=4,
-    inputs=5,
-    ranks=(2, 20),
-    large=(60,),
-    corrupted=3,
-    corrupted_ranks=(2,),
-    path_epochs=2,
-)
-PLANS, KINDS = {"mnist": TINY}, ("fog", "shear")
+PLANS = {"mnist": TINY}
 
 
 @pytest.fixture(scope="module")
