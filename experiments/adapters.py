@@ -28,7 +28,7 @@ from experiments.adapters_model import base_weights
 from experiments.adapters_page import markdown, summary
 from experiments.markdown import add_write_option, publish
 from experiments.store import Record, Store, key_of, versions
-from experiments.uci import split_names
+from experiments.uci import numbers_from, split_names
 from subbayes.data.datasets import cache_dir
 from subbayes.diagnostics import metrics
 from subbayes.diagnostics.detection import out_of_distribution
@@ -226,7 +226,7 @@ def run(
     methods = options.methods.split(",")
     for method in methods:
         check_choice("methods", method, METHODS)
-    seeds = range(options.first, options.first + check_count("seeds", options.seeds))
+    seeds = numbers_from(options.first, "seeds", options.seeds)
     torch.set_num_threads(check_count("threads", options.threads))
     architecture = (Plan() if plan is None else plan).architecture
     corpus = corpus_of(options.data_dir) if corpus is None else corpus

@@ -26,10 +26,10 @@ from experiments.cifar_data import Rows, rows_of
 from experiments.cifar_methods import METHODS, PLANS, QUICK, Plan, Session, sampled
 from experiments.markdown import add_write_option, publish
 from experiments.store import Record, Store, key_of, versions
-from experiments.uci import split_names
+from experiments.uci import numbers_from, split_names
 from subbayes import Predictive
 from subbayes.diagnostics import metrics
-from subbayes.utils.checks import check_count, fail
+from subbayes.utils.checks import fail
 
 __all__ = ["Bench", "add_options", "run"]
 
@@ -234,7 +234,7 @@ def run(
     methods = split_names(options.methods, METHODS, "methods")
     if torch.device(options.device).type == "cuda" and not torch.cuda.is_available():
         fail("device", "a device of this machine", options.device, "Use --device cpu")
-    seeds = range(options.first, options.first + check_count("seeds", options.seeds))
+    seeds = numbers_from(options.first, "seeds", options.seeds)
     found: list[Record] = []
     for model in options.model:
         bench = Bench(

@@ -50,6 +50,7 @@ from experiments.laplace_subspaces import (
 )
 from experiments.markdown import add_write_option, publish
 from experiments.store import Record, Store, key_of, versions
+from experiments.uci import numbers_from
 from subbayes.curvature.jacobian import Jacobian
 from subbayes.curvature.precision import Precision
 from subbayes.curvature.precision_factory import precision
@@ -57,7 +58,6 @@ from subbayes.diagnostics.metrics import accuracy, ece, log_likelihood
 from subbayes.predictions.gaussian import ClassPredictive
 from subbayes.subspace import CoordinateSubspace, Subspace
 from subbayes.subspaces.subnetwork import subnetwork
-from subbayes.utils.checks import check_count
 
 Matrix = Float[Tensor, "m m"]
 BATCH, SNAPSHOTS = 64, 10
@@ -93,7 +93,7 @@ def run(
     if plans is None:
         plans = FULL if options.full else PLANS
     device = torch.device(options.device)
-    for seed in range(options.first, options.first + check_count("seeds", options.seeds)):
+    for seed in numbers_from(options.first, "seeds", options.seeds):
         for name in options.datasets:
             plan = quick(plans[name]) if options.quick else plans[name]
             store = Store(Path(options.results) / f"{name}-{seed}.json")

@@ -44,12 +44,13 @@ from experiments.ssr_coverage_data import (
 )
 from experiments.ssr_coverage_methods import known_network, partialling_out
 from experiments.store import Record, Store, key_of
+from experiments.uci import numbers_from
 from subbayes import MLP, Training
 from subbayes.inference.configuration import Sampling
 from subbayes.semistructured import Deep, SemiStructuredRegression, SemiStructuredSubspace
 from subbayes.semistructured.joint_posterior import FittedState
 from subbayes.training.configuration import Schedule
-from subbayes.utils.checks import check_choice, check_count
+from subbayes.utils.checks import check_choice
 
 SIZES = (120, 1000)
 LARGE = 400_000  # rows of the population
@@ -270,7 +271,7 @@ def run(options: argparse.Namespace, say: Callable[..., None], plan: Plan | None
     plans = {n: PLANS.get(n, Plan()) if plan is None else plan for n in options.n}
     for name in options.case:
         check_choice("case", name, tuple(CASES))
-    numbers = range(options.first, options.first + check_count("sims", options.sims))
+    numbers = numbers_from(options.first, "sims", options.sims)
     cells = list(product(options.case, options.reads, options.n))
     for number, (case, reads, n) in product(numbers, cells):
         if options.tables:

@@ -19,7 +19,7 @@ from experiments.store import Record, Store, key_of, versions
 from subbayes import Draws, Posterior, Predictive
 from subbayes.diagnostics.metrics import log_likelihood, rmse
 from subbayes.training.trainer import SwaResult
-from subbayes.utils.checks import InputError, fail
+from subbayes.utils.checks import InputError, check_count, fail
 
 Say = Callable[..., None]
 Array = np.ndarray
@@ -169,6 +169,20 @@ def recorded_trials(
 def add_datasets_option(parser: argparse.ArgumentParser, names: Iterable[str]) -> None:
     """Add `--datasets` to the options of an experiment; by default all."""
     parser.add_argument("--datasets", default=",".join(names), help="names separated by commas")
+
+
+def numbers_from(first: int, option: str, count: int) -> range:
+    """Numbers of seeds or splits, of which an option gives the count, from the first one on.
+
+    Raises:
+        InputError: a negative first one, or a count below 1.
+
+    Example:
+        >>> list(numbers_from(3, "seeds", 2))
+        [3, 4]
+    """
+    start = check_count("first", first, 0)
+    return range(start, start + check_count(option, count))
 
 
 def split_names(text: str, known: Collection[str], option: str = "datasets") -> tuple[str, ...]:

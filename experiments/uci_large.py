@@ -32,6 +32,7 @@ from experiments.uci import (
     case,
     fields_of,
     finite_or_none,
+    numbers_from,
     posterior_of,
     recorded_trials,
     sampling_record,
@@ -48,7 +49,7 @@ from subbayes.inference.samplers.elliptical_slice import EllipticalSlice
 from subbayes.inference.variational.variational import MeanFieldVI
 from subbayes.subspaces.pca import TrajectoryRecorder
 from subbayes.training.trainer import SwaResult, TrainingResult, train
-from subbayes.utils.checks import InputError, check_count
+from subbayes.utils.checks import InputError
 from subbayes.utils.seeding import derive_seed
 
 DATASETS = ("elevators", "skillcraft", "pol", "protein", "keggdirected", "keggundirected")
@@ -441,7 +442,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, say: Say) -> Record:
     """Compute the missing records and print the tables; return a summary."""
-    splits = range(options.first, options.first + check_count("splits", options.splits))
+    splits = numbers_from(options.first, "splits", options.splits)
     found = {}
     for name in split_names(options.datasets, DATASETS):
         X, y, masks = load_uci(name, options.data_dir)

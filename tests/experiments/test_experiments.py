@@ -466,3 +466,9 @@ def test_a_split_of_the_real_yacht_data(tmp_path):
     plan = dataclasses.replace(TINY, hidden=(50,), epochs=(60,), temperatures=(30.0,))
     (one,) = uci_small.run_table("yacht", X, y, masks[:1], masks, str(tmp_path), plan, quiet)
     assert one["methods"]["SGD"]["rmse"] < y.std() / 3
+
+
+@pytest.mark.parametrize("name", ["cifar", "laplace_images", "ssr_coverage"])
+def test_a_negative_first_number_is_refused(name, tmp_path, capsys):
+    assert command.main([name, "--first", "-1", "--results", str(tmp_path)]) == 2
+    assert "first: expected a whole number of at least 0, got -1" in capsys.readouterr().err
