@@ -134,7 +134,7 @@ def true_effects(
     if case == "random":
         groups = rows.groups.copy()
         if sample and projected:  # with the means of the network over the rows of each group
-            (own,) = model.state.joint.orthogonal.values()
+            (own,) = (part.columns for part in model.state.joint.orthogonal)
             present = [int(name[1:]) for name in sorted(set(rows.frame["g"]))]
             groups[present] += (own.pseudo_inverse.numpy() @ rows.network)[1:]
         return {"g": groups, "sd(g)": np.array([SPREAD]), **found}

@@ -33,6 +33,12 @@ _WORDS = {
     "sd(...)": "standard deviation of the nonlinear part of a smooth, or of random effects, on "
     "the scale of the predictor.",
 }
+_ORTHOGONAL_TO = {
+    "effects": "the columns of the formula",
+    "nothing": "nothing",
+    "intercept": "the intercept alone: centred. A network of columns that are correlated with an "
+    "effect's column can take a part of the effect",
+}
 _MOST_PARTIALS = 40  # figures of terms
 _LARGEST_FOREST = 40  # in the figure; the table contains all
 _CHAIN_EFFECTS = 4  # with traces and ranks
@@ -207,18 +213,14 @@ def _facts(results: Results) -> dict[str, str]:
         found[f"network {name}"] = f"{size} weights, reads {reads}"
     if results.space.rank:
         found["networks' space"] = f"{results.space.rank} directions of {results.space.kind}"
-        found["networks orthogonal to"] = {
-            "effects": "the columns of the formula",
-            "nothing": "nothing",
-            "intercept": "the intercept alone: centred. A network of columns that are correlated "
-            "with an effect's column can take a part of the effect",
-        }[results.orthogonal_to]
+        for name, kind in results.orthogonal_to.items():
+            found[f"network {name} orthogonal to"] = _ORTHOGONAL_TO[kind]
         if results.estimand == "population":
             found["effects are those of"] = (
                 "the population of rows: the networks' projections on the columns vary with "
                 "weights of the Bayesian bootstrap. Assumes rows drawn independently from it"
             )
-        elif results.orthogonal_to != "nothing":
+        elif results.state.joint.orthogonal:
             found["effects are those of"] = (
                 "the training rows: intervals leave out which rows were seen"
             )

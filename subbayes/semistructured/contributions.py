@@ -9,7 +9,7 @@ performance of semi-structured networks").
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float
@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from subbayes.networks.network import Network
 from subbayes.networks.tracing.memory import bytes_per_row
-from subbayes.semistructured.orthogonal_columns import OrthogonalColumns
+from subbayes.semistructured.orthogonal_columns import OrthogonalColumns, OrthogonalNetworks
+from subbayes.semistructured.predictors import DeepPredictor, sum_of
 from subbayes.utils.trees import n_rows, take
 
 __all__ = ["Contributions"]
@@ -27,30 +28,39 @@ _BYTES_PER_BATCH = 2**30  # of activations
 
 
 class Contributions:
-    """The networks' contributions at given rows, as functions of their weights.
+    """The networks' contributions at given rows, as functions of the weights of all networks.
 
     Args:
-        deep: the networks, such as a `DeepPredictor`.
+        deep: the networks.
         inputs: inputs of the rows.
-        orthogonal: columns by predictor, from `orthogonal_columns`; for the training rows.
+        orthogonal: from `orthogonal_networks`, for the training rows.
         width: number of columns of the design matrix.
+        only: names of the networks that contribute; by default all.
     """
 
     def __init__(
         self,
-        deep: nn.Module,
+        deep: DeepPredictor,
         inputs: dict[str, Tensor],
-        orthogonal: Mapping[int, OrthogonalColumns],
+        orthogonal: Sequence[OrthogonalNetworks],
         width: int,
+        only: Sequence[str] | None = None,
     ) -> None:
-        self.network, self.inputs = Network(deep), inputs
-        self.orthogonal, self.width = dict(orthogonal), width
+        chosen = list(deep.places) if only is None else only
+        groups = [([name for name in part.names if name in chosen], part) for part in orthogonal]
+        self._groups = [(names, part.place, part.columns) for names, part in groups if names]
+        others = [n for n in chosen if not any(n in names for names, *_ in self._groups)]
+        self._places = [place for _, place, _ in self._groups]
+        self._places += [deep.places[name] for name in others]
+        named = [names for names, *_ in self._groups] + [[name] for name in others]
+        self.network, self.inputs = Network(_Groups(deep, named)), inputs
+        self.predictors, self.width = deep.width, width
         bytes_per_input = bytes_per_row(self.network, inputs) * _DRAWS_PER_BATCH
         step = max(1, _BYTES_PER_BATCH // bytes_per_input)
         self._batches = [take(inputs, slice(i, i + step)) for i in range(0, n_rows(inputs), step)]
 
-    def uncorrected(self, weights: Float[Tensor, "S D"]) -> Float[Tensor, "S n K"]:
-        """The outputs of the networks, in float64, evaluated in batches of rows."""
+    def _outputs(self, weights: Float[Tensor, "S D"]) -> Float[Tensor, "S n G"]:
+        """The outputs of groups of networks, in float64, evaluated in batches of rows."""
 
         def outputs(part: Tensor) -> Tensor:
             return torch.cat([self.network.batched(part, b).double() for b in self._batches], 1)
@@ -58,22 +68,48 @@ class Contributions:
         with torch.no_grad():
             return torch.cat([outputs(part) for part in weights.split(_DRAWS_PER_BATCH)])
 
+    def _orthogonalised(self, weights: Float[Tensor, "S D"]) -> Float[Tensor, "S n G"]:
+        outputs = self._outputs(weights)
+        for i, (_, _, columns) in enumerate(self._groups):
+            f = outputs[..., i]
+            outputs[..., i] = f - (f @ columns.basis) @ columns.basis.T
+        return outputs
+
     def __call__(self, weights: Float[Tensor, "S D"]) -> Float[Tensor, "S n K"]:
         """Contributions orthogonal to the columns, in float64."""
-        outputs = self.uncorrected(weights)
-        for predictor, columns in self.orthogonal.items():
-            f = outputs[..., predictor]
-            outputs[..., predictor] = f - (f @ columns.basis) @ columns.basis.T
-        return outputs
+        outputs = self._orthogonalised(weights)
+        found = outputs.new_zeros(*outputs.shape[:2], self.predictors)
+        for i, place in enumerate(self._places):
+            found[..., place] += outputs[..., i]
+        return found
+
+    def remaining(
+        self, weights: Float[Tensor, "S D"]
+    ) -> list[tuple[OrthogonalColumns, Float[Tensor, "S n"]]]:
+        """The columns of the networks that are made orthogonal, with their contributions."""
+        outputs = self._orthogonalised(weights)
+        return [(part[2], outputs[..., i]) for i, part in enumerate(self._groups)]
 
     def projections(self, weights: Float[Tensor, "S D"]) -> Float[Tensor, "S p"]:
         r"""The coefficients $\gamma$ of all columns; 0 for columns that are not projected."""
         gamma = torch.zeros(len(weights), self.width, dtype=torch.float64)
-        if not self.orthogonal:
+        if not self._groups:
             return gamma
         for start in range(0, len(weights), _DRAWS_PER_BATCH):
             rows = slice(start, start + _DRAWS_PER_BATCH)
-            outputs = self.uncorrected(weights[rows])
-            for place, part in self.orthogonal.items():
-                gamma[rows, list(part.columns)] = outputs[..., place] @ part.pseudo_inverse.T
+            outputs = self._outputs(weights[rows])
+            for i, (_, _, part) in enumerate(self._groups):
+                gamma[rows, list(part.columns)] += outputs[..., i] @ part.pseudo_inverse.T
         return gamma
+
+
+class _Groups(nn.Module):
+    """What groups of networks add to the predictors, a column for each group."""
+
+    def __init__(self, deep: DeepPredictor, groups: Sequence[Sequence[str]]) -> None:
+        super().__init__()
+        self.deep, self._names = deep, groups
+
+    def forward(self, **inputs: Tensor) -> Float[Tensor, "N G"]:
+        groups = [sum_of(self.deep.output(n, inputs) for n in names) for names in self._names]
+        return torch.stack(groups).mT

@@ -31,7 +31,11 @@ from subbayes.semistructured.marginalisation import (
     ImportanceSampling,
     marginalisation_of,
 )
-from subbayes.semistructured.orthogonal_columns import OrthogonalColumns, orthogonal_columns
+from subbayes.semistructured.orthogonal_columns import (
+    OrthogonalColumns,
+    OrthogonalNetworks,
+    orthogonal_networks,
+)
 from subbayes.semistructured.predictors import Predictors
 from subbayes.semistructured.specification import PreparedModel
 from subbayes.semistructured.subspace import MAX_START, JointSpace
@@ -67,9 +71,9 @@ class JointPosterior:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @cached_property
-    def orthogonal(self) -> dict[int, OrthogonalColumns]:
-        """By predictor, the columns to which its networks are made orthogonal."""
-        return orthogonal_columns(self.model) if self.space.rank and self.model.deep else {}
+    def orthogonal(self) -> tuple[OrthogonalNetworks, ...]:
+        """The networks that are made orthogonal to columns, and these."""
+        return orthogonal_networks(self.model) if self.space.rank and self.model.deep else ()
 
     @cached_property
     def contributions(self) -> Contributions | None:
@@ -85,7 +89,7 @@ class JointPosterior:
         model = self.model
         if has_effects_alone(model) and isinstance(self.space.subspace, FullSubspace):
             return EffectsPosterior(model, self.space.subspace, self.space.prior, self.mode)
-        bases = {place: part.basis for place, part in self.orthogonal.items()}
+        bases = {part.names: part.columns.basis for part in self.orthogonal}
         module = Predictors(model.structured, model.deep, model.dtype, bases)
         return Posterior(
             Network(module),
@@ -322,16 +326,15 @@ class FittedState:
         found = np.zeros((len(networks), len(self.model.design.names)))
         for start in range(0, len(networks), _EFFECT_BATCH):
             rows = np.arange(start, min(start + _EFFECT_BATCH, len(networks)))
-            f = contributions(networks[rows])
-            for place, part in self.joint.orthogonal.items():
-                own = self.projections(f[..., place], place, rows)
-                found[rows[:, None], list(part.columns)] = own
+            for columns, f in contributions.remaining(networks[rows]):
+                at = rows[:, None], list(columns.columns)
+                found[at] += self.projections(f, columns, rows).numpy()
         return found
 
     def projections(
-        self, f: Float[Tensor, "S n"], place: int, rows: Int[np.ndarray, "S"]
+        self, f: Float[Tensor, "S n"], columns: OrthogonalColumns, rows: Int[np.ndarray, "S"]
     ) -> Float[Tensor, "S p"]:
-        """What the estimand adds for contributions f to the predictor at `place` of some draws.
+        """What the estimand adds to the columns' coefficients for contributions f of some draws.
 
         A draw has the same weights of the rows for all networks and predictors.
         """
@@ -341,7 +344,7 @@ class FittedState:
             assert isinstance(y, tuple)
             weights = y[1].double().numpy()
         seeds = [(self.joint.seed, 3, int(s)) for s in rows]
-        return bootstrap_projections(f, self.joint.orthogonal[place], seeds, weights)
+        return bootstrap_projections(f, columns, seeds, weights)
 
 
 @dataclass(frozen=True)

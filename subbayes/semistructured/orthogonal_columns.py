@@ -1,5 +1,8 @@
 r"""The columns of a formula to which networks are made orthogonal.
 
+Each network is decided for itself: an image beside a network of the formula's columns stays as it
+is. Networks of one predictor with the same columns are projected together.
+
 Random effects, with columns Z, are among them if a network reads the column of their groups, which
 could otherwise take their place. Their indicators add up to the intercept: of all least-squares
 coefficients of a network f those are taken whose random effects have the smallest sum of squares,
@@ -22,11 +25,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from subbayes.semistructured.overlap import COPY, largest_overlap
+from subbayes.semistructured.overlap import reads_formula
 from subbayes.semistructured.specification import PreparedModel
 from subbayes.utils.checks import fail
 
-__all__ = ["OrthogonalColumns", "orthogonal_columns", "orthogonal_places"]
+__all__ = ["OrthogonalColumns", "OrthogonalNetworks", "orthogonal_networks", "orthogonal_places"]
 
 _ROUNDING = 1e-9  # of singular values
 _MANY = 64  # columns of random effects, from which weighted projections are sparse
@@ -34,7 +37,7 @@ _MANY = 64  # columns of random effects, from which weighted projections are spa
 
 @dataclass(frozen=True)
 class OrthogonalColumns:
-    """The columns to which the networks of one predictor are made orthogonal.
+    """Columns to which networks are made orthogonal.
 
     Attributes:
         columns: their positions in the design matrix.
@@ -125,55 +128,72 @@ class OrthogonalColumns:
         return sparse.csr_array(chosen.numpy()), self.pseudo_inverse @ chosen
 
 
-def orthogonal_columns(model: PreparedModel) -> dict[int, OrthogonalColumns]:
-    """By predictor, the columns to which its networks are made orthogonal.
+@dataclass(frozen=True)
+class OrthogonalNetworks:
+    """Networks of one predictor that are made orthogonal to the same columns.
+
+    Attributes:
+        names: names of the networks.
+        place: position of the predictor.
+        columns: the columns.
+    """
+
+    names: tuple[str, ...]
+    place: int
+    columns: OrthogonalColumns
+
+
+def orthogonal_networks(model: PreparedModel) -> tuple[OrthogonalNetworks, ...]:
+    """The networks that are made orthogonal to columns, and these.
 
     Raises:
         InputError: as many linearly independent columns as rows, which leave nothing to networks.
     """
-    found = {}
-    for predictor, (effects, groups) in orthogonal_places(model).items():
+    found = []
+    for (place, effects, groups), names in orthogonal_places(model).items():
         part = OrthogonalColumns.of(model.inputs["design"], effects, groups)
         if groups and part.basis.shape[1] >= len(part.basis):
-            names = sorted(t.name for t in model.design.terms if set(t.columns) & set(groups))
+            terms = sorted(t.name for t in model.design.terms if set(t.columns) & set(groups))
             fail(
                 "deep",
                 "networks that do not read the groups of as many random effects as rows",
-                f"one that reads those of {', '.join(names)}",
+                f"{names[0]!r}, which reads those of {', '.join(terms)}",
                 "Leave the groups out of the network's columns, or the term out of the formula",
             )
-        found[predictor] = part
-    return found
+        found.append(OrthogonalNetworks(names, place, part))
+    return tuple(found)
 
 
-def orthogonal_places(model: PreparedModel) -> dict[int, tuple[list[int], list[int]]]:
-    """By predictor, the columns to which its networks are made orthogonal; random effects last.
+Places = tuple[int, tuple[int, ...], tuple[int, ...]]
+"""A predictor, and the columns to which networks of it are made orthogonal; random effects last."""
+
+
+def orthogonal_places(model: PreparedModel) -> dict[Places, tuple[str, ...]]:
+    """Names of networks by the columns to which they are made orthogonal.
 
     `Specification.orthogonal` is True for all columns; False for none; "auto" for all columns if
-    the networks read variables of the formula or copies of its columns (see
-    `subbayes.semistructured.overlap`), and otherwise for the intercept, if all networks read
+    the network reads variables of the formula or copies of its columns (see
+    `subbayes.semistructured.overlap`), and otherwise for the intercept, if the network reads
     columns of the data frame: the intercept then holds the level of the predictor. Random effects
-    are among the columns, unless it is False, if a network reads one of the columns of the groups;
-    beside other networks they are not, since networks would lose all that differs among groups.
+    are among the columns, unless it is False, if the network reads one of the columns of the
+    groups; beside other networks they are not, since networks would lose all that differs among
+    groups. Networks that are orthogonal to nothing are left out.
     """
     design, orthogonal = model.design, model.specification.orthogonal
-    found: dict[int, tuple[list[int], list[int]]] = {}
+    found: dict[Places, tuple[str, ...]] = {}
     if orthogonal is False:
         return found
-    for predictor, parameter in enumerate(design.parameters):
-        names = model.specification.networks_of(parameter, design.parameters[0])
-        networks = [model.specification.deep[name] for name in names]
+    for place, parameter in enumerate(design.parameters):
         own = [t for t in design.terms if t.parameter == parameter]
-        terms = [t for t in own if t.kind != "random"]
-        read = {column for network in networks for column in network.columns or ()}
-        overlap = largest_overlap(model, names, terms) if orthogonal == "auto" else None
-        named = read & {v for t in terms for v in t.variables}
-        copied = overlap is not None and overlap.canonical >= COPY
-        if orthogonal == "auto" and not named and not copied:
-            tabular = all(network.columns is not None for network in networks)
-            terms = [t for t in terms if t.kind == "intercept" and tabular]
-        effects = [i for t in terms for i in t.columns]
-        groups = [i for t in own if read & set(t.groups) for i in t.columns]
-        if networks and (effects or groups):
-            found[predictor] = effects, groups
+        for name in model.specification.networks_of(parameter, design.parameters[0]):
+            terms = [t for t in own if t.kind != "random"]
+            columns = model.specification.deep[name].columns
+            read = set(columns or ())
+            if orthogonal == "auto" and not reads_formula(model, name, terms):
+                terms = [t for t in terms if t.kind == "intercept" and columns is not None]
+            effects = tuple(i for t in terms for i in t.columns)
+            groups = tuple(i for t in own if read & set(t.groups) for i in t.columns)
+            if effects or groups:
+                key = place, effects, groups
+                found[key] = (*found.get(key, ()), name)
     return found

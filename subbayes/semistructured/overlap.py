@@ -19,7 +19,7 @@ from torch import Tensor
 from subbayes.semistructured.formula import Term
 from subbayes.semistructured.specification import PreparedModel
 
-__all__ = ["COPY", "Overlap", "largest_overlap", "overlap_warnings"]
+__all__ = ["COPY", "Overlap", "largest_overlap", "overlap_warnings", "reads_formula"]
 
 COPY = 0.99
 """Canonical correlation from which a network reads what the formula reads."""
@@ -48,34 +48,34 @@ class Overlap:
     canonical: float
 
 
-def largest_overlap(
-    model: PreparedModel, networks: Sequence[str], terms: Sequence[Term]
-) -> Overlap | None:
-    """The largest overlap of some networks with the columns of some terms.
+def reads_formula(model: PreparedModel, network: str, terms: Sequence[Term]) -> bool:
+    """Whether a network reads variables of some terms, by name or as copies of their columns."""
+    if _reads_by_name(model, network, terms):
+        return True
+    overlap = largest_overlap(model, network, terms)
+    return overlap is not None and overlap.canonical >= COPY
+
+
+def _reads_by_name(model: PreparedModel, network: str, terms: Sequence[Term]) -> bool:
+    read = set(model.specification.deep[network].columns or ())
+    return not read.isdisjoint(v for t in terms for v in t.variables)
+
+
+def largest_overlap(model: PreparedModel, network: str, terms: Sequence[Term]) -> Overlap | None:
+    """The overlap of a network with the columns of some terms.
 
     Args:
         model: the model on its training rows.
-        networks: their names; those whose inputs are no vectors are left out.
+        network: its name.
         terms: terms of the formula; intercepts and random effects are left out.
 
     Returns:
-        The overlap; None if there are no columns to compare.
+        The overlap; None if there are no columns, or inputs that are no vectors.
     """
     columns = [i for t in terms if t.kind not in ("intercept", "random") for i in t.columns]
-    found = [
-        _overlap(model, name, columns)
-        for name in networks
-        if columns and _is_comparable(model.inputs[f"deep {name}"])
-    ]
-    return max(filter(None, found), key=lambda overlap: overlap.canonical, default=None)
-
-
-def _is_comparable(inputs: Tensor) -> bool:
-    return inputs.ndim == 2 and inputs.is_floating_point()
-
-
-def _overlap(model: PreparedModel, network: str, columns: list[int]) -> Overlap | None:
     inputs = model.inputs[f"deep {network}"]
+    if not columns or inputs.ndim != 2 or not inputs.is_floating_point():
+        return None
     u, own = _unit_columns(inputs.double())
     x, places = _unit_columns(model.inputs["design"][:, columns].double())
     if not (len(own) and len(places)):
@@ -109,23 +109,25 @@ def overlap_warnings(model: PreparedModel) -> list[str]:
     """Networks of other columns with an overlap, if `orthogonal` is "auto"; with the figures."""
     if model.specification.orthogonal != "auto":
         return []
-    lines = []
+    lines: list[str] = []
     for parameter in model.design.parameters:
-        names = model.specification.networks_of(parameter, model.design.parameters[0])
         terms = [t for t in model.design.terms if t.parameter == parameter]
-        read = {c for name in names for c in model.specification.deep[name].columns or ()}
-        overlap = largest_overlap(model, names, terms)
-        if overlap is None or read & {v for t in terms for v in t.variables}:
-            continue
-        figures = (
-            f"network {overlap.network!r} reads {overlap.input!r}, whose correlation with "
-            f"{overlap.column!r} of the formula is {overlap.pair:.3f} (canonical correlation of "
-            f"all inputs and columns {overlap.canonical:.3f})"
-        )
-        if overlap.canonical >= COPY:
-            lines.append(f"{figures}: it is made orthogonal to the formula's columns")
-        elif overlap.canonical >= _NOTED:
-            lines.append(
-                f"{figures}: it can take a part of that effect; orthogonal=True prevents this"
-            )
+        for name in model.specification.networks_of(parameter, model.design.parameters[0]):
+            fixed = [t for t in terms if t.kind != "random"]
+            overlap = largest_overlap(model, name, fixed)
+            if overlap is not None and not _reads_by_name(model, name, fixed):
+                lines += _lines_of(overlap)
     return lines
+
+
+def _lines_of(overlap: Overlap) -> list[str]:
+    figures = (
+        f"network {overlap.network!r} reads {overlap.input!r}, whose correlation with "
+        f"{overlap.column!r} of the formula is {overlap.pair:.3f} (canonical correlation of "
+        f"all inputs and columns {overlap.canonical:.3f})"
+    )
+    if overlap.canonical >= COPY:
+        return [f"{figures}: it is made orthogonal to the formula's columns"]
+    if overlap.canonical >= _NOTED:
+        return [f"{figures}: it can take a part of that effect; orthogonal=True prevents this"]
+    return []

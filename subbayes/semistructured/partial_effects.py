@@ -19,14 +19,13 @@ import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from subbayes.networks.network import Network
 from subbayes.predictions.averaging import evenly_spaced
 from subbayes.semistructured.contributions import Contributions
 from subbayes.semistructured.formula import Term
 from subbayes.semistructured.joint_posterior import FittedState
-from subbayes.semistructured.predictors import DeepPredictor
 from subbayes.semistructured.summary import central
 from subbayes.semistructured.terms.group_effects import GroupLaw
 from subbayes.utils.checks import check_count, fail
@@ -168,17 +167,6 @@ def _surface(state: FittedState, term: Term, values: Any, level: float) -> Parti
     return Partial(term, ", ".join(names), points, draws, frame[names].to_numpy(), level)
 
 
-class _SingleNetwork(nn.Module):
-    """The contribution of one network as a function of the weights of all."""
-
-    def __init__(self, deep: DeepPredictor, name: str) -> None:
-        super().__init__()
-        self.deep, self.name = deep, name
-
-    def forward(self, **inputs: Tensor) -> Float[Tensor, "N K"]:
-        return self.deep.contribution(self.name, inputs)
-
-
 def partial_dependence(
     state: FittedState,
     name: str,
@@ -239,27 +227,28 @@ def _network_contribution(
     distinct, indices = np.unique(encoded.numpy(), axis=0, return_inverse=True)
     rows = torch.from_numpy(indices.reshape(-1))
     inputs = {f"deep {name}": torch.from_numpy(distinct)}
-    network, width = _SingleNetwork(model.deep, name), len(model.design.names)
+    width = len(model.design.names)
     if joint.contributions is None:  # networks without weights to learn
         with torch.no_grad():
             at_grid, at_rows = (
-                network(**part)[:, place].double() for part in (inputs, model.inputs)
+                model.deep.output(name, part).double() for part in (inputs, model.inputs)
             )
         fixed = (at_grid - at_rows.mean())[rows].numpy()
         return np.broadcast_to(fixed, (len(state.draws.flat(n_draws)), len(fixed)))
     weights = joint.networks_of(state.draws, n_draws)
-    training = Contributions(network, model.inputs, joint.orthogonal, width)
-    found = Contributions(network, inputs, {}, width).uncorrected(weights)[..., place][:, rows]
+    training = Contributions(model.deep, model.inputs, joint.orthogonal, width, [name])
+    found = Contributions(model.deep, inputs, (), width, [name])(weights)[..., place][:, rows]
     remaining = training(weights)[..., place]
     level = remaining.mean(1, keepdim=True)
-    if place not in joint.orthogonal:
+    own = next((part.columns for part in joint.orthogonal if name in part.names), None)
+    if own is None:
         return (found - level).numpy()
-    columns = list(joint.orthogonal[place].columns)
+    columns = list(own.columns)
     gamma = training.projections(weights)[:, columns]
     design = torch.from_numpy(model.design.matrix(grid)[0][:, columns])
     if state.estimand == "population":
         rows_of_draws = np.arange(len(state.draws.flat()))
-        moved = state.projections(remaining, place, evenly_spaced(rows_of_draws, n_draws))
+        moved = state.projections(remaining, own, evenly_spaced(rows_of_draws, n_draws))
         gamma = gamma + moved
         level = level - (moved @ model.inputs["design"][:, columns].double().mean(0))[:, None]
     return (found - gamma @ design.T - level).numpy()

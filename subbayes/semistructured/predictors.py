@@ -9,7 +9,8 @@ each network.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from subbayes.semistructured.structured_predictor import StructuredPredictor
 from subbayes.utils.checks import fail
 
-__all__ = ["Deep", "DeepPredictor", "Predictors", "pad_thresholds"]
+__all__ = ["Deep", "DeepPredictor", "Predictors", "pad_thresholds", "sum_of"]
 
 _PROBE_ROWS = 2  # smaller batches than this only determine shapes of outputs
 
@@ -67,7 +68,7 @@ class DeepPredictor(nn.Module):
         super().__init__()
         self._keys = {name: _key(name) for name in modules}
         self.networks = nn.ModuleDict({self._keys[name]: m for name, m in modules.items()})
-        self._places, self._width = dict(places), width
+        self.places, self.width = dict(places), width
         self.register_buffer("_scales", scales.double(), persistent=False)
 
     @property
@@ -77,25 +78,15 @@ class DeepPredictor(nn.Module):
 
     def forward(self, **inputs: Tensor) -> Float[Tensor, "N K"]:
         """Contributions to the predictors, shape (N, K)."""
-        return self._stacked(self.columns(inputs))
-
-    def contribution(self, name: str, inputs: Mapping[str, Tensor]) -> Float[Tensor, "N K"]:
-        """Contributions of a single network."""
-        return self._stacked({self._places[name]: self._output(name, inputs)})
-
-    def columns(self, inputs: Mapping[str, Tensor]) -> dict[int, Float[Tensor, "N"]]:
-        """Contributions by position of the predictor, of predictors with networks."""
         found: dict[int, Tensor] = {}
-        for name in self._keys:
-            place, value = self._places[name], self._output(name, inputs)
+        for name, place in self.places.items():
+            value = self.output(name, inputs)
             found[place] = found[place] + value if place in found else value
-        return found
+        zero = torch.zeros_like(next(iter(found.values())))
+        return torch.stack([found.get(place, zero) for place in range(self.width)]).mT
 
-    def _stacked(self, columns: Mapping[int, Float[Tensor, "N"]]) -> Float[Tensor, "N K"]:
-        zero = torch.zeros_like(next(iter(columns.values())))
-        return torch.stack([columns.get(place, zero) for place in range(self._width)]).mT
-
-    def _output(self, name: str, inputs: Mapping[str, Tensor]) -> Float[Tensor, "N"]:
+    def output(self, name: str, inputs: Mapping[str, Tensor]) -> Float[Tensor, "N"]:
+        """What a single network adds to its predictor."""
         rows = inputs[f"deep {name}"]
         outputs = self.networks[self._keys[name]](rows)
         if outputs.shape == (len(rows), 1):
@@ -108,7 +99,7 @@ class DeepPredictor(nn.Module):
                 "Give its last layer one output; for other parameters pass further networks, "
                 "Deep(module, columns, parameter='sigma')",
             )
-        return outputs * self._scales[self._places[name]].to(outputs)
+        return outputs * self._scales[self.places[name]].to(outputs)
 
 
 class Predictors(nn.Module):
@@ -118,8 +109,9 @@ class Predictors(nn.Module):
         structured: the structured predictor.
         deep: the networks; None for a model of effects alone.
         dtype: of the parameters.
-        orthogonal: by predictor, an orthonormal basis (N, r) of the columns over the rows to which
-            the networks are made orthogonal; for batches of exactly these rows.
+        orthogonal: by names of networks of one predictor, an orthonormal basis (N, r) of the
+            columns over the rows to which they are made orthogonal; for batches of exactly these
+            rows. Other networks are left as they are.
         corrected: add a parameter, `correction`, that is subtracted from the coefficients.
     """
 
@@ -128,7 +120,7 @@ class Predictors(nn.Module):
         structured: StructuredPredictor,
         deep: DeepPredictor | None,
         dtype: torch.dtype,
-        orthogonal: Mapping[int, Float[Tensor, "N r"]] | None = None,
+        orthogonal: Mapping[tuple[str, ...], Float[Tensor, "N r"]] | None = None,
         corrected: bool = False,
     ) -> None:
         super().__init__()
@@ -137,8 +129,12 @@ class Predictors(nn.Module):
             self.correction = nn.Parameter(torch.zeros(len(structured.design.names), dtype=dtype))
         self.corrected = corrected
         self.structured, self.deep = structured, deep
-        for place, basis in (orthogonal or {}).items():
-            self.register_buffer(f"_basis{place}", basis.to(dtype), persistent=False)
+        bases = orthogonal or {}
+        self._groups = list(bases)
+        for i, basis in enumerate(bases.values()):
+            self.register_buffer(f"_basis{i}", basis.to(dtype), persistent=False)
+        alone = set(deep.places).difference(*self._groups) if deep is not None else set()
+        self._others = [] if deep is None else [name for name in deep.places if name in alone]
 
     def forward(self, **inputs: Tensor) -> Float[Tensor, "N C"]:
         """Predictors, shape (N, C)."""
@@ -146,14 +142,17 @@ class Predictors(nn.Module):
         eta = self.structured(self.effects, inputs["design"], inputs["offset"], correction)
         if self.deep is None:
             return eta
-        columns = list(eta.unbind(-1))
-        for place, values in self.deep.columns(inputs).items():
-            columns[place] = columns[place] + self._orthogonalised(place, values)
+        columns, places = list(eta.unbind(-1)), self.deep.places
+        for i, names in enumerate(self._groups):
+            values = sum_of(self.deep.output(name, inputs) for name in names)
+            columns[places[names[0]]] = columns[places[names[0]]] + self._orthogonalised(i, values)
+        for name in self._others:
+            columns[places[name]] = columns[places[name]] + self.deep.output(name, inputs)
         return torch.stack(columns).mT
 
-    def _orthogonalised(self, place: int, values: Float[Tensor, "N"]) -> Float[Tensor, "N"]:
-        basis: Tensor | None = getattr(self, f"_basis{place}", None)
-        if basis is None or len(values) <= _PROBE_ROWS:
+    def _orthogonalised(self, group: int, values: Float[Tensor, "N"]) -> Float[Tensor, "N"]:
+        basis: Tensor = getattr(self, f"_basis{group}")
+        if len(values) <= _PROBE_ROWS:
             return values
         if len(basis) != len(values):
             fail(
@@ -164,6 +163,11 @@ class Predictors(nn.Module):
                 "Pass orthogonal=False, or a larger memory_limit",
             )
         return values - (values @ basis) @ basis.T
+
+
+def sum_of(values: Iterable[Float[Tensor, "N"]]) -> Float[Tensor, "N"]:
+    """The sum of at least one tensor, without the zero that `sum` begins with."""
+    return functools.reduce(torch.add, values)
 
 
 def pad_thresholds(deep: Tensor, eta: Tensor) -> Tensor:

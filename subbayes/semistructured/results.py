@@ -94,18 +94,22 @@ class Results(AfterFit):
 
     @property
     def is_orthogonal(self) -> bool:
-        """Whether networks were made orthogonal to effects, and not only centred."""
-        return self.orthogonal_to == "effects"
+        """Whether a network was made orthogonal to effects, and not only centred."""
+        return "effects" in self.orthogonal_to.values()
 
     @property
-    def orthogonal_to(self) -> str:
-        """What networks were made orthogonal to: "effects", "intercept" (centred) or "nothing"."""
+    def orthogonal_to(self) -> dict[str, str]:
+        """What each network was made orthogonal to, by name.
+
+        "effects", "intercept" (it is centred) or "nothing".
+        """
         terms = self.state.model.design.terms
         intercepts = {i for t in terms if t.kind == "intercept" for i in t.columns}
-        parts = [set(part.columns) for part in self.state.joint.orthogonal.values()]
-        if any(part - intercepts for part in parts):
-            return "effects"
-        return "intercept" if parts else "nothing"
+        found = dict.fromkeys(self.state.model.specification.deep, "nothing")
+        for part in self.state.joint.orthogonal:
+            only_centred = intercepts.issuperset(part.columns.columns)
+            found |= dict.fromkeys(part.names, "intercept" if only_centred else "effects")
+        return found
 
     @property
     def estimand(self) -> str:
@@ -194,7 +198,8 @@ class Results(AfterFit):
         """
         model = self.state.model
         check_fraction("level", level)
-        if term in model.specification.deep and term not in [t.name for t in model.design.terms]:
+        is_term = variable is None and term in [t.name for t in model.design.terms]
+        if term in model.specification.deep and not is_term:
             return partial_dependence(self.state, term, variable, values, level, n_draws)
         if variable is not None:
             fail("variable", "None for a term of the formula", repr(variable))

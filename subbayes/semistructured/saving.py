@@ -172,9 +172,10 @@ def state_from(
 
 
 def _orthogonal_to(state: FittedState) -> list[list[int]]:
-    """Positions of the columns to which the networks of each predictor are made orthogonal."""
+    """Positions of the columns to which networks are made orthogonal, network by network."""
     places = orthogonal_places(state.model) if state.space.rank else {}
-    return [[*effects, *groups] for effects, groups in places.values()]
+    columns = {n: [*effects, *groups] for (_, effects, groups), own in places.items() for n in own}
+    return [columns[name] for name in state.model.specification.deep if name in columns]
 
 
 def _check_orthogonal(saved: list[list[int]] | None, state: FittedState) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from subbayes import InputError, Sampling, SemiStructuredRegression, Training
+from subbayes.semistructured.contributions import Contributions
 from subbayes.semistructured.estimand import bootstrap_projections
 from subbayes.semistructured.joint_posterior import FittedState
 from subbayes.semistructured.orthogonal_columns import OrthogonalColumns
@@ -47,6 +48,15 @@ def fitted():
     deep = {"a": (net(2), ["x", "u"]), "b": (net(), ["u"])}
     with pytest.warns(UserWarning, match="not mixed"):  # so few draws have not mixed
         return frame, SemiStructuredRegression("y ~ x", deep=deep, weights="k").fit(frame, **QUICK)
+
+
+def contributions_of(state, name):
+    """What one network adds at the training rows, orthogonal to its columns, shape (S, n)."""
+    joint, model = state.joint, state.model
+    only = Contributions(
+        model.deep, model.inputs, joint.orthogonal, len(model.design.names), [name]
+    )
+    return only(joint.networks_of(state.draws))[..., 0]
 
 
 def in_sample(model):
@@ -164,14 +174,14 @@ def test_effects_of_the_population_are_those_of_weighted_rows(fitted):
     assert model.summary().attrs["effects"] == "population"
     state, own = model.state, in_sample(model)
     assert own.estimand == own.summary().attrs["effects"] == "sample"
-    networks = state.joint.networks_of(model.draws)
-    f = state.joint.contributions(networks)[..., 0].numpy()
+    f, centred = (contributions_of(state, name).numpy() for name in "ab")
     design = state.model.inputs["design"].double()[:, :2].numpy()
     assert state.model.design.names[:2] == ["Intercept", "x"]
     for s in range(30):
         w = np.random.default_rng((4, 3, s)).standard_gamma(frame.k.to_numpy(dtype=float))
         root = np.sqrt(w)[:, None]
         shift = np.linalg.lstsq(design * root, f[s] * root[:, 0], rcond=None)[0]
+        shift[0] += centred[s] @ w / w.sum()
         for name, change in {
             "x": shift[1],
             "Intercept": shift[0] - shift[1] * state.model.design.center[1],
@@ -207,14 +217,15 @@ def test_predictors_do_not_depend_on_the_estimand(fitted):
     _, other = (m.effect("b", [0.0], variable="u").draws for m in (model, own))
     assert other.shape == (30, 1)
     state = model.state
-    weights = state.joint.networks_of(model.draws)
-    both = state.joint.contributions(weights)[..., 0]
-    total = state.projections(both, 0, np.arange(30))[:, 1].numpy()
-    np.testing.assert_allclose(effect - effect0, np.outer(total, np.array(values) - level))
-    # that of network a alone is a part of it
-    change = network - network0
-    np.testing.assert_allclose(change[:, 1] - change[:, 0], (change[:, 2] - change[:, 1]) / 2)
-    assert np.abs(change).max() > 1e-6
+    part = state.joint.orthogonal[0]
+    assert part.names == ("a",)
+    own_part = contributions_of(state, "a")
+    slope = state.projections(own_part, part.columns, np.arange(30))[:, 1].numpy()
+    assert np.abs(slope).max() > 1e-6
+    np.testing.assert_allclose(effect - effect0, np.outer(slope, np.array(values) - level))
+    np.testing.assert_allclose(
+        np.diff(network - network0), -np.outer(slope, np.diff(values)), atol=1e-9
+    )
 
 
 def test_without_orthogonal_networks_both_are_the_same():

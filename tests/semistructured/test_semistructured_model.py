@@ -204,7 +204,7 @@ def test_networks_of_other_columns_are_centred_but_not_those_of_tensors():
     )
     deep = model.contributions(frame)["deep"]["mean"]
     assert abs(deep.mean()) < 1e-4 * frame.y.std()
-    assert model.orthogonal_to == "intercept"
+    assert model.orthogonal_to == {"net": "intercept"}
     for options, expected in (({}, False), ({"orthogonal": True}, True)):
         own = SemiStructuredRegression("y ~ x", deep={"net": net()}, **options).fit(
             frame,
@@ -589,7 +589,7 @@ def test_orthogonal_to_is_reported():
     for wanted, said in (("auto", "intercept"), (True, "effects"), (False, "nothing")):
         model = SemiStructuredRegression("y ~ x", deep={"n": (net(), "u")}, orthogonal=wanted)
         model.fit(frame, **QUICK, subspace=SemiStructuredSubspace(2))
-        assert model.orthogonal_to == said
+        assert model.orthogonal_to == {"n": said}
         assert model.is_orthogonal is (said == "effects")
 
 

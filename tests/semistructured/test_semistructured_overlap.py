@@ -10,8 +10,10 @@ from sklearn.cross_decomposition import CCA
 from torch import nn
 
 from subbayes import MLP, InputError, SemiStructuredRegression
-from subbayes.semistructured.orthogonal_columns import OrthogonalColumns, orthogonal_columns
+from subbayes.semistructured.orthogonal_columns import OrthogonalColumns, orthogonal_networks
 from subbayes.semistructured.overlap import largest_overlap, overlap_warnings
+
+GROUPS = [f"Intercept | g[{level}]" for level in "012"]
 
 
 def table(n=120):
@@ -34,14 +36,20 @@ def prepared(formula, *reads, inputs=None, **options):
 
 
 def made_orthogonal(model):
-    return sorted(
-        model.design.names[i] for part in orthogonal_columns(model).values() for i in part.columns
-    )
+    return sorted(name for columns in by_network(model).values() for name in columns)
+
+
+def by_network(model):
+    return {
+        name: [model.design.names[i] for i in part.columns.columns]
+        for part in orthogonal_networks(model)
+        for name in part.names
+    }
 
 
 def test_the_canonical_correlation_is_that_of_another_library():
     model = prepared("y ~ x + w", ["close", "u", "v"])
-    overlap = largest_overlap(model, ["n0"], model.design.terms)
+    overlap = largest_overlap(model, "n0", model.design.terms)
     frame = table()
     a, b = CCA(1, scale=True, max_iter=5000, tol=1e-12).fit_transform(
         frame[["close", "u", "v"]], frame[["x", "w"]]
@@ -54,7 +62,7 @@ def test_the_canonical_correlation_is_that_of_another_library():
 
 def test_a_copy_in_other_units_is_made_orthogonal_with_a_word():
     model = prepared("y ~ x", ["u"], ["z", "v"])
-    assert made_orthogonal(model) == ["Intercept", "x"]
+    assert by_network(model) == {"n0": ["Intercept"], "n1": ["Intercept", "x"]}
     (line,) = overlap_warnings(model)
     assert line.startswith(
         "network 'n1' reads 'z', whose correlation with 'x' of the formula is 1."
@@ -80,7 +88,23 @@ def test_other_networks_are_centred_and_near_copies_are_named():
         assert made_orthogonal(model) == ["Intercept"]
         assert overlap_warnings(model) == []
     model = prepared("y ~ x", inputs=np.ones((120, 2), dtype=np.float32))
-    assert largest_overlap(model, ["tensor"], model.design.terms) is None
+    assert largest_overlap(model, "tensor", model.design.terms) is None
+
+
+def test_each_network_is_decided_for_itself():
+    tensor = np.random.default_rng(3).normal(size=(120, 2)).astype(np.float32)
+    model = prepared("y ~ x + (1 | g)", ["x"], ["u"], ["g", "v"], inputs=tensor)
+    assert by_network(model) == {
+        "n0": ["Intercept", "x"],
+        "n1": ["Intercept"],
+        "n2": ["Intercept", *GROUPS],
+    }
+    model = prepared("y ~ x", ["z"], ["close"], ["x"], ["u"])
+    first, second = overlap_warnings(model)
+    assert first.startswith("network 'n0' reads 'z'")
+    assert second.startswith("network 'n1' reads 'close'")
+    groups = [part.names for part in orthogonal_networks(model)]
+    assert groups == [("n0", "n2"), ("n1", "n3")]  # with the same columns they are one projection
 
 
 @pytest.mark.parametrize("orthogonal", [True, False])
@@ -100,23 +124,20 @@ def test_as_many_inputs_as_rows_are_no_copies_by_chance():
     rng = np.random.default_rng(2)
     many = rng.normal(size=(120, 150)).astype(np.float32)
     model = prepared("y ~ x", inputs=many)
-    assert largest_overlap(model, ["tensor"], model.design.terms).canonical < 0.5
+    assert largest_overlap(model, "tensor", model.design.terms).canonical < 0.5
     images = rng.normal(size=(120, 1, 4, 4)).astype(np.float32)
     model = SemiStructuredRegression(
         "y ~ x", deep={"image": nn.Sequential(nn.Flatten(), nn.Linear(16, 1))}
     ).specification.prepare(table(), {"image": images})
-    assert largest_overlap(model, ["image"], model.design.terms) is None
+    assert largest_overlap(model, "image", model.design.terms) is None
 
 
 def test_smooths_and_factors_are_compared_and_random_effects_are_not():
     assert made_orthogonal(prepared("y ~ s(x)", ["z"]))[:1] == ["Intercept"]
     assert len(made_orthogonal(prepared("y ~ s(x)", ["z"]))) > 5
     frame_networks = prepared("y ~ x + re(g)", ["u"])
-    overlap = largest_overlap(frame_networks, ["n0"], frame_networks.design.terms)
+    overlap = largest_overlap(frame_networks, "n0", frame_networks.design.terms)
     assert overlap.column == "x"
-
-
-GROUPS = [f"Intercept | g[{level}]" for level in "012"]
 
 
 @pytest.mark.parametrize(
@@ -179,4 +200,4 @@ def test_groups_of_single_rows_that_a_network_reads_are_refused():
     with pytest.raises(
         InputError, match=r"^deep: expected networks that do not read the groups.*\(1 \| g\)"
     ):
-        orthogonal_columns(model.specification.prepare(frame, {}))
+        orthogonal_networks(model.specification.prepare(frame, {}))
