@@ -103,8 +103,8 @@ class Kernel(Tuner):
         )
         everyone = np.arange(len(z))
         self.set_step(s, everyone, s.step)
-        if self.warmup and self.step_size is None:
-            self._search_step(posterior, s)
+        if self.warmup:
+            self._search_step(posterior, s, everyone)
         return s
 
     def step(self, posterior: GradientDensity, state: State, rngs: Rngs) -> tuple[State, Info]:
@@ -127,7 +127,7 @@ class Kernel(Tuner):
         if restarted:
             self._restart(posterior, s, failed, rngs)
         stats["restarts"] = s.restarts.copy()
-        self.update(posterior, s, ~failed, new.error)
+        self._search_step(posterior, s, self.update(posterior, s, ~failed, new.error))
         return s, Info(~failed, stats, gradients_per_step(self.integrator))
 
     def _move(self, posterior: Differentiable, s: State) -> Moved:
@@ -141,10 +141,14 @@ class Kernel(Tuner):
         """Chains with an energy error that is NaN or huge."""
         return np.asarray(~(np.abs(new.error) <= _HUGE + k))
 
-    def _search_step(self, posterior: Differentiable, s: State) -> None:
-        """Change first step sizes until the energy error is near its target."""
-        k, searching = s.z.shape[1], np.ones(len(s.z), dtype=bool)
-        for _ in range(_SEARCHES):
+    def _search_step(
+        self, posterior: Differentiable, s: State, chains: Int[np.ndarray, "c"]
+    ) -> None:
+        """Change step sizes of chains until the energy error is near its target."""
+        k, searching = s.z.shape[1], np.isin(np.arange(len(s.z)), chains)
+        if self.step_size is not None:
+            return
+        for _ in range(_SEARCHES if searching.any() else 0):
             new = self._move(posterior, s)
             with np.errstate(over="ignore", invalid="ignore"):
                 square = np.square(new.error) / (k * self.target(s.count))

@@ -203,13 +203,18 @@ class Tuner:
         s: Any,
         finished: Bool[np.ndarray, "chains"],
         error: Float[np.ndarray, "chains"],
-    ) -> None:
-        """Count the steps that have finished, and tune in warm-up, in place."""
+    ) -> Int[np.ndarray, "c"]:
+        """Count the steps that have finished, and tune in warm-up, in place.
+
+        Returns:
+            Chains with a new mass matrix, in whose units the step size has to be searched again.
+        """
         tuned = finished & (s.count < self.warmup)
         np.add(s.count, finished, out=s.count)
-        if not tuned.any():
-            return
         rows = tuned.nonzero()[0]
+        changed = rows[:0]
+        if not rows.size:
+            return changed
         self._tune_step(s, rows, error[rows])
         phases, count = self.phases, s.count[rows]
         if phases.ends:
@@ -219,8 +224,10 @@ class Tuner:
                 closing = rows[np.isin(count, phases.ends)]
                 if closing.size:
                     self._close_window(s, closing, prior_scale(posterior))
+                    changed = closing if self.metric != "prior" else changed
         if phases.points and (count > phases.trace).any():
             self._record(s, rows, phases)
+        return changed
 
     def _tune_step(self, s: Any, rows: Int[np.ndarray, "c"], error: Float[np.ndarray, "c"]) -> None:
         k, target = s.z.shape[1], self.target(s.count[rows])

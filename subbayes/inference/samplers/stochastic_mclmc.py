@@ -161,11 +161,15 @@ class BatchKernel(Kernel):
         )
         arrays = vars(s) | {"steps": np.zeros(len(z), dtype=np.int64), "noise": np.zeros(len(z))}
         state = BatchState(**arrays)
-        if self.warmup and self.step_size is None:
-            density = self._density(posterior, 0)
-            value, gradient = density.value_and_grad(s.z)
-            self._search_step(density, replace(s, value=value, gradient=gradient))
+        if self.warmup:
+            self._search_on(self._density(posterior, 0), s, np.arange(len(z)))
         return state
+
+    def _search_on(self, density: Any, s: Any, chains: Int[np.ndarray, "c"]) -> None:
+        """Search step sizes of chains on a minibatch."""
+        if self.step_size is None and chains.size:
+            value, gradient = density.value_and_grad(s.z)
+            self._search_step(density, replace(s, value=value, gradient=gradient), chains)
 
     def _density(self, posterior: Any, step: int) -> Any:
         return BatchDensity(posterior, minibatch(posterior.n, self.batch_size, self.seed, step))
@@ -219,7 +223,8 @@ class BatchKernel(Kernel):
             self._restart(posterior, s, failed, rngs)
         stats["restarts"] = s.restarts.copy()
         # the error grows with the cube of the step size, which tuning takes as that of the state
-        self.update(posterior, s, ~failed, new.error * (s.step / used) ** 3)
+        error = new.error * (s.step / used) ** 3
+        self._search_on(density, s, self.update(posterior, s, ~failed, error))
         return s, Info(~failed, stats, evaluations)
 
     def _measure_noise(self, s: Any, gradient: Float[np.ndarray, "chains k"]) -> None:
