@@ -214,10 +214,11 @@ def _summary(facts: dict[str, Any]) -> dict[str, str]:
         f"{facts['temperature']:g}, "
     )
     if not facts["independent"]:
+        kind, of = ("predictions_", " of predictions") if "predictions_rhat" in facts else ("", "")
         return summary | {
             "posterior": f"{posterior}{facts['chains']} chains of {facts['draws']} draws",
-            "mixing": f"R-hat {facts['rhat']:.3f}, bulk effective sample size "
-            f"{facts['ess_bulk']:.0f}",
+            "mixing": f"R-hat{of} {facts[f'{kind}rhat']:.3f}, bulk effective sample size "
+            f"{facts[f'{kind}ess_bulk']:.0f}{' (medians)' if of else ''}",
         }
     n = facts["chains"] * facts["draws"]
     summary["posterior"] = f"{posterior}{n} independent draws of an approximation"

@@ -30,6 +30,8 @@ from subbayes.utils.trees import take
 
 __all__ = ["ChainPredictions", "chain_predictions"]
 
+_APART = 1.2  # median R-hat of predictions from which chains are in different places
+_MOST_BETWEEN = 0.25  # share of the variance
 _LEAST_GAIN = 1e-3  # nats a row that are worth a warning
 
 
@@ -66,6 +68,8 @@ class ChainPredictions:
         parts = [
             f"R-hat of predictions {np.nanmedian(self.rhat):.2f} (median), "
             f"{np.nanmax(self.rhat):.2f} (largest)",
+            f"effective sample size {np.nanmedian(self.ess):.0f} (median), "
+            f"{np.nanmin(self.ess):.0f} (smallest)",
             f"{np.nanmedian(self.between):.0%} of their variance between chains",
         ]
         if self.gain_of_chains is not None and self.gain_of_draws is not None:
@@ -75,15 +79,30 @@ class ChainPredictions:
         return f"ChainPredictions({'; '.join(parts)})"
 
     def warnings(self) -> list[str]:
-        """What to do next, in a line; empty if there is nothing."""
+        """Chains that differ, and what to do next, a line each; empty if there is nothing."""
+        found, known = [], self.rhat[~np.isnan(self.rhat)]
+        if known.size and np.median(known) > _APART:
+            figures, share = (
+                f"R-hat of predictions is {np.median(known):.2f} in the median",
+                float(np.nanmedian(self.between)),
+            )
+            found.append(
+                f"chains differ in what they predict: {figures}, and {share:.0%} of their variance "
+                "is between chains. The average depends on where the chains started: warm up "
+                "longer (warmup=...), or raise chains=..."
+                if share > _MOST_BETWEEN
+                else f"predictions still change along the chains: {figures}. Warm up longer "
+                "(warmup=...), or run longer (draws=...)"
+            )
         if not self.more_chains_help:
-            return []
+            return found
         assert self.gain_of_chains is not None
         assert self.gain_of_draws is not None
         return [
+            *found,
             f"more chains would help more than more draws: the last doubling of the chains added "
             f"{self.gain_of_chains[0]:.3g} nats a row, that of the draws "
-            f"{self.gain_of_draws[0]:.3g}: raise chains=... and lower draws=..."
+            f"{self.gain_of_draws[0]:.3g}: raise chains=... and lower draws=...",
         ]
 
 

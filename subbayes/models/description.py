@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -38,7 +38,7 @@ def describe(model: FittedModel) -> dict[str, str]:
     parts = preset | {
         "network": describe_network(model.network),
         "likelihood": describe_likelihood(model.likelihood),
-        "training": _training(model.settings.get("training")),
+        "training": _training(model),
         "subspace": _subspace(model),
         "prior": _prior(model),
         "temperature": _temperature(model),
@@ -50,7 +50,14 @@ def describe(model: FittedModel) -> dict[str, str]:
 _OPTIMIZERS = {"adam": "Adam", "adamw": "AdamW", "sgd": "Sgd"}
 
 
-def _training(training: Mapping[str, Any] | None) -> str:
+def _has_trajectory(model: FittedModel) -> bool:
+    """Whether a phase of SGD followed training; members of an ensemble have none."""
+    alone = "ensemble" in model.history and not model.history.get("swa", {}).get("train_loss")
+    return bool(model.settings["training"]["swa_epochs"]) and not alone
+
+
+def _training(model: FittedModel) -> str:
+    training = model.settings.get("training")
     if not training:
         return ""
     batch = training["batch_size"]
@@ -68,7 +75,7 @@ def _training(training: Mapping[str, Any] | None) -> str:
         if training["epochs"]
         else "a network trained before"
     )
-    if not training["swa_epochs"]:
+    if not _has_trajectory(model):
         return f"{first}, {rows}, {prior}" if training["epochs"] else first
     return (
         f"{first}, {rows}, {prior}; then {training['swa_epochs']} epochs of SGD with constant "
@@ -79,7 +86,7 @@ def _training(training: Mapping[str, Any] | None) -> str:
 def _subspace(model: FittedModel) -> str:
     k, name = model.subspace.rank, model.settings.get("subspace")
     centre = "centred at the mean of the SGD trajectory"
-    if (training := model.settings.get("training")) and not training["swa_epochs"]:
+    if model.settings.get("training") and not _has_trajectory(model):
         centre = "centred at the weights of the network"
     settings = model.settings.get("subspace_settings")
     if isinstance(settings, Mapping) and settings.get("centre") == "zero":
@@ -122,7 +129,8 @@ def _inference(model: FittedModel) -> str:
     if "warmup" in draws.meta:
         parts.append(f"{draws.meta['warmup']} warm-up steps each")
     if "evaluations" in draws.stats:
-        parts.append(f"{draws.stats['evaluations'].mean():.1f} density evaluations per draw")
+        of = "draw" if draws.meta.get("thin", 1) == 1 else "step"
+        parts.append(f"{draws.stats['evaluations'].mean():.1f} density evaluations per {of}")
     if "seconds" in draws.meta:
         parts.append(f"{draws.meta['seconds']:.1f} s")
     return ", ".join(parts)

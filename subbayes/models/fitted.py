@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -38,6 +39,7 @@ from subbayes.utils.chi_square import LEAST_LOG_PROBABILITY, log_tail
 from subbayes.utils.files import fail_damaged
 from subbayes.utils.saving import save
 from subbayes.utils.tensor_file import add_prefix, strip_prefix
+from subbayes.utils.trees import take
 from subbayes.utils.warning import warn_user
 
 if TYPE_CHECKING:
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
 __all__ = ["FittedModel", "rebuild"]
 
 _WIDER = 1e-3  # standard deviations of a posterior than the prior's, by rounding
+_COMPARED_ROWS = 200  # of the training data, for the predictions of chains
 _SLACK = 4.0  # of mean squares of draws that are not solved to the tolerance
 
 
@@ -274,6 +277,11 @@ class FittedModel(Predictor):
         """Subspace, temperature, draws and their diagnostics."""
         draws = self.sampled
         known = {} if np.isnan(draws.pareto_k) else {"pareto_k": draws.pareto_k}
+        if (agreement := self.training_agreement) is not None:
+            known |= {
+                "predictions_rhat": float(np.nanmedian(agreement.rhat)),
+                "predictions_ess_bulk": float(np.nanmedian(agreement.ess)),
+            }
         return known | {
             "independent": draws.independent,
             "method": self.settings.get("subspace", "posterior"),
@@ -285,12 +293,37 @@ class FittedModel(Predictor):
             "ess_bulk": float(draws.ess_bulk().min()),
         }
 
+    @property
+    def has_separate_chains(self) -> bool:
+        """Whether each chain samples all weights around a network of its own.
+
+        Such chains are compared by their predictions, since their weights differ without meaning.
+        """
+        return self.starts is not None and isinstance(self.subspace, FullSubspace)
+
+    @cached_property
+    def training_agreement(self) -> ChainPredictions | None:
+        """Separate chains compared by their predictions of at most 200 training rows.
+
+        None if the model has no data in memory, as after loading, or too few draws.
+        """
+        draws, posterior = self.draws, self.posterior
+        if draws is None or posterior is None or not posterior.data.in_memory:
+            return None
+        if not self.has_separate_chains or draws.n_chains < 2 or draws.n_draws < 4:
+            return None
+        rows = torch.arange(0, posterior.n, -(-posterior.n // _COMPARED_ROWS))
+        y = posterior.data.y
+        noise = None if isinstance(y, Tensor) else take(y[1], rows)
+        return self.chain_predictions(take(posterior.data.inputs, rows), noise=noise)
+
     def warnings(self) -> list[str]:
         """Problems of the run, each with a remedy; empty if there are none."""
         if self.draws is None:
             return []
-        members = self.starts is not None and isinstance(self.subspace, FullSubspace)
-        found = self.draws.warnings(separate=members)
+        found = self.draws.warnings(separate=self.has_separate_chains)
+        if (agreement := self.training_agreement) is not None:
+            found = agreement.warnings() + found
         return list(map(with_preset_remedies, found)) if "preset" in self.settings else found
 
     def tensors(self) -> dict[str, Any]:

@@ -119,7 +119,7 @@ def write_report(
         "model.html",
         title=title or f"Predicting {name}",
         lead=_lead(content),
-        verdict=_verdict(content),
+        verdict=_verdict(content, agreement),
         facts=content.model.describe() | (sparse_report.facts(sparse) if sparse else {}),
         scores=scores,
         score_pictures=score_pictures,
@@ -233,12 +233,14 @@ def _chains(model: FittedModel | None) -> figures.Chains | None:
     return figures.chains(model.draws, model.warnings())
 
 
-def _verdict(content: _Content) -> list[tuple[str, list[str]]]:
+def _verdict(content: _Content, agreement: ChainPredictions | None) -> list[tuple[str, list[str]]]:
     """Boxes, "good" or "bad", on the convergence of the chains and the coverage of intervals."""
     model = content.fitted
     if model is None or model.draws is None:
         return []
     good = not model.warnings()
+    if model.has_separate_chains and agreement is not None:
+        good = good and not agreement.warnings()
     kind = "good" if good else "bad"
     if model.draws.independent:
         text = "An approximation with independent draws"
@@ -249,6 +251,8 @@ def _verdict(content: _Content) -> list[tuple[str, list[str]]]:
                 else "it misses part of the posterior; see the remedies below"
             )
         return [(kind, [f"{text}.", _coverage(content)])]
+    if model.has_separate_chains:
+        return [(kind, [_verdict_on_predictions(good, agreement), _coverage(content)])]
     text = (
         "The chains agree"
         if good
@@ -267,6 +271,19 @@ def _verdict(content: _Content) -> list[tuple[str, list[str]]]:
             if label != content.method:
                 boxes += [("bad", [f"{label}: {line}."]) for line in lines]
     return boxes
+
+
+def _verdict_on_predictions(good: bool, agreement: ChainPredictions | None) -> str:
+    """On chains around networks of their own, whose weights differ without meaning."""
+    text = "Each chain samples around a network of its own, so that their weights are not compared"
+    if agreement is None:
+        return f"{text}. Test rows compare their predictions."
+    agree = "The chains agree in what they predict" if good else "See the remedies below"
+    return (
+        f"{text}. {agree}: R-hat of the predictions of test rows is "
+        f"{np.nanmedian(agreement.rhat):.2f} in the median and {np.nanmax(agreement.rhat):.2f} at "
+        f"most, and {np.nanmedian(agreement.between):.0%} of their variance is between chains."
+    )
 
 
 def _coverage(content: _Content) -> str:

@@ -74,7 +74,10 @@ def test_members_that_stay_apart_ask_for_chains_and_slow_chains_for_draws():
     y = rng.normal(size=300)
     apart = outputs(1.0, n=300, draws=200)
     found = chain_predictions(predictive(apart), y, chains=CHAINS)
-    assert found.warnings()[0].startswith("more chains would help more than more draws")
+    differ, more = found.warnings()
+    assert differ.startswith("chains differ in what they predict: R-hat of predictions is ")
+    assert f"{np.median(found.between):.0%} of their variance is between chains" in differ
+    assert more.startswith("more chains would help more than more draws")
     assert np.median(found.rhat) > 1.5
     together = outputs(0.0, n=300, draws=200)
     found = chain_predictions(predictive(together), y, chains=CHAINS)
@@ -84,7 +87,8 @@ def test_members_that_stay_apart_ask_for_chains_and_slow_chains_for_draws():
     drift = np.linspace(3, 0, 200)[None, :, None] + 0.1 * rng.normal(size=(CHAINS, 200, 300))
     found = chain_predictions(predictive(drift), y, chains=CHAINS)
     assert found.gain_of_draws[0] > found.gain_of_chains[0] + 0.1
-    assert found.warnings() == []
+    (line,) = found.warnings()
+    assert line.startswith("predictions still change along the chains: R-hat of predictions is ")
 
 
 def test_classes_have_a_number_for_each_probability():
@@ -100,6 +104,7 @@ def test_predictions_that_do_not_vary_have_no_share():
     found = chain_predictions(predictive(f), np.zeros(3), chains=2)
     assert np.isnan(found.between).all()
     np.testing.assert_allclose(found.contributions, 0, atol=1e-12)
+    assert found.warnings() == []
 
 
 def test_a_model_compares_its_chains():

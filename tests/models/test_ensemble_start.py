@@ -121,6 +121,7 @@ def test_the_prior_of_all_weights_is_around_zero(fitted):
     assert fitted.settings["subspace_settings"] == {"centre": "zero"}
     assert "centred at zero" in fitted.describe()["subspace"]
     assert "each from a network of its own" in fitted.describe()["inference"]
+    assert "SGD" not in fitted.describe()["training"] + fitted.describe()["subspace"]
     around = quick(subspace=Full("trained"))
     assert around.subspace.shift.any()
     assert np.allclose(around.subspace.weights(torch.from_numpy(around.starts)), fitted.starts)
@@ -157,7 +158,17 @@ def test_chains_of_all_weights_are_not_compared_with_each_other(fitted):
     height = rng.standard_normal((MEMBERS, 40))
     draws = dataclasses.replace(fitted.draws, z=z, stats={"log_density": height})
     model = dataclasses.replace(fitted, draws=draws)
+    (warning,) = model.warnings()  # the predictions of their networks differ
+    assert warning.startswith("chains differ in what they predict: R-hat of predictions is")
+    x = model.posterior.data.inputs
+    outputs = model.predict(x).outputs[..., 0]
+    of_chains = outputs.reshape(MEMBERS, 40, -1).double().numpy()
+    share = of_chains.mean(1).var(0) / of_chains.var((0, 1))
+    assert f"{np.median(share):.0%} of their variance is between chains" in warning
+    assert model.fit_summary()["predictions_rhat"] > 2
+    model = dataclasses.replace(model, posterior=None)  # as after loading
     assert model.warnings() == []
+    assert "predictions_rhat" not in model.fit_summary()
     assert model.thin(20).warnings() == []
     assert "R-hat" in dataclasses.replace(model, starts=None).warnings()[0]
     height[1] += np.linspace(0, 20, 40)

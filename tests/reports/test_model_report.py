@@ -286,6 +286,26 @@ def test_converged_chains_are_reported(fitted, tmp_path):
     assert ("div", {"class": "bad"}) not in page.tags
 
 
+def test_chains_around_networks_of_their_own_are_judged_by_their_predictions(tmp_path):
+    data, test = rows(), rows(seed=1)
+    own = model(data=data, subspace="full")
+    starts = own.draws.z[:, 0] + np.arange(own.draws.n_chains)[:, None]
+    z = starts[:, None] + 1e-3 * np.random.default_rng(0).normal(size=own.draws.z.shape)
+    apart = dataclasses.replace(own, starts=starts, draws=Draws(z), posterior=None)
+    words = read(write_report(apart, tmp_path / "r.html", test=test)).words
+    assert "The chains agree" not in words
+    assert (
+        "their weights are not compared. See the remedies below: R-hat of the predictions" in words
+    )
+    assert "Chains differ in what they predict" in words
+    together = np.random.default_rng(0).normal(size=z.shape) * 1e-3 + starts[0]
+    agree = dataclasses.replace(apart, draws=Draws(together))
+    words = read(write_report(agree, tmp_path / "a.html", test=test)).words
+    assert "The chains agree in what they predict: R-hat of the predictions of test rows" in words
+    words = read(write_report(agree, tmp_path / "n.html")).words
+    assert "Test rows compare their predictions." in words
+
+
 def test_curves_over_a_single_input(tmp_path):
     data = rows(columns=1)
     page = read(write_report(model(data=data), tmp_path / "r.html", data=data))
