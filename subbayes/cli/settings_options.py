@@ -197,7 +197,11 @@ def _settings(given: dict[str, str], config: Path | None, assignments: list[str]
         pairs[name.strip()] = value.strip()
     if given.get("training.prior_scale") == "none":
         given = given | {"training.prior_scale": "none", "training.weight_decay": "0"}
-    settings = settings.change(pairs)
+    # names of options come first, so that --set reaches the settings of what they name
+    named = {key: given[key] for key in ("subspace", "inference") if key in given}
+    given = {path: text for path, text in given.items() if path not in named}
+    settings = settings.change(named)
+    settings = settings.change({path: text for path, text in pairs.items() if path not in named})
     if settings.sampling.checkpoint is not None:
         from subbayes.utils.checks import fail
 
@@ -206,8 +210,7 @@ def _settings(given: dict[str, str], config: Path | None, assignments: list[str]
     covariance = given.get(_COVARIANCE)
     if covariance is None or given.get("prior", settings.prior) != "evidence":
         return settings.change(given)
-    name = given.get("subspace") or subspace_name(settings)
-    if name == "optimal":
+    if subspace_name(settings) == "optimal":
         return settings.change(given)
     from subbayes.priors import EvidencePrior
 

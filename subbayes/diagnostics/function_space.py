@@ -91,8 +91,8 @@ class ChainPredictions:
                 "is between chains. The average depends on where the chains started: warm up "
                 "longer (warmup=...), or raise chains=..."
                 if share > _MOST_BETWEEN
-                else f"predictions still change along the chains: {figures}. Warm up longer "
-                "(warmup=...), or run longer (draws=...)"
+                else f"predictions still change along the chains: {figures}; run longer "
+                "(draws=...), or warm up longer (warmup=...)"
             )
         if not self.more_chains_help:
             return found

@@ -13,6 +13,7 @@ import pytest
 import subbayes
 from subbayes import Sampling, SubspaceClassifier, SubspaceRegressor, Training
 from subbayes.cli import run
+from subbayes.diagnostics.function_space import ChainPredictions
 from subbayes.draws import Draws
 from subbayes.inference.samplers.mclmc import MCLMC
 from subbayes.models import preset_choice, presets
@@ -483,7 +484,7 @@ def problematic_draws():
 
 def test_remedies_of_draws_are_those_of_the_preset(model):
     for draws, count in zip(problematic_draws(), (2, 1), strict=True):
-        fit = dataclasses.replace(model.model_, draws=draws)
+        fit = dataclasses.replace(model.model_, draws=draws, posterior=None)
         lines = fit.warnings()
         assert len(lines) == count
         for line in lines:
@@ -492,6 +493,14 @@ def test_remedies_of_draws_are_those_of_the_preset(model):
         ordinary = dataclasses.replace(fit, settings={}).warnings()
         assert ordinary != lines  # and those of other models are left alone
         assert ordinary == draws.warnings(separate=True)
+
+
+@pytest.mark.parametrize("between", [0.9, 0.1])
+def test_remedies_of_chains_that_differ_are_those_of_the_preset(between):
+    found = ChainPredictions(np.full(3, 2.0), np.full(3, 5.0), np.full(3, between))
+    (line,) = map(presets.with_preset_remedies, found.warnings())
+    assert "give it more time (budget=...)" in line
+    assert not [name for name in REFUSED if name in line]
 
 
 def test_remedies_of_other_warnings_are_those_of_the_preset(recwarn):

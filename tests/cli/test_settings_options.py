@@ -1,0 +1,33 @@
+"""Settings of the command line: options, `--set` and files together."""
+
+from __future__ import annotations
+
+import pytest
+
+from subbayes.cli.settings_options import _settings
+from subbayes.utils.checks import InputError
+
+
+def test_set_reaches_the_settings_of_what_options_name():
+    options = {"inference": "mclmc", "subspace": "subnetwork", "subspace.rank": "9"}
+    pairs = ["inference.batch_size=40", "inference.target=0.5,0.1", "subspace.scale_prior=false"]
+    found = _settings(options, None, pairs)
+    assert found.inference.name == "mclmc"
+    assert (found.inference.batch_size, found.inference.target) == (40, (0.5, 0.1))
+    assert (found.subspace.rank, found.subspace.scale_prior) == (9, False)
+
+
+def test_options_take_precedence_over_set_and_that_over_the_file(tmp_path):
+    file = tmp_path / "settings.toml"
+    file.write_text("inference = 'nuts'\n[sampling]\ndraws = 5\nchains = 3\nthin = 2\n")
+    pairs = ["inference=hmc", "sampling.draws=6", "sampling.chains=4"]
+    found = _settings({"inference": "mams", "sampling.draws": "7"}, file, pairs)
+    assert found.inference == "mams"
+    assert (found.sampling.draws, found.sampling.chains, found.sampling.thin) == (7, 4, 2)
+    assert _settings({}, file, pairs).inference == "hmc"
+    assert _settings({}, file, []).inference == "nuts"
+
+
+def test_settings_of_another_engine_are_refused():
+    with pytest.raises(InputError, match=r"^inference.max_depth: expected .* for 'mclmc'"):
+        _settings({"inference": "mclmc"}, None, ["inference.max_depth=4"])
