@@ -198,7 +198,7 @@ def _settings(given: dict[str, str], config: Path | None, assignments: list[str]
     if given.get("training.prior_scale") == "none":
         given = given | {"training.prior_scale": "none", "training.weight_decay": "0"}
     # names of options come first, so that --set reaches the settings of what they name
-    named = {key: given[key] for key in ("subspace", "inference") if key in given}
+    named: dict[str, str] = {k: v for k, v in given.items() if k in ("subspace", "inference")}
     given = {path: text for path, text in given.items() if path not in named}
     settings = settings.change(named)
     settings = settings.change({path: text for path, text in pairs.items() if path not in named})

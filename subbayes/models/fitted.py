@@ -314,7 +314,7 @@ class FittedModel(Predictor):
             return None
         rows = torch.arange(0, posterior.n, -(-posterior.n // _COMPARED_ROWS))
         y = posterior.data.y
-        noise = None if isinstance(y, Tensor) else take(y[1], rows)
+        noise = take(y[1], rows) if isinstance(y, tuple) else None
         return self.chain_predictions(take(posterior.data.inputs, rows), noise=noise)
 
     def warnings(self) -> list[str]:
