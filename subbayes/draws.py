@@ -329,10 +329,16 @@ class Draws:
         restarts = self.stats.get("restarts")
         if restarts is None or not restarts[:, -1].any():
             return []
+        late = int((restarts[:, -1] - restarts[:, 0]).sum())
+        on_the_way = (
+            f", {late} of them after the warm-up, so that draws include the way back from the "
+            "start points"
+        )
         return [
             f"{int(restarts[:, -1].sum())} restarts of {int((restarts[:, -1] > 0).sum())} of "
-            f"{self.n_chains} chains after energy errors that are not finite or huge: lower "
-            "target=..., start elsewhere (initial=...), or use inference='mams'"
+            f"{self.n_chains} chains after energy errors that are not finite or huge"
+            f"{on_the_way if late else ''}: lower target=..., start elsewhere (initial=...), or "
+            "use inference='mams'"
         ]
 
     def _swap_warnings(self) -> list[str]:

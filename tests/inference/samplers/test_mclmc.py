@@ -406,6 +406,8 @@ def test_a_step_that_fails_restarts_the_chain():
     assert np.linalg.norm(draws.z[chain, at + 1] - start[0]) <= step * (1 + 1e-9)
     (line,) = [line for line in draws.warnings() if "restart" in line]
     assert line.startswith(f"{restarts[:, -1].sum()} restarts of ")
+    late = (restarts[:, -1] - restarts[:, 0]).sum()
+    assert f", {late} of them after the warm-up, so that draws include the way back" in line
     assert "inference='mams'" in line
 
 
