@@ -38,6 +38,7 @@ from subbayes.semistructured.subspace import (
 )
 from subbayes.semistructured.tools.predictive_checks import Replicates, draw_prior
 from subbayes.semistructured.tools.updating import updated_formula
+from subbayes.semistructured.working_likelihood import interval_warnings
 from subbayes.training.configuration import Training
 from subbayes.utils.checks import check_choice, check_fraction, check_positive, fail, fail_type
 from subbayes.utils.saving import read, save
@@ -298,7 +299,7 @@ class SemiStructuredRegression(Results):
                 engine, sampling, temperature, marginalisation, automatic=automatic
             )
         self._state = FittedState(joint, draws)
-        for line in self.warnings():
+        for line in [*interval_warnings(model, draws), *self.warnings()]:
             warn_user(line)
         return self
 
