@@ -125,8 +125,8 @@ class AsymmetricLaplaceFamily(ScipyFamily):
     $\rho_\tau(z) = z (\tau - 1\{z < 0\})$. This density is rarely that of the responses, so that
     the intervals of effects are corrected where the model allows it, and `fit` warns where it does
     not; see `subbayes.semistructured.working_likelihood`. Marginal means, contrasts, slopes and
-    conditional effects are about the quantile; `predict(...).mean`, intervals and draws of responses
-    are those of this density.
+    conditional effects are about the quantile; `predict(...).mean`, intervals and draws of
+    responses are those of this density.
 
     Args:
         quantile: $\tau$, strictly between 0 and 1.
