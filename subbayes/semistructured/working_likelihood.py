@@ -6,7 +6,8 @@ covariance $\Sigma$ of its posterior is that of responses with this density. Yan
 correct it by the variance of the score $\sum_i w_i x_i (\tau - 1\{y_i < \mu_i\}) / \sigma_i$, which
 is known whatever the distribution of the responses,
 
-$$ \Sigma' = \Sigma \left(P + \tau (1 - \tau) \sum_i w_i \sigma_i^{-2} x_i x_i^\top\right) \Sigma .$$
+$$ \Sigma' = \Sigma \left(P + \tau (1 - \tau)
+   \sum_i w_i x_i x_i^\top / \sigma_i^2\right) \Sigma . $$
 
 P, the precision of the priors, is added here, so that effects about which the rows say nothing keep
 their prior. Draws $\beta$ with mean m become $m + L' L^{-1} (\beta - m)$ with the Cholesky factors
