@@ -164,7 +164,7 @@ def _intercept_prior(
 
 def _check_positive_mean(family: Family, level: float) -> None:
     """Raise for a mean that a logarithmic link cannot reach; single responses may be negative."""
-    if family.bounds[0] < 0 and not isinstance(family, Custom):
+    if bool(family.allows(torch.tensor([-1.0]))) and not isinstance(family, Custom):
         expected = "responses whose mean is above 0, for the link 'log'"
         fail("y", expected, f"a mean of {level:.4g}", "Use link='identity'")
 
