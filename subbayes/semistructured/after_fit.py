@@ -14,6 +14,7 @@ from subbayes.diagnostics import LooResult
 from subbayes.diagnostics.leave_one_out import compare as compare_loo
 from subbayes.likelihoods.families import CategoricalFamily
 from subbayes.predictions.predictive import Predictive
+from subbayes.semistructured.flat_prior import improper_effects
 from subbayes.semistructured.joint_posterior import FittedState
 from subbayes.semistructured.tools.averages import (
     Averages,
@@ -72,7 +73,9 @@ class AfterFit:
     def _prior_effects(self) -> dict[str, Float[np.ndarray, "S"]]:
         structured = self.state.model.structured
         rng = np.random.default_rng([self.state.joint.seed, 7])
-        return structured.reported(rng.standard_normal((_PRIOR_DRAWS, structured.size)))
+        drawn = structured.reported(rng.standard_normal((_PRIOR_DRAWS, structured.size)))
+        flat = improper_effects(structured)
+        return {name: draws for name, draws in drawn.items() if name not in flat}
 
     def _quantity(
         self, scale: str, n_draws: int, category: Any

@@ -21,7 +21,9 @@ from subbayes.inference.samplers.chains import Sampler
 from subbayes.likelihoods.families import Family, family_from_name
 from subbayes.reports.semistructured import write_report
 from subbayes.semistructured.design_data import AuxiliaryColumns, networks_from
+from subbayes.semistructured.empirical_bayes import singular_warnings
 from subbayes.semistructured.estimand import ESTIMANDS
+from subbayes.semistructured.flat_prior import check_determined
 from subbayes.semistructured.formula_checks import Missing
 from subbayes.semistructured.joint_posterior import FittedState, JointPosterior
 from subbayes.semistructured.overlap import overlap_warnings
@@ -298,8 +300,11 @@ class SemiStructuredRegression(Results):
             draws = joint.sample(
                 engine, sampling, temperature, marginalisation, automatic=automatic
             )
+        check_determined(model.structured, joint.effects_of(draws))
         self._state = FittedState(joint, draws)
-        for line in [*interval_warnings(model, draws), *self.warnings()]:
+        fixed = joint.effects_of(draws)[0] if smooth == "reml" else None
+        singular = [] if fixed is None else singular_warnings(model.structured, fixed)
+        for line in [*interval_warnings(model, draws), *singular, *self.warnings()]:
             warn_user(line)
         return self
 

@@ -23,7 +23,7 @@ from jaxtyping import Float
 from subbayes.draws import Draws
 from subbayes.likelihoods.families import AsymmetricLaplaceFamily, Family
 from subbayes.predictions.averaging import evenly_spaced
-from subbayes.semistructured.effect_priors import NormalPrior, is_normal
+from subbayes.semistructured.effect_priors import NormalPrior, priors_of_columns
 from subbayes.semistructured.specification import PreparedModel
 
 __all__ = ["interval_warnings", "score_correction"]
@@ -33,10 +33,10 @@ _DRAWS = 200  # over which the variance of the score is averaged
 
 def _is_corrected(model: PreparedModel, draws: Draws) -> bool:
     """Whether draws are exact, and all effects of the location have normal priors."""
-    own = [t for t in model.design.terms if t.parameter == model.design.parameters[0]]
-    plain = all(not t.penalised and is_normal(model.structured.priors.get(t.name)) for t in own)
+    own = model.design.column_parameters.count(model.design.parameters[0])
     exact = model.deep is None and draws.validity == "exact"
-    return exact and _is_working(model.family) and bool(own) and plain
+    normal = own and model.structured.has_normal_location
+    return bool(exact and normal and _is_working(model.family))
 
 
 def _is_working(family: Family) -> bool:
@@ -70,7 +70,8 @@ def score_correction(
         return None
     structured, inputs = model.structured, model.inputs
     at = torch.from_numpy(np.ascontiguousarray(zeta, dtype=np.float64))
-    own = [i for i, name in enumerate(model.design.column_parameters) if _is_location(model, name)]
+    parameters, location = model.design.column_parameters, model.design.parameters[0]
+    own = [i for i, name in enumerate(parameters) if name == location]
     with torch.no_grad():
         beta = structured.coefficients(at).numpy()
         few = torch.from_numpy(evenly_spaced(at.numpy(), _DRAWS))
@@ -92,16 +93,12 @@ def score_correction(
     return shift
 
 
-def _is_location(model: PreparedModel, parameter: str) -> bool:
-    return parameter == model.design.parameters[0]
-
-
 def _precisions(model: PreparedModel) -> Float[np.ndarray, "p"]:
     """Precision of the normal prior of each coefficient of the location; 0 of others."""
     found = np.zeros(len(model.design.names))
     for term in model.design.terms:
-        prior = model.structured.priors.get(term.name)
-        if _is_location(model, term.parameter):
-            assert isinstance(prior, NormalPrior)
-            found[list(term.columns)] = prior.scale**-2
+        if term.parameter == model.design.parameters[0]:
+            for own, prior in priors_of_columns(term, model.design.names, model.structured.priors):
+                assert isinstance(prior, NormalPrior)
+                found[own] = prior.scale**-2
     return found

@@ -24,7 +24,10 @@ def fit(formula, frame, **options):
 
 def test_separation_gives_finite_effects_by_the_prior():
     frame = rows()
-    found = fit("z ~ x", frame.assign(z=(frame.x > 0).astype(int)), family="bernoulli").summary()
+    with pytest.warns(UserWarning, match="a combination of x separates the classes"):
+        found = fit(
+            "z ~ x", frame.assign(z=(frame.x > 0).astype(int)), family="bernoulli"
+        ).summary()
     mean, sd = found.loc["x", ["mean", "sd"]]
     assert 3 < mean < 30
     assert 0.5 < sd < 15
@@ -159,6 +162,13 @@ def test_a_negative_mean_has_no_logarithmic_link(family):
         model.fit(data)
     with pytest.raises(InputError, match=said):
         SemiStructuredRegression("y ~ 0 + x", family=family, link="log").fit(data)
+
+
+@pytest.mark.parametrize("family", ["poisson", "gamma"])
+def test_families_of_numbers_that_are_not_negative_have_a_logarithmic_link(family):
+    y = np.zeros(9) if family == "poisson" else np.arange(1.0, 10.0)
+    model = SemiStructuredRegression("y ~ 1", family=family)
+    model.specification.prepare(pd.DataFrame({"y": y}), None)
 
 
 def test_some_negative_responses_have_a_logarithmic_link():
