@@ -6,7 +6,7 @@ columns for new rows, and errors that name columns and levels.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NoReturn
 
@@ -456,37 +456,6 @@ class Design:
                     "extrapolation='clip')",
                 )
         fail("data", "values that the formula can use", f"{type(error).__name__}: {error}")
-
-    def collinear(
-        self, centred: Float[np.ndarray, "n p"], among: Collection[int] | None = None
-    ) -> list[str]:
-        """Describe the unpenalised columns that are sums of other columns of their predictor.
-
-        Args:
-            centred: the columns.
-            among: positions of the columns that are compared; by default all unpenalised ones.
-        """
-        from scipy.linalg import qr
-
-        found = []
-        for parameter in self.parameters:
-            terms = [t for t in self.terms if t.parameter == parameter]
-            places = [i for t in terms for i in t.unpenalised if among is None or i in among]
-            norms = np.linalg.norm(centred[:, places], axis=0)
-            found += [self.names[i] for i, norm in zip(places, norms, strict=True) if norm == 0]
-            places = [i for i, norm in zip(places, norms, strict=True) if norm > 0]
-            if len(places) < 2:
-                continue
-            unit = centred[:, places] / norms[norms > 0]
-            _, triangle, pivots = qr(unit, mode="economic", pivoting=True)
-            independent = np.zeros(len(places), dtype=bool)
-            independent[: min(unit.shape)] = np.abs(np.diag(triangle)) >= 1e-8
-            basis = pivots[independent]
-            for column in pivots[~independent]:
-                weights = np.linalg.lstsq(unit[:, basis], unit[:, column], rcond=None)[0]
-                summands = [self.names[places[i]] for i in basis[np.abs(weights) > 1e-6]]
-                found.append(f"{self.names[places[column]]} = {' + '.join(summands)}")
-        return found
 
 
 def _columns(

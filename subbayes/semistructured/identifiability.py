@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float
-from scipy import optimize
+from scipy import linalg, optimize
 
 from subbayes.likelihoods.families import (
     BernoulliFamily,
@@ -25,7 +25,7 @@ from subbayes.semistructured.terms.group_effects import GroupLaw
 from subbayes.utils.checks import fail
 from subbayes.utils.warning import warn_user
 
-__all__ = ["check_identified", "separating_columns"]
+__all__ = ["check_identified", "collinear", "separating_columns"]
 
 _ROWS, _ROUNDS = 2000, 6  # of a linear program, to which rows are added that its solution misses
 _MOST_COLUMNS = 200
@@ -62,7 +62,7 @@ def check_identified(
         kind = "effects with flat priors" if given else "effects"
         got = f"{len(own)} {kind} for {len(columns)} rows"
         fail("formula", "more rows than effects", got, "Pass priors={term: scale}")
-    sums = design.collinear(columns, own)
+    sums = collinear(design, columns, own)
     if sums:
         remedy = "Leave one out, or pass priors={term: scale}"
         if any(re.match(r"c[crs]\(", name) for name in sums):
@@ -71,6 +71,37 @@ def check_identified(
     _check_separation(design, columns, y, family, priors, trials)
     for line in _group_warnings(design, len(columns), family):
         warn_user(line)
+
+
+def collinear(
+    design: Design, centred: Float[np.ndarray, "n p"], among: Collection[int]
+) -> list[str]:
+    """Describe the columns that are sums of other columns of their predictor.
+
+    Args:
+        design: the design matrix.
+        centred: its columns.
+        among: positions of the columns that are compared.
+    """
+    found, compared = [], set(among)
+    for parameter in design.parameters:
+        terms = [t for t in design.terms if t.parameter == parameter]
+        places = [i for t in terms for i in t.unpenalised if i in compared]
+        norms = np.linalg.norm(centred[:, places], axis=0)
+        found += [design.names[i] for i, norm in zip(places, norms, strict=True) if norm == 0]
+        places = [i for i, norm in zip(places, norms, strict=True) if norm > 0]
+        if len(places) < 2:
+            continue
+        unit = centred[:, places] / norms[norms > 0]
+        _, triangle, pivots = linalg.qr(unit, mode="economic", pivoting=True)
+        independent = np.zeros(len(places), dtype=bool)
+        independent[: min(unit.shape)] = np.abs(np.diag(triangle)) >= 1e-8
+        basis = pivots[independent]
+        for column in pivots[~independent]:
+            weights = np.linalg.lstsq(unit[:, basis], unit[:, column], rcond=None)[0]
+            summands = [design.names[places[i]] for i in basis[np.abs(weights) > 1e-6]]
+            found.append(f"{design.names[places[column]]} = {' + '.join(summands)}")
+    return found
 
 
 # --- separated classes --------------------------------------------------------------------------

@@ -75,10 +75,11 @@ class SemiStructuredRegression(Results):
         family: the name of a family of `subbayes.likelihoods.families`, such as "normal",
             "student-t", "poisson", "bernoulli", "ordinal" or "weibull", or a `Family`.
         link: link of the location, for families with more than one.
-        priors: prior by term: a number (the scale of a normal), a prior of
-            `subbayes.semistructured`, or a frozen distribution of `scipy.stats`; "sd(term)" for
-            the standard deviation of a smooth or of random effects, "cor(group)" for correlations
-            (`LKJ`), "simplex(term)" for the steps of `mo(...)` (`Dirichlet`). A number for a
+        priors: prior by term, or by coefficient as the summary names it: a number (the scale of a
+            normal), a prior of `subbayes.semistructured`, such as `Flat()`, or a frozen
+            distribution of `scipy.stats`; "sd(term)" for the standard deviation of a smooth or of
+            random effects, "cor(group)" for correlations (`LKJ`), "sd" and "cor" for all of them,
+            "simplex(term)" for the steps of `mo(...)` (`Dirichlet`). A number for a
             parameter such as "sigma", "shape" or "precision" is the scale of a half-normal prior of
             that parameter itself. See `default_priors`.
         weights: column of observation weights: how many times each row counts.
@@ -264,8 +265,9 @@ class SemiStructuredRegression(Results):
 
         Raises:
             InputError: unknown columns, responses outside the family's support, collinear columns
-                or as many columns as rows without priors of the user, a network without its
-                input or with more than one output, or what training and sampling raise.
+                or as many columns as rows without priors of the user, an improper posterior with
+                flat priors, a network without its input or with more than one output, or what
+                training and sampling raise.
         """
         check_positive("temperature", temperature)
         check_choice("smooth", smooth, ("bayes", "reml"))

@@ -175,7 +175,7 @@ class Specification:
         targets = self.targets(frame, y)
         family.check_targets(targets)
         y = family.level_values(y, known)
-        columns, offsets = design.matrix(frame)
+        matrix, offsets = design.matrix(frame)
         offset = offsets[:, 0] + self.auxiliary.total_offset(frame, family)
         defaults = default_priors(design, family, y, offset)
         given = priors_with(design, defaults, self.priors, names_for_priors(family))
@@ -187,7 +187,7 @@ class Specification:
                 warn_user(line)
             warn_of_size(len(design.names), len(frame))
             counts, trials = response.numbers(frame), known.get("trials")
-            check_identified(design, columns, counts, family, priors, self.priors, trials)
+            check_identified(design, matrix, counts, family, priors, self.priors, trials)
         structured = StructuredPredictor(design, family, priors)
         dtypes = [p.dtype for part in self.deep.values() for p in part.module.parameters()]
         dtype = dtypes[0] if dtypes else torch.float64

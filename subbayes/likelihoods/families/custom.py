@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -90,13 +90,13 @@ class Custom(Family):
         tensor([-1.6931])
     """
 
-    names: tuple[str, ...]
-    log_prob_of: Callable[..., Tensor]
-    mean_of: Callable[..., Tensor] | None
-    variance_of: Callable[..., Tensor] | None
-    draw: Callable[..., Tensor] | None
-    within: tuple[float, float]
-    cdf_of: Callable[..., Tensor] | None
+    names: tuple[str, ...] = field(init=False)
+    log_prob_of: Callable[..., Tensor] = field(init=False)
+    mean_of: Callable[..., Tensor] | None = field(init=False)
+    variance_of: Callable[..., Tensor] | None = field(init=False)
+    draw: Callable[..., Tensor] | None = field(init=False)
+    within: tuple[float, float] = field(init=False)
+    cdf_of: Callable[..., Tensor] | None = field(init=False)
     label = "custom"
 
     def __init__(
