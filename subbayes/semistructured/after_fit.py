@@ -14,6 +14,7 @@ from subbayes.diagnostics import LooResult
 from subbayes.diagnostics.leave_one_out import compare as compare_loo
 from subbayes.likelihoods.families import CategoricalFamily
 from subbayes.predictions.predictive import Predictive
+from subbayes.semistructured.flat_prior import improper_effects
 from subbayes.semistructured.joint_posterior import FittedState
 from subbayes.semistructured.tools.averages import (
     Averages,
@@ -72,12 +73,17 @@ class AfterFit:
     def _prior_effects(self) -> dict[str, Float[np.ndarray, "S"]]:
         structured = self.state.model.structured
         rng = np.random.default_rng([self.state.joint.seed, 7])
-        return structured.reported(rng.standard_normal((_PRIOR_DRAWS, structured.size)))
+        drawn = structured.reported(rng.standard_normal((_PRIOR_DRAWS, structured.size)))
+        flat = improper_effects(structured)
+        return {name: draws for name, draws in drawn.items() if name not in flat}
 
     def _quantity(
         self, scale: str, n_draws: int, category: Any
     ) -> Callable[[pd.DataFrame], Float[np.ndarray, "S n"]]:
-        """Draws of the mean, or of the location's predictor, as a function of rows."""
+        """Draws of the mean, or of the location's predictor, as a function of rows.
+
+        Of quantile regression the quantile takes the place of the mean.
+        """
         check_choice("scale", scale, ("response", "link"))
         check_count("n_draws", n_draws)
         place = self._position_of(category, scale)
@@ -86,7 +92,7 @@ class AfterFit:
             found = self.predict(rows, n_draws=min(n_draws, self.state.draws.flat().shape[0]))
             if scale == "link":
                 return found.outputs[..., place].numpy()
-            mean = found.likelihood.mean(found.outputs).numpy()
+            mean = self.state.model.family.averaged(found.outputs).numpy()
             if mean.shape[-1] == 1 and category is not None:  # the probability of the second class
                 return mean[..., 0] if place else 1 - mean[..., 0]
             return mean[..., place if mean.shape[-1] > 1 else 0]
@@ -129,7 +135,8 @@ class AfterFit:
             variable: the column.
             values: its values; by default all levels.
             data: the rows; by default those of training, at most 2000 evenly spaced ones.
-            scale: "response" for E[y], "link" for the predictor of the location.
+            scale: "response" for E[y], or the quantile of the "asymmetric-laplace" family; "link"
+                for the predictor of the location.
             level: level of the central intervals.
             n_draws: use at most this many evenly spaced draws.
             weights: column that says how many times a row counts; by default that of the fit for

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from scipy import stats
 
-from subbayes.likelihoods.families import Family
+from subbayes.likelihoods.families import Custom, Family
 from subbayes.likelihoods.families.base import LINKS
 from subbayes.likelihoods.families.mixtures import allowed_rows
 from subbayes.semistructured.dirichlet import Dirichlet
@@ -144,7 +144,8 @@ def _intercept_prior(
     if parameter in family.locations:
         level, shift = family.level(y), float(np.mean(offset))
         if link == "log":
-            if not level > 0:  # zeros only, or a negative mean
+            if not level > 0:  # zeros only, or a location that is not the mean
+                _check_positive_mean(family, level)
                 level = 1e-3 * (1.0 if family.kind == "count" else float(np.std(y)))
             level = float(np.log(level))
             most = np.max(offset)  # its exponential may overflow
@@ -159,6 +160,13 @@ def _intercept_prior(
         values = family.location_values(y)
         return Exponential(float(np.std(values - offset if link == "identity" else values)))
     return NormalPrior(*family.predictor_prior(parameter, y))
+
+
+def _check_positive_mean(family: Family, level: float) -> None:
+    """Raise for a mean that a logarithmic link cannot reach; single responses may be negative."""
+    if bool(family.allows(torch.tensor([-1.0]))) and not isinstance(family, Custom):
+        expected = "responses whose mean is above 0, for the link 'log'"
+        fail("y", expected, f"a mean of {level:.4g}", "Use link='identity'")
 
 
 def _level(

@@ -35,6 +35,9 @@ __all__ = [
 ]
 
 
+_MOST_CLASSES = 50  # of numbers
+
+
 @dataclass(frozen=True)
 class AuxiliaryColumns:
     """Columns of the data frame that weight observations or shift the predictor.
@@ -135,6 +138,7 @@ class Response:
             labels = values.cat.remove_unused_categories().cat.categories.tolist()
         else:
             labels = sorted(values.unique().tolist())
+            _check_classes(name, labels, len(values), family)
         if isinstance(family, BernoulliFamily) and len(labels) != 2:
             fail(
                 name,
@@ -175,6 +179,25 @@ class Response:
             return (self.name,)
         with formula_errors("response", self.name):
             return check_formula("response", self.name, frame, response=True)
+
+
+def _check_classes(name: str, labels: list[Any], rows: int, family: Family) -> None:
+    """Raise for numbers that are measurements rather than classes, each of which is a parameter.
+
+    They are measurements if there are more than 50 of them, or if they are not whole numbers and
+    more than half of the rows differ.
+    """
+    if isinstance(family, BernoulliFamily) or not all(isinstance(v, (int, float)) for v in labels):
+        return
+    whole = all(float(value).is_integer() for value in labels)
+    if len(labels) <= _MOST_CLASSES and (whole or 2 * len(labels) <= rows):
+        return
+    expected = f"classes for family {family.label!r}, at most {_MOST_CLASSES} numbers"
+    got = f"{len(labels)} different numbers in {rows} rows, such as {labels[0]:g}"
+    remedy = (
+        "Use a family of numbers, such as 'normal', group them by pd.cut, or pass pd.Categorical"
+    )
+    fail(name, expected, got, f"{remedy} if each number is a class")
 
 
 def _check_ordered(name: str, values: pd.Series) -> None:

@@ -24,7 +24,7 @@ from subbayes.semistructured.effect_prior import (
     interpolate,
     scipy_text,
 )
-from subbayes.semistructured.formula import Design
+from subbayes.semistructured.formula import Design, Term
 from subbayes.semistructured.lkj import LKJ
 from subbayes.utils.checks import check_positive, fail, fail_type
 
@@ -39,6 +39,7 @@ __all__ = [
     "names_for_priors",
     "prior_of",
     "prior_of_term",
+    "priors_of_columns",
     "priors_with",
 ]
 
@@ -264,7 +265,12 @@ def prior_of_term(name: str, value: Any, parameters: Sequence[str]) -> EffectPri
     """
     argument, sd = f"priors[{name!r}]", name.startswith("sd(")
     for start, kind, example in (("cor(", LKJ, "LKJ(2)"), ("simplex(", Dirichlet, "Dirichlet(2)")):
-        if name.startswith(start) != isinstance(value, kind):
+        named = name.startswith(start)
+        if (
+            isinstance(value, kind)
+            and not (named or name == start[:-1])
+            or (named and not isinstance(value, kind))
+        ):
             fail(argument, f"{example} for '{start}...)', and no other prior", repr(value))
         if isinstance(value, kind):
             return value
@@ -326,10 +332,12 @@ def priors_with(
 
 
 def _place(name: str, design: Design, defaults: Mapping[str, EffectPrior]) -> str:
-    """The name of the default prior that a prior given as `name` replaces."""
+    """The name of the default prior that a prior given as `name` replaces, or of a column."""
     if name in design.parameters and f"{name}.Intercept" in defaults:
         return f"{name}.Intercept"  # its name in the summary of a parameter without effects
     if name in defaults:
+        return name
+    if any(name == design.names[i] for t in design.terms for i in t.unpenalised):
         return name
     readers = [t.name for t in design.terms if name in (*t.variables, t.name)]
     readers = [n for n in readers if n in defaults]
@@ -339,14 +347,52 @@ def _place(name: str, design: Design, defaults: Mapping[str, EffectPrior]) -> st
 
 
 def _expanded(given: Mapping[str, Any], known: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Names of priors and their keys; "sd(g)" gives a prior to each standard deviation of g."""
+    """Names of priors and their keys.
+
+    "sd" and "cor" give a prior to all standard deviations and correlations, "sd(g)" to each
+    standard deviation of g. The name of one comes before its group, and that before the class.
+    """
+    wide = {key: _members(key, known) for key in given if key not in known}
+    ranks = {key: _CLASSES.get(key, 1 if wide.get(key) else 0) for key in given}
     for key in given:
-        every = []
-        if isinstance(key, str) and key.startswith("sd(") and key not in known:
-            of_term, ending = f"{key[:-1]}[", f" | {key[3:-1]})"
-            every = [
-                n
-                for n in known
-                if n.startswith("sd(") and (n.endswith(ending) or n[:-1].startswith(of_term))
-            ]
-        yield from ((name, key) for name in every or [key] if name not in given or name == key)
+        for name in wide.get(key) or [key]:
+            closer = [k for k in given if name == k or name in wide.get(k, ())]
+            if ranks[key] == min((ranks[k] for k in closer), default=0):
+                yield name, key
+
+
+_CLASSES = {"sd": 2, "cor": 2}
+"""Names of the priors of all standard deviations and of all correlations, and their rank."""
+
+
+def _members(key: Any, known: Mapping[str, Any]) -> list[str]:
+    """The names of priors that a class or a group stands for; empty for others."""
+    if key in _CLASSES:
+        return [n for n in known if n.startswith(f"{key}(")]
+    if not (isinstance(key, str) and key.startswith("sd(")):
+        return []
+    of_term, ending = f"{key[:-1]}[", f" | {key[3:-1]})"
+    sds = [n for n in known if n.startswith("sd(")]
+    return [n for n in sds if n.endswith(ending) or n[:-1].startswith(of_term)]
+
+
+def priors_of_columns(
+    term: Term, names: Sequence[str], priors: Mapping[str, EffectPrior]
+) -> list[tuple[list[int], EffectPrior]]:
+    """Parts of neighbouring unpenalised columns of a term that have the same prior, and the prior.
+
+    Args:
+        term: the term.
+        names: name of each column of the design matrix.
+        priors: by term, or by column, which comes first.
+    """
+    found: list[tuple[list[int], EffectPrior]] = []
+    for i in term.unpenalised:
+        prior = priors.get(names[i], priors.get(term.name))
+        if prior is None:
+            continue
+        if found and found[-1][1] is prior and found[-1][0][-1] == i - 1:
+            found[-1][0].append(i)
+        else:
+            found.append(([i], prior))
+    return found

@@ -32,19 +32,43 @@ from subbayes.semistructured.proposals import LogDensity
 from subbayes.semistructured.quadratic_likelihood import QuadraticRows
 from subbayes.semistructured.structured_predictor import StructuredPredictor
 
-__all__ = ["reml_of_collapsed", "reml_of_rows", "smoothing_coordinates"]
+__all__ = ["reml_of_collapsed", "reml_of_rows", "singular_warnings", "smoothing_coordinates"]
 
 _FURTHEST = 6.0  # of a standard normal coordinate; at -6 a standard deviation is 0 to rounding
 _STEP = 1e-3  # of differences
 _STARTS = (0.0, -1.0, 1.0)  # of the search for a maximum, besides the mode
 _ROUNDS, _NEAR = 10, 1e-2  # of approximations, and the change with which they end
 _KINDS = ("sd(", "cor(", "length(")
+_SINGULAR = 3.0  # beyond which a standard deviation is 0.001 of its prior mean, a correlation 0.998
 
 
 def smoothing_coordinates(structured: StructuredPredictor) -> list[int]:
     """Positions of the coordinates of standard deviations, correlations and lengths."""
     columns = len(structured.design.names)
     return [j for j in range(columns, structured.size) if structured.names[j].startswith(_KINDS)]
+
+
+def singular_warnings(structured: StructuredPredictor, zeta: Float[np.ndarray, "P"]) -> list[str]:
+    """A warning of standard deviations that are 0 at the maximum, and of correlations of 1 or -1.
+
+    Args:
+        structured: the structured predictor.
+        zeta: the coordinates at the maximum.
+    """
+    found = []
+    for j in smoothing_coordinates(structured):
+        name = structured.names[j]
+        if name.startswith("sd(") and zeta[j] < -_SINGULAR:
+            found.append(f"{name} is 0")
+        elif name.startswith("cor(") and abs(zeta[j]) > _SINGULAR:
+            found.append(f"{name} is {'-1' if zeta[j] < 0 else '1'}")
+    if not found:
+        return []
+    return [
+        f"singular fit: {', '.join(found)} at the maximum of the likelihood, the end of its range: "
+        "correlations of effects that do not vary have no meaning, and intervals leave out that "
+        "it may have another value; leave the term out, or use smooth='bayes'"
+    ]
 
 
 def reml_of_collapsed(

@@ -457,30 +457,6 @@ class Design:
                 )
         fail("data", "values that the formula can use", f"{type(error).__name__}: {error}")
 
-    def collinear(self, centred: Float[np.ndarray, "n p"]) -> list[str]:
-        """Describe the unpenalised columns that are sums of other columns of their predictor."""
-        from scipy.linalg import qr
-
-        found = []
-        for parameter in self.parameters:
-            terms = [t for t in self.terms if t.parameter == parameter]
-            places = [i for t in terms for i in t.unpenalised]
-            norms = np.linalg.norm(centred[:, places], axis=0)
-            found += [self.names[i] for i, norm in zip(places, norms, strict=True) if norm == 0]
-            places = [i for i, norm in zip(places, norms, strict=True) if norm > 0]
-            if len(places) < 2:
-                continue
-            unit = centred[:, places] / norms[norms > 0]
-            _, triangle, pivots = qr(unit, mode="economic", pivoting=True)
-            independent = np.zeros(len(places), dtype=bool)
-            independent[: min(unit.shape)] = np.abs(np.diag(triangle)) >= 1e-8
-            basis = pivots[independent]
-            for column in pivots[~independent]:
-                weights = np.linalg.lstsq(unit[:, basis], unit[:, column], rcond=None)[0]
-                summands = [self.names[places[i]] for i in basis[np.abs(weights) > 1e-6]]
-                found.append(f"{self.names[places[column]]} = {' + '.join(summands)}")
-        return found
-
 
 def _columns(
     parameter: str, text: str, frame: pd.DataFrame

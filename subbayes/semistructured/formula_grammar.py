@@ -122,6 +122,9 @@ def _factors(argument: str, text: str, response: bool) -> list[Factor]:
         if kind is Token.Kind.NAME or kind is Token.Kind.PYTHON:
             factor = Factor(argument, content, response)
             if kind is Token.Kind.NAME:
+                if content == "Intercept" and not response:  # a name of the summary
+                    remedy = "Rename the column, or write 1 for the intercept"
+                    fail(argument, "columns that are not called 'Intercept'", repr(text), remedy)
                 if content in numbers:  # formulaic knows terms by their text
                     remedy = f"Rename the column, or write I(`{content}`)"
                     fail(argument, "columns whose names are no terms", f"`{content}`", remedy)

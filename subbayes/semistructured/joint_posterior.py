@@ -39,6 +39,7 @@ from subbayes.semistructured.orthogonal_columns import (
 from subbayes.semistructured.predictors import Predictors
 from subbayes.semistructured.specification import PreparedModel
 from subbayes.semistructured.subspace import MAX_START, JointSpace
+from subbayes.semistructured.working_likelihood import score_correction
 from subbayes.subspace import FullSubspace, JointSubspace
 from subbayes.utils.checks import check_count, fail
 from subbayes.utils.progress import say
@@ -250,14 +251,26 @@ class JointPosterior:
         return self._weights(flat)[:, self.model.structured.size :]
 
     def corrected_weights(
-        self, draws: Draws, n_draws: int | None = None
+        self,
+        draws: Draws,
+        n_draws: int | None = None,
+        shift: Float[np.ndarray, "S p"] | None = None,
     ) -> tuple[Callable[[slice], Tensor], int]:
-        """Weights for `Predictors(corrected=True)` as a function of a slice, and their number."""
+        """Weights for `Predictors(corrected=True)` as a function of a slice, and their number.
+
+        Args:
+            draws: the draws.
+            n_draws: of evenly spaced draws instead of all.
+            shift: added to the coefficients of the columns, of all draws.
+        """
         if n_draws is not None:
             check_count("n_draws", n_draws)
         flat = torch.from_numpy(np.ascontiguousarray(draws.flat(n_draws)))
         size, columns = self.model.structured.size, len(self.model.design.names)
         corrections = torch.zeros(len(flat), columns, dtype=self.model.dtype)
+        if shift is not None:
+            chosen = shift if n_draws is None else evenly_spaced(shift, n_draws)
+            corrections -= torch.from_numpy(chosen).to(corrections)
         if self.orthogonal:
             assert self.contributions is not None
             for start in range(0, len(flat), _CORRECTION_BATCH):
@@ -309,7 +322,9 @@ class FittedState:
         return self.model.specification.effects
 
     def coefficient_shift(self, n_draws: int | None = None) -> Float[np.ndarray, "S p"] | None:
-        """What the estimand adds to the coefficients of the centred columns; None for nothing.
+        """What the estimand, or the correction of a working likelihood, adds to the coefficients.
+
+        Those of the centred columns; None for nothing.
 
         Args:
             n_draws: of evenly spaced draws instead of all.
@@ -317,10 +332,20 @@ class FittedState:
         shift = self._shift
         return shift if shift is None or n_draws is None else evenly_spaced(shift, n_draws)
 
+    def corrected_weights(
+        self, n_draws: int | None = None
+    ) -> tuple[Callable[[slice], Tensor], int]:
+        """Weights of all draws, or of evenly spaced ones, for `Predictors(corrected=True)`."""
+        return self.joint.corrected_weights(self.draws, n_draws, self._score_correction)
+
+    @cached_property
+    def _score_correction(self) -> Float[np.ndarray, "S p"] | None:
+        return score_correction(self.model, self.draws, self.joint.effects_of(self.draws))
+
     @cached_property
     def _shift(self) -> Float[np.ndarray, "S p"] | None:
         if self.estimand == "sample":
-            return None
+            return self._score_correction
         contributions, networks = self.joint.contributions, self.joint.networks_of(self.draws)
         assert contributions is not None
         found = np.zeros((len(networks), len(self.model.design.names)))

@@ -28,7 +28,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from subbayes.likelihoods.families import Family, NormalFamily
-from subbayes.semistructured.effect_priors import is_normal
 from subbayes.semistructured.predictors import pad_thresholds
 from subbayes.semistructured.structured_predictor import StructuredPredictor
 from subbayes.utils.checks import check_choice, check_count, fail
@@ -296,16 +295,11 @@ class Quadrature(ImportanceSampling):
 def _has_closed_form(density: EffectDensity) -> bool:
     structured, family = density.structured, density.family
     location = structured.design.parameters[0]
-    normal_priors = all(
-        is_normal(structured.priors.get(t.name)) and not t.penalised
-        for t in structured.design.terms
-        if t.parameter == location
-    )
     scale = [t for t in structured.design.terms if t.parameter != location]
     return (
         isinstance(family, NormalFamily)
         and family.links[0] == "identity"
-        and normal_priors
+        and structured.has_normal_location
         and isinstance(density.y, Tensor)
         and len(scale) == 1
         and scale[0].kind == "intercept"

@@ -21,7 +21,9 @@ from subbayes.inference.samplers.chains import Sampler
 from subbayes.likelihoods.families import Family, family_from_name
 from subbayes.reports.semistructured import write_report
 from subbayes.semistructured.design_data import AuxiliaryColumns, networks_from
+from subbayes.semistructured.empirical_bayes import singular_warnings
 from subbayes.semistructured.estimand import ESTIMANDS
+from subbayes.semistructured.flat_prior import check_determined
 from subbayes.semistructured.formula_checks import Missing
 from subbayes.semistructured.joint_posterior import FittedState, JointPosterior
 from subbayes.semistructured.overlap import overlap_warnings
@@ -38,6 +40,7 @@ from subbayes.semistructured.subspace import (
 )
 from subbayes.semistructured.tools.predictive_checks import Replicates, draw_prior
 from subbayes.semistructured.tools.updating import updated_formula
+from subbayes.semistructured.working_likelihood import interval_warnings
 from subbayes.training.configuration import Training
 from subbayes.utils.checks import check_choice, check_fraction, check_positive, fail, fail_type
 from subbayes.utils.saving import read, save
@@ -72,10 +75,11 @@ class SemiStructuredRegression(Results):
         family: the name of a family of `subbayes.likelihoods.families`, such as "normal",
             "student-t", "poisson", "bernoulli", "ordinal" or "weibull", or a `Family`.
         link: link of the location, for families with more than one.
-        priors: prior by term: a number (the scale of a normal), a prior of
-            `subbayes.semistructured`, or a frozen distribution of `scipy.stats`; "sd(term)" for
-            the standard deviation of a smooth or of random effects, "cor(group)" for correlations
-            (`LKJ`), "simplex(term)" for the steps of `mo(...)` (`Dirichlet`). A number for a
+        priors: prior by term, or by coefficient as the summary names it: a number (the scale of a
+            normal), a prior of `subbayes.semistructured`, such as `Flat()`, or a frozen
+            distribution of `scipy.stats`; "sd(term)" for the standard deviation of a smooth or of
+            random effects, "cor(group)" for correlations (`LKJ`), "sd" and "cor" for all of them,
+            "simplex(term)" for the steps of `mo(...)` (`Dirichlet`). A number for a
             parameter such as "sigma", "shape" or "precision" is the scale of a half-normal prior of
             that parameter itself. See `default_priors`.
         weights: column of observation weights: how many times each row counts.
@@ -261,8 +265,9 @@ class SemiStructuredRegression(Results):
 
         Raises:
             InputError: unknown columns, responses outside the family's support, collinear columns
-                or as many columns as rows without priors of the user, a network without its
-                input or with more than one output, or what training and sampling raise.
+                or as many columns as rows without priors of the user, an improper posterior with
+                flat priors, a network without its input or with more than one output, or what
+                training and sampling raise.
         """
         check_positive("temperature", temperature)
         check_choice("smooth", smooth, ("bayes", "reml"))
@@ -297,8 +302,11 @@ class SemiStructuredRegression(Results):
             draws = joint.sample(
                 engine, sampling, temperature, marginalisation, automatic=automatic
             )
+        check_determined(model.structured, joint.effects_of(draws))
         self._state = FittedState(joint, draws)
-        for line in self.warnings():
+        fixed = joint.effects_of(draws)[0] if smooth == "reml" else None
+        singular = [] if fixed is None else singular_warnings(model.structured, fixed)
+        for line in [*interval_warnings(model, draws), *singular, *self.warnings()]:
             warn_user(line)
         return self
 

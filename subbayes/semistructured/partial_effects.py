@@ -263,7 +263,7 @@ def contribution_table(
 ) -> pd.DataFrame:
     """The contributions to the predictor at `place`; see `Results.contributions`."""
     structured, deep, design = state.model.structured, state.model.deep, inputs["design"]
-    weights, count = state.joint.corrected_weights(state.draws, n_draws)
+    weights, count = state.corrected_weights(n_draws)
     size, columns = structured.size, len(structured.design.names)
     effects, networks = [], []
     shift = state.coefficient_shift(n_draws)

@@ -342,9 +342,9 @@ class Results(AfterFit):
         self, inputs: Any, n_draws: int | None = None, progress: bool | None = False
     ) -> Predictive:
         """The predictive distribution at encoded inputs."""
-        model, joint = self.state.model, self.state.joint
+        model = self.state.model
         module = Predictors(model.structured, model.deep, model.dtype, corrected=True)
-        weights, count = joint.corrected_weights(self.draws, n_draws)
+        weights, count = self.state.corrected_weights(n_draws)
         return average(
             Network(module), model.family, weights, inputs, count=count, progress=progress
         )

@@ -22,6 +22,7 @@ from subbayes.semistructured.effect_priors import (
     NormalPrior,
     StudentT,
 )
+from subbayes.semistructured.flat_prior import Flat
 from subbayes.semistructured.horseshoe import Horseshoe
 from subbayes.semistructured.lkj import LKJ
 from subbayes.utils.checks import check_positive, fail
@@ -35,6 +36,7 @@ _PARAMETRIC: dict[str, Callable[..., EffectPrior]] = {
     "LKJ": LKJ,
     "Dirichlet": Dirichlet,
     "Horseshoe": Horseshoe,
+    "Flat": Flat,
 }
 
 

@@ -12,6 +12,7 @@ import re
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
+from numbers import Real
 from typing import Any, NoReturn
 
 import numpy as np
@@ -80,7 +81,11 @@ def facts_of(state: FittedState) -> dict[str, Any]:
         "formula": formula if isinstance(formula, str) else dict(formula),
         "family": family.to_config() if known else {"own": repr(family)},
         "priors": {
-            name: prior_config(prior_of_term(name, prior, names_for_priors(family)))
+            name: prior_config(
+                float(prior)  # of a column or of all standard deviations: a number fits both
+                if name == "sd" and isinstance(prior, Real)
+                else prior_of_term(name, prior, names_for_priors(family))
+            )
             for name, prior in specification.priors.items()
         },
         **vars(specification.auxiliary),

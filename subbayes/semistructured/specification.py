@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -29,6 +28,7 @@ from subbayes.semistructured.design_data import (
 )
 from subbayes.semistructured.effect_priors import names_for_priors, priors_with
 from subbayes.semistructured.effects_likelihood import EffectsLikelihood
+from subbayes.semistructured.flat_prior import flat_columns, with_limits
 from subbayes.semistructured.formula import Design, formula_variables, split_formula
 from subbayes.semistructured.formula_checks import (
     Missing,
@@ -36,6 +36,7 @@ from subbayes.semistructured.formula_checks import (
     plain_columns,
     warn_of_size,
 )
+from subbayes.semistructured.identifiability import check_identified
 from subbayes.semistructured.predictors import Deep, DeepPredictor, Predictors
 from subbayes.semistructured.structured_predictor import StructuredPredictor
 from subbayes.utils.checks import InputError, fail
@@ -174,14 +175,19 @@ class Specification:
         targets = self.targets(frame, y)
         family.check_targets(targets)
         y = family.level_values(y, known)
-        offset = design.matrix(frame)[1][:, 0] + self.auxiliary.total_offset(frame, family)
+        matrix, offsets = design.matrix(frame)
+        offset = offsets[:, 0] + self.auxiliary.total_offset(frame, family)
         defaults = default_priors(design, family, y, offset)
-        priors = priors_with(design, defaults, self.priors, names_for_priors(family))
+        given = priors_with(design, defaults, self.priors, names_for_priors(family))
+        priors = with_limits(given, defaults, design)
+        if self.deep and flat_columns(design, priors):
+            fail("priors", "proper priors beside networks", "Flat()", "Pass a scale")
         if most_effects is None:
             for line in family.target_warnings(targets):
                 warn_user(line)
             warn_of_size(len(design.names), len(frame))
-            self._check_identifiable(design, frame)
+            counts, trials = response.numbers(frame), known.get("trials")
+            check_identified(design, matrix, counts, family, priors, self.priors, trials)
         structured = StructuredPredictor(design, family, priors)
         dtypes = [p.dtype for part in self.deep.values() for p in part.module.parameters()]
         dtype = dtypes[0] if dtypes else torch.float64
@@ -230,22 +236,6 @@ class Specification:
         if self.auxiliary.weights is None:
             return values
         return values, torch.from_numpy(column_numbers(self.auxiliary.weights, frame))
-
-    def _check_identifiable(self, design: Design, frame: pd.DataFrame) -> None:
-        """Raise for effects that the data do not identify, unless the user passes priors."""
-        if self.priors:
-            return
-        unpenalised = [i for t in design.terms for i in t.unpenalised]
-        if len(unpenalised) >= len(frame):
-            got = f"{len(unpenalised)} effects for {len(frame)} rows"
-            expected = "priors of your own for as many effects as rows"
-            fail("priors", expected, got, "Pass priors={term: scale}")
-        sums = design.collinear(design.matrix(frame)[0])
-        if sums:
-            remedy = "Leave one out, or pass priors={term: scale}"
-            if any(re.match(r"c[crs]\(", name) for name in sums):
-                remedy = "Pass constraints='center' to cr(...), cs(...) and cc(...)"
-            fail("formula", "columns that are not sums of others", "; ".join(sums), remedy)
 
     def _deep_predictor(
         self,

@@ -22,7 +22,12 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from subbayes.likelihoods.families import LINKS, Family
-from subbayes.semistructured.effect_priors import EffectPrior, NormalPrior, is_normal
+from subbayes.semistructured.effect_priors import (
+    EffectPrior,
+    NormalPrior,
+    is_normal,
+    priors_of_columns,
+)
 from subbayes.semistructured.formula import Design
 from subbayes.semistructured.horseshoe import Horseshoe
 from subbayes.semistructured.terms.group_effects import GroupLaw
@@ -38,7 +43,8 @@ class StructuredPredictor(nn.Module):
     Args:
         design: the design matrix.
         family: distribution of the response.
-        priors: prior by term, and by "sd(term)" for the standard deviations of penalised terms.
+        priors: prior by term or by column, and by "sd(term)" for the standard deviations of
+            penalised terms.
 
     Attributes:
         names: name of each coordinate.
@@ -66,26 +72,24 @@ class StructuredPredictor(nn.Module):
         transformed: list[int] = []
         shrunk: list[int] = []  # columns with a horseshoe prior
         for term in design.terms:
-            own, prior = term.unpenalised, priors.get(term.name)
-            if not own or prior is None:
-                continue
-            if is_normal(prior):
-                assert isinstance(prior, NormalPrior)
-                mean[own], scale[own] = prior.mean, prior.scale
-                continue
-            if isinstance(prior, Horseshoe):
-                shrunk += own
-                continue
-            log = (  # of a positive parameter itself; effects of the location are on its link scale
-                term.kind == "intercept"
-                and term.parameter not in family.locations
-                and prior.positive
-                and family.link(term.parameter) != "identity"
-            )
-            link = LINKS[family.link(term.parameter)][0] if log else None
-            self._transforms.append((slice(own[0], own[-1] + 1), prior, link))
-            mean[own], scale[own] = 0.0, 0.0
-            transformed += own
+            for own, prior in priors_of_columns(term, design.names, priors):
+                if is_normal(prior):
+                    assert isinstance(prior, NormalPrior)
+                    mean[own], scale[own] = prior.mean, prior.scale
+                    continue
+                if isinstance(prior, Horseshoe):
+                    shrunk += own
+                    continue
+                log = (  # of a positive parameter itself; effects of the location are on its link
+                    term.kind == "intercept"
+                    and term.parameter not in family.locations
+                    and prior.positive
+                    and family.link(term.parameter) != "identity"
+                )
+                link = LINKS[family.link(term.parameter)][0] if log else None
+                self._transforms.append((slice(own[0], own[-1] + 1), prior, link))
+                mean[own], scale[own] = 0.0, 0.0
+                transformed += own
         penalised = [t for t in design.terms if t.penalised and t.law is None]
         self._sd_coordinates = {t.name: columns + i for i, t in enumerate(penalised)}
         # terms with a law: the places of its columns and of its hyperparameters
@@ -130,6 +134,14 @@ class StructuredPredictor(nn.Module):
         self.thresholds = range(len(self.names), len(self.names) + family.n_thresholds)
         self.names += [f"threshold[{j}]" for j in range(family.n_thresholds)]
         self.size = len(self.names)
+
+    @property
+    def has_normal_location(self) -> bool:
+        """Whether all effects of the location are unpenalised and have normal priors."""
+        design = self.design
+        own = [t for t in design.terms if t.parameter == design.parameters[0]]
+        parts = [part for t in own for part in priors_of_columns(t, design.names, self.priors)]
+        return all(not t.penalised for t in own) and all(is_normal(prior) for _, prior in parts)
 
     def _shared_horseshoe(self) -> Horseshoe | None:
         """The horseshoe prior of all terms that have one."""

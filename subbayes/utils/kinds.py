@@ -243,6 +243,7 @@ _prior_of_effects = one_of(
             "Horseshoe": {"options": dict_of(number())},
             "Dirichlet": {"options": dict_of(number())},
             "LKJ": {"options": dict_of(number())},
+            "Flat": {"options": dict_of(number())},
             "scipy": {
                 "distribution": text(),
                 "args": list_of(number()),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+import pickle
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -14,7 +17,7 @@ from subbayes.utils.checks import InputTypeError
 
 pytestmark = pytest.mark.usefixtures("unchecked")  # arguments of wrong types
 
-LINKS = {"mu": "identity", "sigma": "log"}
+NAMED = {"parameters": ("mu", "sigma"), "links": ("identity", "log")}
 Y = torch.linspace(-2, 3, 12, dtype=torch.float64)
 
 
@@ -22,8 +25,16 @@ def normal(y, mu, sigma):
     return -0.5 * ((y - mu) / sigma) ** 2 - sigma.log()
 
 
-def custom(density=normal, **options):
-    return Custom(density=density, **{"parameters_and_links": LINKS} | options)
+def custom(log_prob=normal, **options):
+    return Custom(log_prob, **NAMED | options)
+
+
+def test_the_arguments_are_a_log_density_parameters_and_links():
+    assert list(inspect.signature(Custom).parameters)[:3] == ["log_prob", "parameters", "links"]
+    named = Custom(log_prob=normal, parameters=["mu", "sigma"], links=["identity", "log"])
+    assert named == custom() == pickle.loads(pickle.dumps(named))
+    assert named.parameters == ("mu", "sigma")
+    assert repr(named) == "custom(mu: identity, sigma: log)"
 
 
 def test_a_density_of_each_row_and_draw_is_accepted():
@@ -55,7 +66,9 @@ def test_a_density_of_each_row_and_draw_is_accepted():
 )
 def test_densities_that_are_refused(density, said):
     family = custom(lambda y, mu, sigma: density(y, mu, sigma))
-    with pytest.raises((InputError, InputTypeError), match=f"^density: expected .*{said}") as error:
+    with pytest.raises(
+        (InputError, InputTypeError), match=f"^log_prob: expected .*{said}"
+    ) as error:
         family.check_targets(Y)
     assert "\n" not in str(error.value)
 
@@ -142,8 +155,8 @@ def test_results_of_another_floating_point_dtype_are_converted(dtype):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"density": 3}, "density: expected a function of y, mu, sigma, got int"),
-        ({"density": lambda y, mu: mu}, r"density: .* got \(y, mu\) \(got an unexpected keyword"),
+        ({"log_prob": 3}, "log_prob: expected a function of y, mu, sigma, got int"),
+        ({"log_prob": lambda y, mu: mu}, r"log_prob: .* got \(y, mu\) \(got an unexpected keyword"),
         ({"mean_of": 1.0}, "mean_of: expected a function of mu, sigma, got float"),
         ({"variance_of": lambda a: a}, "variance_of: expected a function of mu, sigma, got"),
         ({"draw": lambda mu, sigma: mu}, "draw: expected a function of generator, mu, sigma, got"),
@@ -151,10 +164,13 @@ def test_results_of_another_floating_point_dtype_are_converted(dtype):
         ({"within": (5, 1)}, r"within: expected two numbers, the lower first, got \(5, 1\)"),
         ({"within": None}, "within: expected two numbers, the lower first, got None"),
         ({"within": (float("nan"), 1)}, "within: expected two numbers"),
-        ({"parameters_and_links": {}}, "parameters_and_links: expected a dict .* an empty one"),
-        ({"parameters_and_links": {1: "log"}}, "the name 1, which is not a string"),
-        ({"parameters_and_links": ["mu"]}, "parameters_and_links: expected a dict .* got list"),
-        ({"parameters_and_links": {"y": "log"}}, "density: expected a function"),
+        ({"parameters": ()}, "parameters: expected a tuple of parameters, .* got 0 names"),
+        ({"parameters": ("mu", 1)}, "the name 1, which is not a string"),
+        ({"parameters": "mu"}, "parameters: expected a tuple of parameters, .* got str"),
+        ({"parameters": ("mu", "mu")}, "parameters: expected different names"),
+        ({"parameters": ("mu", "y")}, "log_prob: expected a function"),
+        ({"links": ("log",)}, "links: expected a tuple of one link each for mu, sigma, got 1 name"),
+        ({"links": ("log", "square")}, "link of sigma: expected"),
     ],
 )
 def test_arguments_that_are_refused(options, said):
@@ -165,7 +181,7 @@ def test_arguments_that_are_refused(options, said):
 def test_a_wrong_shape_is_refused_before_anything_is_fitted():
     frame = pd.DataFrame({"x": Y.numpy(), "y": Y.numpy() ** 2})
     model = SemiStructuredRegression("y ~ x", family=custom(lambda y, mu, sigma: (mu + sigma)[:1]))
-    with pytest.raises(InputError, match="density: expected one log density per row and draw"):
+    with pytest.raises(InputError, match="log_prob: expected one log density per row and draw"):
         model.fit(frame)
 
 
@@ -173,7 +189,7 @@ def test_a_wrong_shape_is_refused_before_anything_is_fitted():
 def test_a_density_that_is_linear_in_the_predictors_has_no_curvature(inference):
     """Its posterior is the prior moved by the sum of the rows: finite, and not an error."""
     frame = pd.DataFrame({"x": Y.numpy(), "y": Y.numpy() ** 2})
-    family = Custom(density=lambda y, mu: 0.01 * mu, parameters_and_links={"mu": "identity"})
+    family = Custom(log_prob=lambda y, mu: 0.01 * mu, parameters=("mu",), links=("identity",))
     sampling = Sampling(draws=20, warmup=10, chains=2, progress=False)
     model = SemiStructuredRegression("y ~ x", family=family)
     model.fit(frame, inference=inference, sampling=sampling)
@@ -188,7 +204,7 @@ def shift(y, mu, sigma):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"density": shift}, "density: expected a function that does not change its arguments"),
+        ({"log_prob": shift}, "log_prob: expected a function that does not change its arguments"),
         ({"mean_of": lambda mu, sigma: mu.clamp_(0, 0.1)}, "mean_of: expected a function that doe"),
         ({"variance_of": lambda mu, sigma: -sigma}, "variance_of: expected variances of at least"),
         (

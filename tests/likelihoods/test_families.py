@@ -383,8 +383,9 @@ def test_categorical_has_a_reference():
 
 def test_own_density_is_used():
     family = Custom(
-        density=lambda y, mu, b: -(y - mu).abs() / b - torch.log(2 * b),
-        parameters_and_links={"mu": "identity", "b": "log"},
+        log_prob=lambda y, mu, b: -(y - mu).abs() / b - torch.log(2 * b),
+        parameters=("mu", "b"),
+        links=("identity", "log"),
     )
     y = torch.tensor([0.3, -1.0, 4.0], dtype=torch.float64)
     expected = stats.laplace(ETA[:, 0].numpy(), SHAPE).logpdf(y)

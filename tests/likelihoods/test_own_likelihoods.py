@@ -35,8 +35,9 @@ SHORT = dict(
 
 def laplace(scale="b", link="log"):
     return Custom(
-        density=lambda y, mu, **rest: -(y - mu).abs() / rest[scale] - torch.log(2 * rest[scale]),
-        parameters_and_links={"mu": "identity", scale: link},
+        log_prob=lambda y, mu, **rest: -(y - mu).abs() / rest[scale] - torch.log(2 * rest[scale]),
+        parameters=("mu", scale),
+        links=("identity", link),
         variance_of=lambda mu, **rest: 2 * rest[scale] ** 2,
     )
 

@@ -32,8 +32,9 @@ def _laplace(shape, generator):
 
 def custom(*names):
     return Custom(
-        density=lambda y, mu, b: -(y - mu).abs() / b - torch.log(2 * b),
-        parameters_and_links={"mu": "identity", "b": "log"},
+        log_prob=lambda y, mu, b: -(y - mu).abs() / b - torch.log(2 * b),
+        parameters=("mu", "b"),
+        links=("identity", "log"),
         **{name: PARTS[name] for name in names},
     )
 
@@ -166,8 +167,9 @@ def test_mixtures_with_a_custom_family():
 
 def test_probabilities_that_are_none_are_refused():
     family = Custom(
-        density=lambda y, mu: -((y - mu) ** 2),
-        parameters_and_links={"mu": "identity"},
+        log_prob=lambda y, mu: -((y - mu) ** 2),
+        parameters=("mu",),
+        links=("identity",),
         cdf_of=lambda y, mu: y - mu,
         variance_of=lambda mu: torch.ones_like(mu),
     )

@@ -171,7 +171,7 @@ def test_hazards_have_the_level_of_the_reciprocal_of_times():
 
 def test_parameters_of_custom_families_have_priors_by_name():
     links = {"mu": "logm1", "sigma": "log", "b": "log", "nu": "logm1"}
-    family = Custom(density=lambda y, **values: y, parameters_and_links=links)
+    family = Custom(lambda y, **values: y, tuple(links), tuple(links.values()))
     priors = default_priors(design_of(family), family, Y)
     assert priors["Intercept"] == NormalPrior(float(np.log(Y.mean() - 1)), 2.5)
     assert priors["sigma.Intercept"] == Exponential(float(np.std(Y)))

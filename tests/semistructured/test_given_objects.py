@@ -23,8 +23,9 @@ FRAME = pd.DataFrame({"x": np.linspace(-2, 2, 30), "y": np.sin(np.arange(30.0))}
 def family(power):
     """A family whose text does not show its power."""
     return Custom(
-        density=lambda y, m, s: -(((y - m) / s).square() + 0.1).pow(power / 2) - s.log(),
-        parameters_and_links={"m": "identity", "s": "log"},
+        log_prob=lambda y, m, s: -(((y - m) / s).square() + 0.1).pow(power / 2) - s.log(),
+        parameters=("m", "s"),
+        links=("identity", "log"),
         variance_of=lambda m, s: s**2,
     )
 

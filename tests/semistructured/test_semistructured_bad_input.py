@@ -24,7 +24,10 @@ def fit(formula, frame, **options):
 
 def test_separation_gives_finite_effects_by_the_prior():
     frame = rows()
-    found = fit("z ~ x", frame.assign(z=(frame.x > 0).astype(int)), family="bernoulli").summary()
+    with pytest.warns(UserWarning, match="a combination of x separates the classes"):
+        found = fit(
+            "z ~ x", frame.assign(z=(frame.x > 0).astype(int)), family="bernoulli"
+        ).summary()
     mean, sd = found.loc["x", ["mean", "sd"]]
     assert 3 < mean < 30
     assert 0.5 < sd < 15
@@ -147,3 +150,62 @@ def test_weights_that_are_all_0_leave_no_row():
         SemiStructuredRegression("y ~ x", weights="w").fit(frame)
     with pytest.raises(InputError, match="Leave out a bound that there is not"):
         SemiStructuredRegression("y | trunc(lb=-inf, ub=9) ~ x")
+
+
+@pytest.mark.parametrize("family", ["normal", "student-t"])
+def test_a_negative_mean_has_no_logarithmic_link(family):
+    rng = np.random.default_rng(0)
+    data = pd.DataFrame({"x": rng.normal(size=40), "y": rng.normal(-3.0, 1.0, 40)})
+    model = SemiStructuredRegression("y ~ x", family=family, link="log")
+    said = r"y: expected responses whose mean is above 0, for the link 'log', got a mean of -2\.\d+"
+    with pytest.raises(InputError, match=said):
+        model.fit(data)
+    with pytest.raises(InputError, match=said):
+        SemiStructuredRegression("y ~ 0 + x", family=family, link="log").fit(data)
+
+
+@pytest.mark.parametrize("family", ["poisson", "gamma"])
+def test_families_of_numbers_that_are_not_negative_have_a_logarithmic_link(family):
+    y = np.zeros(9) if family == "poisson" else np.arange(1.0, 10.0)
+    model = SemiStructuredRegression("y ~ 1", family=family)
+    model.specification.prepare(pd.DataFrame({"y": y}), None)
+
+
+def test_some_negative_responses_have_a_logarithmic_link():
+    rng = np.random.default_rng(0)
+    y = rng.normal(0.5, 1.0, 400)
+    assert (y < 0).any()
+    few = Sampling(draws=50, chains=2, progress=False)
+    model = SemiStructuredRegression("y ~ 1", link="log")
+    model.fit(pd.DataFrame({"y": y}), inference="laplace", sampling=few)
+    intercept = model.effects()["Intercept"]
+    assert abs(intercept.mean() - np.log(y.mean())) < 0.5 * intercept.std()
+
+
+@pytest.mark.parametrize("formula", ["y ~ Intercept + x", "y ~ 0 + Intercept + x"])
+def test_columns_called_intercept_are_refused(formula):
+    data = pd.DataFrame({"Intercept": np.arange(9.0), "x": np.arange(9.0) % 4, "y": np.arange(9.0)})
+    said = "columns that are not called 'Intercept', got .* or write 1 for the intercept"
+    for given in (data, data[["x", "y"]]):
+        with pytest.raises(InputError, match=said):
+            SemiStructuredRegression(formula).fit(given)
+
+
+@pytest.mark.parametrize("family", ["ordinal", "categorical"])
+def test_measurements_are_not_classes(family):
+    rng = np.random.default_rng(0)
+    data = pd.DataFrame({"x": rng.normal(size=200)})
+    model = SemiStructuredRegression("y ~ x", family=family)
+    said = rf"y: expected classes for family '{family}', at most 50 numbers, got {{}} different num"
+    for y, count in ((rng.normal(size=200), 200), (np.arange(200) % 51, 51)):
+        with pytest.raises(InputError, match=said.format(count)):
+            model.fit(data.assign(y=y))
+    with pytest.raises(InputError, match=said.format(30)):
+        model.fit(data.iloc[:30].assign(y=rng.normal(size=30)))
+
+
+def test_half_points_are_classes():
+    data = pd.DataFrame({"x": np.arange(40.0) % 7, "y": (np.arange(40) % 5) / 2})
+    few = Sampling(draws=10, chains=1, progress=False)
+    model = SemiStructuredRegression("y ~ x", family="ordinal")
+    assert model.fit(data, inference="laplace", sampling=few).classes == (0.0, 0.5, 1.0, 1.5, 2.0)

@@ -19,6 +19,7 @@ from subbayes.semistructured.default_priors import default_priors
 from subbayes.semistructured.effect_priors import prior_of, priors_with
 from subbayes.semistructured.formula import Design, split_formula
 from subbayes.semistructured.formula_checks import complete_rows
+from subbayes.semistructured.identifiability import collinear
 from subbayes.semistructured.structured_predictor import StructuredPredictor
 
 
@@ -146,12 +147,12 @@ def test_levels_of_columns_in_backquotes_are_checked(frame, term):
 def test_collinear_columns_are_reported(frame):
     frame = frame.assign(w=lambda d: 2 * d.x - d.z, one=3.0)
     design = Design({"mu": "x + z + w + C(sex)"}, frame)
-    (said,) = design.collinear(design.matrix(frame)[0])
+    (said,) = collinear(design, design.matrix(frame)[0], range(len(design.names)))
     assert sorted(said.replace(" = ", " + ").split(" + ")) == ["w", "x", "z"]
     design = Design({"mu": "x + one"}, frame)
-    assert design.collinear(design.matrix(frame)[0]) == ["one"]
+    assert collinear(design, design.matrix(frame)[0], range(len(design.names))) == ["one"]
     design = Design({"mu": "x + z"}, frame)
-    assert design.collinear(design.matrix(frame)[0]) == []
+    assert collinear(design, design.matrix(frame)[0], range(len(design.names))) == []
 
 
 def test_missing_values_are_counted():

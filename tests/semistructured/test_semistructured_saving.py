@@ -428,8 +428,9 @@ def own_prior(factor):
 
 def own_family(power, links=("identity", "log")):
     return Custom(
-        density=lambda y, m, s: -(((y - m) / s).abs() ** power) - s.log(),
-        parameters_and_links=dict(zip(("m", "s"), links, strict=True)),
+        log_prob=lambda y, m, s: -(((y - m) / s).abs() ** power) - s.log(),
+        parameters=("m", "s"),
+        links=links,
         variance_of=lambda m, s: s**2,
     )
 

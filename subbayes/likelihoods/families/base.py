@@ -266,6 +266,10 @@ class Family(Likelihood):
         """The location."""
         return moment(self.values(outputs)["mu"])
 
+    def averaged(self, outputs: Outputs) -> Moments:
+        """What marginal means, contrasts, slopes and conditional effects are about: the mean."""
+        return self.mean(outputs)
+
     def _any_target(self, rows: Tensor) -> Tensor:
         return self.mean(rows)[..., 0].detach()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,7 +40,7 @@ _UNCHANGED = (
     "Replace operations in place, such as y.clamp_(0), by y.clamp(0)",
 )
 _OTHERS = {
-    "density": ["y"],
+    "log_prob": ["y"],
     "mean_of": [],
     "variance_of": [],
     "draw": ["generator"],
@@ -49,7 +49,7 @@ _OTHERS = {
 """Arguments before the parameters, by function."""
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, init=False)
 class Custom(Family):
     r"""A family from a log density of named parameters.
 
@@ -59,10 +59,10 @@ class Custom(Family):
     others a prior, such as `priors={"b": 2.0}`.
 
     Args:
-        density: a function of y, shape (N,), and of the values of the parameters by name, each
+        log_prob: a function of y, shape (N,), and of the values of the parameters by name, each
             (..., N), to the log density of each row and draw, (..., N); in torch, elementwise.
-        parameters_and_links: link of each parameter, the location first: "identity", "log",
-            "logit" or "logm1".
+        parameters: names of the parameters, the location first.
+        links: link of each parameter: "identity", "log", "logit" or "logm1".
         mean_of: a function of the values of the parameters to the mean, (..., N); by default the
             first one.
         variance_of: the same, to the variance; needed for standard deviations of predictions, and
@@ -81,48 +81,60 @@ class Custom(Family):
 
     Example:
         >>> family = Custom(
-        ...     density=lambda y, mu, b: -(y - mu).abs() / b - torch.log(2 * b),
-        ...     parameters_and_links={"mu": "identity", "b": "log"},
+        ...     lambda y, mu, b: -(y - mu).abs() / b - torch.log(2 * b),
+        ...     parameters=("mu", "b"),
+        ...     links=("identity", "log"),
         ...     variance_of=lambda mu, b: 2 * b**2,
         ... )
         >>> family.log_prob(torch.zeros(1, 2), torch.tensor([1.0]))
         tensor([-1.6931])
     """
 
-    density: Callable[..., Tensor] = field(kw_only=True)
-    parameters_and_links: Mapping[str, str] = field(kw_only=True)
-    mean_of: Callable[..., Tensor] | None = None
-    variance_of: Callable[..., Tensor] | None = None
-    draw: Callable[..., Tensor] | None = None
-    within: tuple[float, float] = (-float("inf"), float("inf"))
-    cdf_of: Callable[..., Tensor] | None = None
+    names: tuple[str, ...] = field(init=False)
+    log_prob_of: Callable[..., Tensor] = field(init=False)
+    mean_of: Callable[..., Tensor] | None = field(init=False)
+    variance_of: Callable[..., Tensor] | None = field(init=False)
+    draw: Callable[..., Tensor] | None = field(init=False)
+    within: tuple[float, float] = field(init=False)
+    cdf_of: Callable[..., Tensor] | None = field(init=False)
     label = "custom"
 
-    def __post_init__(self) -> None:
-        self._check_parameters()
-        names = tuple(self.parameters_and_links)
-        for name, others in _OTHERS.items():
-            function = getattr(self, name)
-            if function is not None or name == "density":
-                _check_function(name, function, others, names)
-        _check_ends(self.within)
-        object.__setattr__(self, "links", tuple(self.parameters_and_links.values()))
-
-    def _check_parameters(self) -> None:
-        expected = "a dict of links by parameter, such as {'mu': 'identity'}"
-        if not isinstance(self.parameters_and_links, Mapping):
-            fail_type("parameters_and_links", expected, self.parameters_and_links)
-        if not self.parameters_and_links:
-            fail("parameters_and_links", expected, "an empty one")
-        for name, link in self.parameters_and_links.items():
-            if not isinstance(name, str):
-                fail("parameters_and_links", expected, f"the name {name!r}, which is not a string")
+    def __init__(
+        self,
+        log_prob: Callable[..., Tensor],
+        parameters: Sequence[str],
+        links: Sequence[str],
+        *,
+        mean_of: Callable[..., Tensor] | None = None,
+        variance_of: Callable[..., Tensor] | None = None,
+        draw: Callable[..., Tensor] | None = None,
+        within: tuple[float, float] = (-math.inf, math.inf),
+        cdf_of: Callable[..., Tensor] | None = None,
+    ) -> None:
+        names = _names("parameters", parameters, "parameters, such as ('mu', 'b')")
+        chosen = _names("links", links, f"one link each for {', '.join(names)}", len(names))
+        if len(set(names)) < len(names):
+            fail("parameters", "different names", repr(list(names)))
+        for name, link in zip(names, chosen, strict=True):
             check_choice(f"link of {name}", link, tuple(LINKS))
+        others = {"mean_of": mean_of, "variance_of": variance_of, "draw": draw, "cdf_of": cdf_of}
+        for name, function in {"log_prob": log_prob, **others}.items():
+            if function is not None or name == "log_prob":
+                _check_function(name, function, _OTHERS[name], names)
+        _check_ends(within)
+        fields = {"names": names, "links": chosen, "log_prob_of": log_prob, "within": within}
+        for name, value in {**fields, **others}.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """Names of the parameters, the location first."""
+        return self.names
 
     @property
     def allowed(self) -> dict[str, tuple[str, ...]]:  # type: ignore[override]
         """Links by parameter."""
-        return {name: (link,) for name, link in self.parameters_and_links.items()}
+        return {name: (link,) for name, link in zip(self.names, self.links, strict=True)}
 
     @property
     def bounds(self) -> tuple[float, float]:  # type: ignore[override]
@@ -140,12 +152,12 @@ class Custom(Family):
 
     def log_density(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
         """Log density of responses."""
-        found = self.density(y, **self.values(torch.stack(eta, -1)))
+        found = self.log_prob_of(y, **self.values(torch.stack(eta, -1)))
         shape = torch.broadcast_shapes(y.shape, eta[0].shape)
-        found = _checked("density", "log density", found, shape)
+        found = _checked("log_prob", "log density", found, shape)
         if found.dtype.itemsize < 4:  # sums over rows would lose their digits
             expected, remedy = "log densities in float32 or float64", "Compute it in float32"
-            fail("density", expected, f"a tensor of {found.dtype}", remedy)
+            fail("log_prob", expected, f"a tensor of {found.dtype}", remedy)
         return found
 
     def check_targets(self, y: Targets) -> None:
@@ -193,10 +205,10 @@ class Custom(Family):
             eta, used = start.expand(2, len(y), -1).clone().requires_grad_(), y.clone()
             found = self.log_density(used, eta.unbind(-1))
             if not torch.equal(used, y):
-                fail("density", *_UNCHANGED)
+                fail("log_prob", *_UNCHANGED)
             if not found.requires_grad:
                 fail(
-                    "density",
+                    "log_prob",
                     "a function of torch that has gradients in the parameters",
                     "a log density without gradients",
                     "Do not detach the parameters, nor convert them to NumPy",
@@ -208,11 +220,11 @@ class Custom(Family):
             at = {name: values[0, row] for name, values in self.values(eta.detach()).items()}
             shown = ", ".join(f"{name} = {value:.4g}" for name, value in at.items())
             got = f"{found[0, row].item()} at row {row}: y = {y[row]:.4g}, {shown}"
-            fail("density", "log densities that are numbers", got)
+            fail("log_prob", "log densities that are numbers", got)
         gradient[0, 0] = 0.0
         if bool(gradient.nan_to_num(0.0).any()):
             fail(
-                "density",
+                "log_prob",
                 "the log density of each row and draw on its own",
                 "one that depends on other rows or draws",
                 "Compute it elementwise, without sums or means",
@@ -266,9 +278,17 @@ class Custom(Family):
         """Names of the parameters and links, with which a family passed to `load` is compared."""
         return {**super().to_config(), "parameters": list(self.parameters)}
 
-    def __repr__(self) -> str:
-        shown = ", ".join(f"{name}: {link}" for name, link in self.parameters_and_links.items())
-        return f"custom({shown})"
+
+def _names(argument: str, given: Any, expected: str, size: int | None = None) -> tuple[str, ...]:
+    """Names in a sequence, of which there are as many as `size`, or at least one."""
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        fail_type(argument, f"a tuple of {expected}", given)
+    if not given or (size is not None and len(given) != size):
+        fail(argument, f"a tuple of {expected}", f"{len(given)} names")
+    for name in given:
+        if not isinstance(name, str):
+            fail(argument, f"a tuple of {expected}", f"the name {name!r}, which is not a string")
+    return tuple(given)
 
 
 def _check_function(
@@ -312,6 +332,6 @@ def _checked(name: str, quantity: str, found: Any, shape: tuple[int, ...]) -> Te
             "Compute it elementwise, without sums or means",
         )
     if not (found.is_floating_point() or name == "draw"):  # responses may be counts
-        plural = "log densities" if name == "density" else f"a {quantity}"
+        plural = "log densities" if name == "log_prob" else f"a {quantity}"
         fail(name, f"{plural} in floating point", f"a tensor of {found.dtype}")
     return found

@@ -122,8 +122,11 @@ class AsymmetricLaplaceFamily(ScipyFamily):
     r"""Quantile regression: $P(y \le \mu) = \tau$ (Yu and Moyeed 2001).
 
     $p(y) = \tau (1 - \tau) / \sigma\; e^{-\rho_\tau((y - \mu) / \sigma)}$ with the check function
-    $\rho_\tau(z) = z (\tau - 1\{z < 0\})$. The intervals of effects depend on this density,
-    which is rarely that of the responses.
+    $\rho_\tau(z) = z (\tau - 1\{z < 0\})$. This density is rarely that of the responses, so that
+    the intervals of effects are corrected where the model allows it, and `fit` warns where it does
+    not; see `subbayes.semistructured.working_likelihood`. Marginal means, contrasts, slopes and
+    conditional effects are about the quantile; `predict(...).mean`, intervals and draws of
+    responses are those of this density.
 
     Args:
         quantile: $\tau$, strictly between 0 and 1.
@@ -185,6 +188,10 @@ class AsymmetricLaplaceFamily(ScipyFamily):
         """The mean, which is not mu unless tau = 1/2."""
         values, tau = self.values(outputs), self.quantile
         return moment(values["mu"] + values["sigma"] * (1 - 2 * tau) / (tau * (1 - tau)))
+
+    def averaged(self, outputs: Outputs) -> Moments:
+        """The quantile, mu."""
+        return moment(self.values(outputs)["mu"])
 
     def variance(self, outputs: Outputs) -> Moments:
         """The variance."""

@@ -231,6 +231,10 @@ class CensoredFamily(AroundFamily):
         """Mean without censoring."""
         return self.family.mean(outputs)
 
+    def averaged(self, outputs: Outputs) -> Moments:
+        """As the family."""
+        return self.family.averaged(outputs)
+
     def variance(self, outputs: Outputs) -> Moments:
         """Variance without censoring."""
         return self.family.variance(outputs)

@@ -118,7 +118,7 @@ def evaluate_hypothesis(
     Args:
         expression: such as "x > 0" or "2 * x = z".
         effects: posterior draws of each effect.
-        prior: a function that returns prior draws of each.
+        prior: a function that returns prior draws of each that has a proper prior.
         level: level of the interval.
 
     Raises:
@@ -148,7 +148,14 @@ def evaluate_hypothesis(
     if not np.isfinite(draws).all():
         got = f"{int((~np.isfinite(draws)).sum())} draws without one"
         fail("hypothesis", f"finite numbers of {expression!r}", got)
-    before = difference(prior()) if sign == "=" else None
+    before = None
+    if sign == "=":
+        known = prior()
+        flat = [name for name in names.values() if name not in known]
+        if flat:
+            expected, remedy = "effects with proper priors in an equality", "Pass a scale"
+            fail("hypothesis", expected, f"{', '.join(flat)} with flat priors", remedy)
+        before = difference(known)
     if before is not None:
         before = before[np.isfinite(before)]
         for which, values in (("posterior", draws), ("prior", before)):

@@ -10,6 +10,7 @@ import pandas as pd
 import torch
 from jaxtyping import Num
 
+from subbayes.semistructured.flat_prior import flat_columns
 from subbayes.utils.checks import check_count, check_seed, fail
 from subbayes.utils.warning import warn_user
 
@@ -89,6 +90,8 @@ def draw_prior(specification: Specification, data: Any, n: int = 100, seed: int 
     model = specification.prepare(data, None)
     generator = torch.Generator().manual_seed(check_seed(seed))
     structured, inputs = model.structured, model.inputs
+    if flat_columns(structured.design, structured.priors):
+        fail("priors", "proper priors, from which there are draws", "Flat()", "Pass a scale")
     zeta = torch.randn(n, structured.size, generator=generator, dtype=torch.float64)
     with torch.no_grad():
         eta = structured(zeta, inputs["design"].double(), inputs["offset"].double())

@@ -1,0 +1,105 @@
+"""Messages where the rows do not determine effects: separated classes, groups, singular fits."""
+
+from __future__ import annotations
+
+import re
+import warnings
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from subbayes import Sampling, SemiStructuredRegression
+from subbayes.likelihoods.families import BinomialFamily
+from subbayes.semistructured.identifiability import separating_columns
+
+FEW = Sampling(draws=20, chains=1, progress=False)
+
+
+def messages(formula, frame, family="normal", smooth=None):
+    model = SemiStructuredRegression(formula, family=family)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        if smooth is None:
+            model.specification.prepare(frame, None)
+        else:
+            model.fit(frame, smooth=smooth, sampling=FEW)
+    return [str(one.message) for one in caught]
+
+
+def table(n=40):
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"x": rng.normal(size=n), "z": rng.normal(size=n)})
+    frame["g"] = [f"g{i % 8}" for i in range(n)]
+    frame["id"] = [f"i{i}" for i in range(n)]
+    frame["y"] = frame["x"] + rng.normal(size=n)
+    frame["n"] = 3
+    return frame
+
+
+@pytest.mark.parametrize("n", [12, 9000])  # 9000: rows are added to those of the first program
+@pytest.mark.parametrize("seed", range(4))
+def test_classes_are_separated_as_the_hull_of_the_rows_says(n, seed):
+    """One column: separated if and only if the ranges of both classes share no open interval."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=n)
+    columns = np.column_stack([np.ones(n), x, np.zeros(n)])
+    apart = np.where(x > np.quantile(x, 0.3), 1.0, -1.0)
+    assert separating_columns(columns, apart) == [0, 1]
+    inside = apart.copy()
+    inside[np.argmin(x)] = 1.0  # one row on the wrong side
+    assert separating_columns(columns, inside) == []
+    cell = (np.arange(n) % 4 == 0).astype(float)  # a factor with an empty cell
+    empty = np.where(np.arange(n) % 2 == 0, 1.0, -1.0)
+    assert separating_columns(np.column_stack([np.ones(n), cell]), empty) == [1]
+
+
+def test_separation_is_a_warning_that_names_the_columns():
+    frame = table()
+    said = messages("k ~ x + z", frame.assign(k=frame.x > 0.1), "bernoulli")
+    assert len(said) == 1
+    assert re.match("formula: a combination of .*x.* separates the classes of the resp", said[0])
+    assert messages("k ~ x + z", frame.assign(k=frame.y > 0.1), "bernoulli") == []
+
+
+def test_trials_are_separated_where_all_or_none_succeed():
+    frame, family = table(), BinomialFamily(trials="n")
+    all_or_none = frame.assign(k=3 * (frame.x > 0.1))
+    assert "separates the classes" in messages("k ~ x", all_or_none, family)[0]
+    between = all_or_none.assign(k=lambda f: f.k.where(f.index > 3, 1))
+    assert messages("k ~ x", between, family) == []
+
+
+def test_counts_of_0_are_separated_from_the_others():
+    frame = table()
+    group = frame.assign(k=np.where(frame.g == "g3", 0, 1 + np.arange(40) % 3))
+    said = messages("k ~ C(g)", group, "poisson")
+    assert said[0].startswith("formula: a combination of C(g)[T.g3] separates rows whose counts")
+    assert messages("k ~ C(g)", group.assign(k=lambda f: f.k + (f.index == 3)), "poisson") == []
+
+
+def test_one_group_says_nothing_of_how_groups_vary():
+    said = messages("y ~ x + (1 | g)", table().assign(g="a"))
+    assert said[0].startswith("(1 | g): there is one group")
+    assert "leave the term out" in messages("y ~ re(g)", table().assign(g="a"))[0]
+
+
+def test_as_many_effects_of_groups_as_rows_share_the_variation_of_sigma():
+    frame = table(16)
+    said = messages("y ~ (1 | id)", frame)
+    assert said[0].startswith("(1 | id): 16 effects of groups for 16 rows, so that they and sigma")
+    said = messages("y ~ (1 + x | g)", frame)
+    assert said[0].startswith("(1 + x | g): 16 effects of groups for 16 rows")
+    assert messages("y ~ (1 | g)", frame) == []
+    counts = frame.assign(y=np.arange(16) % 5)
+    assert messages("y ~ (1 | id)", counts, "poisson") == []  # overdispersion
+
+
+def test_singular_fits_name_the_standard_deviation():
+    frame = table(80)
+    frame["y"] -= frame.groupby("g")["y"].transform("mean")  # groups vary less than rows say
+    said = messages("y ~ x + (1 | g)", frame, smooth="reml")
+    assert any(line.startswith("singular fit: sd(Intercept | g) is 0 at the max") for line in said)
+    frame["y"] += frame["g"].str[1].astype(int)
+    said = messages("y ~ x + (1 | g)", frame, smooth="reml")
+    assert not any("singular" in line for line in said)
