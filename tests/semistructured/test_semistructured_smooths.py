@@ -210,6 +210,33 @@ def test_tensor_products_have_the_space_of_products_of_their_margins():
     assert same_space(np.column_stack([one, *mains, own]), product)
 
 
+@pytest.mark.parametrize("kinds", [("cr", "ps"), ("tp", "cc"), ("cc", "cr"), ("ps", "tp")])
+def test_interactions_have_no_main_effects_on_a_product_grid(kinds):
+    x, z = np.linspace(0, 1, 12) ** 2, np.linspace(-1, 2, 15) ** 3
+    grid = pd.DataFrame({"x": np.repeat(x, 15), "z": np.tile(z, 12)})
+    grid["y"] = np.sin(3 * grid.z)
+    term = f"ti(x, z, bs={list(kinds)}, k=[5, 6])"
+    columns = columns_of(prepared(f"y ~ {term}", grid), term, grid).reshape(12, 15, -1)
+    assert np.abs(columns.mean(0)).max() < 1e-9  # over x, at each z
+    assert np.abs(columns.mean(1)).max() < 1e-9
+    # least squares by the interaction leave a main effect as it is, and it is orthogonal to smooths
+    flat, y = columns.reshape(180, -1), grid.y.to_numpy()
+    rest = y - flat @ np.linalg.lstsq(flat, y, rcond=None)[0]
+    np.testing.assert_allclose(rest, y, atol=1e-9)
+    main = columns_of(prepared("y ~ s(z, k=6)", grid), "s(z, k=6)", grid)
+    assert np.abs(main.T @ flat).max() < 1e-8
+
+
+def test_interactions_of_three_columns_have_no_effects_of_two():
+    ends = [np.linspace(0, 1, 5) ** power for power in (1, 2, 3)]
+    x, z, v = (part.ravel() for part in np.meshgrid(*ends, indexing="ij"))
+    grid = pd.DataFrame({"x": x, "z": z, "v": v, "y": x})
+    term = "ti(x, z, v, bs='cr', k=4)"
+    columns = columns_of(prepared(f"y ~ {term}", grid), term, grid).reshape(5, 5, 5, -1)
+    for axis in range(3):
+        assert np.abs(columns.mean(axis)).max() < 1e-9
+
+
 def test_each_block_of_a_tensor_product_has_its_standard_deviation():
     model = prepared("y ~ te(x, z)")
     structured, term = model.structured, model.design.term("te(x, z)")
