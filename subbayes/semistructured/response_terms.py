@@ -33,6 +33,8 @@ _ARGUMENTS = {
     "trials": ("n",),
     "weights": ("w",),
 }
+_INNERMOST = ("trials", "trunc", "cens", "weights")
+"""Terms in the order in which their families are around each other."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,7 @@ def read_response_terms(
     if bar is None:
         return ResponseTerms(formula, family, weights)
     terms = _terms(left[bar + 1 :])
-    for name, given in sorted(terms.items(), key=lambda term: term[0] != "trials"):
+    for name, given in sorted(terms.items(), key=lambda term: _INNERMOST.index(term[0])):
         if name == "weights":
             if weights is not None:
                 _fail("one column of weights", f"{weights!r} and {given['w']!r}")
@@ -177,12 +179,7 @@ def _around(name: str, given: Mapping[str, Any], family: Family) -> Family:
         upper = _column(name, given["upper"]) if "upper" in given else None
         return CensoredFamily(family=family, status=_column(name, given["status"]), upper=upper)
     if name == "trunc":
-        ends = {"lb": -math.inf, "ub": math.inf} | dict(given)
-        for end in ends.values():
-            if isinstance(end, str):
-                remedy = "Bounds by row are not available"
-                _fail("numbers as bounds of trunc(...)", f"the column {end!r}", remedy)
-        return TruncatedFamily(family=family, lower=float(ends["lb"]), upper=float(ends["ub"]))
+        return TruncatedFamily(family=family, lower=given.get("lb"), upper=given.get("ub"))
     trials = given["n"]
     if not isinstance(family, BernoulliFamily):
         own = isinstance(family, BinomialFamily)
