@@ -24,6 +24,7 @@ __all__ = [
     "check_levels",
     "check_terms",
     "complete_rows",
+    "levels_of",
     "plain_columns",
     "random_intercepts",
     "warn_of_size",
@@ -242,6 +243,19 @@ def check_levels(name: str, levels: list[Any], values: pd.Series, remedy: str) -
         _listed(map(show, unseen)),
         "Convert the column to its type in training" if other_type else remedy,
     )
+
+
+def levels_of(column: pd.Series) -> list[Any]:
+    """The values of a column: categories in their order, numbers by size, others as text.
+
+    Example:
+        >>> levels_of(pd.Series(pd.Categorical(["hi", "lo"], ["lo", "mid", "hi"])))
+        ['lo', 'hi']
+    """
+    values = column.unique()
+    if isinstance(column.dtype, pd.CategoricalDtype):
+        return [value for value in column.dtype.categories if value in set(values)]
+    return sorted(values.tolist(), key=None if pd.api.types.is_numeric_dtype(column) else str)
 
 
 def complete_rows(

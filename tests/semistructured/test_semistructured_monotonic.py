@@ -108,6 +108,20 @@ def test_spectral_densities_integrate_to_the_variance(covariance):
     )
 
 
+def test_effects_and_smooths_keep_the_order_of_categories():
+    formula = "y ~ mo(grade) + s(x, by=grade, k=4)"
+    with pytest.warns(UserWarning, match="have not mixed"):
+        model = SemiStructuredRegression(formula, priors={"sigma": 1.0}).fit(frame, **FEW)
+    table = model.effect("mo(grade)").table()
+    assert table["grade"].tolist() == LEVELS
+    increasing = np.sign(table["mean"].diff().dropna())  # alphabetical order is not monotonic
+    assert len(set(increasing)) == 1
+    axes = model.plot().axes[0]
+    assert [label.get_text() for label in axes.get_xticklabels()] == LEVELS
+    smooths = [term.at["grade"] for term in model.state.model.design.terms if term.at]
+    assert smooths == LEVELS
+
+
 def test_models_are_saved_and_predict_new_rows(tmp_path):
     formula = "y ~ mo(grade) + gp(x, k=8)"
     priors = {"simplex(mo(grade))": Dirichlet(3.0), "length(gp(x, k=8))": HalfNormal(1.0)}

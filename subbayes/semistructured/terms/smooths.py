@@ -30,6 +30,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
+from subbayes.semistructured.formula_checks import levels_of
 from subbayes.semistructured.terms.bases import Basis, Cubic, basis_of
 from subbayes.semistructured.terms.calls import Call
 from subbayes.semistructured.terms.law import BlockLaw, Hyperparameter, LearnedTerm, WrittenTerm
@@ -157,7 +158,7 @@ class SmoothTerm(WrittenTerm):
         margins = tuple(Margin.of(b, x, centred) for b, x in zip(bases, blocks, strict=True))
         if call.by is None or _is_number(frame[call.by]):
             return [SmoothColumns.of(self, prefix, margins, frame, None)]
-        levels = sorted(frame[call.by].unique().tolist(), key=str)
+        levels = levels_of(frame[call.by])
         return [SmoothColumns.of(self, prefix, margins, frame, level) for level in levels]
 
 
@@ -240,9 +241,7 @@ class SmoothColumns(LearnedTerm):
             fixed=n_fixed,
             at={} if call.by is None else {call.by: 1.0 if level is None else level},
             law=BlockLaw(tuple(hyper), tuple(sizes)) if len(blocks) > 1 else None,
-            levels={}
-            if level is None
-            else {str(call.by): sorted(frame[call.by].unique().tolist(), key=str)},
+            levels={} if level is None else {str(call.by): levels_of(frame[call.by])},
             call=call,
             margins=margins,
             inputs=inputs,
