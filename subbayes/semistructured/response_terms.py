@@ -20,6 +20,7 @@ from subbayes.likelihoods.families import (
     Family,
     TruncatedFamily,
 )
+from subbayes.semistructured.terms.splitting import sides_of, split_at
 from subbayes.utils.checks import fail
 
 __all__ = ["ResponseTerms", "read_response_terms"]
@@ -77,13 +78,13 @@ def read_response_terms(
     text = formula if isinstance(formula, str) else None
     if isinstance(formula, Mapping):
         text = formula.get(location)
-    if not isinstance(text, str) or text.count("~") != 1:
+    if not isinstance(text, str) or len(sides := sides_of(text)) != 2:
         return ResponseTerms(formula, family, weights)  # reported with the formula
-    left, right = text.split("~")
-    bar = _position_of_bar(left)
-    if bar is None:
+    left, right = sides
+    response, *after_bars = split_at(left, "|")
+    if not after_bars:
         return ResponseTerms(formula, family, weights)
-    terms = _terms(left[bar + 1 :])
+    terms = _terms("|".join(after_bars))
     for name, given in sorted(terms.items(), key=lambda term: _INNERMOST.index(term[0])):
         if name == "weights":
             if weights is not None:
@@ -91,21 +92,9 @@ def read_response_terms(
             weights = _column(name, given["w"])
         else:
             family = _around(name, given, family)
-    plain = f"{left[:bar].strip()} ~{right}"
+    plain = f"{response.strip()} ~{right}"
     found = plain if isinstance(formula, str) else {**formula, location: plain}
     return ResponseTerms(found, family, weights)
-
-
-def _position_of_bar(left: str) -> int | None:
-    """Position of the bar after the response; bars within backticks or brackets are others."""
-    depth, quoted = 0, False
-    for i, char in enumerate(left):
-        quoted ^= char == "`"
-        if not quoted:
-            depth += (char in "([{") - (char in ")]}")
-            if char == "|" and not depth:
-                return i
-    return None
 
 
 def _terms(text: str) -> dict[str, dict[str, Any]]:

@@ -159,7 +159,21 @@ class SmoothTerm(WrittenTerm):
         if call.by is None or _is_number(frame[call.by]):
             return [SmoothColumns.of(self, prefix, margins, frame, None)]
         levels = levels_of(frame[call.by])
+        self._check_levels(argument, frame, levels)
         return [SmoothColumns.of(self, prefix, margins, frame, level) for level in levels]
+
+    def _check_levels(self, argument: str, frame: pd.DataFrame, levels: list[Any]) -> None:
+        """Raise for levels with too few rows for the unpenalised functions."""
+        columns = list(self.call.columns)
+        for level in levels:
+            own = frame[(frame[self.call.by] == level).to_numpy()]
+            distinct = len(own[columns].drop_duplicates())
+            if distinct < 1 + len(columns):
+                expected = f"at least {1 + len(columns)} distinct values of {', '.join(columns)}"
+                got = f"{distinct} in {len(own)} row{'s' * (len(own) > 1)}"
+                where = f"for each level of {self.call.by!r} in {self.call.text}"
+                remedy = "Join rare levels, or leave their rows out"
+                fail(argument, f"{expected} {where}", f"{got} of {level!r}", remedy)
 
 
 def _is_number(values: pd.Series) -> bool:
