@@ -34,6 +34,7 @@ from subbayes.semistructured.formula_grammar import check_length, check_size, fo
 from subbayes.semistructured.terms.group_effects import GroupEffects
 from subbayes.semistructured.terms.law import Law, LearnedTerm
 from subbayes.semistructured.terms.parsing import check_right_side, learn_terms
+from subbayes.semistructured.terms.splitting import sides_of, without_r_names
 from subbayes.utils.checks import InputError, check_choice, closest, fail, fail_type
 from subbayes.utils.warning import warn_user
 
@@ -104,13 +105,14 @@ def split_formula(formula: str | Mapping[str, str], location: str) -> tuple[str,
         fail_type("formula", "a string, or one per parameter", formula)
     if location not in parts:
         fail("formula", f"one for {location!r}, the location", ", ".join(parts) or "none")
-    sides = {name: [side.strip() for side in part.split("~")] for name, part in parts.items()}
+    sides = {name: [side.strip() for side in sides_of(part)] for name, part in parts.items()}
     if len(sides[location]) != 2 or not sides[location][0]:
         fail("formula", "a response and effects, such as 'y ~ age + C(sex)'", repr(parts[location]))
     for name, side in sides.items():
         if len(side) > 2 or (name != location and len(side) == 2 and side[0]):
             fail(f"formula of {name!r}", "effects alone, such as '~ age'", repr(parts[name]))
-    return sides[location][0], {name: side[-1] or "1" for name, side in sides.items()}
+    right = {name: without_r_names(side[-1]) or "1" for name, side in sides.items()}
+    return sides[location][0], right
 
 
 def formula_variables(right: Mapping[str, str], frame: pd.DataFrame) -> tuple[str, ...]:

@@ -21,9 +21,11 @@ __all__ = [
     "Missing",
     "check_columns",
     "check_complete",
+    "check_no_dates",
     "check_levels",
     "check_terms",
     "complete_rows",
+    "levels_of",
     "plain_columns",
     "random_intercepts",
     "warn_of_size",
@@ -34,6 +36,7 @@ Missing = Literal["drop", "error"]
 _OPERATIONS = 2e11  # of a product of the columns with each other, beyond which fits take minutes
 _SHOWN = 20  # names or levels in a message
 _MOST_CHARACTERS = 1000  # of a call, as of a factor
+_DATE = re.compile(r"\d{4}-\d{2}-\d{2}($|[ T]\d{2}:\d{2})")
 _CALL = re.compile(r"(?<![\w.])(re)\s*\(")
 _INTERCEPTS = re.compile(r"(?<![\w.])re\s*\(([^()`=|:/,]*[:/,][^()`=|]{0,1000})\)")
 
@@ -242,6 +245,39 @@ def check_levels(name: str, levels: list[Any], values: pd.Series, remedy: str) -
         _listed(map(show, unseen)),
         "Convert the column to its type in training" if other_type else remedy,
     )
+
+
+def check_no_dates(name: str, values: pd.Series) -> None:
+    """Raise `InputError` for dates as text, each of which would be a level of a factor.
+
+    Example:
+        >>> check_no_dates("seen", pd.Series(["2024-01-05", "2024-02-05"]))
+        Traceback (most recent call last):
+        ...
+        subbayes.InputError: seen: expected numbers, booleans, text or categories, got dates as ...
+    """
+    if pd.api.types.is_numeric_dtype(values) or isinstance(values.dtype, pd.CategoricalDtype):
+        return
+    found = values.dropna().unique()
+    if len(found) and all(isinstance(v, str) and _DATE.match(v) for v in found):
+        first = min(found)
+        days = f"(pandas.to_datetime(data[{name!r}]) - pandas.Timestamp({first!r})).dt.days"
+        remedy = f"Convert it to numbers such as {days}, or write C({name}) for a factor"
+        got = f"dates as text, such as {first!r}"
+        fail(name, "numbers, booleans, text or categories", got, remedy)
+
+
+def levels_of(column: pd.Series) -> list[Any]:
+    """The values of a column: categories in their order, numbers by size, others as text.
+
+    Example:
+        >>> levels_of(pd.Series(pd.Categorical(["hi", "lo"], ["lo", "mid", "hi"])))
+        ['lo', 'hi']
+    """
+    values = column.unique()
+    if isinstance(column.dtype, pd.CategoricalDtype):
+        return [value for value in column.dtype.categories if value in set(values)]
+    return sorted(values.tolist(), key=None if pd.api.types.is_numeric_dtype(column) else str)
 
 
 def complete_rows(

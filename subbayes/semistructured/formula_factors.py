@@ -16,13 +16,16 @@ import numpy as np
 import pandas as pd
 from formulaic.utils.code import sanitize_variable_names
 
-from subbayes.semistructured.formula_checks import random_intercepts
+from subbayes.semistructured.formula_checks import check_no_dates, random_intercepts
 from subbayes.utils.checks import InputError, fail
 
-__all__ = ["SHAPE", "Factor", "parse_errors"]
+__all__ = ["SHAPE", "SUMMANDS", "Factor", "parse_errors"]
 
 SHAPE = "a formula such as 'y ~ age + C(sex) + s(bmi)'"
 """What a formula looks like, for errors."""
+
+SUMMANDS = ("te", "ti", "t2", "mo", "gp")
+"""Functions of terms that are summands alone, which `subbayes.semistructured.terms` reads."""
 
 _LARGEST = 1e15  # constants, which remain exact integers in float64
 _BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
@@ -177,6 +180,9 @@ class Factor:
             if not pd.api.types.is_numeric_dtype(frame[name].dtype):
                 got = f"{name!r} of dtype {frame[name].dtype} in {self.text!r}"
                 fail(self.argument, "columns of numbers in arithmetic", got, "Convert the column")
+        if not self.is_python and not self.response:
+            for name in self.names:
+                check_no_dates(name, frame[name])
 
     def width(self, frame: pd.DataFrame) -> int:
         """The largest number of columns that it can have."""
@@ -191,11 +197,11 @@ class Factor:
 
     def _refuse(self, got: str) -> NoReturn:
         known = ", ".join([*(_ELEMENTWISE if self.response else _TERMS | _TRANSFORMS)])
-        fail(
-            self.argument,
-            f"columns, numbers, operators and the functions {known}, and of np {', '.join(_NUMPY)}",
-            f"{got} in {self.text!r}",
-        )
+        expected = f"columns, numbers, operators and the functions {known}"
+        if not self.response:
+            expected += f", as summands {', '.join(SUMMANDS)}"
+        expected += f", and of np {', '.join(_NUMPY)}"
+        fail(self.argument, expected, f"{got} in {self.text!r}")
 
     def _expression(self, node: ast.expr, *, whole: bool = False) -> float | None:
         """Check an expression, and return its value if it is a constant."""
@@ -220,6 +226,9 @@ class Factor:
             case ast.UnaryOp(op=ast.Invert(), operand=operand):
                 self._number(operand)
                 return None
+            case ast.BinOp(op=ast.BitXor()):
+                remedy = f"Write {self.text.replace(' ', '').replace('^', '**')}"
+                fail(self.argument, "powers with **", repr(self.text), remedy)
             case ast.Compare(left=left, ops=[op], comparators=[right]):
                 if isinstance(op, (ast.Is, ast.IsNot, ast.In, ast.NotIn)):
                     self._refuse(repr(ast.unparse(node)))
@@ -268,6 +277,10 @@ class Factor:
             for arg in node.args:
                 self._number(arg)
             return
+        named = {word.arg for word in node.keywords}
+        if function in SUMMANDS or (function == "s" and not named <= _TERMS["s"].keys()):
+            remedy = "Add it with +: it cannot be in an interaction, another call or (... | g)"
+            fail(self.argument, f"{function}(...) as a summand", repr(self.text), remedy)
         known = _ELEMENTWISE if self.response else _TRANSFORMS | (_TERMS if whole else {})
         if not isinstance(node.func, ast.Name) or function not in known or not node.args:
             if self.response and function in _TERMS | _TRANSFORMS:

@@ -167,6 +167,8 @@ def formula_errors(argument: str, text: str) -> Iterator[None]:
     except InputError:
         raise
     except (FormulaicError, ArithmeticError, LookupError, TypeError, ValueError) as error:
+        if isinstance(error.__cause__, InputError):  # of a function of this package
+            raise error.__cause__ from None
         plain = " ".join(re.sub(r"\x1b\[[0-9;]*m", "", str(error)).split())
         fail(argument, SHAPE, f"{text!r}: {plain}")
 

@@ -25,6 +25,7 @@ from subbayes.networks.network import Network
 from subbayes.predictions.averaging import evenly_spaced
 from subbayes.semistructured.contributions import Contributions
 from subbayes.semistructured.formula import Term
+from subbayes.semistructured.formula_checks import levels_of
 from subbayes.semistructured.joint_posterior import FittedState
 from subbayes.semistructured.summary import central
 from subbayes.semistructured.terms.group_effects import GroupLaw
@@ -81,9 +82,9 @@ class Partial:
 
 
 def _grid(observed: pd.Series, discrete: bool, points: int) -> Any:
-    """All levels, or evenly spaced numbers over the observed range."""
+    """All levels in their order, or evenly spaced numbers over the observed range."""
     if discrete:
-        return sorted(observed.unique().tolist(), key=str)
+        return levels_of(observed)
     return np.linspace(observed.min(), observed.max(), points)
 
 

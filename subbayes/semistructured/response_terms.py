@@ -20,6 +20,7 @@ from subbayes.likelihoods.families import (
     Family,
     TruncatedFamily,
 )
+from subbayes.semistructured.terms.splitting import sides_of, split_at
 from subbayes.utils.checks import fail
 
 __all__ = ["ResponseTerms", "read_response_terms"]
@@ -33,6 +34,8 @@ _ARGUMENTS = {
     "trials": ("n",),
     "weights": ("w",),
 }
+_INNERMOST = ("trials", "trunc", "cens", "weights")
+"""Terms in the order in which their families are around each other."""
 
 
 @dataclass(frozen=True)
@@ -75,35 +78,23 @@ def read_response_terms(
     text = formula if isinstance(formula, str) else None
     if isinstance(formula, Mapping):
         text = formula.get(location)
-    if not isinstance(text, str) or text.count("~") != 1:
+    if not isinstance(text, str) or len(sides := sides_of(text)) != 2:
         return ResponseTerms(formula, family, weights)  # reported with the formula
-    left, right = text.split("~")
-    bar = _position_of_bar(left)
-    if bar is None:
+    left, right = sides
+    response, *after_bars = split_at(left, "|")
+    if not after_bars:
         return ResponseTerms(formula, family, weights)
-    terms = _terms(left[bar + 1 :])
-    for name, given in sorted(terms.items(), key=lambda term: term[0] != "trials"):
+    terms = _terms("|".join(after_bars))
+    for name, given in sorted(terms.items(), key=lambda term: _INNERMOST.index(term[0])):
         if name == "weights":
             if weights is not None:
                 _fail("one column of weights", f"{weights!r} and {given['w']!r}")
             weights = _column(name, given["w"])
         else:
             family = _around(name, given, family)
-    plain = f"{left[:bar].strip()} ~{right}"
+    plain = f"{response.strip()} ~{right}"
     found = plain if isinstance(formula, str) else {**formula, location: plain}
     return ResponseTerms(found, family, weights)
-
-
-def _position_of_bar(left: str) -> int | None:
-    """Position of the bar after the response; bars within backticks or brackets are others."""
-    depth, quoted = 0, False
-    for i, char in enumerate(left):
-        quoted ^= char == "`"
-        if not quoted:
-            depth += (char in "([{") - (char in ")]}")
-            if char == "|" and not depth:
-                return i
-    return None
 
 
 def _terms(text: str) -> dict[str, dict[str, Any]]:
@@ -177,12 +168,7 @@ def _around(name: str, given: Mapping[str, Any], family: Family) -> Family:
         upper = _column(name, given["upper"]) if "upper" in given else None
         return CensoredFamily(family=family, status=_column(name, given["status"]), upper=upper)
     if name == "trunc":
-        ends = {"lb": -math.inf, "ub": math.inf} | dict(given)
-        for end in ends.values():
-            if isinstance(end, str):
-                remedy = "Bounds by row are not available"
-                _fail("numbers as bounds of trunc(...)", f"the column {end!r}", remedy)
-        return TruncatedFamily(family=family, lower=float(ends["lb"]), upper=float(ends["ub"]))
+        return TruncatedFamily(family=family, lower=given.get("lb"), upper=given.get("ub"))
     trials = given["n"]
     if not isinstance(family, BernoulliFamily):
         own = isinstance(family, BinomialFamily)

@@ -23,8 +23,9 @@ from jaxtyping import Float
 
 from subbayes.utils.checks import check_count, fail
 
-__all__ = ["TRANSFORMS", "penalised", "re", "s"]
+__all__ = ["TRANSFORMS", "check_distinct", "penalised", "re", "s"]
 
+_SPLINES, _FEWEST = 10, 4
 _MOST = 1000  # B-splines of a smooth, whose matrices have the square of this number of entries
 
 
@@ -34,9 +35,27 @@ def penalised(expression: str) -> str | None:
     return next((kind for kind in ("s", "re") if text.startswith(f"{kind}(")), None)
 
 
+def check_distinct(call: str, distinct: int, k: int) -> None:
+    """Raise `InputError` for too few distinct values of a column for k P-splines.
+
+    The penalty determines those of the default number that the values do not.
+
+    Example:
+        >>> check_distinct("s(x, k=10)", 6, 10)
+        >>> check_distinct("s(x, k=20)", 6, 20)
+        Traceback (most recent call last):
+        ...
+        subbayes.InputError: s(x, k=20): expected at least 20 distinct values, got 6. Pass k=6.
+    """
+    least = k if k > _SPLINES else _FEWEST
+    if distinct < least:
+        remedy = f"Pass k={distinct}" if distinct >= _FEWEST else "Use C(...) for a factor"
+        fail(call, f"at least {least} distinct values", distinct, remedy)
+
+
 @stateful_transform
 def s(
-    x: Any, df: int = 10, degree: int = 3, _state: dict[str, Any] | None = None
+    x: Any, df: int = _SPLINES, degree: int = 3, _state: dict[str, Any] | None = None
 ) -> FactorValues[dict[str, Any]]:
     """A smooth function of a column, in a formula: `s(age)`, `s(age, df=20)`.
 
@@ -46,12 +65,14 @@ def s(
         degree: degree of the splines.
 
     Raises:
-        InputError: fewer than four distinct values, or fewer splines than the degree allows.
+        InputError: fewer than four distinct values or, above the default, than splines; or fewer
+            splines than the degree allows.
     """
     state = {} if _state is None else _state
     values = np.asarray(x, dtype=np.float64)
     if not state:
-        state |= _spline(values, check_count("df", df, 4), check_count("degree", degree))
+        call = f"s({getattr(x, 'name', None) or '...'})"
+        state |= _spline(call, values, check_count("df", df, 4), check_count("degree", degree))
     columns = _columns(values, state)
     names = ["linear", *(f"wiggle{j}" for j in range(1, columns.shape[1]))]
     return FactorValues(
@@ -62,12 +83,10 @@ def s(
     )
 
 
-def _spline(x: Float[np.ndarray, "n"], df: int, degree: int) -> dict[str, Any]:
+def _spline(call: str, x: Float[np.ndarray, "n"], df: int, degree: int) -> dict[str, Any]:
     """Knots, centre and the map from B-splines to columns."""
     x = x[np.isfinite(x)]
-    if len(np.unique(x)) < 4:
-        expected = "a column with at least 4 distinct values"
-        fail("s(...)", expected, len(np.unique(x)), "Use C(...) for a factor")
+    check_distinct(call, len(np.unique(x)), df)
     if df > _MOST:
         fail("df", f"at most {_MOST} splines", df)
     if df <= degree:

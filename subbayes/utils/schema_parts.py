@@ -147,6 +147,7 @@ def _ordered_classes(value: Any, where: str, sizes: Sizes) -> None:
     whole(2, max(1000, sizes.get("stored", 0) + 1))(value, where, sizes)
 
 
+_BOUND = optional(one_of("a bound or its column", number(), text(most=1000)))
 _FAMILIES: dict[str, dict[str, Rule]] = {
     **dict.fromkeys(
         (
@@ -170,11 +171,7 @@ _FAMILIES: dict[str, dict[str, Rule]] = {
         "status": text(most=1000),
         "upper": optional(text(most=1000)),
     },
-    "truncated": {
-        "family": _inner_family,
-        "lower": optional(number()),
-        "upper": optional(number()),
-    },
+    "truncated": {"family": _inner_family, "lower": _BOUND, "upper": _BOUND},
     "mixture": {"first": _inner_family, "second": _inner_family},
 }  # fmt: skip
 FAMILY: Rule = tagged(_FAMILIES)

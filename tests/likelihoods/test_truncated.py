@@ -436,8 +436,8 @@ def test_a_family_without_quantiles_of_tails_is_an_error():
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"lower": "a"}, InputTypeError, "lower: expected a number, or None for no bound"),
-        ({"upper": True}, InputTypeError, "upper: expected a number, or None for no bound"),
+        ({"lower": [1]}, InputTypeError, "lower: expected a number, a column, or None"),
+        ({"upper": True}, InputTypeError, "upper: expected a number, a column, or None"),
         ({"lower": 2, "upper": 1}, InputError, "lower: expected a bound below the upper one"),
         ({"lower": math.nan}, InputError, "lower: expected a bound below the upper one"),
         (

@@ -14,13 +14,21 @@ from subbayes.likelihoods.families import (
     NormalFamily,
     OrdinalFamily,
 )
-from subbayes.semistructured import Exponential, Flexible, HalfNormal, NormalPrior, StudentT
+from subbayes.semistructured import (
+    Exponential,
+    Flexible,
+    HalfNormal,
+    NormalPrior,
+    SemiStructuredRegression,
+    StudentT,
+)
 from subbayes.semistructured.default_priors import default_priors
 from subbayes.semistructured.effect_priors import prior_of, priors_with
 from subbayes.semistructured.formula import Design, split_formula
 from subbayes.semistructured.formula_checks import complete_rows
 from subbayes.semistructured.identifiability import collinear
 from subbayes.semistructured.structured_predictor import StructuredPredictor
+from subbayes.semistructured.tools.updating import updated_formula
 
 
 @pytest.fixture
@@ -112,6 +120,19 @@ def test_split_formula():
     ):
         with pytest.raises(InputError, match=said):
             split_formula(wrong, "mu")
+
+
+def test_tildes_in_names_belong_to_these():
+    assert split_formula("`a~b` ~ x + `c ~ d`", "mu") == ("`a~b`", {"mu": "x + `c ~ d`"})
+    with pytest.raises(InputError, match="a response and effects"):
+        split_formula("y ~ x ~ z", "mu")
+    columns = pd.DataFrame(np.random.default_rng(0).uniform(1, 2, (9, 3)))
+    columns.columns = ["a~b", "c~d", "e|f~"]
+    model = SemiStructuredRegression("`a~b` | weights(`e|f~`) ~ `c~d`")
+    prepared = model.specification.prepare(columns, None)
+    assert prepared.design.names[:2] == ["Intercept", "c~d"]
+    np.testing.assert_array_equal(prepared.data.y[0], columns["a~b"])
+    assert updated_formula("`a~b` ~ x", "~ . + `c~d`", "mu") == "`a~b` ~ x + `c~d`"
 
 
 def test_errors_name_columns_and_levels(frame):

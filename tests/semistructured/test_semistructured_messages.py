@@ -54,6 +54,36 @@ def test_terms_of_other_libraries_raise_with_the_equivalent(term, said):
 
 
 @pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    ("term", "said"),
+    [
+        ("foo(x)", "poly, as summands te, ti, t2, mo, gp, and of np abs"),
+        ("I(x^2)", r"powers with \*\*, got 'I\(x \^ 2\)'. Write I\(x\*\*2\)\."),
+        ("when", r"when: expected numbers, .* got dates as text, such as '2024-01-05'. Convert"),
+        ("x*when", r"pandas.Timestamp\('2024-01-05'\)\).dt.days, or write C\(when\) for a factor"),
+        ("at", "at: expected numbers, .* dates as text"),
+    ],
+)
+def test_mistakes_in_terms_have_a_remedy(term, said):
+    dates = frame.assign(when=["2024-01-05", "2024-02-05"] * 10, at="2024-01-05T10:00")
+    with pytest.raises(InputError, match=said) as caught:
+        SemiStructuredRegression(f"y ~ {term}").specification.prepare(dates, None)
+    assert "\n" not in str(caught.value)
+    for allowed in ("C(when)", "(1 | when)"):  # as factors and groups where that is said
+        SemiStructuredRegression(f"y ~ {allowed}").specification.prepare(dates, None)
+    days = pd.to_datetime(dates["when"]) - pd.Timestamp("2024-01-05")  # the remedy
+    later = dates.assign(when=days.dt.days)
+    SemiStructuredRegression("y ~ when").specification.prepare(later, None)
+
+
+def test_factors_of_r_are_those_of_formulaic():
+    def names(term):
+        model = SemiStructuredRegression(f"y ~ {term}").specification.prepare(frame, None)
+        return model.design.names
+
+    assert names("factor(z) + x:as.factor(g)") == names("C(z) + x:C(g)")
+
+
 def test_data_frames_without_rows_or_with_equal_names_raise():
     for empty in (frame.iloc[:0], pd.DataFrame()):
         with pytest.raises(InputError, match="data: expected at least one row, got an empty data"):

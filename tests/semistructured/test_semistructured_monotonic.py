@@ -108,6 +108,20 @@ def test_spectral_densities_integrate_to_the_variance(covariance):
     )
 
 
+def test_effects_and_smooths_keep_the_order_of_categories():
+    formula = "y ~ mo(grade) + s(x, by=grade, k=4)"
+    with pytest.warns(UserWarning, match="have not mixed"):
+        model = SemiStructuredRegression(formula, priors={"sigma": 1.0}).fit(frame, **FEW)
+    table = model.effect("mo(grade)").table()
+    assert table["grade"].tolist() == LEVELS
+    increasing = np.sign(table["mean"].diff().dropna())  # alphabetical order is not monotonic
+    assert len(set(increasing)) == 1
+    axes = model.plot().axes[0]
+    assert [label.get_text() for label in axes.get_xticklabels()] == LEVELS
+    smooths = [term.at["grade"] for term in model.state.model.design.terms if term.at]
+    assert smooths == LEVELS
+
+
 def test_models_are_saved_and_predict_new_rows(tmp_path):
     formula = "y ~ mo(grade) + gp(x, k=8)"
     priors = {"simplex(mo(grade))": Dirichlet(3.0), "length(gp(x, k=8))": HalfNormal(1.0)}
@@ -133,7 +147,8 @@ def test_models_are_saved_and_predict_new_rows(tmp_path):
         ("mo(wide)", r"at most 100 ordered values, got 0 to 1000000"),
         ("mo(grade, 2)", r"columns, got '2' in 'mo\(grade, 2\)'"),
         ("mo(grade, k=2)", r"mo\(...\) with no options"),
-        ("mo(grade):x", "columns, numbers, operators and the functions"),
+        ("mo(grade):x", r"mo\(...\) as a summand, got 'mo\(grade\)'. Add it with \+"),
+        ("(mo(grade) | text)", r"mo\(...\) as a summand, .* cannot be in an interaction"),
         ("gp(text)", r"a column of numbers in gp"),
         ("gp(x, k=0)", "k= to be a whole number from 3 to 500"),
         ("gp(x, c=1)", "c= to be a number from 1.05 to 10"),

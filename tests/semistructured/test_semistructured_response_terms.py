@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import pytest
-from scipy import optimize, stats
+from scipy import optimize, special, stats
 
 from subbayes import InputError, Sampling, SemiStructuredRegression
 from subbayes.likelihoods.families import (
@@ -25,6 +25,7 @@ def rows(n=60):
     frame = pd.DataFrame({"x": rng.normal(size=n), "w": rng.integers(1, 4, n).astype(float)})
     time, end = rng.weibull(1.5, n) * np.exp(0.3 * frame.x), rng.uniform(0.3, 2, n)
     frame["time"], frame["right"] = np.minimum(time, end), time > end
+    frame["entry"] = np.where(np.arange(n) % 3, 0.5 * frame.time, 0.0)
     frame["n of trials"] = rng.integers(3, 9, n)
     frame["hits"] = rng.binomial(frame["n of trials"], 0.4)
     frame["y"] = np.abs(rng.normal(size=n))
@@ -72,6 +73,15 @@ def rows(n=60):
             None,
         ),
         ("y | weights(w) ~ x", "normal", "y ~ x", NormalFamily(), "w"),
+        (
+            "time | cens(right) + trunc(lb=entry) ~ x",
+            "weibull",
+            "time ~ x",
+            CensoredFamily(
+                family=TruncatedFamily(family=WeibullFamily(), lower="entry"), status="right"
+            ),
+            None,
+        ),
     ],
 )
 def test_terms_are_those_families(formula, family, plain, other, weights):
@@ -133,9 +143,10 @@ def test_a_saved_model_and_an_updated_one_keep_the_terms(tmp_path):
         ("y | trunc(lower=0) ~ x", "normal", "trunc(lb, ub), got other arguments"),
         ("y | trunc(*x) ~ x", "normal", "columns and numbers in trunc"),
         ("y | trunc(**x) ~ x", "normal", "trunc(lb, ub), got other arguments"),
-        ("y | trunc(lb=low) ~ x", "normal", "the column 'low'. Bounds by row"),
         ("y | trunc(lb=2, ub=1) ~ x", "normal", "a bound below the upper one"),
-        ("y | cens(a) + trunc(lb=0) ~ x", "normal", "not truncated or censored"),
+        ("y | cens(a) + trunc(lb=0) ~ x", "zero-inflated-poisson", "tail probabilities"),
+        ("y | cens(a) ~ x", CensoredFamily(family="normal"), "a family that is not censored"),
+        ("y | trunc(lb=a) ~ x", TruncatedFamily(family="normal"), "not truncated or censored"),
         ("y | cens(upper=b) ~ x", "normal", "a column of the status, got none"),
         ("y | cens(a) ~ x", "ordinal", "tail probabilities"),
         ("y | trials(n) ~ x", "poisson", "family 'binomial' with trials(...)"),
@@ -161,6 +172,42 @@ def test_other_terms_are_refused_in_one_line(formula, family, said):
 def test_weights_are_given_once():
     with pytest.raises(InputError, match="one column of weights, got 'v' and 'w'"):
         SemiStructuredRegression("y | weights(w) ~ x", weights="v")
+
+
+def test_survival_with_delayed_entry_is_maximum_likelihood(tmp_path):
+    rng = np.random.default_rng(0)
+    x, followed, entry = rng.normal(size=900), rng.uniform(0.5, 3, 900), rng.uniform(0, 1, 900)
+    entry[::3] = 0.0
+    time = rng.weibull(1.5, 900) * np.exp(0.5 * x)
+    frame = pd.DataFrame({"x": x, "entry": entry, "t": np.minimum(time, followed)})
+    frame = frame.assign(alive=time > followed)[np.minimum(time, followed) > entry]
+
+    def loss(theta):
+        k, mu = np.exp(theta[2]), np.exp(theta[0] + theta[1] * frame.x)
+        scale = mu / special.gamma(1 + 1 / k)
+        hazard = np.log(k / scale) + (k - 1) * np.log(frame.t / scale)
+        passed = (frame.t / scale) ** k - (frame.entry / scale) ** k
+        return (passed - hazard * ~frame.alive).sum()
+
+    best = optimize.minimize(loss, np.zeros(3))
+    model = SemiStructuredRegression("t | cens(alive) + trunc(lb=entry) ~ x", family="weibull")
+    sampling = Sampling(draws=200, chains=2, seed=0, progress=False)
+    found = model.fit(frame, sampling=sampling).summary()["mean"]
+    errors = np.sqrt(np.diag(best.hess_inv))
+    assert abs(found["Intercept"] - best.x[0]) < 0.3 * errors[0]
+    assert abs(found["x"] - best.x[1]) < 0.3 * errors[1]
+    assert abs(np.log(found["shape"]) - best.x[2]) < 0.4 * errors[2]
+    # times of those who enter later are longer: E[T | T > entry]
+    new = pd.DataFrame({"x": [0.0, 0.0], "entry": [0.0, 2.0]})
+    means = model.predict(new).mean
+    assert means[1] > 2.0 > means[0]
+    again = SemiStructuredRegression.load(model.save(tmp_path / "model"))
+    np.testing.assert_array_equal(again.predict(new).mean, means)
+    with pytest.raises(InputError, match="none called entry"):
+        model.predict(new[["x"]])
+    frame.iloc[3, 1] = 9.0
+    with pytest.raises(InputError, match="responses within the bounds entry, got .* at row 3"):
+        model.fit(frame, sampling=sampling)
 
 
 @pytest.mark.slow

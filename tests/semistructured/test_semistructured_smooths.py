@@ -210,6 +210,33 @@ def test_tensor_products_have_the_space_of_products_of_their_margins():
     assert same_space(np.column_stack([one, *mains, own]), product)
 
 
+@pytest.mark.parametrize("kinds", [("cr", "ps"), ("tp", "cc"), ("cc", "cr"), ("ps", "tp")])
+def test_interactions_have_no_main_effects_on_a_product_grid(kinds):
+    x, z = np.linspace(0, 1, 12) ** 2, np.linspace(-1, 2, 15) ** 3
+    grid = pd.DataFrame({"x": np.repeat(x, 15), "z": np.tile(z, 12)})
+    grid["y"] = np.sin(3 * grid.z)
+    term = f"ti(x, z, bs={list(kinds)}, k=[5, 6])"
+    columns = columns_of(prepared(f"y ~ {term}", grid), term, grid).reshape(12, 15, -1)
+    assert np.abs(columns.mean(0)).max() < 1e-9  # over x, at each z
+    assert np.abs(columns.mean(1)).max() < 1e-9
+    # least squares by the interaction leave a main effect as it is, and it is orthogonal to smooths
+    flat, y = columns.reshape(180, -1), grid.y.to_numpy()
+    rest = y - flat @ np.linalg.lstsq(flat, y, rcond=None)[0]
+    np.testing.assert_allclose(rest, y, atol=1e-9)
+    main = columns_of(prepared("y ~ s(z, k=6)", grid), "s(z, k=6)", grid)
+    assert np.abs(main.T @ flat).max() < 1e-8
+
+
+def test_interactions_of_three_columns_have_no_effects_of_two():
+    ends = [np.linspace(0, 1, 5) ** power for power in (1, 2, 3)]
+    x, z, v = (part.ravel() for part in np.meshgrid(*ends, indexing="ij"))
+    grid = pd.DataFrame({"x": x, "z": z, "v": v, "y": x})
+    term = "ti(x, z, v, bs='cr', k=4)"
+    columns = columns_of(prepared(f"y ~ {term}", grid), term, grid).reshape(5, 5, 5, -1)
+    for axis in range(3):
+        assert np.abs(columns.mean(axis)).max() < 1e-9
+
+
 def test_each_block_of_a_tensor_product_has_its_standard_deviation():
     model = prepared("y ~ te(x, z)")
     structured, term = model.structured, model.design.term("te(x, z)")
@@ -280,14 +307,40 @@ def test_models_with_smooths_are_saved_and_predict_new_rows(tmp_path):
         ("te(x, z, k=[40, 40, 40])", "bs= and k= for 2 columns"),
         ("te(x, z, k=open('f'))", "k= to be a whole number"),
         ("te(x, z, `my x`, k=30)", "at most 10,000 columns"),
-        ("te(x, z):g", "columns, numbers, operators and the functions"),
-        ("x * s(z, bs='cr')", "no options|the options|functions"),
+        ("te(x, z):g", r"te\(...\) as a summand, .* Add it with \+"),
+        ("te(x, z, k=c(4, 5))", r"k= to be .* or a list of them, .* Write k=\[4, 5\]\."),
+        ("ti(x, z, bs=c('cr', 'ps'))", r"bs= to be .* Write bs=\['cr', 'ps'\]\."),
+        ("s(x, bs='cc', knots=c(0, 12))", r"two ends of a period, .* Write knots=\[0, 12\]\."),
+        ("s(x, k=c(4))", r"k= to be a whole number from 3 to 1000, got 's\(x, k=c\(4\)\)'\.$"),
+        ("s(x, bs='cs')", "Write bs='cr'; smooths that shrink to 0 are not available"),
+        ("s(x, bs='ts')", "Write bs='tp'; smooths that shrink"),
+        ("s(x, fx=TRUE)", r"s\(...\) with bs=, k=, df=, knots=, by=, got"),
+        ("s(x, m=2)", r"s\(...\) with bs=, k=, df=, knots=, by=, got"),
+        ("s(x, k=200)", r"s\(x, k=200\): expected at least 200 distinct values, got 60. Pass k=60"),
+        ("s(x, df=200)", r"s\(x\): expected at least 200 distinct values, got 60. Pass k=60"),
+        ("s(three)", r"^s\(three\): expected at least 4 distinct values, got 3. Use C\(...\)"),
+        ("s(x, by=rare)", "2 distinct values of x for each level of 'rare' in .* 1 row of 'once'"),
+        ("x * s(z, bs='cr')", r"s\(...\) as a summand"),
     ],
 )
 def test_other_smooths_raise_in_one_line(term, said):
     with pytest.raises(InputError, match=said) as caught:
-        prepared(f"y ~ {term}")
+        prepared(f"y ~ {term}", frame.assign(three=np.arange(60) % 3, rare=["once"] + 59 * ["b"]))
     assert "\n" not in str(caught.value)
+    assert str(caught.value).count("expected") == 1
+
+
+def test_the_k_of_mgcv_for_its_default_is_the_default():
+    for term, k in (("s(x, bs='cr', k=-1)", 10), ("te(x, z, k=-1)", 5)):
+        found = columns_of(prepared(f"y ~ {term}"), term)
+        written = term.replace("-1", str(k))
+        np.testing.assert_array_equal(found, columns_of(prepared(f"y ~ {written}"), written))
+
+
+def test_default_smooths_of_few_values_are_determined_by_their_penalty():
+    rows = frame.assign(few=np.arange(60) % 6)
+    for term in ("s(few)", "s(few, bs='ps')"):
+        assert columns_of(prepared(f"y ~ {term}", rows), term, rows).shape == (60, 9)
 
 
 def test_periods_can_be_given():

@@ -239,9 +239,9 @@ class Family(Likelihood):
         if self.n_thresholds:
             return self
         given = tuple(self.known.values())
+        if any(isinstance(value, str) for value in given):
+            fail("module", f"an output for each of {', '.join(self.parameters)}", n_outputs)
         if given and len(given) == len(self.parameters) - len(self.locations):
-            if any(isinstance(value, str) for value in given):
-                fail("module", f"an output for each of {', '.join(self.parameters)}", n_outputs)
             return CommonParameters(self, tuple(float(value) for value in given))
         return CommonParameters(self)
 

@@ -64,7 +64,7 @@ class NormalFamily(Family):
         return LINKS[self.links[0]][1](eta[0]) + eta[1].exp() * normal_from_log_tails(below, above)
 
     def truncated_moments(
-        self, lower: float, upper: float, eta: tuple[Tensor, ...]
+        self, lower: Tensor, upper: Tensor, eta: tuple[Tensor, ...]
     ) -> tuple[Tensor, Tensor]:
         """Mean and variance of responses between two bounds."""
         return truncated_normal_moments(
@@ -132,7 +132,7 @@ class GammaFamily(PositiveFamily):
         return responses_from_log_tails(self, below, above, eta, near)
 
     def truncated_moments(
-        self, lower: float, upper: float, eta: tuple[Tensor, ...]
+        self, lower: Tensor, upper: Tensor, eta: tuple[Tensor, ...]
     ) -> tuple[Tensor, Tensor]:
         """Mean and variance of responses between two bounds."""
         a = eta[1].exp()
@@ -210,15 +210,14 @@ class BetaFamily(ScipyFamily):
         ).sigmoid()
 
     def truncated_moments(
-        self, lower: float, upper: float, eta: tuple[Tensor, ...]
+        self, lower: Tensor, upper: Tensor, eta: tuple[Tensor, ...]
     ) -> tuple[Tensor, Tensor]:
         """Mean and variance of responses between two bounds.
 
         By quadrature, or from ratios of tail probabilities where most responses are near 0 or 1.
         """
         a, b = (part.exp() for part in self._log_shapes(eta))
-        bounds = torch.tensor([lower, upper], dtype=torch.float64)
-        low, high = bounds.clamp(0, 1).logit().tolist()
+        low, high = (end.clamp(0, 1).logit() for end in (lower, upper))
         found = log_concave_moments(
             lambda v: a * F.logsigmoid(v) + b * F.logsigmoid(-v),
             eta[0],

@@ -168,7 +168,7 @@ class AsymmetricLaplaceFamily(ScipyFamily):
         return eta[0] + eta[1].exp() * z
 
     def truncated_moments(
-        self, lower: float, upper: float, eta: tuple[Tensor, ...]
+        self, lower: Tensor, upper: Tensor, eta: tuple[Tensor, ...]
     ) -> tuple[Tensor, Tensor]:
         """Mean and variance of responses between two bounds."""
         peak = eta[0].clamp(lower, upper)

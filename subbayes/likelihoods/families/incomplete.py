@@ -125,7 +125,9 @@ class CensoredFamily(AroundFamily):
     A response is (y, status) or (y, status, upper): y itself for status 0, at most y for -1
     (left-censored), more than y for 1 (right-censored), and more than y and at most upper for 2.
     For counts "more than y" leaves y out, as in brms: give y - 1 for "at least y". Predictions are
-    those of the responses without censoring. Curvature and scores of new rows take them as seen.
+    those of the responses without censoring. Survival times with delayed entry are truncated too:
+    `CensoredFamily(family=TruncatedFamily(family="weibull", lower="entry"))`. Curvature and scores
+    of new rows take responses as seen.
 
     Args:
         family: the family of the responses.
@@ -144,6 +146,11 @@ class CensoredFamily(AroundFamily):
     status: str = "censored"
     upper: str | None = None
     label = "censored"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.family, CensoredFamily):
+            fail("family", "a family that is not censored", repr(self.family))
 
     @property
     def response_columns(self) -> tuple[str, ...]:

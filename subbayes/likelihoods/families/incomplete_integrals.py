@@ -317,10 +317,9 @@ def responses_from_log_tails(
     ).exp()
 
 
-def log_ends(lower: float, upper: float) -> tuple[float, float]:
+def log_ends(lower: Tensor, upper: Tensor) -> Tails:
     """The logarithms of two bounds of positive responses."""
-    low, high = (math.log(end) if end > 0 else -math.inf for end in (lower, upper))
-    return low, high
+    return lower.clamp_min(0.0).log(), upper.clamp_min(0.0).log()
 
 
 def exp_change(v: Tensor, step: Tensor) -> Tensor:
@@ -343,7 +342,7 @@ def sigmoid_change(v: Tensor, step: Tensor) -> Tensor:
 def log_concave_moments(
     log_density: Callable[[Tensor], Tensor],
     mode: Tensor,
-    ends: tuple[float, float],
+    ends: Tails,
     change: Callable[[Tensor, Tensor], Tensor] = exp_change,
 ) -> Tails:
     r"""Mean and variance of responses between two bounds, by quadrature over v, such as $\log y$.
@@ -351,12 +350,13 @@ def log_concave_moments(
     Args:
         log_density: a concave function of v, the log density of v up to a constant; from (m, n).
         mode: where it is largest, shape (n,).
-        ends: the bounds, in v.
+        ends: the bounds, in v, each of shape (n,).
         change: how much y increases with a step of v, from that of minus infinity, y = 0.
 
     Example:
         >>> mode = torch.zeros(1, dtype=torch.float64)
-        >>> moments = log_concave_moments(lambda v: v - v.exp(), mode, (-math.inf, math.inf))
+        >>> ends = mode - math.inf, mode + math.inf
+        >>> moments = log_concave_moments(lambda v: v - v.exp(), mode, ends)
         >>> [round(part.item(), 6) for part in moments]  # exponential
         [1.0, 1.0]
     """

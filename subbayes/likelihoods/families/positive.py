@@ -117,7 +117,7 @@ class InverseGaussianFamily(PositiveFamily):
         return responses_from_log_tails(self, below, above, eta)
 
     def truncated_moments(
-        self, lower: float, upper: float, eta: tuple[Tensor, ...]
+        self, lower: Tensor, upper: Tensor, eta: tuple[Tensor, ...]
     ) -> tuple[Tensor, Tensor]:
         """Mean and variance of responses between two bounds."""
         half = 0.5 * (eta[1] - eta[0]).exp()  # of lambda / mu

@@ -228,13 +228,14 @@ class PiecewiseExponentialFamily(PositiveFamily):
         return time
 
     def truncated_moments(
-        self, lower: float, upper: float, eta: tuple[Tensor, ...]
+        self, lower: Tensor, upper: Tensor, eta: tuple[Tensor, ...]
     ) -> tuple[Tensor, Tensor]:
         """Mean and variance of times between two bounds."""
-        rate, lower = self._hazards(eta).exp(), max(lower, 0.0)
-        cuts = torch.tensor((0.0, *self.cuts, math.inf), dtype=rate.dtype).clamp(lower, upper)
-        start, width = cuts[:-1] - lower, cuts[1:] - cuts[:-1]
-        passed = (rate[..., :-1] * width[:-1]).cumsum(-1)
+        rate, lower = self._hazards(eta).exp(), lower.clamp_min(0.0)
+        cuts = torch.tensor((0.0, *self.cuts, math.inf), dtype=rate.dtype)
+        cuts = cuts.clamp(lower.unsqueeze(-1), upper.unsqueeze(-1))
+        start, width = cuts[..., :-1] - lower.unsqueeze(-1), cuts.diff()
+        passed = (rate[..., :-1] * width[..., :-1]).cumsum(-1)
         log_share, mean, variance = exponential_moments(rate, width)
         log_alive = torch.nn.functional.pad(-passed, (1, 0))
         mean, variance = joined_moments(log_alive + log_share, start + mean, variance)

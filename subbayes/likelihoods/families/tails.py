@@ -75,7 +75,7 @@ def normal_from_log_tails(below: Tensor, above: Tensor) -> Tensor:
     return torch.where(below < above, z, -z)
 
 
-def truncated_normal_moments(mean: Tensor, sd: Tensor, bounds: tuple[float, float]) -> Tails:
+def truncated_normal_moments(mean: Tensor, sd: Tensor, bounds: Tails) -> Tails:
     r"""Mean and variance of normal variables between two bounds.
 
     The density relative to its largest value at m is $e^{-m t - t^2 / 2}$ at $z = m + t$. Its
@@ -85,11 +85,11 @@ def truncated_normal_moments(mean: Tensor, sd: Tensor, bounds: tuple[float, floa
     Args:
         mean: means before truncation, shape (n,).
         sd: their standard deviations.
-        bounds: the bounds, which may be infinite.
+        bounds: the bounds, which may be infinite, each of shape (n,).
 
     Example:
         >>> mean, sd = torch.tensor([[-10.0], [1.0]], dtype=torch.float64)
-        >>> moments = truncated_normal_moments(mean, sd, (0.0, 9.0))
+        >>> moments = truncated_normal_moments(mean, sd, (0 * mean, 0 * mean + 9))
         >>> [round(part.item(), 6) for part in moments]
         [0.098093, 0.009445]
     """

@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from subbayes.likelihoods.base import Evaluations, Moments, column
-from subbayes.likelihoods.families.base import moment
-from subbayes.likelihoods.families.incomplete import AroundFamily
+from subbayes.likelihoods.families.base import log_sum, moment
+from subbayes.likelihoods.families.bounded import BoundedFamily, Predictors
 from subbayes.likelihoods.families.tails import log_between, log_difference
 from subbayes.likelihoods.families.truncated_counts import (
     CountCells,
@@ -28,7 +28,6 @@ from subbayes.likelihoods.families.truncated_counts import (
     count_range,
     mixture_probabilities,
 )
-from subbayes.utils.checks import fail, fail_type
 from subbayes.utils.types import Outputs
 
 __all__ = ["TruncatedFamily"]
@@ -40,18 +39,22 @@ _CELLS = 64  # counts of a distribution, about, for the size of blocks
 _HUGE = 1e8  # variance of counts that are nearly normal
 _NO_MASS = 1e-13
 
-Predictors = tuple[Tensor, ...]
 Tails = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True, repr=False)
-class TruncatedFamily(AroundFamily):
+class TruncatedFamily(BoundedFamily):
     r"""Responses that are seen only between two bounds: $p(y) / P(l \le Y \le u)$.
+
+    Bounds by row are given parameters, as the trials of binomial responses: their values follow the
+    predictors of the family. Responses that are censored too, such as survival times with delayed
+    entry, are those of `CensoredFamily(family=TruncatedFamily(...))`.
 
     Args:
         family: the family before truncation.
-        lower: the lower bound; for counts inclusive. None for no bound.
-        upper: the upper bound, inclusive. None for no bound.
+        lower: the lower bound, for counts inclusive, or the column of the data frame that has it.
+            None for no bound.
+        upper: the upper bound, inclusive, or its column. None for no bound.
 
     Raises:
         InputError: bounds that are not in order, or between which the family has no responses.
@@ -63,97 +66,89 @@ class TruncatedFamily(AroundFamily):
         tensor([[0.7979]], dtype=torch.float64)
         >>> family.mean(torch.tensor([[-10.0, 0.0]], dtype=torch.float64)).round(decimals=4)
         tensor([[0.0981]], dtype=torch.float64)
+        >>> delayed = TruncatedFamily(family="normal", lower="entry")
+        >>> delayed.mean(torch.tensor([[0.0, 0.0, 0.0]], dtype=torch.float64)).round(decimals=4)
+        tensor([[0.7979]], dtype=torch.float64)
     """
 
-    lower: Any = -math.inf  # None becomes no bound
-    upper: Any = math.inf
     label = "truncated"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if isinstance(self.family, AroundFamily):
-            fail("family", "a family that is not truncated or censored", repr(self.family))
-        if self.kind != "count" and not hasattr(self.family, "from_log_tails"):
-            fail("family", "one with the method from_log_tails", repr(self.family))
-        for name, none in (("lower", -math.inf), ("upper", math.inf)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, float, type(None))):
-                fail_type(name, "a number, or None for no bound", value)
-            object.__setattr__(self, name, none if value is None else float(value))
-        if not self.lower < self.upper:
-            fail("lower", "a bound below the upper one", f"{self.lower:g} and {self.upper:g}")
-        low, high = self.bounds
-        if self.kind == "count":
-            low, high = max(self._below, -1.0), math.floor(high) if high < math.inf else high
-        trials = self.known.get("trials", math.inf)
-        if not low < high or (not isinstance(trials, str) and trials < self.lower):
-            got = f"{self.lower:g} and {self.upper:g}"
-            fail("lower and upper", f"bounds around {self.family.support}", got)
-
-    @property
-    def bounds(self) -> tuple[float, float]:  # type: ignore[override]
-        """Ends of the support."""
-        low, high = self.family.bounds
-        return max(low, self.lower), min(high, self.upper)
-
-    @property
-    def support(self) -> str:  # type: ignore[override]
-        """Description of the allowed responses."""
-        return f"{self.family.support} from {self.lower:g} to {self.upper:g}"
-
-    def allows(self, y: Tensor) -> Tensor:
-        """Within the bounds."""
-        return self.family.allows(y) & (y >= self.lower) & (y <= self.upper)
-
-    @property
-    def _below(self) -> float:
-        """The largest number below the bounds: the one before for counts."""
-        if self.kind != "count" or math.isinf(self.lower):
-            return self.lower
-        return math.ceil(self.lower) - 1
 
     @property
     def _relative(self) -> bool:
         """Whether probabilities leave out the factor that cancels in those within the bounds."""
-        return self.upper < math.inf and hasattr(self.family, "log_kernel")
+        return self.upper != math.inf and hasattr(self.family, "log_kernel")
+
+    def _own_tails(self, y: Tensor, own: Predictors, relative: bool) -> Tails:
+        """Log tails before truncation, up to that factor."""
+        inner: Any = self.family
+        found: Tails = (inner.log_kernel_tails if relative else inner.log_tails)(y, own)
+        return found
 
     def _tails(self, y: Tensor, eta: Predictors) -> Tails:
-        inner: Any = self.family
-        found: Tails = (inner.log_kernel_tails if self._relative else inner.log_tails)(y, eta)
-        return found
+        return self._own_tails(y, self._split(eta)[0], self._relative)
 
     def _log_terms(self, y: Tensor, eta: Predictors) -> Tensor:
         """The log density before truncation, up to that factor."""
         inner: Any = self.family
-        terms: Tensor = (inner.log_kernel if self._relative else inner.log_density)(y, eta)
+        log_density = inner.log_kernel if self._relative else inner.log_density
+        terms: Tensor = log_density(y, self._split(eta)[0])
         return terms
 
     def _tails_at_bounds(
-        self, eta: Predictors, tails: Callable[[Tensor, Predictors], Tails]
+        self, eta: Predictors, relative: bool
     ) -> tuple[Tails | None, Tails | None]:
         """Log tails at both bounds; None for a bound that excludes nothing."""
+        own, lower, upper = self._split(eta)
         zero = torch.zeros_like(eta[0])
-        start = -1.0 if self.kind == "count" else self.family.bounds[0]
-        low = tails(zero + self._below, eta) if self._below > start else None
-        bound = self.upper < self.family.bounds[1]
-        return low, tails(zero + self.upper, eta) if bound else None
 
-    def _log_mass(self, eta: Predictors, tails: Callable[[Tensor, Predictors], Tails]) -> Tensor:
+        def at(bound: Any, excludes: Any, empty: int) -> Tails | None:
+            if not isinstance(excludes, Tensor):
+                return self._own_tails(zero + bound, own, relative) if excludes else None
+            # rows of which nothing is excluded take a response at which gradients are finite
+            inside = 0.0 if self.kind == "count" else 0.5
+            found = self._own_tails(torch.where(excludes, bound, inside), own, relative)
+            all_or_none = [log_sum(*found) if relative else zero] * 2
+            all_or_none[empty] = zero - math.inf
+            below, above = map(torch.where, (excludes, excludes), found, all_or_none)
+            return below, above
+
+        below, start = self._before(lower), -1.0 if self.kind == "count" else self.family.bounds[0]
+        return at(below, below > start, 0), at(upper, upper < self.family.bounds[1], 1)
+
+    def _log_mass(self, eta: Predictors, relative: bool) -> Tensor:
         """Log of P(lower <= Y <= upper)."""
-        low, high = self._tails_at_bounds(eta, tails)
+        low, high = self._tails_at_bounds(eta, relative)
         if low is None:
             return torch.zeros_like(eta[0]) if high is None else high[0]
         return low[1] if high is None else log_between(low, high)
 
     def log_density(self, y: Tensor, eta: Predictors) -> Tensor:
         """Log density of responses within the bounds."""
-        return self._log_terms(y, eta) - self._log_mass(eta, self._tails)
+        found = self._log_terms(y, eta) - self._log_mass(eta, self._relative)
+        _, lower, upper = self._split(eta)
+        if isinstance(lower, Tensor):
+            found = found.masked_fill(y < lower, -math.inf)
+        return found.masked_fill(y > upper, -math.inf) if isinstance(upper, Tensor) else found
+
+    def log_tails(self, y: Tensor, eta: Predictors) -> Tails:
+        """Log P(Y <= y) and log P(Y > y) of responses within the bounds, such as censored ones."""
+        low, high = self._tails_at_bounds(eta, self._relative)
+        at, log_mass = self._tails(y, eta), self._log_mass(eta, self._relative)
+        below = at[0] if low is None else log_between(low, at)
+        above = at[1] if high is None else log_between(at, high)
+        return below - log_mass, above - log_mass
 
     # --- predictions, which have no gradients ----------------------------------------------------
 
+    def _ends(self, eta: Predictors) -> Tails:
+        """The lower bound, and the end of the support or the upper bound."""
+        _, lower, upper = self._split(eta)
+        zero = torch.zeros_like(eta[0])
+        return zero + lower, (zero + upper).clamp_max(self.family.bounds[1])
+
     def _all_tails(self, eta: Predictors) -> tuple[Tails, Tails]:
         """Log tails at both bounds: all and nothing where there is none."""
-        low, high = self._tails_at_bounds(eta, self._tails)
+        low, high = self._tails_at_bounds(eta, self._relative)
         zero = torch.zeros_like(eta[0])
         none = zero - math.inf
         if low is None:
@@ -163,15 +158,15 @@ class TruncatedFamily(AroundFamily):
     def _probability(self, y: Tensor, eta: Predictors, ends: tuple[Tails, Tails]) -> Tensor:
         """P(Y <= y) within the bounds, from the smaller tails."""
         (low_below, low_above), high = ends
-        end = self.bounds[1]
-        inside = y.clamp(self._below, end)
+        lower, end = self._ends(eta)
+        inside = y.maximum(self._before(lower)).minimum(end)
         below, above = self._tails(inside.clamp_min(self.family.bounds[0]), eta)
         log_share = torch.where(
             low_above < high[0], log_difference(low_above, above), log_difference(below, low_below)
         )
         found = (log_share - log_between(*ends)).exp().clamp(0, 1)
         found = torch.where(log_between(*ends) == -math.inf, 1.0, found)
-        return found.masked_fill(y < self.lower, 0.0).masked_fill(y >= end, 1.0)
+        return found.masked_fill(y < lower, 0.0).masked_fill(y >= end, 1.0)
 
     def cdf(self, outputs: Outputs, y: Tensor) -> Moments:
         """P(Y <= y) within the bounds."""
@@ -196,8 +191,10 @@ class TruncatedFamily(AroundFamily):
             for at, row in zip(y[:, 0].double().split(size), rows.split(size), strict=True):
                 own, bounds = eta[:, row].unbind(-1), stacked[:, :, row]
                 tails = (bounds[0], bounds[1]), (bounds[2], bounds[3])
-                outside = (at < self.bounds[0]) | (at > self.bounds[1])
-                density = (self.family.log_density(at, own) - log_between(*tails)).exp()
+                lower, upper = self._ends(own)
+                outside = (at < self.family.bounds[0]) | (at < lower) | (at > upper)
+                log_density = self.family.log_density(at, self._split(own)[0])
+                density = (log_density - log_between(*tails)).exp()
                 density = density.masked_fill(outside, 0.0)
                 parts.append(torch.stack([self._probability(at, own, tails), density]))
             probability, density = torch.cat(parts, -1).to(y)
@@ -213,32 +210,32 @@ class TruncatedFamily(AroundFamily):
             for start, end in zip(low, high, strict=True)
         )
         inner: Any = self.family
-        found: Tensor = inner.from_log_tails(below, above, eta)
+        own, lower, upper = self._split(eta)
+        found: Tensor = inner.from_log_tails(below, above, own)
         # where even the logarithm of the probability overflows, all of it is at the nearer bound
-        lower, upper = (torch.full_like(low[1], end) for end in (self.lower, self.upper))
+        lower, upper = (torch.zeros_like(low[1]) + end for end in (lower, upper))
         nearer = torch.where(low[1] == -math.inf, lower, upper)
         found = torch.where(log_between(low, high) == -math.inf, nearer, found)
         limits = torch.finfo(found.dtype)  # densities may have a pole at the ends of the support
         first = limits.tiny if self.family.bounds[0] == 0 else -math.inf
         last = 1 - limits.eps / 2 if self.family.bounds[1] == 1 else math.inf
-        return found.clamp(max(self.lower, first), min(self.upper, last))
+        return found.maximum(lower.clamp_min(first)).minimum(upper.clamp_max(last))
 
     def _counts(self, eta: Predictors) -> tuple[Callable[[Tensor], Tensor], Tensor, Tensor, Tensor]:
         """The log density of counts, about the mean without bounds, and the bounds.
 
         The last is NaN where no count lies within both, as for fewer trials than the lower bound.
         """
-        first = torch.zeros_like(eta[0]) + max(self._below + 1, 0.0)
-        last = self.family.largest(eta)
-        if self.upper < math.inf:
-            last = last.clamp_max(math.floor(self.upper))
-        mean = self.family.mean(torch.stack(eta, -1))[..., 0]
+        own, (lower, upper) = self._split(eta)[0], self._ends(eta)
+        first = (self._before(lower) + 1).clamp_min(0.0)
+        last = self.family.largest(own).minimum(upper.floor())
+        mean = self.family.mean(torch.stack(own, -1))[..., 0]
         last = torch.where(last < first, torch.nan, last)
         return lambda y: self._log_terms(y, eta), mean, first, last
 
     def _cells(self, eta: Predictors) -> CountCells:
         """The counts within the bounds, with their probabilities."""
-        return count_cells(*self._counts(eta), self.family.is_log_concave(eta))
+        return count_cells(*self._counts(eta), self.family.is_log_concave(self._split(eta)[0]))
 
     def count_probabilities(
         self, outputs: Float[Tensor, "S N C"], most: float
@@ -258,7 +255,7 @@ class TruncatedFamily(AroundFamily):
             return None
 
         def log_density(y: Tensor, f: Tensor) -> Tensor:
-            return self.family.log_density(y, f.unbind(-1))
+            return self.family.log_density(y, self._split(f.unbind(-1))[0])
 
         return first, mixture_probabilities(log_density, flat, first, last)
 
@@ -267,17 +264,20 @@ class TruncatedFamily(AroundFamily):
 
         Their log probabilities have few digits.
         """
-        flat = torch.stack(eta, -1)
-        mean, variance = (f(flat)[..., 0] for f in (self.family.mean, self.family.variance))
+        mean, variance = self._before_truncation(eta)
         normal = (mean.square() > _HUGE * variance) | variance.isinf()
         normal = normal & (variance > _HUGE)
-        return normal & (self._log_mass(eta, self.family.log_tails) > -_NO_MASS)
+        return normal & (self._log_mass(eta, relative=False) > -_NO_MASS)
+
+    def _before_truncation(self, eta: Predictors) -> Tails:
+        """Mean and variance of the family."""
+        own = torch.stack(self._split(eta)[0], -1)
+        return self.family.mean(own)[..., 0], self.family.variance(own)[..., 0]
 
     def _quantiles(self, eta: Predictors, u: Tensor) -> Tensor:
         if self.kind != "count":
             return self._at_levels(eta, u.log(), torch.log1p(-u))
-        flat = torch.stack(eta, -1)
-        mean, variance = (f(flat)[..., 0] for f in (self.family.mean, self.family.variance))
+        mean, variance = self._before_truncation(eta)
         near = (mean + variance.sqrt() * torch.special.ndtri(u)).round()
         return torch.where(self._is_huge(eta), near, self._cells(eta).quantiles(u))
 
@@ -302,8 +302,8 @@ class TruncatedFamily(AroundFamily):
             cells = self._cells(eta)
             return cells.y, cells.weight
         ends = [
-            _HEAVY if heavy and math.isinf(end) and math.isinf(own) else _LIGHT
-            for end, own in zip((self.lower, self.upper), self.family.bounds, strict=True)
+            _HEAVY if heavy and not bounded and math.isinf(own) else _LIGHT
+            for bounded, own in zip(self._bounded, self.family.bounds, strict=True)
         ]
         t = torch.arange(-ends[0], ends[1] + _STEP / 2, _STEP, dtype=torch.float64).unsqueeze(-1)
         log_u, log_rest = (logsigmoid(sign * math.pi * t.sinh()) for sign in (1, -1))
@@ -314,13 +314,13 @@ class TruncatedFamily(AroundFamily):
     def _moments(self, eta: Predictors) -> Tensor:
         """Mean and variance, shape (2, n)."""
         inner: Any = self.family
-        whole = [f(torch.stack(eta, -1))[..., 0] for f in (inner.mean, inner.variance)]
+        whole = self._before_truncation(eta)
         if self.kind == "count":
             free = self._is_huge(eta)
             pairs = zip(whole, self._cells(eta).moments(), strict=True)
             return torch.stack([torch.where(free, own, found) for own, found in pairs])
         if hasattr(inner, "truncated_moments"):
-            return torch.stack(inner.truncated_moments(self.lower, self.upper, eta))
+            return torch.stack(inner.truncated_moments(*self._ends(eta), self._split(eta)[0]))
         y, weight = self._rule(eta, heavy=True)
         mean = (weight * y).sum(0)
         found = [mean, (weight * (y - mean).square()).sum(0)]
@@ -333,12 +333,13 @@ class TruncatedFamily(AroundFamily):
     @property
     def _has_tail(self) -> bool:
         """Whether responses are not bounded."""
-        return any(math.isinf(end) for end in self.bounds)
+        ends = zip(self._bounded, self.family.bounds, strict=True)
+        return any(not bounded and math.isinf(own) for bounded, own in ends)
 
     def has_moment(self, outputs: Outputs, order: int) -> Tensor:
         """As the family where a tail remains."""
         if self._has_tail:
-            return self.family.has_moment(outputs, order)
+            return self.family.has_moment(self._of_family(outputs), order)
         return super().has_moment(outputs, order)
 
     def has_finite_parameters(self, outputs: Outputs) -> bool:
@@ -371,16 +372,6 @@ class TruncatedFamily(AroundFamily):
             score[..., [name in self.known for name in self.parameters]] = 0.0
             found.append(torch.einsum("mn,mna,mnb->nab", weight, score, score))
         return torch.cat(found).reshape(*outputs.shape, outputs.shape[-1]).to(outputs)
-
-    def to_config(self) -> dict[str, Any]:
-        """Family and bounds, for JSON; infinite bounds are None."""
-        ends = [None if math.isinf(end) else end for end in (self.lower, self.upper)]
-        return {
-            "name": self.label,
-            "family": self.family.to_config(),
-            "lower": ends[0],
-            "upper": ends[1],
-        }
 
 
 def _in_blocks(

@@ -24,6 +24,7 @@ from jaxtyping import Float
 from scipy.interpolate import BSpline, CubicSpline
 from scipy.spatial.distance import cdist
 
+from subbayes.semistructured.smooth import check_distinct
 from subbayes.utils.checks import fail
 
 __all__ = ["BASES", "Basis", "basis_of"]
@@ -68,10 +69,11 @@ def basis_of(kind: str, x: Float[np.ndarray, "n d"], k: int, call: str) -> Basis
     least = {"ps": 4, "cr": 3, "cc": 4, "tp": x.shape[1] + 2}[kind]
     if k < least:
         fail(call, f"k= of at least {least} for bs={kind!r}", k)
-    if distinct < (k if kind in ("cr", "cc", "tp") else 4):
+    if kind == "ps":
+        check_distinct(call, distinct, k)
+    elif distinct < k:
         remedy = f"Pass k={distinct}" if distinct >= least else "Use C(...) for a factor"
-        expected = f"at least {k if kind != 'ps' else 4} distinct values"
-        fail(call, expected, distinct, remedy)
+        fail(call, f"at least {k} distinct values", distinct, remedy)
     if kind == "tp":
         return ThinPlate.of(x, k)
     values = x[:, 0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -62,6 +63,10 @@ _KNOWN: dict[str, dict[str, Option]] = {
         "cov": _text("se", "matern52", "matern32"),
     },
 }
+_SHRINKAGE = {
+    name: f"Write bs={other!r}; smooths that shrink to 0 are not available"
+    for name, other in (("cs", "cr"), ("ts", "tp"))
+}
 _COLUMNS = {"s": (1, 2), "te": (2, 3), "ti": (2, 3), "t2": (2, 3), "mo": (1, 1), "gp": (1, 1)}
 
 
@@ -117,11 +122,25 @@ def parse_call(argument: str, text: str) -> Call:
         try:
             value = ast.literal_eval(word.value)
         except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-            fail(argument, f"{word.arg}= to be {words}", repr(text))
+            remedy = _vector_of_r(word, allowed)
+            fail(argument, f"{word.arg}= to be {words}", repr(text), remedy)
+        if word.arg == "k" and value == -1:  # the default of mgcv
+            continue
         if not allowed(value):
-            fail(argument, f"{word.arg}= to be {words}", repr(text))
+            fail(argument, f"{word.arg}= to be {words}", repr(text), _SHRINKAGE.get(str(value), ""))
         options[word.arg] = value
     return Call(" ".join(text.split()), function, tuple(columns), options, by)
+
+
+def _vector_of_r(word: ast.keyword, allowed: Callable[[Any], bool]) -> str:
+    """A remedy for `c(4, 5)` where a list is allowed."""
+    node = word.value
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "c":
+        written = ast.unparse(ast.List(node.args, ast.Load()))
+        with contextlib.suppress(ValueError):
+            if allowed(ast.literal_eval(written)):
+                return f"Write {word.arg}={written}"
+    return ""
 
 
 def _column(argument: str, text: str, node: ast.expr, aliases: Mapping[str, str]) -> str:

@@ -13,8 +13,10 @@ Tensor products are those of `t2` of mgcv and brms (Wood, Scheipl and Faraway 20
 intermediate rank tensor product smoothing in mixed models"): every margin is split into its
 unpenalised functions N and its penalised ones Z; the products of all N are unpenalised, and each
 other combination, such as $Z_x \otimes N_z$, $N_x \otimes Z_z$ and $Z_x \otimes Z_z$, has a
-standard deviation of its own. `te` contains the main effects; in `ti` N has no constant,
-so that the main effects are left out. All columns have mean zero.
+standard deviation of its own. `te` contains the main effects. In `ti` N has no constant, and the
+functions N and Z of every margin have mean zero over the training rows, as in mgcv: on a product
+grid all products then have mean zero along each margin, so that the main effects are left out. All
+columns have mean zero.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
+from subbayes.semistructured.formula_checks import levels_of
 from subbayes.semistructured.terms.bases import Basis, Cubic, basis_of
 from subbayes.semistructured.terms.calls import Call
 from subbayes.semistructured.terms.law import BlockLaw, Hyperparameter, LearnedTerm, WrittenTerm
@@ -46,21 +49,24 @@ class Margin:
         basis: the basis.
         turn: from its functions to penalised columns, $U_+ \Lambda_+^{-1/2}$.
         middle: of the linear functions, and `size`, their standard deviations.
+        level: that is subtracted from the penalised columns.
     """
 
     basis: Basis
     turn: Float[np.ndarray, "K r"]
     middle: Float[np.ndarray, "l"]
     size: Float[np.ndarray, "l"]
+    level: Float[np.ndarray, "r"]
 
     @classmethod
-    def of(cls, basis: Basis, x: Float[np.ndarray, "n d"]) -> Margin:
-        """The margin of a basis, for training rows."""
+    def of(cls, basis: Basis, x: Float[np.ndarray, "n d"], centred: bool = False) -> Margin:
+        """The margin of a basis, for training rows, over which penalised columns may be centred."""
         values, vectors = np.linalg.eigh(basis.penalty)
         kept = values > 1e-9 * values[-1]
-        turn = vectors[:, kept] / np.sqrt(values[kept])
+        turn = (vectors[:, kept] / np.sqrt(values[kept]))[:, ::-1]
         linear = basis.linear(x)
-        return cls(basis, turn[:, ::-1], linear.mean(0), linear.std(0))
+        level = (basis.evaluate(x) @ turn).mean(0) if centred else np.zeros(turn.shape[1])
+        return cls(basis, turn, linear.mean(0), linear.std(0), level)
 
     def linear(self, x: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n l"]:
         """Unpenalised functions apart from constants, standardised over the training rows."""
@@ -68,7 +74,7 @@ class Margin:
 
     def wiggles(self, x: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n r"]:
         """Penalised functions."""
-        return self.basis.evaluate(x) @ self.turn
+        return self.basis.evaluate(x) @ self.turn - self.level
 
 
 @dataclass(frozen=True)
@@ -148,11 +154,26 @@ class SmoothTerm(WrittenTerm):
             if x.min() < ends[0] or x.max() > ends[1]:
                 fail(argument, f"values from {ends[0]:g} to {ends[1]:g}", f"others in {call.text}")
             bases = [Cubic.of(np.linspace(ends[0], ends[1], k), periodic=True)]
-        margins = tuple(Margin.of(b, x) for b, x in zip(bases, blocks, strict=True))
+        centred = call.function == "ti"
+        margins = tuple(Margin.of(b, x, centred) for b, x in zip(bases, blocks, strict=True))
         if call.by is None or _is_number(frame[call.by]):
             return [SmoothColumns.of(self, prefix, margins, frame, None)]
-        levels = sorted(frame[call.by].unique().tolist(), key=str)
+        levels = levels_of(frame[call.by])
+        self._check_levels(argument, frame, levels)
         return [SmoothColumns.of(self, prefix, margins, frame, level) for level in levels]
+
+    def _check_levels(self, argument: str, frame: pd.DataFrame, levels: list[Any]) -> None:
+        """Raise for levels with too few rows for the unpenalised functions."""
+        columns = list(self.call.columns)
+        for level in levels:
+            own = frame[(frame[self.call.by] == level).to_numpy()]
+            distinct = len(own[columns].drop_duplicates())
+            if distinct < 1 + len(columns):
+                expected = f"at least {1 + len(columns)} distinct values of {', '.join(columns)}"
+                got = f"{distinct} in {len(own)} row{'s' * (len(own) > 1)}"
+                where = f"for each level of {self.call.by!r} in {self.call.text}"
+                remedy = "Join rare levels, or leave their rows out"
+                fail(argument, f"{expected} {where}", f"{got} of {level!r}", remedy)
 
 
 def _is_number(values: pd.Series) -> bool:
@@ -234,9 +255,7 @@ class SmoothColumns(LearnedTerm):
             fixed=n_fixed,
             at={} if call.by is None else {call.by: 1.0 if level is None else level},
             law=BlockLaw(tuple(hyper), tuple(sizes)) if len(blocks) > 1 else None,
-            levels={}
-            if level is None
-            else {str(call.by): sorted(frame[call.by].unique().tolist(), key=str)},
+            levels={} if level is None else {str(call.by): levels_of(frame[call.by])},
             call=call,
             margins=margins,
             inputs=inputs,

@@ -8,12 +8,21 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from subbayes.semistructured.formula_factors import SUMMANDS
 from subbayes.utils.checks import fail
 
-__all__ = ["plain_name", "split_at", "split_terms", "within_brackets"]
+__all__ = [
+    "plain_name",
+    "sides_of",
+    "split_at",
+    "split_terms",
+    "within_brackets",
+    "without_r_names",
+]
 
-_CALL = re.compile(r"(te|ti|t2|s|mo|gp)\s*\(")
-_OPTIONS = re.compile(r"[(,]\s*(bs|k|by|knots|m|np)\s*=(?!=)")
+_CALL = re.compile(rf"({'|'.join(SUMMANDS)}|s)\s*\(")
+_OPTIONS = re.compile(r"[(,]\s*(?!(df|degree)\b)[^\W\d]\w*\s*=(?!=)")
+_FACTOR = re.compile(r"(?<![\w.])(as\.)?factor\s*\(")
 _QUOTES = "`'\""
 _BRACKETS = {"(": ")", "[": "]", "{": "}"}
 
@@ -87,9 +96,34 @@ def split_at(text: str, separators: str) -> list[str]:
         >>> split_at("f(a, b), `c, d`", ",")
         ['f(a, b)', ' `c, d`']
     """
-    places = [p for p, depth, char in _scan(text) if depth == 0 and char in separators]
+    return _cut(text, [p for p, depth, char in _scan(text) if depth == 0 and char in separators])
+
+
+def _cut(text: str, places: list[int]) -> list[str]:
+    """Text without the characters at some places, in the parts between them."""
     starts, ends = [0, *(p + 1 for p in places)], [*places, len(text)]
     return [text[a:b] for a, b in zip(starts, ends, strict=True)]
+
+
+def sides_of(formula: str) -> list[str]:
+    """The sides of a formula; a tilde in quotes belongs to a name.
+
+    Example:
+        >>> sides_of("y ~ `a~b`")
+        ['y ', ' `a~b`']
+    """
+    return _cut(formula, [p for p, _, char in _scan(formula) if char == "~"])
+
+
+def without_r_names(text: str) -> str:
+    """A right-hand side with C(...) in place of the `factor(...)` and `as.factor(...)` of R.
+
+    Example:
+        >>> without_r_names("x + as.factor(g) + `factor(g)`")
+        'x + C(g) + `factor(g)`'
+    """
+    outside = {place for place, _, _ in _scan(text)}
+    return _FACTOR.sub(lambda found: "C(" if found.start() in outside else found[0], text)
 
 
 def plain_name(text: str) -> str | None:

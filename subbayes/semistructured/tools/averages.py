@@ -15,10 +15,11 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
+from subbayes.semistructured.formula_checks import levels_of
 from subbayes.semistructured.summary import central
 from subbayes.utils.checks import check_choice, fail
 
-__all__ = ["Averages", "contrasts", "levels_of", "marginal_means", "marginal_slopes"]
+__all__ = ["Averages", "contrasts", "marginal_means", "marginal_slopes"]
 
 Predict = Callable[[pd.DataFrame], Float[np.ndarray, "S n"]]
 """From rows to the draws of a quantity of each."""
@@ -73,14 +74,6 @@ def _values_of(variable: str, frame: pd.DataFrame, values: Sequence[Any] | None)
         got = f"{column.nunique()} numbers in {variable!r}"
         fail("values", "values of the column", got, "Pass values=[...], or use marginal_slopes")
     return levels_of(column)
-
-
-def levels_of(column: pd.Series) -> list[Any]:
-    """The values of a column: categories in their order, numbers by size, others as text."""
-    values = column.unique()
-    if isinstance(column.dtype, pd.CategoricalDtype):
-        return [value for value in column.dtype.categories if value in set(values)]
-    return sorted(values.tolist(), key=None if pd.api.types.is_numeric_dtype(column) else str)
 
 
 def _average(

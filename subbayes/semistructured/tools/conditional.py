@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
+from subbayes.semistructured.formula_checks import levels_of
 from subbayes.semistructured.summary import central
-from subbayes.semistructured.tools.averages import levels_of
 from subbayes.utils.checks import check_choice
 
 __all__ = ["Conditional", "conditional_effect"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from subbayes.semistructured.terms.splitting import sides_of
 from subbayes.utils.checks import fail, fail_type
 
 __all__ = ["updated_formula"]
@@ -43,10 +44,9 @@ def updated_formula(
 
 
 def _updated(old: str, change: str, response: bool) -> str:
-    if "~" not in change:
+    before, after = ([side.strip() for side in sides_of(text)] for text in (old, change))
+    if len(after) != 2:
         fail("formula", "a formula such as '~ . + z'", repr(change))
-    before = [side.strip() for side in old.split("~", 1)]
-    after = [side.strip() for side in change.split("~", 1)]
     left, right = (
         part.join(re.split(r"(?<![\w.)])\.(?![\w(.])", text))
         for text, part in zip(after, [before[0], before[-1]], strict=True)
