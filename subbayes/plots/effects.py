@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,6 +13,7 @@ from matplotlib.figure import Figure
 
 from subbayes.diagnostics.convergence import hdi
 from subbayes.plots.style import BLUE, GREY, INK, band, check_drawn, grid, label_axes, new_axes
+from subbayes.plots.term_surfaces import term_surface
 from subbayes.utils.checks import check_count, fail
 from subbayes.utils.text_table import shortened
 
@@ -30,10 +32,15 @@ def effect(partial: Partial, *, ax: Axes | None = None) -> Axes:
 
     The effect of a number is relative to the average row, with ticks at the observed values; that
     of a factor is relative to its reference level, that of a network to its mean over the rows.
+    A smooth of two variables is a map, see `subbayes.plots.term_surfaces.term_surface`.
 
     Args:
         partial: result of `SemiStructuredRegression.effect`.
-        ax: axes to draw on.
+        ax: axes to draw on; a map has two new ones by default, of the mean and of the standard
+            deviation, and the first is returned.
+
+    Raises:
+        InputError: a smooth of three variables.
 
     Example:
         >>> import pandas as pd
@@ -46,6 +53,8 @@ def effect(partial: Partial, *, ax: Axes | None = None) -> Axes:
         >>> effect(model.effect("x")).get_xlabel()
         'x'
     """
+    if partial.x.ndim == 2:
+        return term_surface(partial, ax=ax)
     ax = new_axes(ax)
     table = partial.table()
     low, high = (table.iloc[:, i].to_numpy() for i in (3, 4))
@@ -101,6 +110,8 @@ def _label_levels(ax: Axes, levels: Sequence[str]) -> None:
 def effects(partials: Sequence[Partial], *, columns: int = 3) -> Figure:
     """Several effects in one figure, each as `effect` draws it.
 
+    A map takes two panels, of its mean and of its standard deviation.
+
     Args:
         partials: results of `SemiStructuredRegression.partials`.
         columns: number of panels per row.
@@ -124,13 +135,19 @@ def effects(partials: Sequence[Partial], *, columns: int = 3) -> Figure:
             "partials",
             "at least one effect to draw",
             "none",
-            "contributions(frame) gives what networks of tensors add to each row",
+            "conditional_effect(column, by=other) shows interactions, and contributions(frame) "
+            "what networks of tensors add to each row",
         )
-    columns = min(check_count("columns", columns), len(partials))
-    panels = sum(grid(-(-len(partials) // columns), columns, 4.2, 3.1), [])
-    for ax, partial in zip(panels, partials, strict=False):
-        effect(partial, ax=ax)
-    for ax in panels[len(partials) :]:
+    drawings: list[Callable[..., Axes]] = []
+    for partial in partials:
+        drawings.append(functools.partial(effect, partial))
+        if partial.x.ndim == 2:
+            drawings.append(functools.partial(term_surface, partial, sd=True))
+    columns = min(check_count("columns", columns), len(drawings))
+    panels = sum(grid(-(-len(drawings) // columns), columns, 4.2, 3.1), [])
+    for ax, draw in zip(panels, drawings, strict=False):
+        draw(ax=ax)
+    for ax in panels[len(drawings) :]:
         ax.remove()
     figure = panels[0].figure
     assert isinstance(figure, Figure)

@@ -64,6 +64,7 @@ def write_report(
         ),
         forest=picture(forest(shown, level), _forest_caption(effects, shown)),
         partials=_partials(results, level),
+        left_out=_left_out(results.undrawn),
         chains=chains,
         chains_title=f"Traces and ranks of the {len(chains) // 2} effects with the largest R-hat",
         scores=_scores(results, test, test_inputs),
@@ -156,12 +157,28 @@ def _partials(results: Results, level: float) -> list[Picture]:
             f"{term.name}{along}, {relative.get(term.kind, 'relative to the average row')}, "
             f"with {100 * level:g} % intervals."
         )
+        if partial.x.ndim == 2:
+            caption = (
+                f"{term.name}, relative to the average row: posterior mean and standard deviation "
+                f"on the scale {partial.scale}. Dots are rows; places far from all rows are blank."
+            )
         pictures.append(picture(effect(partial), caption))
     if len(partials) > _MOST_PARTIALS:
         pictures[-1] = replace(
             pictures[-1], caption=f"{pictures[-1].caption} Further terms are in the table alone."
         )
     return pictures
+
+
+def _left_out(undrawn: Sequence[str]) -> str:
+    """A remark about the terms without a figure."""
+    if not undrawn:
+        return ""
+    names = ", ".join(undrawn[:_MOST_PARTIALS]) + (", ..." if len(undrawn) > _MOST_PARTIALS else "")
+    return (
+        f"Without a figure of their own: {names}, whose effects depend on several columns. "
+        "model.conditional_effect(column, by=other) has predictions along these."
+    )
 
 
 def _chains(

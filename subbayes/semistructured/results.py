@@ -31,15 +31,16 @@ from subbayes.semistructured.joint_posterior import FittedState
 from subbayes.semistructured.partial_effects import (
     Partial,
     contribution_table,
+    effects_to_draw,
     partial_dependence,
     partial_effect,
 )
 from subbayes.semistructured.predictors import Predictors
 from subbayes.semistructured.subspace import JointSpace
 from subbayes.semistructured.summary import describe_draws, mixing_warnings, summary_table
-from subbayes.semistructured.terms.group_effects import GroupLaw
 from subbayes.utils.checks import check_choice, check_count, check_fraction, fail
 from subbayes.utils.seeding import derive_seed
+from subbayes.utils.warning import warn_user
 
 __all__ = ["Results"]
 
@@ -201,26 +202,34 @@ class Results(AfterFit):
         return partial_effect(self.state, term, values, level)
 
     def partials(self, level: float = 0.95, most: int | None = None) -> list[Partial]:
-        """The effects of all terms of one variable, then of networks by column.
+        """The effects of all terms that `plots.effects.effect` draws, then of networks by column.
+
+        These are terms of one variable, and smooths of two; `undrawn` names the others.
 
         Args:
             level: level of the intervals.
             most: the largest number of effects; by default all.
         """
-        model = self.state.model
-        names: list[str] = []
-        for t in model.design.terms:
-            if isinstance(t.law, GroupLaw):
-                names += t.law.effect_names
-            elif t.kind != "intercept" and len(t.along) == 1:
-                names.append(t.name)
-        chosen: list[tuple[str, str | None]] = [(name, None) for name in names]
-        for name, part in model.specification.deep.items():
+        chosen: list[tuple[str, str | None]] = [
+            (name, None) for name in effects_to_draw(self.state.model.design)[0]
+        ]
+        for name, part in self.state.model.specification.deep.items():
             chosen += [(name, column) for column in part.columns or ()]
         return [self.effect(name, level=level, variable=v) for name, v in chosen[:most]]
 
+    @property
+    def undrawn(self) -> tuple[str, ...]:
+        """Names of the terms that no effect shows alone: interactions, smooths of three columns.
+
+        `conditional_effect("x", by="z")` shows them together with other effects of their columns.
+        """
+        return effects_to_draw(self.state.model.design)[1]
+
     def plot(self, level: float = 0.95, *, columns: int = 3) -> Figure:
         """One figure of all terms and of the networks that read columns.
+
+        A smooth of two columns is a map with its standard deviation. A warning names the terms that
+        are left out, see `undrawn`.
 
         Args:
             level: level of the intervals.
@@ -230,8 +239,15 @@ class Results(AfterFit):
             The figure; `figure.savefig(...)` or `subbayes.plots.save` writes it.
 
         Raises:
-            InputError: a model that has only intercepts and networks of tensors.
+            InputError: a model that has only intercepts, terms of `undrawn` and networks of
+                tensors.
         """
+        if self.undrawn:
+            warn_user(
+                f"left out of the figure: {', '.join(self.undrawn)}, whose effect depends on "
+                "several columns; draw plots.conditional(model.conditional_effect(column, "
+                "by=other))"
+            )
         return plot_effects(self.partials(level), columns=columns)
 
     def contributions(
