@@ -12,7 +12,18 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from subbayes.diagnostics.convergence import hdi
-from subbayes.plots.style import BLUE, GREY, INK, band, check_drawn, grid, label_axes, new_axes
+from subbayes.plots.style import (
+    BLUE,
+    GREY,
+    INK,
+    MANY_LEVELS,
+    band,
+    check_drawn,
+    grid,
+    label_axes,
+    label_levels,
+    new_axes,
+)
 from subbayes.plots.term_surfaces import term_surface
 from subbayes.utils.checks import check_count, fail
 from subbayes.utils.text_table import shortened
@@ -21,9 +32,6 @@ if TYPE_CHECKING:
     from subbayes.semistructured.partial_effects import Partial
 
 __all__ = ["effect", "effects", "forest"]
-
-_MANY, _MAX_LABELS = 20, 36  # above _MANY levels, marks and labels are smaller
-_LABEL_WIDTH, _ROW_WIDTH = 16, 46  # characters of one label, and of all labels in a row
 
 
 @check_drawn
@@ -61,7 +69,7 @@ def effect(partial: Partial, *, ax: Axes | None = None) -> Axes:
     mean = table["mean"].to_numpy()
     ax.axhline(0, color=GREY, linewidth=0.8)
     if partial.discrete:
-        capsize, markersize, linewidth = (0, 3, 0.9) if len(mean) > _MANY else (3, 5, 1.5)
+        capsize, markersize, linewidth = (0, 3, 0.9) if len(mean) > MANY_LEVELS else (3, 5, 1.5)
         ax.errorbar(
             np.arange(len(mean)),
             mean,
@@ -72,8 +80,7 @@ def effect(partial: Partial, *, ax: Axes | None = None) -> Axes:
             markersize=markersize,
             linewidth=linewidth,
         )
-        _label_levels(ax, [str(level) for level in partial.x])
-        ax.set_xlim(-0.6, len(mean) - 0.4)
+        label_levels(ax, [str(level) for level in partial.x])
     else:
         band(ax, partial.x, low, high, BLUE, 0.2)
         ax.plot(partial.x, mean, color=BLUE)
@@ -89,21 +96,6 @@ def effect(partial: Partial, *, ax: Axes | None = None) -> Axes:
         )
     what = "network" if partial.term.kind == "network" else "effect of"
     return label_axes(ax, partial.variable, f"{what} {partial.term.name}")
-
-
-def _label_levels(ax: Axes, levels: Sequence[str]) -> None:
-    """Label the levels: vertically if they are long, only some if they are many."""
-    step = -(-len(levels) // _MAX_LABELS)
-    labels = [
-        level if len(level) <= _LABEL_WIDTH else level[: _LABEL_WIDTH - 1] + "…"
-        for level in levels[::step]
-    ]
-    ax.set_xticks(
-        range(0, len(levels), step),
-        labels,
-        rotation=90 if sum(len(label) + 2 for label in labels) > _ROW_WIDTH else 0,
-        fontsize=7 if len(labels) > _MANY else None,
-    )
 
 
 @check_drawn

@@ -15,6 +15,7 @@ from subbayes.plots.chains import ranks, trace
 from subbayes.plots.effects import effect, forest
 from subbayes.reports.rendering import Picture, Table, picture, render
 from subbayes.utils.files import atomic_write_text
+from subbayes.utils.warning import warnings_once
 
 if TYPE_CHECKING:
     from subbayes.semistructured.results import Results
@@ -38,6 +39,7 @@ _LARGEST_FOREST = 40  # in the figure; the table contains all
 _CHAIN_EFFECTS = 4  # with traces and ranks
 
 
+@warnings_once()
 def write_report(
     results: Results,
     path: str | Path,
