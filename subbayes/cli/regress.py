@@ -222,9 +222,12 @@ def regress(
 
 
 def _table(summary: pd.DataFrame) -> str:
+    import pandas as pd
+
     rounded = summary.round({"rhat": 3, "ess_bulk": 0, "ess_tail": 0}).astype(
         {"ess_bulk": "Int64", "ess_tail": "Int64"}, errors="ignore"
     )
+    rounded["scale"] = pd.Series(summary.attrs["scales"])
     return str(rounded.to_string(float_format=lambda value: f"{value:.4g}"))
 
 

@@ -27,6 +27,7 @@ _WORDS = {
     "hdi": "highest-density interval: the shortest interval with this posterior probability.",
     "direction": "probability of direction: the posterior probability of the effect's sign, "
     "0.5 to 1.",
+    "scale": "of the numbers in a row: a parameter of the distribution, or a function of it.",
     "R-hat": "agreement of the chains; below 1.01 is good.",
     "ess": "effective sample size: the number of independent draws that estimate means (bulk) or "
     "intervals (tail) as precisely.",
@@ -61,8 +62,11 @@ def write_report(
         verdict=_verdict(results, summary),
         coordinates=_coordinate_warnings(results),
         effects=Table(
-            ["effect", *map(str, summary.columns)],
-            [[str(name), *_numbers(row)] for name, row in summary.iterrows()],
+            ["effect", *map(str, summary.columns), "scale"],
+            [
+                [str(name), *_numbers(row), summary.attrs["scales"][name]]
+                for name, row in summary.iterrows()
+            ],
         ),
         forest=picture(forest(shown, level), _forest_caption(effects, shown)),
         partials=_partials(results, level),
