@@ -32,7 +32,8 @@ class ModelOptions:
         str,
         typer.Option(
             help="Distribution of the response: normal, student-t, poisson, bernoulli, ordinal, "
-            "'mixture(normal, student-t)' and the others of `subbayes.likelihoods.families`.",
+            "'mixture(normal, student-t)' and the others of `subbayes.likelihoods.families`, with "
+            "options as in 'asymmetric-laplace(quantile=0.9)'.",
             rich_help_panel=MODEL,
         ),
     ] = "normal"
@@ -51,9 +52,11 @@ class ModelOptions:
     prior: Annotated[
         list[str] | None,
         option(
-            help="Scale of the prior of a term, such as age=0.1; may be repeated.",
+            help="Prior of a term: its scale, such as age=0.1, or 'age=student_t(3, 0, 2.5)', "
+            "normal, exponential, half_normal, lkj, dirichlet, horseshoe or a distribution of "
+            "SciPy, 'age=scipy.laplace(0, 2)'; may be repeated.",
             panel=MODEL,
-            metavar="TERM=SCALE",
+            metavar="TERM=PRIOR",
         ),
     ] = None
     weights: Annotated[
@@ -71,6 +74,7 @@ class ModelOptions:
         """The unfitted model of a formula."""
         from subbayes.likelihoods.families import family_from_name
         from subbayes.semistructured.model import SemiStructuredRegression
+        from subbayes.semistructured.prior_names import prior_from_text
 
         family = family_from_name(self.family, self.link)
         others = dict(_pairs("--parameter", self.parameter))
@@ -78,7 +82,10 @@ class ModelOptions:
         return SemiStructuredRegression(
             formulas if others else formula,
             family=family,
-            priors={name: _number(name, text) for name, text in _pairs("--prior", self.prior)},
+            priors={
+                name: prior_from_text(f"--prior {name}", text)
+                for name, text in _pairs("--prior", self.prior)
+            },
             weights=self.weights,
             offset=self.offset,
             exposure=self.exposure,
@@ -215,9 +222,12 @@ def regress(
 
 
 def _table(summary: pd.DataFrame) -> str:
+    import pandas as pd
+
     rounded = summary.round({"rhat": 3, "ess_bulk": 0, "ess_tail": 0}).astype(
         {"ess_bulk": "Int64", "ess_tail": "Int64"}, errors="ignore"
     )
+    rounded["scale"] = pd.Series(summary.attrs["scales"])
     return str(rounded.to_string(float_format=lambda value: f"{value:.4g}"))
 
 
@@ -225,17 +235,18 @@ def _pairs(flag: str, texts: list[str] | None) -> list[tuple[str, str]]:
     """Names and values of NAME=VALUE."""
     found = []
     for text in texts or []:
-        name, equals, value = text.rpartition("=") if flag == "--prior" else text.partition("=")
-        if not equals:
+        place = _last_equals(text) if flag == "--prior" else text.find("=")
+        if place < 0:
             raise typer.BadParameter(f"NAME=VALUE, got '{text}'", param_hint=flag)
-        found.append((name.strip(), value.strip()))
+        found.append((text[:place].strip(), text[place + 1 :].strip()))
     return found
 
 
-def _number(name: str, text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise typer.BadParameter(
-            f"a number for {name}, got '{text}'", param_hint="--prior"
-        ) from None
+def _last_equals(text: str) -> int:
+    """Position of the last "=" outside brackets, which terms and priors may have; -1 without."""
+    depth, place = 0, -1
+    for i, char in enumerate(text):
+        depth += (char in "([{") - (char in ")]}")
+        if char == "=" and not depth:
+            place = i
+    return place

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
 
-from subbayes.plots.style import BLUE, GREY, INK, label_axes, new_axes
+from subbayes.plots.style import BLUE, GREY, INK, label_axes, legend, new_axes
 
 if TYPE_CHECKING:
     from subbayes.semistructured.tools.predictive_checks import Replicates
@@ -39,8 +40,7 @@ def predictive_check(replicates: Replicates, *, ax: Axes | None = None) -> Axes:
         _densities(ax, replicates)
     else:
         _shares(ax, replicates)
-    ax.legend(frameon=False)
-    return ax
+    return legend(ax)
 
 
 def _densities(ax: Axes, replicates: Replicates) -> None:
@@ -79,4 +79,5 @@ def _shares(ax: Axes, replicates: Replicates) -> None:
         color=BLUE,
         label=f"drawn from the {replicates.source}",
     )
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     label_axes(ax, "response", "share of rows")

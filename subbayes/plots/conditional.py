@@ -7,19 +7,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 from matplotlib.axes import Axes
 
-from subbayes.plots.style import band, label_axes, new_axes
-from subbayes.utils.text_table import shortened
+from subbayes.plots.style import COLORS, band, label_axes, label_levels, legend, new_axes
 
 if TYPE_CHECKING:
     from subbayes.semistructured.tools.conditional import Conditional
 
 __all__ = ["conditional"]
 
-_COLOURS = ("#1f77b4", "#d95f02", "#1b9e77", "#7570b3", "#e7298a", "#66a61e")
+_LINES, _MARKERS = ("-", "--", ":", "-."), "os^Dv"
 
 
 def conditional(effect: Conditional, *, ax: Axes | None = None) -> Axes:
     """Draw predictions along a column, with their intervals.
+
+    Lines of several groups have a legend above the axes, where it hides none of them.
 
     Args:
         effect: result of `SemiStructuredRegression.conditional_effect`.
@@ -40,22 +41,22 @@ def conditional(effect: Conditional, *, ax: Axes | None = None) -> Axes:
     tail = (1 - effect.level) / 2
     many = len(effect.groups)
     for i, (group, draws) in enumerate(zip(effect.groups, effect.draws, strict=True)):
-        colour = _COLOURS[i % len(_COLOURS)]
+        colour = COLORS[i % len(COLORS)]
         low, high = np.quantile(draws, [tail, 1 - tail], axis=0)
         mean = draws.mean(0)
         name = None if group is None else f"{effect.by} = {_short(group)}"
         if effect.discrete:
             at = np.arange(len(mean)) + 0.12 * (i - (many - 1) / 2)
-            ax.errorbar(at, mean, yerr=[mean - low, high - mean], fmt="o", color=colour, label=name)
+            fmt, yerr = _MARKERS[i % len(_MARKERS)], [mean - low, high - mean]
+            ax.errorbar(at, mean, yerr=yerr, fmt=fmt, color=colour, label=name)
         else:
-            band(ax, effect.x, low, high, colour, 0.2)
-            ax.plot(effect.x, mean, color=colour, label=name)
+            band(ax, effect.x, low, high, colour, 0.2 if many == 1 else 0.12)
+            ax.plot(effect.x, mean, _LINES[i % len(_LINES)], color=colour, label=name)
     if effect.discrete:
-        ax.set_xticks(np.arange(len(effect.x)), [shortened(str(level)) for level in effect.x])
+        label_levels(ax, [str(level) for level in effect.x])
     if many > 1:
-        ax.legend(frameon=False)
-    label_axes(ax, effect.variable, "prediction")
-    return ax
+        legend(ax, columns=3)
+    return label_axes(ax, effect.variable, effect.quantity)
 
 
 def _short(value: object) -> str:

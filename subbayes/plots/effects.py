@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,7 +12,19 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from subbayes.diagnostics.convergence import hdi
-from subbayes.plots.style import BLUE, GREY, INK, band, check_drawn, grid, label_axes, new_axes
+from subbayes.plots.style import (
+    BLUE,
+    GREY,
+    INK,
+    MANY_LEVELS,
+    band,
+    check_drawn,
+    grid,
+    label_axes,
+    label_levels,
+    new_axes,
+)
+from subbayes.plots.term_surfaces import term_surface
 from subbayes.utils.checks import check_count, fail
 from subbayes.utils.text_table import shortened
 
@@ -20,9 +33,6 @@ if TYPE_CHECKING:
 
 __all__ = ["effect", "effects", "forest"]
 
-_MANY, _MAX_LABELS = 20, 36  # above _MANY levels, marks and labels are smaller
-_LABEL_WIDTH, _ROW_WIDTH = 16, 46  # characters of one label, and of all labels in a row
-
 
 @check_drawn
 def effect(partial: Partial, *, ax: Axes | None = None) -> Axes:
@@ -30,10 +40,15 @@ def effect(partial: Partial, *, ax: Axes | None = None) -> Axes:
 
     The effect of a number is relative to the average row, with ticks at the observed values; that
     of a factor is relative to its reference level, that of a network to its mean over the rows.
+    A smooth of two variables is a map, see `subbayes.plots.term_surfaces.term_surface`.
 
     Args:
         partial: result of `SemiStructuredRegression.effect`.
-        ax: axes to draw on.
+        ax: axes to draw on; a map has two new ones by default, of the mean and of the standard
+            deviation, and the first is returned.
+
+    Raises:
+        InputError: a smooth of three variables.
 
     Example:
         >>> import pandas as pd
@@ -46,13 +61,15 @@ def effect(partial: Partial, *, ax: Axes | None = None) -> Axes:
         >>> effect(model.effect("x")).get_xlabel()
         'x'
     """
+    if partial.x.ndim == 2:
+        return term_surface(partial, ax=ax)
     ax = new_axes(ax)
     table = partial.table()
     low, high = (table.iloc[:, i].to_numpy() for i in (3, 4))
     mean = table["mean"].to_numpy()
     ax.axhline(0, color=GREY, linewidth=0.8)
     if partial.discrete:
-        capsize, markersize, linewidth = (0, 3, 0.9) if len(mean) > _MANY else (3, 5, 1.5)
+        capsize, markersize, linewidth = (0, 3, 0.9) if len(mean) > MANY_LEVELS else (3, 5, 1.5)
         ax.errorbar(
             np.arange(len(mean)),
             mean,
@@ -63,8 +80,7 @@ def effect(partial: Partial, *, ax: Axes | None = None) -> Axes:
             markersize=markersize,
             linewidth=linewidth,
         )
-        _label_levels(ax, [str(level) for level in partial.x])
-        ax.set_xlim(-0.6, len(mean) - 0.4)
+        label_levels(ax, [str(level) for level in partial.x])
     else:
         band(ax, partial.x, low, high, BLUE, 0.2)
         ax.plot(partial.x, mean, color=BLUE)
@@ -82,24 +98,11 @@ def effect(partial: Partial, *, ax: Axes | None = None) -> Axes:
     return label_axes(ax, partial.variable, f"{what} {partial.term.name}")
 
 
-def _label_levels(ax: Axes, levels: Sequence[str]) -> None:
-    """Label the levels: vertically if they are long, only some if they are many."""
-    step = -(-len(levels) // _MAX_LABELS)
-    labels = [
-        level if len(level) <= _LABEL_WIDTH else level[: _LABEL_WIDTH - 1] + "…"
-        for level in levels[::step]
-    ]
-    ax.set_xticks(
-        range(0, len(levels), step),
-        labels,
-        rotation=90 if sum(len(label) + 2 for label in labels) > _ROW_WIDTH else 0,
-        fontsize=7 if len(labels) > _MANY else None,
-    )
-
-
 @check_drawn
 def effects(partials: Sequence[Partial], *, columns: int = 3) -> Figure:
     """Several effects in one figure, each as `effect` draws it.
+
+    A map takes two panels, of its mean and of its standard deviation.
 
     Args:
         partials: results of `SemiStructuredRegression.partials`.
@@ -124,13 +127,19 @@ def effects(partials: Sequence[Partial], *, columns: int = 3) -> Figure:
             "partials",
             "at least one effect to draw",
             "none",
-            "contributions(frame) gives what networks of tensors add to each row",
+            "conditional_effect(column, by=other) shows interactions, and contributions(frame) "
+            "what networks of tensors add to each row",
         )
-    columns = min(check_count("columns", columns), len(partials))
-    panels = sum(grid(-(-len(partials) // columns), columns, 4.2, 3.1), [])
-    for ax, partial in zip(panels, partials, strict=False):
-        effect(partial, ax=ax)
-    for ax in panels[len(partials) :]:
+    drawings: list[Callable[..., Axes]] = []
+    for partial in partials:
+        drawings.append(functools.partial(effect, partial))
+        if partial.x.ndim == 2:
+            drawings.append(functools.partial(term_surface, partial, sd=True))
+    columns = min(check_count("columns", columns), len(drawings))
+    panels = sum(grid(-(-len(drawings) // columns), columns, 4.2, 3.1), [])
+    for ax, draw in zip(panels, drawings, strict=False):
+        draw(ax=ax)
+    for ax in panels[len(drawings) :]:
         ax.remove()
     figure = panels[0].figure
     assert isinstance(figure, Figure)

@@ -10,6 +10,7 @@ import functools
 import inspect
 import io
 import re
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import cycle
@@ -25,9 +26,11 @@ from matplotlib.lines import Line2D
 from matplotlib.text import Text
 from matplotlib.ticker import FixedLocator, LogFormatter, ScalarFormatter
 
+from subbayes.plots.fonts import use_fallback_font
 from subbayes.utils.checks import fail_type
 from subbayes.utils.files import atomic_write_bytes
-from subbayes.utils.text_table import printable
+from subbayes.utils.text_table import printable, shortened
+from subbayes.utils.warning import warn_user
 
 __all__ = [
     "BLUE",
@@ -35,6 +38,7 @@ __all__ = [
     "GREEN",
     "GREY",
     "INK",
+    "MANY_LEVELS",
     "ORANGE",
     "PURPLE",
     "RED",
@@ -44,6 +48,7 @@ __all__ = [
     "by_name",
     "grid",
     "label_axes",
+    "label_levels",
     "legend",
     "legend_entry",
     "new_axes",
@@ -65,6 +70,9 @@ T = TypeVar("T")
 
 WIDTH, HEIGHT, DPI = 5.2, 3.7, 150
 _LABEL, _TICK, _LEGEND = 10.5, 9.5, 9.0
+MANY_LEVELS, _MAX_LABELS = 20, 36  # above MANY_LEVELS, marks and labels are smaller
+_LABEL_WIDTH, _ROW_WIDTH = 16, 46  # characters of one label, and of all labels in a row
+_MISSING_SHOWN = 20
 _LARGEST = 1e100  # of numbers on an axis, whose range has to be finite
 
 
@@ -210,6 +218,7 @@ def check_drawn(function: Callable[..., T]) -> Callable[..., T]:
         found = function(*args, **options)
         if isinstance(found, (Axes, Figure)) and given.get("ax") is None:  # a figure of ours
             _escape_dollars(_figure_of(found))
+            use_fallback_font(_figure_of(found))
         return found
 
     return checked
@@ -279,6 +288,9 @@ def limits(values: Sequence[float] | np.ndarray, margin: float = 0.05) -> tuple[
 def png(drawn: Axes | Figure, dpi: int = DPI) -> bytes:
     """A figure as the bytes of a PNG file.
 
+    Characters that the default font does not have are written in an installed font that has them;
+    a warning names those that no font has.
+
     Args:
         drawn: the figure, or axes in it.
         dpi: pixels per inch.
@@ -289,9 +301,36 @@ def png(drawn: Axes | Figure, dpi: int = DPI) -> bytes:
     """
     figure = _figure_of(drawn)
     _escape_dollars(figure)
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=dpi)
+    missing, buffer = use_fallback_font(figure), io.BytesIO()
+    with warnings.catch_warnings():
+        if missing:  # Matplotlib warns of each character, whenever it draws a text
+            warnings.filterwarnings("ignore", "Glyph .* missing from font")
+        figure.savefig(buffer, format="png", dpi=dpi)
+    if missing:
+        shown = missing[:_MISSING_SHOWN] + ("..." if len(missing) > _MISSING_SHOWN else "")
+        warn_user(
+            f"figures show boxes for the characters {shown}, which no installed font has; install "
+            "one, such as Noto Sans CJK"
+        )
     return buffer.getvalue()
+
+
+def label_levels(ax: Axes, levels: Sequence[str]) -> None:
+    """Label levels on the x axis: vertically if they are long, only some if they are many.
+
+    Args:
+        ax: the axes, on which level i is at i.
+        levels: the labels.
+    """
+    step = -(-len(levels) // _MAX_LABELS)
+    labels = [shortened(level, _LABEL_WIDTH) for level in levels[::step]]
+    ax.set_xticks(
+        range(0, len(levels), step),
+        labels,
+        rotation=90 if sum(len(label) + 2 for label in labels) > _ROW_WIDTH else 0,
+        fontsize=7 if len(labels) > MANY_LEVELS else None,
+    )
+    ax.set_xlim(-0.6, len(levels) - 0.4)
 
 
 def _figure_of(drawn: Axes | Figure) -> Figure:

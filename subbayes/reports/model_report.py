@@ -31,6 +31,7 @@ from subbayes.reports.rendering import Picture, Table, picture, render
 from subbayes.sparse.result import SparseNetwork
 from subbayes.utils.checks import check_choice, fail_type
 from subbayes.utils.files import atomic_write_text
+from subbayes.utils.warning import warnings_once
 
 __all__ = ["WORDS", "write_report"]
 
@@ -57,6 +58,7 @@ WORDS = {
 _NOT_RANKED = ("seconds", "interval_width")
 
 
+@warnings_once()
 def write_report(
     subject: Predictor | Comparison,
     path: str | Path,

@@ -15,6 +15,7 @@ from subbayes.plots.chains import ranks, trace
 from subbayes.plots.effects import effect, forest
 from subbayes.reports.rendering import Picture, Table, picture, render
 from subbayes.utils.files import atomic_write_text
+from subbayes.utils.warning import warnings_once
 
 if TYPE_CHECKING:
     from subbayes.semistructured.results import Results
@@ -26,6 +27,7 @@ _WORDS = {
     "hdi": "highest-density interval: the shortest interval with this posterior probability.",
     "direction": "probability of direction: the posterior probability of the effect's sign, "
     "0.5 to 1.",
+    "scale": "of the numbers in a row: a parameter of the distribution, or a function of it.",
     "R-hat": "agreement of the chains; below 1.01 is good.",
     "ess": "effective sample size: the number of independent draws that estimate means (bulk) or "
     "intervals (tail) as precisely.",
@@ -44,6 +46,7 @@ _LARGEST_FOREST = 40  # in the figure; the table contains all
 _CHAIN_EFFECTS = 4  # with traces and ranks
 
 
+@warnings_once()
 def write_report(
     results: Results,
     path: str | Path,
@@ -65,11 +68,15 @@ def write_report(
         verdict=_verdict(results, summary),
         coordinates=_coordinate_warnings(results),
         effects=Table(
-            ["effect", *map(str, summary.columns)],
-            [[str(name), *_numbers(row)] for name, row in summary.iterrows()],
+            ["effect", *map(str, summary.columns), "scale"],
+            [
+                [str(name), *_numbers(row), summary.attrs["scales"][name]]
+                for name, row in summary.iterrows()
+            ],
         ),
         forest=picture(forest(shown, level), _forest_caption(effects, shown)),
         partials=_partials(results, level),
+        left_out=_left_out(results.undrawn),
         chains=chains,
         chains_title=f"Traces and ranks of the {len(chains) // 2} effects with the largest R-hat",
         scores=_scores(results, test, test_inputs),
@@ -162,12 +169,28 @@ def _partials(results: Results, level: float) -> list[Picture]:
             f"{term.name}{along}, {relative.get(term.kind, 'relative to the average row')}, "
             f"with {100 * level:g} % intervals."
         )
+        if partial.x.ndim == 2:
+            caption = (
+                f"{term.name}, relative to the average row: posterior mean and standard deviation "
+                f"on the scale {partial.scale}. Dots are rows; places far from all rows are blank."
+            )
         pictures.append(picture(effect(partial), caption))
     if len(partials) > _MOST_PARTIALS:
         pictures[-1] = replace(
             pictures[-1], caption=f"{pictures[-1].caption} Further terms are in the table alone."
         )
     return pictures
+
+
+def _left_out(undrawn: Sequence[str]) -> str:
+    """A remark about the terms without a figure."""
+    if not undrawn:
+        return ""
+    names = ", ".join(undrawn[:_MOST_PARTIALS]) + (", ..." if len(undrawn) > _MOST_PARTIALS else "")
+    return (
+        f"Without a figure of their own: {names}, whose effects depend on several columns. "
+        "model.conditional_effect(column, by=other) has predictions along these."
+    )
 
 
 def _chains(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -98,6 +99,14 @@ class AfterFit:
             return mean[..., place if mean.shape[-1] > 1 else 0]
 
         return quantity
+
+    def _quantity_name(self, scale: str, category: Any) -> str:
+        """What `_quantity` is, for figures."""
+        model, place = self.state.model, self._position_of(category, scale)
+        if scale == "link":
+            return model.family.predictor_scale(model.family.parameters[place])
+        name, labels = model.response.name, model.response.labels
+        return f"probability of {name} = {labels[place]}" if labels else f"mean of {name}"
 
     def _position_of(self, category: Any, scale: str) -> int:
         """Position of the class that is asked for, and of its predictor; 0 without classes."""
@@ -266,7 +275,8 @@ class AfterFit:
         predict = self._quantity(scale, n_draws, category)
         columns = model.encoder.columns
         weights = model.specification.auxiliary.weights
-        return conditional_effect(predict, model.frame, columns, variable, by, level, weights)
+        found = conditional_effect(predict, model.frame, columns, variable, by, level, weights)
+        return replace(found, quantity=self._quantity_name(scale, category))
 
     def posterior_predictive(self, n: int = 100, seed: int = 0) -> Replicates:
         """Replicates of the training responses, drawn by `plots.checks.predictive_check`.

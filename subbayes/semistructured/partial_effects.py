@@ -24,19 +24,25 @@ from torch import Tensor
 from subbayes.networks.network import Network
 from subbayes.predictions.averaging import evenly_spaced
 from subbayes.semistructured.contributions import Contributions
-from subbayes.semistructured.formula import Term
+from subbayes.semistructured.formula import Design, Term
 from subbayes.semistructured.formula_checks import levels_of
 from subbayes.semistructured.joint_posterior import FittedState
 from subbayes.semistructured.summary import central
 from subbayes.semistructured.terms.group_effects import GroupLaw
 from subbayes.utils.checks import check_count, fail
 
-__all__ = ["Partial", "contribution_table", "partial_dependence", "partial_effect"]
+__all__ = [
+    "Partial",
+    "contribution_table",
+    "effects_to_draw",
+    "partial_dependence",
+    "partial_effect",
+]
 
 _TERM_POINTS, _NETWORK_POINTS = 100, 50
 _MAX_ROWS = 200  # of the training data that a partial dependence averages over
 _DRAWS_PER_BATCH = 64
-_SURFACE_POINTS = 20  # by variable
+_SURFACE_POINTS = {2: 30, 3: 20}  # of each variable, by their number
 _DISCRETE = ("factor", "random", "monotonic")
 
 
@@ -51,8 +57,9 @@ class Partial:
         draws: the effect on the scale of the predictor, shape (S, len(x)): relative to the average
             row for a number, to the reference level for a factor, and to the mean over the rows for
             a network.
-        observed: values of the training rows, for numbers.
+        observed: values of the training rows, for numbers; for a surface of shape (n, variables).
         level: level of the intervals in figures and tables.
+        scale: the scale of the predictor, such as "log(mu)".
     """
 
     term: Term
@@ -61,6 +68,7 @@ class Partial:
     draws: Float[np.ndarray, "S m"]
     observed: np.ndarray
     level: float
+    scale: str = "the predictor"
 
     @property
     def discrete(self) -> bool:
@@ -88,6 +96,19 @@ def _grid(observed: pd.Series, discrete: bool, points: int) -> Any:
     return np.linspace(observed.min(), observed.max(), points)
 
 
+def effects_to_draw(design: Design) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Names of the effects that a figure shows, and of the terms that need several columns."""
+    shown: list[str] = []
+    others: list[str] = []
+    for term in design.terms:
+        if isinstance(term.law, GroupLaw):
+            shown += term.law.effect_names
+        elif term.kind != "intercept":
+            single = len(term.along) == 1 or (term.kind == "smooth" and len(term.along) == 2)
+            (shown if single else others).append(term.name)
+    return tuple(shown), tuple(others)
+
+
 def partial_effect(
     state: FittedState, name: str, values: Any = None, level: float = 0.95
 ) -> Partial:
@@ -105,8 +126,12 @@ def partial_effect(
     if len(term.along) > 1 and term.kind == "smooth":
         return _surface(state, term, values, level)
     if len(term.along) != 1:
-        remedy = "Predict over a grid of its variables instead" if term.variables else ""
-        fail("term", "a term of one variable", repr(term.name), remedy)
+        remedy = ""
+        if term.variables:
+            first, *rest = sorted(term.variables, key=lambda v: v in design.levels())
+            by = f", by={rest[0]!r}" if rest else ""
+            remedy = f"conditional_effect({first!r}{by}) has predictions along them"
+        fail("term", "a term of one variable, or a smooth", repr(term.name), remedy)
     (variable,) = term.along
     observed = model.frame[variable]
     discrete = term.kind in _DISCRETE
@@ -152,7 +177,7 @@ def _surface(state: FittedState, term: Term, values: Any, level: float) -> Parti
     design, frame = state.model.design, state.model.frame
     names = list(term.along)
     if values is None:
-        axes = [_grid(frame[name], False, _SURFACE_POINTS) for name in names]
+        axes = [_grid(frame[name], False, _SURFACE_POINTS[len(names)]) for name in names]
         points = np.stack([a.reshape(-1) for a in np.meshgrid(*axes, indexing="ij")], -1)
     else:
         given = pd.DataFrame(values)
@@ -165,7 +190,8 @@ def _surface(state: FittedState, term: Term, values: Any, level: float) -> Parti
         grid[name] = column
     places = list(term.columns)
     draws = _coefficients(state)[:, places] @ design.matrix(grid)[0][:, places].T
-    return Partial(term, ", ".join(names), points, draws, frame[names].to_numpy(), level)
+    scale = state.model.family.predictor_scale(term.parameter)
+    return Partial(term, ", ".join(names), points, draws, frame[names].to_numpy(), level, scale)
 
 
 def partial_dependence(

@@ -27,19 +27,26 @@ from subbayes.semistructured.design_data import network_input
 from subbayes.semistructured.effect_priors import EffectPrior
 from subbayes.semistructured.formula import NewLevels
 from subbayes.semistructured.formula_checks import check_columns
+from subbayes.semistructured.group_predictions import with_new_groups, without_groups
 from subbayes.semistructured.joint_posterior import FittedState
 from subbayes.semistructured.partial_effects import (
     Partial,
     contribution_table,
+    effects_to_draw,
     partial_dependence,
     partial_effect,
 )
 from subbayes.semistructured.predictors import Predictors
 from subbayes.semistructured.subspace import JointSpace
-from subbayes.semistructured.summary import describe_draws, mixing_warnings, summary_table
-from subbayes.semistructured.terms.group_effects import GroupLaw
+from subbayes.semistructured.summary import (
+    describe_draws,
+    in_order,
+    mixing_warnings,
+    scales_of,
+    summary_table,
+)
 from subbayes.utils.checks import check_choice, check_count, check_fraction, fail
-from subbayes.utils.seeding import derive_seed
+from subbayes.utils.warning import warn_user
 
 __all__ = ["Results"]
 
@@ -146,11 +153,13 @@ class Results(AfterFit):
         reported = self.state.model.structured.reported(zeta, shift)
         return {name: values.reshape(shape) for name, values in reported.items()}
 
-    def summary(self, level: float = 0.95) -> pd.DataFrame:
-        """A table of the effects.
+    def summary(self, level: float = 0.95, *, groups: bool = True) -> pd.DataFrame:
+        """A table of the effects, those of groups last.
 
         Args:
             level: level of the highest-density intervals.
+            groups: include the effects of each group; False leaves their standard deviations and
+                correlations alone, as `summary` of brms does.
 
         Returns:
             Mean, standard deviation, highest-density interval, probability of direction (the
@@ -158,10 +167,15 @@ class Results(AfterFit):
             two are those of the effects over the training rows, which the chains have sampled.
             `attrs["effects"]` is the `estimand`, and `attrs["smooth"]` says how the standard
             deviations of smooths and random effects were found: "bayes", or "empirical Bayes
-            (REML)", which leaves their uncertainty out. `attrs["inference"]` names the sampler.
+            (REML)", which leaves their uncertainty out. `attrs["inference"]` names the sampler, and
+            `attrs["scales"]` has the scale of each row: "log(sigma)" for `sigma.x`, and "sigma" for
+            `sigma` itself.
         """
         check_fraction("level", level)
-        table = summary_table(self.effects(), level, self._effects())
+        effects, model = self.effects(), self.state.model
+        names = in_order(effects, model.design, groups)
+        table = summary_table({name: effects[name] for name in names}, level, self._effects())
+        table.attrs["scales"] = scales_of(names, model.family)
         table.attrs["effects"] = self.estimand
         reml = self.state.model.specification.smooth == "reml"
         table.attrs["inference"] = describe_draws(self.draws)
@@ -206,26 +220,34 @@ class Results(AfterFit):
         return partial_effect(self.state, term, values, level)
 
     def partials(self, level: float = 0.95, most: int | None = None) -> list[Partial]:
-        """The effects of all terms of one variable, then of networks by column.
+        """The effects of all terms that `plots.effects.effect` draws, then of networks by column.
+
+        These are terms of one variable, and smooths of two; `undrawn` names the others.
 
         Args:
             level: level of the intervals.
             most: the largest number of effects; by default all.
         """
-        model = self.state.model
-        names: list[str] = []
-        for t in model.design.terms:
-            if isinstance(t.law, GroupLaw):
-                names += t.law.effect_names
-            elif t.kind != "intercept" and len(t.along) == 1:
-                names.append(t.name)
-        chosen: list[tuple[str, str | None]] = [(name, None) for name in names]
-        for name, part in model.specification.deep.items():
+        chosen: list[tuple[str, str | None]] = [
+            (name, None) for name in effects_to_draw(self.state.model.design)[0]
+        ]
+        for name, part in self.state.model.specification.deep.items():
             chosen += [(name, column) for column in part.columns or ()]
         return [self.effect(name, level=level, variable=v) for name, v in chosen[:most]]
 
+    @property
+    def undrawn(self) -> tuple[str, ...]:
+        """Names of the terms that no effect shows alone: interactions, smooths of three columns.
+
+        `conditional_effect("x", by="z")` shows them together with other effects of their columns.
+        """
+        return effects_to_draw(self.state.model.design)[1]
+
     def plot(self, level: float = 0.95, *, columns: int = 3) -> Figure:
         """One figure of all terms and of the networks that read columns.
+
+        A smooth of two columns is a map with its standard deviation. A warning names the terms that
+        are left out, see `undrawn`.
 
         Args:
             level: level of the intervals.
@@ -235,8 +257,15 @@ class Results(AfterFit):
             The figure; `figure.savefig(...)` or `subbayes.plots.save` writes it.
 
         Raises:
-            InputError: a model that has only intercepts and networks of tensors.
+            InputError: a model that has only intercepts, terms of `undrawn` and networks of
+                tensors.
         """
+        if self.undrawn:
+            warn_user(
+                f"left out of the figure: {', '.join(self.undrawn)}, whose effect depends on "
+                "several columns; draw plots.conditional(model.conditional_effect(column, "
+                "by=other))"
+            )
         return plot_effects(self.partials(level), columns=columns)
 
     def contributions(
@@ -280,6 +309,7 @@ class Results(AfterFit):
         inputs: Mapping[str, Any] | None = None,
         *,
         new_levels: NewLevels = "error",
+        groups: bool = True,
         n_draws: int | None = None,
         progress: bool | None = False,
     ) -> Predictive:
@@ -295,17 +325,23 @@ class Results(AfterFit):
                 the reference level, and unseen groups of random effects that of the average group;
                 or "sample", which draws the effects of unseen groups from their distribution, once
                 for each group and draw.
+            groups: False leaves all effects of groups out, those of known groups too, as
+                `re_formula = NA` of brms and `re.form = NA` of lme4 do.
             n_draws: use this many evenly spaced draws instead of all.
             progress: show a progress bar.
 
         Raises:
-            InputError: missing values, or an absent column, network's input or level, by name.
+            InputError: missing values, or an absent column, network's input or level, by name; or
+                `groups=False` beside a network that reads the groups.
         """
-        encoded = self.state.model.encoder.inputs(data, inputs, new_levels)
+        model, orthogonal = self.state.model, self.state.joint.orthogonal
+        encoded = model.encoder.inputs(data, inputs, new_levels)
+        if not groups:
+            encoded = without_groups(encoded, model.design, orthogonal)
         predictive = self._predictive(encoded, n_draws, progress)
-        if new_levels != "sample":
+        if new_levels != "sample" or not groups:
             return predictive
-        return self._with_new_groups(predictive, data, n_draws)
+        return with_new_groups(self.state, predictive, data, n_draws)
 
     def predict_batches(
         self,
@@ -348,24 +384,6 @@ class Results(AfterFit):
         return average(
             Network(module), model.family, weights, inputs, count=count, progress=progress
         )
-
-    def _with_new_groups(
-        self, predictive: Predictive, data: pd.DataFrame, n_draws: int | None
-    ) -> Predictive:
-        """Add sampled effects of unseen groups."""
-        joint, structured = self.state.joint, self.state.model.structured
-        design, outputs = structured.design, predictive.outputs.clone()
-        zeta = torch.from_numpy(joint.effects_of(self.draws, n_draws))
-        for i, (name, (codes, loadings)) in enumerate(design.new_groups(data).items()):
-            generator = torch.Generator().manual_seed(derive_seed(joint.seed, 5, i))
-            place = design.parameters.index(design.term(name).parameter)
-            factor, new = structured.group_factor(name, zeta).to(outputs), codes >= 0
-            noise = torch.randn(len(zeta), codes.max() + 1, loadings.shape[1], generator=generator)
-            effects = noise.to(outputs) @ factor.mT
-            columns = torch.from_numpy(loadings[new]).to(outputs)
-            own = (effects[:, torch.from_numpy(codes[new])] * columns).sum(-1)
-            outputs[:, torch.from_numpy(new), place] += own
-        return Predictive(outputs, predictive.likelihood)
 
     def score_samples(
         self,

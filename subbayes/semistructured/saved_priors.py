@@ -27,7 +27,7 @@ from subbayes.semistructured.horseshoe import Horseshoe
 from subbayes.semistructured.lkj import LKJ
 from subbayes.utils.checks import check_positive, fail
 
-__all__ = ["SavedPriors", "prior_config", "prior_from"]
+__all__ = ["QUICK", "SavedPriors", "prior_config", "prior_from"]
 
 _PARAMETRIC: dict[str, Callable[..., EffectPrior]] = {
     "NormalPrior": NormalPrior,
@@ -88,10 +88,10 @@ def prior_from(name: str, config: Any) -> Any:
             return _PARAMETRIC[config["name"]](**options)
         if config["student"]:
             return StudentT(config["args"][0], config["factor"])
-        if config["distribution"] not in _QUICK:
+        if config["distribution"] not in QUICK:
             fail(
                 argument,
-                f"a distribution of scipy.stats, one of {', '.join(_QUICK)}",
+                f"a distribution of scipy.stats, one of {', '.join(QUICK)}",
                 config["distribution"],
                 f"Pass load(path, priors={{{name!r}: ...}}) for others",
             )
@@ -103,7 +103,7 @@ def prior_from(name: str, config: Any) -> Any:
         fail(argument, f"the parameters of {config['name']!r}{names}", config)
 
 
-_QUICK = (
+QUICK = (
     "beta", "cauchy", "chi", "chi2", "expon", "exponweib", "f", "gamma", "genextreme", "genpareto",
     "gumbel_l", "gumbel_r", "halfcauchy", "halflogistic", "halfnorm", "hypsecant", "invgamma",
     "laplace", "loggamma", "logistic", "loglaplace", "lognorm", "loguniform", "lomax", "maxwell",

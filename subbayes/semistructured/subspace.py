@@ -77,6 +77,10 @@ class JointSpace:
     history: History = field(default_factory=dict)
     projected: bool = False
 
+    def __repr__(self) -> str:
+        effects = self.subspace.rank - self.rank
+        return f"JointSpace({self.kind!r}: rank={self.rank} of networks, {effects} of effects)"
+
 
 # --- training -----------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 import pandas as pd
@@ -12,9 +12,11 @@ from jaxtyping import Float
 from subbayes import diagnostics
 from subbayes.diagnostics.convergence import hdi
 from subbayes.draws import Draws, round_up
+from subbayes.likelihoods.families import Family
+from subbayes.semistructured.formula import Design
 from subbayes.utils.text_table import printable
 
-__all__ = ["central", "describe_draws", "mixing_warnings", "summary_table"]
+__all__ = ["central", "describe_draws", "in_order", "mixing_warnings", "scales_of", "summary_table"]
 
 
 def central(draws: Float[np.ndarray, "S m"], level: float) -> dict[str, Float[np.ndarray, "m"]]:
@@ -63,6 +65,49 @@ def summary_table(
             "ess_tail": float(np.asarray(diagnostics.ess_tail(stacked))[0]),
         }
     return pd.DataFrame.from_dict(rows, orient="index").rename_axis("effect")
+
+
+def scales_of(names: Iterable[str], family: Family) -> dict[str, str]:
+    """The scale of each reported effect: a parameter, or a function of it; "" without a scale.
+
+    Correlations, parts of simplexes and length scales are not on the scale of a predictor.
+
+    Args:
+        names: names of effects.
+        family: distribution of the response.
+
+    Example:
+        >>> from subbayes.likelihoods.families import NormalFamily
+        >>> scales_of(["x", "sigma", "sigma.x", "cor(Intercept, x | g)"], NormalFamily())
+        {'x': 'mu', 'sigma': 'sigma', 'sigma.x': 'log(sigma)', 'cor(Intercept, x | g)': ''}
+    """
+    location, *others = family.parameters
+    found = {}
+    for name in names:
+        inner = name.removeprefix("sd(")
+        own = [p for p in family.parameters if inner.startswith(f"{p}.")]
+        if name.startswith(("cor(", "simplex(", "length(")):
+            found[name] = ""
+        elif name in family.formula_parameters[1:]:
+            found[name] = name
+        else:
+            threshold = name if name in others else location
+            found[name] = family.predictor_scale(own[0] if own else threshold)
+    return found
+
+
+def in_order(names: Iterable[str], design: Design, groups: bool = True) -> list[str]:
+    """Names of effects with those of groups last, or without them.
+
+    Args:
+        names: names of effects.
+        design: columns of the formula.
+        groups: whether to include effects of groups.
+    """
+    random = [term.columns for term in design.terms if term.kind == "random"]
+    of_groups = {design.names[i] for columns in random for i in columns}
+    chosen = [name for name in names if groups or name not in of_groups]
+    return sorted(chosen, key=lambda name: name in of_groups)
 
 
 def mixing_warnings(

@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import stats
 
 import subbayes
 from subbayes import InputError, SemiStructuredRegression
@@ -17,9 +18,11 @@ from subbayes.likelihoods.families import (
     CensoredFamily,
     MixtureFamily,
     NormalFamily,
+    PiecewiseExponentialFamily,
     StudentTFamily,
     WeibullFamily,
 )
+from subbayes.semistructured import LKJ, Exponential
 
 pytestmark = pytest.mark.slow
 
@@ -170,12 +173,18 @@ def test_compare_ranks_regressions_by_leave_one_out(table, tmp_path, capsys):
     [
         (["y ~ x", "--family", "tweedie"], "--family: expected one of 'normal'"),
         (["y ~ age"], "expected columns age"),
-        (["y ~ x", "--family", "mixture(normal, gamma, normal)"], "--family: expected one of"),
+        (["y ~ x", "--family", "mixture(normal, gamma, normal)"], "'mixture(normal, normal)'"),
+        (["y ~ x", "--family", "normal("], "--family: expected one of 'normal'"),
+        (["y ~ x", "--family", "normal(s=1)"], "'normal', which has no options"),
+        (["y ~ x", "--family", "quantile(q=1)"], "expected asymmetric-laplace(quantile=)"),
+        (["y ~ x", "--family", "quantile(quantile=exec('1'))"], "numbers, text in quotes"),
         (["y ~ x", "--family", "mixture"], "mixture(normal, normal)"),
         (["hits | trials(tried) ~ x"], "family 'binomial' with trials"),
         (["y | cens(x) ~ x"], "-1 (left), 0 (none), 1 (right) or 2 (interval)"),
         (["y ~ x", "--set", "thin=2"], "settings of sampling"),
-        (["y ~ x", "--prior", "x=wide"], "a number for x"),
+        (["y ~ x", "--prior", "x=wide"], "--prior x: expected a scale, normal(mean, scale), "),
+        (["y ~ x", "--prior", "x=normal(0, 1, 2)"], "--prior x: expected normal(mean, scale), got"),
+        (["y ~ x", "--prior", "x=scipy.gamma(-2)"], "a distribution"),
         (["y ~ x", "--prior", "z=1"], "names of terms"),
     ],
 )
@@ -183,6 +192,37 @@ def test_errors_are_one_line(table, capsys, words, said):
     assert run(["regress", str(table), *words, *WORDS]) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert said in line
+
+
+def test_families_and_priors_with_options_are_those_of_the_library(table, capsys):
+    formula, model = (
+        "time ~ x + (1 + x | town)",
+        ["--family", "piecewise-exponential(cuts=[0.5, 1])"],
+    )
+    priors = ["x=student_t(3, 0.5, 2)", "sd(x | town)=exponential(4)", "cor(town)=lkj(2)"]
+    words = [word for prior in priors for word in ("--prior", prior)]
+    laplace = ["--inference", "laplace", "--json"]
+    assert run(["regress", str(table), formula, *model, *words, *WORDS, *laplace]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    expected = SemiStructuredRegression(
+        formula,
+        family=PiecewiseExponentialFamily(cuts=(0.5, 1.0)),
+        priors={
+            "x": stats.t(3, 0.5, 2.0),
+            "sd(x | town)": Exponential(0.25),
+            "cor(town)": LKJ(2.0),
+        },
+    ).fit(
+        pd.read_csv(table),
+        inference="laplace",
+        sampling=Sampling(draws=60, chains=2, seed=3, progress=False),
+    )
+    found = {name: row["mean"] for name, row in facts["effects"].items()}
+    assert found == pytest.approx(expected.summary()["mean"].to_dict(), rel=1e-6)
+    words = ["--family", "asymmetric-laplace(quantile=0.9)", "--prior", "x=horseshoe(slab_df=3)"]
+    words += ["--inference", "elliptical-slice", "--json"]
+    assert run(["regress", str(table), "y ~ x", *words, *WORDS]) == 0
+    assert "quantile=0.9" in json.loads(capsys.readouterr().out)["family"]
 
 
 def test_predictions_that_overflow_name_the_line_of_the_file(table, tmp_path, capsys):

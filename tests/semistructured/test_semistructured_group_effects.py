@@ -246,8 +246,24 @@ def test_priors_summary_effects_and_saved_models(tmp_path):
     assert model.priors["sd(Intercept | subject)"] == Exponential(0.5)
     assert model.priors["sd(days | subject)"] == Exponential(3.0)
     assert model.priors["cor(subject)"] == LKJ(2.0)
-    rows = model.summary().index
-    assert {"cor(Intercept, days | subject)", "sd(sigma.Intercept | subject)"} <= set(rows)
+    summary = model.summary()
+    own = ["Intercept", "days", "sd(Intercept | subject)", "sd(days | subject)"]
+    own += ["cor(Intercept, days | subject)", "sigma.Intercept", "sd(sigma.Intercept | subject)"]
+    assert summary.index[:7].tolist() == model.summary(groups=False).index.tolist() == own
+    assert all(name.endswith("]") for name in summary.index[7:])
+    assert set(summary.index) == set(model.effects())
+    scales = ["mu"] * 4 + [""] + ["log(sigma)"] * 2
+    assert list(summary.attrs["scales"].values())[:7] == scales
+    assert summary.attrs["scales"]["sigma.Intercept | subject[s01]"] == "log(sigma)"
+    assert repr(model.space) == "JointSpace('curve': rank=0 of networks, 19 of effects)"
+    without = model.predict(frame, groups=False).outputs  # the effects of the formula alone
+    flat = {name: draws.reshape(-1, 1) for name, draws in model.effects().items()}
+    expected = flat["Intercept"] + flat["days"] * frame["days"].to_numpy()
+    np.testing.assert_allclose(without[..., 0], expected, rtol=1e-4, atol=1e-4)
+    log_sigma = np.broadcast_to(flat["sigma.Intercept"], expected.shape)
+    np.testing.assert_allclose(without[..., 1], log_sigma, rtol=1e-4, atol=1e-4)
+    unseen = model.predict(frame.assign(subject="new"), new_levels="reference").outputs
+    np.testing.assert_allclose(without, unseen, rtol=1e-5, atol=1e-5)
     partial = model.effect("days | subject")
     assert partial.table()["subject"].tolist() == ["s00", "s01", "s02", "s03"]
     draws = model.effects()["days | subject[s01]"].reshape(-1)

@@ -10,6 +10,7 @@ from sklearn.cross_decomposition import CCA
 from torch import nn
 
 from subbayes import MLP, InputError, SemiStructuredRegression
+from subbayes.semistructured.group_predictions import without_groups
 from subbayes.semistructured.orthogonal_columns import OrthogonalColumns, orthogonal_networks
 from subbayes.semistructured.overlap import largest_overlap, overlap_warnings
 
@@ -201,3 +202,18 @@ def test_groups_of_single_rows_that_a_network_reads_are_refused():
         InputError, match=r"^deep: expected networks that do not read the groups.*\(1 \| g\)"
     ):
         orthogonal_networks(model.specification.prepare(frame, {}))
+
+
+def test_predictions_without_groups_need_networks_that_do_not_read_them():
+    for reads in ("g", "u"):
+        model = prepared("y ~ x + (1 | g)", [reads])
+        orthogonal = orthogonal_networks(model)
+        if reads == "g":
+            with pytest.raises(InputError, match="groups: expected True with a network that reads"):
+                without_groups(model.inputs, model.design, orthogonal)
+            continue
+        found = without_groups(model.inputs, model.design, orthogonal)["design"]
+        random = [model.design.names.index(name) for name in GROUPS]
+        others = [i for i in range(len(model.design.names)) if i not in random]
+        assert not found[:, random].any()
+        assert found[:, others].equal(model.inputs["design"][:, others])

@@ -194,14 +194,23 @@ def test_conditional_effects_are_predictions_at_typical_values(model, frame):
     assert found.groups == ("a", "b", "c")
     np.testing.assert_allclose(found.draws[1], by_hand(model, found.x, "b"), rtol=1e-6)
     assert len(found.table()) == 3 * len(found.x)
-    assert len(conditional(found).lines) == 3
+    ax = conditional(found)
+    assert [line.get_linestyle() for line in ax.lines] == ["-", "--", ":"]
+    assert ax.get_ylabel() == "mean of visits"
+    names = [text.get_text() for text in ax.get_legend().get_texts()]
+    assert names == ["g = a", "g = b", "g = c"]
+    ax.figure.draw_without_rendering()
+    assert ax.get_legend().get_window_extent().y0 > ax.get_window_extent().y1  # above the lines
     with pytest.raises(InputError, match="by: expected one of"):
         model.conditional_effect("x", by="x")
     levels = model.conditional_effect("g", n_draws=10_000)
     assert levels.typical == {"x": pytest.approx(frame["x"].mean())}
     expected = by_hand(model, [frame["x"].mean()], "c")[:, 0]
     np.testing.assert_allclose(levels.draws[0][:, 2], expected, rtol=1e-6)
-    assert [t.get_text() for t in conditional(levels).get_xticklabels()] == ["a", "b", "c"]
+    ax = conditional(levels)
+    assert [t.get_text() for t in ax.get_xticklabels()] == ["a", "b", "c"]
+    assert ax.get_xlim() == (-0.6, 2.6)  # levels are not on the frame
+    assert model.conditional_effect("x", scale="link").quantity == "log(mu)"
 
 
 def test_update_and_compare(model, frame):
@@ -319,3 +328,20 @@ def test_levels_are_in_the_order_of_their_categories(frame):
     assert model.conditional_effect("g").x.tolist() == order
     assert model.marginal_slopes("x", by="g").table().index.tolist() == order
     assert model.marginal_means("n").table().index.tolist() == [0, 5, 10]
+
+
+def test_the_legend_of_classes_covers_no_interval():
+    y = np.array([0.0, 1.0, 1.0, 2.0])
+    ax = predictive_check(Replicates(y, np.stack([y, y[::-1]]), "classification", "posterior"))
+    ax.figure.draw_without_rendering()
+    assert ax.get_legend().get_window_extent().y0 > ax.get_window_extent().y1
+    assert all(tick == round(tick) for tick in ax.get_xticks())
+
+
+def test_conditional_effects_of_classes_name_the_class():
+    frame = pd.DataFrame({"x": np.arange(12.0), "y": list("aabbab") * 2})
+    model = SemiStructuredRegression("y ~ x", family="bernoulli")
+    model.fit(frame, inference="laplace", sampling=Sampling(draws=4, chains=2, progress=False))
+    assert model.conditional_effect("x").quantity == "probability of y = b"
+    assert model.conditional_effect("x", category="a").quantity == "probability of y = a"
+    assert model.conditional_effect("x", scale="link").quantity == "logit(mu)"

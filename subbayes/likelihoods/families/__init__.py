@@ -33,6 +33,7 @@ from subbayes.likelihoods.families.zeros import (
     ZeroInflatedPoissonFamily,
 )
 from subbayes.utils.checks import check_choice, fail, fail_type
+from subbayes.utils.literal_calls import literal_call
 
 __all__ = [
     "FAMILIES",
@@ -136,14 +137,18 @@ def family_from_name(family: str | Family, link: str | None = None) -> Family:
 
     Args:
         family: a name of `FAMILIES`, a name that other libraries use ("gaussian", "negbin",
-            "cumulative"; "binomial" without trials is "bernoulli"), "mixture(normal, student-t)",
-            or a family. Censored and truncated families are objects.
+            "cumulative"; "binomial" without trials is "bernoulli"), one with options as in
+            "asymmetric-laplace(quantile=0.9)", "mixture(normal, student-t)", or a family. Censored
+            and truncated families are objects.
         link: link of the location.
 
     Raises:
-        InputError: an unknown name, or a link that the family does not support.
+        InputError: an unknown name, options that the family does not have, or a link that it does
+            not support.
 
     Example:
+        >>> family_from_name("piecewise-exponential(cuts=[1, 2, 5])").cuts
+        (1.0, 2.0, 5.0)
         >>> family_from_name("poisson")
         poisson(mu: log)
         >>> family_from_name("mixture(normal, student-t)").parameters
@@ -157,15 +162,29 @@ def family_from_name(family: str | Family, link: str | None = None) -> Family:
     if mixture and link is None:
         first, second = (family_from_name(name.strip()) for name in mixture.groups())
         return MixtureFamily(first=first, second=second)
-    family = _ALIASES.get(family.lower().replace("_", "-"), family)
-    if family in _AROUND:
-        fail("family", "an object for a family around others", repr(family), _REMEDIES[family])
-    check_choice("family", family, tuple(name for name in FAMILIES if name not in _AROUND))
-    kind = FAMILIES[family]
-    if link is None or kind in (OrdinalFamily, CategoricalFamily):
-        return kind()
-    check_choice(f"link of family {family!r}", link, kind.allowed["mu"])
-    return kind((link, *(links[0] for links in list(kind.allowed.values())[1:])))
+    around = _known_name(family.partition("(")[0].strip())
+    if around in _AROUND:
+        fail("family", "an object for a family around others", repr(family), _REMEDIES[around])
+    call = literal_call("family", family)
+    name, options = (family, {}) if call is None else (call.name, dict(call.options))
+    name = _known_name(name)
+    if name == "bernoulli" and "trials" in options:  # a binomial family
+        name = "binomial"
+    check_choice("family", name, tuple(name for name in FAMILIES if name not in _AROUND))
+    kind = FAMILIES[name]
+    known = [field.name for field in fields(kind) if field.name != "links"]
+    if call is not None and (call.values or not options or not set(options) <= set(known)):
+        listed = ", ".join(f"{option}=" for option in known)
+        expected = f"{name}({listed})" if known else f"{name!r}, which has no options"
+        fail("family", expected, repr(family))
+    if link is not None and kind not in (OrdinalFamily, CategoricalFamily):
+        check_choice(f"link of family {name!r}", link, kind.allowed["mu"])
+        options["links"] = (link, *(links[0] for links in list(kind.allowed.values())[1:]))
+    return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in options.items()})
+
+
+def _known_name(name: str) -> str:
+    return _ALIASES.get(name.lower().replace("_", "-"), name)
 
 
 def is_own_family(family: Family) -> bool:

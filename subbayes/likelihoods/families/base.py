@@ -44,6 +44,8 @@ LINKS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] 
 "logm1" is the logarithm of the value less 1, of a parameter above 1.
 """
 
+_SCALES = {"identity": "{}", "logm1": "log({} - 1)"}  # others are written link(parameter)
+
 PRIORS = {
     "shape": (1.0, 2.0),
     "precision": (2.0, 2.0),
@@ -103,6 +105,11 @@ class Family(Likelihood):
     def link(self, parameter: str) -> str:
         """The link of a parameter, by name."""
         return self.links[self.parameters.index(parameter)]
+
+    def predictor_scale(self, parameter: str) -> str:
+        """The scale of the predictor of a parameter: its link, as a function of its name."""
+        link = self.link(parameter)
+        return _SCALES.get(link, f"{link}({{}})").format(parameter)
 
     @abstractmethod
     def log_density(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:

@@ -70,6 +70,10 @@ class OrdinalFamily(Family):
         check_count("n_classes", self.n_classes, 2)
         object.__setattr__(self, "links", ("identity",) * self.n_classes)
 
+    def predictor_scale(self, parameter: str) -> str:
+        """The logarithm of the odds of higher classes; of a threshold, of those up to its own."""
+        return f"log odds of {'higher' if parameter == 'mu' else 'lower'} classes"
+
     @property
     def parameters(self) -> tuple[str, ...]:
         """The location and the thresholds."""
@@ -173,6 +177,10 @@ class CategoricalFamily(Family):
         if len(self.labels) < 2:
             fail("labels", "at least 2 classes", len(self.labels))
         object.__setattr__(self, "links", ("identity",) * len(self.labels))
+
+    def predictor_scale(self, parameter: str) -> str:
+        """The logarithm of the odds of a class to the first one."""
+        return f"log odds of {parameter.partition('[')[2][:-1]} to {self.labels[0]}"
 
     @property
     def parameters(self) -> tuple[str, ...]:

@@ -160,7 +160,7 @@ class PiecewiseExponentialFamily(PositiveFamily):
 
     def __post_init__(self) -> None:
         cuts = self.cuts
-        if isinstance(cuts, str) or not all(
+        if isinstance(cuts, (str, int, float)) or not all(
             isinstance(c, (int, float)) and not isinstance(c, bool) for c in cuts
         ):
             fail_type("cuts", "increasing times above 0, such as (1.0, 2.0)", cuts)

@@ -31,6 +31,7 @@ class Conditional:
         draws: shape (groups, S, len(x)).
         typical: values of the other columns.
         level: level of the intervals.
+        quantity: what is predicted, such as "mean of y".
     """
 
     variable: str
@@ -40,6 +41,7 @@ class Conditional:
     draws: Float[np.ndarray, "g S m"]
     typical: dict[str, Any]
     level: float
+    quantity: str = "prediction"
 
     @property
     def discrete(self) -> bool:

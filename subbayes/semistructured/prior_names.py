@@ -1,0 +1,92 @@
+"""Priors by text, such as "normal(0, 1)", as the command line takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from inspect import signature
+from typing import Any
+
+from scipy import stats
+
+from subbayes.semistructured.dirichlet import Dirichlet
+from subbayes.semistructured.effect_priors import Exponential, HalfNormal, NormalPrior, StudentT
+from subbayes.semistructured.horseshoe import Horseshoe
+from subbayes.semistructured.lkj import LKJ
+from subbayes.semistructured.saved_priors import QUICK
+from subbayes.utils.checks import InputError, check_positive, fail
+from subbayes.utils.literal_calls import literal_call
+
+__all__ = ["PRIORS_BY_NAME", "prior_from_text"]
+
+_SCIPY = "scipy."
+
+
+def _exponential(rate: float = 1.0) -> Exponential:
+    return Exponential(1 / check_positive("rate", rate))
+
+
+def _student_t(df: float = 3.0, location: float = 0.0, scale: float = 1.0) -> Any:
+    return StudentT(df, scale) if location == 0 else stats.t(df, location, scale)
+
+
+PRIORS_BY_NAME: dict[str, Callable[..., Any]] = {
+    "normal": NormalPrior,
+    "student_t": _student_t,
+    "exponential": _exponential,
+    "half_normal": HalfNormal,
+    "lkj": LKJ,
+    "dirichlet": Dirichlet,
+    "horseshoe": Horseshoe,
+}
+"""Priors by the names of Stan and brms, whose exponential has a rate."""
+
+
+def prior_from_text(argument: str, text: str) -> Any:
+    """A prior from a number, which is a scale, or from a call with numbers.
+
+    Args:
+        argument: what the text was given for, for errors.
+        text: "0.5", a call of `PRIORS_BY_NAME` such as "student_t(3, 0, 2.5)", or one of a
+            distribution of SciPy, "scipy.gamma(2, scale=0.5)".
+
+    Raises:
+        InputError: another text, or parameters that the prior does not have.
+
+    Example:
+        >>> prior_from_text("prior", "normal(0, 2)"), prior_from_text("prior", "lkj(2)")
+        (NormalPrior(mean=0, scale=2), LKJ(eta=2))
+        >>> float(prior_from_text("prior", "scipy.gamma(2, scale=0.5)").mean())
+        1.0
+    """
+    try:
+        return float(text)
+    except ValueError:
+        call = literal_call(argument, text)
+    for value in () if call is None else (*call.values, *call.options.values()):
+        if not isinstance(value, (int, float)):
+            fail(argument, "numbers in the brackets", repr(text))
+    if call is not None and call.name.startswith(_SCIPY):
+        name = call.name.removeprefix(_SCIPY)
+        if name not in QUICK:
+            fail(argument, f"scipy. with one of {', '.join(QUICK)}", repr(text))
+        made = getattr(stats, name)
+        try:
+            return made(*call.values, **call.options)
+        except TypeError as error:
+            shapes = f"{made.shapes}, " if made.shapes else ""
+            expected = f"{call.name}({shapes}loc, scale)"
+            fail(argument, expected, repr(text), cause=error)
+    if call is None or call.name.lower() not in PRIORS_BY_NAME:
+        listed = [f"{name}{_parameters(made)}" for name, made in PRIORS_BY_NAME.items()]
+        expected = f"a scale, {', '.join(listed)} or scipy.NAME(...)"
+        fail(argument, expected, repr(text))
+    made = PRIORS_BY_NAME[call.name.lower()]
+    options = call.bound(signature(made))
+    try:
+        return made(**options)
+    except InputError as error:
+        fail(f"{argument}, {error.argument}", error.expected, repr(text), cause=error)
+
+
+def _parameters(made: Callable[..., Any]) -> str:
+    return f"({', '.join(signature(made).parameters)})"
