@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
@@ -275,10 +275,12 @@ class FittedState:
     Attributes:
         joint: the posterior of networks and effects on the training rows.
         draws: its draws.
+        settings: the other arguments of `fit`, for `update`; None for a loaded model.
     """
 
     joint: JointPosterior
     draws: Draws
+    settings: Mapping[str, Any] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in fields(self)}

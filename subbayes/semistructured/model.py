@@ -266,6 +266,14 @@ class SemiStructuredRegression(Results):
         """
         check_positive("temperature", temperature)
         check_choice("smooth", smooth, ("bayes", "reml"))
+        settings = {
+            "subspace": subspace,
+            "inference": inference,
+            "temperature": temperature,
+            "marginalisation": marginalisation,
+            "training": training,
+            "sampling": sampling,
+        }
         automatic = inference is None
         if smooth == "reml" and self.specification.deep:
             fail("smooth", "'bayes' for a model with networks", "'reml'")
@@ -297,7 +305,7 @@ class SemiStructuredRegression(Results):
             draws = joint.sample(
                 engine, sampling, temperature, marginalisation, automatic=automatic
             )
-        self._state = FittedState(joint, draws)
+        self._state = FittedState(joint, draws, settings)
         for line in self.warnings():
             warn_user(line)
         return self
@@ -316,10 +324,15 @@ class SemiStructuredRegression(Results):
                 for each parameter to change.
             data: the rows; by default those of this fit.
             inputs: as for `fit`, needed for networks without columns.
-            options: other arguments of `fit`; `smooth` is by default that of this fit.
+            options: other arguments of `fit`, by default those of this fit, without a checkpoint
+                and start points that were passed as an array. A loaded model knows only its
+                `smooth` and `temperature`; with networks, a warning says so.
+
+        Returns:
+            The fitted model.
 
         Raises:
-            InputError: see `fit`.
+            InputError: see `fit` and `updated_formula`, such as interactions with smooths.
         """
         old = self.specification
         changed = old.formula
@@ -333,8 +346,26 @@ class SemiStructuredRegression(Results):
             old, formula=read.formula, family=read.family, auxiliary=auxiliary
         )
         frame = self.state.model.frame if data is None else data
-        options.setdefault("smooth", self.state.model.specification.smooth)
-        return model.fit(frame, inputs, **options)
+        return model.fit(frame, inputs, **(self._settings(options) | options))
+
+    def _settings(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments of this fit for another one that passes some options."""
+        known = self.state.settings
+        own = {"temperature": self.temperature, **(known or {})}
+        own["smooth"] = options.get("smooth", self.state.model.specification.smooth)
+        if own["smooth"] == "reml":  # has a sampler of its own
+            own.pop("inference", None)
+        if "sampling" in own:
+            sampling = replace(own["sampling"], checkpoint=None)
+            as_array = not isinstance(sampling.initial, str)
+            own["sampling"] = replace(sampling, initial="prior") if as_array else sampling
+        missing = [name for name in ("subspace", "inference", "training") if name not in options]
+        if known is None and self.specification.deep and missing:
+            warn_user(
+                f"a loaded model does not contain {', '.join(missing)} of its fit, and update uses "
+                "the default: pass them to update(...)"
+            )
+        return own
 
     def prior_predictive(self, data: pd.DataFrame, n: int = 100, seed: int = 0) -> Replicates:
         """Responses drawn from the prior, before fitting: are they possible?

@@ -10,7 +10,15 @@ from collections.abc import Iterator
 
 from subbayes.utils.checks import fail
 
-__all__ = ["plain_name", "split_at", "split_terms", "within_brackets"]
+__all__ = [
+    "is_own",
+    "outside_quotes",
+    "plain_name",
+    "split_at",
+    "split_terms",
+    "summands",
+    "within_brackets",
+]
 
 _CALL = re.compile(r"(te|ti|t2|s|mo|gp)\s*\(")
 _OPTIONS = re.compile(r"[(,]\s*(bs|k|by|knots|m|np)\s*=(?!=)")
@@ -35,7 +43,7 @@ def split_terms(argument: str, text: str) -> tuple[str, list[str]]:
         ('1', ['(1 | g)'])
     """
     rest, own = "", []
-    for sign, summand in _summands(text):
+    for sign, summand in summands(text):
         content = summand.strip()
         inner = within_brackets(content)
         if is_own(content):
@@ -53,7 +61,7 @@ def split_terms(argument: str, text: str) -> tuple[str, list[str]]:
 
 
 def _contents(text: str) -> Iterator[str]:
-    return (summand.strip() for _, summand in _summands(text))
+    return (summand.strip() for _, summand in summands(text))
 
 
 def is_own(summand: str) -> bool:
@@ -105,8 +113,13 @@ def plain_name(text: str) -> str | None:
     return text if text.isidentifier() else None
 
 
-def _summands(text: str) -> list[tuple[str, str]]:
-    """The summands of a right-hand side, each with its sign."""
+def summands(text: str) -> list[tuple[str, str]]:
+    """The summands of a right-hand side, each with its sign.
+
+    Example:
+        >>> summands("x - (1 | g)")
+        [('', 'x '), ('-', ' (1 | g)')]
+    """
     places = [
         p
         for p, depth, char in _scan(text)
@@ -117,6 +130,11 @@ def _summands(text: str) -> list[tuple[str, str]]:
     ends = [*places, len(text)]
     parts = [(s, text[a:b]) for s, a, b in zip(signs, starts, ends, strict=True)]
     return parts[1:] if len(parts) > 1 and not parts[0][1].strip() else parts
+
+
+def outside_quotes(text: str) -> list[int]:
+    """Positions of the characters outside quotes."""
+    return [place for place, _, _ in _scan(text)]
 
 
 def _scan(text: str) -> Iterator[tuple[int, int, str]]:
