@@ -30,6 +30,8 @@ _WORDS = {
     "ess": "effective sample size: the number of independent draws that estimate means (bulk) or "
     "intervals (tail) as precisely.",
     "cor(...)": "correlation of effects that vary among groups.",
+    "Pareto k": "tail of the importance weights of leave-one-out, by row: large where a row has much "
+    "influence on the posterior.",
     "sd(...)": "standard deviation of the nonlinear part of a smooth, or of random effects, on "
     "the scale of the predictor.",
 }
@@ -185,17 +187,18 @@ def _chains(
 
 
 def _scores(results: Results, test: pd.DataFrame | None, test_inputs: Any) -> Table:
-    rows = []
+    rows, caption = [], ""
     if results.is_posterior and results.temperature == 1.0:
         loo, n = results.loo(quiet=True), results.state.model.data.n
         rows.append(
             ["leave-one-out (PSIS), mean per row", f"{loo.elpd / n:.3f}", f"{loo.se / n:.3f}"]
         )
+        caption = f"Leave-one-out: {loo.reliability()}"
     if test is not None:
         values = results.score_samples(test, test_inputs)
         se = values.std(ddof=1) / len(values) ** 0.5
         rows.append([f"{len(values)} test rows, mean per row", f"{values.mean():.3f}", f"{se:.3f}"])
-    return Table(["log predictive density", "value", "standard error"], rows)
+    return Table(["log predictive density", "value", "standard error"], rows, caption)
 
 
 def _facts(results: Results) -> dict[str, str]:

@@ -231,6 +231,23 @@ def test_results_have_a_short_repr():
     assert len(repr(found)) < 100
 
 
+def test_leave_one_out_names_an_outlier(tmp_path):
+    rng = np.random.default_rng(0)
+    rows = pd.DataFrame({"x": rng.normal(size=60)})
+    rows["y"] = rows["x"] + rng.normal(size=60)
+    rows.loc[7, "y"] = 1e4
+    model = SemiStructuredRegression("y ~ x")
+    model.fit(rows, sampling=Sampling(draws=300, chains=2, progress=False))
+    with pytest.warns(
+        UserWarning, match=r"at \d of 60 points.*: 7 \(k .* pulls the fit: look at it"
+    ):
+        found = model.loo()
+    assert next(iter(found.worst())) == 7
+    text = model.report(tmp_path / "report.html").read_text()
+    assert f"Leave-one-out: {found.reliability()}" in text
+    assert found.reliability().count("7 (k ") == 1
+
+
 def warned(formula, data):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
