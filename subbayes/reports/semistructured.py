@@ -30,8 +30,8 @@ _WORDS = {
     "ess": "effective sample size: the number of independent draws that estimate means (bulk) or "
     "intervals (tail) as precisely.",
     "cor(...)": "correlation of effects that vary among groups.",
-    "Pareto k": "tail of the importance weights of leave-one-out, by row: large where a row has much "
-    "influence on the posterior.",
+    "Pareto k": "tail of the importance weights of leave-one-out, by row: large where a row has "
+    "much influence on the posterior.",
     "sd(...)": "standard deviation of the nonlinear part of a smooth, or of random effects, on "
     "the scale of the predictor.",
 }

@@ -238,9 +238,7 @@ def test_leave_one_out_names_an_outlier(tmp_path):
     rows.loc[7, "y"] = 1e4
     model = SemiStructuredRegression("y ~ x")
     model.fit(rows, sampling=Sampling(draws=300, chains=2, progress=False))
-    with pytest.warns(
-        UserWarning, match=r"at \d of 60 points.*: 7 \(k .* pulls the fit: look at it"
-    ):
+    with pytest.warns(UserWarning, match=r"at \d of 60 points.*: 7 \(k .* pulls the fit"):
         found = model.loo()
     assert next(iter(found.worst())) == 7
     text = model.report(tmp_path / "report.html").read_text()
