@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
 from jaxtyping import Float
 
 from subbayes.diagnostics import LooResult
@@ -23,8 +24,15 @@ from subbayes.semistructured.tools.averages import (
 )
 from subbayes.semistructured.tools.conditional import Conditional, conditional_effect
 from subbayes.semistructured.tools.hypothesis import Hypothesis, evaluate_hypothesis
-from subbayes.semistructured.tools.predictive_checks import Replicates
-from subbayes.utils.checks import check_choice, check_count, check_fraction, fail, fail_type
+from subbayes.semistructured.tools.predictive_checks import Replicates, replicate
+from subbayes.utils.checks import (
+    check_choice,
+    check_count,
+    check_fraction,
+    check_seed,
+    fail,
+    fail_type,
+)
 
 __all__ = ["AfterFit"]
 
@@ -269,17 +277,18 @@ class AfterFit:
             seed: seed.
 
         Returns:
-            A response of each row, whatever its weight. `statistics` counts rows alike, in the data
-            and in the replicates.
+            A response of each row, whatever its weight, and without censoring. `statistics` counts
+            rows alike, in the data and in the replicates.
         """
         model = self.state.model
         if model.deep is not None and any(
             part.columns is None for part in model.specification.deep.values()
         ):
             fail("deep", "networks of columns", "a network of tensors", "Use predict(...).sample()")
-        drawn = self.predict(model.frame).sample(check_count("n", n), seed)
-        y = model.response.numbers(model.frame)
-        return Replicates(y, np.asarray(drawn, dtype=float), model.family.kind, "posterior")
+        outputs = self.predict(model.frame).outputs
+        generator = torch.Generator().manual_seed(check_seed(seed))
+        which = torch.randint(len(outputs), (check_count("n", n),), generator=generator)
+        return replicate(model, outputs[which], generator, "posterior")
 
     def compare(self, *others: AfterFit, names: Sequence[str] | None = None) -> pd.DataFrame:
         """Compare models of the same rows by leave-one-out, the best first.

@@ -12,6 +12,7 @@ from scipy import stats
 
 from subbayes import MLP, InputError, SemiStructuredRegression, Training, load
 from subbayes.inference import Sampling
+from subbayes.likelihoods.families import NormalFamily
 from subbayes.plots.checks import predictive_check
 from subbayes.plots.conditional import conditional
 from subbayes.semistructured import NormalPrior, SemiStructuredSubspace
@@ -353,6 +354,48 @@ def test_replicates_that_overflow_are_left_out_and_counted():
     assert table[["5%", "95%", "p"]].isna().all(axis=None)
     for kind in ("regression", "count"):
         predictive_check(Replicates(y, draws[1:2], kind, "prior"))
+
+
+def test_replicates_of_censored_responses_are_compared_with_completed_ones(tmp_path):
+    rng = np.random.default_rng(1)
+    time = rng.exponential(size=150)
+    end = rng.uniform(0.2, 1.5, 150)
+    rows = pd.DataFrame({"t": np.minimum(time, end), "c": time > end})
+    model = SemiStructuredRegression("t | cens(c) ~ 1", family="weibull")
+    found = model.fit(rows, sampling=SAMPLING).posterior_predictive(400)
+    n = int(rows["c"].sum())
+    seen = ~rows["c"].to_numpy()
+    assert (found.completed[:, seen] == rows.loc[seen, "t"].to_numpy()).all()
+    assert (found.completed[:, ~seen] > rows.loc[~seen, "t"].to_numpy()).all()
+    table = found.statistics()
+    assert table.index.name == f"statistic ({n} censored responses drawn)"
+    assert table.loc[["mean", "sd", "max"], "p"].between(0.1, 0.9).all()  # the right model
+    assert table.loc["mean", "data"] == pytest.approx(found.completed.mean(), rel=1e-9)
+    as_seen = replace(found, completed=None, n_censored=0).statistics()
+    assert as_seen.loc["mean", "p"] > 0.99
+    labels = predictive_check(found).get_legend_handles_labels()[1]
+    assert f"data, {n} censored responses drawn" in labels
+    assert repr(found) == (
+        f"Replicates(400 of the posterior for 150 responses, {n} censored, kind 'regression')"
+    )
+    counts = pd.DataFrame({"y": np.minimum(rng.poisson(4, 80), 5)}).assign(c=lambda d: d["y"] == 5)
+    counts.loc[counts["c"], "y"] = 4  # more than 4
+    model = SemiStructuredRegression("y | cens(c) ~ 1", family="poisson")
+    prior = model.prior_predictive(counts, 50)
+    assert (prior.completed[:, counts["c"]] > 4).all()
+    assert "censored" in predictive_check(prior).get_legend_handles_labels()[1][0]
+
+
+def test_families_that_cannot_complete_responses_say_so():
+    class Own(NormalFamily):
+        from_log_tails = property()
+
+    rows = pd.DataFrame({"y": [1.0, 2.0, 3.0], "c": [0, 0, 1]})
+    model = SemiStructuredRegression("y | cens(c) ~ 1", family=Own())
+    with pytest.warns(UserWarning, match="no from_log_tails: censored responses are compared as"):
+        found = model.prior_predictive(rows, 5)
+    assert found.completed is None
+    assert found.n_censored == 0
 
 
 # --- weights of rows and order of levels ----------------------------------------------------------
