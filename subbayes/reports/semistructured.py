@@ -216,24 +216,11 @@ def _facts(results: Results) -> dict[str, str]:
             "intercept": "the intercept alone: centred. A network of columns that are correlated "
             "with an effect's column can take a part of the effect",
         }[results.orthogonal_to]
-        if results.estimand == "population":
-            found["effects are those of"] = (
-                "the population of rows: the networks' projections on the columns vary with "
-                "weights of the Bayesian bootstrap. Assumes rows drawn independently from it"
-            )
-        elif results.orthogonal_to != "nothing":
-            found["effects are those of"] = (
-                "the training rows: intervals leave out which rows were seen"
-            )
     found["sampling"] = (
         f"{draws.engine}, {draws.n_chains} chains "
         f"of {draws.n_draws} draws, seed {results.state.joint.seed}"
     )
-    if model.specification.smooth == "reml":
-        found["smoothing"] = (
-            "empirical Bayes: standard deviations of smooths and random effects at the maximum of "
-            "the marginal likelihood (REML); intervals leave out their uncertainty"
-        )
+    found |= results.assumptions()
     if results.temperature != 1.0:
         found["temperature"] = (
             f"{results.temperature:g} for the networks; 1 for the effects given the networks"

@@ -297,14 +297,14 @@ class FittedState:
 
     @property
     def estimand(self) -> str:
-        """What the effects are effects of: "population", or "sample".
+        """What the effects are effects of: "population", "sample", or "model".
 
-        Without networks that are orthogonal to columns there is no difference, and members of an
-        ensemble are no posterior: both are "sample".
+        Without networks that are orthogonal to columns nothing is projected on these, and effects
+        are parameters of the model. Members of an ensemble are no posterior, but a "sample".
         """
-        if not self.joint.orthogonal or self.space.kind == "ensemble":
-            return "sample"
-        return self.model.specification.effects
+        if not self.joint.orthogonal:
+            return "model"
+        return "sample" if self.space.kind == "ensemble" else self.model.specification.effects
 
     def coefficient_shift(self, n_draws: int | None = None) -> Float[np.ndarray, "S p"] | None:
         """What the estimand adds to the coefficients of the centred columns; None for nothing.
@@ -317,7 +317,7 @@ class FittedState:
 
     @cached_property
     def _shift(self) -> Float[np.ndarray, "S p"] | None:
-        if self.estimand == "sample":
+        if self.estimand != "population":
             return None
         contributions, networks = self.joint.contributions, self.joint.networks_of(self.draws)
         assert contributions is not None

@@ -36,16 +36,19 @@ from subbayes.semistructured.subspace import (
     build_space,
     subspace_of,
 )
+from subbayes.semistructured.summary import summary_text
 from subbayes.semistructured.tools.predictive_checks import Replicates, draw_prior
 from subbayes.semistructured.tools.updating import updated_formula
 from subbayes.training.configuration import Training
 from subbayes.utils.checks import check_choice, check_fraction, check_positive, fail, fail_type
 from subbayes.utils.saving import read, save
 from subbayes.utils.saving import rebuild as rebuild_model
+from subbayes.utils.text_table import aligned
 from subbayes.utils.warning import warn_user, warnings_once
 
 __all__ = ["SemiStructuredRegression"]
 
+_MOST_PRINTED = 60  # effects
 SAMPLING = Sampling(draws=1000, chains=4)
 """The default settings of sampling."""
 
@@ -90,6 +93,8 @@ class SemiStructuredRegression(Results):
             hold for the population that the rows are a sample of; "sample": for these rows alone.
             See `subbayes.semistructured.estimand`.
         missing: "drop" drops rows with missing values and warns with their number; "error" raises.
+
+    `print(model)` shows what was fitted, what its effects assume, and their table.
 
     Raises:
         InputError: see `fit`.
@@ -146,6 +151,13 @@ class SemiStructuredRegression(Results):
         model = self.specification
         networks = f", deep={list(model.deep)}" if model.deep else ""
         return f"SemiStructuredRegression({model.formula!r}, {model.family!r}{networks})"
+
+    def __str__(self) -> str:
+        """What was fitted, what the effects are and assume, their table, and warnings."""
+        if self._state is None:
+            return repr(self)
+        table = summary_text(self.summary(), _MOST_PRINTED)
+        return "\n".join([aligned(self.describe()), "", table, *self.warnings()])
 
     # --- saving -----------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from subbayes.diagnostics.convergence import hdi
 from subbayes.draws import Draws, round_up
 from subbayes.utils.text_table import printable
 
-__all__ = ["central", "describe_draws", "mixing_warnings", "summary_table"]
+__all__ = ["central", "describe_draws", "mixing_warnings", "summary_table", "summary_text"]
 
 
 def central(draws: Float[np.ndarray, "S m"], level: float) -> dict[str, Float[np.ndarray, "m"]]:
@@ -63,6 +63,24 @@ def summary_table(
             "ess_tail": float(np.asarray(diagnostics.ess_tail(stacked))[0]),
         }
     return pd.DataFrame.from_dict(rows, orient="index").rename_axis("effect")
+
+
+def summary_text(table: pd.DataFrame, most: int | None = None) -> str:
+    """A summary table as text with few digits.
+
+    Args:
+        table: of `summary_table`.
+        most: number of rows, of more the first and last ones are shown; by default all.
+
+    Example:
+        >>> table = summary_table({"x": np.random.default_rng(0).normal(size=(2, 50))})
+        >>> summary_text(table).splitlines()[-1].split()[0]
+        'x'
+    """
+    rounded = table.round({"rhat": 3, "ess_bulk": 0, "ess_tail": 0}).astype(
+        {"ess_bulk": "Int64", "ess_tail": "Int64"}, errors="ignore"
+    )
+    return str(rounded.to_string(float_format=lambda value: f"{value:.4g}", max_rows=most))
 
 
 def mixing_warnings(
