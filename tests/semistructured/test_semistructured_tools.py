@@ -17,7 +17,8 @@ from subbayes.plots.checks import predictive_check
 from subbayes.plots.conditional import conditional
 from subbayes.semistructured import NormalPrior, SemiStructuredSubspace
 from subbayes.semistructured.formula import Design
-from subbayes.semistructured.tools.averages import marginal_slopes
+from subbayes.semistructured.tools.averages import Averages, marginal_slopes
+from subbayes.semistructured.tools.conditional import Conditional
 from subbayes.semistructured.tools.hypothesis import density_at_zero, evaluate_hypothesis
 from subbayes.semistructured.tools.predictive_checks import Replicates
 from subbayes.semistructured.tools.updating import updated_formula
@@ -99,6 +100,34 @@ def test_equalities_beyond_the_draws_have_rough_ratios_and_a_warning(value):
 def test_other_expressions_are_refused(expression):
     with pytest.raises(InputError, match="hypothesis: expected"):
         evaluate_hypothesis(expression, {"x": np.zeros(3)}, dict)
+
+
+@pytest.mark.parametrize(
+    ("expression", "line"),
+    [
+        ("0.2 < x < 0.6", "a single comparison, got '0.2 < x < 0.6'. Write abs(x - 0.4) < 0.2."),
+        ("1 > C(g)[T.b] > -2", "Write abs(C(g)[T.b] + 0.5) < 1.5."),
+        ("-1 < x < 1", "Write abs(x) < 1."),
+        ("0 < x < `C(g)[T.b]`", "Ask for one comparison after the other."),
+        ("x % 2 > 0", "numbers, effects, + - * / ** ^, abs, exp, log and sqrt, got x % 2."),
+        ("C(g)[T.b] // 2 > 0", "got C(g)[T.b] // 2."),
+    ],
+)
+def test_refused_expressions_are_shown_as_written(expression, line):
+    effects = {"z": np.zeros(3), "x": np.zeros(3), "C(g)[T.b]": np.zeros(3)}
+    with pytest.raises(InputError) as error:
+        evaluate_hypothesis(expression, effects, dict)
+    assert str(error.value).endswith(line)
+
+
+def test_powers_are_written_as_in_formulas_too():
+    effects = {"x": np.array([-3.0, 1, 2, 4]), "I(x^2)": np.array([0.0, 1, 2, 3])}
+    found = evaluate_hypothesis("x ^ 2 > 3", effects, dict)
+    np.testing.assert_array_equal(found.draws, effects["x"] ** 2 - 3)
+    assert found.probability == 0.75
+    np.testing.assert_array_equal(
+        evaluate_hypothesis("I(x^2) ^ 2 < 0", effects, dict).draws, effects["I(x^2)"] ** 2
+    )
 
 
 @pytest.mark.parametrize("other", ["effect", "effect_2_", "effect2", "effect_", "effect__1"])
@@ -190,6 +219,44 @@ def test_errors_of_averages_name_the_remedy(model):
         model.contrast("nothing")
     with pytest.raises(InputError, match="levels: expected pairs"):
         model.contrast("g", ["a"])
+    with pytest.raises(
+        InputError,
+        match="^levels: expected levels of 'g' in the training rows: 'a', 'b', 'c', got ",
+    ) as error:
+        model.contrast("g", [("b", "cc")])
+    assert "new_levels" not in str(error.value)
+    with pytest.raises(InputError, match="^values: expected levels of 'g' .*, got 'zz'"):
+        model.marginal_means("g", ["a", "zz"])
+
+
+def test_columns_of_levels_have_no_slope():
+    rng = np.random.default_rng(0)
+    rows = pd.DataFrame({"m": rng.integers(1, 5, 40), "n": rng.integers(0, 3, 40)})
+    rows["h"], rows["y"] = np.arange(40) % 4, rng.normal(size=40)
+    model = SemiStructuredRegression("y ~ mo(m) + C(n) + (1 | h)").fit(rows, sampling=SAMPLING)
+    for name, shown in {"m": "1, 2, 3, 4", "n": "0, 1, 2", "h": "0, 1, 2, 3"}.items():
+        line = f"'{name}', whose values are levels: {shown}. Use contrast or marginal_means: l"
+        with pytest.raises(InputError, match=line):
+            model.marginal_slopes(name)
+        with pytest.raises(InputError, match=f"^values: expected levels of '{name}' in the train"):
+            model.marginal_means(name, [1, 9])
+        assert model.contrast(name, [(2, 1)]).labels == ("2 - 1",)
+
+
+def test_results_print_their_numbers():
+    draws = np.arange(12.0).reshape(4, 3)
+    found = Averages("g", ("a", "b", "c"), draws, 0.9)
+    head, *lines = repr(found).splitlines()
+    assert head == "Averages of 'g' over 4 draws"
+    assert lines[0].split() == list(found.table().columns)
+    shown = [f"{v:.4g}" for v in found.table().loc["b"]]
+    assert [float(v) for v in lines[3].split()[1:]] == [float(v) for v in shown]
+    along = Conditional("x", np.zeros(60), "g", ("a", "b"), np.zeros((2, 9, 60)), {}, 0.9)
+    assert repr(along) == "Conditional('x' at 60 values by 'g' (a, b), 9 draws)"
+    alone = Conditional("x", np.zeros(60), None, (None,), np.zeros((1, 9, 60)), {}, 0.9)
+    assert repr(alone) == "Conditional('x' at 60 values, 9 draws)"
+    replicates = Replicates(np.zeros(5), np.zeros((7, 5)), "count", "prior")
+    assert repr(replicates) == "Replicates(7 of the prior for 5 responses, kind 'count')"
 
 
 def test_conditional_effects_are_predictions_at_typical_values(model, frame):
