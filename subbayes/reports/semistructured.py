@@ -26,7 +26,8 @@ _WORDS = {
     "hdi": "highest-density interval: the shortest interval with this posterior probability.",
     "direction": "probability of direction: the posterior probability of the effect's sign, "
     "0.5 to 1.",
-    "R-hat": "agreement of the chains; below 1.01 is good.",
+    "R-hat": "agreement of the chains; below 1.01 is good. With few draws or many effects a larger "
+    "one may be chance, up to 1.05.",
     "ess": "effective sample size: the number of independent draws that estimate means (bulk) or "
     "intervals (tail) as precisely.",
     "cor(...)": "correlation of effects that vary among groups.",
@@ -101,15 +102,14 @@ def _verdict(results: Results, summary: pd.DataFrame) -> tuple[str, list[str]]:
     worst = summary["rhat"].max()
     least = np.minimum(summary["ess_bulk"], summary["ess_tail"]).min(skipna=False)
     enough = 100 * results.draws.n_chains
-    lines = [f"Largest R-hat of an effect {worst:.3f}, smallest effective sample size {least:.0f}."]
-    if worst >= 1.01:
-        lines.append("The chains do not agree well enough on the effects: sample longer.")
-    elif least < enough:
-        lines.append(
-            "The chains agree; for reliable intervals, sample until each effect has "
-            f"{enough} effective draws."
-        )
-    return "good" if worst < 1.01 and least >= enough else "bad", lines  # NaN is bad
+    problems = results.warnings()
+    lines = [
+        f"Largest R-hat of an effect {worst:.3f}, smallest effective sample size {least:.0f}.",
+        *(f"{line[0].upper()}{line[1:]}." for line in problems),
+    ]
+    if not problems and least < enough:
+        lines.append(f"For reliable intervals, sample until each effect has {enough} draws.")
+    return "bad" if problems or not least >= enough else "good", lines  # NaN is bad
 
 
 def _coordinate_warnings(results: Results) -> str:
