@@ -59,11 +59,11 @@ def _densities(ax: Axes, replicates: Replicates) -> None:
         if 0 < spread[i] < np.inf:  # a variance that overflows has no kernel density
             name = f"drawn from the {replicates.source}" if i == 0 else None
             ax.plot(at, stats.gaussian_kde(row)(at), color=BLUE, lw=0.6, alpha=0.4, label=name)
-    style = {"lw": 1.8} if len(y) == 1 else {"lw": 0.6, "alpha": 0.4}
+    width, alpha = (1.8, 1.0) if len(y) == 1 else (0.6, 0.4)
     for i, row in enumerate(y):
         if np.std(row) > 0:
             name = _of_data(replicates) if i == 0 else None
-            ax.plot(at, stats.gaussian_kde(row)(at), color=INK, label=name, **style)
+            ax.plot(at, stats.gaussian_kde(row)(at), color=INK, lw=width, alpha=alpha, label=name)
     label_axes(ax, "response", "density")
 
 
