@@ -23,7 +23,6 @@ __all__ = [
     "OPTION_NAMES",
     "ROWS_BEFORE",
     "SUBJECT",
-    "aligned",
     "as_options",
     "describe_error",
     "describe_warning",
@@ -68,19 +67,6 @@ def naming_table(path: str | PathLike[str]) -> Iterator[None]:
             raise
         given: Any = error
         raise type(given)(str(path), given.expected, given.got, given.remedy) from None
-
-
-def aligned(facts: Mapping[str, Any]) -> str:
-    """Names and values in two aligned columns.
-
-    Example:
-        >>> print(aligned({"rows": 3, "target": "age"}))
-        rows    3
-        target  age
-    """
-    width = max(map(len, facts), default=0)
-    lines = (f"{name:<{width}}  {value}".replace("\n", " ") for name, value in facts.items())
-    return "\n".join(map(printable, lines))
 
 
 def report_error(error: Exception) -> int:

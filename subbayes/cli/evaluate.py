@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-from subbayes.cli.console import aligned, naming_table, print_line
+from subbayes.cli.console import naming_table, print_line
 from subbayes.cli.files import load_table_model, read_rows
 from subbayes.cli.options import (
     Console,
@@ -16,6 +16,7 @@ from subbayes.cli.options import (
     TextOptions,
     option,
 )
+from subbayes.utils.text_table import aligned
 
 NAME = "evaluate"
 EXAMPLE = "subbayes evaluate runs/people test.csv --json"

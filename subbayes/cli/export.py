@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from subbayes.cli.console import aligned, print_line
+from subbayes.cli.console import print_line
 from subbayes.cli.files import check_output_file, load_model, naming_out, read_rows
 from subbayes.cli.options import (
     OUTPUT,
@@ -19,6 +19,7 @@ from subbayes.cli.options import (
     given_options,
     option,
 )
+from subbayes.utils.text_table import aligned
 
 NAME = "export"
 EXAMPLE = "subbayes export runs/people --out small.onnx"

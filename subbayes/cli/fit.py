@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from subbayes.cli.console import COMMAND, aligned, as_options, print_line
+from subbayes.cli.console import COMMAND, as_options, print_line
 from subbayes.cli.files import check_model_folder, naming_out
 from subbayes.cli.options import (
     DATA,
@@ -29,6 +29,7 @@ from subbayes.cli.settings_options import (
     with_settings,
 )
 from subbayes.models.settings import TableSettings, unused_settings
+from subbayes.utils.text_table import aligned
 
 if TYPE_CHECKING:
     from subbayes.models.data_frame_model import DataFrameModel

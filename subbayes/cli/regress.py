@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from subbayes.cli.console import COMMAND, aligned, as_options, naming_table
+from subbayes.cli.console import COMMAND, as_options, naming_table
 from subbayes.cli.files import check_model_folder, check_output_file, naming_out
 from subbayes.cli.options import DATA, OUTPUT, Console, Level, Overwrite, Table, TextOptions, option
+from subbayes.utils.text_table import aligned
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from subbayes.inference.configuration import Sampling
     from subbayes.semistructured.model import SemiStructuredRegression
 
@@ -178,6 +177,7 @@ def regress(
     """
     from subbayes.data.columns import warn_about_decimal_commas
     from subbayes.data.tables import read_table
+    from subbayes.semistructured.summary import summary_text
 
     check_output_file(report, overwrite, ".html", ".htm")
     if out is not None:
@@ -213,22 +213,12 @@ def regress(
         for k in ("formula", "family", "rows", "inference", "model", "report")
         if k in facts
     }
-    console.result(facts, f"{aligned(shown)}\n\n{_table(summary)}")
+    console.result(facts, f"{aligned(shown)}\n\n{summary_text(summary)}")
     if out is not None:
         console.hint(f"subbayes predict {out} {table}")
         console.hint(
             f"python -c \"import subbayes; print(subbayes.load('{out}/model').summary())\""
         )
-
-
-def _table(summary: pd.DataFrame) -> str:
-    import pandas as pd
-
-    rounded = summary.round({"rhat": 3, "ess_bulk": 0, "ess_tail": 0}).astype(
-        {"ess_bulk": "Int64", "ess_tail": "Int64"}, errors="ignore"
-    )
-    rounded["scale"] = pd.Series(summary.attrs["scales"])
-    return str(rounded.to_string(float_format=lambda value: f"{value:.4g}"))
 
 
 def _pairs(flag: str, texts: list[str] | None) -> list[tuple[str, str]]:

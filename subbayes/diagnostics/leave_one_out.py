@@ -49,14 +49,44 @@ class LooResult:
         """Number of observations whose Pareto k is above `good_k`."""
         return int((self.pareto_k > self.good_k).sum())
 
+    def worst(self, most: int = 3) -> dict[int, float]:
+        """Positions of the observations with the largest Pareto k above `good_k`, and their k.
+
+        Args:
+            most: number of observations at most.
+
+        Example:
+            >>> k = np.array([0.1, 1.4, 0.2, 0.9])
+            >>> LooResult(-4.0, 1.0, 1.0, np.full(4, -1.0), k, 1000).worst()
+            {1: 1.4, 3: 0.9}
+        """
+        order = np.argsort(-self.pareto_k, kind="stable")[: min(most, self.n_bad)]
+        return {int(i): float(self.pareto_k[i]) for i in order}
+
+    def reliability(self) -> str:
+        """Which terms are unreliable, and what to do, in a line."""
+        n = len(self.pareto_k)
+        if not self.n_bad:
+            return f"Pareto k is at most {self.good_k:.2f} at all {n} points."
+        listed = ", ".join(f"{i} (k {k:.2f})" for i, k in self.worst().items())
+        pulls = bool(self.pareto_k.max() > 1) and self.n_draws >= 5 * _MIN_TAIL
+        return (
+            f"Pareto k is above {self.good_k:.2f} at {self.n_bad} of {n} points, whose terms are "
+            f"unreliable: {'the largest are ' if self.n_bad > 3 else ''}{listed}, counted from 0. "
+            + "A point with k above 1 pulls the fit: look at it, or use a family with heavier "
+            "tails (student-t). " * pulls + "Draw more, or score on held-out data instead."
+        )
+
     def difference(self, best: LooResult) -> tuple[float, float]:
         """`elpd` minus that of another result on the same observations, and its standard error."""
         return self.elpd - best.elpd, sum_se(self.pointwise - best.pointwise)
 
     def __repr__(self) -> str:
+        worst = ", ".join(f"{k:.2f} at {i}" for i, k in self.worst().items())
         return (
             f"LooResult(elpd={self.elpd:.1f}, se={self.se:.1f}, p_loo={self.p_loo:.1f}; "
-            f"{self.n_bad} of {len(self.pareto_k)} Pareto k above {self.good_k:.2f})"
+            f"{self.n_bad} of {len(self.pareto_k)} Pareto k above {self.good_k:.2f}"
+            f"{': ' + worst + ', ...' * (self.n_bad > 3) if worst else ''})"
         )
 
 
@@ -146,7 +176,7 @@ def loo(
       w_{is} \propto \mathrm{PSIS}\left(\omega_s \, p(y_i \mid z_s)^{-1/T}\right).$$
 
     The draws must come from the posterior with this likelihood, or be weighted to it by
-    $\omega_s$. Observations whose weights are too heavy-tailed give a warning.
+    $\omega_s$. A warning names observations whose weights are too heavy-tailed.
 
     Args:
         log_lik: log density of every observation under every draw, in nats, shape (S, N), or
@@ -196,10 +226,7 @@ def loo(
         elpd, sum_se(pointwise), float(in_sample.sum()) - elpd, pointwise, pareto_k, n_draws
     )
     if result.n_bad and not quiet:
-        warn_user(
-            f"loo: Pareto k is above {result.good_k:.2f} at {result.n_bad} of {n} points, whose "
-            "terms are unreliable. Draw more, or score on held-out data instead."
-        )
+        warn_user(f"loo: {result.reliability()}")
     return result
 
 

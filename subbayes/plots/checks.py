@@ -22,7 +22,8 @@ def predictive_check(replicates: Replicates, *, ax: Axes | None = None) -> Axes:
     """Draw the distribution of the responses, and of replicates from the model.
 
     Numbers: kernel densities. Counts and classes: the share of each value, with the central 90 %
-    of the replicates.
+    of the replicates. Censored responses of the data are those that `Replicates.completed` has
+    drawn, and the legend says how many: of numbers there is a line for each of them.
 
     Args:
         replicates: of `prior_predictive` or `posterior_predictive`.
@@ -46,31 +47,43 @@ def predictive_check(replicates: Replicates, *, ax: Axes | None = None) -> Axes:
 def _densities(ax: Axes, replicates: Replicates) -> None:
     from scipy import stats
 
-    y, draws = replicates.y, replicates.finite()[:_MOST_LINES]
-    low, high = np.quantile(np.concatenate([draws.ravel(), y]), [0.01, 0.99])
-    margin = 0.1 * (max(high, y.max()) - min(low, y.min()))
-    at = np.linspace(min(low, y.min()) - margin, max(high, y.max()) + margin, _POINTS)
+    y, draws = replicates.data()[:_MOST_LINES], replicates.finite()[:_MOST_LINES]
+    low, high = np.quantile(np.concatenate([draws.ravel(), y.ravel()]), [0.01, 0.99])
+    low = min(low, float(np.median(y.min(1))))
+    high = max(high, float(np.median(y.max(1))))
+    margin = 0.1 * (high - low)
+    at = np.linspace(low - margin, high + margin, _POINTS)
     with np.errstate(over="ignore"):
         spread = np.std(draws, axis=1)
     for i, row in enumerate(draws):
         if 0 < spread[i] < np.inf:  # a variance that overflows has no kernel density
             name = f"drawn from the {replicates.source}" if i == 0 else None
             ax.plot(at, stats.gaussian_kde(row)(at), color=BLUE, lw=0.6, alpha=0.4, label=name)
-    if np.std(y) > 0:
-        ax.plot(at, stats.gaussian_kde(y)(at), color=INK, lw=1.8, label="data")
+    width, alpha = (1.8, 1.0) if len(y) == 1 else (0.6, 0.4)
+    for i, row in enumerate(y):
+        if np.std(row) > 0:
+            name = _of_data(replicates) if i == 0 else None
+            ax.plot(at, stats.gaussian_kde(row)(at), color=INK, lw=width, alpha=alpha, label=name)
     label_axes(ax, "response", "density")
 
 
+def _of_data(replicates: Replicates) -> str:
+    """The label of the data."""
+    censored = replicates.n_censored
+    return f"data, {censored} censored responses drawn" if censored else "data"
+
+
 def _shares(ax: Axes, replicates: Replicates) -> None:
-    y, draws = replicates.y, replicates.finite()
+    y, draws = replicates.data(), replicates.finite()
     if not len(draws):
-        draws = np.full((1, len(y)), np.nan)  # no share of any value
-    last = int(min(max(y.max(), np.quantile(draws, 0.99)), _MOST_BARS))
+        draws = np.full((1, y.shape[1]), np.nan)  # no share of any value
+    last = int(min(max(np.median(y.max(1)), np.quantile(draws, 0.99)), _MOST_BARS))
     values = np.arange(last + 1)
     shares = np.stack([(draws == value).mean(1) for value in values], 1)
     low, high = np.quantile(shares, [0.05, 0.95], axis=0)
     middle = shares.mean(0)
-    ax.bar(values, [(y == value).mean() for value in values], color=GREY, label="data")
+    own = [(y == value).mean() for value in values]
+    ax.bar(values, own, color=GREY, label=_of_data(replicates))
     ax.errorbar(
         values,
         middle,

@@ -28,10 +28,13 @@ _WORDS = {
     "direction": "probability of direction: the posterior probability of the effect's sign, "
     "0.5 to 1.",
     "scale": "of the numbers in a row: a parameter of the distribution, or a function of it.",
-    "R-hat": "agreement of the chains; below 1.01 is good.",
+    "R-hat": "agreement of the chains; below 1.01 is good. With few draws or many effects a larger "
+    "one may be chance, up to 1.05.",
     "ess": "effective sample size: the number of independent draws that estimate means (bulk) or "
     "intervals (tail) as precisely.",
     "cor(...)": "correlation of effects that vary among groups.",
+    "Pareto k": "tail of the importance weights of leave-one-out, by row: large where a row has "
+    "much influence on the posterior.",
     "sd(...)": "standard deviation of the nonlinear part of a smooth, or of random effects, on "
     "the scale of the predictor.",
 }
@@ -112,15 +115,14 @@ def _verdict(results: Results, summary: pd.DataFrame) -> tuple[str, list[str]]:
     worst = summary["rhat"].max()
     least = np.minimum(summary["ess_bulk"], summary["ess_tail"]).min(skipna=False)
     enough = 100 * results.draws.n_chains
-    lines = [f"Largest R-hat of an effect {worst:.3f}, smallest effective sample size {least:.0f}."]
-    if worst >= 1.01:
-        lines.append("The chains do not agree well enough on the effects: sample longer.")
-    elif least < enough:
-        lines.append(
-            "The chains agree; for reliable intervals, sample until each effect has "
-            f"{enough} effective draws."
-        )
-    return "good" if worst < 1.01 and least >= enough else "bad", lines  # NaN is bad
+    problems = results.warnings()
+    lines = [
+        f"Largest R-hat of an effect {worst:.3f}, smallest effective sample size {least:.0f}.",
+        *(f"{line[0].upper()}{line[1:]}." for line in problems),
+    ]
+    if not problems and least < enough:
+        lines.append(f"For reliable intervals, sample until each effect has {enough} draws.")
+    return "bad" if problems or not least >= enough else "good", lines  # NaN is bad
 
 
 def _coordinate_warnings(results: Results) -> str:
@@ -214,17 +216,18 @@ def _chains(
 
 
 def _scores(results: Results, test: pd.DataFrame | None, test_inputs: Any) -> Table:
-    rows = []
+    rows, caption = [], ""
     if results.is_posterior and results.temperature == 1.0:
         loo, n = results.loo(quiet=True), results.state.model.data.n
         rows.append(
             ["leave-one-out (PSIS), mean per row", f"{loo.elpd / n:.3f}", f"{loo.se / n:.3f}"]
         )
+        caption = f"Leave-one-out: {loo.reliability()}"
     if test is not None:
         values = results.score_samples(test, test_inputs)
         se = values.std(ddof=1) / len(values) ** 0.5
         rows.append([f"{len(values)} test rows, mean per row", f"{values.mean():.3f}", f"{se:.3f}"])
-    return Table(["log predictive density", "value", "standard error"], rows)
+    return Table(["log predictive density", "value", "standard error"], rows, caption)
 
 
 def _facts(results: Results) -> dict[str, str]:
@@ -238,24 +241,11 @@ def _facts(results: Results) -> dict[str, str]:
         found["networks' space"] = f"{results.space.rank} directions of {results.space.kind}"
         for name, kind in results.orthogonal_to.items():
             found[f"network {name} orthogonal to"] = _ORTHOGONAL_TO[kind]
-        if results.estimand == "population":
-            found["effects are those of"] = (
-                "the population of rows: the networks' projections on the columns vary with "
-                "weights of the Bayesian bootstrap. Assumes rows drawn independently from it"
-            )
-        elif results.state.joint.orthogonal:
-            found["effects are those of"] = (
-                "the training rows: intervals leave out which rows were seen"
-            )
     found["sampling"] = (
         f"{draws.engine}, {draws.n_chains} chains "
         f"of {draws.n_draws} draws, seed {results.state.joint.seed}"
     )
-    if model.specification.smooth == "reml":
-        found["smoothing"] = (
-            "empirical Bayes: standard deviations of smooths and random effects at the maximum of "
-            "the marginal likelihood (REML); intervals leave out their uncertainty"
-        )
+    found |= results.assumptions()
     if results.temperature != 1.0:
         found["temperature"] = (
             f"{results.temperature:g} for the networks; 1 for the effects given the networks"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
 from jaxtyping import Float
 
 from subbayes.diagnostics import LooResult
@@ -20,13 +21,22 @@ from subbayes.semistructured.joint_posterior import FittedState
 from subbayes.semistructured.tools.averages import (
     Averages,
     contrasts,
+    levels_of,
     marginal_means,
     marginal_slopes,
 )
 from subbayes.semistructured.tools.conditional import Conditional, conditional_effect
 from subbayes.semistructured.tools.hypothesis import Hypothesis, evaluate_hypothesis
-from subbayes.semistructured.tools.predictive_checks import Replicates
-from subbayes.utils.checks import check_choice, check_count, check_fraction, fail, fail_type
+from subbayes.semistructured.tools.predictive_checks import Replicates, replicate
+from subbayes.utils.checks import (
+    check_choice,
+    check_count,
+    check_fraction,
+    check_seed,
+    closest,
+    fail,
+    fail_type,
+)
 
 __all__ = ["AfterFit"]
 
@@ -57,7 +67,7 @@ class AfterFit:
         r"""The posterior probability of a hypothesis about effects.
 
         Args:
-            expression: a comparison by ">", "<" or "=" of numbers and effects, with + - * / **,
+            expression: a comparison by ">", "<" or "=" of numbers and effects, with + - * / ** ^,
                 abs, exp, log and sqrt, such as "x > 0", "x - 2 * z < 1" or "C(sex)[T.m] = 0".
             level: level of the interval of the difference of both sides.
 
@@ -115,8 +125,9 @@ class AfterFit:
         if category is None and (of_location or len(labels) <= 2):
             return 0 if of_location else max(len(labels) - 1, 0)
         if of_location or category not in labels:
-            shown = ", ".join(map(repr, labels[:8])) + (", ..." if len(labels) > 8 else "")
-            expected = f"one of the classes {shown}" if labels else "None for a response of numbers"
+            expected = "None for a response of numbers"
+            if labels:
+                expected = f"one of the classes {_listed(labels)}"
             if labels and of_location:
                 expected = "None with scale='link', as all classes have the same predictor"
             fail("category", expected, repr(category), "Pass the class to average over" if labels
@@ -162,6 +173,7 @@ class AfterFit:
         """
         check_fraction("level", level)
         frame, weights = self._rows(data, weights)
+        self._check_levels("values", variable, values or ())
         return marginal_means(
             self._quantity(scale, n_draws, category), frame, variable, values, level, weights
         )
@@ -196,6 +208,8 @@ class AfterFit:
         """
         check_fraction("level", level)
         frame, weights = self._rows(data, weights)
+        pairs = [pair for pair in levels or () if isinstance(pair, tuple)]
+        self._check_levels("levels", variable, [value for pair in pairs for value in pair])
         return contrasts(
             self._quantity(scale, n_draws, category), frame, variable, levels, level, weights
         )
@@ -230,9 +244,29 @@ class AfterFit:
         """
         check_fraction("level", level)
         frame, weights = self._rows(data, weights)
+        if (known := self._levels(variable)) is not None:
+            got = f"{variable!r}, whose values are levels: {_listed(known)}"
+            remedy = "Use contrast or marginal_means: levels have no slope"
+            fail("variable", "a column whose effect is one of numbers", got, remedy)
         return marginal_slopes(
             self._quantity(scale, n_draws, category), frame, variable, by, level, weights
         )
+
+    def _levels(self, variable: str) -> list[Any] | None:
+        """The values of a column whose effects are by level or group; None for other columns."""
+        model = self.state.model
+        for term in model.design.terms:
+            if variable in (term.variables if term.kind == "monotonic" else term.groups):
+                return levels_of(model.frame[variable])
+        return model.design.levels().get(variable)
+
+    def _check_levels(self, argument: str, variable: str, values: Iterable[Any]) -> None:
+        """Refuse values of a column that are not among its levels."""
+        known = self._levels(variable)
+        unknown = [value for value in values if known is not None and value not in known]
+        if unknown and known is not None:
+            expected = f"levels of {variable!r} in the training rows: {_listed(known)}"
+            fail(argument, expected, repr(unknown[0]), closest(unknown[0], known))
 
     def _rows(
         self, data: pd.DataFrame | None, weights: str | None
@@ -286,17 +320,18 @@ class AfterFit:
             seed: seed.
 
         Returns:
-            A response of each row, whatever its weight. `statistics` counts rows alike, in the data
-            and in the replicates.
+            A response of each row, whatever its weight, and without censoring. `statistics` counts
+            rows alike, in the data and in the replicates.
         """
         model = self.state.model
         if model.deep is not None and any(
             part.columns is None for part in model.specification.deep.values()
         ):
             fail("deep", "networks of columns", "a network of tensors", "Use predict(...).sample()")
-        drawn = self.predict(model.frame).sample(check_count("n", n), seed)
-        y = model.response.numbers(model.frame)
-        return Replicates(y, np.asarray(drawn, dtype=float), model.family.kind, "posterior")
+        outputs = self.predict(model.frame).outputs
+        generator = torch.Generator().manual_seed(check_seed(seed))
+        which = torch.randint(len(outputs), (check_count("n", n),), generator=generator)
+        return replicate(model, outputs[which], generator, "posterior")
 
     def compare(self, *others: AfterFit, names: Sequence[str] | None = None) -> pd.DataFrame:
         """Compare models of the same rows by leave-one-out, the best first.
@@ -329,3 +364,8 @@ class AfterFit:
             fail("names", f"{len(models)} different names", repr(list(names)))
         results = {name: model.loo() for name, model in zip(names, models, strict=True)}
         return pd.DataFrame([row._asdict() for row in compare_loo(results)]).set_index("name")
+
+
+def _listed(values: Sequence[Any]) -> str:
+    """The first of some values."""
+    return ", ".join(map(repr, values[:8])) + (", ..." if len(values) > 8 else "")

@@ -26,9 +26,15 @@ from torch import Tensor
 
 from subbayes.semistructured.orthogonal_columns import OrthogonalColumns
 
-__all__ = ["ESTIMANDS", "bootstrap_projections"]
+__all__ = ["ESTIMANDS", "NOTES", "bootstrap_projections"]
 
 ESTIMANDS = ("population", "sample")
+NOTES = {
+    "population": "the population of rows: the networks' projections on the columns vary with "
+    "weights of the Bayesian bootstrap. Assumes rows drawn independently from it",
+    "sample": "the training rows: intervals leave out which rows were seen",
+}
+"""What each estimand is, and assumes."""
 
 
 def bootstrap_projections(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
@@ -292,10 +292,12 @@ class FittedState:
     Attributes:
         joint: the posterior of networks and effects on the training rows.
         draws: its draws.
+        settings: the other arguments of `fit`, for `update`; None for a loaded model.
     """
 
     joint: JointPosterior
     draws: Draws
+    settings: Mapping[str, Any] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in fields(self)}
@@ -312,14 +314,14 @@ class FittedState:
 
     @property
     def estimand(self) -> str:
-        """What the effects are effects of: "population", or "sample".
+        """What the effects are effects of: "population", "sample", or "model".
 
-        Without networks that are orthogonal to columns there is no difference, and members of an
-        ensemble are no posterior: both are "sample".
+        Without networks that are orthogonal to columns nothing is projected on these, and effects
+        are parameters of the model. Members of an ensemble are no posterior, but a "sample".
         """
-        if not self.joint.orthogonal or self.space.kind == "ensemble":
-            return "sample"
-        return self.model.specification.effects
+        if not self.joint.orthogonal:
+            return "model"
+        return "sample" if self.space.kind == "ensemble" else self.model.specification.effects
 
     def coefficient_shift(self, n_draws: int | None = None) -> Float[np.ndarray, "S p"] | None:
         """What the estimand, or the correction of a working likelihood, adds to the coefficients.
@@ -344,7 +346,7 @@ class FittedState:
 
     @cached_property
     def _shift(self) -> Float[np.ndarray, "S p"] | None:
-        if self.estimand == "sample":
+        if self.estimand != "population":
             return self._score_correction
         contributions, networks = self.joint.contributions, self.joint.networks_of(self.draws)
         assert contributions is not None

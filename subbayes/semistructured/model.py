@@ -38,6 +38,7 @@ from subbayes.semistructured.subspace import (
     build_space,
     subspace_of,
 )
+from subbayes.semistructured.summary import summary_text
 from subbayes.semistructured.tools.predictive_checks import Replicates, draw_prior
 from subbayes.semistructured.tools.updating import updated_formula
 from subbayes.semistructured.working_likelihood import interval_warnings
@@ -45,10 +46,12 @@ from subbayes.training.configuration import Training
 from subbayes.utils.checks import check_choice, check_fraction, check_positive, fail, fail_type
 from subbayes.utils.saving import read, save
 from subbayes.utils.saving import rebuild as rebuild_model
+from subbayes.utils.text_table import aligned
 from subbayes.utils.warning import warn_user, warnings_once
 
 __all__ = ["SemiStructuredRegression"]
 
+_MOST_PRINTED = 60  # effects
 SAMPLING = Sampling(draws=1000, chains=4)
 """The default settings of sampling."""
 
@@ -94,6 +97,8 @@ class SemiStructuredRegression(Results):
             hold for the population that the rows are a sample of; "sample": for these rows alone.
             See `subbayes.semistructured.estimand`.
         missing: "drop" drops rows with missing values and warns with their number; "error" raises.
+
+    `print(model)` shows what was fitted, what its effects assume, and their table.
 
     Raises:
         InputError: see `fit`.
@@ -150,6 +155,13 @@ class SemiStructuredRegression(Results):
         model = self.specification
         networks = f", deep={list(model.deep)}" if model.deep else ""
         return f"SemiStructuredRegression({model.formula!r}, {model.family!r}{networks})"
+
+    def __str__(self) -> str:
+        """What was fitted, what the effects are and assume, their table, and warnings."""
+        if self._state is None:
+            return repr(self)
+        table = summary_text(self.summary(), _MOST_PRINTED)
+        return "\n".join([aligned(self.describe()), "", table, *self.warnings()])
 
     # --- saving -----------------------------------------------------------------------------
 
@@ -271,6 +283,14 @@ class SemiStructuredRegression(Results):
         """
         check_positive("temperature", temperature)
         check_choice("smooth", smooth, ("bayes", "reml"))
+        settings = {
+            "subspace": subspace,
+            "inference": inference,
+            "temperature": temperature,
+            "marginalisation": marginalisation,
+            "training": training,
+            "sampling": sampling,
+        }
         automatic = inference is None
         if smooth == "reml" and self.specification.deep:
             fail("smooth", "'bayes' for a model with networks", "'reml'")
@@ -303,7 +323,7 @@ class SemiStructuredRegression(Results):
                 engine, sampling, temperature, marginalisation, automatic=automatic
             )
         check_determined(model.structured, joint.effects_of(draws))
-        self._state = FittedState(joint, draws)
+        self._state = FittedState(joint, draws, settings)
         fixed = joint.effects_of(draws)[0] if smooth == "reml" else None
         singular = [] if fixed is None else singular_warnings(model.structured, fixed)
         for line in [*interval_warnings(model, draws), *singular, *self.warnings()]:
@@ -324,10 +344,15 @@ class SemiStructuredRegression(Results):
                 for each parameter to change.
             data: the rows; by default those of this fit.
             inputs: as for `fit`, needed for networks without columns.
-            options: other arguments of `fit`; `smooth` is by default that of this fit.
+            options: other arguments of `fit`, by default those of this fit, without a checkpoint
+                and start points that were passed as an array. A loaded model knows only its
+                `smooth` and `temperature`; with networks, a warning says so.
+
+        Returns:
+            The fitted model.
 
         Raises:
-            InputError: see `fit`.
+            InputError: see `fit` and `updated_formula`, such as interactions with smooths.
         """
         old = self.specification
         changed = old.formula
@@ -341,8 +366,26 @@ class SemiStructuredRegression(Results):
             old, formula=read.formula, family=read.family, auxiliary=auxiliary
         )
         frame = self.state.model.frame if data is None else data
-        options.setdefault("smooth", self.state.model.specification.smooth)
-        return model.fit(frame, inputs, **options)
+        return model.fit(frame, inputs, **(self._settings(options) | options))
+
+    def _settings(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments of this fit for another one that passes some options."""
+        known = self.state.settings
+        own = {"temperature": self.temperature, **(known or {})}
+        own["smooth"] = options.get("smooth", self.state.model.specification.smooth)
+        if own["smooth"] == "reml":  # has a sampler of its own
+            own.pop("inference", None)
+        if "sampling" in own:
+            sampling = replace(own["sampling"], checkpoint=None)
+            as_array = not isinstance(sampling.initial, str)
+            own["sampling"] = replace(sampling, initial="prior") if as_array else sampling
+        missing = [name for name in ("subspace", "inference", "training") if name not in options]
+        if known is None and self.specification.deep and missing:
+            warn_user(
+                f"a loaded model does not contain {', '.join(missing)} of its fit, and update uses "
+                "the default: pass them to update(...)"
+            )
+        return own
 
     def prior_predictive(self, data: pd.DataFrame, n: int = 100, seed: int = 0) -> Replicates:
         """Responses drawn from the prior, before fitting: are they possible?

@@ -25,6 +25,7 @@ from subbayes.predictions.predictive import Predictive
 from subbayes.semistructured.after_fit import AfterFit
 from subbayes.semistructured.design_data import network_input
 from subbayes.semistructured.effect_priors import EffectPrior
+from subbayes.semistructured.estimand import NOTES
 from subbayes.semistructured.formula import NewLevels
 from subbayes.semistructured.formula_checks import check_columns
 from subbayes.semistructured.group_predictions import with_new_groups, without_groups
@@ -120,10 +121,11 @@ class Results(AfterFit):
 
     @property
     def estimand(self) -> str:
-        """What the effects are effects of: "population", or "sample", the training rows.
+        """What the effects are effects of: "population", "sample" (the training rows) or "model".
 
-        There is a difference only beside networks that are orthogonal to effects, or centred; see
-        `subbayes.semistructured.estimand`.
+        The first two are those of networks that are orthogonal to effects, or centred, whose
+        projection depends on the rows; see `subbayes.semistructured.estimand`. Without them,
+        effects are parameters of the model. `print(model)` states which and what it assumes.
         """
         return self.state.estimand
 
@@ -438,9 +440,21 @@ class Results(AfterFit):
             "formula": formula,
             "family": repr(specification.family),
             **networks,
-            "effects": self.estimand,
+            **self.assumptions(),
             "inference": describe_draws(self.draws),
         }
+
+    def assumptions(self) -> dict[str, str]:
+        """What the effects are, where networks or empirical Bayes make a difference."""
+        found = {}
+        if note := NOTES.get(self.estimand):
+            found["effects are those of"] = note
+        if self.state.model.specification.smooth == "reml":
+            found["smoothing"] = (
+                "empirical Bayes: standard deviations of smooths and random effects at the maximum "
+                "of the marginal likelihood (REML); intervals leave out their uncertainty"
+            )
+        return found
 
     def to_arviz(self) -> Any:
         """The draws as ArviZ data, with the names of effects as coordinates.

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 import pandas as pd
 from jaxtyping import Float
+from scipy.special import fdtri
 
 from subbayes import diagnostics
 from subbayes.diagnostics.convergence import hdi
@@ -16,7 +17,20 @@ from subbayes.likelihoods.families import Family
 from subbayes.semistructured.formula import Design
 from subbayes.utils.text_table import printable
 
-__all__ = ["central", "describe_draws", "in_order", "mixing_warnings", "scales_of", "summary_table"]
+__all__ = [
+    "central",
+    "describe_draws",
+    "in_order",
+    "mixing_warnings",
+    "rhat_limits",
+    "scales_of",
+    "summary_table",
+    "summary_text",
+]
+
+
+_LEAST_ESS = 100  # of a chain
+_BY_CHANCE = 0.01  # probability of a warning of R-hat where chains agree
 
 
 def central(draws: Float[np.ndarray, "S m"], level: float) -> dict[str, Float[np.ndarray, "m"]]:
@@ -110,13 +124,54 @@ def in_order(names: Iterable[str], design: Design, groups: bool = True) -> list[
     return sorted(chosen, key=lambda name: name in of_groups)
 
 
+def summary_text(table: pd.DataFrame, most: int | None = None) -> str:
+    """A summary table as text with few digits.
+
+    Args:
+        table: of `summary_table`.
+        most: number of rows, of more the first and last ones are shown; by default all.
+
+    Example:
+        >>> table = summary_table({"x": np.random.default_rng(0).normal(size=(2, 50))})
+        >>> summary_text(table).splitlines()[-1].split()[0]
+        'x'
+    """
+    rounded = table.round({"rhat": 3, "ess_bulk": 0, "ess_tail": 0}).astype(
+        {"ess_bulk": "Int64", "ess_tail": "Int64"}, errors="ignore"
+    )
+    return str(rounded.to_string(float_format=lambda value: f"{value:.4g}", max_rows=most))
+
+
+def rhat_limits(draws: Float[np.ndarray, "chains draws p"]) -> Float[np.ndarray, "p"]:
+    r"""The R-hat of each of p effects above which chains disagree by more than chance.
+
+    Where chains agree, $B / W$ of 2 chains with n effective draws in each half has an F
+    distribution, so that $\hat R^2 = 1 + (F - 1) / n$ is above 1.01 by chance for some of many
+    effects. The limits are exceeded by one of them, or by its folded draws, in 1 % of fits. The
+    effective draws are those of each chain by itself, which does not depend on the others. Limits
+    are at least 1.01 and at most 1.05.
+
+    Example:
+        >>> draws = np.random.default_rng(0).normal(size=(2, 300, 10))
+        >>> float(rhat_limits(draws).max().round(3))
+        1.021
+    """
+    chains, length, effects = draws.shape
+    halves = 2 * chains
+    ess = sum(np.asarray(diagnostics.ess_bulk(draws[[chain]])) for chain in range(chains))
+    n = np.clip(np.nan_to_num(ess, nan=np.inf), _LEAST_ESS * chains, length * chains) / halves
+    ratio = fdtri(halves - 1, halves * (n - 1), 1 - _BY_CHANCE / (2 * effects))
+    limits: np.ndarray = np.clip(np.sqrt(1 + (ratio - 1) / n), 1.01, 1.05)
+    return limits
+
+
 def mixing_warnings(
     effects: Mapping[str, Float[np.ndarray, "chains draws"]], sampler: str = ""
 ) -> list[str]:
     """Problems of the chains of the effects, with a remedy; empty if there are none.
 
-    R-hat must be below 1.01, and the bulk and tail effective sample sizes at least 100 per chain
-    (Vehtari et al. 2021).
+    R-hat must be below 1.01, or what is above it by chance (see `rhat_limits`), and the bulk and
+    tail effective sample sizes at least 100 per chain (Vehtari et al. 2021).
 
     Example:
         >>> x = np.random.default_rng(0).normal(size=(4, 500))
@@ -131,11 +186,15 @@ def mixing_warnings(
     chains, draws = stacked.shape[:2]
     if draws < 4:
         return ["fewer than 4 draws per chain: run longer (draws=...)"]
-    rhat, enough = np.asarray(diagnostics.rhat(stacked)), 100 * chains
+    rhat, enough = np.asarray(diagnostics.rhat(stacked)), _LEAST_ESS * chains
     worst, problems, least = np.where(np.isnan(rhat), 1, rhat), [], np.inf
     if worst.max() > 1.01:
-        high = np.ceil(worst.max() * 1e3) / 1e3  # so that it is shown above the limit
-        problems.append(f"R-hat of {names[int(worst.argmax())]!r} is {high:.3f}, above 1.01")
+        limits = np.floor(rhat_limits(stacked) * 1e3) / 1e3
+        worst = np.where(worst > limits, worst, 1)
+    if worst.max() > 1.01:
+        place = int(worst.argmax())
+        high = np.ceil(worst[place] * 1e3) / 1e3  # so that it is shown above the limit
+        problems.append(f"R-hat of {names[place]!r} is {high:.3f}, above {limits[place]:.4g}")
     for kind, size in (("bulk", diagnostics.ess_bulk), ("tail", diagnostics.ess_tail)):
         ess = np.asarray(size(stacked))
         known = np.where(np.isnan(ess), np.inf, ess)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 __all__ = [
     "MOST_LETTERS",
     "MOST_MARKS",
     "MOST_TOGETHER",
+    "aligned",
     "key_place",
     "printable",
     "shortened",
@@ -63,6 +65,19 @@ def shortened(text: str, most: int = _KEY) -> str:
         'inco…'
     """
     return text if len(text) <= most else text[:most] + "…"
+
+
+def aligned(facts: Mapping[str, Any]) -> str:
+    """Names and values in two aligned columns.
+
+    Example:
+        >>> print(aligned({"rows": 3, "target": "age"}))
+        rows    3
+        target  age
+    """
+    width = max(map(len, facts), default=0)
+    lines = (f"{name:<{width}}  {value}".replace("\n", " ") for name, value in facts.items())
+    return "\n".join(map(printable, lines))
 
 
 def text_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from hypothesis.extra.numpy import array_shapes, arrays
 from scipy import stats
 
 from subbayes.diagnostics import (
+    LooResult,
     average_ranks,
     compare,
     ess_bulk,
@@ -342,6 +344,32 @@ def test_loo_warns_of_unreliable_points():
         assert loo(log_lik).n_bad == 2
     with pytest.warns(UserWarning, match="at 5 of 5 points"):
         loo(log_lik[:1])
+
+
+def test_loo_names_the_points_with_the_largest_pareto_k():
+    k = np.array([0.1, 0.7, np.inf, 1.4, -np.inf, 0.9])
+    found = LooResult(-6.0, 1.0, 2.0, np.full(6, -1.0), k, 400)
+    assert found.worst(10) == {2: np.inf, 3: 1.4, 5: 0.9, 1: 0.7}
+    assert repr(found).endswith(
+        "; 4 of 6 Pareto k above 0.62: inf at 2, 1.40 at 3, 0.90 at 5, ...)"
+    )
+    start = "Pareto k is above 0.62 at 4 of 6 points, whose terms are unreliable: "
+    listed = "the largest are 2 (k inf), 3 (k 1.40), 5 (k 0.90), counted from 0. "
+    end = "Draw more, or score on held-out data instead."
+    pulls = (
+        "A point with k above 1 pulls the fit: look at it, or use a family with heavier tails "
+        "(student-t). "
+    )
+    assert found.reliability() == start + listed + pulls + end
+    assert pulls not in replace(found, n_draws=20).reliability()  # k is unknown, not large
+    fewer = replace(found, pareto_k=np.minimum(k, 0.65)).reliability()
+    assert (
+        fewer
+        == start + "the largest are 1 (k 0.65), 2 (k 0.65), 3 (k 0.65), counted from 0. " + end
+    )
+    good = replace(found, pareto_k=np.minimum(k, 0.6))
+    assert good.reliability() == "Pareto k is at most 0.62 at all 6 points."
+    assert good.worst() == {}
 
 
 def test_compare_agrees_with_arviz(az):

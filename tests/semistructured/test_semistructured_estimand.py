@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -16,6 +17,7 @@ from subbayes.semistructured.estimand import bootstrap_projections
 from subbayes.semistructured.joint_posterior import FittedState
 from subbayes.semistructured.orthogonal_columns import OrthogonalColumns
 from subbayes.semistructured.subspace import SemiStructuredSubspace
+from subbayes.semistructured.summary import summary_text
 from subbayes.utils.seeding import fork_rng
 
 QUICK = {
@@ -174,6 +176,12 @@ def test_effects_of_the_population_are_those_of_weighted_rows(fitted):
     assert model.summary().attrs["effects"] == "population"
     state, own = model.state, in_sample(model)
     assert own.estimand == own.summary().attrs["effects"] == "sample"
+    for one, line in [
+        (model, "those of  the population of rows: .* Assumes rows drawn independently"),
+        (own, "effects are those of  the training rows: intervals leave out which rows were seen"),
+    ]:
+        assert re.search(line, str(one))
+        assert summary_text(one.summary()) in str(one)
     f, centred = (contributions_of(state, name).numpy() for name in "ab")
     design = state.model.inputs["design"].double()[:, :2].numpy()
     assert state.model.design.names[:2] == ["Intercept", "x"]
@@ -235,7 +243,10 @@ def test_without_orthogonal_networks_both_are_the_same():
         SemiStructuredRegression("y ~ x", effects=name).fit(frame, sampling=sampling)
         for name in ("population", "sample")
     ]
-    assert [m.estimand for m in models] == ["sample", "sample"]
+    assert [m.estimand for m in models] == ["model", "model"]
+    assert str(models[0]).startswith("formula    y ~ x\nfamily     normal")
+    for claim in ("population", "effects are", "the sample"):
+        assert claim not in str(models[0])
     np.testing.assert_array_equal(*(m.effects()["x"] for m in models))
     with pytest.raises(InputError, match=r"^effects: expected one of 'population', 'sample'"):
         SemiStructuredRegression("y ~ x", effects="rows")

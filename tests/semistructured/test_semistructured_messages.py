@@ -6,16 +6,16 @@ import warnings
 import numpy as np
 import pandas as pd
 import pytest
-from scipy import stats
+from scipy import signal, stats
 from torch import nn
 
 from subbayes import InputError, Training
-from subbayes.diagnostics import loo
+from subbayes.diagnostics import loo, rhat
 from subbayes.inference.configuration import Sampling
 from subbayes.likelihoods.families import family_from_name
 from subbayes.semistructured import SemiStructuredRegression, SemiStructuredSubspace, formula_checks
 from subbayes.semistructured.formula import Design
-from subbayes.semistructured.summary import mixing_warnings
+from subbayes.semistructured.summary import mixing_warnings, rhat_limits
 from subbayes.utils.checks import InputTypeError
 
 FEW = {
@@ -255,10 +255,61 @@ def test_warnings_about_mixing_name_a_remedy():
     assert model.warnings() == []
 
 
+def autocorrelated(rng, chains, draws, effects, phi):
+    noise = rng.normal(size=(chains, draws + 50, effects))
+    return signal.lfilter([1.0], [1.0, -phi], noise, axis=1)[:, 50:]
+
+
+@pytest.mark.parametrize(
+    ("chains", "draws", "effects", "phi"),
+    [(2, 300, 5, 0.0), (2, 300, 40, 0.0), (4, 250, 20, 0.0), (2, 800, 10, 0.5)],
+)
+def test_chance_alone_gives_few_warnings_of_rhat(chains, draws, effects, phi):
+    rng, fits = np.random.default_rng(0), 60
+    above, older = 0, 0
+    for _ in range(fits):
+        x = autocorrelated(rng, chains, draws, effects, phi)
+        values = rhat(x)
+        older += (values > 1.01).any()
+        above += (values > rhat_limits(x)).any()
+    assert above <= stats.binom(fits, 0.01).isf(1e-3)  # the level is at most 1 % of fits
+    assert above < older or older == 0
+
+
+def test_a_chain_at_another_place_is_found_in_spite_of_chance():
+    rng = np.random.default_rng(0)
+    found = []
+    for _ in range(20):
+        x = rng.normal(size=(2, 300, 10))
+        x[1, :, 3] += 0.7  # standard deviations
+        lines = mixing_warnings({f"x{i}": x[..., i] for i in range(10)})
+        found.append(any("R-hat of 'x3' is" in line for line in lines))
+    assert all(found)
+    # F(1 - 0.01 / 20) of 3 and 596 degrees of freedom, for 4 halves of 150 draws, all effective
+    limit = np.sqrt(1 + (stats.f(3, 596).isf(0.01 / 20) - 1) / 150)
+    np.testing.assert_allclose(rhat_limits(autocorrelated(rng, 2, 300, 10, -0.5)), limit, rtol=1e-9)
+    assert (rhat_limits(autocorrelated(rng, 2, 3000, 10, -0.5)) == 1.01).all()
+
+
 def test_results_have_a_short_repr():
     found = loo(np.random.default_rng(0).normal(size=(2, 50, 30)) / 9, quiet=True)
     assert repr(found).startswith("LooResult(elpd=-")
     assert len(repr(found)) < 100
+
+
+def test_leave_one_out_names_an_outlier(tmp_path):
+    rng = np.random.default_rng(0)
+    rows = pd.DataFrame({"x": rng.normal(size=60)})
+    rows["y"] = rows["x"] + rng.normal(size=60)
+    rows.loc[7, "y"] = 1e4
+    model = SemiStructuredRegression("y ~ x")
+    model.fit(rows, sampling=Sampling(draws=300, chains=2, progress=False))
+    with pytest.warns(UserWarning, match=r"at \d of 60 points.*: 7 \(k .* pulls the fit"):
+        found = model.loo()
+    assert next(iter(found.worst())) == 7
+    text = model.report(tmp_path / "report.html").read_text()
+    assert f"Leave-one-out: {found.reliability()}" in text
+    assert found.reliability().count("7 (k ") == 1
 
 
 def warned(formula, data):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -9,12 +10,15 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from subbayes import InputError, SemiStructuredRegression
+from subbayes import MLP, InputError, SemiStructuredRegression, Training, load
 from subbayes.inference import Sampling
+from subbayes.likelihoods.families import NormalFamily
 from subbayes.plots.checks import predictive_check
 from subbayes.plots.conditional import conditional
-from subbayes.semistructured import NormalPrior
-from subbayes.semistructured.tools.averages import marginal_slopes
+from subbayes.semistructured import NormalPrior, SemiStructuredSubspace
+from subbayes.semistructured.formula import Design
+from subbayes.semistructured.tools.averages import Averages, marginal_slopes
+from subbayes.semistructured.tools.conditional import Conditional
 from subbayes.semistructured.tools.hypothesis import density_at_zero, evaluate_hypothesis
 from subbayes.semistructured.tools.predictive_checks import Replicates
 from subbayes.semistructured.tools.updating import updated_formula
@@ -96,6 +100,34 @@ def test_equalities_beyond_the_draws_have_rough_ratios_and_a_warning(value):
 def test_other_expressions_are_refused(expression):
     with pytest.raises(InputError, match="hypothesis: expected"):
         evaluate_hypothesis(expression, {"x": np.zeros(3)}, dict)
+
+
+@pytest.mark.parametrize(
+    ("expression", "line"),
+    [
+        ("0.2 < x < 0.6", "a single comparison, got '0.2 < x < 0.6'. Write abs(x - 0.4) < 0.2."),
+        ("1 > C(g)[T.b] > -2", "Write abs(C(g)[T.b] + 0.5) < 1.5."),
+        ("-1 < x < 1", "Write abs(x) < 1."),
+        ("0 < x < `C(g)[T.b]`", "Ask for one comparison after the other."),
+        ("x % 2 > 0", "numbers, effects, + - * / ** ^, abs, exp, log and sqrt, got x % 2."),
+        ("C(g)[T.b] // 2 > 0", "got C(g)[T.b] // 2."),
+    ],
+)
+def test_refused_expressions_are_shown_as_written(expression, line):
+    effects = {"z": np.zeros(3), "x": np.zeros(3), "C(g)[T.b]": np.zeros(3)}
+    with pytest.raises(InputError) as error:
+        evaluate_hypothesis(expression, effects, dict)
+    assert str(error.value).endswith(line)
+
+
+def test_powers_are_written_as_in_formulas_too():
+    effects = {"x": np.array([-3.0, 1, 2, 4]), "I(x^2)": np.array([0.0, 1, 2, 3])}
+    found = evaluate_hypothesis("x ^ 2 > 3", effects, dict)
+    np.testing.assert_array_equal(found.draws, effects["x"] ** 2 - 3)
+    assert found.probability == 0.75
+    np.testing.assert_array_equal(
+        evaluate_hypothesis("I(x^2) ^ 2 < 0", effects, dict).draws, effects["I(x^2)"] ** 2
+    )
 
 
 @pytest.mark.parametrize("other", ["effect", "effect_2_", "effect2", "effect_", "effect__1"])
@@ -187,6 +219,44 @@ def test_errors_of_averages_name_the_remedy(model):
         model.contrast("nothing")
     with pytest.raises(InputError, match="levels: expected pairs"):
         model.contrast("g", ["a"])
+    with pytest.raises(
+        InputError,
+        match="^levels: expected levels of 'g' in the training rows: 'a', 'b', 'c', got ",
+    ) as error:
+        model.contrast("g", [("b", "cc")])
+    assert "new_levels" not in str(error.value)
+    with pytest.raises(InputError, match="^values: expected levels of 'g' .*, got 'zz'"):
+        model.marginal_means("g", ["a", "zz"])
+
+
+def test_columns_of_levels_have_no_slope():
+    rng = np.random.default_rng(0)
+    rows = pd.DataFrame({"m": rng.integers(1, 5, 40), "n": rng.integers(0, 3, 40)})
+    rows["h"], rows["y"] = np.arange(40) % 4, rng.normal(size=40)
+    model = SemiStructuredRegression("y ~ mo(m) + C(n) + (1 | h)").fit(rows, sampling=SAMPLING)
+    for name, shown in {"m": "1, 2, 3, 4", "n": "0, 1, 2", "h": "0, 1, 2, 3"}.items():
+        line = f"'{name}', whose values are levels: {shown}. Use contrast or marginal_means: l"
+        with pytest.raises(InputError, match=line):
+            model.marginal_slopes(name)
+        with pytest.raises(InputError, match=f"^values: expected levels of '{name}' in the train"):
+            model.marginal_means(name, [1, 9])
+        assert model.contrast(name, [(2, 1)]).labels == ("2 - 1",)
+
+
+def test_results_print_their_numbers():
+    draws = np.arange(12.0).reshape(4, 3)
+    found = Averages("g", ("a", "b", "c"), draws, 0.9)
+    head, *lines = repr(found).splitlines()
+    assert head == "Averages of 'g' over 4 draws"
+    assert lines[0].split() == list(found.table().columns)
+    shown = [f"{v:.4g}" for v in found.table().loc["b"]]
+    assert [float(v) for v in lines[3].split()[1:]] == [float(v) for v in shown]
+    along = Conditional("x", np.zeros(60), "g", ("a", "b"), np.zeros((2, 9, 60)), {}, 0.9)
+    assert repr(along) == "Conditional('x' at 60 values by 'g' (a, b), 9 draws)"
+    alone = Conditional("x", np.zeros(60), None, (None,), np.zeros((1, 9, 60)), {}, 0.9)
+    assert repr(alone) == "Conditional('x' at 60 values, 9 draws)"
+    replicates = Replicates(np.zeros(5), np.zeros((7, 5)), "count", "prior")
+    assert repr(replicates) == "Replicates(7 of the prior for 5 responses, kind 'count')"
 
 
 def test_conditional_effects_are_predictions_at_typical_values(model, frame):
@@ -236,6 +306,92 @@ def test_update_and_compare(model, frame):
     )
 
 
+@pytest.mark.parametrize(
+    ("old", "change", "by_r"),  # what `update` of R gives, written out
+    [
+        ("x + z", "~ .:s", "x:s + z:s"),
+        ("x + z", "~ . * s", "x + z + s + x:s + z:s"),
+        ("x + z", "~ s / .", "s + s:x + s:z"),
+        ("x + z", "~ .^2", "x + z + x:z"),
+        ("x + z", "~ (. + w):s", "x:s + z:s + w:s"),
+        ("x * z", "~ s - .", "s"),
+        ("x + z - 1", "~ .:s", "x:s + z:s - 1"),
+        ("x + z + offset(w)", "~ .:s", "x:s + z:s + offset(w)"),
+        ("1", "~ . + s", "s"),
+    ],
+)
+def test_points_stand_for_all_old_effects(old, change, by_r):
+    rng = np.random.default_rng(0)
+    rows = pd.DataFrame(rng.normal(size=(20, 3)), columns=list("xzw")).assign(s=["f", "m"] * 10)
+    text = updated_formula(f"y ~ {old}", change, "mu").removeprefix("y ~ ")
+    found, expected = (Design({"mu": right}, rows) for right in (text, by_r))
+    assert sorted(t.name for t in found.terms) == sorted(t.name for t in expected.terms)
+    a, b = (design.matrix(rows) for design in (found, expected))
+    np.testing.assert_array_equal(a[1], b[1])
+    span = np.linalg.matrix_rank(np.hstack([a[0], b[0]]))
+    assert np.linalg.matrix_rank(a[0]) == span == np.linalg.matrix_rank(b[0])
+
+
+@pytest.mark.parametrize(
+    ("old", "change", "expected"),
+    [
+        ("x + (1 | g)", "~ . - (1|g)", "x"),
+        ("x + (x | g)", "~ . - (1 + x | g) + z", "x + z"),
+        ("(1 | g)", "~ . - (1 | g)", "1"),
+        ("0 + x + s(z, k=8)", "~ . - s(z, k = 8)", "0 + x"),
+        ("x + s(z, bs='cr') + (1 | g/h)", '~ . - s(z, bs="cr")', "x + (1 | g/h)"),
+        ("x + mo(z) + (1 | g)", "~ w + (. - (1 | g))", "w + (x + mo(z))"),
+        ("x + (1 | g)", "~ `a . b` + .", "`a . b` + x + (1 | g)"),
+    ],
+)
+def test_group_terms_and_smooths_are_taken_away(old, change, expected):
+    found = updated_formula(f"y ~ {old}", change, "mu")
+    assert found == f"y ~ {expected}"
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ("~ .:z", r"interactions of columns and factors, got '.:z', where the point contains \(1"),
+        ("~ . + .:z", "got '.:z', where the point contains"),
+        ("~ . - (1 | h)", r"to take away that it has, got \(1\|h\). It has \(1 \| g/h\)"),
+        ("~ . - (1 | g:h)", r"to take away that it has, got \(1\|g:h\)"),
+    ],
+)
+def test_other_changes_of_group_terms_are_refused(change, line):
+    with pytest.raises(InputError, match=line):
+        updated_formula("y ~ x + (1 | g/h)", change, "mu")
+
+
+def test_updates_keep_the_settings_of_the_fit(frame, tmp_path, monkeypatch):
+    settings = {
+        "subspace": SemiStructuredSubspace(rank=3),
+        "inference": "elliptical-slice",
+        "temperature": 2.0,
+        "marginalisation": "closed-form",
+        "training": Training(epochs=2, batch_size=None, clip_norm=None),
+        "sampling": Sampling(draws=4, chains=2, warmup=2, checkpoint=tmp_path / "a", seed=5),
+    }
+    deep = {"net": (MLP(1, (3,), 1), ["x"])}
+    model = SemiStructuredRegression("visits ~ x", deep=deep)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model.fit(frame.head(30), **settings)
+    loaded = load(model.save(tmp_path / "model"))
+    monkeypatch.setattr(SemiStructuredRegression, "fit", lambda self, *_, **options: options)
+    kept = settings | {"smooth": "bayes"}
+    kept["sampling"] = replace(settings["sampling"], checkpoint=None)
+    assert model.update("~ . + C(g)") == kept
+    assert model.update(temperature=1.0, sampling=SAMPLING) == kept | {
+        "temperature": 1.0,
+        "sampling": SAMPLING,
+    }
+    assert "inference" not in model.update(smooth="reml")  # which draws by a sampler of its own
+    with pytest.warns(UserWarning, match="model does not contain subspace, inference of its fit"):
+        found = loaded.update("~ . + C(g)", training=settings["training"])
+    assert found == {"temperature": 2.0, "smooth": "bayes", "training": settings["training"]}
+
+
 def test_replicates_of_prior_and_posterior(model, frame):
     found = model.posterior_predictive(400)
     assert found.draws.shape == (400, len(frame))
@@ -274,6 +430,48 @@ def test_replicates_that_overflow_are_left_out_and_counted():
     assert table[["5%", "95%", "p"]].isna().all(axis=None)
     for kind in ("regression", "count"):
         predictive_check(Replicates(y, draws[1:2], kind, "prior"))
+
+
+def test_replicates_of_censored_responses_are_compared_with_completed_ones(tmp_path):
+    rng = np.random.default_rng(1)
+    time = rng.exponential(size=150)
+    end = rng.uniform(0.2, 1.5, 150)
+    rows = pd.DataFrame({"t": np.minimum(time, end), "c": time > end})
+    model = SemiStructuredRegression("t | cens(c) ~ 1", family="weibull")
+    found = model.fit(rows, sampling=SAMPLING).posterior_predictive(400)
+    n = int(rows["c"].sum())
+    seen = ~rows["c"].to_numpy()
+    assert (found.completed[:, seen] == rows.loc[seen, "t"].to_numpy()).all()
+    assert (found.completed[:, ~seen] > rows.loc[~seen, "t"].to_numpy()).all()
+    table = found.statistics()
+    assert table.index.name == f"statistic ({n} censored responses drawn)"
+    assert table.loc[["mean", "sd", "max"], "p"].between(0.1, 0.9).all()  # the right model
+    assert table.loc["mean", "data"] == pytest.approx(found.completed.mean(), rel=1e-9)
+    as_seen = replace(found, completed=None, n_censored=0).statistics()
+    assert as_seen.loc["mean", "p"] > 0.99
+    labels = predictive_check(found).get_legend_handles_labels()[1]
+    assert f"data, {n} censored responses drawn" in labels
+    assert repr(found) == (
+        f"Replicates(400 of the posterior for 150 responses, {n} censored, kind 'regression')"
+    )
+    counts = pd.DataFrame({"y": np.minimum(rng.poisson(4, 80), 5)}).assign(c=lambda d: d["y"] == 5)
+    counts.loc[counts["c"], "y"] = 4  # more than 4
+    model = SemiStructuredRegression("y | cens(c) ~ 1", family="poisson")
+    prior = model.prior_predictive(counts, 50)
+    assert (prior.completed[:, counts["c"]] > 4).all()
+    assert "censored" in predictive_check(prior).get_legend_handles_labels()[1][0]
+
+
+def test_families_that_cannot_complete_responses_say_so():
+    class Own(NormalFamily):
+        from_log_tails = property()
+
+    rows = pd.DataFrame({"y": [1.0, 2.0, 3.0], "c": [0, 0, 1]})
+    model = SemiStructuredRegression("y | cens(c) ~ 1", family=Own())
+    with pytest.warns(UserWarning, match="no from_log_tails: censored responses are compared as"):
+        found = model.prior_predictive(rows, 5)
+    assert found.completed is None
+    assert found.n_censored == 0
 
 
 # --- weights of rows and order of levels ----------------------------------------------------------

@@ -29,6 +29,7 @@ __all__ = [
     "poisson_log_tails",
     "student_from_log_tails",
     "student_log_tails",
+    "tails_between",
     "total_from_log_tails",
     "truncated_normal_moments",
 ]
@@ -329,3 +330,24 @@ def log_between(low: Tails, high: Tails) -> Tensor:
     return torch.where(
         low[1] < high[0], log_difference(low[1], high[1]), log_difference(high[0], low[0])
     )
+
+
+def tails_between(low: Tails, high: Tails, log_u: Tensor, log_rest: Tensor) -> Tails:
+    """The log tails at level u of the distribution between two numbers, from those at both.
+
+    Args:
+        low: log tails at the lower number.
+        high: log tails at the upper one.
+        log_u: log u.
+        log_rest: log(1 - u).
+
+    Example:
+        >>> median = torch.tensor(0.5).log()
+        >>> low, high = normal_log_tails(torch.tensor(0.0)), normal_log_tails(torch.tensor(9.0))
+        >>> [round(float(part.exp()), 4) for part in tails_between(low, high, median, median)]
+        [0.75, 0.25]
+    """
+    below, above = (
+        torch.logaddexp(start + log_rest, end + log_u) for start, end in zip(low, high, strict=True)
+    )
+    return below, above

@@ -21,7 +21,7 @@ from torch.nn.functional import logsigmoid
 from subbayes.likelihoods.base import Evaluations, Moments, column
 from subbayes.likelihoods.families.base import log_sum, moment
 from subbayes.likelihoods.families.bounded import BoundedFamily, Predictors
-from subbayes.likelihoods.families.tails import log_between, log_difference
+from subbayes.likelihoods.families.tails import log_between, log_difference, tails_between
 from subbayes.likelihoods.families.truncated_counts import (
     CountCells,
     count_cells,
@@ -205,10 +205,7 @@ class TruncatedFamily(BoundedFamily):
     def _at_levels(self, eta: Predictors, log_u: Tensor, log_rest: Tensor) -> Tensor:
         """Quantiles at levels within the bounds, by log u and log(1 - u)."""
         low, high = self._all_tails(eta)
-        below, above = (
-            torch.logaddexp(start + log_rest, end + log_u)
-            for start, end in zip(low, high, strict=True)
-        )
+        below, above = tails_between(low, high, log_u, log_rest)
         inner: Any = self.family
         own, lower, upper = self._split(eta)
         found: Tensor = inner.from_log_tails(below, above, own)

@@ -12,10 +12,13 @@ from subbayes.semistructured.formula_factors import SUMMANDS
 from subbayes.utils.checks import fail
 
 __all__ = [
+    "is_own",
+    "outside_quotes",
     "plain_name",
     "sides_of",
     "split_at",
     "split_terms",
+    "summands",
     "within_brackets",
     "without_r_names",
 ]
@@ -44,7 +47,7 @@ def split_terms(argument: str, text: str) -> tuple[str, list[str]]:
         ('1', ['(1 | g)'])
     """
     rest, own = "", []
-    for sign, summand in _summands(text):
+    for sign, summand in summands(text):
         content = summand.strip()
         inner = within_brackets(content)
         if is_own(content):
@@ -62,7 +65,7 @@ def split_terms(argument: str, text: str) -> tuple[str, list[str]]:
 
 
 def _contents(text: str) -> Iterator[str]:
-    return (summand.strip() for _, summand in _summands(text))
+    return (summand.strip() for _, summand in summands(text))
 
 
 def is_own(summand: str) -> bool:
@@ -122,7 +125,7 @@ def without_r_names(text: str) -> str:
         >>> without_r_names("x + as.factor(g) + `factor(g)`")
         'x + C(g) + `factor(g)`'
     """
-    outside = {place for place, _, _ in _scan(text)}
+    outside = set(outside_quotes(text))
     return _FACTOR.sub(lambda found: "C(" if found.start() in outside else found[0], text)
 
 
@@ -139,8 +142,13 @@ def plain_name(text: str) -> str | None:
     return text if text.isidentifier() else None
 
 
-def _summands(text: str) -> list[tuple[str, str]]:
-    """The summands of a right-hand side, each with its sign."""
+def summands(text: str) -> list[tuple[str, str]]:
+    """The summands of a right-hand side, each with its sign.
+
+    Example:
+        >>> summands("x - (1 | g)")
+        [('', 'x '), ('-', ' (1 | g)')]
+    """
     places = [
         p
         for p, depth, char in _scan(text)
@@ -151,6 +159,11 @@ def _summands(text: str) -> list[tuple[str, str]]:
     ends = [*places, len(text)]
     parts = [(s, text[a:b]) for s, a, b in zip(signs, starts, ends, strict=True)]
     return parts[1:] if len(parts) > 1 and not parts[0][1].strip() else parts
+
+
+def outside_quotes(text: str) -> list[int]:
+    """Positions of the characters outside quotes."""
+    return [place for place, _, _ in _scan(text)]
 
 
 def _scan(text: str) -> Iterator[tuple[int, int, str]]:

@@ -25,6 +25,7 @@ Predict = Callable[[pd.DataFrame], Float[np.ndarray, "S n"]]
 """From rows to the draws of a quantity of each."""
 
 _MOST_ROWS = 2000  # predicted in one call, evenly spaced ones of more
+_MOST_PRINTED = 60  # averages
 _STEP = 1e-3  # of a slope, in standard deviations of the column
 
 
@@ -54,7 +55,8 @@ class Averages:
         return pd.DataFrame(columns, index=pd.Index(self.labels, name=self.name))
 
     def __repr__(self) -> str:
-        return f"Averages({self.name!r}: {', '.join(map(str, self.labels[:6]))})"
+        shown = self.table().to_string(float_format=lambda v: f"{v:.4g}", max_rows=_MOST_PRINTED)
+        return f"Averages of {self.name!r} over {len(self.draws)} draws\n{shown}"
 
 
 def rows_to_average(frame: pd.DataFrame) -> pd.DataFrame:

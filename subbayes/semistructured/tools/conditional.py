@@ -43,6 +43,13 @@ class Conditional:
     level: float
     quantity: str = "prediction"
 
+    def __repr__(self) -> str:
+        by = f" by {self.by!r} ({', '.join(map(str, self.groups))})" if self.by else ""
+        return (
+            f"Conditional({self.variable!r} at {len(self.x)} values{by}, "
+            f"{self.draws.shape[1]} draws)"
+        )
+
     @property
     def discrete(self) -> bool:
         """Whether the column has levels instead of numbers."""

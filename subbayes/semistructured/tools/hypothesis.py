@@ -132,15 +132,12 @@ def evaluate_hypothesis(
     if not isinstance(expression, str):
         fail_type("hypothesis", "text such as 'x > 0'", expression)
     check_fraction("level", level)
-    tree, names = _parse(expression, list(effects))
+    tree = _parse(expression, list(effects))
     sign = _SIGNS[type(tree.ops[0])]
 
     def difference(values: Mapping[str, np.ndarray]) -> np.ndarray:
-        by_placeholder = {key: values[name] for key, name in names.items()}
         with np.errstate(all="ignore"):
-            left, right = (
-                _evaluate(part, by_placeholder) for part in (tree.left, tree.comparators[0])
-            )
+            left, right = (_evaluate(part, values) for part in (tree.left, tree.comparators[0]))
         size = len(next(iter(values.values())))
         return np.broadcast_to(np.asarray(left - right, dtype=float), (size,))
 
@@ -204,8 +201,8 @@ def _kernel_weights(draws: Float[np.ndarray, "S"]) -> tuple[Float[np.ndarray, "S
     return (np.exp(-0.5 * (v / width) ** 2) if width else np.zeros(len(v))), width * scale
 
 
-def _parse(expression: str, effects: list[str]) -> tuple[ast.Compare, dict[str, str]]:
-    """The comparison, with placeholders for effects, and the effects by placeholder."""
+def _parse(expression: str, effects: list[str]) -> ast.Compare:
+    """The comparison, in which the names are those of effects and functions."""
     expected = "a comparison of effects, such as 'x > 0' or 'x - z = 0'"
     if len(expression) > _MOST_CHARACTERS:
         fail("hypothesis", f"at most {_MOST_CHARACTERS} characters", len(expression))
@@ -226,19 +223,37 @@ def _parse(expression: str, effects: list[str]) -> tuple[ast.Compare, dict[str, 
         rf"`{re.escape(name)}`|(?<![\w.`\[\]]){re.escape(name)}(?![\w`\[(.])" for name in order
     )
     text = re.sub(every, replaced, expression) if order else expression
-    text = re.sub(r"(?<![<>=!])=(?!=)", "==", text)
+    text = re.sub(r"(?<![<>=!])=(?!=)", "==", text).replace("^", "**")
     try:
         tree = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         tree = None
-    if not isinstance(tree, ast.Compare) or len(tree.ops) != 1 or type(tree.ops[0]) not in _SIGNS:
+    if not isinstance(tree, ast.Compare) or any(type(op) not in _SIGNS for op in tree.ops):
         shown = "The effects are " + ", ".join(effects[:20]) + ", ..." * (len(effects) > 20)
         fail("hypothesis", expected, repr(expression), shown)
     for node in ast.walk(tree):
-        if isinstance(node, ast.Name) and node.id not in (*names, *_FUNCTIONS):
-            shown = "effects: " + ", ".join(effects[:20])
-            fail("hypothesis", shown, repr(node.id), closest(node.id, effects))
-    return tree, names
+        if isinstance(node, ast.Name):
+            if node.id not in (*names, *_FUNCTIONS):
+                shown = "effects: " + ", ".join(effects[:20])
+                fail("hypothesis", shown, repr(node.id), closest(node.id, effects))
+            node.id = names.get(node.id, node.id)
+    if len(tree.ops) > 1:
+        fail("hypothesis", "a single comparison", repr(expression), _as_one_comparison(tree))
+    return tree
+
+
+def _as_one_comparison(tree: ast.Compare) -> str:
+    """How to write a < x < b, for numbers a and b, as one comparison."""
+    signs = [_SIGNS[type(op)] for op in tree.ops]
+    try:
+        ends = [float(ast.literal_eval(end)) for end in (tree.left, tree.comparators[-1])]
+    except (ValueError, TypeError, OverflowError):
+        ends = []
+    if not ends or signs not in (["<", "<"], [">", ">"]):
+        return "Ask for one comparison after the other"
+    middle, half = sum(ends) / 2, abs(ends[1] - ends[0]) / 2
+    shift = f" {'-' if middle > 0 else '+'} {abs(middle):.10g}" if middle else ""
+    return f"Write abs({ast.unparse(tree.comparators[0])}{shift}) < {half:.10g}"
 
 
 def _evaluate(node: ast.AST, values: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -264,5 +279,5 @@ def _evaluate(node: ast.AST, values: Mapping[str, np.ndarray]) -> np.ndarray:
         and not node.keywords
     ):
         return np.asarray(_FUNCTIONS[node.func.id](_evaluate(node.args[0], values)))
-    allowed = "numbers, effects, + - * / **, abs, exp, log and sqrt"
+    allowed = "numbers, effects, + - * / ** ^, abs, exp, log and sqrt"
     fail("hypothesis", allowed, ast.unparse(node) if isinstance(node, ast.expr) else repr(node))
