@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from torch.utils.data import (
 from subbayes.data.arrays import is_list_of_dicts, join_dicts, to_inputs, to_targets, to_tensor
 from subbayes.data.cache import CACHED_BYTES, BatchCache, concatenate
 from subbayes.data.class_weights import class_weights
+from subbayes.data.digests import batch_digests
 from subbayes.data.division import Division
 from subbayes.utils.checks import (
     InputTypeError,
@@ -219,6 +221,21 @@ class Data:
         if self.y is not None:
             return self.y
         return join_targets([tree_map(Tensor.cpu, y) for _, y in self.batches()])
+
+    def digests(self) -> dict[str, str]:
+        """A digest of each tensor over all rows; a loader is read for them once."""
+        return self._digests_of_loader if self.loader is not None else self._digests()
+
+    @cached_property
+    def _digests_of_loader(self) -> dict[str, str]:
+        return self._digests()
+
+    def _digests(self) -> dict[str, str]:
+        return batch_digests(
+            (kind, named_leaves(part))
+            for pair in self.batches(4096)
+            for kind, part in zip(("inputs", "targets"), pair, strict=True)
+        )
 
     def to(self, device: torch.device) -> Data:
         """The data with its tensors on `device`; streamed batches are not moved."""

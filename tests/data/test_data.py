@@ -48,6 +48,36 @@ def joined(data: Data, batch_size: int | None = None) -> tuple[list[Tensor], lis
     )
 
 
+@pytest.mark.parametrize("memory_limit", [0, 2**20])
+def test_digests_are_those_of_all_rows_in_any_form(memory_limit):
+    whole = Data.of((X, Y))
+    assert whole.digests().keys() == {"inputs ", "targets "}
+    loader = DataLoader(TensorDataset(X, Y), batch_size=4)
+    assert Data.of(loader, memory_limit=memory_limit).digests() == whole.digests()
+    other = X.clone()
+    other[-2, 1] += 1
+    changed = Data.of(DataLoader(TensorDataset(other, Y), batch_size=4), memory_limit=memory_limit)
+    assert changed.digests()["targets "] == whole.digests()["targets "]
+    assert changed.digests()["inputs "] != whole.digests()["inputs "]
+
+
+def test_a_loader_is_read_once_for_its_digests():
+    read = []
+
+    class Rows(Dataset):
+        def __len__(self) -> int:
+            return N
+
+        def __getitem__(self, i: int) -> Any:
+            read.append(i)
+            return X[i], Y[i]
+
+    data = Data.of(Rows(), memory_limit=0)
+    read.clear()
+    assert data.digests() == data.digests()
+    assert read == list(range(N))
+
+
 def check_rows_in_order(data: Data, batch_size: int | None = None) -> None:
     assert data.n == N
     (x,), (y,) = joined(data, batch_size)

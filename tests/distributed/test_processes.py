@@ -22,6 +22,8 @@ QUICK = [
 REFUSED = {
     "rows": "data",
     "values": "data",
+    "one row of many": "data",
+    "streamed": "data",
     "weights": "model",
     "seed": "seed",
     "prior": "settings",

@@ -212,10 +212,12 @@ def from_ensemble(folder: str = "") -> dict[str, Any]:
 def refused(what: str) -> dict[str, Any]:
     """The error of processes that do not agree."""
     rank = distributed.current().rank
-    n = 60 + (rank == 1) * (what == "rows")
-    table = rows(n)
-    if what == "values":
-        table[0][5, 1] += rank
+    n = 60 + (rank == 1) * (what == "rows") + 4940 * (what == "one row of many")
+    table: Any = rows(n)
+    table[0][n - 3, 1] += rank * (what in ("values", "one row of many", "streamed"))
+    if what == "streamed":
+        loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*table), batch_size=16)
+        table = subbayes.data.Data.of(loader, memory_limit=0)
     net = module(rank if what == "weights" else 0)
     seed = rank if what == "seed" else 0
     options: dict[str, Any] = {"prior": 1.0 + rank * (what == "prior")}
@@ -238,7 +240,7 @@ def refused_posterior(what: str) -> dict[str, Any]:
     rank = distributed.current().rank
     network, table = subbayes.Network(module()), rows(60)
     if what == "data":
-        table[1][0] += rank
+        table[1][50] += rank
     space = RandomSubspace(network.weights, 4, seed=rank * (what == "subspace"))
     scale, temperature = 1.0 + rank * (what == "prior"), 1.0 + rank * (what == "temperature")
     density = subbayes.Posterior(
