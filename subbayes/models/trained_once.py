@@ -19,6 +19,7 @@ from subbayes.inference.configuration import Sampling
 from subbayes.likelihoods import Likelihood
 from subbayes.models.fitted import FittedModel, rebuild
 from subbayes.networks.network import Network
+from subbayes.networks.validation import check_same_outputs
 from subbayes.utils.artifact import fingerprint
 from subbayes.utils.saving import nested_facts
 from subbayes.utils.strict_json import decode, encode
@@ -93,3 +94,4 @@ def check_agreement(
         "sampling": [asdict(own), fingerprint(start, {"as": starts if not start else ""})],
     }
     processes.agree(facts, _REMEDY)
+    check_same_outputs(network, network.weights, data)
