@@ -35,7 +35,9 @@ def exchanged(data: Any) -> Data:
         expected = "processes that have joined, for data that are divided among them"
         fail("data", expected, "a process that works alone", "Start the program with torchrun")
     own = tuple(to_device(part, device("cpu")) for part in data.first())
-    parts: list[tuple[int, Any, str]] = processes.gather((data.n, own, repr(row_kind(own))))
+    parts: list[tuple[int, Any, str]] = processes.gather(
+        (data.n, own, repr(row_kind(own))), call="rows of their own"
+    )
     for rank, (_, _, kind) in enumerate(parts):
         if kind != parts[0][2]:
             expected = "rows of the same shapes and dtypes in all processes"

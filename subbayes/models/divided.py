@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import nn
+
 from subbayes.data.data import Data
+from subbayes.distributed.processes import current
+from subbayes.distributed.sharded_weights import is_sharded
 from subbayes.inference.engine import Engine
 from subbayes.inference.laplace.linearised_engine import LinearisedLaplace
 from subbayes.networks.network import Network
@@ -15,7 +19,32 @@ from subbayes.subspaces.random import Random
 from subbayes.training.configuration import Training
 from subbayes.utils.checks import fail
 
-__all__ = ["is_divided", "training_of"]
+__all__ = ["check_same_division", "is_divided", "training_of"]
+
+
+def check_same_division(model: Any, data: Any) -> None:
+    """Check that all processes divide the weights and the rows, or none does.
+
+    This is the first exchange of `fit`, before any in which only those take part that divide them.
+
+    Args:
+        model: the module.
+        data: of this process, in any form of `Data.of`.
+
+    Raises:
+        InputError: in all processes, if they differ.
+
+    Example:
+        >>> import torch
+        >>> check_same_division(nn.Linear(1, 1), (torch.zeros(3, 1), torch.zeros(3)))
+    """
+    if (processes := current()) is not None:
+        facts = {
+            "model": isinstance(model, nn.Module) and is_sharded(model),
+            "data": isinstance(data, Data) and data.division is not None,
+        }
+        remedy = "Call fully_shard, and Data.of(rows, divided=True), in every process or in none"
+        processes.agree(facts, remedy)
 
 
 def is_divided(network: Network, data: Data) -> bool:

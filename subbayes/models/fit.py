@@ -26,7 +26,7 @@ from subbayes.models.checkpoint import (
     check_saved_prior,
     check_saved_subspace,
 )
-from subbayes.models.divided import is_divided, training_of
+from subbayes.models.divided import check_same_division, is_divided, training_of
 from subbayes.models.ensemble_start import EnsembleStart, centred_method, ensemble_settings
 from subbayes.models.fitted import FittedModel
 from subbayes.models.settings import check_settings
@@ -143,6 +143,7 @@ def fit(
         (5,)
     """
     join(required=False)
+    check_same_division(model, data)
     data = exchanged(data)
     likelihood = likelihoods.as_likelihood(likelihood)
     if data.has_weights:

@@ -151,7 +151,23 @@ def _fit(**options: Any) -> Callable[[], Any]:
     return lambda: subbayes.fit(module(), _data(), **({"subspace": "random"} | options))
 
 
+def _one_divided() -> Any:
+    return _data() if distributed.current().rank else table(200)
+
+
+def _sampled(data: Any) -> Any:
+    return subbayes.inference.EllipticalSlice().sample(posterior(data), draws=2, progress=False)
+
+
+def _mixed_calls() -> Any:
+    processes = distributed.current()
+    return processes.gather(1) if processes.rank else processes.on_first(lambda: 1)
+
+
 REFUSED: dict[str, Callable[[], Any]] = {
+    "one divided": lambda: subbayes.fit(module(), _one_divided(), subspace="random"),
+    "posterior of one divided": lambda: _sampled(_one_divided()),
+    "mixed calls": _mixed_calls,
     "shapes": _other_shapes,
     "empty": lambda: posterior(_data(slice(0, 0))),
     "epochs": _fit(training=Training(epochs=5)),

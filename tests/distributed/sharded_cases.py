@@ -354,6 +354,11 @@ def _mixed() -> Any:
     return subbayes.fit(sharded(plain(), ("first",)), table(20), subspace="random")
 
 
+def _one_process() -> Any:
+    modules = sharded(plain()), plain()
+    return subbayes.fit(modules[dist.get_rank()], table(20), subspace="random")
+
+
 def _two_axes() -> Any:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
@@ -402,6 +407,7 @@ def _recorded(**options: Any) -> TrajectoryRecorder:
 
 REFUSED: dict[str, Callable[[], Any]] = {
     "mixed": _mixed,
+    "one process": _one_process,
     "two axes": _two_axes,
     "part of the processes": _part_of_the_processes,
     "first version": _first_version,

@@ -28,6 +28,9 @@ UNEVEN, EXCHANGED = ["divided_values", [70, 130]], ["divided_values", [130, 70],
 SUM = ["divided_sum", [70, 130]]
 FIT = ["divided_fit", [50, 150], "elliptical-slice", "random"]
 MESSAGES = {
+    "one divided": "data: expected the same in all 2 processes, got another in process 1 than in",
+    "posterior of one divided": "processes: expected the same call in all 2 processes, got facts",
+    "mixed calls": "processes: expected the same call in all 2 processes, got work of the first",
     "shapes": "data: expected rows of the same shapes and dtypes in all processes, got",
     "empty": "data: expected at least one row in one of the processes, got empty tables",
     "epochs": "training: expected Training(epochs=0, swa_epochs=0) for rows divided among",
