@@ -24,6 +24,7 @@ from torch.utils.data import (
     TensorDataset,
     WeightedRandomSampler,
 )
+from torch.utils.data.distributed import DistributedSampler
 
 from subbayes import InputError, InputTypeError, Network, Posterior, Training
 from subbayes.baselines import point_estimate
@@ -76,6 +77,53 @@ def test_a_loader_is_read_once_for_its_digests():
     read.clear()
     assert data.digests() == data.digests()
     assert read == list(range(N))
+
+
+def shares_by_sampler(n: int, count: int, **options: Any) -> list[Data]:
+    """The rows of each process of a loader with a DistributedSampler."""
+    own_batches = options.pop("own_batches", False)
+    dataset, found = TensorDataset(X[:n], Y[:n]), []
+    for rank in range(count):
+        sampler = DistributedSampler(dataset, count, rank, **options)
+        loader = DataLoader(dataset, 4, sampler=sampler)
+        if own_batches:
+            loader = DataLoader(dataset, batch_sampler=BatchSampler(sampler, 4, False))
+        found.append(Data.of(loader, divided=True, memory_limit=0))
+    return found
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"shuffle": False},
+        {"shuffle": True, "seed": 3},
+        {"drop_last": True},
+        {"own_batches": True, "shuffle": False},
+    ],
+)
+def test_a_distributed_sampler_gives_each_row_to_one_process(options):
+    """11 rows of 3 processes are 12 with the padding, and 9 with `drop_last`."""
+    shares = shares_by_sampler(N, 3, **options)
+    assert [data.n for data in shares] == [4, 4, 3]
+    rows = torch.cat([joined(data)[1][0] for data in shares])
+    assert rows.sort().values.tolist() == Y.tolist()
+    assert {len(y) for data in shares for _, y in data.batches()} == {3, 4}
+
+
+def test_a_sampler_of_ones_own_that_repeats_rows_is_refused():
+    class Sampler(DistributedSampler):
+        pass
+
+    dataset = TensorDataset(X, Y)
+    loader = DataLoader(dataset, 4, sampler=Sampler(dataset, 3, 0))
+    with pytest.raises(
+        InputError,
+        match=r"data: expected rows that only one process has, got a Sampler that repeats rows. "
+        r"Use DistributedSampler, or Subset\(dataset, range\(rank, 11, processes\)\)",
+    ):
+        Data.of(loader, divided=True)
+    even = DataLoader(dataset, 4, sampler=Sampler(dataset, 11, 0, shuffle=False))
+    assert Data.of(even, divided=True).n == 1
 
 
 def check_rows_in_order(data: Data, batch_size: int | None = None) -> None:
