@@ -16,10 +16,11 @@ from subbayes.priors import EvidencePrior
 from subbayes.subspaces.base import FixedSubspace, SubspaceMethod
 from subbayes.subspaces.full import Full
 from subbayes.subspaces.random import Random
+from subbayes.subspaces.registry import SubspaceChoice, subspace_method
 from subbayes.training.configuration import Training
 from subbayes.utils.checks import fail
 
-__all__ = ["check_same_division", "is_divided", "training_of"]
+__all__ = ["check_same_division", "is_divided", "subspace_of", "training_of"]
 
 
 def check_same_division(model: Any, data: Any) -> None:
@@ -50,6 +51,25 @@ def check_same_division(model: Any, data: Any) -> None:
 def is_divided(network: Network, data: Data) -> bool:
     """Whether weights or rows are divided among processes, of which none has all."""
     return network.is_sharded or data.division is not None
+
+
+def subspace_of(subspace: SubspaceChoice | None, network: Network, data: Data) -> SubspaceMethod:
+    """How `fit` chooses the subspace: by default "pca", or "random" where nothing is trained.
+
+    Args:
+        subspace: the argument of `fit`.
+        network: of the module.
+        data: training data.
+
+    Example:
+        >>> import torch
+        >>> data = Data.of((torch.zeros(3, 1), torch.zeros(3)))
+        >>> subspace_of(None, Network(nn.Linear(1, 1)), data)
+        PCA(rank=None)
+    """
+    if subspace is None:
+        subspace = "random" if is_divided(network, data) else "pca"
+    return subspace_method(subspace)
 
 
 def training_of(
@@ -96,6 +116,11 @@ def training_of(
     whole = isinstance(method, Full) and not network.is_sharded
     if not (whole or isinstance(method, (Random, FixedSubspace))):
         fail("subspace", f"'random' or a Subspace for {kind}", repr(method.name))
+    moved = isinstance(method, FixedSubspace) and not network.is_centred_on(method.subspace.shift)
+    if moved and network.has_batchnorm:
+        expected = f"a centre at the module's weights, for BatchNorm statistics and {kind}"
+        remedy = "Load the centre into the module and re-estimate its statistics first"
+        fail("subspace", expected, "another one", remedy)
     if isinstance(engine, LinearisedLaplace):
         expected = f"an engine that evaluates the posterior alone for {kind}"
         fail("inference", expected, repr(engine.name), "Use elliptical-slice or nuts")

@@ -187,7 +187,7 @@ def _check_agreement(kernel: Kernel, posterior: Density, sampling: Sampling) -> 
     if isinstance(data, Data):
         facts["data"] = agreed_rows(data)
     processes.agree(facts, "Give every process the same data, subspace and settings")
-    if type(posterior) is Posterior:
+    if isinstance(posterior, Posterior):
         check_same_outputs(posterior.network, posterior.subspace.shift, posterior.data)
 
 
