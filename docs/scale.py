@@ -2,7 +2,7 @@
 
 `python docs/scale.py` prints the tables of `docs/scale.md`; a test compares them. Nothing here is
 measured on such machines: the tables follow from the shapes of the models, the formulas below, and
-constants that benchmarks measured on small ones.
+constants that benchmarks measured on small ones, on a CPU and on an H100.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 # Measured, see docs/benchmarks.md.
-DENSITY = 1.03  # forward passes that one density evaluation takes (`adapters`)
+DENSITY = 7.95, 13.9  # forward passes of a density of 8 chains: CPU (`adapters`), H100 (`gpu`)
 EVALUATIONS = 8  # of the density, for a draw of elliptical slice sampling (`ess`)
 NORMALS = 1e8  # normal numbers that NumPy draws in a second, about
 
@@ -112,9 +112,18 @@ def seconds_of_pass(model: Model, gpus: int) -> float:
     return model.forward / (gpus * GPU_FLOPS)
 
 
-def is_sharded(model: Model) -> bool:
-    """Whether the weights and a row with its gradient exceed one GPU."""
-    return STORED * model.weights + model.row_with_gradient > GPU_BYTES
+def gathered_bytes(model: Model, gpus: int) -> float:
+    """Bytes that each GPU receives in a pass of one chain, if GPUs divide the weights."""
+    return STORED * model.weights * (gpus - 1) / gpus
+
+
+def tokens_beside_traffic(model: Model, gpus: int) -> float:
+    """Tokens of each GPU whose arithmetic takes as long as the traffic of a pass of one chain.
+
+    Chains of divided weights are evaluated one after another, each with passes of its own.
+    """
+    seconds_of_token = model.forward / (ROWS * LENGTH) / GPU_FLOPS
+    return gathered_bytes(model, gpus) / LINK_BYTES / seconds_of_token
 
 
 # --- tables ---------------------------------------------------------------------------------------
@@ -148,14 +157,13 @@ def _memory() -> Iterator[tuple[str, list[str]]]:
 
 
 def _arithmetic() -> Iterator[tuple[str, list[str]]]:
-    chains = DENSITY * CHAINS
     yield "forward pass over the data", [f"{m.forward / 1e15:.3g} PFLOP" for m in MODELS]
     for gpus in GPUS:
         plural = "GPU" if gpus == 1 else "GPUs"
         yield (
             f"density of {CHAINS} chains, {gpus} {plural}",
             [
-                _seconds(chains * seconds_of_pass(m, gpus)) if _fits(m, gpus) else "does not fit"
+                _range(seconds_of_pass(m, gpus)) if _fits(m, gpus) else "does not fit"
                 for m in MODELS
             ],
         )
@@ -168,7 +176,7 @@ def _arithmetic() -> Iterator[tuple[str, list[str]]]:
     for name, passes in evaluations.items():
         yield (
             f"{name}, {gpus} GPUs",
-            [_seconds(DRAWS * passes * chains * seconds_of_pass(m, gpus)) for m in MODELS],
+            [_range(DRAWS * passes * seconds_of_pass(m, gpus)) for m in MODELS],
         )
     yield (
         "sparse random subspace of all weights: a look-up",
@@ -187,20 +195,18 @@ def _fits(model: Model, gpus: int) -> bool:
 def _traffic() -> Iterator[tuple[str, list[str]]]:
     each = 32 * (COORDINATES + 1) + 8 / CHAINS  # 673 for k = 20, as measured by `distributed`
     yield "rows divided: bytes of an evaluation, each chain", [_bytes(each) for _ in MODELS]
-    gpus = GPUS[1]
-    gathered = [STORED * m.weights * (gpus - 1) / gpus for m in MODELS]
-    yield f"weights divided among {gpus}: bytes of a pass, each GPU", [_bytes(b) for b in gathered]
-    yield (
-        f"weights divided among {gpus}: seconds of a pass for them",
-        [_seconds(b / LINK_BYTES) for b in gathered],
-    )
-    yield (
-        f"tokens for each GPU whose arithmetic takes as long, {CHAINS} chains",
-        [
-            _count(b / LINK_BYTES * GPU_FLOPS / (CHAINS * m.forward / (ROWS * LENGTH)))
-            for b, m in zip(gathered, MODELS, strict=True)
-        ],
-    )
+    for gpus in GPUS[1:]:
+        name = f"weights divided among {gpus}:"
+        gathered = [gathered_bytes(m, gpus) for m in MODELS]
+        yield f"{name} bytes of a pass, each GPU", [_bytes(b) for b in gathered]
+        yield (
+            f"{name} seconds for them, {CHAINS} chains",
+            [_seconds(CHAINS * b / LINK_BYTES) for b in gathered],
+        )
+        yield (
+            f"{name} tokens of each GPU whose arithmetic takes as long",
+            [_count(tokens_beside_traffic(m, gpus)) for m in MODELS],
+        )
 
 
 def _table(corner: str, rows: Iterator[tuple[str, list[str]]]) -> str:
@@ -223,6 +229,11 @@ def _count(number: float) -> str:
             return f"{number:.3g}{unit}"
         number /= 1000
     return f"{number:.3g} billion"
+
+
+def _range(seconds: float) -> str:
+    """The time of a density by that of a pass: as on a CPU, and as on an H100."""
+    return " to ".join(_seconds(seconds * passes) for passes in DENSITY)
 
 
 def _seconds(seconds: float) -> str:

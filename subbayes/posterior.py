@@ -15,7 +15,6 @@ import json
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -42,7 +41,7 @@ from subbayes.predictions.predictive import Predictive
 from subbayes.priors import Normal, normal_prior
 from subbayes.subspace import Subspace, check_subspace
 from subbayes.utils.checks import check_choice, check_count, check_positive, fail
-from subbayes.utils.trees import named_leaves, to_device, tree_map
+from subbayes.utils.trees import to_device, tree_map
 from subbayes.utils.types import Coordinates, Inputs, LogDensity, Targets
 from subbayes.utils.warning import warn_user
 
@@ -477,12 +476,7 @@ class Posterior:
             ("frozen", self.network.frozen),
             ("mask", self.network.masks),
         ]
-        batches = (
-            (kind, named_leaves(part))
-            for pair in self.data.batches(4096)
-            for kind, part in zip(("inputs", "targets"), pair, strict=True)
-        )
-        digests = gathered(self.data, batch_digests(chain(parts, batches)))
+        digests = gathered(self.data, batch_digests(parts) | self.data.digests())
         return hashlib.sha256(
             json.dumps([facts, digests], sort_keys=True, default=repr).encode()
         ).hexdigest()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -13,12 +14,15 @@ from torch.utils.data import (
     Dataset,
     IterableDataset,
     RandomSampler,
+    Subset,
     WeightedRandomSampler,
 )
+from torch.utils.data.distributed import DistributedSampler
 
 from subbayes.data.arrays import is_list_of_dicts, join_dicts, to_inputs, to_targets, to_tensor
 from subbayes.data.cache import CACHED_BYTES, BatchCache, concatenate
 from subbayes.data.class_weights import class_weights
+from subbayes.data.digests import batch_digests
 from subbayes.data.division import Division
 from subbayes.utils.checks import (
     InputTypeError,
@@ -121,7 +125,8 @@ class Data:
                 memory at most; above it they are read again at each evaluation, with a warning
                 unless it is 0.
             divided: whether each of several processes has rows of its own (tensors may have none),
-                instead of all rows; see the guide to many processes.
+                instead of all rows; see the guide to many processes. Of a loader with torch's
+                `DistributedSampler` each row is read by one process, without those that it repeats.
 
         Raises:
             InputError: different numbers of rows, NaN or infinite values, no rows, or a loader
@@ -134,6 +139,8 @@ class Data:
             (5, [2, 2, 1])
         """
         division = Division() if divided else None
+        if divided and isinstance(data, DataLoader):
+            data = _without_padding(data, argument)
         if isinstance(data, (DataLoader, Dataset)):
             data = cls._streamed(data, argument, memory_limit)
         if isinstance(data, Data):
@@ -219,6 +226,21 @@ class Data:
         if self.y is not None:
             return self.y
         return join_targets([tree_map(Tensor.cpu, y) for _, y in self.batches()])
+
+    def digests(self) -> dict[str, str]:
+        """A digest of each tensor over all rows; a loader is read for them once."""
+        return self._digests_of_loader if self.loader is not None else self._digests()
+
+    @cached_property
+    def _digests_of_loader(self) -> dict[str, str]:
+        return self._digests()
+
+    def _digests(self) -> dict[str, str]:
+        return batch_digests(
+            (kind, named_leaves(part))
+            for pair in self.batches(4096)
+            for kind, part in zip(("inputs", "targets"), pair, strict=True)
+        )
 
     def to(self, device: torch.device) -> Data:
         """The data with its tensors on `device`; streamed batches are not moved."""
@@ -388,15 +410,45 @@ def sequential_loader(loader: DataLoader[Any]) -> DataLoader[Any]:
     if not (shuffled or loader.drop_last):
         return loader
     streamed = isinstance(loader.dataset, IterableDataset)
+    return _loader_of(loader.dataset, loader, None if shuffled or streamed else loader.sampler)
+
+
+def _loader_of(
+    dataset: Dataset[Any], loader: DataLoader[Any], sampler: Any = None
+) -> DataLoader[Any]:
+    """A loader of some rows with the batch size and the settings of another."""
     return DataLoader(
-        loader.dataset,
-        batch_size=loader.batch_size,
-        sampler=None if shuffled or streamed else loader.sampler,
+        dataset,
+        batch_size=getattr(loader.batch_sampler, "batch_size", loader.batch_size),
+        sampler=sampler,
         collate_fn=loader.collate_fn,
         num_workers=loader.num_workers,
         pin_memory=loader.pin_memory,
         worker_init_fn=loader.worker_init_fn,
     )
+
+
+def _without_padding(loader: DataLoader[Any], argument: str) -> DataLoader[Any]:
+    """The loader, or one of the rows of this process by a `DistributedSampler`, each once.
+
+    The sampler repeats or drops rows, so that all processes have as many. Every process reads its
+    rows in the order of the dataset, which are all rows together in any order of the sampler.
+
+    Raises:
+        InputError: a sampler of a derived class that repeats rows.
+    """
+    sampler = getattr(loader.batch_sampler, "sampler", loader.sampler)
+    if not isinstance(sampler, DistributedSampler):
+        return loader
+    rows = len(loader.dataset)  # type: ignore[arg-type]
+    if type(sampler) is not DistributedSampler:
+        if sampler.total_size > rows:
+            got = f"a {type(sampler).__name__} that repeats rows"
+            remedy = f"Use DistributedSampler, or Subset(dataset, range(rank, {rows}, processes))"
+            fail(argument, "rows that only one process has", got, remedy)
+        return loader
+    own = Subset(loader.dataset, range(sampler.rank, rows, sampler.num_replicas))
+    return _loader_of(own, loader)
 
 
 def _check_repeatable(loader: DataLoader[Any], argument: str) -> None:

@@ -11,9 +11,9 @@ from subbayes.data.data import Data
 from subbayes.data.division import Division
 from subbayes.distributed.processes import current
 from subbayes.utils.checks import fail
-from subbayes.utils.trees import row_kind, to_device
+from subbayes.utils.trees import n_rows, row_kind, to_device
 
-__all__ = ["every_row", "exchanged", "gathered"]
+__all__ = ["agreed_rows", "every_row", "exchanged", "gathered"]
 
 
 def exchanged(data: Any) -> Data:
@@ -35,7 +35,9 @@ def exchanged(data: Any) -> Data:
         expected = "processes that have joined, for data that are divided among them"
         fail("data", expected, "a process that works alone", "Start the program with torchrun")
     own = tuple(to_device(part, device("cpu")) for part in data.first())
-    parts: list[tuple[int, Any, str]] = processes.gather((data.n, own, repr(row_kind(own))))
+    parts: list[tuple[int, Any, str]] = processes.gather(
+        (data.n, own, repr(row_kind(own))), call="rows of their own"
+    )
     for rank, (_, _, kind) in enumerate(parts):
         if kind != parts[0][2]:
             expected = "rows of the same shapes and dtypes in all processes"
@@ -50,6 +52,23 @@ def exchanged(data: Any) -> Data:
 def every_row(data: Data) -> int:
     """The number of rows of all processes."""
     return data.n if data.division is None else sum(data.division.shares)
+
+
+def agreed_rows(data: Data) -> list[Any]:
+    """What processes with the same data agree on: the number of rows, and digests of all of them.
+
+    Rows that are divided among processes are described by their number and the example of all.
+
+    Example:
+        >>> import torch
+        >>> x = torch.zeros(5, 2)
+        >>> agreed_rows(Data.of((x, x[:, 0]))) == agreed_rows(Data.of((x + 1, x[:, 0])))
+        False
+    """
+    if data.division is None:
+        return [data.n, data.digests()]
+    first = data.first()
+    return [every_row(data), Data(n_rows(first[1]), *first).digests()]
 
 
 def gathered(data: Data, part: Any) -> list[Any]:

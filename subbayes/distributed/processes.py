@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import atexit
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import timedelta
+from textwrap import shorten
 from typing import Any, TypeVar
 
 import numpy as np
@@ -46,6 +48,7 @@ SWITCH = "SUBBAYES_DISTRIBUTED"
 
 AXES = ("chains", "data")
 _REQUIRED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_LAST_PORT = 2**16 - 1
 _TIMEOUT = 300.0
 _PATIENCE = timedelta(days=30)  # for the others while the first process trains
 _T = TypeVar("_T")
@@ -171,18 +174,32 @@ class Processes:
             dist.all_reduce(tensor, op=operation, group=group)
         return tensor.numpy()
 
-    def gather(self, part: _T, axis: str | None = None) -> list[_T]:
-        """A value of each process along an axis of the mesh, in order; without one, of all."""
+    def gather(self, part: _T, axis: str | None = None, call: str = "other values") -> list[_T]:
+        """A value of each process along an axis of the mesh, in order; without one, of all.
+
+        Args:
+            part: the value of this process.
+            axis: "chains" or "data".
+            call: what is exchanged, in words.
+
+        Raises:
+            InputError: in all processes, if one of them exchanges something else.
+        """
         members = {"chains": self.chain_groups, "data": self.data_processes}.get(
             axis or "", self.count
         )
         if members == 1:
             return [part]
-        found: list[Any] = [None] * members
+        found: list[Any] = [(call, part)] * members
         group = self._group("patient") if axis is None else self.mesh.get_group(axis)  # type: ignore[union-attr]
         with self._reachable():
-            dist.all_gather_object(found, part, group=group)
-        return found
+            dist.all_gather_object(found, (call, part), group=group)
+        for other, _ in found:
+            if other != found[0][0]:
+                expected = f"the same call in all {self.count} processes"
+                remedy = "Make the same calls, with data of the same kind, in every process"
+                fail("processes", expected, f"{found[0][0]} and {other}", remedy)
+        return [value for _, value in found]
 
     def on_first(self, work: Callable[[], _T]) -> _T:
         """Do work in the first process while the others wait, and return its result in all.
@@ -191,6 +208,7 @@ class Processes:
         """
         if self.count == 1:
             return work()
+        self.gather(None, call="work of the first process")
         outcome: list[Any] = [None]
         if self.rank == 0:
             try:
@@ -252,7 +270,7 @@ class Processes:
         Raises:
             InputError: in all processes, if one differs in any of them.
         """
-        for rank, other in enumerate(every := self.gather(dict(facts))):
+        for rank, other in enumerate(every := self.gather(dict(facts), call="facts to compare")):
             for name in every[0] | other:
                 if other.get(name) != every[0].get(name):
                     expected = f"the same in all {self.count} processes"
@@ -273,9 +291,15 @@ class Processes:
             raise ProcessError(
                 "processes",
                 f"answers of all {self.count}",
-                f"none of another one in process {self.rank} ({error_text(error)[:120]})",
+                f"none of another one in process {self.rank} ({_reason(error)})",
                 "See the first error of the others; the same command resumes from a checkpoint",
             ) from error
+
+
+def _reason(error: Exception) -> str:
+    """The first sentence of an error of a collective, without the place in its source."""
+    text = re.sub(r"\[[^\]]*\.(cc|cpp|h):\d+\] *", "", error_text(error))
+    return shorten(text.split(". ")[0], 120, placeholder=" ...")
 
 
 def _portable(error: Exception, rank: int = 0) -> Exception:
@@ -376,6 +400,10 @@ def _launched() -> tuple[int, int]:
             fail(name, "a whole number", repr(given[name]), remedy)
         numbers[name] = int(given[name])
     rank, count = numbers["RANK"], numbers["WORLD_SIZE"]
+    if not count:
+        fail("WORLD_SIZE", "a whole number of at least 1", count, remedy)
+    if numbers["MASTER_PORT"] > _LAST_PORT:
+        fail("MASTER_PORT", f"a port of at most {_LAST_PORT}", numbers["MASTER_PORT"], remedy)
     if not rank < count:
         fail("RANK", f"a number below WORLD_SIZE, {count}", rank, remedy)
     return rank, count

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import nn
+
 from subbayes.data.data import Data
+from subbayes.distributed.processes import current
+from subbayes.distributed.sharded_weights import is_sharded
 from subbayes.inference.engine import Engine
 from subbayes.inference.laplace.linearised_engine import LinearisedLaplace
 from subbayes.networks.network import Network
@@ -12,15 +16,60 @@ from subbayes.priors import EvidencePrior
 from subbayes.subspaces.base import FixedSubspace, SubspaceMethod
 from subbayes.subspaces.full import Full
 from subbayes.subspaces.random import Random
+from subbayes.subspaces.registry import SubspaceChoice, subspace_method
 from subbayes.training.configuration import Training
 from subbayes.utils.checks import fail
 
-__all__ = ["is_divided", "training_of"]
+__all__ = ["check_same_division", "is_divided", "subspace_of", "training_of"]
+
+
+def check_same_division(model: Any, data: Any) -> None:
+    """Check that all processes divide the weights and the rows, or none does.
+
+    This is the first exchange of `fit`, before any in which only those take part that divide them.
+
+    Args:
+        model: the module.
+        data: of this process, in any form of `Data.of`.
+
+    Raises:
+        InputError: in all processes, if they differ.
+
+    Example:
+        >>> import torch
+        >>> check_same_division(nn.Linear(1, 1), (torch.zeros(3, 1), torch.zeros(3)))
+    """
+    if (processes := current()) is not None:
+        facts = {
+            "model": isinstance(model, nn.Module) and is_sharded(model),
+            "data": isinstance(data, Data) and data.division is not None,
+        }
+        remedy = "Call fully_shard, and Data.of(rows, divided=True), in every process or in none"
+        processes.agree(facts, remedy)
 
 
 def is_divided(network: Network, data: Data) -> bool:
     """Whether weights or rows are divided among processes, of which none has all."""
     return network.is_sharded or data.division is not None
+
+
+def subspace_of(subspace: SubspaceChoice | None, network: Network, data: Data) -> SubspaceMethod:
+    """How `fit` chooses the subspace: by default "pca", or "random" where nothing is trained.
+
+    Args:
+        subspace: the argument of `fit`.
+        network: of the module.
+        data: training data.
+
+    Example:
+        >>> import torch
+        >>> data = Data.of((torch.zeros(3, 1), torch.zeros(3)))
+        >>> subspace_of(None, Network(nn.Linear(1, 1)), data)
+        PCA(rank=None)
+    """
+    if subspace is None:
+        subspace = "random" if is_divided(network, data) else "pca"
+    return subspace_method(subspace)
 
 
 def training_of(
@@ -67,6 +116,11 @@ def training_of(
     whole = isinstance(method, Full) and not network.is_sharded
     if not (whole or isinstance(method, (Random, FixedSubspace))):
         fail("subspace", f"'random' or a Subspace for {kind}", repr(method.name))
+    moved = isinstance(method, FixedSubspace) and not network.is_centred_on(method.subspace.shift)
+    if moved and network.has_batchnorm:
+        expected = f"a centre at the module's weights, for BatchNorm statistics and {kind}"
+        remedy = "Load the centre into the module and re-estimate its statistics first"
+        fail("subspace", expected, "another one", remedy)
     if isinstance(engine, LinearisedLaplace):
         expected = f"an engine that evaluates the posterior alone for {kind}"
         fail("inference", expected, repr(engine.name), "Use elliptical-slice or nuts")

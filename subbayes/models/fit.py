@@ -26,7 +26,7 @@ from subbayes.models.checkpoint import (
     check_saved_prior,
     check_saved_subspace,
 )
-from subbayes.models.divided import is_divided, training_of
+from subbayes.models.divided import check_same_division, is_divided, subspace_of, training_of
 from subbayes.models.ensemble_start import EnsembleStart, centred_method, ensemble_settings
 from subbayes.models.fitted import FittedModel
 from subbayes.models.settings import check_settings
@@ -41,7 +41,7 @@ from subbayes.priors import EvidencePrior, Normal, check_normal
 from subbayes.subspaces.base import FixedSubspace, SubspaceMethod
 from subbayes.subspaces.optimal import Optimal, check_size
 from subbayes.subspaces.pca import PCA
-from subbayes.subspaces.registry import SUBSPACES, SubspaceChoice, subspace_method
+from subbayes.subspaces.registry import SUBSPACES, SubspaceChoice
 from subbayes.training.configuration import Training
 from subbayes.training.loop import LEAST_SNAPSHOTS
 from subbayes.training.pipeline import Trained, train_trajectory, without_training
@@ -76,7 +76,7 @@ def fit(
     data: Any,
     *,
     likelihood: str | Likelihood = "gaussian",
-    subspace: SubspaceChoice = "pca",
+    subspace: SubspaceChoice | None = None,
     inference: str | Engine | Callable[[Any, Sampling], Draws] = "elliptical-slice",
     prior: Normal | EvidencePrior | float | str = 1.0,
     temperature: float | str = 1.0,
@@ -95,7 +95,8 @@ def fit(
         likelihood: "gaussian" (one learned noise), "heteroscedastic", "categorical",
             "bernoulli", "poisson", "causal-lm" (the next token of a language model), "tokens" (a
             label for each token), or a likelihood object.
-        subspace: a name of `SUBSPACES` or a method of `subbayes.subspaces`: `PCA` (of the SGD
+        subspace: by default "pca", or "random" for weights or rows that are divided among
+            processes; a name of `SUBSPACES` or a method of `subbayes.subspaces`: `PCA` (of the SGD
             trajectory), `Random`, `Curve` (of low loss to a second solution), `Optimal` (keeps
             most of the predictive covariance), `Subnetwork` (the weights that keep most of the
             predictive variance) or `Full` (all weights); a `Subspace` (then nothing is trained;
@@ -143,6 +144,7 @@ def fit(
         (5,)
     """
     join(required=False)
+    check_same_division(model, data)
     data = exchanged(data)
     likelihood = likelihoods.as_likelihood(likelihood)
     if data.has_weights:
@@ -157,7 +159,7 @@ def fit(
     sampling = check_settings("sampling", sampling, Sampling) or Sampling()
     on_first(partial(check_checkpoint, sampling.checkpoint))
     engine, prior = engine_of(inference), as_prior(prior)
-    method = centred_method(subspace_method(subspace), sampling)
+    method = centred_method(subspace_of(subspace, network, data), sampling)
     training = training_of(training, network, data, method, engine, prior)
     check_temperature(temperature, validation)
     if validation is not None and temperature != "validation":

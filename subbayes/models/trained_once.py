@@ -13,22 +13,20 @@ import torch
 from torch import Tensor, nn
 
 from subbayes.data.data import Data
-from subbayes.distributed.divided_rows import every_row
+from subbayes.distributed.divided_rows import agreed_rows
 from subbayes.distributed.processes import current
 from subbayes.inference.configuration import Sampling
 from subbayes.likelihoods import Likelihood
 from subbayes.models.fitted import FittedModel, rebuild
 from subbayes.networks.network import Network
+from subbayes.networks.validation import check_same_outputs
 from subbayes.utils.artifact import fingerprint
 from subbayes.utils.saving import nested_facts
 from subbayes.utils.strict_json import decode, encode
 from subbayes.utils.tensor_file import as_tensors
-from subbayes.utils.trees import leaves, named_leaves, take
 from subbayes.utils.version import __version__
 
 __all__ = ["check_agreement", "trained_once"]
-
-_ROWS = 4096  # of the data that are compared
 
 _REMEDY = "Give every process the same data and seeds, as torch.manual_seed(0) before the model"
 
@@ -72,8 +70,8 @@ def check_agreement(
 ) -> None:
     """Check that all processes fit the same model to the same data with the same settings.
 
-    Rows are compared by their number, shapes and types, and by the values of up to 4096 of them;
-    of weights and rows that are divided among processes only shapes and types.
+    Rows are compared by digests of all of them, for which a loader is read once; of weights and
+    rows that are divided among processes only shapes and types.
 
     Raises:
         InputError: in all processes, if they differ.
@@ -89,25 +87,11 @@ def check_agreement(
         "versions": [__version__, torch.__version__, np.__version__, platform.python_version()],
         "threads": torch.get_num_threads(),
         "seed": sampling.seed,
-        "data": _data_digest(data),
+        "data": agreed_rows(data),
         "model": fingerprint(weights | network.frozen, {"of": network.architecture}),
         "settings": fingerprint({}, settings),
         "inference": re.sub(r" at 0x[0-9a-f]+", "", repr(engine)),
         "sampling": [asdict(own), fingerprint(start, {"as": starts if not start else ""})],
     }
     processes.agree(facts, _REMEDY)
-
-
-def _data_digest(data: Data) -> str:
-    """A digest of the layout of data and of some of their rows."""
-    pair = data.first()
-    if data.in_memory and data.division is None:
-        rows = torch.linspace(0, data.n - 1, min(data.n, _ROWS), dtype=torch.float64).long()
-        rows = rows.to(leaves(pair[1])[0].device)
-        pair = take(data.inputs, rows), take(data.y, rows)
-    tensors = {
-        f"{kind} {name}": tensor
-        for kind, part in zip(("inputs", "targets"), pair, strict=True)
-        for name, tensor in named_leaves(part).items()
-    }
-    return fingerprint(tensors, {"n": every_row(data)})
+    check_same_outputs(network, network.weights, data)

@@ -20,6 +20,7 @@ from subbayes.utils.torch_lock import torch_lock
 __all__ = [
     "CopiedUnderLock",
     "call_with",
+    "check_in_one_process",
     "private_copy",
     "set_values",
     "shared_copy",
@@ -152,6 +153,21 @@ def private_copy(
     return duplicate.eval()
 
 
+def check_in_one_process(module: nn.Module) -> None:
+    """Check that the weights of a module to copy are not divided among processes.
+
+    Raises:
+        InputError: weights that `fully_shard` has divided.
+    """
+    if is_sharded(module):
+        fail(
+            "module",
+            "weights in one process",
+            "weights sharded by fully_shard",
+            "Use fit with subspace='random' and a sampler, or a ShardedNetwork",
+        )
+
+
 def shared_copy(module: nn.Module, copied: Container[str] = ()) -> nn.Module:
     """A copy of the module that shares the memory of its frozen parameters, but those `copied`.
 
@@ -167,13 +183,7 @@ def shared_copy(module: nn.Module, copied: Container[str] = ()) -> nn.Module:
         >>> layer.weight.requires_grad_(False).data_ptr() == shared_copy(layer).weight.data_ptr()
         True
     """
-    if is_sharded(module):
-        fail(
-            "module",
-            "weights in one process",
-            "weights sharded by fully_shard",
-            "Use fit with subspace='random' and a sampler, or a ShardedNetwork",
-        )
+    check_in_one_process(module)
     if any(map(is_lazy, module.parameters())):
         fail(
             "module",

@@ -436,8 +436,8 @@ class Network(CopiedUnderLock):
 
         Args:
             weights: the weights of the result, shape (D,).
-            data: the training data, in any form of `Data.of`; the statistics are re-estimated on
-                them in one pass if the network has other weights.
+            data: the training data, in any form of `Data.of`; the statistics, if there are any, are
+                re-estimated on them in one pass if the network has other weights.
 
         Raises:
             InputError: another number of weights.
@@ -452,6 +452,8 @@ class Network(CopiedUnderLock):
         self._check_size(weights)
         if self.is_centred_on(weights):
             return self
+        if not self.has_batchnorm:
+            return self.with_weights(weights)
         return self.refresh_batchnorm(weights.to(self.weights), Data.of(data).batches(1024))
 
     def _check_size(self, weights: Tensor) -> None:

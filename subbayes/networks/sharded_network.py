@@ -248,15 +248,6 @@ class ShardedNetwork(Network):
         other._replaced = self._replaced | dict(buffers)
         return other
 
-    def centred_on(self, weights: Float[Tensor, "D_r"], data: Any) -> Network:
-        """The network at other weights; not for modules with BatchNorm statistics."""
-        self._check_size(weights)
-        if self.is_centred_on(weights):
-            return self
-        if self.has_batchnorm:
-            _refuse("statistics of BatchNorm at other weights")
-        return self.with_weights(weights)
-
     def _check_size(self, weights: Tensor) -> None:
         if weights.shape != (self.layout.local_size,):
             fail(

@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from subbayes.data.data import Data
+from subbayes.distributed.processes import current
 from subbayes.likelihoods import Likelihood, Weighted
 from subbayes.likelihoods.base import target_values
 from subbayes.likelihoods.gaussian import GaussianLike
@@ -33,12 +34,14 @@ __all__ = [
     "check_gradients",
     "check_own_likelihood",
     "check_outputs",
+    "check_same_outputs",
     "warn_of_probabilities",
     "warn_of_probable_outputs",
     "warn_of_units",
 ]
 
 
+_OTHER_DEVICES = 1e-2  # relative differences of outputs of devices of different kinds
 HALF = (torch.float16, torch.bfloat16)
 """Dtypes too coarse for the weights and for log-likelihoods, which are computed in float32."""
 
@@ -252,6 +255,45 @@ def check_fit(network: Network, likelihood: Likelihood, data: Data) -> int:
     check_own_likelihood(network, likelihood, first, y)
     warn_of_probabilities(network, likelihood, first)
     return outputs
+
+
+def check_same_outputs(network: Network, weights: Float[Tensor, "D"], data: Data) -> None:
+    """Check that the first rows have the same outputs in all processes, within rounding.
+
+    A module may keep tensors or numbers that are neither parameters nor buffers, which no digest of
+    its weights contains. All processes have to call this.
+
+    Args:
+        network: the network of this process.
+        weights: where it is evaluated.
+        data: of which the first rows are the same in all processes.
+
+    Raises:
+        InputError: in all processes, if the outputs of one differ.
+
+    Example:
+        >>> from subbayes import Network
+        >>> net = Network(torch.nn.Linear(2, 1))
+        >>> check_same_outputs(net, net.weights, Data.of((torch.zeros(3, 2), torch.zeros(3))))
+    """
+    processes = current()
+    if processes is None or processes.count == 1:
+        return
+    device = network.device
+    with torch.no_grad():
+        own = network(weights.to(device), to_device(data.first()[0], device)).double().cpu()
+    kind = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    (first_kind, first), *others = processes.gather((kind, own))
+    scale = float(first.abs().nan_to_num(0.0, 0.0, 0.0).max())
+    for rank, (other_kind, other) in enumerate(others, 1):
+        tolerance = network.rounding**0.5 if other_kind == first_kind else _OTHER_DEVICES
+        if not torch.allclose(first, other, rtol=0.0, atol=tolerance * scale, equal_nan=True):
+            fail(
+                "model",
+                f"the same outputs in all {processes.count} processes",
+                f"others in process {rank} than in process 0, with the same weights",
+                "Set what the module keeps beside its parameters and buffers to the same values",
+            )
 
 
 def check_own_likelihood(

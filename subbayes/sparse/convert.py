@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from subbayes.likelihoods import Likelihood
+from subbayes.networks.module_copy import check_in_one_process
 from subbayes.networks.network import arguments
 from subbayes.networks.tracing.private_torch import copy_forward_hooks
 from subbayes.networks.validation import as_outputs
@@ -74,7 +75,7 @@ def convert(
 
     Raises:
         InputError: nothing to convert, an unknown layer, shared weights, weights that are computed
-            from others, layers of a class with its own `forward`.
+            from others or sharded among processes, layers of a class with its own `forward`.
 
     Source: Hubin and Storvik (2024), section 3.
 
@@ -87,6 +88,7 @@ def convert(
     """
     if not isinstance(module, nn.Module):
         fail_type("module", "a torch.nn.Module", module)
+    check_in_one_process(module)
     settings = LayerSettings(posterior, structure, estimator, inclusion, sd, rank, temperature)
     check_seed(seed)
     layers = _convertible_layers(module, keep)

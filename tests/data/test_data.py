@@ -24,6 +24,7 @@ from torch.utils.data import (
     TensorDataset,
     WeightedRandomSampler,
 )
+from torch.utils.data.distributed import DistributedSampler
 
 from subbayes import InputError, InputTypeError, Network, Posterior, Training
 from subbayes.baselines import point_estimate
@@ -46,6 +47,83 @@ def joined(data: Data, batch_size: int | None = None) -> tuple[list[Tensor], lis
         [torch.cat(part) for part in zip(*(x for x, _ in pairs), strict=True)],
         [torch.cat(part) for part in zip(*(y for _, y in pairs), strict=True)],
     )
+
+
+@pytest.mark.parametrize("memory_limit", [0, 2**20])
+def test_digests_are_those_of_all_rows_in_any_form(memory_limit):
+    whole = Data.of((X, Y))
+    assert whole.digests().keys() == {"inputs ", "targets "}
+    loader = DataLoader(TensorDataset(X, Y), batch_size=4)
+    assert Data.of(loader, memory_limit=memory_limit).digests() == whole.digests()
+    other = X.clone()
+    other[-2, 1] += 1
+    changed = Data.of(DataLoader(TensorDataset(other, Y), batch_size=4), memory_limit=memory_limit)
+    assert changed.digests()["targets "] == whole.digests()["targets "]
+    assert changed.digests()["inputs "] != whole.digests()["inputs "]
+
+
+def test_a_loader_is_read_once_for_its_digests():
+    read = []
+
+    class Rows(Dataset):
+        def __len__(self) -> int:
+            return N
+
+        def __getitem__(self, i: int) -> Any:
+            read.append(i)
+            return X[i], Y[i]
+
+    data = Data.of(Rows(), memory_limit=0)
+    read.clear()
+    assert data.digests() == data.digests()
+    assert read == list(range(N))
+
+
+def shares_by_sampler(n: int, count: int, **options: Any) -> list[Data]:
+    """The rows of each process of a loader with a DistributedSampler."""
+    own_batches = options.pop("own_batches", False)
+    dataset, found = TensorDataset(X[:n], Y[:n]), []
+    for rank in range(count):
+        sampler = DistributedSampler(dataset, count, rank, **options)
+        loader = DataLoader(dataset, 4, sampler=sampler)
+        if own_batches:
+            loader = DataLoader(dataset, batch_sampler=BatchSampler(sampler, 4, False))
+        found.append(Data.of(loader, divided=True, memory_limit=0))
+    return found
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"shuffle": False},
+        {"shuffle": True, "seed": 3},
+        {"drop_last": True},
+        {"own_batches": True, "shuffle": False},
+    ],
+)
+def test_a_distributed_sampler_gives_each_row_to_one_process(options):
+    """11 rows of 3 processes are 12 with the padding, and 9 with `drop_last`."""
+    shares = shares_by_sampler(N, 3, **options)
+    assert [data.n for data in shares] == [4, 4, 3]
+    rows = torch.cat([joined(data)[1][0] for data in shares])
+    assert rows.sort().values.tolist() == Y.tolist()
+    assert {len(y) for data in shares for _, y in data.batches()} == {3, 4}
+
+
+def test_a_sampler_of_ones_own_that_repeats_rows_is_refused():
+    class Sampler(DistributedSampler):
+        pass
+
+    dataset = TensorDataset(X, Y)
+    loader = DataLoader(dataset, 4, sampler=Sampler(dataset, 3, 0))
+    with pytest.raises(
+        InputError,
+        match=r"data: expected rows that only one process has, got a Sampler that repeats rows. "
+        r"Use DistributedSampler, or Subset\(dataset, range\(rank, 11, processes\)\)",
+    ):
+        Data.of(loader, divided=True)
+    even = DataLoader(dataset, 4, sampler=Sampler(dataset, 11, 0, shuffle=False))
+    assert Data.of(even, divided=True).n == 1
 
 
 def check_rows_in_order(data: Data, batch_size: int | None = None) -> None:

@@ -112,17 +112,34 @@ def divided_sum(shares: list[int]) -> dict[str, Any]:
     return {"found": found.tolist(), "terms": terms}
 
 
-def divided_fit(shares: list[int], inference: str, subspace: str) -> dict[str, Any]:
-    """`fit` of rows that are divided, and of all rows."""
+def divided_fit(shares: list[int], inference: str) -> dict[str, Any]:
+    """`fit` of rows that are divided, in its default subspace, and of all rows."""
     settings = Sampling(draws=8, chains=4, warmup=6, seed=1, progress=False, mode="eager")
-    options: dict[str, Any] = {"subspace": subspace, "inference": inference, "sampling": settings}
+    options: dict[str, Any] = {"inference": inference, "sampling": settings}
     rows = own_rows(shares, list(range(len(shares))))
     model = subbayes.fit(module(), divided(rows), **options)
-    whole = subbayes.fit(module(), table(200), training=UNTRAINED, **options)
+    whole = subbayes.fit(module(), table(200), subspace="random", training=UNTRAINED, **options)
     return {
         "draws": float(np.abs(model.draws.z - whole.draws.z).max()),
         "noise": float(np.abs(np.subtract(model.likelihood.noise, whole.likelihood.noise)).max()),
         "same": len(set(distributed.current().gather(digest(model.draws.z)))),
+    }
+
+
+def divided_centre(inference: str = "elliptical-slice") -> dict[str, Any]:
+    """`fit` in a `Subspace` around other weights, of rows that are divided, and of all rows."""
+    settings = Sampling(draws=5, chains=2, warmup=4, seed=1, progress=False, mode="eager")
+    weights = subbayes.Network(module()).weights + 0.1
+    options: dict[str, Any] = {"subspace": RandomSubspace(weights, 3), "inference": inference}
+    rows = own_rows([96, 104], [0, 1])
+    models = [
+        subbayes.fit(module(), data, sampling=settings, **options)
+        for data in (divided(rows), table(200))
+    ]
+    return {
+        "draws": float(np.abs(models[0].draws.z - models[1].draws.z).max()),
+        "noise": float(np.abs(np.subtract(*(one.likelihood.noise for one in models))).max()),
+        "centre": all(torch.equal(one.network.weights, weights) for one in models),
     }
 
 
@@ -147,11 +164,36 @@ def _other_shapes() -> Any:
     return posterior(Data.of((x, y), divided=True))
 
 
-def _fit(**options: Any) -> Callable[[], Any]:
+def _fit(module: Callable[[], Any] = module, **options: Any) -> Callable[[], Any]:
     return lambda: subbayes.fit(module(), _data(), **({"subspace": "random"} | options))
 
 
+def _normalised() -> torch.nn.Module:
+    return torch.nn.Sequential(module(), torch.nn.BatchNorm1d(1))
+
+
+def _around_other_weights(net: torch.nn.Module) -> Any:
+    return RandomSubspace(subbayes.Network(net).weights + 0.1, 3)
+
+
+def _one_divided() -> Any:
+    return _data() if distributed.current().rank else table(200)
+
+
+def _sampled(data: Any) -> Any:
+    return subbayes.inference.EllipticalSlice().sample(posterior(data), draws=2, progress=False)
+
+
+def _mixed_calls() -> Any:
+    processes = distributed.current()
+    return processes.gather(1) if processes.rank else processes.on_first(lambda: 1)
+
+
 REFUSED: dict[str, Callable[[], Any]] = {
+    "batchnorm": _fit(_normalised, subspace=_around_other_weights(_normalised())),
+    "one divided": lambda: subbayes.fit(module(), _one_divided(), subspace="random"),
+    "posterior of one divided": lambda: _sampled(_one_divided()),
+    "mixed calls": _mixed_calls,
     "shapes": _other_shapes,
     "empty": lambda: posterior(_data(slice(0, 0))),
     "epochs": _fit(training=Training(epochs=5)),

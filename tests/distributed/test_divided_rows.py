@@ -26,8 +26,13 @@ IN_BLOCKS = [  # cut between two blocks of 32
 ]
 UNEVEN, EXCHANGED = ["divided_values", [70, 130]], ["divided_values", [130, 70], [1, 0]]
 SUM = ["divided_sum", [70, 130]]
-FIT = ["divided_fit", [50, 150], "elliptical-slice", "random"]
+CENTRE = ["divided_centre"]
+FIT = ["divided_fit", [50, 150], "elliptical-slice"]
 MESSAGES = {
+    "batchnorm": "subspace: expected a centre at the module's weights, for BatchNorm",
+    "one divided": "data: expected the same in all 2 processes, got another in process 1 than in",
+    "posterior of one divided": "processes: expected the same call in all 2 processes, got facts",
+    "mixed calls": "processes: expected the same call in all 2 processes, got work of the first",
     "shapes": "data: expected rows of the same shapes and dtypes in all processes, got",
     "empty": "data: expected at least one row in one of the processes, got empty tables",
     "epochs": "training: expected Training(epochs=0, swa_epochs=0) for rows divided among",
@@ -51,7 +56,7 @@ def runs(tmp_path_factory):
 @pytest.fixture(scope="module")
 def two_processes(runs):
     """The results of all cases in two processes."""
-    cases = [WHOLE, *IN_BLOCKS, UNEVEN, EXCHANGED, SUM, FIT, *runs[1:], ["divided_refused"]]
+    cases = [WHOLE, *IN_BLOCKS, UNEVEN, EXCHANGED, SUM, FIT, CENTRE, *runs[1:], ["divided_refused"]]
     return results(2, cases)
 
 
@@ -84,6 +89,14 @@ def test_fit_finds_what_it_finds_with_all_rows(two_processes):
         fit = found[json.dumps(FIT)]
         assert fit["same"] == 1
         assert fit["draws"] < 1e-3  # float32 sums of other blocks
+        assert fit["noise"] < 1e-6
+
+
+def test_fit_in_a_subspace_around_other_weights_needs_no_data_in_one_process(two_processes):
+    for found in two_processes:
+        fit = found[json.dumps(CENTRE)]
+        assert fit["centre"]
+        assert fit["draws"] < 1e-3
         assert fit["noise"] < 1e-6
 
 

@@ -9,7 +9,7 @@ import pytest
 from distributed.engine_cases import SIZES
 from distributed.launch import WORKER, outputs, results, start
 from subbayes.distributed.blocks import BlockSize, own_blocks
-from subbayes.distributed.processes import mesh_shape
+from subbayes.distributed.processes import ProcessError, Processes, mesh_shape
 
 QUICK = [
     *(["evaluations", size] for size in SIZES),
@@ -22,6 +22,8 @@ QUICK = [
 REFUSED = {
     "rows": "data",
     "values": "data",
+    "one row of many": "data",
+    "streamed": "data",
     "weights": "model",
     "seed": "seed",
     "prior": "settings",
@@ -47,6 +49,8 @@ def two_processes():
         ["sample", "hmc", "even", 2],
         *(["refused", what] for what in REFUSED),
         *(["refused_posterior", what] for what in REFUSED_POSTERIORS),
+        ["refused", "attribute"],
+        ["refused_posterior", "attribute"],
         ["one_fails"],
         ["groups", 3],
         ["groups", 4],
@@ -76,6 +80,16 @@ def test_processes_that_differ_are_refused_in_all(two_processes, what):
         error = found[json.dumps(["refused", what])]["error"]
         assert error.startswith(f"{REFUSED[what]}: expected the same in all 2 processes, got")
         assert "\n" not in error
+
+
+@pytest.mark.parametrize("case", [["refused", "attribute"], ["refused_posterior", "attribute"]])
+def test_modules_with_other_outputs_are_refused_in_all(two_processes, case):
+    for found in two_processes:
+        error = found[json.dumps(case)]["error"]
+        assert error.startswith(
+            "model: expected the same outputs in all 2 processes, got others in process 1 than in "
+            "process 0, with the same weights. Set what the module keeps beside its parameters"
+        )
 
 
 @pytest.mark.parametrize("what", REFUSED_POSTERIORS)
@@ -172,22 +186,49 @@ def one_process():
         ({"WORLD_SIZE": "2", "RANK": ""}, "RANK, MASTER_ADDR, MASTER_PORT: expected"),
         ({"RANK": "x", "WORLD_SIZE": "2"}, "RANK: expected a whole number, got 'x'"),
         ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK: expected a number below WORLD_SIZE, 2, got 2"),
+        ({"RANK": "0", "WORLD_SIZE": "0"}, "WORLD_SIZE: expected a whole number of at least 1"),
+        (
+            {"RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": "99999999"},
+            "MASTER_PORT: expected a port of at most 65535, got 99999999. Start the program with",
+        ),
     ],
 )
 def test_variables_that_are_wrong(monkeypatch, variables, message):
     from subbayes import InputError
     from subbayes.distributed import join
 
-    complete = len(variables) == 2 and all(variables.values())
+    complete = len(variables) >= 2 and all(variables.values())
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"} if complete else {}
-    for name, value in (variables | address).items():
+    for name, value in (address | variables).items():
         monkeypatch.setenv(name, value)
     with pytest.raises(InputError, match=message):
         join(required=False)
     monkeypatch.setenv("SUBBAYES_DISTRIBUTED", "0")
     assert join(required=False) is None
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (
+            "[/src/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:45702. "
+            "This may be caused by an error of another process",
+            "Connection closed by peer [127.0.0.1]:45702",
+        ),
+        (
+            "[../gloo/unbound_buffer.cc:78] Timed out waiting 5000ms for recv operation to finish",
+            "Timed out waiting 5000ms for recv operation to finish",
+        ),
+        ("word " * 50, "word " * 23 + "..."),
+    ],
+)
+def test_errors_of_exchanges_name_no_places_and_end_with_a_word(error, reason):
+    processes = Processes(1, 2)
+    with pytest.raises(ProcessError) as caught, processes._reachable():
+        raise RuntimeError(error)
+    assert f"got none of another one in process 1 ({reason}). See the first" in str(caught.value)
 
 
 def test_blocks_do_not_depend_on_the_number_of_processes():

@@ -209,14 +209,30 @@ def from_ensemble(folder: str = "") -> dict[str, Any]:
     return {"starts": digest(model.starts), "z": digest(model.draws.z)}
 
 
+class Scaled(torch.nn.Module):
+    """A module with a number that is neither a parameter nor a buffer."""
+
+    def __init__(self, inner: torch.nn.Module, factor: float) -> None:
+        super().__init__()
+        self.inner, self.factor = inner, factor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Outputs of the inner module times the number."""
+        return self.factor * self.inner(x)
+
+
 def refused(what: str) -> dict[str, Any]:
     """The error of processes that do not agree."""
     rank = distributed.current().rank
-    n = 60 + (rank == 1) * (what == "rows")
-    table = rows(n)
-    if what == "values":
-        table[0][5, 1] += rank
-    net = module(rank if what == "weights" else 0)
+    n = 60 + (rank == 1) * (what == "rows") + 4940 * (what == "one row of many")
+    table: Any = rows(n)
+    table[0][n - 3, 1] += rank * (what in ("values", "one row of many", "streamed"))
+    if what == "streamed":
+        loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*table), batch_size=16)
+        table = subbayes.data.Data.of(loader, memory_limit=0)
+    net: torch.nn.Module = module(rank if what == "weights" else 0)
+    if what == "attribute":
+        net = Scaled(net, 1.0 + 0.001 * rank)
     seed = rank if what == "seed" else 0
     options: dict[str, Any] = {"prior": 1.0 + rank * (what == "prior")}
     options["inference"] = "nuts" if rank and what == "engine" else "elliptical-slice"
@@ -236,9 +252,10 @@ def refused(what: str) -> dict[str, Any]:
 def refused_posterior(what: str) -> dict[str, Any]:
     """The error of processes that sample different posteriors, without `fit`."""
     rank = distributed.current().rank
-    network, table = subbayes.Network(module()), rows(60)
+    net, table = Scaled(module(), 1.0 + rank * (what == "attribute")), rows(60)
+    network = subbayes.Network(net)
     if what == "data":
-        table[1][0] += rank
+        table[1][50] += rank
     space = RandomSubspace(network.weights, 4, seed=rank * (what == "subspace"))
     scale, temperature = 1.0 + rank * (what == "prior"), 1.0 + rank * (what == "temperature")
     density = subbayes.Posterior(
@@ -325,6 +342,7 @@ CASES: dict[str, Callable[..., dict[str, Any]]] = {
         divided_cases.whole_values,
         divided_cases.divided_sum,
         divided_cases.divided_fit,
+        divided_cases.divided_centre,
         divided_cases.divided_run,
         divided_cases.divided_refused,
     )

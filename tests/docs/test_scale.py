@@ -27,6 +27,24 @@ def test_the_script_prints_them(scale):
     assert out.stdout.strip() == "\n\n".join(scale["tables"]().values())
 
 
+def test_each_chain_of_divided_weights_has_traffic_of_its_own(scale):
+    """8 chains of so many tokens on each GPU compute as long as they gather, one after another."""
+    model, gpus, chains = scale["MODELS"][2], 8, scale["CHAINS"]
+    tokens = scale["tokens_beside_traffic"](model, gpus)
+    data = scale["ROWS"] * scale["LENGTH"]
+    arithmetic = chains * model.forward * tokens / data / scale["GPU_FLOPS"]
+    traffic = chains * 2 * model.weights * 7 / 8 / scale["LINK_BYTES"]
+    assert arithmetic == pytest.approx(traffic)
+    assert f"| {traffic:.3g} s |" in scale["tables"]()["traffic"]
+
+
+def test_constants_are_those_of_the_benchmarks(scale):
+    page = (ROOT / "docs" / "benchmarks.md").read_text()
+    on_cpu, on_gpu = scale["DENSITY"]
+    assert f"8 chains\n{on_cpu}, no parameter copied" in page
+    assert f"{on_gpu} (bar 8.8, missed)" in page
+
+
 def test_numbers_of_weights_are_those_of_the_models(scale):
     """Llama 3.2 1B, Llama 2 7B and Llama 2 70B as published."""
     assert [model.weights for model in scale["MODELS"]] == [

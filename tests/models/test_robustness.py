@@ -99,7 +99,7 @@ def test_iterable_dataset_equals_its_loader():
         (lambda: small_fit(inference=lambda *_: None), "inference: expected a function that retur"),
         (lambda: small_fit(validation="nonsense"), "validation: .* temperature=1.0 uses no held-o"),
         (lambda: small_fit(validation=DATA, temperature="loo"), "validation: .*temperature='loo'"),
-        (lambda: small_fit(subspace=None), "subspace: expected a name, .*got NoneType"),
+        (lambda: small_fit(subspace=3), "subspace: expected a name, .*got int"),
         (lambda: small_fit(subspace=PCA), r"subspace: .* PCA\(\), got the class PCA. Call it"),
         (lambda: small_fit(output="logits"), "output: expected a function of what .*, got str"),
         (lambda: small_fit().predict(DATA[0], n_draws="9"), "n_draws: expected a whole number"),

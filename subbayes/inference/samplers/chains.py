@@ -24,19 +24,20 @@ from jaxtyping import Bool, Float
 
 from subbayes.data.data import Data
 from subbayes.distributed.chain_groups import ChainGroups, divided_chains
-from subbayes.distributed.divided_rows import every_row
+from subbayes.distributed.divided_rows import agreed_rows
 from subbayes.distributed.processes import current
 from subbayes.draws import Draws
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.engine import Engine
 from subbayes.inference.samplers.chain_storage import Checkpoint, FinishedChain, Store, check_folder
+from subbayes.networks.validation import check_same_outputs
+from subbayes.posterior import Posterior
 from subbayes.priors import Normal
 from subbayes.subspace import Subspace
 from subbayes.utils import artifact
 from subbayes.utils.checks import fail
 from subbayes.utils.memory import check_memory
 from subbayes.utils.progress import progress_bar
-from subbayes.utils.trees import tensors_of
 from subbayes.utils.warning import warn_user
 
 __all__ = [
@@ -170,7 +171,7 @@ def run(
 
 
 def _check_agreement(kernel: Kernel, posterior: Density, sampling: Sampling) -> None:
-    """Check that all processes run the same chains in the same subspace, on the same first rows."""
+    """Check that all processes run the same chains in the same subspace, on the same rows."""
     processes = current()
     if processes is None or processes.count == 1:
         return
@@ -184,9 +185,10 @@ def _check_agreement(kernel: Kernel, posterior: Density, sampling: Sampling) -> 
     if isinstance(space, Subspace):
         facts["subspace"] = artifact.fingerprint(space.tensors(), space.config())
     if isinstance(data, Data):
-        first = {str(i): tensor for i, tensor in enumerate(tensors_of(data.first()))}
-        facts["data"] = artifact.fingerprint(first, {"n": every_row(data)})
+        facts["data"] = agreed_rows(data)
     processes.agree(facts, "Give every process the same data, subspace and settings")
+    if isinstance(posterior, Posterior):
+        check_same_outputs(posterior.network, posterior.subspace.shift, posterior.data)
 
 
 def _run(
