@@ -17,11 +17,11 @@ from subbayes.diagnostics.leave_one_out import compare as compare_loo
 from subbayes.likelihoods.families import CategoricalFamily
 from subbayes.predictions.predictive import Predictive
 from subbayes.semistructured.flat_prior import improper_effects
+from subbayes.semistructured.formula_checks import levels_of
 from subbayes.semistructured.joint_posterior import FittedState
 from subbayes.semistructured.tools.averages import (
     Averages,
     contrasts,
-    levels_of,
     marginal_means,
     marginal_slopes,
 )

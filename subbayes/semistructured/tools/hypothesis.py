@@ -148,7 +148,8 @@ def evaluate_hypothesis(
     before = None
     if sign == "=":
         known = prior()
-        flat = [name for name in names.values() if name not in known]
+        used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+        flat = [name for name in effects if name in used and name not in known]
         if flat:
             expected, remedy = "effects with proper priors in an equality", "Pass a scale"
             fail("hypothesis", expected, f"{', '.join(flat)} with flat priors", remedy)
