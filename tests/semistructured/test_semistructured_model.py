@@ -343,7 +343,7 @@ def test_bad_input_raises_with_its_name():
     with pytest.raises(InputError, match="columns that are not sums of others, got w = x"):
         SemiStructuredRegression("y ~ x + w").fit(frame.assign(w=2 * frame.x))
     few = frame.iloc[:3]
-    with pytest.raises(InputError, match="priors of your own for as many effects as rows"):
+    with pytest.raises(InputError, match="more rows than effects, got 4 effects for 3 rows"):
         SemiStructuredRegression("y ~ x + u").fit(few)
     with pytest.raises(InputError, match="counts.*for family 'poisson'"):
         SemiStructuredRegression("y ~ x", family="poisson").fit(frame)

@@ -262,7 +262,7 @@ def test_effects_of_smooths_are_drawn_along_their_variables():
     assert one.draws.shape == (12, 100)
     surface = model.effect("te(z, `my x`, k=4)")
     assert list(surface.table().columns)[:3] == ["my x", "z", "mean"]
-    assert surface.draws.shape == (12, 400)
+    assert surface.draws.shape == (12, 900)
     rows = model.effect("te(z, `my x`, k=4)", frame[["z", "my x"]])
     np.testing.assert_allclose(rows.draws.mean(1), 0.0, atol=1e-8)
     slope = model.effect("s(z, by=x, bs='cr', k=4)", [0.0, 1.0])
