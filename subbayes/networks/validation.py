@@ -14,7 +14,13 @@ from subbayes.data.data import Data
 from subbayes.likelihoods import Likelihood, Weighted
 from subbayes.likelihoods.base import target_values
 from subbayes.likelihoods.gaussian import GaussianLike
-from subbayes.likelihoods.validation import check_padding, check_results, check_sizes, is_own
+from subbayes.likelihoods.validation import (
+    check_results,
+    check_sizes,
+    checked_targets,
+    is_own,
+    sized_likelihood,
+)
 from subbayes.networks.call_errors import fail_of_call, remedy_of_shape
 from subbayes.utils.checks import InputError, InputTypeError, error_text, fail, fail_type
 from subbayes.utils.seeding import fork_rng
@@ -234,7 +240,7 @@ def check_fit(network: Network, likelihood: Likelihood, data: Data) -> int:
         >>> check_fit(net, Gaussian(1.0), Data.of(data))
         1
     """
-    targets = data.targets()
+    targets = checked_targets(likelihood, data)
     if data.has_weights and not isinstance(likelihood, Weighted):
         fail(
             "likelihood",
@@ -244,11 +250,9 @@ def check_fit(network: Network, likelihood: Likelihood, data: Data) -> int:
         )
     check_sizes(likelihood, targets)
     likelihood.check_targets(targets)
-    check_padding(likelihood, data.inputs, targets)
     first, y = to_device(data.first(), network.device)
     outputs = network.check(first)
-    likelihood.check_outputs(outputs, targets)
-    likelihood.for_outputs(outputs, targets).check_parameters(outputs)
+    sized_likelihood(likelihood, outputs, y, targets).check_parameters(outputs)
     check_own_likelihood(network, likelihood, first, y)
     warn_of_probabilities(network, likelihood, first)
     return outputs
