@@ -96,9 +96,7 @@ def as_outputs(out: Any, inputs: Inputs, output: Callable[[Any], Tensor] | None 
             "module",
             f"outputs of shape ({n}, C) for {n} inputs",
             tuple(out.shape),
-            remedy_of_shape(inputs)
-            or "Flatten the outputs per observation; for logits of positions pass "
-            "output=subbayes.networks.token_outputs.TokenOutputs()",
+            remedy_of_shape(inputs) or (_OF_POSITIONS if out.ndim == 3 else _FLATTEN),
         )
     return out
 
@@ -325,6 +323,12 @@ def warn_of_units(network: Network, likelihood: Likelihood, rows: Inputs, target
         )
 
 
+_FLATTEN = "Flatten the outputs per observation"
+_OF_POSITIONS = (
+    "For a label of each position pass likelihood='causal-lm' or 'tokens', and to a Network "
+    "output=subbayes.networks.token_outputs.TokenOutputs(); else flatten the outputs "
+    "per observation"
+)
 _UNITS = 30  # ratio of two scales that training does not bridge in time
 
 
