@@ -30,6 +30,7 @@ __all__ = [
 
 _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 _INPUT_GRADIENTS = re.compile("make_inputs?_requires?_grads?")
+_OF_PAD_TOKEN = re.compile("padding token|pad_token", re.IGNORECASE)
 _OF_INDICES = re.compile("index|indices|class values", re.IGNORECASE)
 
 
@@ -77,9 +78,10 @@ def call_with(
 
     Raises:
         InputError: whole numbers in the inputs for which an embedding has no row, or in buffers
-            among the values, such as those of a damaged file, that are no indices.
+            among the values, such as those of a damaged file, that are no indices; a classifier of
+            transformers without a pad token.
     """
-    with _naming_embeddings(module), _naming_buffers(module, values or {}):
+    with _naming_embeddings(module), _naming_pad_token(), _naming_buffers(module, values or {}):
         if values is None:
             return module(*args, **kwargs or {})
         others = {name: values[first] for name, first in tied.items() if first in values}
@@ -142,6 +144,24 @@ def _naming_embeddings(module: nn.Module) -> Iterator[None]:
             f"indices from 0 below the number of rows of an embedding of the module ({shown})",
             "one outside",
             "Use the vocabulary that the module was made with",
+            cause=error,
+        )
+
+
+@contextmanager
+def _naming_pad_token() -> Iterator[None]:
+    """Raise an `InputError` where a classifier needs a pad token for several rows."""
+    try:
+        yield
+    except Exception as error:
+        if not _OF_PAD_TOKEN.search(str(error)):
+            raise
+        fail(
+            "module",
+            "a pad token in its configuration, since rows are evaluated together",
+            "none",
+            "Set model.config.pad_token_id = tokenizer.pad_token_id, or to a token that no row has "
+            "if none is padded, which changes no output",
             cause=error,
         )
 
