@@ -13,6 +13,8 @@ import subbayes
 from subbayes import InputError, Network, Sampling, Training
 from subbayes.inference.laplace.linearised import linearised_laplace
 from subbayes.likelihoods import Categorical, CategoricalTokens
+from subbayes.models.comparison_methods import AllWeightsLaplace
+from subbayes.models.method_comparison import compare_methods
 from subbayes.networks.token_outputs import TokenOutputs
 from subbayes.subspace import RandomSubspace
 from subbayes.subspaces import PCA, Curve, Optimal, Random, Subnetwork
@@ -174,6 +176,34 @@ def test_linearised_laplace_of_tokens_equals_the_dense_one():
     flat = J.flatten(0, 1)
     truth = flat @ torch.linalg.solve(H, flat.T)
     torch.testing.assert_close(found.covariance(inputs), truth, rtol=1e-4, atol=1e-7)
+
+
+def test_laplace_lora_in_a_comparison_has_the_prior_of_the_largest_evidence():
+    """By KFAC and of tokens; evidence at other precisions is lower."""
+    model = adapted.adapted("lora")
+    inputs, tokens, _ = adapted.rows(4)
+    found = compare_methods(
+        model,
+        "causal-lm",
+        (inputs, tokens),
+        (inputs, tokens),
+        [AllWeightsLaplace("kfac")],
+        parameters="adapters",
+        training=Training(epochs=0, swa_epochs=0),
+        sampling=SAMPLING,
+    )
+    tuned = found.models["laplace"]
+    network = Network(model, "adapters", TokenOutputs())
+    likelihood = CategoricalTokens(n_classes=adapted.WORDS, shift=True)
+    evidences = [
+        linearised_laplace(
+            network, likelihood, (inputs, tokens), covariance="kfac", prior_precision=precision
+        ).log_marginal_likelihood()
+        for precision in tuned.prior_precision * torch.tensor([0.8, 1.0, 1.25]).double().numpy()
+    ]
+    assert evidences[1] == pytest.approx(tuned.log_marginal_likelihood())
+    assert evidences[1] > max(evidences[0], evidences[2])
+    assert "log_likelihood" in found.table
 
 
 def lengths_of_their_own(n=4):
