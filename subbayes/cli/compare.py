@@ -68,7 +68,8 @@ def compare(
         str,
         typer.Option(
             help="Some of map, swa, swag, ensemble, mc-dropout, mean-field, temperature-scaling, "
-            "pca, random, curve, optimal, optimal-laplace, subnetwork, subnetwork-laplace, sparse.",
+            "laplace, pca, random, curve, optimal, optimal-laplace, subnetwork, "
+            "subnetwork-laplace, sparse.",
             metavar="NAME,NAME,...",
         ),
     ] = "map,swa,swag,ensemble,pca,random",

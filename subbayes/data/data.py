@@ -353,8 +353,12 @@ def join_batches(
         yield concatenate(waiting)
 
 
-def join_targets(parts: Sequence[Targets]) -> Targets:
-    """The targets of all batches; labels of sequences of other lengths are padded with -100.
+def join_targets(parts: Sequence[Targets], ignored: int = -100) -> Targets:
+    """The targets of all batches; labels of sequences of other lengths are padded.
+
+    Args:
+        parts: targets of each batch.
+        ignored: the label of padding.
 
     Example:
         >>> join_targets([torch.tensor([[1, 2]]), torch.tensor([[3]])])
@@ -362,15 +366,17 @@ def join_targets(parts: Sequence[Targets]) -> Targets:
                 [   3, -100]])
     """
     columns = zip(*[y if isinstance(y, tuple) else (y,) for y in parts], strict=True)
-    joined = tuple(_joined(column) for column in columns)
+    joined = tuple(_joined(column, ignored) for column in columns)
     return joined[0] if len(joined) == 1 else joined
 
 
-def _joined(column: Sequence[Tensor]) -> Tensor:
+def _joined(column: Sequence[Tensor], ignored: int) -> Tensor:
     labels = all(t.ndim == 2 and not t.is_floating_point() for t in column)
     if labels and len({t.shape[1] for t in column}) > 1:
         longest = max(t.shape[1] for t in column)
-        column = [torch.nn.functional.pad(t, (0, longest - t.shape[1]), value=-100) for t in column]
+        missing = [longest - t.shape[1] for t in column]
+        pad = torch.nn.functional.pad
+        column = [pad(t, (0, n), value=ignored) for t, n in zip(column, missing, strict=True)]
     return torch.cat(list(column))
 
 

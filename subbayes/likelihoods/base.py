@@ -71,12 +71,20 @@ def to_numbers(value: Any) -> Any:
     return value
 
 
-def _may_be_labels(y: Targets, n_outputs: int) -> bool:
-    """Whether targets may be labels of as many classes as there are outputs."""
-    if not isinstance(y, Tensor) or y.ndim != 1 or n_outputs < 2:
-        return False
+def _likelihood_of_labels(y: Targets, n_outputs: int) -> str:
+    """How to pass the likelihood of targets that may be labels for so many outputs; else empty."""
+    if not isinstance(y, Tensor) or y.ndim not in (1, 2) or n_outputs < 2:
+        return ""
     value = y.double()
-    return bool((value == value.round()).all() & (value >= 0).all() & (value <= n_outputs).all())
+    if not bool((value == value.round()).all()):
+        return ""
+    if y.ndim == 1:
+        fits = bool(((value >= 0) & (value <= n_outputs)).all())
+        return '; for class labels pass likelihood="categorical"' if fits else ""
+    classes, rest = divmod(n_outputs, max(y.shape[1], 1))
+    if y.is_floating_point() or rest or classes < 2 or not bool((value < classes).all()):
+        return ""
+    return '; for labels of positions pass likelihood="causal-lm" or "tokens"'
 
 
 class UndefinedError(InputError):
@@ -242,11 +250,10 @@ class Likelihood(ABC):
         """Raise `InputError` if a network with `n_outputs` outputs does not fit the targets."""
         needed = self.n_outputs(y)
         if n_outputs != needed:
-            classes = self.kind == "regression" and _may_be_labels(y, n_outputs)
             outputs = f"{needed} output{'s' * (needed > 1)}"
             remedy = f"Give the last layer {outputs}"
-            if classes:
-                remedy += '; for class labels pass likelihood="categorical"'
+            if self.kind == "regression":
+                remedy += _likelihood_of_labels(y, n_outputs)
             fail("module", f"{outputs} for {self!r}", n_outputs, remedy)
 
     def check_parameters(self, n_outputs: int) -> None:  # noqa: B027 (most have none)

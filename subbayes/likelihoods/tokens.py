@@ -60,7 +60,7 @@ class CategoricalTokens(Likelihood):
     def log_prob(self, outputs: Outputs, y: Targets) -> PerPoint:
         """Sum of the log probabilities of the labels of each row, in float64, shape (..., N)."""
         assert isinstance(y, Tensor)
-        logits = outputs.unflatten(-1, (y.shape[-1], -1))
+        logits = outputs.unflatten(-1, (y.shape[-1], self._classes_of(outputs.shape[-1], y)))
         if self.shift:
             logits, y = logits[..., :-1, :], y[:, 1:]
         kept = y != self.ignore_index
@@ -138,7 +138,7 @@ class CategoricalTokens(Likelihood):
         self, outputs: Float[Tensor, "S N C"], y: Int[Tensor, "N L"]
     ) -> tuple[Float[Tensor, "S M V"], Int[Tensor, "M"]]:
         """Logits and labels of the M positions that count, as those of M observations."""
-        logits = outputs.unflatten(-1, (y.shape[1], -1))
+        logits = outputs.unflatten(-1, (y.shape[1], self._classes_of(outputs.shape[-1], y)))
         if self.shift:
             logits, y = logits[..., :-1, :], y[:, 1:]
         kept = y != self.ignore_index
@@ -152,24 +152,13 @@ class CategoricalTokens(Likelihood):
     def check_outputs(self, n_outputs: int, y: Targets) -> None:
         """Raise `InputError` for outputs that are not the same number for each position."""
         assert isinstance(y, Tensor)
-        length = y.shape[1]
-        expected = f"logits of shape (N, {length}, classes), as the labels have {length} positions"
-        if n_outputs % length or n_outputs < 2 * length:
-            remedy = "Pass labels for each position, and a model with a head for tokens"
-            fail("module", expected, f"{n_outputs} outputs for each row", remedy)
-        found = n_outputs // length
-        if self.n_classes is not None and found != self.n_classes:
-            fail("module", f"{self.n_classes} classes for each position, of {self!r}", found)
-        if int(y.max()) >= found:
-            fail(
-                "y",
-                f"labels in 0..{found - 1}, the module's {found} outputs of a position",
-                int(y.max()),
-                f"Use {self.ignore_index} for positions that do not count",
-            )
+        self._check_labels(y, self._classes_of(n_outputs, y))
 
     def check_targets(self, y: Targets) -> None:
-        """Raise `InputError` for targets that are not labels of positions, or are all ignored."""
+        """Raise `InputError` for targets that are not labels of positions, or are all ignored.
+
+        Labels have to be below the number of classes, if it is known.
+        """
         y = check_tensor(
             y,
             "whole-number labels of shape (N, positions)",
@@ -180,6 +169,8 @@ class CategoricalTokens(Likelihood):
         if bool(bad.any()):
             expected = f"labels of at least 0, or {self.ignore_index} for positions to ignore"
             fail("y", expected, int(y[bad][0]))
+        if self.n_classes is not None:
+            self._check_labels(y, self.n_classes)
         counted = y[:, 1:] if self.shift else y
         if not bool((counted != self.ignore_index).any()):
             after = " after the first position" if self.shift else ""
@@ -203,6 +194,29 @@ class CategoricalTokens(Likelihood):
             "shift": self.shift,
             "ignore_index": self.ignore_index,
         }
+
+    def _classes_of(self, n_outputs: int, y: Tensor) -> int:
+        """The number of classes V of L V outputs of a row, for labels of L positions."""
+        length = y.shape[-1]
+        found, rest = divmod(n_outputs, max(length, 1))
+        if rest or found < 2 or found != (self.n_classes or found):
+            classes = self.n_classes or "classes"
+            fail(
+                "module",
+                f"logits of shape (N, {length}, {classes}), as the labels have {length} positions",
+                f"{n_outputs} outputs for each row",
+                "Pass labels for each position, and a model with a head for tokens",
+            )
+        return found
+
+    def _check_labels(self, y: Tensor, n_classes: int) -> None:
+        if int(y.max()) >= n_classes:
+            fail(
+                "y",
+                f"labels in 0..{n_classes - 1}, the module's {n_classes} outputs of a position",
+                int(y.max()),
+                f"Use {self.ignore_index} for positions that do not count",
+            )
 
     def _logits(self, outputs: Outputs) -> Float[Tensor, "*S N L K"]:
         if self.n_classes is None:

@@ -8,13 +8,14 @@ are not checked.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn, get_args
 
 import torch
 from torch import Tensor
 
 from subbayes.data.arrays import check_dense
+from subbayes.data.data import Data, join_targets
 from subbayes.likelihoods.base import Kind, Likelihood, WrappedLikelihood, n_targets, target_values
 from subbayes.utils.checks import InputError, InputTypeError, error_text, fail
 from subbayes.utils.seeding import fork_rng
@@ -27,7 +28,10 @@ __all__ = [
     "check_padding",
     "check_results",
     "check_sizes",
+    "checked_targets",
     "is_own",
+    "join_checked_targets",
+    "sized_likelihood",
     "warn_of_absent_classes",
 ]
 
@@ -72,18 +76,18 @@ def check_sizes(likelihood: Likelihood, y: Targets) -> None:
 
 
 def check_padding(likelihood: Likelihood, inputs: Inputs | None, y: Targets) -> None:
-    """Check that positions without attention do not count as labels, of data in memory.
+    """Check that positions without attention do not count as labels, in one batch.
 
     Raises:
         InputError: other labels than the ignored one where `attention_mask` of the inputs is 0.
     """
     if not (likelihood.per_position and isinstance(inputs, dict)):
         return
-    mask = inputs.get("attention_mask")
-    if mask is None or not isinstance(y, Tensor) or mask.shape != y.shape:
+    mask, labels = inputs.get("attention_mask"), target_values(y)
+    if mask is None or mask.shape != labels.shape:
         return
-    ignored = getattr(likelihood, "ignore_index", -100)
-    counted = (mask == 0) & (y != ignored)
+    ignored = _ignored_label(likelihood)
+    counted = (mask == 0) & (labels != ignored)
     if bool(counted.any()):
         fail(
             "y",
@@ -91,6 +95,88 @@ def check_padding(likelihood: Likelihood, inputs: Inputs | None, y: Targets) -> 
             f"other labels at {int(counted.sum())} positions of padding",
             f"Set labels[attention_mask == 0] = {ignored}",
         )
+
+
+def join_checked_targets(
+    likelihood: Likelihood, batches: Iterable[tuple[Inputs, Targets]]
+) -> Targets:
+    """The targets of all batches, on the CPU, whose padding is checked batch by batch.
+
+    Labels of batches that are padded to lengths of their own are padded to the longest of them.
+
+    Args:
+        likelihood: p(y | f).
+        batches: pairs (inputs, targets).
+
+    Raises:
+        InputError: as `check_padding`.
+
+    Example:
+        >>> from subbayes.likelihoods import CategoricalTokens
+        >>> short, long = torch.tensor([[3]]), torch.tensor([[1, 2]])
+        >>> join_checked_targets(CategoricalTokens(), [(short, short), (long, long)])
+        tensor([[   3, -100],
+                [   1,    2]])
+    """
+    parts = []
+    for inputs, y in batches:
+        check_padding(likelihood, inputs, y)
+        parts.append(tree_map(Tensor.cpu, y))
+    return join_targets(parts, _ignored_label(likelihood))
+
+
+def checked_targets(likelihood: Likelihood, data: Data) -> Targets:
+    """The targets of all rows, on the CPU if they are streamed, whose padding is checked.
+
+    Raises:
+        InputError: as `check_padding`.
+
+    Example:
+        >>> from subbayes.likelihoods import Gaussian
+        >>> checked_targets(Gaussian(), Data.of((torch.zeros(2, 1), torch.ones(2))))
+        tensor([1., 1.])
+    """
+    if not data.in_memory and data.n:
+        return join_checked_targets(likelihood, data.batches())
+    targets = data.targets()
+    check_padding(likelihood, data.inputs, targets)
+    return targets
+
+
+def _ignored_label(likelihood: Likelihood) -> int:
+    """The label of positions that do not count."""
+    return int(getattr(likelihood.unweighted, "ignore_index", -100))
+
+
+def sized_likelihood(
+    likelihood: Likelihood, n_outputs: int, first: Targets, targets: Targets
+) -> Likelihood:
+    """The likelihood with the sizes that the outputs determine, checked with all targets.
+
+    Batches of tokens have lengths of their own: their outputs are compared with labels of the same
+    rows, and the labels of all rows with the number of classes.
+
+    Args:
+        likelihood: p(y | f).
+        n_outputs: number of outputs of the first rows.
+        first: targets of the first rows.
+        targets: targets of all rows.
+
+    Raises:
+        InputError: outputs or targets that the likelihood does not accept.
+
+    Example:
+        >>> from subbayes.likelihoods import CategoricalTokens
+        >>> first, targets = torch.tensor([[1]]), torch.tensor([[1, -100], [2, 3]])
+        >>> sized_likelihood(CategoricalTokens(), 4, first, targets).n_classes
+        4
+    """
+    rows = first if likelihood.per_position else targets
+    likelihood.check_outputs(n_outputs, rows)
+    sized = likelihood.for_outputs(n_outputs, rows)
+    if likelihood.per_position:
+        sized.check_targets(targets)
+    return sized
 
 
 def absent_classes(likelihood: Likelihood, n_outputs: int, y: Targets) -> list[int]:

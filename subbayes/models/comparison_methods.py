@@ -21,22 +21,27 @@ from subbayes.baselines.map import point_estimate
 from subbayes.baselines.mc_dropout import check_dropout, mc_dropout
 from subbayes.baselines.swag import swag
 from subbayes.baselines.temperature_scaling import temperature_scaling
+from subbayes.curvature.precision_factory import FORMS, Form, check_exact
 from subbayes.data.data import Data
 from subbayes.inference.configuration import Sampling
+from subbayes.inference.laplace.evidence import tune_prior
+from subbayes.inference.laplace.linearised import linearised_laplace
 from subbayes.likelihoods import Likelihood
 from subbayes.networks.network import Network
 from subbayes.networks.selection import Selection
 from subbayes.networks.token_outputs import output_for
+from subbayes.networks.validation import check_fit
 from subbayes.predictions.predictive import Predictive
 from subbayes.sparse.configuration import LearningRates, SparseTraining
 from subbayes.training.configuration import Training
-from subbayes.training.pipeline import Trained, train_trajectory
-from subbayes.utils.checks import check_count, fail
+from subbayes.training.pipeline import Trained, estimate_parameters, train_trajectory
+from subbayes.utils.checks import check_choice, check_count, check_positive, fail
 
 __all__ = [
     "MAP",
     "SWA",
     "SWAG",
+    "AllWeightsLaplace",
     "ComparedMethod",
     "DeepEnsemble",
     "MeanField",
@@ -366,6 +371,53 @@ class MeanField(ComparedMethod):
         )
         weights = found.sample(self.draws, seed)
         return WeightSamples(found.network, weights, found.likelihood, label)
+
+
+@dataclass(frozen=True)
+class AllWeightsLaplace(ComparedMethod):
+    """Linearised Laplace of all selected weights around the maximum a posteriori.
+
+    Of adapters, with `covariance="kfac"`, it is Laplace-LoRA.
+
+    Attributes:
+        covariance: form of the covariance, as for `linearised_laplace`.
+        prior_precision: of the weights; None is that of the largest evidence, with the noise of a
+            Gaussian likelihood.
+    """
+
+    covariance: Form = "exact"
+    prior_precision: float | None = None
+    key: ClassVar[str] = "laplace"
+    label: ClassVar[str] = "linearised Laplace"
+    phases: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("covariance", self.covariance, FORMS)
+        if self.prior_precision is not None:
+            check_positive("prior_precision", self.prior_precision)
+
+    def check(self, setup: Setup) -> None:
+        """Check that an exact covariance fits into memory."""
+        network = setup.network
+        outputs = check_fit(network, setup.likelihood, setup.data)
+        if self.covariance in ("exact", "dual", "primal"):
+            check_exact(self.covariance, setup.data.n, outputs, network.size)
+
+    def fit_model(self, setup: Setup) -> Any:
+        """Linearise the network and choose the prior."""
+        network, likelihood = setup.network, setup.likelihood
+        if (result := setup.trained.result) is not None:
+            network, likelihood = result.network, result.likelihood
+        posterior = linearised_laplace(
+            network,
+            estimate_parameters(network, likelihood, setup.data),
+            setup.data,
+            covariance=self.covariance,
+            prior_precision=self.prior_precision or 1.0,
+            progress=setup.sampling.progress,
+        )
+        return tune_prior(posterior) if self.prior_precision is None else posterior
 
 
 @dataclass(frozen=True)

@@ -213,6 +213,8 @@ def compare_methods(
             `SubspaceInference(PCA(rank=5), NUTS(), temperature="loo")`, or subspaces such as
             `PCA(rank=5)`; or a dict of them by your own names, to compare variants of a method.
             "mc-dropout" needs a module with dropout layers, "temperature-scaling" validation data.
+            "laplace" is linearised Laplace of all weights, with the prior of the largest evidence;
+            `AllWeightsLaplace(covariance="kfac")` of adapters is Laplace-LoRA.
             "mean-field" is BLoB for a module with LoRA adapters, else Gaussians of all weights.
             "optimal" and "subnetwork" are sampled through the network; with "-laplace" they have
             the closed form of its linearisation. Their `inputs` may be those of the test rows, an

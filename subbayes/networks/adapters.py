@@ -19,7 +19,15 @@ from torch import nn
 
 from subbayes.utils.checks import fail
 
-__all__ = ["adapter_names", "is_of_base", "is_of_transformers", "reset_adapter", "settings_digest"]
+__all__ = [
+    "adapter_names",
+    "check_active",
+    "has_adapters",
+    "is_of_base",
+    "is_of_transformers",
+    "reset_adapter",
+    "settings_digest",
+]
 
 _USUAL_NAMES = re.compile(
     r"(^|\.|_)(lora|loha|lokr|hada|oft|boft|hra|vera|dora|ia3|adalora)_"
@@ -58,11 +66,7 @@ def adapter_names(module: nn.Module) -> list[str]:
         >>> adapter_names(layer)
         ['lora_A.weight']
     """
-    named = dict(module.named_parameters(remove_duplicate=False))
-    wanted = set(_of_peft(module)) or {
-        n for n in named if _USUAL_NAMES.search(n) and not _SAVED.search(n)
-    }
-    found = [name for name in named if name in wanted]
+    named, found = dict(module.named_parameters(remove_duplicate=False)), _found_in(module)
     layers = ", ".join(dict.fromkeys(type(m).__name__ for m in module.modules())) or "none"
     if not found:
         layers = layers if len(layers) < 80 else layers[:79] + "…"
@@ -80,6 +84,28 @@ def adapter_names(module: nn.Module) -> list[str]:
             "Pass parameters='all' for all weights, or a pattern of names",
         )
     return found
+
+
+def has_adapters(module: nn.Module) -> bool:
+    """Whether a module has adapters that `adapter_names` finds.
+
+    Raises:
+        InputError: adapters that are merged or disabled.
+
+    Example:
+        >>> has_adapters(nn.Linear(2, 2))
+        False
+    """
+    return bool(_found_in(module))
+
+
+def _found_in(module: nn.Module) -> list[str]:
+    """Names of the parameters of adapters; of peft if there are any, else by the usual names."""
+    named = dict(module.named_parameters(remove_duplicate=False))
+    wanted = set(_of_peft(module)) or {
+        n for n in named if _USUAL_NAMES.search(n) and not _SAVED.search(n)
+    }
+    return [name for name in named if name in wanted]
 
 
 def is_of_base(name: str) -> bool:

@@ -35,14 +35,6 @@ def fail_of_call(
         _check_signature(forward, rows, error)
     reason = f"{type(error).__name__}: {str(error)}" if str(error) else type(error).__name__
     reason = " ".join(reason.split())
-    if "padding token" in reason.lower() or "pad_token" in reason.lower():
-        fail(
-            "module",
-            "a pad token in its configuration, for batches of several rows",
-            "none",
-            "Set model.config.pad_token_id = tokenizer.pad_token_id",
-            cause=error,
-        )
     if "more than 1 value per channel when training" in reason:
         fail(
             "module",

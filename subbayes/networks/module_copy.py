@@ -6,6 +6,7 @@ import copy
 import re
 from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch.func import functional_call
 from torch.nn.parameter import is_lazy
 
 from subbayes.distributed.sharded_weights import is_sharded
+from subbayes.networks.tracing.private_torch import map_forward_hooks
 from subbayes.utils.checks import error_text, fail
 from subbayes.utils.torch_lock import torch_lock
 
@@ -28,6 +30,8 @@ __all__ = [
 ]
 
 _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
+_INPUT_GRADIENTS = re.compile("make_inputs?_requires?_grads?")
+_OF_PAD_TOKEN = re.compile("padding token|pad_token", re.IGNORECASE)
 _OF_INDICES = re.compile("index|indices|class values", re.IGNORECASE)
 
 
@@ -63,7 +67,8 @@ def call_with(
     """Call a module with other parameters and buffers.
 
     By itself, `functional_call` leaves tensors in place of the parameters of a submodule that is
-    registered under two names, because it exchanges them twice.
+    registered under two names, because it exchanges them twice. Activation checkpointing is off in
+    a call with other values: the backward pass would call layers again with the module's own.
 
     Args:
         module: the module, which is as before afterwards.
@@ -74,13 +79,29 @@ def call_with(
 
     Raises:
         InputError: whole numbers in the inputs for which an embedding has no row, or in buffers
-            among the values, such as those of a damaged file, that are no indices.
+            among the values, such as those of a damaged file, that are no indices; a classifier of
+            transformers without a pad token.
     """
-    with _naming_embeddings(module), _naming_buffers(module, values or {}):
+    with _naming_embeddings(module), _naming_pad_token(), _naming_buffers(module, values or {}):
         if values is None:
             return module(*args, **kwargs or {})
         others = {name: values[first] for name, first in tied.items() if first in values}
-        return functional_call(module, {**values, **others}, args, kwargs, tie_weights=False)
+        with _without_checkpointing(module):
+            return functional_call(module, {**values, **others}, args, kwargs, tie_weights=False)
+
+
+@contextmanager
+def _without_checkpointing(module: nn.Module) -> Iterator[None]:
+    """Turn off the activation checkpointing of models of transformers, which is on in training."""
+    each = module.modules() if module.training else ()
+    parts: list[Any] = [part for part in each if getattr(part, "gradient_checkpointing", False)]
+    for part in parts:
+        part.gradient_checkpointing = False
+    try:
+        yield
+    finally:
+        for part in parts:
+            part.gradient_checkpointing = True
 
 
 @contextmanager
@@ -128,6 +149,24 @@ def _naming_embeddings(module: nn.Module) -> Iterator[None]:
         )
 
 
+@contextmanager
+def _naming_pad_token() -> Iterator[None]:
+    """Raise an `InputError` where a classifier needs a pad token for several rows."""
+    try:
+        yield
+    except Exception as error:
+        if not _OF_PAD_TOKEN.search(str(error)):
+            raise
+        fail(
+            "module",
+            "a pad token in its configuration, since rows are evaluated together",
+            "none",
+            "Set model.config.pad_token_id = tokenizer.pad_token_id, or to a token that no row has "
+            "if none is padded, which changes no output",
+            cause=error,
+        )
+
+
 def _detached(tensor: Tensor) -> Tensor:
     try:
         return tensor.detach().clone()
@@ -140,6 +179,9 @@ def private_copy(
 ) -> nn.Module:
     """A copy of the module in evaluation mode.
 
+    Hooks of fine-tuning by which embeddings require gradients stay, for training with activation
+    checkpointing, but do nothing under transforms of `torch.func`, which refuse them.
+
     Args:
         module: the module, which is not changed.
         trainable: names of parameters that are trainable in the copy.
@@ -150,6 +192,8 @@ def private_copy(
     for name, parameter in duplicate.named_parameters():
         if name in trainable:
             parameter.requires_grad_(True)
+    for part in duplicate.modules():
+        map_forward_hooks(part, _outside_transforms)
     return duplicate.eval()
 
 
@@ -166,6 +210,25 @@ def check_in_one_process(module: nn.Module) -> None:
             "weights sharded by fully_shard",
             "Use fit with subspace='random' and a sampler, or a ShardedNetwork",
         )
+
+
+def _outside_transforms(hook: Any) -> Any:
+    """A hook that does nothing under transforms, in place of one of `enable_input_require_grads`.
+
+    transformers, peft and their examples use the same name for it.
+    """
+    if _INPUT_GRADIENTS.fullmatch(getattr(hook, "__name__", "")):
+        return partial(_call_outside_transforms, hook)
+    return hook
+
+
+def _call_outside_transforms(hook: Any, *args: Any) -> Any:
+    try:
+        return hook(*args)
+    except RuntimeError as error:
+        if "functorch transform" not in str(error):
+            raise
+        return None
 
 
 def shared_copy(module: nn.Module, copied: Container[str] = ()) -> nn.Module:

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
-from subbayes.networks.adapters import check_active, is_of_base, settings_digest
+from subbayes.networks.adapters import check_active, has_adapters, is_of_base, settings_digest
 from subbayes.networks.mlp import MLP
 from subbayes.networks.module_copy import private_copy
 from subbayes.networks.network import Network, architecture_of
@@ -161,7 +161,7 @@ def network_from(
     if isinstance(module, nn.Module):
         known = dict(module.named_parameters(remove_duplicate=False))
     if any(name not in known for name in chosen):
-        refuse_module(facts, f"{type(module).__name__}: {module!r}")
+        refuse_module(facts, module)
     base = facts.get("base")
     if isinstance(module, nn.Module) and not all(known[name].requires_grad for name in chosen):
         # adapters that are loaded for inference do not require gradients
@@ -175,7 +175,7 @@ def network_from(
     network = Network(module, chosen, output, copy_frozen=base is None)
     dtypes = {name: {tensor.dtype} for name, tensor in network.frozen.items()}
     if network.architecture != facts["architecture"]:
-        refuse_module(facts, network.architecture)
+        refuse_module(facts, network.module_with())
     if (network.device, network.dtype) != (weights.device, weights.dtype):
         network = network.to(weights.device, weights.dtype)
     frozen = strip_prefix("network.frozen", tensors)
@@ -219,16 +219,25 @@ def check_base(found: Mapping[str, Any], base: Mapping[str, Any]) -> None:
         fail("module", f"the configuration of {expected}", other, "Load both with their settings")
 
 
-def refuse_module(facts: Mapping[str, Any], got: str) -> NoReturn:
+def refuse_module(facts: Mapping[str, Any], module: Any) -> NoReturn:
     """Raise `InputError` for a module of another architecture than that of `network_facts`.
 
     Args:
         facts: the result of `network_facts`.
-        got: the printed form of the module.
+        module: the module; a base model may lack the adapters beside which it was saved.
     """
+    if facts.get("base") is not None and not has_adapters(module):
+        fail(
+            "module",
+            "a base model with the adapters that the posterior is over",
+            f"{type(module).__name__} without adapters",
+            "Wrap it first: load(path, PeftModel.from_pretrained(module, folder of the adapter))",
+        )
     saved = facts["architecture"]
-    lines = zip_longest(saved.splitlines(), got.splitlines(), fillvalue="no such line")
-    expected, found = next((pair for pair in lines if pair[0] != pair[1]), (saved, got))
+    lines = zip_longest(
+        saved.splitlines(), architecture_of(module).splitlines(), fillvalue="no such line"
+    )
+    expected, found = next((pair for pair in lines if pair[0] != pair[1]), (saved, saved))
     fail(
         "module",
         f"the saved architecture {_short(saved.partition(':')[0])}, with {_short(expected)!r}",

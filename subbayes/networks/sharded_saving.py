@@ -174,9 +174,9 @@ def _kept(module: nn.Module, processes: Processes, facts: Mapping[str, Any]) -> 
     """Which parts of the tensors of an artifact this process keeps."""
     given, named = facts.get("network"), dict(module.named_parameters())
     network = given if isinstance(given, dict) else {}  # checked after all has been read
-    saved, own_form = network.get("architecture"), architecture_of(without_shards(module))
-    if isinstance(saved, str) and saved != own_form:
-        refuse_module(network, own_form)
+    saved, whole = network.get("architecture"), without_shards(module)
+    if isinstance(saved, str) and saved != architecture_of(whole):
+        refuse_module(network, whole)
     names = network.get("names")
     given_names = names if isinstance(names, list) else []
     chosen = list(dict.fromkeys(n for n in given_names if isinstance(n, str) and n in named))

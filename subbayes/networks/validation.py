@@ -15,7 +15,13 @@ from subbayes.distributed.processes import current
 from subbayes.likelihoods import Likelihood, Weighted
 from subbayes.likelihoods.base import target_values
 from subbayes.likelihoods.gaussian import GaussianLike
-from subbayes.likelihoods.validation import check_padding, check_results, check_sizes, is_own
+from subbayes.likelihoods.validation import (
+    check_results,
+    check_sizes,
+    checked_targets,
+    is_own,
+    sized_likelihood,
+)
 from subbayes.networks.call_errors import fail_of_call, remedy_of_shape
 from subbayes.utils.checks import InputError, InputTypeError, error_text, fail, fail_type
 from subbayes.utils.seeding import fork_rng
@@ -93,9 +99,7 @@ def as_outputs(out: Any, inputs: Inputs, output: Callable[[Any], Tensor] | None 
             "module",
             f"outputs of shape ({n}, C) for {n} inputs",
             tuple(out.shape),
-            remedy_of_shape(inputs)
-            or "Flatten the outputs per observation; for logits of positions pass "
-            "output=subbayes.networks.token_outputs.TokenOutputs()",
+            remedy_of_shape(inputs) or (_OF_POSITIONS if out.ndim == 3 else _FLATTEN),
         )
     return out
 
@@ -237,7 +241,7 @@ def check_fit(network: Network, likelihood: Likelihood, data: Data) -> int:
         >>> check_fit(net, Gaussian(1.0), Data.of(data))
         1
     """
-    targets = data.targets()
+    targets = checked_targets(likelihood, data)
     if data.has_weights and not isinstance(likelihood, Weighted):
         fail(
             "likelihood",
@@ -247,11 +251,9 @@ def check_fit(network: Network, likelihood: Likelihood, data: Data) -> int:
         )
     check_sizes(likelihood, targets)
     likelihood.check_targets(targets)
-    check_padding(likelihood, data.inputs, targets)
     first, y = to_device(data.first(), network.device)
     outputs = network.check(first)
-    likelihood.check_outputs(outputs, targets)
-    likelihood.for_outputs(outputs, targets).check_parameters(outputs)
+    sized_likelihood(likelihood, outputs, y, targets).check_parameters(outputs)
     check_own_likelihood(network, likelihood, first, y)
     warn_of_probabilities(network, likelihood, first)
     return outputs
@@ -363,6 +365,12 @@ def warn_of_units(network: Network, likelihood: Likelihood, rows: Inputs, target
         )
 
 
+_FLATTEN = "Flatten the outputs per observation"
+_OF_POSITIONS = (
+    "For a label of each position pass likelihood='causal-lm' or 'tokens', and to a Network "
+    "output=subbayes.networks.token_outputs.TokenOutputs(); else flatten the outputs "
+    "per observation"
+)
 _UNITS = 30  # ratio of two scales that training does not bridge in time
 
 

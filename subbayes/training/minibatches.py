@@ -9,10 +9,16 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from subbayes.data.data import Data, as_pair, check_rows, join_targets
+from subbayes.data.data import Data, as_pair, check_rows
 from subbayes.likelihoods import Likelihood, as_likelihood
 from subbayes.likelihoods.base import target_values
-from subbayes.likelihoods.validation import absent_classes, check_sizes
+from subbayes.likelihoods.validation import (
+    absent_classes,
+    check_sizes,
+    checked_targets,
+    join_checked_targets,
+    sized_likelihood,
+)
 from subbayes.networks.network import Network
 from subbayes.networks.validation import (
     check_gradients,
@@ -109,25 +115,25 @@ class Minibatches:
         self.memory: Data | None = None
         if self.loader is None:
             whole = Data.of(data).to(self.device)
-            first, targets = whole.first()[0], whole.targets()
+            first, targets = whole.first(), checked_targets(likelihood, whole)
             self.n = whole.n
             self.memory = Data(whole.n, whole.inputs, self.prepare_targets(targets))
         else:
-            first, targets, self.n = _read_targets(self.loader)
-            first = to_device(first, self.device)
-        self._rows = n_rows(first)
+            first, targets = _read_targets(self.loader, likelihood)
+            self.n = n_rows(targets)
+        inputs, _ = to_device(first, self.device)
+        self._rows = n_rows(inputs)
         check_sizes(likelihood, targets)
         likelihood.check_targets(targets)
-        outputs = network.check(first)
-        likelihood.check_outputs(outputs, targets)
-        few = slice(min(2, self._rows))
-        few_targets = to_device(take(targets, few), self.device)
-        check_own_likelihood(network, likelihood, take(first, few), few_targets)
-        check_gradients(network, take(first, few))
+        outputs = network.check(inputs)
+        few, y = to_device(take(first, slice(2)), self.device)
+        sized = sized_likelihood(likelihood, outputs, first[1], targets)
+        check_own_likelihood(network, likelihood, few, y)
+        check_gradients(network, few)
         warn_of_no_spread(likelihood, self.n, targets)
-        self.likelihood = likelihood = likelihood.for_outputs(outputs, targets)
-        warn_of_probabilities(network, likelihood, take(first, slice(2)))
-        warn_of_units(network, likelihood, first, targets)
+        self.likelihood = likelihood = sized
+        warn_of_probabilities(network, likelihood, few)
+        warn_of_units(network, likelihood, inputs, targets)
         self.absent_classes = absent_classes(likelihood, outputs, target_values(targets))
         self.initial_parameters = likelihood.init_parameters(targets).to(self.device, self.dtype)
         if self.has_batchnorm and self.n == 1:
@@ -138,10 +144,10 @@ class Minibatches:
     def check_held_out(self, data: Data | None) -> None:
         """Check held-out data as the training data are checked."""
         if data is not None:
-            targets = data.targets()
+            targets = checked_targets(self.likelihood, data)
             self.likelihood.check_targets(targets)
-            inputs = to_device(data.first()[0], self.device)
-            self.likelihood.check_outputs(self.network.check(inputs), targets)
+            inputs, y = to_device(data.first(), self.device)
+            sized_likelihood(self.likelihood, self.network.check(inputs), y, targets)
 
     def start_parameters(self, given: Tensor | None) -> Tensor:
         """A copy of the given parameters if they fit the likelihood, else of the initial ones."""
@@ -258,15 +264,21 @@ def _as_loader(
     return data.loader if isinstance(data, Data) else None
 
 
-def _read_targets(loader: Iterable[Any]) -> tuple[Inputs, Targets, int]:
-    """The first inputs and all targets of a loader."""
-    first, parts = None, []
-    for batch in loader:
-        inputs, y = as_pair(batch, "data")
-        check_rows({"data inputs": inputs, "data targets": y})
-        first = inputs if first is None and n_rows(inputs) else first
-        parts.append(y)
-    if first is None:
+def _read_targets(
+    loader: Iterable[Any], likelihood: Likelihood
+) -> tuple[tuple[Inputs, Targets], Targets]:
+    """The first batch that is not empty, and the targets of all batches of a loader."""
+    first: list[tuple[Inputs, Targets]] = []
+
+    def checked() -> Iterator[tuple[Inputs, Targets]]:
+        for batch in loader:
+            inputs, y = as_pair(batch, "data")
+            check_rows({"data inputs": inputs, "data targets": y})
+            if n_rows(inputs) and not first:
+                first.append((inputs, y))
+            yield inputs, y
+
+    targets = join_checked_targets(likelihood, checked())
+    if not first:
         fail("data", "at least one row", "an empty loader")
-    targets = join_targets(parts)
-    return first, targets, n_rows(targets)
+    return first[0], targets

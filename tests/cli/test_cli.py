@@ -428,7 +428,7 @@ def test_compare_prints_one_table(call, files, tmp_path, monkeypatch):
 
 def test_compare_optimal_subspaces_and_subnetworks(call, refused, files):
     words = ["compare", files / "people.csv", "--target", "rich", "--ignore", "income", *SMALL]
-    names = "optimal,optimal-laplace,subnetwork,subnetwork-laplace"
+    names = "laplace,optimal,optimal-laplace,subnetwork,subnetwork-laplace"
     code, out, err = call(*words, "--methods", names, "--covariance", "kfac", "--json", "--quiet")
     assert code == 0, err
     found = json.loads(out)

@@ -1,5 +1,7 @@
 """The likelihood of tokens against sums of Categorical over positions."""
 
+import functools
+
 import numpy as np
 import pytest
 import torch
@@ -7,9 +9,11 @@ from torch import nn
 
 import subbayes
 from subbayes import InputError, Predictive
+from subbayes.data.data import Data
 from subbayes.diagnostics import metrics
 from subbayes.likelihoods import Categorical, CategoricalTokens, as_likelihood, from_config
 from subbayes.networks.token_outputs import TokenOutputs
+from subbayes.training.trainer import train
 
 S, N, L, V = 3, 4, 5, 6
 IGNORED = -100
@@ -119,31 +123,124 @@ class Tagger(nn.Module):
         return self.head(self.words(ids))
 
 
-def test_batches_of_different_lengths(made):
-    """A collator pads each batch to its own length: the density is that of padded rows."""
-    _, y = made
+LENGTHS = {"long first": (5, 4, 3, 2), "short first": (2, 3, 4, 5), "mixed": (3, 5, 2, 4)}
+
+
+class Texts(torch.utils.data.Dataset):
+    """Rows of tokens, of lengths of their own; the tokens are their labels."""
+
+    def __init__(self, lengths) -> None:
+        generator = torch.Generator().manual_seed(1)
+        self.rows = [torch.randint(0, V, (length,), generator=generator) for length in lengths]
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, n):
+        return self.rows[n]
+
+
+def padded(rows, ignored=IGNORED, mask=True):
+    """Pad a batch to its longest row."""
+    pad = torch.nn.utils.rnn.pad_sequence
+    batch = {"ids": pad(rows, True, 0), "labels": pad(rows, True, ignored)}
+    if mask:
+        batch["attention_mask"] = pad([torch.ones_like(row) for row in rows], True, 0)
+    return batch
+
+
+def loader_of(texts, size=2, **options):
+    collate = functools.partial(padded, **options)
+    return torch.utils.data.DataLoader(texts, batch_size=size, collate_fn=collate)
+
+
+class Masked(Tagger):
+    """A tagger that takes a mask, which it does not need."""
+
+    def forward(self, ids, attention_mask):
+        return super().forward(ids)
+
+
+@pytest.mark.parametrize("ignored", [IGNORED, -1])
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("order", LENGTHS)
+def test_batches_of_different_lengths(order, size, ignored):
+    """A collator pads each batch to its own length: the density is the sum over single rows."""
     torch.manual_seed(0)
-    module = Tagger().double()
-    ids = torch.randint(0, V, (N, L))
-    y[2:, 3:] = IGNORED
-    short = [(ids[:2], y[:2]), (ids[2:, :3], y[2:, :3])]
-    loader = torch.utils.data.DataLoader(short, batch_size=None)
+    module, texts = Masked().double(), Texts(LENGTHS[order])
     network = subbayes.Network(module, output=TokenOutputs())
     space = subbayes.subspace.RandomSubspace(network.weights, 3, seed=0)
+    likelihood = CategoricalTokens(shift=True, ignore_index=ignored)
+    loader = loader_of(texts, size, ignored=ignored)
+    posterior = subbayes.Posterior(network, likelihood, loader, space)
     z = np.random.default_rng(0).standard_normal((2, 3))
-    whole, ragged = (subbayes.Posterior(network, "tokens", d, space) for d in ((ids, y), loader))
-    np.testing.assert_allclose(ragged.value(z), whole.value(z))
-    assert whole.likelihood.n_classes == ragged.likelihood.n_classes == V
+    expected = []
+    for weights in space.weights(torch.from_numpy(z)):
+        alone = network.module_with(weights)
+        with torch.no_grad():
+            rows = [(alone(row[None], None)[0, :-1], row[1:]) for row in texts.rows]
+        expected.append(sum(float(Categorical().log_prob(f, y).sum()) for f, y in rows))
+    np.testing.assert_allclose(posterior.log_likelihood(z), expected)
+    assert posterior.likelihood.n_classes == V
+
+
+@pytest.mark.parametrize("order", LENGTHS)
+def test_fit_of_batches_of_different_lengths(order):
+    """Training, with held-out batches, finds the classes in the outputs of any first batch."""
+    torch.manual_seed(0)
+    data = loader_of(Texts(LENGTHS[order]))
+    once = subbayes.Training(epochs=1, swa_epochs=0)
     model = subbayes.fit(
-        module,
-        loader,
+        Masked(),
+        data,
         likelihood="tokens",
         subspace="random",
-        training=subbayes.Training(epochs=2),
-        sampling=subbayes.Sampling(draws=5, progress=False),
+        training=once,
+        sampling=subbayes.Sampling(draws=2, warmup=2, progress=False),
     )
+    assert model.likelihood.n_classes == V
     with pytest.raises(InputError, match="padded to one length"):
-        model.predict(loader)
+        model.predict(data)
+    held_out = loader_of(Texts((2, 5, 3)))
+    result = train(
+        Masked(), "tokens", data, once, validation=held_out, output=TokenOutputs(), progress=False
+    )
+    assert result.likelihood.n_classes == V
+
+
+def test_labels_of_another_length_than_the_outputs_of_their_batch(made):
+    """A later batch whose labels are longer than its inputs would be divided into other classes."""
+    ids = torch.randint(0, V, (2, 6))
+    batches = [(ids[:, :2], ids[:, :2]), (ids[:, :3], ids)]
+    network = subbayes.Network(Tagger(), output=TokenOutputs())
+    space = subbayes.subspace.RandomSubspace(network.weights, 3, seed=0)
+    loader = torch.utils.data.DataLoader(batches, batch_size=None)
+    posterior = subbayes.Posterior(network, "tokens", loader, space)
+    expected = r"module: expected logits of shape \(N, 6, 6\), as the labels have 6 positions"
+    with pytest.raises(InputError, match=f"{expected}, got 18 outputs for each row"):
+        posterior.value(np.zeros((1, 3)))
+
+
+def test_labels_above_the_classes_are_refused_in_any_batch():
+    ids = torch.zeros(2, 4).long()
+    batches = [(ids[:, :1], ids[:, :1]), (ids, ids + V)]
+    loader = torch.utils.data.DataLoader(batches, batch_size=None)
+    with pytest.raises(InputError, match=r"y: expected labels in 0\.\.5, .* got 6\. Use -100"):
+        subbayes.fit(Tagger(), loader, likelihood="tokens")
+
+
+@pytest.mark.parametrize("use", [train, subbayes.fit])
+def test_padding_that_counts_is_refused_in_any_batch(use):
+    """In one batch of all rows, and in the last of batches of lengths of their own."""
+    texts = Texts((5, 5, 4, 2))
+    for size in (4, 2):
+        data = loader_of(texts, size, ignored=0)
+        message = rf"y: expected the label -100 .* got other labels at {4 if size == 4 else 2} pos"
+        with pytest.raises(InputError, match=message):
+            use(Masked(), likelihood="tokens", data=data, output=TokenOutputs())
+    weighted = Data.of(padded(texts.rows, 0)).weighted(torch.ones(4))
+    with pytest.raises(InputError, match="y: expected the label -100 where attention_mask is 0"):
+        subbayes.fit(Masked(), weighted, likelihood="tokens")
 
 
 def test_names_and_configurations():

@@ -133,8 +133,13 @@ def test_another_base_model_is_refused(tmp_path):
         subbayes.load(tmp_path, changed)
     with pytest.raises(InputError, match="the saved architecture"):
         subbayes.load(tmp_path, fresh(intermediate_size=28))
-    with pytest.raises(InputError, match="the saved architecture"):
-        subbayes.load(tmp_path, adapted.base_model(dtype=torch.float32))
+    for plain in (adapted.base_model(dtype=torch.float32), fresh().merge_and_unload()):
+        message = (
+            "module: expected a base model with the adapters that the posterior is over, got "
+            r"LlamaForCausalLM without adapters\. Wrap it first: load\(path, PeftModel\.from_pre"
+        )
+        with pytest.raises(InputError, match=message):
+            subbayes.load(tmp_path, plain)
     with pytest.raises(InputError, match="Pass load"):
         subbayes.load(tmp_path)
 

@@ -13,6 +13,8 @@ import subbayes
 from subbayes import InputError, Network, Sampling, Training
 from subbayes.inference.laplace.linearised import linearised_laplace
 from subbayes.likelihoods import Categorical, CategoricalTokens
+from subbayes.models.comparison_methods import AllWeightsLaplace
+from subbayes.models.method_comparison import compare_methods
 from subbayes.networks.token_outputs import TokenOutputs
 from subbayes.subspace import RandomSubspace
 from subbayes.subspaces import PCA, Curve, Optimal, Random, Subnetwork
@@ -176,11 +178,73 @@ def test_linearised_laplace_of_tokens_equals_the_dense_one():
     torch.testing.assert_close(found.covariance(inputs), truth, rtol=1e-4, atol=1e-7)
 
 
-def test_a_missing_pad_token_is_refused():
+def test_laplace_lora_in_a_comparison_has_the_prior_of_the_largest_evidence():
+    """By KFAC and of tokens; evidence at other precisions is lower."""
+    model = adapted.adapted("lora")
+    inputs, tokens, _ = adapted.rows(4)
+    found = compare_methods(
+        model,
+        "causal-lm",
+        (inputs, tokens),
+        (inputs, tokens),
+        [AllWeightsLaplace("kfac")],
+        parameters="adapters",
+        training=Training(epochs=0, swa_epochs=0),
+        sampling=SAMPLING,
+    )
+    tuned = found.models["laplace"]
+    network = Network(model, "adapters", TokenOutputs())
+    likelihood = CategoricalTokens(n_classes=adapted.WORDS, shift=True)
+    evidences = [
+        linearised_laplace(
+            network, likelihood, (inputs, tokens), covariance="kfac", prior_precision=precision
+        ).log_marginal_likelihood()
+        for precision in tuned.prior_precision * torch.tensor([0.8, 1.0, 1.25]).double().numpy()
+    ]
+    assert evidences[1] == pytest.approx(tuned.log_marginal_likelihood())
+    assert evidences[1] > max(evidences[0], evidences[2])
+    assert "log_likelihood" in found.table
+
+
+def lengths_of_their_own(n=4):
+    """Rows without padding, no two of one length next to each other."""
+    inputs, _, labels = adapted.rows(n)
+    return [
+        {name: t[i, : 3 + i % 2] for name, t in inputs.items()} | {"labels": labels[i]}
+        for i in range(n)
+    ]
+
+
+def rows_of_one_length(n=4):
+    return [row | {"input_ids": row["input_ids"][:3], "attention_mask": torch.ones(3).long()}
+            for row in lengths_of_their_own(n)]  # fmt: skip
+
+
+@pytest.mark.parametrize("rows", [rows_of_one_length(), rows_of_one_length(1),
+                                  lengths_of_their_own()])  # fmt: skip
+def test_a_missing_pad_token_is_refused(rows):
+    """Also by loaders of single rows, since these are evaluated together with others."""
     model = adapted.adapted("lora", "SequenceClassification", pad_token_id=None)
-    inputs, _, labels = adapted.rows()
-    with pytest.raises(InputError, match="module: expected a pad token.*Set model.config.pad"):
-        subbayes.fit(model, (inputs, labels), likelihood="categorical", parameters="adapters")
+    loader = torch.utils.data.DataLoader(rows, batch_size=1)
+    options = {"likelihood": "categorical", "parameters": "adapters", "subspace": "random",
+               "training": Training(epochs=0, swa_epochs=0),
+               "sampling": Sampling(draws=2, chains=1, warmup=2, progress=False)}  # fmt: skip
+    message = "module: expected a pad token.* evaluated together, got none. Set model.config.pad"
+    with pytest.raises(InputError, match=message):
+        subbayes.fit(model, loader, **options)
+    model.config.pad_token_id = adapted.WORDS + 1  # a token that no row has
+    fitted = subbayes.fit(model, loader, **options)
+    found = [fitted.predict({n: t[None] for n, t in row.items()}).probabilities for row in rows]
+    weights = fitted.subspace.weights(torch.from_numpy(fitted.draws.flat().copy()))
+    plain = [merged(fitted.network, w) for w in weights]
+    for row, probabilities in zip(rows, found, strict=True):
+        alone = {name: t[None] for name, t in row.items() if name != "labels"}
+        each = []
+        for one in plain:
+            one.config.pad_token_id = None
+            with torch.no_grad():
+                each.append(one(**alone).logits.softmax(-1))
+        np.testing.assert_allclose(probabilities, torch.stack(each).mean(0), atol=1e-7)
 
 
 def test_ignored_labels_everywhere_are_refused():

@@ -20,8 +20,11 @@ from subbayes.baselines.map import point_estimate
 from subbayes.baselines.temperature_scaling import temperature_scaling
 from subbayes.data.data import Data
 from subbayes.diagnostics import metrics
+from subbayes.inference.laplace.evidence import tune_prior
+from subbayes.inference.laplace.linearised import linearised_laplace
 from subbayes.inference.tempering import choose_temperature
 from subbayes.likelihoods import Categorical, Gaussian, Poisson, Weighted
+from subbayes.models.comparison_methods import AllWeightsLaplace
 from subbayes.models.fitted import FittedModel
 from subbayes.models.method_comparison import METHODS, compare_methods, format_score
 from subbayes.training.trainer import train
@@ -510,3 +513,45 @@ def test_sparse_networks_need_one_output_tensor():
             output=lambda out: out,
             **QUICK | {"methods": ("map", "sparse")},
         )
+
+
+def test_laplace_of_all_weights_is_bayesian_linear_regression():
+    """Around given weights, with a given prior precision and noise: the covariance is exact."""
+    x, y = TRAIN[0].double(), TRAIN[1].double()
+    module, likelihood = torch.nn.Linear(2, 1).double(), Gaussian(0.5)
+    options = {
+        "training": Training(epochs=0, swa_epochs=0),
+        "sampling": Sampling(draws=2, progress=False),
+    }
+    method = AllWeightsLaplace(prior_precision=2.0)
+    found = compare_methods(
+        module, likelihood, (x, y), (TEST[0].double(), TEST[1]), (method,), **options
+    )
+    ones = torch.ones(len(x), 1).double()
+    design, new = (torch.cat([t, ones[:1].expand(len(t), 1)], 1) for t in (x, TEST[0].double()))
+    A = design.T @ design / 0.25 + 2.0 * torch.eye(3).double()
+    variance = (new @ torch.linalg.solve(A, new.T)).diagonal() + 0.25
+    predictive = found.predictives["laplace"]
+    np.testing.assert_allclose(predictive.std**2, variance)
+    np.testing.assert_allclose(
+        predictive.mean, module(TEST[0].double()).detach().squeeze(), rtol=1e-6
+    )
+    assert found.table.loc["laplace", "method"] == "linearised Laplace"
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_laplace_by_name_has_the_prior_of_the_largest_evidence(weighted):
+    data = Data.of(TRAIN).weighted(torch.linspace(0.5, 2, 40)) if weighted else Data.of(TRAIN)
+    likelihood = Weighted(Gaussian()) if weighted else Gaussian()
+    options = {"training": PLAN, "sampling": QUICK_SAMPLING}
+    found = compare_methods(net(), Gaussian(), data, TEST, ("map", "laplace"), **options)
+    result = train(net(), likelihood, data, PLAN, progress=False)
+    plain = linearised_laplace(result.network, result.likelihood, data, prior_precision=1.0)
+    tuned = tune_prior(plain)
+    assert found.models["laplace"].prior_precision == pytest.approx(tuned.prior_precision)
+    expected = metrics.score(tuned.predict(TEST[0]), TEST[1])["log_likelihood"]
+    assert found.table.loc["laplace", "log_likelihood"] == pytest.approx(expected)
+    with pytest.raises(InputError, match="prior_precision: expected"):
+        AllWeightsLaplace(prior_precision=0.0)
+    with pytest.raises(InputError, match="covariance: expected one of"):
+        AllWeightsLaplace("dense")

@@ -9,6 +9,7 @@ from torch import nn
 from subbayes import InputError, Network, Sampling, Training, fit
 from subbayes.data.data import Data
 from subbayes.likelihoods import Bernoulli, Categorical, Gaussian, Standardized
+from subbayes.networks.token_outputs import TokenOutputs
 from subbayes.networks.validation import check_fit
 from subbayes.training.trainer import train
 from subbayes.utils.seeding import fork_rng
@@ -176,3 +177,35 @@ def test_targets_too_large_for_float32_are_named():
             subspace="random",
             training=Training(epochs=0, swa_epochs=0),
         )
+
+
+class Logits(nn.Module):
+    """Logits (N, L, 7) of the positions of a row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(7, 7)
+
+    def forward(self, ids):
+        return self.words(ids)
+
+
+def test_logits_of_positions_name_their_likelihood():
+    """Of the default likelihood, and of one that the first message alone would leave as it is."""
+    ids = torch.randint(0, 7, (4, 3))
+    labels = torch.where(ids == 0, -100, ids)
+    first = (
+        r"got \(2, 3, 7\)\. For a label of each position pass likelihood='causal-lm' or 'tokens', "
+        r"and to a Network output=subbayes\.networks\.token_outputs\.TokenOutputs\(\); else flatten"
+    )
+    with pytest.raises(InputError, match=first):
+        fit(Logits(), (ids, labels))
+    second = 'layer 3 outputs; for labels of positions pass likelihood="causal-lm" or "tokens"'
+    with pytest.raises(InputError, match=second):
+        fit(Logits(), (ids, labels), output=TokenOutputs())
+    with pytest.raises(InputError, match=r"layer 3 outputs\.$"):
+        fit(Logits(), (ids, torch.randn(4, 3)), output=TokenOutputs())
+    with pytest.raises(
+        InputError, match=r"\(2, 3, 7, 1\)\. Flatten the outputs per observation\.$"
+    ):
+        fit(Logits(), (ids, labels), output=lambda out: out[..., None])

@@ -174,7 +174,8 @@ def tune_prior(posterior: LinearisedPosterior, *, noise: bool = True) -> Lineari
         noise: tune the scale of Gaussian noise too.
 
     Warns:
-        UserWarning: class probabilities at the result that are underconfident on training rows.
+        UserWarning: class probabilities at the result that are underconfident on training rows, of
+            likelihoods with one label for each row.
 
     Example:
         >>> import subbayes
@@ -195,7 +196,7 @@ def tune_prior(posterior: LinearisedPosterior, *, noise: bool = True) -> Lineari
     else:
         prior_precision, factor = Evidence.of(posterior).maximum(noise)
         tuned = posterior.with_prior_and_noise(prior_precision, factor)
-    if tuned.likelihood.kind == "classification":
+    if tuned.likelihood.kind == "classification" and not tuned.likelihood.per_position:
         _warn_if_underconfident(tuned)
     return tuned
 

@@ -28,6 +28,7 @@ __all__ = [
     "in_backward_pass",
     "interpret_graph",
     "is_scripted",
+    "map_forward_hooks",
     "is_traced",
     "most_forward_hooks",
     "private_torch_enabled",
@@ -234,6 +235,11 @@ def copy_forward_hooks(source: nn.Module, target: nn.Module) -> None:
         "_forward_pre_hooks_with_kwargs",
     ):
         getattr(target, hooks).update(getattr(source, hooks))
+
+
+def map_forward_hooks(module: nn.Module, function: Callable[[Any], Any]) -> None:
+    """Replace each forward hook of a module by what a function returns for it."""
+    module._forward_hooks.update({key: function(h) for key, h in module._forward_hooks.items()})
 
 
 def version_of(tensor: Tensor) -> int:
