@@ -29,7 +29,13 @@ from subbayes.semistructured.overlap import reads_formula
 from subbayes.semistructured.specification import PreparedModel
 from subbayes.utils.checks import fail
 
-__all__ = ["OrthogonalColumns", "OrthogonalNetworks", "orthogonal_networks", "orthogonal_places"]
+__all__ = [
+    "OrthogonalColumns",
+    "OrthogonalNetworks",
+    "orthogonal_networks",
+    "orthogonal_places",
+    "what_networks_are_orthogonal_to",
+]
 
 _ROUNDING = 1e-9  # of singular values
 _MANY = 64  # columns of random effects, from which weighted projections are sparse
@@ -162,6 +168,24 @@ def orthogonal_networks(model: PreparedModel) -> tuple[OrthogonalNetworks, ...]:
             )
         found.append(OrthogonalNetworks(names, place, part))
     return tuple(found)
+
+
+def what_networks_are_orthogonal_to(
+    model: PreparedModel, orthogonal: Sequence[OrthogonalNetworks]
+) -> dict[str, str]:
+    """By name of each network "effects", "intercept" (it is centred) or "nothing".
+
+    Args:
+        model: the model on its training rows.
+        orthogonal: from `orthogonal_networks`.
+    """
+    terms = model.design.terms
+    intercepts = {i for t in terms if t.kind == "intercept" for i in t.columns}
+    found = dict.fromkeys(model.specification.deep, "nothing")
+    for part in orthogonal:
+        only_centred = intercepts.issuperset(part.columns.columns)
+        found |= dict.fromkeys(part.names, "intercept" if only_centred else "effects")
+    return found
 
 
 Places = tuple[int, tuple[int, ...], tuple[int, ...]]

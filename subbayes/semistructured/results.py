@@ -30,6 +30,7 @@ from subbayes.semistructured.formula import NewLevels
 from subbayes.semistructured.formula_checks import check_columns
 from subbayes.semistructured.group_predictions import with_new_groups, without_groups
 from subbayes.semistructured.joint_posterior import FittedState
+from subbayes.semistructured.orthogonal_columns import what_networks_are_orthogonal_to
 from subbayes.semistructured.partial_effects import (
     Partial,
     contribution_table,
@@ -107,17 +108,8 @@ class Results(AfterFit):
 
     @property
     def orthogonal_to(self) -> dict[str, str]:
-        """What each network was made orthogonal to, by name.
-
-        "effects", "intercept" (it is centred) or "nothing".
-        """
-        terms = self.state.model.design.terms
-        intercepts = {i for t in terms if t.kind == "intercept" for i in t.columns}
-        found = dict.fromkeys(self.state.model.specification.deep, "nothing")
-        for part in self.state.joint.orthogonal:
-            only_centred = intercepts.issuperset(part.columns.columns)
-            found |= dict.fromkeys(part.names, "intercept" if only_centred else "effects")
-        return found
+        """By network "effects", "intercept" (it is centred) or "nothing"."""
+        return what_networks_are_orthogonal_to(self.state.model, self.state.joint.orthogonal)
 
     @property
     def estimand(self) -> str:

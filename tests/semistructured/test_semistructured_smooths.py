@@ -269,7 +269,7 @@ def test_effects_of_smooths_are_drawn_along_their_variables():
     assert slope.draws.shape == (12, 2)
     with pytest.raises(InputError, match="values: expected a data frame with the columns"):
         model.effect("te(z, `my x`, k=4)", frame[["z"]])
-    assert len(model.plot().axes) == 4
+    assert len(model.plot().axes) == 8  # two of them are maps, with colour bars
 
 
 def test_models_with_smooths_are_saved_and_predict_new_rows(tmp_path):
