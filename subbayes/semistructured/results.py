@@ -329,9 +329,8 @@ class Results(AfterFit):
                 `groups=False` beside a network that reads the groups.
         """
         model, orthogonal = self.state.model, self.state.joint.orthogonal
-        encoded = model.encoder.inputs(data, inputs, new_levels)
-        if not groups:
-            encoded = without_groups(encoded, model.design, orthogonal)
+        rows = model.encoder.inputs(data, inputs, new_levels)
+        encoded = rows if groups else without_groups(rows, model.design, orthogonal)
         predictive = self._predictive(encoded, n_draws, progress)
         if new_levels != "sample" or not groups:
             return predictive
