@@ -441,7 +441,7 @@ def _without_padding(loader: DataLoader[Any], argument: str) -> DataLoader[Any]:
     rows in the order of the dataset, which are all rows together in any order of the sampler.
 
     Raises:
-        InputError: a sampler of a derived class that repeats rows.
+        InputError: a sampler of a derived class that repeats rows, or batches of no one size.
     """
     sampler = getattr(loader.batch_sampler, "sampler", loader.sampler)
     if not isinstance(sampler, DistributedSampler):
@@ -453,6 +453,10 @@ def _without_padding(loader: DataLoader[Any], argument: str) -> DataLoader[Any]:
             remedy = f"Use DistributedSampler, or Subset(dataset, range(rank, {rows}, processes))"
             fail(argument, "rows that only one process has", got, remedy)
         return loader
+    batches = loader.batch_sampler
+    if batches is not None and getattr(batches, "batch_size", loader.batch_size) is None:
+        got = f"a {type(batches).__name__} without it"
+        fail(argument, "a batch sampler with a batch_size around DistributedSampler", got)
     own = Subset(loader.dataset, range(sampler.rank, rows, sampler.num_replicas))
     return _loader_of(own, loader)
 

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 __all__ = ["FittedModel", "rebuild"]
 
 _WIDER = 1e-3  # standard deviations of a posterior than the prior's, by rounding
-_COMPARED_ROWS = 200  # of the training data, for the predictions of chains
+_COMPARED_ROWS, _COMPARED_DRAWS = 200, 250  # of training data and chains, for their predictions
 _SLACK = 4.0  # of mean squares of draws that are not solved to the tolerance
 
 
@@ -305,7 +305,8 @@ class FittedModel(Predictor):
     def training_agreement(self) -> ChainPredictions | None:
         """Separate chains compared by their predictions of at most 200 training rows.
 
-        None if the model has no data in memory, as after loading, or too few draws.
+        At most 250 evenly spaced draws of each chain predict. None if the model has no data in
+        memory, as after loading, or too few draws.
         """
         draws, posterior = self.draws, self.posterior
         if draws is None or posterior is None or not posterior.data.in_memory:
@@ -313,16 +314,22 @@ class FittedModel(Predictor):
         if not self.has_separate_chains or draws.n_chains < 2 or draws.n_draws < 4:
             return None
         rows = torch.arange(0, posterior.n, -(-posterior.n // _COMPARED_ROWS))
-        y = posterior.data.y
-        noise = take(y[1], rows) if isinstance(y, tuple) else None
-        return self.chain_predictions(take(posterior.data.inputs, rows), noise=noise)
+        y, few = posterior.data.y, self
+        parts = y if isinstance(y, tuple) else (y,)
+        noise = parts[1:-1] if posterior.data.has_weights else parts[1:]
+        if draws.n_draws > _COMPARED_DRAWS:
+            few = replace(self, draws=draws.thin(_COMPARED_DRAWS * draws.n_chains))
+        return few.chain_predictions(
+            take(posterior.data.inputs, rows), noise=take(noise[0], rows) if noise else None
+        )
 
     def warnings(self) -> list[str]:
         """Problems of the run, each with a remedy; empty if there are none."""
         if self.draws is None:
             return []
         found = self.draws.warnings(separate=self.has_separate_chains)
-        if (agreement := self.training_agreement) is not None:
+        known = "thinned_from" in self.draws.meta  # with the warnings of all draws
+        if not known and (agreement := self.training_agreement) is not None:
             found = agreement.warnings() + found
         return list(map(with_preset_remedies, found)) if "preset" in self.settings else found
 

@@ -137,7 +137,7 @@ class AfterFit:
     def marginal_means(
         self,
         variable: str,
-        values: Sequence[Any] | None = None,
+        values: Iterable[Any] | None = None,
         *,
         data: pd.DataFrame | None = None,
         scale: str = "response",
@@ -173,6 +173,7 @@ class AfterFit:
         """
         check_fraction("level", level)
         frame, weights = self._rows(data, weights)
+        values = None if values is None else list(values)
         self._check_levels("values", variable, values or ())
         return marginal_means(
             self._quantity(scale, n_draws, category), frame, variable, values, level, weights
@@ -181,7 +182,7 @@ class AfterFit:
     def contrast(
         self,
         variable: str,
-        levels: Sequence[Any] | None = None,
+        levels: Iterable[Any] | None = None,
         *,
         data: pd.DataFrame | None = None,
         scale: str = "response",
@@ -208,6 +209,7 @@ class AfterFit:
         """
         check_fraction("level", level)
         frame, weights = self._rows(data, weights)
+        levels = None if levels is None else list(levels)
         pairs = [pair for pair in levels or () if isinstance(pair, tuple)]
         self._check_levels("levels", variable, [value for pair in pairs for value in pair])
         return contrasts(

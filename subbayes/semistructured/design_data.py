@@ -287,13 +287,15 @@ class RowEncoder:
         """
         offsets = [c for c in (self.auxiliary.offset, self.auxiliary.exposure) if c is not None]
         check_columns(self.columns, frame)
-        known = [value for value in self.family.known.values() if isinstance(value, str)]
-        frame = plain_columns(frame, [*self.design.variables, *offsets, *known])
+        given = [value for value in self.family.known.values() if isinstance(value, str)]
+        frame = plain_columns(frame, [*self.design.variables, *offsets, *given])
         if not len(frame):
             fail("data", "at least one row", "none")
         columns, shifts = self.design.matrix(frame, new_levels)
         shifts[:, 0] += self.auxiliary.total_offset(frame, self.family)
-        for name, values in given_values(self.family, frame).items():
+        known = given_values(self.family, frame)
+        self.family.check_given(known)
+        for name, values in known.items():
             shifts[:, self.design.parameters.index(name)] += values
         found = {
             "design": torch.from_numpy(columns).to(self.dtype),

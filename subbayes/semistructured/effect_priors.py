@@ -294,7 +294,8 @@ def names_for_priors(family: Family) -> tuple[str, ...]:
         >>> names_for_priors(MixtureFamily(first="normal", second="normal"))
         ('mu1', 'sigma1', 'sigma2', 'theta')
     """
-    others = (name for name in family.parameters if name not in family.locations)
+    given = {*family.locations, *family.known}
+    others = (name for name in family.parameters if name not in given)
     return (family.locations[0], *others)
 
 

@@ -326,7 +326,11 @@ class SemiStructuredRegression(Results):
         self._state = FittedState(joint, draws, settings)
         fixed = joint.effects_of(draws)[0] if smooth == "reml" else None
         singular = [] if fixed is None else singular_warnings(model.structured, fixed)
-        for line in [*interval_warnings(model, draws), *singular, *self.warnings()]:
+        for line in [
+            *interval_warnings(model, self._state.coefficient_shift()),
+            *singular,
+            *self.warnings(),
+        ]:
             warn_user(line)
         return self
 

@@ -176,23 +176,26 @@ def state_from(
     return state
 
 
-def _orthogonal_to(state: FittedState) -> list[list[int]]:
-    """Positions of the columns to which networks are made orthogonal, network by network."""
+def _orthogonal_to(state: FittedState) -> dict[str, list[int]]:
+    """By network, positions of the columns to which it is made orthogonal."""
     places = orthogonal_places(state.model) if state.space.rank else {}
-    columns = {n: [*effects, *groups] for (_, effects, groups), own in places.items() for n in own}
-    return [columns[name] for name in state.model.specification.deep if name in columns]
+    return {n: [*effects, *groups] for (_, effects, groups), own in places.items() for n in own}
 
 
-def _check_orthogonal(saved: list[list[int]] | None, state: FittedState) -> None:
-    """Check that the networks are orthogonal to the same columns as when they were fitted."""
-    own = _orthogonal_to(state)
+def _check_orthogonal(saved: Any, state: FittedState) -> None:
+    """Check that the networks are orthogonal to the same columns as when they were fitted.
+
+    Earlier versions decided for all networks of a predictor together, and saved a list or nothing.
+    """
+    own, earlier = _orthogonal_to(state), not isinstance(saved, dict)
     random = {i for t in state.model.design.terms if t.kind == "random" for i in t.columns}
-    if saved is not None and saved != own:
-        _damaged("facts['orthogonal_to']", f"{own}", saved)
-    if saved is None and random & {i for columns in own for i in columns}:
-        expected = "networks that are orthogonal to the random effects of groups that they read"
+    groups = saved is None and random & {i for columns in own.values() for i in columns}
+    if earlier and own and (groups or len(state.model.specification.deep) > 1):
+        expected = "networks of which each is orthogonal to what it reads"
         got = "a model of an earlier version, in which they are not"
         fail_artifact("path", expected, got, "Fit it again")
+    if saved is not None and saved != (list(own.values()) if earlier else own):
+        _damaged("facts['orthogonal_to']", f"{own}", saved)
 
 
 def _damaged(where: str, expected: str, got: Any) -> NoReturn:

@@ -43,16 +43,23 @@ def _is_working(family: Family) -> bool:
     return isinstance(family, AsymmetricLaplaceFamily)
 
 
-def interval_warnings(model: PreparedModel, draws: Draws) -> list[str]:
-    """A warning of intervals that depend on a working likelihood; empty if they do not."""
+def interval_warnings(
+    model: PreparedModel, correction: Float[np.ndarray, "S p"] | None
+) -> list[str]:
+    """A warning of intervals that depend on a working likelihood; empty if they do not.
+
+    Args:
+        model: the model.
+        correction: the result of `score_correction`.
+    """
     inner = getattr(model.family, "family", model.family)  # of censored and truncated responses
-    if not _is_working(inner) or _is_corrected(model, draws):
+    if not _is_working(inner) or correction is not None:
         return []
     return [
         f"family {model.family!r}: the intervals of effects are those of responses with an "
         "asymmetric Laplace density, and usually too narrow; they are corrected for draws of the "
-        "exact posterior of linear effects, factors and splines with normal priors alone: compare "
-        "them with a bootstrap of the rows"
+        "exact posterior, more of them than effects, of linear effects, factors and splines with "
+        "normal priors alone: compare them with a bootstrap of the rows"
     ]
 
 

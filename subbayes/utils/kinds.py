@@ -286,8 +286,12 @@ _joint_space = record(
     projected=boolean,
     curve=optional(text("bezier", "polygon")),
 )
+_COLUMNS = list_of(whole())
 _semistructured = record(
-    {"smooth?": text("bayes", "reml"), "orthogonal_to?": list_of(list_of(whole()))},
+    {
+        "smooth?": text("bayes", "reml"),
+        "orthogonal_to?": one_of("columns by network", dict_of(_COLUMNS), list_of(_COLUMNS)),
+    },
     formula=one_of("a formula, or one by parameter", _FORMULA, dict_of(_FORMULA)),
     family=_family,
     priors=_priors,

@@ -125,6 +125,13 @@ def test_a_sampler_of_ones_own_that_repeats_rows_is_refused():
     even = DataLoader(dataset, 4, sampler=Sampler(dataset, 11, 0, shuffle=False))
     assert Data.of(even, divided=True).n == 1
 
+    class Batches(list):  # without a size
+        sampler = DistributedSampler(dataset, 3, 0)
+
+    own = DataLoader(dataset, batch_sampler=Batches([[0, 3], [6]]))
+    with pytest.raises(InputError, match="a batch sampler with a batch_size around Distributed"):
+        Data.of(own, divided=True)
+
 
 def check_rows_in_order(data: Data, batch_size: int | None = None) -> None:
     assert data.n == N

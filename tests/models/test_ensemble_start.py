@@ -11,6 +11,7 @@ from torch import nn
 import subbayes
 from subbayes import MLP, Sampling, Training
 from subbayes.baselines.deep_ensemble import deep_ensemble, train_members
+from subbayes.data.data import Data
 from subbayes.inference.engine import FunctionEngine
 from subbayes.inference.samplers.elliptical_slice import EllipticalSlice
 from subbayes.likelihoods import Gaussian, HeteroscedasticGaussian
@@ -128,6 +129,20 @@ def test_the_prior_of_all_weights_is_around_zero(fitted):
     zero = quick(subspace=Full("zero"), sampling=sampled(initial="shift"))
     assert zero.starts is None
     assert not zero.subspace.shift.any()
+
+
+@pytest.mark.parametrize("noise", [None, "per-observation"])
+def test_chains_are_compared_beside_weights_and_noise_of_rows(noise):
+    x, y = rows()
+    targets = y if noise is None else (y, torch.full_like(y, 0.3))
+    likelihood = Gaussian(1.0) if noise is None else Gaussian(noise=noise)
+    data = Data.of((x, targets)).weighted(torch.ones(len(x)))
+    model = quick(data=data, likelihood=likelihood)
+    plain = quick(data=(x, targets), likelihood=likelihood)
+    found, expected = model.training_agreement, plain.training_agreement
+    np.testing.assert_allclose(found.rhat, expected.rhat, rtol=1e-3)
+    lines = [line for line in model.warnings() if "predict" in line]
+    assert [line for line in model.thin(8).thin(6).warnings() if "predict" in line] == lines
 
 
 @pytest.mark.slow

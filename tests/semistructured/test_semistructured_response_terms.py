@@ -205,12 +205,31 @@ def test_survival_with_delayed_entry_is_maximum_likelihood(tmp_path):
     np.testing.assert_array_equal(again.predict(new).mean, means)
     with pytest.raises(InputError, match="none called entry"):
         model.predict(new[["x"]])
+    replicates = model.posterior_predictive(100)  # censored times are drawn beyond both bounds
+    assert (replicates.completed[:, frame.alive] > frame.t[frame.alive].to_numpy()).all()
+    assert replicates.statistics().loc[["mean", "sd"], "p"].between(0.02, 0.98).all()
     frame.iloc[3, 1] = 9.0
     with pytest.raises(InputError, match="responses within the bounds entry, got .* at row 3"):
         model.fit(frame, sampling=sampling)
 
 
 @pytest.mark.slow
+def test_bounds_of_new_rows_have_an_order_and_no_priors():
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"lo": np.zeros(40), "hi": np.full(40, 3.0), "y": rng.uniform(0, 3, 40)})
+    formula, sampling = "y | trunc(lb=lo, ub=hi) ~ 1", Sampling(draws=20, chains=1, progress=False)
+    with pytest.warns(UserWarning, match="have not mixed"):
+        model = SemiStructuredRegression(formula).fit(frame, sampling=sampling)
+    wrong = pd.DataFrame({"lo": [0.0, 3.0], "hi": [3.0, 0.0]})
+    with pytest.raises(InputError, match="^lo and hi: expected lower .*, got 3 and 0 at row 1"):
+        model.predict(wrong)
+    frame["lower"] = rng.normal(size=40)
+    named = SemiStructuredRegression("y | trunc(lb=lo, ub=hi) ~ lower", priors={"lower": 2.0})
+    assert repr(named.specification.prepare(frame, None).structured.priors["lower"]) == (
+        "NormalPrior(mean=0, scale=2)"
+    )
+
+
 def test_truncated_and_censored_families_by_quadrature_agree_with_maximum_likelihood(tmp_path):
     rng = np.random.default_rng(0)
     x = rng.normal(size=900)

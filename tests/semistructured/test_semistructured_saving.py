@@ -294,12 +294,21 @@ def test_networks_are_orthogonal_to_the_same_columns_after_loading(tmp_path):
     deep = {"net": (MLP(1, (2,), 1), ["g"])}
     model = SemiStructuredRegression("y ~ 1 + (1 | g)", deep=deep).fit(frame, **QUICK)
     saved = artifact.read(model.save(tmp_path / "model"))
-    assert saved.facts["orthogonal_to"] == [[0, 1, 2, 3, 4]]
+    assert saved.facts["orthogonal_to"] == {"net": [0, 1, 2, 3, 4]}
     loaded = reloaded(saved, tmp_path / "again")
     np.testing.assert_array_equal(loaded.predict(frame).mean, model.predict(frame).mean)
     older = {name: fact for name, fact in saved.facts.items() if name != "orthogonal_to"}
     with pytest.raises(InputError, match="got a model of an earlier version.* Fit it again"):
         reloaded(saved, tmp_path / "older", older)
+    same = reloaded(saved, tmp_path / "same", older | {"orthogonal_to": [[0, 1, 2, 3, 4]]})
+    np.testing.assert_array_equal(same.predict(frame).mean, model.predict(frame).mean)
+    deep["other"] = MLP(2, (2,), 1)
+    model = SemiStructuredRegression("y ~ 1", deep=deep)
+    model.fit(frame, inputs={"other": rng.normal(size=(30, 2)).astype(np.float32)}, **QUICK)
+    saved = artifact.read(model.save(tmp_path / "two"))
+    assert saved.facts["orthogonal_to"] == {"net": [0]}
+    with pytest.raises(InputError, match="each is orthogonal to what it reads, got a model of an"):
+        reloaded(saved, tmp_path / "both", saved.facts | {"orthogonal_to": [[0]]})
 
 
 def test_tensors_that_do_not_fit_are_refused_in_one_line(small):

@@ -190,6 +190,10 @@ def test_marginal_means_and_contrasts_equal_averages_over_draws(model, frame):
     np.testing.assert_allclose(table["2.5%"], np.quantile(expected, 0.025, axis=0), rtol=1e-6)
     found = model.contrast("g", [("b", "c")], n_draws=10_000)
     np.testing.assert_allclose(found.draws[:, 0], expected[:, 1] - expected[:, 2], rtol=1e-5)
+    pairs = pd.Series([("b", "c")])
+    np.testing.assert_array_equal(model.contrast("g", pairs, n_draws=10_000).draws, found.draws)
+    at = model.marginal_means("x", values=np.array([0.0, 1.0]))
+    np.testing.assert_array_equal(at.draws, model.marginal_means("x", values=[0.0, 1.0]).draws)
     link = model.contrast("g", scale="link", n_draws=10_000)
     effects = model.effects()
     b = effects["C(g)[T.b]"].reshape(-1)
@@ -460,6 +464,11 @@ def test_replicates_of_censored_responses_are_compared_with_completed_ones(tmp_p
     prior = model.prior_predictive(counts, 50)
     assert (prior.completed[:, counts["c"]] > 4).all()
     assert "censored" in predictive_check(prior).get_legend_handles_labels()[1][0]
+    above = counts[counts["y"] > 1]
+    model = SemiStructuredRegression("y | cens(c) + trunc(lb=2, ub=9) ~ 1", family="poisson")
+    drawn = model.prior_predictive(above, 50).completed[:, above["c"]]
+    assert (drawn > 4).all()
+    assert (drawn <= 9).all()
 
 
 def test_families_that_cannot_complete_responses_say_so():

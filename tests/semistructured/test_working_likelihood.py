@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -56,6 +57,18 @@ def test_weights_count_rows_and_effects_without_rows_keep_their_prior(frame):
     repeated = fitted("y ~ x + z", often, priors=priors).summary()["sd"]
     np.testing.assert_allclose(counted, repeated, rtol=0.2)
     assert counted["z"] == pytest.approx(3.0, rel=0.15)
+
+
+def test_too_few_draws_for_a_correction_warn(frame):
+    few = replace(SOME, draws=3, chains=1)
+    rows = frame.assign(
+        **{f"z{i}": frame.y.sample(frac=1, random_state=i).to_numpy() for i in (1, 2, 3)}
+    )
+    model = SemiStructuredRegression(
+        "y ~ x + z1 + z2 + z3", family=AsymmetricLaplaceFamily(quantile=TAU)
+    )
+    with pytest.warns(UserWarning, match="intervals of effects are those of responses with an"):
+        model.fit(rows, sampling=few)
 
 
 def test_averages_show_the_quantile_and_predictions_have_the_corrected_draws(frame, model):

@@ -49,7 +49,8 @@ class MCLMC(Sampler):
     A draw is one step, for two gradients, so that neighbouring draws are close: thin them
     (`thin=10`). The default warm-up is half as long as the steps kept, at least 2000. The draws
     have the stats "log_density", "log_likelihood" (at temperature 1), "energy_error", "step_size",
-    "length", "evaluations" (gradients of the step) and "restarts" (of the chain so far).
+    "length", "evaluations" (gradients of the step; those of searches for a step size,
+    at the start and for a new mass matrix, are not counted) and "restarts" (of the chain so far).
 
     The variance of the energy error of a step per coordinate meets a target $\tau$, which bounds
     the bias: with $\tau = 5 \cdot 10^{-4}$ it is a few per cent of the posterior's variances, and

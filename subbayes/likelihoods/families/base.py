@@ -169,6 +169,9 @@ class Family(Likelihood):
         """Targets from the response and the columns of `response_columns`."""
         return y
 
+    def check_given(self, known: Mapping[str, np.ndarray]) -> None:
+        """Raise `InputError` for given parameters, of new rows too, that fit no response."""
+
     def check_known(self, y: Float[np.ndarray, "n"], known: Mapping[str, np.ndarray]) -> None:
         """Raise `InputError` for given parameters that do not fit the responses."""
 

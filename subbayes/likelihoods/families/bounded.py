@@ -92,18 +92,36 @@ class BoundedFamily(AroundFamily):
         """As the family, and the columns of bounds."""
         return {**self.family.known, **self._by_row}
 
-    def check_known(self, y: Float[np.ndarray, "n"], known: Mapping[str, np.ndarray]) -> None:
-        """Raise `InputError` for bounds by row that are not finite, or do not hold responses."""
-        super().check_known(y, known)
-        ends = {name: known.get(name, np.full(len(y), getattr(self, name))) for name in _ENDS}
+    def _ends_by_row(self, known: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        """The lower and the upper bounds, where one of them is a column."""
+        n = max((len(known[name]) for name in self._by_row), default=0)
+        return [known.get(name, np.full(n, getattr(self, name))) for name in _ENDS]
+
+    def check_given(self, known: Mapping[str, np.ndarray]) -> None:
+        """Raise `InputError` for bounds by row that are not finite, or in the wrong order."""
+        super().check_given(known)
         for name, place in self._by_row.items():
-            if not np.isfinite(ends[name]).all():
+            if not np.isfinite(known[name]).all():
                 far = "below" if name == "lower" else "above"
                 remedy = f"Give rows without a bound one {far} all responses"
                 fail(place, "finite numbers as bounds", "others", remedy)
-        lower, upper = ends.values()
-        outside = np.flatnonzero((y < lower) | (y > upper) | ~(lower < upper))
-        if self._by_row and len(outside):
+        lower, upper = self._ends_by_row(known)
+        wrong = np.flatnonzero(~(lower < upper))
+        if len(wrong):
+            row = wrong[0]
+            shown = f"{lower[row]:g} and {upper[row]:g} at row {row}"
+            columns = " and ".join(self._by_row.values())
+            fail(columns, "lower bounds below the upper ones", shown)
+
+    def check_known(self, y: Float[np.ndarray, "n"], known: Mapping[str, np.ndarray]) -> None:
+        """Raise `InputError` for bounds by row that do not hold responses."""
+        super().check_known(y, known)
+        if not self._by_row:
+            return
+        self.check_given(known)
+        lower, upper = self._ends_by_row(known)
+        outside = np.flatnonzero((y < lower) | (y > upper))
+        if len(outside):
             row = outside[0]
             shown = f"{y[row]:g} between {lower[row]:g} and {upper[row]:g} at row {row}"
             expected = f"responses within the bounds {', '.join(self._by_row.values())}"

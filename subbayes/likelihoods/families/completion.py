@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -16,8 +17,14 @@ __all__ = ["can_complete", "complete_responses"]
 
 
 def can_complete(family: CensoredFamily) -> bool:
-    """Whether `complete_responses` can draw responses of a family; one of your own may not."""
-    return family.kind == "count" or hasattr(family.family, "from_log_tails")
+    """Whether `complete_responses` can draw responses of a family.
+
+    It cannot for one of your own without `from_log_tails`, nor for counts with bounds by row.
+    """
+    inner: Any = family.family
+    if isinstance(inner, TruncatedFamily):
+        return hasattr(inner.family, "from_log_tails") if inner.kind != "count" else not inner.known
+    return inner.kind == "count" or hasattr(inner, "from_log_tails")
 
 
 def complete_responses(
@@ -85,9 +92,13 @@ def _counts(
     family: CensoredFamily, outputs: Tensor, y: Tensor, generator: torch.Generator
 ) -> Float[Tensor, "S n"]:
     found = torch.empty(outputs.shape[:-1], dtype=torch.float64)
-    ends = torch.stack(_bounds(y), 1)
+    ends, inner = torch.stack(_bounds(y), 1), family.family
+    least, most = -math.inf, math.inf
+    if isinstance(inner, TruncatedFamily):
+        inner, (least, most) = inner.family, inner.bounds
     for lower, upper in ends.unique(dim=0).tolist():
         rows = (ends == ends.new_tensor([lower, upper])).all(1)
-        within = TruncatedFamily(family=family.family, lower=lower + 1, upper=upper)
+        own = {"lower": max(lower + 1, least), "upper": min(upper, most)}
+        within = TruncatedFamily(family=inner, **own)
         found[:, rows] = within.sample(outputs[:, rows], generator)[..., 0].double()
     return found

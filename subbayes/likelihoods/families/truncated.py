@@ -202,6 +202,10 @@ class TruncatedFamily(BoundedFamily):
 
         return evaluate
 
+    def from_log_tails(self, below: Tensor, above: Tensor, eta: Predictors) -> Tensor:
+        """Responses with these logarithms of the probabilities below and above."""
+        return self._at_levels(eta, below, above)
+
     def _at_levels(self, eta: Predictors, log_u: Tensor, log_rest: Tensor) -> Tensor:
         """Quantiles at levels within the bounds, by log u and log(1 - u)."""
         low, high = self._all_tails(eta)
