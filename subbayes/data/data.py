@@ -419,9 +419,7 @@ def sequential_loader(loader: DataLoader[Any]) -> DataLoader[Any]:
     return _loader_of(loader.dataset, loader, None if shuffled or streamed else loader.sampler)
 
 
-def _loader_of(
-    dataset: Dataset[Any], loader: DataLoader[Any], sampler: Any = None
-) -> DataLoader[Any]:
+def _loader_of(dataset: Any, loader: DataLoader[Any], sampler: Any = None) -> DataLoader[Any]:
     """A loader of some rows with the batch size and the settings of another."""
     return DataLoader(
         dataset,
