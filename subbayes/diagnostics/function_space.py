@@ -82,10 +82,8 @@ class ChainPredictions:
         """Chains that differ, and what to do next, a line each; empty if there is nothing."""
         found, known = [], self.rhat[~np.isnan(self.rhat)]
         if known.size and np.median(known) > _APART:
-            figures, share = (
-                f"R-hat of predictions is {np.median(known):.2f} in the median",
-                float(np.nanmedian(self.between)),
-            )
+            figures = f"R-hat of predictions is {np.median(known):.2f} in the median"
+            share = float(np.nanmedian(self.between))
             found.append(
                 f"chains differ in what they predict: {figures}, and {share:.0%} of their variance "
                 "is between chains. The average depends on where the chains started: warm up "

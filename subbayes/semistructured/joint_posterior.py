@@ -39,7 +39,7 @@ from subbayes.semistructured.orthogonal_columns import (
 from subbayes.semistructured.predictors import Predictors
 from subbayes.semistructured.specification import PreparedModel
 from subbayes.semistructured.subspace import MAX_START, JointSpace
-from subbayes.semistructured.working_likelihood import score_correction
+from subbayes.semistructured.working_likelihood import interval_warnings, score_correction
 from subbayes.subspace import FullSubspace, JointSubspace
 from subbayes.utils.checks import check_count, fail
 from subbayes.utils.progress import say
@@ -339,6 +339,10 @@ class FittedState:
     ) -> tuple[Callable[[slice], Tensor], int]:
         """Weights of all draws, or of evenly spaced ones, for `Predictors(corrected=True)`."""
         return self.joint.corrected_weights(self.draws, n_draws, self._score_correction)
+
+    def interval_warnings(self) -> list[str]:
+        """A warning of intervals that depend on a working likelihood; empty if they do not."""
+        return interval_warnings(self.model, self._score_correction)
 
     @cached_property
     def _score_correction(self) -> Float[np.ndarray, "S p"] | None:

@@ -41,7 +41,6 @@ from subbayes.semistructured.subspace import (
 from subbayes.semistructured.summary import summary_text
 from subbayes.semistructured.tools.predictive_checks import Replicates, draw_prior
 from subbayes.semistructured.tools.updating import updated_formula
-from subbayes.semistructured.working_likelihood import interval_warnings
 from subbayes.training.configuration import Training
 from subbayes.utils.checks import check_choice, check_fraction, check_positive, fail, fail_type
 from subbayes.utils.saving import read, save
@@ -326,11 +325,7 @@ class SemiStructuredRegression(Results):
         self._state = FittedState(joint, draws, settings)
         fixed = joint.effects_of(draws)[0] if smooth == "reml" else None
         singular = [] if fixed is None else singular_warnings(model.structured, fixed)
-        for line in [
-            *interval_warnings(model, self._state.coefficient_shift()),
-            *singular,
-            *self.warnings(),
-        ]:
+        for line in [*self._state.interval_warnings(), *singular, *self.warnings()]:
             warn_user(line)
         return self
 
