@@ -214,7 +214,7 @@ class Draws:
             )
         if self.converged is False:
             found.append("the ELBO was still rising at the last step: raise steps=...")
-        return found + self._energy_warnings() + self._restart_warnings() + self._swap_warnings()
+        return found + self._energy_warnings() + self._failure_warnings() + self._swap_warnings()
 
     def _chain_warnings(self) -> list[str]:
         """Problems of mixing."""
@@ -324,22 +324,28 @@ class Draws:
                 )
         return found
 
-    def _restart_warnings(self) -> list[str]:
-        """Chains of MCLMC that went back to their start points."""
-        restarts = self.stats.get("restarts")
-        if restarts is None or not restarts[:, -1].any():
+    def _failure_warnings(self) -> list[str]:
+        """Steps of MCLMC that failed after the warm-up, and returns to start points."""
+        if not {"failures", "restarts"} <= self.stats.keys():
             return []
-        late = int((restarts[:, -1] - restarts[:, 0]).sum())
-        on_the_way = (
-            f", {late} of them after the warm-up, so that draws include the way back from the "
-            "start points"
-        )
-        return [
-            f"{int(restarts[:, -1].sum())} restarts of {int((restarts[:, -1] > 0).sum())} of "
-            f"{self.n_chains} chains after energy errors that are not finite or huge"
-            f"{on_the_way if late else ''}: lower target=..., start elsewhere (initial=...), or "
-            "use inference='mams'"
-        ]
+        failures, restarts = self.stats["failures"], self.stats["restarts"]
+        found = []
+        if late := int((failures[:, -1] - failures[:, 0]).sum()):
+            chains = int((failures[:, -1] > failures[:, 0]).sum())
+            found.append(
+                f"steps after the warm-up failed {late} times in {chains} of {self.n_chains} chains"
+            )
+        if total := int(restarts[:, -1].sum()):
+            chains = int((restarts[:, -1] > 0).sum())
+            found.append(
+                f"{chains} of {self.n_chains} chains returned to their start points after 10 "
+                f"failed steps in a row, {total} times"
+            )
+        if late := int((restarts[:, -1] - restarts[:, 0]).sum()):
+            found.append(f"{late} times after the warm-up, so that draws include the way back")
+        remedy = "lower target=..., start elsewhere (initial=...), or use inference='mams'"
+        why = " (energy errors are not finite or huge)"
+        return [f"{', '.join(found)}{why}: {remedy}"] if found else []
 
     def _swap_warnings(self) -> list[str]:
         """Rare swaps of parallel tempering, and points that do not cross the ladder."""

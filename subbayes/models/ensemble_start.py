@@ -117,7 +117,7 @@ class EnsembleStart:
                 "initial",
                 "a sampler with chains for 'ensemble'",
                 f"inference={engine.name!r}",
-                "Use 'nuts', 'hmc', 'elliptical-slice' or another Markov chain sampler",
+                "Use 'mclmc', 'nuts', 'elliptical-slice' or another Markov chain sampler",
             )
         if is_divided(self.network, self.data):
             fail(

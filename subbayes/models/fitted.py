@@ -19,7 +19,7 @@ from subbayes.distributed.sharded_weights import is_sharded
 from subbayes.draws import Draws
 from subbayes.inference.engine import ENGINES, check_saved_draws, engine_class
 from subbayes.likelihoods import Likelihood, Weighted, saved_likelihood
-from subbayes.models.presets import check_preset_record, with_preset_remedies
+from subbayes.models.presets import check_preset_record, preset_warnings, with_preset_remedies
 from subbayes.networks.network import Network
 from subbayes.networks.saving import known_outputs, network_facts, network_from, network_tensors
 from subbayes.networks.sharded_network import ShardedNetwork
@@ -331,7 +331,9 @@ class FittedModel(Predictor):
         known = "thinned_from" in self.draws.meta  # with the warnings of all draws
         if not known and (agreement := self.training_agreement) is not None:
             found = agreement.warnings() + found
-        return list(map(with_preset_remedies, found)) if "preset" in self.settings else found
+        if (chosen := self.settings.get("preset")) is None:
+            return found
+        return preset_warnings(chosen) + [with_preset_remedies(line) for line in found]
 
     def tensors(self) -> dict[str, Any]:
         """Network, subspace, draws, and start points of an ensemble."""

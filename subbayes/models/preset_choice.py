@@ -27,6 +27,7 @@ from subbayes.draws import Draws
 from subbayes.inference.samplers.mclmc import MCLMC
 from subbayes.likelihoods import Likelihood, Weighted
 from subbayes.models.fitted import FittedModel
+from subbayes.models.held_out import LOWEST, HeldOut
 from subbayes.models.preset_checkpoint import PresetCheckpoint, check_saved_choice
 from subbayes.models.preset_sampling import PlannedMCLMC, step_seconds
 from subbayes.models.presets import PRESETS, Preset, describe_preset, largest
@@ -183,6 +184,14 @@ def _training(preset: Preset, n: int, epochs: int, weight_decay: float) -> Any:
 
 
 @dataclass(frozen=True)
+class _Ensemble:
+    """Members of a network that is compared, and their log densities of the rows held out."""
+
+    members: Members
+    terms: Float[np.ndarray, "h"]
+
+
+@dataclass(frozen=True)
 class _Search:
     """The comparison of candidates by validation rows."""
 
@@ -193,6 +202,7 @@ class _Search:
     n_classes: int | None
     weights: Float[np.ndarray, "n"] | None
     parts: tuple[np.ndarray, np.ndarray] = field(init=False)
+    held: HeldOut = field(init=False)
     likelihood: Likelihood = field(init=False)
 
     def __post_init__(self) -> None:
@@ -203,13 +213,16 @@ class _Search:
         object.__setattr__(self, "likelihood", without_global_variance(likelihood))
         order = np.random.default_rng(self._seed(0)).permutation(len(y))
         held = max(1, round(self.preset.held_out * len(y)))
-        object.__setattr__(self, "parts", (np.sort(order[held:]), np.sort(order[:held])))
+        parts = np.sort(order[held:]), np.sort(order[:held])
+        object.__setattr__(self, "parts", parts)
+        weights = None if self.weights is None else self.weights[parts[1]]
+        object.__setattr__(self, "held", HeldOut(np.asarray(y)[parts[1]], weights))
 
     def run(self) -> dict[str, Any]:
         """Compare ensembles, then chains; returns the record of the choice."""
         budget, preset = self.settings.budget, self.preset
-        epochs, members, per_epoch, networks = self._compare_networks(budget)
-        chains = self._compare_chains(budget, members, networks)
+        epochs, ensembles, per_epoch, networks = self._compare_networks(budget)
+        chains = self._compare_chains(budget, ensembles, networks)
         best = max(range(len(networks)), key=lambda i: networks[i]["score"])
         prior = preset.priors[0]
         if chains:
@@ -245,8 +258,8 @@ class _Search:
 
     def _compare_networks(
         self, budget: float | None
-    ) -> tuple[int, list[Members | None], list[float], list[dict[str, Any]]]:
-        """Epochs, and members, seconds of an epoch and record of each network compared."""
+    ) -> tuple[int, list[_Ensemble | None], list[float], list[dict[str, Any]]]:
+        """Epochs, and ensemble, seconds of an epoch and record of each network compared."""
         candidates, epochs = self.preset.networks, self.preset.fixed_epochs
         share, overhead = math.inf, 0.0
         if budget is not None:
@@ -254,24 +267,27 @@ class _Search:
             overhead, seconds = self._epoch_seconds(candidates[0])
             self._check_budget(budget, overhead + self.preset.least_epochs * seconds)
             epochs = self._epochs(share, overhead, seconds)
-        found: list[Members | None] = []
+        found: list[_Ensemble | None] = []
         per_epoch, records, started, slowest = [], [], time.monotonic(), 0.0
         with self._progress(len(candidates), "Choosing the network") as bar:
             for hidden, decay in candidates:
                 began = time.monotonic()
                 if found and began - started + slowest > share:
                     break
-                members, score = self._score_network((hidden, decay), epochs)
+                ensemble = self._train_ensemble((hidden, decay), epochs)
                 seconds = time.monotonic() - began
                 slowest = max(slowest, seconds)
                 done = epochs
-                if members is not None:
-                    done = max(len(one.history["train_loss"]) for one in members.results)
-                found.append(members)
+                score = LOWEST
+                if ensemble is not None:
+                    results = ensemble.members.results
+                    done = max(len(one.history["train_loss"]) for one in results)
+                    score = self.held.score(ensemble.terms)
+                found.append(ensemble)
                 per_epoch.append(max(seconds - overhead, 1e-3) / done)
                 records.append({"hidden": list(hidden), "weight_decay": decay, "score": score})
                 bar.update(1)
-        if all(members is None for members in found):
+        if all(ensemble is None for ensemble in found):
             fail(
                 "preset",
                 "networks whose training loss stays finite",
@@ -289,19 +305,19 @@ class _Search:
             epochs = largest(ladder, most) or ladder[0]
         return epochs
 
-    def _score_network(
+    def _train_ensemble(
         self, candidate: tuple[tuple[int, ...], float], epochs: int
-    ) -> tuple[Members | None, float]:
-        """Members of a candidate and their score together, or None if they diverge."""
+    ) -> _Ensemble | None:
+        """The ensemble of a candidate, or None if it diverges."""
         try:
             members = self._train(candidate, epochs)
         except InputError as error:
             if error.argument != "learning_rate":
                 raise
-            return None, -_LARGE
+            return None
         results = [replace(one, likelihood=one.likelihood.unweighted) for one in members.results]
         inputs = self._data(1).inputs
-        return members, self._score(ensemble_from_results(results).predict(inputs))
+        return _Ensemble(members, self.held.terms(ensemble_from_results(results).predict(inputs)))
 
     def _train(self, candidate: tuple[tuple[int, ...], float], epochs: int) -> Members:
         hidden, decay = candidate
@@ -345,7 +361,10 @@ class _Search:
             )
 
     def _compare_chains(
-        self, budget: float | None, members: list[Members | None], networks: list[dict[str, Any]]
+        self,
+        budget: float | None,
+        ensembles: list[_Ensemble | None],
+        networks: list[dict[str, Any]],
     ) -> list[dict[str, Any]]:
         """Records of each network with the first prior, and of the best one with the others."""
         share = None if budget is None else self.preset.shares[1] * budget / self._posteriors
@@ -355,14 +374,14 @@ class _Search:
             hidden_layers = [list(h) for h in dict.fromkeys(tuple(n["hidden"]) for n in networks)]
             first, *others = self.preset.priors
             for hidden in hidden_layers:
-                own = members[_best_network(networks, hidden)]
+                own = ensembles[_best_network(networks, hidden)]
                 found += self._score_chains(hidden, own, first, share, steps)
                 steps = found[0]["steps"] if found else steps
                 bar.update(1)
             if not found:
                 return []
             hidden = max(found, key=lambda one: one["score"])["hidden"]
-            own = members[_best_network(networks, hidden)]
+            own = ensembles[_best_network(networks, hidden)]
             for scale in others:
                 found += self._score_chains(hidden, own, scale, share, steps)
                 bar.update(1)
@@ -371,7 +390,7 @@ class _Search:
     def _score_chains(
         self,
         hidden: list[int],
-        members: Members | None,
+        ensemble: _Ensemble | None,
         scale: float,
         share: float | None,
         steps: int | None,
@@ -380,18 +399,19 @@ class _Search:
 
         Args:
             hidden: hidden layers of the network.
-            members: at which chains start.
+            ensemble: at whose members chains start.
             scale: of the prior.
             share: seconds, or None for no limit.
             steps: of each chain; None chooses them by the seconds.
         """
-        if members is None:
+        if ensemble is None:
             return []
-        weights = torch.stack([one.network.weights for one in members.results])
-        parameters = torch.stack([one.likelihood_parameters for one in members.results]).mean(0)
+        results = ensemble.members.results
+        weights = torch.stack([one.network.weights for one in results])
+        parameters = torch.stack([one.likelihood_parameters for one in results]).mean(0)
         own = self.likelihood if self.weights is None else Weighted(self.likelihood)
         likelihood = own.with_parameters(parameters).detach()
-        network, starts = members.results[0].network, weights.double().cpu().numpy()
+        network, starts = results[0].network, weights.double().cpu().numpy()
         space = FullSubspace(torch.zeros_like(weights[0]))
         temperature = float(self.settings.temperature)
         posterior = Posterior(network, likelihood, self._data(0), space, Normal(scale), temperature)
@@ -413,8 +433,9 @@ class _Search:
             initial=starts,
             progress=False,
         )
-        score = self._score(self._average(network, likelihood, space, draws))
-        return [{"hidden": hidden, "prior": scale, "steps": steps, "score": score}]
+        terms = self.held.terms(self._average(network, likelihood, space, draws))
+        found = {"hidden": hidden, "prior": scale, "steps": steps, "score": self.held.score(terms)}
+        return [found | self.held.gain(terms, ensemble.terms)]
 
     def _average(
         self, network: Network, likelihood: Likelihood, space: FullSubspace, draws: Draws
@@ -436,15 +457,6 @@ class _Search:
         data = Data.of((self.rows[0][kept], self.rows[1][kept]))
         return data if self.weights is None else data.weighted(self.weights[kept])
 
-    def _score(self, predictive: Predictive) -> float:
-        """Mean log predictive density of the rows held out."""
-        kept = self.parts[1]
-        terms = predictive.log_prob(self.rows[1][kept])
-        score = float(
-            np.average(terms, weights=None if self.weights is None else self.weights[kept])
-        )
-        return score if math.isfinite(score) else -_LARGE
-
     def _seed(self, number: int) -> int:
         return derive_seed(self.settings.sampling.seed, _STREAM, number)
 
@@ -456,9 +468,6 @@ def _best_network(networks: list[dict[str, Any]], hidden: list[int]) -> int:
     """The best of the networks compared with these hidden layers."""
     same = [i for i, one in enumerate(networks) if one["hidden"] == hidden]
     return max(same, key=lambda i: float(networks[i]["score"]))
-
-
-_LARGE = 1e30  # minus the score of a candidate that diverged
 
 
 # --- the record -----------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ __all__ = [
     "check_preset_record",
     "describe_preset",
     "largest",
+    "preset_warnings",
     "with_preset_remedies",
 ]
 
@@ -105,6 +106,10 @@ def largest(ladder: Sequence[int], most: float) -> int | None:
     return max((entry for entry in ladder if entry <= most), default=None)
 
 
+def _best_chains(record: Mapping[str, Any]) -> dict[str, Any] | None:
+    return max(record["chains"], key=lambda one: float(one["score"]), default=None)
+
+
 def describe_preset(record: Mapping[str, Any]) -> str:
     """What a preset chose and how long each part took, in one line.
 
@@ -115,6 +120,10 @@ def describe_preset(record: Mapping[str, Any]) -> str:
     budget = "" if record["budget"] is None else f" within {record['budget']:g} s"
     networks = f"{len(record['networks'])} of {record['candidates'][0]} networks"
     chains = f"{len(record['chains'])} of {record['candidates'][1]} posteriors"
+    best = _best_chains(record)
+    if best is not None and best["gain_error"] < 1e3:
+        gain = f"{best['gain']:+.2f} ± {best['gain_error']:.2f}"
+        chains += f" (mean log density {gain} from that of their ensemble)"
     seconds = record["seconds"]
     return (
         f"{record['name']!r}{budget}: hidden layers {hidden}, weight decay "
@@ -124,7 +133,35 @@ def describe_preset(record: Mapping[str, Any]) -> str:
     )
 
 
+_UNKNOWN = 1e30  # the standard error of a gain of densities that are not finite
 _MORE_TIME = "give it more time (budget=...)"
+
+
+def preset_warnings(record: Mapping[str, Any]) -> list[str]:
+    """A warning where the chosen chains predicted worse than the ensemble at which they started.
+
+    Both predicted the rows that the preset held out to choose by; the difference has to exceed two
+    of its standard errors.
+
+    Args:
+        record: of a choice or of a fitted model.
+
+    Example:
+        >>> chains = {"hidden": [16], "prior": 0.5, "steps": 200, "score": -0.9}
+        >>> record = {"chains": [chains | {"gain": -0.4, "gain_error": 0.1}]}
+        >>> preset_warnings(record)[0].partition(": ")[0]
+        'chains of 200 steps scored 0.40 ± 0.10 below the ensemble at which they started'
+    """
+    best = _best_chains(record)
+    if best is None or best["gain"] >= -2 * best["gain_error"]:
+        return []
+    gain, error = best["gain"], best["gain_error"]
+    return [
+        f"chains of {best['steps']} steps scored {-gain:.2f} ± {error:.2f} below the ensemble at "
+        f"which they started: {_MORE_TIME}, or use deep_ensemble(...)"
+    ]
+
+
 _REMEDIES = {
     "run longer (draws=...), or warm up longer (warmup=...)": _MORE_TIME,
     "run longer (draws=...)": _MORE_TIME,
@@ -182,6 +219,16 @@ def check_preset_choice(
             refuse(
                 f"{name} {str(value)[:60]} of a preset, that of the best score",
                 str(record[name])[:60],
+            )
+    for one in chains:
+        starts = [float(n["score"]) for n in networks if n["hidden"] == one["hidden"]]
+        if not starts:
+            refuse("chains of networks that a preset compares", str(one["hidden"])[:60])
+        gain = float(one["score"]) - max(starts)
+        size = 1 + abs(float(one["score"])) + abs(max(starts))
+        if one["gain_error"] < _UNKNOWN and abs(one["gain"] - gain) > 1e-6 * size:
+            refuse(
+                f"a gain of {gain:.6g} in a preset, the difference of scores", f"{one['gain']:.6g}"
             )
 
 

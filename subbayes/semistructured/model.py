@@ -247,13 +247,14 @@ class SemiStructuredRegression(Results):
             subspace: where the networks move: "curve", the span of a curve beside free effects;
                 "naive", which projects the effects too; "full", all weights; "last-layer"; or an
                 object such as `SemiStructuredSubspace(rank=5)`.
-            inference: "nuts" (the default with networks), "hmc", "elliptical-slice" (the default
-                with a temperature other than 1), "laplace" or another engine of `subbayes.fit`, or
-                an object such as `NUTS(target_acceptance=0.9)`; or "deep-ensemble", or
-                `DeepEnsemble(members=5)`, which trains networks and effects from several initial
-                weights, for comparison: its members are not a posterior of the effects. Without
-                networks the default is independent proposals around the mode, which are exact
-                too, or "nuts" where few of them would be accepted.
+            inference: "nuts" (the default with networks), "hmc", "mclmc", "mams",
+                "elliptical-slice" (the default with a temperature other than 1), "laplace" or
+                another engine of `subbayes.fit`, or an object such as
+                `NUTS(target_acceptance=0.9)`; or "deep-ensemble", or `DeepEnsemble(members=5)`,
+                which trains networks and effects from several initial weights, for comparison: its
+                members are not a posterior of the effects. Without networks the default is
+                independent proposals around the mode, which are exact too, or "nuts" where few of
+                them would be accepted.
             temperature: T of the networks' posterior. The posterior of the effects given the
                 networks keeps T = 1; see `subbayes.semistructured.marginalisation`.
             marginalisation: how the effects are integrated out for a temperature other than 1:

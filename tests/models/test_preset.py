@@ -18,6 +18,7 @@ from subbayes.draws import Draws
 from subbayes.inference.samplers.mclmc import MCLMC
 from subbayes.models import preset_choice, presets
 from subbayes.models.array_model import fit_arrays
+from subbayes.models.held_out import HeldOut
 from subbayes.models.preset_checkpoint import check_saved_choice
 from subbayes.models.preset_sampling import PlannedMCLMC, _Planned
 from subbayes.models.presets import Preset, describe_preset, largest
@@ -129,6 +130,48 @@ def test_a_line_says_what_was_chosen_and_how_long_it_took(model, capsys):
     assert capsys.readouterr().err == ""
     fitted(verbose=True)
     assert "preset 'best': hidden layers" in capsys.readouterr().err
+
+
+def test_chains_are_compared_with_the_ensemble_at_which_they_start(model):
+    """By the difference of their scores, which both are in the record, and its standard error."""
+    record = model.model_.settings["preset"]
+    networks = {tuple(one["hidden"]): one["score"] for one in record["networks"]}
+    for one in record["chains"]:
+        expected = one["score"] - networks[tuple(one["hidden"])]
+        assert one["gain"] == pytest.approx(expected, abs=1e-9)
+        assert 0 < one["gain_error"] < 1
+    best = max(record["chains"], key=lambda one: one["score"])
+    line = describe_preset(record)
+    said = f"(mean log density {best['gain']:+.2f} ± {best['gain_error']:.2f} from that of their"
+    assert said in line
+    worst = record | {"chains": [record["chains"][2]]}  # weights of scale 0.01
+    (warning,) = presets.preset_warnings(worst)
+    assert warning.startswith("chains of 200 steps scored ")
+    assert "budget=..." in warning
+    fit = dataclasses.replace(model.model_, settings=model.model_.settings | {"preset": worst})
+    assert fit.warnings() == [warning, *model.model_.warnings()]
+    even = worst["chains"][0] | {"gain": -0.1, "gain_error": 0.06}
+    assert presets.preset_warnings(record | {"chains": [even]}) == []
+    assert presets.preset_warnings(record | {"chains": []}) == []
+
+
+def test_weights_of_rows_held_out():
+    """Against repeated rows: the gain alone, since repeating rows narrows its standard error."""
+    rng = np.random.default_rng(0)
+    chains, members = rng.normal(size=(2, 20))
+    weights = rng.integers(1, 4, 20)
+    held = HeldOut(np.zeros(20), weights.astype(float))
+    found = held.gain(chains, members)
+    again = HeldOut(np.zeros(weights.sum()), None)
+    repeated = np.repeat(chains, weights), np.repeat(members, weights)
+    assert found["gain"] == pytest.approx(again.gain(*repeated)["gain"])
+    assert held.score(chains) == pytest.approx(again.score(repeated[0]))
+    draws = rng.multinomial(20, np.full(20, 1 / 20), size=20_000)  # bootstrap of the rows
+    totals = (draws * weights) @ (chains - members) / (draws @ weights)
+    assert found["gain_error"] == pytest.approx(totals.std(), rel=0.05)
+    chains[3] = -np.inf
+    assert held.score(chains) == -1e30
+    assert held.gain(chains, members) == {"gain": 0.0, "gain_error": 1e30}
 
 
 @pytest.mark.slow
@@ -301,6 +344,9 @@ def _torch(tensors):
     return {name: torch.as_tensor(value) for name, value in tensors.items()}
 
 
+GAIN = {"gain": 0.0, "gain_error": 0.2}
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -326,13 +372,20 @@ def test_a_choice_of_a_file_is_one_that_the_preset_makes(name, value):
             {"hidden": [3], "weight_decay": 1e-4, "score": -2.0},
             {"hidden": [12, 12], "weight_decay": 1e-4, "score": -1.0},
         ],
-        "chains": [{"hidden": [12, 12], "prior": 1.0, "steps": 50, "score": -1.0}],
+        "chains": [{"hidden": [12, 12], "prior": 1.0, "steps": 50, "score": -1.0} | GAIN],
         "candidates": [2, 3],
     }
     check_saved_choice(SMALL, settings, record)
     with pytest.raises(InputError, match=f"checkpoint: expected {name} of the preset"):
         check_saved_choice(SMALL, settings, record | {name: value})
-    other = {"hidden": [3], "prior": 0.01, "steps": 50, "score": 0.0}
+    other = {
+        "hidden": [3],
+        "prior": 0.01,
+        "steps": 50,
+        "score": 0.0,
+        "gain": 2.0,
+        "gain_error": 0.1,
+    }
     with pytest.raises(InputError, match=r"checkpoint: expected hidden \[3\] of a preset, that of"):
         check_saved_choice(SMALL, settings, record | {"chains": [*record["chains"], other]})
 
@@ -353,6 +406,7 @@ FORGED = {
     "epochs": lambda record: record.update(epochs=7),
     "networks": lambda record: [one.update(hidden=[9, 9]) for one in record["networks"]],
     "score": lambda record: record["chains"][2].update(score=1e3),
+    "gain": lambda record: record["chains"][0].update(gain=0.9),
     "candidates": lambda record: record.update(candidates=[1, 1]),
     "seconds": lambda record: record["seconds"].update(sampling=1e9),
 }
@@ -471,12 +525,13 @@ REFUSED += ["patience", "time_limit", "warmup", "thin=", "initial=", "target=", 
 
 
 def problematic_draws():
-    """Draws of chains that drift and have restarted, and fewer than 4 of them."""
+    """Draws of chains that drift and whose steps have failed, and fewer than 4 of them."""
     rng = np.random.default_rng(0)
     z = rng.normal(size=(2, 40, 3))
     stats = {
         "log_density": np.linspace(0, 50, 40) + rng.normal(size=(2, 40)),
-        "restarts": np.ones((2, 40)),
+        "failures": np.repeat([[0.0], [1.0]], 20, axis=1).reshape(1, 40).repeat(2, 0),
+        "restarts": np.zeros((2, 40)),
     }
     whole = Draws(z, stats, engine="mclmc")
     return whole, Draws(z[:, :3], {}, engine="mclmc")

@@ -50,7 +50,8 @@ class MCLMC(Sampler):
     (`thin=10`). The default warm-up is half as long as the steps kept, at least 2000. The draws
     have the stats "log_density", "log_likelihood" (at temperature 1), "energy_error", "step_size",
     "length", "evaluations" (gradients of the step; those of searches for a step size,
-    at the start and for a new mass matrix, are not counted) and "restarts" (of the chain so far).
+    at the start and for a new mass matrix, are not counted), "failures" and "restarts" (of the
+    chain so far).
 
     The variance of the energy error of a step per coordinate meets a target $\tau$, which bounds
     the bias: with $\tau = 5 \cdot 10^{-4}$ it is a few per cent of the posterior's variances, and
@@ -58,7 +59,9 @@ class MCLMC(Sampler):
     networks, Sommer et al. (2025) let the target fall from 0.5 to 0.1 over the warm-up,
     `MCLMC(target=(0.5, 0.1), metric="prior")`.
 
-    A chain whose energy error is NaN or huge restarts from its start point with half the step size.
+    A step whose energy error is NaN or huge fails: it is not a draw, and the chain goes on from its
+    point in a new direction with half the step size; after 10 failures in a row it restarts from
+    its start point.
     Densities with jumps or with regions of zero density need `MAMS`, NUTS or slice sampling.
 
     Attributes:

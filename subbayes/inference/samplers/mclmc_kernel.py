@@ -38,6 +38,7 @@ __all__ = ["Kernel", "State"]
 _HUGE = 1000.0  # energy error, and as much again for every 1000 coordinates
 _SEARCHES = 40  # rounds of the search for a first step size
 _MOST_HALVINGS = 30
+_PATIENCE = 10  # failures in a row, after which a chain restarts
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,9 @@ class State(Tuning):
     value: Float[np.ndarray, "chains"]  # log density
     gradient: Float[np.ndarray, "chains k"]
     start: Float[np.ndarray, "chains k"]
-    restarts: Int[np.ndarray, "chains"]  # after steps that failed
+    failures: Int[np.ndarray, "chains"]  # steps that failed
+    consecutive: Int[np.ndarray, "chains"]  # of them, since a step that did not
+    restarts: Int[np.ndarray, "chains"]  # from the start point
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,7 @@ class Kernel(Tuner):
         "step_size": float,
         "length": float,
         "evaluations": int,
+        "failures": int,
         "restarts": int,
     }
     state_type: ClassVar[type[State]] = State
@@ -78,7 +82,9 @@ class Kernel(Tuner):
             "value": finite(s.value) & self._are_values(posterior, s),
             "gradient": finite(s.gradient),
             "start": finite(s.start),
-            "restarts": between(s.restarts, 0, min(store.evaluations, MOST_EVALUATIONS)),
+            "failures": between(s.failures, 0, min(store.evaluations, MOST_EVALUATIONS)),
+            "consecutive": between(s.consecutive, 0, _PATIENCE - 1) & (s.consecutive <= s.failures),
+            "restarts": between(s.restarts, 0, (s.failures - s.consecutive) // _PATIENCE),
         }
 
     def _are_values(self, posterior: Any, s: State) -> Bool[np.ndarray, "chains"]:
@@ -90,6 +96,7 @@ class Kernel(Tuner):
     ) -> State:
         """The state at start points z, each chain with a uniform direction."""
         start, fields = self.initial_fields(posterior, z, rngs)
+        none = np.zeros(len(z), dtype=np.int64)
         s = copy_state(
             State(
                 **fields,
@@ -98,7 +105,9 @@ class Kernel(Tuner):
                 value=start.value,
                 gradient=start.gradient,
                 start=start.z,
-                restarts=np.zeros(len(z), dtype=np.int64),
+                failures=none,
+                consecutive=none,
+                restarts=none,
             )
         )
         everyone = np.arange(len(z))
@@ -108,11 +117,10 @@ class Kernel(Tuner):
         return s
 
     def step(self, posterior: GradientDensity, state: State, rngs: Rngs) -> tuple[State, Info]:
-        """One step of every chain, in place; a chain whose step fails restarts without a draw."""
+        """One step of every chain, in place; a step that fails is not a draw."""
         s = state
         new = self._move(posterior, s)
         failed = self._failed(new, s.z.shape[1])
-        restarted = bool(failed.any())
         stats = {
             "log_density": new.value,
             "energy_error": new.error,
@@ -120,13 +128,11 @@ class Kernel(Tuner):
             "length": s.length.copy(),
             "evaluations": np.full(len(failed), gradients_per_step(self.integrator)),
         }
-        keep = np.flatnonzero(~failed) if restarted else slice(None)
+        keep = np.flatnonzero(~failed) if failed.any() else slice(None)
         s.z[keep], s.direction[keep] = new.z[keep], new.u[keep]
         s.value[keep], s.gradient[keep] = new.value[keep], new.gradient[keep]
         partial_refreshment(s.direction, _normals(rngs, s.z.shape[1]), s.step / s.length)
-        if restarted:
-            self._restart(posterior, s, failed, rngs)
-        stats["restarts"] = s.restarts.copy()
+        stats |= self._recover(posterior, s, failed, rngs)
         self._search_step(posterior, s, self.update(posterior, s, ~failed, new.error))
         return s, Info(~failed, stats, gradients_per_step(self.integrator))
 
@@ -160,17 +166,30 @@ class Kernel(Tuner):
             factor = np.clip(square[rows] ** (-1 / 6), 0.1, 2.0)
             self.set_step(s, rows, s.step[rows] * factor)
 
-    def _restart(
+    def _recover(
         self, posterior: Differentiable, s: State, failed: Bool[np.ndarray, "chains"], rngs: Rngs
-    ) -> None:
-        """Return chains to their start points, with new directions and half the step size."""
+    ) -> dict[str, np.ndarray]:
+        """Give chains whose step failed a new direction and half the step size, where they are.
+
+        After 10 failures in a row they return to their start points.
+
+        Returns:
+            The statistics "failures" and "restarts".
+        """
+        s.failures[:] += failed
+        s.consecutive[:] = np.where(failed, s.consecutive + 1, 0)
         rows = failed.nonzero()[0]
-        again = Points.at(posterior, np.where(failed[:, None], s.start, s.z))
-        s.z[rows], s.value[rows] = again.z[rows], again.value[rows]
-        s.gradient[rows] = again.gradient[rows]
-        s.direction[rows] = _directions([rngs[c] for c in rows], s.z.shape[1])
-        s.restarts[rows] += 1
-        self.halve_step(s, failed & (s.restarts <= _MOST_HALVINGS))
+        if rows.size:
+            s.direction[rows] = _directions([rngs[c] for c in rows], s.z.shape[1])
+            self.halve_step(s, failed & (s.failures <= _MOST_HALVINGS))
+        lost = s.consecutive == _PATIENCE
+        if lost.any():
+            again = Points.at(posterior, np.where(lost[:, None], s.start, s.z))
+            s.z[lost], s.value[lost] = again.z[lost], again.value[lost]
+            s.gradient[lost] = again.gradient[lost]
+            s.consecutive[lost] = 0
+            s.restarts[lost] += 1
+        return {"failures": s.failures.copy(), "restarts": s.restarts.copy()}
 
 
 def _normals(rngs: Rngs, k: int) -> Float[np.ndarray, "chains k"]:

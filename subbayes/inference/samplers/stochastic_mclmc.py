@@ -64,7 +64,7 @@ _LONGEST = 300.0  # steps as shares of the length
 class BatchState(State):
     """The state of `MCLMC`, the number of steps, and the measured noise of gradients."""
 
-    steps: Int[np.ndarray, "chains"]  # of the run, restarts included
+    steps: Int[np.ndarray, "chains"]  # of the run, with those that failed
     noise: Float[np.ndarray, "chains"]  # variance per coordinate of the mass matrix
 
 
@@ -175,9 +175,9 @@ class BatchKernel(Kernel):
         return BatchDensity(posterior, minibatch(posterior.n, self.batch_size, self.seed, step))
 
     def step(self, posterior: GradientDensity, state: Any, rngs: Rngs) -> tuple[Any, Info]:
-        """One step of every chain, in place; a chain whose step fails restarts without a draw.
+        """One step of every chain, in place; a step that fails is not a draw.
 
-        A longer run goes on from steps that restarts have made unequal: chains with more of them
+        A longer run goes on from steps that failures have made unequal: chains with more of them
         wait for the others, since a step is that of one minibatch.
         """
         first = int(state.steps.min())
@@ -219,9 +219,7 @@ class BatchKernel(Kernel):
         s.value[keep], s.gradient[keep] = new.value[keep], new.gradient[keep]
         self._refresh(s, rngs, used)
         s.steps[:] += 1
-        if failed.any():
-            self._restart(posterior, s, failed, rngs)
-        stats["restarts"] = s.restarts.copy()
+        stats |= self._recover(posterior, s, failed, rngs)
         # the error grows with the cube of the step size, which tuning takes as that of the state
         error = new.error * (s.step / used) ** 3
         self._search_on(density, s, self.update(posterior, s, ~failed, error))

@@ -127,7 +127,7 @@ POSSIBLE = {
     "excess": ("zero",),  # of the acceptance, which may be as wanted
     "acceptance": ("zero",),  # of points of very low density
     # Nothing has happened yet: the counts of a new round, draw or line.
-    "restarts": ("zero",),
+    **dict.fromkeys(("failures", "consecutive", "restarts"), ("zero",)),
     **dict.fromkeys(("steps", "trips", "origin", "moves_left", "spent"), ("zero",)),
 }
 """Changes of a field that yield what a run can have, with the reasons."""
