@@ -32,6 +32,7 @@ __all__ = ["ChainPredictions", "chain_predictions"]
 
 _APART = 1.2  # median R-hat of predictions from which chains are in different places
 _MOST_BETWEEN = 0.25  # share of the variance
+_ROWS = (0, 0, 0, 1, 1)  # the axis of the rows in R-hat and the others
 _LEAST_GAIN = 1e-3  # nats a row that are worth a warning
 
 
@@ -46,6 +47,9 @@ class ChainPredictions:
             (N, T); NaN where predictions do not vary.
         ess: bulk effective sample size of the same.
         between: share of the variance over draws that is between chains, between 0 and 1.
+        rhat_within: R-hat of each chain alone, by its halves, shape (chains, N) or (chains, N, T):
+            near 1 for a chain that has settled, wherever that is.
+        ess_within: bulk effective sample size of each chain alone, of the same shape.
         scores: of each chain alone, shape (chains,).
         contributions: score of all chains minus that without the chain, shape (chains,).
         contribution_errors: their standard errors over the rows.
@@ -57,6 +61,8 @@ class ChainPredictions:
     rhat: np.ndarray
     ess: np.ndarray
     between: np.ndarray
+    rhat_within: Float[np.ndarray, "chains ..."]
+    ess_within: Float[np.ndarray, "chains ..."]
     scores: Float[np.ndarray, "chains"] | None = None
     contributions: Float[np.ndarray, "chains"] | None = None
     contribution_errors: Float[np.ndarray, "chains"] | None = None
@@ -71,6 +77,8 @@ class ChainPredictions:
             f"effective sample size {np.nanmedian(self.ess):.0f} (median), "
             f"{np.nanmin(self.ess):.0f} (smallest)",
             f"{np.nanmedian(self.between):.0%} of their variance between chains",
+            f"within chains R-hat {np.nanmedian(self.rhat_within):.2f} and effective sample size "
+            f"{np.nanmedian(self.ess_within):.0f} (medians)",
         ]
         if self.gain_of_chains is not None and self.gain_of_draws is not None:
             chains, draws = self.gain_of_chains, self.gain_of_draws
@@ -86,8 +94,8 @@ class ChainPredictions:
             share = float(np.nanmedian(self.between))
             found.append(
                 f"chains differ in what they predict: {figures}, and {share:.0%} of their variance "
-                "is between chains. The average depends on where the chains started: warm up "
-                "longer (warmup=...), or raise chains=..."
+                f"is between chains. The average depends on where the chains started: "
+                f"{self._remedy()}"
                 if share > _MOST_BETWEEN
                 else f"predictions still change along the chains: {figures}; run longer "
                 "(draws=...), or warm up longer (warmup=...)"
@@ -102,6 +110,18 @@ class ChainPredictions:
             f"{self.gain_of_chains[0]:.3g} nats a row, that of the draws "
             f"{self.gain_of_draws[0]:.3g}: raise chains=... and lower draws=...",
         ]
+
+    def _remedy(self) -> str:
+        """What helps chains that differ: longer ones if they still move, more if they do not."""
+        within = float(np.nanmedian(self.rhat_within))
+        if within > _APART:
+            return (
+                f"each still moves (R-hat within chains {within:.2f}); warm up longer (warmup=...)"
+            )
+        return (
+            f"each has settled in a place of its own (R-hat within chains {within:.2f}); raise "
+            "chains=..."
+        )
 
 
 def chain_predictions(
@@ -149,15 +169,23 @@ def chain_predictions(
         x = means.reshape(chains, batch.n_draws // chains, -1)
         total = x.var((0, 1))
         share = np.divide(x.mean(1).var(0), total, out=np.full_like(total, np.nan), where=total > 0)
-        parts.append(tuple(p.reshape(batch.mean.shape) for p in (rhat(x), ess_bulk(x), share)))
+        whole = (p.reshape(batch.mean.shape) for p in (rhat(x), ess_bulk(x), share))
+        alone = (
+            np.stack([of(one[None]) for one in x]).reshape(chains, *batch.mean.shape)
+            for of in (rhat, ess_bulk)
+        )
+        parts.append((*whole, *alone))
         if targets is not None:
             terms = batch.component_log_prob(take(targets, rows)).double().cpu().numpy()
             densities.append(terms.reshape(chains, -1, len(batch)))
     if not parts:
         fail("predictive", "at least one predictive", "none")
-    agreed, sizes, shares = (np.concatenate(part) for part in zip(*parts, strict=True))
+    of_rows = (
+        np.concatenate(part, axis)
+        for part, axis in zip(zip(*parts, strict=True), _ROWS, strict=True)
+    )
     scores = {} if targets is None else _scores(np.concatenate(densities, -1))
-    return ChainPredictions(agreed, sizes, shares, **scores)
+    return ChainPredictions(*of_rows, **scores)
 
 
 def _check(batch: Predictive, chains: int) -> None:

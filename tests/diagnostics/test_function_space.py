@@ -36,6 +36,9 @@ def test_numbers_are_those_of_naive_loops(apart):
     found = chain_predictions(predictive(f), y, chains=CHAINS)
     np.testing.assert_allclose(found.rhat, rhat(f))
     np.testing.assert_allclose(found.ess, ess_bulk(f))
+    for c in range(CHAINS):
+        np.testing.assert_allclose(found.rhat_within[c], rhat(f[c : c + 1]))
+        np.testing.assert_allclose(found.ess_within[c], ess_bulk(f[c : c + 1]))
     within = f.var(1).mean(0)
     np.testing.assert_allclose(found.between, f.mean(1).var(0) / (f.mean(1).var(0) + within))
     np.testing.assert_allclose(found.scores, [naive_score(f[c], y) for c in range(CHAINS)])
@@ -77,6 +80,7 @@ def test_members_that_stay_apart_ask_for_chains_and_slow_chains_for_draws():
     differ, more = found.warnings()
     assert differ.startswith("chains differ in what they predict: R-hat of predictions is ")
     assert f"{np.median(found.between):.0%} of their variance is between chains" in differ
+    assert differ.endswith("(R-hat within chains 1.00); raise chains=...")
     assert more.startswith("more chains would help more than more draws")
     assert np.median(found.rhat) > 1.5
     together = outputs(0.0, n=300, draws=200)
@@ -89,12 +93,19 @@ def test_members_that_stay_apart_ask_for_chains_and_slow_chains_for_draws():
     assert found.gain_of_draws[0] > found.gain_of_chains[0] + 0.1
     (line,) = found.warnings()
     assert line.startswith("predictions still change along the chains: R-hat of predictions is ")
+    # They wander too, each around a place of its own.
+    found = chain_predictions(predictive(drift / 3 + apart), chains=CHAINS)
+    (line,) = found.warnings()
+    assert line.startswith("chains differ in what they predict")
+    assert line.endswith("; warm up longer (warmup=...)")
+    assert "each still moves (R-hat within chains " in line
 
 
 def test_classes_have_a_number_for_each_probability():
     f = torch.randn(CHAINS * 10, N, 3, generator=torch.Generator().manual_seed(0))
     found = chain_predictions(Predictive(f, Categorical()), np.arange(N) % 3, chains=CHAINS)
     assert found.rhat.shape == found.between.shape == (N, 3)
+    assert found.rhat_within.shape == found.ess_within.shape == (CHAINS, N, 3)
     assert found.scores.shape == (CHAINS,)
     assert "nats" in repr(found)
 

@@ -550,11 +550,13 @@ def test_remedies_of_draws_are_those_of_the_preset(model):
         assert ordinary == draws.warnings(separate=True)
 
 
-@pytest.mark.parametrize("between", [0.9, 0.1])
-def test_remedies_of_chains_that_differ_are_those_of_the_preset(between):
-    found = ChainPredictions(np.full(3, 2.0), np.full(3, 5.0), np.full(3, between))
+@pytest.mark.parametrize(("between", "within"), [(0.9, 1.5), (0.1, 1.5), (0.9, 1.0)])
+def test_remedies_of_chains_that_differ_are_those_of_the_preset(between, within):
+    rows = np.full(3, 2.0), np.full(3, 5.0), np.full(3, between)
+    found = ChainPredictions(*rows, np.full((2, 3), within), np.full((2, 3), 5.0))
     (line,) = map(presets.with_preset_remedies, found.warnings())
-    assert "give it more time (budget=...)" in line
+    remedy = "give it more time (budget=...)" if within > 1.2 else "raise chains=..."
+    assert remedy in line
     assert not [name for name in REFUSED if name in line]
 
 
