@@ -69,7 +69,7 @@ def compare(
         typer.Option(
             help="Some of map, swa, swag, ensemble, mc-dropout, mean-field, temperature-scaling, "
             "laplace, pca, random, curve, optimal, optimal-laplace, subnetwork, "
-            "subnetwork-laplace, sparse.",
+            "subnetwork-laplace, mclmc, sparse.",
             metavar="NAME,NAME,...",
         ),
     ] = "map,swa,swag,ensemble,pca,random",
@@ -112,8 +112,9 @@ def compare(
     counts, RMSE, CRPS and coverage of the interval; for classes accuracy, Brier score, calibration
     error and AUROC; then seconds. optimal and subnetwork keep most of the predictive covariance and
     are sampled through the network; with -laplace they have the closed form of its linearisation.
-    mc-dropout needs --dropout above 0. temperature-scaling and --temperature validation hold out
-    --validation of the training rows.
+    mclmc samples all weights, each chain from one of --members networks. mc-dropout needs --dropout
+    above 0. temperature-scaling and --temperature validation hold out --validation of the training
+    rows.
     """
     if models:
         rank_models(table, models, target, source, out, overwrite, console)
@@ -132,7 +133,7 @@ def compare(
     if settings.preset is not None:
         from subbayes.utils.checks import fail
 
-        fail("preset", "none for a comparison", settings.preset, "Use subbayes fit with it")
+        fail("preset", "none for a comparison", settings.preset, "Use method mclmc")
     frame = source.read(table, target)
     rows = _split(frame, target, test, test_fraction, source, settings.sampling.seed)
     from subbayes.models.method_comparison import named_methods

@@ -180,12 +180,12 @@ def chain_predictions(
             densities.append(terms.reshape(chains, -1, len(batch)))
     if not parts:
         fail("predictive", "at least one predictive", "none")
-    of_rows = (
+    agreed, sizes, shares, own, own_sizes = (
         np.concatenate(part, axis)
         for part, axis in zip(zip(*parts, strict=True), _ROWS, strict=True)
     )
     scores = {} if targets is None else _scores(np.concatenate(densities, -1))
-    return ChainPredictions(*of_rows, **scores)
+    return ChainPredictions(agreed, sizes, shares, own, own_sizes, **scores)
 
 
 def _check(batch: Predictive, chains: int) -> None:

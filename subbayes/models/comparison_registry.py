@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from subbayes.inference.engine import Engine, engine_of
+from subbayes.models.comparison_chains import MicrocanonicalEnsemble
 from subbayes.models.comparison_methods import (
     MAP,
     SWA,
@@ -92,7 +93,7 @@ class SubspaceInference(ComparedMethod):
                 "initial",
                 "'prior', 'shift' or an array (chains, k) to compare methods",
                 "'ensemble'",
-                "Use subbayes.fit, which trains the networks that chains start at",
+                "Use method 'mclmc', or subbayes.fit, which train networks to start at",
             )
         check_temperature(self.temperature, setup.validation)
         method.check(network, setup.data, setup.training)
@@ -167,6 +168,7 @@ METHODS: dict[str, ComparedMethod] = {
         SubspaceInference("optimal", "laplace-linearised"),
         SubspaceInference("subnetwork"),
         SubspaceInference("subnetwork", "laplace-linearised"),
+        MicrocanonicalEnsemble(),
         SparseNetworks(),
     )
 }
@@ -227,7 +229,7 @@ def named_methods(
     Args:
         names: of `METHODS`.
         draws: of SWAG, MC dropout, mean-field VI and sparse networks.
-        members: number of networks of a deep ensemble.
+        members: number of networks of a deep ensemble, and of chains that start at one.
         most_draws: number of draws that posteriors predict with.
         posterior: "rank", "inputs" and "covariance" for the subspaces that have them; "prior" and
             "temperature" for all posteriors.
@@ -243,12 +245,12 @@ def named_methods(
     unused = {k for k, v in posterior.items() if k != "rank" and v not in (None, "exact")}
     found: list[ComparedMethod] = []
     for method in methods_by_key(names).values():
-        own: dict[str, Any] = {"draws": draws, "members": members, "most_draws": most_draws}
+        own = {"draws": draws, "members": members, "most_draws": most_draws} | shared
         if isinstance(method, SubspaceInference):
             fields = {field.name for field in dataclasses.fields(method.method)}
             given = {k: v for k, v in posterior.items() if k in fields}
             unused -= set(given)
-            own |= shared | {"subspace": dataclasses.replace(method.method, **given)}
+            own |= {"subspace": dataclasses.replace(method.method, **given)}
         fields = {field.name for field in dataclasses.fields(method)}
         found.append(dataclasses.replace(method, **{k: v for k, v in own.items() if k in fields}))
     for name in sorted(unused):

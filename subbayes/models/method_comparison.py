@@ -199,8 +199,9 @@ def compare_methods(
     """Fit several methods to the same data and score them on the same test rows.
 
     MAP, SWA, SWAG, MC dropout, temperature scaling and the subspaces share one training,
-    `train_trajectory`; the members of a deep ensemble, mean-field Gaussian weights and a
-    mean-field sparse network (`sparse.fit`) are trained separately, with the same number of epochs.
+    `train_trajectory`; the members of a deep ensemble, those at which chains of MCLMC start,
+    mean-field Gaussian weights and a mean-field sparse network (`sparse.fit`) are trained
+    separately, with the same number of epochs.
 
     Args:
         module: the architecture, which is not changed; or a function that makes a module with
@@ -215,6 +216,7 @@ def compare_methods(
             "mc-dropout" needs a module with dropout layers, "temperature-scaling" validation data.
             "laplace" is linearised Laplace of all weights, with the prior of the largest evidence;
             `AllWeightsLaplace(covariance="kfac")` of adapters is Laplace-LoRA.
+            "mclmc" samples all weights from the members of an ensemble.
             "mean-field" is BLoB for a module with LoRA adapters, else Gaussians of all weights.
             "optimal" and "subnetwork" are sampled through the network; with "-laplace" they have
             the closed form of its linearisation. Their `inputs` may be those of the test rows, an

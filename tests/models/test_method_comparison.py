@@ -22,8 +22,10 @@ from subbayes.data.data import Data
 from subbayes.diagnostics import metrics
 from subbayes.inference.laplace.evidence import tune_prior
 from subbayes.inference.laplace.linearised import linearised_laplace
+from subbayes.inference.samplers.mclmc import MCLMC
 from subbayes.inference.tempering import choose_temperature
-from subbayes.likelihoods import Categorical, Gaussian, Poisson, Weighted
+from subbayes.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian, Poisson, Weighted
+from subbayes.models.comparison_chains import MicrocanonicalEnsemble
 from subbayes.models.comparison_methods import AllWeightsLaplace
 from subbayes.models.fitted import FittedModel
 from subbayes.models.method_comparison import METHODS, compare_methods, format_score
@@ -290,6 +292,47 @@ def test_weights_of_rows_count_in_training_and_not_in_scores(likelihood):
         compare_methods(net(), likelihood, data, data, ("map",), **options)
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("temperature", [1.0, 3.0])
+def test_chains_from_an_ensemble_equal_fit(temperature):
+    options = {"draws_per_chain": 6, "thin": 5, "prior": 0.7}
+    method = MicrocanonicalEnsemble(members=3, **options, temperature=temperature)
+    likelihood = HeteroscedasticGaussian(global_variance=1e-3)
+    found = compare_methods(
+        net(outputs=2),
+        likelihood,
+        TRAIN,
+        TEST,
+        ("map", "ensemble", method),
+        training=PLAN,
+        sampling=Sampling(warmup=100, progress=False, seed=4),
+    )
+    expected = fit(
+        net(outputs=2),
+        TRAIN,
+        likelihood=likelihood,
+        subspace="full",
+        inference=MCLMC(target=(0.5, 0.1), metric="prior"),
+        prior=0.7,
+        temperature=temperature,
+        training=PLAN,
+        sampling=Sampling(
+            initial="ensemble", chains=3, draws=6, warmup=100, thin=5, seed=4, progress=False
+        ),
+    )
+    model, row = found.models["mclmc"], found.table.loc["mclmc"]
+    np.testing.assert_array_equal(model.sampled.z, expected.sampled.z)
+    assert model.settings == expected.settings
+    assert row["method"] == "all weights + MCLMC"
+    assert row["training_seconds"] > 0 < row["inference_seconds"]
+    scores = metrics.score(expected.predict(TEST[0]), TEST[1])
+    assert row["log_likelihood"] == pytest.approx(scores["log_likelihood"])
+    config = found.settings["methods"]["mclmc"]
+    assert config == method.config()
+    json.dumps(config)
+    assert config["prior"] == "0.7"
+
+
 def test_classification_with_dropout_and_temperature_scaling():
     labels = (TRAIN[1] > 0).long(), (TEST[1] > 0).long()
     methods = ("map", "mc-dropout", "temperature-scaling", "ensemble", "pca")
@@ -423,6 +466,20 @@ def test_most_draws_limits_the_draws_of_predictions():
             {"prior": 0.0, "methods": ("optimal",)},
             "prior: expected a finite number above 0, got 0.0",
         ),
+        (
+            {"methods": ("mclmc",), "members": 1},
+            "members: expected at least 2 for 'mclmc', a chain from each, got 1",
+        ),
+        (
+            {"methods": ("mclmc",), "training": Training(epochs=0)},
+            "training: expected epochs above 0 to train the networks that chains start at",
+        ),
+        (
+            {"methods": ("mclmc",), "module": nn.Sequential(nn.Linear(2, 1), nn.BatchNorm1d(1))},
+            "methods: expected a module without BatchNorm for 'mclmc'",
+        ),
+        ({"methods": ("mclmc",), "temperature": "validation"}, "validation: expected held-out"),
+        ({"methods": ("mclmc",), "prior": -1.0}, "prior: expected a finite number above 0"),
         ({"most_draws": 0}, "most_draws: expected a whole number of at least 1, got 0"),
         (
             {"test": (TEST[0], TEST[1][:3])},

@@ -1,0 +1,139 @@
+"""All weights by MCLMC from the members of an ensemble, as a method of `compare_methods`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, ClassVar
+
+from subbayes.inference.samplers.mclmc import MCLMC
+from subbayes.models.comparison_methods import ComparedMethod, Setup, timed
+from subbayes.models.ensemble_start import EnsembleStart, centred_method, ensemble_settings
+from subbayes.models.fit import build, check_temperature, fit_settings, sample
+from subbayes.networks.validation import check_fit
+from subbayes.predictions.predictive import Predictive
+from subbayes.priors import Normal
+from subbayes.subspaces.full import Full
+from subbayes.utils.checks import check_count, check_positive, fail
+
+__all__ = ["MicrocanonicalEnsemble"]
+
+
+_WARMUP = 4000
+
+
+@dataclass(frozen=True)
+class MicrocanonicalEnsemble(ComparedMethod):
+    """The posterior of all weights by MCLMC, each chain from a member of an ensemble.
+
+    It is what `fit` does with `subspace="full"`, `Sampling(initial="ensemble")` and the engine
+    `MCLMC(target=(0.5, 0.1), metric="prior")`. Source: Sommer et al. (2025).
+
+    Attributes:
+        members: number of networks, and of chains.
+        warmup: steps of each chain before its draws; None takes those of the sampling, or 4000.
+        draws_per_chain: draws of each chain.
+        thin: steps for each draw.
+        prior: of the weights: a scale, or a `Normal`.
+        temperature: as for `fit`.
+        most_draws: predict with at most this many draws, evenly spaced.
+
+    Example:
+        >>> MicrocanonicalEnsemble(members=10).label
+        'all weights + MCLMC'
+    """
+
+    members: int = 5
+    warmup: int | None = None
+    draws_per_chain: int = 50
+    thin: int = 40
+    prior: Normal | float = 1.0
+    temperature: float | str = 1.0
+    most_draws: int = 1000
+    key: ClassVar[str] = "mclmc"
+    label: ClassVar[str] = "all weights + MCLMC"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.members < 2:
+            expected = f"at least 2 for {self.key!r}, a chain from each"
+            fail("members", expected, self.members, f"Raise it, or leave {self.key!r} out")
+        for name in ("draws_per_chain", "thin"):
+            check_count(name, getattr(self, name))
+        if self.warmup is not None:
+            check_count("warmup", self.warmup, 0)
+        if not isinstance(self.prior, Normal):
+            check_positive("prior", self.prior)
+
+    @property
+    def engine(self) -> MCLMC:
+        """The sampler."""
+        return MCLMC(target=(0.5, 0.1), metric="prior")
+
+    def check(self, setup: Setup) -> None:
+        """Check what `fit` checks."""
+        setup.check_epochs(self.key, "the networks that chains start at")
+        check_temperature(self.temperature, setup.validation)
+        if setup.network.has_batchnorm:
+            expected = f"a module without BatchNorm for {self.key!r}"
+            got = "one whose members have statistics of their own"
+            fail("methods", expected, got, f"Leave {self.key!r} out, or use LayerNorm")
+        start = self._start(setup)
+        start.method.check(start.network, setup.data, setup.training)
+        start.check(self.engine, self.prior)
+        self.engine.check(start.network.size)
+
+    def fit_model(self, setup: Setup) -> Any:
+        """Train the ensemble and sample the posterior."""
+        return self.fit(setup)[0]
+
+    def fit(self, setup: Setup) -> tuple[Any, dict[str, float]]:
+        """Like `fit_model`, with seconds; those of the ensemble count as training."""
+        start = self._start(setup)
+        settings = fit_settings(
+            start.likelihood, start.method, self.prior, setup.training, start.sampling.seed
+        )
+        settings |= ensemble_settings(start.sampling)
+        make = partial(build, method=start.method, prior=self.prior, settings=settings)
+        prepared, before = timed(lambda: start.fit(lambda: setup.trained, make), training=True)
+        model, after = timed(
+            lambda: sample(
+                prepared,
+                setup.data,
+                self.engine,
+                replace(start.sampling, initial=prepared.starts),
+                self.temperature,
+                setup.validation,
+            )
+        )
+        return model, {name: before[name] + after[name] for name in before}
+
+    def predict(self, model: Any, inputs: Any, noise: Any) -> Predictive:
+        """Average over the draws."""
+        return model.predict(inputs, noise=noise, n_draws=self.most_draws)
+
+    def config(self) -> dict[str, Any]:
+        """The settings as values that JSON can represent."""
+        return super().config() | {"prior": repr(self.prior)}
+
+    def _start(self, setup: Setup) -> EnsembleStart:
+        given = setup.sampling.warmup if self.warmup is None else self.warmup
+        sampling = replace(
+            setup.sampling,
+            initial="ensemble",
+            chains=self.members,
+            draws=self.draws_per_chain,
+            warmup=_WARMUP if given is None else given,
+            thin=self.thin,
+        )
+        network = setup.network
+        outputs = check_fit(network, setup.likelihood, setup.data)
+        return EnsembleStart(
+            setup.module,
+            network,
+            setup.likelihood.for_outputs(outputs, setup.data.first()[1]),
+            setup.data,
+            setup.training,
+            sampling,
+            centred_method(Full(), sampling),
+        )
