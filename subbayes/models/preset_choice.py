@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -116,9 +116,11 @@ def _check_settings(settings: TableSettings) -> None:
     default = TableSettings()
     chosen = {name: getattr(settings, name) for name in ("subspace", "inference", "prior")}
     chosen["network.hidden"] = settings.network.hidden
-    chosen["training"] = settings.training
     known = {name: getattr(default, name) for name in ("subspace", "inference", "prior")}
-    known |= {"network.hidden": default.network.hidden, "training": default.training}
+    known |= {"network.hidden": default.network.hidden}
+    for part in fields(default.training):
+        chosen[f"training.{part.name}"] = getattr(settings.training, part.name)
+        known[f"training.{part.name}"] = getattr(default.training, part.name)
     for name in ("warmup", "thin", "initial", "time_limit"):
         chosen[f"sampling.{name}"] = getattr(settings.sampling, name)
         known[f"sampling.{name}"] = getattr(default.sampling, name)

@@ -482,7 +482,7 @@ def test_an_interrupted_fit_resumes_with_its_choice_and_its_plan(budget, tmp_pat
         ({"subspace": "random"}, "subspace: expected the default, since preset='best' chooses"),
         ({"prior": 0.3}, "prior: expected the default"),
         ({"network": {"hidden": (4,)}}, "network.hidden: expected the default"),
-        ({"training": {"epochs": 4}}, "training: expected the default"),
+        ({"training": {"epochs": 4}}, "training.epochs: expected the default.* got 4"),
         ({"sampling": {"warmup": 4}}, "sampling.warmup: expected the default"),
         ({"sampling": {"initial": np.zeros((8, 2))}}, "sampling.initial: .*start points"),
         ({"temperature": "loo"}, "temperature: expected a number"),

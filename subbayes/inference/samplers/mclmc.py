@@ -62,7 +62,8 @@ class MCLMC(Sampler):
     A step whose energy error is NaN or huge fails: it is not a draw, and the chain goes on from its
     point in a new direction with half the step size; after 10 failures in a row it restarts from
     its start point.
-    Densities with jumps or with regions of zero density need `MAMS`, NUTS or slice sampling.
+    Densities with jumps or with regions of zero density need `SliceSampling`, or `MAMS` with a
+    `step_size` of your own.
 
     Attributes:
         target: of the variance of the energy error per coordinate, or its values at the start and
