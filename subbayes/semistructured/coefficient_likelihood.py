@@ -40,6 +40,7 @@ __all__ = [
 ]
 
 _BLOCK = 8192  # rows
+_CANONICAL = ("log", "logit")  # links of Poisson and Bernoulli responses
 _ACCUMULATED = 65536  # rows of a block of sufficient statistics
 _POINTS = 64  # evaluated at once
 _LEAST_REPEATS = 0.5  # share of different rows below which equal rows are joined
@@ -85,7 +86,7 @@ def coefficient_likelihood(
         constant = design[:, scale]
         if bool((constant == constant[:1]).all()):
             return NormalStatistics.of(design, offset, values, weights, placement)
-    if type(family) in (PoissonFamily, BernoulliFamily):
+    if type(family) in (PoissonFamily, BernoulliFamily) and family.links[0] in _CANONICAL:
         return CanonicalRows.of(family, design, offset[:, 0], values, weights)
     return GeneralRows(family, design, offset, y)
 

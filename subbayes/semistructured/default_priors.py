@@ -9,6 +9,7 @@ from scipy import stats
 
 from subbayes.likelihoods.families import Custom, Family
 from subbayes.likelihoods.families.base import LINKS
+from subbayes.likelihoods.families.binary_links import PROBABILITY_LINKS
 from subbayes.likelihoods.families.mixtures import allowed_rows
 from subbayes.semistructured.dirichlet import Dirichlet
 from subbayes.semistructured.effect_prior import EffectPrior
@@ -150,9 +151,9 @@ def _intercept_prior(
             level = float(np.log(level))
             most = np.max(offset)  # its exponential may overflow
             shift = float(most + np.log(np.mean(np.exp(offset - most))))
-        elif link == "logit":
-            share = np.clip(level, 0.01, 0.99)
-            level = float(np.log(share / (1 - share)))
+        elif link in PROBABILITY_LINKS:
+            share = torch.tensor(np.clip(level, 0.01, 0.99), dtype=torch.float64)
+            level = float(LINKS[link][0](share))
         elif link == "logm1":
             level = float(np.log(max(level - 1, 1e-3)))
         return NormalPrior(level - shift, _DEFAULT_SCALE * predictor_sd(family, y, offset))

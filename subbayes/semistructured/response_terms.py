@@ -178,7 +178,7 @@ def _around(name: str, given: Mapping[str, Any], family: Family) -> Family:
         if trials != int(trials):
             _fail("a column or a whole number of trials", f"{trials:g}")
         trials = int(trials)
-    return BinomialFamily(trials=trials)
+    return BinomialFamily((family.links[0], "identity"), trials=trials)
 
 
 def _column(term: str, value: str | float) -> str:

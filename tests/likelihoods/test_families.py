@@ -85,6 +85,18 @@ CASES = {
         [2, 3, 7],
         stats.binom(TRIALS.numpy(), P),
     ),
+    "binomial-probit": (
+        BinomialFamily(("probit", "identity"), trials="n"),
+        torch.stack([ETA[:, 0], TRIALS], -1),
+        [2, 3, 7],
+        stats.binom(TRIALS.numpy(), stats.norm.cdf(ETA[:, 0].numpy())),
+    ),
+    "binomial-cloglog": (
+        BinomialFamily(("cloglog", "identity"), trials="n"),
+        torch.stack([ETA[:, 0], TRIALS], -1),
+        [2, 3, 7],
+        stats.binom(TRIALS.numpy(), -np.expm1(-np.exp(ETA[:, 0].numpy()))),
+    ),
     "zip": (ZeroInflatedPoissonFamily(), ETA[:, [0, 2]], [0, 1, 4], inflated(POISSON, SHARE)),
     "zinb": (ZeroInflatedNegativeBinomialFamily(), ETA, [0, 2, 4], inflated(NEGATIVE, SHARE)),
     "hurdle": (HurdlePoissonFamily(), ETA[:, [0, 2]], [0, 1, 4], hurdle(POISSON, SHARE)),
@@ -159,7 +171,7 @@ def test_curvature_is_the_covariance_of_the_scores(name):
     wide = eta.expand(n, -1, -1)
     y = family.sample(wide, torch.Generator().manual_seed(1))[..., 0].double()
     score = torch.func.grad(lambda f: family.log_density(y, f.unbind(-1)).sum())(wide)
-    free = range(1 if name == "binomial" else eta.shape[-1])  # the trials are given
+    free = range(1 if name.startswith("binomial") else eta.shape[-1])  # the trials are given
     found = family.curvature(eta)[:, free][:, :, free]
     score = score[..., free]
     expected = torch.einsum("mna,mnb->nab", score, score) / n
@@ -174,7 +186,7 @@ def test_gradients_equal_differences(name):
     def total(f):
         return family.log_density(y, (*f.unbind(-1),)).sum()
 
-    if name == "binomial":
+    if name.startswith("binomial"):
         trials = eta[:, 1:]
         assert torch.autograd.gradcheck(
             lambda f: total(torch.cat([f, trials], -1)), eta[:, :1].clone().requires_grad_()

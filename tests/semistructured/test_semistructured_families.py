@@ -36,11 +36,21 @@ def sigmoid(x):
     return 1 / (1 + np.exp(-x))
 
 
+SHARES = {
+    "probit": stats.norm.cdf,
+    "cloglog": lambda eta: 1 - np.exp(-np.exp(eta)),
+    "cauchit": stats.cauchy.cdf,
+}
+
 CASES = [
     (NormalFamily(), ETA, [0.1, -2.0, 3.0], stats.norm(MU, SECOND)),
     (NormalFamily(("log", "log")), ETA, [0.1, 2.0, 3.0], stats.norm(np.exp(MU), SECOND)),
     (PoissonFamily(), ETA[:, :1], [0, 2, 5], stats.poisson(np.exp(MU))),
     (BernoulliFamily(), ETA[:, :1], [0, 1, 1], stats.bernoulli(sigmoid(MU))),
+    *(
+        (BernoulliFamily((link,)), ETA[:, :1], [0, 1, 1], stats.bernoulli(share(MU)))
+        for link, share in SHARES.items()
+    ),
     (
         NegativeBinomialFamily(),
         ETA,
@@ -112,7 +122,7 @@ def test_cdf_equals_scipy(family, eta, y, oracle):
 
 @pytest.mark.parametrize(("family", "eta", "y", "oracle"), CASES, ids=IDS)
 def test_curvature_is_minus_the_mean_hessian(family, eta, y, oracle):
-    if family.label not in ("poisson", "bernoulli"):
+    if family.label not in ("poisson", "bernoulli") or family.links[0] in SHARES:
         rows = eta[:1]
         drawn = family.sample(rows.expand(100_000, -1, -1), torch.Generator().manual_seed(1))
         hessian = torch.func.hessian(

@@ -77,6 +77,40 @@ def test_binomial_trials_are_a_column(frame, tmp_path):
         fitted("wins ~ x", BinomialFamily(trials="n"), frame.assign(n=1))
 
 
+@pytest.mark.parametrize("trials", [1, "n"])
+@pytest.mark.parametrize(
+    ("link", "share"),
+    [
+        ("probit", special.ndtr),
+        ("cloglog", lambda eta: -np.expm1(-np.exp(eta))),
+        ("cauchit", stats.cauchy.cdf),
+    ],
+)
+def test_links_of_probabilities(frame, link, share, trials, tmp_path):
+    x, rng = frame["x"].to_numpy(), np.random.default_rng(3)
+    n = frame["n"].to_numpy() if trials == "n" else 1
+    data = frame.assign(wins=rng.binomial(n, share(0.3 + 0.8 * x)))
+    response = "wins | trials(n)" if trials == "n" else "wins"
+    model = SemiStructuredRegression(f"{response} ~ x", family="bernoulli", link=link)
+    model = model.fit(data, sampling=FEW)
+    assert model.state.model.family.links[0] == link
+
+    def negative(b):
+        return -stats.binom(n, share(b[0] + b[1] * x)).logpmf(data["wins"]).sum()
+
+    agrees(model, ["Intercept", "x"], negative, [0.0, 0.0])
+    new = pd.DataFrame({"x": [-1.0, 2.0], "n": 1})
+    draws = model.effects()
+    b = np.column_stack([draws[name].reshape(-1) for name in ("Intercept", "x")])
+    expected = share(b @ np.array([[1.0, 1.0], [-1.0, 2.0]])).mean(0)
+    found = model.predict(new)
+    found = found.mean if trials == "n" else found.probabilities[:, 1]
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    model.save(tmp_path / "model")
+    again = subbayes.load(tmp_path / "model")
+    assert again.state.model.family == model.state.model.family
+
+
 def test_categorical_effects_are_log_odds_to_the_reference(frame, tmp_path):
     model = fitted("kind ~ x", "categorical", frame)
     x, codes = frame["x"].to_numpy(), frame["kind"].map({"a": 0, "b": 1, "c": 2}).to_numpy()

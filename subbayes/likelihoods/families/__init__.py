@@ -167,13 +167,16 @@ def family_from_name(family: str | Family, link: str | None = None) -> Family:
         fail("family", "an object for a family around others", repr(family), _REMEDIES[around])
     call = literal_call("family", family)
     name, options = (family, {}) if call is None else (call.name, dict(call.options))
+    if "link" in options:
+        link = _one_link(link, options.pop("link"))
     name = _known_name(name)
     if name == "bernoulli" and "trials" in options:  # a binomial family
         name = "binomial"
     check_choice("family", name, tuple(name for name in FAMILIES if name not in _AROUND))
     kind = FAMILIES[name]
     known = [field.name for field in fields(kind) if field.name != "links"]
-    if call is not None and (call.values or not options or not set(options) <= set(known)):
+    bare = call is not None and not call.options
+    if call is not None and (call.values or bare or not set(options) <= set(known)):
         listed = ", ".join(f"{option}=" for option in known)
         expected = f"{name}({listed})" if known else f"{name!r}, which has no options"
         fail("family", expected, repr(family))
@@ -181,6 +184,15 @@ def family_from_name(family: str | Family, link: str | None = None) -> Family:
         check_choice(f"link of family {name!r}", link, kind.allowed["mu"])
         options["links"] = (link, *(links[0] for links in list(kind.allowed.values())[1:]))
     return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in options.items()})
+
+
+def _one_link(given: str | None, own: Any) -> str:
+    """The link of a family's call, unless another one is given beside it."""
+    if not isinstance(own, str) or given not in (None, own):
+        fail(
+            "link", "one name of a link", f"{own!r}" if given is None else f"{given!r} and {own!r}"
+        )
+    return own
 
 
 def _known_name(name: str) -> str:

@@ -38,10 +38,20 @@ LINKS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] 
     "log": (torch.log, torch.exp),
     "logit": (torch.logit, torch.sigmoid),
     "logm1": (lambda value: torch.log(value - 1), lambda eta: 1 + eta.exp()),
+    "probit": (torch.special.ndtri, torch.special.ndtr),
+    "cloglog": (
+        lambda value: torch.log(-torch.log1p(-value)),
+        lambda eta: -torch.expm1(-eta.clamp_max(80.0).exp()),
+    ),
+    "cauchit": (
+        lambda value: torch.tan(torch.pi * (value - 0.5)),
+        lambda eta: torch.atan2(torch.ones_like(eta), -eta) / torch.pi,
+    ),
 }
 """Links by name: the function from a parameter to its predictor, and its inverse.
 
-"logm1" is the logarithm of the value less 1, of a parameter above 1.
+"logm1" is the logarithm of the value less 1, of a parameter above 1; "probit", "cloglog" and
+"cauchit" are of probabilities, as "logit".
 """
 
 _SCALES = {"identity": "{}", "logm1": "log({} - 1)"}  # others are written link(parameter)

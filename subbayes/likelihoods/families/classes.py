@@ -14,7 +14,12 @@ from torch.nn import functional as F
 
 from subbayes.likelihoods.base import Kind, Moments
 from subbayes.likelihoods.discrete import Categorical
-from subbayes.likelihoods.families.base import Family
+from subbayes.likelihoods.families.base import Family, moment
+from subbayes.likelihoods.families.binary_links import (
+    PROBABILITY_LINKS,
+    fisher_information,
+    log_probabilities,
+)
 from subbayes.utils.checks import check_count, fail
 from subbayes.utils.types import Outputs, Targets
 
@@ -27,12 +32,13 @@ class BernoulliFamily(Family):
 
     kind: ClassVar[Kind] = "classification"
     label = "bernoulli"
-    allowed = {"mu": ("logit",)}
+    allowed = {"mu": PROBABILITY_LINKS}
     support = "0 and 1"
 
     def log_density(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
         """Log probability of labels."""
-        return y * F.logsigmoid(eta[0]) + (1 - y) * F.logsigmoid(-eta[0])
+        success, failure = log_probabilities(self.links[0], eta[0])
+        return torch.where(y == 1, success, failure)
 
     def allows(self, y: Tensor) -> Tensor:
         """0 and 1."""
@@ -40,12 +46,16 @@ class BernoulliFamily(Family):
 
     def variance(self, outputs: Outputs) -> Moments:
         """p (1 - p)."""
-        p = outputs.sigmoid()
-        return p * (1 - p)
+        success, failure = log_probabilities(self.links[0], outputs[..., 0])
+        return moment((success + failure).exp())
+
+    def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
+        """The Fisher information."""
+        return torch.diag_embed(fisher_information(self.links[0], outputs))
 
     def sample(self, outputs: Outputs, generator: torch.Generator) -> Tensor:
         """One 0 or 1 per row, shape (..., N)."""
-        p = outputs.sigmoid().cpu()[..., 0]
+        p = self.values(outputs)["mu"].cpu()
         return (torch.rand(p.shape, generator=generator) < p).long()
 
 

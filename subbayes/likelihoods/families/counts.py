@@ -14,6 +14,12 @@ from torch.nn import functional as F
 
 from subbayes.likelihoods.base import Kind, Moments
 from subbayes.likelihoods.families.base import moment
+from subbayes.likelihoods.families.binary_links import (
+    PROBABILITY_LINKS,
+    fisher_information,
+    log_odds,
+    log_probabilities,
+)
 from subbayes.likelihoods.families.incomplete_integrals import (
     binomial_log_tails,
     negative_binomial_log_tails,
@@ -163,7 +169,7 @@ class BinomialFamily(CountFamily):
 
     trials: int | str = 1
     label = "binomial"
-    allowed = {"mu": ("logit",), "trials": ("identity",)}
+    allowed = {"mu": PROBABILITY_LINKS, "trials": ("identity",)}
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -196,11 +202,12 @@ class BinomialFamily(CountFamily):
         """Log probability of successes."""
         trials = eta[1]
         ways = torch.lgamma(trials + 1) - torch.lgamma(y + 1) - torch.lgamma(trials - y + 1)
-        return ways + y * F.logsigmoid(eta[0]) + (trials - y) * F.logsigmoid(-eta[0])
+        success, failure = log_probabilities(self.links[0], eta[0])
+        return ways + _times(y, success) + _times(trials - y, failure)
 
     def log_tails(self, y: Tensor, eta: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         """Log P(Y <= y) and log P(Y > y)."""
-        return binomial_log_tails(y, *eta)
+        return binomial_log_tails(y, log_odds(self.links[0], eta[0]), eta[1])
 
     def largest(self, eta: tuple[Tensor, ...]) -> Tensor:
         """The number of trials."""
@@ -217,8 +224,8 @@ class BinomialFamily(CountFamily):
         return moment(values["trials"] * values["mu"] * (1 - values["mu"]))
 
     def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
-        """n p (1 - p) for the probability, 0 for the trials, which are given."""
-        first = self.variance(outputs)[..., 0]
+        """That of n trials for the probability, 0 for the trials, which are given."""
+        first = self.values(outputs)["trials"] * fisher_information(self.links[0], outputs[..., 0])
         return torch.diag_embed(torch.stack([first, torch.zeros_like(first)], -1))
 
     def distribution(self, mu: np.ndarray, trials: np.ndarray) -> Any:  # type: ignore[override]
@@ -230,3 +237,8 @@ class BinomialFamily(CountFamily):
     def to_config(self) -> dict[str, Any]:
         """Name, links and trials, for JSON."""
         return super().to_config() | {"trials": self.trials}
+
+
+def _times(count: Tensor, log_probability: Tensor) -> Tensor:
+    """Counts times logarithms, 0 where the count is, also beside a probability of 0."""
+    return torch.where(count == 0, 0.0, count * log_probability)

@@ -62,7 +62,8 @@ class Custom(Family):
         log_prob: a function of y, shape (N,), and of the values of the parameters by name, each
             (..., N), to the log density of each row and draw, (..., N); in torch, elementwise.
         parameters: names of the parameters, the location first.
-        links: link of each parameter: "identity", "log", "logit" or "logm1".
+        links: link of each parameter: "identity", "log", "logit", "logm1", "probit", "cloglog" or
+            "cauchit".
         mean_of: a function of the values of the parameters to the mean, (..., N); by default the
             first one.
         variance_of: the same, to the variance; needed for standard deviations of predictions, and

@@ -293,7 +293,10 @@ def exponential_log_below(log_total: Tensor) -> Tensor:
     small = log_total < -12.0
     total = torch.where(small, 1.0, log_total.clamp_max(80.0)).exp()  # e^-t is 0 long before
     near = log_total - log_total.clamp_max(-12.0).exp() / 2
-    return torch.where(small, near, torch.log(-torch.expm1(-total)))
+    large = total > 0.7
+    below = torch.log(-torch.expm1(-torch.where(large, 1.0, total)))
+    above = torch.log1p(-torch.exp(-torch.where(large, total, 1.0)))
+    return torch.where(small, near, torch.where(large, above, below))
 
 
 def total_from_log_tails(below: Tensor, above: Tensor) -> Tensor:

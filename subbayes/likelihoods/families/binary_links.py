@@ -1,0 +1,86 @@
+r"""Links of probabilities: the logarithms of $\mu$ and $1 - \mu$ by the predictor, in both tails.
+
+| link | $\mu$ |
+|---|---|
+| logit | $1 / (1 + e^{-\eta})$ |
+| probit | $\Phi(\eta)$ |
+| cloglog | $1 - e^{-e^\eta}$ |
+| cauchit | $1/2 + \arctan(\eta) / \pi$ |
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional as F
+
+from subbayes.likelihoods.families.tails import exponential_log_below
+
+__all__ = ["PROBABILITY_LINKS", "fisher_information", "log_odds", "log_probabilities"]
+
+PROBABILITY_LINKS = ("logit", "probit", "cloglog", "cauchit")
+"""Links of probabilities, the default first."""
+
+_LOG_ROOT_TWO_PI = 0.5 * math.log(2 * math.pi)
+_LARGEST = 80.0  # of a predictor whose exponential is used; probabilities are 1 long before
+
+
+def log_probabilities(
+    link: str, eta: Float[Tensor, "*S"]
+) -> tuple[Float[Tensor, "*S"], Float[Tensor, "*S"]]:
+    r"""$\log \mu$ and $\log(1 - \mu)$ at predictors.
+
+    Args:
+        link: a name of `PROBABILITY_LINKS`.
+        eta: predictors.
+
+    Example:
+        >>> below = log_probabilities("probit", torch.tensor([-40.0], dtype=torch.float64))[0]
+        >>> round(below.item(), 3)
+        -804.608
+    """
+    if link == "probit":
+        return torch.special.log_ndtr(eta), torch.special.log_ndtr(-eta)
+    if link == "cloglog":
+        return exponential_log_below(eta), -eta.clamp_max(_LARGEST).exp()
+    if link == "cauchit":  # the angle of (-eta, 1) over pi
+        one = torch.ones_like(eta)
+        return torch.log(torch.atan2(one, -eta) / math.pi), torch.log(
+            torch.atan2(one, eta) / math.pi
+        )
+    return F.logsigmoid(eta), F.logsigmoid(-eta)
+
+
+def log_odds(link: str, eta: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
+    r"""$\log \mu - \log(1 - \mu)$ at predictors.
+
+    Example:
+        >>> log_odds("cauchit", torch.tensor([0.0, 1.0]))
+        tensor([0.0000, 1.0986])
+    """
+    if link == "logit":
+        return eta
+    success, failure = log_probabilities(link, eta)
+    return success - failure
+
+
+def fisher_information(link: str, eta: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
+    r"""$(d\mu / d\eta)^2 / (\mu (1 - \mu))$, that of one trial.
+
+    Example:
+        >>> fisher_information("probit", torch.zeros(1))  # 2 / pi
+        tensor([0.6366])
+    """
+    success, failure = log_probabilities(link, eta)
+    if link == "probit":
+        log_slope = -0.5 * eta.square() - _LOG_ROOT_TWO_PI
+    elif link == "cloglog":
+        log_slope = eta - eta.clamp_max(_LARGEST).exp()
+    elif link == "cauchit":
+        log_slope = -torch.log1p(eta.square()) - math.log(math.pi)
+    else:
+        log_slope = success + failure
+    return (2 * log_slope - success - failure).exp()
