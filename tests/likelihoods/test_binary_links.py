@@ -112,6 +112,8 @@ def test_links_by_name():
     assert probit.predictor_scale("mu") == "probit(mu)"
     for call, message in {
         "bernoulli(link='log')": "link of family 'bernoulli': expected one of 'logit', 'probit'",
+        "ordinal(link='log')": "link of family 'ordinal': expected one of 'logit', 'probit'",
+        "categorical(link='probit')": "link of family 'categorical': expected one of 'logit'",
         "bernoulli(link=3)": "link: expected one name of a link, got 3",
         "bernoulli(other=1)": "family: expected",
         "bernoulli()": "family: expected",

@@ -151,8 +151,27 @@ def test_ordinal_probabilities_are_differences_of_logistic_functions():
     np.testing.assert_allclose(share, np.diff(below)[0], atol=0.01)
 
 
-def test_ordinal_curvature_is_minus_the_mean_hessian():
-    family = OrdinalFamily(n_classes=3)
+@pytest.mark.parametrize("link", SHARES)
+def test_ordinal_probabilities_are_differences_of_other_distributions(link):
+    family, share = OrdinalFamily(n_classes=4, cumulative=link), SHARES[link]
+    outputs = torch.tensor([[0.4, -1.0, 0.5, 2.0], [1.5, -0.3, 0.1, 0.2]], dtype=torch.float64)
+    gap = (outputs[:, 1:] - outputs[:, :1]).numpy()
+    below = np.column_stack([np.zeros(2), share(gap), np.ones(2)])
+    np.testing.assert_allclose(family.mean(outputs), np.diff(below, axis=1), rtol=1e-10)
+    far = torch.tensor([[0.0, -9.5, -9.0, 30.0], [0.0, -30.0, 9.0, 9.5]], dtype=torch.float64)
+    if link == "probit":  # differences in the tail that is small
+        found = family.log_prob(far, torch.tensor([1.0, 2.0], dtype=torch.float64))
+        expected = np.log(stats.norm.cdf(-9.0) - stats.norm.cdf(-9.5))
+        np.testing.assert_allclose(found, [expected, expected], rtol=1e-9)
+    assert from_config(family.to_config()) == family
+    assert family_from_name(f"ordinal(link={link!r})") == OrdinalFamily(cumulative=link)
+    assert family.with_classes("abcde") == OrdinalFamily(n_classes=5, cumulative=link)
+    assert family.predictor_scale("mu") == f"{link} of higher classes"
+
+
+@pytest.mark.parametrize("link", ["logit", "probit"])
+def test_ordinal_curvature_is_minus_the_mean_hessian(link):
+    family = OrdinalFamily(n_classes=3, cumulative=link)
     eta = torch.tensor([0.3, -1.0, 0.7], dtype=torch.float64)
     p = family.mean(eta[None])[0]
     mean = sum(

@@ -111,6 +111,21 @@ def test_links_of_probabilities(frame, link, share, trials, tmp_path):
     assert again.state.model.family == model.state.model.family
 
 
+def test_ordinal_probit_is_that_of_statsmodels(frame):
+    from statsmodels.miscmodels.ordinal_model import OrderedModel
+
+    x, rng = frame["x"].to_numpy(), np.random.default_rng(5)
+    grade = np.digitize(0.9 * x + rng.normal(size=N), [-0.8, 0.1, 1.2])
+    model = SemiStructuredRegression("grade ~ x", family="ordinal", link="probit")
+    table = model.fit(frame.assign(grade=grade), sampling=FEW).summary()
+    expected = OrderedModel(grade, x[:, None], distr="probit").fit(method="bfgs", disp=0)
+    thresholds = expected.model.transform_threshold_params(expected.params)[1:-1]
+    names = ["x", "threshold[0]", "threshold[1]", "threshold[2]"]
+    values = np.concatenate([expected.params[:1], thresholds])
+    assert np.all(np.abs(table.loc[names, "mean"] - values) < 0.35 * table.loc[names, "sd"])
+    np.testing.assert_allclose(table.loc["x", "sd"], expected.bse[0], rtol=0.15)
+
+
 def test_categorical_effects_are_log_odds_to_the_reference(frame, tmp_path):
     model = fitted("kind ~ x", "categorical", frame)
     x, codes = frame["x"].to_numpy(), frame["kind"].map({"a": 0, "b": 1, "c": 2}).to_numpy()

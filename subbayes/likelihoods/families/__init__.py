@@ -180,7 +180,11 @@ def family_from_name(family: str | Family, link: str | None = None) -> Family:
         listed = ", ".join(f"{option}=" for option in known)
         expected = f"{name}({listed})" if known else f"{name!r}, which has no options"
         fail("family", expected, repr(family))
-    if link is not None and kind not in (OrdinalFamily, CategoricalFamily):
+    if link is not None and kind is OrdinalFamily:
+        options["cumulative"] = link
+    elif link is not None and kind is CategoricalFamily:
+        check_choice(f"link of family {name!r}", link, ("logit",))
+    elif link is not None:
         check_choice(f"link of family {name!r}", link, kind.allowed["mu"])
         options["links"] = (link, *(links[0] for links in list(kind.allowed.values())[1:]))
     return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in options.items()})

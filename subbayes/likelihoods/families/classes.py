@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn import functional as F
 
 from subbayes.likelihoods.base import Kind, Moments
 from subbayes.likelihoods.discrete import Categorical
@@ -20,7 +19,7 @@ from subbayes.likelihoods.families.binary_links import (
     fisher_information,
     log_probabilities,
 )
-from subbayes.utils.checks import check_count, fail
+from subbayes.utils.checks import check_choice, check_count, fail
 from subbayes.utils.types import Outputs, Targets
 
 __all__ = ["BernoulliFamily", "CategoricalFamily", "OrdinalFamily"]
@@ -61,16 +60,19 @@ class BernoulliFamily(Family):
 
 @dataclass(frozen=True, repr=False)
 class OrdinalFamily(Family):
-    r"""Ordered classes 0..K-1: $P(y \le j) = \mathrm{sigmoid}(c_j - \mu)$.
+    r"""Ordered classes 0..K-1: $P(y \le j) = F(c_j - \mu)$ with the inverse F of a link.
 
     The predictors are $\mu$ and the K - 1 thresholds $c_0 < c_1 < \dots$ (McCullagh 1980,
     "Regression models for ordinal data"); $\mu$ has no intercept: the thresholds replace it.
 
     Args:
         n_classes: number of classes K.
+        cumulative: link of the probabilities up to a class: "logit", "probit", "cloglog" or
+            "cauchit".
     """
 
     n_classes: int = 2
+    cumulative: str = "logit"
     kind: ClassVar[Kind] = "classification"
     label = "ordinal"
     allowed = {"mu": ("identity",)}
@@ -78,11 +80,13 @@ class OrdinalFamily(Family):
 
     def __post_init__(self) -> None:
         check_count("n_classes", self.n_classes, 2)
+        check_choice("link of family 'ordinal'", self.cumulative, PROBABILITY_LINKS)
         object.__setattr__(self, "links", ("identity",) * self.n_classes)
 
     def predictor_scale(self, parameter: str) -> str:
         """The logarithm of the odds of higher classes; of a threshold, of those up to its own."""
-        return f"log odds of {'higher' if parameter == 'mu' else 'lower'} classes"
+        scale = "log odds" if self.cumulative == "logit" else self.cumulative
+        return f"{scale} of {'higher' if parameter == 'mu' else 'lower'} classes"
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -96,7 +100,7 @@ class OrdinalFamily(Family):
 
     def with_classes(self, labels: Sequence[Any]) -> OrdinalFamily:
         """The family of as many classes."""
-        return OrdinalFamily(n_classes=len(labels))
+        return OrdinalFamily(n_classes=len(labels), cumulative=self.cumulative)
 
     def check_outputs(self, n_outputs: int, y: Targets) -> None:
         """Networks beside effects predict only the location: the thresholds are effects."""
@@ -106,7 +110,7 @@ class OrdinalFamily(Family):
     def _log_cumulative(self, outputs: Outputs) -> tuple[Tensor, Tensor]:
         """Log P(y <= j) and log P(y > j) for j = 0..K-2."""
         gap = outputs[..., 1:] - outputs[..., :1]
-        return F.logsigmoid(gap), F.logsigmoid(-gap)
+        return log_probabilities(self.cumulative, gap)
 
     def _log_probabilities(self, outputs: Outputs) -> Tensor:
         """Log P(y = j), shape (..., N, K)."""
@@ -114,6 +118,8 @@ class OrdinalFamily(Family):
         first, last = below[..., :1], above[..., -1:]
         if self.n_classes == 2:
             return torch.cat([first, last], -1)
+        if self.cumulative != "logit":
+            return torch.cat([first, _log_between(below, above), last], -1)
         lower, upper = outputs[..., 1:-1], outputs[..., 2:]
         # sigmoid(b) - sigmoid(a) = sigmoid(b) sigmoid(-a) (1 - exp(a - b))
         width = torch.log(-torch.expm1((lower - upper).clamp_max(-1e-12)))
@@ -159,11 +165,25 @@ class OrdinalFamily(Family):
         return hessian.reshape(*outputs.shape, outputs.shape[-1])
 
     def to_config(self) -> dict[str, Any]:
-        """Name and number of classes, for JSON."""
-        return {"name": self.label, "n_classes": self.n_classes}
+        """Name, number of classes and link, for JSON."""
+        found = {"name": self.label, "n_classes": self.n_classes}
+        return found if self.cumulative == "logit" else found | {"cumulative": self.cumulative}
 
     def __repr__(self) -> str:
-        return f"ordinal(classes={self.n_classes})"
+        link = "" if self.cumulative == "logit" else f", {self.cumulative}"
+        return f"ordinal(classes={self.n_classes}{link})"
+
+
+def _log_between(below: Tensor, above: Tensor) -> Tensor:
+    """Logs of the probabilities between neighbouring thresholds, from those below and above them.
+
+    Differences are taken in the tail that is smaller, which keeps its digits.
+    """
+    lower, upper = below[..., :-1], below[..., 1:]
+    far, near = above[..., 1:], above[..., :-1]
+    in_upper = upper + lower > far + near
+    large, small = torch.where(in_upper, near, upper), torch.where(in_upper, far, lower)
+    return large + torch.log(-torch.expm1((small - large).clamp_max(-1e-12)))
 
 
 @dataclass(frozen=True, repr=False)
