@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -53,6 +54,7 @@ __all__ = ["PresetChoice", "choose_settings", "with_record"]
 _STREAM = 5  # of the seed, for the division of the rows and the members of candidates
 _LEAST_ROWS = 20
 _KEPT_DRAWS = 25  # of each chain with which priors are compared
+_Item = TypeVar("_Item")
 _SLOWER = 1.5  # than the first, of posteriors that are compared
 
 
@@ -263,22 +265,20 @@ class _Search:
     ) -> tuple[int, list[_Ensemble | None], list[float], list[dict[str, Any]]]:
         """Epochs, and ensemble, seconds of an epoch and record of each network compared."""
         candidates, epochs = self.preset.networks, self.preset.fixed_epochs
-        share, overhead = math.inf, 0.0
+        until, overhead = math.inf, 0.0
         if budget is not None:
+            until = time.monotonic() + self.preset.shares[0] * budget
             share = self.preset.shares[0] * budget
             overhead, seconds = self._epoch_seconds(candidates[0])
             self._check_budget(budget, overhead + self.preset.least_epochs * seconds)
             epochs = self._epochs(share, overhead, seconds)
         found: list[_Ensemble | None] = []
-        per_epoch, records, started, slowest = [], [], time.monotonic(), 0.0
+        per_epoch, records = [], []
         with self._progress(len(candidates), "Choosing the network") as bar:
-            for hidden, decay in candidates:
+            for hidden, decay in _while_time(candidates, until):
                 began = time.monotonic()
-                if found and began - started + slowest > share:
-                    break
                 ensemble = self._train_ensemble((hidden, decay), epochs)
                 seconds = time.monotonic() - began
-                slowest = max(slowest, seconds)
                 done = epochs
                 score = LOWEST
                 if ensemble is not None:
@@ -369,13 +369,15 @@ class _Search:
         networks: list[dict[str, Any]],
     ) -> list[dict[str, Any]]:
         """Records of each network with the first prior, and of the best one with the others."""
-        share = None if budget is None else self.preset.shares[1] * budget / self._posteriors
+        seconds = math.inf if budget is None else self.preset.shares[1] * budget
+        until = time.monotonic() + seconds
+        share = None if budget is None else seconds / self._posteriors
         found: list[dict[str, Any]] = []
         steps = self.preset.fixed_steps if share is None else None
         with self._progress(self._posteriors, "Comparing chains") as bar:
             hidden_layers = [list(h) for h in dict.fromkeys(tuple(n["hidden"]) for n in networks)]
             first, *others = self.preset.priors
-            for hidden in hidden_layers:
+            for hidden in _while_time(hidden_layers, until):
                 own = ensembles[_best_network(networks, hidden)]
                 found += self._score_chains(hidden, own, first, share, steps)
                 steps = found[0]["steps"] if found else steps
@@ -384,7 +386,7 @@ class _Search:
                 return []
             hidden = max(found, key=lambda one: one["score"])["hidden"]
             own = ensembles[_best_network(networks, hidden)]
-            for scale in others:
+            for scale in _while_time(others, until, least=0):
                 found += self._score_chains(hidden, own, scale, share, steps)
                 bar.update(1)
         return found
@@ -464,6 +466,17 @@ class _Search:
 
     def _progress(self, total: int, what: str) -> Any:
         return progress_bar(total, what, self.settings.sampling.progress, "candidates")
+
+
+def _while_time(items: Sequence[_Item], until: float, least: int = 1) -> Iterator[_Item]:
+    """Items, as long as one more ends before a time if it is as slow as the slowest of them."""
+    slowest = 0.0
+    for i, item in enumerate(items):
+        began = time.monotonic()
+        if i >= least and began + slowest > until:
+            return
+        yield item
+        slowest = max(slowest, time.monotonic() - began)
 
 
 def _best_network(networks: list[dict[str, Any]], hidden: list[int]) -> int:

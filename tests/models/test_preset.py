@@ -228,6 +228,28 @@ def test_a_budget_plans_the_steps_of_the_sampling():
     assert meta["warmup"] >= 100
 
 
+@pytest.mark.parametrize(
+    ("until", "least", "expected"),
+    [
+        (10.0, 1, "abc"),
+        (9.9, 1, "ab"),
+        (0.5, 1, "a"),
+        (0.5, 0, "a"),
+        (-1.0, 0, ""),
+        (-1.0, 2, "ab"),
+    ],
+)
+def test_candidates_end_before_the_time_of_the_next_is_over(until, least, expected, monkeypatch):
+    """The third may start at 6.5 if 3.5 seconds are left, as many as the slowest took."""
+    now, seconds = [0.0], {"a": 3.0, "b": 3.5, "c": 2.0}
+    monkeypatch.setattr(preset_choice.time, "monotonic", lambda: now[0])
+    found = ""
+    for item in preset_choice._while_time("abc", until, least):
+        now[0] += seconds[item]
+        found += item
+    assert found == expected
+
+
 @pytest.mark.parametrize(("left", "steps"), [(100.0, 970), (1e-9, 200)])
 def test_half_of_the_planned_steps_are_the_warm_up(left, steps, monkeypatch):
     monkeypatch.setattr("subbayes.models.preset_sampling.step_seconds", lambda *_: 0.1)
