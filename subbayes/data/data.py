@@ -124,8 +124,8 @@ class Data:
             memory_limit: bytes of the rows of a loader to keep in memory, a fourth of the free
                 memory at most; above it they are read again at each evaluation, with a warning
                 unless it is 0.
-            divided: whether each of several processes has rows of its own (tensors may have none),
-                instead of all rows; see the guide to many processes. Of a loader with torch's
+            divided: whether each of several processes has rows of its own, or none, instead of all
+                rows; see the guide to many processes. Of a loader with torch's
                 `DistributedSampler` each row is read by one process, without those that it repeats.
 
         Raises:
@@ -142,7 +142,7 @@ class Data:
         if divided and isinstance(data, DataLoader):
             data = _without_padding(data, argument)
         if isinstance(data, (DataLoader, Dataset)):
-            data = cls._streamed(data, argument, memory_limit)
+            data = cls._streamed(data, argument, memory_limit, divided)
         if isinstance(data, Data):
             if data.division is not None and not divided:
                 remedy = "Use fit with subspace='random', or a Posterior"
@@ -164,7 +164,7 @@ class Data:
         return cls(n=n_rows(targets), inputs=inputs, y=targets, division=division)
 
     @classmethod
-    def _streamed(cls, source: Any, argument: str, memory_limit: int) -> Data:
+    def _streamed(cls, source: Any, argument: str, memory_limit: int, may_be_empty: bool) -> Data:
         loaded = source if isinstance(source, DataLoader) else DataLoader(source, batch_size=256)
         loader = sequential_loader(loaded)
         count, cache = 0, BatchCache(check_count("memory_limit", memory_limit, 0))
@@ -177,6 +177,8 @@ class Data:
                     cache.add((inputs, y))
                 give_way()
             if count == 0:
+                if may_be_empty:
+                    return cls(n=0)
                 fail(argument, "at least one row", "an empty loader")
             _check_repeatable(loader, argument)
         if (rows := cache.joined()) is not None:

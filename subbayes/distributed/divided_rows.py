@@ -11,7 +11,7 @@ from subbayes.data.data import Data
 from subbayes.data.division import Division
 from subbayes.distributed.processes import current
 from subbayes.utils.checks import fail
-from subbayes.utils.trees import n_rows, row_kind, to_device
+from subbayes.utils.trees import n_rows, row_kind, take, to_device
 
 __all__ = ["agreed_rows", "every_row", "exchanged", "gathered"]
 
@@ -34,19 +34,26 @@ def exchanged(data: Any) -> Data:
     if (processes := current()) is None:
         expected = "processes that have joined, for data that are divided among them"
         fail("data", expected, "a process that works alone", "Start the program with torchrun")
-    own = tuple(to_device(part, device("cpu")) for part in data.first())
+    own, kind = None, ""  # of a loader without rows
+    if data.inputs is not None or data.n:
+        own = tuple(to_device(part, device("cpu")) for part in data.first())
+        kind = repr(row_kind(own))
     parts: list[tuple[int, Any, str]] = processes.gather(
-        (data.n, own, repr(row_kind(own))), call="rows of their own"
+        (data.n, own, kind), call="rows of their own"
     )
-    for rank, (_, _, kind) in enumerate(parts):
-        if kind != parts[0][2]:
-            expected = "rows of the same shapes and dtypes in all processes"
-            fail("data", expected, f"{kind} in process {rank} and {parts[0][2]} in process 0")
+    known = {kind: rank for rank, (_, _, kind) in reversed([*enumerate(parts)]) if kind}
+    if len(known) > 1:
+        (one, first), (other, second) = sorted(known.items(), key=lambda item: item[1])[:2]
+        expected = "rows of the same shapes and dtypes in all processes"
+        fail("data", expected, f"{other} in process {second} and {one} in process {first}")
     shares = tuple(rows for rows, _, _ in parts)
     if not sum(shares):
         fail("data", "at least one row in one of the processes", "empty tables")
     example = next(first for rows, first, _ in parts if rows)
-    return replace(data, division=Division(shares, example))
+    found = replace(data, division=Division(shares, example))
+    if own is not None:
+        return found
+    return replace(found, inputs=take(example[0], slice(0)), y=take(example[1], slice(0)))
 
 
 def every_row(data: Data) -> int:

@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from torch.utils.data import DataLoader, TensorDataset
 
 from distributed.divided_cases import REFUSED
 from distributed.launch import results
@@ -122,8 +123,10 @@ def test_three_processes_one_of_them_without_rows(two_processes):
         ["divided_values", [130, 70, 0], [1, 2, 0]],
     )
     expected = dict(two_processes[0][json.dumps(UNEVEN)])
-    for found in results(3, [uneven, exchanged, ["divided_sum", [70, 0, 130]]]):
+    loaders = ["divided_values", [70, 0, 130], [0, 1, 2], True]
+    for found in results(3, [uneven, exchanged, loaders, ["divided_sum", [70, 0, 130]]]):
         assert found[json.dumps(uneven)] == expected
+        assert found[json.dumps(loaders)] == expected | {"in order": ""}
         rest = dict(found[json.dumps(exchanged)])
         rest.pop("in order")
         assert rest == {name: expected[name] for name in rest}
@@ -148,6 +151,10 @@ def test_data_that_are_divided_need_other_processes():
 
 def test_a_share_may_be_empty():
     assert Data.of((torch.zeros(0, 2), torch.zeros(0)), divided=True).n == 0
+    loader = DataLoader(TensorDataset(torch.zeros(0, 2), torch.zeros(0)))
+    assert Data.of(loader, divided=True).n == 0
+    with pytest.raises(InputError, match="data: expected at least one row, got an empty loader"):
+        Data.of(loader)
     with pytest.raises(InputError, match="data: expected at least one row, got an empty table"):
         Data.of((torch.zeros(0, 2), torch.zeros(0)))
 
