@@ -8,18 +8,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from subbayes.data.arrays import is_list_of_dicts, to_tensor
-from subbayes.data.data import Data
+from subbayes.data.data import Data, join_targets
 from subbayes.diagnostics import metrics
 from subbayes.diagnostics.detection import out_of_distribution
 from subbayes.diagnostics.model_card import model_card
+from subbayes.distributed.divided_rows import exchanged, gathered
 from subbayes.likelihoods import Likelihood
 from subbayes.networks.description import describe_likelihood, describe_network
 from subbayes.networks.network import Network
-from subbayes.predictions.averaging import count_known_rows, input_batches
+from subbayes.predictions.averaging import count_known_rows, input_batches, with_noise
 from subbayes.predictions.predictive import Predictive
 from subbayes.utils.checks import check_count, fail
 from subbayes.utils.progress import progress_bar
@@ -180,7 +182,8 @@ class Predictor(ABC):
             inputs: in the form the module takes; without `y`, data with their targets as `fit`
                 takes them: a loader or a dataset of pairs (inputs, targets), a pair, a dict with
                 "labels" or `Data`, of which weights of rows are ignored.
-            y: the targets; by default those of the data.
+            y: the targets; by default those of the data. Of `Data` whose rows are divided among
+                processes the scores are those of all rows, in all processes.
             level: probability of the interval whose coverage is reported.
             n_draws: use this many draws.
 
@@ -198,13 +201,34 @@ class Predictor(ABC):
         options: dict[str, Any] = {"n_draws": n_draws}
         if y is None:
             data = _data_with_targets(inputs)
-            inputs = data.inputs if data.in_memory else data.loader
-            y = data.targets()
-            if data.has_weights:
-                y = y[0] if len(y) == 2 else y[:-1]
-            if isinstance(y, tuple):
-                y, options["noise"] = y
+            if data.division is not None:
+                return self._evaluate_divided(exchanged(data), level, options)
+            inputs, y, noise = _parts_to_score(data)
+            options |= {} if noise is None else {"noise": noise}
         return metrics.score(self.predict(inputs, **options), y, level=level)
+
+    def _evaluate_divided(
+        self, data: Data, level: float, options: dict[str, Any]
+    ) -> dict[str, float]:
+        """Scores of rows of which each process has some: predictions are gathered."""
+        predictive, (inputs, y, noise) = None, _parts_to_score(data)
+        if data.n:
+            predictive = self.predict(
+                inputs, **options | ({} if noise is None else {"noise": noise})
+            )
+        parts = [part for part in gathered(data, (predictive, y, noise)) if part[0] is not None]
+        found, targets, noises = zip(*parts, strict=True)
+        if found[0].kind != "mixture":
+            got = f"a predictive in closed form ({found[0].kind})"
+            fail("inputs", "all rows in each process, for such predictions", got)
+        likelihood = found[0].likelihood
+        if noise is not None:
+            scales = torch.cat([part.cpu() for part in noises])
+            likelihood = with_noise(self._parts()[1], scales, len(scales))
+        if len({part.outputs.shape[-1] for part in found}) > 1:
+            fail("inputs", "rows with as many outputs in all processes", "sequences of others")
+        whole = Predictive(torch.cat([part.outputs for part in found], 1), likelihood)
+        return metrics.score(whole, join_targets(targets), level=level)
 
     def out_of_distribution(
         self, inputs: Any, others: Any, n_draws: int | None = None
@@ -255,6 +279,15 @@ class Predictor(ABC):
         return model_card(self.describe(), self.fit_summary(), scores or {})
 
 
+def _parts_to_score(data: Data) -> tuple[Any, Any, Any]:
+    """Inputs, targets and noise scales, without weights of rows."""
+    inputs, y = data.inputs if data.in_memory else data.loader, data.targets()
+    if data.has_weights:
+        y = y[0] if len(y) == 2 else y[:-1]
+    value, noise = y if isinstance(y, tuple) else (y, None)
+    return inputs, value, noise
+
+
 def _data_with_targets(data: Any) -> Data:
     """Data to score, with targets of their own."""
     pair = isinstance(data, (tuple, list)) and len(data) == 2
@@ -268,4 +301,4 @@ def _data_with_targets(data: Any) -> Data:
             None,
             "Pass evaluate(inputs, y), or a loader or dataset of pairs (inputs, y)",
         )
-    return Data.of(data, "inputs")
+    return data if isinstance(data, Data) else Data.of(data, "inputs")

@@ -126,6 +126,28 @@ def divided_fit(shares: list[int], inference: str) -> dict[str, Any]:
     }
 
 
+def divided_scores(shares: list[int], noise: bool = False) -> dict[str, Any]:
+    """Scores of test rows that are divided, and of all of them in each process."""
+    likelihood = Gaussian(noise="per-observation") if noise else Gaussian(0.3)
+    x, y = table(200)
+    scale = (0.2 + x[:, 1].abs()).double()
+    known = (y, scale) if noise else y
+    sampling = Sampling(draws=5, chains=2, warmup=4, seed=1, progress=False, mode="eager")
+    model = subbayes.fit(
+        module(),
+        (x, known),
+        likelihood=likelihood,
+        subspace="random",
+        training=UNTRAINED,
+        sampling=sampling,
+    )
+    rows = own_rows(shares, list(range(len(shares))))
+    own = x[rows], (y[rows], scale[rows]) if noise else y[rows]
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x[rows], y[rows]), 48)
+    given = Data.of(own if noise else loader, divided=True, memory_limit=0)
+    return {"found": model.evaluate(given), "expected": model.evaluate((x, known))}
+
+
 def divided_centre(inference: str = "elliptical-slice") -> dict[str, Any]:
     """`fit` in a `Subspace` around other weights, of rows that are divided, and of all rows."""
     settings = Sampling(draws=5, chains=2, warmup=4, seed=1, progress=False, mode="eager")

@@ -28,6 +28,7 @@ IN_BLOCKS = [  # cut between two blocks of 32
 UNEVEN, EXCHANGED = ["divided_values", [70, 130]], ["divided_values", [130, 70], [1, 0]]
 SUM = ["divided_sum", [70, 130]]
 CENTRE = ["divided_centre"]
+SCORES = [["divided_scores", [70, 130]], ["divided_scores", [0, 200], True]]
 FIT = ["divided_fit", [50, 150], "elliptical-slice"]
 MESSAGES = {
     "batchnorm": "subspace: expected a centre at the module's weights, for BatchNorm",
@@ -57,8 +58,8 @@ def runs(tmp_path_factory):
 @pytest.fixture(scope="module")
 def two_processes(runs):
     """The results of all cases in two processes."""
-    cases = [WHOLE, *IN_BLOCKS, UNEVEN, EXCHANGED, SUM, FIT, CENTRE, *runs[1:], ["divided_refused"]]
-    return results(2, cases)
+    cases = [WHOLE, *IN_BLOCKS, UNEVEN, EXCHANGED, SUM, FIT, CENTRE, *SCORES]
+    return results(2, [*cases, *runs[1:], ["divided_refused"]])
 
 
 @pytest.mark.parametrize("case", IN_BLOCKS)
@@ -91,6 +92,14 @@ def test_fit_finds_what_it_finds_with_all_rows(two_processes):
         assert fit["same"] == 1
         assert fit["draws"] < 1e-3  # float32 sums of other blocks
         assert fit["noise"] < 1e-6
+
+
+@pytest.mark.parametrize("case", SCORES)
+def test_scores_of_divided_rows_are_those_of_all_rows(two_processes, case):
+    for found in two_processes:
+        scores = found[json.dumps(case)]
+        assert {"log_likelihood", "rmse", "crps", "coverage"} <= set(scores["expected"])
+        assert scores["found"] == pytest.approx(scores["expected"], rel=1e-6)
 
 
 def test_fit_in_a_subspace_around_other_weights_needs_no_data_in_one_process(two_processes):

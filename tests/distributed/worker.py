@@ -344,6 +344,7 @@ CASES: dict[str, Callable[..., dict[str, Any]]] = {
         divided_cases.divided_fit,
         divided_cases.divided_centre,
         divided_cases.divided_run,
+        divided_cases.divided_scores,
         divided_cases.divided_refused,
     )
 }
