@@ -186,12 +186,18 @@ def _surface(state: FittedState, term: Term, values: Any, level: float) -> Parti
             fail("values", f"a data frame with the columns {', '.join(names)}", got)
         points = given[names].to_numpy(dtype=np.float64)
     grid = pd.concat([frame.iloc[:1]] * len(points), ignore_index=True)
-    for name, column in zip(names, points.T, strict=True):
+    for name, column in {**dict(zip(names, points.T, strict=True)), **term.at}.items():
         grid[name] = column
     places = list(term.columns)
-    draws = _coefficients(state)[:, places] @ design.matrix(grid)[0][:, places].T
+    columns = design.matrix(grid)[0][:, places]
+    if term.at:
+        columns = columns + design.center[places]
+    draws = _coefficients(state)[:, places] @ columns.T
     scale = state.model.family.predictor_scale(term.parameter)
-    return Partial(term, ", ".join(names), points, draws, frame[names].to_numpy(), level, scale)
+    own = frame
+    for name in set(term.at) & set(design.levels()):  # of a smooth for each level, its own rows
+        own = own[(own[name] == term.at[name]).to_numpy()]
+    return Partial(term, ", ".join(names), points, draws, own[names].to_numpy(), level, scale)
 
 
 def partial_dependence(

@@ -307,6 +307,7 @@ def test_models_with_smooths_are_saved_and_predict_new_rows(tmp_path):
         ("te(x, z, k=[40, 40, 40])", "bs= and k= for 2 columns"),
         ("te(x, z, k=open('f'))", "k= to be a whole number"),
         ("te(x, z, `my x`, k=30)", "at most 10,000 columns"),
+        ("ti(x, z, by=g)", r"ti\(...\) with k=, bs=, got"),
         ("te(x, z):g", r"te\(...\) as a summand, .* Add it with \+"),
         ("te(x, z, k=c(4, 5))", r"k= to be .* or a list of them, .* Write k=\[4, 5\]\."),
         ("ti(x, z, bs=c('cr', 'ps'))", r"bs= to be .* Write bs=\['cr', 'ps'\]\."),

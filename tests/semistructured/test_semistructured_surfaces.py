@@ -64,6 +64,23 @@ def test_contours_of_a_plane_are_straight_and_hatches_have_the_interval_around_0
     assert len(given.figure.axes) == 2  # with a colour bar
 
 
+@pytest.mark.parametrize("smooth", ["te(x, z, by=sex, k=4)", "s(x, z, by=sex, k=9)"])
+def test_maps_for_each_level_of_a_factor_change_as_predictions_do(smooth):
+    data = frame.assign(y=np.where(frame.sex == "f", np.sin(frame.x) * frame.z, 3 - frame.z))
+    model = SemiStructuredRegression(f"y ~ sex + {smooth}").fit(data, **FEW)
+    points = pd.DataFrame({"x": [1.0, 4.0, 7.0, 8.5], "z": [-1.0, 0.3, 1.1, 0.0]})
+    for level in ("f", "m"):
+        found = model.effect(f"{smooth}[{level}]", points)
+        mean = model.predict(points.assign(sex=level)).mean
+        np.testing.assert_allclose(np.diff(found.draws.mean(0)), np.diff(mean), atol=1e-6)
+        assert np.abs(np.diff(mean)).max() > 0.1
+        own = data.loc[data.sex == level, ["x", "z"]].to_numpy()
+        np.testing.assert_array_equal(found.observed, own)
+        np.testing.assert_allclose(  # and are centred over the rows of the level
+            model.effect(f"{smooth}[{level}]", data[data.sex == level]).draws.mean(1), 0, atol=1e-6
+        )
+
+
 def test_points_far_from_all_rows_are_blank():
     points = rng.uniform(size=(50, 2)) * [1, 100]
     rows = points[:5]

@@ -67,6 +67,7 @@ _SHRINKAGE = {
     name: f"Write bs={other!r}; smooths that shrink to 0 are not available"
     for name, other in (("cs", "cr"), ("ts", "tp"))
 }
+_VARYING = ("s", "te")  # smooths with by=
 _COLUMNS = {"s": (1, 2), "te": (2, 3), "ti": (2, 3), "t2": (2, 3), "mo": (1, 1), "gp": (1, 1)}
 
 
@@ -111,11 +112,11 @@ def parse_call(argument: str, text: str) -> Call:
     options: dict[str, Any] = {}
     by = None
     for word in node.keywords:
-        if word.arg == "by" and function == "s":
+        if word.arg == "by" and function in _VARYING:
             by = _column(argument, text, word.value, aliases)
             continue
         if word.arg not in known or word.arg in options:
-            listed = [f"{name}=" for name in known] + ["by="] * (function == "s")
+            listed = [f"{name}=" for name in known] + ["by="] * (function in _VARYING)
             expected = f"{function}(...) with " + (", ".join(listed) or "no options")
             fail(argument, expected, repr(text))
         words, allowed = known[word.arg]
