@@ -27,7 +27,11 @@ from subbayes.semistructured.flat_prior import check_determined
 from subbayes.semistructured.formula_checks import Missing
 from subbayes.semistructured.joint_posterior import FittedState, JointPosterior
 from subbayes.semistructured.overlap import overlap_warnings
-from subbayes.semistructured.response_terms import read_response_terms
+from subbayes.semistructured.response_terms import (
+    ResponseTerms,
+    changed_response_terms,
+    read_response_terms,
+)
 from subbayes.semistructured.results import Results
 from subbayes.semistructured.saving import facts_of, state_from, tensors_of
 from subbayes.semistructured.specification import Specification
@@ -136,14 +140,12 @@ class SemiStructuredRegression(Results):
         check_choice("orthogonal", orthogonal, (True, False, "auto"))
         check_choice("effects", effects, ESTIMANDS)
         check_choice("missing", missing, ("drop", "error"))
-        if priors is not None and not isinstance(priors, Mapping):
-            fail_type("priors", "a dict of priors by term, such as {'x': 1.0}", priors)
         read = read_response_terms(formula, family_from_name(family, link), weights)
         self.specification = Specification(
             read.formula,
             read.family,
             networks_from(deep, read.family),
-            dict(priors or {}),
+            _as_priors(priors),
             AuxiliaryColumns(read.weights, offset, exposure),
             orthogonal,
             effects,
@@ -335,15 +337,19 @@ class SemiStructuredRegression(Results):
         formula: str | Mapping[str, str] | None = None,
         data: pd.DataFrame | None = None,
         inputs: Mapping[str, Any] | None = None,
+        *,
+        priors: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> SemiStructuredRegression:
         """Fit a model with another formula, or to other rows; this one is not changed.
 
         Args:
             formula: the new formula, in which a point stands for the old side: "~ . + z"; or one
-                for each parameter to change.
+                for each parameter to change. Terms of the response, such as cens(status), stay
+                where it is a point or left out; written ones replace them.
             data: the rows; by default those of this fit.
             inputs: as for `fit`, needed for networks without columns.
+            priors: those of the new model; by default those of this one.
             options: other arguments of `fit`, by default those of this fit, without a checkpoint
                 and start points that were passed as an array. A loaded model knows only its
                 `smooth` and `temperature`; with networks, a warning says so.
@@ -355,15 +361,16 @@ class SemiStructuredRegression(Results):
             InputError: see `fit` and `updated_formula`, such as interactions with smooths.
         """
         old = self.specification
-        changed = old.formula
+        model, read = copy.copy(self), ResponseTerms(old.formula, old.family, old.auxiliary.weights)
         if formula is not None:
             changed = updated_formula(old.formula, formula, old.family.formula_names[0])
-        model, read = copy.copy(self), read_response_terms(changed, old.family)
-        auxiliary = old.auxiliary
-        if read.weights is not None:
-            auxiliary = replace(auxiliary, weights=read.weights)
+            read = changed_response_terms(formula, changed, read)
         model.specification = replace(
-            old, formula=read.formula, family=read.family, auxiliary=auxiliary
+            old,
+            formula=read.formula,
+            family=read.family,
+            auxiliary=replace(old.auxiliary, weights=read.weights),
+            priors=old.priors if priors is None else _as_priors(priors),
         )
         frame = self.state.model.frame if data is None else data
         return model.fit(frame, inputs, **(self._settings(options) | options))
@@ -444,3 +451,9 @@ def rebuild(
     model = SemiStructuredRegression.__new__(SemiStructuredRegression)
     model.specification, model._state = state.model.specification, state
     return model
+
+
+def _as_priors(priors: Any) -> dict[str, Any]:
+    if priors is not None and not isinstance(priors, Mapping):
+        fail_type("priors", "a dict of priors by term, such as {'x': 1.0}", priors)
+    return dict(priors or {})

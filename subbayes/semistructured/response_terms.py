@@ -23,7 +23,7 @@ from subbayes.likelihoods.families import (
 from subbayes.semistructured.terms.splitting import sides_of, split_at
 from subbayes.utils.checks import fail
 
-__all__ = ["ResponseTerms", "read_response_terms"]
+__all__ = ["ResponseTerms", "changed_response_terms", "read_response_terms"]
 
 _LENGTH = 1_000  # characters of the terms
 _QUOTED = re.compile(r"`([^`]*)`")
@@ -95,6 +95,42 @@ def read_response_terms(
     plain = f"{response.strip()} ~{right}"
     found = plain if isinstance(formula, str) else {**formula, location: plain}
     return ResponseTerms(found, family, weights)
+
+
+def changed_response_terms(
+    change: str | Mapping[str, str], changed: str | Mapping[str, str], old: ResponseTerms
+) -> ResponseTerms:
+    """The terms of the response after an update of the formula.
+
+    Terms that are written replace the old ones; without a response, or with ".", the old ones stay.
+
+    Args:
+        change: the new formula, in which points stand for the old one.
+        changed: the formula without points.
+        old: family and weights before.
+
+    Raises:
+        InputError: a response without terms, in place of one that has some.
+    """
+    location = old.family.formula_names[0]
+    text = change if isinstance(change, str) else change.get(location, "")
+    left = sides[0].strip() if len(sides := sides_of(text)) == 2 else ""
+    if left in ("", "."):
+        return ResponseTerms(changed, old.family, old.weights)
+    family = old.family
+    while isinstance(family, (CensoredFamily, TruncatedFamily)):
+        family = family.family
+    if len(split_at(left, "|")) > 1:
+        if isinstance(family, BinomialFamily):
+            family = BernoulliFamily(family.links[:1])
+        return read_response_terms(changed, family)
+    if family is not old.family or old.weights is not None:
+        terms = repr(old.family) if family is not old.family else f"weights({old.weights})"
+        remedy = "Write '. ~ ...' to keep them, or the terms that the response has then"
+        _fail(
+            f"{left} with its terms, such as {left} | cens(status)", f"none beside {terms}", remedy
+        )
+    return read_response_terms(changed, old.family)
 
 
 def _terms(text: str) -> dict[str, dict[str, Any]]:

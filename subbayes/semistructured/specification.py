@@ -172,6 +172,7 @@ class Specification:
         without = ("mu",) if family.n_thresholds else ()
         design = Design(family.right_sides(right), frame, without, most_effects)
         design.warn_of_numbers_as_text(frame)
+        _check_names(design, family)
         targets = self.targets(frame, y)
         family.check_targets(targets)
         y = family.level_values(y, known)
@@ -204,6 +205,9 @@ class Specification:
         """The rows without missing values, the tensors of these rows, and how many were dropped."""
         deep = [c for part in self.deep.values() for c in part.columns or ()]
         frame = plain_columns(frame, [*columns, *self.auxiliary.columns], training=True)
+        of_response = {name: frame[name].to_numpy() for name in self.family.response_columns}
+        for name, read in self.family.needed(of_response).items():
+            frame = frame.assign(**{name: frame[name].where(read | frame[name].notna(), 0.0)})
         columns = [*columns, *deep, *self.auxiliary.columns]
         complete, counts = complete_rows(frame, columns, self.missing)
         tensors = dict(inputs or {})
@@ -276,3 +280,14 @@ def _describe(values: Tensor, encoder: TabularEncoder | None) -> str:
     names = list(encoder.get_feature_names_out())
     shown = ", ".join(names[:6]) + (", ..." if len(names) > 6 else "")
     return f"{len(names)} number{'s' * (len(names) != 1)} a row ({shown})"
+
+
+def _check_names(design: Design, family: Family) -> None:
+    """Raise for effects that have the name of a parameter, whose draws and prior it would take."""
+    taken = set(family.parameters) - set(family.locations)
+    if family.n_thresholds:
+        taken |= {"threshold", "gap"}
+    for name in design.names:
+        if name in taken:
+            expected = f"columns that are not called like a parameter of family {family.label!r}"
+            fail("formula", expected, repr(name), "Rename the column")

@@ -191,6 +191,26 @@ def test_columns_called_intercept_are_refused(formula):
             SemiStructuredRegression(formula).fit(given)
 
 
+@pytest.mark.parametrize(
+    ("formula", "family", "name"),
+    [
+        ("y ~ x + sigma", "normal", "sigma"),
+        ({"mu": "y ~ x + sigma", "sigma": "~ x"}, "normal", "sigma"),
+        ("y ~ nu", "student-t", "nu"),
+        ("y ~ zi", "zero-inflated-poisson", "zi"),
+        ("y ~ x + gap", "ordinal", "gap"),
+    ],
+)
+def test_columns_with_the_names_of_parameters(formula, family, name):
+    """Their effects would have the name, and the prior, of the parameter itself."""
+    frame = pd.DataFrame({"x": np.linspace(0, 1, 30), name: np.sin(np.arange(30.0))})
+    frame["y"] = np.arange(30) % 3
+    model = SemiStructuredRegression(formula, family=family)
+    said = f"formula: expected columns that are not called like a parameter of family '{family}', "
+    with pytest.raises(InputError, match=f"{said}got '{name}'. Rename the column"):
+        model.fit(frame)
+
+
 @pytest.mark.parametrize("family", ["ordinal", "categorical"])
 def test_measurements_are_not_classes(family):
     rng = np.random.default_rng(0)

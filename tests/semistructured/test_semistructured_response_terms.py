@@ -127,6 +127,57 @@ def test_a_saved_model_and_an_updated_one_keep_the_terms(tmp_path):
     assert weighted.specification.auxiliary.weights == "w"
 
 
+def test_written_terms_replace_those_of_the_old_response():
+    frame = rows()
+    model = SemiStructuredRegression("time | cens(right) + weights(w) ~ x", family="weibull")
+    model.fit(frame, sampling=SAMPLING)
+    frame["early"] = frame.time < 0.5
+    other = model.update("time | cens(early) ~ .", data=frame, sampling=SAMPLING).specification
+    assert other.family == CensoredFamily(family=WeibullFamily(), status="early")
+    assert other.auxiliary.weights is None
+    same = model.update(". | cens(right) ~ . - x", sampling=SAMPLING).specification
+    assert (same.formula, same.family) == ("time ~ x - x", model.specification.family)
+    plain = model.update("time | weights(w) ~ .", sampling=SAMPLING).specification
+    assert (plain.family, plain.auxiliary.weights) == (WeibullFamily(), "w")
+    said = "expected y with its terms, .* got none beside censored weibull"
+    with pytest.raises(InputError, match=said):
+        model.update("y ~ .")
+    with pytest.raises(InputError, match=r"got none beside weights\(w\). Write '. ~ ...' to keep"):
+        SemiStructuredRegression("y ~ x", weights="w").fit(frame, sampling=SAMPLING).update("y ~ .")
+    trials = SemiStructuredRegression("hits | trials(`n of trials`) ~ x", family="bernoulli")
+    trials.fit(frame, sampling=SAMPLING)
+    assert trials.update("hits ~ . + y").specification.family == trials.specification.family
+    more = trials.update("hits | trials(9) ~ .").specification.family
+    assert more == BinomialFamily(trials=9)
+
+
+def test_an_update_may_have_priors_of_its_own():
+    frame = rows()
+    model = SemiStructuredRegression("y ~ x + w", priors={"x": 0.1}).fit(frame, sampling=SAMPLING)
+    with pytest.raises(InputError, match="priors: expected names of terms"):
+        model.update("~ . - x")
+    assert model.update("~ . - x", priors={}).specification.priors == {}
+    assert model.update(priors={"w": 0.2}).specification.priors == {"w": 0.2}
+    assert model.specification.priors == {"x": 0.1}
+
+
+def test_upper_ends_are_those_of_intervals_alone(recwarn):
+    frame = rows()
+    frame["status"] = np.where(np.arange(60) % 3, frame.status, "right")
+    model = SemiStructuredRegression("y | cens(status, end) ~ x").fit(frame, sampling=SAMPLING)
+    holes = frame.assign(end=frame.end.where(frame.status == "interval"))
+    again = SemiStructuredRegression("y | cens(status, end) ~ x").fit(holes, sampling=SAMPLING)
+    assert not [w for w in recwarn if "dropped" in str(w.message)]
+    np.testing.assert_array_equal(again.draws.z, model.draws.z)
+    assert again.evaluate(holes) == model.evaluate(frame)
+    none = holes.assign(status="none", end=None)
+    none = SemiStructuredRegression("y | cens(status, end) ~ x").fit(none, sampling=SAMPLING)
+    assert len(none.state.model.frame) == 60
+    holes.loc[1, "end"] = np.nan  # of an interval
+    with pytest.warns(UserWarning, match=r"1 of 60 rows have missing values \(1 in end\)"):
+        SemiStructuredRegression("y | cens(status, end) ~ x").fit(holes, sampling=SAMPLING)
+
+
 @pytest.mark.parametrize(
     ("formula", "family", "said"),
     [

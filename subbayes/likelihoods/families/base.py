@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from subbayes.likelihoods.base import (
@@ -172,6 +172,10 @@ class Family(Likelihood):
         """Columns of the data frame that the family reads in training."""
         known = [value for value in self.known.values() if isinstance(value, str)]
         return (*known, *self.response_columns)
+
+    def needed(self, columns: Mapping[str, np.ndarray]) -> dict[str, Bool[np.ndarray, "n"]]:
+        """Rows in which a column of `response_columns` is read; for those left out, all rows."""
+        return {}
 
     def responses(
         self, y: Float[np.ndarray, "n"], columns: Mapping[str, np.ndarray]

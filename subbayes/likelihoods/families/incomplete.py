@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from subbayes.likelihoods.base import Kind, Moments
@@ -133,7 +133,7 @@ class CensoredFamily(AroundFamily):
         family: the family of the responses.
         status: column of the data frame with the status: these numbers, or "none", "left",
             "right", "interval", or whether the response is right-censored.
-        upper: column with the upper ends of intervals.
+        upper: column with the upper ends of intervals; other rows may have none.
 
     Example:
         >>> from subbayes.likelihoods.families import WeibullFamily
@@ -157,6 +157,14 @@ class CensoredFamily(AroundFamily):
         """The status and the upper ends."""
         return (self.status,) if self.upper is None else (self.status, self.upper)
 
+    def needed(self, columns: Mapping[str, np.ndarray]) -> dict[str, Bool[np.ndarray, "n"]]:
+        """Upper ends are those of intervals."""
+        if self.upper is None:
+            return {}
+        values = np.asarray(columns[self.status])
+        interval = _STATUS["interval"] if values.dtype.kind in "biuf" else "interval"
+        return {self.upper: np.asarray(values == interval, dtype=bool)}
+
     def responses(
         self, y: Float[np.ndarray, "n"], columns: Mapping[str, np.ndarray]
     ) -> Float[np.ndarray, "n *m"]:
@@ -168,8 +176,10 @@ class CensoredFamily(AroundFamily):
                 fail(self.status, "one of " + ", ".join(_STATUS), ", ".join(unknown[:5]))
             values = np.array([_STATUS[str(v)] for v in values])
         status = values.astype(np.float64)
-        others = [np.asarray(columns[self.upper], dtype=np.float64)] if self.upper else []
-        return np.column_stack([y, status, *others])
+        if not self.upper:
+            return np.column_stack([y, status])
+        upper = np.asarray(columns[self.upper], dtype=np.float64)
+        return np.column_stack([y, status, np.where(status == _STATUS["interval"], upper, y)])
 
     def check_targets(self, y: Targets) -> None:
         """Raise `InputError` for responses outside the support, or an unknown status."""
