@@ -326,24 +326,23 @@ class Draws:
 
     def _failure_warnings(self) -> list[str]:
         """Steps of MCLMC that failed after the warm-up, and returns to start points."""
-        if not {"failures", "restarts"} <= self.stats.keys():
+        if (restarts := self.stats.get("restarts")) is None:
             return []
-        failures, restarts = self.stats["failures"], self.stats["restarts"]
-        found = []
+        found, failures = [], self.stats.get("failures", restarts)
         if late := int((failures[:, -1] - failures[:, 0]).sum()):
             chains = int((failures[:, -1] > failures[:, 0]).sum())
             found.append(
-                f"steps after the warm-up failed {late} times in {chains} of {self.n_chains} chains"
+                f"{late} steps after the warm-up failed, in {chains} of {self.n_chains} chains"
             )
         if total := int(restarts[:, -1].sum()):
             chains = int((restarts[:, -1] > 0).sum())
             found.append(
                 f"{chains} of {self.n_chains} chains returned to their start points after 10 "
-                f"failed steps in a row, {total} times"
+                f"failures in a row, {total} times in all"
             )
         if late := int((restarts[:, -1] - restarts[:, 0]).sum()):
-            found.append(f"{late} times after the warm-up, so that draws include the way back")
-        remedy = "lower target=..., start elsewhere (initial=...), or use inference='mams'"
+            found.append(f"of which {late} after the warm-up, so that draws include the way back")
+        remedy = "lower target=..., or start elsewhere (initial=...)"
         why = " (energy errors are not finite or huge)"
         return [f"{', '.join(found)}{why}: {remedy}"] if found else []
 

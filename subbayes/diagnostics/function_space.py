@@ -77,8 +77,8 @@ class ChainPredictions:
             f"effective sample size {np.nanmedian(self.ess):.0f} (median), "
             f"{np.nanmin(self.ess):.0f} (smallest)",
             f"{np.nanmedian(self.between):.0%} of their variance between chains",
-            f"within chains R-hat {np.nanmedian(self.rhat_within):.2f} and effective sample size "
-            f"{np.nanmedian(self.ess_within):.0f} (medians)",
+            f"within chains R-hat {_median(self.rhat_within):.2f} and effective sample size "
+            f"{_median(self.ess_within):.0f} (medians)",
         ]
         if self.gain_of_chains is not None and self.gain_of_draws is not None:
             chains, draws = self.gain_of_chains, self.gain_of_draws
@@ -113,7 +113,9 @@ class ChainPredictions:
 
     def _remedy(self) -> str:
         """What helps chains that differ: longer ones if they still move, more if they do not."""
-        within = float(np.nanmedian(self.rhat_within))
+        within = _median(self.rhat_within)
+        if np.isnan(within):
+            return "none of them moves; lower step_size=..., or start elsewhere (initial=...)"
         if within > _APART:
             return (
                 f"each still moves (R-hat within chains {within:.2f}); warm up longer (warmup=...)"
@@ -220,6 +222,12 @@ def _scores(terms: Float[np.ndarray, "chains draws n"]) -> dict[str, Any]:
         "gain_of_draws": _mean_and_error(by_draws),
         "more_chains_help": bool(gain[0] > _LEAST_GAIN and difference > 2 * error),
     }
+
+
+def _median(values: np.ndarray) -> float:
+    """The median of the numbers that are known; NaN if none is."""
+    known = values[~np.isnan(values)]
+    return float(np.median(known)) if known.size else float("nan")
 
 
 def _log_mean(log_x: np.ndarray, axis: int) -> np.ndarray:

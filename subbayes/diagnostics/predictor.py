@@ -211,7 +211,11 @@ class Predictor(ABC):
         self, data: Data, level: float, options: dict[str, Any]
     ) -> dict[str, float]:
         """Scores of rows of which each process has some: predictions are gathered."""
+        if self._parts()[0].is_sharded:
+            got = "rows divided among processes, and weights too"
+            fail("inputs", "all rows in each process, for weights that are divided", got)
         predictive, (inputs, y, noise) = None, _parts_to_score(data)
+        y, noise = to_device(y, torch.device("cpu")), None if noise is None else noise.cpu()
         if data.n:
             predictive = self.predict(
                 inputs, **options | ({} if noise is None else {"noise": noise})
@@ -223,7 +227,7 @@ class Predictor(ABC):
             fail("inputs", "all rows in each process, for such predictions", got)
         likelihood = found[0].likelihood
         if noise is not None:
-            scales = torch.cat([part.cpu() for part in noises])
+            scales = torch.cat(noises)
             likelihood = with_noise(self._parts()[1], scales, len(scales))
         if len({part.outputs.shape[-1] for part in found}) > 1:
             fail("inputs", "rows with as many outputs in all processes", "sequences of others")

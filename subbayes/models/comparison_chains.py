@@ -64,6 +64,8 @@ class MicrocanonicalEnsemble(ComparedMethod):
             check_count("warmup", self.warmup, 0)
         if not isinstance(self.prior, Normal):
             check_positive("prior", self.prior)
+        if not isinstance(self.temperature, str):
+            check_positive("temperature", self.temperature)
 
     @property
     def engine(self) -> MCLMC:

@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,7 +29,7 @@ from subbayes.likelihoods import Likelihood, Weighted
 from subbayes.models.fitted import FittedModel
 from subbayes.models.held_out import LOWEST, HeldOut
 from subbayes.models.preset_checkpoint import PresetCheckpoint, check_saved_choice
-from subbayes.models.preset_sampling import PlannedMCLMC, step_seconds
+from subbayes.models.preset_sampling import Clock, PlannedMCLMC, step_seconds
 from subbayes.models.presets import PRESETS, Preset, describe_preset, largest
 from subbayes.models.settings import TableSettings
 from subbayes.models.table_networks import (
@@ -54,7 +53,6 @@ __all__ = ["PresetChoice", "choose_settings", "with_record"]
 _STREAM = 5  # of the seed, for the division of the rows and the members of candidates
 _LEAST_ROWS = 20
 _KEPT_DRAWS = 25  # of each chain with which priors are compared
-_Item = TypeVar("_Item")
 _SLOWER = 1.5  # than the first, of posteriors that are compared
 
 
@@ -275,7 +273,7 @@ class _Search:
         found: list[_Ensemble | None] = []
         per_epoch, records = [], []
         with self._progress(len(candidates), "Choosing the network") as bar:
-            for hidden, decay in _while_time(candidates, until):
+            for hidden, decay in Clock(until).while_time(candidates):
                 began = time.monotonic()
                 ensemble = self._train_ensemble((hidden, decay), epochs)
                 seconds = time.monotonic() - began
@@ -370,14 +368,14 @@ class _Search:
     ) -> list[dict[str, Any]]:
         """Records of each network with the first prior, and of the best one with the others."""
         seconds = math.inf if budget is None else self.preset.shares[1] * budget
-        until = time.monotonic() + seconds
+        clock = Clock(time.monotonic() + seconds)
         share = None if budget is None else seconds / self._posteriors
         found: list[dict[str, Any]] = []
         steps = self.preset.fixed_steps if share is None else None
         with self._progress(self._posteriors, "Comparing chains") as bar:
             hidden_layers = [list(h) for h in dict.fromkeys(tuple(n["hidden"]) for n in networks)]
             first, *others = self.preset.priors
-            for hidden in _while_time(hidden_layers, until):
+            for hidden in clock.while_time(hidden_layers):
                 own = ensembles[_best_network(networks, hidden)]
                 found += self._score_chains(hidden, own, first, share, steps)
                 steps = found[0]["steps"] if found else steps
@@ -386,7 +384,7 @@ class _Search:
                 return []
             hidden = max(found, key=lambda one: one["score"])["hidden"]
             own = ensembles[_best_network(networks, hidden)]
-            for scale in _while_time(others, until, least=0):
+            for scale in clock.while_time(others, least=0):
                 found += self._score_chains(hidden, own, scale, share, steps)
                 bar.update(1)
         return found
@@ -466,17 +464,6 @@ class _Search:
 
     def _progress(self, total: int, what: str) -> Any:
         return progress_bar(total, what, self.settings.sampling.progress, "candidates")
-
-
-def _while_time(items: Sequence[_Item], until: float, least: int = 1) -> Iterator[_Item]:
-    """Items, as long as one more ends before a time if it is as slow as the slowest of them."""
-    slowest = 0.0
-    for i, item in enumerate(items):
-        began = time.monotonic()
-        if i >= least and began + slowest > until:
-            return
-        yield item
-        slowest = max(slowest, time.monotonic() - began)
 
 
 def _best_network(networks: list[dict[str, Any]], hidden: list[int]) -> int:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from jaxtyping import Float
@@ -15,13 +15,42 @@ from subbayes.inference.configuration import Sampling
 from subbayes.inference.samplers.mclmc import MCLMC
 from subbayes.utils.saving import fail_checkpoint
 
-__all__ = ["PlannedMCLMC", "step_seconds"]
+__all__ = ["Clock", "PlannedMCLMC", "step_seconds"]
+
+_Item = TypeVar("_Item")
 
 _TIMED = 20  # steps whose time is measured
 _LEAST_STEPS = 200  # of a chain, whatever the time
 _RESERVE = 0.03  # share of the time that is left for slower steps
 _LEAST_SECONDS = 1.0
 _FASTER = 30  # than this machine, one that made a plan
+
+
+@dataclass
+class Clock:
+    """Allows items as long as one more ends in time if it is as slow as the slowest before it.
+
+    Attributes:
+        until: value of `time.monotonic` at which they end.
+        slowest: seconds of the slowest one.
+    """
+
+    until: float
+    slowest: float = 0.0
+
+    def while_time(self, items: Sequence[_Item], least: int = 1) -> Iterator[_Item]:
+        """Items while there is time, and at least some.
+
+        Args:
+            items: each of which the caller works at before it takes the next.
+            least: number of items whatever the time.
+        """
+        for i, item in enumerate(items):
+            began = time.monotonic()
+            if i >= least and began + self.slowest > self.until:
+                return
+            yield item
+            self.slowest = max(self.slowest, time.monotonic() - began)
 
 
 def step_seconds(engine: MCLMC, posterior: Any, initial: Float[np.ndarray, "chains k"]) -> float:

@@ -153,6 +153,11 @@ def preset_warnings(record: Mapping[str, Any]) -> list[str]:
         'chains of 200 steps scored 0.40 ± 0.10 below the ensemble at which they started'
     """
     best = _best_chains(record)
+    if best is not None and best["score"] <= -_UNKNOWN:
+        return [
+            f"chains of {best['steps']} steps gave a row that was held out a density of 0: "
+            f"{_MORE_TIME}, or use deep_ensemble(...)"
+        ]
     if best is None or best["gain"] >= -2 * best["gain_error"]:
         return []
     gain, error = best["gain"], best["gain_error"]
@@ -168,8 +173,8 @@ _REMEDIES = {
     "warm up longer (warmup=...)": _MORE_TIME,
     "raise time_limit, or set it to None": _MORE_TIME,
     "Raise time_limit, or set it to None, for more epochs": "Give it more time (budget=...)",
-    "lower target=..., start elsewhere (initial=...), or use inference='mams'": _MORE_TIME
-    + ", or leave preset out and use inference='mams'",
+    "lower target=..., or start elsewhere (initial=...)": _MORE_TIME
+    + ", or leave preset out and use inference='nuts'",
     "lower learning_rate to avoid it": "look for outliers in X and y, or leave preset out and "
     "lower learning_rate",
     "use HeteroscedasticGaussian(global_variance=1e-6), whose noise is an output of the network, "

@@ -158,7 +158,10 @@ _FAMILIES: dict[str, dict[str, Rule]] = {
         ),
         {"links": list_of(text(), most=100)},
     ),
-    "ordinal": {"n_classes": _ordered_classes},
+    "ordinal": {
+        "n_classes": _ordered_classes,
+        "cumulative?": text("logit", "probit", "cloglog", "cauchit"),
+    },
     "categorical": {},
     "binomial": {
         "links": list_of(text(), most=2),

@@ -118,6 +118,16 @@ def test_predictions_that_do_not_vary_have_no_share():
     assert found.warnings() == []
 
 
+def test_chains_that_do_not_move_are_not_said_to_have_settled(recwarn):
+    f = np.repeat(np.random.default_rng(0).normal(size=(3, 1, 5)), 20, axis=1)
+    found = chain_predictions(predictive(f), chains=3)
+    (line,) = found.warnings()
+    assert "none of them moves" in line
+    assert "R-hat within chains" not in line
+    assert "within chains R-hat nan" in repr(found)
+    assert not [w for w in recwarn if "All-NaN" in str(w.message)]
+
+
 def test_a_model_compares_its_chains():
     rng = np.random.default_rng(0)
     x = torch.from_numpy(rng.uniform(-2, 2, (40, 1))).float()

@@ -9,7 +9,12 @@ import torch
 from scipy import stats
 
 from subbayes import InputError
-from subbayes.likelihoods.families import BernoulliFamily, BinomialFamily, family_from_name
+from subbayes.likelihoods.families import (
+    BernoulliFamily,
+    BinomialFamily,
+    OrdinalFamily,
+    family_from_name,
+)
 from subbayes.likelihoods.families.base import LINKS
 from subbayes.likelihoods.families.binary_links import (
     PROBABILITY_LINKS,
@@ -88,6 +93,17 @@ def test_gradients_are_finite_where_probabilities_are_0_and_1(link):
             assert value.isfinite().all()
             (gradient,) = torch.autograd.grad(value.sum(), eta, retain_graph=True)
             assert gradient.isfinite().all()
+
+
+@links
+def test_densities_are_vectorised_without_loops(link, recwarn):
+    """`vmap` warns of operations that it evaluates one by one."""
+    eta, y = torch.linspace(-4, 4, 10, dtype=torch.float64).reshape(5, 2), torch.tensor([0.0, 1.0])
+    for family in (BernoulliFamily((link,)), OrdinalFamily(n_classes=2, cumulative=link)):
+        outputs = eta[..., None] if family.label == "bernoulli" else eta[..., None].expand(5, 2, 2)
+        torch.func.vmap(torch.func.grad(lambda f, of=family: of.log_prob(f, y).sum()))(outputs)
+        family.curvature(outputs)
+    assert not [w for w in recwarn if "vmap" in str(w.message) or "batching" in str(w.message)]
 
 
 @links

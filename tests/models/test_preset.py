@@ -20,7 +20,7 @@ from subbayes.models import preset_choice, presets
 from subbayes.models.array_model import fit_arrays
 from subbayes.models.held_out import HeldOut
 from subbayes.models.preset_checkpoint import check_saved_choice
-from subbayes.models.preset_sampling import PlannedMCLMC, _Planned
+from subbayes.models.preset_sampling import Clock, PlannedMCLMC, _Planned
 from subbayes.models.presets import Preset, describe_preset, largest
 from subbayes.models.settings import TableSettings
 from subbayes.utils.checks import InputError
@@ -153,6 +153,11 @@ def test_chains_are_compared_with_the_ensemble_at_which_they_start(model):
     even = worst["chains"][0] | {"gain": -0.1, "gain_error": 0.06}
     assert presets.preset_warnings(record | {"chains": [even]}) == []
     assert presets.preset_warnings(record | {"chains": []}) == []
+    lost = even | {"score": -1e30, "gain": 0.0, "gain_error": 1e30}
+    (warning,) = presets.preset_warnings(record | {"chains": [lost]})
+    assert warning.startswith(
+        "chains of 200 steps gave a row that was held out a density of 0: give"
+    )
 
 
 def test_weights_of_rows_held_out():
@@ -243,11 +248,13 @@ def test_candidates_end_before_the_time_of_the_next_is_over(until, least, expect
     """The third may start at 6.5 if 3.5 seconds are left, as many as the slowest took."""
     now, seconds = [0.0], {"a": 3.0, "b": 3.5, "c": 2.0}
     monkeypatch.setattr(preset_choice.time, "monotonic", lambda: now[0])
-    found = ""
-    for item in preset_choice._while_time("abc", until, least):
+    found, clock = "", Clock(until)
+    for item in clock.while_time("abc", least):
         now[0] += seconds[item]
         found += item
     assert found == expected
+    clock.until = now[0] + clock.slowest - 0.1  # the slowest item before counts
+    assert list(clock.while_time("d", least=0)) == []
 
 
 @pytest.mark.parametrize(("left", "steps"), [(100.0, 970), (1e-9, 200)])

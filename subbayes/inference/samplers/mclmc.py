@@ -60,8 +60,8 @@ class MCLMC(Sampler):
     `MCLMC(target=(0.5, 0.1), metric="prior")`.
 
     A step whose energy error is NaN or huge fails: it is not a draw, and the chain goes on from its
-    point in a new direction with half the step size; after 10 failures in a row it restarts from
-    its start point.
+    point in a new direction, with half the step size, which after the warm-up is that of the next
+    step alone; after 10 failures in a row it restarts from its start point.
     Densities with jumps or with regions of zero density need `SliceSampling`, or `MAMS` with a
     `step_size` of your own.
 

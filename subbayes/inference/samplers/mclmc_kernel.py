@@ -118,29 +118,35 @@ class Kernel(Tuner):
 
     def step(self, posterior: GradientDensity, state: State, rngs: Rngs) -> tuple[State, Info]:
         """One step of every chain, in place; a step that fails is not a draw."""
-        s = state
-        new = self._move(posterior, s)
+        s, used = state, self._step_sizes(state)
+        new = self._move(posterior, s, used)
         failed = self._failed(new, s.z.shape[1])
         stats = {
             "log_density": new.value,
             "energy_error": new.error,
-            "step_size": s.step.copy(),
+            "step_size": used,
             "length": s.length.copy(),
             "evaluations": np.full(len(failed), gradients_per_step(self.integrator)),
         }
         keep = np.flatnonzero(~failed) if failed.any() else slice(None)
         s.z[keep], s.direction[keep] = new.z[keep], new.u[keep]
         s.value[keep], s.gradient[keep] = new.value[keep], new.gradient[keep]
-        partial_refreshment(s.direction, _normals(rngs, s.z.shape[1]), s.step / s.length)
+        partial_refreshment(s.direction, _normals(rngs, s.z.shape[1]), used / s.length)
         stats |= self._recover(posterior, s, failed, rngs)
         self._search_step(posterior, s, self.update(posterior, s, ~failed, new.error))
         return s, Info(~failed, stats, gradients_per_step(self.integrator))
 
-    def _move(self, posterior: Differentiable, s: State) -> Moved:
+    def _step_sizes(self, s: State) -> Float[np.ndarray, "chains"]:
+        """Step sizes in use: after the warm-up, halved for each failure in a row."""
+        return np.where(s.count < self.warmup, s.step, s.step * 0.5**s.consecutive)
+
+    def _move(
+        self, posterior: Differentiable, s: State, step: Float[np.ndarray, "chains"]
+    ) -> Moved:
         h = apply_transposed_factor(s.factor, s.gradient)
         with np.errstate(over="ignore", invalid="ignore"):
             return isokinetic_step(
-                posterior, s.z, s.direction, s.value, h, s.factor, s.step, self.integrator
+                posterior, s.z, s.direction, s.value, h, s.factor, step, self.integrator
             )
 
     def _failed(self, new: Moved, k: int) -> Bool[np.ndarray, "chains"]:
@@ -155,7 +161,7 @@ class Kernel(Tuner):
         if self.step_size is not None:
             return
         for _ in range(_SEARCHES if searching.any() else 0):
-            new = self._move(posterior, s)
+            new = self._move(posterior, s, s.step)
             with np.errstate(over="ignore", invalid="ignore"):
                 square = np.square(new.error) / (k * self.target(s.count))
             square = np.where(self._failed(new, k), np.inf, np.maximum(square, 1e-8))
@@ -171,7 +177,8 @@ class Kernel(Tuner):
     ) -> dict[str, np.ndarray]:
         """Give chains whose step failed a new direction and half the step size, where they are.
 
-        After 10 failures in a row they return to their start points.
+        In the warm-up, which tunes it again, the step size itself is halved; after it, that of the
+        next step alone. After 10 failures in a row they return to their start points.
 
         Returns:
             The statistics "failures" and "restarts".
@@ -181,7 +188,8 @@ class Kernel(Tuner):
         rows = failed.nonzero()[0]
         if rows.size:
             s.direction[rows] = _directions([rngs[c] for c in rows], s.z.shape[1])
-            self.halve_step(s, failed & (s.failures <= _MOST_HALVINGS))
+            warming = failed & (s.count < self.warmup)
+            self.halve_step(s, warming & (s.failures <= _MOST_HALVINGS))
         lost = s.consecutive == _PATIENCE
         if lost.any():
             again = Points.at(posterior, np.where(lost[:, None], s.start, s.z))

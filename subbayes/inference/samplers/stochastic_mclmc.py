@@ -145,7 +145,7 @@ class BatchKernel(Kernel):
         """Whether the arrays of a state can be those of a run, by name."""
         return super().limits(posterior, s, store) | {
             "steps": between(s.steps, 0, min(store.evaluations, MOST_EVALUATIONS))
-            & (s.steps >= store.count),
+            & (s.steps == s.count + s.failures),
             "noise": between(s.noise, 0.0, 1e300),
         }
 
@@ -235,13 +235,14 @@ class BatchKernel(Kernel):
         s.noise[:] = np.where(first, found, _FORGET * s.noise + (1 - _FORGET) * found)
 
     def _step_sizes(self, s: Any) -> Float[np.ndarray, "chains"]:
-        """Step sizes in use: limited by the noise, and decaying after the warm-up."""
+        """Step sizes in use: also limited by the noise, and decaying after the warm-up."""
         d = s.z.shape[1]
         past = np.maximum(s.count - self.warmup, 0) / max(self.warmup, 1000)
         with np.errstate(divide="ignore"):
             angle = _ANGLE * (d - 1) / np.sqrt(d * s.noise)
             forgets = 2 * (d - 1) ** 2 / (d * s.noise * np.minimum(s.length, np.sqrt(d)))
-        return np.minimum(s.step, np.minimum(angle, forgets)) * (1 + past) ** -self.decay
+        limited = np.minimum(super()._step_sizes(s), np.minimum(angle, forgets))
+        return np.asarray(limited * (1 + past) ** -self.decay)
 
     def _refresh(self, s: Any, rngs: Rngs, used: Float[np.ndarray, "chains"]) -> None:
         """Half of the partial refreshment, without what the noise of gradients adds."""

@@ -167,14 +167,15 @@ def family_from_name(family: str | Family, link: str | None = None) -> Family:
         fail("family", "an object for a family around others", repr(family), _REMEDIES[around])
     call = literal_call("family", family)
     name, options = (family, {}) if call is None else (call.name, dict(call.options))
-    if "link" in options:
-        link = _one_link(link, options.pop("link"))
+    for word in ("link", "cumulative"):
+        if word in options:
+            link = _one_link(link, options.pop(word))
     name = _known_name(name)
     if name == "bernoulli" and "trials" in options:  # a binomial family
         name = "binomial"
     check_choice("family", name, tuple(name for name in FAMILIES if name not in _AROUND))
     kind = FAMILIES[name]
-    known = [field.name for field in fields(kind) if field.name != "links"]
+    known = [field.name for field in fields(kind) if field.name not in ("links", "cumulative")]
     bare = call is not None and not call.options
     if call is not None and (call.values or bare or not set(options) <= set(known)):
         listed = ", ".join(f"{option}=" for option in known)

@@ -411,7 +411,7 @@ def test_the_step_is_searched_again_in_units_of_a_new_mass_matrix():
 
 
 def test_a_chain_goes_on_from_its_point_after_a_step_that_fails():
-    """NaN where the first coordinate exceeds 1.5: the chain stays there, with half the step."""
+    """NaN where the first coordinate exceeds 1.5: the next step has half the size."""
 
     class Broken(Toy):
         def value_and_grad(self, z):
@@ -427,15 +427,16 @@ def test_a_chain_goes_on_from_its_point_after_a_step_that_fails():
     assert failures[:, -1].max() > 0
     assert not draws.stats["restarts"].any()
     assert (np.diff(failures, axis=1) >= 0).all()
-    np.testing.assert_allclose(draws.stats["step_size"], 0.5**failures)
+    before = np.diff(failures, axis=1, prepend=0)  # of each draw, in a row
+    np.testing.assert_allclose(draws.stats["step_size"], 0.5**before)
     steps = np.linalg.norm(np.diff(draws.z, axis=1), axis=2)
     assert (steps <= draws.stats["step_size"][:, 1:] * (1 + 1e-9)).all()
     (line,) = [line for line in draws.warnings() if "failed" in line]
     late = failures[:, -1] - failures[:, 0]
     chains = (late > 0).sum()
-    said = f"steps after the warm-up failed {late.sum()} times in {chains} of 4 chains (energy"
+    said = f"{late.sum()} steps after the warm-up failed, in {chains} of 4 chains (energy"
     assert line.startswith(said)
-    assert "inference='mams'" in line
+    assert line.endswith("start elsewhere (initial=...)")
 
 
 def failing(monkeypatch, steps):
@@ -461,23 +462,23 @@ def test_a_chain_restarts_after_ten_failures_in_a_row(monkeypatch):
     assert draws.stats["restarts"][:, -1].tolist() == [0, 1, 0]
     (at,) = np.flatnonzero(np.diff(draws.stats["restarts"][1]))
     moved = draws.z[1, at + 1] - start[1]  # the first draw after the restart
-    assert np.linalg.norm(moved) <= 0.5**20 * (1 + 1e-9)
+    assert np.linalg.norm(moved) <= 0.5 * (1 + 1e-9)
     assert np.linalg.norm(draws.z[1, at] - start[1]) > 0.1
     (line,) = [line for line in draws.warnings() if "failed" in line]
-    assert line.startswith(
-        "steps after the warm-up failed 19 times in 1 of 3 chains, 1 of 3 chains "
-    )
-    assert "start points after 10 failed steps in a row, 1 times, 1 times after the warm-" in line
+    assert line.startswith("19 steps after the warm-up failed, in 1 of 3 chains, 1 of 3 chains ret")
+    assert "after 10 failures in a row, 1 times in all, of which 1 after the warm-up, so" in line
 
 
 def test_single_failures_leave_the_posterior_as_it_is(monkeypatch):
     """Steps that fail by accident, in the midst of a run: moments remain those of the density."""
-    failing(monkeypatch, {2000, 4000, 9000})
+    failing(monkeypatch, set(range(2000, 40_000, 700)))
     draws = MCLMC(target=1e-4).sample(
         Toy(3), draws=40_000, chains=2, warmup=1000, initial="prior", progress=False, seed=3
     )
     failures = draws.stats["failures"][:, -1]
-    assert failures.tolist() == [0, 3]
+    assert failures[0] == 0
+    assert failures[1] > 50
+    assert draws.stats["step_size"][1, -1] == draws.stats["step_size"][1, 0]
     np.testing.assert_allclose(draws.z[1].mean(0), draws.z[0].mean(0), atol=0.1)
     np.testing.assert_allclose(np.cov(draws.z[1].T), np.cov(draws.z[0].T), atol=0.1)
 

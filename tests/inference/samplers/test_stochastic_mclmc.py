@@ -199,7 +199,9 @@ def test_a_failed_step_is_counted(monkeypatch):
     assert draws.stats["failures"][:, -1].tolist() == [0, 1, 0]
     assert not draws.stats["restarts"].any()
     assert np.isfinite(draws.z).all()
-    assert any("failed 1 times in 1 of 3 chains" in line for line in draws.warnings())
+    assert any(
+        "1 steps after the warm-up failed, in 1 of 3 chains" in line for line in draws.warnings()
+    )
 
 
 def test_a_longer_run_after_unequal_failures_equals_one_run(monkeypatch, tmp_path):
