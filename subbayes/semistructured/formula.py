@@ -15,7 +15,7 @@ import pandas as pd
 from formulaic import ModelSpec
 from formulaic.errors import FormulaicError
 from formulaic.transforms.contrasts import TreatmentContrasts
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from subbayes.semistructured import formula_columns
 from subbayes.semistructured.formula_checks import (
@@ -31,7 +31,7 @@ from subbayes.semistructured.formula_columns import (
     kind_of_term,
 )
 from subbayes.semistructured.formula_grammar import check_length, check_size, formula_errors
-from subbayes.semistructured.terms.group_effects import GroupEffects
+from subbayes.semistructured.terms.group_effects import GroupEffects, NewGroups
 from subbayes.semistructured.terms.law import Law, LearnedTerm
 from subbayes.semistructured.terms.parsing import check_right_side, learn_terms
 from subbayes.semistructured.terms.splitting import sides_of, without_r_names
@@ -395,21 +395,17 @@ class Design:
                     found[term.name] = term.variables[0], list(levels)
         return found
 
-    def new_groups(
-        self, frame: pd.DataFrame
-    ) -> dict[str, tuple[Int[np.ndarray, "n"], Float[np.ndarray, "n q"]]]:
-        """By random term with new groups, their index by row (-1: known), and the columns."""
+    def new_groups(self, frame: pd.DataFrame) -> dict[str, NewGroups]:
+        """The new groups of rows, by random term that has some."""
         found = {}
         for effects in self._group_effects():
-            codes = effects.new_groups(frame)
-            if (codes >= 0).any():
-                found[effects.name] = codes, effects.loadings(frame)
+            if (new := effects.new_groups(frame)) is not None:
+                found[effects.name] = new
         for term, (name, levels) in self._groups().items():
-            new = ~frame[name].isin(levels).to_numpy()
-            codes = np.full(len(frame), -1)
-            codes[new] = pd.factorize(frame[name][new])[0]
-            if new.any():
-                found[term] = codes, np.ones((len(frame), 1))
+            rows = np.flatnonzero(~frame[name].isin(levels))
+            if len(rows):
+                keys = [(label,) for label in frame[name].iloc[rows].tolist()]
+                found[term] = NewGroups.of(rows, keys, np.ones((len(rows), 1)))
         return found
 
     def _evaluate(

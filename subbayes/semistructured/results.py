@@ -317,8 +317,8 @@ class Results(AfterFit):
             inputs: inputs of the networks without columns, by name, as for `fit`.
             new_levels: "error"; "reference", which gives unseen levels of a factor the effect of
                 the reference level, and unseen groups of random effects that of the average group;
-                or "sample", which draws the effects of unseen groups from their distribution, once
-                for each group and draw.
+                or "sample", which draws the effects of unseen groups from their distribution: for
+                each draw one of each label, the same in every call.
             groups: False leaves all effects of groups out, those of known groups too, as
                 `re_formula = NA` of brms and `re.form = NA` of lme4 do.
             n_draws: use this many evenly spaced draws instead of all.
@@ -351,7 +351,7 @@ class Results(AfterFit):
             data: the rows.
             inputs: as for `predict`.
             batch_size: number of rows at most; by default as many as give 2**22 outputs, 32 MiB.
-            new_levels: as for `predict`; the effects of unseen groups are drawn anew in each batch.
+            new_levels: as for `predict`.
             n_draws: as for `predict`.
 
         Raises:
