@@ -270,7 +270,14 @@ class AfterFit:
         unknown = [value for value in values if known is not None and value not in known]
         if unknown and known is not None:
             expected = f"levels of {variable!r} in the training rows: {_listed(known)}"
-            fail(argument, expected, repr(unknown[0]), closest(unknown[0], known))
+            got, same = repr(unknown[0]), [v for v in known if str(v) == str(unknown[0])]
+            if same and isinstance(same[0], str):
+                fail(argument, expected, f"{got}, where levels are text", f"Pass {same[0]!r}")
+            if same:
+                kind = "booleans" if isinstance(same[0], bool) else "numbers"
+                got += f", a text where levels are {kind}"
+                fail(argument, expected, got, f"Pass {same[0]!r}")
+            fail(argument, expected, got, closest(unknown[0], known))
 
     def _rows(
         self, data: pd.DataFrame | None, weights: str | None

@@ -244,7 +244,17 @@ def test_columns_of_levels_have_no_slope():
             model.marginal_slopes(name)
         with pytest.raises(InputError, match=f"^values: expected levels of '{name}' in the train"):
             model.marginal_means(name, [1, 9])
+        with pytest.raises(InputError, match="got '2', a text where levels are numbers. Pass 2.$"):
+            model.contrast(name, [("2", 1)])
         assert model.contrast(name, [(2, 1)]).labels == ("2 - 1",)
+
+
+def test_levels_of_text_that_are_passed_as_numbers_are_named():
+    rng = np.random.default_rng(0)
+    rows = pd.DataFrame({"k": list("123") * 9, "y": rng.normal(size=27)})
+    model = SemiStructuredRegression("y ~ C(k)").fit(rows, sampling=SAMPLING)
+    with pytest.raises(InputError, match="got 3, where levels are text. Pass '3'.$"):
+        model.contrast("k", [(3, "1")])
 
 
 def test_numbers_that_are_levels_have_conditional_effects_and_means_by_level():
