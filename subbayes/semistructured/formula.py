@@ -14,7 +14,6 @@ import numpy as np
 import pandas as pd
 from formulaic import ModelSpec
 from formulaic.errors import FormulaicError
-from formulaic.transforms.contrasts import TreatmentContrasts
 from jaxtyping import Float
 
 from subbayes.semistructured import formula_columns
@@ -31,6 +30,11 @@ from subbayes.semistructured.formula_columns import (
     kind_of_term,
 )
 from subbayes.semistructured.formula_grammar import check_length, check_size, formula_errors
+from subbayes.semistructured.reference_levels import (
+    unseen_levels,
+    unseen_levels_of_smooth,
+    with_reference,
+)
 from subbayes.semistructured.terms.group_effects import GroupEffects, NewGroups
 from subbayes.semistructured.terms.law import Law, LearnedTerm
 from subbayes.semistructured.terms.parsing import check_right_side, learn_terms
@@ -327,31 +331,23 @@ class Design:
 
         Left alone they are 0, which is the reference level only beside an intercept.
         """
-        unseen: dict[str, tuple[np.ndarray, Any]] = {}
-        known_factors = [f for formula in self._formulas.values() for f in factors(formula.spec)]
-        for expression, levels, contrasts in known_factors:
-            name = factor_column(expression)
-            if name not in frame.columns or frame[name].isin(levels).all():
-                continue
-            if not isinstance(contrasts, TreatmentContrasts):
-                fail(
-                    "new_levels",
-                    f"'reference' for factors with a reference level, unlike {expression}",
-                    "other contrasts than Treatment",
-                    f"Give these rows one of its levels: {', '.join(map(str, levels[:5]))}",
-                )
-            reference = contrasts.get_drop_field(levels, reduced_rank=False)
-            unseen[name] = ~frame[name].isin(levels).to_numpy(), reference
-        if not unseen:
-            return
-        known = frame.copy()
-        for name, (rows, reference) in unseen.items():
-            known[name] = frame[name].astype(object).where(~rows, reference)
-        replaced, _ = self._evaluate(known)
-        for term in self.terms:
-            for name in unseen.keys() & set(term.variables if term.kind == "factor" else ()):
-                places = np.ix_(unseen[name][0], np.array(term.columns))
-                columns[places] = replaced[places]
+        for parameter, formula in self._formulas.items():
+            known = list(factors(formula.spec))
+            if unseen := unseen_levels(known, frame):
+                replaced, _ = self._evaluate(with_reference(frame, unseen))
+                for term in self.terms:
+                    factor = term.kind == "factor" and term.parameter == parameter
+                    for name in unseen.keys() & set(term.variables if factor else ()):
+                        places = np.ix_(unseen[name][0], np.array(term.columns))
+                        columns[places] = replaced[places]
+            for own in formula.own:
+                if isinstance(own, GroupEffects):
+                    unseen = unseen_levels(factors(own.spec), frame)
+                else:
+                    unseen = unseen_levels_of_smooth(own, known, frame)
+                if unseen:
+                    rows = with_reference(frame, unseen)
+                    columns[:, list(self.term(own.name).columns)] = own.columns(rows)
 
     def _check(self, frame: pd.DataFrame, new_levels: NewLevels) -> None:
         check_columns(self.variables, frame)
