@@ -266,6 +266,20 @@ class Design:
         """Columns of the data frame that the formulas read."""
         return tuple(dict.fromkeys(v for f in self._formulas.values() for v in f.variables))
 
+    @property
+    def variables_of_groups(self) -> tuple[str, ...]:
+        """Columns of the data frame that random effects alone read."""
+        random, others = set[str](), set[str]()
+        for formula in self._formulas.values():
+            spec = formula.spec
+            for term, places in spec.term_indices.items():
+                kind = kind_of_term(spec, term, places)
+                names = map(str, spec.term_variables.get(term, ()))
+                (random if kind == "random" else others).update(names)
+            for own in formula.own:
+                (random if isinstance(own, GroupEffects) else others).update(own.variables)
+        return tuple(name for name in self.variables if name in random - others)
+
     def term(self, name: str) -> Term:
         """Return the term of a name, or of a variable that only one term reads.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 from numbers import Integral, Real
 from typing import Any
@@ -17,13 +17,13 @@ from torch import Tensor
 
 from subbayes.predictions.averaging import evenly_spaced
 from subbayes.predictions.predictive import Predictive
-from subbayes.semistructured.formula import Design
-from subbayes.semistructured.formula_checks import plain_columns
+from subbayes.semistructured.formula import Design, NewLevels
+from subbayes.semistructured.formula_checks import check_columns, plain_columns
 from subbayes.semistructured.joint_posterior import FittedState
 from subbayes.semistructured.orthogonal_columns import OrthogonalNetworks
 from subbayes.utils.checks import fail
 
-__all__ = ["with_new_groups", "without_groups"]
+__all__ = ["encoded_rows", "with_new_groups", "without_groups"]
 
 _AT_ONCE = 2**22  # effects of new groups in memory: draws, rows and effects of a group
 
@@ -96,10 +96,44 @@ def _label_text(value: Any) -> str:
     return f"{type(value).__name__} {value}"
 
 
+def encoded_rows(
+    state: FittedState,
+    data: pd.DataFrame,
+    tensors: Mapping[str, Any] | None,
+    new_levels: NewLevels,
+    groups: bool,
+) -> dict[str, Tensor]:
+    """Encoded rows, with or without the effects of groups.
+
+    Without these effects, columns that they alone read are not needed, and have the values of a
+    training row.
+
+    Args:
+        state: the fitted model.
+        data: the rows.
+        tensors: inputs of networks without columns.
+        new_levels: as for `Results.predict`.
+        groups: False leaves all effects of groups out.
+
+    Raises:
+        InputError: as `RowEncoder.inputs` and `without_groups`.
+    """
+    model = state.model
+    if groups:
+        return model.encoder.inputs(data, tensors, new_levels)
+    names = list(model.encoder.columns_of_groups)
+    check_columns([name for name in model.encoder.columns if name not in names], data)
+    known = model.frame[names].iloc[np.zeros(len(data), dtype=np.int64)].set_axis(data.index)
+    rows = data.drop(columns=names, errors="ignore").assign(**dict(known.items()))
+    accepted: NewLevels = "sample" if new_levels == "error" else new_levels  # of groups alone
+    encoded = model.encoder.inputs(rows, tensors, accepted)
+    return without_groups(encoded, model.design, state.joint.orthogonal)
+
+
 def without_groups(
     inputs: dict[str, Tensor], design: Design, orthogonal: Sequence[OrthogonalNetworks]
 ) -> dict[str, Tensor]:
-    """Encoded rows in which all effects of groups are 0, those of the average group.
+    """Encoded rows with 0 in the columns of all effects of groups.
 
     Args:
         inputs: encoded rows.

@@ -224,6 +224,38 @@ def shifts(model, rows):
     return (outputs[0] - outputs[1])[..., 0].double().numpy()
 
 
+def test_predictions_without_groups_need_none():
+    rng = np.random.default_rng(0)
+    size = 48
+    frame = pd.DataFrame({"g": list("abcd") * 12, "my id": np.arange(size) % 6})
+    frame["h"], frame["k"] = list("uvw") * 16, pd.Categorical(list("mnnm") * 12)
+    frame[["x", "slope", "e", "y"]] = rng.uniform(1, 2, size=(size, 4))
+    formula = "y ~ x + C(h) + offset(e) + (slope | g:h) + (1 | k) + re(`my id`) + re(e)"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = SemiStructuredRegression({"mu": formula, "sigma": "~ (1 | g)"}).fit(frame, **FEW)
+    expected = model.predict(frame, groups=False).outputs
+    needed = frame[["x", "h", "e"]]
+    strange = pd.to_datetime(["2024-01-05"] * size)
+    others = frame.assign(g=None, slope="text", k="new", **{"my id": strange})
+    for rows in (needed, others, frame.assign(g="new"), frame[["g", *frame.columns]]):
+        found = model.predict(rows, groups=False).outputs
+        np.testing.assert_array_equal(found, expected)
+    repeated = needed.set_axis([0] * size)
+    np.testing.assert_array_equal(model.predict(repeated, groups=False).outputs, expected)
+    for name in needed:
+        line = rf"data: expected columns .*, got none called {name}\. It has "
+        with pytest.raises(InputError, match=line) as error:
+            model.predict(needed.drop(columns=name), groups=False)
+        assert "slope" not in str(error.value)
+    unseen = needed.assign(h="new")
+    with pytest.raises(InputError, match="h: expected the levels seen in training: u, v, w, got"):
+        model.predict(unseen, groups=False)
+    found = model.predict(unseen, groups=False, new_levels="reference").outputs
+    same = model.predict(needed.assign(h="u"), groups=False).outputs
+    np.testing.assert_array_equal(found, same)
+
+
 def test_new_groups_have_the_same_effects_in_every_call_batch_and_order(nested):
     rows = pd.DataFrame({"g": list("qrqaq"), "h": list("uuuxv"), "id": [90, 1, 91, 90, 2]})
     found = shifts(nested, rows)
