@@ -168,16 +168,15 @@ class AfterFit:
             The averages, with `draws` and `table()`.
 
         Raises:
-            InputError: an unknown column, a column of many numbers without `values`, or a response
-                of several classes without `category`.
+            InputError: an unknown column, a column of many numbers that are not levels without
+                `values`, or a response of several classes without `category`.
         """
         check_fraction("level", level)
         frame, weights = self._rows(data, weights)
         values = None if values is None else list(values)
         self._check_levels("values", variable, values or ())
-        return marginal_means(
-            self._quantity(scale, n_draws, category), frame, variable, values, level, weights
-        )
+        predict, by_level = self._quantity(scale, n_draws, category), self._has_levels(variable)
+        return marginal_means(predict, frame, variable, values, level, weights, by_level)
 
     def contrast(
         self,
@@ -212,9 +211,8 @@ class AfterFit:
         levels = None if levels is None else list(levels)
         pairs = [pair for pair in levels or () if isinstance(pair, tuple)]
         self._check_levels("levels", variable, [value for pair in pairs for value in pair])
-        return contrasts(
-            self._quantity(scale, n_draws, category), frame, variable, levels, level, weights
-        )
+        predict, by_level = self._quantity(scale, n_draws, category), self._has_levels(variable)
+        return contrasts(predict, frame, variable, levels, level, weights, by_level)
 
     def marginal_slopes(
         self,
@@ -262,13 +260,24 @@ class AfterFit:
                 return levels_of(model.frame[variable])
         return model.design.levels().get(variable)
 
+    def _has_levels(self, variable: str) -> bool:
+        """Whether the values of a column are levels, also if they are numbers."""
+        return self._levels(variable) is not None
+
     def _check_levels(self, argument: str, variable: str, values: Iterable[Any]) -> None:
         """Refuse values of a column that are not among its levels."""
         known = self._levels(variable)
         unknown = [value for value in values if known is not None and value not in known]
         if unknown and known is not None:
             expected = f"levels of {variable!r} in the training rows: {_listed(known)}"
-            fail(argument, expected, repr(unknown[0]), closest(unknown[0], known))
+            got, same = repr(unknown[0]), [v for v in known if str(v) == str(unknown[0])]
+            if same and isinstance(same[0], str):
+                fail(argument, expected, f"{got}, where levels are text", f"Pass {same[0]!r}")
+            if same:
+                kind = "booleans" if isinstance(same[0], bool) else "numbers"
+                got += f", a text where levels are {kind}"
+                fail(argument, expected, got, f"Pass {same[0]!r}")
+            fail(argument, expected, got, closest(unknown[0], known))
 
     def _rows(
         self, data: pd.DataFrame | None, weights: str | None
@@ -291,7 +300,8 @@ class AfterFit:
     ) -> Conditional:
         """Predictions along a column, the others at their means or most frequent values.
 
-        Rows of a weighted fit count for these as often as their weights say.
+        Numbers that are levels, of factors, groups or `mo(...)`, are not averaged. Rows of a
+        weighted fit count for these as often as their weights say.
 
         It uses 1000 evenly spaced draws by default, where `summary` and `hypothesis` use all of
         them. Its intervals are central, and those of `summary` have the highest density.
@@ -311,7 +321,10 @@ class AfterFit:
         predict = self._quantity(scale, n_draws, category)
         columns = model.encoder.columns
         weights = model.specification.auxiliary.weights
-        found = conditional_effect(predict, model.frame, columns, variable, by, level, weights)
+        by_level = [name for name in columns if self._has_levels(name)]
+        found = conditional_effect(
+            predict, model.frame, columns, variable, by, level, weights, by_level
+        )
         return replace(found, quantity=self._quantity_name(scale, category))
 
     def posterior_predictive(self, n: int = 100, seed: int = 0) -> Replicates:

@@ -269,10 +269,20 @@ class RowEncoder:
     @property
     def columns(self) -> tuple[str, ...]:
         """Columns of the data frame that predictions need."""
+        return tuple(dict.fromkeys([*self.design.variables, *self._other_columns]))
+
+    @property
+    def columns_of_groups(self) -> tuple[str, ...]:
+        """Those that the effects of groups alone read."""
+        others = self._other_columns
+        return tuple(name for name in self.design.variables_of_groups if name not in others)
+
+    @property
+    def _other_columns(self) -> list[str]:
+        """Columns of networks, offsets and known parameters."""
         deep = [c for part in self.deep.values() for c in part.columns or ()]
         offsets = [c for c in (self.auxiliary.offset, self.auxiliary.exposure) if c is not None]
-        known = [value for value in self.family.known.values() if isinstance(value, str)]
-        return tuple(dict.fromkeys([*self.design.variables, *deep, *offsets, *known]))
+        return [*deep, *offsets, *(v for v in self.family.known.values() if isinstance(v, str))]
 
     def inputs(
         self,

@@ -14,8 +14,7 @@ import numpy as np
 import pandas as pd
 from formulaic import ModelSpec
 from formulaic.errors import FormulaicError
-from formulaic.transforms.contrasts import TreatmentContrasts
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from subbayes.semistructured import formula_columns
 from subbayes.semistructured.formula_checks import (
@@ -31,7 +30,12 @@ from subbayes.semistructured.formula_columns import (
     kind_of_term,
 )
 from subbayes.semistructured.formula_grammar import check_length, check_size, formula_errors
-from subbayes.semistructured.terms.group_effects import GroupEffects
+from subbayes.semistructured.reference_levels import (
+    unseen_levels,
+    unseen_levels_of_smooth,
+    with_reference,
+)
+from subbayes.semistructured.terms.group_effects import GroupEffects, NewGroups
 from subbayes.semistructured.terms.law import Law, LearnedTerm
 from subbayes.semistructured.terms.parsing import check_right_side, learn_terms
 from subbayes.semistructured.terms.splitting import sides_of, without_r_names
@@ -262,6 +266,20 @@ class Design:
         """Columns of the data frame that the formulas read."""
         return tuple(dict.fromkeys(v for f in self._formulas.values() for v in f.variables))
 
+    @property
+    def variables_of_groups(self) -> tuple[str, ...]:
+        """Columns of the data frame that random effects alone read."""
+        random, others = set[str](), set[str]()
+        for formula in self._formulas.values():
+            spec = formula.spec
+            for term, places in spec.term_indices.items():
+                kind = kind_of_term(spec, term, places)
+                names = map(str, spec.term_variables.get(term, ()))
+                (random if kind == "random" else others).update(names)
+            for own in formula.own:
+                (random if isinstance(own, GroupEffects) else others).update(own.variables)
+        return tuple(name for name in self.variables if name in random - others)
+
     def term(self, name: str) -> Term:
         """Return the term of a name, or of a variable that only one term reads.
 
@@ -327,31 +345,23 @@ class Design:
 
         Left alone they are 0, which is the reference level only beside an intercept.
         """
-        unseen: dict[str, tuple[np.ndarray, Any]] = {}
-        known_factors = [f for formula in self._formulas.values() for f in factors(formula.spec)]
-        for expression, levels, contrasts in known_factors:
-            name = factor_column(expression)
-            if name not in frame.columns or frame[name].isin(levels).all():
-                continue
-            if not isinstance(contrasts, TreatmentContrasts):
-                fail(
-                    "new_levels",
-                    f"'reference' for factors with a reference level, unlike {expression}",
-                    "other contrasts than Treatment",
-                    f"Give these rows one of its levels: {', '.join(map(str, levels[:5]))}",
-                )
-            reference = contrasts.get_drop_field(levels, reduced_rank=False)
-            unseen[name] = ~frame[name].isin(levels).to_numpy(), reference
-        if not unseen:
-            return
-        known = frame.copy()
-        for name, (rows, reference) in unseen.items():
-            known[name] = frame[name].astype(object).where(~rows, reference)
-        replaced, _ = self._evaluate(known)
-        for term in self.terms:
-            for name in unseen.keys() & set(term.variables if term.kind == "factor" else ()):
-                places = np.ix_(unseen[name][0], np.array(term.columns))
-                columns[places] = replaced[places]
+        for parameter, formula in self._formulas.items():
+            known = list(factors(formula.spec))
+            if unseen := unseen_levels(known, frame):
+                replaced, _ = self._evaluate(with_reference(frame, unseen))
+                for term in self.terms:
+                    factor = term.kind == "factor" and term.parameter == parameter
+                    for name in unseen.keys() & set(term.variables if factor else ()):
+                        places = np.ix_(unseen[name][0], np.array(term.columns))
+                        columns[places] = replaced[places]
+            for own in formula.own:
+                if isinstance(own, GroupEffects):
+                    unseen = unseen_levels(factors(own.spec), frame)
+                else:
+                    unseen = unseen_levels_of_smooth(own, known, frame)
+                if unseen:
+                    rows = with_reference(frame, unseen)
+                    columns[:, list(self.term(own.name).columns)] = own.columns(rows)
 
     def _check(self, frame: pd.DataFrame, new_levels: NewLevels) -> None:
         check_columns(self.variables, frame)
@@ -395,21 +405,17 @@ class Design:
                     found[term.name] = term.variables[0], list(levels)
         return found
 
-    def new_groups(
-        self, frame: pd.DataFrame
-    ) -> dict[str, tuple[Int[np.ndarray, "n"], Float[np.ndarray, "n q"]]]:
-        """By random term with new groups, their index by row (-1: known), and the columns."""
+    def new_groups(self, frame: pd.DataFrame) -> dict[str, NewGroups]:
+        """The new groups of rows, by random term that has some."""
         found = {}
         for effects in self._group_effects():
-            codes = effects.new_groups(frame)
-            if (codes >= 0).any():
-                found[effects.name] = codes, effects.loadings(frame)
+            if (new := effects.new_groups(frame)) is not None:
+                found[effects.name] = new
         for term, (name, levels) in self._groups().items():
-            new = ~frame[name].isin(levels).to_numpy()
-            codes = np.full(len(frame), -1)
-            codes[new] = pd.factorize(frame[name][new])[0]
-            if new.any():
-                found[term] = codes, np.ones((len(frame), 1))
+            rows = np.flatnonzero(~frame[name].isin(levels))
+            if len(rows):
+                keys = [(label,) for label in frame[name].iloc[rows].tolist()]
+                found[term] = NewGroups.of(rows, keys, np.ones((len(rows), 1)))
         return found
 
     def _evaluate(

@@ -2,26 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from decimal import Decimal
+from numbers import Integral, Real
+from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
+from jaxtyping import Int
 from torch import Tensor
 
+from subbayes.predictions.averaging import evenly_spaced
 from subbayes.predictions.predictive import Predictive
-from subbayes.semistructured.formula import Design
+from subbayes.semistructured.formula import Design, NewLevels
+from subbayes.semistructured.formula_checks import check_columns, plain_columns
 from subbayes.semistructured.joint_posterior import FittedState
 from subbayes.semistructured.orthogonal_columns import OrthogonalNetworks
 from subbayes.utils.checks import fail
-from subbayes.utils.seeding import derive_seed
 
-__all__ = ["with_new_groups", "without_groups"]
+__all__ = ["encoded_rows", "with_new_groups", "without_groups"]
+
+_AT_ONCE = 2**22  # effects of new groups in memory: draws, rows and effects of a group
 
 
 def with_new_groups(
     state: FittedState, predictive: Predictive, data: pd.DataFrame, n_draws: int | None
 ) -> Predictive:
-    """Add sampled effects of unseen groups, once for each group and draw.
+    """Add sampled effects of unseen groups, which depend on the label of the group and the draw.
+
+    The same label has the same effects in every call, and different labels independent ones: the
+    key of the generator of a group is a hash of the model's seed, the term and the label.
 
     Args:
         state: the fitted model.
@@ -32,22 +45,95 @@ def with_new_groups(
     joint, structured = state.joint, state.model.structured
     design, outputs = structured.design, predictive.outputs.clone()
     zeta = torch.from_numpy(joint.effects_of(state.draws, n_draws))
-    for i, (name, (codes, loadings)) in enumerate(design.new_groups(data).items()):
-        generator = torch.Generator().manual_seed(derive_seed(joint.seed, 5, i))
+    draws = np.arange(len(state.draws.flat()))
+    chosen = draws if n_draws is None else evenly_spaced(draws, n_draws)
+    for name, new in design.new_groups(plain_columns(data, design.variables)).items():
         place = design.parameters.index(design.term(name).parameter)
-        factor, new = structured.group_factor(name, zeta).to(outputs), codes >= 0
-        noise = torch.randn(len(zeta), codes.max() + 1, loadings.shape[1], generator=generator)
-        effects = noise.to(outputs) @ factor.mT
-        columns = torch.from_numpy(loadings[new]).to(outputs)
-        own = (effects[:, torch.from_numpy(codes[new])] * columns).sum(-1)
-        outputs[:, torch.from_numpy(new), place] += own
+        factor = structured.group_factor(name, zeta).to(outputs)
+        q = new.loadings.shape[1]
+        for part in _parts(new.codes, max(1, _AT_ONCE // (len(zeta) * q))):
+            groups, codes = np.unique(new.codes[part], return_inverse=True)
+            noise = np.empty((len(zeta), len(groups), q))
+            for i, group in enumerate(groups):
+                generator = _generator(joint.seed, name, new.labels[group])
+                noise[:, i] = generator.standard_normal((len(draws), q))[chosen]
+            effects = torch.from_numpy(noise).to(outputs) @ factor.mT
+            columns = torch.from_numpy(new.loadings[part]).to(outputs)
+            own = (effects[:, torch.from_numpy(codes)] * columns).sum(-1)
+            outputs[:, torch.from_numpy(new.rows[part]), place] += own
     return Predictive(outputs, predictive.likelihood)
+
+
+def _parts(codes: Int[np.ndarray, "m"], size: int) -> Iterator[Int[np.ndarray, "_"]]:
+    """Positions of rows in parts of at most `size`, the rows of a group one after the other."""
+    order = np.argsort(codes, kind="stable")
+    for start in range(0, len(order), size):
+        yield order[start : start + size]
+
+
+def _generator(seed: int, term: str, label: Sequence[Any]) -> np.random.Generator:
+    """The generator of a group, which is the same in every process."""
+    text = json.dumps([seed, term, *map(_label_text, label)])
+    digest = hashlib.sha256(text.encode()).digest()
+    key = int.from_bytes(digest[:16], "little")
+    return np.random.Generator(np.random.Philox(key=key))
+
+
+def _label_text(value: Any) -> str:
+    """Text of a label that is equal for equal labels, such as 1, 1.0 and True, and for them alone.
+
+    Example:
+        >>> _label_text(1.0), _label_text("1")
+        ('number 1', 'text 1')
+    """
+    if isinstance(value, str):
+        return f"text {value}"
+    if isinstance(value, Integral | np.bool_):
+        return f"number {int(value)}"
+    if isinstance(value, Real | Decimal):
+        number = float(value)
+        return f"number {int(number) if number.is_integer() else number!r}"
+    return f"{type(value).__name__} {value}"
+
+
+def encoded_rows(
+    state: FittedState,
+    data: pd.DataFrame,
+    tensors: Mapping[str, Any] | None,
+    new_levels: NewLevels,
+    groups: bool,
+) -> dict[str, Tensor]:
+    """Encoded rows, with or without the effects of groups.
+
+    Without these effects, columns that they alone read are not needed, and have the values of a
+    training row.
+
+    Args:
+        state: the fitted model.
+        data: the rows.
+        tensors: inputs of networks without columns.
+        new_levels: as for `Results.predict`.
+        groups: False leaves all effects of groups out.
+
+    Raises:
+        InputError: as `RowEncoder.inputs` and `without_groups`.
+    """
+    model = state.model
+    if groups:
+        return model.encoder.inputs(data, tensors, new_levels)
+    names = list(model.encoder.columns_of_groups)
+    check_columns([name for name in model.encoder.columns if name not in names], data)
+    known = model.frame[names].iloc[np.zeros(len(data), dtype=np.int64)].set_axis(data.index)
+    rows = data.drop(columns=names, errors="ignore").assign(**dict(known.items()))
+    accepted: NewLevels = "sample" if new_levels == "error" else new_levels  # of groups alone
+    encoded = model.encoder.inputs(rows, tensors, accepted)
+    return without_groups(encoded, model.design, state.joint.orthogonal)
 
 
 def without_groups(
     inputs: dict[str, Tensor], design: Design, orthogonal: Sequence[OrthogonalNetworks]
 ) -> dict[str, Tensor]:
-    """Encoded rows in which all effects of groups are 0, those of the average group.
+    """Encoded rows with 0 in the columns of all effects of groups.
 
     Args:
         inputs: encoded rows.

@@ -28,7 +28,7 @@ from subbayes.semistructured.effect_priors import EffectPrior
 from subbayes.semistructured.estimand import NOTES
 from subbayes.semistructured.formula import NewLevels
 from subbayes.semistructured.formula_checks import check_columns
-from subbayes.semistructured.group_predictions import with_new_groups, without_groups
+from subbayes.semistructured.group_predictions import encoded_rows, with_new_groups
 from subbayes.semistructured.joint_posterior import FittedState
 from subbayes.semistructured.orthogonal_columns import what_networks_are_orthogonal_to
 from subbayes.semistructured.partial_effects import (
@@ -316,11 +316,11 @@ class Results(AfterFit):
             data: the rows; the response is not needed.
             inputs: inputs of the networks without columns, by name, as for `fit`.
             new_levels: "error"; "reference", which gives unseen levels of a factor the effect of
-                the reference level, and unseen groups of random effects that of the average group;
-                or "sample", which draws the effects of unseen groups from their distribution, once
-                for each group and draw.
+                the reference level, and unseen groups that of the average group; or "sample", which
+                draws effects of unseen groups, for each draw and label the same in every call.
             groups: False leaves all effects of groups out, those of known groups too, as
-                `re_formula = NA` of brms and `re.form = NA` of lme4 do.
+                `re_formula = NA` of brms and `re.form = NA` of lme4 do; groups may then be new, and
+                columns that only these effects read absent.
             n_draws: use this many evenly spaced draws instead of all.
             progress: show a progress bar.
 
@@ -328,13 +328,11 @@ class Results(AfterFit):
             InputError: missing values, or an absent column, network's input or level, by name; or
                 `groups=False` beside a network that reads the groups.
         """
-        model, orthogonal = self.state.model, self.state.joint.orthogonal
-        rows = model.encoder.inputs(data, inputs, new_levels)
-        encoded = rows if groups else without_groups(rows, model.design, orthogonal)
+        encoded = encoded_rows(self.state, data, inputs, new_levels, groups)
         predictive = self._predictive(encoded, n_draws, progress)
-        if new_levels != "sample" or not groups:
-            return predictive
-        return with_new_groups(self.state, predictive, data, n_draws)
+        if groups and new_levels == "sample":
+            return with_new_groups(self.state, predictive, data, n_draws)
+        return predictive
 
     def predict_batches(
         self,
@@ -351,7 +349,7 @@ class Results(AfterFit):
             data: the rows.
             inputs: as for `predict`.
             batch_size: number of rows at most; by default as many as give 2**22 outputs, 32 MiB.
-            new_levels: as for `predict`; the effects of unseen groups are drawn anew in each batch.
+            new_levels: as for `predict`.
             n_draws: as for `predict`.
 
         Raises:

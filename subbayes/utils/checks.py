@@ -6,6 +6,7 @@ import difflib
 import heapq
 import math
 from collections.abc import Iterable, Sequence
+from numbers import Real
 from operator import eq
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -126,14 +127,20 @@ def closest(name: Any, names: Iterable[Any]) -> str:
     Example:
         >>> closest("Agee", ["age", "job"])
         "Did you mean 'age'?"
+        >>> closest("10", [10, 20])
+        'Did you mean 10?'
     """
     if not isinstance(name, str) or len(name) > _LONGEST_NAME:
         return ""
-    texts = (other if isinstance(other, str) else str(other) for other in names)
-    lower = {text.lower(): text for text in texts if len(text) <= _LONGEST_NAME}
+    texts = ((other if isinstance(other, str) else str(other), other) for other in names)
+    lower = {
+        text.lower(): text if isinstance(other, Real) else repr(text)
+        for text, other in texts
+        if len(text) <= _LONGEST_NAME
+    }
     likely = _likely(name.lower(), lower)
     near = difflib.get_close_matches(name.lower(), likely, n=3, cutoff=0.6)
-    return f"Did you mean {' or '.join(repr(lower[key]) for key in near)}?" if near else ""
+    return f"Did you mean {' or '.join(lower[key] for key in near)}?" if near else ""
 
 
 def _likely(name: str, others: Iterable[str]) -> list[str]:

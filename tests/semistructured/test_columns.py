@@ -121,14 +121,38 @@ def test_splines_that_hold_the_intercept_name_the_constraint():
         ("y ~ x + C(g, Treatment('b'))", "b"),
         ("y ~ x + C(g, contr.SAS)", "c"),
         ("y ~ x * C(g)", "a"),
+        ("y ~ s(x, by=g, k=4)", "a"),
+        ("y ~ s(x, by=g, k=4) + C(g)", "a"),
+        ("y ~ s(x, by=g, k=4) + C(g, Treatment('b'))", "b"),
+        ("y ~ te(x, z, by=g, k=4)", "a"),
     ],
 )
 def test_unseen_levels_have_the_effect_of_the_reference_level(formula, reference):
-    model = fitted(formula)
-    rows = FRAME.iloc[:3].assign(g=["unseen", "b", "new"])
+    frame = FRAME.assign(z=np.random.default_rng(1).normal(size=N))
+    model = fitted(formula, frame)
+    rows = frame.iloc[:3].assign(g=["unseen", "b", "new"])
     same = rows.assign(g=[reference, "b", reference])
     found = model.predict(rows, new_levels="reference").mean
     np.testing.assert_allclose(found, model.predict(same).mean)
+
+
+def test_reference_levels_of_parameters_differ_and_groups_remain():
+    frame = FRAME.assign(h=np.random.default_rng(1).choice(list("uvw"), N))
+    formulas = {"mu": "y ~ C(g, Treatment('b')) + (0 + C(g) | h) + (1 | g)", "sigma": "~ C(g)"}
+    few = Sampling(draws=6, chains=2, warmup=4, progress=False)
+    with pytest.warns(UserWarning, match="have not mixed"):
+        model = SemiStructuredRegression(formulas).fit(
+            frame, inference="elliptical-slice", sampling=few
+        )
+    row = frame.iloc[:1].assign(h="u")
+    new, a, b = (
+        model.predict(row.assign(g=g), new_levels="reference").outputs[:, 0].T for g in "?ab"
+    )
+    effects = {name: draws.reshape(-1) for name, draws in model.effects().items()}
+    np.testing.assert_allclose(new[1], a[1], rtol=1e-6)
+    known = effects["Intercept"] + effects["C(g)[a] | h[u]"]
+    np.testing.assert_allclose(new[0], known, rtol=1e-4, atol=1e-4)  # of the average group of g
+    assert (new[0] - b[0]).abs().max() > 1e-3
 
 
 def test_contrasts_without_a_reference_level():

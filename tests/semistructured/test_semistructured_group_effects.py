@@ -11,6 +11,7 @@ from scipy import special, stats
 from subbayes import InputError
 from subbayes.inference.configuration import Sampling
 from subbayes.semistructured import LKJ, Exponential, SemiStructuredRegression
+from subbayes.semistructured.group_predictions import _generator
 
 FEW = {
     "inference": "elliptical-slice",
@@ -204,6 +205,104 @@ def test_unseen_groups_have_sampled_effects_or_none():
     assert (sampled != average).all()
     again = model.predict(new, new_levels="sample").outputs[..., 0].double().numpy()
     np.testing.assert_array_equal(sampled, again)
+
+
+@pytest.fixture(scope="module")
+def nested():
+    """A model of intercepts of groups, of their combinations and of a column of whole numbers."""
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"g": list("abcd") * 12, "h": list("uvw") * 16, "id": np.arange(48) % 6})
+    frame["y"] = rng.normal(size=48)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return SemiStructuredRegression("y ~ 1 + (1 | g/h) + re(id)").fit(frame, **FEW)
+
+
+def shifts(model, rows):
+    """What sampled effects of new groups add to the predictor, by draw and row."""
+    outputs = [model.predict(rows, new_levels=rule).outputs for rule in ("sample", "reference")]
+    return (outputs[0] - outputs[1])[..., 0].double().numpy()
+
+
+def test_predictions_without_groups_need_none():
+    rng = np.random.default_rng(0)
+    size = 48
+    frame = pd.DataFrame({"g": list("abcd") * 12, "my id": np.arange(size) % 6})
+    frame["h"], frame["k"] = list("uvw") * 16, pd.Categorical(list("mnnm") * 12)
+    frame[["x", "slope", "e", "y"]] = rng.uniform(1, 2, size=(size, 4))
+    formula = "y ~ x + C(h) + offset(e) + (slope | g:h) + (1 | k) + re(`my id`) + re(e)"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = SemiStructuredRegression({"mu": formula, "sigma": "~ (1 | g)"}).fit(frame, **FEW)
+    expected = model.predict(frame, groups=False).outputs
+    needed = frame[["x", "h", "e"]]
+    strange = pd.to_datetime(["2024-01-05"] * size)
+    others = frame.assign(g=None, slope="text", k="new", **{"my id": strange})
+    for rows in (needed, others, frame.assign(g="new"), frame[["g", *frame.columns]]):
+        found = model.predict(rows, groups=False).outputs
+        np.testing.assert_array_equal(found, expected)
+    repeated = needed.set_axis([0] * size)
+    np.testing.assert_array_equal(model.predict(repeated, groups=False).outputs, expected)
+    for name in needed:
+        line = rf"data: expected columns .*, got none called {name}\. It has "
+        with pytest.raises(InputError, match=line) as error:
+            model.predict(needed.drop(columns=name), groups=False)
+        assert "slope" not in str(error.value)
+    unseen = needed.assign(h="new")
+    with pytest.raises(InputError, match="h: expected the levels seen in training: u, v, w, got"):
+        model.predict(unseen, groups=False)
+    found = model.predict(unseen, groups=False, new_levels="reference").outputs
+    same = model.predict(needed.assign(h="u"), groups=False).outputs
+    np.testing.assert_array_equal(found, same)
+
+
+def test_new_groups_have_the_same_effects_in_every_call_batch_and_order(nested):
+    rows = pd.DataFrame({"g": list("qrqaq"), "h": list("uuuxv"), "id": [90, 1, 91, 90, 2]})
+    found = shifts(nested, rows)
+    assert len(np.unique(found)) == found.size  # each row has another combination
+    order = [3, 0, 4, 2, 1]
+    np.testing.assert_allclose(shifts(nested, rows.iloc[order]), found[:, order], rtol=1e-4)
+    alone = [shifts(nested, rows.iloc[[i]])[:, 0] for i in range(len(rows))]
+    np.testing.assert_allclose(np.stack(alone, 1), found, rtol=1e-4, atol=1e-6)
+    whole = nested.predict(rows, new_levels="sample").outputs
+    batches = nested.predict_batches(rows, batch_size=1, new_levels="sample")
+    np.testing.assert_allclose(torch.cat([b.outputs for b in batches], 1), whole, rtol=1e-5)
+    fewer = nested.predict(rows, new_levels="sample", n_draws=4).outputs
+    assert (whole[:, None] - fewer).abs().amax((-2, -1)).amin(0).max() < 1e-5  # of these draws
+    for kind in (float, np.int8, object):
+        np.testing.assert_array_equal(shifts(nested, rows.astype({"id": kind})), found)
+
+
+def test_sampled_effects_of_new_groups_are_independent_and_have_their_variance(nested):
+    zeta = torch.from_numpy(nested.state.joint.effects_of(nested.draws))
+    factor = nested.state.model.structured.group_factor
+    sd = {name: factor(name, zeta).numpy().ravel() for name in ("(1 | g)", "(1 | g:h)", "re(id)")}
+    labels = [f"new {i}" for i in range(300)]
+    rows = pd.DataFrame({"g": "a", "h": "u", "id": 0}, index=range(300))
+    by_term = {
+        "(1 | g:h)": shifts(nested, rows.assign(h=labels)) / sd["(1 | g:h)"][:, None],
+        "re(id)": shifts(nested, rows.assign(id=range(100, 400))) / sd["re(id)"][:, None],
+    }
+    both = np.sqrt(sd["(1 | g)"] ** 2 + sd["(1 | g:h)"] ** 2)
+    by_term["(1 | g/h)"] = shifts(nested, rows.assign(g=labels)) / both[:, None]
+    for unit in by_term.values():  # (draws, labels)
+        assert abs(unit.mean()) < 4 / np.sqrt(unit.size)
+        assert abs(unit.var() - 1) < 4 * np.sqrt(2 / unit.size)
+        for a, b in ((unit[:, 1:], unit[:, :-1]), (unit[1:], unit[:-1])):
+            assert abs((a * b).mean()) < 4 / np.sqrt(a.size)
+    together = by_term["(1 | g:h)"] * by_term["re(id)"]
+    assert abs(together.mean()) < 4 / np.sqrt(together.size)
+
+
+def test_labels_that_are_equal_have_one_generator():
+    def first(*label, seed=0, term="(1 | g)"):
+        return _generator(seed, term, label).standard_normal()
+
+    assert first("q") == pytest.approx(0.388842883296896)  # in every process
+    assert first(1) == first(1.0) == first(np.int64(1)) == first(np.float32(1)) == first(True)
+    others = [first(1), first("1"), first("q"), first("q", seed=1), first("q", term="(1 | h)")]
+    others += [first("a", "b:c"), first("a:b", "c"), first("b", "a"), first(1.5), first(None)]
+    assert len(set(others)) == len(others)
 
 
 @pytest.mark.slow

@@ -244,7 +244,45 @@ def test_columns_of_levels_have_no_slope():
             model.marginal_slopes(name)
         with pytest.raises(InputError, match=f"^values: expected levels of '{name}' in the train"):
             model.marginal_means(name, [1, 9])
+        with pytest.raises(InputError, match="got '2', a text where levels are numbers. Pass 2.$"):
+            model.contrast(name, [("2", 1)])
         assert model.contrast(name, [(2, 1)]).labels == ("2 - 1",)
+
+
+def test_levels_of_text_that_are_passed_as_numbers_are_named():
+    rng = np.random.default_rng(0)
+    rows = pd.DataFrame({"k": list("123") * 9, "y": rng.normal(size=27)})
+    model = SemiStructuredRegression("y ~ C(k)").fit(rows, sampling=SAMPLING)
+    with pytest.raises(InputError, match="got 3, where levels are text. Pass '3'.$"):
+        model.contrast("k", [(3, "1")])
+
+
+def test_numbers_that_are_levels_have_conditional_effects_and_means_by_level():
+    rng = np.random.default_rng(0)
+    rows = pd.DataFrame({"x": rng.normal(size=60), "k": [*[1] * 25, *np.arange(35) % 6 + 3]})
+    rows["m"], rows["id"] = np.arange(60) % 4, [7, 7, 7, *np.arange(57) % 19]
+    rows["y"], rows["w"] = rng.normal(size=60), np.where(rows.k == 8, 30.0, 1.0)
+    columns = "x + C(k) + mo(m) + (1 | id)"
+    model = SemiStructuredRegression(f"y ~ {columns}").fit(rows, sampling=SAMPLING)
+    e = {name: draws.reshape(-1, 1) for name, draws in model.effects().items()}
+    typical = {"k": 1, "m": 0, "id": 7}
+    found = model.conditional_effect("x", n_draws=10_000)
+    assert found.typical == typical
+    assert not found.discrete
+    expected = e["Intercept"] + e["x"] * found.x + e["Intercept | id[7]"]
+    np.testing.assert_allclose(found.draws[0], expected, rtol=1e-4, atol=1e-5)
+    for name, levels in (("k", [1, 3, 4, 5, 6, 7, 8]), ("m", [0, 1, 2, 3]), ("id", range(19))):
+        along, by = model.conditional_effect(name), model.conditional_effect("x", by=name)
+        assert along.discrete
+        assert along.x.tolist() == list(by.groups) == list(levels)
+        assert model.marginal_means(name).labels == tuple(levels)
+        assert model.contrast(name).labels[0] == f"{levels[1]} - {levels[0]}"
+        labels = [text.get_text() for text in conditional(along).get_xticklabels()]
+        assert labels == [str(level) for level in levels]
+    along = model.conditional_effect("k", n_draws=10_000).draws[0]
+    np.testing.assert_allclose(along[:, [2]] - along[:, [0]], e["C(k)[T.4]"], rtol=1e-3, atol=1e-5)
+    weighted = SemiStructuredRegression("y ~ x + C(k)", weights="w").fit(rows, sampling=SAMPLING)
+    assert weighted.conditional_effect("x").typical == {"k": 8}
 
 
 def test_results_print_their_numbers():

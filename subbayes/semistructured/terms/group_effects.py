@@ -37,7 +37,7 @@ from subbayes.semistructured.terms.splitting import plain_name, split_at, within
 from subbayes.utils.checks import fail
 from subbayes.utils.warning import warn_user
 
-__all__ = ["GroupEffects", "GroupLaw", "GroupTerm", "parse_group_term"]
+__all__ = ["GroupEffects", "GroupLaw", "GroupTerm", "NewGroups", "parse_group_term"]
 
 _INTERCEPT = "Intercept"
 _FAR = 5.0  # standard deviations of a column, of its mean from 0
@@ -244,15 +244,42 @@ class GroupEffects(LearnedTerm):
                 _REMEDY,
             )
 
-    def new_groups(self, frame: pd.DataFrame) -> Int[np.ndarray, "n"]:
-        """The index of the new group of each row; -1 for known groups."""
-        codes = np.full(len(frame), -1)
-        new = self._codes(frame) < 0
-        index: dict[Any, int] = {}
-        keys = _keys(frame, self.groups)
-        for row in np.flatnonzero(new):
-            codes[row] = index.setdefault(keys[row], len(index))
-        return codes
+    def new_groups(self, frame: pd.DataFrame) -> NewGroups | None:
+        """The new groups of rows; None if there are none."""
+        rows = np.flatnonzero(self._codes(frame) < 0)
+        if not len(rows):
+            return None
+        new = frame.iloc[rows]
+        return NewGroups.of(rows, _keys(new, self.groups), self.loadings(new))
+
+
+@dataclass(frozen=True)
+class NewGroups:
+    """Rows of groups of a term that training has not seen.
+
+    Attributes:
+        rows: their positions.
+        codes: the position of the group of each row in `labels`.
+        labels: the groups, each a combination of values.
+        loadings: the columns of the effects that vary.
+    """
+
+    rows: Int[np.ndarray, "m"]
+    codes: Int[np.ndarray, "m"]
+    labels: tuple[tuple[Any, ...], ...]
+    loadings: Float[np.ndarray, "m q"]
+
+    @classmethod
+    def of(
+        cls,
+        rows: Int[np.ndarray, "m"],
+        keys: Sequence[tuple[Any, ...]],
+        loadings: Float[np.ndarray, "m q"],
+    ) -> NewGroups:
+        """The new groups of rows with these combinations."""
+        place: dict[tuple[Any, ...], int] = {}
+        codes = np.array([place.setdefault(key, len(place)) for key in keys], dtype=np.int64)
+        return cls(rows, codes, tuple(place), loadings)
 
 
 @dataclass(frozen=True)

@@ -66,13 +66,15 @@ def rows_to_average(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.iloc[np.linspace(0, len(frame) - 1, _MOST_ROWS).round().astype(int)]
 
 
-def _values_of(variable: str, frame: pd.DataFrame, values: Sequence[Any] | None) -> list[Any]:
-    """The given values, or all levels."""
+def _values_of(
+    variable: str, frame: pd.DataFrame, values: Sequence[Any] | None, by_level: bool
+) -> list[Any]:
+    """The given values, or all levels, which may be many numbers if effects are by level."""
     check_choice("variable", variable, tuple(map(str, frame.columns)))
     if values is not None:
         return list(values)
     column = frame[variable]
-    if pd.api.types.is_numeric_dtype(column) and column.nunique() > 10:
+    if pd.api.types.is_numeric_dtype(column) and column.nunique() > 10 and not by_level:
         got = f"{column.nunique()} numbers in {variable!r}"
         fail("values", "values of the column", got, "Pass values=[...], or use marginal_slopes")
     return levels_of(column)
@@ -110,9 +112,10 @@ def marginal_means(
     values: Sequence[Any] | None,
     level: float,
     weights: str | None = None,
+    by_level: bool = False,
 ) -> Averages:
     """The average prediction with a column set to each value; see `AfterFit.marginal_means`."""
-    chosen = _values_of(variable, frame, values)
+    chosen = _values_of(variable, frame, values, by_level)
     rows = rows_to_average(frame)
     draws = [_average(predict(_set_to(rows, variable, value)), rows, weights) for value in chosen]
     return Averages(variable, tuple(chosen), np.stack(draws, 1), level)
@@ -125,10 +128,11 @@ def contrasts(
     pairs: Sequence[Any] | None,
     level: float,
     weights: str | None = None,
+    by_level: bool = False,
 ) -> Averages:
     """Differences of marginal means; see `AfterFit.contrast`."""
     if pairs is None:
-        levels = _values_of(variable, frame, None)
+        levels = _values_of(variable, frame, None, by_level)
         pairs = [(value, levels[0]) for value in levels[1:]]
     if not pairs or any(not isinstance(pair, tuple) or len(pair) != 2 for pair in pairs):
         fail("levels", "pairs of levels, such as [('b', 'a')]", repr(pairs))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,11 +67,14 @@ class Conditional:
 
 
 def typical_values(
-    frame: pd.DataFrame, columns: Sequence[str], weights: str | None = None
+    frame: pd.DataFrame,
+    columns: Sequence[str],
+    weights: str | None = None,
+    by_level: Collection[str] = (),
 ) -> dict[str, Any]:
     """The mean of each column of numbers, the most frequent value of the others.
 
-    Rows count as often as the column `weights` says.
+    Rows count as often as the column `weights` says. Numbers of the columns `by_level` are levels.
 
     Example:
         >>> typical_values(pd.DataFrame({"x": [1.0, 2.0], "g": ["b", "b"]}), ["x", "g"])
@@ -80,15 +83,19 @@ def typical_values(
     found = {}
     for name in columns:
         column = frame[name]
-        number = pd.api.types.is_numeric_dtype(column) and column.dtype != bool
-        if number:
+        if _is_number(column) and name not in by_level:
             w = None if weights is None else frame[weights]
             found[name] = float(np.average(column, weights=w))
         elif weights is None:
-            found[name] = column.mode().iloc[0]
+            found[name] = column.mode().tolist()[0]
         else:
-            found[name] = frame[weights].groupby(column, observed=True).sum().idxmax()
+            counts = frame[weights].groupby(column, observed=True).sum()
+            found[name] = counts.index.tolist()[counts.argmax()]
     return found
+
+
+def _is_number(column: pd.Series) -> bool:
+    return pd.api.types.is_numeric_dtype(column) and column.dtype != bool
 
 
 def conditional_effect(
@@ -99,11 +106,15 @@ def conditional_effect(
     by: str | None,
     level: float,
     weights: str | None = None,
+    by_level: Collection[str] = (),
 ) -> Conditional:
-    """Predictions along a column; see `AfterFit.conditional_effect`."""
+    """Predictions along a column; see `AfterFit.conditional_effect`.
+
+    Columns of `by_level` are factors, groups and ordered values, whose numbers are levels.
+    """
     check_choice("variable", variable, tuple(columns))
     observed = frame[variable]
-    number = pd.api.types.is_numeric_dtype(observed) and observed.dtype != bool
+    number = _is_number(observed) and variable not in by_level
     x = (
         np.linspace(observed.min(), observed.max(), _POINTS)
         if number
@@ -113,15 +124,16 @@ def conditional_effect(
     if by is not None:
         check_choice("by", by, tuple(name for name in columns if name != variable))
         other = frame[by]
-        if pd.api.types.is_numeric_dtype(other) and other.nunique() > 5:
+        number = pd.api.types.is_numeric_dtype(other) and by not in by_level
+        if number and other.nunique() > 5:
             groups = np.quantile(other, [0.1, 0.5, 0.9]).tolist()
         else:
             groups = levels_of(other)
     others = [name for name in columns if name not in (variable, by)]
-    typical = typical_values(frame, others, weights)
+    typical = typical_values(frame, others, weights, by_level)
     draws = []
     for group in groups:
-        grid = pd.DataFrame({variable: x, **{k: [v] * len(x) for k, v in typical.items()}})
+        grid = pd.DataFrame({variable: x.tolist(), **{k: [v] * len(x) for k, v in typical.items()}})
         if by is not None:
             grid[by] = group
         for name in grid:
