@@ -93,7 +93,7 @@ def _check_names(argument: str, factors: list[Factor], frame: pd.DataFrame) -> N
 
 
 def least_columns(argument: str, text: str) -> int:
-    """The fewest columns that a formula can give, by its splines, without evaluating it.
+    """The fewest effects that a formula can give, by its splines, without evaluating it.
 
     Args:
         argument: name of the argument, for errors.
@@ -103,13 +103,15 @@ def least_columns(argument: str, text: str) -> int:
         InputError: as `check_formula`, which says what else is wrong with columns.
 
     Example:
-        >>> least_columns("formula", "age + s(bmi, df=12) - age")
+        >>> least_columns("formula", "age + s(bmi, df=12) - age + offset(risk)")
         11
     """
     with formula_errors(argument, text):
         least = {factor.text: factor.least for factor in _factors(argument, text, False)}
         _check_size(argument, text)
-        return _n_columns(text, least)
+        terms = DefaultFormulaParser().get_terms(text)
+        offsets = sum(str(term).startswith("offset(") and len(term.factors) == 1 for term in terms)
+        return _n_columns(text, least) - offsets  # of one column each, which is no effect
 
 
 def _factors(argument: str, text: str, response: bool) -> list[Factor]:

@@ -103,7 +103,7 @@ def learn_terms(
 
 
 def least_effects(argument: str, text: str) -> int:
-    """The fewest columns that a right-hand side can give, without evaluating it.
+    """The fewest effects that a right-hand side can give, without evaluating it.
 
     Args:
         argument: name of the argument, for errors.
