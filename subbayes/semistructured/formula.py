@@ -229,7 +229,7 @@ class Design:
             self.names += [prefix + names[i] for i in places]
             self.column_parameters += [parameter] * len(places)
             named = map(str, spec.term_variables.get(term, ()))
-            variables = tuple(sorted(v for v in named if v in frame.columns))
+            variables = tuple(sorted(v for v in named if v in read))
             kind = kind_of_term(spec, term, places)
             self.terms.append(
                 Term(

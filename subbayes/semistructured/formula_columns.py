@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from formulaic import Formula, ModelSpec
+from formulaic import ModelSpec
 from jaxtyping import Float
 
 from subbayes.semistructured.formula_grammar import formula_errors
+from subbayes.semistructured.formula_numbers import model_matrix
 from subbayes.semistructured.smooth import TRANSFORMS, penalised
 from subbayes.utils.checks import fail
 
@@ -47,9 +48,7 @@ def learn(argument: str, text: str, frame: pd.DataFrame, columns: Sequence[str])
     """
     with formula_errors(argument, text), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        matrix = Formula(text).get_model_matrix(
-            frame[list(columns)], context=_CONTEXT, na_action="ignore"
-        )
+        matrix = model_matrix(text, frame[list(columns)], _CONTEXT)
     spec: ModelSpec = matrix.model_spec
     return spec
 
@@ -65,7 +64,7 @@ def evaluate(
     spec = copy.deepcopy(spec)  # evaluation changes its state
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")  # unseen levels are reported by check_levels
-        matrix = spec.get_model_matrix(frame[list(columns)], context=_CONTEXT, na_action="ignore")
+        matrix = model_matrix(spec, frame[list(columns)], _CONTEXT)
     return np.array(matrix, dtype=np.float64).reshape(len(frame), -1)
 
 
@@ -100,7 +99,7 @@ def factors(spec: ModelSpec) -> Iterator[tuple[str, list[Any], Any]]:
 def factor_column(expression: Any) -> str:
     """`sex` of `C(sex)`."""
     text = str(expression).strip()
-    found = re.match(r"C\((`[^`]*`|[^,)]*)", text)
+    found = re.match(r"C\((`[^`]*`|[^,)]*)\s*[,)]", text)
     return found[1].strip(" `") if found else text
 
 

@@ -17,6 +17,7 @@ import pandas as pd
 from formulaic.utils.code import sanitize_variable_names
 
 from subbayes.semistructured.formula_checks import check_no_dates, random_intercepts
+from subbayes.semistructured.formula_numbers import CONVERSION
 from subbayes.utils.checks import InputError, fail
 
 __all__ = ["SHAPE", "SUMMANDS", "Factor", "parse_errors"]
@@ -152,7 +153,7 @@ class Factor:
         self.names: list[str] = []
         self.compared: set[str] = set()
         self.numeric: set[str] = set()
-        self.functions: set[str] = set()
+        self.functions = {CONVERSION}  # which evaluation adds
         self.splines = self.least = 1
         self.aliases: dict[str, str] = {}
         self.is_python = False
