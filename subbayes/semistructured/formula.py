@@ -21,6 +21,7 @@ from subbayes.semistructured import formula_columns
 from subbayes.semistructured.formula_checks import (
     check_columns,
     check_complete,
+    check_different,
     check_levels,
     check_terms,
 )
@@ -253,6 +254,8 @@ class Design:
                     term.groups if isinstance(term, GroupEffects) else (),
                 )
             )
+        check_different(argument, "terms", (term.name for term in self.terms))
+        check_different(argument, "effects", self.names)
         self._formulas[parameter] = _ParameterFormula(
             spec, columns, read, effects, offsets, column_terms, own
         )

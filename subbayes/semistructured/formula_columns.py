@@ -13,6 +13,7 @@ import pandas as pd
 from formulaic import ModelSpec
 from jaxtyping import Float
 
+from subbayes.semistructured.formula_checks import check_different
 from subbayes.semistructured.formula_grammar import formula_errors
 from subbayes.semistructured.formula_numbers import model_matrix
 from subbayes.semistructured.smooth import TRANSFORMS, penalised
@@ -44,12 +45,13 @@ def learn(argument: str, text: str, frame: pd.DataFrame, columns: Sequence[str])
             they could have the names of functions.
 
     Raises:
-        InputError: a formula that formulaic cannot evaluate.
+        InputError: a formula that formulaic cannot evaluate, or effects with the same name.
     """
     with formula_errors(argument, text), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         matrix = model_matrix(text, frame[list(columns)], _CONTEXT)
     spec: ModelSpec = matrix.model_spec
+    check_different(argument, "effects", map(str, spec.column_names))
     return spec
 
 

@@ -35,6 +35,7 @@ _PRODUCTS = 10_000  # terms that a formula expands to, before equal ones are mer
 _ORDER = 8  # factors of an interaction
 _COLUMNS = 10_000  # columns of the design matrix
 
+_KNOWN_BY_TEXT = ("C(", "s(", "re(", "offset(")
 _OPERATOR = re.compile(r"[-+*/:^]+|in")
 _VALUE = re.compile(r"[0-9]{1,15}(\.[0-9]{0,15})?|\.[0-9]{1,15}")
 
@@ -144,7 +145,18 @@ def _factors(argument: str, text: str, response: bool) -> list[Factor]:
         if response and (len(factors) != 1 or kind not in (Token.Kind.NAME, Token.Kind.PYTHON)):
             remedy = f"Write arithmetic in braces: {{{text}}}"
             fail(argument, "one response", repr(text), remedy)
+    if not response:
+        _check_texts(argument, factors)
     return factors
+
+
+def _check_texts(argument: str, factors: list[Factor]) -> None:
+    """Refuse columns whose names are the text of a call, as formulaic knows calls by it."""
+    calls = {factor.text for factor in factors if factor.is_python}
+    for name in (factor.text for factor in factors if not factor.is_python):
+        if name in calls or name.replace(" ", "").startswith(_KNOWN_BY_TEXT):
+            expected = "columns whose names are no terms"
+            fail(argument, expected, f"`{name}`", "Rename the column")
 
 
 def check_length(argument: str, text: str) -> None:
