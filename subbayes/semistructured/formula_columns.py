@@ -45,12 +45,17 @@ def learn(argument: str, text: str, frame: pd.DataFrame, columns: Sequence[str])
             they could have the names of functions.
 
     Raises:
-        InputError: a formula that formulaic cannot evaluate, or effects with the same name.
+        InputError: a formula that formulaic cannot evaluate, a factor with one level, or effects
+            with the same name.
     """
     with formula_errors(argument, text), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         matrix = model_matrix(text, frame[list(columns)], _CONTEXT)
     spec: ModelSpec = matrix.model_spec
+    for expression, levels, _ in factors(spec):
+        if len(levels) == 1:
+            remedy = "Leave it out of the formula"
+            fail(factor_column(expression), "at least 2 levels of a factor", levels[0], remedy)
     check_different(argument, "effects", map(str, spec.column_names))
     return spec
 
