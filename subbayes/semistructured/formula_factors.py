@@ -290,6 +290,8 @@ class Factor:
             self._refuse(repr(ast.unparse(node)))
         if function == "re":
             self._check_groups(node)
+        if function == "offset" and isinstance(node.args[0], ast.Set):  # braces, as elsewhere
+            node.args[:1] = node.args[0].elts
         if function in _OF_NUMBERS:
             self._number(node.args[0])
         else:

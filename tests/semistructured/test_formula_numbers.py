@@ -74,9 +74,18 @@ def test_arithmetic_takes_numbers_and_booleans_as_doubles(kind, text, expected):
     assert design.terms[0].variables == design.variables
 
 
-@pytest.mark.parametrize("text", ["offset(I(a - 50))", "offset(a - 50)"])
+@pytest.mark.parametrize("text", ["offset(I(a - 50))", "offset(a - 50)", "offset({a - 50})"])
 def test_offsets_are_computed_in_doubles(text):
     np.testing.assert_array_equal(evaluated(text)[2], DOUBLES.a - 50)
+
+
+def test_braces_of_offsets_hold_one_expression():
+    assert Design({"mu": "offset({x}) + offset(2*x)"}, FRAME).names == ["Intercept"]
+    with pytest.raises(InputError, match="no options, got 'offset"):
+        evaluated("offset({a, x})")
+    for text in ("offset({})", "offset({{a}})", "offset({a: x})", "I({a})", "offset({open('a')})"):
+        with pytest.raises(InputError, match="expected columns, numbers"):
+            evaluated(text)
 
 
 @pytest.mark.parametrize("text", ["{a * 2}", "I(a * 2)", "{a + a}"])
