@@ -14,10 +14,9 @@ from typing import Any, NoReturn
 
 import numpy as np
 import pandas as pd
-from formulaic.utils.code import sanitize_variable_names
 
 from subbayes.semistructured.formula_checks import check_no_dates, random_intercepts
-from subbayes.semistructured.formula_numbers import CONVERSION
+from subbayes.semistructured.formula_numbers import CONVERSION, without_quotes
 from subbayes.utils.checks import InputError, fail
 
 __all__ = ["SHAPE", "SUMMANDS", "Factor", "parse_errors"]
@@ -166,7 +165,7 @@ class Factor:
     def parse(self) -> None:
         """Check the factor as Python code; it is parsed as formulaic does, and not evaluated."""
         self.is_python = True
-        code = sanitize_variable_names(self.text, {}, self.aliases, template="_column_{}")
+        code, self.aliases = without_quotes(self.text)
         with parse_errors(self.argument, self.text):
             self._expression(ast.parse(code, mode="eval").body, whole=True)
 

@@ -8,6 +8,7 @@ integers do not overflow, and sums of booleans are no logical operations. Levels
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,7 +20,7 @@ from formulaic.utils.code import sanitize_variable_names
 from formulaic.utils.layered_mapping import LayeredMapping
 from interface_meta import override  # which formulaic requires of subclasses
 
-__all__ = ["CONVERSION", "in_doubles", "model_matrix", "to_double"]
+__all__ = ["CONVERSION", "in_doubles", "model_matrix", "to_double", "without_quotes"]
 
 CONVERSION = "__double__"
 """Name of `to_double` in evaluated formulas, which no column can have."""
@@ -61,6 +62,18 @@ def to_double(values: Any, levels: bool = False) -> Any:
     return pd.Series(numbers, index=values.index, name=values.name)
 
 
+def without_quotes(expression: str) -> tuple[str, dict[str, str]]:
+    """An expression with identifiers in place of quoted names, and these names by identifier.
+
+    Example:
+        >>> without_quotes("I(`body mass`*2)")
+        ('I( _column_body_mass *2)', {'_column_body_mass': 'body mass'})
+    """
+    aliases: dict[str, str] = {}
+    taken: dict[str, Any] = dict.fromkeys(re.findall(r"\w+", expression))
+    return sanitize_variable_names(expression, taken, aliases, template="_column_{}"), aliases
+
+
 def in_doubles(expression: str) -> str:
     """An expression of a formula, with the operands of its arithmetic converted to float64.
 
@@ -73,10 +86,8 @@ def in_doubles(expression: str) -> str:
         >>> in_doubles("C(a)")
         'C(a)'
     """
-    aliases: dict[str, str] = {}
-    code = sanitize_variable_names(expression, {}, aliases, template="_column_{}")
-    body = ast.parse(code, mode="eval").body
-    body = _Doubles(aliases).visit(body)
+    code, aliases = without_quotes(expression)
+    body = _Doubles(aliases).visit(ast.parse(code, mode="eval").body)
     return ast.unparse(body if isinstance(body, ast.Call) else _converted(body, False))
 
 

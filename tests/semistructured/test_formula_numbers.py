@@ -131,6 +131,12 @@ def test_a_factor_of_arithmetic_with_a_quoted_name_has_its_levels():
     ]
 
 
+def test_quoted_names_are_not_those_of_other_columns():
+    frame = FRAME.assign(_column_body_mass=1.0)
+    _, columns, _ = evaluated("0 + I(`body mass` - 2 * _column_body_mass)", frame)
+    np.testing.assert_array_equal(columns[:, 0], DOUBLES["body mass"] - 2)
+
+
 def test_the_name_of_the_conversion_is_refused_as_a_column():
     with pytest.raises(InputError, match="'__double__' beside .* Rename the column"):
         evaluated("x + __double__", FRAME.assign(__double__=1.0))
