@@ -16,9 +16,9 @@ import numpy as np
 import pandas as pd
 from formulaic import Formula, ModelMatrix, ModelSpec
 from formulaic.materializers import PandasMaterializer
+from formulaic.materializers.base import FormulaMaterializerMeta
 from formulaic.utils.code import sanitize_variable_names
 from formulaic.utils.layered_mapping import LayeredMapping
-from interface_meta import override  # which formulaic requires of subclasses
 
 __all__ = ["CONVERSION", "in_doubles", "model_matrix", "to_double", "without_quotes"]
 
@@ -144,12 +144,12 @@ class _DoubleMaterializer(PandasMaterializer):
     REGISTER_NAME = "subbayes"
     REGISTER_INPUTS = ()  # only where it is named
 
-    @override
+    @FormulaMaterializerMeta.override
     def _lookup(self, name: str) -> tuple[Any, set[Any]]:
         values, variables = super()._lookup(name)
         return to_double(values), variables
 
-    @override
+    @FormulaMaterializerMeta.override
     def _evaluate(self, expr: str, metadata: Any, spec: ModelSpec) -> tuple[Any, set[Any]]:
         return super()._evaluate(in_doubles(expr), metadata, spec)
 
