@@ -20,6 +20,7 @@ from subbayes.likelihoods.families import BernoulliFamily, Family, OrdinalFamily
 from subbayes.semistructured.formula import Design, NewLevels
 from subbayes.semistructured.formula_checks import check_columns, check_complete, plain_columns
 from subbayes.semistructured.formula_grammar import check_formula, formula_errors
+from subbayes.semistructured.formula_numbers import model_matrix
 from subbayes.semistructured.predictors import Deep
 from subbayes.utils.checks import InputError, closest, fail, fail_type
 
@@ -219,13 +220,9 @@ def _check_ordered(name: str, values: pd.Series) -> None:
 
 def _evaluate(expression: str, frame: pd.DataFrame) -> np.ndarray:
     """The value of an expression such as `np.log(y)`."""
-    from formulaic import Formula
-
     with formula_errors("response", expression), np.errstate(all="ignore"):
         columns = check_formula("response", expression, frame, response=True)
-        matrix = Formula(f"{expression} - 1").get_model_matrix(
-            frame[list(columns)], context={"np": np}, na_action="ignore"
-        )
+        matrix = model_matrix(f"{expression} - 1", frame[list(columns)], {"np": np})
     values = np.array(matrix, dtype=np.float64)
     if values.shape[1] != 1:
         fail("formula", "one response", f"{expression!r}, {values.shape[1]} columns")

@@ -20,6 +20,7 @@ from subbayes.semistructured import formula_columns
 from subbayes.semistructured.formula_checks import (
     check_columns,
     check_complete,
+    check_different,
     check_levels,
     check_terms,
 )
@@ -233,7 +234,7 @@ class Design:
             self.names += [prefix + names[i] for i in places]
             self.column_parameters += [parameter] * len(places)
             named = map(str, spec.term_variables.get(term, ()))
-            variables = tuple(sorted(v for v in named if v in frame.columns))
+            variables = tuple(sorted(v for v in named if v in read))
             kind = kind_of_term(spec, term, places)
             self.terms.append(
                 Term(
@@ -257,6 +258,8 @@ class Design:
                     term.groups if isinstance(term, GroupEffects) else (),
                 )
             )
+        check_different(argument, "terms", (term.name for term in self.terms))
+        check_different(argument, "effects", self.names)
         self._formulas[parameter] = _ParameterFormula(
             spec, columns, read, effects, offsets, column_terms, own
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from decimal import Decimal
 from numbers import Real
@@ -21,6 +22,7 @@ __all__ = [
     "Missing",
     "check_columns",
     "check_complete",
+    "check_different",
     "check_no_dates",
     "check_levels",
     "check_terms",
@@ -108,6 +110,25 @@ def _check_call(argument: str, name: str, call: str) -> None:
     if options:
         remedy = "Leave out " + ", ".join(f"{k}=" for k in options)
         fail(argument, f"{name}(...) with a column alone", repr(call), remedy)
+
+
+def check_different(argument: str, what: str, names: Iterable[str]) -> None:
+    """Raise `InputError` for effects or terms that have the same name.
+
+    Args:
+        argument: name of the argument, for errors.
+        what: "effects" or "terms".
+        names: their names.
+
+    Example:
+        >>> check_different("formula", "effects", ["x:z", "x:z"])
+        Traceback (most recent call last):
+        ...
+        subbayes.InputError: formula: expected effects with different names, got 'x:z' twice. ...
+    """
+    if (most := Counter(names).most_common(1)) and most[0][1] > 1:
+        remedy = "Leave a term out, or rename columns or levels that read alike"
+        fail(argument, f"{what} with different names", f"{most[0][0]!r} twice", remedy)
 
 
 # --- data frames --------------------------------------------------------------------------------

@@ -10,10 +10,12 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from formulaic import Formula, ModelSpec
+from formulaic import ModelSpec
 from jaxtyping import Float
 
+from subbayes.semistructured.formula_checks import check_different
 from subbayes.semistructured.formula_grammar import formula_errors
+from subbayes.semistructured.formula_numbers import model_matrix
 from subbayes.semistructured.smooth import TRANSFORMS, penalised
 from subbayes.utils.checks import fail
 
@@ -43,14 +45,18 @@ def learn(argument: str, text: str, frame: pd.DataFrame, columns: Sequence[str])
             they could have the names of functions.
 
     Raises:
-        InputError: a formula that formulaic cannot evaluate.
+        InputError: a formula that formulaic cannot evaluate, a factor with one level, or effects
+            with the same name.
     """
     with formula_errors(argument, text), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        matrix = Formula(text).get_model_matrix(
-            frame[list(columns)], context=_CONTEXT, na_action="ignore"
-        )
+        matrix = model_matrix(text, frame[list(columns)], _CONTEXT)
     spec: ModelSpec = matrix.model_spec
+    for expression, levels, _ in factors(spec):
+        if len(levels) == 1:
+            remedy = "Leave it out of the formula"
+            fail(factor_column(expression), "at least 2 levels of a factor", levels[0], remedy)
+    check_different(argument, "effects", map(str, spec.column_names))
     return spec
 
 
@@ -65,7 +71,7 @@ def evaluate(
     spec = copy.deepcopy(spec)  # evaluation changes its state
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")  # unseen levels are reported by check_levels
-        matrix = spec.get_model_matrix(frame[list(columns)], context=_CONTEXT, na_action="ignore")
+        matrix = model_matrix(spec, frame[list(columns)], _CONTEXT)
     return np.array(matrix, dtype=np.float64).reshape(len(frame), -1)
 
 
@@ -100,7 +106,7 @@ def factors(spec: ModelSpec) -> Iterator[tuple[str, list[Any], Any]]:
 def factor_column(expression: Any) -> str:
     """`sex` of `C(sex)`."""
     text = str(expression).strip()
-    found = re.match(r"C\((`[^`]*`|[^,)]*)", text)
+    found = re.match(r"C\((`[^`]*`|[^,)]*)\s*[,)]", text)
     return found[1].strip(" `") if found else text
 
 

@@ -14,9 +14,9 @@ from typing import Any, NoReturn
 
 import numpy as np
 import pandas as pd
-from formulaic.utils.code import sanitize_variable_names
 
 from subbayes.semistructured.formula_checks import check_no_dates, random_intercepts
+from subbayes.semistructured.formula_numbers import CONVERSION, without_quotes
 from subbayes.utils.checks import InputError, fail
 
 __all__ = ["SHAPE", "SUMMANDS", "Factor", "parse_errors"]
@@ -152,7 +152,7 @@ class Factor:
         self.names: list[str] = []
         self.compared: set[str] = set()
         self.numeric: set[str] = set()
-        self.functions: set[str] = set()
+        self.functions = {CONVERSION}  # which evaluation adds
         self.splines = self.least = 1
         self.aliases: dict[str, str] = {}
         self.is_python = False
@@ -165,7 +165,7 @@ class Factor:
     def parse(self) -> None:
         """Check the factor as Python code; it is parsed as formulaic does, and not evaluated."""
         self.is_python = True
-        code = sanitize_variable_names(self.text, {}, self.aliases, template="_column_{}")
+        code, self.aliases = without_quotes(self.text)
         with parse_errors(self.argument, self.text):
             self._expression(ast.parse(code, mode="eval").body, whole=True)
 
@@ -289,6 +289,8 @@ class Factor:
             self._refuse(repr(ast.unparse(node)))
         if function == "re":
             self._check_groups(node)
+        if function == "offset" and isinstance(node.args[0], ast.Set):  # braces, as elsewhere
+            node.args[:1] = node.args[0].elts
         if function in _OF_NUMBERS:
             self._number(node.args[0])
         else:

@@ -35,6 +35,7 @@ _PRODUCTS = 10_000  # terms that a formula expands to, before equal ones are mer
 _ORDER = 8  # factors of an interaction
 _COLUMNS = 10_000  # columns of the design matrix
 
+_KNOWN_BY_TEXT = ("C(", "s(", "re(", "offset(")
 _OPERATOR = re.compile(r"[-+*/:^]+|in")
 _VALUE = re.compile(r"[0-9]{1,15}(\.[0-9]{0,15})?|\.[0-9]{1,15}")
 
@@ -93,7 +94,7 @@ def _check_names(argument: str, factors: list[Factor], frame: pd.DataFrame) -> N
 
 
 def least_columns(argument: str, text: str) -> int:
-    """The fewest columns that a formula can give, by its splines, without evaluating it.
+    """The fewest effects that a formula can give, by its splines, without evaluating it.
 
     Args:
         argument: name of the argument, for errors.
@@ -103,13 +104,15 @@ def least_columns(argument: str, text: str) -> int:
         InputError: as `check_formula`, which says what else is wrong with columns.
 
     Example:
-        >>> least_columns("formula", "age + s(bmi, df=12) - age")
+        >>> least_columns("formula", "age + s(bmi, df=12) - age + offset(risk)")
         11
     """
     with formula_errors(argument, text):
         least = {factor.text: factor.least for factor in _factors(argument, text, False)}
         _check_size(argument, text)
-        return _n_columns(text, least)
+        terms = DefaultFormulaParser().get_terms(text)
+        offsets = sum(str(term).startswith("offset(") and len(term.factors) == 1 for term in terms)
+        return _n_columns(text, least) - offsets  # of one column each, which is no effect
 
 
 def _factors(argument: str, text: str, response: bool) -> list[Factor]:
@@ -142,7 +145,18 @@ def _factors(argument: str, text: str, response: bool) -> list[Factor]:
         if response and (len(factors) != 1 or kind not in (Token.Kind.NAME, Token.Kind.PYTHON)):
             remedy = f"Write arithmetic in braces: {{{text}}}"
             fail(argument, "one response", repr(text), remedy)
+    if not response:
+        _check_texts(argument, factors)
     return factors
+
+
+def _check_texts(argument: str, factors: list[Factor]) -> None:
+    """Refuse columns whose names are the text of a call, as formulaic knows calls by it."""
+    calls = {factor.text for factor in factors if factor.is_python}
+    for name in (factor.text for factor in factors if not factor.is_python):
+        if name in calls or name.replace(" ", "").startswith(_KNOWN_BY_TEXT):
+            expected = "columns whose names are no terms"
+            fail(argument, expected, f"`{name}`", "Rename the column")
 
 
 def check_length(argument: str, text: str) -> None:

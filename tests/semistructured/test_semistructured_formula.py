@@ -165,6 +165,19 @@ def test_levels_of_columns_in_backquotes_are_checked(frame, term):
         design.matrix(frame.assign(**{"my, g": "d"}))
 
 
+@pytest.mark.parametrize(
+    "term", ["one", "C(one)", "z:one", "0 + one", "C(yes)", "(one | sex)", "C(cat) + sex"]
+)
+def test_factors_with_one_level_are_refused(frame, term):
+    one = pd.Categorical(["a"] * 60, ["a", "b"])
+    frame = frame.assign(one="a", yes=True, cat=one, sex=["f", "m"] * 30)
+    model = SemiStructuredRegression(f"x ~ z + {term}")
+    with pytest.raises(InputError, match="^(one|yes|cat): expected at least 2 levels.* Leave it"):
+        model.fit(frame)
+    names = Design({"mu": "C(one, levels=['a', 'b']) + re(one) + yes"}, frame).names
+    assert names[1:] == ["C(one, levels=['a', 'b'])[T.b]", "re(one)[a]", "yes"]
+
+
 def test_collinear_columns_are_reported(frame):
     frame = frame.assign(w=lambda d: 2 * d.x - d.z, one=3.0)
     design = Design({"mu": "x + z + w + C(sex)"}, frame)

@@ -340,6 +340,52 @@ def test_names_of_columns_that_are_terms_are_refused(text):
         check_formula("formula", text, frame)
 
 
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("z + `C(sex)` + C( sex )", "C(sex)"),
+        ("`C(sex)`", "C(sex)"),
+        ("z:`s(z)`", "s(z)"),
+        ("s(z, k=6) + `s(z)`", "s(z)"),
+        ("`offset(z)`", "offset(z)"),
+        ("(1 + `C(sex)` | g)", "C(sex)"),
+        ("`I(z * 2)`:a0 + I(z*2):a0", "I(z * 2)"),
+        ("`z * 2` + {z*2}", "z * 2"),
+    ],
+)
+def test_names_of_columns_that_are_calls_are_refused(text, name):
+    """Both would be one term, and a column alone would be a factor, a smooth or an offset."""
+    frame = table().assign(**{name: np.arange(40.0)})
+    with pytest.raises(InputError) as caught:
+        Design({"mu": text}, frame)
+    assert f"names are no terms, got `{name}`. Rename the column" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("z:a0 + `z:a0`", ["z:a0"]),
+        ("(0 + z:a0 + `z:a0` | g)", ["z:a0"]),
+        ("C(sex) + sex + `sex[T.m]`", ["sex[T.m]"]),
+        ("z:`a0:g` + `z:a0`:g", ["a0:g", "z:a0"]),
+        ("mo(k) + `mo(k)`", ["mo(k)"]),
+        ("(1 | g) + `(1 | g)`", ["(1 | g)"]),
+    ],
+)
+def test_names_of_columns_that_are_those_of_effects_are_refused(text, names):
+    frame = table().assign(k=np.arange(40) % 4, **dict.fromkeys(names, np.arange(40.0)))
+    frame["g"] = frame["z"] if len(names) > 1 else frame["g"]
+    with pytest.raises(InputError, match=r"(effects|terms) with different names, got '.*' twice"):
+        Design({"mu": text}, frame)
+    assert set(Design({"mu": f"`{names[0]}`"}, frame).names) == {"Intercept", names[0]}
+
+
+def test_names_of_columns_are_not_those_of_effects_of_other_parameters():
+    frame = table().assign(**{"sigma.z": 1.0})
+    with pytest.raises(InputError, match="different names, got 'sigma.z' twice"):
+        Design({"mu": "`sigma.z`", "sigma": "z"}, frame)
+
+
 @pytest.mark.parametrize("name", ["0", "2", "10", "1.5"])
 def test_names_of_columns_that_are_other_numbers_are_columns(name):
     frame = pd.DataFrame({name: [1.0, 2.0], "1": [0.0, 1.0]})

@@ -353,7 +353,8 @@ def test_splines_are_counted_before_they_are_evaluated(small, monkeypatch):
     saved = artifact.read(model.save(folder / "model", overwrite=True))
     monkeypatch.setattr(Specification, "prepare", None)
     smooths = " + ".join(f"s( x, degree={i}, df = 900)" for i in range(1, 11))
-    for formula in (f"y ~ {smooths}", {"mu": "y ~ x", "sigma": f"~ {smooths}"}):
+    inside = smooths.replace("s(", "offset(x):bs(")
+    for formula in (f"y ~ {smooths}", {"mu": "y ~ x", "sigma": f"~ {smooths}"}, f"y ~ {inside}"):
         with pytest.raises(InputError, match="at most [0-9]* effects, got at least 898[0-9]"):
             reloaded(saved, folder / "forged", replaced(saved.facts, ("formula",), formula))
 
@@ -363,6 +364,25 @@ def test_splines_that_a_formula_leaves_out_are_not_counted(tmp_path):
     frame = pd.DataFrame({"x": rng.normal(size=60), "y": rng.normal(size=60)})
     formula = "y ~ s(x, df=6) + s(x,  df=6) + s(x, df=50) - s(x,df=50)"
     model = SemiStructuredRegression(formula).fit(frame, sampling=QUICK["sampling"])
+    again = SemiStructuredRegression.load(model.save(tmp_path / "model"))
+    np.testing.assert_array_equal(again.predict(frame).mean, model.predict(frame).mean)
+
+
+@pytest.mark.parametrize(
+    ("formula", "options"),
+    [
+        ("y ~ x + offset(o)", {}),
+        ("y ~ offset(o)", {}),
+        ("n ~ x + offset( log(t) )", {"family": "poisson"}),
+        ("y ~ x + offset(o)", {"offset": "o"}),
+        ({"mu": "y ~ x", "sigma": "~ offset(o)"}, {}),
+    ],
+)
+def test_offsets_are_no_effects_when_a_file_is_checked(tmp_path, formula, options):
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({name: rng.normal(size=40) for name in "yxo"})
+    frame = frame.assign(n=rng.poisson(2.0, 40), t=rng.uniform(1, 2, 40))
+    model = SemiStructuredRegression(formula, **options).fit(frame, sampling=QUICK["sampling"])
     again = SemiStructuredRegression.load(model.save(tmp_path / "model"))
     np.testing.assert_array_equal(again.predict(frame).mean, model.predict(frame).mean)
 

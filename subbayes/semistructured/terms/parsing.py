@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 
 import pandas as pd
 
-from subbayes.semistructured.formula_checks import check_columns
+from subbayes.semistructured.formula_checks import check_columns, check_different
 from subbayes.semistructured.formula_grammar import check_formula, check_size, least_columns
 from subbayes.semistructured.terms.calls import Call, parse_call
 from subbayes.semistructured.terms.gaussian_process import GaussianTerm
@@ -95,15 +94,12 @@ def learn_terms(
     rest, own = split_terms(argument, text)
     terms = written_terms(argument, own)
     learned = [part for term in terms for part in term.learn(argument, frame, prefix)]
-    counts = Counter(label for term in learned for label in term.labels)
-    if (most := counts.most_common(1)) and most[0][1] > 1:
-        remedy = "Leave a term out, or rename levels that read alike"
-        fail(argument, "effects with different names", f"{most[0][0]!r} twice", remedy)
+    check_different(argument, "effects", (label for term in learned for label in term.labels))
     return rest, learned
 
 
 def least_effects(argument: str, text: str) -> int:
-    """The fewest columns that a right-hand side can give, without evaluating it.
+    """The fewest effects that a right-hand side can give, without evaluating it.
 
     Args:
         argument: name of the argument, for errors.
