@@ -150,6 +150,7 @@ class SemiStructuredRegression(Results):
             orthogonal,
             effects,
             missing,
+            response_terms=read.names,
         )
 
     def __repr__(self) -> str:
@@ -345,8 +346,8 @@ class SemiStructuredRegression(Results):
 
         Args:
             formula: the new formula, in which a point stands for the old side: "~ . + z"; or one
-                for each parameter to change. Terms of the response, such as cens(status), stay
-                where it is a point or left out; written ones replace them.
+                for each parameter to change. A response that is written replaces the old one with
+                its terms, such as cens(status), which otherwise stay.
             data: the rows; by default those of this fit.
             inputs: as for `fit`, needed for networks without columns.
             priors: those of the new model; by default those of this one.
@@ -361,7 +362,8 @@ class SemiStructuredRegression(Results):
             InputError: see `fit` and `updated_formula`, such as interactions with smooths.
         """
         old = self.specification
-        model, read = copy.copy(self), ResponseTerms(old.formula, old.family, old.auxiliary.weights)
+        model = copy.copy(self)
+        read = ResponseTerms(old.formula, old.family, old.auxiliary.weights, old.response_terms)
         if formula is not None:
             changed = updated_formula(old.formula, formula, old.family.formula_names[0])
             read = changed_response_terms(formula, changed, read)
@@ -370,6 +372,7 @@ class SemiStructuredRegression(Results):
             formula=read.formula,
             family=read.family,
             auxiliary=replace(old.auxiliary, weights=read.weights),
+            response_terms=read.names,
             priors=old.priors if priors is None else _as_priors(priors),
         )
         frame = self.state.model.frame if data is None else data

@@ -10,7 +10,7 @@ import ast
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 from subbayes.likelihoods.families import (
@@ -46,11 +46,13 @@ class ResponseTerms:
         formula: the formula without them.
         family: the family, around the given one if it is censored or truncated.
         weights: column of observation weights.
+        names: of the terms.
     """
 
     formula: str | Mapping[str, str]
     family: Family
     weights: str | None
+    names: tuple[str, ...] = ()
 
 
 def read_response_terms(
@@ -94,7 +96,7 @@ def read_response_terms(
             family = _around(name, given, family)
     plain = f"{response.strip()} ~{right}"
     found = plain if isinstance(formula, str) else {**formula, location: plain}
-    return ResponseTerms(found, family, weights)
+    return ResponseTerms(found, family, weights, tuple(sorted(terms)))
 
 
 def changed_response_terms(
@@ -102,35 +104,27 @@ def changed_response_terms(
 ) -> ResponseTerms:
     """The terms of the response after an update of the formula.
 
-    Terms that are written replace the old ones; without a response, or with ".", the old ones stay.
+    A response that is written replaces the old one with its terms; without a response, or with ".",
+    both stay. What was no term stays too: a family or a column of weights that was an argument.
 
     Args:
         change: the new formula, in which points stand for the old one.
         changed: the formula without points.
-        old: family and weights before.
-
-    Raises:
-        InputError: a response without terms, in place of one that has some.
+        old: family and weights before, with the names of terms among them.
     """
     location = old.family.formula_names[0]
     text = change if isinstance(change, str) else change.get(location, "")
     left = sides[0].strip() if len(sides := sides_of(text)) == 2 else ""
     if left in ("", "."):
-        return ResponseTerms(changed, old.family, old.weights)
+        return replace(old, formula=changed)
     family = old.family
-    while isinstance(family, (CensoredFamily, TruncatedFamily)):
+    if "cens" in old.names and isinstance(family, CensoredFamily):
         family = family.family
-    if len(split_at(left, "|")) > 1:
-        if isinstance(family, BinomialFamily):
-            family = BernoulliFamily(family.links[:1])
-        return read_response_terms(changed, family)
-    if family is not old.family or old.weights is not None:
-        terms = repr(old.family) if family is not old.family else f"weights({old.weights})"
-        remedy = "Write '. ~ ...' to keep them, or the terms that the response has then"
-        _fail(
-            f"{left} with its terms, such as {left} | cens(status)", f"none beside {terms}", remedy
-        )
-    return read_response_terms(changed, old.family)
+    if "trunc" in old.names and isinstance(family, TruncatedFamily):
+        family = family.family
+    if "trials" in old.names and isinstance(family, BinomialFamily):
+        family = BernoulliFamily(family.links[:1])
+    return read_response_terms(changed, family, None if "weights" in old.names else old.weights)
 
 
 def _terms(text: str) -> dict[str, dict[str, Any]]:

@@ -90,6 +90,7 @@ def facts_of(state: FittedState) -> dict[str, Any]:
         },
         **vars(specification.auxiliary),
         "missing": specification.missing,
+        "response_terms": list(specification.response_terms),
         "orthogonal": specification.orthogonal,
         "orthogonal_to": _orthogonal_to(state),
         "effects": specification.effects,
@@ -144,6 +145,7 @@ def state_from(
         facts["effects"],
         facts["missing"],
         facts.get("smooth", "bayes"),
+        tuple(facts.get("response_terms", ())),
     )
     columns = facts["columns"]
     frame = pd.DataFrame(

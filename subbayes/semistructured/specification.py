@@ -118,6 +118,7 @@ class Specification:
     effects: str
     missing: Missing
     smooth: str = "bayes"
+    response_terms: tuple[str, ...] = ()  # names of those that family and weights come from
 
     def networks_of(self, parameter: str, location: str) -> list[str]:
         """Names of the networks that add to the predictor of a parameter.
@@ -284,10 +285,11 @@ def _describe(values: Tensor, encoder: TabularEncoder | None) -> str:
 
 def _check_names(design: Design, family: Family) -> None:
     """Raise for effects that have the name of a parameter, whose draws and prior it would take."""
-    taken = set(family.parameters) - set(family.locations)
+    taken = set(names_for_priors(family)[1:])
     if family.n_thresholds:
         taken |= {"threshold", "gap"}
-    for name in design.names:
+    terms = (term.name for term in design.terms if term.kind != "intercept")
+    for name in (*design.names, *terms):
         if name in taken:
             expected = f"columns that are not called like a parameter of family {family.label!r}"
             fail("formula", expected, repr(name), "Rename the column")

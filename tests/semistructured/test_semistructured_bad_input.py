@@ -199,12 +199,15 @@ def test_columns_called_intercept_are_refused(formula):
         ("y ~ nu", "student-t", "nu"),
         ("y ~ zi", "zero-inflated-poisson", "zi"),
         ("y ~ x + gap", "ordinal", "gap"),
+        ("y ~ shape", "gamma", "shape"),  # text, whose effects have other names than the term
     ],
 )
 def test_columns_with_the_names_of_parameters(formula, family, name):
     """Their effects would have the name, and the prior, of the parameter itself."""
     frame = pd.DataFrame({"x": np.linspace(0, 1, 30), name: np.sin(np.arange(30.0))})
     frame["y"] = np.arange(30) % 3
+    if family == "gamma":
+        frame = frame.assign(y=frame.y + 1.0, shape=np.where(frame.x < 0.5, "a", "b"))
     model = SemiStructuredRegression(formula, family=family)
     said = f"formula: expected columns that are not called like a parameter of family '{family}', "
     with pytest.raises(InputError, match=f"{said}got '{name}'. Rename the column"):

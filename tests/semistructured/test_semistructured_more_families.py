@@ -18,6 +18,7 @@ from subbayes.likelihoods.families import (
     CensoredFamily,
     MixtureFamily,
     NormalFamily,
+    OrdinalFamily,
     PiecewiseExponentialFamily,
     TruncatedFamily,
 )
@@ -111,13 +112,18 @@ def test_links_of_probabilities(frame, link, share, trials, tmp_path):
     assert again.state.model.family == model.state.model.family
 
 
-def test_ordinal_probit_is_that_of_statsmodels(frame):
+def test_ordinal_probit_is_that_of_statsmodels(frame, tmp_path):
     from statsmodels.miscmodels.ordinal_model import OrderedModel
 
     x, rng = frame["x"].to_numpy(), np.random.default_rng(5)
     grade = np.digitize(0.9 * x + rng.normal(size=N), [-0.8, 0.1, 1.2])
     model = SemiStructuredRegression("grade ~ x", family="ordinal", link="probit")
     table = model.fit(frame.assign(grade=grade), sampling=FEW).summary()
+    again = subbayes.load(model.save(tmp_path / "model"))
+    assert again.state.model.family == OrdinalFamily(n_classes=4, cumulative="probit")
+    np.testing.assert_allclose(
+        again.predict(frame).probabilities, model.predict(frame).probabilities
+    )
     expected = OrderedModel(grade, x[:, None], distr="probit").fit(method="bfgs", disp=0)
     thresholds = expected.model.transform_threshold_params(expected.params)[1:-1]
     names = ["x", "threshold[0]", "threshold[1]", "threshold[2]"]

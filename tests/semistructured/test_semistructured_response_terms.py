@@ -139,16 +139,33 @@ def test_written_terms_replace_those_of_the_old_response():
     assert (same.formula, same.family) == ("time ~ x - x", model.specification.family)
     plain = model.update("time | weights(w) ~ .", sampling=SAMPLING).specification
     assert (plain.family, plain.auxiliary.weights) == (WeibullFamily(), "w")
-    said = "expected y with its terms, .* got none beside censored weibull"
-    with pytest.raises(InputError, match=said):
-        model.update("y ~ .")
-    with pytest.raises(InputError, match=r"got none beside weights\(w\). Write '. ~ ...' to keep"):
-        SemiStructuredRegression("y ~ x", weights="w").fit(frame, sampling=SAMPLING).update("y ~ .")
+    bare = model.update("y ~ .", sampling=SAMPLING).specification
+    assert (bare.family, bare.auxiliary.weights) == (WeibullFamily(), None)
     trials = SemiStructuredRegression("hits | trials(`n of trials`) ~ x", family="bernoulli")
     trials.fit(frame, sampling=SAMPLING)
-    assert trials.update("hits ~ . + y").specification.family == trials.specification.family
+    assert trials.update("~ . + y").specification.family == trials.specification.family
     more = trials.update("hits | trials(9) ~ .").specification.family
     assert more == BinomialFamily(trials=9)
+
+
+def test_arguments_are_no_terms_of_the_response(tmp_path):
+    """They stay where a response is written, also in a model that was loaded."""
+    frame = rows()
+    censored = CensoredFamily(family=WeibullFamily(), status="right")
+    model = SemiStructuredRegression("time ~ x", family=censored, weights="w")
+    model.fit(frame, sampling=SAMPLING)
+    for one in (model, SemiStructuredRegression.load(model.save(tmp_path / "a"))):
+        for change in ("time ~ .", ". ~ . - x"):
+            found = one.update(change, sampling=SAMPLING).specification
+            assert (found.family, found.auxiliary.weights) == (censored, "w")
+    terms = SemiStructuredRegression("time | cens(right) ~ x", family="weibull", weights="w")
+    again = terms.fit(frame, sampling=SAMPLING).save(tmp_path / "b")
+    again = SemiStructuredRegression.load(again).update("time ~ .", sampling=SAMPLING)
+    assert again.specification.family == WeibullFamily()
+    assert again.specification.auxiliary.weights == "w"
+    trials = SemiStructuredRegression("hits ~ x", family=BinomialFamily(trials="n of trials"))
+    found = trials.fit(frame, sampling=SAMPLING).update("hits | weights(w) ~ .").specification
+    assert found.family == trials.specification.family
 
 
 def test_an_update_may_have_priors_of_its_own():
@@ -173,6 +190,10 @@ def test_upper_ends_are_those_of_intervals_alone(recwarn):
     none = holes.assign(status="none", end=None)
     none = SemiStructuredRegression("y | cens(status, end) ~ x").fit(none, sampling=SAMPLING)
     assert len(none.state.model.frame) == 60
+    codes = holes.status.map({"none": 0, "right": 1, "interval": 2}).astype(object)
+    numbers = SemiStructuredRegression("y | cens(status, end) ~ x")
+    numbers.fit(holes.assign(status=codes), sampling=SAMPLING)
+    assert numbers.evaluate(holes.assign(status=codes)) == again.evaluate(holes)
     holes.loc[1, "end"] = np.nan  # of an interval
     with pytest.warns(UserWarning, match=r"1 of 60 rows have missing values \(1 in end\)"):
         SemiStructuredRegression("y | cens(status, end) ~ x").fit(holes, sampling=SAMPLING)

@@ -207,6 +207,8 @@ DAMAGED = [
     (("family",), {"name": "normal", "n_classes": 3}),
     (("family",), {"name": "ordinal", "n_classes": 10**9}),
     (("family",), {"name": "ordinal", "links": ["identity"]}),
+    (("family",), {"name": "ordinal", "n_classes": 3, "cumulative": "log"}),
+    (("response_terms",), ["eval"]),
     (("priors", "x"), float("nan")),
     (("priors", "x"), -1.0),
     (("priors", "x"), {"name": "NormalPrior", "options": {"mean": 0.0, "scale": -1.0}}),

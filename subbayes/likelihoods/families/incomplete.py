@@ -161,7 +161,7 @@ class CensoredFamily(AroundFamily):
         """Upper ends are those of intervals."""
         if self.upper is None:
             return {}
-        values = np.asarray(columns[self.status])
+        values = _status_values(columns[self.status])
         interval = _STATUS["interval"] if values.dtype.kind in "biuf" else "interval"
         return {self.upper: np.asarray(values == interval, dtype=bool)}
 
@@ -169,7 +169,7 @@ class CensoredFamily(AroundFamily):
         self, y: Float[np.ndarray, "n"], columns: Mapping[str, np.ndarray]
     ) -> Float[np.ndarray, "n *m"]:
         """The responses with their status, and upper ends."""
-        values = np.asarray(columns[self.status])
+        values = _status_values(columns[self.status])
         if values.dtype.kind not in "biuf":
             unknown = sorted({str(v) for v in values} - set(_STATUS))
             if unknown:
@@ -284,3 +284,11 @@ class CensoredFamily(AroundFamily):
             "status": self.status,
             "upper": self.upper,
         }
+
+
+def _status_values(column: Any) -> np.ndarray:
+    """A column of status: numbers, also those of a column of objects, or text."""
+    values = np.asarray(column)
+    if values.dtype == object and all(isinstance(v, (int, float, np.number)) for v in values):
+        values = values.astype(np.float64)
+    return values
