@@ -17,6 +17,7 @@ from subbayes.diagnostics.leave_one_out import compare as compare_loo
 from subbayes.likelihoods.families import CategoricalFamily
 from subbayes.predictions.predictive import Predictive
 from subbayes.semistructured.flat_prior import improper_effects
+from subbayes.semistructured.formula import NewLevels
 from subbayes.semistructured.formula_checks import levels_of
 from subbayes.semistructured.joint_posterior import FittedState
 from subbayes.semistructured.tools.averages import (
@@ -89,7 +90,7 @@ class AfterFit:
         return {name: draws for name, draws in drawn.items() if name not in flat}
 
     def _quantity(
-        self, scale: str, n_draws: int, category: Any
+        self, scale: str, n_draws: int, category: Any, new_levels: NewLevels = "error"
     ) -> Callable[[pd.DataFrame], Float[np.ndarray, "S n"]]:
         """Draws of the mean, or of the location's predictor, as a function of rows.
 
@@ -100,7 +101,8 @@ class AfterFit:
         place = self._position_of(category, scale)
 
         def quantity(rows: pd.DataFrame) -> np.ndarray:
-            found = self.predict(rows, n_draws=min(n_draws, self.state.draws.flat().shape[0]))
+            most = min(n_draws, self.state.draws.flat().shape[0])
+            found = self.predict(rows, n_draws=most, new_levels=new_levels)
             if scale == "link":
                 return found.outputs[..., place].numpy()
             mean = self.state.model.family.averaged(found.outputs).numpy()
@@ -301,7 +303,8 @@ class AfterFit:
         """Predictions along a column, the others at their means or most frequent values.
 
         Numbers that are levels, of factors, groups or `mo(...)`, are not averaged. Rows of a
-        weighted fit count for these as often as their weights say.
+        weighted fit count for these as often as their weights say. A combination of groups that no
+        training row has, as may be of nested ones, has the effect of the average group.
 
         It uses 1000 evenly spaced draws by default, where `summary` and `hypothesis` use all of
         them. Its intervals are central, and those of `summary` have the highest density.
@@ -318,7 +321,7 @@ class AfterFit:
         """
         check_fraction("level", level)
         model = self.state.model
-        predict = self._quantity(scale, n_draws, category)
+        predict = self._quantity(scale, n_draws, category, "reference")
         columns = model.encoder.columns
         weights = model.specification.auxiliary.weights
         by_level = [name for name in columns if self._has_levels(name)]

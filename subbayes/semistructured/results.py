@@ -277,7 +277,7 @@ class Results(AfterFit):
         Args:
             data: the rows.
             inputs: as for `predict`.
-            new_levels: as for `predict`.
+            new_levels: "error" or "reference", as for `predict`.
             parameter: parameter of the predictor; by default the location.
             level: level of the intervals.
             n_draws: use at most this many evenly spaced draws.
@@ -286,6 +286,7 @@ class Results(AfterFit):
             A table with mean, standard deviation and interval of "structured", "deep" and
             "predictor".
         """
+        check_choice("new_levels", new_levels, ("error", "reference"))
         model = self.state.model
         parameters = model.design.parameters
         parameter = parameters[0] if parameter is None else parameter

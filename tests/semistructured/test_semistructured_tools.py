@@ -285,6 +285,21 @@ def test_numbers_that_are_levels_have_conditional_effects_and_means_by_level():
     assert weighted.conditional_effect("x").typical == {"k": 8}
 
 
+def test_conditional_effects_of_nested_groups_whose_commonest_levels_do_not_meet():
+    """The commonest g is "b" and the commonest h is "p", which is a level within "a" alone."""
+    g = np.repeat(["a", "b"], [30, 50])
+    h = np.concatenate([np.repeat("p", 30), np.tile(["q", "r"], 25)])
+    x = np.random.default_rng(0).normal(size=80)
+    data = pd.DataFrame({"x": x, "g": g, "h": h, "y": x + (g == "b")})
+    model = SemiStructuredRegression("y ~ x + (1 | g/h)").fit(data, sampling=SAMPLING)
+    found = model.conditional_effect("x").table()
+    rows = pd.DataFrame({"x": found["x"], "g": "b", "h": "p"})
+    expected = model.predict(rows, new_levels="reference", n_draws=1000).outputs[..., 0].mean(0)
+    np.testing.assert_allclose(found["mean"], expected)
+    with pytest.raises(InputError, match="new_levels: expected one of 'error', 'reference'"):
+        model.contributions(rows, new_levels="sample")
+
+
 def test_results_print_their_numbers():
     draws = np.arange(12.0).reshape(4, 3)
     found = Averages("g", ("a", "b", "c"), draws, 0.9)
