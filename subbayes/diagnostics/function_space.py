@@ -94,7 +94,7 @@ class ChainPredictions:
             share = float(np.nanmedian(self.between))
             found.append(
                 f"chains differ in what they predict: {figures}, and {share:.0%} of their variance "
-                f"is between chains. The average depends on where the chains started: "
+                "is between chains. The average depends on where the chains started: "
                 f"{self._remedy()}"
                 if share > _MOST_BETWEEN
                 else f"predictions still change along the chains: {figures}; run longer "

@@ -6,20 +6,38 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
 
+from subbayes.inference.configuration import Sampling
+from subbayes.inference.engine import Engine
 from subbayes.inference.samplers.mclmc import MCLMC
 from subbayes.models.comparison_methods import ComparedMethod, Setup, timed
 from subbayes.models.ensemble_start import EnsembleStart, centred_method, ensemble_settings
 from subbayes.models.fit import build, check_temperature, fit_settings, sample
+from subbayes.models.fitted import FittedModel
 from subbayes.networks.validation import check_fit
 from subbayes.predictions.predictive import Predictive
 from subbayes.priors import Normal
 from subbayes.subspaces.full import Full
 from subbayes.utils.checks import check_count, check_positive, fail
 
-__all__ = ["MicrocanonicalEnsemble"]
+__all__ = ["MicrocanonicalEnsemble", "timed_sampling"]
 
 
 _WARMUP = 4000
+
+
+def timed_sampling(
+    prepared: FittedModel,
+    before: dict[str, float],
+    setup: Setup,
+    engine: Engine,
+    sampling: Sampling,
+    temperature: float | str,
+) -> tuple[FittedModel, dict[str, float]]:
+    """Sample the posterior of a model without draws, and add to the seconds that it took before."""
+    model, after = timed(
+        lambda: sample(prepared, setup.data, engine, sampling, temperature, setup.validation)
+    )
+    return model, {name: before[name] + after[name] for name in before}
 
 
 @dataclass(frozen=True)
@@ -98,17 +116,8 @@ class MicrocanonicalEnsemble(ComparedMethod):
         settings |= ensemble_settings(start.sampling)
         make = partial(build, method=start.method, prior=self.prior, settings=settings)
         prepared, before = timed(lambda: start.fit(lambda: setup.trained, make), training=True)
-        model, after = timed(
-            lambda: sample(
-                prepared,
-                setup.data,
-                self.engine,
-                replace(start.sampling, initial=prepared.starts),
-                self.temperature,
-                setup.validation,
-            )
-        )
-        return model, {name: before[name] + after[name] for name in before}
+        sampling = replace(start.sampling, initial=prepared.starts)
+        return timed_sampling(prepared, before, setup, self.engine, sampling, self.temperature)
 
     def predict(self, model: Any, inputs: Any, noise: Any) -> Predictive:
         """Average over the draws."""

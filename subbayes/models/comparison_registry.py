@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from subbayes.inference.engine import Engine, engine_of
-from subbayes.models.comparison_chains import MicrocanonicalEnsemble
+from subbayes.models.comparison_chains import MicrocanonicalEnsemble, timed_sampling
 from subbayes.models.comparison_methods import (
     MAP,
     SWA,
@@ -25,14 +25,7 @@ from subbayes.models.comparison_methods import (
 )
 from subbayes.models.description import method_label
 from subbayes.models.ensemble_start import starts_at_ensemble
-from subbayes.models.fit import (
-    as_prior,
-    build,
-    check_prior,
-    check_temperature,
-    fit_settings,
-    sample,
-)
+from subbayes.models.fit import as_prior, build, check_prior, check_temperature, fit_settings
 from subbayes.networks.validation import check_fit
 from subbayes.predictions.predictive import Predictive
 from subbayes.priors import EvidencePrior, Normal
@@ -113,17 +106,8 @@ class SubspaceInference(ComparedMethod):
         )
         trains = isinstance(method, Curve)
         prepared, before = timed(lambda: build(setup.trained, method, prior, settings), trains)
-        model, after = timed(
-            lambda: sample(
-                prepared,
-                setup.data,
-                engine_of(self.inference),
-                setup.sampling,
-                self.temperature,
-                setup.validation,
-            )
-        )
-        return model, {name: before[name] + after[name] for name in before}
+        engine = engine_of(self.inference)
+        return timed_sampling(prepared, before, setup, engine, setup.sampling, self.temperature)
 
     def predict(self, model: Any, inputs: Any, noise: Any) -> Predictive:
         """Average over the draws."""

@@ -37,7 +37,6 @@ __all__ = ["Kernel", "State"]
 
 _HUGE = 1000.0  # energy error, and as much again for every 1000 coordinates
 _SEARCHES = 40  # rounds of the search for a first step size
-_MOST_HALVINGS = 30
 _PATIENCE = 10  # failures in a row, after which a chain restarts
 
 
@@ -178,7 +177,8 @@ class Kernel(Tuner):
         """Give chains whose step failed a new direction and half the step size, where they are.
 
         In the warm-up, which tunes it again, the step size itself is halved; after it, that of the
-        next step alone. After 10 failures in a row they return to their start points.
+        next step alone. After 10 failures in a row they return to their start points and keep the
+        step size that was halved as often, so that one that is too large everywhere is left.
 
         Returns:
             The statistics "failures" and "restarts".
@@ -188,13 +188,14 @@ class Kernel(Tuner):
         rows = failed.nonzero()[0]
         if rows.size:
             s.direction[rows] = _directions([rngs[c] for c in rows], s.z.shape[1])
-            warming = failed & (s.count < self.warmup)
-            self.halve_step(s, warming & (s.failures <= _MOST_HALVINGS))
+            self.halve_step(s, failed & (s.count < self.warmup))
         lost = s.consecutive == _PATIENCE
         if lost.any():
             again = Points.at(posterior, np.where(lost[:, None], s.start, s.z))
             s.z[lost], s.value[lost] = again.z[lost], again.value[lost]
             s.gradient[lost] = again.gradient[lost]
+            late = lost & (s.count >= self.warmup)
+            self.set_step(s, late, s.step[late] * 0.5**_PATIENCE)
             s.consecutive[lost] = 0
             s.restarts[lost] += 1
         return {"failures": s.failures.copy(), "restarts": s.restarts.copy()}

@@ -469,6 +469,17 @@ def test_a_chain_restarts_after_ten_failures_in_a_row(monkeypatch):
     assert "after 10 failures in a row, 1 times in all, of which 1 after the warm-up, so" in line
 
 
+@pytest.mark.parametrize("warmup", [0, 120])
+def test_a_step_size_that_is_too_large_everywhere_is_left(warmup):
+    start = np.tile([[0.25, -0.5, 0.0]], (2, 1))
+    draws = MCLMC(step_size=1e9).sample(
+        Toy(3), draws=20, chains=2, warmup=warmup, initial=start, progress=False
+    )
+    assert draws.stats["step_size"].max() < 1e4
+    assert draws.stats["restarts"][:, -1].min() >= 1
+    assert np.isfinite(draws.z).all()
+
+
 def test_single_failures_leave_the_posterior_as_it_is(monkeypatch):
     """Steps that fail by accident, in the midst of a run: moments remain those of the density."""
     failing(monkeypatch, set(range(2000, 40_000, 700)))
