@@ -18,7 +18,7 @@ from __future__ import annotations
 import argparse
 import fcntl
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import product
@@ -47,6 +47,7 @@ from experiments.store import Record, Store, key_of
 from experiments.uci import numbers_from
 from subbayes import MLP, Training
 from subbayes.inference.configuration import Sampling
+from subbayes.inference.samplers.smc import SMC
 from subbayes.semistructured import Deep, SemiStructuredRegression, SemiStructuredSubspace
 from subbayes.semistructured.joint_posterior import FittedState
 from subbayes.training.configuration import Schedule
@@ -69,6 +70,8 @@ class Plan:
         schedule: of the learning rate.
         prior_scale: standard deviation of the prior of the weights in training.
         draws: number of draws, the particles of one run of sequential Monte Carlo.
+        gradients: whether particles move along trajectories; the first records are of at most 50
+            Crank-Nicolson steps at each power.
     """
 
     hidden: int = 8
@@ -78,6 +81,7 @@ class Plan:
     schedule: Schedule = "constant"
     prior_scale: float = 1.0
     draws: int = 500
+    gradients: bool = False
 
     def training(self) -> Training:
         """Return the settings of the training, to the mode: no rows are held out.
@@ -97,11 +101,17 @@ class Plan:
         )
 
     def facts(self) -> dict[str, Any]:
-        """What identifies records; the first ones had no schedule."""
+        """What identifies records; the first ones had no schedule and no trajectories."""
         found = asdict(self)
         if self.schedule == "constant":
             del found["schedule"]
+        if not self.gradients:
+            del found["gradients"]
         return found
+
+    def engine(self) -> SMC:
+        """Return the engine of models with networks."""
+        return SMC() if self.gradients else SMC(max_moves=50, gradients=False)
 
     def sampling(self, seed: int) -> Sampling:
         """Return the settings of the sampling."""
@@ -127,7 +137,7 @@ def fit_network(
     ).fit(
         rows.frame,
         subspace=SemiStructuredSubspace(plan.rank),
-        inference="smc",
+        inference=plan.engine(),
         training=plan.training(),
         sampling=plan.sampling(seed),
     )
@@ -262,6 +272,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--case", nargs="+", default=list(CASES), choices=list(CASES))
     parser.add_argument("--reads", nargs="+", default=list(READS), choices=READS)
     parser.add_argument("--n", nargs="+", type=int, default=list(SIZES), help="numbers of rows")
+    parser.add_argument(
+        "--gradients", action="store_true", help="particles that move along trajectories"
+    )
     parser.add_argument("--tables", action="store_true", help="only print what has been run")
     add_write_option(parser)
 
@@ -269,6 +282,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, say: Callable[..., None], plan: Plan | None = None) -> Record:
     """Compute the missing records, data set by data set, and print the tables."""
     plans = {n: PLANS.get(n, Plan()) if plan is None else plan for n in options.n}
+    first = plans
+    if options.gradients:
+        plans = {n: replace(plan, gradients=True) for n, plan in plans.items()}
     for name in options.case:
         check_choice("case", name, tuple(CASES))
     numbers = numbers_from(options.first, "sims", options.sims)
@@ -284,13 +300,10 @@ def run(options: argparse.Namespace, say: Callable[..., None], plan: Plan | None
         with locked(path) as store:
             store.put(key, record)
         say(f"{case}, {reads}, n = {n}, data set {number}: {record['seconds']:.1f} s")
-    found: list[Record] = []
-    for case, reads, n in cells:
-        path = Path(options.results) / f"{case}-{reads}-{n}.json"
-        settings = key_of("", plans[n].facts())
-        if path.exists():
-            records: dict[str, Any] = Store(path).records
-            found += [r for k, r in sorted(records.items()) if k.endswith(settings)]
+    found = _records_of(options, cells, first)
+    along = _records_of(
+        options, cells, {n: replace(plan, gradients=True) for n, plan in first.items()}
+    )
     text = tables.markdown(found)
     for n in sorted({r["n"] for r in found if (r["case"], r["reads"]) == ("linear", "same")}):
         own = [
@@ -298,5 +311,20 @@ def run(options: argparse.Namespace, say: Callable[..., None], plan: Plan | None
         ]
         text += "\n\n" + tables.known_markdown(n, [known_records(n, s) for s in (own, range(MANY))])
     text += "\n\n" + tables.deviations_markdown(found)
+    text += "\n\n" + tables.pairs_markdown(found, along)
     publish(text, "ssr_coverage", options.write, say)
     return tables.summary(found)
+
+
+def _records_of(
+    options: argparse.Namespace, cells: Sequence[tuple[str, str, int]], plans: Mapping[int, Plan]
+) -> list[Record]:
+    """The records of some plans, in order."""
+    found: list[Record] = []
+    for case, reads, n in cells:
+        path = Path(options.results) / f"{case}-{reads}-{n}.json"
+        settings = key_of("", plans[n].facts())
+        if path.exists():
+            records: dict[str, Any] = Store(path).records
+            found += [r for k, r in sorted(records.items()) if k.endswith(settings)]
+    return found

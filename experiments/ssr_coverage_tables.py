@@ -12,7 +12,14 @@ from experiments.markdown import markdown_table, number
 from experiments.ssr_coverage_data import is_projected
 from experiments.store import Record
 
-__all__ = ["coverage", "deviations_markdown", "known_markdown", "markdown", "summary"]
+__all__ = [
+    "coverage",
+    "deviations_markdown",
+    "known_markdown",
+    "markdown",
+    "pairs_markdown",
+    "summary",
+]
 
 LEVELS = (0.5, 0.9, 0.95)
 _EFFECTS: dict[str, dict[str, tuple[str, ...]]] = {
@@ -145,6 +152,36 @@ def deviations_markdown(records: Sequence[Record]) -> str:
     head = ["table", "network reads", "rows", "effect", "intervals", "cover"]
     title = f'Shares of `"population"` intervals beyond two standard errors: {len(rows)} of {count}'
     return markdown_table(head, rows, title) or f"**{title}**"
+
+
+def pairs_markdown(steps: Sequence[Record], along: Sequence[Record]) -> str:
+    """Return a table of both moves of particles, in the data sets in which both were run."""
+    key = ("case", "reads", "n", "number")
+    first = {tuple(r[name] for name in key): r for r in steps}
+    second = {k: r for r in along if (k := tuple(r[name] for name in key)) in first}
+    rows = []
+    for (case, reads, n), own in _cells(list(second.values())):
+        others = [first[tuple(r[name] for name in key)] for r in own]
+        for effect, names in _EFFECTS[case].items():
+            ratios = [
+                np.mean([a["population"][x]["sd"] / b["population"][x]["sd"] for x in names])
+                for a, b in zip(own, others, strict=True)
+            ]
+            error = np.std(ratios, ddof=min(1, len(ratios) - 1)) / len(ratios) ** 0.5
+            shares = [
+                f"{coverage(records, method, names, 0.9)[0]:.2f}"
+                for records, method in (
+                    (others, "population"),
+                    (own, "population"),
+                    (own, "oracle"),
+                )
+            ]
+            ratio = f"{np.mean(ratios):.3f} ± {error:.3f}"
+            rows.append([effect, reads, n, len(own), *shares, ratio])
+    head = ["effect", "network reads", "rows", "data sets", "steps cover", "trajectories cover"]
+    head += ["oracle covers", "ratio of standard deviations"]
+    title = "Steps and trajectories: shares of 90 % intervals, and posterior standard deviations"
+    return markdown_table(head, rows, title) if rows else ""
 
 
 def known_markdown(n: int, parts: Sequence[Sequence[Record]]) -> str:

@@ -12,7 +12,7 @@ import copy
 import functools
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -89,6 +89,10 @@ class Posterior:
         >>> posterior.value(np.zeros((4, 3))).shape
         (4,)
     """
+
+    reparameterisation: Callable[[float], Any] | None = None
+    """Other coordinates for samplers, by the power of the likelihood; see
+    `subbayes.inference.samplers.reparameterisation`."""
 
     def __init__(
         self,

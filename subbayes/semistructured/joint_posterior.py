@@ -20,6 +20,7 @@ from subbayes.networks.tracing.tracer import Mode
 from subbayes.posterior import Posterior
 from subbayes.predictions.averaging import evenly_spaced
 from subbayes.priors import Normal
+from subbayes.semistructured.centring import Information
 from subbayes.semistructured.contributions import Contributions
 from subbayes.semistructured.effects_posterior import EffectsPosterior, has_effects_alone
 from subbayes.semistructured.effects_sampling import draw_effects
@@ -87,6 +88,12 @@ class JointPosterior:
     @cached_property
     def density(self) -> Posterior:
         """The posterior density, at temperature 1."""
+        found = self._own_density()
+        found.reparameterisation = self.information
+        return found
+
+    def _own_density(self) -> Posterior:
+        """The density, without coordinates for samplers."""
         model = self.model
         if has_effects_alone(model) and isinstance(self.space.subspace, FullSubspace):
             return EffectsPosterior(model, self.space.subspace, self.space.prior, self.mode)
@@ -101,6 +108,26 @@ class JointPosterior:
             batch_size=model.data.n if self.orthogonal else None,
             mode=self.mode,
         )
+
+    @cached_property
+    def information(self) -> Information | None:
+        """What the rows say about smooths and effects of groups beside networks; None without both.
+
+        Without networks, these coordinates cost more than the density.
+        """
+        model, rank = self.model, self.space.rank
+        if self.contributions is None or not model.structured.scaled_blocks():
+            return None
+        if self.space.projected or model.data.y is None:
+            return None
+        point = self.with_best_effects(self.space.start_points[:1])
+        zeta = torch.from_numpy(point[:, rank:].copy())
+        density = self.effect_density
+        assert isinstance(self.space.subspace, JointSubspace)
+        networks = torch.from_numpy(point[:, :rank].copy()).to(model.dtype)
+        deep = self.contributions(self.space.subspace.inner.weights(networks))
+        curvature = density.row_information(zeta, deep)[0]
+        return Information.of(model.structured, rank, zeta[0], density.design, curvature)
 
     @property
     def effect_density(self) -> EffectDensity:

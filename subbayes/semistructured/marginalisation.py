@@ -80,6 +80,14 @@ class EffectDensity:
         prior = 0.5 * zeta.square().sum(-1)
         return self.family.log_prob(self.predictors(zeta, deep), self.y).sum(-1) - prior
 
+    def row_information(
+        self, zeta: Float[Tensor, "S P"], deep: Float[Tensor, "S n K"]
+    ) -> Float[Tensor, "S n K"]:
+        """Minus the second derivative of each row's log density in each predictor."""
+        eta = self.predictors(zeta, deep).detach()
+        curvature = _row_curvatures(self.family, eta, self.y)
+        return -curvature.diagonal(dim1=-2, dim2=-1)[..., : deep.shape[-1]]
+
 
 def marginalisation_of(
     method: str | None, density: EffectDensity, points: int = 256

@@ -181,6 +181,33 @@ class StructuredPredictor(nn.Module):
             start = at.stop
         return torch.cat([*parts, beta[..., start:]], -1)
 
+    def scales(self, zeta: Float[Tensor, "*S P"]) -> Float[Tensor, "*S p"]:
+        """Standard deviations of penalised coefficients given the hyperparameters, 1 for others."""
+        found = zeta.new_ones(*zeta.shape[:-1], len(self.design.names))
+        if self._sd_coordinates:
+            tau = torch.stack([self.term_sd(name, zeta) for name in self._sd_coordinates], -1)
+            found = self._unpenalised.to(zeta) + tau @ self._sd_columns.to(zeta)
+        parts, start = [], 0
+        for law, at, extra in self._laws.values():
+            count = at.stop - at.start
+            own = law.scales(count, zeta[..., extra], self.priors)
+            parts += [
+                found[..., start : at.start],
+                own if law.blocks(count) else torch.ones_like(own),
+            ]
+            start = at.stop
+        return torch.cat([*parts, found[..., start:]], -1)
+
+    def scaled_blocks(self) -> list[list[int]]:
+        """Columns of normal penalised coefficients, by the hyperparameter that scales them."""
+        own = [row.nonzero()[:, 0].tolist() for row in self._sd_columns]
+        laws = [
+            [at.start + i for i in block]
+            for law, at, _ in self._laws.values()
+            for block in law.blocks(at.stop - at.start)
+        ]
+        return [*own, *laws]
+
     def term_sd(self, name: str, zeta: Float[Tensor, "*S P"]) -> Float[Tensor, "*S"]:
         """The standard deviation of a penalised term's coefficients."""
         return self.priors[f"sd({name})"].from_standard(zeta[..., self._sd_coordinates[name]])

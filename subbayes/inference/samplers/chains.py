@@ -30,6 +30,7 @@ from subbayes.draws import Draws
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.engine import Engine
 from subbayes.inference.samplers.chain_storage import Checkpoint, FinishedChain, Store, check_folder
+from subbayes.inference.samplers.reparameterisation import ReparameterisedDensity
 from subbayes.networks.validation import check_same_outputs
 from subbayes.posterior import Posterior
 from subbayes.priors import Normal
@@ -187,6 +188,8 @@ def _check_agreement(kernel: Kernel, posterior: Density, sampling: Sampling) -> 
     if isinstance(data, Data):
         facts["data"] = agreed_rows(data)
     processes.agree(facts, "Give every process the same data, subspace and settings")
+    if isinstance(posterior, ReparameterisedDensity):
+        posterior = posterior.density
     if isinstance(posterior, Posterior):
         check_same_outputs(posterior.network, posterior.subspace.shift, posterior.data)
 

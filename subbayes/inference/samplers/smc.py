@@ -6,25 +6,20 @@ N particles pass through $\pi_\beta(z) \propto L(z)^{\beta / T} p(z)$, $\beta$ f
    $w_i = L(z_i)^{(\beta' - \beta) / T}$ have an effective sample size of half (bisection; Jasra
    et al. 2011); $\log \hat Z \mathrel{+}= \log \bar w$.
 2. *Resample* systematically.
-3. *Move* all particles by t-preconditioned Crank-Nicolson steps (Grumitt, Karamanis & Seljak 2024)
-   until they are uncorrelated with their start points: with mean $\mu$, scale $\Sigma$ and
-   degrees of freedom $\nu$ of a t distribution fitted to the particles, and
-   $d(z) = (z - \mu)^\top \Sigma^{-1} (z - \mu)$,
-
-$$ z' = \mu + \sqrt{1 - \rho^2}\,(z - \mu) + \rho \sqrt{s}\, \Sigma^{1/2} \epsilon, \qquad
-   1/s \sim \mathrm{Gamma}\bigl(\tfrac{k + \nu}{2}, \tfrac{\nu + d(z)}{2}\bigr), $$
-
-accepted with probability $\min\{1, \pi(z') t(z) / \pi(z) t(z')\}$. Where the density is close to
-the t distribution, $\rho = 1$ draws afresh; $\rho$ is adapted to the acceptance.
+3. *Move* all particles until they are uncorrelated with their start points: by t-preconditioned
+   Crank-Nicolson steps, and from the first power at which these take too many, by Hamiltonian
+   trajectories; see `subbayes.inference.samplers.smc_moves`.
 
 Each group of particles is an independent run; the evaluations of all groups form one batch.
 """
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Generator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -37,111 +32,119 @@ from subbayes.inference.engine import Engine
 from subbayes.inference.importance_sampling import systematic_resampling
 from subbayes.inference.samplers.chains import Density, chain_generators, prior_scale
 from subbayes.inference.samplers.evidence import evidence_of_groups
+from subbayes.inference.samplers.reparameterisation import (
+    Reparameterisation,
+    ReparameterisedPrior,
+    evaluations_in,
+    inverse,
+    pulled_back,
+    reparameterisation_of,
+)
+from subbayes.inference.samplers.smc_moves import (
+    CrankNicolson,
+    Hamiltonian,
+    Move,
+    Particles,
+    Reference,
+)
 from subbayes.inference.saved_statistics import numbers_of
-from subbayes.utils.checks import check_count, fail
+from subbayes.utils.checks import InputError, check_count, fail
 from subbayes.utils.files import fail_damaged
 from subbayes.utils.progress import progress_bar
+from subbayes.utils.warning import warn_user
 
 __all__ = ["SMC"]
 
 _AT_ONCE = 256
-_MOST_NU, _LEAST_NU = 1000.0, 5.0
-_ACCEPTANCE = 0.4
-_LEAST_RHO = 0.01
+_ENOUGH = 0.1  # correlation of particles with where their moves started
+_PATIENCE = 30  # Crank-Nicolson steps at a power, before trajectories take their place
+_WITHIN, _FALL = 20, 0.9  # moves in which the correlation has to fall by this factor
+_MUCH = 0.3  # correlation after the last moves of which users are warned
 
-Evaluations = Generator[np.ndarray, np.ndarray, "_Group"]
-
-
-@dataclass
-class _Group:
-    """One run of particles, and its statistics at each power of the likelihood."""
-
-    z: Float[np.ndarray, "draws k"]
-    log_likelihood: Float[np.ndarray, "draws"]  # at temperature 1
-    log_evidence: float = 0.0  # log of the integral of L^(1/T) under the prior
-    beta: list[float] = field(default_factory=lambda: [0.0])
-    moves: list[int] = field(default_factory=list)
-    acceptance: list[float] = field(default_factory=list)  # of the last move
+Requests = Generator[tuple[np.ndarray, bool], np.ndarray, Any]
+"""Yields points and whether gradients are needed; see `smc_moves.Evaluations`."""
 
 
-@dataclass(frozen=True)
-class _Reference:
-    """The t distribution that preconditions the moves."""
-
-    mean: Float[np.ndarray, "k"]
-    factor: Float[np.ndarray, "k k"]  # Cholesky factor of the scale matrix
-    nu: float  # degrees of freedom
-
-    @classmethod
-    def of(cls, z: Float[np.ndarray, "draws k"], scale: Float[np.ndarray, "k"]) -> _Reference:
-        r"""Fit by moments: Mardia's kurtosis $E[d^2] / k(k + 2)$ is $(\nu - 2)/(\nu - 4)$.
-
-        The covariance is shrunk towards its diagonal, so that it has full rank for few particles.
-        """
-        (n, k), mean = z.shape, z.mean(0)
-        centred = z - mean
-        covariance = centred.T @ centred / max(n - 1, 1)
-        weight = n / (n + k + 1.0)
-        diagonal = np.diag(covariance) + (1e-6 * scale) ** 2
-        covariance = weight * covariance + (1 - weight) * np.diag(diagonal)
-        factor = np.linalg.cholesky(covariance + np.diag(1e-9 * diagonal))
-        d = _squared(factor, centred)
-        kurtosis = float((d**2).mean()) / (k * (k + 2))
-        nu = _MOST_NU if kurtosis <= 1 else 4 + 2 / (kurtosis - 1)
-        nu = float(np.clip(nu, _LEAST_NU, _MOST_NU))
-        return cls(mean, factor * np.sqrt((nu - 2) / nu), nu)
-
-    def propose(
-        self, z: Float[np.ndarray, "draws k"], rho: float, rng: np.random.Generator
-    ) -> tuple[Float[np.ndarray, "draws k"], Float[np.ndarray, "draws"]]:
-        """Proposals, and their log t(z) - log t(z')."""
-        k, centred = z.shape[1], z - self.mean
-        d = _squared(self.factor, centred)
-        s = 0.5 * (self.nu + d) / rng.standard_gamma(0.5 * (k + self.nu), size=len(z))
-        noise = rng.standard_normal(z.shape) @ self.factor.T
-        ahead = np.sqrt(1 - rho**2) * centred + rho * np.sqrt(s)[:, None] * noise
-        after = _squared(self.factor, ahead)
-        correction = 0.5 * (k + self.nu) * (np.log(self.nu + after) - np.log(self.nu + d))
-        return self.mean + ahead, correction
-
-
-def _squared(
-    factor: Float[np.ndarray, "k k"], centred: Float[np.ndarray, "draws k"]
-) -> Float[np.ndarray, "draws"]:
-    """Squared Mahalanobis lengths."""
-    from scipy.linalg import solve_triangular
-
-    return np.asarray((solve_triangular(factor, centred.T, lower=True) ** 2).sum(0))
-
-
-def _run(
-    posterior: Density, n: int, rng: np.random.Generator, ess: float, max_moves: int
-) -> Evaluations:
-    """Run n particles from prior to posterior; yields points and is sent their log-likelihoods."""
+def _run(posterior: Density, n: int, rng: np.random.Generator, settings: SMC) -> Requests:
+    """Run n particles from prior to posterior, and return them."""
     z = posterior.prior.sample((n, posterior.rank), rng)
-    group = _Group(z, (yield z))
-    if not np.isfinite(group.log_likelihood).any():
+    particles = Particles(z, (yield z, False)[:, 0])
+    if not np.isfinite(particles.log_likelihood).any():
         fail(
             "posterior",
             "a finite log-likelihood somewhere",
             f"minus infinity at all {n} draws from the prior",
             "Use more draws, a narrower prior, or check the data and the trained weights",
         )
-    rho = 0.5
-    while group.beta[-1] < 1:
-        weights = _temper(posterior.temperature, group, ess)
-        at = systematic_resampling(weights, len(weights), rng)
-        group.z, group.log_likelihood = group.z[at], group.log_likelihood[at]
-        rho = yield from _move(posterior, group, rho, rng, max_moves)
-    return group
+    move: Move = CrankNicolson()
+    follows_gradients = settings.gradients
+    while particles.beta[-1] < 1:
+        weights = _temper(posterior.temperature, particles, settings.ess)
+        particles.select(systematic_resampling(weights, len(weights), rng))
+        power = particles.beta[-1] / posterior.temperature
+        change = reparameterisation_of(posterior, power)
+        particles.translate(change)
+        reference = Reference.of(particles.z, prior_scale(posterior))
+        start = _observed(particles, reference)
+        prior = posterior.prior if change is None else ReparameterisedPrior(posterior.prior, change)
+        step = partial(_step, particles, reference, prior, power, rng, change)
+        advance = partial(_advance, particles, start, reference, step)
+        particles.moves.append(0)
+        particles.acceptance.append(0.0)
+        if isinstance(move, CrankNicolson) and follows_gradients:
+            yield from advance(move, min(_PATIENCE, settings.max_moves))
+            if not _is_free(particles) and particles.moves[-1] < settings.max_moves:
+                follows_gradients = _find_gradients(posterior, particles, change)
+                move = Hamiltonian.of_rank(posterior.rank) if follows_gradients else move
+        if not _is_free(particles):
+            yield from advance(move, settings.max_moves)
+        particles.translate(change, back=True)
+    return particles
 
 
-def _temper(temperature: float, group: _Group, target: float) -> Float[np.ndarray, "draws"]:
+def _step(
+    particles: Particles,
+    reference: Reference,
+    prior: Any,
+    power: float,
+    rng: np.random.Generator,
+    change: Reparameterisation | None,
+    move: Move,
+) -> Requests:
+    """One move in the coordinates of a power."""
+    return evaluations_in(change, move.step(particles, reference, prior, power, rng))
+
+
+def _is_free(particles: Particles) -> bool:
+    """Whether the particles are uncorrelated with where the moves at this power started."""
+    enough = max(_ENOUGH, 2 / math.sqrt(len(particles.z)))
+    return particles.moves[-1] > 0 and particles.dependence < enough
+
+
+def _find_gradients(
+    posterior: Density, particles: Particles, change: Reparameterisation | None
+) -> bool:
+    """Evaluate the gradients at the particles, if the density has gradients."""
+    if not callable(getattr(posterior, "value_and_grad", None)):
+        return False
+    try:
+        z = particles.z if change is None else inverse(change, particles.z)[0]
+        gradient = _evaluate(posterior, z, True)[:, 1:]
+    except InputError:
+        return False
+    if change is not None:
+        gradient = pulled_back(change, particles.z, gradient)
+    particles.gradient = gradient
+    particles.evaluations += 1
+    return True
+
+
+def _temper(temperature: float, particles: Particles, target: float) -> Float[np.ndarray, "draws"]:
     """Advance to the next power and return the normalised weights of the particles."""
-    beta = group.beta[-1]
-    finite = np.isfinite(group.log_likelihood)
+    beta = particles.beta[-1]
+    finite = np.isfinite(particles.log_likelihood)
     # Particles of zero density have weight 0 at any power and are left out of the target.
-    logs = group.log_likelihood[finite] / temperature
+    logs = particles.log_likelihood[finite] / temperature
 
     def effective(new: float) -> float:
         log_w = (new - beta) * logs
@@ -153,45 +156,53 @@ def _temper(temperature: float, group: _Group, target: float) -> Float[np.ndarra
             new = 0.5 * (low + high)
             low, high = (new, high) if effective(new) >= target * len(logs) else (low, new)
         new = high if low == beta else low
-    log_w = np.full(len(group.z), -np.inf)
+    log_w = np.full(len(particles.z), -np.inf)
     log_w[finite] = (new - beta) * logs
     total = float(logsumexp(log_w))
-    group.log_evidence += total - float(np.log(len(log_w)))
-    group.beta.append(new)
+    particles.log_evidence += total - float(np.log(len(log_w)))
+    particles.beta.append(new)
     return np.exp(log_w - total)
 
 
-def _move(
-    posterior: Density, group: _Group, rho: float, rng: np.random.Generator, max_moves: int
-) -> Generator[np.ndarray, np.ndarray, float]:
-    """Move the particles until they are uncorrelated with their start points; return rho."""
-    power = group.beta[-1] / posterior.temperature
-    reference = _Reference.of(group.z, prior_scale(posterior))
-    start = np.column_stack([group.z, group.log_likelihood])
-    prior, moves, acceptance = posterior.prior.log_prob(group.z), 0, 0.0
-    enough = max(0.1, 2 / np.sqrt(len(group.z)))
-    while moves < max_moves:
-        ahead, correction = reference.propose(group.z, rho, rng)
-        log_likelihood = yield ahead
-        ahead_prior = posterior.prior.log_prob(ahead)
-        log_ratio = (
-            power * (log_likelihood - group.log_likelihood) + ahead_prior - prior + correction
-        )
-        chance = np.exp(np.minimum(log_ratio, 0.0))
-        accepted = rng.random(len(chance)) < chance
-        group.z = np.where(accepted[:, None], ahead, group.z)
-        group.log_likelihood = np.where(accepted, log_likelihood, group.log_likelihood)
-        prior = np.where(accepted, ahead_prior, prior)
-        moves, acceptance = moves + 1, float(chance.mean())
-        rho = float(
-            np.clip(rho * np.exp((acceptance - _ACCEPTANCE) / np.sqrt(moves)), _LEAST_RHO, 1.0)
-        )
-        now = np.column_stack([group.z, group.log_likelihood])
-        if _correlation(start, now).max() < enough:
+def _advance(
+    particles: Particles,
+    start: Float[np.ndarray, "draws columns"],
+    reference: Reference,
+    step: Callable[[Move], Requests],
+    move: Move,
+    most: int,
+) -> Requests:
+    """Move the particles until they are uncorrelated with their start points."""
+    correlations = list[float]()
+    for count in range(1, most - particles.moves[-1] + 1):
+        acceptance = yield from step(move)
+        move.adapt(acceptance, count)
+        particles.moves[-1] += 1
+        particles.acceptance[-1] = acceptance
+        now = _observed(particles, reference)
+        found = _correlation(start, now)
+        squares = slice(particles.z.shape[1], -1)
+        particles.correlation = float(np.delete(found, squares).max())
+        particles.dependence = float(found.max())
+        correlations.append(particles.correlation)
+        if _is_free(particles):
             break
-    group.moves.append(moves)
-    group.acceptance.append(acceptance)
-    return rho
+        # Moves that connect no modes, or too slowly, are not worth their trajectories.
+        if (
+            isinstance(move, Hamiltonian)
+            and count > _WITHIN
+            and particles.correlation > max(_MUCH, _FALL * correlations[-1 - _WITHIN])
+        ):
+            break
+
+
+def _observed(particles: Particles, reference: Reference) -> Float[np.ndarray, "draws columns"]:
+    """What has to be uncorrelated: coordinates, squared deviations, and log-likelihoods.
+
+    The squares tell of particles in the tails that moves leave where they are.
+    """
+    z = particles.z
+    return np.column_stack([z, np.square(z - reference.mean), particles.log_likelihood])
 
 
 def _correlation(
@@ -203,41 +214,51 @@ def _correlation(
     return np.where(size > 0, (a * b).sum(0) / np.where(size > 0, size, 1), 0.0)
 
 
-def _log_likelihood(
-    posterior: Density, z: Float[np.ndarray, "rows k"]
-) -> Float[np.ndarray, "rows"]:
-    """Log-likelihood in batches of one shape; NaN and infinities count as minus infinity."""
+def _evaluate(
+    posterior: Any, z: Float[np.ndarray, "rows k"], with_gradient: bool
+) -> Float[np.ndarray, "rows columns"]:
+    """Log-likelihoods at temperature 1, and their gradients, in batches of one shape.
+
+    NaN and infinite log-likelihoods count as minus infinity.
+    """
     size = min(_AT_ONCE, len(z))
-    out = np.concatenate(
-        [
-            posterior.log_likelihood(np.resize(z[i : i + size], (size, z.shape[1])))[: len(z) - i]
-            for i in range(0, len(z), size)
-        ]
-    )
-    return np.where(np.isfinite(out), out, -np.inf)
+    parts = []
+    for i in range(0, len(z), size):
+        points = np.resize(z[i : i + size], (size, z.shape[1]))
+        if with_gradient:
+            value, gradient = posterior.value_and_grad(points)
+            prior, prior_gradient = posterior.prior.value_and_grad(points)
+            with np.errstate(invalid="ignore"):  # of infinite ones
+                both = np.column_stack([value - prior, gradient - prior_gradient])
+            part = both * posterior.temperature
+        else:
+            part = posterior.log_likelihood(points)[:, None]
+        parts.append(part[: len(z) - i])
+    out = np.concatenate(parts)
+    out[~np.isfinite(out[:, 0]), 0] = -np.inf
+    return out
 
 
-def _run_groups(
-    posterior: Density, runs: list[Evaluations], progress: bool | None
-) -> tuple[list[_Group], int]:
+def _run_groups(posterior: Density, runs: list[Requests], progress: bool | None) -> list[Particles]:
     """Advance all groups together, evaluating their points in one batch."""
-    done: dict[int, _Group] = {}
+    done: dict[int, Particles] = {}
     requests = {i: next(one) for i, one in enumerate(runs)}
-    evaluations = 0
     with progress_bar(len(runs), "Sampling (smc)", progress, "groups") as steps:
         while requests:
-            found = _log_likelihood(posterior, np.concatenate(list(requests.values())))
-            evaluations += len(found)
-            ends = np.cumsum([len(z) for z in requests.values()])[:-1]
-            answers = dict(zip(requests, np.split(found, ends), strict=True))
-            for i, values in answers.items():
-                try:
-                    requests[i] = runs[i].send(values)
-                except StopIteration as stop:
-                    done[i] = stop.value
-                    del requests[i]
-                    steps.update(1)
-    return [done[i] for i in range(len(runs))], evaluations
+            for with_gradient in (False, True):
+                own = {i: z for i, (z, other) in requests.items() if other == with_gradient}
+                if not own:
+                    continue
+                found = _evaluate(posterior, np.concatenate(list(own.values())), with_gradient)
+                ends = np.cumsum([len(z) for z in own.values()])[:-1]
+                for i, values in zip(own, np.split(found, ends), strict=True):
+                    try:
+                        requests[i] = runs[i].send(values)
+                    except StopIteration as stop:
+                        done[i] = stop.value
+                        del requests[i]
+                        steps.update(1)
+    return [done[i] for i in range(len(runs))]
 
 
 @dataclass(frozen=True)
@@ -250,12 +271,20 @@ class SMC(Engine):
 
     The draws have the stat "log_likelihood" (at temperature 1). Their log evidence, of the tempered
     posterior, is the log of the mean of the groups' estimates, which are unbiased apart from
-    adaptation. Meta has, per group, "log_evidences", "stages" (number of powers) and "moves" (in
-    total), and over all groups "acceptance" (the smallest of any stage) and "density_evaluations".
+    adaptation. Meta has, per group, "log_evidences", "stages" (number of powers), "moves" (in
+    total), "hamiltonian_moves" (those along trajectories), "correlation" (the largest of a
+    coordinate with its value before the last moves) and "evaluations" (of the density at all
+    particles); and, over all groups, "acceptance" (the smallest of any stage) and
+    "density_evaluations".
+
+    A warning says if the last moves leave a correlation of more than 0.3: then the draws vary less
+    than the posterior, or are in modes that no move connects, whose shares spread among groups.
 
     Attributes:
         ess: effective sample size that tempering aims at, as a fraction of the particles.
         max_moves: maximal number of moves of the particles per stage.
+        gradients: whether particles move along Hamiltonian trajectories from the first stage in
+            which 30 Crank-Nicolson steps leave them correlated, if the density has gradients.
 
     Raises:
         InputError: a log-likelihood that is minus infinity at all draws from the prior.
@@ -273,7 +302,8 @@ class SMC(Engine):
     name = "smc"
     estimates = ("log_evidence", "log_evidence_error")
     ess: float = 0.5
-    max_moves: int = 50
+    max_moves: int = 100
+    gradients: bool = True
 
     def __post_init__(self) -> None:
         check_count("max_moves", self.max_moves)
@@ -297,14 +327,23 @@ class SMC(Engine):
         logs = numbers_of("log_evidences", draws, groups)
         stages = numbers_of("stages", draws, groups, 1, whole=True)
         moves = numbers_of("moves", draws, groups, 1, whole=True)
+        trajectories = numbers_of("hamiltonian_moves", draws, groups, 0, whole=True)
+        evaluations = numbers_of("evaluations", draws, groups, 1, whole=True)
+        numbers_of("correlation", draws, groups, -1.0, 1.0)
         numbers_of("acceptance", draws, 0, 0.0, 1.0)
         if (moves < stages).any():
             fail_damaged("at least as many 'moves' as 'stages'", f"{moves.tolist()}")
+        if (trajectories > moves).any():
+            fail_damaged("'hamiltonian_moves' among the 'moves'", f"{trajectories.tolist()}")
+        # each move evaluates once or more, as do the draws from the prior and the first gradients
+        least = moves + 1 + (trajectories > 0)
+        if (evaluations < least).any() or (evaluations > least)[trajectories == 0].any():
+            fail_damaged("'evaluations' that moves need", f"{evaluations.tolist()}")
         log_evidence, error = evidence_of_groups(logs)
         return {
             "log_evidence": log_evidence,
             "log_evidence_error": error,
-            "meta.density_evaluations": of // groups * (groups + int(moves.sum())),
+            "meta.density_evaluations": of // groups * int(evaluations.sum()),
         }
 
     def run(self, posterior: Density, sampling: Sampling) -> Draws:
@@ -312,12 +351,14 @@ class SMC(Engine):
         check_count("draws", sampling.draws, 2)
         started = time.perf_counter()
         runs = [
-            _run(posterior, sampling.draws, rng, self.ess, self.max_moves)
+            _run(posterior, sampling.draws, rng, self)
             for rng in chain_generators(sampling.seed, sampling.chains)
         ]
-        groups, evaluations = _run_groups(posterior, runs, sampling.progress)
+        groups = _run_groups(posterior, runs, sampling.progress)
         evidences = np.array([group.log_evidence for group in groups])
         log_evidence, error = evidence_of_groups(evidences)
+        self._warn_of_correlation(groups)
+        evaluations = [group.evaluations for group in groups]
         return Draws(
             np.stack([group.z for group in groups]),
             {"log_likelihood": np.stack([group.log_likelihood for group in groups])},
@@ -326,8 +367,11 @@ class SMC(Engine):
                 "log_evidences": evidences.tolist(),
                 "stages": [len(group.moves) for group in groups],
                 "moves": [sum(group.moves) for group in groups],
+                "hamiltonian_moves": [group.hamiltonian for group in groups],
+                "correlation": [group.correlation for group in groups],
+                "evaluations": evaluations,
                 "acceptance": min(min(group.acceptance) for group in groups),
-                "density_evaluations": evaluations,
+                "density_evaluations": sampling.draws * sum(evaluations),
                 "seconds": time.perf_counter() - started,
             },
             engine=self.name,
@@ -335,3 +379,14 @@ class SMC(Engine):
             log_evidence=log_evidence,
             log_evidence_error=error,
         )
+
+    def _warn_of_correlation(self, groups: list[Particles]) -> None:
+        """Warn of draws that are close to where the last moves started."""
+        worst = max(groups, key=lambda group: group.correlation)
+        if worst.correlation > max(_MUCH, 4 / np.sqrt(len(worst.z))):
+            warn_user(
+                f"smc: the last {worst.moves[-1]} moves leave a correlation of "
+                f"{worst.correlation:.2f} with where they started: draws vary less than the "
+                "posterior, or are in modes that moves do not connect. Compare several chains, "
+                f"raise max_moves (now {self.max_moves}), or use 'nuts'"
+            )

@@ -359,6 +359,18 @@ class GroupLaw(Law):
         own = zeta.reshape(*zeta.shape[:-1], self.n_groups, len(self.names))
         return (own @ self.factor(extra, priors).mT).reshape(zeta.shape)
 
+    def scales(
+        self, count: int, extra: Float[Tensor, "*S e"], priors: Priors
+    ) -> Float[Tensor, "*S c"]:
+        """Standard deviations of the effects, group by group."""
+        tau = self.factor(extra, priors).norm(dim=-1)
+        return tau.repeat(*[1] * (tau.ndim - 1), count // tau.shape[-1])
+
+    def blocks(self, count: int) -> list[range]:
+        """One for each effect that varies."""
+        q = len(self.names)
+        return [range(i, count, q) for i in range(q)]
+
     def reported(
         self, zeta: Float[Tensor, "S c"], extra: Float[Tensor, "S e"], priors: Priors
     ) -> dict[str, Float[Tensor, "S"]]:

@@ -75,6 +75,25 @@ class Law(ABC):
             priors: priors of the hyperparameters, by name.
         """
 
+    def scales(
+        self, count: int, extra: Float[Tensor, "*S e"], priors: Priors
+    ) -> Float[Tensor, "*S c"]:
+        """Standard deviations of the coefficients given the hyperparameters.
+
+        By default those of coefficients that are multiples of their own coordinates.
+
+        Args:
+            count: number of columns.
+            extra: coordinates of the hyperparameters.
+            priors: priors of the hyperparameters, by name.
+        """
+        ones = extra.new_ones(*extra.shape[:-1], count)
+        return self.coefficients(ones, extra, priors).abs()
+
+    def blocks(self, count: int) -> list[range]:
+        """Columns whose standard deviations have one scale; empty if they are not normal."""
+        return [range(count)]
+
     @abstractmethod
     def reported(
         self, zeta: Float[Tensor, "S c"], extra: Float[Tensor, "S e"], priors: Priors
@@ -167,6 +186,11 @@ class BlockLaw(Law):
             parts.append(tau * zeta[..., start : start + size])
             start += size
         return torch.cat(parts, -1)
+
+    def blocks(self, count: int) -> list[range]:
+        """The blocks of columns."""
+        ends = np.cumsum(self.sizes)
+        return [range(end - size, end) for size, end in zip(self.sizes, ends, strict=True)]
 
     def reported(
         self, zeta: Float[Tensor, "S c"], extra: Float[Tensor, "S e"], priors: Priors

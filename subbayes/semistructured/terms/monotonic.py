@@ -133,6 +133,10 @@ class MonotonicLaw(Law):
         effect, simplex = self._parts(zeta, priors)
         return effect * zeta.shape[-1] * simplex
 
+    def blocks(self, count: int) -> list[range]:
+        """None: the steps are not normal."""
+        return []
+
     def reported(
         self, zeta: Float[Tensor, "S c"], extra: Float[Tensor, "S e"], priors: Priors
     ) -> dict[str, Float[Tensor, "S"]]:

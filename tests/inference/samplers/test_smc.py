@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 import numpy as np
 import pytest
+import torch
 from densities import Banana, Bimodal, Narrow, Toy
 from oracles import LinearGaussian, check_moments
 from scipy import stats
+from scipy.special import logsumexp
 
 from subbayes.inference.importance_sampling import systematic_resampling
-from subbayes.inference.samplers.smc import SMC, _Reference
+from subbayes.inference.samplers.smc import SMC
+from subbayes.inference.samplers.smc_moves import Hamiltonian, Particles, Reference
 from subbayes.priors import Normal
-from subbayes.utils.checks import InputError
+from subbayes.utils.checks import InputError, fail
 
 pytestmark = pytest.mark.usefixtures("unchecked")  # long runs; see test_annotations
 
@@ -131,7 +136,7 @@ def test_regions_of_zero_density_enter_the_evidence():
 def test_moves_leave_the_reference_invariant():
     """The proposal is reversible with respect to the t distribution."""
     rng = np.random.default_rng(0)
-    reference = _Reference(np.array([1.0, -2.0]), np.array([[1.0, 0.0], [0.5, 0.8]]), 6.0)
+    reference = Reference(np.array([1.0, -2.0]), np.array([[1.0, 0.0], [0.5, 0.8]]), 6.0)
     n = 200_000
     scale = np.sqrt(reference.nu / rng.chisquare(reference.nu, n))
     z = reference.mean + (rng.standard_normal((n, 2)) @ reference.factor.T) * scale[:, None]
@@ -147,15 +152,188 @@ def test_moves_leave_the_reference_invariant():
     assert abs(forth - back) < 4.5 * spread / np.sqrt(n)
 
 
+@dataclass
+class Funnel(Toy):
+    """Groups of known means and an unknown standard deviation: a curved ridge in standard form.
+
+    y_j ~ N(a + exp(s) z_j, 0.2^2), a, s, z_j ~ N(0, 1). Given a and s, y_j is normal, so that the
+    moments of s follow from integration over two coordinates.
+    """
+
+    y: np.ndarray = field(default_factory=lambda: np.array([-0.9, -0.2, 0.1, 0.4, 1.1, 1.9]))
+    noise: float = 0.2
+
+    def likelihood(self, z):
+        a, s, eps = z[:, :1], z[:, 1:2], z[:, 2:]
+        residual = (self.y - a - np.exp(s) * eps) / self.noise
+        slope = residual / self.noise
+        gradient = [slope.sum(1), (slope * np.exp(s) * eps).sum(1), *(slope * np.exp(s)).T]
+        return -0.5 * (residual**2).sum(1), np.stack(gradient, 1)
+
+    def moments_of_scale(self):
+        """Mean and standard deviation of s."""
+        s, a = np.meshgrid(np.linspace(-4, 5, 900), np.linspace(-6, 6, 900), indexing="ij")
+        sd = np.sqrt(np.exp(2 * s) + self.noise**2)
+        log = stats.norm.logpdf(s) + stats.norm.logpdf(a)
+        log = log + sum(stats.norm.logpdf(y, a, sd) for y in self.y)
+        weights = np.exp(log - log.max()).sum(1)
+        weights /= weights.sum()
+        mean = float((weights * s[:, 0]).sum())
+        return mean, float(np.sqrt((weights * (s[:, 0] - mean) ** 2).sum()))
+
+    def log_evidence(self):
+        """Of the likelihood without its constants."""
+        s, a = np.meshgrid(np.linspace(-6, 6, 1200), np.linspace(-7, 7, 1200), indexing="ij")
+        sd = np.sqrt(np.exp(2 * s) + self.noise**2)
+        log = stats.norm.logpdf(s) + stats.norm.logpdf(a)
+        log = log + sum(stats.norm.logpdf(y, a, sd) for y in self.y)
+        area = (12 / 1199) * (14 / 1199)
+        constant = len(self.y) * np.log(np.sqrt(2 * np.pi) * self.noise)
+        return float(logsumexp(log) + np.log(area) + constant)
+
+
+@dataclass
+class CentredFunnel(Funnel):
+    """The same in the coordinates u_j = exp(c s) z_j for samplers, c by the power."""
+
+    def reparameterisation(self, power):
+        return Centred(power / (power + self.noise**2))
+
+
+@dataclass(frozen=True)
+class Centred:
+    c: float
+
+    def forward(self, z):
+        return torch.cat([z[:, :2], z[:, 2:] * (self.c * z[:, 1:2]).exp()], 1)
+
+    def inverse(self, u):
+        z = torch.cat([u[:, :2], u[:, 2:] * (-self.c * u[:, 1:2]).exp()], 1)
+        return z, -self.c * (u.shape[1] - 2) * u[:, 1]
+
+    def fingerprint(self):
+        return f"{self.c}"
+
+
+def test_trajectories_where_steps_stay_close():
+    """A few steps at each power leave too narrow a posterior, of which users are warned."""
+    density = Funnel(8)
+    sd = density.moments_of_scale()[1]
+    draws = SMC().sample(density, draws=500, chains=8, progress=False)
+    assert min(draws.meta["hamiltonian_moves"]) > 0
+    assert draws.z[:, :, 1].std(1, ddof=1).mean() > 0.9 * sd
+    with pytest.warns(UserWarning, match="smc: the last 5 moves leave a correlation of 0"):
+        few = SMC(max_moves=5, gradients=False).sample(density, draws=500, chains=8, progress=False)
+    assert few.meta["hamiltonian_moves"] == [0] * 8
+    assert few.z[:, :, 1].std(1).mean() < 0.85 * sd
+
+
+def test_moves_in_other_coordinates():
+    """Centred, the ridge is no longer curved: moments and evidence are those of integration."""
+    density = CentredFunnel(8)
+    mean, sd = density.moments_of_scale()
+    draws = SMC().sample(density, draws=500, chains=8, progress=False)
+    scales = draws.z[:, :, 1]
+    spread = scales.std(1, ddof=1)
+    assert abs(scales.mean() - mean) < 4.5 * scales.mean(1).std(ddof=1) / np.sqrt(8)
+    assert abs(spread.mean() - sd) < 4.5 * spread.std(ddof=1) / np.sqrt(8)
+    assert abs(draws.log_evidence - density.log_evidence()) < 4.5 * draws.log_evidence_error
+    found = density.log_likelihood(draws.flat())
+    np.testing.assert_allclose(draws.stats["log_likelihood"].ravel(), found, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("power", [1.0, 0.2])
+def test_a_trajectory_leaves_the_density_invariant(power):
+    """Of particles drawn from a tempered correlated normal density, for a reference that is off."""
+    density = LinearGaussian(rank=2)
+    posterior = density.posterior()
+    prior, rng = posterior.prior, np.random.default_rng(1)
+    probe = np.array([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [0.0, -1.0], [1.0, 1.0]])
+    x, y = probe.T
+    terms = np.stack([np.ones(6), x, y, x * x, x * y, y * y], 1)
+    c = np.linalg.solve(terms, posterior.log_likelihood(probe))
+    hessian = -np.array([[2 * c[3], c[4]], [c[4], 2 * c[5]]])
+    precision = power * hessian + np.eye(2) / prior.scale**2
+    covariance = np.linalg.inv(precision)
+    mean = covariance @ (power * c[1:3])
+    n = 40_000
+    z = rng.multivariate_normal(mean, covariance, n)
+
+    def evaluate(points):
+        value, gradient = posterior.value_and_grad(points)
+        prior_value, prior_gradient = prior.value_and_grad(points)
+        return np.column_stack([value - prior_value, gradient - prior_gradient])
+
+    found = evaluate(z)
+    particles = Particles(z, found[:, 0], found[:, 1:])
+    reference = Reference(np.zeros(2), np.linalg.cholesky(2 * covariance) * [1.0, 0.7], 50.0)
+    step = Hamiltonian(0.7).step(particles, reference, prior, power, rng)
+    points, with_gradient = next(step)
+    acceptance = None
+    while acceptance is None:
+        assert with_gradient
+        try:
+            points, with_gradient = step.send(evaluate(points))
+        except StopIteration as stop:
+            acceptance = stop.value
+    assert 0.3 < acceptance < 0.995  # some are rejected
+    assert np.corrcoef(z[:, 0], particles.z[:, 0])[0, 1] < 0.9
+    error = 4.5 * np.sqrt(np.diag(covariance) / n)
+    assert (np.abs(particles.z.mean(0) - mean) < error).all()
+    limit = 4.5 * np.sqrt(2 / n) * np.sqrt(np.outer(np.diag(covariance), np.diag(covariance)))
+    assert (np.abs(np.cov(particles.z.T) - covariance) < limit).all()
+    found = evaluate(particles.z)
+    np.testing.assert_allclose(particles.log_likelihood, found[:, 0], atol=1e-9)
+    np.testing.assert_allclose(particles.gradient, found[:, 1:], atol=1e-9)
+
+
+def test_trajectories_that_leave_the_numbers_are_rejected():
+    class Cliff(Funnel):
+        def likelihood(self, z):
+            value, gradient = super().likelihood(z)
+            return np.where(z[:, 0] > 0.5, np.nan, value), np.where(
+                z[:, :1] > 0.5, np.nan, gradient * np.where(z[:, :1] > 0.45, 1e300, 1.0)
+            )
+
+    draws = SMC().sample(Cliff(8), draws=200, chains=2, progress=False)
+    assert min(draws.meta["hamiltonian_moves"]) > 0
+    assert np.isfinite(draws.z).all()
+    assert np.isfinite(draws.stats["log_likelihood"]).all()
+    assert (draws.z[:, :, 0] <= 0.5).all()
+
+
+def test_densities_without_gradients_take_steps_alone():
+    class Steps(Funnel):
+        value_and_grad = None
+
+    density = Funnel(8, noise=0.05)
+
+    def no_gradient(z):
+        fail("grad", "a function", None)
+
+    refused = Funnel(8, noise=0.05)
+    refused.value_and_grad = no_gradient
+    with pytest.warns(UserWarning, match="the last 40 moves leave a correlation of 0.9"):
+        one, other, steps = (
+            SMC(max_moves=40, gradients=gradients).sample(own, draws=50, chains=2, progress=False)
+            for own, gradients in ((Steps(8, noise=0.05), True), (refused, True), (density, False))
+        )
+    assert one.meta["hamiltonian_moves"] == other.meta["hamiltonian_moves"] == [0, 0]
+    np.testing.assert_array_equal(one.z, other.z)
+    assert max(steps.meta["moves"]) <= 40 * max(steps.meta["stages"])
+    assert one.meta["evaluations"] == [moves + 1 for moves in one.meta["moves"]]
+    assert one.meta["density_evaluations"] == 50 * sum(one.meta["evaluations"])
+
+
 def test_reference_estimates_heavy_tails():
     rng = np.random.default_rng(0)
     normal = rng.standard_normal((20_000, 3))
     heavy = normal * np.sqrt(8 / rng.chisquare(8, 20_000))[:, None]
     one = np.ones(3)
-    assert _Reference.of(normal, one).nu > 50
-    fitted = _Reference.of(heavy, one)
+    assert Reference.of(normal, one).nu > 50
+    fitted = Reference.of(heavy, one)
     assert 5 < fitted.nu < 14
-    assert np.isfinite(_Reference.of(np.zeros((3, 3)), one).factor).all()
+    assert np.isfinite(Reference.of(np.zeros((3, 3)), one).factor).all()
 
 
 def test_systematic_resampling_copies_in_proportion():

@@ -1,0 +1,207 @@
+"""Centred coordinates of penalised effects, against derivatives and uncentred samplers."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from subbayes import MLP, Training
+from subbayes.inference import NUTS, SMC, Sampling
+from subbayes.inference.samplers.reparameterisation import (
+    ReparameterisedDensity,
+    ReparameterisedPrior,
+    forward,
+    inverse,
+    pulled_back,
+    pushed_forward,
+)
+from subbayes.semistructured import Deep, SemiStructuredRegression, SemiStructuredSubspace
+from subbayes.semistructured.centring import Information
+
+ROWS, GROUPS = 240, 8
+FORMULAS = [
+    "y ~ x + (1 | g)",
+    "y ~ x + (1 + x | g)",
+    "y ~ x + (1 + x || g)",
+    "y ~ s(x, k=6) + (1 | g)",
+    "y ~ te(x, v, k=4)",
+    "y ~ gp(x, k=6) + mo(m)",
+]
+
+
+def frame():
+    rng = np.random.default_rng(0)
+    g = np.repeat(np.arange(GROUPS), ROWS // GROUPS)
+    x, v, a = rng.uniform(-1, 1, (3, ROWS))
+    effects = rng.standard_normal(GROUPS)
+    y = np.sin(2 * x) + 0.3 * np.cos(2 * v) + (2 + 2 * x) * effects[g]
+    y += 0.3 * np.tanh(2 * a) + 0.3 * rng.standard_normal(ROWS)
+    m = rng.integers(0, 4, ROWS)
+    return pd.DataFrame({"y": y, "x": x, "v": v, "a": a, "g": g.astype(str), "m": m})
+
+
+def fitted(formula, inference="laplace", **sampling):
+    network = MLP(1, (3,), 1, "tanh", seed=0)
+    model = SemiStructuredRegression(formula, deep={"net": Deep(network, columns=["a"])})
+    return model.fit(
+        frame(),
+        subspace=SemiStructuredSubspace(3),
+        inference=inference,
+        training=Training(epochs=200, batch_size=None, validation=None, patience=None),
+        sampling=Sampling(**{"draws": 20, "chains": 2, "seed": 0, "progress": False, **sampling}),
+    )
+
+
+@cache
+def joint_of(formula):
+    return fitted(formula).state.joint
+
+
+@pytest.mark.parametrize("formula", FORMULAS)
+def test_the_bijection_and_its_determinant(formula):
+    joint = joint_of(formula)
+    change = joint.information(1.0)
+    assert change is not None
+    assert ((change.exponent > 0.9) & (change.exponent < 1)).all()
+    rng = np.random.default_rng(1)
+    z = rng.standard_normal((4, joint.space.subspace.rank))
+    u = forward(change, z)
+    back, log_det = inverse(change, u)
+    np.testing.assert_allclose(back, z, atol=1e-9)
+    others = np.ones(z.shape[1], dtype=bool)
+    others[joint.space.rank + change.columns.numpy()] = False
+    np.testing.assert_array_equal(u[:, others], z[:, others])
+    jacobians = [
+        torch.func.jacrev(lambda p: change.inverse(p[None])[0][0])(torch.tensor(point))
+        for point in u
+    ]
+    expected = [float(torch.linalg.slogdet(j)[1]) for j in jacobians]
+    np.testing.assert_allclose(log_det, expected, atol=1e-8)
+    gradient = rng.standard_normal(z.shape)
+    pulled = pulled_back(change, u, gradient)
+    expected = np.stack(
+        [(j.T @ torch.tensor(g)).numpy() for j, g in zip(jacobians, gradient, strict=True)]
+    )
+    np.testing.assert_allclose(pulled, expected, atol=1e-8)
+    np.testing.assert_allclose(pushed_forward(change, z, pulled), gradient, atol=1e-8)
+
+
+def test_centred_effects_are_those_of_the_formula():
+    """With c near 1, u is the effect in units of its typical scale."""
+    joint = joint_of("y ~ x + (1 | g)")
+    structured, change = joint.model.structured, joint.information(1.0)
+    z = np.random.default_rng(1).standard_normal((5, joint.space.subspace.rank))
+    beta = structured.coefficients(torch.tensor(z[:, joint.space.rank :]))[:, change.columns]
+    u = torch.tensor(forward(change, z))[:, joint.space.rank + change.columns]
+    ratio = (u * change.log_scale.exp() / beta).numpy()
+    scales = structured.scales(torch.tensor(z[:, joint.space.rank :]))[:, change.columns]
+    exponent = change.exponent.numpy() - 1
+    np.testing.assert_allclose(
+        ratio, (scales / change.log_scale.exp()).numpy() ** exponent, rtol=1e-9
+    )
+
+
+def test_information_of_normal_rows():
+    """Sums of squares over sigma squared; less of a part of the likelihood, and none at power 0."""
+    joint = joint_of("y ~ x + (1 | g)")
+    information = joint.information
+    assert isinstance(information, Information)
+    columns = information(1.0).columns
+    design = joint.model.inputs["design"].double()[:, columns]
+    own = information.information[columns]
+    precision = (own / design.square().sum(0)).numpy()
+    np.testing.assert_allclose(precision, precision[0])
+    assert 0.2 < precision[0] ** -0.5 < 1.5  # sigma
+    strength = own * information.scale[columns].square()
+    np.testing.assert_allclose(information(1.0).exponent, strength / (1 + strength))
+    half = information(0.5)
+    np.testing.assert_allclose(half.exponent, strength / (2 + strength))
+    assert information(1e-6) is None
+    assert information(1.0).fingerprint() != half.fingerprint()
+
+
+def test_models_without_groups_or_networks_keep_their_coordinates():
+    assert fitted("y ~ x").state.joint.density.reparameterisation is None
+    alone = SemiStructuredRegression("y ~ x + (1 | g)").fit(
+        frame(), inference="laplace", sampling=Sampling(draws=10, chains=2, progress=False)
+    )
+    assert alone.state.joint.density.reparameterisation is None
+
+
+def test_the_density_of_other_coordinates():
+    joint = joint_of("y ~ x + (1 + x | g)")
+    posterior, change = joint.density, joint.information(1.0)
+    other = ReparameterisedDensity(posterior, change)
+    z = joint.start_points(3)
+    u = forward(change, z)
+    log_det = inverse(change, u)[1]
+    for _ in range(25):  # eagerly, then traced
+        value, gradient = other.value_and_grad(u)
+    np.testing.assert_allclose(value, posterior.value(z) + log_det, rtol=1e-6)
+    np.testing.assert_allclose(other.value(u), value, rtol=1e-6)
+    np.testing.assert_allclose(other.log_likelihood(u), posterior.log_likelihood(z), rtol=1e-9)
+    prior = other.prior
+    assert isinstance(prior, ReparameterisedPrior)
+    np.testing.assert_allclose(prior.log_prob(u), posterior.prior.log_prob(z) + log_det, rtol=1e-9)
+    way = np.random.default_rng(0).standard_normal(u.shape)
+    for function, found in ((prior.log_prob, prior.gradient(u)), (other.value, gradient)):
+        step = 1e-3 if function == other.value else 1e-5
+        slope = (function(u + step * way) - function(u - step * way)) / (2 * step)
+        np.testing.assert_allclose((found * way).sum(1), slope, rtol=2e-2, atol=0.3)
+    same = posterior.prior.sample((6, other.rank), np.random.default_rng(3))
+    drawn = prior.sample((6, other.rank), np.random.default_rng(3))
+    np.testing.assert_allclose(inverse(change, drawn)[0], same, atol=1e-9)
+    assert other.fingerprint() != posterior.fingerprint()
+
+
+def test_draws_are_of_the_density_itself(tmp_path):
+    """Stats, start points and checkpoints are as without other coordinates."""
+    options = {"draws": 40, "warmup": 60, "chains": 2}
+    model = fitted("y ~ x + (1 | g)", "nuts", **options)
+    draws, posterior = model.draws, model.state.joint.density
+    assert posterior.reparameterisation is not None
+    flat = np.ascontiguousarray(draws.flat())
+    np.testing.assert_allclose(draws.stats["log_density"].ravel(), posterior.value(flat), rtol=1e-5)
+    found = posterior.log_likelihood(flat)
+    np.testing.assert_allclose(draws.stats["log_likelihood"].ravel(), found, rtol=1e-4, atol=1e-3)
+    start = draws.z[:, -1]
+    runs = [
+        NUTS().sample(
+            posterior,
+            draws=n,
+            warmup=0,
+            chains=2,
+            seed=3,
+            initial=start,
+            progress=False,
+            checkpoint=checkpoint,
+        )
+        for n, checkpoint in ((10, None), (5, tmp_path / "c"), (10, tmp_path / "c"))
+    ]
+    np.testing.assert_array_equal(runs[0].z, runs[2].z)
+    np.testing.assert_array_equal(runs[0].z[:, :5], runs[1].z)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", [NUTS(), SMC()])
+def test_moments_are_those_in_standard_coordinates(engine):
+    joint = fitted("y ~ x + (1 | g)").state.joint
+    posterior = joint.density
+    options = {"draws": 1000, "chains": 4, "progress": False}
+    if engine.name == "nuts":
+        options["initial"] = joint.start_points(4)
+    centred = engine.sample(posterior, seed=1, **options)
+    posterior.reparameterisation = None
+    standard = NUTS().sample(
+        posterior, seed=2, **(options | {"draws": 4000, "initial": joint.start_points(4)})
+    )
+    n, m = np.minimum(centred.ess_bulk(), 4000), standard.ess_bulk()
+    sd = standard.flat().std(0)
+    difference = np.abs(centred.flat().mean(0) - standard.flat().mean(0))
+    assert (difference < 4.5 * sd * np.sqrt(1 / n + 1 / m)).all()
+    ratio = centred.flat().std(0) / sd
+    assert (np.abs(ratio - 1) < 4.5 * np.sqrt(1 / n + 1 / m) + 0.03).all()
