@@ -58,6 +58,7 @@ __all__ = ["SMC"]
 _AT_ONCE = 256
 _ENOUGH = 0.1  # correlation of particles with where their moves started
 _PATIENCE = 30  # Crank-Nicolson steps at a power, before trajectories take their place
+_SQUARES = 1 / 3  # weight of the correlations of squared deviations
 _WITHIN, _FALL = 20, 0.9  # moves in which the correlation has to fall by this factor
 _MUCH = 0.3  # correlation after the last moves of which users are warned
 
@@ -183,7 +184,8 @@ def _advance(
         found = _correlation(start, now)
         squares = slice(particles.z.shape[1], -1)
         particles.correlation = float(np.delete(found, squares).max())
-        particles.dependence = float(found.max())
+        # A few particles in narrow tails would keep all others moving.
+        particles.dependence = max(particles.correlation, _SQUARES * float(found[squares].max()))
         correlations.append(particles.correlation)
         if _is_free(particles):
             break
@@ -302,7 +304,7 @@ class SMC(Engine):
     name = "smc"
     estimates = ("log_evidence", "log_evidence_error")
     ess: float = 0.5
-    max_moves: int = 100
+    max_moves: int = 50
     gradients: bool = True
 
     def __post_init__(self) -> None:

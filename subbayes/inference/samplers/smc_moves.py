@@ -64,7 +64,7 @@ class Particles:
         acceptance: of the last move at each of them.
         correlation: the largest of a coordinate or the log-likelihood with its value before the
             moves at the last power.
-        dependence: the same with that of squared deviations from the mean.
+        dependence: the same, or a third of that of a squared deviation from the mean.
         hamiltonian: number of moves along trajectories.
         evaluations: of the density at all particles.
     """

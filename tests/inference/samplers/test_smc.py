@@ -232,11 +232,11 @@ def test_moves_in_other_coordinates():
     """Centred, the ridge is no longer curved: moments and evidence are those of integration."""
     density = CentredFunnel(8)
     mean, sd = density.moments_of_scale()
-    draws = SMC().sample(density, draws=500, chains=8, progress=False)
+    draws = SMC().sample(density, draws=500, chains=24, progress=False)
     scales = draws.z[:, :, 1]
     spread = scales.std(1, ddof=1)
-    assert abs(scales.mean() - mean) < 4.5 * scales.mean(1).std(ddof=1) / np.sqrt(8)
-    assert abs(spread.mean() - sd) < 4.5 * spread.std(ddof=1) / np.sqrt(8)
+    assert abs(scales.mean() - mean) < 4.5 * scales.mean(1).std(ddof=1) / np.sqrt(24)
+    assert abs(spread.mean() - sd) < 4.5 * spread.std(ddof=1) / np.sqrt(24)
     assert abs(draws.log_evidence - density.log_evidence()) < 4.5 * draws.log_evidence_error
     found = density.log_likelihood(draws.flat())
     np.testing.assert_allclose(draws.stats["log_likelihood"].ravel(), found, rtol=1e-6, atol=1e-6)
