@@ -295,7 +295,7 @@ def test_trajectories_that_leave_the_numbers_are_rejected():
                 z[:, :1] > 0.5, np.nan, gradient * np.where(z[:, :1] > 0.45, 1e300, 1.0)
             )
 
-    draws = SMC().sample(Cliff(8), draws=200, chains=2, progress=False)
+    draws = SMC().sample(Cliff(8, noise=0.05), draws=200, chains=2, progress=False)
     assert min(draws.meta["hamiltonian_moves"]) > 0
     assert np.isfinite(draws.z).all()
     assert np.isfinite(draws.stats["log_likelihood"]).all()
