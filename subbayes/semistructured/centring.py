@@ -8,8 +8,9 @@ for coefficients of which the data say so much that a scale near 0 is unlikely,
 $$ u_j = \zeta_j \Bigl(\frac{s_j}{s_{j0}}\Bigr)^{c_j}, \qquad
    c_j = \frac{I_j s_{j0}^2}{1 + I_j s_{j0}^2} $$
 
-with the information $I_j$ about $\beta_j$ and a typical scale $s_{j0}$ (Papaspiliopoulos, Roberts
-& Skold 2003, "Non-centered parameterisations for hierarchical models and data augmentation").
+with the information $I_j$ about $\beta_j$, by the squared scores of the rows, and a typical scale
+$s_{j0}$ (Papaspiliopoulos, Roberts & Skold 2003, "Non-centered parameterisations for hierarchical
+models and data augmentation").
 """
 
 from __future__ import annotations
@@ -51,7 +52,9 @@ class Centring:
     def _log_factor(self, z: Float[Tensor, "S k"]) -> Float[Tensor, "S m"]:
         """Log of u / zeta, a function of the hyperparameters, which z and u share."""
         scales = self.structured.scales(z[:, self.first :])[:, self.columns]
-        return self.exponent * (scales.clamp_min(_TINY).log() - self.log_scale)
+        # Scales that are no numbers are of a density that is none either.
+        log = scales.nan_to_num(_TINY).clamp(_TINY, 1 / _TINY).log()
+        return self.exponent * (log - self.log_scale)
 
     def _times(self, z: Float[Tensor, "S k"], factor: Float[Tensor, "S m"]) -> Tensor:
         return z.index_copy(1, self.first + self.columns, z[:, self.first + self.columns] * factor)
@@ -96,7 +99,9 @@ class Information:
         if not len(columns):
             return None
         exponent = (strength / (1 + strength))[columns]
-        return Centring(self.structured, self.first, columns, exponent, self.scale[columns].log())
+        # Rounded, so that the coordinates of a checkpoint are those of other machines.
+        log_scale = self.scale[columns].log().round(decimals=2)
+        return Centring(self.structured, self.first, columns, exponent.round(decimals=3), log_scale)
 
     @classmethod
     def of(
@@ -105,7 +110,7 @@ class Information:
         first: int,
         zeta: Float[Tensor, "P"],
         design: Float[Tensor, "n p"],
-        curvature: Float[Tensor, "n K"],
+        rows: Float[Tensor, "n K"],
     ) -> Information:
         """Information near a point.
 
@@ -114,11 +119,11 @@ class Information:
             first: position of the first coordinate of the effects.
             zeta: their coordinates.
             design: the columns.
-            curvature: minus the second derivative of each row's log-likelihood in each predictor.
+            rows: information of each row about each predictor; others than numbers count as 0.
         """
         with torch.no_grad():
-            weights = curvature.clamp_min(0).nan_to_num(0, 0, 0) @ structured.placement.T
-            found = (design.square() * weights).sum(0)
+            products = design.square().T @ rows.nan_to_num(0, 0, 0)
+            found = (products * structured.placement).sum(1).nan_to_num(0, 0, 0)
             scales = structured.scales(zeta[None])[0]
         information, scale = torch.zeros_like(found), torch.ones_like(found)
         for block in structured.scaled_blocks():

@@ -20,7 +20,7 @@ from subbayes.networks.tracing.tracer import Mode
 from subbayes.posterior import Posterior
 from subbayes.predictions.averaging import evenly_spaced
 from subbayes.priors import Normal
-from subbayes.semistructured.centring import Information
+from subbayes.semistructured.centring import Centring, Information
 from subbayes.semistructured.contributions import Contributions
 from subbayes.semistructured.effects_posterior import EffectsPosterior, has_effects_alone
 from subbayes.semistructured.effects_sampling import draw_effects
@@ -89,7 +89,9 @@ class JointPosterior:
     def density(self) -> Posterior:
         """The posterior density, at temperature 1."""
         found = self._own_density()
-        found.reparameterisation = self.information
+        networks = self.space.rank and self.model.deep is not None and not self.space.projected
+        if networks and self.model.structured.scaled_blocks():
+            found.reparameterisation = self.reparameterisation
         return found
 
     def _own_density(self) -> Posterior:
@@ -109,6 +111,10 @@ class JointPosterior:
             mode=self.mode,
         )
 
+    def reparameterisation(self, power: float) -> Centring | None:
+        """Coordinates for samplers, for a power of the likelihood; None for those of the space."""
+        return None if self.information is None else self.information(power)
+
     @cached_property
     def information(self) -> Information | None:
         """What the rows say about smooths and effects of groups beside networks; None without both.
@@ -116,18 +122,18 @@ class JointPosterior:
         Without networks, these coordinates cost more than the density.
         """
         model, rank = self.model, self.space.rank
-        if self.contributions is None or not model.structured.scaled_blocks():
+        if not rank or self.space.projected or not model.structured.scaled_blocks():
             return None
-        if self.space.projected or model.data.y is None:
+        if self.contributions is None or model.data.y is None:
             return None
-        point = self.with_best_effects(self.space.start_points[:1])
-        zeta = torch.from_numpy(point[:, rank:].copy())
-        density = self.effect_density
+        point = torch.from_numpy(self.space.start_points[:1].astype(np.float64))
+        density, zeta = self.effect_density, point[:, rank:]
         assert isinstance(self.space.subspace, JointSubspace)
-        networks = torch.from_numpy(point[:, :rank].copy()).to(model.dtype)
-        deep = self.contributions(self.space.subspace.inner.weights(networks))
-        curvature = density.row_information(zeta, deep)[0]
-        return Information.of(model.structured, rank, zeta[0], density.design, curvature)
+        deep = self.contributions(
+            self.space.subspace.inner.weights(point[:, :rank].to(model.dtype))
+        )
+        rows = density.row_information(zeta, deep)[0]
+        return Information.of(model.structured, rank, zeta[0], density.design, rows)
 
     @property
     def effect_density(self) -> EffectDensity:

@@ -83,10 +83,10 @@ class EffectDensity:
     def row_information(
         self, zeta: Float[Tensor, "S P"], deep: Float[Tensor, "S n K"]
     ) -> Float[Tensor, "S n K"]:
-        """Minus the second derivative of each row's log density in each predictor."""
-        eta = self.predictors(zeta, deep).detach()
-        curvature = _row_curvatures(self.family, eta, self.y)
-        return -curvature.diagonal(dim1=-2, dim2=-1)[..., : deep.shape[-1]]
+        """The squared derivative of each row's log density in each predictor."""
+        with torch.no_grad():
+            score = self.family.score(self.predictors(zeta, deep), self.y)
+        return score[..., : deep.shape[-1]].square()
 
 
 def marginalisation_of(

@@ -31,10 +31,7 @@ from subbayes.inference.samplers.adaptation import (
 from subbayes.inference.samplers.chains import Density, Rngs, Sampler, prior_scale
 from subbayes.inference.samplers.laplace_start import Points, laplace_start
 from subbayes.inference.samplers.random_numbers import copy_state, uniforms
-from subbayes.inference.samplers.reparameterisation import (
-    reparameterisation_of,
-    run_reparameterised,
-)
+from subbayes.inference.samplers.reparameterisation import run_reparameterised
 from subbayes.inference.samplers.state_limits import (
     MOST_EVALUATIONS,
     between,
@@ -176,11 +173,8 @@ class HamiltonianSampler(Sampler):
 
     def run(self, posterior: GradientDensity, sampling: Sampling) -> Draws:
         """Draw from a posterior; see `Engine.run`."""
-        change = reparameterisation_of(posterior, 1 / posterior.temperature)
-        if change is None:
-            draws = super().run(posterior, sampling)
-        else:
-            draws = run_reparameterised(super().run, posterior, change, sampling)
+        check_gradient(posterior)
+        draws = run_reparameterised(super().run, posterior, sampling)
         return with_log_likelihood(draws, posterior)
 
 

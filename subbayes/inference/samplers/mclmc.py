@@ -25,9 +25,14 @@ from subbayes.inference.configuration import Sampling
 from subbayes.inference.samplers.adaptation import preferred_metric
 from subbayes.inference.samplers.chains import Sampler
 from subbayes.inference.samplers.chains import run as run_chains
-from subbayes.inference.samplers.hamiltonian import GradientDensity, with_log_likelihood
+from subbayes.inference.samplers.hamiltonian import (
+    GradientDensity,
+    check_gradient,
+    with_log_likelihood,
+)
 from subbayes.inference.samplers.mclmc_kernel import Kernel, State
 from subbayes.inference.samplers.microcanonical import INTEGRATORS, Integrator, check_rank
+from subbayes.inference.samplers.reparameterisation import run_reparameterised
 from subbayes.inference.samplers.stochastic_mclmc import BatchKernel, check_batches
 from subbayes.utils.checks import (
     check_choice,
@@ -152,7 +157,8 @@ class MCLMC(Sampler):
     def run(self, posterior: GradientDensity, sampling: Sampling) -> Draws:
         """Draw from a posterior; see `Engine.run`."""
         if self.batch_size is None:
-            draws = super().run(posterior, sampling)
+            check_gradient(posterior)
+            draws = run_reparameterised(super().run, posterior, sampling)
         else:
             draws = self._run_batches(posterior, sampling, self.batch_size)
         draws = with_log_likelihood(draws, posterior)

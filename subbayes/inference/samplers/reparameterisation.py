@@ -47,7 +47,11 @@ _TRACED_AFTER = 20  # evaluations of one shape
 
 @runtime_checkable
 class Reparameterisation(Protocol):
-    """A bijection between coordinates z of a density and others, u; differentiable."""
+    """A bijection between coordinates z of a density and others, u.
+
+    Its functions take and return float64 tensors, and consist of functions of torch, so that
+    `torch.func.vjp` differentiates them and a graph of them is replayed: no branches on values.
+    """
 
     def forward(self, z: Float[Tensor, "S k"]) -> Float[Tensor, "S k"]:
         """The coordinates u of points z."""
@@ -129,6 +133,9 @@ class ReparameterisedPrior:
     prior: Any
     change: Reparameterisation
 
+    def __repr__(self) -> str:
+        return f"ReparameterisedPrior({self.prior!r}, {self.change.fingerprint()})"
+
     @property
     def scale(self) -> Float[np.ndarray, "..."]:
         """The unit of length in which samplers start to adapt, that of z."""
@@ -196,7 +203,9 @@ class ReparameterisedDensity:
 
     @cached_property
     def _inverse(self) -> Tracer:
-        return Tracer(self.change.inverse, "other coordinates", traced_after=_TRACED_AFTER)
+        return Tracer(
+            self.change.inverse, "other coordinates", traced_after=_TRACED_AFTER, verify_always=True
+        )
 
     @cached_property
     def _pull(self) -> Tracer:
@@ -243,15 +252,15 @@ class ReparameterisedDensity:
 
 
 def run_reparameterised(
-    run: Callable[[Any, Sampling], Draws],
-    posterior: Any,
-    change: Reparameterisation,
-    sampling: Sampling,
+    run: Callable[[Any, Sampling], Draws], posterior: Any, sampling: Sampling
 ) -> Draws:
-    """Run chains in other coordinates; start points, draws and log densities are those of z.
+    """Run chains in the coordinates that a density names for its temperature.
 
-    The stat "energy" is that of the chains.
+    Start points, draws and log densities are those of z; the stat "energy" is that of the chains.
     """
+    change = reparameterisation_of(posterior, 1 / posterior.temperature)
+    if change is None:
+        return run(posterior, sampling)
     if not isinstance(sampling.initial, str):
         start = np.asarray(sampling.initial, dtype=np.float64)
         if start.shape == (sampling.chains, posterior.rank):  # others are refused by the chains

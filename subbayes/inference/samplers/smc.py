@@ -93,7 +93,7 @@ def _run(posterior: Density, n: int, rng: np.random.Generator, settings: SMC) ->
         particles.moves.append(0)
         particles.acceptance.append(0.0)
         if isinstance(move, CrankNicolson) and follows_gradients:
-            yield from advance(move, min(_PATIENCE, settings.max_moves))
+            yield from advance(move, min(_PATIENCE, max(1, settings.max_moves // 2)))
             if not _is_free(particles) and particles.moves[-1] < settings.max_moves:
                 follows_gradients = _find_gradients(posterior, particles, change)
                 move = Hamiltonian.of_rank(posterior.rank) if follows_gradients else move
@@ -286,7 +286,8 @@ class SMC(Engine):
         ess: effective sample size that tempering aims at, as a fraction of the particles.
         max_moves: maximal number of moves of the particles per stage.
         gradients: whether particles move along Hamiltonian trajectories from the first stage in
-            which 30 Crank-Nicolson steps leave them correlated, if the density has gradients.
+            which Crank-Nicolson steps, half of `max_moves` and at most 30, leave them correlated,
+            if the density has gradients.
 
     Raises:
         InputError: a log-likelihood that is minus infinity at all draws from the prior.

@@ -231,6 +231,7 @@ class CrankNicolson(Move):
             - prior.log_prob(particles.z)
             + correction
         )
+        log_ratio = np.where(np.isnan(log_ratio), -np.inf, log_ratio)
         chance = np.exp(np.minimum(log_ratio, 0.0))
         particles.replace(rng.random(len(chance)) < chance, ahead, log_likelihood)
         return float(chance.mean())
