@@ -47,8 +47,8 @@ def test_draws_match_the_closed_form(engine, name):
     metric = "dense" if name in ("full-conjugate", "correlated-prior") else "diagonal"
     draws = engine(model.posterior(), draws=50, chains=60, warmup=60, metric=metric, progress=False)
     check_moments(draws, *model.moments())
-    # After 60 draws of warm-up the step of one of 60 chains can be too large for a few trajectories.
-    assert draws.stats["divergent"].mean() < 0.002
+    # After a warm-up of 60 draws, the step of one of 60 chains can be too large.
+    assert draws.stats["divergent"].any(1).sum() <= 1
 
 
 @engines
