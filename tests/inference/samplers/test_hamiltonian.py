@@ -45,10 +45,10 @@ engines = pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
 def test_draws_match_the_closed_form(engine, name):
     model = MODELS[name]
     metric = "dense" if name in ("full-conjugate", "correlated-prior") else "diagonal"
-    draws = engine(model.posterior(), draws=50, chains=60, warmup=60, metric=metric, progress=False)
+    options = {"draws": 50, "chains": 60, "warmup": 100, "metric": metric, "progress": False}
+    draws = engine(model.posterior(), **options)
     check_moments(draws, *model.moments())
-    # After a warm-up of 60 draws, the step of one of 60 chains can be too large.
-    assert draws.stats["divergent"].any(1).sum() <= 1
+    assert not draws.stats["divergent"].any()
 
 
 @engines
