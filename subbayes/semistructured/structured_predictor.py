@@ -190,12 +190,10 @@ class StructuredPredictor(nn.Module):
         parts, start = [], 0
         for law, at, extra in self._laws.values():
             count = at.stop - at.start
-            own = law.scales(count, zeta[..., extra], self.priors)
-            parts += [
-                found[..., start : at.start],
-                own if law.blocks(count) else torch.ones_like(own),
-            ]
-            start = at.stop
+            if law.blocks(count):  # other coefficients keep the scale 1
+                own = law.scales(count, zeta[..., extra], self.priors)
+                parts += [found[..., start : at.start], own]
+                start = at.stop
         return torch.cat([*parts, found[..., start:]], -1)
 
     def scaled_blocks(self) -> list[list[int]]:
