@@ -101,8 +101,8 @@ class NormalStatistics:
     Attributes:
         gram: X'WX, with weights divided by the squared exponential of sigma's offset.
         centre: least-squares coefficients.
-        cross: X'Wr with their residuals r.
-        residual: r'Wr.
+        cross: X'Wr with their residuals r, or with other residuals at each of S points.
+        residual: r'Wr, one number or one for each point.
         total: sum of the weights of the observations.
         constant: the terms without coefficients.
         scale: values of the columns of sigma, which are constant; 0 for the others.
@@ -111,8 +111,8 @@ class NormalStatistics:
 
     gram: Float[Tensor, "p p"]
     centre: Float[Tensor, "p"]
-    cross: Float[Tensor, "p"]
-    residual: float
+    cross: Float[Tensor, "*S p"]
+    residual: float | Float[Tensor, "S"]
     total: float
     constant: float
     scale: Float[Tensor, "p"]

@@ -1,4 +1,4 @@
-r"""A normal response with its coefficients integrated out in closed form, without networks.
+r"""A normal response with its coefficients integrated out in closed form.
 
 Coordinates h (of sigma, of the standard deviations of smooths and random effects, of coefficients
 with other priors than normal ones) are sampled; given h the others, $\zeta_c$, have coefficients
@@ -13,7 +13,8 @@ $$ \log p(D \mid h) = \log p(D \mid \tilde\zeta, h) - \tfrac12 |\tilde\zeta|^2
 
 from the sufficient statistics, at a cost that does not depend on the number of rows (Gelman et al.
 2013, "Bayesian data analysis", section 15.3): of p^3 operations, less those that
-`subbayes.semistructured.group_elimination` saves.
+`subbayes.semistructured.group_elimination` saves. Beside networks, y is the response less their
+contributions; see `subbayes.semistructured.collapsed_networks`.
 """
 
 from __future__ import annotations
@@ -116,11 +117,15 @@ class CollapsedNormal:
         others = sorted(linear - set(first))
         self.linear = [*first, *others]
         self.rest = [j for j in range(self.size) if j not in linear]
-        # coordinates with one number in `_order` affect different coefficients
-        self._order = torch.full((self.size,), -1, dtype=torch.long)
-        self._order[self.linear] = 0
+        # coordinates with one number in `order` affect different coefficients
+        order = torch.full((self.size,), -1, dtype=torch.long)
+        order[self.linear] = 0
         for columns in correlated:
-            self._order[columns] = torch.arange(columns.shape[1]).expand_as(columns)
+            order[columns] = torch.arange(columns.shape[1]).expand_as(columns)
+        orders = range(max(1, int(order.max()) + 1))
+        of_order = [(order[self.linear] == one).double() for one in orders]
+        self._units = torch.stack([torch.zeros_like(of_order[0]), *of_order])
+        self._places = torch.argsort(torch.tensor([*self.rest, *self.linear], dtype=torch.long))
         self._others = torch.tensor(others, dtype=torch.long)
         place = {j: i for i, j in enumerate(others)}
         self._blocks = [
@@ -133,42 +138,54 @@ class CollapsedNormal:
         self._gram_border = gram[at[:, :, None], own]
         self._gram_others = gram[own][:, own]
 
-    def _whole(self, h: Float[Tensor, "S d"], linear: Tensor | float) -> Float[Tensor, "S P"]:
-        zeta = h.new_zeros(len(h), self.size)
-        zeta[:, self.rest] = h
-        zeta[:, self.linear] = linear
-        return zeta
+    def _whole(
+        self, h: Float[Tensor, "S d"], linear: Float[Tensor, "*S c"]
+    ) -> Float[Tensor, "S P"]:
+        return torch.cat([h, linear.expand(len(h), -1)], 1).index_select(1, self._places)
 
-    def _slopes(self, h: Float[Tensor, "S d"], level: Tensor) -> Float[Tensor, "S o p"]:
-        """The derivatives of the coefficients in the coordinates of each order."""
-        structured = self.map.structured
-        found = []
-        for order in range(max(1, int(self._order.max()) + 1)):
-            one = (self._order[self.linear] == order).to(h)
-            found.append(structured.coefficients(self._whole(h, one)) - level)
-        return torch.stack(found, 1)
+    def _affine(
+        self, h: Float[Tensor, "S d"]
+    ) -> tuple[Float[Tensor, "S q C"], Float[Tensor, "S o p"]]:
+        """B where the others are 0, and derivatives of the coefficients in those of each order."""
+        structured, units = self.map.structured, self._units
+        many = torch.cat([h.expand(len(units), *h.shape), units[:, None].expand(-1, len(h), -1)], 2)
+        at = many.index_select(2, self._places)
+        found = structured.coefficients(at.flatten(0, 1)).unflatten(0, at.shape[:2])
+        placed = placed_by_predictor(structured, found[0], at[0])
+        return placed, (found[1:] - found[:1]).transpose(0, 1)
 
-    def _conditional(self, h: Float[Tensor, "S d"]) -> tuple[Tensor, Tensor, BlockFactor]:
-        """Coordinates with the conditional means, these means, and the factor of P."""
-        structured = self.map.structured
-        base = self._whole(h, 0.0)
-        level = structured.coefficients(base)
-        slopes = self._slopes(h, level)
-        score, precision = self.rows.conditional(placed_by_predictor(structured, level, base))
-        q = self.groups.shape[1]
-        inner = slopes[:, :q, self.groups].permute(0, 2, 3, 1)  # of groups: (S, J, q, q)
+    def _factorised(
+        self, h: Float[Tensor, "S d"], rows: NormalStatistics | QuadraticRows
+    ) -> tuple[Tensor, BlockFactor, tuple[Tensor, Tensor]]:
+        r"""B where the others are 0, the factor L of P, and $L^{-1} P \tilde\zeta$ in its parts."""
+        placed, slopes = self._affine(h)
+        score, precision = rows.conditional(placed)
         times = self._times_others(slopes)
         weight = precision[:, None, None]
-        weighted = inner.mT * weight[..., None]
-        blocks = weighted @ self._gram_groups @ inner
-        blocks.diagonal(dim1=2, dim2=3).add_(1.0)
-        border = weighted @ times(self._gram_border[None])
         rest = times(times(self._gram_others[None]).mT) * weight
-        rest.diagonal(dim1=1, dim2=2).add_(1.0)
+        rest = rest + torch.eye(len(self._others), dtype=h.dtype)
+        right_others = times(score[:, None, self._others])[:, 0] * precision[:, None]
+        if not len(self.groups):
+            factor = BlockFactor.of(*self._no_groups(h), rest)
+            return placed, factor, factor.forward(h.new_zeros(len(h), 0, 1), right_others)
+        q = self.groups.shape[1]
+        inner = slopes[:, :q, self.groups].permute(0, 2, 3, 1)  # of groups: (S, J, q, q)
+        weighted = inner.mT * weight[..., None]
+        blocks = weighted @ self._gram_groups @ inner + torch.eye(q, dtype=h.dtype)
+        border = weighted @ times(self._gram_border[None])
         factor = BlockFactor.of(blocks, border, rest)
         right = (weighted @ score[:, self.groups, None])[..., 0]
-        right_others = times(score[:, None, self._others])[:, 0] * precision[:, None]
-        means = factor.backward(*factor.forward(right, right_others))
+        return placed, factor, factor.forward(right, right_others)
+
+    def _no_groups(self, h: Float[Tensor, "S d"]) -> tuple[Tensor, Tensor]:
+        return h.new_zeros(len(h), 0, 1, 1), h.new_zeros(len(h), 0, 1, len(self._others))
+
+    def _conditional(
+        self, h: Float[Tensor, "S d"], rows: NormalStatistics | QuadraticRows
+    ) -> tuple[Tensor, Tensor, BlockFactor]:
+        """Coordinates with the conditional means, these means, and the factor of P."""
+        _, factor, solved = self._factorised(h, rows)
+        means = factor.backward(*solved)
         mean = torch.cat([means[0].flatten(1), means[1]], 1)
         return self._whole(h, mean), mean, factor
 
@@ -201,29 +218,50 @@ class CollapsedNormal:
         return torch.cat(parts).numpy()
 
     def _log_density(self, h: Tensor) -> Tensor:
-        zeta, mean, factor = self._conditional(h)
+        zeta, mean, factor = self._conditional(h, self.rows)
         value = self.rows.value(self.map.coefficients(zeta))
         found = value - 0.5 * mean.square().sum(1) - factor.half_log_det()
         return found - 0.5 * h.square().sum(1)
 
-    def with_coefficients(
-        self, h: Float[np.ndarray, "S d"], eps: Float[np.ndarray, "S c"]
-    ) -> tuple[Float[np.ndarray, "S P"], Float[np.ndarray, "S"]]:
+    def log_marginal(self, h: Float[Tensor, "S d"], rows: NormalStatistics) -> Float[Tensor, "S"]:
+        """Log of p(D | h) with other statistics of the rows at each point; differentiable."""
+        placed, factor, (groups, others) = self._factorised(h, rows)
+        squares = groups.square().sum((1, 2)) + others.square().sum(1)
+        return rows.value(placed) + 0.5 * squares - factor.half_log_det()
+
+    def coordinates(
+        self,
+        h: Float[Tensor, "S d"],
+        eps: Float[Tensor, "S c"],
+        rows: NormalStatistics | QuadraticRows | None = None,
+    ) -> tuple[Float[Tensor, "S P"], Float[Tensor, "S"]]:
         """All coordinates, from h and standard normal numbers for the others.
+
+        Args:
+            h: the coordinates that are sampled.
+            eps: the numbers.
+            rows: other statistics of the rows at each point.
 
         Returns:
             The coordinates, and the log determinant of their derivative in those numbers.
         """
-        found, determinants = [], []
+        _, mean, factor = self._conditional(h, self.rows if rows is None else rows)
+        first = self.groups.numel()
+        blocks = eps[:, :first].reshape(len(eps), *self.groups.shape)
+        spread = factor.backward(blocks, eps[:, first:])
+        found = self._whole(h, mean + torch.cat([spread[0].flatten(1), spread[1]], 1))
+        return found, -factor.half_log_det()
+
+    def with_coefficients(
+        self, h: Float[np.ndarray, "S d"], eps: Float[np.ndarray, "S c"]
+    ) -> tuple[Float[np.ndarray, "S P"], Float[np.ndarray, "S"]]:
+        """As `coordinates`, of few points at once."""
         at, noise = torch.from_numpy(h), torch.from_numpy(eps)
-        step, first = len(self._parts(at)[0]), self.groups.numel()
+        step = len(self._parts(at)[0])
         with torch.no_grad():
-            for part, own in zip(at.split(step), noise.split(step), strict=True):
-                _, mean, factor = self._conditional(part)
-                blocks = own[:, :first].reshape(len(own), *self.groups.shape)
-                spread = factor.backward(blocks, own[:, first:])
-                found.append(
-                    self._whole(part, mean + torch.cat([spread[0].flatten(1), spread[1]], 1))
-                )
-                determinants.append(-factor.half_log_det())
-        return torch.cat(found).numpy(), torch.cat(determinants).numpy()
+            found = [
+                self.coordinates(*part)
+                for part in zip(at.split(step), noise.split(step), strict=True)
+            ]
+        points, determinants = (torch.cat(part).numpy() for part in zip(*found, strict=True))
+        return points, determinants

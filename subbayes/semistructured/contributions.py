@@ -36,6 +36,9 @@ class Contributions:
         orthogonal: from `orthogonal_networks`, for the training rows.
         width: number of columns of the design matrix.
         only: names of the networks that contribute; by default all.
+
+    Attributes:
+        places: predictors that groups of networks add to.
     """
 
     def __init__(
@@ -50,8 +53,8 @@ class Contributions:
         groups = [([name for name in part.names if name in chosen], part) for part in orthogonal]
         self._groups = [(names, part.place, part.columns) for names, part in groups if names]
         others = [n for n in chosen if not any(n in names for names, *_ in self._groups)]
-        self._places = [place for _, place, _ in self._groups]
-        self._places += [deep.places[name] for name in others]
+        self.places = [place for _, place, _ in self._groups]
+        self.places += [deep.places[name] for name in others]
         named = [names for names, *_ in self._groups] + [[name] for name in others]
         self.network, self.inputs = Network(_Groups(deep, named)), inputs
         self.predictors, self.width = deep.width, width
@@ -65,31 +68,37 @@ class Contributions:
         def outputs(part: Tensor) -> Tensor:
             return torch.cat([self.network.batched(part, b).double() for b in self._batches], 1)
 
-        with torch.no_grad():
-            return torch.cat([outputs(part) for part in weights.split(_DRAWS_PER_BATCH)])
+        return torch.cat([outputs(part) for part in weights.split(_DRAWS_PER_BATCH)])
 
-    def _orthogonalised(self, weights: Float[Tensor, "S D"]) -> Float[Tensor, "S n G"]:
-        outputs = self._outputs(weights)
+    def _orthogonalised(self, weights: Float[Tensor, "S D"]) -> list[Float[Tensor, "S n"]]:
+        outputs = list(self._outputs(weights).unbind(-1))
         for i, (_, _, columns) in enumerate(self._groups):
-            f = outputs[..., i]
-            outputs[..., i] = f - (f @ columns.basis) @ columns.basis.T
+            outputs[i] = outputs[i] - (outputs[i] @ columns.basis) @ columns.basis.T
         return outputs
 
-    def __call__(self, weights: Float[Tensor, "S D"]) -> Float[Tensor, "S n K"]:
+    def differentiable(self, weights: Float[Tensor, "S D"]) -> Float[Tensor, "S n K"]:
         """Contributions orthogonal to the columns, in float64."""
         outputs = self._orthogonalised(weights)
-        found = outputs.new_zeros(*outputs.shape[:2], self.predictors)
-        for i, place in enumerate(self._places):
-            found[..., place] += outputs[..., i]
-        return found
+        zero = torch.zeros_like(outputs[0])
+        found = [zero] * self.predictors
+        for output, place in zip(outputs, self.places, strict=True):
+            found[place] = output if found[place] is zero else found[place] + output
+        return torch.stack(found, -1)
 
+    @torch.no_grad()
+    def __call__(self, weights: Float[Tensor, "S D"]) -> Float[Tensor, "S n K"]:
+        """As `differentiable`, without derivatives."""
+        return self.differentiable(weights)
+
+    @torch.no_grad()
     def remaining(
         self, weights: Float[Tensor, "S D"]
     ) -> list[tuple[OrthogonalColumns, Float[Tensor, "S n"]]]:
         """The columns of the networks that are made orthogonal, with their contributions."""
         outputs = self._orthogonalised(weights)
-        return [(part[2], outputs[..., i]) for i, part in enumerate(self._groups)]
+        return [(part[2], output) for part, output in zip(self._groups, outputs, strict=False)]
 
+    @torch.no_grad()
     def projections(self, weights: Float[Tensor, "S D"]) -> Float[Tensor, "S p"]:
         r"""The coefficients $\gamma$ of all columns; 0 for columns that are not projected."""
         gamma = torch.zeros(len(weights), self.width, dtype=torch.float64)

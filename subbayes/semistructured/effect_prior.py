@@ -53,7 +53,7 @@ def interpolate(
     step = 2 * end / last
     inside = zeta.clamp(-end, end)
     place = ((inside + end) / step).detach().floor().clamp(0, last - 1)
-    i = place.long()
+    i = place.nan_to_num(0.0).long()
     t = (inside + end) / step - place
     i = i.reshape(-1)  # an index without dimensions cannot be batched by vmap
     tables = value[i], value[i + 1], slope[i] * step, slope[i + 1] * step

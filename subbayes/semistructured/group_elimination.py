@@ -47,24 +47,32 @@ class BlockFactor:
         border: Float[Tensor, "S J q s"],
         rest: Float[Tensor, "S s s"],
     ) -> BlockFactor:
-        """The factor of the matrix with the parts P_E, P_ER and P_R."""
-        own = block_cholesky(blocks)
-        w = block_solve(own, border)
-        flat = w.flatten(1, 2)
-        return cls(own, w, torch.linalg.cholesky_ex(rest - flat.mT @ flat)[0])
+        """The factor of the matrix with P_E, P_ER and P_R; NaN if not positive definite."""
+        own, w = blocks, border
+        if blocks.shape[1]:
+            own = block_cholesky(blocks)
+            w = block_solve(own, border)
+            flat = w.flatten(1, 2)
+            rest = rest - flat.mT @ flat
+        factor, failed = torch.linalg.cholesky_ex(rest)
+        return cls(own, w, torch.where(failed[:, None, None] > 0, torch.nan, factor))
 
     def half_log_det(self) -> Float[Tensor, "S"]:
         r"""$\log \det L$."""
-        own = self.blocks.diagonal(dim1=2, dim2=3).log().sum((1, 2))
-        return own + self.rest.diagonal(dim1=1, dim2=2).log().sum(1)
+        found = self.rest.diagonal(dim1=1, dim2=2).log().sum(1)
+        if not self.blocks.shape[1]:
+            return found
+        return found + self.blocks.diagonal(dim1=2, dim2=3).log().sum((1, 2))
 
     def forward(
         self, blocks: Float[Tensor, "S J q"], rest: Float[Tensor, "S s"]
     ) -> tuple[Float[Tensor, "S J q"], Float[Tensor, "S s"]]:
         r"""$L^{-1} v$."""
-        own = block_solve(self.blocks, blocks[..., None])
-        right = rest - (self.border.flatten(1, 2).mT @ own.flatten(1, 2))[..., 0]
-        solved = torch.linalg.solve_triangular(self.rest, right[..., None], upper=False)
+        own = blocks[..., None]
+        if blocks.shape[1]:
+            own = block_solve(self.blocks, own)
+            rest = rest - (self.border.flatten(1, 2).mT @ own.flatten(1, 2))[..., 0]
+        solved = torch.linalg.solve_triangular(self.rest, rest[..., None], upper=False)
         return own[..., 0], solved[..., 0]
 
     def backward(
@@ -72,6 +80,8 @@ class BlockFactor:
     ) -> tuple[Float[Tensor, "S J q"], Float[Tensor, "S s"]]:
         r"""$L^{-\top} v$."""
         solved = torch.linalg.solve_triangular(self.rest.mT, rest[..., None], upper=True)
+        if not blocks.shape[1]:
+            return blocks, solved[..., 0]
         right = blocks[..., None] - (self.border.flatten(1, 2) @ solved).reshape(*blocks.shape, 1)
         return block_solve(self.blocks, right, transposed=True)[..., 0], solved[..., 0]
 

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from subbayes.distributed.processes import current
 from subbayes.draws import Draws
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.engine import Engine
@@ -21,6 +22,9 @@ from subbayes.posterior import Posterior
 from subbayes.predictions.averaging import evenly_spaced
 from subbayes.priors import Normal
 from subbayes.semistructured.centring import Centring, Information
+from subbayes.semistructured.coefficient_likelihood import NormalStatistics
+from subbayes.semistructured.collapsed_networks import CollapsedNetworks
+from subbayes.semistructured.collapsed_normal import CollapsedNormal
 from subbayes.semistructured.contributions import Contributions
 from subbayes.semistructured.effects_posterior import EffectsPosterior, has_effects_alone
 from subbayes.semistructured.effects_sampling import draw_effects
@@ -49,6 +53,8 @@ __all__ = ["FittedState", "JointPosterior", "TemperedNetworks"]
 
 _CORRECTION_BATCH = 256
 _NOISE_REDUCTIONS = 20
+_MOST_COEFFICIENTS = 200  # to integrate out, beside those of eliminated groups
+_MOST_NUMBERS = 2**27  # of the design matrix in float64, to integrate out
 _EFFECT_BATCH = 64  # draws of the networks for which effects are drawn in one call
 
 
@@ -218,16 +224,60 @@ class JointPosterior:
             expected = "'bayes' with a checkpoint, start points, many processes or streamed rows"
             fail("smooth", expected, "'reml'", "Leave them out")
         tempered = temperature != 1 and bool(self.space.rank)
+        one_process = engine.takes_any_density() and current() is None
+        collapsed = self.collapsed if one_process and not tempered else None
         rank = self.space.rank if tempered else self.space.subspace.rank
-        starts = engine.start_count(sampling, rank)
+        starts = engine.start_count(sampling, rank if collapsed is None else collapsed.rank)
         if isinstance(sampling.initial, str) and starts:
             sampling = replace(sampling, initial=self.start_points(starts))
+        if collapsed is not None:
+            if not isinstance(sampling.initial, str):
+                sampling = replace(sampling, initial=sampling.initial[:, collapsed.kept])
+            return collapsed.with_coefficients(engine.run(collapsed, sampling), sampling.seed)
         if not tempered:
             return engine.run(self.density, sampling)
         density, initial = self.tempered_networks(temperature, method), sampling.initial
         if not isinstance(initial, str):
             sampling = replace(sampling, initial=initial[:, : self.space.rank])
         return self._with_effects(density, engine.run(density, sampling))
+
+    @cached_property
+    def collapsed(self) -> CollapsedNetworks | None:
+        """The posterior without the coefficients of a normal response beside networks.
+
+        None for other families, for networks that add to sigma, for spaces in which the effects are
+        projected, and where it would cost more than the networks.
+        """
+        model, space = self.model, self.space
+        if self.contributions is None or space.projected or space.prior.factor is not None:
+            return None
+        inputs = model.inputs
+        local = model.data.in_memory and inputs["design"].device.type == "cpu"
+        if not local or inputs["design"].numel() > _MOST_NUMBERS or any(self.contributions.places):
+            return None
+        rows = model.effects_likelihood.rows
+        if not isinstance(rows, NormalStatistics):
+            return None
+        collapsed = CollapsedNormal(model.effects_likelihood.map, rows)
+        others = len(collapsed.linear) - collapsed.groups.numel()
+        if not collapsed.linear or others > _MOST_COEFFICIENTS:
+            return None
+        return CollapsedNetworks(
+            self._location_of,
+            space.rank,
+            collapsed,
+            self.effect_density,
+            space.prior,
+            self.density.fingerprint(),
+            self.mode,
+        )
+
+    def _location_of(self, z: Float[Tensor, "S k"]) -> Float[Tensor, "S n"]:
+        """What the networks at some coordinates add to the location; differentiable."""
+        assert self.contributions is not None
+        assert isinstance(self.space.subspace, JointSubspace)
+        weights = self.space.subspace.inner.weights(z.to(self.model.dtype))
+        return self.contributions.differentiable(weights)[..., 0]
 
     def tempered_networks(self, temperature: float, method: str | None) -> TemperedNetworks:
         """The tempered marginal posterior of the networks, with the effects integrated out.

@@ -44,6 +44,10 @@ class ExternalSampler(Engine):
         """Check that the package is installed."""
         import_package(self.name)
 
+    def takes_any_density(self) -> bool:
+        """Always; see `Engine.takes_any_density`."""
+        return True
+
 
 class Value:
     """The tempered log density, with counts of its evaluations and the time since its creation.

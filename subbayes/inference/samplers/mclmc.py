@@ -131,6 +131,10 @@ class MCLMC(Sampler):
             check_count("batch_size", self.batch_size)
         check_positive_or_zero("decay", self.decay)
 
+    def takes_any_density(self) -> bool:
+        """Without minibatches; see `Engine.takes_any_density`."""
+        return self.batch_size is None
+
     def check(self, rank: int | None = None) -> None:
         """Check that there are at least 2 coordinates."""
         check_rank(rank, self.name)

@@ -42,8 +42,6 @@ __all__ = [
     "run_reparameterised",
 ]
 
-_TRACED_AFTER = 20  # evaluations of one shape
-
 
 @runtime_checkable
 class Reparameterisation(Protocol):
@@ -203,9 +201,7 @@ class ReparameterisedDensity:
 
     @cached_property
     def _inverse(self) -> Tracer:
-        return Tracer(
-            self.change.inverse, "other coordinates", traced_after=_TRACED_AFTER, verify_always=True
-        )
+        return Tracer(self.change.inverse, "other coordinates", verify_always=True)
 
     @cached_property
     def _pull(self) -> Tracer:
@@ -217,7 +213,7 @@ class ReparameterisedDensity:
             (found,) = product((gradient, torch.ones_like(log_det)))
             return found
 
-        return Tracer(pull, "the gradient in other coordinates", traced_after=_TRACED_AFTER)
+        return Tracer(pull, "the gradient in other coordinates")
 
     def _points(self, u: Coordinates) -> tuple[Coordinates, LogDensity]:
         """The points z, and the log determinant."""

@@ -313,6 +313,10 @@ class SMC(Engine):
         if not 0 < self.ess < 1:
             fail("ess", "a number between 0 and 1", self.ess)
 
+    def takes_any_density(self) -> bool:
+        """Always; see `Engine.takes_any_density`."""
+        return True
+
     @classmethod
     def implied(cls, draws: Draws) -> dict[str, Any]:
         """Evidence of the groups, and evaluations of their moves; see `Engine.implied`."""

@@ -1,0 +1,191 @@
+r"""The posterior of networks with the coefficients of a normal response integrated out.
+
+Given the networks' coordinates $\varphi$, with contributions $f(\varphi)$ to the location, a normal
+response is one of $y - f(\varphi)$ without networks. Its coefficients are integrated out in closed
+form, as in `subbayes.semistructured.collapsed_normal`, and what is left,
+
+$$ p(\varphi, h \mid D) \propto p(\varphi)\, p(h)\, p(y - f(\varphi) \mid h), $$
+
+has fewer coordinates (h are those of sigma, and of standard deviations of smooths and random
+effects) and no funnels between standard deviations and coefficients. These are drawn exactly given
+$\varphi$ and h.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from subbayes.draws import Draws
+from subbayes.networks.tracing.tracer import Mode, Tracer
+from subbayes.priors import Normal
+from subbayes.semistructured.coefficient_likelihood import NormalStatistics
+from subbayes.semistructured.collapsed_normal import CollapsedNormal
+from subbayes.semistructured.marginalisation import EffectDensity
+from subbayes.utils.types import Coordinates, LogDensity
+
+__all__ = ["CollapsedNetworks"]
+
+_AT_ONCE = 64  # draws
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """The statistics of responses, and what those of responses less contributions follow from.
+
+    Attributes:
+        statistics: without networks.
+        weighted: WX, of all columns, zero for sigma's.
+        residual: of the least-squares coefficients.
+        weights: of the rows.
+    """
+
+    statistics: NormalStatistics
+    weighted: Float[Tensor, "n p"]
+    residual: Float[Tensor, "n"]
+    weights: Float[Tensor, "n"]
+
+    @classmethod
+    def of(cls, statistics: NormalStatistics, density: EffectDensity) -> _Rows:
+        """Those of all responses of a model."""
+        y, weights = (density.y, None) if isinstance(density.y, Tensor) else density.y[:2]
+        w = (-2 * density.offset[:, 1]).exp()
+        w = w if weights is None else w * weights.double()
+        x = density.design * statistics.location
+        residual = y.double() - density.offset[:, 0] - x @ statistics.centre
+        return cls(statistics, x * w[:, None], residual, w)
+
+    def beside(self, f: Float[Tensor, "S n"]) -> NormalStatistics:
+        """The statistics of the responses less each of S contributions."""
+        left = self.residual - f
+        squares = (left.square() @ self.weights).contiguous()
+        return replace(
+            self.statistics, cross=self.statistics.cross - f @ self.weighted, residual=squares
+        )
+
+
+class CollapsedNetworks:
+    r"""$p(\varphi, h \mid D)$ as a density that samplers accept.
+
+    Args:
+        contributions: from coordinates (S, k) of the networks to their contributions to the
+            location, (S, n), in float64; differentiable.
+        networks: number of coordinates k of the networks.
+        collapsed: the density without networks.
+        density: responses and design matrix.
+        prior: of all coordinates, those of the networks first.
+        model_fingerprint: a digest of the model.
+        mode: how the density is evaluated, as for `Posterior`.
+
+    Attributes:
+        kept: positions among all coordinates of those that are sampled.
+        rank: their number.
+        prior: their prior.
+    """
+
+    temperature = 1.0
+
+    def __init__(
+        self,
+        contributions: Callable[[Tensor], Tensor],
+        networks: int,
+        collapsed: CollapsedNormal,
+        density: EffectDensity,
+        prior: Normal,
+        model_fingerprint: str,
+        mode: Mode = "trace",
+    ) -> None:
+        assert isinstance(collapsed.rows, NormalStatistics)
+        self.contributions, self.collapsed = contributions, collapsed
+        self.rows = _Rows.of(collapsed.rows, density)
+        self.networks, self.size = networks, networks + collapsed.size
+        self.kept = [*range(networks), *(networks + j for j in collapsed.rest)]
+        self.rank = len(self.kept)
+        scale, mean = (np.broadcast_to(a, self.size) for a in (prior.scale, prior.mean))
+        self.whole_prior, self.prior = prior, Normal(scale[self.kept], mean=mean[self.kept])
+        self.model_fingerprint, self.mode = model_fingerprint, mode
+        self._tracers: dict[str, Tracer] = {}
+
+    def fingerprint(self) -> str:
+        """A digest of the density."""
+        return f"{self.model_fingerprint}, coefficients integrated out"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_tracers": {}}  # graphs cannot be pickled
+
+    # --- the density --------------------------------------------------------------------------
+
+    def _marginal(self, z: Float[Tensor, "S d"]) -> Float[Tensor, "S"]:
+        """Log of p(y - f | h)."""
+        f = self.contributions(z[:, : self.networks])
+        given = self.rows.beside(f)
+        return self.collapsed.log_marginal(z[:, self.networks :], given)
+
+    def _with_gradient(self, z: Float[Tensor, "S d"]) -> tuple[Tensor, Tensor]:
+        with torch.enable_grad():
+            at = z.detach().requires_grad_()
+            value = self._marginal(at)
+            (gradient,) = torch.autograd.grad(value.sum(), at)
+        return value.detach(), gradient
+
+    def _traced(self, name: str, function: Callable[..., Any]) -> Tracer:
+        if name not in self._tracers:
+            what = "the density without coefficients"
+            self._tracers[name] = Tracer(function, what, self.mode)
+        return self._tracers[name]
+
+    def log_likelihood(self, z: Coordinates) -> LogDensity:
+        """Log p(D | phi, h) of each point, shape (S,); NaN counts as minus infinity."""
+        with torch.no_grad():
+            value = self._traced("value", self._marginal)(torch.tensor(z)).numpy()
+        return np.where(np.isnan(value), -np.inf, value)
+
+    def value_and_grad(self, z: Coordinates) -> tuple[LogDensity, Coordinates]:
+        """Log p(D | phi, h) p(phi) p(h) and its gradient at each point."""
+        value, gradient = self._traced("gradient", self._with_gradient)(torch.tensor(z))
+        prior, slope = self.prior.value_and_grad(z)
+        found = value.numpy()
+        return np.where(np.isnan(found), -np.inf, found) + prior, gradient.numpy() + slope
+
+    # --- all coordinates ----------------------------------------------------------------------
+
+    def with_coefficients(self, draws: Draws, seed: int) -> Draws:
+        """Draws of all coordinates, and their log densities, from those of this density."""
+        each = draws.n_draws
+        count = len(self.collapsed.linear)
+        eps = np.concatenate(
+            [
+                np.random.default_rng([seed, 12, chain]).standard_normal((each, count))
+                for chain in range(draws.n_chains)
+            ]
+        )
+        flat = np.ascontiguousarray(draws.flat())
+        parts, values = [], []
+        with torch.no_grad():
+            for start in range(0, len(flat), _AT_ONCE):
+                z = torch.from_numpy(flat[start : start + _AT_ONCE].copy())
+                noise = torch.from_numpy(eps[start : start + _AT_ONCE])
+                given = self.rows.beside(self.contributions(z[:, : self.networks]))
+                zeta, _ = self.collapsed.coordinates(z[:, self.networks :], noise, given)
+                values.append(given.value(self.collapsed.map.coefficients(zeta)).numpy())
+                parts.append(np.concatenate([z[:, : self.networks].numpy(), zeta.numpy()], 1))
+        shape = draws.z.shape[:2]
+        whole = np.concatenate(parts).reshape(*shape, self.size)
+        value = np.concatenate(values).reshape(shape)
+        densities = {
+            "log_density": value + self.whole_prior.log_prob(whole),
+            "log_likelihood": value,
+        }
+        return replace(
+            draws,
+            z=whole,
+            moments=None,
+            stats=draws.stats | densities,
+            meta=draws.meta | {"integrated_out": "coefficients"},
+        )

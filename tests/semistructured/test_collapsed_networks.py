@@ -1,0 +1,333 @@
+"""A normal response beside networks: densities without coefficients against dense algebra."""
+
+import pickle
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from scipy.stats import multivariate_normal, t
+
+from subbayes import MLP, Training
+from subbayes.inference import Sampling
+from subbayes.inference.samplers.elliptical_slice import EllipticalSlice
+from subbayes.inference.samplers.mclmc import MCLMC
+from subbayes.inference.samplers.nuts import NUTS
+from subbayes.inference.samplers.smc import SMC
+from subbayes.semistructured import Deep, SemiStructuredRegression, SemiStructuredSubspace
+from subbayes.semistructured.collapsed_networks import CollapsedNetworks
+from subbayes.semistructured.joint_posterior import JointPosterior
+from subbayes.semistructured.subspace import build_space, subspace_of
+
+TRAINING = Training(epochs=60, batch_size=None, validation=None, patience=None)
+RANDOM = "y ~ x + (1 + x | g)"
+ENGINES = (
+    "nuts", "hmc", "mams", "mclmc", "elliptical-slice", "slice", "parallel-tempering", "smc"
+)  # fmt: skip
+
+
+def table(n=60, seed=0):
+    rng = np.random.default_rng(seed)
+    frame = pd.DataFrame(
+        {
+            "x": rng.normal(size=n),
+            "v": rng.normal(size=n),
+            "u": rng.normal(size=n),
+            "g": rng.choice([*"abcdef"], n),
+            "w": rng.uniform(0.5, 2, n),
+            "o": rng.normal(size=n),
+        }
+    )
+    level = {g: 0.8 * rng.normal() for g in "abcdef"}
+    frame["y"] = frame.x + np.sin(frame.v) + frame.g.map(level) + 0.5 * rng.normal(size=n)
+    return frame
+
+
+def joint_of(formula=RANDOM, family="normal", columns=("v", "u"), rank=3, **options):
+    deep = {"net": Deep(MLP(len(columns), (4,), 1, "tanh", seed=0), columns=list(columns))}
+    model = SemiStructuredRegression(formula, deep=deep, family=family, **options)
+    prepared = model.specification.prepare(table(), None)
+    space = build_space(SemiStructuredSubspace(rank), prepared, TRAINING, 0, False)
+    return JointPosterior(prepared, space, 0)
+
+
+@pytest.fixture(scope="module")
+def joint():
+    return joint_of()
+
+
+@pytest.fixture(scope="module")
+def small():
+    return joint_of("y ~ x + (1 | g)", columns=("v",), rank=2)
+
+
+def dense(joint, point):
+    """The response's mean and covariance given networks and h, of all rows, by brute force."""
+    model, rank, collapsed = joint.model, joint.space.rank, joint.collapsed
+    structured = model.structured
+    linear = collapsed.collapsed.linear
+    zeta = torch.zeros(structured.size, dtype=torch.float64)
+    zeta[collapsed.collapsed.rest] = torch.from_numpy(point[rank:])
+    design, offset = (model.inputs[name].double() for name in ("design", "offset"))
+    weights = joint.space.subspace.inner.weights(torch.tensor(point[None, :rank]).to(model.dtype))
+    f = joint.contributions(weights)[0]
+
+    def predictors(at):
+        return structured(at, design, offset) + f
+
+    base = predictors(zeta)
+    columns = []
+    for j in linear:  # coefficients are affine in these coordinates
+        ahead = zeta.clone()
+        ahead[j] = 1.0
+        columns.append(predictors(ahead)[:, 0] - base[:, 0])
+    own = torch.stack(columns, 1).numpy()
+    mean, variance = base[:, 0].numpy(), (2 * base[:, 1]).exp().numpy()
+    y = model.data.y
+    if not isinstance(y, torch.Tensor):
+        variance = variance / y[1].double().numpy()
+        y = y[0]
+    return y.double().numpy(), mean, own, variance
+
+
+FORMULAS = {
+    "columns": ("y ~ x + C(g)", {}),
+    "groups": (RANDOM, {}),
+    "uncorrelated": ("y ~ x + (1 + x || g)", {}),
+    "smooth": ("y ~ s(x, k=5) + (1 | g)", {}),
+    "offset": ("y ~ x + (1 | g)", {"offset": "o"}),
+    "own prior": ("y ~ x + (1 | g)", {"priors": {"x": t(3)}}),
+}
+
+
+@pytest.mark.parametrize("case", FORMULAS)
+def test_the_density_is_that_of_a_normal_response_with_the_coefficients_in_its_covariance(case):
+    formula, options = FORMULAS[case]
+    joint = joint_of(formula, **options)
+    collapsed, rng = joint.collapsed, np.random.default_rng(0)
+    assert isinstance(collapsed, CollapsedNetworks)
+    points = 0.5 * rng.standard_normal((5, collapsed.rank))
+    found = collapsed.log_likelihood(points)
+    for point, value in zip(points, found, strict=True):
+        y, mean, own, variance = dense(joint, point)
+        expected = multivariate_normal(mean, np.diag(variance) + own @ own.T).logpdf(y)
+        assert value == pytest.approx(expected, rel=1e-6, abs=1e-6)
+
+
+def test_weights_count_rows():
+    joint, rng = joint_of(weights="w"), np.random.default_rng(0)
+    collapsed = joint.collapsed
+    points = 0.5 * rng.standard_normal((3, collapsed.rank))
+    y, mean, own, variance = dense(joint, points[0])
+    # a weighted density is that of variances s^2 / w, times the factor that weights do not have
+    w = joint.model.data.y[1].double().numpy()
+    log_sigma = 0.5 * np.log(variance * w)
+    factor = (0.5 * (1 - w) * np.log(2 * np.pi) + (1 - w) * log_sigma - 0.5 * np.log(w)).sum()
+    expected = multivariate_normal(mean, np.diag(variance) + own @ own.T).logpdf(y) + factor
+    assert collapsed.log_likelihood(points)[0] == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("formula", [RANDOM, "y ~ s(x, k=5) + (1 | g)"])
+def test_the_gradient_is_that_of_the_density(formula):
+    joint = joint_of(formula)
+    network = joint.model.deep
+    collapsed, rng = joint.collapsed, np.random.default_rng(1)
+    z = 0.5 * rng.standard_normal((4, collapsed.rank))
+    value, gradient = collapsed.value_and_grad(z)
+    assert network is not None
+    np.testing.assert_allclose(
+        value, collapsed.log_likelihood(z) + collapsed.prior.log_prob(z), rtol=1e-9
+    )
+    step, size = 1e-2, 1 + np.abs(gradient).max()
+    for j in range(collapsed.rank):
+        move = np.zeros(collapsed.rank)
+        move[j] = step
+        near, far = (
+            collapsed.value_and_grad(z + s * move)[0] - collapsed.value_and_grad(z - s * move)[0]
+            for s in (1, 2)
+        )
+        slope = (8 * near - far) / (
+            12 * step
+        )  # of fourth order; the network is of single precision
+        np.testing.assert_allclose(gradient[:, j], slope, atol=2e-3 * size)
+
+
+def test_coefficients_have_their_conditional_means_and_covariances(joint):
+    collapsed, rank = joint.collapsed, joint.space.rank
+    rng = np.random.default_rng(2)
+    point = 0.5 * rng.standard_normal(collapsed.rank)
+    y, mean, own, variance = dense(joint, point)
+    precision = np.eye(own.shape[1]) + (own.T / variance) @ own
+    expected = np.linalg.solve(precision, (own.T / variance) @ (y - mean))
+    inner, h = collapsed.collapsed, torch.from_numpy(point[None, rank:])
+    given = collapsed.rows.beside(collapsed.contributions(torch.from_numpy(point[None, :rank])))
+    given = replace(given, cross=given.cross.detach(), residual=given.residual.detach())
+    count = own.shape[1]
+    eps = torch.cat([torch.zeros(1, count), torch.eye(count)]).double()
+    many = replace(
+        given, cross=given.cross.expand(len(eps), -1), residual=given.residual.expand(len(eps))
+    )
+    found, log_det = inner.coordinates(h.expand(len(eps), -1), eps, many)
+    found = found[:, inner.linear].numpy()
+    np.testing.assert_allclose(found[0], expected, atol=1e-6)
+    root = found[1:] - found[0]
+    np.testing.assert_allclose(root.T @ root, np.linalg.inv(precision), atol=1e-8)
+    assert float(log_det[0]) == pytest.approx(-0.5 * np.linalg.slogdet(precision)[1], rel=1e-9)
+
+
+def test_densities_of_all_coordinates_are_products(joint):
+    collapsed, rank = joint.collapsed, joint.space.rank
+    rng = np.random.default_rng(4)
+    z = 0.5 * rng.standard_normal((6, collapsed.rank))
+    networks, h = torch.from_numpy(z[:, :rank]), torch.from_numpy(z[:, rank:])
+    eps = torch.from_numpy(rng.standard_normal((6, len(collapsed.collapsed.linear))))
+    with torch.no_grad():
+        given = collapsed.rows.beside(collapsed.contributions(networks))
+        zeta, log_det = collapsed.collapsed.coordinates(h, eps, given)
+    conditional = -0.5 * (eps.square() + np.log(2 * np.pi)).sum(1) - log_det
+    found = joint.density.value(np.concatenate([networks.numpy(), zeta.numpy()], 1))
+    expected = collapsed.value_and_grad(z)[0] + conditional.numpy()
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_the_draws_are_those_of_all_coordinates(small):
+    joint, sampling = small, Sampling(draws=800, chains=4, seed=3, progress=False)
+    found = joint.sample(NUTS(), sampling)
+    assert found.meta["integrated_out"] == "coefficients"
+    other = NUTS().run(joint.density, replace(sampling, initial=joint.start_points(4)))
+    a, b = found.flat(), other.flat()
+    sd = b.std(0)
+    assert np.abs((a.mean(0) - b.mean(0)) / sd).max() < 0.2
+    difference = np.cov((a / sd).T) - np.cov((b / sd).T)
+    assert np.abs(difference).max() < 0.25
+    np.testing.assert_allclose(
+        found.stats["log_likelihood"], joint.density.log_likelihood(a).reshape(4, -1), rtol=1e-4
+    )
+    np.testing.assert_allclose(
+        found.stats["log_density"], joint.density.value(a).reshape(4, -1), rtol=1e-4
+    )
+
+
+@pytest.mark.slow
+def test_the_evidence_is_that_of_all_coordinates(small):
+    joint, sampling = small, Sampling(draws=400, chains=4, seed=0, progress=False)
+    found, other = joint.sample(SMC(), sampling), SMC().run(joint.density, sampling)
+    error = np.hypot(found.log_evidence_error, other.log_evidence_error)
+    assert abs(found.log_evidence - other.log_evidence) < 4 * error + 0.05
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_every_sampler_runs_and_its_draws_can_be_saved(name, tmp_path):
+    frame = table()
+    deep = {"net": Deep(MLP(1, (3,), 1, "tanh", seed=0), columns=["v"])}
+    sampling = Sampling(draws=40, chains=2, warmup=40, seed=0, progress=False)
+    if name in ("smc", "parallel-tempering"):
+        sampling = replace(sampling, warmup=None)
+    model = SemiStructuredRegression("y ~ x + (1 | g)", deep=deep).fit(
+        frame,
+        subspace=SemiStructuredSubspace(2),
+        inference=name,
+        training=TRAINING,
+        sampling=sampling,
+    )
+    assert model.draws.meta["integrated_out"] == "coefficients"
+    assert np.isfinite(model.draws.z).all()
+    model.save(tmp_path / "model")
+    loaded = SemiStructuredRegression.load(tmp_path / "model", {"net": MLP(1, (3,), 1, "tanh")})
+    np.testing.assert_array_equal(loaded.draws.z, model.draws.z)
+    expected, found = model.predict(frame), loaded.predict(frame)
+    np.testing.assert_allclose(found.mean, expected.mean, rtol=1e-6)
+
+
+def test_runs_resume_and_are_extended(small, tmp_path):
+    joint, sampling = small, Sampling(draws=30, chains=2, warmup=20, seed=1, progress=False)
+    whole = joint.sample(NUTS(), sampling)
+    path = tmp_path / "run.npz"
+    joint.sample(NUTS(), replace(sampling, draws=10, checkpoint=path))
+    found = joint.sample(NUTS(), replace(sampling, checkpoint=path))
+    np.testing.assert_array_equal(found.z, whole.z)
+    np.testing.assert_array_equal(joint.sample(NUTS(), sampling).z, whole.z)
+
+
+def test_draws_of_a_chain_do_not_depend_on_the_number_of_chains(joint):
+    sampling = Sampling(draws=20, chains=2, seed=1, progress=False)
+    two = joint.sample(EllipticalSlice(), replace(sampling, initial=joint.start_points(2)))
+    start = np.concatenate([joint.start_points(2), joint.start_points(2)])
+    four = joint.sample(EllipticalSlice(), replace(sampling, chains=4, initial=start))
+    np.testing.assert_allclose(four.z[:2], two.z, rtol=1e-6, atol=1e-6)
+
+
+def test_start_points_are_those_of_all_coordinates(joint):
+    initial = joint.start_points(2)
+    seen = []
+
+    class Watched(NUTS):
+        def run(self, posterior, sampling):
+            seen.append(sampling.initial)
+            return super().run(posterior, sampling)
+
+    sampling = Sampling(draws=4, chains=2, warmup=4, seed=1, progress=False, initial=initial)
+    joint.sample(Watched(), sampling)
+    np.testing.assert_array_equal(seen[0], initial[:, joint.collapsed.kept])
+
+
+def test_it_can_be_pickled(joint):
+    z = np.zeros((2, joint.collapsed.rank))
+    again = pickle.loads(pickle.dumps(replace(joint)))
+    np.testing.assert_array_equal(
+        again.collapsed.log_likelihood(z), joint.collapsed.log_likelihood(z)
+    )
+    assert again.collapsed.fingerprint() == joint.collapsed.fingerprint()
+
+
+def test_points_of_no_density_have_none(joint):
+    z = np.zeros((2, joint.collapsed.rank))
+    z[1] = np.nan
+    value = joint.collapsed.log_likelihood(z)
+    assert np.isfinite(value[0])
+    assert value[1] == -np.inf
+
+
+# --- where all coordinates are sampled ----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("formula", "options"),
+    [("y ~ x", {"family": "student-t"}), ({"mu": "y ~ x", "sigma": "~ x"}, {})],
+)
+def test_other_responses_keep_their_coefficients(formula, options):
+    assert joint_of(formula, **options).collapsed is None
+
+
+def test_networks_of_sigma_keep_the_coefficients():
+    deep = {"net": Deep(MLP(1, (3,), 1, "tanh", seed=0), columns=["v"], parameter="sigma")}
+    model = SemiStructuredRegression({"mu": "y ~ x", "sigma": "~ 1"}, deep=deep)
+    prepared = model.specification.prepare(table(), None)
+    space = build_space(SemiStructuredSubspace(2), prepared, TRAINING, 0, False)
+    assert JointPosterior(prepared, space, 0).collapsed is None
+
+
+def test_projected_effects_keep_their_coefficients():
+    deep = {"net": Deep(MLP(1, (3,), 1, "tanh", seed=0), columns=["v"])}
+    prepared = SemiStructuredRegression("y ~ x", deep=deep).specification.prepare(table(), None)
+    space = build_space(subspace_of("naive"), prepared, TRAINING, 0, False)
+    assert JointPosterior(prepared, space, 0).collapsed is None
+
+
+def test_engines_that_need_a_posterior_get_it(joint):
+    sampling = Sampling(draws=8, chains=2, warmup=4, seed=0, progress=False)
+    seen = []
+
+    def own(posterior, sampling):
+        seen.append(posterior)
+        return NUTS().run(posterior, sampling)
+
+    from subbayes.inference.engine import engine_of
+
+    joint.sample(engine_of(own), sampling)
+    assert seen == [joint.density]
+    assert not MCLMC(batch_size=10).takes_any_density()
+    assert not engine_of("laplace").takes_any_density()
+    assert not engine_of("vi").takes_any_density()
