@@ -70,8 +70,9 @@ class Plan:
         schedule: of the learning rate.
         prior_scale: standard deviation of the prior of the weights in training.
         draws: number of draws, the particles of one run of sequential Monte Carlo.
-        gradients: whether particles move along trajectories; the first records are of at most 50
-            Crank-Nicolson steps at each power.
+        integrated: whether the coefficients are integrated out beside networks; the first records
+            are of all coordinates and at most 50 Crank-Nicolson steps at each power, and cannot be
+            computed anew.
     """
 
     hidden: int = 8
@@ -81,7 +82,7 @@ class Plan:
     schedule: Schedule = "constant"
     prior_scale: float = 1.0
     draws: int = 500
-    gradients: bool = False
+    integrated: bool = True
 
     def training(self) -> Training:
         """Return the settings of the training, to the mode: no rows are held out.
@@ -101,17 +102,17 @@ class Plan:
         )
 
     def facts(self) -> dict[str, Any]:
-        """What identifies records; the first ones had no schedule and no trajectories."""
+        """What identifies records; the first ones had no schedule, and sampled all coordinates."""
         found = asdict(self)
         if self.schedule == "constant":
             del found["schedule"]
-        if not self.gradients:
-            del found["gradients"]
+        if not self.integrated:
+            del found["integrated"]
         return found
 
     def engine(self) -> SMC:
         """Return the engine of models with networks."""
-        return SMC() if self.gradients else SMC(max_moves=50, gradients=False)
+        return SMC(max_moves=20, gradients=False)
 
     def sampling(self, seed: int) -> Sampling:
         """Return the settings of the sampling."""
@@ -272,9 +273,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--case", nargs="+", default=list(CASES), choices=list(CASES))
     parser.add_argument("--reads", nargs="+", default=list(READS), choices=READS)
     parser.add_argument("--n", nargs="+", type=int, default=list(SIZES), help="numbers of rows")
-    parser.add_argument(
-        "--gradients", action="store_true", help="particles that move along trajectories"
-    )
     parser.add_argument("--tables", action="store_true", help="only print what has been run")
     add_write_option(parser)
 
@@ -282,9 +280,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, say: Callable[..., None], plan: Plan | None = None) -> Record:
     """Compute the missing records, data set by data set, and print the tables."""
     plans = {n: PLANS.get(n, Plan()) if plan is None else plan for n in options.n}
-    first = plans
-    if options.gradients:
-        plans = {n: replace(plan, gradients=True) for n, plan in plans.items()}
     for name in options.case:
         check_choice("case", name, tuple(CASES))
     numbers = numbers_from(options.first, "sims", options.sims)
@@ -300,10 +295,9 @@ def run(options: argparse.Namespace, say: Callable[..., None], plan: Plan | None
         with locked(path) as store:
             store.put(key, record)
         say(f"{case}, {reads}, n = {n}, data set {number}: {record['seconds']:.1f} s")
-    found = _records_of(options, cells, first)
-    along = _records_of(
-        options, cells, {n: replace(plan, gradients=True) for n, plan in first.items()}
-    )
+    new = _records_of(options, cells, plans)
+    old = _records_of(options, cells, {n: replace(p, integrated=False) for n, p in plans.items()})
+    found = tables.newest(old, new)
     text = tables.markdown(found)
     for n in sorted({r["n"] for r in found if (r["case"], r["reads"]) == ("linear", "same")}):
         own = [
@@ -311,7 +305,7 @@ def run(options: argparse.Namespace, say: Callable[..., None], plan: Plan | None
         ]
         text += "\n\n" + tables.known_markdown(n, [known_records(n, s) for s in (own, range(MANY))])
     text += "\n\n" + tables.deviations_markdown(found)
-    text += "\n\n" + tables.pairs_markdown(found, along)
+    text += "\n\n" + tables.pairs_markdown(old, new)
     publish(text, "ssr_coverage", options.write, say)
     return tables.summary(found)
 

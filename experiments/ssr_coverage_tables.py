@@ -154,11 +154,20 @@ def deviations_markdown(records: Sequence[Record]) -> str:
     return markdown_table(head, rows, title) or f"**{title}**"
 
 
-def pairs_markdown(steps: Sequence[Record], along: Sequence[Record]) -> str:
-    """Return a table of both moves of particles, in the data sets in which both were run."""
-    key = ("case", "reads", "n", "number")
-    first = {tuple(r[name] for name in key): r for r in steps}
-    second = {k: r for r in along if (k := tuple(r[name] for name in key)) in first}
+_KEY = ("case", "reads", "n", "number")
+
+
+def newest(old: Sequence[Record], new: Sequence[Record]) -> list[Record]:
+    """Return a record of each data set, the new one where there are both, in order."""
+    found = {tuple(r[name] for name in _KEY): r for r in (*old, *new)}
+    return [found[key] for key in sorted(found)]
+
+
+def pairs_markdown(old: Sequence[Record], new: Sequence[Record]) -> str:
+    """Return a table of both ways of sampling, in the data sets in which both were run."""
+    key = _KEY
+    first = {tuple(r[name] for name in key): r for r in old}
+    second = {k: r for r in new if (k := tuple(r[name] for name in key)) in first}
     rows = []
     for (case, reads, n), own in _cells(list(second.values())):
         others = [first[tuple(r[name] for name in key)] for r in own]
@@ -178,9 +187,9 @@ def pairs_markdown(steps: Sequence[Record], along: Sequence[Record]) -> str:
             ]
             ratio = f"{np.mean(ratios):.3f} ± {error:.3f}"
             rows.append([effect, reads, n, len(own), *shares, ratio])
-    head = ["effect", "network reads", "rows", "data sets", "steps cover", "trajectories cover"]
-    head += ["oracle covers", "ratio of standard deviations"]
-    title = "Steps and trajectories: shares of 90 % intervals, and posterior standard deviations"
+    head = ["effect", "network reads", "rows", "data sets", "all coordinates cover"]
+    head += ["integrated out cover", "oracle covers", "ratio of standard deviations"]
+    title = "Coefficients integrated out, beside all coordinates: shares of 90 % intervals"
     return markdown_table(head, rows, title) if rows else ""
 
 

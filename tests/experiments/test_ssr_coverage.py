@@ -75,3 +75,22 @@ def test_effects_beside_a_known_network_are_least_squares_with_robust_errors():
     np.testing.assert_allclose(found, fit.params, atol=1e-12)
     exact = np.diag(fit.cov_params()) + 0.09 * np.diag(np.linalg.inv(x.T @ x))
     np.testing.assert_allclose(errors**2, exact, rtol=1e-10)
+
+
+def test_ways_of_sampling_are_compared_in_the_data_sets_in_which_both_were_run():
+    names = ("x", "C(c)[T.b]", "C(c)[T.c]", "sigma")
+
+    def record(number, sd, below):
+        found = {name: {"below": [below], "width": 1.0, "sd": sd} for name in names}
+        key = {"case": "linear", "reads": "other", "n": 120, "number": number}
+        return key | {"population": found, "oracle": found}
+
+    old = [record(0, 1.0, 0.99), record(1, 1.0, 0.5), record(2, 1.0, 0.5)]
+    new = [record(0, 1.1, 0.5), record(1, 1.3, 0.5), record(3, 9.0, 0.5)]
+    text = tables.pairs_markdown(old, new)
+    row = "| linear effect | other | 120 | 2 | 0.50 | 1.00 | 1.00 | 1.200 ± 0.100 |"
+    assert row in text.splitlines()
+    assert tables.pairs_markdown(old, []) == ""
+    both = tables.newest(old, new)
+    assert [r["number"] for r in both] == [0, 1, 2, 3]
+    assert [r["population"]["x"]["sd"] for r in both] == [1.1, 1.3, 1.0, 9.0]
