@@ -262,6 +262,8 @@ class JointPosterior:
         others = len(collapsed.linear) - collapsed.groups.numel()
         if not collapsed.linear or others > _MOST_COEFFICIENTS:
             return None
+        if space.rank + len(collapsed.rest) < 2:  # some samplers need two coordinates
+            return None
         return CollapsedNetworks(
             self._location_of,
             space.rank,
