@@ -445,7 +445,7 @@ def run(options: argparse.Namespace, say: Say) -> Record:
     splits = numbers_from(options.first, "splits", options.splits)
     found = {}
     for name in split_names(options.datasets, DATASETS):
-        X, y, masks = load_uci(name, options.data_dir)
+        X, y, masks = load_uci(name, options.data_dir, centred=True)
         found[name] = run_table(
             name, X, y, masks, splits, options.results, PLANS.get(name, Plan()), say, options.device
         )

@@ -173,7 +173,11 @@ def _fail_absent(name: str, folder: Path, why: str = "") -> NoReturn:
 
 
 def load_uci(
-    name: str, data_dir: str | os.PathLike[str] | None = None, *, download: bool = True
+    name: str,
+    data_dir: str | os.PathLike[str] | None = None,
+    *,
+    download: bool = True,
+    centred: bool = False,
 ) -> tuple[Float64[np.ndarray, "n d"], Float64[np.ndarray, "n"], Bool[np.ndarray, "splits n"]]:
     """Load a UCI regression table with its usual train/test splits.
 
@@ -191,6 +195,9 @@ def load_uci(
         download: whether to download a table that is in neither from the UCI repository into the
             cache: boston, naval, protein, wine_red and yacht. The numbers of a download are
             verified by a checksum.
+        centred: the other copy of a table in `RAW` that a file may have, as those in `CENTRED`:
+            with its own splits and order of rows, and a target that may be transformed (that of
+            protein is a logarithm). It is not downloaded.
 
     Returns:
         X (n, d) and y (n,) in float64, and `test_masks` (splits, n), True for test rows:
@@ -217,11 +224,11 @@ def load_uci(
     try:
         path = find_file(file, data_dir)
     except InputError:
-        if not (download and name in _SOURCES):
+        if centred or not (download and name in _SOURCES):
             raise
         table = _download(name, folder)
         return table[:, :-1], table[:, -1], usual_splits(len(table), _SPLITS.get(name, 20))
-    return _read(name, path)
+    return _read(name, path, centred or name in CENTRED)
 
 
 def usual_splits(n: int, splits: int) -> Bool[np.ndarray, "splits n"]:
@@ -241,7 +248,7 @@ def usual_splits(n: int, splits: int) -> Bool[np.ndarray, "splits n"]:
     return masks
 
 
-def _read(name: str, path: Path) -> tuple[Any, Any, Any]:
+def _read(name: str, path: Path, centred: bool) -> tuple[Any, Any, Any]:
     """The arrays of one table; `gal_*` are the unprocessed ones where a file has both."""
     try:
         with np.load(path, allow_pickle=False) as file:
@@ -253,8 +260,8 @@ def _read(name: str, path: Path) -> tuple[Any, Any, Any]:
             f"an unreadable file ({error_text(error)})",
             "Delete it and fetch it again",
         )
-    prefix = "gal_" if "gal_X" in arrays else ""
-    masks = "gal_test_mask" if name in RAW else "test_mask"
+    prefix = "gal_" if "gal_X" in arrays and not centred else ""
+    masks = "test_mask" if centred else "gal_test_mask"
     missing = [key for key in (f"{prefix}X", f"{prefix}y", masks) if key not in arrays]
     if missing:
         fail(

@@ -119,6 +119,10 @@ def test_raw_copy_is_preferred_and_masks_come_split_first(alone):
     np.testing.assert_array_equal(y, t["y"])
     np.testing.assert_array_equal(masks, t["mask"].T)
     assert (X.dtype, y.dtype, masks.dtype) == (np.float64, np.float64, bool)
+    X, y, masks = load_uci("yacht", alone, centred=True)
+    np.testing.assert_array_equal(X, other["X"] + 9)
+    np.testing.assert_array_equal(y, other["y"] + 9)
+    np.testing.assert_array_equal(masks, other["mask"].T)
 
 
 def test_naval_and_centred_layouts(alone):
@@ -128,6 +132,11 @@ def test_naval_and_centred_layouts(alone):
     for name in ("naval", "airfoil"):
         X, y, masks = load_uci(name, alone)
         assert (X.shape, y.shape, masks.shape) == ((30, 3), (30,), (4, 30))
+    np.testing.assert_array_equal(load_uci("airfoil", alone, centred=True)[0], t["X"])
+    with pytest.raises(InputError, match="the arrays test_mask in"):
+        load_uci("naval", alone, centred=True)
+    with pytest.raises(InputError, match=r"boston/boston\.npz"):
+        load_uci("boston", alone, centred=True)
 
 
 def test_an_unknown_name_raises_with_the_known_names():
