@@ -158,19 +158,17 @@ _KEY = ("case", "reads", "n", "number")
 
 
 def newest(old: Sequence[Record], new: Sequence[Record]) -> list[Record]:
-    """Return a record of each data set, the new one where there are both, in order."""
-    found = {tuple(r[name] for name in _KEY): r for r in (*old, *new)}
-    return [found[key] for key in sorted(found)]
+    """Return a record of each data set, the new one where there are both."""
+    return list({tuple(r[name] for name in _KEY): r for r in (*old, *new)}.values())
 
 
 def pairs_markdown(old: Sequence[Record], new: Sequence[Record]) -> str:
     """Return a table of both ways of sampling, in the data sets in which both were run."""
-    key = _KEY
-    first = {tuple(r[name] for name in key): r for r in old}
-    second = {k: r for r in new if (k := tuple(r[name] for name in key)) in first}
+    first = {tuple(r[name] for name in _KEY): r for r in old}
+    second = {k: r for r in new if (k := tuple(r[name] for name in _KEY)) in first}
     rows = []
     for (case, reads, n), own in _cells(list(second.values())):
-        others = [first[tuple(r[name] for name in key)] for r in own]
+        others = [first[tuple(r[name] for name in _KEY)] for r in own]
         for effect, names in _EFFECTS[case].items():
             ratios = [
                 np.mean([a["population"][x]["sd"] / b["population"][x]["sd"] for x in names])

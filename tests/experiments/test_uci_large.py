@@ -270,7 +270,7 @@ def test_the_authors_log_likelihoods_agree_with_their_rmse():
 
 
 def test_the_command_ends_with_one_json_line(diabetes, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(uci_large, "load_uci", lambda name, folder: diabetes)
+    monkeypatch.setattr(uci_large, "load_uci", lambda name, folder, centred: diabetes)
     monkeypatch.setattr(uci_large, "PLANS", {"pol": TINY})
     assert (
         command.main(
