@@ -46,6 +46,7 @@ class Engine(ABC):
         validity: "exact", "approximation" or "ensemble"; see `Draws`.
         independent: whether its draws are independent of each other; see `Draws`.
         uses_initial: whether its chains start at `Sampling.initial`.
+        any_density: whether it needs no more of a posterior than the density and its gradient.
         predictions: the rules of prediction that its draws name; see `Draws`.
         estimates: the attributes of its draws that are estimates, such as "log_evidence".
     """
@@ -54,6 +55,7 @@ class Engine(ABC):
     validity: ClassVar[Validity] = "exact"
     independent: ClassVar[bool] = False
     uses_initial: ClassVar[bool] = False
+    any_density: ClassVar[bool] = False
     predictions: ClassVar[tuple[Prediction, ...]] = ("network",)
     estimates: ClassVar[tuple[str, ...]] = ()
 
@@ -94,8 +96,8 @@ class Engine(ABC):
         """
 
     def takes_any_density(self) -> bool:
-        """Whether a run needs no more of a posterior than its density, and gradients of it."""
-        return False
+        """Whether a run with these settings needs no more than a density; see `any_density`."""
+        return self.any_density
 
     def start_count(self, sampling: Sampling, rank: int) -> int:
         """Number of start points that a run takes, in `rank` coordinates; 0 if it takes none."""

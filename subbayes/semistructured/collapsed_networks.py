@@ -28,11 +28,13 @@ from subbayes.priors import Normal
 from subbayes.semistructured.coefficient_likelihood import NormalStatistics
 from subbayes.semistructured.collapsed_normal import CollapsedNormal
 from subbayes.semistructured.marginalisation import EffectDensity
+from subbayes.utils.checks import fail
 from subbayes.utils.types import Coordinates, LogDensity
 
 __all__ = ["CollapsedNetworks"]
 
-_AT_ONCE = 64  # draws
+_AT_ONCE = 64  # points
+_MOST_PREDICTORS = 2**20  # of all rows and points at once, to bound the memory of gradients
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,7 @@ class CollapsedNetworks:
         kept: positions among all coordinates of those that are sampled.
         rank: their number.
         prior: their prior.
+        at_once: number of points that are evaluated at once.
     """
 
     temperature = 1.0
@@ -109,6 +112,7 @@ class CollapsedNetworks:
         self.rank = len(self.kept)
         scale, mean = (np.broadcast_to(a, self.size) for a in (prior.scale, prior.mean))
         self.whole_prior, self.prior = prior, Normal(scale[self.kept], mean=mean[self.kept])
+        self.at_once = max(1, min(_AT_ONCE, _MOST_PREDICTORS // len(density.design)))
         self.model_fingerprint, self.mode = model_fingerprint, mode
         self._tracers: dict[str, Tracer] = {}
 
@@ -118,6 +122,17 @@ class CollapsedNetworks:
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_tracers": {}}  # graphs cannot be pickled
+
+    def own(self, initial: Any) -> Float[np.ndarray, "chains d"]:
+        """The coordinates of this density of start points in all coordinates.
+
+        Raises:
+            InputError: points of another number of coordinates.
+        """
+        z = np.asarray(initial, dtype=np.float64)
+        if z.ndim != 2 or z.shape[1] != self.size:
+            fail("initial", f"shape (chains, {self.size})", z.shape)
+        return z[:, self.kept]
 
     # --- the density --------------------------------------------------------------------------
 
@@ -143,15 +158,22 @@ class CollapsedNetworks:
     def log_likelihood(self, z: Coordinates) -> LogDensity:
         """Log p(D | phi, h) of each point, shape (S,); NaN counts as minus infinity."""
         with torch.no_grad():
-            value = self._traced("value", self._marginal)(torch.tensor(z)).numpy()
+            evaluated = self._traced("value", self._marginal)
+            parts = [evaluated(part) for part in torch.tensor(z).split(self.at_once)]
+        value = torch.cat(parts).numpy()
         return np.where(np.isnan(value), -np.inf, value)
+
+    def value(self, z: Coordinates) -> LogDensity:
+        """Log p(D | phi, h) p(phi) p(h) at each point."""
+        return np.asarray(self.log_likelihood(z) + self.prior.log_prob(z))
 
     def value_and_grad(self, z: Coordinates) -> tuple[LogDensity, Coordinates]:
         """Log p(D | phi, h) p(phi) p(h) and its gradient at each point."""
-        value, gradient = self._traced("gradient", self._with_gradient)(torch.tensor(z))
+        evaluated = self._traced("gradient", self._with_gradient)
+        parts = [evaluated(part) for part in torch.tensor(z).split(self.at_once)]
+        values, gradients = (torch.cat(part).numpy() for part in zip(*parts, strict=True))
         prior, slope = self.prior.value_and_grad(z)
-        found = value.numpy()
-        return np.where(np.isnan(found), -np.inf, found) + prior, gradient.numpy() + slope
+        return np.where(np.isnan(values), -np.inf, values) + prior, gradients + slope
 
     # --- all coordinates ----------------------------------------------------------------------
 
@@ -168,9 +190,9 @@ class CollapsedNetworks:
         flat = np.ascontiguousarray(draws.flat())
         parts, values = [], []
         with torch.no_grad():
-            for start in range(0, len(flat), _AT_ONCE):
-                z = torch.from_numpy(flat[start : start + _AT_ONCE].copy())
-                noise = torch.from_numpy(eps[start : start + _AT_ONCE])
+            for start in range(0, len(flat), self.at_once):
+                z = torch.from_numpy(flat[start : start + self.at_once].copy())
+                noise = torch.from_numpy(eps[start : start + self.at_once])
                 given = self.rows.beside(self.contributions(z[:, : self.networks]))
                 zeta, _ = self.collapsed.coordinates(z[:, self.networks :], noise, given)
                 values.append(given.value(self.collapsed.map.coefficients(zeta)).numpy())

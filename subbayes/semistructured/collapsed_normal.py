@@ -124,7 +124,8 @@ class CollapsedNormal:
             order[columns] = torch.arange(columns.shape[1]).expand_as(columns)
         orders = range(max(1, int(order.max()) + 1))
         of_order = [(order[self.linear] == one).double() for one in orders]
-        self._units = torch.stack([torch.zeros_like(of_order[0]), *of_order])
+        self._reference = torch.zeros_like(of_order[0])
+        self._points = torch.stack([self._reference, *of_order])
         self._places = torch.argsort(torch.tensor([*self.rest, *self.linear], dtype=torch.long))
         self._others = torch.tensor(others, dtype=torch.long)
         place = {j: i for i, j in enumerate(others)}
@@ -137,6 +138,13 @@ class CollapsedNormal:
         self._gram_groups = gram[at[:, :, None], at[:, None, :]]
         self._gram_border = gram[at[:, :, None], own]
         self._gram_others = gram[own][:, own]
+        self._refer_to(self._conditional(torch.zeros(1, len(self.rest)).double(), rows)[1][0])
+
+    def _refer_to(self, zeta: Float[Tensor, "c"]) -> None:
+        """Expand quadratics around a point near the data, where their terms do not cancel."""
+        zeta = torch.where(zeta.isfinite(), zeta, 0.0)
+        self._points = self._points + (zeta - self._reference)
+        self._reference = zeta
 
     def _whole(
         self, h: Float[Tensor, "S d"], linear: Float[Tensor, "*S c"]
@@ -146,9 +154,11 @@ class CollapsedNormal:
     def _affine(
         self, h: Float[Tensor, "S d"]
     ) -> tuple[Float[Tensor, "S q C"], Float[Tensor, "S o p"]]:
-        """B where the others are 0, and derivatives of the coefficients in those of each order."""
-        structured, units = self.map.structured, self._units
-        many = torch.cat([h.expand(len(units), *h.shape), units[:, None].expand(-1, len(h), -1)], 2)
+        """B at the reference, and derivatives of the coefficients in those of each order."""
+        structured, points = self.map.structured, self._points
+        many = torch.cat(
+            [h.expand(len(points), *h.shape), points[:, None].expand(-1, len(h), -1)], 2
+        )
         at = many.index_select(2, self._places)
         found = structured.coefficients(at.flatten(0, 1)).unflatten(0, at.shape[:2])
         placed = placed_by_predictor(structured, found[0], at[0])
@@ -157,14 +167,16 @@ class CollapsedNormal:
     def _factorised(
         self, h: Float[Tensor, "S d"], rows: NormalStatistics | QuadraticRows
     ) -> tuple[Tensor, BlockFactor, tuple[Tensor, Tensor]]:
-        r"""B where the others are 0, the factor L of P, and $L^{-1} P \tilde\zeta$ in its parts."""
+        r"""B at the reference, the factor L of P, and $L^{-1} P (\tilde\zeta - \zeta_0)$."""
         placed, slopes = self._affine(h)
         score, precision = rows.conditional(placed)
         times = self._times_others(slopes)
         weight = precision[:, None, None]
         rest = times(times(self._gram_others[None]).mT) * weight
         rest = rest + torch.eye(len(self._others), dtype=h.dtype)
+        first = self.groups.numel()
         right_others = times(score[:, None, self._others])[:, 0] * precision[:, None]
+        right_others = right_others - self._reference[first:]
         if not len(self.groups):
             factor = BlockFactor.of(*self._no_groups(h), rest)
             return placed, factor, factor.forward(h.new_zeros(len(h), 0, 1), right_others)
@@ -175,6 +187,7 @@ class CollapsedNormal:
         border = weighted @ times(self._gram_border[None])
         factor = BlockFactor.of(blocks, border, rest)
         right = (weighted @ score[:, self.groups, None])[..., 0]
+        right = right - self._reference[:first].reshape(self.groups.shape)
         return placed, factor, factor.forward(right, right_others)
 
     def _no_groups(self, h: Float[Tensor, "S d"]) -> tuple[Tensor, Tensor]:
@@ -186,7 +199,7 @@ class CollapsedNormal:
         """Coordinates with the conditional means, these means, and the factor of P."""
         _, factor, solved = self._factorised(h, rows)
         means = factor.backward(*solved)
-        mean = torch.cat([means[0].flatten(1), means[1]], 1)
+        mean = self._reference + torch.cat([means[0].flatten(1), means[1]], 1)
         return self._whole(h, mean), mean, factor
 
     def _times_others(self, slopes: Float[Tensor, "S o p"]) -> Callable[[Tensor], Tensor]:
@@ -227,6 +240,7 @@ class CollapsedNormal:
         """Log of p(D | h) with other statistics of the rows at each point; differentiable."""
         placed, factor, (groups, others) = self._factorised(h, rows)
         squares = groups.square().sum((1, 2)) + others.square().sum(1)
+        squares = squares - self._reference.square().sum()
         return rows.value(placed) + 0.5 * squares - factor.half_log_det()
 
     def coordinates(

@@ -53,7 +53,8 @@ __all__ = ["FittedState", "JointPosterior", "TemperedNetworks"]
 
 _CORRECTION_BATCH = 256
 _NOISE_REDUCTIONS = 20
-_MOST_COEFFICIENTS = 200  # to integrate out, beside those of eliminated groups
+_MOST_COEFFICIENTS = 40  # to integrate out, beside those of eliminated groups
+_MOST_COLUMNS = 1000  # where coefficients are integrated out
 _MOST_NUMBERS = 2**27  # of the design matrix in float64, to integrate out
 _EFFECT_BATCH = 64  # draws of the networks for which effects are drawn in one call
 
@@ -231,8 +232,8 @@ class JointPosterior:
         if isinstance(sampling.initial, str) and starts:
             sampling = replace(sampling, initial=self.start_points(starts))
         if collapsed is not None:
-            if not isinstance(sampling.initial, str):
-                sampling = replace(sampling, initial=sampling.initial[:, collapsed.kept])
+            if starts:
+                sampling = replace(sampling, initial=collapsed.own(sampling.initial))
             return collapsed.with_coefficients(engine.run(collapsed, sampling), sampling.seed)
         if not tempered:
             return engine.run(self.density, sampling)
@@ -253,7 +254,9 @@ class JointPosterior:
             return None
         inputs = model.inputs
         local = model.data.in_memory and inputs["design"].device.type == "cpu"
-        if not local or inputs["design"].numel() > _MOST_NUMBERS or any(self.contributions.places):
+        design = inputs["design"]
+        large = design.numel() > _MOST_NUMBERS or design.shape[1] > _MOST_COLUMNS
+        if not local or large or any(self.contributions.places):
             return None
         rows = model.effects_likelihood.rows
         if not isinstance(rows, NormalStatistics):

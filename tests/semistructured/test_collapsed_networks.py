@@ -11,6 +11,7 @@ from scipy.stats import multivariate_normal, t
 
 from subbayes import MLP, Training
 from subbayes.inference import Sampling
+from subbayes.inference.samplers.chains import Sampler
 from subbayes.inference.samplers.elliptical_slice import EllipticalSlice
 from subbayes.inference.samplers.mclmc import MCLMC
 from subbayes.inference.samplers.nuts import NUTS
@@ -19,6 +20,7 @@ from subbayes.semistructured import Deep, SemiStructuredRegression, SemiStructur
 from subbayes.semistructured.collapsed_networks import CollapsedNetworks
 from subbayes.semistructured.joint_posterior import JointPosterior
 from subbayes.semistructured.subspace import build_space, subspace_of
+from subbayes.utils.checks import InputError
 
 TRAINING = Training(epochs=60, batch_size=None, validation=None, patience=None)
 RANDOM = "y ~ x + (1 + x | g)"
@@ -44,10 +46,11 @@ def table(n=60, seed=0):
     return frame
 
 
-def joint_of(formula=RANDOM, family="normal", columns=("v", "u"), rank=3, **options):
+def joint_of(formula=RANDOM, family="normal", columns=("v", "u"), rank=3, shift=0.0, **options):
     deep = {"net": Deep(MLP(len(columns), (4,), 1, "tanh", seed=0), columns=list(columns))}
     model = SemiStructuredRegression(formula, deep=deep, family=family, **options)
-    prepared = model.specification.prepare(table(), None)
+    frame = table().assign(y=lambda frame: frame.y + shift * frame.x)
+    prepared = model.specification.prepare(frame, None)
     space = build_space(SemiStructuredSubspace(rank), prepared, TRAINING, 0, False)
     return JointPosterior(prepared, space, 0)
 
@@ -290,12 +293,60 @@ def test_points_of_no_density_have_none(joint):
     assert value[1] == -np.inf
 
 
+def test_no_digits_are_lost_where_the_data_are_far_from_the_prior():
+    joint = joint_of("y ~ x + (1 | g)", priors={"x": 1e7}, shift=1e6)
+    collapsed = joint.collapsed
+    h, networks = torch.zeros(3, collapsed.rank - 3).double(), torch.zeros(3, 3).double()
+    h[:, -1] = torch.tensor([-8.0, -4.0, 0.0])  # of sigma
+    with torch.no_grad():
+        given = collapsed.rows.beside(collapsed.contributions(networks))
+        inner = collapsed.collapsed
+        found = inner.log_marginal(h, given)
+        zeta, mean, factor = inner._conditional(h, given)
+        at_the_mean = given.value(inner.map.coefficients(zeta)) - 0.5 * mean.square().sum(1)
+    expected = at_the_mean - factor.half_log_det()
+    assert 1e-2 < float((given.residual[0] / 60).sqrt() / 1e6) < 10
+    np.testing.assert_allclose(found.numpy(), expected.numpy(), rtol=1e-7)
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (2, 40)])
+def test_start_points_of_another_shape_are_refused(joint, shape):
+    sampling = Sampling(draws=4, chains=2, initial=np.zeros(shape), progress=False)
+    with pytest.raises(InputError, match=r"initial: expected shape \(chains, \d+\), got"):
+        joint.sample(NUTS(), sampling)
+
+
+def test_start_points_may_be_lists_and_are_ignored_by_samplers_without_any(small):
+    start = small.start_points(2)
+    sampling = Sampling(draws=4, chains=2, warmup=4, initial=start.tolist(), progress=False)
+    found = small.sample(NUTS(), sampling)
+    same = small.sample(NUTS(), replace(sampling, initial=start))
+    np.testing.assert_array_equal(found.z, same.z)
+    ignored = replace(sampling, warmup=None, initial=np.zeros((2, 3)), draws=20)
+    draws = small.sample(SMC(max_moves=1, gradients=False), ignored)
+    assert draws.z.shape == (2, 20, start.shape[1])
+
+
+def test_many_points_are_evaluated_in_parts(joint):
+    collapsed = joint.collapsed
+    z = 0.5 * np.random.default_rng(0).standard_normal((150, collapsed.rank))
+    value, gradient = collapsed.value_and_grad(z)
+    np.testing.assert_allclose(collapsed.value(z), value, rtol=1e-6)
+    few = collapsed.value_and_grad(z[140:144])
+    np.testing.assert_allclose(value[140:144], few[0], rtol=1e-5)
+    np.testing.assert_allclose(gradient[140:144], few[1], rtol=1e-3, atol=1e-3)
+
+
 # --- where all coordinates are sampled ----------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("formula", "options"),
-    [("y ~ x", {"family": "student-t"}), ({"mu": "y ~ x", "sigma": "~ x"}, {})],
+    [
+        ("y ~ x", {"family": "student-t"}),
+        ({"mu": "y ~ x", "sigma": "~ x"}, {}),
+        ("y ~ s(x, k=25) + s(u, k=25)", {}),
+    ],
 )
 def test_other_responses_keep_their_coefficients(formula, options):
     assert joint_of(formula, **options).collapsed is None
@@ -328,6 +379,7 @@ def test_engines_that_need_a_posterior_get_it(joint):
 
     joint.sample(engine_of(own), sampling)
     assert seen == [joint.density]
+    assert not Sampler.any_density  # a sampler of a user's own may need a posterior
     assert not MCLMC(batch_size=10).takes_any_density()
     assert not engine_of("laplace").takes_any_density()
     assert not engine_of("vi").takes_any_density()

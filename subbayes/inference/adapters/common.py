@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 import time
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from jaxtyping import Float
@@ -40,13 +40,11 @@ def import_package(package: str) -> Any:
 class ExternalSampler(Engine):
     """An engine that runs the sampler of another package, whose name it has."""
 
+    any_density: ClassVar[bool] = True
+
     def check(self, rank: int | None = None) -> None:
         """Check that the package is installed."""
         import_package(self.name)
-
-    def takes_any_density(self) -> bool:
-        """Always; see `Engine.takes_any_density`."""
-        return True
 
 
 class Value:

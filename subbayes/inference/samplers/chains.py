@@ -134,10 +134,6 @@ class Sampler(Engine):
     def kernel(self, posterior: Any, warmup: int) -> Kernel:
         """The transition for this posterior, which may adapt in `warmup` draws per chain."""
 
-    def takes_any_density(self) -> bool:
-        """Always; see `Engine.takes_any_density`."""
-        return True
-
     def default_warmup(self, sampling: Sampling) -> int:
         """Warm-up draws if the caller gives none: half of the draws kept."""
         return sampling.draws // 2

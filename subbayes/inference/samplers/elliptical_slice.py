@@ -300,6 +300,7 @@ class EllipticalSlice(Sampler):
     """
 
     name = "elliptical-slice"
+    any_density = True
     reference: str | Normal = "prior"
     inflation: float = 1.5
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -149,6 +149,7 @@ class HamiltonianSampler(Sampler):
             mass matrix, a density without gradients, or a checkpoint of another run.
     """
 
+    any_density: ClassVar[bool] = True
     target_acceptance: float = 0.8
     metric: Metric | None = None
     step_size: float | None = None

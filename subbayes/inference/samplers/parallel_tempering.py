@@ -463,6 +463,7 @@ class ParallelTempering(Sampler):
     """
 
     name = "parallel-tempering"
+    any_density = True
     estimates = ("log_evidence", "log_evidence_error")
     rungs: int = 12
 

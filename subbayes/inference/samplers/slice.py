@@ -270,6 +270,7 @@ class SliceSampling(Sampler):
     """
 
     name = "slice"
+    any_density = True
     metric: Metric = "diagonal"
 
     def __post_init__(self) -> None:

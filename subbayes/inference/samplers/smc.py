@@ -303,6 +303,7 @@ class SMC(Engine):
     """
 
     name = "smc"
+    any_density = True
     estimates = ("log_evidence", "log_evidence_error")
     ess: float = 0.5
     max_moves: int = 50
@@ -312,10 +313,6 @@ class SMC(Engine):
         check_count("max_moves", self.max_moves)
         if not 0 < self.ess < 1:
             fail("ess", "a number between 0 and 1", self.ess)
-
-    def takes_any_density(self) -> bool:
-        """Always; see `Engine.takes_any_density`."""
-        return True
 
     @classmethod
     def implied(cls, draws: Draws) -> dict[str, Any]:
