@@ -44,7 +44,7 @@ def central(draws: Float[np.ndarray, "S m"], level: float) -> dict[str, Float[np
     low, high = np.quantile(draws, [tail, 1 - tail], axis=0)
     return {
         "mean": draws.mean(0),
-        "sd": draws.std(0, ddof=1),
+        "sd": (draws - draws[:1]).std(0, ddof=1),  # 0, not a rounding error, of what is constant
         f"{100 * tail:g}%": low,
         f"{100 * (1 - tail):g}%": high,
     }
@@ -70,7 +70,7 @@ def summary_table(
         stacked = (sampled or effects)[name][..., None]
         rows[name] = {
             "mean": flat.mean(),
-            "sd": flat.std(ddof=1),
+            "sd": (flat - flat[:1]).std(ddof=1),
             f"hdi {percent} low": low,
             f"hdi {percent} high": high,
             "direction": max((flat > 0).mean(), (flat < 0).mean()),
