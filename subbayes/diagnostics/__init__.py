@@ -4,7 +4,7 @@ from subbayes.utils.namespace import lazy_imports
 
 _NAMES = {
     "CalibrationCurve": "calibration",
-    "LooComparison": "leave_one_out",
+    "LooComparison": "loo_comparison",
     "LooResult": "leave_one_out",
     "ModelComparison": "model_comparison",
     "MonteCarloError": "monte_carlo",
@@ -12,7 +12,7 @@ _NAMES = {
     "average_ranks": "convergence",
     "calibration_curve": "calibration",
     "chain_predictions": "function_space",
-    "compare": "leave_one_out",
+    "compare": "loo_comparison",
     "compare_posteriors": "model_comparison",
     "ebfmi": "convergence",
     "ess_bulk": "convergence",
@@ -28,6 +28,7 @@ _NAMES = {
     "rhat": "convergence",
     "score": "metrics",
     "separate_groups": "convergence",
+    "stacking_weights": "loo_comparison",
     "sum_se": "leave_one_out",
     "uncertainties": "detection",
     "to_arviz": "arviz",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Num
@@ -13,7 +12,7 @@ from subbayes.diagnostics.convergence import blocks, ess_mean
 from subbayes.utils.checks import fail
 from subbayes.utils.warning import warn_user
 
-__all__ = ["LooComparison", "LooResult", "compare", "loo", "psis", "sum_se"]
+__all__ = ["LooResult", "loo", "psis", "sum_se"]
 
 _MIN_TAIL = 5  # smallest number of exceedances for a generalised Pareto fit
 _LOG_TINY = math.log(np.finfo(np.float64).tiny)
@@ -88,28 +87,6 @@ class LooResult:
             f"{self.n_bad} of {len(self.pareto_k)} Pareto k above {self.good_k:.2f}"
             f"{': ' + worst + ', ...' * (self.n_bad > 3) if worst else ''})"
         )
-
-
-class LooComparison(NamedTuple):
-    """One row of `compare`.
-
-    Attributes:
-        name: name of the model.
-        elpd: expected log predictive density, in nats; higher is better.
-        se: standard error of `elpd`.
-        difference: `elpd` minus the best one, zero or negative.
-        difference_se: standard error of the difference, from the paired observations.
-        p_loo: effective number of parameters.
-        n_bad: number of observations with an unreliable term.
-    """
-
-    name: str
-    elpd: float
-    se: float
-    difference: float
-    difference_se: float
-    p_loo: float
-    n_bad: int
 
 
 def psis(
@@ -228,46 +205,6 @@ def loo(
     if result.n_bad and not quiet:
         warn_user(f"loo: {result.reliability()}")
     return result
-
-
-def compare(results: dict[str, LooResult]) -> list[LooComparison]:
-    r"""Rank models by leave-one-out predictive density, best first.
-
-    The standard error of a difference pairs the observations,
-    $\sqrt{N \, \mathrm{Var}_i(\mathrm{elpd}_{i} - \mathrm{elpd}_{i}^\mathrm{best})}$, and is
-    usually far below the standard errors of both.
-
-    Args:
-        results: a `LooResult` per name, all on the same observations in the same order.
-
-    Returns:
-        One row per name, best first.
-
-    Raises:
-        InputError: if `results` is empty or the results differ in their number of observations.
-
-    Source: Vehtari, Gelman and Gabry (2017), section 5.2.
-
-    Example:
-        >>> log_lik = np.random.default_rng(0).normal(size=(200, 40)) / 10
-        >>> rows = compare({"worse": loo(log_lik - 0.1), "better": loo(log_lik)})
-        >>> [(row.name, round(row.difference, 3)) for row in rows]
-        [('better', 0.0), ('worse', -4.0)]
-    """
-    lengths = {name: len(result.pointwise) for name, result in results.items()}
-    if len(set(lengths.values())) != 1:
-        fail(
-            "results",
-            "at least one result, all on the same observations",
-            ", ".join(f"{name} with {n}" for name, n in lengths.items()) or "none",
-            "Compute each with loo on the same data",
-        )
-    ranked = sorted(results.items(), key=lambda item: -item[1].elpd)
-    best = ranked[0][1]
-    return [
-        LooComparison(name, one.elpd, one.se, *one.difference(best), one.p_loo, one.n_bad)
-        for name, one in ranked
-    ]
 
 
 def _by_chain(log_lik: np.ndarray) -> Num[np.ndarray, "chains draws N"]:

@@ -22,6 +22,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from subbayes.diagnostics.leave_one_out import LooResult, loo, psis
+from subbayes.diagnostics.loo_comparison import stacking_weights
 from subbayes.priors import Normal
 from subbayes.utils.checks import check_choice, check_count, check_positive, fail, fail_type
 from subbayes.utils.trees import leaves
@@ -42,7 +43,8 @@ _BAD_K = 0.7
 class ModelScore:
     """The leave-one-out score of one posterior, with the fields of `LooComparison`.
 
-    `difference` is relative to the best reliable posterior.
+    `difference` is relative to the best reliable posterior, and `weight` is among the reliable
+    ones, 0 for others; if there are none, among all.
 
     Attributes:
         weights_k: Pareto k of the importance weights from `reweight`; NaN for draws of the
@@ -66,6 +68,7 @@ class ModelScore:
     difference_se: float
     p_loo: float
     n_bad: int
+    weight: float
     weights_k: float
     log_evidence: float
     log_evidence_error: float
@@ -119,7 +122,7 @@ class ModelComparison:
 
     def to_text(self) -> str:
         """A plain-text table."""
-        heads = ["", "elpd", "difference", "p_loo", "bad k", "log evidence", ""]
+        heads = ["", "elpd", "difference", "weight", "p_loo", "bad k", "log evidence", ""]
         cells = [
             heads,
             *(
@@ -127,6 +130,7 @@ class ModelComparison:
                     row.name,
                     f"{row.elpd:.1f} ± {row.se:.1f}",
                     f"{row.difference:.1f} ± {row.difference_se:.1f}",
+                    f"{row.weight:.2f}",
                     f"{row.p_loo:.1f}",
                     str(row.n_bad),
                     _evidence_text(row),
@@ -189,6 +193,7 @@ class _Candidate:
             difference_se=0.0,
             p_loo=result.p_loo,
             n_bad=result.n_bad,
+            weight=0.0,
             weights_k=k,
             log_evidence=evidence,
             log_evidence_error=error,
@@ -340,10 +345,12 @@ def _rank(candidates: Sequence[_Candidate]) -> ModelComparison:
         key=lambda pair: (not pair[0].reliable, -pair[0].elpd),
     )
     best = pairs[0][1]
-    rows = []
+    stacked = {row.name: one for row, one in pairs if row.reliable == pairs[0][0].reliable}
+    weights, rows = stacking_weights(stacked), []
     for row, result in pairs:
         difference, error = result.difference(best)
-        rows.append(replace(row, difference=difference, difference_se=error))
+        weight = weights.get(row.name, 0.0)
+        rows.append(replace(row, difference=difference, difference_se=error, weight=weight))
     return ModelComparison(tuple(rows), len(best.pointwise))
 
 

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 
 from subbayes.diagnostics import LooResult
-from subbayes.diagnostics.leave_one_out import compare as compare_loo
+from subbayes.diagnostics.loo_comparison import compare as compare_loo
 from subbayes.likelihoods.families import CategoricalFamily
 from subbayes.predictions.predictive import Predictive
 from subbayes.semistructured.flat_prior import improper_effects
@@ -29,6 +29,7 @@ from subbayes.semistructured.tools.averages import (
 from subbayes.semistructured.tools.conditional import Conditional, conditional_effect
 from subbayes.semistructured.tools.hypothesis import Hypothesis, evaluate_hypothesis
 from subbayes.semistructured.tools.predictive_checks import Replicates, replicate
+from subbayes.semistructured.tools.survival import survival_curves, times_of
 from subbayes.utils.checks import (
     check_choice,
     check_count,
@@ -330,6 +331,60 @@ class AfterFit:
         )
         return replace(found, quantity=self._quantity_name(scale, category))
 
+    def survival(
+        self,
+        times: Sequence[float] | np.ndarray | None = None,
+        variable: str | None = None,
+        values: Iterable[Any] | None = None,
+        *,
+        data: pd.DataFrame | None = None,
+        level: float = 0.95,
+        n_draws: int = 1000,
+        weights: str | None = None,
+        new_levels: NewLevels = "error",
+    ) -> Conditional:
+        """The probability of a longer time than t, averaged over rows: survival curves.
+
+        With `variable` there is a curve for each of its values, set in all rows, which is adjusted
+        for the other columns. The curve of one patient is that of `data=frame.iloc[[0]]`. Curves
+        are those of times without censoring, and from the start where rows are truncated. Of any
+        response with tail probabilities they are P(y > t).
+
+        `subbayes.plots.conditional.conditional` draws the result.
+
+        Args:
+            times: increasing times; by default 50 from 0 to the longest of the training rows.
+            variable: column of the curves.
+            values: its values; by default all levels.
+            data: the rows; by default those of training, at most 2000 evenly spaced ones.
+            level: level of the central intervals.
+            n_draws: use at most this many evenly spaced draws.
+            weights: as for `marginal_means`.
+            new_levels: as for `predict`.
+
+        Returns:
+            Curves by value, with `draws` (values, S, times) and `table()`.
+
+        Raises:
+            InputError: a family without tail probabilities, times that do not increase, or an
+                unknown column.
+        """
+        check_fraction("level", level)
+        most = min(check_count("n_draws", n_draws), self.state.draws.flat().shape[0])
+        model, (frame, weights) = self.state.model, self._rows(data, weights)
+        own = times_of(times, model.response.numbers(model.frame))
+        values = None if values is None else list(values)
+        by_level = False
+        if variable is not None:
+            self._check_levels("values", variable, values or ())
+            by_level = self._has_levels(variable)
+        groups, draws = survival_curves(
+            lambda rows: self.predict(rows, n_draws=most, new_levels=new_levels).outputs,
+            model.family, frame, own, variable, values, weights, by_level,
+        )  # fmt: skip
+        name = model.response.name
+        return Conditional(name, own, variable, groups, draws, {}, level, f"P({name} > t)")
+
     def posterior_predictive(self, n: int = 100, seed: int = 0) -> Replicates:
         """Replicates of the training responses, drawn by `plots.checks.predictive_check`.
 
@@ -359,7 +414,8 @@ class AfterFit:
             names: name of each model, this one first; by default their formulas.
 
         Returns:
-            A table of elpd, and of differences to the best with their standard errors.
+            A table of elpd, of differences to the best with their standard errors, and of stacking
+            weights for an average of the models' predictions.
 
         Raises:
             InputError: models of other rows or responses.

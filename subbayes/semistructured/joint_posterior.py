@@ -247,7 +247,8 @@ class JointPosterior:
         """The posterior without the coefficients of a normal response beside networks.
 
         None for other families, for networks that add to sigma, for spaces in which the effects are
-        projected, and where it would cost more than the networks.
+        projected, for rows that are not in memory or on another device, and where the coefficients
+        or the numbers of the design matrix are too many.
         """
         model, space = self.model, self.space
         if self.contributions is None or space.projected or space.prior.factor is not None:

@@ -481,7 +481,7 @@ def test_compare_ranks_saved_models(call, refused, files, tmp_path):
     code, out, err = call(*words, "--out", tmp_path / "ranks.csv")
     assert code == 0
     assert f"warning: {other}: " in err
-    assert re.match(r" +elpd +difference +p_loo +bad k +log evidence\n", out)
+    assert re.match(r" +elpd +difference +weight +p_loo +bad k +log evidence\n", out)
     assert re.search(rf"{other} +-\d+\.\d ± \d", out)
     assert sorted(pd.read_csv(tmp_path / "ranks.csv")["name"]) == sorted(map(str, words[2:]))
     code, out, _ = call(*words, "--json", "--quiet")

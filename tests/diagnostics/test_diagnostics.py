@@ -24,6 +24,7 @@ from subbayes.diagnostics import (
     mcse_mean,
     psis,
     rhat,
+    stacking_weights,
 )
 from subbayes.utils.checks import InputError
 
@@ -398,6 +399,35 @@ def test_compare_agrees_with_arviz(az):
             [getattr(row, field) for row in rows], table[column], rtol=1e-10, atol=1e-12
         )
     np.testing.assert_allclose([-row.difference for row in rows], table.elpd_diff, atol=1e-10)
+    np.testing.assert_allclose([row.weight for row in rows], table.weight, atol=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("n", "k", "spread"), [(50, 2, 1.0), (400, 6, 0.3), (20, 30, 3.0), (9, 3, 500.0)]
+)
+def test_stacking_weights_satisfy_the_conditions_of_the_optimum(n, k, spread):
+    """The score is concave: no weight can be raised where no derivative is above their mean."""
+    terms = spread * np.random.default_rng(n).normal(size=(n, k))
+    results = {str(j): LooResult(0.0, 1.0, 1.0, t, np.zeros(n), 100) for j, t in enumerate(terms.T)}
+    w = np.array(list(stacking_weights(results).values()))
+    assert w.min() >= 0
+    assert w.sum() == pytest.approx(1, abs=1e-12)
+    p = np.exp(terms - terms.max(1, keepdims=True))
+    slopes = (p / (p @ w)[:, None]).mean(0)
+    assert slopes.max() < 1 + 1e-5
+    np.testing.assert_allclose(slopes[w > 0.01], 1, atol=1e-4)
+
+
+def test_stacking_weights_of_models_that_share_observations():
+    """Each of two models fits its own rows: the weights are the shares of the rows."""
+    first = np.repeat([0.0, -800.0], [30, 10])
+    terms = {"first": first, "second": -800.0 - first, "neither": np.full(40, -800.0)}
+    results = {k: LooResult(0.0, 1.0, 1.0, v, np.zeros(40), 100) for k, v in terms.items()}
+    found = stacking_weights(results)
+    assert found == pytest.approx({"first": 0.75, "second": 0.25, "neither": 0.0}, abs=1e-5)
+    assert stacking_weights({"one": results["first"]}) == {"one": 1.0}
+    with pytest.raises(InputError, match=r"^results: expected at least one result.* got none"):
+        stacking_weights({})
 
 
 def test_compare_rejects_different_observations():

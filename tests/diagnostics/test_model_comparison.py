@@ -137,6 +137,7 @@ def test_unreliable_weights_are_marked():
     assert found.rows[0].name == "as sampled"
     assert not any(row.reliable for row in found.rows[1:])
     assert "unreliable: Pareto k of the weights" in found.to_text()
+    assert [row.weight for row in found.rows] == [1.0, *[0.0] * (len(found.rows) - 1)]
 
 
 def test_a_poor_approximation_is_marked():

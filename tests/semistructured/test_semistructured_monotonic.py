@@ -99,13 +99,63 @@ def test_gaussian_processes_have_the_covariance_of_their_kernel(covariance):
 def test_spectral_densities_integrate_to_the_variance(covariance):
     omega = torch.linspace(-2000, 2000, 2_000_001, dtype=torch.float64)
     length = torch.tensor([0.7], dtype=torch.float64)
-    density = log_spectral_density(covariance, omega, length).exp()
+    density = log_spectral_density(covariance, omega[:, None], length).exp()
     torch.testing.assert_close(
         torch.trapezoid(density, omega) / (2 * torch.pi),
         torch.tensor(1.0).double(),
         rtol=1e-4,
         atol=0,
     )
+
+
+@pytest.mark.parametrize("covariance", ["se", "matern32", "matern52"])
+@pytest.mark.parametrize("iso", [True, False])
+def test_gaussian_processes_of_two_columns_have_the_covariance_of_their_kernel(covariance, iso):
+    rng = np.random.default_rng(1)
+    data = frame.assign(z=rng.uniform(-1, 2, 40))
+    term = f"gp(x, z, k=[30, 28], c=3, cov={covariance!r}, iso={iso})"
+    model = prepared(f"y ~ {term}", data, priors={f"sd({term})": HalfNormal(2.0)})
+    structured, places = model.structured, list(model.design.term(term).columns)
+    names = [f"sd({term})", f"length({term})"]
+    if not iso:
+        names[1:] = [f"length({term}[{name}])" for name in "xz"]
+    zeta = torch.zeros(structured.size, dtype=torch.float64)
+    for name, value in zip(names, (0.4, 0.9, 0.6), strict=False):
+        zeta[structured.names.index(name)] = value
+    reported = structured.reported(zeta.numpy()[None])
+    sd, *lengths = (reported[name][0] for name in names)
+    assert len(set(np.round(lengths, 12))) == (1 if iso else 2)
+    points = pd.DataFrame({"x": rng.uniform(-0.8, 2.8, 14), "z": rng.uniform(-0.8, 1.8, 14)})
+    columns = model.design.matrix(points)[0][:, places] + model.design.center[places]
+    jacobian = torch.func.jacrev(structured.coefficients)(zeta)[places][:, places].numpy()
+    found = columns @ jacobian @ jacobian.T @ columns.T
+    away = (points.to_numpy()[:, None] - points.to_numpy()) / np.array(lengths)
+    r = np.sqrt(np.square(away).sum(-1))
+    kernel = {
+        "se": np.exp(-0.5 * r**2),
+        "matern32": (1 + 3**0.5 * r) * np.exp(-(3**0.5) * r),
+        "matern52": (1 + 5**0.5 * r + 5 / 3 * r**2) * np.exp(-(5**0.5) * r),
+    }[covariance]
+    tolerance = {"se": 2e-3, "matern32": 0.06, "matern52": 0.02}[covariance]
+    np.testing.assert_allclose(found / sd**2, kernel, atol=tolerance)
+
+
+def test_gaussian_processes_of_two_columns_find_a_surface(tmp_path):
+    rng = np.random.default_rng(3)
+    data = pd.DataFrame(rng.uniform(-1, 1, (300, 2)), columns=["east", "north"])
+    data["y"] = np.sin(3 * data.east) * data.north + 0.1 * rng.normal(size=300)
+    model = SemiStructuredRegression("y ~ gp(east, north, k=6)").fit(
+        data, sampling=Sampling(draws=100, chains=2, seed=1, progress=False)
+    )
+    grid = pd.DataFrame({"east": [-0.5, 0.5, 0.5], "north": [0.7, 0.7, -0.7]})
+    surface = model.effect("gp(east, north, k=6)", grid).table()
+    truth = np.sin(3 * grid.east) * grid.north
+    assert (np.abs(surface["mean"] - truth + (data.y.mean())) < 0.2).all()
+    assert model.plot().axes[0].get_xlabel() == "east"
+    again = SemiStructuredRegression.load(model.save(tmp_path / "m"))
+    np.testing.assert_array_equal(again.predict(grid).mean, model.predict(grid).mean)
+    with pytest.raises(InputError, match=r"^north: .* interval of gp\(east, north.* 1 of 1 rows"):
+        model.predict(pd.DataFrame({"east": [0.0], "north": [3.0]}))
 
 
 def test_effects_and_smooths_keep_the_order_of_categories():
@@ -154,6 +204,14 @@ def test_models_are_saved_and_predict_new_rows(tmp_path):
         ("gp(x, c=1)", "c= to be a number from 1.05 to 10"),
         ("gp(x, cov='rbf')", "cov= to be one of 'se', 'matern52', 'matern32'"),
         ("gp(one)", "finite numbers that vary"),
+        ("gp(x, one)", "finite numbers that vary"),
+        ("gp(x, x)", r"gp\(...\) of 1 or 2 different columns"),
+        ("gp(x, text)", r"a column of numbers in gp"),
+        ("gp(x, k=[4, 5])", r"a number as k= in gp"),
+        ("gp(x, code, k=[4, 5, 6])", r"a number, or two, as k= in gp"),
+        ("gp(x, code, k=40)", r"at most 1000 functions in gp\(...\), got 1600"),
+        ("gp(x, iso=False)", r"iso= for two columns in gp\(...\)"),
+        ("gp(x, code, iso=1)", "iso= to be True or False"),
         ("mo(one)", "from 2 to 100 ordered values, got 1|1 in mo"),
     ],
 )

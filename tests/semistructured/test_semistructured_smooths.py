@@ -227,6 +227,30 @@ def test_interactions_have_no_main_effects_on_a_product_grid(kinds):
     assert np.abs(main.T @ flat).max() < 1e-8
 
 
+def test_interactions_for_each_level_have_no_main_effects_within_it():
+    """Each level has a product grid of its own."""
+    parts = []
+    for level, (x, z) in {"a": (0.0, 1.0), "b": (0.5, -1.0)}.items():
+        own, other = x + np.linspace(0, 1, 8) ** 2, z * np.linspace(0.1, 2, 9)
+        parts.append(pd.DataFrame({"x": np.repeat(own, 9), "z": np.tile(other, 8), "h": level}))
+    grid = pd.concat(parts, ignore_index=True).assign(y=lambda f: f.x, w=lambda f: f.x - 2 * f.z)
+    term = "ti(x, z, by=h, bs='cr', k=4)"
+    model = prepared(f"y ~ h + {term}", grid)
+    for level in "ab":
+        columns = columns_of(model, f"{term}[{level}]", grid)
+        rows = (grid.h == level).to_numpy()
+        assert columns.shape[1] == 9
+        assert np.abs(columns[~rows]).max() < 1e-15  # the means are subtracted
+        own = columns[rows].reshape(8, 9, -1)
+        assert np.abs(own.mean(0)).max() < 1e-9
+        assert np.abs(own.mean(1)).max() < 1e-9
+    # a varying interaction: the products times the column, without a level, which s(., by=w) has
+    varying = "ti(x, z, by=w, bs='cr', k=4)"
+    found = columns_of(prepared(f"y ~ {varying}", grid), varying, grid)
+    plain = columns_of(prepared("y ~ ti(x, z, bs='cr', k=4)", grid), "ti(x, z, bs='cr', k=4)", grid)
+    assert same_space(found, plain * grid[["w"]].to_numpy())
+
+
 def test_interactions_of_three_columns_have_no_effects_of_two():
     ends = [np.linspace(0, 1, 5) ** power for power in (1, 2, 3)]
     x, z, v = (part.ravel() for part in np.meshgrid(*ends, indexing="ij"))
@@ -307,7 +331,7 @@ def test_models_with_smooths_are_saved_and_predict_new_rows(tmp_path):
         ("te(x, z, k=[40, 40, 40])", "bs= and k= for 2 columns"),
         ("te(x, z, k=open('f'))", "k= to be a whole number"),
         ("te(x, z, `my x`, k=30)", "at most 10,000 columns"),
-        ("ti(x, z, by=g)", r"ti\(...\) with k=, bs=, got"),
+        ("ti(x, z, m=2)", r"ti\(...\) with k=, bs=, by=, got"),
         ("te(x, z):g", r"te\(...\) as a summand, .* Add it with \+"),
         ("te(x, z, k=c(4, 5))", r"k= to be .* or a list of them, .* Write k=\[4, 5\]\."),
         ("ti(x, z, bs=c('cr', 'ps'))", r"bs= to be .* Write bs=\['cr', 'ps'\]\."),

@@ -58,17 +58,18 @@ _KNOWN: dict[str, dict[str, Option]] = {
     "t2": _TENSOR,
     "mo": {},
     "gp": {
-        "k": _whole(3, 500),
+        "k": _one_or_each(_whole(3, 500)),
         "c": ("a number from 1.05 to 10", lambda v: type(v) in (int, float) and 1.05 <= v <= 10),
         "cov": _text("se", "matern52", "matern32"),
+        "iso": ("True or False", lambda v: isinstance(v, bool)),
     },
 }
 _SHRINKAGE = {
     name: f"Write bs={other!r}; smooths that shrink to 0 are not available"
     for name, other in (("cs", "cr"), ("ts", "tp"))
 }
-_VARYING = ("s", "te")  # smooths with by=
-_COLUMNS = {"s": (1, 2), "te": (2, 3), "ti": (2, 3), "t2": (2, 3), "mo": (1, 1), "gp": (1, 1)}
+_VARYING = ("s", "te", "ti")  # smooths with by=
+_COLUMNS = {"s": (1, 2), "te": (2, 3), "ti": (2, 3), "t2": (2, 3), "mo": (1, 1), "gp": (1, 2)}
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ unpenalised functions N and its penalised ones Z; the products of all N are unpe
 other combination, such as $Z_x \otimes N_z$, $N_x \otimes Z_z$ and $Z_x \otimes Z_z$, has a
 standard deviation of its own. `te` contains the main effects. In `ti` N has no constant, and the
 functions N and Z of every margin have mean zero over the training rows, as in mgcv: on a product
-grid all products then have mean zero along each margin, so that the main effects are left out. All
-columns have mean zero.
+grid all products then have mean zero along each margin, so that the main effects are left out; with
+a factor as `by=`, over the rows of each level. All columns have mean zero.
 """
 
 from __future__ import annotations
@@ -154,13 +154,19 @@ class SmoothTerm(WrittenTerm):
             if x.min() < ends[0] or x.max() > ends[1]:
                 fail(argument, f"values from {ends[0]:g} to {ends[1]:g}", f"others in {call.text}")
             bases = [Cubic.of(np.linspace(ends[0], ends[1], k), periodic=True)]
-        centred = call.function == "ti"
-        margins = tuple(Margin.of(b, x, centred) for b, x in zip(bases, blocks, strict=True))
+        centred, every = call.function == "ti", np.ones(len(frame), dtype=bool)
+
+        def learned(level: Any, rows: np.ndarray) -> SmoothColumns:
+            parts = zip(bases, blocks, strict=True)
+            margins = tuple(Margin.of(b, x[rows], centred) for b, x in parts)
+            return SmoothColumns.of(self, prefix, margins, frame, level)
+
         if call.by is None or _is_number(frame[call.by]):
-            return [SmoothColumns.of(self, prefix, margins, frame, None)]
+            return [learned(None, every)]
         levels = levels_of(frame[call.by])
         self._check_levels(argument, frame, levels)
-        return [SmoothColumns.of(self, prefix, margins, frame, level) for level in levels]
+        own = [(frame[call.by] == level).to_numpy() if centred else every for level in levels]
+        return [learned(level, rows) for level, rows in zip(levels, own, strict=True)]
 
     def _check_levels(self, argument: str, frame: pd.DataFrame, levels: list[Any]) -> None:
         """Raise for levels with too few rows for the unpenalised functions."""
@@ -174,6 +180,11 @@ class SmoothTerm(WrittenTerm):
                 where = f"for each level of {self.call.by!r} in {self.call.text}"
                 remedy = "Join rare levels, or leave their rows out"
                 fail(argument, f"{expected} {where}", f"{got} of {level!r}", remedy)
+
+
+def _has_level(call: Call, level: Any) -> bool:
+    """Whether the level of a varying coefficient is free; `ti` has no main effect of its factor."""
+    return call.by is not None and level is None and call.function != "ti"
 
 
 def _is_number(values: pd.Series) -> bool:
@@ -232,7 +243,7 @@ class SmoothColumns(LearnedTerm):
             scale = 1 / margins[0].size  # the effect of the column itself, as for s(x)
         else:
             scale = np.ones(fixed.shape[1])
-        if call.by is not None and level is None:  # the level of a varying coefficient is free
+        if _has_level(call, level):
             constant = np.zeros((1 + fixed.shape[1], 1))
             constant[0] = -1.0
             offsets = np.column_stack([constant, offsets])
@@ -270,7 +281,7 @@ class SmoothColumns(LearnedTerm):
         values = np.column_stack([fixed, *(block for _, block in blocks)])
         line = np.column_stack([np.ones(len(frame)), fixed])
         by = self.call.by
-        if by is not None and self.level is None:
+        if _has_level(self.call, self.level):
             values = np.column_stack([np.zeros(len(frame)), values])
         found = (values - line @ self.offsets) * self.size
         if by is None:

@@ -66,7 +66,7 @@ def rows_to_average(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.iloc[np.linspace(0, len(frame) - 1, _MOST_ROWS).round().astype(int)]
 
 
-def _values_of(
+def values_of(
     variable: str, frame: pd.DataFrame, values: Sequence[Any] | None, by_level: bool
 ) -> list[Any]:
     """The given values, or all levels, which may be many numbers if effects are by level."""
@@ -80,7 +80,7 @@ def _values_of(
     return levels_of(column)
 
 
-def _average(
+def average_rows(
     values: Float[np.ndarray, "S n"], rows: pd.DataFrame, weights: str | None
 ) -> Float[np.ndarray, "S"]:
     """Averages over rows, which count alike or by a column of weights."""
@@ -97,7 +97,7 @@ def _average(
     return values @ (w / w.sum())
 
 
-def _set_to(frame: pd.DataFrame, variable: str, value: Any) -> pd.DataFrame:
+def set_to(frame: pd.DataFrame, variable: str, value: Any) -> pd.DataFrame:
     column = pd.Series([value] * len(frame), index=frame.index)
     dtype = frame[variable].dtype
     if isinstance(dtype, pd.CategoricalDtype):
@@ -115,9 +115,11 @@ def marginal_means(
     by_level: bool = False,
 ) -> Averages:
     """The average prediction with a column set to each value; see `AfterFit.marginal_means`."""
-    chosen = _values_of(variable, frame, values, by_level)
+    chosen = values_of(variable, frame, values, by_level)
     rows = rows_to_average(frame)
-    draws = [_average(predict(_set_to(rows, variable, value)), rows, weights) for value in chosen]
+    draws = [
+        average_rows(predict(set_to(rows, variable, value)), rows, weights) for value in chosen
+    ]
     return Averages(variable, tuple(chosen), np.stack(draws, 1), level)
 
 
@@ -132,7 +134,7 @@ def contrasts(
 ) -> Averages:
     """Differences of marginal means; see `AfterFit.contrast`."""
     if pairs is None:
-        levels = _values_of(variable, frame, None, by_level)
+        levels = values_of(variable, frame, None, by_level)
         pairs = [(value, levels[0]) for value in levels[1:]]
     if not pairs or any(not isinstance(pair, tuple) or len(pair) != 2 for pair in pairs):
         fail("levels", "pairs of levels, such as [('b', 'a')]", repr(pairs))
@@ -167,10 +169,10 @@ def marginal_slopes(
     up, down = (predict(rows.assign(**{variable: at})) for at in (high, low))
     slopes = (up - down) / (high - low)
     if by is None:
-        average = _average(slopes, rows, weights)[:, None]
+        average = average_rows(slopes, rows, weights)[:, None]
         return Averages(variable, ("average",), average, level)
     check_choice("by", by, tuple(map(str, frame.columns)))
     groups = levels_of(rows[by])
     parts = [(rows[by] == group).to_numpy() for group in groups]
-    draws = [_average(slopes[:, part], rows[part], weights) for part in parts]
+    draws = [average_rows(slopes[:, part], rows[part], weights) for part in parts]
     return Averages(f"{variable} by {by}", tuple(groups), np.stack(draws, 1), level)
