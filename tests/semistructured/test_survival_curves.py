@@ -134,7 +134,8 @@ def test_default_times_and_bad_input(model):
     assert (np.diff(curves.draws, axis=-1) <= 0).all()
     ax = conditional(curves)
     assert (ax.get_xlabel(), ax.get_ylabel()) == ("time", "P(time > t)")
-    for times in ([2.0, 1.0], [1.0, 1.0], [], "1", [np.nan], [[1.0]], [True]):
+    bad = ([2.0, 1.0], [1.0, 1.0], [], [np.nan], [[1.0]], [True], ["1"])
+    for times in map(np.array, bad):
         with pytest.raises(InputError, match="^times: expected a list of increasing numbers"):
             model.survival(times)
     with pytest.raises(InputError, match="^variable: expected one of 'age', 'treated'"):
