@@ -29,7 +29,7 @@ class Conditional:
         by: column of the lines, or None.
         groups: value of `by` for each line; one None without it.
         draws: shape (groups, S, len(x)).
-        typical: values of the other columns.
+        typical: values of the other columns; empty for averages over rows.
         level: level of the intervals.
         quantity: what is predicted, such as "mean of y".
     """
