@@ -66,9 +66,11 @@ def module(seed: int = 0) -> torch.nn.Module:
         return torch.nn.Sequential(torch.nn.Linear(3, 10), torch.nn.Tanh(), torch.nn.Linear(10, 1))
 
 
-def posterior(size: str = "even", data: Any = None, **options: Any) -> subbayes.Posterior:
+def posterior(
+    size: str = "even", data: Any = None, device: str = "cpu", **options: Any
+) -> subbayes.Posterior:
     """A posterior with blocks of 32 rows and 4 chains."""
-    network = subbayes.Network(module())
+    network = subbayes.Network(module().to(device))
     space = RandomSubspace(network.weights, 4, seed=1)
     data = rows(SIZES[size]) if data is None else data
     density = subbayes.Posterior(
@@ -85,13 +87,15 @@ def configured(name: str) -> tuple[Any, int | None]:
     return replace(engine_of(options.pop("engine", name)), **options), warmup
 
 
-def sample(name: str, size: str = "even", chain_groups: int | None = None) -> dict[str, Any]:
+def sample(
+    name: str, size: str = "even", chain_groups: int | None = None, device: str = "cpu"
+) -> dict[str, Any]:
     """Draws of an engine."""
     engine, warmup = configured(name)
     settings = Sampling(
         draws=10, chains=8, warmup=warmup, seed=1, progress=False, chain_groups=chain_groups
     )
-    draws = engine.run(posterior(size), settings)
+    draws = engine.run(posterior(size, device=device), settings)
     numbers = {k: v for k, v in draws.stats.items() if v.dtype != object}
     evaluated = draws.meta.get("batched_evaluations")
     return {"z": digest(draws.z), "stats": digest(*numbers.values()), "evaluations": evaluated}

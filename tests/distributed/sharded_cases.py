@@ -56,14 +56,16 @@ def plain(dtype: torch.dtype = torch.float64) -> Residual:
         return Residual().to(dtype)
 
 
-def sharded(module: nn.Module, parts: Any = ("first", "middle", "last", "")) -> nn.Module:
+def sharded(
+    module: nn.Module, parts: Any = ("first", "middle", "last", ""), device: str = "cpu"
+) -> nn.Module:
     """The module with parts sharded among all processes."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
     if not dist.is_initialized():
         dist.init_process_group("gloo")
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    mesh = init_device_mesh(device, (dist.get_world_size(),))
     for name in parts:
         fully_shard(module.get_submodule(name), mesh=mesh)
     return module
@@ -76,10 +78,12 @@ def table(n: int, dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, tor
     return x, torch.sin(x[:, 0]) + 0.1 * torch.randn(n, generator=generator, dtype=dtype)
 
 
-def two_posteriors(n: int, data: Any = None, **options: Any) -> tuple[Any, Any]:
-    """The same posterior with sharded and with whole weights."""
+def two_posteriors(
+    n: int, data: Any = None, device: str = "cpu", **options: Any
+) -> tuple[Any, Any]:
+    """The same posterior with sharded weights, on a device, and with whole ones on the CPU."""
     options = {"batch_size": 32} | options
-    module = sharded(plain())
+    module = sharded(plain().to(device), device=device)
     network, whole = ShardedNetwork(module), subbayes.Network(plain())
     return (
         subbayes.Posterior(
@@ -110,9 +114,9 @@ def bits(module: nn.Module) -> list[torch.Tensor]:
     return [p.to_local().clone() for p in module.parameters()]  # type: ignore[attr-defined]
 
 
-def sharded_values(n: int) -> dict[str, float]:
+def sharded_values(n: int, device: str = "cpu") -> dict[str, float]:
     """Differences between all evaluations with sharded and with whole weights."""
-    density, whole = two_posteriors(n)
+    density, whole = two_posteriors(n, device=device)
     return _differences(density, whole, np.arange(0, n, 7))
 
 
