@@ -196,7 +196,7 @@ def _name_of(argument: str) -> str:
 
 _ASSIGNMENT = re.compile(
     r"\b(unknown|missing|task|separator|decimal|encoding|categorical|missing_values|overwrite|"
-    r"max_categories|draws|warmup|inference|structure|weights|dropout|budget|likelihood(?=='))="
+    r"max_categories|draws|warmup|inference|new_levels|structure|weights|dropout|budget|likelihood(?=='))="
     r"(\[[^\]]*\]|'[^']*'|\w+|\.\.\.)"
 )
 

@@ -270,7 +270,8 @@ def _smooth(
         base = np.exp(cutoff[rows])
         shape, quantiles = _smooth_tails(np.exp(values[rows, -length:]) - base)
         fitted = np.isfinite(shape)
-        rows, pareto_k[rows] = rows[fitted], np.where(fitted, shape, np.inf)
+        pareto_k[rows] = np.where(fitted, shape, np.inf)
+        rows = rows[fitted]
         smoothed = np.log(quantiles[fitted] + base[fitted])
         x[rows[:, None], places[rows, -length:]] = np.minimum(smoothed, 0)
     return x - _logsumexp(x)[:, None], pareto_k

@@ -12,7 +12,7 @@ The problem is concave; where models agree at all observations, the weights are 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float
@@ -27,7 +27,8 @@ _TOLERANCE = 1e-12  # of the score of an observation
 _LEAST = float(np.finfo(np.float64).tiny)  # density of an average of models of which none fits
 
 
-class LooComparison(NamedTuple):
+@dataclass(frozen=True)
+class LooComparison:
     """One row of `compare`.
 
     Attributes:

@@ -22,7 +22,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from subbayes.diagnostics.leave_one_out import LooResult, loo, psis
-from subbayes.diagnostics.loo_comparison import stacking_weights
+from subbayes.diagnostics.loo_comparison import LooComparison, stacking_weights
 from subbayes.priors import Normal
 from subbayes.utils.checks import check_choice, check_count, check_positive, fail, fail_type
 from subbayes.utils.trees import leaves
@@ -40,7 +40,7 @@ _BAD_K = 0.7
 
 
 @dataclass(frozen=True)
-class ModelScore:
+class ModelScore(LooComparison):
     """The leave-one-out score of one posterior, with the fields of `LooComparison`.
 
     `difference` is relative to the best reliable posterior, and `weight` is among the reliable
@@ -61,14 +61,6 @@ class ModelScore:
             0.7 and the model predicts by the density that is scored (linearised Laplace does not).
     """
 
-    name: str
-    elpd: float
-    se: float
-    difference: float
-    difference_se: float
-    p_loo: float
-    n_bad: int
-    weight: float
     weights_k: float
     log_evidence: float
     log_evidence_error: float

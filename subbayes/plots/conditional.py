@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from subbayes.plots.style import COLORS, band, label_axes, label_levels, legend, new_axes
 
 if TYPE_CHECKING:
+    from subbayes.semistructured.tools.averages import Averages
     from subbayes.semistructured.tools.conditional import Conditional
 
 __all__ = ["conditional"]
@@ -17,13 +18,14 @@ __all__ = ["conditional"]
 _LINES, _MARKERS = ("-", "--", ":", "-."), "os^Dv"
 
 
-def conditional(effect: Conditional, *, ax: Axes | None = None) -> Axes:
-    """Draw predictions along a column, with their intervals.
+def conditional(effect: Conditional | Averages, *, ax: Axes | None = None) -> Axes:
+    """Draw predictions along a column, or averages of them, with their intervals.
 
     Lines of several groups have a legend above the axes, where it hides none of them.
 
     Args:
-        effect: result of `SemiStructuredRegression.conditional_effect`.
+        effect: result of `conditional_effect` or `survival` of `SemiStructuredRegression`, or of
+            `marginal_means`, `contrast` or `marginal_slopes`.
         ax: axes to draw on.
 
     Example:
@@ -37,6 +39,7 @@ def conditional(effect: Conditional, *, ax: Axes | None = None) -> Axes:
         >>> conditional(model.conditional_effect("x")).get_xlabel()
         'x'
     """
+    effect = effect.as_conditional()
     ax = new_axes(ax)
     tail = (1 - effect.level) / 2
     many = len(effect.groups)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -91,7 +91,12 @@ class AfterFit:
         return {name: draws for name, draws in drawn.items() if name not in flat}
 
     def _quantity(
-        self, scale: str, n_draws: int, category: Any, new_levels: NewLevels = "error"
+        self,
+        scale: str,
+        n_draws: int,
+        category: Any,
+        new_levels: NewLevels = "error",
+        groups: bool = True,
     ) -> Callable[[pd.DataFrame], Float[np.ndarray, "S n"]]:
         """Draws of the mean, or of the location's predictor, as a function of rows.
 
@@ -103,7 +108,7 @@ class AfterFit:
 
         def quantity(rows: pd.DataFrame) -> np.ndarray:
             most = min(n_draws, self.state.draws.flat().shape[0])
-            found = self.predict(rows, n_draws=most, new_levels=new_levels)
+            found = self.predict(rows, n_draws=most, new_levels=new_levels, groups=groups)
             if scale == "link":
                 return found.outputs[..., place].numpy()
             mean = self.state.model.family.averaged(found.outputs).numpy()
@@ -119,7 +124,9 @@ class AfterFit:
         if scale == "link":
             return model.family.predictor_scale(model.family.parameters[place])
         name, labels = model.response.name, model.response.labels
-        return f"probability of {name} = {labels[place]}" if labels else f"mean of {name}"
+        if labels:
+            return f"probability of {name} = {labels[place]}"
+        return f"{model.family.average_name} of {name}"
 
     def _position_of(self, category: Any, scale: str) -> int:
         """Position of the class that is asked for, and of its predictor; 0 without classes."""
@@ -175,11 +182,13 @@ class AfterFit:
                 `values`, or a response of several classes without `category`.
         """
         check_fraction("level", level)
+        self._check_column(variable)
         frame, weights = self._rows(data, weights)
         values = None if values is None else list(values)
         self._check_levels("values", variable, values or ())
         predict, by_level = self._quantity(scale, n_draws, category), self._has_levels(variable)
-        return marginal_means(predict, frame, variable, values, level, weights, by_level)
+        found = marginal_means(predict, frame, variable, values, level, weights, by_level)
+        return replace(found, quantity=self._quantity_name(scale, category))
 
     def contrast(
         self,
@@ -210,12 +219,14 @@ class AfterFit:
             category: as for `marginal_means`.
         """
         check_fraction("level", level)
+        self._check_column(variable)
         frame, weights = self._rows(data, weights)
         levels = None if levels is None else list(levels)
         pairs = [pair for pair in levels or () if isinstance(pair, tuple)]
         self._check_levels("levels", variable, [value for pair in pairs for value in pair])
         predict, by_level = self._quantity(scale, n_draws, category), self._has_levels(variable)
-        return contrasts(predict, frame, variable, levels, level, weights, by_level)
+        found = contrasts(predict, frame, variable, levels, level, weights, by_level)
+        return replace(found, quantity=f"difference, {self._quantity_name(scale, category)}")
 
     def marginal_slopes(
         self,
@@ -246,14 +257,26 @@ class AfterFit:
             category: as for `marginal_means`.
         """
         check_fraction("level", level)
+        self._check_column(variable)
         frame, weights = self._rows(data, weights)
         if (known := self._levels(variable)) is not None:
             got = f"{variable!r}, whose values are levels: {_listed(known)}"
             remedy = "Use contrast or marginal_means: levels have no slope"
             fail("variable", "a column whose effect is one of numbers", got, remedy)
-        return marginal_slopes(
-            self._quantity(scale, n_draws, category), frame, variable, by, level, weights
-        )
+        predict = self._quantity(scale, n_draws, category)
+        found = marginal_slopes(predict, frame, variable, by, level, weights)
+        return replace(found, quantity=f"slope, {self._quantity_name(scale, category)}")
+
+    def _check_column(self, variable: str) -> None:
+        """Refuse what no prediction depends on, such as the response or weights."""
+        check_choice("variable", variable, tuple(self.state.model.encoder.columns))
+
+    def _groups_count(self, *names: str | None) -> bool:
+        """Whether one of the columns is read by effects of groups, or networks depend on these."""
+        state = self.state
+        effects = {i for t in state.model.design.terms if t.kind == "random" for i in t.columns}
+        read = any(effects & set(part.columns.columns) for part in state.joint.orthogonal)
+        return read or bool(set(state.model.encoder.columns_of_groups) & set(names))
 
     def _levels(self, variable: str) -> list[Any] | None:
         """The values of a column whose effects are by level or group; None for other columns."""
@@ -300,12 +323,13 @@ class AfterFit:
         level: float = 0.95,
         n_draws: int = 1000,
         category: Any = None,
+        groups: bool | None = None,
     ) -> Conditional:
         """Predictions along a column, the others at their means or most frequent values.
 
         Numbers that are levels, of factors, groups or `mo(...)`, are not averaged. Rows of a
-        weighted fit count for these as often as their weights say. A combination of groups that no
-        training row has, as may be of nested ones, has the effect of the average group.
+        weighted fit count for these as often as their weights say. The others' values are in
+        `typical`.
 
         It uses 1000 evenly spaced draws by default, where `summary` and `hypothesis` use all of
         them. Its intervals are central, and those of `summary` have the highest density.
@@ -319,17 +343,26 @@ class AfterFit:
             level: level of the central intervals.
             n_draws: use at most this many evenly spaced draws.
             category: as for `marginal_means`.
+            groups: False leaves all effects of groups out, as of the average group (`re_formula =
+                NA` of brms); True has those of the most frequent group, or of the average one for a
+                combination that no training row has. By default False, unless the column or `by` is
+                one that effects of groups alone read, or a network is orthogonal to them.
         """
         check_fraction("level", level)
         model = self.state.model
-        predict = self._quantity(scale, n_draws, category, "reference")
-        columns = model.encoder.columns
+        if groups is None:
+            groups = self._groups_count(variable, by)
+        predict = self._quantity(scale, n_draws, category, "reference", groups)
+        left_out = () if groups else model.encoder.columns_of_groups
+        columns = [name for name in model.encoder.columns if name not in left_out]
         weights = model.specification.auxiliary.weights
         by_level = [name for name in columns if self._has_levels(name)]
         found = conditional_effect(
             predict, model.frame, columns, variable, by, level, weights, by_level
         )
-        return replace(found, quantity=self._quantity_name(scale, category))
+        named = [*model.family.known.values(), model.specification.auxiliary.exposure]
+        at = "".join(f", {n} = {found.typical[n]:.4g}" for n in named if n in found.typical)
+        return replace(found, quantity=self._quantity_name(scale, category) + at)
 
     def survival(
         self,
@@ -376,6 +409,7 @@ class AfterFit:
         values = None if values is None else list(values)
         by_level = False
         if variable is not None:
+            self._check_column(variable)
             self._check_levels("values", variable, values or ())
             by_level = self._has_levels(variable)
         groups, draws = survival_curves(
@@ -437,7 +471,7 @@ class AfterFit:
         if len(names) != len(models) or len(set(names)) < len(names):
             fail("names", f"{len(models)} different names", repr(list(names)))
         results = {name: model.loo() for name, model in zip(names, models, strict=True)}
-        return pd.DataFrame([row._asdict() for row in compare_loo(results)]).set_index("name")
+        return pd.DataFrame([asdict(row) for row in compare_loo(results)]).set_index("name")
 
 
 def _listed(values: Sequence[Any]) -> str:

@@ -139,7 +139,8 @@ def _factors(argument: str, text: str, response: bool) -> list[Factor]:
             if not _VALUE.fullmatch(content):
                 fail(argument, "numbers and columns as terms", content)
         elif kind is Token.Kind.OPERATOR and not _OPERATOR.fullmatch(content):
-            fail(argument, "the operators + - * / : ** ^ and %in%", repr(content))
+            remedy = "Close all brackets" if text.count("(") != text.count(")") else ""
+            fail(argument, "the operators + - * / : ** ^ and %in%", repr(content), remedy)
         elif kind is Token.Kind.CONTEXT and content not in "()":
             fail(argument, "round brackets", repr(content))
         if response and (len(factors) != 1 or kind not in (Token.Kind.NAME, Token.Kind.PYTHON)):

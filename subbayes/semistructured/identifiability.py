@@ -13,8 +13,10 @@ from scipy import linalg, optimize
 from subbayes.likelihoods.families import (
     BernoulliFamily,
     BinomialFamily,
+    CategoricalFamily,
     Family,
     NegativeBinomialFamily,
+    OrdinalFamily,
     PoissonFamily,
 )
 from subbayes.semistructured.effect_priors import EffectPrior, priors_of_columns
@@ -30,6 +32,8 @@ __all__ = ["check_identified", "collinear", "separating_columns"]
 _ROWS, _ROUNDS = 2000, 6  # of a linear program, to which rows are added that its solution misses
 _MOST_COLUMNS = 200
 _SMALL = 1e-6  # of columns of unit size
+_OF_CLASSES = (BernoulliFamily, BinomialFamily, CategoricalFamily, OrdinalFamily)
+_OF_COUNTS = (PoissonFamily, NegativeBinomialFamily)
 
 
 def check_identified(
@@ -67,7 +71,7 @@ def check_identified(
         remedy = "Leave one out, or pass priors={term: scale}"
         if any(re.match(r"c[crs]\(", name) for name in sums):
             remedy = "Pass constraints='center' to cr(...), cs(...) and cc(...)"
-        fail("formula", "columns that are not sums of others", "; ".join(sums), remedy)
+        fail("formula", "columns that vary and are no sums of others", "; ".join(sums), remedy)
     _check_separation(design, columns, y, family, priors, trials)
     for line in _group_warnings(design, len(columns), family):
         warn_user(line)
@@ -116,27 +120,32 @@ def _check_separation(
     trials: Float[np.ndarray, "n"] | None,
 ) -> None:
     """Warn of columns that separate classes or counts of 0, or raise where priors are flat."""
-    of_classes = isinstance(family, (BernoulliFamily, BinomialFamily))
-    if not of_classes and not isinstance(family, (PoissonFamily, NegativeBinomialFamily)):
+    if not isinstance(family, _OF_CLASSES + _OF_COUNTS):
         return
+    every_class = isinstance(family, CategoricalFamily)
     places = [
         i
         for term in design.terms
-        if term.parameter == design.parameters[0]
+        if every_class or term.parameter == design.parameters[0]
         for own, prior in priors_of_columns(term, design.names, priors)
         if not isinstance(prior, Horseshoe)
         for i in own
     ]
     if not 0 < len(places) <= _MOST_COLUMNS:
         return
-    if of_classes:
+    separated = "the classes of the response"
+    if every_class:
+        columns, side = _beside_other_classes(design, columns, y)
+    elif isinstance(family, OrdinalFamily):
+        columns, side = _above_thresholds(columns, y)
+    elif isinstance(family, _OF_CLASSES):
         side = (y > 0).astype(float) - (y < (1.0 if trials is None else trials))
-        separated = "the classes of the response"
     else:  # a count above 0 bounds its mean from both sides
         side, separated = -(y == 0).astype(float), "rows whose counts are 0 from the others"
-    flat = set(flat_columns(design, priors))
-    for own in ([i for i in places if i in flat], places):
-        found = [own[i] for i in separating_columns(columns[:, own], side)]
+    flat, count = set(flat_columns(design, priors)), len(design.names)
+    for effects in ([i for i in places if i in flat], places):
+        own = [*effects, *range(count, columns.shape[1])]
+        found = [own[i] for i in separating_columns(columns[:, own], side) if own[i] < count]
         if not found:
             continue
         intercepts = {i for t in design.terms if t.kind == "intercept" for i in t.columns}
@@ -152,6 +161,37 @@ def _check_separation(
             "those where it is 0), so that nothing but the priors bounds these effects, and other "
             "priors give others; pass priors that you believe in, or leave columns out"
         )
+
+
+def _beside_other_classes(
+    design: Design, columns: Float[np.ndarray, "n p"], y: Float[np.ndarray, "n"]
+) -> tuple[Float[np.ndarray, "m p"], Float[np.ndarray, "m"]]:
+    """Predictor of the class of a row minus that of each other class, which may be the reference.
+
+    Rows are separated if none of these differences falls along b (Albert and Anderson 1984).
+    """
+    parameter = np.empty(columns.shape[1], dtype=object)
+    for term in design.terms:
+        parameter[list(term.columns)] = term.parameter
+    of_class = [columns * (parameter == name) for name in design.parameters]
+    rows = [
+        of_class[label][y == label] - other[y == label]
+        for label in range(len(of_class))
+        for k, other in enumerate(of_class)
+        if k != label
+    ]
+    found = np.concatenate(rows)
+    return found, np.ones(len(found))
+
+
+def _above_thresholds(
+    columns: Float[np.ndarray, "n p"], y: Float[np.ndarray, "n"]
+) -> tuple[Float[np.ndarray, "m q"], Float[np.ndarray, "m"]]:
+    """Predictor minus each threshold, and whether the class is above it."""
+    thresholds = int(y.max())
+    rows = [np.hstack([columns, -np.eye(thresholds)[[k] * len(y)]]) for k in range(thresholds)]
+    sides = [np.where(y > k, 1.0, -1.0) for k in range(thresholds)]
+    return np.concatenate(rows), np.concatenate(sides)
 
 
 def separating_columns(

@@ -27,7 +27,7 @@ from subbayes.semistructured.contributions import Contributions
 from subbayes.semistructured.formula import Design, Term
 from subbayes.semistructured.formula_checks import levels_of
 from subbayes.semistructured.joint_posterior import FittedState
-from subbayes.semistructured.summary import central
+from subbayes.semistructured.summary import beside_statistics, central
 from subbayes.semistructured.terms.group_effects import GroupLaw
 from subbayes.utils.checks import check_count, fail
 
@@ -86,7 +86,7 @@ class Partial:
         values = {self.variable: self.x}
         if self.x.ndim == 2:
             values = dict(zip(self.term.along, self.x.T, strict=True))
-        return pd.DataFrame({**values, **central(self.draws, self.level)})
+        return beside_statistics(values, central(self.draws, self.level))
 
 
 def _grid(observed: pd.Series, discrete: bool, points: int) -> Any:

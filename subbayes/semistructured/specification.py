@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -169,13 +170,15 @@ class Specification:
         y = response.numbers(frame)
         family = self.family.with_classes(response.labels or ())
         known = given_values(family, frame)
-        family.check_known(y, known)
+        with _named(response.name):
+            family.check_known(y, known)
         without = ("mu",) if family.n_thresholds else ()
         design = Design(family.right_sides(right), frame, without, most_effects)
         design.warn_of_numbers_as_text(frame)
         _check_names(design, family)
         targets = self.targets(frame, y)
-        family.check_targets(targets)
+        with _named(response.name):
+            family.check_targets(targets)
         y = family.level_values(y, known)
         matrix, offsets = design.matrix(frame)
         offset = offsets[:, 0] + self.auxiliary.total_offset(frame, family)
@@ -272,6 +275,18 @@ class Specification:
                 "Give the first layer of each as many inputs",
             )
         return deep
+
+
+@contextmanager
+def _named(response: str) -> Iterator[None]:
+    """Errors about responses say which column they are."""
+    try:
+        yield
+    except InputError as error:
+        if error.argument != "y" or response == "y":
+            raise
+        expected = f"{error.expected} in the response {response!r}"
+        raise InputError("y", expected, error.got, error.remedy) from None
 
 
 def _describe(values: Tensor, encoder: TabularEncoder | None) -> str:

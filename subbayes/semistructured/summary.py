@@ -18,6 +18,7 @@ from subbayes.semistructured.formula import Design
 from subbayes.utils.text_table import printable
 
 __all__ = [
+    "beside_statistics",
     "central",
     "describe_draws",
     "in_order",
@@ -48,6 +49,19 @@ def central(draws: Float[np.ndarray, "S m"], level: float) -> dict[str, Float[np
         f"{100 * tail:g}%": low,
         f"{100 * (1 - tail):g}%": high,
     }
+
+
+def beside_statistics(
+    values: dict[str, np.ndarray], statistics: dict[str, np.ndarray]
+) -> pd.DataFrame:
+    """A table of values of columns of the data, and of statistics, whose names they do not take.
+
+    Example:
+        >>> beside_statistics({"sd": np.ones(1)}, {"sd": np.zeros(1)}).columns.tolist()
+        ['sd (data)', 'sd']
+    """
+    own = {f"{name} (data)" if name in statistics else name: v for name, v in values.items()}
+    return pd.DataFrame({**own, **statistics})
 
 
 def summary_table(

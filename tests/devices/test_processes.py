@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-
 from distributed.engine_cases import ENGINES
 from distributed.launch import results
 

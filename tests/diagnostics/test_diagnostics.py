@@ -20,6 +20,7 @@ from subbayes.diagnostics import (
     ess_bulk,
     ess_mean,
     ess_tail,
+    leave_one_out,
     loo,
     mcse_mean,
     psis,
@@ -210,6 +211,25 @@ def test_psis_agrees_with_arviz(az, n_draws, reff):
     np.testing.assert_allclose(
         log_weights[:, untied], expected_weights.T[:, untied], rtol=1e-10, atol=1e-10
     )
+
+
+def test_psis_where_some_tails_have_no_finite_shape(monkeypatch):
+    """Columns of equal tail length, of which one is not smoothed: the others are as alone."""
+    x = np.random.default_rng(0).standard_normal((400, 4))
+    expected, k = psis(x)
+    smooth_tails = leave_one_out._smooth_tails
+
+    def without_shape(tails):
+        shape, quantiles = smooth_tails(tails)
+        return np.where(np.arange(len(shape)) == 1, np.nan, shape), quantiles
+
+    monkeypatch.setattr(leave_one_out, "_smooth_tails", without_shape)
+    log_weights, pareto_k = psis(x)
+    others = [0, 2, 3]
+    np.testing.assert_allclose(log_weights[:, others], expected[:, others])
+    np.testing.assert_array_equal(pareto_k, [k[0], np.inf, *k[2:]])
+    raw = x[:, 1] - np.logaddexp.reduce(x[:, 1])
+    np.testing.assert_allclose(log_weights[:, 1], raw)
 
 
 def test_psis_takes_one_efficiency_per_column_and_any_block(monkeypatch):

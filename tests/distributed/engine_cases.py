@@ -11,14 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 
 import subbayes
-from subbayes import Sampling, distributed
+from subbayes import Sampling, Training, distributed
 from subbayes.data.data import Data
 from subbayes.inference.engine import engine_class, engine_of
 from subbayes.inference.samplers.chains import Sampler
 from subbayes.likelihoods import Gaussian
+from subbayes.semistructured import Deep, SemiStructuredRegression, SemiStructuredSubspace
 from subbayes.subspace import RandomSubspace
 from subbayes.utils import artifact, files
 
@@ -99,6 +101,28 @@ def sample(
     numbers = {k: v for k, v in draws.stats.items() if v.dtype != object}
     evaluated = draws.meta.get("batched_evaluations")
     return {"z": digest(draws.z), "stats": digest(*numbers.values()), "evaluations": evaluated}
+
+
+def semi_structured(name: str, formula: str, deep: bool) -> dict[str, str]:
+    """Draws of a model of effects, alone and beside a network, and its summary.
+
+    With a network, groups with this many rows have centred coordinates.
+    """
+    rng = np.random.default_rng(0)
+    groups = np.repeat(np.arange(8), 30)
+    x, a = rng.uniform(-1, 1, (2, len(groups)))
+    y = np.sin(2 * x) + 2 * rng.standard_normal(8)[groups] + 0.3 * np.tanh(2 * a)
+    y += 0.3 * rng.standard_normal(len(groups))
+    frame = pd.DataFrame({"y": y, "x": x, "a": a, "g": groups.astype(str)})
+    networks = {"net": Deep(subbayes.MLP(1, (3,), 1, "tanh", seed=0), columns=["a"])}
+    model = SemiStructuredRegression(formula, deep=networks if deep else None)
+    training = Training(epochs=50, batch_size=None, validation=None, patience=None)
+    options = {"subspace": SemiStructuredSubspace(3), "training": training} if deep else {}
+    warmup = None if name in ("smc", "laplace") else 30
+    settings = Sampling(draws=20, chains=4, warmup=warmup, seed=0, progress=False)
+    fitted = model.fit(frame, inference=name, sampling=settings, **options)
+    summary = fitted.summary().select_dtypes("number").to_numpy(float)
+    return {"z": digest(fitted.draws.z), "summary": digest(summary)}
 
 
 class _StoppedError(Exception):

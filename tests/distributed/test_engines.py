@@ -45,6 +45,18 @@ def test_draws_do_not_depend_on_who_has_which_rows(alone, count):
             assert found[case]["z"] == alone[whole]["z"], case
 
 
+def test_effects_do_not_depend_on_the_number_of_processes():
+    """Beside networks, groups are sampled in centred coordinates."""
+    cases = [
+        ["semi_structured", name, formula, deep]
+        for name in ("laplace", "nuts", "smc")
+        for formula, deep in (("y ~ s(x, k=6) + (1 | g)", True), ("y ~ x + (1 | g)", False))
+    ]
+    alone = results(1, cases)[0]
+    for found in results(3, cases):
+        assert found == alone
+
+
 @pytest.fixture(scope="module")
 def undisturbed():
     """Draws of samplers that neither stop nor save."""

@@ -337,6 +337,7 @@ CASES: dict[str, Callable[..., dict[str, Any]]] = {
         sharded_saving_cases.sharded_saving_refused,
         sharded_saving_cases.save_killed,
         engine_cases.sample_divided,
+        engine_cases.semi_structured,
         engine_cases.killed_while_saving,
         divided_cases.divided_values,
         divided_cases.whole_values,

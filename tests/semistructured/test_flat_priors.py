@@ -84,7 +84,12 @@ def test_the_mode_of_counts_is_the_maximum_of_the_likelihood():
 @pytest.mark.parametrize(
     ("formula", "family", "changed", "said"),
     [
-        ("y ~ x + z", "normal", {"z": lambda f: 2 * f.x}, "columns that are not sums of others"),
+        (
+            "y ~ x + z",
+            "normal",
+            {"z": lambda f: 2 * f.x},
+            "columns that vary and are no sums of others",
+        ),
         ("y ~ x * w", "normal", {}, "more rows than effects, got 4 effects with flat priors for 3"),
         ("k ~ x", "bernoulli", {"k": lambda f: f.x > 4}, "a combination of .*x separates the cl"),
         ("k ~ x", "poisson", {"k": lambda f: 0 * f.x}, "separates rows whose counts are 0"),

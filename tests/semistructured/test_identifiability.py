@@ -62,6 +62,33 @@ def test_separation_is_a_warning_that_names_the_columns():
     assert messages("k ~ x + z", frame.assign(k=frame.y > 0.1), "bernoulli") == []
 
 
+@pytest.mark.parametrize("family", ["ordinal", "categorical"])
+def test_several_classes_are_separated_where_a_direction_orders_them(family):
+    frame = table(60)
+    apart = np.digitize(frame.x, [-0.5, 0.5])
+    assert re.match(
+        r"formula: a combination of .*x.* separates the classes of the response",
+        *messages("k ~ x + z", frame.assign(k=apart), family),
+    )
+    overlap = apart.copy()
+    overlap[np.argmin(frame.x)], overlap[np.argmax(frame.x)] = 2, 0
+    assert messages("k ~ x + z", frame.assign(k=overlap), family) == []
+    first = frame.g.isin(["g0", "g1"])  # a factor whose level has one class alone
+    cell = frame.assign(h=np.where(first, "a", "b"), k=np.where(first, 0, overlap))
+    (said,) = messages("k ~ z + h", cell, family)
+    assert "h[T.b]" in said
+    assert " z" not in said.split("separates")[0]
+
+
+def test_ordinal_classes_need_one_direction_for_all_thresholds():
+    """The second class is in the middle, so that x orders no threshold; b of each class does."""
+    frame = table(60)
+    k = np.select([frame.x < -0.5, frame.x < 0.5], [1, 0], 2)
+    assert messages("k ~ x", frame.assign(k=k > 0), "bernoulli") == []
+    assert messages("k ~ x", frame.assign(k=k), "ordinal") == []
+    assert len(messages("k ~ x", frame.assign(k=k), "categorical")) == 1
+
+
 def test_trials_are_separated_where_all_or_none_succeed():
     frame, family = table(), BinomialFamily(trials="n")
     all_or_none = frame.assign(k=3 * (frame.x > 0.1))

@@ -340,7 +340,7 @@ def test_bad_input_raises_with_its_name():
     frame = table()
     with pytest.raises(InputError, match="none called z"):
         SemiStructuredRegression("y ~ x + z").fit(frame)
-    with pytest.raises(InputError, match="columns that are not sums of others, got w = x"):
+    with pytest.raises(InputError, match="columns that vary and are no sums of others, got w = x"):
         SemiStructuredRegression("y ~ x + w").fit(frame.assign(w=2 * frame.x))
     few = frame.iloc[:3]
     with pytest.raises(InputError, match="more rows than effects, got 4 effects for 3 rows"):

@@ -265,12 +265,18 @@ def test_numbers_that_are_levels_have_conditional_effects_and_means_by_level():
     columns = "x + C(k) + mo(m) + (1 | id)"
     model = SemiStructuredRegression(f"y ~ {columns}").fit(rows, sampling=SAMPLING)
     e = {name: draws.reshape(-1, 1) for name, draws in model.effects().items()}
-    typical = {"k": 1, "m": 0, "id": 7}
-    found = model.conditional_effect("x", n_draws=10_000)
-    assert found.typical == typical
-    assert not found.discrete
-    expected = e["Intercept"] + e["x"] * found.x + e["Intercept | id[7]"]
-    np.testing.assert_allclose(found.draws[0], expected, rtol=1e-4, atol=1e-5)
+    average = e["Intercept"] + e["x"] * model.conditional_effect("x").x
+    for groups, typical, group in (
+        (None, {"k": 1, "m": 0}, 0.0),
+        (False, {"k": 1, "m": 0}, 0.0),
+        (True, {"k": 1, "m": 0, "id": 7}, e["Intercept | id[7]"]),
+    ):
+        found = model.conditional_effect("x", n_draws=10_000, groups=groups)
+        assert found.typical == typical
+        assert not found.discrete
+        np.testing.assert_allclose(found.draws[0], average + group, rtol=1e-4, atol=1e-5)
+    with pytest.raises(InputError, match="variable: expected one of .*, got 'id'"):
+        model.conditional_effect("id", groups=False)
     for name, levels in (("k", [1, 3, 4, 5, 6, 7, 8]), ("m", [0, 1, 2, 3]), ("id", range(19))):
         along, by = model.conditional_effect(name), model.conditional_effect("x", by=name)
         assert along.discrete
@@ -289,10 +295,10 @@ def test_conditional_effects_of_nested_groups_whose_commonest_levels_do_not_meet
     """The commonest g is "b" and the commonest h is "p", which is a level within "a" alone."""
     g = np.repeat(["a", "b"], [30, 50])
     h = np.concatenate([np.repeat("p", 30), np.tile(["q", "r"], 25)])
-    x = np.random.default_rng(0).normal(size=80)
-    data = pd.DataFrame({"x": x, "g": g, "h": h, "y": x + (g == "b")})
+    x, noise = np.random.default_rng(0).normal(size=(2, 80))
+    data = pd.DataFrame({"x": x, "g": g, "h": h, "y": x + (g == "b") + noise})
     model = SemiStructuredRegression("y ~ x + (1 | g/h)").fit(data, sampling=SAMPLING)
-    found = model.conditional_effect("x").table()
+    found = model.conditional_effect("x", groups=True).table()
     rows = pd.DataFrame({"x": found["x"], "g": "b", "h": "p"})
     expected = model.predict(rows, new_levels="reference", n_draws=1000).outputs[..., 0].mean(0)
     np.testing.assert_allclose(found["mean"], expected)
@@ -309,9 +315,11 @@ def test_results_print_their_numbers():
     shown = [f"{v:.4g}" for v in found.table().loc["b"]]
     assert [float(v) for v in lines[3].split()[1:]] == [float(v) for v in shown]
     along = Conditional("x", np.zeros(60), "g", ("a", "b"), np.zeros((2, 9, 60)), {}, 0.9)
-    assert repr(along) == "Conditional('x' at 60 values by 'g' (a, b), 9 draws)"
-    alone = Conditional("x", np.zeros(60), None, (None,), np.zeros((1, 9, 60)), {}, 0.9)
-    assert repr(alone) == "Conditional('x' at 60 values, 9 draws)"
+    assert repr(along) == "Conditional(prediction at 60 values of 'x' by 'g' (a, b), 9 draws)"
+    typical = {"z": 0.12345, "h": "p"}
+    alone = Conditional("x", np.zeros(60), None, (None,), np.zeros((1, 9, 60)), typical, 0.9)
+    shown = "Conditional(prediction at 60 values of 'x', z = 0.1235, h = p, 9 draws)"
+    assert repr(alone) == shown
     replicates = Replicates(np.zeros(5), np.zeros((7, 5)), "count", "prior")
     assert repr(replicates) == "Replicates(7 of the prior for 5 responses, kind 'count')"
 
@@ -338,6 +346,61 @@ def test_conditional_effects_are_predictions_at_typical_values(model, frame):
     assert [t.get_text() for t in ax.get_xticklabels()] == ["a", "b", "c"]
     assert ax.get_xlim() == (-0.6, 2.6)  # levels are not on the frame
     assert model.conditional_effect("x", scale="link").quantity == "log(mu)"
+
+
+def test_columns_of_the_data_that_are_called_like_statistics_are_kept():
+    rng = np.random.default_rng(0)
+    rows = pd.DataFrame({"mean": rng.normal(size=40), "sd": rng.integers(0, 2, 40)})
+    rows["y"] = rng.normal(size=40)
+    model = SemiStructuredRegression("y ~ mean + sd").fit(rows, sampling=SAMPLING)
+    along = model.conditional_effect("mean", by="sd")
+    table = along.table()
+    assert table.columns.tolist() == ["sd (data)", "mean (data)", "mean", "sd", "2.5%", "97.5%"]
+    np.testing.assert_array_equal(table["mean (data)"], np.tile(along.x, 2))
+    np.testing.assert_allclose(table["mean"], along.draws.mean(1).reshape(-1))
+    effect = model.effect("mean")
+    np.testing.assert_array_equal(effect.table()["mean (data)"], effect.x)
+
+
+def test_averages_are_drawn(model):
+    for found, label in (
+        (model.marginal_means("g"), "mean of visits"),
+        (model.contrast("g"), "difference, mean of visits"),
+        (model.marginal_slopes("x", by="g", scale="link"), "slope, log(mu)"),
+    ):
+        ax = conditional(found)
+        (points,) = [line for line in ax.lines if len(line.get_xdata()) == len(found.labels)]
+        np.testing.assert_allclose(points.get_ydata(), found.draws.mean(0))
+        assert [t.get_text() for t in ax.get_xticklabels()] == [str(one) for one in found.labels]
+        assert (ax.get_xlabel(), ax.get_ylabel()) == (found.name, label)
+
+
+def test_averages_over_what_no_prediction_depends_on_are_refused():
+    rng = np.random.default_rng(0)
+    rows = pd.DataFrame({"x": rng.normal(size=40), "w": 2.0, "c": rng.poisson(3, 40)})
+    model = SemiStructuredRegression("c | weights(w) ~ x", family="poisson")
+    model.fit(rows, sampling=SAMPLING)
+    for name in ("c", "w"):
+        for call in (
+            lambda name=name: model.marginal_slopes(name),
+            lambda name=name: model.marginal_means(name, [1, 2]),
+            lambda name=name: model.contrast(name, [(1, 2)]),
+        ):
+            with pytest.raises(InputError, match=f"variable: expected 'x', got '{name}'|one of"):
+                call()
+
+
+def test_figures_of_trials_and_quantiles_say_what_they_are_of():
+    rng = np.random.default_rng(0)
+    rows = pd.DataFrame({"x": rng.normal(size=40), "n": rng.integers(5, 9, 40)})
+    rows["k"], rows["y"] = rng.binomial(rows["n"], 0.3), rng.normal(size=40)
+    binomial = SemiStructuredRegression("k | trials(n) ~ x", family="binomial")
+    found = binomial.fit(rows, sampling=SAMPLING).conditional_effect("x")
+    assert found.quantity == f"mean of k, n = {rows['n'].mean():.4g}"
+    quantile = SemiStructuredRegression("y ~ x", family="asymmetric-laplace(quantile=0.9)")
+    assert quantile.fit(rows, sampling=SAMPLING).conditional_effect("x").quantity == (
+        "0.9 quantile of y"
+    )
 
 
 def test_update_and_compare(model, frame):

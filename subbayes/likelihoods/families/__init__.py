@@ -173,7 +173,8 @@ def family_from_name(family: str | Family, link: str | None = None) -> Family:
     name = _known_name(name)
     if name == "bernoulli" and "trials" in options:  # a binomial family
         name = "binomial"
-    check_choice("family", name, tuple(name for name in FAMILIES if name not in _AROUND))
+    names = (*(name for name in FAMILIES if name not in _AROUND), "gaussian")
+    check_choice("family", name, names)
     kind = FAMILIES[name]
     known = [field.name for field in fields(kind) if field.name not in ("links", "cumulative")]
     bare = call is not None and not call.options

@@ -294,6 +294,11 @@ class Family(Likelihood):
         """What marginal means, contrasts, slopes and conditional effects are about: the mean."""
         return self.mean(outputs)
 
+    @property
+    def average_name(self) -> str:
+        """What `averaged` is, for figures."""
+        return "mean"
+
     def _any_target(self, rows: Tensor) -> Tensor:
         return self.mean(rows)[..., 0].detach()
 

@@ -193,6 +193,11 @@ class AsymmetricLaplaceFamily(ScipyFamily):
         """The quantile, mu."""
         return moment(self.values(outputs)["mu"])
 
+    @property
+    def average_name(self) -> str:
+        """The quantile."""
+        return f"{self.quantile:g} quantile"
+
     def variance(self, outputs: Outputs) -> Moments:
         """The variance."""
         tau = self.quantile

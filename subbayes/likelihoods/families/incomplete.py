@@ -252,6 +252,11 @@ class CensoredFamily(AroundFamily):
         """As the family."""
         return self.family.averaged(outputs)
 
+    @property
+    def average_name(self) -> str:
+        """As of the family."""
+        return self.family.average_name
+
     def variance(self, outputs: Outputs) -> Moments:
         """Variance without censoring."""
         return self.family.variance(outputs)

@@ -17,6 +17,7 @@ from jaxtyping import Float
 
 from subbayes.semistructured.formula_checks import levels_of
 from subbayes.semistructured.summary import central
+from subbayes.semistructured.tools.conditional import Conditional
 from subbayes.utils.checks import check_choice, fail
 
 __all__ = ["Averages", "contrasts", "marginal_means", "marginal_slopes"]
@@ -38,12 +39,14 @@ class Averages:
         labels: of the averages.
         draws: shape (S, m).
         level: level of the intervals in the table.
+        quantity: what is averaged, for figures.
     """
 
     name: str
     labels: tuple[Any, ...]
     draws: Float[np.ndarray, "S m"]
     level: float
+    quantity: str = "average"
 
     def table(self) -> pd.DataFrame:
         """Mean, standard deviation, central interval and probability of direction."""
@@ -53,6 +56,13 @@ class Averages:
             "direction": np.maximum(positive, 1 - positive),
         }
         return pd.DataFrame(columns, index=pd.Index(self.labels, name=self.name))
+
+    def as_conditional(self) -> Conditional:
+        """The averages by label, as `subbayes.plots.conditional.conditional` draws them."""
+        labels = np.array([str(label) for label in self.labels], dtype=object)
+        return Conditional(
+            self.name, labels, None, (None,), self.draws[None], {}, self.level, self.quantity
+        )
 
     def __repr__(self) -> str:
         shown = self.table().to_string(float_format=lambda v: f"{v:.4g}", max_rows=_MOST_PRINTED)

@@ -11,7 +11,7 @@ import pandas as pd
 from jaxtyping import Float
 
 from subbayes.semistructured.formula_checks import levels_of
-from subbayes.semistructured.summary import central
+from subbayes.semistructured.summary import beside_statistics, central
 from subbayes.utils.checks import check_choice
 
 __all__ = ["Conditional", "conditional_effect"]
@@ -45,10 +45,16 @@ class Conditional:
 
     def __repr__(self) -> str:
         by = f" by {self.by!r} ({', '.join(map(str, self.groups))})" if self.by else ""
+        typical = (f", {name} = {_short(value)}" for name, value in self.typical.items())
+        at = "".join(one for one in typical if one not in self.quantity)
         return (
-            f"Conditional({self.variable!r} at {len(self.x)} values{by}, "
+            f"Conditional({self.quantity} at {len(self.x)} values of {self.variable!r}{by}{at}, "
             f"{self.draws.shape[1]} draws)"
         )
+
+    def as_conditional(self) -> Conditional:
+        """Itself, as other results that are drawn alike have this method."""
+        return self
 
     @property
     def discrete(self) -> bool:
@@ -56,14 +62,21 @@ class Conditional:
         return self.x.dtype.kind not in "iuf"
 
     def table(self) -> pd.DataFrame:
-        """Mean, standard deviation and central interval at each value, by group."""
+        """Mean, standard deviation and central interval at each value, by group.
+
+        A column of the data with the name of one of these, such as "mean", is called "mean (data)".
+        """
         parts = []
         for group, draws in zip(self.groups, self.draws, strict=True):
-            part = pd.DataFrame({self.variable: self.x, **central(draws, self.level)})
+            part = beside_statistics({self.variable: self.x}, central(draws, self.level))
             if self.by is not None:
-                part.insert(0, self.by, group)
+                part.insert(0, f"{self.by} (data)" if self.by in part else self.by, group)
             parts.append(part)
         return pd.concat(parts, ignore_index=True)
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def typical_values(
