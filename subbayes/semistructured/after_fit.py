@@ -463,7 +463,8 @@ class AfterFit:
             if not np.array_equal(y, responses[0]):
                 n, m = len(responses[0]), len(y)
                 got = "others" if n == m else f"{m:,} rows"
-                fail("others", f"models of the same {n:,} responses", got, "Fit to the same rows")
+                remedy = "Fit to the same rows, with the response on the same scale"
+                fail("others", f"models of the same {n:,} responses", got, remedy)
         if names is None:
             names = [str(m.state.model.specification.formula) for m in models]
             if len(set(names)) < len(names):
