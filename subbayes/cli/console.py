@@ -196,7 +196,8 @@ def _name_of(argument: str) -> str:
 
 _ASSIGNMENT = re.compile(
     r"\b(unknown|missing|task|separator|decimal|encoding|categorical|missing_values|overwrite|"
-    r"max_categories|draws|warmup|inference|new_levels|structure|weights|dropout|budget|likelihood(?=='))="
+    r"max_categories|draws|warmup|inference|new_levels|structure|weights|dropout|budget|"
+    r"likelihood(?=='))="
     r"(\[[^\]]*\]|'[^']*'|\w+|\.\.\.)"
 )
 
@@ -214,6 +215,8 @@ def as_options(text: str) -> str:
         'Use --missing impute, or run longer (--draws)'
         >>> as_options("Pass weights='mean' beside structure='all'")
         'Pass --weights mean beside --structure all'
+        >>> as_options("Pass new_levels='sample'")
+        'Pass --new-levels sample'
         >>> as_options("Use missing_values=['12,5', 'none']")
         "Use --missing-values '12,5' --missing-values none"
         >>> token = OPTION_NAMES.set(frozenset(["level"]))

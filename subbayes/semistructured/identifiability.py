@@ -31,6 +31,7 @@ __all__ = ["check_identified", "collinear", "separating_columns"]
 
 _ROWS, _ROUNDS = 2000, 6  # of a linear program, to which rows are added that its solution misses
 _MOST_COLUMNS = 200
+_MOST_NUMBERS = 2**26  # of the rows of several classes, one for each other class
 _SMALL = 1e-6  # of columns of unit size
 _OF_CLASSES = (BernoulliFamily, BinomialFamily, CategoricalFamily, OrdinalFamily)
 _OF_COUNTS = (PoissonFamily, NegativeBinomialFamily)
@@ -131,21 +132,25 @@ def _check_separation(
         if not isinstance(prior, Horseshoe)
         for i in own
     ]
-    if not 0 < len(places) <= _MOST_COLUMNS:
+    classes = int(y.max()) + 1 if isinstance(family, (CategoricalFamily, OrdinalFamily)) else 0
+    numbers = len(y) * classes * (len(places) + classes)
+    if not 0 < len(places) <= _MOST_COLUMNS or numbers > _MOST_NUMBERS:
         return
-    separated = "the classes of the response"
+    columns, separated = columns[:, places], "the classes of the response"
     if every_class:
-        columns, side = _beside_other_classes(design, columns, y)
+        columns, side = _beside_other_classes(design, places, columns, y)
     elif isinstance(family, OrdinalFamily):
         columns, side = _above_thresholds(columns, y)
     elif isinstance(family, _OF_CLASSES):
         side = (y > 0).astype(float) - (y < (1.0 if trials is None else trials))
     else:  # a count above 0 bounds its mean from both sides
         side, separated = -(y == 0).astype(float), "rows whose counts are 0 from the others"
-    flat, count = set(flat_columns(design, priors)), len(design.names)
-    for effects in ([i for i in places if i in flat], places):
-        own = [*effects, *range(count, columns.shape[1])]
-        found = [own[i] for i in separating_columns(columns[:, own], side) if own[i] < count]
+    flat, count = set(flat_columns(design, priors)), len(places)
+    thresholds = range(count, columns.shape[1])
+    for effects in ([k for k in range(count) if places[k] in flat], range(count)):
+        own = [*effects, *thresholds]
+        along = [own[k] for k in separating_columns(columns[:, own], side)]
+        found = [places[k] for k in along if k < count]
         if not found:
             continue
         intercepts = {i for t in design.terms if t.kind == "intercept" for i in t.columns}
@@ -164,15 +169,14 @@ def _check_separation(
 
 
 def _beside_other_classes(
-    design: Design, columns: Float[np.ndarray, "n p"], y: Float[np.ndarray, "n"]
+    design: Design, places: list[int], columns: Float[np.ndarray, "n p"], y: Float[np.ndarray, "n"]
 ) -> tuple[Float[np.ndarray, "m p"], Float[np.ndarray, "m"]]:
     """Predictor of the class of a row minus that of each other class, which may be the reference.
 
     Rows are separated if none of these differences falls along b (Albert and Anderson 1984).
     """
-    parameter = np.empty(columns.shape[1], dtype=object)
-    for term in design.terms:
-        parameter[list(term.columns)] = term.parameter
+    of_column = {i: term.parameter for term in design.terms for i in term.columns}
+    parameter = np.array([of_column[i] for i in places], dtype=object)
     of_class = [columns * (parameter == name) for name in design.parameters]
     rows = [
         of_class[label][y == label] - other[y == label]
@@ -189,7 +193,8 @@ def _above_thresholds(
 ) -> tuple[Float[np.ndarray, "m q"], Float[np.ndarray, "m"]]:
     """Predictor minus each threshold, and whether the class is above it."""
     thresholds = int(y.max())
-    rows = [np.hstack([columns, -np.eye(thresholds)[[k] * len(y)]]) for k in range(thresholds)]
+    below = -np.eye(thresholds)[:, None].repeat(len(y), 1)
+    rows = [np.hstack([columns, below[k]]) for k in range(thresholds)]
     sides = [np.where(y > k, 1.0, -1.0) for k in range(thresholds)]
     return np.concatenate(rows), np.concatenate(sides)
 

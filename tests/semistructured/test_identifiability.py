@@ -11,6 +11,7 @@ import pytest
 
 from subbayes import Sampling, SemiStructuredRegression
 from subbayes.likelihoods.families import BinomialFamily
+from subbayes.semistructured import identifiability
 from subbayes.semistructured.identifiability import separating_columns
 
 FEW = Sampling(draws=20, chains=1, progress=False)
@@ -78,6 +79,16 @@ def test_several_classes_are_separated_where_a_direction_orders_them(family):
     (said,) = messages("k ~ z + h", cell, family)
     assert "h[T.b]" in said
     assert " z" not in said.split("separates")[0]
+
+
+@pytest.mark.parametrize("family", ["ordinal", "categorical"])
+def test_many_rows_of_several_classes_are_not_compared(family, monkeypatch):
+    frame = table(60)
+    apart = frame.assign(k=np.digitize(frame.x, [-0.5, 0.5]))
+    monkeypatch.setattr(identifiability, "_MOST_NUMBERS", 60 * 3 * 4)
+    assert messages("k ~ x + z", apart, family) == []
+    said = messages("k ~ x + z", frame.assign(k=frame.x > 0.1), "bernoulli")  # one row for each
+    assert len(said) == 1
 
 
 def test_ordinal_classes_need_one_direction_for_all_thresholds():

@@ -232,3 +232,14 @@ def test_half_points_are_classes():
     few = Sampling(draws=10, chains=1, progress=False)
     model = SemiStructuredRegression("y ~ x", family="ordinal")
     assert model.fit(data, inference="laplace", sampling=few).classes == (0.0, 0.5, 1.0, 1.5, 2.0)
+
+
+def test_errors_of_formulas_and_families_name_what_is_close():
+    with pytest.raises(InputError, match=r"got '\|'. Close all brackets.$"):
+        fit("y ~ x + (1 | g", pd.DataFrame({"x": [0.0, 1.0], "g": ["a", "b"], "y": [1.0, 2.0]}))
+    with pytest.raises(InputError, match="Did you mean 'gaussian' or 'inverse-gaussian'"):
+        SemiStructuredRegression("y ~ x", family="gausian")
+    counts = pd.DataFrame({"x": np.arange(4.0), "cases": [1.0, 2.5, 0.0, 3.0]})
+    line = r"^y: expected counts .* in the response 'cases', got 2.5 at row 1"
+    with pytest.raises(InputError, match=line):
+        SemiStructuredRegression("cases ~ x", family="poisson").specification.prepare(counts, None)
