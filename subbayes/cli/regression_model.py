@@ -55,14 +55,7 @@ class RegressionModel:
         self, table: pd.DataFrame, level: float = 0.95, threshold: float = 0.95, **options: Any
     ) -> pd.DataFrame:
         """Predictions as a data frame; see `DataFrameModel.frame`."""
-        predictive = self.model.predict(table, **_checked(options))
-        frame, classes = predictive.to_frame(level), self.model.classes
-        if classes is None:
-            return frame
-        frame = frame.rename(columns={f"p[{k}]": f"p[{name}]" for k, name in enumerate(classes)})
-        frame["label"] = [classes[int(k)] for k in frame["label"]]
-        frame.insert(1, "doubt", predictive.decide(threshold) == -1)
-        return frame
+        return self.model.predict(table, **_checked(options)).to_frame(level, threshold)
 
     def evaluate(self, table: pd.DataFrame, level: float, **options: Any) -> dict[str, float]:
         """Scores on rows with responses."""

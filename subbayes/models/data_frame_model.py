@@ -151,7 +151,8 @@ class DataFrameModel:
         Raises:
             InputError: missing columns, unknown categories, missing values.
         """
-        return predict_matrix(self.model, self.encoder.transform(table), n_draws, **mode)
+        predictive = predict_matrix(self.model, self.encoder.transform(table), n_draws, **mode)
+        return predictive.with_classes(self.target.classes or None)
 
     def predict_batches(
         self, table: pd.DataFrame, n_draws: int | None = None, **mode: str
@@ -163,7 +164,8 @@ class DataFrameModel:
         options: dict[str, Any] = mode
         check_modes(self.model, options)
         inputs = self.encoder.transform(table)
-        return self.model.predict_batches(inputs, n_draws=n_draws, **options)
+        batches = self.model.predict_batches(inputs, n_draws=n_draws, **options)
+        return (predictive.with_classes(self.target.classes or None) for predictive in batches)
 
     def evaluate(
         self, table: pd.DataFrame, level: float = 0.95, n_draws: int | None = None, **mode: str
@@ -216,21 +218,8 @@ class DataFrameModel:
         """
         import pandas as pd
 
-        parts = [
-            self._to_frame(predictive, level, threshold)
-            for predictive in self.predict_batches(table, n_draws, **mode)
-        ]
-        return pd.concat(parts, ignore_index=True)
-
-    def _to_frame(self, predictive: Predictive, level: float, threshold: float) -> pd.DataFrame:
-        frame = predictive.to_frame(level)
-        if self.target.task != "classification":
-            return frame
-        labels = self.target.classes
-        frame = frame.rename(columns={f"p[{k}]": f"p[{label}]" for k, label in enumerate(labels)})
-        frame["label"] = self.target.decode(frame["label"].to_numpy())
-        frame.insert(1, "doubt", predictive.decide(threshold) == -1)
-        return frame
+        batches = self.predict_batches(table, n_draws, **mode)
+        return pd.concat([p.to_frame(level, threshold) for p in batches], ignore_index=True)
 
     def export(self, table: pd.DataFrame | None = None, layout: str = "auto") -> SmallNetwork:
         """Export a sparse network as a small plain module.

@@ -222,17 +222,18 @@ class Estimator(BaseEstimator):
             X: features (n, n_features_in_).
 
         Returns:
-            A `Predictive`, with `mean`, `std`, `epistemic`, `aleatoric`, `interval`, `quantile`,
-            `log_prob`, `probabilities`, `decide`. It holds the outputs of all draws: for very
-            many rows use `predict_batches`.
+            A `Predictive`, with `mean`, `std`, `interval`, `probabilities`, `decide`, `to_frame`
+            and more, of the outputs of all draws: for very many rows use `predict_batches`.
         """
         inputs = self._inputs(X)  # checks that there is a model
-        return predict_matrix(self.model_, inputs, self._n_draws)
+        predictive = predict_matrix(self.model_, inputs, self._n_draws)
+        return predictive.with_classes(getattr(self, "classes_", None))
 
     def predict_batches(self, X: Any) -> Iterator[Predictive]:
         """The predictive distributions of batches of rows; see `Predictor.predict_batches`."""
         inputs = self._inputs(X)  # checks that there is a model
-        return self.model_.predict_batches(inputs, n_draws=self._n_draws)
+        batches = self.model_.predict_batches(inputs, n_draws=self._n_draws)
+        return (p.with_classes(getattr(self, "classes_", None)) for p in batches)
 
     # --- saving -----------------------------------------------------------------------------
 

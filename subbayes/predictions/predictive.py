@@ -7,9 +7,11 @@ It is the same type for every method; for a point estimate (MAP, SWA) it has one
 
 from __future__ import annotations
 
+import copy
 import math
+from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -59,6 +61,7 @@ class Predictive:
 
     Attributes:
         kind: "mixture": densities, quantiles and scores are those of the mixture over draws.
+        classes: names of the K classes in data frames, or None; see `with_classes`.
 
     Example:
         >>> from subbayes.likelihoods import Gaussian
@@ -69,6 +72,7 @@ class Predictive:
     """
 
     kind = "mixture"
+    classes: tuple[Any, ...] | None = None
 
     def __init__(self, outputs: Float[Tensor, "S N C"], likelihood: Likelihood) -> None:
         if outputs.ndim != 3 or 0 in outputs.shape:
@@ -309,6 +313,35 @@ class Predictive:
         p = self.probabilities
         return np.where(p.max(-1) > threshold, p.argmax(-1), -1)
 
+    def with_classes(self, classes: Sequence[Any] | np.ndarray | None) -> Predictive:
+        """The same predictions, with names of the classes in data frames.
+
+        `labels`, `decide`, and the y of `log_prob` stay positions 0..K-1.
+
+        Args:
+            classes: K different names in the order of the probabilities: text or numbers; None for
+                positions.
+
+        Example:
+            >>> from subbayes.likelihoods import Bernoulli
+            >>> predictive = Predictive(torch.tensor([[[0.0], [3.0]]]), Bernoulli())
+            >>> frame = predictive.with_classes(["ham", "spam"]).to_frame(threshold=0.9)
+            >>> frame[["label", "doubt", "p[spam]"]].round(2).values.tolist()
+            [['ham', True, 0.5], ['spam', False, 0.95]]
+
+        Raises:
+            InputError: another number of names than of classes, or one twice.
+            UndefinedError: predictions that are not of classes.
+        """
+        named = copy.copy(self)
+        named.classes = None if classes is None else tuple(classes)
+        if named.classes is not None:
+            self._require("classification", "with_classes")
+            k = self.likelihood.classes(self.outputs[:1, :1]).shape[-1]
+            if len(named.classes) != k or len(set(map(str, named.classes))) != k:
+                fail("classes", f"{k} different names", ", ".join(map(repr, named.classes)))
+        return named
+
     def sample(self, n: int = 1, seed: int = 0) -> Array:
         """Draw n targets per row from the mixture, shape (n, N) or (n, N, T)."""
         check_count("n", n)
@@ -323,16 +356,21 @@ class Predictive:
             fail("predictions", expected, f"nan (first in row {row})", remedy)
         return self._array(values)
 
-    def to_frame(self, level: float = 0.95) -> pd.DataFrame:
-        """A data frame with one row per input: moments and interval, or class probabilities."""
+    def to_frame(self, level: float = 0.95, threshold: float | None = None) -> pd.DataFrame:
+        """A data frame with one row per input: moments and interval, or class probabilities.
+
+        For classes: the most probable one, by its name or position, its probability and that of
+        each other, entropy and mutual information. Of tokens there is a row for each, with the
+        positions of row and token as index.
+
+        Args:
+            level: probability of the interval; not used for classes.
+            threshold: also say by "doubt" whether no class is more probable than this; of classes.
+        """
         import pandas as pd
 
         if self.likelihood.kind == "classification":
-            p = self.probabilities
-            columns = {"label": self.labels}
-            columns |= {f"p[{k}]": p[:, k] for k in range(p.shape[1])}
-            columns |= {"entropy": self.entropy, "mutual_information": self.mutual_information}
-            return pd.DataFrame(columns)
+            return self._class_frame(threshold)
         lower, upper = self.interval(level)
         mean, epistemic, aleatoric = self.mean, self.epistemic, self.aleatoric
         parts = {
@@ -347,6 +385,23 @@ class Predictive:
             return pd.DataFrame(parts)
         targets = range(mean.shape[1])
         return pd.DataFrame({f"{name}[{t}]": a[:, t] for name, a in parts.items() for t in targets})
+
+    def _class_frame(self, threshold: float | None) -> pd.DataFrame:
+        import pandas as pd
+
+        p = self.probabilities
+        names = range(p.shape[-1]) if self.classes is None else self.classes
+        label = np.array(names, dtype=object)[self.labels]
+        columns: dict[str, Array] = {"label": label}
+        if threshold is not None:
+            columns["doubt"] = self.decide(threshold) == -1
+        columns |= {f"p[{name}]": p[..., k] for k, name in enumerate(names)}
+        columns |= {"entropy": self.entropy, "mutual_information": self.mutual_information}
+        index = None
+        if label.ndim == 2:
+            index = pd.MultiIndex.from_product(map(range, label.shape), names=["row", "token"])
+        flat = {name: values.reshape(-1) for name, values in columns.items()}
+        return pd.DataFrame(flat, index=index).infer_objects()
 
     def _require(self, kind: str, what: str) -> None:
         if self.likelihood.kind != kind:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset
 
 from subbayes.data.arrays import to_tensor
+from subbayes.data.columns import quote
 from subbayes.data.encoder import TabularEncoder
 from subbayes.likelihoods.families import BernoulliFamily, Family, OrdinalFamily
 from subbayes.semistructured.formula import Design, NewLevels
@@ -173,6 +174,26 @@ class Response:
                 ", ".join(map(str, unseen)),
             )
         return np.array([code[v] for v in values], dtype=np.float64)
+
+    def facts(self, family: Family) -> dict[str, str]:
+        """What a description of the model says about its classes; nothing without classes.
+
+        Example:
+            >>> from subbayes.likelihoods.families import BernoulliFamily
+            >>> Response("sick", ("no", "yes")).facts(BernoulliFamily())
+            {'response': "sick: the probability of 'yes', beside 'no'"}
+        """
+        if self.labels is None:
+            return {}
+        labels = [quote([v]) if isinstance(v, str) else str(v) for v in self.labels[:10]]
+        rest = [f"{len(self.labels) - 10} more"] if len(self.labels) > 10 else []
+        if isinstance(family, BernoulliFamily):
+            text = f"the probability of {labels[1]}, beside {labels[0]}"
+        elif isinstance(family, OrdinalFamily):
+            text = " < ".join(labels + rest)
+        else:
+            text = f"{', '.join(labels[1:] + rest)}, each beside {labels[0]}"
+        return {"response": f"{self.name}: {text}"}
 
     def variables(self, frame: pd.DataFrame) -> tuple[str, ...]:
         """Columns of the data frame that the response is computed from."""

@@ -201,7 +201,10 @@ class Factor:
         if not self.response:
             expected += f", as summands {', '.join(SUMMANDS)}"
         expected += f", and of np {', '.join(_NUMPY)}"
-        fail(self.argument, expected, f"{got} in {self.text!r}")
+        remedy = ""
+        if self.response and "cbind(" in self.text:
+            remedy = "Write 'successes | trials(n)' in the place of cbind(successes, n - successes)"
+        fail(self.argument, expected, f"{got} in {self.text!r}", remedy)
 
     def _expression(self, node: ast.expr, *, whole: bool = False) -> float | None:
         """Check an expression, and return its value if it is a constant."""

@@ -65,8 +65,13 @@ def check_identified(
     own = flat if given else [i for t in design.terms for i in t.unpenalised]
     if len(own) and len(own) >= len(columns):
         kind = "effects with flat priors" if given else "effects"
-        got = f"{len(own)} {kind} for {len(columns)} rows"
-        fail("formula", "more rows than effects", got, "Pass priors={term: scale}")
+        got, remedy = f"{len(own)} {kind} for {len(columns)} rows", "Pass priors={term: scale}"
+        factors = [t for t in design.terms if t.kind == "factor"]
+        most = max(factors, key=lambda term: len(term.columns), default=None)
+        if most is not None and 2 * len(most.columns) > len(own):
+            got += f", {len(most.columns)} of the levels of {most.name!r}"
+            remedy += f", or convert {most.name!r} if it should be numbers"
+        fail("formula", "more rows than effects", got, remedy)
     sums = collinear(design, columns, own)
     if sums:
         remedy = "Leave one out, or pass priors={term: scale}"

@@ -311,7 +311,7 @@ class Results(AfterFit):
         """The predictive distribution of new rows.
 
         For classes, `labels` of the result and the y of its `log_prob` are positions 0..K-1 in
-        `classes`; `evaluate` takes the response itself.
+        `classes`, whose names its `to_frame` has; `evaluate` takes the response itself.
 
         Args:
             data: the rows; the response is not needed.
@@ -332,8 +332,8 @@ class Results(AfterFit):
         encoded = encoded_rows(self.state, data, inputs, new_levels, groups)
         predictive = self._predictive(encoded, n_draws, progress)
         if groups and new_levels == "sample":
-            return with_new_groups(self.state, predictive, data, n_draws)
-        return predictive
+            predictive = with_new_groups(self.state, predictive, data, n_draws)
+        return predictive.with_classes(self.classes)
 
     def predict_batches(
         self,
@@ -428,7 +428,8 @@ class Results(AfterFit):
         }
         return {
             "formula": formula,
-            "family": repr(specification.family),
+            "family": repr(self.state.model.family),
+            **self.state.model.response.facts(specification.family),
             **networks,
             **self.assumptions(),
             "inference": describe_draws(self.draws),

@@ -112,6 +112,19 @@ def test_predictive_and_scores(made):
     assert scores["log_likelihood"] == pytest.approx(float(rows.mean()))
 
 
+def test_table_has_a_row_for_each_token(made):
+    f, _ = made
+    predictive = Predictive(f, CategoricalTokens(n_classes=V)).with_classes(list("abcdef"))
+    frame = predictive.to_frame(threshold=0.4)
+    assert frame.index.names == ["row", "token"]
+    assert len(frame) == N * L
+    one = frame.loc[(2, 3)]
+    assert one["label"] == "abcdef"[predictive.labels[2, 3]]
+    assert one["doubt"] == (predictive.probabilities[2, 3].max() <= 0.4)
+    assert one["p[c]"] == predictive.probabilities[2, 3, 2]
+    assert one["mutual_information"] == predictive.mutual_information[2, 3]
+
+
 class Tagger(nn.Module):
     """Logits (N, L, V) of positions."""
 

@@ -163,6 +163,10 @@ def test_predict_proba_matches_predict_dist():
     p = model.predict_proba(X)
     np.testing.assert_allclose(p.sum(1), 1)
     np.testing.assert_allclose(p, model.predict_dist(X).probabilities, rtol=1e-12)
+    frame = model.predict_dist(X).to_frame()
+    np.testing.assert_allclose(frame[["p[a]", "p[b]", "p[c]"]], p, rtol=1e-12)
+    assert frame["label"].tolist() == model.predict(X).tolist()
+    assert [part.classes for part in model.predict_batches(X)] == [("a", "b", "c")]
     assert (model.predict(X) == model.classes_[p.argmax(1)]).all()
     assert model.score(X, y) == np.mean(model.predict(X) == y)
 

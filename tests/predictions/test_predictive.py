@@ -7,6 +7,7 @@ from typing import Any
 
 import cases
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from hypothesis import given, settings
@@ -421,6 +422,38 @@ def test_table_of_probabilities(name):
     k = predictive.probabilities.shape[1]
     assert list(frame) == ["label", *(f"p[{i}]" for i in range(k)), "entropy", "mutual_information"]
     np.testing.assert_array_equal(frame.filter(like="p[").to_numpy(), predictive.probabilities)
+
+
+@pytest.mark.parametrize("name", LABELS)
+def test_table_with_names_of_classes(name):
+    predictive, _ = build(name)
+    k = predictive.probabilities.shape[1]
+    names = [f"class {letter}" for letter in "zyxwvu"[:k]]
+    frame = predictive.with_classes(names).to_frame(threshold=0.6)
+    columns = ["label", "doubt", *(f"p[{name}]" for name in names), "entropy"]
+    assert list(frame) == [*columns, "mutual_information"]
+    assert frame["label"].tolist() == [names[i] for i in predictive.labels]
+    assert frame["doubt"].tolist() == (predictive.probabilities.max(1) <= 0.6).tolist()
+    assert predictive.classes is None
+    pd.testing.assert_frame_equal(
+        predictive.with_classes(names).with_classes(None).to_frame(), predictive.to_frame()
+    )
+    numbered = predictive.with_classes(np.arange(k) + 4).to_frame()
+    assert numbered["label"].dtype == np.int64
+    np.testing.assert_array_equal(numbered["label"], predictive.labels + 4)
+
+
+@pytest.mark.parametrize("names", [["a"], ["a", "a", "b"], [1, "1", 2], list("abcd")])
+def test_names_of_classes_that_are_refused(names):
+    predictive, _ = build("categorical")
+    with pytest.raises(InputError, match="classes: expected 3 different names, got"):
+        predictive.with_classes(names)
+
+
+def test_numbers_have_no_classes():
+    predictive, _ = build("gaussian")
+    with pytest.raises(InputError, match="with_classes: expected a classification likelihood"):
+        predictive.with_classes(["a"])
 
 
 def test_repr():

@@ -1,5 +1,6 @@
 """Semi-structured regression end to end: closed forms, offsets, identifiability, bad input."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -345,6 +346,13 @@ def test_bad_input_raises_with_its_name():
     few = frame.iloc[:3]
     with pytest.raises(InputError, match="more rows than effects, got 4 effects for 3 rows"):
         SemiStructuredRegression("y ~ x + u").fit(few)
+    text = frame.assign(w=[f"{value:.9f}" for value in np.linspace(0, 1, len(frame))])
+    levels = "of the levels of 'w'. Pass priors={term: scale}, or convert 'w' if it should be numb"
+    with pytest.raises(InputError, match=re.escape(levels)):
+        SemiStructuredRegression("y ~ x + w").fit(text)
+    remedy = re.escape("Write 'successes | trials(n)' in the place of cbind(")
+    with pytest.raises(InputError, match=remedy):
+        SemiStructuredRegression("cbind(y, 9 - y) ~ x", family="binomial").fit(frame)
     with pytest.raises(InputError, match="counts.*for family 'poisson'"):
         SemiStructuredRegression("y ~ x", family="poisson").fit(frame)
     with pytest.raises(InputError, match="one output a row"):

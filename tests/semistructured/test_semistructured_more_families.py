@@ -165,6 +165,13 @@ def test_averages_of_a_class_are_those_of_its_probability(frame):
         difference = softmax_by_hand(model, 0.5) - softmax_by_hand(model, -1.0)
         found = model.contrast("x", [(0.5, -1.0)], category=category)
         np.testing.assert_allclose(found.draws[:, 0], difference[:, k], atol=1e-12)
+    assert model.describe()["response"] == "kind: 'b', 'c', each beside 'a'"
+    assert model.describe()["family"] == "categorical(classes=3)"
+    table = model.predict(frame.assign(x=0.5)[:1]).to_frame(threshold=0.9)
+    p = table[["p[a]", "p[b]", "p[c]"]].to_numpy()[0]
+    np.testing.assert_allclose(p, softmax_by_hand(model, 0.5).mean(0))
+    assert table.loc[0, "label"] == "abc"[p.argmax()]
+    assert table.loc[0, "doubt"] == (p.max() <= 0.9)
     slopes = [model.marginal_slopes("x", category=k).draws for k in "abc"]
     np.testing.assert_allclose(sum(slopes), 0.0, atol=1e-8)
     effect = model.conditional_effect("x", category="c")
