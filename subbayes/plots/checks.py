@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+from jaxtyping import Float, Num
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
@@ -21,9 +22,10 @@ _MOST_LINES, _MOST_BARS, _POINTS = 50, 40, 200
 def predictive_check(replicates: Replicates, *, ax: Axes | None = None) -> Axes:
     """Draw the distribution of the responses, and of replicates from the model.
 
-    Numbers: kernel densities. Counts and classes: the share of each value, with the central 90 %
-    of the replicates. Censored responses of the data are those that `Replicates.completed` has
-    drawn, and the legend says how many: of numbers there is a line for each of them.
+    Numbers: kernel densities, which are reflected at 0 where nothing is below. Counts and classes:
+    the share of each value, with the central 90 % of the replicates. Censored responses of the
+    data are those that `Replicates.completed` has drawn, and the legend says how many: of numbers
+    there is a line for each of them.
 
     Args:
         replicates: of `prior_predictive` or `posterior_predictive`.
@@ -41,30 +43,40 @@ def predictive_check(replicates: Replicates, *, ax: Axes | None = None) -> Axes:
         _densities(ax, replicates)
     else:
         _shares(ax, replicates)
-    return legend(ax)
+    return legend(ax, columns=1 if replicates.n_censored else 2)
 
 
 def _densities(ax: Axes, replicates: Replicates) -> None:
-    from scipy import stats
-
     y, draws = replicates.data()[:_MOST_LINES], replicates.finite()[:_MOST_LINES]
     low, high = np.quantile(np.concatenate([draws.ravel(), y.ravel()]), [0.01, 0.99])
     low = min(low, float(np.median(y.min(1))))
     high = max(high, float(np.median(y.max(1))))
     margin = 0.1 * (high - low)
-    at = np.linspace(low - margin, high + margin, _POINTS)
+    positive = bool(min(draws.min(initial=np.inf), y.min()) >= 0)
+    at = np.linspace(max(low - margin, 0) if positive else low - margin, high + margin, _POINTS)
     with np.errstate(over="ignore"):
         spread = np.std(draws, axis=1)
     for i, row in enumerate(draws):
         if 0 < spread[i] < np.inf:  # a variance that overflows has no kernel density
             name = f"drawn from the {replicates.source}" if i == 0 else None
-            ax.plot(at, stats.gaussian_kde(row)(at), color=BLUE, lw=0.6, alpha=0.4, label=name)
+            ax.plot(at, _density(row, at, positive), color=BLUE, lw=0.6, alpha=0.4, label=name)
     width, alpha = (1.8, 1.0) if len(y) == 1 else (0.6, 0.4)
     for i, row in enumerate(y):
         if np.std(row) > 0:
             name = _of_data(replicates) if i == 0 else None
-            ax.plot(at, stats.gaussian_kde(row)(at), color=INK, lw=width, alpha=alpha, label=name)
+            ax.plot(at, _density(row, at, positive), color=INK, lw=width, alpha=alpha, label=name)
     label_axes(ax, "response", "density")
+
+
+def _density(
+    values: Num[np.ndarray, "n"], at: Float[np.ndarray, "m"], positive: bool
+) -> Float[np.ndarray, "m"]:
+    """A kernel density, whose mass below 0 is reflected for values that are not negative."""
+    from scipy import stats
+
+    kernel = stats.gaussian_kde(values)
+    density: np.ndarray = kernel(at)
+    return density + kernel(-at) if positive else density
 
 
 def _of_data(replicates: Replicates) -> str:

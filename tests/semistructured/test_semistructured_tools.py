@@ -552,6 +552,19 @@ def test_replicates_that_overflow_are_left_out_and_counted():
         predictive_check(Replicates(y, draws[1:2], kind, "prior"))
 
 
+def test_densities_of_positive_responses_start_at_0_and_integrate_to_1():
+    rng = np.random.default_rng(2)
+    found = Replicates(rng.exponential(size=300), rng.exponential(size=(3, 300)), "regression", "p")
+    for line in predictive_check(found).lines:
+        x, density = line.get_data()
+        assert x[0] == 0
+        assert np.trapezoid(density, x) == pytest.approx(1, abs=0.02)
+        assert density[0] > 0.6
+    shifted = replace(found, y=found.y - 1, draws=found.draws - 1)
+    for line in predictive_check(shifted).lines:
+        assert line.get_xdata()[0] < -1
+
+
 def test_replicates_of_censored_responses_are_compared_with_completed_ones(tmp_path):
     rng = np.random.default_rng(1)
     time = rng.exponential(size=150)
