@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
+from jaxtyping import Int
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from subbayes.data.arrays import is_list_of_dicts, to_tensor
+from subbayes.data.cache import concatenate
 from subbayes.data.data import Data, join_targets
 from subbayes.diagnostics import metrics
 from subbayes.diagnostics.detection import out_of_distribution
@@ -26,7 +28,7 @@ from subbayes.predictions.predictive import Predictive
 from subbayes.utils.checks import check_count, fail
 from subbayes.utils.progress import progress_bar
 from subbayes.utils.saving import save
-from subbayes.utils.trees import n_rows, take, to_device
+from subbayes.utils.trees import n_rows, row_kind, take, to_device
 
 __all__ = ["OUTPUTS_AT_ONCE", "Predictor"]
 
@@ -211,15 +213,16 @@ class Predictor(ABC):
         self, data: Data, level: float, options: dict[str, Any]
     ) -> dict[str, float]:
         """Scores of rows of which each process has some: predictions are gathered."""
-        if self._parts()[0].is_sharded:
-            got = "rows divided among processes, and weights too"
-            fail("inputs", "all rows in each process, for weights that are divided", got)
         predictive, (inputs, y, noise) = None, _parts_to_score(data)
         y, noise = to_device(y, torch.device("cpu")), None if noise is None else noise.cpu()
-        if data.n:
-            predictive = self.predict(
-                inputs, **options | ({} if noise is None else {"noise": noise})
-            )
+        known = {} if noise is None else {"noise": noise}
+        if self._parts()[0].is_sharded:
+            inputs, rows = _as_many_rows(data)
+            all_rows = self.predict(inputs, **options | take(known, rows))
+            if data.n:
+                predictive = Predictive(all_rows.outputs[:, : data.n], all_rows.likelihood)
+        elif data.n:
+            predictive = self.predict(inputs, **options | known)
         parts = [part for part in gathered(data, (predictive, y, noise)) if part[0] is not None]
         found, targets, noises = zip(*parts, strict=True)
         if found[0].kind != "mixture":
@@ -281,6 +284,21 @@ class Predictor(ABC):
     def card(self, scores: Mapping[str, float] | None = None) -> str:
         """A model card in Markdown: what the model is, its scores, and how to load it."""
         return model_card(self.describe(), self.fit_summary(), scores or {})
+
+
+def _as_many_rows(data: Data) -> tuple[Any, Int[Tensor, "_"]]:
+    """Inputs of as many rows in each process, the last one repeated, and the rows that they are.
+
+    Weights that are divided need the same calls in all processes.
+    """
+    assert data.division is not None
+    rows = torch.arange(max(data.division.shares)).clamp(max=max(data.n - 1, 0))
+    if not data.n:
+        return take(data.first()[0], rows), rows
+    batches = [x for x, _ in data.batches()]
+    if len(set(map(row_kind, batches))) > 1:
+        fail("inputs", "batches padded to one length", "batches of several", "Pad all rows alike")
+    return take(concatenate(batches), rows), rows
 
 
 def _parts_to_score(data: Data) -> tuple[Any, Any, Any]:

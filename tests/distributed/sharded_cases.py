@@ -464,3 +464,35 @@ def sharded_rows_of_each(shares: list[int]) -> dict[str, float]:
     x, y = table(sum(shares))
     data = Data.of((x[rows], y[rows]), divided=True)
     return _differences(*two_posteriors(sum(shares), data), None)
+
+
+def sharded_scores(shares: list[int], form: str = "rows") -> dict[str, Any]:
+    """Scores of test rows that are divided, with sharded weights, and of all rows with whole ones.
+
+    Args:
+        shares: numbers of rows of the processes.
+        form: "rows", "loader", or "noise", rows with noise scales of their own.
+    """
+    rank, ends = distributed.current().rank, np.cumsum(shares)
+    rows = slice(int(ends[rank] - shares[rank]), int(ends[rank]))
+    x, y = table(sum(shares))
+    scale = 0.2 + x[:, 1].abs()
+    known: Any = (y, scale) if form == "noise" else y
+    own: Any = (x[rows], (y[rows], scale[rows]) if form == "noise" else y[rows])
+    if form == "loader":
+        own = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*own), 16)
+    options: dict[str, Any] = {
+        "likelihood": Gaussian(noise="per-observation" if form == "noise" else 0.3),
+        "subspace": "random",
+        "inference": "elliptical-slice",
+        "training": UNTRAINED,
+        "sampling": Sampling(draws=5, chains=2, warmup=4, seed=1, progress=False),
+    }
+    model = subbayes.fit(sharded(plain()), (x, known), **options)
+    whole = subbayes.fit(plain(), (x, known), **options)
+    given = Data.of(own, divided=True, memory_limit=0)
+    return {
+        "found": model.evaluate(given),
+        "all rows": model.evaluate((x, known)),
+        "whole": whole.evaluate((x, known)),
+    }

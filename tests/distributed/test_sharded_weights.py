@@ -20,6 +20,11 @@ FITS = [
     ["sharded_fit", "nuts", 3],
     ["sharded_fit", "elliptical-slice", 4, "float32"],
 ]
+SCORES = [
+    ["sharded_scores", [70, 30]],
+    ["sharded_scores", [0, 50], "noise"],
+    ["sharded_scores", [40, 20], "loader"],
+]
 TRAJECTORIES = [["sharded_trajectory", 6, None], ["sharded_trajectory", 11, 3]]
 ROUNDING = {"float64": 1e-12, "float32": 1e-5}
 MESSAGES = {
@@ -58,7 +63,7 @@ ERROR = [["sharded_error"]] if hasattr(FSDPModule, "reset_iter_state") else []
 def two_processes():
     """The results of quick cases in two processes."""
     cases = [*VALUES, *BASES, ["sharded_moments"], *ERROR]
-    cases += [["sharded_rows_of_each", [70, 30]], ["sharded_rows_of_each", [0, 50]]]
+    cases += [["sharded_rows_of_each", [70, 30]], ["sharded_rows_of_each", [0, 50]], *SCORES]
     return results(2, [*cases, *TRAJECTORIES, FITS[0], FITS[2], ["sharded_refused"]])
 
 
@@ -70,6 +75,15 @@ def test_values_and_gradients_are_those_of_whole_weights(two_processes, case):
         differences = found[json.dumps(case)]
         assert len(differences) >= 6
         assert max(differences.values()) < 1e-13, differences
+
+
+@pytest.mark.parametrize("case", SCORES)
+def test_scores_of_divided_rows_are_those_of_all_rows_and_of_whole_weights(two_processes, case):
+    for found in two_processes:
+        scores = found[json.dumps(case)]
+        assert {"log_likelihood", "rmse", "crps", "coverage"} <= set(scores["whole"])
+        assert scores["all rows"] == pytest.approx(scores["whole"], rel=1e-9)
+        assert scores["found"] == pytest.approx(scores["whole"], rel=1e-9)
 
 
 @pytest.mark.parametrize("case", BASES)

@@ -332,6 +332,7 @@ CASES: dict[str, Callable[..., dict[str, Any]]] = {
         sharded_cases.sharded_run,
         sharded_cases.sharded_refused,
         sharded_cases.sharded_rows_of_each,
+        sharded_cases.sharded_scores,
         sharded_saving_cases.sharded_saving,
         sharded_saving_cases.whole_saving,
         sharded_saving_cases.sharded_saving_refused,
