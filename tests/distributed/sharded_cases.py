@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import nn
 
 import subbayes
+from distributed.divided_cases import own_rows
 from subbayes import Sampling, Training, distributed
 from subbayes.data.data import Data
 from subbayes.distributed.sharded_weights import local_part
@@ -459,8 +460,7 @@ def sharded_refused() -> dict[str, str]:
 
 def sharded_rows_of_each(shares: list[int]) -> dict[str, float]:
     """Sharded weights, and rows that each process has for itself."""
-    rank, ends = distributed.current().rank, np.cumsum(shares)
-    rows = slice(int(ends[rank] - shares[rank]), int(ends[rank]))
+    rows = own_rows(shares, list(range(len(shares))), sum(shares))
     x, y = table(sum(shares))
     data = Data.of((x[rows], y[rows]), divided=True)
     return _differences(*two_posteriors(sum(shares), data), None)
@@ -473,8 +473,7 @@ def sharded_scores(shares: list[int], form: str = "rows") -> dict[str, Any]:
         shares: numbers of rows of the processes.
         form: "rows", "loader", or "noise", rows with noise scales of their own.
     """
-    rank, ends = distributed.current().rank, np.cumsum(shares)
-    rows = slice(int(ends[rank] - shares[rank]), int(ends[rank]))
+    rows = own_rows(shares, list(range(len(shares))), sum(shares))
     x, y = table(sum(shares))
     scale = 0.2 + x[:, 1].abs()
     known: Any = (y, scale) if form == "noise" else y
