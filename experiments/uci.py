@@ -20,6 +20,7 @@ from subbayes import Draws, Posterior, Predictive
 from subbayes.diagnostics.metrics import log_likelihood, rmse
 from subbayes.training.trainer import SwaResult
 from subbayes.utils.checks import InputError, check_count, fail
+from subbayes.utils.seeding import derive_seed
 
 Say = Callable[..., None]
 Array = np.ndarray
@@ -51,6 +52,12 @@ def case(X: Array, y: Array, train: Array, test: Array, seed: int) -> Case:
         return torch.tensor((X[rows] - center) / scale, dtype=torch.float32)
 
     return Case(Table(inputs(train), torch.tensor(y[train]), seed), inputs(test), y[test])
+
+
+def case_of(X: Array, y: Array, masks: Array, split: int) -> Case:
+    """Return training and test rows of a split."""
+    test = masks[split]
+    return case(X, y, np.flatnonzero(~test), np.flatnonzero(test), derive_seed(split))
 
 
 def posterior_of(path: SwaResult, table: Table, rank: int) -> Posterior:

@@ -4,7 +4,8 @@ One hidden layer of 50 units, a heteroscedastic likelihood with a global varianc
 tenth of the rows, the 20 usual splits. Learning rates, weight decay, epochs and temperature are
 selected for each data set by the likelihood of validation rows within the training part of a few
 splits. Mean-field variational inference uses the trajectories selected for elliptical slice
-sampling, at its own temperature, and has its own records.
+sampling, at its own temperature, and has its own records; so have deep ensembles, the subspaces of
+curves, and NUTS.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from experiments import uci_small_tables
@@ -29,7 +30,6 @@ from experiments.uci import (
     Case,
     Say,
     add_datasets_option,
-    case,
     fields_of,
     finite_or_none,
     posterior_of,
@@ -37,20 +37,23 @@ from experiments.uci import (
     scores,
     split_names,
 )
+from experiments.uci_small_further import METHODS as FURTHER
+from experiments.uci_small_further import run_further
 from experiments.uci_small_methods import (
+    DIVERGED,
     FIXED,
+    FURTHER_FIXED,
     PLANS,
     PROCEDURE,
     VI_FIXED,
     Chosen,
+    Phases,
     Plan,
     predict_sgd,
-    run_paths,
     sample_ess,
     sample_vi,
-    train,
 )
-from experiments.uci_small_selection import select_settings, select_vi_temperature
+from experiments.uci_small_selection import select_settings, select_temperature
 from experiments.uci_tables import METHODS, summary_of
 from subbayes import Predictive
 from subbayes.baselines.map import point_estimate
@@ -58,13 +61,9 @@ from subbayes.baselines.swag import swag
 from subbayes.data.datasets import load_uci
 from subbayes.training.trainer import SwaResult
 from subbayes.utils.checks import InputError, check_count
-from subbayes.utils.seeding import derive_seed
 
 DATASETS = ("yacht", "boston", "energy", "concrete", "naval")
-_DIVERGED = (
-    "path_rates: expected rates at which training stays finite, got one that diverged. "
-    "Lower the grid."
-)
+_Runs = Callable[[tuple[int, ...]], Iterator[Record]]
 
 
 def run_dataset(
@@ -98,104 +97,82 @@ def run_table(
     """Do the work of `run_dataset` on arrays: X (n, d), y (n,), and test masks (splits, n)."""
     torch.set_num_threads(1)
     store = Store(Path(folder) / f"{name}.json")
+    phases = Phases(X, y, masks, plan)
     choice = select_settings(name, X, y, tuning_masks, plan, store, say)
-    settings = {
-        "dataset": name,
-        "chosen": dataclasses.asdict(choice),
-        "plan": fields_of(plan, *FIXED),
-        "procedure": PROCEDURE,
-    }
-    records = _records_of_splits(
-        store,
-        f"{name}-",
-        "split",
-        settings,
-        masks,
-        say,
-        lambda missing: _run([case_of(X, y, masks, s) for s in missing], plan, choice),
+
+    def of_splits(part: str, settings: Record, fixed: Sequence[str], runs: _Runs) -> list[Record]:
+        of_all = {"plan": fields_of(plan, *fixed), "procedure": PROCEDURE}
+        return _records_of_splits(
+            store, name, part, {"dataset": name} | settings | of_all, len(masks), say, runs
+        )
+
+    records = of_splits(
+        "",
+        {"chosen": dataclasses.asdict(choice)},
+        FIXED,
+        lambda missing: _run(missing, phases, choice),
     )
-    temperature = select_vi_temperature(name, X, y, tuning_masks, plan, choice, store, say)
-    settings = {
-        "dataset": name,
-        "base": dataclasses.asdict(choice.pca),
-        "rate": choice.pca_rate,
-        "temperature": temperature,
-        "plan": fields_of(plan, *VI_FIXED),
-        "procedure": PROCEDURE,
-    }
-    further = _records_of_splits(
-        store,
-        f"{name}-vi-",
-        "vi-split",
-        settings,
-        masks,
-        say,
-        lambda missing: _run_vi(
-            [case_of(X, y, masks, s) for s in missing], plan, choice, temperature
-        ),
+    pca = {"base": dataclasses.asdict(choice.pca), "rate": choice.pca_rate}
+    select = partial(select_temperature, name, X, y, tuning_masks, plan, choice, store, say)
+    temperature = select("vi")
+    fits = of_splits(
+        "vi-",
+        pca | {"temperature": temperature},
+        VI_FIXED,
+        lambda missing: _run_vi(missing, phases, choice, temperature),
+    )
+    on_curve = select("curve")
+    further = of_splits(
+        "further-",
+        pca
+        | {"ends": dataclasses.asdict(choice.sgd)}
+        | {"temperature": choice.temperature, "curve_temperature": on_curve},
+        FURTHER_FIXED,
+        lambda missing: run_further(missing, phases, choice, on_curve),
     )
     return [
-        record | {"methods": record["methods"] | more["methods"], "vi": more["vi"]}
-        for record, more in zip(records, further, strict=True)
+        record
+        | {"methods": record["methods"] | fit["methods"] | more["methods"]}
+        | {"vi": fit["vi"], "further": more}
+        for record, fit, more in zip(records, fits, further, strict=True)
     ]
-
-
-def case_of(X: Array, y: Array, masks: Array, split: int) -> Case:
-    """Return training and test rows of a split."""
-    return case(
-        X, y, np.flatnonzero(~masks[split]), np.flatnonzero(masks[split]), derive_seed(split)
-    )
 
 
 def _records_of_splits(
-    store: Store,
-    prefix: str,
-    kind: str,
-    settings: Record,
-    masks: Array,
-    say: Say,
-    runs: Callable[[list[int]], Iterator[Record]],
+    store: Store, name: str, part: str, settings: Record, splits: int, say: Say, runs: _Runs
 ) -> list[Record]:
     """Return the records of all splits; those that are missing are computed together."""
     keys = [
-        key_of(f"{prefix}{split:02d}", settings | {"split": split}) for split in range(len(masks))
+        key_of(f"{name}-{part}{split:02d}", settings | {"split": split}) for split in range(splits)
     ]
-    missing = [split for split, key in enumerate(keys) if key not in store]
+    missing = tuple(split for split, key in enumerate(keys) if key not in store)
     if missing:
         for split, record in zip(missing, runs(missing), strict=True):
-            store.put(keys[split], settings | {"kind": kind, "split": split} | record)
+            store.put(keys[split], settings | {"kind": f"{part}split", "split": split} | record)
             scores_text = (
                 f"{m} {found['log_likelihood']:.3f}"
                 for m, found in record["methods"].items()
-                if m in METHODS
+                if m in METHODS + FURTHER
             )
-            say(f"{settings['dataset']} {split:2d}: " + ", ".join(scores_text))
+            say(f"{name} {split:2d}: " + ", ".join(scores_text))
     return [store[key] for key in keys]
 
 
-def _run(cases: list[Case], plan: Plan, choice: Chosen) -> Iterator[Record]:
-    """Train all cases together, then sample and score each."""
-    started = time.process_time()
-    members = {
-        base: train(cases, plan, [base] * len(cases))
-        for base in {choice.sgd, choice.swag, choice.pca}
-    }
-    trained = time.process_time()
-    paths = {
-        (base, rate): run_paths(members[base], cases, plan, base, rate)
-        for base, rate in choice.paths
-    }
+def _run(splits: tuple[int, ...], phases: Phases, choice: Chosen) -> Iterator[Record]:
+    """Train all splits together, then sample and score each."""
+    members = {base: phases.members(splits, base) for base in {choice.sgd, choice.swag, choice.pca}}
+    paths = {(base, rate): phases.paths(splits, base, rate) for base, rate in choice.paths}
     seconds = {
-        "training": (trained - started) / len(cases),
-        "trajectory": (time.process_time() - trained) / len(cases),
+        "training": sum(seconds for _, seconds in members.values()),
+        "trajectory": sum(seconds for _, seconds in paths.values()),
     }
-    for s, c in enumerate(cases):
+    for s, c in enumerate(phases.cases(splits)):
         yield _record(
             c,
-            predict_sgd(members[choice.sgd], s, c.inputs),
-            paths[choice.swag, choice.swag_rate][s],
-            paths[choice.pca, choice.pca_rate][s],
-            plan,
+            predict_sgd(members[choice.sgd][0], s, c.inputs),
+            paths[choice.swag, choice.swag_rate][0][s],
+            paths[choice.pca, choice.pca_rate][0][s],
+            phases.plan,
             choice.temperature,
             seconds,
         )
@@ -211,7 +188,7 @@ def _record(
     seconds: dict[str, float],
 ) -> Record:
     if swag_path is None or pca_path is None:
-        raise InputError(_DIVERGED)
+        raise InputError(DIVERGED)
     seed = c.table.seed
     posterior = posterior_of(pca_path, c.table, plan.rank).with_temperature(temperature)
     started = time.process_time()
@@ -233,15 +210,16 @@ def _record(
     }
 
 
-def _run_vi(cases: list[Case], plan: Plan, choice: Chosen, temperature: float) -> Iterator[Record]:
-    """Train all cases together along the selected trajectory, then fit and score each."""
-    started = time.process_time()
-    members = train(cases, plan, [choice.pca] * len(cases))
-    paths = run_paths(members, cases, plan, choice.pca, choice.pca_rate)
-    seconds = {"training": (time.process_time() - started) / len(cases)}
-    for path, c in zip(paths, cases, strict=True):
+def _run_vi(
+    splits: tuple[int, ...], phases: Phases, choice: Chosen, temperature: float
+) -> Iterator[Record]:
+    """Train all splits together along the selected trajectory, then fit and score each."""
+    plan = phases.plan
+    paths, seconds_of_path = phases.paths(splits, choice.pca, choice.pca_rate)
+    seconds = {"training": phases.members(splits, choice.pca)[1] + seconds_of_path}
+    for path, c in zip(paths, phases.cases(splits), strict=True):
         if path is None:
-            raise InputError(_DIVERGED)
+            raise InputError(DIVERGED)
         started = time.process_time()
         posterior = posterior_of(path, c.table, plan.rank).with_temperature(temperature)
         draws = sample_vi(posterior, plan, c.table.seed)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from experiments import batched
 from experiments.batched import Members
-from experiments.uci import Case, worst_rhat
+from experiments.uci import Array, Case, case_of, worst_rhat
 from subbayes import Draws, Posterior, Predictive
 from subbayes.inference.samplers.elliptical_slice import EllipticalSlice
 from subbayes.inference.variational.variational import MeanFieldVI
@@ -41,6 +42,30 @@ VI_FIXED = (
     "vi_draws",
 )
 """The same for variational inference."""
+
+FURTHER_FIXED = (
+    "hidden",
+    "path_epochs",
+    "clip_norm",
+    "snapshots",
+    "rank",
+    "members",
+    "curve_epochs",
+    "chains",
+    "draws",
+    "rhat",
+    "longest",
+    "nuts_draws",
+)
+"""The same for deep ensembles, curves and NUTS."""
+
+CURVE_FIXED = ("curve_epochs", "clip_norm", "tuning_chains", "tuning_draws", "temperatures")
+"""Settings of a plan that the temperature in the subspace of a curve depends on."""
+
+DIVERGED = (
+    "path_rates: expected rates at which training stays finite, got one that diverged. "
+    "Lower the grid."
+)
 
 PROCEDURE = 1
 """Increase it when a change of the code changes the results of the same settings."""
@@ -79,6 +104,9 @@ class Plan:
         vi_samples: draws per step.
         vi_batch_size: rows per step, or all rows if there are no more.
         vi_draws: draws of the fitted Gaussian.
+        members: networks of the deep ensemble; the curve connects the first two.
+        curve_epochs: epochs of the curve, as a share of those of the first phase.
+        nuts_draws: draws per chain of NUTS, after as many of warm-up.
     """
 
     hidden: tuple[int, ...] = (50,)
@@ -107,12 +135,15 @@ class Plan:
     vi_samples: int = 8
     vi_batch_size: int = 1000
     vi_draws: int = 400
+    members: int = 5
+    curve_epochs: float = 0.5
+    nuts_draws: int = 400
 
 
 PLANS = {
     "naval": Plan(
         weight_decays=(1e-5, 1e-4),
-        epochs=(1000,),
+        epochs=(1000, 3000, 10000),
         bases=1,
         path_rates=(1e-5, 1e-4, 1e-3),
         further_rates=(),
@@ -124,9 +155,10 @@ PLANS = {
         chains=4,
         draws=200,
         longest=1,
+        nuts_draws=200,
     )
 }
-"""Naval has 40 times as many rows, hence smaller grids and shorter chains."""
+"""Naval has 40 times as many rows, hence smaller grids and shorter chains, and longer training."""
 
 
 @dataclass(frozen=True)
@@ -153,6 +185,49 @@ class Chosen:
     def paths(self) -> set[tuple[Base, float]]:
         """The trajectories that the methods use."""
         return {(self.swag, self.swag_rate), (self.pca, self.pca_rate)}
+
+
+class Phases:
+    """First phases and trajectories of splits, which several methods share.
+
+    Args:
+        X: inputs, shape (n, d).
+        y: targets, shape (n,).
+        masks: test rows of all splits, shape (splits, n).
+        plan: settings.
+    """
+
+    def __init__(self, X: Array, y: Array, masks: Array, plan: Plan) -> None:
+        self.rows, self.plan = (X, y, masks), plan
+        self._members: dict[tuple[tuple[int, ...], Base], tuple[Members, float]] = {}
+        self._paths: dict[
+            tuple[tuple[int, ...], Base, float], tuple[list[SwaResult | None], float]
+        ] = {}
+
+    def cases(self, splits: tuple[int, ...]) -> list[Case]:
+        """Return the rows of splits."""
+        return [case_of(*self.rows, split) for split in splits]
+
+    def members(self, splits: tuple[int, ...], base: Base) -> tuple[Members, float]:
+        """Return the first phase of each split, trained together, and its seconds a split."""
+        if (splits, base) not in self._members:
+            started = time.process_time()
+            found = train(self.cases(splits), self.plan, [base] * len(splits))
+            seconds = (time.process_time() - started) / len(splits)
+            self._members[splits, base] = found, seconds
+        return self._members[splits, base]
+
+    def paths(
+        self, splits: tuple[int, ...], base: Base, rate: float
+    ) -> tuple[list[SwaResult | None], float]:
+        """Return the trajectory of each split, and its seconds a split."""
+        if (splits, base, rate) not in self._paths:
+            members, _ = self.members(splits, base)
+            started = time.process_time()
+            found = run_paths(members, self.cases(splits), self.plan, base, rate)
+            seconds = (time.process_time() - started) / len(splits)
+            self._paths[splits, base, rate] = found, seconds
+        return self._paths[splits, base, rate]
 
 
 # --- methods ------------------------------------------------------------------------------------

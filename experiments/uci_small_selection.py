@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Literal
 
 import numpy as np
 
@@ -24,7 +26,9 @@ from experiments.uci import (
     score_or_lowest,
     summary,
 )
+from experiments.uci_small_further import curve_posterior, other_members
 from experiments.uci_small_methods import (
+    CURVE_FIXED,
     PROCEDURE,
     VI_FIXED,
     Base,
@@ -85,43 +89,65 @@ def try_path(
         for p, c in zip(paths, cases, strict=True)
     ]
 
-    def sample(posterior: Posterior, seed: int) -> Draws:
-        return EllipticalSlice().sample(
-            posterior,
-            draws=plan.tuning_draws,
-            chains=plan.tuning_chains,
-            warmup=plan.tuning_draws,
-            seed=seed,
-            progress=False,
-        )
-
     return [{"method": "SWAG", "rate": rate} | summary(swags)] + [
         {"method": "PCA + ESS", "rate": rate} | row
-        for row in _score_temperatures(paths, cases, plan, sample)
+        for row in _score_temperatures(
+            _posteriors(paths, cases, plan), cases, plan, partial(_few_draws, plan)
+        )
     ]
 
 
-def try_vi(cases: list[Case], plan: Plan, base: Base, rate: float) -> list[Record]:
+def try_vi(cases: list[Case], plan: Plan, choice: Chosen) -> list[Record]:
     """Return the validation likelihood of variational inference at every temperature."""
+    base, rate = choice.pca, choice.pca_rate
     paths = run_paths(train(cases, plan, [base] * len(cases)), cases, plan, base, rate)
     return _score_temperatures(
-        paths, cases, plan, lambda posterior, seed: sample_vi(posterior, plan, seed)
+        _posteriors(paths, cases, plan),
+        cases,
+        plan,
+        lambda posterior, seed: sample_vi(posterior, plan, seed),
     )
 
 
+def try_curve(cases: list[Case], plan: Plan, choice: Chosen) -> list[Record]:
+    """Return the validation likelihood in the subspace of a curve at every temperature."""
+    base = choice.sgd
+    pairs = [one for c in cases for one in (c, other_members(c, plan)[0])]
+    members = train(pairs, plan, [base] * len(pairs))
+    posteriors = [
+        curve_posterior(c, members.network(2 * s), members.rows[2 * s : 2 * s + 2, :-1], plan, base)
+        for s, c in enumerate(cases)
+    ]
+    return _score_temperatures(posteriors, cases, plan, partial(_few_draws, plan))
+
+
+def _few_draws(plan: Plan, posterior: Posterior, seed: int) -> Draws:
+    n = plan.tuning_draws
+    return EllipticalSlice().sample(
+        posterior, draws=n, chains=plan.tuning_chains, warmup=n, seed=seed, progress=False
+    )
+
+
+def _posteriors(
+    paths: list[SwaResult | None], cases: list[Case], plan: Plan
+) -> Iterator[Posterior | None]:
+    """Yield the posterior in the PCA subspace of each trajectory; None for one that diverged."""
+    for path, c in zip(paths, cases, strict=True):
+        yield None if path is None else posterior_of(path, c.table, plan.rank)
+
+
 def _score_temperatures(
-    paths: list[SwaResult | None],
+    posteriors: Iterable[Posterior | None],
     cases: list[Case],
     plan: Plan,
     sample: Callable[[Posterior, int], Draws],
 ) -> list[Record]:
     """Validation likelihood at every temperature, of draws by `sample(posterior, seed)`."""
     rows = []
-    for path, c in zip(paths, cases, strict=True):
-        if path is None:
+    for posterior, c in zip(posteriors, cases, strict=True):
+        if posterior is None:
             rows.append([-math.inf] * len(plan.temperatures))
             continue
-        posterior = posterior_of(path, c.table, plan.rank)
         values = []
         for temperature in plan.temperatures:
             tempered = posterior.with_temperature(temperature)
@@ -189,24 +215,30 @@ def select_settings(
     )
 
 
-def select_vi_temperature(
-    name: str, X: Array, y: Array, masks: Array, plan: Plan, choice: Chosen, store: Store, say: Say
+def select_temperature(
+    name: str,
+    X: Array,
+    y: Array,
+    masks: Array,
+    plan: Plan,
+    choice: Chosen,
+    store: Store,
+    say: Say,
+    part: Literal["vi", "curve"],
 ) -> float:
-    """Select the temperature of variational inference on the trajectories of the subspace."""
-    settings = (
-        _facts(name, plan)
-        | dataclasses.asdict(choice.pca)
-        | {"rate": choice.pca_rate}
-        | fields_of(plan, *VI_FIXED, "temperatures")
-    )
+    """Select a temperature: of variational inference, or of draws in the subspace of a curve."""
+    if part == "vi":
+        further = dataclasses.asdict(choice.pca) | {"rate": choice.pca_rate}
+        further |= fields_of(plan, *VI_FIXED, "temperatures")
+    else:
+        further = dataclasses.asdict(choice.sgd) | fields_of(plan, *CURVE_FIXED)
+    run = try_vi if part == "vi" else try_curve
     found = recorded_trials(
         store,
         name,
-        "vi",
-        settings,
-        lambda: try_vi(
-            tuning_cases(X, y, masks, plan)[: plan.tuning_splits], plan, choice.pca, choice.pca_rate
-        ),
+        part,
+        _facts(name, plan) | further,
+        lambda: run(tuning_cases(X, y, masks, plan)[: plan.tuning_splits], plan, choice),
         say,
     )
     return float(best(found)["temperature"])

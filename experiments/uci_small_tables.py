@@ -6,6 +6,7 @@ import numpy as np
 
 from experiments.markdown import Figure, markdown_table, with_deviation
 from experiments.store import Record
+from experiments.uci_small_further import METHODS as FURTHER
 from experiments.uci_tables import METHODS, Found, page, verdict
 
 __all__ = ["PAPER", "RERUN", "markdown"]
@@ -62,9 +63,12 @@ SETTINGS_TITLE = (
     "Settings selected on validation rows, and convergence of the sampling (epochs, learning "
     "rate, weight decay; then the constant rate)"
 )
+FURTHER_TITLE = "Deep ensembles, curves and NUTS in the PCA subspace (seconds of one core a split)"
 
 
 def _cells(score: str, name: str, method: str, ours: Figure, n: int) -> tuple[str, str, str]:
+    if method not in METHODS:
+        return "", "", ""
     paper = PAPER[score][name][METHODS.index(method)]
     rerun = RERUN[score].get(name, {}).get(method)
     if score == "rmse" and name == "naval":  # the paper's three decimals allow no finer comparison
@@ -110,6 +114,38 @@ def _settings(found: Found) -> str:
     return markdown_table(head, rows, SETTINGS_TITLE)
 
 
+def _further_settings(found: Found) -> str:
+    rows = []
+    for name, records in found.items():
+        further = [r["further"] for r in records]
+        row = [name, f"{further[0]['curve_temperature']:g}"]
+        chains = records[0]["plan"]["chains"]
+        for part in ("curve", "nuts"):
+            rhat = np.array([one[part]["rhat"] for one in further])
+            draws = max(one[part]["draws"] for one in further)
+            row += [f"{chains} × {draws}", f"{np.median(rhat):.3f}, {rhat.max():.3f}"]
+        ratio = [one["nuts"]["ess_bulk"] / one["nuts"]["draws"] / chains for one in further]
+        row += [f"{np.median(ratio):.2f}", f"{sum(one['nuts']['divergent'] for one in further)}"]
+        parts = ("members", "curve", "sampling the curve", "NUTS")
+        row += [f"{np.mean([one['seconds'][part] for one in further]):.1f}" for part in parts]
+        rows.append(row)
+    head = (
+        "data",
+        "temperature on the curve",
+        "draws of ESS on the curve, at most",
+        "R-hat: median, worst",
+        "draws of NUTS",
+        "R-hat: median, worst",
+        "effective draws a draw",
+        "divergent",
+        "seconds: members",
+        "curve",
+        "its draws",
+        "NUTS",
+    )
+    return markdown_table(head, rows, FURTHER_TITLE)
+
+
 def _phase(base: Record) -> str:
     return f"{base['epochs']}, {base['learning_rate']:g}, {base['weight_decay']:g}"
 
@@ -129,6 +165,7 @@ def markdown(found: Found) -> str:
         TITLES,
         head,
         _cells,
-        _settings(found),
+        "\n\n".join([_settings(found), _further_settings(found)]),
         digits=lambda score, name: 5 if (score, name) == ("rmse", "naval") else 3,
+        methods=METHODS + FURTHER,
     )

@@ -47,6 +47,7 @@ def page(
     cells: Callable[[str, str, str, Figure, int], tuple[str, ...]],
     settings: str,
     digits: Callable[[str, str], int] = lambda score, name: 3,
+    methods: tuple[str, ...] = METHODS,
 ) -> str:
     """Return all tables: one per score, then the settings.
 
@@ -58,6 +59,7 @@ def page(
         cells: returns these columns from score, data set, method, our figure and number of splits.
         settings: the last table.
         digits: decimals of our figures, from score and data set.
+        methods: rows of each data set.
     """
     counts = ", ".join(f"{name} {len(records)}" for name, records in found.items())
     parts = [f"Splits: {counts}. Mean ± standard deviation over splits."]
@@ -65,7 +67,7 @@ def page(
         mixture = score == "log_likelihood"
         rows = []
         for name, records in found.items():
-            for method in METHODS:
+            for method in methods:
                 ours = mean_and_deviation(values(records, method, score))
                 paper, *further = cells(score, name, method, ours, len(records))
                 row = [name, method, paper, with_deviation(*ours, digits(score, name))]

@@ -17,10 +17,20 @@ from sklearn.datasets import load_diabetes
 import subbayes
 import subbayes.diagnostics.metrics
 from experiments import __main__ as command
-from experiments import batched, uci, uci_small, uci_small_selection, uci_small_tables
+from experiments import (
+    batched,
+    uci,
+    uci_small,
+    uci_small_further,
+    uci_small_methods,
+    uci_small_selection,
+    uci_small_tables,
+)
 from experiments.markdown import write_between
 from experiments.store import Store, key_of
-from experiments.uci_small_methods import Base, Chosen, Plan, sample_ess
+from experiments.uci_small_further import METHODS as FURTHER
+from experiments.uci_small_further import curve_posterior, ensemble, other_members
+from experiments.uci_small_methods import Base, Chosen, Phases, Plan, sample_ess
 from experiments.uci_tables import verdict
 from subbayes.data.datasets import load_uci, usual_splits
 from subbayes.utils.checks import InputError
@@ -48,6 +58,8 @@ TINY = Plan(
     vi_samples=2,
     vi_batch_size=50,
     vi_draws=10,
+    members=3,
+    nuts_draws=10,
 )
 
 
@@ -213,10 +225,12 @@ def test_a_run_resumes_and_a_finished_run_computes_nothing(diabetes, tmp_path, m
     assert both[0] == first[0]
     assert [r["split"] for r in both] == [0, 1]
     for record in both:
-        assert set(record["methods"]) == {"SGD", "SWA", "SWAG", "PCA + ESS", "PCA + VI"}
+        assert set(record["methods"]) == {"SGD", "SWA", "SWAG", "PCA + ESS", "PCA + VI"} | set(
+            FURTHER
+        )
         assert record["vi"]["temperature"] in TINY.temperatures
         assert all(np.isfinite(v) for m in record["methods"].values() for v in m.values())
-    for module in (uci_small, uci_small_selection):
+    for module in (uci_small_further, uci_small_methods, uci_small_selection):
         monkeypatch.setattr(module, "train", lambda *_: pytest.fail("computed again"))
     assert go(2) == both
 
@@ -227,7 +241,9 @@ def test_changed_settings_give_new_records(diabetes, tmp_path):
     for plan in (TINY, dataclasses.replace(TINY, draws=12)):
         uci_small.run_table("yacht", X, y, masks[:1], masks, str(tmp_path), plan, quiet)
     kinds = [r["kind"] for r in Store(tmp_path / "yacht.json").records.values()]
-    assert sorted(kinds) == ["path", "split", "split", "training", "vi", "vi-split"]
+    assert sorted(kinds) == [
+        "curve", *["further-split"] * 2, "path", *["split"] * 2, "training", "vi", "vi-split"
+    ]  # fmt: skip
 
 
 @pytest.mark.slow
@@ -257,8 +273,9 @@ def test_variational_inference_keeps_existing_records(diabetes, tmp_path, monkey
     assert go(other) == first
 
 
-def test_the_temperature_of_variational_inference_is_selected_on_validation_rows(
-    diabetes, tmp_path, monkeypatch
+@pytest.mark.parametrize("part", ["vi", "curve"])
+def test_the_temperatures_of_other_methods_are_selected_on_validation_rows(
+    part, diabetes, tmp_path, monkeypatch
 ):
     X, y, masks = diabetes
     marked = y.copy()
@@ -272,8 +289,8 @@ def test_the_temperature_of_variational_inference_is_selected_on_validation_rows
     monkeypatch.setattr(uci_small_selection, "moment_matched", score)
     base = Base(1e-2, 1e-2, 5)
     choice = Chosen(base, base, 1e-3, base, 1e-3, 1.0)
-    found = uci_small_selection.select_vi_temperature(
-        "yacht", X, marked, masks, TINY, choice, Store(tmp_path / "x.json"), quiet
+    found = uci_small_selection.select_temperature(
+        "yacht", X, marked, masks, TINY, choice, Store(tmp_path / "x.json"), quiet, part
     )
     assert found == 1.0
     assert seen == [True] * len(TINY.temperatures)
@@ -313,6 +330,46 @@ def test_settings_are_selected_for_each_method(diabetes, tmp_path, monkeypatch):
     assert (choice.swag_rate, choice.temperature, choice.sgd.weight_decay) == (1.0, 10.0, 0.01)
     assert uci_small_selection.select_settings("yacht", X, y, masks, plan, store, quiet) == choice
     assert tried == expected
+
+
+def test_first_phases_are_trained_once_and_members_are_those_of_their_own_seeds(diabetes):
+    """An ensemble predicts with each member's weights and global variance."""
+    phases = Phases(*diabetes, TINY)
+    base = Base(1e-2, 1e-2, 3)
+    first, seconds = phases.members((1,), base)
+    assert phases.members((1,), base)[0] is first
+    assert seconds > 0
+    (c,) = phases.cases((1,))
+    rest = other_members(c, TINY)
+    assert len({c.table.seed, *(one.table.seed for one in rest)}) == TINY.members
+    others = batched.train(
+        [one.table for one in rest],
+        hidden=TINY.hidden,
+        epochs=3,
+        learning_rate=[1e-2] * 2,
+        weight_decay=[1e-2] * 2,
+        batch_size=40,
+    )
+    members = [(first, 0), (others, 0), (others, 1)]
+    found = ensemble(members).predict(c.inputs)
+    means = [uci_small_methods.predict_sgd(one, s, c.inputs).mean for one, s in members]
+    stds = [uci_small_methods.predict_sgd(one, s, c.inputs).std for one, s in members]
+    np.testing.assert_allclose(found.mean, np.mean(means, 0), rtol=1e-4)
+    total = np.mean(np.square(stds), 0) + np.var(means, 0)
+    np.testing.assert_allclose(found.std, np.sqrt(total), rtol=1e-4)
+
+
+def test_the_plane_of_a_curve_holds_its_ends(diabetes):
+    phases = Phases(*diabetes, TINY)
+    base = Base(1e-2, 1e-2, 3)
+    (c,) = phases.cases((0,))
+    members = uci_small_methods.train([c, *other_members(c, TINY)], TINY, [base] * 3)
+    ends = members.rows[:2, :-1]
+    posterior = curve_posterior(c, members.network(0), ends, TINY, base)
+    assert posterior.rank == 2
+    basis, shift = posterior.subspace.basis(), posterior.subspace.shift
+    z = torch.linalg.lstsq(basis.T, (ends - shift).T).solution
+    torch.testing.assert_close(basis.T @ z, (ends - shift).T, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.slow
@@ -359,14 +416,21 @@ def record(value):
     }
     base = Base(0.01, 0.1, 100)
     chosen = dataclasses.asdict(Chosen(base, base, 1e-3, base, 1e-3, 30.0))
-    methods = ("SGD", "SWA", "SWAG", "PCA + ESS", "PCA + VI")
+    methods = ("SGD", "SWA", "SWAG", "PCA + ESS", "PCA + VI", *FURTHER)
+    sampling = {"rhat": 1.01, "rank": 20, "draws": 500, "ess_bulk": 2000.0}
     return {
         "methods": dict.fromkeys(methods, one),
         "chosen": chosen,
         "vi": {"pareto_k": 0.4, "temperature": 10.0},
         "plan": {"chains": 8},
         "seconds": {"training": 1.0, "sampling": 2.0},
-        "sampling": {"rhat": 1.01, "rank": 20, "draws": 500},
+        "sampling": sampling,
+        "further": {
+            "curve_temperature": 3.0,
+            "curve": sampling,
+            "nuts": sampling | {"divergent": 1},
+            "seconds": dict.fromkeys(("members", "curve", "sampling the curve", "NUTS"), 1.0),
+        },
     }
 
 
@@ -385,6 +449,10 @@ def test_tables_are_written_between_the_marks_of_a_page(tmp_path):
     ) in text
     assert "| yacht | PCA + VI | −0.396 ± 0.419 | −0.200 ± 0.141 |" in text
     assert "| 30, 10 | 20 | 8 × 500 | 1.010, 1.010 | 3.0 | 0.40, 0.40 |" in text
+    assert "| yacht | deep ensemble |  | −0.200 ± 0.141 | −0.200 ± 0.141 |  |  |" in text
+    assert (
+        "| yacht | 3 | 8 × 500 | 1.010, 1.010 | 8 × 500 | 1.010, 1.010 | 0.50 | 2 | 1.0 |" in text
+    )
     write_between(page, "uci_small", uci_small_tables.markdown(found))
     assert page.read_text() == text
 
