@@ -53,8 +53,6 @@ FURTHER_FIXED = (
     "curve_epochs",
     "chains",
     "draws",
-    "rhat",
-    "longest",
     "nuts_draws",
 )
 """The same for deep ensembles, curves and NUTS."""
@@ -136,7 +134,7 @@ class Plan:
     vi_batch_size: int = 1000
     vi_draws: int = 400
     members: int = 5
-    curve_epochs: float = 0.5
+    curve_epochs: float = 2.0
     nuts_draws: int = 400
 
 
@@ -155,6 +153,7 @@ PLANS = {
         chains=4,
         draws=200,
         longest=1,
+        curve_epochs=0.3,
         nuts_draws=200,
     )
 }

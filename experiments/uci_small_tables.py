@@ -132,7 +132,7 @@ def _further_settings(found: Found) -> str:
     head = (
         "data",
         "temperature on the curve",
-        "draws of ESS on the curve, at most",
+        "draws on the curve",
         "R-hat: median, worst",
         "draws of NUTS",
         "R-hat: median, worst",

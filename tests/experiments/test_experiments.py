@@ -59,6 +59,7 @@ TINY = Plan(
     vi_batch_size=50,
     vi_draws=10,
     members=3,
+    curve_epochs=1.0,
     nuts_draws=10,
 )
 
