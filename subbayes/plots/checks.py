@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["predictive_check"]
 
-_MOST_LINES, _MOST_BARS, _POINTS = 50, 40, 200
+_MOST_LINES, _MOST_BARS, _MOST_LABELS, _POINTS = 50, 40, 10, 200
 
 
 def predictive_check(replicates: Replicates, *, ax: Axes | None = None) -> Axes:
@@ -104,5 +104,8 @@ def _shares(ax: Axes, replicates: Replicates) -> None:
         color=BLUE,
         label=f"drawn from the {replicates.source}",
     )
-    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if 0 < len(replicates.labels) <= _MOST_LABELS:
+        ax.set_xticks(range(len(replicates.labels)), [str(one) for one in replicates.labels])
+    else:
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     label_axes(ax, "response", "share of rows")

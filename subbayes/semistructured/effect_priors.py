@@ -332,19 +332,40 @@ def priors_with(
     }
 
 
+def priors_without_term(
+    design: Design, defaults: Mapping[str, EffectPrior], given: Mapping[str, Any]
+) -> list[str]:
+    """The keys of priors that no term of a design has, such as one that `update` takes away.
+
+    Args:
+        design: the design matrix of the training rows.
+        defaults: the default priors.
+        given: priors by the name of their term.
+    """
+    return [
+        key
+        for key in given
+        if not any(_places(name, design, defaults) for name in _members(key, defaults) or [key])
+    ]
+
+
 def _place(name: str, design: Design, defaults: Mapping[str, EffectPrior]) -> str:
     """The name of the default prior that a prior given as `name` replaces, or of a column."""
-    if name in design.parameters and f"{name}.Intercept" in defaults:
-        return f"{name}.Intercept"  # its name in the summary of a parameter without effects
-    if name in defaults:
-        return name
-    if any(name == design.names[i] for t in design.terms for i in t.unpenalised):
-        return name
-    readers = [t.name for t in design.terms if name in (*t.variables, t.name)]
-    readers = [n for n in readers if n in defaults]
-    if len(readers) != 1:
+    found = _places(name, design, defaults)
+    if len(found) != 1:
         fail("priors", "names of terms: " + ", ".join(defaults), repr(name))
-    return readers[0]
+    return found[0]
+
+
+def _places(name: str, design: Design, defaults: Mapping[str, EffectPrior]) -> list[str]:
+    """The names of the default priors, or the column, that `name` may stand for."""
+    if name in design.parameters and f"{name}.Intercept" in defaults:
+        return [f"{name}.Intercept"]  # its name in the summary of a parameter without effects
+    columns = (design.names[i] for t in design.terms for i in t.unpenalised)
+    if name in defaults or name in columns:
+        return [name]
+    readers = [t.name for t in design.terms if name in (*t.variables, t.name)]
+    return [n for n in readers if n in defaults]
 
 
 def _expanded(given: Mapping[str, Any], known: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -27,6 +27,7 @@ __all__ = [
     "check_levels",
     "check_terms",
     "complete_rows",
+    "has_numbers",
     "levels_of",
     "plain_columns",
     "random_intercepts",
@@ -210,7 +211,13 @@ def plain_columns(
             check_text(name, changed.get(name, values).unique())
         kind = getattr(dtype, "kind", "O")
         if kind in "mMc" or isinstance(dtype, (pd.PeriodDtype, pd.IntervalDtype)):
-            remedy = "Convert it to numbers, such as days since the first date, or to text"
+            remedy = f"Convert it: data[{name!r}].astype(str) has levels"
+            if kind == "M":
+                remedy += f", (data[{name!r}] - data[{name!r}].min()).dt.days has numbers"
+            elif kind == "m":
+                remedy += f", data[{name!r}].dt.total_seconds() has numbers"
+            elif kind == "c":
+                remedy = "Use its real and imaginary parts as two columns"
             fail(name, "numbers, booleans, text or categories", f"dtype {dtype}", remedy)
     return frame.assign(**changed) if changed else frame
 
@@ -286,6 +293,17 @@ def check_no_dates(name: str, values: pd.Series) -> None:
         remedy = f"Convert it to numbers such as {days}, or write C({name}) for a factor"
         got = f"dates as text, such as {first!r}"
         fail(name, "numbers, booleans, text or categories", got, remedy)
+
+
+def has_numbers(column: pd.Series) -> bool:
+    """Whether the values of a column are numbers, which booleans of any kind are not.
+
+    Example:
+        >>> has_numbers(pd.Series([1, 2])), has_numbers(pd.Series([True, None], dtype="boolean"))
+        (True, False)
+    """
+    dtype = column.dtype
+    return pd.api.types.is_numeric_dtype(dtype) and not pd.api.types.is_bool_dtype(dtype)
 
 
 def levels_of(column: pd.Series) -> list[Any]:

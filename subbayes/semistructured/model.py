@@ -350,7 +350,8 @@ class SemiStructuredRegression(Results):
                 its terms, such as cens(status), which otherwise stay.
             data: the rows; by default those of this fit.
             inputs: as for `fit`, needed for networks without columns.
-            priors: those of the new model; by default those of this one.
+            priors: those of the new model; by default those of this one, without those of terms
+                that the new formula does not have, which a warning names.
             options: other arguments of `fit`, by default those of this fit, without a checkpoint
                 and start points that were passed as an array. A loaded model knows only its
                 `smooth` and `temperature`; with networks, a warning says so.
@@ -374,9 +375,13 @@ class SemiStructuredRegression(Results):
             auxiliary=replace(old.auxiliary, weights=read.weights),
             response_terms=read.names,
             priors=old.priors if priors is None else _as_priors(priors),
+            inherited=priors is None,
         )
         frame = self.state.model.frame if data is None else data
-        return model.fit(frame, inputs, **(self._settings(options) | options))
+        fitted = model.fit(frame, inputs, **(self._settings(options) | options))
+        kept = model.state.model.specification.priors
+        model.specification = replace(model.specification, priors=kept, inherited=False)
+        return fitted
 
     def _settings(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments of this fit for another one that passes some options."""

@@ -25,7 +25,7 @@ from subbayes.networks.network import Network
 from subbayes.predictions.averaging import evenly_spaced
 from subbayes.semistructured.contributions import Contributions
 from subbayes.semistructured.formula import Design, Term
-from subbayes.semistructured.formula_checks import levels_of
+from subbayes.semistructured.formula_checks import check_columns, has_numbers, levels_of
 from subbayes.semistructured.joint_posterior import FittedState
 from subbayes.semistructured.summary import beside_statistics, central
 from subbayes.semistructured.terms.group_effects import GroupLaw
@@ -134,6 +134,9 @@ def partial_effect(
         fail("term", "a term of one variable, or a smooth", repr(term.name), remedy)
     (variable,) = term.along
     observed = model.frame[variable]
+    if isinstance(values, pd.DataFrame):
+        check_columns([variable], values)
+        values = values[variable].tolist()
     discrete = term.kind in _DISCRETE
     if values is None and discrete and variable in design.levels():
         values = design.levels()[variable]
@@ -226,7 +229,7 @@ def partial_dependence(
     observed = model.frame[variable]
     # the formula has effects for the levels alone of numbers that are factors or groups there
     levels = {*model.design.levels(), *(g for t in model.design.terms for g in t.groups)}
-    number = pd.api.types.is_numeric_dtype(observed) and observed.dtype != bool
+    number = has_numbers(observed)
     number = number and variable not in levels
     if values is None:
         values = _grid(observed, not number, _NETWORK_POINTS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from subbayes.data.data import Data
 from subbayes.data.encoder import TabularEncoder
+from subbayes.likelihoods.base import target_values
 from subbayes.likelihoods.families import Family
 from subbayes.networks.network import Network
 from subbayes.semistructured.default_priors import default_priors, predictor_sd
@@ -27,7 +28,12 @@ from subbayes.semistructured.design_data import (
     given_values,
     network_input,
 )
-from subbayes.semistructured.effect_priors import names_for_priors, priors_with
+from subbayes.semistructured.effect_priors import (
+    EffectPrior,
+    names_for_priors,
+    priors_with,
+    priors_without_term,
+)
 from subbayes.semistructured.effects_likelihood import EffectsLikelihood
 from subbayes.semistructured.flat_prior import flat_columns, with_limits
 from subbayes.semistructured.formula import Design, formula_variables, split_formula
@@ -120,6 +126,7 @@ class Specification:
     missing: Missing
     smooth: str = "bayes"
     response_terms: tuple[str, ...] = ()  # names of those that family and weights come from
+    inherited: bool = False  # priors are those of another formula, whose terms may be gone
 
     def networks_of(self, parameter: str, location: str) -> list[str]:
         """Names of the networks that add to the predictor of a parameter.
@@ -183,7 +190,8 @@ class Specification:
         matrix, offsets = design.matrix(frame)
         offset = offsets[:, 0] + self.auxiliary.total_offset(frame, family)
         defaults = default_priors(design, family, y, offset)
-        given = priors_with(design, defaults, self.priors, names_for_priors(family))
+        used = self._of_terms(design, defaults) if self.inherited else self
+        given = priors_with(design, defaults, used.priors, names_for_priors(family))
         priors = with_limits(given, defaults, design)
         if self.deep and flat_columns(design, priors):
             fail("priors", "proper priors beside networks", "Flat()", "Pass a scale")
@@ -191,8 +199,8 @@ class Specification:
             for line in family.target_warnings(targets):
                 warn_user(line)
             warn_of_size(len(design.names), len(frame))
-            counts, trials = response.numbers(frame), known.get("trials")
-            check_identified(design, matrix, counts, family, priors, self.priors, trials)
+            seen, trials = target_values(targets).numpy(), known.get("trials")
+            check_identified(design, matrix, seen, family, priors, used.priors, trials)
         structured = StructuredPredictor(design, family, priors)
         dtypes = [p.dtype for part in self.deep.values() for p in part.module.parameters()]
         dtype = dtypes[0] if dtypes else torch.float64
@@ -201,7 +209,19 @@ class Specification:
         scale = predictor_sd(family, y, offset)
         deep = self._deep_predictor(structured, rows, scale, encoder) if self.deep else None
         data = Data.of((rows, targets))
-        return PreparedModel(self, frame, response, structured, encoder, data, deep, dropped)
+        return PreparedModel(used, frame, response, structured, encoder, data, deep, dropped)
+
+    def _of_terms(self, design: Design, defaults: Mapping[str, EffectPrior]) -> Specification:
+        """Without the inherited priors that no term has, which a warning names."""
+        gone = priors_without_term(design, defaults, self.priors)
+        if gone:
+            names = ", ".join(map(repr, gone))
+            warn_user(
+                f"the priors of {names} are left out, as the new formula has no such terms: pass "
+                "priors= to update(...) to choose them all"
+            )
+        kept = {key: prior for key, prior in self.priors.items() if key not in gone}
+        return replace(self, priors=kept, inherited=False)
 
     def _complete_rows(
         self, frame: pd.DataFrame, columns: list[str], inputs: Mapping[str, Any] | None

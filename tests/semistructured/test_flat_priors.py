@@ -105,15 +105,24 @@ def test_improper_posteriors_are_refused(formula, family, changed, said):
 
 
 def test_effects_as_wide_as_their_prior_are_refused():
-    """Counts without zeros: the probability of further zeros has no lower bound."""
+    """Responses without tails: degrees of freedom have no upper bound."""
+    frame = pd.DataFrame({"y": np.linspace(-1, 1, 60)})
+    model = SemiStructuredRegression(
+        "y ~ 1", family="student-t", priors={"nu": Flat(), "Intercept": Flat()}
+    )
+    said = (
+        r"effects that the rows do not determine, got Flat\(\) of nu.Intercept\. The posterior is"
+    )
+    with pytest.raises(InputError, match=said):
+        model.fit(frame, inference="laplace", sampling=MANY)
+
+
+def test_counts_without_zeros_do_not_bound_the_share_of_further_zeros():
     frame = pd.DataFrame({"y": np.arange(30) % 5 + 1})
     model = SemiStructuredRegression(
         "y ~ 1", family="zero-inflated-poisson", priors={"zi": Flat(), "Intercept": Flat()}
     )
-    said = (
-        r"effects that the rows do not determine, got Flat\(\) of zi.Intercept\. The posterior is"
-    )
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match="zi.Intercept separates rows whose counts are 0 from"):
         model.fit(frame, inference="laplace", sampling=MANY)
 
 

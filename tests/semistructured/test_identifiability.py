@@ -11,8 +11,8 @@ import pytest
 
 from subbayes import Sampling, SemiStructuredRegression
 from subbayes.likelihoods.families import BinomialFamily
-from subbayes.semistructured import identifiability
-from subbayes.semistructured.identifiability import separating_columns
+from subbayes.semistructured import separation
+from subbayes.semistructured.separation import separating_columns
 
 FEW = Sampling(draws=20, chains=1, progress=False)
 
@@ -85,7 +85,7 @@ def test_several_classes_are_separated_where_a_direction_orders_them(family):
 def test_many_rows_of_several_classes_are_not_compared(family, monkeypatch):
     frame = table(60)
     apart = frame.assign(k=np.digitize(frame.x, [-0.5, 0.5]))
-    monkeypatch.setattr(identifiability, "_MOST_NUMBERS", 60 * 3 * 4)
+    monkeypatch.setattr(separation, "_MOST_NUMBERS", 60 * 3 * 4)
     assert messages("k ~ x + z", apart, family) == []
     said = messages("k ~ x + z", frame.assign(k=frame.x > 0.1), "bernoulli")  # one row for each
     assert len(said) == 1
@@ -114,6 +114,66 @@ def test_counts_of_0_are_separated_from_the_others():
     said = messages("k ~ C(g)", group, "poisson")
     assert said[0].startswith("formula: a combination of C(g)[T.g3] separates rows whose counts")
     assert messages("k ~ C(g)", group.assign(k=lambda f: f.k + (f.index == 3)), "poisson") == []
+
+
+def counts_by_group(of_last):
+    """Counts of 0 to 3 in all groups but the last one."""
+    frame = table()
+    return frame.assign(k=np.where(frame.g == "g3", of_last, np.arange(40) // 8 % 4))
+
+
+@pytest.mark.parametrize("family", ["zero-inflated-poisson", "zero-inflated-negative-binomial"])
+def test_zero_inflated_counts_are_separated_as_counts_and_as_zeros(family):
+    (said,) = messages("k ~ C(g)", counts_by_group(0), family)
+    assert re.match(r"formula: a combination of C\(g\)\[T.g3\] separates rows whose counts a", said)
+    for count in (0, 2):  # a level of zeros, and one without
+        (said,) = messages({"mu": "k ~ 1", "zi": "~ C(g)"}, counts_by_group(count), family)
+        assert "zi.C(g)[T.g3] separates rows whose counts are 0" in said
+    (said,) = messages("k ~ 1", table().assign(k=1 + np.arange(40) % 3), family)
+    assert "zi.Intercept separates rows whose counts are 0" in said
+
+
+@pytest.mark.parametrize("family", ["hurdle-poisson", "hurdle-negative-binomial"])
+def test_counts_above_a_hurdle_say_nothing_where_there_are_none(family):
+    for count in (0, 1):
+        (said, *_) = messages("k ~ C(g)", counts_by_group(count), family)
+        assert "C(g)[T.g3] separates rows whose counts are at most 1" in said
+    assert messages("k ~ C(g)", counts_by_group(2), family) == []
+    (said,) = messages({"mu": "k ~ 1", "hu": "~ C(g)"}, counts_by_group(0), family)
+    assert "hu.C(g)[T.g3] separates rows whose counts are 0" in said
+
+
+@pytest.mark.parametrize(
+    ("family", "status", "said"),
+    [
+        ("weibull", "right", "T.g3. separates censored rows"),
+        ("log-logistic", "left", "T.g3. separates censored rows"),
+        ("piecewise-exponential", "right", "T.g3. separates censored rows"),
+        ("normal", "right", "T.g3. separates censored rows"),
+    ],
+)
+def test_a_level_that_is_censored_on_one_side_is_separated(family, status, said):
+    frame = table()
+    last = frame.g == "g3"
+    frame = frame.assign(y=1 + np.arange(40) % 3, c=np.where(last, status, "none"))
+    (line,) = messages("y | cens(c) ~ C(g)", frame, family)
+    assert re.search(said, line)
+    seen = frame.assign(c=frame.c.where(frame.index != 3, "none"))
+    assert messages("y | cens(c) ~ C(g)", seen, family) == []
+    other = {"left": "right", "right": "left"}[status]  # bounded on both sides
+    both = frame.assign(c=np.where(frame.index == 3, other, frame.c))
+    assert messages("y | cens(c) ~ C(g)", both, family) == []
+
+
+def test_the_side_on_which_censored_rows_bound_a_hazard_is_that_of_its_times():
+    """Censored late times are those of a low hazard, and of a long mean."""
+    frame = table().assign(y=1.0 + np.arange(40) % 3)
+    frame = frame.assign(c=np.where(frame.x > 0, "right", "none"), x=lambda f: f.x.clip(lower=0))
+    for family in ("weibull", "piecewise-exponential"):
+        (line,) = messages("y | cens(c) ~ x", frame, family)
+        assert "combination of x separates" in line
+    mixed = frame.assign(c=np.where(frame.x > 1, "left", frame.c))
+    assert messages("y | cens(c) ~ x", mixed, "weibull") == []
 
 
 def test_one_group_says_nothing_of_how_groups_vary():

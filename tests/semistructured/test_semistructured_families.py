@@ -12,6 +12,10 @@ from subbayes.likelihoods import CommonParameters, from_config
 from subbayes.likelihoods.families import (
     BernoulliFamily,
     BetaFamily,
+    BinomialFamily,
+    CategoricalFamily,
+    CensoredFamily,
+    Custom,
     GammaFamily,
     InverseGaussianFamily,
     LogNormalFamily,
@@ -20,6 +24,7 @@ from subbayes.likelihoods.families import (
     OrdinalFamily,
     PoissonFamily,
     StudentTFamily,
+    TruncatedFamily,
     family_from_name,
 )
 from subbayes.likelihoods.families.scipy_family import ScipyFamily
@@ -165,6 +170,9 @@ def test_ordinal_probabilities_are_differences_of_other_distributions(link):
         np.testing.assert_allclose(found, [expected, expected], rtol=1e-9)
     assert from_config(family.to_config()) == family
     assert family_from_name(f"ordinal(link={link!r})") == OrdinalFamily(cumulative=link)
+    assert family_from_name(OrdinalFamily(n_classes=3), link) == OrdinalFamily(
+        n_classes=3, cumulative=link
+    )
     assert family.with_classes("abcde") == OrdinalFamily(n_classes=5, cumulative=link)
     assert family.predictor_scale("mu") == f"{link} of higher classes"
 
@@ -206,6 +214,27 @@ def test_unknown_names_and_links_raise():
         family_from_name("tweedie")
     with pytest.raises(InputError, match="link of family 'poisson'"):
         family_from_name("poisson", "identity")
+
+
+def test_a_link_is_that_of_a_family_that_is_passed_as_an_object():
+    """A family as an object was returned as it is."""
+    trials = BinomialFamily(trials="n")
+    assert family_from_name(trials) is trials
+    assert family_from_name(trials, "probit").links == ("probit", "identity")
+    assert family_from_name(trials, "probit").trials == "n"
+    around = CensoredFamily(family=TruncatedFamily(family="normal", lower=1.0), status="s")
+    found = family_from_name(around, "log")
+    assert found.links[0] == found.family.family.links[0] == "log"
+    assert (found.status, found.family.lower) == ("s", 1.0)
+    categorical = CategoricalFamily()
+    assert family_from_name(categorical, "logit") is categorical
+    for family, link in ((PoissonFamily(), "identity"), (around, "probit"), (categorical, "log")):
+        with pytest.raises(InputError, match="link of"):
+            family_from_name(family, link)
+    custom = Custom(lambda y, mu: -((y - mu) ** 2), parameters=("mu",), links=("identity",))
+    for family in (custom, family_from_name("mixture(normal, student-t)")):
+        with pytest.raises(InputError, match="link: expected None for family"):
+            family_from_name(family, "log")
     with pytest.raises(InputError, match="weights"):
         NormalFamily().check_targets((torch.zeros(2), torch.tensor([1.0, -1.0])))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -15,6 +17,7 @@ from subbayes.likelihoods.families import (
     TruncatedFamily,
     WeibullFamily,
 )
+from subbayes.semistructured import LKJ
 from subbayes.semistructured.response_terms import read_response_terms
 
 SAMPLING = Sampling(draws=40, chains=2, warmup=20, seed=1, progress=False)
@@ -168,12 +171,33 @@ def test_arguments_are_no_terms_of_the_response(tmp_path):
     assert found.family == trials.specification.family
 
 
+def test_priors_of_groups_that_are_gone_are_left_out():
+    frame = rows().assign(g=lambda f: np.arange(len(f)) % 4)
+    given = {"cor(g)": LKJ(2), "sd(g)": 1.0, "sd": 2.0, "Intercept": 3.0}
+    model = SemiStructuredRegression("y ~ x + (1 + x | g)", priors=given).fit(
+        frame, sampling=SAMPLING
+    )
+    with pytest.warns(UserWarning, match=r"the priors of 'cor\(g\)' are left out"):
+        fewer = model.update("~ . - (1 + x | g) + (1 | g)", sampling=SAMPLING)
+    assert set(fewer.specification.priors) == set(given) - {"cor(g)"}
+    with pytest.warns(UserWarning, match=r"the priors of 'sd\(g\)', 'sd' are left out"):
+        none = fewer.update("~ . - (1 | g)", sampling=SAMPLING)
+    assert set(none.specification.priors) == {"Intercept"}
+
+
 def test_an_update_may_have_priors_of_its_own():
     frame = rows()
     model = SemiStructuredRegression("y ~ x + w", priors={"x": 0.1}).fit(frame, sampling=SAMPLING)
-    with pytest.raises(InputError, match="priors: expected names of terms"):
-        model.update("~ . - x")
-    assert model.update("~ . - x", priors={}).specification.priors == {}
+    with pytest.warns(UserWarning, match="the priors of 'x' are left out, as the new formula"):
+        smaller = model.update("~ . - x", sampling=SAMPLING)
+    assert smaller.specification.priors == smaller.state.model.specification.priors == {}
+    assert smaller.update("~ . + x", sampling=SAMPLING).specification.priors == {}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "the priors of")
+        assert model.update("~ . - w", sampling=SAMPLING).specification.priors == {"x": 0.1}
+        assert model.update("~ . - x", priors={}).specification.priors == {}
+    with pytest.raises(InputError, match="priors: expected names of terms: .*, got 'z'"):
+        model.update("~ . - x", priors={"z": 1.0})
     assert model.update(priors={"w": 0.2}).specification.priors == {"w": 0.2}
     assert model.specification.priors == {"x": 0.1}
 

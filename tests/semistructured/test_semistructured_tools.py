@@ -674,6 +674,50 @@ def test_the_legend_of_classes_covers_no_interval():
     assert all(tick == round(tick) for tick in ax.get_xticks())
 
 
+def test_predictive_checks_of_classes_have_their_names():
+    frame = pd.DataFrame({"x": np.arange(12.0), "y": list("aabcab") * 2})
+    model = SemiStructuredRegression("y ~ x", family="categorical").fit(frame, sampling=SAMPLING)
+    replicates = model.posterior_predictive()
+    found = replicates.statistics()
+    assert found.index.tolist() == ["share of a", "share of b", "share of c"]
+    np.testing.assert_allclose(found["data"], [1 / 2, 1 / 3, 1 / 6])
+    shares = (replicates.draws == 1).mean(1)
+    np.testing.assert_allclose(found.loc["share of b", "95%"], np.quantile(shares, 0.95))
+    assert [tick.get_text() for tick in predictive_check(replicates).get_xticklabels()] == [*"abc"]
+
+
+@pytest.mark.parametrize("dtype", ["boolean", "bool[pyarrow]"])
+def test_booleans_of_pandas_are_levels(dtype):
+    rng = np.random.default_rng(0)
+    rows = pd.DataFrame(rng.normal(size=(60, 3)), columns=["x", "z", "y"])
+    plain = rows.assign(b=rng.random(60) < 0.5)
+    other = plain.assign(b=pd.array(plain["b"]).astype(dtype))
+    for formula in (
+        "y ~ s(x, by=b)",
+        "y ~ te(x, z, by=b, k=4)",
+        "y ~ C(b) + s(x, by=b)",
+        "y ~ b*x",
+    ):
+        a, b = (
+            SemiStructuredRegression(formula).specification.prepare(frame, None)
+            for frame in (plain, other)
+        )
+        assert a.design.names == b.design.names
+        np.testing.assert_array_equal(*(m.design.matrix(m.frame)[0] for m in (a, b)))
+    model = SemiStructuredRegression("y ~ x + b").fit(other, sampling=SAMPLING)
+    assert model.conditional_effect("x", by="b").groups == (False, True)
+    with pytest.raises(InputError, match="variable: .* column of numbers.* got"):
+        model.marginal_slopes("b")
+
+
+def test_effects_of_one_column_at_the_rows_of_a_data_frame(model, frame):
+    rows = pd.DataFrame({"x": [0.0, 1.0], "other": [1, 2]})
+    found, expected = model.effect("x", rows), model.effect("x", [0.0, 1.0])
+    np.testing.assert_array_equal(found.draws, expected.draws)
+    with pytest.raises(InputError, match="expected column 'x'|columns"):
+        model.effect("x", rows[["other"]])
+
+
 def test_conditional_effects_of_classes_name_the_class():
     frame = pd.DataFrame({"x": np.arange(12.0), "y": list("aabbab") * 2})
     model = SemiStructuredRegression("y ~ x", family="bernoulli")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 from subbayes.likelihoods.families.base import LINKS, CommonParameters, Family
@@ -155,7 +155,7 @@ def family_from_name(family: str | Family, link: str | None = None) -> Family:
         ('mu1', 'sigma1', 'mu2', 'sigma2', 'nu2', 'theta')
     """
     if isinstance(family, Family):
-        return family
+        return family if link is None else _with_link(family, link)
     if not isinstance(family, str):
         fail_type("family", "a name or a Family", family)
     mixture = _MIXTURE.fullmatch(family.strip())
@@ -190,6 +190,22 @@ def family_from_name(family: str | Family, link: str | None = None) -> Family:
         check_choice(f"link of family {name!r}", link, kind.allowed["mu"])
         options["links"] = (link, *(links[0] for links in list(kind.allowed.values())[1:]))
     return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in options.items()})
+
+
+def _with_link(family: Family, link: str) -> Family:
+    """A family with another link of its location."""
+    if isinstance(family, (CensoredFamily, TruncatedFamily)):
+        return replace(family, family=_with_link(family.family, link))
+    if isinstance(family, (Custom, MixtureFamily)):
+        remedy = "Pass links to Custom, or to the families of a mixture"
+        fail("link", f"None for family {family.label!r}, which has its own", repr(link), remedy)
+    if isinstance(family, OrdinalFamily):
+        return replace(family, cumulative=link)
+    if isinstance(family, CategoricalFamily):
+        check_choice(f"link of family {family.label!r}", link, ("logit",))
+        return family
+    check_choice(f"link of family {family.label!r}", link, family.allowed[family.parameters[0]])
+    return replace(family, links=(link, *family.links[1:]))
 
 
 def _one_link(given: str | None, own: Any) -> str:

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from subbayes.likelihoods.base import Evaluations, Moments, column
+from subbayes.likelihoods.base import Evaluations, Moments, column, target_values
 from subbayes.likelihoods.families.base import LINKS, Family, moment
 from subbayes.likelihoods.families.incomplete_integrals import (
     beta_log_tails,
@@ -32,12 +32,13 @@ from subbayes.likelihoods.families.tails import (
     normal_log_tails,
     truncated_normal_moments,
 )
-from subbayes.utils.types import Outputs
+from subbayes.utils.types import Outputs, Targets
 
 __all__ = ["BetaFamily", "GammaFamily", "NormalFamily"]
 
 _LOG_2PI = math.log(2 * math.pi)
 _SMALL_SHAPE = 0.5
+_OUTLYING = 100  # standard deviations of a normal response from the others
 
 
 @dataclass(frozen=True, repr=False)
@@ -79,6 +80,22 @@ class NormalFamily(Family):
     def allows(self, y: Tensor) -> Tensor:
         """Finite numbers."""
         return torch.isfinite(y)
+
+    def target_warnings(self, y: Targets) -> list[str]:
+        """A line for the response that is farthest from the others, if it sets the fit alone."""
+        value = target_values(y)
+        distance = (value - value.median()).abs()
+        spread = float(distance.median()) / 0.6745  # the standard deviation of normal responses
+        row = int(distance.argmax())
+        away = float(distance[row]) / spread if spread > 0 else 0.0
+        if away < _OUTLYING:
+            return []
+        return [
+            f"the response of row {row}, {float(value[row]):.4g}, is {away:.0f} standard "
+            "deviations from the others (judged by their median distance), so that it may set the "
+            "effects and sigma alone: check it, leave the row out, or choose family='student-t'; "
+            "loo() says which rows pull"
+        ]
 
     def variance(self, outputs: Outputs) -> Moments:
         """The variance."""

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from subbayes.semistructured.formula_checks import check_levels
+from subbayes.semistructured.formula_checks import check_levels, has_numbers
 from subbayes.semistructured.terms.calls import Call
 from subbayes.semistructured.terms.law import Hyperparameter, Law, LearnedTerm, Priors, WrittenTerm
 from subbayes.utils.checks import fail
@@ -81,7 +81,7 @@ def _values(argument: str, call: Call, column: pd.Series) -> Sequence[Any]:
     if isinstance(column.dtype, pd.CategoricalDtype):
         if column.cat.ordered:
             return list(column.cat.remove_unused_categories().cat.categories)
-    elif pd.api.types.is_numeric_dtype(column.dtype) and column.dtype != bool:
+    elif has_numbers(column):
         present = column.dropna().to_numpy(dtype=np.float64)
         if np.isfinite(present).all() and (present == present.round()).all() and len(present):
             low, high = int(present.min()), int(present.max())

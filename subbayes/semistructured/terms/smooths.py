@@ -30,7 +30,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
-from subbayes.semistructured.formula_checks import levels_of
+from subbayes.semistructured.formula_checks import has_numbers, levels_of
 from subbayes.semistructured.terms.bases import Basis, Cubic, basis_of
 from subbayes.semistructured.terms.calls import Call
 from subbayes.semistructured.terms.law import BlockLaw, Hyperparameter, LearnedTerm, WrittenTerm
@@ -114,7 +114,7 @@ class SmoothTerm(WrittenTerm):
         """Columns of the full tensor product, for each level of a factor."""
         size = int(np.prod([k for _, _, k in self.margins]))
         by = self.call.by
-        return size if by is None or _is_number(frame[by]) else size * frame[by].nunique()
+        return size if by is None or has_numbers(frame[by]) else size * frame[by].nunique()
 
     def check(self, argument: str, frame: pd.DataFrame) -> tuple[str, ...]:
         """Check the options, and that columns are numbers."""
@@ -132,7 +132,7 @@ class SmoothTerm(WrittenTerm):
         if "k" in call.options and "df" in call.options:
             fail(argument, "k= or df=", repr(call.text), "Leave one out")
         for name in call.columns:
-            if name in frame and not _is_number(frame[name]):
+            if name in frame and not has_numbers(frame[name]):
                 got = f"{name!r} of dtype {frame[name].dtype} in {call.text!r}"
                 fail(argument, "columns of numbers in smooths", got, "Use C(...) or re(...)")
         return call.columns + (() if call.by is None else (call.by,))
@@ -161,7 +161,7 @@ class SmoothTerm(WrittenTerm):
             margins = tuple(Margin.of(b, x[rows], centred) for b, x in parts)
             return SmoothColumns.of(self, prefix, margins, frame, level)
 
-        if call.by is None or _is_number(frame[call.by]):
+        if call.by is None or has_numbers(frame[call.by]):
             return [learned(None, every)]
         levels = levels_of(frame[call.by])
         self._check_levels(argument, frame, levels)
@@ -185,10 +185,6 @@ class SmoothTerm(WrittenTerm):
 def _has_level(call: Call, level: Any) -> bool:
     """Whether the level of a varying coefficient is free; `ti` has no main effect of its factor."""
     return call.by is not None and level is None and call.function != "ti"
-
-
-def _is_number(values: pd.Series) -> bool:
-    return pd.api.types.is_numeric_dtype(values.dtype) and values.dtype != bool
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
-from subbayes.semistructured.formula_checks import levels_of
+from subbayes.semistructured.formula_checks import has_numbers, levels_of
 from subbayes.semistructured.summary import central
 from subbayes.semistructured.tools.conditional import Conditional
 from subbayes.utils.checks import check_choice, fail
@@ -168,7 +168,7 @@ def marginal_slopes(
     check_choice("variable", variable, tuple(map(str, frame.columns)))
     rows = rows_to_average(frame)
     column = rows[variable]
-    if not pd.api.types.is_numeric_dtype(column) or column.dtype == bool:
+    if not has_numbers(column):
         got = f"dtype {column.dtype}"
         fail("variable", "a column of numbers", got, "Use contrast or marginal_means for levels")
     x = column.to_numpy(dtype=np.float64)

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
-from subbayes.semistructured.formula_checks import levels_of
+from subbayes.semistructured.formula_checks import has_numbers, levels_of
 from subbayes.semistructured.summary import beside_statistics, central
 from subbayes.utils.checks import check_choice
 
@@ -96,7 +96,7 @@ def typical_values(
     found = {}
     for name in columns:
         column = frame[name]
-        if _is_number(column) and name not in by_level:
+        if has_numbers(column) and name not in by_level:
             w = None if weights is None else frame[weights]
             found[name] = float(np.average(column, weights=w))
         elif weights is None:
@@ -105,10 +105,6 @@ def typical_values(
             counts = frame[weights].groupby(column, observed=True).sum()
             found[name] = counts.index.tolist()[counts.argmax()]
     return found
-
-
-def _is_number(column: pd.Series) -> bool:
-    return pd.api.types.is_numeric_dtype(column) and column.dtype != bool
 
 
 def conditional_effect(
@@ -127,7 +123,7 @@ def conditional_effect(
     """
     check_choice("variable", variable, tuple(columns))
     observed = frame[variable]
-    number = _is_number(observed) and variable not in by_level
+    number = has_numbers(observed) and variable not in by_level
     x = (
         np.linspace(observed.min(), observed.max(), _POINTS)
         if number
@@ -137,7 +133,7 @@ def conditional_effect(
     if by is not None:
         check_choice("by", by, tuple(name for name in columns if name != variable))
         other = frame[by]
-        number = pd.api.types.is_numeric_dtype(other) and by not in by_level
+        number = has_numbers(other) and by not in by_level
         if number and other.nunique() > 5:
             groups = np.quantile(other, [0.1, 0.5, 0.9]).tolist()
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,6 +37,7 @@ class Replicates:
             beyond their bounds, given the parameters of each replicate, shape (S, n); None for
             others. They are comparable with replicates, which are not censored.
         n_censored: how many are.
+        labels: the classes that the responses 0, 1, ... stand for; empty for others.
     """
 
     y: Num[np.ndarray, "n"]
@@ -44,6 +46,7 @@ class Replicates:
     source: str
     completed: Num[np.ndarray, "S n"] | None = None
     n_censored: int = 0
+    labels: tuple[Any, ...] = ()
 
     def __repr__(self) -> str:
         censored = f", {self.n_censored} censored" if self.n_censored else ""
@@ -72,6 +75,8 @@ class Replicates:
     def statistics(self) -> pd.DataFrame:
         """Mean, sd, least, largest and share of zeros: of the data, and central 90 % of draws.
 
+        Of classes with labels it is the share of each.
+
         Censored responses of the data are drawn given what is known of them and the parameters of
         each replicate, since replicates are not censored; `data` is then the average over draws.
         The name of the index says so. What is censored agrees with the model by construction.
@@ -95,6 +100,10 @@ class Replicates:
             "max": lambda a: a.max(-1),
             "zeros": lambda a: (a == 0).mean(-1),
         }
+        if self.labels:
+            functions = {
+                f"share of {label}": partial(_share, k) for k, label in enumerate(self.labels)
+            }
         for name, function in functions.items():
             own, others = function(data), function(draws)
             low, high = np.quantile(others, [0.05, 0.95]) if len(others) else (np.nan, np.nan)
@@ -102,6 +111,10 @@ class Replicates:
             found[name] = {"data": float(np.mean(own)), "5%": low, "95%": high, "p": above}
         censored = f" ({self.n_censored} censored responses drawn)" if self.n_censored else ""
         return pd.DataFrame.from_dict(found, orient="index").rename_axis(f"statistic{censored}")
+
+
+def _share(value: int, responses: Num[np.ndarray, "*S n"]) -> Any:
+    return (responses == value).mean(-1)
 
 
 def _scaled(function: Any, values: Num[np.ndarray, "*S n"]) -> Any:
@@ -157,4 +170,5 @@ def replicate(
         assert values is not None
         censored = int((values[:, 1] != 0).sum())
         completed = complete_responses(family, outputs, values, generator).numpy()
-    return Replicates(y, drawn, family.kind, source, completed, censored)
+    labels = tuple(model.response.labels or ())
+    return Replicates(y, drawn, family.kind, source, completed, censored, labels)
