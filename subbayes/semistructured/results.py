@@ -190,8 +190,7 @@ class Results(AfterFit):
         Args:
             term: name of the term, or its variable if only one term reads it; or the name of a
                 network that reads columns.
-            values: values of the variable, or a data frame with its column; by default the
-                observed range, or all levels.
+            values: of the variable, or a data frame with it; by default its range or all levels.
             level: level of the interval.
             variable: the column that varies, for networks of several columns.
             n_draws: for networks, use at most this many evenly spaced draws.
