@@ -40,9 +40,12 @@ from subbayes.semistructured.given_coordinates import GivenCoordinates, with_fix
 from subbayes.semistructured.grouped_importance import GroupedImportance
 from subbayes.semistructured.independence_metropolis import independence_chains, independence_draws
 from subbayes.semistructured.proposals import (
+    MIDDLE_PILOT,
+    Distribution,
     Proposals,
     fitted_proposals,
     laplace_proposals,
+    mixture_around,
     pilot_generator,
 )
 from subbayes.utils.checks import fail
@@ -221,9 +224,16 @@ def _grouped_draws(
     grouped.start_near(whole(proposals.mean))
     rngs = [np.random.default_rng([sampling.seed, 13, c]) for c in range(sampling.chains)]
     pilot = [pilot_generator()]
-    proposals, efficiency = proposals.adapted(lambda h: grouped.estimate(whole(h), pilot), pilot[0])
+
+    def estimate(h: Float[np.ndarray, "S f"]) -> Float[np.ndarray, "S"]:
+        return grouped.estimate(whole(h), pilot)
+
+    one, efficiency = proposals.adapted(estimate, pilot[0])
+    fitted: Distribution = one
+    if one.has_large_weights(estimate):
+        fitted, efficiency = mixture_around(one, efficiency, estimate, pilot[0], MIDDLE_PILOT)
     found = independence_chains(
-        lambda h: grouped.estimate(whole(h), rngs), proposals, sampling, _MOST_REPEATS, efficiency
+        lambda h: grouped.estimate(whole(h), rngs), fitted, sampling, _MOST_REPEATS, efficiency
     )
     if found is None:
         return None

@@ -19,6 +19,7 @@ from jaxtyping import Float
 
 __all__ = [
     "LARGE_PILOT",
+    "MIDDLE_PILOT",
     "PILOT",
     "Distribution",
     "LogDensity",
@@ -26,6 +27,7 @@ __all__ = [
     "Proposals",
     "fitted_proposals",
     "laplace_proposals",
+    "mixture_around",
     "pilot",
     "pilot_generator",
     "standard_proposals",
@@ -36,10 +38,12 @@ LogDensity = Callable[[Float[np.ndarray, "S d"]], Float[np.ndarray, "S"]]
 _DF, _SHARE, _INFLATION = 5.0, 0.1, 1.5  # of the t distribution
 PILOT, _ROUNDS = 400, 4
 LARGE_PILOT, _MORE_ROUNDS = 6400, 10  # where the target is cheap
+MIDDLE_PILOT = 3200  # of a mixture where it is not
 _ENOUGH = 0.5  # efficiency with which few rounds end
 _GOOD = 0.93  # efficiency with which one component is enough
 _LEAST_TO_REFIT = 8.0  # effective draws a coordinate from which moments are estimated
 _PILOT_SEED = 11  # of all pilots: which sampler is used does not depend on the seed of the draws
+_FAR, _CENTRES, _LARGE_WEIGHT = 4.0, 16, 8.0  # standard deviations; evaluations of an estimate
 _STEP = 1e-3  # of differences
 _MAX_STEPS = 60
 _COMPONENTS, _MIXTURES, _ITERATIONS = 4, 3, 20
@@ -94,6 +98,20 @@ class Proposals:
     def log_det(self) -> float:
         """Log determinant of L."""
         return float(np.log(np.abs(np.diag(self.factor))).sum())
+
+    def has_large_weights(self, target: LogDensity) -> bool:
+        """Whether weights far out on an axis are large beside those at the mean.
+
+        Chains stay at such proposals for long, and draws of the pilot hardly ever reach them.
+        """
+        steps = _FAR * self.factor.T
+        z = np.concatenate(
+            [np.tile(self.mean, (_CENTRES, 1)), self.mean + steps, self.mean - steps]
+        )
+        squares = np.repeat([0.0, _FAR**2], [_CENTRES, 2 * len(steps)])
+        log_w = target(z) - _standard_log_density(squares, len(steps))
+        centre = np.logaddexp.reduce(log_w[:_CENTRES]) - math.log(_CENTRES)
+        return bool((log_w[_CENTRES:] - centre > math.log(_LARGE_WEIGHT)).any())
 
     def adapted(
         self, target: LogDensity, rng: np.random.Generator, most: int = PILOT
@@ -238,18 +256,36 @@ def fitted_proposals(
     One component around the mode, or a mixture where that does not fit well.
     """
     rng = pilot_generator()
-    one, best = laplace_proposals(target, start).adapted(target, rng, LARGE_PILOT)
-    if best >= _GOOD:
-        return one, best
+    one, efficiency = laplace_proposals(target, start).adapted(target, rng, LARGE_PILOT)
+    return mixture_around(one, efficiency, target, rng, LARGE_PILOT)
+
+
+def mixture_around(
+    one: Proposals, efficiency: float, target: LogDensity, rng: np.random.Generator, size: int
+) -> tuple[Distribution, float]:
+    """A mixture of several components where one does not fit well, and its efficiency.
+
+    Weights far out on one side of a skewed target are large, and chains stay there for long, also
+    where the efficiency of one component is 0.8.
+
+    Args:
+        one: the component.
+        efficiency: of its weights.
+        target: log density up to a constant, or the logarithm of an unbiased estimate.
+        rng: random numbers.
+        size: draws to which a mixture is fitted.
+    """
     found: Distribution = one
-    mixture = Mixture(np.ones(1), (one,))
+    best, mixture = efficiency, Mixture(np.ones(1), (one,))
     for step in range(_MIXTURES):
-        z, log_w, efficiency = pilot(mixture, target, rng, LARGE_PILOT)
+        if best >= _GOOD:
+            break
+        z, log_w, efficiency = pilot(mixture, target, rng, size)
         if step and efficiency > best:
             found, best = mixture, efficiency
         if best >= _GOOD or step == _MIXTURES - 1:
             break
-        least = _LEAST_TO_REFIT * _COMPONENTS * len(start)
+        least = _LEAST_TO_REFIT * _COMPONENTS * z.shape[1]
         try:
             mixture = Mixture.of_draws(z, _tempered_weights(log_w, least), rng)
         except np.linalg.LinAlgError:

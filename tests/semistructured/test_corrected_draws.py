@@ -15,6 +15,7 @@ from subbayes.semistructured.proposals import (
     Proposals,
     fitted_proposals,
     laplace_proposals,
+    mixture_around,
     pilot,
     pilot_generator,
 )
@@ -260,6 +261,35 @@ def test_one_component_is_enough_for_a_normal_density():
     found, efficiency = fitted_proposals(lambda z: -0.5 * np.square(z - 2).sum(1), np.zeros(3))
     assert isinstance(found, Proposals)
     assert efficiency > 0.93
+
+
+def test_large_weights_far_out_are_found_where_a_pilot_has_none():
+    def skewed(z):
+        return (z[:, 0] - np.exp(z[:, 0]) - np.square(z[:, 1])) / 2
+
+    rng = np.random.default_rng(0)
+    one, efficiency = laplace_proposals(skewed, np.zeros(2)).adapted(skewed, rng)
+    assert efficiency > 0.8
+    assert one.has_large_weights(skewed)
+    mixed, better = mixture_around(one, efficiency, skewed, rng, 3200)
+    assert better > efficiency
+    far = one.mean[None] - 4 * one.factor[None, :, 0]
+    weights = []
+    for found in (Mixture(np.ones(1), (one,)), mixed):
+        average = np.exp(pilot(found, skewed, np.random.default_rng(1), 50_000)[1]).mean()
+        weights.append(np.exp(skewed(far) - found.log_density(far))[0] / average)
+    assert weights[0] > 8
+    assert weights[1] < 0.5 * weights[0]
+
+    def normal(z):
+        return -0.5 * np.square(z - 1).sum(1)
+
+    assert not laplace_proposals(normal, np.zeros(3)).has_large_weights(normal)
+
+    def partly(z):
+        return np.where(z[:, 0] < 3, normal(z), np.nan)
+
+    assert not laplace_proposals(normal, np.zeros(3)).has_large_weights(partly)
 
 
 def test_too_many_coordinates_are_left_to_other_samplers():

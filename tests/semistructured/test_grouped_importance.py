@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from scipy import stats
 
 from subbayes.inference import Sampling
 from subbayes.semistructured import SemiStructuredRegression
@@ -110,6 +111,36 @@ def test_groups_that_share_rows_are_not_integrated_out():
     frame["s"] = frame.g + 0.5
     shared = prepared("c ~ x + gp(s, k=5)", "poisson", frame)
     assert GroupedImportance.groups_of(shared.effects_likelihood) is None
+
+
+def test_few_rows_of_each_group_agree_with_quadrature_and_mix():
+    """The logarithm of a standard deviation that may be 0 has a long tail on one side."""
+    rng = np.random.default_rng(4)
+    g = np.repeat(np.arange(15), 6)
+    b = rng.binomial(1, 1 / (1 + np.exp(0.3 - rng.normal(0, 0.7, 15)[g])))
+    frame = pd.DataFrame({"g": g.astype(str), "b": b})
+    priors = {"Intercept": 1.5, "sd(g)": stats.halfnorm(scale=1.0)}
+    model = SemiStructuredRegression("b ~ (1 | g)", family="bernoulli", priors=priors)
+    model.fit(frame, sampling=Sampling(draws=1000, chains=4, progress=False))
+    assert model.draws.meta["integrated_out"] == "groups"
+    found = model.summary(groups=False)
+    assert (found["ess_tail"] > 800).all()  # 113 to 430 in such data with one component
+
+    level, tau = np.meshgrid(np.linspace(-4, 4, 161), np.linspace(1e-4, 6, 600), indexing="ij")
+    x, weight = np.polynomial.hermite_e.hermegauss(60)
+    p = 1 / (1 + np.exp(-(level[..., None] + tau[..., None] * x)))
+    log_p = -0.5 * (level / 1.5) ** 2 - 0.5 * tau**2
+    for count in frame.groupby("g").b.sum():
+        log_p += np.log((p**count * (1 - p) ** (6 - count)) @ weight)
+    mass = np.exp(log_p - log_p.max())
+    mass /= mass.sum()
+    points = np.stack([level.ravel(), tau.ravel()])
+    mean, cov = points @ mass.ravel(), np.cov(points, aweights=mass.ravel(), ddof=0)
+    error = np.sqrt(np.diag(cov) / found["ess_bulk"])
+    assert (np.abs(found["mean"] - mean) < 4 * error).all()
+    effects = model.effects()
+    drawn = np.cov(np.stack([effects[name].reshape(-1) for name in found.index]))
+    np.testing.assert_allclose(drawn, cov, atol=0.02)
 
 
 @pytest.mark.slow
