@@ -67,7 +67,13 @@ _Runs = Callable[[tuple[int, ...]], Iterator[Record]]
 
 
 def run_dataset(
-    name: str, splits: int, data_dir: str | None, folder: str, plan: Plan, say: Say = print
+    name: str,
+    splits: int,
+    data_dir: str | None,
+    folder: str,
+    plan: Plan,
+    further: bool = False,
+    say: Say = print,
 ) -> list[Record]:
     """Return the records of the splits of a data set, computing those that are missing.
 
@@ -77,11 +83,12 @@ def run_dataset(
         data_dir: folder of the data.
         folder: folder of the records.
         plan: settings.
+        further: deep ensembles, curves and NUTS too.
         say: prints a line.
     """
     X, y, masks = load_uci(name, data_dir)
     check_count("splits", splits)
-    return run_table(name, X, y, masks[:splits], masks, folder, plan, say)
+    return run_table(name, X, y, masks[:splits], masks, folder, plan, say, further)
 
 
 def run_table(
@@ -93,6 +100,7 @@ def run_table(
     folder: str,
     plan: Plan,
     say: Say,
+    further: bool = False,
 ) -> list[Record]:
     """Do the work of `run_dataset` on arrays: X (n, d), y (n,), and test masks (splits, n)."""
     torch.set_num_threads(1)
@@ -121,8 +129,14 @@ def run_table(
         VI_FIXED,
         lambda missing: _run_vi(missing, phases, choice, temperature),
     )
+    found = [
+        record | {"methods": record["methods"] | fit["methods"], "vi": fit["vi"]}
+        for record, fit in zip(records, fits, strict=True)
+    ]
+    if not further:
+        return found
     on_curve = select("curve")
-    further = of_splits(
+    others = of_splits(
         "further-",
         pca
         | {"ends": dataclasses.asdict(choice.sgd)}
@@ -131,10 +145,8 @@ def run_table(
         lambda missing: run_further(missing, phases, choice, on_curve),
     )
     return [
-        record
-        | {"methods": record["methods"] | fit["methods"] | more["methods"]}
-        | {"vi": fit["vi"], "further": more}
-        for record, fit, more in zip(records, fits, further, strict=True)
+        record | {"methods": record["methods"] | other["methods"], "further": other}
+        for record, other in zip(found, others, strict=True)
     ]
 
 
@@ -256,14 +268,27 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--workers", type=int, default=1, help="number of data sets run in parallel"
     )
+    parser.add_argument(
+        "--further",
+        default="",
+        help="data sets with deep ensembles, curves and NUTS too, separated by commas",
+    )
     add_write_option(parser)
 
 
 def run(options: argparse.Namespace, say: Say) -> Record:
     """Compute the missing records and print the tables; return a summary."""
     names = split_names(options.datasets, DATASETS)
+    further = split_names(options.further, names, "further") if options.further else ()
     jobs = [
-        (name, options.splits, options.data_dir, options.results, PLANS.get(name, Plan()))
+        (
+            name,
+            options.splits,
+            options.data_dir,
+            options.results,
+            PLANS.get(name, Plan()),
+            name in further,
+        )
         for name in names
     ]
     if options.workers == 1:

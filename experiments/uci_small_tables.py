@@ -114,9 +114,11 @@ def _settings(found: Found) -> str:
     return markdown_table(head, rows, SETTINGS_TITLE)
 
 
-def _further_settings(found: Found) -> str:
+def _further_settings(found: Found) -> list[str]:
     rows = []
     for name, records in found.items():
+        if "further" not in records[0]:
+            continue
         further = [r["further"] for r in records]
         row = [name, f"{further[0]['curve_temperature']:g}"]
         chains = records[0]["plan"]["chains"]
@@ -143,7 +145,7 @@ def _further_settings(found: Found) -> str:
         "its draws",
         "NUTS",
     )
-    return markdown_table(head, rows, FURTHER_TITLE)
+    return [markdown_table(head, rows, FURTHER_TITLE)] if rows else []
 
 
 def _phase(base: Record) -> str:
@@ -165,7 +167,7 @@ def markdown(found: Found) -> str:
         TITLES,
         head,
         _cells,
-        "\n\n".join([_settings(found), _further_settings(found)]),
+        "\n\n".join([_settings(found), *_further_settings(found)]),
         digits=lambda score, name: 5 if (score, name) == ("rmse", "naval") else 3,
         methods=METHODS + FURTHER,
     )

@@ -59,7 +59,7 @@ def page(
         cells: returns these columns from score, data set, method, our figure and number of splits.
         settings: the last table.
         digits: decimals of our figures, from score and data set.
-        methods: rows of each data set.
+        methods: rows of each data set, where there are records.
     """
     counts = ", ".join(f"{name} {len(records)}" for name, records in found.items())
     parts = [f"Splits: {counts}. Mean ± standard deviation over splits."]
@@ -67,7 +67,7 @@ def page(
         mixture = score == "log_likelihood"
         rows = []
         for name, records in found.items():
-            for method in methods:
+            for method in (m for m in methods if m in records[0]["methods"]):
                 ours = mean_and_deviation(values(records, method, score))
                 paper, *further = cells(score, name, method, ours, len(records))
                 row = [name, method, paper, with_deviation(*ours, digits(score, name))]

@@ -219,7 +219,9 @@ def test_a_run_resumes_and_a_finished_run_computes_nothing(diabetes, tmp_path, m
     X, y, masks = diabetes
 
     def go(splits):
-        return uci_small.run_table("yacht", X, y, masks[:splits], masks, str(tmp_path), TINY, quiet)
+        return uci_small.run_table(
+            "yacht", X, y, masks[:splits], masks, str(tmp_path), TINY, quiet, True
+        )
 
     first = go(1)
     both = go(2)
@@ -242,9 +244,7 @@ def test_changed_settings_give_new_records(diabetes, tmp_path):
     for plan in (TINY, dataclasses.replace(TINY, draws=12)):
         uci_small.run_table("yacht", X, y, masks[:1], masks, str(tmp_path), plan, quiet)
     kinds = [r["kind"] for r in Store(tmp_path / "yacht.json").records.values()]
-    assert sorted(kinds) == [
-        "curve", *["further-split"] * 2, "path", *["split"] * 2, "training", "vi", "vi-split"
-    ]  # fmt: skip
+    assert sorted(kinds) == ["path", "split", "split", "training", "vi", "vi-split"]
 
 
 @pytest.mark.slow
@@ -456,6 +456,12 @@ def test_tables_are_written_between_the_marks_of_a_page(tmp_path):
     )
     write_between(page, "uci_small", uci_small_tables.markdown(found))
     assert page.read_text() == text
+    without = {k: v for k, v in record(-0.2).items() if k != "further"}
+    without["methods"] = {k: v for k, v in without["methods"].items() if k not in FURTHER}
+    both = uci_small_tables.markdown({"yacht": [record(-0.1)], "boston": [without]})
+    assert "| yacht | deep ensemble |" in both
+    assert "| boston | deep ensemble |" not in both
+    assert uci_small_tables.FURTHER_TITLE not in uci_small_tables.markdown({"yacht": [without]})
 
 
 def test_a_page_without_marks_is_refused(tmp_path):
@@ -492,6 +498,8 @@ def test_the_command_ends_with_one_json_line(diabetes, tmp_path, monkeypatch, ca
                 "yacht",
                 "--splits",
                 "2",
+                "--further",
+                "yacht",
                 "--json",
                 "--results",
                 str(tmp_path),
@@ -503,6 +511,7 @@ def test_the_command_ends_with_one_json_line(diabetes, tmp_path, monkeypatch, ca
     said = json.loads(line)
     assert said["name"] == "uci_small"
     assert said["results"]["yacht"]["splits"] == 2
+    assert set(FURTHER) < set(said["results"]["yacht"]["methods"])
 
 
 def test_an_unknown_data_set_gives_a_one_line_error(capsys, tmp_path):
