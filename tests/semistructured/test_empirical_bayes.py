@@ -182,7 +182,7 @@ def test_a_file_that_names_the_other_method_is_refused(tmp_path, smooth):
 
 
 def routes(monkeypatch, fit):
-    """Draws of one model by proposals of all coordinates, of those beside groups, and by NUTS."""
+    """Draws of one model by corrected proposals, by proposals beside groups, and by NUTS."""
     found, maximum, known = {}, effects_sampling.reml_of_rows, []
 
     def once(*given):
@@ -191,7 +191,7 @@ def routes(monkeypatch, fit):
 
     monkeypatch.setattr(effects_sampling, "reml_of_rows", once)
     found["all"] = fit()
-    monkeypatch.setattr(effects_sampling, "_MOST_COORDINATES", 0)
+    monkeypatch.setattr(effects_sampling, "_corrected_draws", lambda *_: None)
     found["groups"] = fit()
     monkeypatch.setattr(effects_sampling, "_MOST_BESIDE_GROUPS", -1)
     found["nuts"] = fit()
