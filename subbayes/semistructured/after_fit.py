@@ -196,37 +196,46 @@ class AfterFit:
         levels: Iterable[Any] | None = None,
         *,
         data: pd.DataFrame | None = None,
+        comparison: str = "difference",
         scale: str = "response",
         level: float = 0.95,
         n_draws: int = 1000,
         weights: str | None = None,
         category: Any = None,
     ) -> Averages:
-        """Differences of marginal means between levels of a column.
+        """Differences or ratios of marginal means between levels of a column.
 
         It uses 1000 evenly spaced draws by default, where `summary` and `hypothesis` use all of
         them. Its intervals are central, and those of `summary` have the highest density.
 
         Args:
             variable: the column.
-            levels: pairs (a, b), for a minus b; by default each level minus the first one.
+            levels: pairs (a, b), a compared with b; by default each level with the first one.
             data: as for `marginal_means`, as are the other arguments.
+            comparison: "difference", "ratio", such as a relative risk or a ratio of rates, or
+                "odds ratio", of probabilities; ratios are those of the means over rows.
             scale: "response" or "link".
             level: level of the central intervals.
             n_draws: use at most this many evenly spaced draws.
             weights: column that says how many times a row counts; by default that of the fit for
                 its rows, and 1 for those of `data`.
             category: as for `marginal_means`.
+
+        Raises:
+            InputError: levels that do not exist, or ratios of means that are not positive.
         """
         check_fraction("level", level)
+        if scale == "link" and comparison != "difference":
+            remedy = "Ratios are those of means: leave scale at 'response'"
+            fail("comparison", "'difference' for scale='link'", repr(comparison), remedy)
         self._check_column(variable)
         frame, weights = self._rows(data, weights)
         levels = None if levels is None else list(levels)
         pairs = [pair for pair in levels or () if isinstance(pair, tuple)]
         self._check_levels("levels", variable, [value for pair in pairs for value in pair])
         predict, by_level = self._quantity(scale, n_draws, category), self._has_levels(variable)
-        found = contrasts(predict, frame, variable, levels, level, weights, by_level)
-        return replace(found, quantity=f"difference, {self._quantity_name(scale, category)}")
+        found = contrasts(predict, frame, variable, levels, level, weights, by_level, comparison)
+        return replace(found, quantity=f"{comparison}, {self._quantity_name(scale, category)}")
 
     def marginal_slopes(
         self,

@@ -201,6 +201,52 @@ def test_marginal_means_and_contrasts_equal_averages_over_draws(model, frame):
     assert link.labels == ("b - a", "c - a")
 
 
+def test_ratios_are_those_of_means(model, frame):
+    """The model is of counts with a log link: ratios of rates are exp(effect)."""
+    found = model.contrast("g", comparison="ratio", n_draws=10_000)
+    b = np.exp(model.effects()["C(g)[T.b]"].reshape(-1))
+    np.testing.assert_allclose(found.draws[:, 0], b, rtol=1e-6)
+    assert found.labels == ("b / a", "c / a")
+    assert found.quantity == "ratio, mean of visits"
+    more = (found.draws > 1).mean(0)
+    np.testing.assert_allclose(found.table()["direction"], np.maximum(more, 1 - more))
+    slope = model.effects()["x"].reshape(-1)
+    along = model.contrast("x", [(1.0, 0.0)], comparison="ratio", n_draws=10_000)
+    np.testing.assert_allclose(along.draws[:, 0], np.exp(slope), rtol=1e-6)
+
+
+def test_odds_ratios_of_probabilities():
+    rng = np.random.default_rng(0)
+    rows = pd.DataFrame({"g": rng.choice(["a", "b"], 200), "x": rng.standard_normal(200)})
+    rows["y"] = (rng.random(200) < 1 / (1 + np.exp(-(rows["g"] == "b")))).astype(int)
+    settings = {"sampling": Sampling(draws=50, chains=2, seed=0, progress=False)}
+    fitted = SemiStructuredRegression("y ~ g", family="bernoulli").fit(rows, **settings)
+    found = fitted.contrast("g", comparison="odds ratio")
+    assert found.labels == ("odds(b) / odds(a)",)
+    expected = np.exp(fitted.effects()["g[T.b]"].reshape(-1))
+    np.testing.assert_allclose(found.draws[:, 0], expected, rtol=1e-6)
+    adjusted = SemiStructuredRegression("y ~ g + x", family="bernoulli").fit(rows, **settings)
+    p = adjusted.marginal_means("g").draws
+    odds = p / (1 - p)
+    found = adjusted.contrast("g", comparison="odds ratio").draws[:, 0]
+    np.testing.assert_allclose(found, odds[:, 1] / odds[:, 0], rtol=1e-12)
+
+
+def test_ratios_that_do_not_exist(model, frame):
+    with pytest.raises(InputError, match="comparison: expected one of .*'odds ratio'"):
+        model.contrast("g", comparison="quotient")
+    with pytest.raises(InputError, match="comparison: expected 'difference' for scale='link'"):
+        model.contrast("g", comparison="ratio", scale="link")
+    with pytest.raises(InputError, match="means below 1 for an odds ratio, got .*'ratio'"):
+        model.contrast("g", comparison="odds ratio")
+    rows = frame.assign(score=np.linspace(-1, 1, len(frame)))
+    normal = SemiStructuredRegression("score ~ g").fit(
+        rows, sampling=Sampling(draws=20, chains=2, progress=False)
+    )
+    with pytest.raises(InputError, match="means above 0 .*'ratio', got .*Compare by 'difference'"):
+        normal.contrast("g", comparison="ratio")
+
+
 def test_marginal_slopes_equal_derivatives(model, frame):
     own = {g: frame.loc[frame["g"] == g, "x"] for g in "abc"}
     slope = model.effects()["x"].reshape(-1, 1)

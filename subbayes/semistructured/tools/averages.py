@@ -1,8 +1,9 @@
 r"""Averages of predictions over rows: marginal means, contrasts of levels, and average slopes.
 
 A marginal mean is the prediction with a column set to one value in all rows, averaged over the
-rows, for each draw; a contrast is the difference of two of them (g-computation; Arel-Bundock,
-Greifer and Heiss 2024). They are quantities of the response, unlike coefficients behind a link.
+rows, for each draw; a contrast is the difference of two of them, their ratio or the ratio of their
+odds (g-computation; Arel-Bundock, Greifer and Heiss 2024). They are quantities of the response,
+unlike coefficients behind a link.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ Predict = Callable[[pd.DataFrame], Float[np.ndarray, "S n"]]
 _MOST_ROWS = 2000  # predicted in one call, evenly spaced ones of more
 _MOST_PRINTED = 60  # averages
 _STEP = 1e-3  # of a slope, in standard deviations of the column
+_COMPARISONS = {"difference": "{} - {}", "ratio": "{} / {}", "odds ratio": "odds({}) / odds({})"}
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,7 @@ class Averages:
         draws: shape (S, m).
         level: level of the intervals in the table.
         quantity: what is averaged, for figures.
+        null: the value without an effect, which the direction is away from.
     """
 
     name: str
@@ -47,10 +50,11 @@ class Averages:
     draws: Float[np.ndarray, "S m"]
     level: float
     quantity: str = "average"
+    null: float = 0.0
 
     def table(self) -> pd.DataFrame:
         """Mean, standard deviation, central interval and probability of direction."""
-        positive = (self.draws > 0).mean(0)
+        positive = (self.draws > self.null).mean(0)
         columns = {
             **central(self.draws, self.level),
             "direction": np.maximum(positive, 1 - positive),
@@ -141,8 +145,10 @@ def contrasts(
     level: float,
     weights: str | None = None,
     by_level: bool = False,
+    comparison: str = "difference",
 ) -> Averages:
-    """Differences of marginal means; see `AfterFit.contrast`."""
+    """Comparisons of marginal means; see `AfterFit.contrast`."""
+    check_choice("comparison", comparison, tuple(_COMPARISONS))
     if pairs is None:
         levels = values_of(variable, frame, None, by_level)
         pairs = [(value, levels[0]) for value in levels[1:]]
@@ -151,9 +157,28 @@ def contrasts(
     needed = list(dict.fromkeys(value for pair in pairs for value in pair))
     means = marginal_means(predict, frame, variable, needed, level, weights)
     place = {value: i for i, value in enumerate(needed)}
-    draws = [means.draws[:, place[a]] - means.draws[:, place[b]] for a, b in pairs]
-    labels = tuple(f"{a} - {b}" for a, b in pairs)
-    return Averages(variable, labels, np.stack(draws, 1), level)
+    first, second = (means.draws[:, [place[pair[i]] for pair in pairs]] for i in (0, 1))
+    labels = tuple(_COMPARISONS[comparison].format(a, b) for a, b in pairs)
+    if comparison == "difference":
+        return Averages(variable, labels, first - second, level)
+    _check_positive(means.draws, comparison)
+    if comparison == "odds ratio":
+        first, second = _odds(first), _odds(second)
+    return Averages(variable, labels, first / second, level, null=1.0)
+
+
+def _odds(means: Float[np.ndarray, "S m"]) -> Float[np.ndarray, "S m"]:
+    if means.max() >= 1:
+        got = f"means up to {means.max():.4g}"
+        fail("comparison", "means below 1 for an odds ratio", got, "Compare by 'ratio'")
+    return means / (1 - means)
+
+
+def _check_positive(means: Float[np.ndarray, "S m"], comparison: str) -> None:
+    if means.min() <= 0:
+        got = f"means down to {means.min():.4g}"
+        remedy = "Compare by 'difference'"
+        fail("comparison", f"means above 0 for a comparison by {comparison!r}", got, remedy)
 
 
 def marginal_slopes(
