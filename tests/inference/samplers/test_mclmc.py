@@ -223,7 +223,8 @@ def test_long_runs_agree_with_nuts(engine, options, density):
     assert (np.abs(difference / width).max(1) < limits).all()
     known = stats.norm(0, density.spread if isinstance(density, Funnel) else 1.0)
     np.testing.assert_allclose(np.quantile(found[:, 0], shares), known.ppf(shares), atol=0.12)
-    assert np.abs(np.corrcoef(found.T) - np.eye(density.rank)).max() < 0.1
+    ranks = stats.rankdata(found, axis=0)  # the funnel's squares have tails too heavy to average
+    assert np.abs(np.corrcoef(ranks.T) - np.eye(density.rank)).max() < 0.1
 
 
 def test_mams_of_a_funnel():
