@@ -262,6 +262,17 @@ def test_curvature_next_to_certainty_keeps_its_digits():
     assert bool((gap <= 1e-10 * found.norm(dim=(1, 2))).all())
 
 
+def test_roots_do_not_depend_on_the_rows_beside():
+    """Not by the root of the rounding of the eigenvalue 0, nor by signs of eigenvectors."""
+    outputs = 3 * torch.randn(50, 4, generator=torch.Generator().manual_seed(0)).double()
+    likelihood = Categorical(4)
+    root = curvature_root(likelihood, outputs, None)
+    each = torch.cat([curvature_root(likelihood, row[None], None) for row in outputs])
+    torch.testing.assert_close(each, root, rtol=0, atol=1e-14)
+    torch.testing.assert_close(root @ root, likelihood.curvature(outputs), rtol=0, atol=1e-14)
+    assert root.sum(-1).abs().max() < 1e-14  # constants change no probability
+
+
 def test_curvature_with_known_noise():
     scale = torch.tensor([0.5, 2.0], dtype=torch.float64)
     likelihood = Gaussian(noise="per-observation").with_noise(scale)
