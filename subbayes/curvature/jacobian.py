@@ -326,7 +326,7 @@ def check_covariance_memory(outputs: int) -> None:
 def curvature_root(
     likelihood: Likelihood, outputs: Float[Tensor, "n C"], y: Targets | None
 ) -> Float[Tensor, "n C C"]:
-    r"""The symmetric root R of the curvature of the likelihood, $\Lambda = R R^\top$, of each row.
+    r"""A root R of the curvature of the likelihood, $\Lambda = R R^\top$, for each row.
 
     Raises:
         InputError: a curvature that is not finite, or not positive semi-definite.
@@ -335,7 +335,7 @@ def curvature_root(
 
 
 def root_of(curvature: Float[Tensor, "*n C C"]) -> Float[Tensor, "*n C C"]:
-    """Symmetric roots of curvatures of a likelihood, see `curvature_root`."""
+    """Roots of curvatures of a likelihood, see `curvature_root`."""
     if not bool(torch.isfinite(curvature).all()):
         fail(
             "likelihood",
@@ -354,8 +354,6 @@ def root_of(curvature: Float[Tensor, "*n C C"]) -> Float[Tensor, "*n C C"]:
             f"an eigenvalue of {float(values.min()):.3g}",
             "Give the likelihood its expected curvature (the Fisher information)",
         )
-    # Rounding of a zero eigenvalue would be magnified by the square root, and signs of eigenvectors
-    # are arbitrary; the symmetric root without it is the same whatever the block of rows.
+    # The root would magnify the rounding of an eigenvalue 0, which depends on blocks of rows.
     negligible = values.shape[-1] * torch.finfo(values.dtype).eps * values[..., -1:]
-    values = values.where(values > negligible, 0)
-    return (vectors * values.sqrt().unsqueeze(-2)) @ vectors.mT
+    return vectors * values.where(values > negligible, 0).sqrt().unsqueeze(-2)
