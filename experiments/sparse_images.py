@@ -21,6 +21,8 @@ from experiments.uci import add_datasets_option, split_names
 from subbayes.utils.checks import check_count
 
 DATASETS = ("mnist", "fashion_mnist")
+_PLAN = Plan(early_epochs=200)  # of methods that learn their priors
+_LEARNED = {method for method in METHODS if method.startswith("LBBNN")}
 
 
 @lru_cache(1)
@@ -43,15 +45,23 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, say: Callable[..., None], plan: Plan | None = None) -> Record:
     """Compute the missing records, seed by seed and method by method, and print the tables."""
-    plan = sparse_networks.plan_of(options, Plan() if plan is None else plan)
+    plan = sparse_networks.plan_of(options, _PLAN if plan is None else plan)
+    fixed = replace(plan, early_epochs=Plan().early_epochs)  # has no effect there
     seeds = check_count("seeds", options.seeds)
     found: list[Record] = []
     for name in split_names(options.datasets, DATASETS):
-        own = replace(plan, densities=tuple(sparse_networks_tables.PRUNED[name]))
-        cases = [(name, method, seed) for seed in range(seeds) for method in options.methods]
-        found += sparse_networks.compute_records(
-            cases, lambda name, _: rows_of(name, options.data_dir), options, own, say
-        )
+        densities = tuple(sparse_networks_tables.PRUNED[name])
+        for own, methods in ((plan, _LEARNED), (fixed, METHODS.keys() - _LEARNED)):
+            cases = [
+                (name, m, seed) for seed in range(seeds) for m in options.methods if m in methods
+            ]
+            found += sparse_networks.compute_records(
+                cases,
+                lambda name, _: rows_of(name, options.data_dir),
+                options,
+                replace(own, densities=densities),
+                say,
+            )
     return sparse_networks.publish_records(
         found, "sparse_images", sparse_networks_tables.markdown(found), options.write, say
     )

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from experiments.markdown import add_write_option, publish
-from experiments.store import Record, Store, key_of, versions
+from experiments.store import Record, Store, device_name, key_of, versions
 from subbayes import MLP, Predictive, Training, sparse
 from subbayes.diagnostics.metrics import accuracy
 from subbayes.likelihoods import Bernoulli, Categorical, Likelihood
@@ -122,7 +122,7 @@ class Rows:
 def compute_record(
     rows: Rows, method: str, seed: int, plan: Plan, checkpoint: Path, device: str = "cpu"
 ) -> Record:
-    """Return the record of a method.
+    """Return the record of a method; with post-training, "before" holds the one before it.
 
     Args:
         rows: training and test rows.
@@ -136,22 +136,25 @@ def compute_record(
     likelihood: Likelihood = Bernoulli() if rows.classes == 2 else Categorical(rows.classes)
     outputs = 1 if rows.classes == 2 else rows.classes
     net = MLP(rows.x.shape[1], plan.hidden, outputs, "relu", seed=seed).to(device)
-    begun, clock = time.perf_counter(), time.process_time()
+    started = time.perf_counter(), time.process_time()
     found = (
-        _point(net, likelihood, data, rows, seed, plan)
+        _point(net, likelihood, data, rows, seed, plan, started)
         if method == "FNN"
-        else _sparse(net, likelihood, data, rows, method, seed, plan, checkpoint)
+        else _sparse(net, likelihood, data, rows, method, seed, plan, checkpoint, started)
     )
     if checkpoint.exists():
         shutil.rmtree(checkpoint)
+    facts: Record = {"train": len(data[1]), "test": len(rows.y_new), "versions": versions()}
+    facts["device"] = device_name(device)
+    if "before" in found:
+        found["before"] |= facts
+    return facts | found
+
+
+def _seconds(started: tuple[float, float]) -> Record:
     return {
-        "train": len(data[1]),
-        "test": len(rows.y_new),
-        "versions": versions(),
-        "device": device,
-        "seconds_in_all": round(time.perf_counter() - begun, 1),
-        "processor_seconds_in_all": round(time.process_time() - clock, 1),
-        **found,
+        "seconds_in_all": round(time.perf_counter() - started[0], 1),
+        "processor_seconds_in_all": round(time.process_time() - started[1], 1),
     }
 
 
@@ -164,8 +167,9 @@ def _sparse(
     seed: int,
     plan: Plan,
     checkpoint: Path,
+    started: tuple[float, float],
 ) -> Record:
-    """Train a sparse network and score it in every mode."""
+    """Train a sparse network and score it in every mode, also before post-training if there is."""
     settings = METHODS[method]
     posterior = settings["posterior"]
     baseline = posterior in sparse.BASELINE_FAMILIES
@@ -173,7 +177,20 @@ def _sparse(
         0 if baseline else min(count, plan.epochs) for count in (plan.early_epochs, plan.kl_epochs)
     )
     prior = sparse.SpikeSlab(sparse.MixtureSlab()) if "mixture" in settings else None
-    ticks = [time.process_time()]
+    ticks, before = [time.process_time()], {}
+
+    def describe(network: sparse.SparseNetwork) -> Record:
+        scores = _scores_by_mode(network, posterior, rows, seed, plan.threshold)
+        return (
+            scores | _description(network) | _seconds(started) | {"epoch_seconds": _median(ticks)}
+        )
+
+    def after_epoch(epoch: int, network: sparse.SparseNetwork) -> None:
+        ticks.append(time.process_time())
+        if epoch == plan.epochs and plan.post != "none":
+            before["before"] = describe(network)
+            ticks[:] = [time.process_time()]
+
     result = sparse.fit(
         sparse.convert(net, posterior, prior=prior, seed=seed),
         likelihood,
@@ -191,8 +208,14 @@ def _sparse(
         seed=seed,
         checkpoint=checkpoint,
         progress=False,
-        callback=lambda *_: ticks.append(time.process_time()),
+        callback=after_epoch,
     )
+    return describe(result) | before
+
+
+def _scores_by_mode(
+    result: sparse.SparseNetwork, posterior: str, rows: Rows, seed: int, threshold: float
+) -> Record:
     x_new = torch.from_numpy(rows.x_new)
     modes: Record = {}
     for name in _MODES.get(posterior, tuple(MODES)):
@@ -200,23 +223,28 @@ def _sparse(
         predictive = result.predict(
             x_new, structure=structure, weights=weights, n_draws=draws, seed=seed
         )
-        modes[name] = _scores(predictive, rows.y_new, plan.threshold) | {
+        modes[name] = _scores(predictive, rows.y_new, threshold) | {
             "density": result.density(structure)
         }
-    table = result.inclusion()
-    epochs = np.diff(ticks)
+    return {"modes": modes}
+
+
+def _description(result: sparse.SparseNetwork) -> Record:
+    """The length of the training, the ELBO and the inclusion of each layer."""
     return {
-        "modes": modes,
         "epochs": len(result.history["elbo"]),
-        "epoch_seconds": float(np.median(epochs)) if len(epochs) else None,
         "elbo": result.history["elbo"][-1],
         "kl": result.history["kl"][-1],
-        "layers": {name: row.to_dict() for name, row in table.iterrows()},
+        "layers": {name: row.to_dict() for name, row in result.inclusion().iterrows()},
         "histogram": {
             name: np.histogram(layer.probability().cpu().numpy(), _BINS, (0.0, 1.0))[0].tolist()
             for name, layer in result.layers.items()
         },
     }
+
+
+def _median(ticks: list[float]) -> float | None:
+    return float(np.median(np.diff(ticks))) if len(ticks) > 1 else None
 
 
 def _rates(plan: Plan, rows: int, baseline: bool) -> sparse.LearningRates:
@@ -228,7 +256,13 @@ def _rates(plan: Plan, rows: int, baseline: bool) -> sparse.LearningRates:
 
 
 def _point(
-    net: MLP, likelihood: Likelihood, data: Any, rows: Rows, seed: int, plan: Plan
+    net: MLP,
+    likelihood: Likelihood,
+    data: Any,
+    rows: Rows,
+    seed: int,
+    plan: Plan,
+    started: tuple[float, float],
 ) -> Record:
     """Train a point network and score it pruned to several densities."""
     clock = time.process_time()
@@ -255,7 +289,8 @@ def _point(
             modes[f"{structure} {density:g}"] = _scores(
                 Predictive(outputs[None], likelihood), rows.y_new, plan.threshold
             ) | {"density": density}
-    return {"modes": modes, "epochs": plan.epochs, "epoch_seconds": seconds}
+    found = {"modes": modes, "epochs": plan.epochs, "epoch_seconds": seconds}
+    return found | _seconds(started)
 
 
 def _scores(predictive: Predictive, y: np.ndarray, threshold: float) -> Record:
@@ -304,6 +339,8 @@ def compute_records(
 ) -> list[Record]:
     """Return the records of all cases, computing those that are missing.
 
+    Runs with post-training also give the records without it.
+
     Args:
         cases: data set, method and seed (or fold) of each record.
         rows_of: returns the rows of a data set and a seed.
@@ -315,14 +352,7 @@ def compute_records(
     store = Store(folder / "records.json")
     found = []
     for name, method, seed in cases:
-        settings = {
-            "dataset": name,
-            "method": method,
-            "seed": seed,
-            "options": METHODS[method],
-            "procedure": PROCEDURE,
-            "plan": asdict(plan),
-        }
+        settings = _settings(name, method, seed, plan)
         key = key_of(f"{name}-{method}-{seed}", settings)
 
         def compute(key: str = key, settings: Record = settings) -> Record:
@@ -331,6 +361,9 @@ def compute_records(
             checkpoint = folder / f"{key}-checkpoint"
             rows = rows_of(name, seed)
             found = compute_record(rows, method, seed, plan, checkpoint, options.device)
+            if before := found.pop("before", None):
+                plain = _settings(name, method, seed, replace(plan, post="none"))
+                store.put(key_of(f"{name}-{method}-{seed}", plain), plain | before)
             return settings | found
 
         def report(r: Record) -> None:
@@ -340,6 +373,18 @@ def compute_records(
 
         found.append(store.get(key, compute, report))
     return found
+
+
+def _settings(name: str, method: str, seed: int, plan: Plan) -> Record:
+    """What determines a record."""
+    return {
+        "dataset": name,
+        "method": method,
+        "seed": seed,
+        "options": METHODS[method],
+        "procedure": PROCEDURE,
+        "plan": asdict(plan),
+    }
 
 
 def publish_records(

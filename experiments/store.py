@@ -16,7 +16,7 @@ import subbayes
 from subbayes.utils.checks import fail
 from subbayes.utils.files import atomic_write_text
 
-__all__ = ["RESULTS", "Store", "key_of", "versions"]
+__all__ = ["RESULTS", "Store", "device_name", "key_of", "versions"]
 
 RESULTS = Path(__file__).parent / "results"
 """Folder of the results, with a subfolder for each experiment."""
@@ -107,3 +107,8 @@ def versions() -> dict[str, str]:
         "numpy": np.__version__,
         "python": platform.python_version(),
     }
+
+
+def device_name(device: str) -> str:
+    """Return the model of a GPU, or else the kind of device."""
+    return torch.cuda.get_device_name(device) if device.startswith("cuda") else device

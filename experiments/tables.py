@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from experiments.markdown import add_write_option, publish
-from experiments.store import Record, Store, key_of, versions
+from experiments.store import Record, Store, device_name, key_of, versions
 from experiments.tables_data import DATASETS, Rows, rows_of, validation_rows
 from experiments.tables_methods import METHODS, Plan, run_method
 from experiments.tables_page import markdown, summary
@@ -87,6 +87,7 @@ def run_dataset(
                         | {
                             "kind": "test",
                             "threads": torch.get_num_threads(),
+                            "device": device_name(plan.device),
                             "versions": versions(),
                         }
                         | run_method(facts["method"], parts, facts["seed"], plan, facts["settings"])
@@ -158,6 +159,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seeds", type=int, default=5, help="number of seeds of each method")
     parser.add_argument("--threads", type=int, default=2, help="threads of each method")
+    parser.add_argument("--device", default="cpu", help="device of the networks")
     parser.add_argument(
         "--recorded", action="store_true", help="tables of the records, without computing others"
     )
@@ -186,7 +188,7 @@ def run(options: argparse.Namespace, say: Say, plan: Plan | None = None) -> Reco
             Store(Path(options.results) / f"{name}.json"),
             methods,
             options.seeds,
-            replace(sizes, mode=options.mode or sizes.mode),
+            replace(sizes, mode=options.mode or sizes.mode, device=options.device),
             say,
             computes=not options.recorded,
         )

@@ -66,6 +66,7 @@ class Plan:
         subspace_draws: draws of each of its chains.
         trees: number of trees of forests and boosters, at most.
         factor: processes of chains that are divided among them, for so many times the steps.
+        device: of the networks.
     """
 
     hidden: tuple[int, ...] = (16, 16, 16, 16)
@@ -98,6 +99,7 @@ class Plan:
     subspace_draws: int = 200
     trees: int = 2000
     factor: int = 2
+    device: str = "cpu"
 
     def for_selection(self) -> Plan:
         """The plan with shorter chains, with which candidates are compared."""
@@ -217,6 +219,7 @@ def _network(rows: Rows, seed: int, plan: Plan) -> tuple[MLP, Likelihood, Any]:
         likelihood = Categorical(rows.classes)
     outputs = rows.classes or 2
     module = MLP(rows.x.shape[1], plan.hidden, outputs, plan.activation, seed=seed)
+    module.to(plan.device)
     return module, likelihood, (torch.tensor(rows.x, dtype=torch.float32), y)
 
 

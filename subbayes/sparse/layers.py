@@ -120,7 +120,10 @@ class SparseLayer(nn.Module):
         )
         start = weight.new_full(indicators, math.log(settings.inclusion / (1 - settings.inclusion)))
         self.logits: Logits = make_logits(self.posterior, start, settings.rank, noise)
-        self.slab, self.inclusion = copy.deepcopy(prior.slab), copy.deepcopy(prior.inclusion)
+        # their parameters are float64, which "mps" does not have
+        device = torch.device("cpu") if weight.device.type == "mps" else weight.device
+        self.slab = copy.deepcopy(prior.slab).to(device)
+        self.inclusion = copy.deepcopy(prior.inclusion).to(device)
         self.phase = "learned"
         self._cache = _DrawCache()
 

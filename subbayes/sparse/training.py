@@ -405,7 +405,8 @@ class _Objective(nn.Module):
         super().__init__()
         self.module, self.unconstrained = run.module, run.unconstrained
         self.weight: Tensor
-        self.register_buffer("weight", torch.ones(()))  # of the divergence
+        weight = torch.ones((), device=run.unconstrained.device)
+        self.register_buffer("weight", weight)  # of the divergence
         self.run = (run,)  # in a tuple, so that it is not registered as a submodule
 
     def forward(self, inputs: Inputs, y: Targets) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -73,20 +74,31 @@ class LayerSettings:
 
 
 class Noise:
-    """Random numbers from a generator of the model, without touching the global one of torch."""
+    """Random numbers from a generator of the model, without touching the global one of torch.
+
+    On a CUDA device they are drawn there, each time from a new seed of the generator, and differ
+    from those on the CPU: drawing half a million numbers and copying them takes the CPU
+    milliseconds, longer than a step takes the device.
+    """
 
     def __init__(self, seed: int) -> None:
         self.generator = torch.Generator().manual_seed(seed)
 
     def normal(self, shape: tuple[int, ...] | torch.Size, like: Tensor) -> Tensor:
         """Standard normal numbers."""
-        return torch.randn(shape, generator=self.generator, dtype=like.dtype).to(like.device)
+        return self._drawn(torch.randn, shape, like)
 
     def uniform(self, shape: tuple[int, ...] | torch.Size, like: Tensor) -> Tensor:
         """Numbers in (0, 1)."""
-        drawn = torch.rand(shape, generator=self.generator, dtype=like.dtype).to(like.device)
         tiny = torch.finfo(like.dtype).eps
-        return drawn.clamp_(tiny, 1 - tiny)
+        return self._drawn(torch.rand, shape, like).clamp_(tiny, 1 - tiny)
+
+    def _drawn(self, draw: Callable[..., Tensor], shape: Sequence[int], like: Tensor) -> Tensor:
+        if like.device.type != "cuda":
+            return draw(shape, generator=self.generator, dtype=like.dtype).to(like.device)
+        seed = int(torch.randint(2**63 - 1, (), generator=self.generator))
+        there = torch.Generator(like.device).manual_seed(seed)
+        return draw(shape, generator=there, dtype=like.dtype, device=like.device)
 
     def __deepcopy__(self, _: object) -> Noise:
         other = Noise(0)

@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 def environment(rank: int, count: int, port: int) -> dict[str, str]:
     """The variables that torchrun sets."""
+    path = [str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]
     return os.environ | {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
@@ -24,7 +25,7 @@ def environment(rank: int, count: int, port: int) -> dict[str, str]:
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
         "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}",
+        "PYTHONPATH": os.pathsep.join(filter(None, path)),
     }
 
 

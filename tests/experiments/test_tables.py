@@ -197,6 +197,7 @@ def test_the_command_prints_tables(tmp_path, monkeypatch):
         threads=torch.get_num_threads(),
         mode=None,
         recorded=False,
+        device="cpu",
         data_dir=str(tmp_path),
         results=str(tmp_path / "results"),
         write=str(page),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -127,6 +128,38 @@ def test_every_method_is_recorded_and_finished_runs_are_read(tmp_path, monkeypat
     assert not list(tmp_path.glob("*.pt"))
     monkeypatch.setattr(sparse_networks, "compute_record", lambda *_: pytest.fail("run again"))
     sparse_tabular.run(given, said.append, TINY)
+
+
+def test_runs_with_post_training_give_the_records_without_it(tmp_path, monkeypatch):
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 3, 80)
+    x = (rng.normal(size=(80, 3)) + 2 * y[:, None]).astype(np.float32)
+    rows = sparse_networks.Rows(x[:60], y[:60], x[60:], y[60:], 3)
+    monkeypatch.setattr(sparse_images, "rows_of", lambda *_: rows)
+    plan = replace(TINY, hidden=(4, 4), post_epochs=2, early_epochs=2)
+    methods = ["LBBNN-SSP-MVN", "BNN-GP-CMF"]
+    found = {}
+    for post, folder in (("fixed", "both"), ("none", "both"), ("none", "alone")):
+        given = options(
+            tmp_path / folder, methods=methods, epochs=3, post=post, datasets="mnist", seeds=1
+        )
+        sparse_images.run(given, lambda *_: None, plan)
+        if post == "fixed":
+            monkeypatch.setattr(sparse_networks, "compute_record", lambda *_: pytest.fail("again"))
+        else:
+            monkeypatch.undo()
+            monkeypatch.setattr(sparse_images, "rows_of", lambda *_: rows)
+    for folder in ("both", "alone"):
+        text = (tmp_path / folder / "records.json").read_text()
+        found[folder] = {
+            (r["method"], r["plan"]["post"], r["epochs"]): (r["modes"], r["elbo"])
+            for r in json.loads(text).values()
+        }
+    plain = {key: value for key, value in found["both"].items() if key[1] == "none"}
+    assert found["alone"] == plain
+    assert sorted(found["both"]) == [
+        (m, p, e) for m in sorted(methods) for p, e in (("fixed", 5), ("none", 3))
+    ]
 
 
 # --- tables --------------------------------------------------------------------------------------

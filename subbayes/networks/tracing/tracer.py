@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
+from subbayes.networks.tracing.cuda_graphs import with_cuda_graph
 from subbayes.networks.tracing.graph import fold_constants, optimise
 from subbayes.networks.tracing.nodes import calls, is_random
 from subbayes.networks.tracing.private_torch import capture_graph, compile_graph, interpret_graph
@@ -54,7 +55,8 @@ class Tracer:
     """A function of weights and data, replayed from a verified graph.
 
     The function is traced once for each combination of shapes, strides, dtypes and devices, and the
-    graph is replayed in later calls; with `mode="compile"` it is compiled too. Values that a module
+    graph is replayed in later calls; with `mode="compile"` it is compiled too, and on a CUDA device
+    launched at once (`subbayes.networks.tracing.cuda_graphs`). Values that a module
     reads through Python or NumPy are baked into a graph. A replay is therefore compared with the
     eager result when it is made, and in a few later calls on other data. If tracing or a comparison
     fails, a warning gives the reason and the function is evaluated eagerly from then on; if
@@ -73,12 +75,15 @@ class Tracer:
     Attributes:
         status: how the latest call was evaluated: "eager", "traced" or "compiled".
         reason: why the requested mode is not used, or None.
+        lends_results: the next call may overwrite the results of a replay, on a CUDA device.
 
     Example:
         >>> square = Tracer(lambda weights, x: (weights * x).square(), "the square")
         >>> square(torch.tensor(2.0), torch.arange(3.0)), square.status, square.reason
         (tensor([ 0.,  4., 16.]), 'traced', None)
     """
+
+    lends_results = False
 
     def __init__(
         self,
@@ -178,14 +183,14 @@ class Tracer:
             constant: for each tensor, whether it is the same in all calls.
             compiles: whether compilation is possible.
         """
-        folded = fold_constants(graph, tensors, constant) if any(constant) else []
-        tensors = [*tensors, *folded]
+        given, folded = tensors, fold_constants(graph, tensors, constant) if any(constant) else []
+        tensors = [*given, *folded]
         call = self._compiled(graph, tensors) if compiles and self.mode == "compile" else None
         status = "compiled"
         if call is None:
             optimise(graph, tensors)
             call, status = interpret_graph(graph, tensors), "traced"
-
+        call = with_cuda_graph(call, given, self.verify, lends=self.lends_results)
         structure = tree_map(lambda _: torch.empty(0), expected)
 
         def replay(*given: Tensor) -> Any:
