@@ -141,7 +141,7 @@ class Plan:
 PLANS = {
     "naval": Plan(
         weight_decays=(1e-5, 1e-4),
-        epochs=(1000,),
+        epochs=(1000, 3000, 10000),
         bases=1,
         path_rates=(1e-5, 1e-4, 1e-3),
         further_rates=(),
