@@ -314,6 +314,9 @@ def add_options(parser: argparse.ArgumentParser, methods: tuple[str, ...]) -> No
         "--epochs", type=int, default=None, help="number of epochs (default: 250, as in the paper)"
     )
     parser.add_argument(
+        "--early-epochs", type=int, default=None, help="epochs in which priors are learned too"
+    )
+    parser.add_argument(
         "--post",
         choices=("none", "fixed", "median"),
         default="none",
@@ -326,8 +329,9 @@ def add_options(parser: argparse.ArgumentParser, methods: tuple[str, ...]) -> No
 
 def plan_of(options: argparse.Namespace, plan: Plan) -> Plan:
     """Return the plan with the values of the options."""
-    epochs = plan.epochs if options.epochs is None else check_count("epochs", options.epochs)
-    return replace(plan, epochs=epochs, post=options.post, mode=options.mode)
+    given = {name: getattr(options, name) for name in ("epochs", "early_epochs")}
+    counts = {name: check_count(name, n) for name, n in given.items() if n is not None}
+    return replace(plan, post=options.post, mode=options.mode, **counts)
 
 
 def compute_records(

@@ -28,6 +28,7 @@ def options(results, **changes):
         "methods": ["LBBNN-SSP-MF"],
         "folds": 1,
         "epochs": 1,
+        "early_epochs": None,
         "post": "none",
         "mode": "eager",
         "device": "cpu",
@@ -136,12 +137,18 @@ def test_runs_with_post_training_give_the_records_without_it(tmp_path, monkeypat
     x = (rng.normal(size=(80, 3)) + 2 * y[:, None]).astype(np.float32)
     rows = sparse_networks.Rows(x[:60], y[:60], x[60:], y[60:], 3)
     monkeypatch.setattr(sparse_images, "rows_of", lambda *_: rows)
-    plan = replace(TINY, hidden=(4, 4), post_epochs=2, early_epochs=2)
+    plan = replace(TINY, hidden=(4, 4), post_epochs=2)
     methods = ["LBBNN-SSP-MVN", "BNN-GP-CMF"]
     found = {}
     for post, folder in (("fixed", "both"), ("none", "both"), ("none", "alone")):
         given = options(
-            tmp_path / folder, methods=methods, epochs=3, post=post, datasets="mnist", seeds=1
+            tmp_path / folder,
+            methods=methods,
+            epochs=3,
+            early_epochs=2,
+            post=post,
+            datasets="mnist",
+            seeds=1,
         )
         sparse_images.run(given, lambda *_: None, plan)
         if post == "fixed":
@@ -151,6 +158,8 @@ def test_runs_with_post_training_give_the_records_without_it(tmp_path, monkeypat
             monkeypatch.setattr(sparse_images, "rows_of", lambda *_: rows)
     for folder in ("both", "alone"):
         text = (tmp_path / folder / "records.json").read_text()
+        early = {r["method"]: r["plan"]["early_epochs"] for r in json.loads(text).values()}
+        assert early == {"LBBNN-SSP-MVN": 2, "BNN-GP-CMF": 100}
         found[folder] = {
             (r["method"], r["plan"]["post"], r["epochs"]): (r["modes"], r["elbo"])
             for r in json.loads(text).values()
