@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,19 +13,21 @@ import torch
 from jaxtyping import Float
 
 from subbayes.diagnostics import LooResult
-from subbayes.diagnostics.loo_comparison import compare as compare_loo
 from subbayes.likelihoods.families import CategoricalFamily
 from subbayes.predictions.predictive import Predictive
+from subbayes.semistructured.estimand import ESTIMANDS
 from subbayes.semistructured.flat_prior import improper_effects
 from subbayes.semistructured.formula import NewLevels
 from subbayes.semistructured.formula_checks import levels_of
 from subbayes.semistructured.joint_posterior import FittedState
 from subbayes.semistructured.tools.averages import (
     Averages,
+    RowAverage,
     contrasts,
     marginal_means,
     marginal_slopes,
 )
+from subbayes.semistructured.tools.comparison import compare_fits
 from subbayes.semistructured.tools.conditional import Conditional, conditional_effect
 from subbayes.semistructured.tools.hypothesis import Hypothesis, evaluate_hypothesis
 from subbayes.semistructured.tools.predictive_checks import Replicates, replicate
@@ -37,7 +39,6 @@ from subbayes.utils.checks import (
     check_seed,
     closest,
     fail,
-    fail_type,
 )
 
 __all__ = ["AfterFit"]
@@ -155,6 +156,7 @@ class AfterFit:
         n_draws: int = 1000,
         weights: str | None = None,
         category: Any = None,
+        effects: str | None = None,
     ) -> Averages:
         """The mean response with a column set to each value in all rows, averaged over them.
 
@@ -173,6 +175,10 @@ class AfterFit:
                 its rows, and 1 for those of `data`.
             category: the class whose probability is averaged, of a response of classes (or its
                 predictor, of a categorical family); by default the second one of two.
+            effects: averages over the rows as they are ("sample"), or over the population that they
+                were drawn from, with random weights of the rows (the Bayesian bootstrap) in each
+                draw ("population"); by default that of the fit for its rows beside networks, else
+                "sample". Without networks, intervals of other packages are those of "sample".
 
         Returns:
             The averages, with `draws` and `table()`.
@@ -183,12 +189,12 @@ class AfterFit:
         """
         check_fraction("level", level)
         self._check_column(variable)
-        frame, weights = self._rows(data, weights)
+        frame, average, effects = self._average(data, weights, effects)
         values = None if values is None else list(values)
         self._check_levels("values", variable, values or ())
         predict, by_level = self._quantity(scale, n_draws, category), self._has_levels(variable)
-        found = marginal_means(predict, frame, variable, values, level, weights, by_level)
-        return replace(found, quantity=self._quantity_name(scale, category))
+        found = marginal_means(predict, frame, variable, values, level, average, by_level)
+        return replace(found, quantity=self._quantity_name(scale, category), effects=effects)
 
     def contrast(
         self,
@@ -202,11 +208,11 @@ class AfterFit:
         n_draws: int = 1000,
         weights: str | None = None,
         category: Any = None,
+        effects: str | None = None,
     ) -> Averages:
         """Differences or ratios of marginal means between levels of a column.
 
-        It uses 1000 evenly spaced draws by default, where `summary` and `hypothesis` use all of
-        them. Its intervals are central, and those of `summary` have the highest density.
+        Draws and intervals are those of `marginal_means`.
 
         Args:
             variable: the column.
@@ -217,9 +223,9 @@ class AfterFit:
             scale: "response" or "link".
             level: level of the central intervals.
             n_draws: use at most this many evenly spaced draws.
-            weights: column that says how many times a row counts; by default that of the fit for
-                its rows, and 1 for those of `data`.
+            weights: as for `marginal_means`.
             category: as for `marginal_means`.
+            effects: as for `marginal_means`.
 
         Raises:
             InputError: levels that do not exist, or ratios of means that are not positive.
@@ -229,13 +235,14 @@ class AfterFit:
             remedy = "Ratios are those of means: leave scale at 'response'"
             fail("comparison", "'difference' for scale='link'", repr(comparison), remedy)
         self._check_column(variable)
-        frame, weights = self._rows(data, weights)
+        frame, average, effects = self._average(data, weights, effects)
         levels = None if levels is None else list(levels)
         pairs = [pair for pair in levels or () if isinstance(pair, tuple)]
         self._check_levels("levels", variable, [value for pair in pairs for value in pair])
         predict, by_level = self._quantity(scale, n_draws, category), self._has_levels(variable)
-        found = contrasts(predict, frame, variable, levels, level, weights, by_level, comparison)
-        return replace(found, quantity=f"{comparison}, {self._quantity_name(scale, category)}")
+        found = contrasts(predict, frame, variable, levels, level, average, by_level, comparison)
+        quantity = f"{comparison}, {self._quantity_name(scale, category)}"
+        return replace(found, quantity=quantity, effects=effects)
 
     def marginal_slopes(
         self,
@@ -248,11 +255,11 @@ class AfterFit:
         n_draws: int = 1000,
         weights: str | None = None,
         category: Any = None,
+        effects: str | None = None,
     ) -> Averages:
         """The slope of the mean response in a column of numbers, averaged over rows.
 
-        It uses 1000 evenly spaced draws by default, where `summary` and `hypothesis` use all of
-        them. Its intervals are central, and those of `summary` have the highest density.
+        Draws and intervals are those of `marginal_means`.
 
         Args:
             variable: the column.
@@ -261,20 +268,21 @@ class AfterFit:
             scale: "response" or "link".
             level: level of the central intervals.
             n_draws: use at most this many evenly spaced draws.
-            weights: column that says how many times a row counts; by default that of the fit for
-                its rows, and 1 for those of `data`.
+            weights: as for `marginal_means`.
             category: as for `marginal_means`.
+            effects: as for `marginal_means`.
         """
         check_fraction("level", level)
         self._check_column(variable)
-        frame, weights = self._rows(data, weights)
+        frame, average, effects = self._average(data, weights, effects)
         if (known := self._levels(variable)) is not None:
             got = f"{variable!r}, whose values are levels: {_listed(known)}"
             remedy = "Use contrast or marginal_means: levels have no slope"
             fail("variable", "a column whose effect is one of numbers", got, remedy)
         predict = self._quantity(scale, n_draws, category)
-        found = marginal_slopes(predict, frame, variable, by, level, weights)
-        return replace(found, quantity=f"slope, {self._quantity_name(scale, category)}")
+        found = marginal_slopes(predict, frame, variable, by, level, average)
+        quantity = f"slope, {self._quantity_name(scale, category)}"
+        return replace(found, quantity=quantity, effects=effects)
 
     def _check_column(self, variable: str) -> None:
         """Refuse what no prediction depends on, such as the response or weights."""
@@ -322,6 +330,18 @@ class AfterFit:
             return data, weights
         model = self.state.model
         return model.frame, weights or model.specification.auxiliary.weights
+
+    def _average(
+        self, data: pd.DataFrame | None, weights: str | None, effects: str | None
+    ) -> tuple[pd.DataFrame, RowAverage, str]:
+        """The rows, their average, and what it is an average of."""
+        if effects is None:
+            own = data is None and self.state.model.deep is not None
+            effects = self.state.estimand if own else "sample"
+        check_choice("effects", effects, ESTIMANDS)
+        frame, weights = self._rows(data, weights)
+        seed = self.state.joint.seed if effects == "population" else None
+        return frame, RowAverage(frame, weights, seed), effects
 
     def conditional_effect(
         self,
@@ -463,25 +483,7 @@ class AfterFit:
         Raises:
             InputError: models of other rows or responses.
         """
-        models = [self, *others]
-        for model in others:
-            if not isinstance(model, AfterFit):
-                fail_type("others", "fitted models", model)
-        responses = [m.state.model.response.numbers(m.state.model.frame) for m in models]
-        for y in responses[1:]:
-            if not np.array_equal(y, responses[0]):
-                n, m = len(responses[0]), len(y)
-                got = "others" if n == m else f"{m:,} rows"
-                remedy = "Fit to the same rows, with the response on the same scale"
-                fail("others", f"models of the same {n:,} responses", got, remedy)
-        if names is None:
-            names = [str(m.state.model.specification.formula) for m in models]
-            if len(set(names)) < len(names):
-                names = [f"{i + 1}: {name}" for i, name in enumerate(names)]
-        if len(names) != len(models) or len(set(names)) < len(names):
-            fail("names", f"{len(models)} different names", repr(list(names)))
-        results = {name: model.loo() for name, model in zip(names, models, strict=True)}
-        return pd.DataFrame([asdict(row) for row in compare_loo(results)]).set_index("name")
+        return compare_fits([self, *others], AfterFit, names)
 
 
 def _listed(values: Sequence[Any]) -> str:

@@ -251,5 +251,5 @@ def describe_draws(draws: Draws) -> str:
     found += _INTEGRATED_OUT.get(str(draws.meta.get("integrated_out")), "")
     efficiency = draws.meta.get("efficiency")
     if isinstance(efficiency, float) and math.isfinite(efficiency):
-        found += f" ({100 * efficiency:.2g} % of proposals count)"
+        found += f" ({100 * efficiency:.3g} % of proposals count)"
     return printable(found)

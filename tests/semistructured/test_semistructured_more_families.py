@@ -74,6 +74,9 @@ def test_binomial_trials_are_a_column(frame, tmp_path):
     assert again.loo(quiet=True).elpd == pytest.approx(model.loo(quiet=True).elpd)
     with pytest.raises(InputError, match="none called n"):
         model.predict(new[["x"]])
+    for n in (-3, 0):
+        with pytest.raises(InputError, match="trials: expected numbers above 0"):
+            model.predict(new.assign(n=n))
     with pytest.raises(InputError, match="at most as many successes as trials"):
         fitted("wins ~ x", BinomialFamily(trials="n"), frame.assign(n=1))
 

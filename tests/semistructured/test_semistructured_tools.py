@@ -17,7 +17,7 @@ from subbayes.plots.checks import predictive_check
 from subbayes.plots.conditional import conditional
 from subbayes.semistructured import NormalPrior, SemiStructuredSubspace
 from subbayes.semistructured.formula import Design
-from subbayes.semistructured.tools.averages import Averages, marginal_slopes
+from subbayes.semistructured.tools.averages import Averages, RowAverage, marginal_slopes
 from subbayes.semistructured.tools.conditional import Conditional
 from subbayes.semistructured.tools.hypothesis import density_at_zero, evaluate_hypothesis
 from subbayes.semistructured.tools.predictive_checks import Replicates
@@ -175,9 +175,66 @@ def test_the_same_hypothesis_has_the_same_evidence_on_another_scale():
 def test_slopes_at_one_value_of_a_column():
     rows = pd.DataFrame({"x": [2.0, 2.0], "z": [1.0, 3.0]})
     slopes = marginal_slopes(
-        lambda at: (at["z"] * at["x"] ** 2).to_numpy()[None], rows, "x", None, 0.9
+        lambda at: (at["z"] * at["x"] ** 2).to_numpy()[None], rows, "x", None, 0.9, RowAverage(rows)
     )
     assert float(slopes.draws[0, 0]) == pytest.approx(8.0, rel=1e-6)
+
+
+@pytest.mark.parametrize("n", [50, 5000])
+@pytest.mark.parametrize("column", [None, "n"])
+def test_averages_over_the_population_have_the_variance_of_the_bayesian_bootstrap(n, column):
+    """A mean with Dirichlet(a) weights has the variance of the values over a + 1."""
+    rng = np.random.default_rng(0)
+    counts = rng.integers(0, 4, n) if column else np.ones(n, dtype=int)
+    rows, f = pd.DataFrame({"n": counts}), rng.normal(size=n)
+    at = np.linspace(0, n - 1, min(n, 2000)).round().astype(int)  # the rows that are averaged
+    f, counts = f[at], counts[at]
+    mean = np.average(f, weights=counts)
+    total = counts.sum() * n / len(at)
+    variance = np.average((f - mean) ** 2, weights=counts) / (total + 1)
+    values = np.tile(f, (20_000 if n == 50 else 2000, 1))
+    found = RowAverage(rows, column, seed=3)(values)
+    assert found.mean() == pytest.approx(mean, abs=5 * (variance / len(found)) ** 0.5)
+    assert found.var() == pytest.approx(variance, rel=0.15)
+    np.testing.assert_array_equal(found, RowAverage(rows, column, seed=3)(values))
+    np.testing.assert_allclose(RowAverage(rows, column)(values), mean)
+    part = counts > 0
+    np.testing.assert_allclose(
+        RowAverage(rows, column)(values, part), np.average(f[part], weights=counts[part])
+    )
+
+
+def test_averages_beside_networks_are_those_of_the_estimand():
+    """The effect of g depends on w, so that another sample of rows has another average effect."""
+    rng = np.random.default_rng(0)
+    t, w = rng.integers(0, 2, 200), rng.normal(size=200)
+    y = 0.5 * t + 1.5 * w * np.where(t == 1, 1, -1) + 0.3 * rng.normal(size=200)
+    rows = pd.DataFrame({"y": y, "g": np.where(t == 1, "T", "C"), "w": w})
+    model = SemiStructuredRegression(
+        "y ~ g", deep={"net": (MLP(3, (16,), 1, seed=0), ["g", "w"])}
+    ).fit(
+        rows,
+        subspace=SemiStructuredSubspace(rank=4),
+        sampling=Sampling(draws=200, chains=2, seed=1),
+    )
+    found = {name: model.contrast("g", effects=name) for name in ("population", "sample")}
+    default, given = model.contrast("g"), model.contrast("g", data=rows)
+    np.testing.assert_array_equal(default.draws, found["population"].draws)
+    np.testing.assert_array_equal(given.draws, found["sample"].draws)
+    assert "over the population of rows" in repr(default)
+    assert "over the rows, " in repr(given)
+    sd = {name: averages.draws.std() for name, averages in found.items()}
+    assert sd["population"] == pytest.approx(
+        (sd["sample"] ** 2 + (3 * w.std()) ** 2 / 200) ** 0.5, rel=0.2
+    )
+    with pytest.raises(InputError, match="effects: expected one of"):
+        model.contrast("g", effects="rows")
+
+
+def test_averages_without_networks_are_over_the_rows(model):
+    assert model.contrast("g").effects == "sample"
+    plain, random = (model.contrast("g", effects=e).draws for e in ("sample", "population"))
+    assert random.std() >= plain.std() * 0.99
 
 
 def test_marginal_means_and_contrasts_equal_averages_over_draws(model, frame):
@@ -356,7 +413,7 @@ def test_results_print_their_numbers():
     draws = np.arange(12.0).reshape(4, 3)
     found = Averages("g", ("a", "b", "c"), draws, 0.9)
     head, *lines = repr(found).splitlines()
-    assert head == "Averages of 'g' over 4 draws"
+    assert head == "Averages of 'g' over the rows, 4 draws"
     assert lines[0].split() == list(found.table().columns)
     shown = [f"{v:.4g}" for v in found.table().loc["b"]]
     assert [float(v) for v in lines[3].split()[1:]] == [float(v) for v in shown]

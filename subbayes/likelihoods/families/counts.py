@@ -181,16 +181,27 @@ class BinomialFamily(CountFamily):
         """The number of trials."""
         return {"trials": self.trials}
 
+    def check_given(self, known: Mapping[str, np.ndarray]) -> None:
+        """Raise `InputError` for numbers of trials that are not above 0.
+
+        Means of several rows, at which effects are predicted, need not be whole.
+        """
+        self._check_trials(known["trials"], known["trials"] > 0, "numbers above 0")
+
     def check_known(self, y: Float[np.ndarray, "n"], known: Mapping[str, np.ndarray]) -> None:
         """Raise `InputError` for trials that are not whole, or fewer than successes."""
         trials = known["trials"]
-        bad = ~((trials >= 1) & (trials == np.floor(trials)))
-        if bad.any():
-            row = int(np.flatnonzero(bad)[0])
-            fail("trials", "whole numbers of at least 1", f"{trials[row]:g} at row {row}")
+        whole = (trials >= 1) & (trials == np.floor(trials))
+        self._check_trials(trials, whole, "whole numbers of at least 1")
         if (y > trials).any():
             row = int(np.flatnonzero(y > trials)[0])
             fail("y", "at most as many successes as trials", f"{y[row]:g} at row {row}")
+
+    @staticmethod
+    def _check_trials(trials: np.ndarray, good: np.ndarray, expected: str) -> None:
+        if not good.all():
+            row = int(np.flatnonzero(~good)[0])
+            fail("trials", expected, f"{trials[row]:g} at row {row}")
 
     def level_values(
         self, y: Float[np.ndarray, "n"], known: Mapping[str, np.ndarray]

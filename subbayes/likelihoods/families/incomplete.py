@@ -84,6 +84,10 @@ class AroundFamily(Family):
         """As the family."""
         return self.family.known
 
+    def check_given(self, known: Mapping[str, np.ndarray]) -> None:
+        """As of the family within."""
+        self.family.check_given(known)
+
     def check_known(self, y: Float[np.ndarray, "n"], known: Mapping[str, np.ndarray]) -> None:
         """As the family."""
         self.family.check_known(y, known)

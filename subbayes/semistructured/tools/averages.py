@@ -21,7 +21,7 @@ from subbayes.semistructured.summary import central
 from subbayes.semistructured.tools.conditional import Conditional
 from subbayes.utils.checks import check_choice, fail
 
-__all__ = ["Averages", "contrasts", "marginal_means", "marginal_slopes"]
+__all__ = ["Averages", "RowAverage", "contrasts", "marginal_means", "marginal_slopes"]
 
 Predict = Callable[[pd.DataFrame], Float[np.ndarray, "S n"]]
 """From rows to the draws of a quantity of each."""
@@ -29,6 +29,7 @@ Predict = Callable[[pd.DataFrame], Float[np.ndarray, "S n"]]
 _MOST_ROWS = 2000  # predicted in one call, evenly spaced ones of more
 _MOST_PRINTED = 60  # averages
 _STEP = 1e-3  # of a slope, in standard deviations of the column
+_BOOTSTRAP = 11  # distinguishes its random numbers from others of a seed
 _COMPARISONS = {"difference": "{} - {}", "ratio": "{} / {}", "odds ratio": "odds({}) / odds({})"}
 
 
@@ -43,6 +44,7 @@ class Averages:
         level: level of the intervals in the table.
         quantity: what is averaged, for figures.
         null: the value without an effect, which the direction is away from.
+        effects: averages over the "population" of the rows, or over these rows, the "sample".
     """
 
     name: str
@@ -51,6 +53,7 @@ class Averages:
     level: float
     quantity: str = "average"
     null: float = 0.0
+    effects: str = "sample"
 
     def table(self) -> pd.DataFrame:
         """Mean, standard deviation, central interval and probability of direction."""
@@ -70,7 +73,8 @@ class Averages:
 
     def __repr__(self) -> str:
         shown = self.table().to_string(float_format=lambda v: f"{v:.4g}", max_rows=_MOST_PRINTED)
-        return f"Averages of {self.name!r} over {len(self.draws)} draws\n{shown}"
+        of = "the population of rows" if self.effects == "population" else "the rows"
+        return f"Averages of {self.name!r} over {of}, {len(self.draws)} draws\n{shown}"
 
 
 def rows_to_average(frame: pd.DataFrame) -> pd.DataFrame:
@@ -94,21 +98,68 @@ def values_of(
     return levels_of(column)
 
 
-def average_rows(
-    values: Float[np.ndarray, "S n"], rows: pd.DataFrame, weights: str | None
-) -> Float[np.ndarray, "S"]:
-    """Averages over rows, which count alike or by a column of weights."""
-    if weights is None:
-        return values.mean(1)
-    check_choice("weights", weights, tuple(map(str, rows.columns)))
-    w = rows[weights]
+class RowAverage:
+    """Averages over rows: of these rows, or of the population that they were drawn from.
+
+    For the population each draw has random weights of the rows, the Bayesian bootstrap, as effects
+    beside networks have (see `subbayes.semistructured.estimand`).
+
+    Args:
+        frame: all rows, of which at most 2000 evenly spaced ones are averaged.
+        column: column that says how many times a row counts; by default once.
+        seed: of the weights, for averages over the population; None for these rows.
+
+    Attributes:
+        rows: the rows that are averaged.
+
+    Raises:
+        InputError: a column that does not hold such numbers.
+
+    Example:
+        >>> average = RowAverage(pd.DataFrame({"n": [1, 3]}), "n")
+        >>> average(np.array([[0.0, 1.0]]))
+        array([0.75])
+    """
+
+    def __init__(
+        self, frame: pd.DataFrame, column: str | None = None, seed: int | None = None
+    ) -> None:
+        self.rows, self.seed = rows_to_average(frame), seed
+        self._counts = None if column is None else _counts(self.rows, column)
+        self._each = len(frame) / len(self.rows)
+
+    def __call__(
+        self, values: Float[np.ndarray, "S n"], part: np.ndarray | None = None
+    ) -> Float[np.ndarray, "S"]:
+        """Averages of each draw over the rows, or over those that a mask selects."""
+        weights = self._weights(len(values))
+        if part is not None:
+            values, weights = values[:, part], None if weights is None else weights[..., part]
+        if weights is None:
+            return values.mean(1)
+        if weights.ndim == 1:
+            return values @ (weights / weights.sum())
+        return np.einsum("sn,sn->s", values, weights) / weights.sum(1)
+
+    def _weights(self, draws: int) -> np.ndarray | None:
+        if self.seed is None:
+            return self._counts
+        counts = np.ones(len(self.rows)) if self._counts is None else self._counts
+        rng = np.random.default_rng([self.seed, _BOOTSTRAP])
+        return rng.standard_gamma(counts * self._each, (draws, len(counts)))
+
+
+def _counts(rows: pd.DataFrame, column: str) -> Float[np.ndarray, "n"]:
+    """How many times each row counts."""
+    check_choice("weights", column, tuple(map(str, rows.columns)))
+    w = rows[column]
     if not pd.api.types.is_numeric_dtype(w):
         fail("weights", "a column of numbers", f"dtype {w.dtype}")
     w = w.to_numpy(dtype=np.float64)
     if not (np.isfinite(w).all() and (w >= 0).all() and w.sum() > 0):
         got = f"{float(w.min())} to {float(w.max())}"
         fail("weights", "finite numbers of at least 0, some above 0", got)
-    return values @ (w / w.sum())
+    return w
 
 
 def set_to(frame: pd.DataFrame, variable: str, value: Any) -> pd.DataFrame:
@@ -125,15 +176,12 @@ def marginal_means(
     variable: str,
     values: Sequence[Any] | None,
     level: float,
-    weights: str | None = None,
+    average: RowAverage,
     by_level: bool = False,
 ) -> Averages:
     """The average prediction with a column set to each value; see `AfterFit.marginal_means`."""
     chosen = values_of(variable, frame, values, by_level)
-    rows = rows_to_average(frame)
-    draws = [
-        average_rows(predict(set_to(rows, variable, value)), rows, weights) for value in chosen
-    ]
+    draws = [average(predict(set_to(average.rows, variable, value))) for value in chosen]
     return Averages(variable, tuple(chosen), np.stack(draws, 1), level)
 
 
@@ -143,7 +191,7 @@ def contrasts(
     variable: str,
     pairs: Sequence[Any] | None,
     level: float,
-    weights: str | None = None,
+    average: RowAverage,
     by_level: bool = False,
     comparison: str = "difference",
 ) -> Averages:
@@ -155,7 +203,7 @@ def contrasts(
     if not pairs or any(not isinstance(pair, tuple) or len(pair) != 2 for pair in pairs):
         fail("levels", "pairs of levels, such as [('b', 'a')]", repr(pairs))
     needed = list(dict.fromkeys(value for pair in pairs for value in pair))
-    means = marginal_means(predict, frame, variable, needed, level, weights)
+    means = marginal_means(predict, frame, variable, needed, level, average)
     place = {value: i for i, value in enumerate(needed)}
     first, second = (means.draws[:, [place[pair[i]] for pair in pairs]] for i in (0, 1))
     labels = tuple(_COMPARISONS[comparison].format(a, b) for a, b in pairs)
@@ -170,7 +218,8 @@ def contrasts(
 def _odds(means: Float[np.ndarray, "S m"]) -> Float[np.ndarray, "S m"]:
     if means.max() >= 1:
         got = f"means up to {means.max():.4g}"
-        fail("comparison", "means below 1 for an odds ratio", got, "Compare by 'ratio'")
+        remedy = "Compare by 'ratio', or set trials to 1 in data= for the odds of a trial"
+        fail("comparison", "means below 1 for an odds ratio", got, remedy)
     return means / (1 - means)
 
 
@@ -187,11 +236,11 @@ def marginal_slopes(
     variable: str,
     by: str | None,
     level: float,
-    weights: str | None = None,
+    average: RowAverage,
 ) -> Averages:
     """Average slopes in a column of numbers; see `AfterFit.marginal_slopes`."""
     check_choice("variable", variable, tuple(map(str, frame.columns)))
-    rows = rows_to_average(frame)
+    rows = average.rows
     column = rows[variable]
     if not has_numbers(column):
         got = f"dtype {column.dtype}"
@@ -204,10 +253,9 @@ def marginal_slopes(
     up, down = (predict(rows.assign(**{variable: at})) for at in (high, low))
     slopes = (up - down) / (high - low)
     if by is None:
-        average = average_rows(slopes, rows, weights)[:, None]
-        return Averages(variable, ("average",), average, level)
+        return Averages(variable, ("average",), average(slopes)[:, None], level)
     check_choice("by", by, tuple(map(str, frame.columns)))
     groups = levels_of(rows[by])
     parts = [(rows[by] == group).to_numpy() for group in groups]
-    draws = [average_rows(slopes[:, part], rows[part], weights) for part in parts]
+    draws = [average(slopes, part) for part in parts]
     return Averages(f"{variable} by {by}", tuple(groups), np.stack(draws, 1), level)

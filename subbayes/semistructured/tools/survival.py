@@ -18,7 +18,7 @@ from torch import Tensor
 from subbayes.likelihoods.families.base import Family
 from subbayes.likelihoods.families.bounded import BoundedFamily
 from subbayes.likelihoods.families.incomplete import CensoredFamily
-from subbayes.semistructured.tools.averages import average_rows, rows_to_average, set_to, values_of
+from subbayes.semistructured.tools.averages import RowAverage, set_to, values_of
 from subbayes.utils.checks import fail
 
 __all__ = ["log_survival", "survival_curves", "times_of"]
@@ -101,15 +101,13 @@ def survival_curves(
         weights: column that says how many times a row counts.
         by_level: whether the values of the column are levels, also if they are numbers.
     """
-    rows = rows_to_average(frame)
+    average = RowAverage(frame, weights)
+    rows = average.rows
     chosen = (None,) if variable is None else tuple(values_of(variable, frame, values, by_level))
     curves = []
     for value in chosen:
         own = rows if variable is None else set_to(rows, variable, value)
         outputs = predict(own)
-        curve = [
-            average_rows(np.exp(log_survival(family, outputs, float(time))), rows, weights)
-            for time in times
-        ]
+        curve = [average(np.exp(log_survival(family, outputs, float(time)))) for time in times]
         curves.append(np.stack(curve, 1))
     return chosen, np.stack(curves)
