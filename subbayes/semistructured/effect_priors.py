@@ -26,6 +26,7 @@ from subbayes.semistructured.effect_prior import (
 )
 from subbayes.semistructured.formula import Design, Term
 from subbayes.semistructured.lkj import LKJ
+from subbayes.semistructured.written_names import written_as
 from subbayes.utils.checks import check_positive, fail, fail_type
 
 __all__ = [
@@ -361,7 +362,8 @@ def _places(name: str, design: Design, defaults: Mapping[str, EffectPrior]) -> l
     """The names of the default priors, or the column, that `name` may stand for."""
     if name in design.parameters and f"{name}.Intercept" in defaults:
         return [f"{name}.Intercept"]  # its name in the summary of a parameter without effects
-    columns = (design.names[i] for t in design.terms for i in t.unpenalised)
+    columns = [design.names[i] for t in design.terms for i in t.unpenalised]
+    name = written_as(name, [*defaults, *columns, *design.variables])
     if name in defaults or name in columns:
         return [name]
     readers = [t.name for t in design.terms if name in (*t.variables, t.name)]

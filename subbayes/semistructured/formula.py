@@ -40,6 +40,7 @@ from subbayes.semistructured.terms.group_effects import GroupEffects, NewGroups
 from subbayes.semistructured.terms.law import Law, LearnedTerm
 from subbayes.semistructured.terms.parsing import check_right_side, learn_terms
 from subbayes.semistructured.terms.splitting import sides_of, without_r_names
+from subbayes.semistructured.written_names import written_as
 from subbayes.utils.checks import InputError, check_choice, closest, fail, fail_type
 from subbayes.utils.warning import warn_user
 
@@ -289,6 +290,7 @@ class Design:
         Raises:
             InputError: no such term.
         """
+        name = written_as(name, [*(term.name for term in self.terms), *self.variables])
         for term in self.terms:
             if term.name == name:
                 return term

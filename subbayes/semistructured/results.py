@@ -419,15 +419,12 @@ class Results(AfterFit):
     def describe(self) -> dict[str, str]:
         """Formula, family, networks and inference, as text."""
         specification = self.state.model.specification
-        formula = specification.formula
-        if not isinstance(formula, str):
-            formula = "; ".join(f"{name}: {text}" for name, text in formula.items())
         networks = {
             f"network {name}": describe_network(Network(network.module))
             for name, network in specification.deep.items()
         }
         return {
-            "formula": formula,
+            **specification.facts(),
             "family": repr(self.state.model.family),
             **self.state.model.response.facts(specification.family),
             **networks,

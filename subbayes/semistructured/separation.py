@@ -39,7 +39,8 @@ _SMALL = 1e-6  # of columns of unit size
 _HURDLE = (HurdlePoissonFamily, HurdleNegativeBinomialFamily)
 _ZERO_INFLATED = (ZeroInflatedPoissonFamily, ZeroInflatedNegativeBinomialFamily)
 _CLASSES = "the classes of the response"
-_ZEROS = "rows whose counts are 0 from the others"
+_ONLY_ZEROS = "rows whose counts are 0"
+_ZEROS = f"{_ONLY_ZEROS} from the others"
 
 
 def check_separation(
@@ -84,7 +85,9 @@ def check_separation(
         elif isinstance(family, OrdinalFamily):
             _check_places(design, places, *_above_thresholds(at, y), priors)
         elif found is not None and found[0].any():
-            _check_places(design, places, at, *found, priors)
+            side, words = found
+            words = _ONLY_ZEROS if words == _ZEROS and not y.any() else words
+            _check_places(design, places, at, side, words, priors)
 
 
 def _sides(
@@ -153,9 +156,12 @@ def _check_places(
             fail(
                 "priors", "proper priors of effects that the rows do not bound", got, "Pass a scale"
             )
+        what = f"a combination of {names} separates {separated} (in all rows, or in all but those "
+        what += "where it is 0)"
+        if separated == _ONLY_ZEROS:
+            what = f"there are only {separated}"
         warn_user(
-            f"formula: a combination of {names} separates {separated} (in all rows, or in all but "
-            "those where it is 0), so that nothing but the priors bounds these effects, and other "
+            f"formula: {what}, so that nothing but the priors bounds these effects, and other "
             "priors give others; pass priors that you believe in, or leave columns out"
         )
 

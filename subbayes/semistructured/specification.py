@@ -128,6 +128,19 @@ class Specification:
     response_terms: tuple[str, ...] = ()  # names of those that family and weights come from
     inherited: bool = False  # priors are those of another formula, whose terms may be gone
 
+    def facts(self) -> dict[str, str]:
+        """What a description of the model says about its formula, and what belongs to a row."""
+        formula = self.formula
+        if not isinstance(formula, str):
+            formula = "; ".join(f"{name}: {text}" for name, text in formula.items())
+        own = {name: c for name, c in self.family.known.items() if isinstance(c, str)}
+        if status := self.family.response_columns:
+            own["censoring"] = ", ".join(status)
+        auxiliary = {n: getattr(self.auxiliary, n) for n in ("weights", "offset", "exposure")}
+        own |= {name: column for name, column in auxiliary.items() if column is not None}
+        rows = ", ".join(f"{name} in {column}" for name, column in own.items())
+        return {"formula": formula} | ({"of each row": rows} if rows else {})
+
     def networks_of(self, parameter: str, location: str) -> list[str]:
         """Names of the networks that add to the predictor of a parameter.
 

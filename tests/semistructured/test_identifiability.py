@@ -100,6 +100,15 @@ def test_ordinal_classes_need_one_direction_for_all_thresholds():
     assert len(messages("k ~ x", frame.assign(k=k), "categorical")) == 1
 
 
+def test_counts_that_are_all_0_have_no_others():
+    rows = pd.DataFrame({"x": np.linspace(-1, 1, 30), "y": 0})
+    few = Sampling(draws=20, chains=2, progress=False)
+    with pytest.warns(
+        UserWarning, match="formula: there are only rows whose counts are 0, so that"
+    ):
+        SemiStructuredRegression("y ~ x", family="poisson").fit(rows, sampling=few)
+
+
 def test_trials_are_separated_where_all_or_none_succeed():
     frame, family = table(), BinomialFamily(trials="n")
     all_or_none = frame.assign(k=3 * (frame.x > 0.1))

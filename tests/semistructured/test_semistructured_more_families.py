@@ -65,6 +65,7 @@ def test_binomial_trials_are_a_column(frame, tmp_path):
         return -stats.binom(n, special.expit(b[0] + b[1] * x)).logpmf(wins).sum()
 
     agrees(model, ["Intercept", "x"], negative, [0.0, 0.0])
+    assert model.describe()["of each row"] == "trials in n"
     new = pd.DataFrame({"x": [0.0, 0.0], "n": [1, 50]})
     mean = model.predict(new).mean
     assert mean[1] == pytest.approx(50 * mean[0])

@@ -172,6 +172,37 @@ def test_the_same_hypothesis_has_the_same_evidence_on_another_scale():
     assert scaled == pytest.approx(plain, rel=0.15)
 
 
+def test_names_may_be_written_with_other_quotes_and_spaces():
+    rng = np.random.default_rng(0)
+    rows = pd.DataFrame({"x y": rng.normal(size=60), "z": rng.normal(size=60)})
+    rows["g"], rows["y"] = rng.choice(list("abc"), 60), rng.normal(size=60)
+    given = 'C(g,Treatment("c"))'
+    model = SemiStructuredRegression(
+        f"y ~ {given} + `x y` + s(z,k=5)", priors={given: 0.5, "sd(s(z, k=5))": 2.0, "`x y`": 3.0}
+    ).fit(rows, sampling=SAMPLING)
+    name = "C(g, Treatment('c'))"
+    assert model.priors[name] == NormalPrior(0.0, 0.5)
+    assert model.priors["x y"] == NormalPrior(0.0, 3.0)
+    np.testing.assert_array_equal(model.effect(given).draws, model.effect(name).draws)
+    np.testing.assert_array_equal(model.effect("`x y`").draws, model.effect("x y").draws)
+    effects = {key: draws.reshape(-1) for key, draws in model.effects().items()}
+    found = model.hypothesis(f"{given}[T.a] > sd(s(z,  k=5))")
+    expected = (
+        effects[f"{name}[T.a]"]
+        - effects["sd(s(z, k=5))" if "sd(s(z, k=5))" in effects else "sd(s(z,k=5))"]
+    )
+    np.testing.assert_allclose(found.draws, expected)
+
+
+def test_names_that_could_be_several_are_refused():
+    draws = {"C(g)[a'b]": np.ones(3), 'C(g)[a"b]': np.zeros(3), "f(x,'y')": np.ones(3)}
+    assert evaluate_hypothesis("C(g)[a'b] > C(g)[a\"b]", draws, dict).probability == 1
+    assert evaluate_hypothesis('f(x, "y") > 0', draws, dict).probability == 1
+    draws["f(x, 'y')"] = np.zeros(3)
+    with pytest.raises(InputError, match="hypothesis: expected"):
+        evaluate_hypothesis('f(x, "y") > 0', draws, dict)
+
+
 def test_slopes_at_one_value_of_a_column():
     rows = pd.DataFrame({"x": [2.0, 2.0], "z": [1.0, 3.0]})
     slopes = marginal_slopes(

@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
+from subbayes.semistructured.written_names import pattern_of, written_as
 from subbayes.utils.checks import check_fraction, closest, fail, fail_type
 from subbayes.utils.warning import warn_user
 
@@ -211,17 +212,18 @@ def _parse(expression: str, effects: list[str]) -> ast.Compare:
     while prefix in expression:  # an effect may be named as a placeholder
         prefix += "_"
     names, order = dict[str, str](), sorted(effects, key=len, reverse=True)
-    known = {f"`{name}`": name for name in order} | {name: name for name in order}
 
     def replaced(found: re.Match[str]) -> str:
-        name = known[found[0]]
+        name = written_as(found[0], order)
+        if name not in order:  # it may be one of several
+            return found[0]
         placeholder = f"{prefix}{order.index(name)}"
         names[placeholder] = name
         return f" {placeholder} "
 
     # all at once, longest first, so that no replacement is taken for a name
     every = "|".join(
-        rf"`{re.escape(name)}`|(?<![\w.`\[\]]){re.escape(name)}(?![\w`\[(.])" for name in order
+        rf"`{pattern}`|(?<![\w.`\[\]]){pattern}(?![\w`\[(.])" for pattern in map(pattern_of, order)
     )
     text = re.sub(every, replaced, expression) if order else expression
     text = re.sub(r"(?<![<>=!])=(?!=)", "==", text).replace("^", "**")
