@@ -32,6 +32,10 @@ def test_a_response_far_from_the_others_is_named_before_the_fit():
         model = SemiStructuredRegression(formula, family=family)
         with pytest.warns(UserWarning, match=said):
             model.specification.prepare(frame.assign(c=frame.x > 25), None)
+    mostly_equal = frame.assign(y=np.where(frame.x < 12, np.sin(frame.x), 0.0))
+    mostly_equal.loc[17, "y"] = 5000
+    with pytest.warns(UserWarning, match=f"{said}.*judged by their standard deviation"):
+        SemiStructuredRegression("y ~ x").specification.prepare(mostly_equal, None)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         SemiStructuredRegression("y ~ x", family="student-t").specification.prepare(frame, None)

@@ -85,14 +85,17 @@ class NormalFamily(Family):
         """A line for the response that is farthest from the others, if it sets the fit alone."""
         value = target_values(y)
         distance = (value - value.median()).abs()
+        row, by = int(distance.argmax()), "median distance"
         spread = float(distance.median()) / 0.6745  # the standard deviation of normal responses
-        row = int(distance.argmax())
+        if spread == 0 and len(value) > 2:  # of which most are equal
+            others = torch.cat([value[:row], value[row + 1 :]])
+            spread, by = float(others.std()), "standard deviation"
         away = float(distance[row]) / spread if spread > 0 else 0.0
         if away < _OUTLYING:
             return []
         return [
             f"the response of row {row}, {float(value[row]):.4g}, is {away:.0f} standard "
-            "deviations from the others (judged by their median distance), so that it may set the "
+            f"deviations from the others (judged by their {by}), so that it may set the "
             "effects and sigma alone: check it, leave the row out, or choose family='student-t'; "
             "loo() says which rows pull"
         ]
