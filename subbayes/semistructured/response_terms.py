@@ -22,6 +22,7 @@ from subbayes.likelihoods.families import (
 )
 from subbayes.semistructured.terms.splitting import sides_of, split_at
 from subbayes.utils.checks import fail
+from subbayes.utils.warning import warn_user
 
 __all__ = ["ResponseTerms", "changed_response_terms", "read_response_terms"]
 
@@ -107,6 +108,9 @@ def changed_response_terms(
     A response that is written replaces the old one with its terms; without a response, or with ".",
     both stay. What was no term stays too: a family or a column of weights that was an argument.
 
+    Warns:
+        UserWarning: a written response without some of the old terms.
+
     Args:
         change: the new formula, in which points stand for the old one.
         changed: the formula without points.
@@ -124,7 +128,14 @@ def changed_response_terms(
         family = family.family
     if "trials" in old.names and isinstance(family, BinomialFamily):
         family = BernoulliFamily(family.links[:1])
-    return read_response_terms(changed, family, None if "weights" in old.names else old.weights)
+    weights = None if "weights" in old.names else old.weights
+    found = read_response_terms(changed, family, weights)
+    if lost := [f"{name}(...)" for name in old.names if name not in found.names]:
+        warn_user(
+            f"update: the new response {left!r} is without {', '.join(lost)} of the old one; "
+            "write '.' in its place to keep them"
+        )
+    return found
 
 
 def _terms(text: str) -> dict[str, dict[str, Any]]:

@@ -140,7 +140,10 @@ def test_written_terms_replace_those_of_the_old_response():
     assert other.auxiliary.weights is None
     same = model.update(". | cens(right) ~ . - x", sampling=SAMPLING).specification
     assert (same.formula, same.family) == ("time ~ x - x", model.specification.family)
-    plain = model.update("time | weights(w) ~ .", sampling=SAMPLING).specification
+    with pytest.warns(
+        UserWarning, match=r"'time \| weights\(w\)' is without cens\(...\) of the old"
+    ):
+        plain = model.update("time | weights(w) ~ .", sampling=SAMPLING).specification
     assert (plain.family, plain.auxiliary.weights) == (WeibullFamily(), "w")
     bare = model.update("y ~ .", sampling=SAMPLING).specification
     assert (bare.family, bare.auxiliary.weights) == (WeibullFamily(), None)
