@@ -235,6 +235,14 @@ def test_averages_over_the_population_have_the_variance_of_the_bayesian_bootstra
     )
 
 
+def test_groups_of_rows_that_do_not_count_have_no_average():
+    rows = pd.DataFrame({"n": [1, 2, 0, 0]})
+    for seed in (None, 3):
+        average = RowAverage(rows, "n", seed)
+        with pytest.raises(InputError, match="weights: expected some above 0 in each group"):
+            average(np.ones((5, 4)), np.array([False, False, True, True]))
+
+
 def test_averages_beside_networks_are_those_of_the_estimand():
     """The effect of g depends on w, so that another sample of rows has another average effect."""
     rng = np.random.default_rng(0)

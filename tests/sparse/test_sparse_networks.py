@@ -105,11 +105,15 @@ def test_images_are_rows_of_pixels():
 # --- runs ----------------------------------------------------------------------------------------
 
 
-def test_every_method_is_recorded_and_finished_runs_are_read(tmp_path, monkeypatch):
+def small_rows(classes):
     rng = np.random.default_rng(0)
-    y = rng.integers(0, 2, 80)
+    y = rng.integers(0, classes, 80)
     x = (rng.normal(size=(80, 3)) + 2 * y[:, None]).astype(np.float32)
-    rows = sparse_networks.Rows(x[:60], y[:60], x[60:], y[60:], 2)
+    return sparse_networks.Rows(x[:60], y[:60], x[60:], y[60:], classes)
+
+
+def test_every_method_is_recorded_and_finished_runs_are_read(tmp_path, monkeypatch):
+    rows = small_rows(2)
     monkeypatch.setattr(sparse_tabular, "rows_of", lambda *_: rows)
     given = options(tmp_path, methods=list(sparse_networks.METHODS))
     said = []
@@ -132,10 +136,7 @@ def test_every_method_is_recorded_and_finished_runs_are_read(tmp_path, monkeypat
 
 
 def test_runs_with_post_training_give_the_records_without_it(tmp_path, monkeypatch):
-    rng = np.random.default_rng(0)
-    y = rng.integers(0, 3, 80)
-    x = (rng.normal(size=(80, 3)) + 2 * y[:, None]).astype(np.float32)
-    rows = sparse_networks.Rows(x[:60], y[:60], x[60:], y[60:], 3)
+    rows = small_rows(3)
     monkeypatch.setattr(sparse_images, "rows_of", lambda *_: rows)
     plan = replace(TINY, hidden=(4, 4), post_epochs=2)
     methods = ["LBBNN-SSP-MVN", "BNN-GP-CMF"]

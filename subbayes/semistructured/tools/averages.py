@@ -127,11 +127,14 @@ class RowAverage:
         self.rows, self.seed = rows_to_average(frame), seed
         self._counts = None if column is None else _counts(self.rows, column)
         self._each = len(frame) / len(self.rows)
+        self._drawn = np.empty((0, len(self.rows)))
 
     def __call__(
         self, values: Float[np.ndarray, "S n"], part: np.ndarray | None = None
     ) -> Float[np.ndarray, "S"]:
         """Averages of each draw over the rows, or over those that a mask selects."""
+        if part is not None and self._counts is not None and not self._counts[part].any():
+            fail("weights", "some above 0 in each group of rows", "0 in all rows of one")
         weights = self._weights(len(values))
         if part is not None:
             values, weights = values[:, part], None if weights is None else weights[..., part]
@@ -144,9 +147,11 @@ class RowAverage:
     def _weights(self, draws: int) -> np.ndarray | None:
         if self.seed is None:
             return self._counts
-        counts = np.ones(len(self.rows)) if self._counts is None else self._counts
-        rng = np.random.default_rng([self.seed, _BOOTSTRAP])
-        return rng.standard_gamma(counts * self._each, (draws, len(counts)))
+        if len(self._drawn) != draws:  # the same for all averages
+            counts = np.ones(len(self.rows)) if self._counts is None else self._counts
+            rng = np.random.default_rng([self.seed, _BOOTSTRAP])
+            self._drawn = rng.standard_gamma(counts * self._each, (draws, len(counts)))
+        return self._drawn
 
 
 def _counts(rows: pd.DataFrame, column: str) -> Float[np.ndarray, "n"]:
