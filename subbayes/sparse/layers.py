@@ -338,8 +338,8 @@ class SparseLayer(nn.Module):
         return (
             alpha * self.mean,
             alpha * (variance + (1 - alpha) * square),
-            (alpha * divergence - functional.softplus(logits)).sum(),
-            alpha.sum(),
+            _sum_of_rows(alpha * divergence - functional.softplus(logits)),
+            _sum_of_rows(alpha),
         )
 
     def _probabilities(self, logits: Tensor) -> Tensor:
@@ -454,6 +454,11 @@ class SparseLayer(nn.Module):
             f"{self.original[0]!r}, {self.posterior}, {self.structure}, {self.settings.estimator}, "
             f"temperature={self.settings.temperature:g}"
         )
+
+
+def _sum_of_rows(values: Tensor) -> Tensor:
+    """The sum over all entries, in which small ones are not lost beside a large sum of others."""
+    return values.flatten(1).sum(1).sum()
 
 
 def _standard_normal(like: Tensor, generator: torch.Generator) -> Tensor:

@@ -24,7 +24,14 @@ from torch.fx import GraphModule, Node
 from subbayes.networks.tracing.memory import reuse_memory
 from subbayes.networks.tracing.nodes import is_random, writes
 from subbayes.networks.tracing.private_torch import has_hooks, version_of
-from subbayes.networks.tracing.tracer import MODES, Mode, NotTraceable, Replay, Tracer
+from subbayes.networks.tracing.tracer import (
+    MODES,
+    Mode,
+    NotTraceable,
+    Replay,
+    Tracer,
+    largest_entry,
+)
 from subbayes.sparse.layers import SparseLayer
 from subbayes.sparse.variational_families import Noise
 from subbayes.utils.trees import tensors_of, with_tensors
@@ -35,6 +42,7 @@ __all__ = ["MODES", "Steps"]
 _MIN_STEPS = 50  # of one shape, from which tracing saves time
 _COMPILE_SECONDS = 15.0  # time of a compilation
 _SAVED, _SAVED_PER_WEIGHT = 4e-4, 1.4e-8  # seconds that compilation saves in a step
+_ROUNDING = 1e-4  # of the largest gradient; compiled sums over a layer are off by half of that
 
 
 class _NoiseTape(Noise):
@@ -112,6 +120,11 @@ class Steps(Tracer):
         return (loss.detach(), *others), gradients
 
     # --- tracing ----------------------------------------------------------------------------
+
+    def rounding(self, expected: Any) -> float:
+        """A small part of the largest gradient: those of priors are 0 at their optimum."""
+        _, gradients = expected
+        return self.tolerance + _ROUNDING * max(map(largest_entry, gradients), default=0.0)
 
     def trace(self, inputs: Inputs, y: Targets) -> Replay:
         """Trace the step, and verify the replay."""

@@ -12,6 +12,7 @@ from torch import nn
 from subbayes import sparse
 from subbayes.likelihoods import Categorical, Gaussian
 from subbayes.sparse import steps
+from subbayes.sparse.layers import SparseLayer
 from subbayes.utils.checks import InputError
 
 pytestmark = pytest.mark.usefixtures("unchecked")  # tracing annotation checks is slow
@@ -111,6 +112,44 @@ def test_compiled_steps_equal_eager_steps(posterior):
         warnings.filterwarnings("ignore", "The median model excludes")
         compiled = fitted("compile", posterior=posterior)
     check_same(compiled, fitted("eager", posterior=posterior))
+
+
+def wide_at_optimum() -> nn.Module:
+    """A wide network in which the gradients of the inclusion prior cancel but for rounding."""
+    torch.manual_seed(0)
+    made = sparse.convert(nn.Linear(800, 100))
+    layer = next(own for own in made.modules() if isinstance(own, SparseLayer))
+    with torch.no_grad():
+        layer.logits.mean.uniform_(-14.0, -2.0)
+        mean = torch.sigmoid(layer.logits.mean.double()).mean()
+        layer.inclusion.log_b.copy_(layer.inclusion.log_a + torch.logit(mean).neg())
+    return made
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("traced_at_once")
+def test_compiled_steps_start_at_an_optimum_of_the_prior():
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.rand(200, 800, generator=generator), torch.arange(200) % 100
+    found = {}
+    for mode in ("compile", "eager"):
+        options = sparse_options(
+            epochs=2, early_epochs=2, batch_size=100, progress=False, mode=mode, seed=0
+        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", UserWarning)  # of failed tracing
+            warnings.filterwarnings("ignore", "The median model excludes")
+            found[mode] = sparse.fit(wide_at_optimum(), Categorical(100), (x, y), **options)
+    check_same(found["compile"], found["eager"])
+
+
+def test_differences_far_below_the_largest_gradient_are_rounding():
+    made = steps.Steps(nn.Linear(1, 1), {}, "trace", lambda rows: 100.0)
+    loss, gradients = torch.tensor(7.0), (torch.tensor([0.5, 0.1]), torch.tensor(1e-9))
+    made.verify(((loss,), gradients), ((loss,), (gradients[0], torch.tensor(2e-6))))
+    for wrong in ((gradients[0], torch.tensor(1e-3)), (gradients[0] * 1.01, gradients[1])):
+        with pytest.raises(ValueError, match="result differs"):
+            made.verify(((loss,), gradients), ((loss,), wrong))
 
 
 @pytest.mark.usefixtures("traced_at_once")

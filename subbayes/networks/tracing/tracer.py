@@ -20,7 +20,7 @@ from subbayes.utils.torch_lock import torch_lock
 from subbayes.utils.trees import tensors_of, tree_map, with_tensors
 from subbayes.utils.warning import warn_user
 
-__all__ = ["MODES", "Mode", "NotTraceable", "Replay", "Status", "Tracer"]
+__all__ = ["MODES", "Mode", "NotTraceable", "Replay", "Status", "Tracer", "largest_entry"]
 
 Mode = Literal["trace", "eager", "compile"]
 Status = Literal["eager", "traced", "compiled"]
@@ -32,6 +32,12 @@ _RELATIVE = 1e-3
 
 class NotTraceable(Exception):
     """A reason for which a function is evaluated eagerly, without a warning."""
+
+
+def largest_entry(tensor: Tensor) -> float:
+    """The largest absolute value, without NaN and infinity; 0 for none."""
+    finite = tensor.detach().double().nan_to_num(0, 0, 0).abs()
+    return float(finite.max()) if finite.numel() else 0.0
 
 
 @dataclass
@@ -214,13 +220,18 @@ class Tracer:
         if not self._agree(expected, found):
             raise ValueError("its result differs")
 
+    def rounding(self, expected: Any) -> float:
+        """Absolute difference from this eager result that counts as rounding in every tensor."""
+        return self.tolerance
+
     def _agree(self, expected: Any, found: Any) -> bool:
+        rounding = self.rounding(expected)
         return all(
             torch.allclose(
                 a.double(),
                 b.double(),
                 rtol=_RELATIVE,
-                atol=_RELATIVE * float(a.double().nan_to_num(0, 0, 0).abs().max()) + self.tolerance,
+                atol=_RELATIVE * largest_entry(a) + rounding,
                 equal_nan=True,
             )
             for a, b in zip(tensors_of(expected), tensors_of(found), strict=True)
