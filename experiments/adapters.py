@@ -26,7 +26,7 @@ from experiments.adapters_data import DATASETS, Corpus, Rows, corpus_of, rows_of
 from experiments.adapters_methods import METHODS, Plan, Session, plan_of, validation_nll
 from experiments.adapters_model import base_weights
 from experiments.adapters_page import markdown, summary
-from experiments.markdown import add_write_option, publish
+from experiments.markdown import add_recorded_option, add_write_option, publish
 from experiments.store import Record, Store, key_of, versions
 from experiments.uci import numbers_from, split_names
 from subbayes.data.datasets import cache_dir
@@ -212,9 +212,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="folder of the pretrained base model, which is made there if it is missing "
         "(default: the cache of downloads)",
     )
-    parser.add_argument(
-        "--recorded", action="store_true", help="tables of the records, without computing others"
-    )
+    add_recorded_option(parser)
     add_write_option(parser)
 
 

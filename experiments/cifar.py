@@ -24,7 +24,7 @@ from experiments import cifar_tables as tables
 from experiments import images as pictures
 from experiments.cifar_data import Rows, rows_of
 from experiments.cifar_methods import METHODS, PLANS, QUICK, Plan, Session, sampled
-from experiments.markdown import add_write_option, publish
+from experiments.markdown import add_recorded_option, add_write_option, publish
 from experiments.store import Record, Store, key_of, versions
 from experiments.uci import numbers_from, split_names
 from subbayes import Predictive
@@ -210,9 +210,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--epochs", type=int, default=None, help="epochs of the first phase")
     parser.add_argument("--width", type=float, default=None, help="factor of all channels")
     parser.add_argument("--quick", action="store_true", help="run at a small size")
-    parser.add_argument(
-        "--recorded", action="store_true", help="tables of the records, without computing others"
-    )
+    add_recorded_option(parser)
     add_write_option(parser)
 
 

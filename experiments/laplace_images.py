@@ -48,7 +48,7 @@ from experiments.laplace_subspaces import (
     subspace_jacobians,
     subspace_precisions,
 )
-from experiments.markdown import add_write_option, publish
+from experiments.markdown import add_recorded_option, add_write_option, publish
 from experiments.store import Record, Store, key_of, versions
 from experiments.uci import numbers_from
 from subbayes.curvature.jacobian import Jacobian
@@ -76,9 +76,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="CIFAR-10: the paper's width, and all training images behind KFAC and the diagonal",
     )
     parser.add_argument("--quick", action="store_true", help="run at a small size")
-    parser.add_argument(
-        "--recorded", action="store_true", help="tables of the records, without computing others"
-    )
+    add_recorded_option(parser)
     parser.add_argument(
         "--figures", default=None, metavar="FOLDER", help="save figures in this folder"
     )

@@ -15,6 +15,7 @@ from subbayes.utils.files import atomic_write_text
 
 __all__ = [
     "Figure",
+    "add_recorded_option",
     "add_write_option",
     "distinct",
     "markdown_table",
@@ -70,6 +71,13 @@ def markdown_table(head: Sequence[str], rows: Sequence[Sequence[object]], title:
 
 
 # --- pages ----------------------------------------------------------------------------------------
+
+
+def add_recorded_option(parser: argparse.ArgumentParser) -> None:
+    """Add `--recorded` to the options of an experiment."""
+    parser.add_argument(
+        "--recorded", action="store_true", help="tables of the records, without computing others"
+    )
 
 
 def add_write_option(parser: argparse.ArgumentParser) -> None:

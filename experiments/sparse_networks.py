@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from experiments.markdown import add_write_option, publish
+from experiments.markdown import add_recorded_option, add_write_option, publish
 from experiments.store import Record, Store, device_name, key_of, versions
 from subbayes import MLP, Predictive, Training, sparse
 from subbayes.diagnostics.metrics import accuracy
@@ -324,6 +324,7 @@ def add_options(parser: argparse.ArgumentParser, methods: tuple[str, ...]) -> No
     )
     parser.add_argument("--device", default="cpu", help="device of the networks")
     parser.add_argument("--mode", choices=("trace", "compile", "eager"), default="trace")
+    add_recorded_option(parser)
     add_write_option(parser)
 
 
@@ -341,7 +342,7 @@ def compute_records(
     plan: Plan,
     say: Callable[..., None],
 ) -> list[Record]:
-    """Return the records of all cases, computing those that are missing.
+    """Return the records of all cases, computing those that are missing unless told not to.
 
     Runs with post-training also give the records without it.
 
@@ -358,6 +359,8 @@ def compute_records(
     for name, method, seed in cases:
         settings = _settings(name, method, seed, plan)
         key = key_of(f"{name}-{method}-{seed}", settings)
+        if options.recorded and key not in store:
+            continue
 
         def compute(key: str = key, settings: Record = settings) -> Record:
             folder.mkdir(parents=True, exist_ok=True)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from experiments.markdown import add_write_option, publish
+from experiments.markdown import add_recorded_option, add_write_option, publish
 from experiments.store import Record, Store, device_name, key_of, versions
 from experiments.tables_data import DATASETS, Rows, rows_of, validation_rows
 from experiments.tables_methods import METHODS, Plan, run_method
@@ -160,9 +160,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seeds", type=int, default=5, help="number of seeds of each method")
     parser.add_argument("--threads", type=int, default=2, help="threads of each method")
     parser.add_argument("--device", default="cpu", help="device of the networks")
-    parser.add_argument(
-        "--recorded", action="store_true", help="tables of the records, without computing others"
-    )
+    add_recorded_option(parser)
     parser.add_argument(
         "--mode",
         default=None,

@@ -34,6 +34,7 @@ def options(results, **changes):
         "device": "cpu",
         "results": str(results),
         "data_dir": None,
+        "recorded": False,
         "write": None,
     }
     return argparse.Namespace(**(given | changes))
@@ -133,6 +134,9 @@ def test_every_method_is_recorded_and_finished_runs_are_read(tmp_path, monkeypat
     assert not list(tmp_path.glob("*.pt"))
     monkeypatch.setattr(sparse_networks, "compute_record", lambda *_: pytest.fail("run again"))
     sparse_tabular.run(given, said.append, TINY)
+    further = options(tmp_path, methods=list(sparse_networks.METHODS), folds=2, recorded=True)
+    found = sparse_tabular.run(further, said.append, TINY)
+    assert len(found["records"]) == len(records)
 
 
 def test_runs_with_post_training_give_the_records_without_it(tmp_path, monkeypatch):
