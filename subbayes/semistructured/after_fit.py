@@ -76,13 +76,15 @@ class AfterFit:
 
         Returns:
             The result, with `probability`, `interval`, `evidence_ratio` (the posterior odds; of an
-            equality the Savage-Dickey ratio) and `table()`.
+            equality the Savage-Dickey ratio), its Monte Carlo standard error and `table()`.
 
         Raises:
             InputError: an expression that cannot be used, or an unknown effect.
         """
-        flat = {name: draws.reshape(-1) for name, draws in self.effects().items()}
-        return evaluate_hypothesis(expression, flat, self._prior_effects, level)
+        effects = self.effects()
+        chains = max((len(draws) for draws in effects.values()), default=1)
+        flat = {name: draws.reshape(-1) for name, draws in effects.items()}
+        return evaluate_hypothesis(expression, flat, self._prior_effects, level, chains)
 
     def _prior_effects(self) -> dict[str, Float[np.ndarray, "S"]]:
         structured = self.state.model.structured

@@ -313,10 +313,11 @@ def levels_of(column: pd.Series) -> list[Any]:
         >>> levels_of(pd.Series(pd.Categorical(["hi", "lo"], ["lo", "mid", "hi"])))
         ['lo', 'hi']
     """
-    values = column.unique()
+    values = column.drop_duplicates()
     if isinstance(column.dtype, pd.CategoricalDtype):
         return [value for value in column.dtype.categories if value in set(values)]
-    return sorted(values.tolist(), key=None if pd.api.types.is_numeric_dtype(column) else str)
+    numbers = pd.api.types.is_numeric_dtype(values.infer_objects())
+    return sorted(values.tolist(), key=None if numbers else str)
 
 
 def complete_rows(

@@ -21,6 +21,7 @@ from formulaic.materializers.types import FactorValues
 from formulaic.utils.stateful_transforms import stateful_transform
 from jaxtyping import Float
 
+from subbayes.semistructured.formula_checks import levels_of
 from subbayes.utils.checks import check_count, fail
 
 __all__ = ["TRANSFORMS", "check_distinct", "penalised", "re", "s"]
@@ -144,9 +145,10 @@ def re(x: Any, _state: dict[str, Any] | None = None) -> FactorValues[dict[str, A
     Their standard deviation is a parameter. Levels unseen in training have the effect 0.
     """
     state = {} if _state is None else _state
-    values = pd.Series(x).astype("object")
+    given = pd.Series(x)
     if "levels" not in state:
-        state["levels"] = sorted(values.dropna().unique().tolist(), key=str)
+        state["levels"] = levels_of(given.dropna())
+    values = given.astype("object")
     columns = {
         str(level): (values == level).to_numpy(dtype=np.float64) for level in state["levels"]
     }

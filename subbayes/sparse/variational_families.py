@@ -43,6 +43,7 @@ BASELINE_FAMILIES = ("all", "dropout", "horseshoe")
 ALWAYS_INCLUDED = ("all", "horseshoe")  # their draws exclude no weight
 STRUCTURES = ("weights", "units")
 _NODES = 15  # of Gauss-Hermite quadrature over the marginal of a logit
+_BLOCKS, _LEAST_BLOCK = 4, 64  # of rows of a triangular factor, and rows of the smallest
 _WIDE, _TAIL = 1.25, 36  # deviation above which the quadrature is over a logistic, and its range
 
 
@@ -204,11 +205,21 @@ class Multivariate(Logits):
     def draw(self, noise: Noise) -> Float[Tensor, "u k"]:
         """A draw, differentiable in mean and factor."""
         eps = noise.normal(self.mean.shape, self.mean)
-        return self.mean + eps @ self.factor.tril().T
+        return self.mean + _triangular_product(eps, self.factor)
 
     def variance(self) -> Float[Tensor, "u k"]:
         """Marginal variances, the same for all units."""
         return self.factor.tril().square().sum(1).expand_as(self.mean)
+
+
+def _triangular_product(x: Float[Tensor, "u k"], factor: Float[Tensor, "k k"]) -> Tensor:
+    """`x @ factor.tril().T`, without most products with the zeros above the diagonal."""
+    size = max(_LEAST_BLOCK, math.ceil(len(factor) / _BLOCKS))
+    parts, end = [], 0
+    for rows in factor.split(size):
+        start, end = end, end + len(rows)
+        parts.append(x[:, :end] @ rows[:, :end].tril(start).T)
+    return torch.cat(parts, 1)
 
 
 class LowRank(Logits):

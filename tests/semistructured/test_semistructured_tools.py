@@ -58,7 +58,8 @@ def test_hypotheses_are_shares_of_draws(model):
     assert found.interval == pytest.approx(np.quantile(difference, [0.025, 0.975]))
     assert found.evidence_ratio == pytest.approx(found.probability / (1 - found.probability))
     assert model.hypothesis("`C(g)[T.b]` < 0").probability == pytest.approx((b < 0).mean())
-    assert found.table().shape == (1, 6)
+    assert found.table().shape == (1, 7)
+    assert found.chains == len(model.effects()["x"])
 
 
 def test_equality_has_the_ratio_of_densities():
@@ -67,6 +68,31 @@ def test_equality_has_the_ratio_of_densities():
     found = evaluate_hypothesis("x = 0", {"x": after}, lambda: {"x": before})
     expected = stats.norm(0.3, 0.2).pdf(0) / stats.norm(0, 1).pdf(0)
     assert found.evidence_ratio == pytest.approx(expected, rel=0.08)
+
+
+@pytest.mark.parametrize("correlation", [0.0, 0.9])
+@pytest.mark.parametrize("text", ["x > 0", "x = 0"])
+def test_errors_of_evidence_ratios_are_those_of_repetitions(text, correlation):
+    found = []
+    for seed in range(200):
+        rng = np.random.default_rng(seed)
+        noise = rng.standard_normal((4, 500))
+        for i in range(1, 500):
+            noise[:, i] *= np.sqrt(1 - correlation**2)
+            noise[:, i] += correlation * noise[:, i - 1]
+        effects, prior = {"x": 0.2 + 0.3 * noise.ravel()}, {"x": rng.normal(0, 1, 4000)}
+        found.append(evaluate_hypothesis(text, effects, lambda prior=prior: prior, chains=4))
+    ratios = np.array([each.evidence_ratio for each in found])
+    stated = np.array([each.evidence_ratio_mcse for each in found])
+    assert np.sqrt(np.mean(stated**2)) == pytest.approx(ratios.std(ddof=1), rel=0.25)
+
+
+def test_errors_of_evidence_ratios_that_are_not_known_are_nan():
+    draws = np.random.default_rng(0).normal(3.0, 0.2, 1000)
+    assert np.isnan(evaluate_hypothesis("x > 0", {"x": draws}, dict).evidence_ratio_mcse)
+    with pytest.warns(UserWarning, match="hardly any draws"):
+        found = evaluate_hypothesis("x = 0", {"x": draws}, lambda: {"x": draws - 3})
+    assert np.isnan(found.evidence_ratio_mcse)
 
 
 @pytest.mark.parametrize("value", [1.2, 1.5, -0.9])

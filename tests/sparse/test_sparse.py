@@ -218,6 +218,20 @@ def test_marginals_of_random_logits_agree_with_draws(posterior):
         np.testing.assert_allclose(torch.sigmoid(draws).mean(0), logits.probability(), atol=0.02)
 
 
+@pytest.mark.parametrize("inputs", [1, 64, 130, 301])
+def test_draws_of_correlated_logits_are_those_of_the_whole_factor(inputs):
+    logits = make_logits("mvn", torch.zeros(3, inputs, dtype=DOUBLE), 1, Noise(0))
+    with torch.no_grad():
+        logits.factor.normal_(generator=torch.Generator().manual_seed(1))
+    found = logits.draw(Noise(2))
+    noise = Noise(2).normal(logits.mean.shape, logits.mean)
+    expected = noise @ logits.factor.tril().T
+    torch.testing.assert_close(found, expected)
+    weights = torch.arange(found.numel(), dtype=DOUBLE).reshape(found.shape).sin()
+    (slope,) = torch.autograd.grad(found, logits.factor, weights)
+    torch.testing.assert_close(slope, (weights.T @ noise).tril())
+
+
 def test_low_temperatures_give_binary_indicators():
     made = layer(estimator="relaxed", temperature=1e-3)
     drawn = torch.stack([made._relaxed_indicators(made.logits.mean) for _ in range(4000)]).detach()

@@ -30,7 +30,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from subbayes.semistructured import formula_columns
-from subbayes.semistructured.formula_checks import check_levels
+from subbayes.semistructured.formula_checks import check_levels, levels_of
 from subbayes.semistructured.formula_grammar import check_formula, formula_errors, least_columns
 from subbayes.semistructured.terms.law import Hyperparameter, Law, LearnedTerm, Priors, WrittenTerm
 from subbayes.semistructured.terms.splitting import plain_name, split_at, within_brackets
@@ -100,7 +100,7 @@ class GroupTerm(WrittenTerm):
         names = [str(name) for name in spec.column_names]
         if not 1 <= len(names) <= _MOST:
             fail(argument, f"from 1 to {_MOST} effects that vary", f"{len(names)} in {self.name}")
-        keys = sorted(set(_keys(frame, self.groups)), key=str)
+        keys = _keys_in_order(frame, self.groups)
         values = formula_columns.evaluate(spec, frame, read)
         if not np.isfinite(values).all():
             fail(argument, "finite numbers", f"others in {self.name}", "Drop these rows")
@@ -191,6 +191,20 @@ def _with_intercept(left: str) -> str:
 def _keys(frame: pd.DataFrame, groups: Sequence[str]) -> list[tuple[Any, ...]]:
     """The combination of groups of each row."""
     return list(zip(*(frame[name].tolist() for name in groups), strict=True))
+
+
+def _keys_in_order(frame: pd.DataFrame, groups: Sequence[str]) -> list[tuple[Any, ...]]:
+    """The combinations that there are: categories in their order, numbers by size, others as text.
+
+    Example:
+        >>> _keys_in_order(pd.DataFrame({"g": [10, 9, 9], "h": ["b", "b", "a"]}), ["g", "h"])
+        [(9, 'a'), (9, 'b'), (10, 'b')]
+    """
+    ranks = [{level: rank for rank, level in enumerate(levels_of(frame[name]))} for name in groups]
+    return sorted(
+        set(_keys(frame, groups)),
+        key=lambda key: [rank[level] for rank, level in zip(ranks, key, strict=True)],
+    )
 
 
 @dataclass(frozen=True)

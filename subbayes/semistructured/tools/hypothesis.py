@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Num
 
+from subbayes.diagnostics.convergence import mcse_mean
 from subbayes.semistructured.written_names import pattern_of, written_as
 from subbayes.utils.checks import check_fraction, closest, fail, fail_type
 from subbayes.utils.warning import warn_user
@@ -49,13 +50,15 @@ class Hypothesis:
         draws: left-hand side minus right-hand side, for each draw.
         prior: the same for draws of the prior, for hypotheses of equality.
         level: level of the interval.
+        chains: number of chains, which follow each other in the draws.
     """
 
     expression: str
     sign: str
     draws: Float[np.ndarray, "S"]
-    prior: Float[np.ndarray, "S"] | None
+    prior: Float[np.ndarray, "P"] | None
     level: float
+    chains: int = 1
 
     @property
     def probability(self) -> float:
@@ -80,6 +83,32 @@ class Hypothesis:
         return density_at_zero(self.draws) / before if before else np.inf
 
     @property
+    def evidence_ratio_mcse(self) -> float:
+        r"""Monte Carlo standard error of the evidence ratio; NaN where it is not known.
+
+        By the delta method from those of the shares of draws, or of the kernel densities without
+        their bias, which may be several percent. It is not known if all draws agree, or if the
+        density is that of a normal distribution beyond the draws.
+        """
+        if self.sign != "=":
+            p = self.probability
+            agree = self.draws > 0 if self.sign == ">" else self.draws < 0
+            return self._mcse(agree) / (1 - p) ** 2 if 0 < p < 1 else np.nan
+        assert self.prior is not None
+        after, before = (_kernel_weights(values)[0] for values in (self.draws, self.prior))
+        if min(after.sum(), before.sum()) < _LEAST_DRAWS:
+            return np.nan
+        errors = (
+            self._mcse(after) / after.mean(),
+            before.std(ddof=1) / (before.mean() * np.sqrt(len(before))),
+        )
+        return float(self.evidence_ratio * np.hypot(*errors))
+
+    def _mcse(self, values: Num[np.ndarray, "S"] | Bool[np.ndarray, "S"]) -> float:
+        """Monte Carlo standard error of the mean over the draws of the posterior."""
+        return float(mcse_mean(values.astype(float).reshape(self.chains, -1)))
+
+    @property
     def interval(self) -> tuple[float, float]:
         """Central interval of the difference of both sides."""
         tail = (1 - self.level) / 2
@@ -87,7 +116,7 @@ class Hypothesis:
         return float(low), float(high)
 
     def table(self) -> pd.DataFrame:
-        """One row: mean, standard deviation, interval, probability and evidence ratio."""
+        """One row: mean, standard deviation, interval, probability, evidence ratio and its error."""
         tail = 50 * (1 - self.level)
         low, high = self.interval
         row = {
@@ -97,6 +126,7 @@ class Hypothesis:
             f"{100 - tail:g}%": high,
             "probability": self.probability,
             "evidence_ratio": self.evidence_ratio,
+            "evidence_ratio_mcse": self.evidence_ratio_mcse,
         }
         return pd.DataFrame([row], index=[self.expression]).rename_axis("hypothesis")
 
@@ -113,6 +143,7 @@ def evaluate_hypothesis(
     effects: Mapping[str, Float[np.ndarray, "S"]],
     prior: Callable[[], Mapping[str, Float[np.ndarray, "S"]]],
     level: float = 0.95,
+    chains: int = 1,
 ) -> Hypothesis:
     """Evaluate a hypothesis about effects; see `Results.hypothesis`.
 
@@ -121,6 +152,7 @@ def evaluate_hypothesis(
         effects: posterior draws of each effect.
         prior: a function that returns prior draws of each that has a proper prior.
         level: level of the interval.
+        chains: number of chains, which follow each other in the posterior draws.
 
     Raises:
         InputError: an expression that is not a comparison of effects, or an unknown effect.
@@ -165,7 +197,7 @@ def evaluate_hypothesis(
                     f"{which}; its density there is that of a normal distribution with their "
                     "mean and standard deviation, and the evidence ratio is rough. Take more draws"
                 )
-    return Hypothesis(expression, sign, draws, before, level)
+    return Hypothesis(expression, sign, draws, before, level, chains)
 
 
 def density_at_zero(draws: Float[np.ndarray, "S"]) -> float:
