@@ -116,7 +116,7 @@ class Hypothesis:
         return float(low), float(high)
 
     def table(self) -> pd.DataFrame:
-        """One row: mean, standard deviation, interval, probability, evidence ratio and its error."""
+        """One row: mean, deviation, interval, probability, evidence ratio and its error."""
         tail = 50 * (1 - self.level)
         low, high = self.interval
         row = {
