@@ -57,7 +57,8 @@ class Partial:
         draws: the effect on the scale of the predictor, shape (S, len(x)): relative to the average
             row for a number, to the reference level for a factor, and to the mean over the rows for
             a network.
-        observed: values of the training rows, for numbers; for a surface of shape (n, variables).
+        observed: values of the training rows, for numbers; for a surface of shape (n, variables);
+            of a smooth for each level those of its level.
         level: level of the intervals in figures and tables.
         scale: the scale of the predictor, such as "log(mu)".
     """
@@ -150,7 +151,7 @@ def partial_effect(
     if discrete or term.at:
         columns = columns + design.center[places]
     draws = _coefficients(state)[:, places] @ columns.T
-    numbers = np.zeros(0) if discrete else observed.to_numpy()
+    numbers = np.zeros(0) if discrete else _own_rows(state, term)[variable].to_numpy()
     return Partial(term, variable, np.asarray(values), draws, numbers, level)
 
 
@@ -197,10 +198,16 @@ def _surface(state: FittedState, term: Term, values: Any, level: float) -> Parti
         columns = columns + design.center[places]
     draws = _coefficients(state)[:, places] @ columns.T
     scale = state.model.family.predictor_scale(term.parameter)
-    own = frame
-    for name in set(term.at) & set(design.levels()):  # of a smooth for each level, its own rows
+    own = _own_rows(state, term)[names].to_numpy()
+    return Partial(term, ", ".join(names), points, draws, own, level, scale)
+
+
+def _own_rows(state: FittedState, term: Term) -> pd.DataFrame:
+    """The training rows; of a smooth for each level, those of its level."""
+    own = state.model.frame
+    for name in set(term.at) & set(state.model.design.levels()):
         own = own[(own[name] == term.at[name]).to_numpy()]
-    return Partial(term, ", ".join(names), points, draws, own[names].to_numpy(), level, scale)
+    return own
 
 
 def partial_dependence(

@@ -286,6 +286,7 @@ def test_effects_of_smooths_are_drawn_along_their_variables():
     one = model.effect("s(x, by=g, k=5)[b]")
     assert one.variable == "x"
     assert one.draws.shape == (12, 100)
+    np.testing.assert_array_equal(one.observed, frame["x"][frame["g"] == "b"])
     surface = model.effect("te(z, `my x`, k=4)")
     assert list(surface.table().columns)[:3] == ["my x", "z", "mean"]
     assert surface.draws.shape == (12, 900)
@@ -293,6 +294,7 @@ def test_effects_of_smooths_are_drawn_along_their_variables():
     np.testing.assert_allclose(rows.draws.mean(1), 0.0, atol=1e-8)
     slope = model.effect("s(z, by=x, bs='cr', k=4)", [0.0, 1.0])
     assert slope.draws.shape == (12, 2)
+    assert len(slope.observed) == len(frame)
     with pytest.raises(InputError, match="values: expected a data frame with the columns"):
         model.effect("te(z, `my x`, k=4)", frame[["z"]])
     assert len(model.plot().axes) == 8  # two of them are maps, with colour bars
