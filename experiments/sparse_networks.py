@@ -120,9 +120,15 @@ class Rows:
 
 
 def compute_record(
-    rows: Rows, method: str, seed: int, plan: Plan, checkpoint: Path, device: str = "cpu"
+    rows: Rows,
+    method: str,
+    seed: int,
+    plan: Plan,
+    checkpoint: Path,
+    device: str = "cpu",
+    before_post: Callable[[Record], object] = lambda _: None,
 ) -> Record:
-    """Return the record of a method; with post-training, "before" holds the one before it.
+    """Return the record of a method.
 
     Args:
         rows: training and test rows.
@@ -131,7 +137,10 @@ def compute_record(
         plan: settings.
         checkpoint: folder from which training resumes; removed at the end.
         device: device of the networks.
+        before_post: called before post-training, with the record until then.
     """
+    facts: Record = {"train": len(rows.y[: plan.rows]), "test": len(rows.y_new)}
+    facts |= {"versions": versions(), "device": device_name(device)}
     data = torch.from_numpy(rows.x[: plan.rows]), torch.from_numpy(rows.y[: plan.rows]).long()
     likelihood: Likelihood = Bernoulli() if rows.classes == 2 else Categorical(rows.classes)
     outputs = 1 if rows.classes == 2 else rows.classes
@@ -140,14 +149,21 @@ def compute_record(
     found = (
         _point(net, likelihood, data, rows, seed, plan, started)
         if method == "FNN"
-        else _sparse(net, likelihood, data, rows, method, seed, plan, checkpoint, started)
+        else _sparse(
+            net,
+            likelihood,
+            data,
+            rows,
+            method,
+            seed,
+            plan,
+            checkpoint,
+            started,
+            lambda record: before_post(facts | record),
+        )
     )
     if checkpoint.exists():
         shutil.rmtree(checkpoint)
-    facts: Record = {"train": len(data[1]), "test": len(rows.y_new), "versions": versions()}
-    facts["device"] = device_name(device)
-    if "before" in found:
-        found["before"] |= facts
     return facts | found
 
 
@@ -168,6 +184,7 @@ def _sparse(
     plan: Plan,
     checkpoint: Path,
     started: tuple[float, float],
+    before_post: Callable[[Record], object],
 ) -> Record:
     """Train a sparse network and score it in every mode, also before post-training if there is."""
     settings = METHODS[method]
@@ -177,7 +194,7 @@ def _sparse(
         0 if baseline else min(count, plan.epochs) for count in (plan.early_epochs, plan.kl_epochs)
     )
     prior = sparse.SpikeSlab(sparse.MixtureSlab()) if "mixture" in settings else None
-    ticks, before = [time.process_time()], {}
+    ticks = [time.process_time()]
 
     def describe(network: sparse.SparseNetwork) -> Record:
         scores = _scores_by_mode(network, posterior, rows, seed, plan.threshold)
@@ -188,7 +205,7 @@ def _sparse(
     def after_epoch(epoch: int, network: sparse.SparseNetwork) -> None:
         ticks.append(time.process_time())
         if epoch == plan.epochs and plan.post != "none":
-            before["before"] = describe(network)
+            before_post(describe(network))
             ticks[:] = [time.process_time()]
 
     result = sparse.fit(
@@ -210,7 +227,7 @@ def _sparse(
         progress=False,
         callback=after_epoch,
     )
-    return describe(result) | before
+    return describe(result)
 
 
 def _scores_by_mode(
@@ -367,11 +384,14 @@ def compute_records(
             name, method, seed = (settings[k] for k in ("dataset", "method", "seed"))
             checkpoint = folder / f"{key}-checkpoint"
             rows = rows_of(name, seed)
-            found = compute_record(rows, method, seed, plan, checkpoint, options.device)
-            if before := found.pop("before", None):
-                plain = _settings(name, method, seed, replace(plan, post="none"))
+            plain = _settings(name, method, seed, replace(plan, post="none"))
+
+            def keep(before: Record) -> None:
                 store.put(key_of(f"{name}-{method}-{seed}", plain), plain | before)
-            return settings | found
+
+            return settings | compute_record(
+                rows, method, seed, plan, checkpoint, options.device, keep
+            )
 
         def report(r: Record) -> None:
             best = max(scores["accuracy"] for scores in r["modes"].values())

@@ -176,6 +176,36 @@ def test_runs_with_post_training_give_the_records_without_it(tmp_path, monkeypat
     ]
 
 
+def test_the_record_before_post_training_outlives_an_interruption(tmp_path, monkeypatch):
+    rows, scored = small_rows(3), sparse_networks._scores_by_mode
+    monkeypatch.setattr(sparse_images, "rows_of", lambda *_: rows)
+    calls = []
+
+    def interrupted(*given):
+        calls.append(given)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return scored(*given)
+
+    plan = replace(TINY, hidden=(4, 4), post_epochs=2)
+    more = {"epochs": 3, "early_epochs": 2, "post": "fixed", "datasets": "mnist", "seeds": 1}
+    for folder in ("once", "twice"):
+        given = options(tmp_path / folder, **more)
+        if folder == "twice":
+            monkeypatch.setattr(sparse_networks, "_scores_by_mode", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                sparse_images.run(given, lambda *_: None, plan)
+        sparse_images.run(given, lambda *_: None, plan)
+    assert len(calls) == 3
+    once, twice = (
+        json.loads((tmp_path / folder / "records.json").read_text()) for folder in ("once", "twice")
+    )
+    assert len(once) == 2
+    assert {k: (r["modes"], r["elbo"]) for k, r in once.items()} == {
+        k: (r["modes"], r["elbo"]) for k, r in twice.items()
+    }
+
+
 # --- tables --------------------------------------------------------------------------------------
 
 
