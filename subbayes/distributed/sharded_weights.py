@@ -285,7 +285,7 @@ def shard_layout(module: nn.Module, names: Iterable[str], processes: Processes) 
 
     Raises:
         InputError: plain parameters beside sharded ones, shards along another axis than the first,
-            or a mesh of other processes than those that have joined.
+            or a mesh of other processes than those that have joined, or of gloo on CUDA devices.
     """
     parameters = dict(module.named_parameters())
     plain = [name for name, p in parameters.items() if not _is_dtensor(p)]
@@ -323,9 +323,18 @@ def _check_mesh(name: str, parameter: Any, processes: Processes) -> None:
             f"fully_shard(module, mesh=init_device_mesh('{mesh.device_type}', "
             f"({processes.count},)))",
         )
+    _check_backend(mesh.device_type, mesh.get_group())
     if not placements[0].is_shard(0):
         expected = "shards along the first axis of each parameter"
         fail("module", expected, f"{placements[0]} for {name}", "Leave out shard_placement_fn")
+
+
+def _check_backend(device_type: str, group: Any) -> None:
+    """Refuse gloo between several processes with weights on CUDA devices: it cannot divide sums."""
+    backends = torch.distributed.get_backend_config(group)
+    if f"{device_type}:gloo" in backends and device_type == "cuda" and group.size() > 1:
+        remedy = "Call torch.distributed.init_process_group('cpu:gloo,cuda:nccl') before"
+        fail("processes", "nccl between weights on CUDA devices", "gloo", remedy)
 
 
 def _is_fsdp(module: nn.Module) -> bool:

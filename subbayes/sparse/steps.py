@@ -34,6 +34,7 @@ from subbayes.networks.tracing.tracer import (
 )
 from subbayes.sparse.layers import SparseLayer
 from subbayes.sparse.variational_families import Noise
+from subbayes.training.traced_steps import set_gradients
 from subbayes.utils.trees import tensors_of, with_tensors
 from subbayes.utils.types import Inputs, Targets
 
@@ -110,8 +111,7 @@ class Steps(Tracer):
     def __call__(self, *batch: Any) -> tuple[Tensor, ...]:
         """The results of the objective for (inputs, y); sets the gradients of the parameters."""
         results, gradients = super().__call__(*batch)
-        for parameter, gradient in zip(self.trained.values(), gradients, strict=True):
-            parameter.grad = gradient
+        set_gradients(self.trained.values(), gradients, copies=False)
         return tuple(results)
 
     def _eager(self, inputs: Inputs, y: Targets) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:

@@ -259,9 +259,12 @@ class TrainableSparseNetwork(Trainable):
         self.objective.weight.fill_(min(1.0, done / warmup) if warmup else 1.0)
         _, expected, divergence, correct = self.steps(inputs, y)
         self.optimizer.step()
-        if not math.isfinite(float(expected) - float(divergence)):
+        expected, divergence, correct = torch.stack(
+            [expected, divergence, correct.to(expected)]
+        ).tolist()  # at once, since a device is waited for
+        if not math.isfinite(expected - divergence):
             raise Diverged(f"The ELBO became NaN ({self._non_finite_part()})")
-        return float(expected), float(divergence), float(correct)
+        return expected, divergence, correct
 
     def end_epoch(self, number: int, losses: list[Any], rows: list[int]) -> list[dict[str, float]]:
         """Mean ELBO and divergence over the steps, density, and accuracy for classes."""
@@ -417,7 +420,7 @@ class _Objective(nn.Module):
         terms = run.batch_likelihood.with_parameters(self.unconstrained).log_prob(outputs, y)
         divergence = kl(self.module)
         expected = terms.sum() * (run.minibatches.n / len(terms))
-        correct = torch.zeros(())
+        correct = torch.zeros((), device=outputs.device)
         if run.likelihood.kind == "classification" and isinstance(y, Tensor):
             p = run.batch_likelihood.mean(outputs.detach())
             chosen = p.argmax(-1) if p.shape[-1] > 1 else (p[..., 0] > 0.5).long()

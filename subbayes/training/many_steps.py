@@ -19,6 +19,7 @@ from subbayes.training.configuration import Training
 from subbayes.training.loop import Trainable, log_scale
 from subbayes.training.minibatches import Minibatches, batch_sizes
 from subbayes.training.optimizer import make_optimizer
+from subbayes.training.traced_steps import set_gradients
 from subbayes.utils.trees import leaves, take, tensors_of, tree_map, with_tensors
 from subbayes.utils.types import Inputs, Targets
 
@@ -177,8 +178,7 @@ class TrainableNetworks(Trainable):
             if self.training.clip_norm is not None:
                 gradients = _clip_norms(gradients, self.training.clip_norm)
             parameters = [*self.trainable.values(), self.unconstrained]
-            for parameter, gradient in zip(parameters, gradients, strict=True):
-                parameter.grad = gradient
+            set_gradients(parameters, gradients, copies=False)
             self.optimizers[0].step()
             for name, (mask, before) in self.partial.items():
                 self.trainable[name].copy_(torch.where(mask, self.trainable[name], before))

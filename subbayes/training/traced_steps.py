@@ -95,13 +95,23 @@ def traced_gradients(
     )
 
 
-def set_gradients(parameters: Iterable[Tensor], slopes: Iterable[Tensor]) -> None:
-    """Set the gradients of parameters to copies, each in memory of its own and of its layout.
+def set_gradients(
+    parameters: Iterable[Tensor], slopes: Iterable[Tensor], *, copies: bool = True
+) -> None:
+    """Set the gradients of parameters, each in the layout of its parameter in memory.
 
-    Results of a replay may share memory, and optimisers and clipping write to gradients.
+    Fused optimisers read parameters and gradients in the order in which they are stored, and are
+    wrong without a word if it differs, as for convolutions in the format "channels last".
+
+    Args:
+        parameters: the parameters.
+        slopes: the gradient of each.
+        copies: whether each has memory of its own: results of a replay may share memory, and
+            clipping and some optimisers write to gradients.
     """
     for parameter, slope in zip(parameters, slopes, strict=True):
-        parameter.grad = torch.empty_like(parameter).copy_(slope)
+        fits = slope.stride() == parameter.stride() and not copies
+        parameter.grad = slope if fits else torch.empty_like(parameter).copy_(slope)
 
 
 def _are_plain(modules: Iterable[nn.Module]) -> bool:

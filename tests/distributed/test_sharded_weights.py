@@ -2,6 +2,7 @@
 
 import json
 from importlib.util import find_spec
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch.distributed.fsdp import FSDPModule
 from distributed.launch import WORKER, outputs, results, start
 from distributed.sharded_cases import REFUSED
 from subbayes import InputError
-from subbayes.distributed.sharded_weights import is_sharded, joined_processes
+from subbayes.distributed.sharded_weights import _check_backend, is_sharded, joined_processes
 from subbayes.networks.sharded_network import network_of
 
 BASES = [["sharded_basis"], ["sharded_basis", "sparse"]]
@@ -208,3 +209,23 @@ def test_plain_modules_are_not_sharded():
 def test_a_process_that_has_not_joined():
     with pytest.raises(InputError, match="processes: expected joined ones, for weights that are"):
         joined_processes()
+
+
+@pytest.mark.parametrize(
+    ("backends", "device_type", "count", "is_refused"),
+    [
+        ("cpu:gloo,cuda:gloo", "cuda", 2, True),
+        ("cpu:gloo,cuda:gloo", "cuda", 1, False),
+        ("cpu:gloo,cuda:gloo", "cpu", 2, False),
+        ("cpu:gloo,cuda:nccl", "cuda", 2, False),
+    ],
+)
+def test_gloo_between_weights_on_cuda_devices_is_refused(
+    backends, device_type, count, is_refused, monkeypatch
+):
+    monkeypatch.setattr(torch.distributed, "get_backend_config", lambda _: backends)
+    group = SimpleNamespace(size=lambda: count)
+    if not is_refused:
+        return _check_backend(device_type, group)
+    with pytest.raises(InputError, match="nccl between weights on CUDA devices, got gloo"):
+        _check_backend(device_type, group)

@@ -2,6 +2,7 @@
 
 import random
 import warnings
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,6 +12,8 @@ from torch import nn
 
 from subbayes import sparse
 from subbayes.likelihoods import Categorical, Gaussian
+from subbayes.networks.tracing import tracer
+from subbayes.networks.tracing.cuda_graphs import LaunchedAtOnce, Recording
 from subbayes.sparse import steps
 from subbayes.sparse.layers import SparseLayer
 from subbayes.utils.checks import InputError
@@ -101,6 +104,47 @@ def test_traced_steps_of_convolutions_and_of_learned_noise():
     x = torch.randn(40, 1, 6, generator=torch.Generator().manual_seed(2))
     options = {"module": module, "likelihood": Gaussian(), "data": (x, x.sum((1, 2)))}
     check_same(fitted("trace", **options), fitted("eager", **options))
+
+
+@pytest.mark.usefixtures("traced_at_once")
+def test_every_phase_is_recorded_on_a_device(monkeypatch):
+    counts = []
+
+    def pretended(function, tensors):
+        results = tuple(result.clone() for result in function(*tensors))
+        counts.append(0)
+
+        def launch():
+            counts[-1] += 1
+            for result, new in zip(results, function(*tensors), strict=True):
+                result.copy_(new)
+
+        return Recording(launch, results)
+
+    eager = fitted("eager", epochs=12, early_epochs=6)
+    with monkeypatch.context() as patched:
+        patched.setattr(tracer, "can_be_recorded", lambda *_: True)
+        recorded = partial(LaunchedAtOnce, record=pretended, stream=lambda _: 0)
+        patched.setattr(tracer, "LaunchedAtOnce", recorded)
+        found = fitted("trace", epochs=12, early_epochs=6)
+    check_same(found, eager)
+    assert len(counts) == 2
+    assert min(counts) >= 2
+
+
+@pytest.mark.usefixtures("traced_at_once")
+@pytest.mark.parametrize(("posterior", "mode"), [("mean-field", "eager"), ("dropout", "trace")])
+def test_channels_last_has_no_effect(posterior, mode):
+    generator = torch.Generator().manual_seed(3)
+    x, y = torch.randn(40, 2, 4, 4, generator=generator), torch.arange(40) % 3
+    found = []
+    for memory_format in (torch.contiguous_format, torch.channels_last):
+        torch.manual_seed(0)
+        module = nn.Sequential(nn.Conv2d(2, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(16, 3))
+        module.to(memory_format=memory_format)
+        found.append(fitted(mode, module, data=(x, y), posterior=posterior))
+    assert not next(found[1].module.parameters()).is_contiguous()
+    check_same(*found)
 
 
 @pytest.mark.slow

@@ -28,11 +28,12 @@ _SHAPE = "shape of the result"
 
 @dataclass(frozen=True)
 class Shape:
-    """Shape, dtype and strides of a tensor."""
+    """Shape, dtype, strides and device of a tensor."""
 
     shape: torch.Size
     dtype: torch.dtype
     stride: tuple[int, ...]
+    device: torch.device
 
 
 class _ShapeRecorder(Interpreter):
@@ -42,7 +43,7 @@ class _ShapeRecorder(Interpreter):
         """Run a node."""
         found = super().run_node(n)
         if isinstance(found, Tensor):
-            n.meta[_SHAPE] = Shape(found.shape, found.dtype, found.stride())
+            n.meta[_SHAPE] = Shape(found.shape, found.dtype, found.stride(), found.device)
         return found
 
 
@@ -54,7 +55,7 @@ def record_shapes(graph_module: GraphModule, tensors: Sequence[Tensor]) -> None:
 
 
 def shape_of(node: Any) -> Shape | None:
-    """Shape, dtype and strides of a node's result, if it is a single tensor."""
+    """What is known of a node's result, if it is a single tensor."""
     found: Shape | None = node.meta.get(_SHAPE) if isinstance(node, Node) else None
     return found
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from subbayes.networks.tracing.cuda_graphs import with_cuda_graph
+from subbayes.networks.tracing.cuda_graphs import LaunchedAtOnce, can_be_recorded
 from subbayes.networks.tracing.graph import fold_constants, optimise
 from subbayes.networks.tracing.nodes import calls, is_random
 from subbayes.networks.tracing.private_torch import capture_graph, compile_graph, interpret_graph
@@ -191,13 +191,19 @@ class Tracer:
         """
         given, folded = tensors, fold_constants(graph, tensors, constant) if any(constant) else []
         tensors = [*given, *folded]
+        recordable = can_be_recorded(graph, tensors)
         call = self._compiled(graph, tensors) if compiles and self.mode == "compile" else None
         status = "compiled"
         if call is None:
             optimise(graph, tensors)
             call, status = interpret_graph(graph, tensors), "traced"
-        call = with_cuda_graph(call, given, self.verify, lends=self.lends_results)
         structure = tree_map(lambda _: torch.empty(0), expected)
+
+        def verify(eager: Any, found: Any) -> None:
+            self.verify(with_tensors(structure, eager), with_tensors(structure, found))
+
+        if recordable:
+            call = LaunchedAtOnce(call, verify, lends=self.lends_results)
 
         def replay(*given: Tensor) -> Any:
             with torch.no_grad():

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from subbayes.networks.tracing import cuda_graphs
-from subbayes.networks.tracing.cuda_graphs import CALLS, LaunchedAtOnce, Recording, with_cuda_graph
+from subbayes.networks.tracing.cuda_graphs import CALLS, LaunchedAtOnce, Recording, can_be_recorded
+from subbayes.networks.tracing.private_torch import capture_graph
 
 
 def function(x, weight):
@@ -80,16 +81,6 @@ def test_results_are_kept_unless_they_are_lent():
         agree(function(xs[-1], weight), second)
         if not lends:
             agree(function(xs[-2], weight), first)
-
-
-def test_tensors_that_stayed_the_same_and_change_are_recorded_anew():
-    recorder = Recorder()
-    call = recorded(recorder)
-    for weight in torch.randn(3, 3, 2):
-        for _ in range(2 * CALLS + 2):
-            x = torch.randn(4, 3)
-            agree(function(x, weight), call(x, weight))
-    assert recorder.count == 3
 
 
 def test_a_tensor_that_has_moved_in_memory_is_noticed():
@@ -174,7 +165,103 @@ def test_a_recording_of_inference_mode_serves_calls_outside():
     agree(function(x[-1], weight), call(x[-1], weight))
 
 
-def test_functions_on_the_cpu_stay_as_they_are(monkeypatch):
-    assert with_cuda_graph(function, [torch.randn(2)], agree) is function
-    on_device = torch.empty(2, device="meta")
-    assert with_cuda_graph(function, [on_device, torch.randn(2)], agree) is function
+def test_a_difference_on_other_values_is_noticed():
+    recorder, weight = Recorder(), torch.randn(3, 2)
+
+    def record(function, tensors):
+        found = recorder(function, tensors)
+        results = found.results
+        return Recording(lambda: None, results)  # never again evaluated
+
+    call = recorded(record)
+    for _ in range(CALLS + 3):
+        x = torch.randn(4, 3)
+        agree(function(x, weight), call(x, weight))
+    assert (recorder.count, call.is_recordable) == (1, False)
+
+
+def test_tensors_that_change_now_and_then_are_copied_in_the_second_recording():
+    recorder = Recorder()
+    call = recorded(recorder)
+    for weight in torch.randn(10, 3, 2):
+        for _ in range(3 * CALLS):
+            x = torch.randn(4, 3)
+            agree(function(x, weight), call(x, weight))
+    assert recorder.count == 2
+
+
+def test_streams_that_alternate_end_the_recording():
+    recorder, weight, streams = Recorder(), torch.randn(3, 2), [0]
+    call = recorded(recorder, stream=lambda device: streams[0])
+    for i in range(20 * CALLS):
+        streams[0] = i // (3 * CALLS)
+        x = torch.randn(4, 3)
+        agree(function(x, weight), call(x, weight))
+    assert (recorder.count, call.is_recordable) == (4, False)
+
+
+def test_a_call_beside_another_recording_is_recorded_later():
+    recorder, weight, x = Recorder(), torch.randn(3, 2), torch.randn(4, 3)
+    call = recorded(recorder)
+    with cuda_graphs._one_at_a_time:
+        for _ in range(CALLS + 3):
+            call(x, weight)
+    assert (recorder.count, call.is_recordable) == (0, True)
+    call(x, weight)
+    assert recorder.count == 1
+
+
+# --- what can be recorded ------------------------------------------------------------------------
+
+
+def graph_of(own, device="cpu"):
+    tensors = [torch.rand(3, 3) + torch.eye(3), torch.rand(3)]
+    return capture_graph(lambda *given: (own(*given),), tensors), [t.to(device) for t in tensors]
+
+
+CONSTANT = torch.tensor([1.0, 2.0, 3.0])
+
+
+@pytest.mark.parametrize(
+    ("own", "stays"),
+    [
+        (lambda a, b: (a @ b).tanh() * CONSTANT, True),
+        (lambda a, b: a[torch.tensor([0, 2])].sum() + b, True),
+        (lambda a, b: (a @ b).sum() + torch.zeros((), device="cpu"), False),
+        (lambda a, b: torch.linalg.cholesky(a @ a.T) @ b, False),
+        (lambda a, b: torch.linalg.solve(a, b), False),
+        (lambda a, b: torch.linalg.eigh(a @ a.T)[0] * b, False),
+        (lambda a, b: torch.linalg.inv(a) @ b, False),
+        (lambda a, b: torch.logdet(a) * b, False),
+        (lambda a, b: torch.linalg.solve_triangular(a, a, upper=True) @ b, True),
+        (lambda a, b: (a @ b).relu_().sqrt() + torch.linalg.vector_norm(b), True),
+        (lambda a, b: torch.nn.functional.gelu(a) @ torch.nn.functional.silu(b), True),
+    ],
+)
+def test_operations_that_leave_a_device_or_wait_are_found(own, stays):
+    graph, tensors = graph_of(own, "meta")
+    assert cuda_graphs.stays_on(torch.device("meta"), graph, tensors) == stays
+
+
+def test_masks_wait_for_their_number_of_entries():
+    graph, tensors = graph_of(lambda a, b: a[b > -1.0].sum() + b)
+    assert not cuda_graphs.stays_on(torch.device("cpu"), graph, tensors)
+    graph, tensors = graph_of(lambda a, b: a[b.argsort()].sum() + b)
+    assert cuda_graphs.stays_on(torch.device("cpu"), graph, tensors)
+
+
+def test_constants_are_moved_unless_the_graph_needs_them_elsewhere():
+    graph, tensors = graph_of(lambda a, b: (a @ b) * CONSTANT, "meta")
+    names = [n.target for n in graph.graph.nodes if n.op == "get_attr"]
+    assert names
+    assert cuda_graphs.stays_on(torch.device("meta"), graph, tensors)
+    assert all(getattr(graph, name).is_meta for name in names)
+    graph, tensors = graph_of(lambda a, b: (a @ b) * CONSTANT)
+    assert not cuda_graphs.stays_on(torch.device("meta"), graph, tensors)  # on two devices
+    assert not any(getattr(graph, name).is_meta for name in names)
+
+
+def test_functions_on_the_cpu_are_not_recorded():
+    graph, tensors = graph_of(lambda a, b: a @ b)
+    assert not can_be_recorded(graph, tensors)
+    assert not can_be_recorded(graph, [tensors[0].to("meta"), tensors[1]])
