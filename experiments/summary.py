@@ -207,7 +207,7 @@ PARTS = (
     Part(
         HUBIN,
         "A8 to A10, after post-training",
-        ("sparse_phoneme_post",),
+        ("sparse_images_post", "sparse_phoneme_post"),
         _accuracies,
         _accuracy_cells(sparse_networks_tables.POST),
     ),
