@@ -259,9 +259,9 @@ class TrainableSparseNetwork(Trainable):
         self.objective.weight.fill_(min(1.0, done / warmup) if warmup else 1.0)
         _, expected, divergence, correct = self.steps(inputs, y)
         self.optimizer.step()
-        expected, divergence, correct = torch.stack(
-            [expected, divergence, correct.to(expected)]
-        ).tolist()  # at once, since a device is waited for
+        correct = correct.to(torch.promote_types(expected.dtype, torch.float32))
+        # at once, since a device is waited for
+        expected, divergence, correct = torch.stack([expected, divergence, correct]).tolist()
         if not math.isfinite(expected - divergence):
             raise Diverged(f"The ELBO became NaN ({self._non_finite_part()})")
         return expected, divergence, correct
