@@ -70,7 +70,7 @@ class Recording:
 
 _recordings: weakref.WeakSet[Recording] = weakref.WeakSet()
 _one_at_a_time = threading.Lock()
-_failures: list[Exception] = []
+_failures: list[str] = []  # texts, since an error would keep the tensors of its frames
 
 
 def record(function: Callable[..., Any], tensors: Sequence[Tensor]) -> Recording | None:
@@ -104,7 +104,7 @@ def record(function: Callable[..., Any], tensors: Sequence[Tensor]) -> Recording
                     results = tuple(function(*tensors))
                     held = torch.cuda.memory_reserved(device) - held
             except Exception as error:
-                _failures.append(error)
+                _failures.append(str(error))
                 raise
         current.wait_stream(stream)
     found = Recording(graph.replay, results, max(size, held), stream)
