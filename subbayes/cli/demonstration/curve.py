@@ -12,6 +12,7 @@ from subbayes.cli.demonstration.section import Figure, Section
 from subbayes.inference.configuration import Sampling
 from subbayes.models.fit import fit
 from subbayes.networks.mlp import MLP
+from subbayes.plots.style import legend
 from subbayes.reports.rendering import Table
 from subbayes.training.configuration import Training
 
@@ -84,6 +85,6 @@ def _draw(model: FittedModel, x: np.ndarray, y: np.ndarray) -> Axes:
     place = np.linspace(-5, 4.5, 200)
     predictive = model.predict(torch.from_numpy(place).float()[:, None])
     ax = plots.bands(predictive, place, data=(x, y))
-    ax.plot(place, _truth(place), "k--", linewidth=1.0)
+    ax.plot(place, _truth(place), "k--", linewidth=1.0, label="true curve")
     ax.set_ylim(-4, 4)
-    return ax
+    return legend(ax)
