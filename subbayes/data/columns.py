@@ -4,44 +4,33 @@ from __future__ import annotations
 
 import numbers as number_types
 import re
-from collections import Counter
-from collections.abc import Iterable, Sequence
-from itertools import islice
-from typing import Any, Literal, NoReturn, TypeAlias
+from collections.abc import Sequence
+from decimal import Decimal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import pandas as pd
 from jaxtyping import Float64, Shaped
 
-from subbayes.utils.checks import fail, fail_type
-from subbayes.utils.text_table import MOST_LETTERS, MOST_TOGETHER, shortened
+from subbayes.data.frames import quote
+from subbayes.utils.checks import fail
 from subbayes.utils.warning import warn_user
 
 __all__ = [
     "MANY_ROWS",
     "Kind",
-    "as_frame",
     "as_labels",
     "as_numbers",
-    "check_width",
-    "check_lengths",
-    "check_names",
-    "check_text",
-    "check_total",
+    "as_numpy",
     "constant_columns",
     "kind_of",
     "mask_markers",
-    "quote",
     "warn_about_decimal_commas",
-    "to_cpu",
     "warn_about_row_numbers",
 ]
 
 MANY_ROWS = 20
 """Text columns with at least this many rows and no repeated value are treated as identifiers."""
-
-_MOST_COLUMNS = 100_000  # of a table that is encoded in seconds
-_MOST_CATEGORICAL = 10_000  # of them, each of which takes as long as several numeric ones
 
 Kind: TypeAlias = Literal["numeric", "categorical"]
 
@@ -53,162 +42,17 @@ _DECIMAL_COMMA = re.compile(r"[+-]?(\d{1,3}(\.\d{3})+|\d+),\d+")
 _LOOKED_AT = 1000  # rows
 
 
-def quote(values: Iterable[Any], most: int = 5) -> str:
-    """Quote the first `most` values, of each of which an error shows the start.
+class _Bool:
+    """Stands for False or True, which Python takes as equal to 0 or 1."""
 
-    Example:
-        >>> quote(["a", "b", "c"], most=2)
-        "'a', 'b' and 1 more"
-    """
-    rest = iter(values)
-    names = [f"'{shortened(str(value))}'" for value in islice(rest, most)]
-    left = sum(1 for _ in rest)
-    return ", ".join(names) + (f" and {left} more" if left else "")
+    def __init__(self, value: bool) -> None:
+        self.value = value
+
+    def __str__(self) -> str:
+        return str(self.value)
 
 
-def as_frame(X: Any, argument: str = "X") -> tuple[pd.DataFrame, bool]:
-    """Convert a table to a DataFrame, and return whether its columns had names.
-
-    Unnamed columns, of an array or numbered 0, 1, ..., are named x0, x1, ...
-
-    Args:
-        X: DataFrame (pandas, or with a `to_pandas` method), 2-D array, tensor or list of rows.
-        argument: name of the argument in errors.
-
-    Raises:
-        InputTypeError: not a table.
-        InputError: not two-dimensional, without rows or columns, or two columns of one name.
-
-    Example:
-        >>> frame, named = as_frame([[1, "a"], [2, "b"]])
-        >>> list(frame.columns), named
-        (['x0', 'x1'], False)
-    """
-    if isinstance(X, pd.Series):
-        fail(
-            argument,
-            "a table with two axes",
-            "a single column",
-            "Pass X[['name']] for one column, X.to_frame().T for one row",
-        )
-    if not isinstance(X, pd.DataFrame):
-        X = X.to_pandas() if hasattr(X, "to_pandas") else _from_array(X, argument)
-    if 0 in X.shape:
-        _fail_empty(X.shape, argument)
-    named = list(X.columns) != list(range(X.shape[1]))
-    names = [str(name) if named else f"x{name}" for name in X.columns]
-    _check_once(names, argument)
-    return X.set_axis(names, axis=1).reset_index(drop=True), named
-
-
-def check_names(table: Any, argument: str = "X") -> None:
-    """Check that a data frame has columns of different names; other tables are not checked.
-
-    Raises:
-        InputError: no columns, or two columns of one name.
-
-    Example:
-        >>> check_names(pd.DataFrame({"a": [1]}))
-    """
-    if isinstance(table, pd.DataFrame):
-        if table.shape[1] == 0:
-            _fail_empty(table.shape, argument)
-        _check_once([str(name) for name in table.columns], argument)
-
-
-def _fail_empty(shape: tuple[int, ...], argument: str) -> NoReturn:
-    rows, columns = shape
-    fail(argument, "a table with rows and columns", f"{rows} rows and {columns} columns")
-
-
-def check_lengths(names: Iterable[str], argument: str = "X") -> None:
-    """Check that names of columns can be shown in messages, tables and figures.
-
-    Raises:
-        InputError: a name of more than 1000 characters.
-
-    Example:
-        >>> check_lengths(["age"])
-    """
-    for name in names:
-        if len(name) > MOST_LETTERS:
-            expected = f"names of columns of at most {MOST_LETTERS} characters"
-            got = f"{len(name)} in '{name[:20]}...'"
-            fail(argument, expected, got, "Rename it, or check the header and the separator")
-
-
-def check_text(argument: str, values: Iterable[Any]) -> None:
-    """Check that labels, or levels of a column, can be shown in messages, tables and figures.
-
-    Raises:
-        InputError: text of more than 1000 characters.
-
-    Example:
-        >>> check_text("y", ["no", "yes", 3])
-    """
-    for value in values:
-        if isinstance(value, str) and len(value) > MOST_LETTERS:
-            expected = f"labels and levels of at most {MOST_LETTERS} characters"
-            got = f"{len(value)} in '{value[:20]}...'"
-            fail(argument, expected, got, "Shorten them, or replace them by numbers")
-
-
-def check_total(argument: str, labels: Iterable[Any]) -> None:
-    """Check that all labels of classes together fit into a row of output.
-
-    Raises:
-        InputError: more than a million characters.
-
-    Example:
-        >>> check_total("y", ["no", "yes"])
-    """
-    total = sum(len(label) for label in labels if isinstance(label, str))
-    if total > MOST_TOGETHER:
-        expected = f"labels of at most {MOST_TOGETHER:,} characters together"
-        fail(argument, expected, f"{total:,}", "Shorten them, or replace them by numbers")
-
-
-def check_width(argument: str, columns: int, categorical: int) -> None:
-    """Check that a table has no more columns, and categorical ones, than are encoded in seconds."""
-    for count, most, kind in (
-        (columns, _MOST_COLUMNS, "columns"),
-        (categorical, _MOST_CATEGORICAL, "categorical columns"),
-    ):
-        if count > most:
-            fail(argument, f"at most {most:,} {kind}", f"{count:,}", "Choose or combine columns")
-
-
-def _check_once(names: list[str], argument: str) -> None:
-    check_lengths(names, argument)
-    if len(set(names)) < len(names):
-        twice = sorted(name for name, count in Counter(names).items() if count > 1)
-        fail(argument, "one column of each name", f"several named {quote(twice)}", "Rename them")
-
-
-def to_cpu(values: Any) -> Any:
-    """Detach a tensor and move it to the CPU; return other values unchanged.
-
-    Example:
-        >>> to_cpu([1, 2])
-        [1, 2]
-    """
-    return values.detach().cpu() if hasattr(values, "detach") else values
-
-
-def _from_array(X: Any, argument: str) -> pd.DataFrame:
-    if not (isinstance(X, (list, tuple)) or hasattr(X, "__array__")):
-        remedy = "Call its toarray() first" if hasattr(X, "toarray") else ""
-        fail_type(argument, "a DataFrame or a 2-D array", X, remedy)
-    array = X if isinstance(X, (list, tuple)) else np.asarray(to_cpu(X))
-    shape = np.shape(np.asarray(array, dtype=object))
-    if len(shape) != 2:
-        fail(
-            argument,
-            "a table with two axes",
-            f"shape {shape}",
-            "Reshape your data: one row is X[:1], or X[None]; one column is X[:, None]",
-        )
-    return pd.DataFrame(array if isinstance(array, np.ndarray) else [list(row) for row in array])
+_BOOLS = (_Bool(False), _Bool(True))
 
 
 def mask_markers(column: pd.Series, markers: Sequence[Any]) -> pd.Series:
@@ -220,13 +64,21 @@ def mask_markers(column: pd.Series, markers: Sequence[Any]) -> pd.Series:
     """
     if not len(markers) or pd.api.types.is_bool_dtype(column.dtype):
         return column
-    marked = column.isin(list(markers)).to_numpy(dtype=bool)
-    if not pd.api.types.is_numeric_dtype(column.dtype):
+    if pd.api.types.is_numeric_dtype(column.dtype):
+        marked = column.isin([mark for mark in markers if not _is_bool(mark)]).to_numpy(dtype=bool)
+    else:
         codes, values = _factorized(column)
-        marks = {mark for mark in markers if isinstance(mark, str)}
-        text = [isinstance(value, str) and value.strip() in marks for value in values]
-        marked = marked | np.array([*text, False])[codes]
+        marks = {(_is_bool(mark), mark) for mark in markers}
+        plain = [value.strip() if isinstance(value, str) else value for value in values]
+        pairs = zip(values, plain, strict=True)
+        found = [not marks.isdisjoint({(_is_bool(v), v) for v in pair}) for pair in pairs]
+        marked = np.array([*found, False])[codes]
     return column.mask(marked) if marked.any() else column
+
+
+def _is_bool(value: Any) -> bool:
+    """Whether a value is a boolean, which Python takes as equal to 1 or 0."""
+    return isinstance(value, (bool, np.bool_))
 
 
 def kind_of(column: pd.Series, place: str, argument: str = "X") -> Kind:
@@ -302,6 +154,8 @@ def _content(column: pd.Series, place: str, argument: str) -> Literal[Kind, "tex
             f"dates or times ({dtype})",
             "Turn them into numbers, such as days since a fixed date, or drop the column",
         )
+    if inferred == "unknown-array" and column.isna().all():  # of the type null of pyarrow
+        return "numeric"
     if inferred == "boolean":
         return "categorical"
     if inferred in _NUMERIC or dtype.kind in "iuf":
@@ -365,6 +219,36 @@ def _not_numbers(bad: pd.Series, column: pd.Series, place: str, argument: str) -
     fail(argument, f"numbers in {place}", f"{quote(values, 3)} in {rows}", ways)
 
 
+def as_numpy(values: pd.Series) -> pd.Series:
+    """Columns of pyarrow, sparse ones, and numbers of other formats as NumPy has them.
+
+    Numbers have at most 64 bits in the byte order of the machine, text is in objects, and
+    dictionaries of pyarrow are categories. Other columns are returned as they are.
+
+    Example:
+        >>> as_numpy(pd.Series([1.0, 2.0], dtype=">f4")).dtype
+        dtype('float32')
+    """
+    dtype = values.dtype
+    if isinstance(dtype, pd.SparseDtype):
+        return as_numpy(values.sparse.to_dense())
+    if isinstance(dtype, np.dtype) and dtype.kind in "iuf":
+        native = np.dtype(np.float64) if dtype.itemsize > 8 else dtype.newbyteorder("=")
+        return values if native == dtype and dtype.isnative else values.astype(native)
+    if not isinstance(dtype, pd.ArrowDtype):
+        return values
+    if dtype.kind == "b":
+        return values.astype("boolean" if values.hasnans else bool)
+    if dtype.kind in "iuf" or dtype.type is Decimal:
+        plain = np.float64 if values.hasnans or dtype.type is Decimal else dtype.numpy_dtype
+        numbers = values.to_numpy(dtype=plain, na_value=np.nan)
+        return pd.Series(numbers, index=values.index, name=values.name)
+    if dtype.type is str:
+        return values.astype(object).where(values.notna(), None)
+    is_dictionary = str(dtype).startswith("dictionary")
+    return values.astype(object).astype("category") if is_dictionary else values
+
+
 def as_labels(column: pd.Series) -> Shaped[np.ndarray, "n"]:
     """The column as text (dtype object), with NaN for missing values.
 
@@ -381,6 +265,13 @@ def as_labels(column: pd.Series) -> Shaped[np.ndarray, "n"]:
 def _factorized(column: pd.Series) -> tuple[np.ndarray, list[Any]]:
     """The position of each value, -1 if missing, among the different ones, which are few."""
     column = column.astype(object)
+    if not pd.api.types.infer_dtype(column, skipna=True).startswith("mixed"):
+        return _codes(column)
+    codes, values = _codes(column.map(lambda v: _BOOLS[bool(v)] if _is_bool(v) else v))
+    return codes, [bool(_BOOLS.index(value)) if value in _BOOLS else value for value in values]
+
+
+def _codes(column: pd.Series) -> tuple[np.ndarray, list[Any]]:
     try:
         codes, values = pd.factorize(column)
     except TypeError:  # values without a hash, such as lists
@@ -389,7 +280,7 @@ def _factorized(column: pd.Series) -> tuple[np.ndarray, list[Any]]:
 
 
 def _label(value: Any) -> str:
-    if isinstance(value, (bool, np.bool_)):
+    if _is_bool(value):
         return str(bool(value))
     if isinstance(value, number_types.Real) and float(value).is_integer():
         return str(int(float(value))) if isinstance(value, (float, np.floating)) else str(value)

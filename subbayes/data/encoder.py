@@ -17,19 +17,16 @@ from sklearn.utils.validation import check_is_fitted
 
 from subbayes.data.columns import (
     MANY_ROWS,
-    as_frame,
     as_labels,
     as_numbers,
-    check_text,
-    check_width,
     constant_columns,
     kind_of,
     mask_markers,
-    quote,
     warn_about_row_numbers,
 )
 from subbayes.data.encoder_state import check_state, one_row
-from subbayes.utils.checks import InputError, check_choice, check_count, closest, fail
+from subbayes.data.frames import LEAST_SCALE, as_frame, by_label, check_text, check_width, quote
+from subbayes.utils.checks import InputError, check_choice, check_count, closest, fail, fail_type
 from subbayes.utils.text_table import MOST_MARKS
 
 __all__ = ["TabularEncoder"]
@@ -105,7 +102,7 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
             ['x0', 'x1']
         """
         self._check_options()
-        frame, named = as_frame(X)
+        frame, labels = as_frame(X)
         if len(frame) < 2:
             fail("X", "at least 2 rows to learn from", f"{len(frame)} row")
         check_width("X", frame.shape[1], 0)
@@ -124,19 +121,21 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
         check_width("X", frame.shape[1], len(_text_columns(table)))
         self._check_levels(table, frame)
         warn_about_row_numbers(table)
-        self._named, self.columns_, self.dropped_ = named, list(frame.columns), dropped
+        self._named = labels == "names"
+        self.columns_, self.dropped_ = list(frame.columns), dropped
         self._set_sklearn_names()
         self._build(
             table,
             {name: sorted(table[name].dropna().unique()) for name in _text_columns(table)},
             self._with_indicator(table),
         )
-        overflow = np.array(self._numeric)[~np.isfinite(self._scaling()["variance"])]
-        if len(overflow):
+        scales = np.sqrt(self._scaling()["variance"])
+        odd = np.array(self._numeric)[~((scales > LEAST_SCALE) & (scales < 1 / LEAST_SCALE))]
+        if len(odd):
             fail(
                 "X",
                 "columns whose variance float64 can hold",
-                f"overflow in {quote(overflow)}",
+                f"another in {quote(odd)}",
                 "Divide them by a constant first",
             )
         return self
@@ -277,6 +276,11 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
         wide = [v for v in self.missing_values if isinstance(v, int) and not -_WIDE <= v < _WIDE]
         if wide:
             fail("missing_values", "whole numbers of 64 bits", f"{wide[0]:.3g}")
+        kinds = (str, int, float, np.number, np.bool_, type(None))
+        if odd := [v for v in self.missing_values if not isinstance(v, kinds)]:
+            remedy = "None, NaN, NaT and NA always denote missing values"
+            fail_type("missing_values", "text and numbers", odd[0], remedy)
+        check_text("missing_values", self.missing_values)
 
     def _typed(
         self, frame: pd.DataFrame, fitted_levels: Mapping[str, Any] | None = None
@@ -379,14 +383,15 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
 
     def _select(self, X: Any) -> pd.DataFrame:
         """The encoded columns, by name if the table has names, else by position."""
-        frame, named = as_frame(X)
+        unlabelled, labels = as_frame(X)
         dropped = set(self.dropped_)
         kept = [name for name in self.columns_ if name not in dropped]
-        if not (named and self._named):
-            if frame.shape[1] != len(self.columns_):
+        frame = by_label(unlabelled, labels, self.columns_, self._named)
+        if frame is None:
+            if unlabelled.shape[1] != len(self.columns_):
                 expected = f"the {len(self.columns_)} columns it was fitted with"
-                fail("X", expected, f"{frame.shape[1]} columns")
-            return frame.set_axis(self.columns_, axis=1)[kept]
+                fail("X", expected, f"{unlabelled.shape[1]} columns")
+            return unlabelled.set_axis(self.columns_, axis=1)[kept]
         absent = [name for name in kept if name not in frame]
         if absent:
             others = [name for name in frame if name not in self.columns_]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from subbayes.data.columns import check_text, check_width, quote
+from subbayes.data.frames import check_text, check_width, quote
 from subbayes.utils.checks import fail
 
 __all__ = ["check_state", "encoded_columns", "one_row"]
@@ -35,6 +35,8 @@ def _check_columns(config: dict[str, Any]) -> None:
     columns, dropped = config["columns"], config["dropped"]
     numeric, categorical = config["numeric"]["columns"], config["categorical"]["columns"]
     check_width("config", len(columns), len(categorical))
+    if len(set(columns)) < len(columns):
+        fail("config", "columns of different names", quote(columns))
     for kind, names in (
         ("numeric", numeric),
         ("categorical", categorical),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import codecs
 import gzip
 import os
-import warnings
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,8 +14,10 @@ from typing import Any, NoReturn
 
 import pandas as pd
 
-from subbayes.data.columns import check_lengths, check_names, mask_markers, quote
-from subbayes.utils.checks import InputError, check_choice, closest, error_text, fail
+from subbayes.data.columns import mask_markers
+from subbayes.data.frames import check_lengths, check_names, quote
+from subbayes.utils.checks import InputError, check_choice, closest, error_text, fail, fail_type
+from subbayes.utils.warning import filtered_warnings
 
 __all__ = [
     "PARQUET",
@@ -124,6 +125,7 @@ def split_target(table: pd.DataFrame, target: str) -> tuple[pd.DataFrame, pd.Ser
     """Split a table into features and target.
 
     Raises:
+        InputTypeError: a name that is not text, such as a number or a tuple of a MultiIndex.
         InputError: no column of that name, or no other column.
 
     Example:
@@ -229,18 +231,17 @@ def text_options(path: Path, suffix: str, text: TextFormat, marks: list[Any]) ->
 @contextmanager
 def refuse_longer_rows(path: Path) -> Iterator[None]:
     """Raise where `pandas.read_csv` would drop cells of rows that are longer than the header."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", pd.errors.ParserWarning)
-        try:
+    try:
+        with filtered_warnings("error", pd.errors.ParserWarning):
             yield
-        except pd.errors.ParserWarning as error:
-            fail(
-                "path",
-                f"as many cells in every row as in the header of '{path}'",
-                "rows with more",
-                "Check the separator, and quote cells that contain it",
-                cause=error,
-            )
+    except pd.errors.ParserWarning as error:
+        fail(
+            "path",
+            f"as many cells in every row as in the header of '{path}'",
+            "rows with more",
+            "Check the separator, and quote cells that contain it",
+            cause=error,
+        )
 
 
 def _check_header(path: Path, options: dict[str, Any]) -> None:
@@ -282,6 +283,9 @@ def check_row_count(n: int, path: Path, min_rows: int) -> None:
 
 
 def _check_target(table: pd.DataFrame, target: str) -> None:
+    if not isinstance(target, str):
+        remedy = "Name the columns: table.columns = table.columns.map(str)"
+        fail_type("target", "the name of a column as text", target, remedy)
     if target not in table.columns:
         fail(
             "target",

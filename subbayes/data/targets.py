@@ -11,7 +11,8 @@ import pandas as pd
 from jaxtyping import Float64, Int64, Shaped
 
 from subbayes.data.arrays import check_not_masked
-from subbayes.data.columns import as_numbers, check_text, check_total, kind_of, quote, to_cpu
+from subbayes.data.columns import as_numbers, kind_of
+from subbayes.data.frames import check_text, check_total, quote, to_cpu
 from subbayes.utils.checks import check_choice, fail
 
 __all__ = ["TASKS", "Label", "Target", "check_label_types"]

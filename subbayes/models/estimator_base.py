@@ -24,8 +24,8 @@ from sklearn.utils.validation import (
 from torch import Tensor
 
 from subbayes.data.arrays import check_not_masked, native_array
-from subbayes.data.columns import check_names, check_text
 from subbayes.data.data import check_weights
+from subbayes.data.frames import LEAST_SCALE, check_names, check_text
 from subbayes.data.targets import check_label_types
 from subbayes.inference.configuration import Sampling
 from subbayes.models.array_model import fit_arrays, predict_matrix
@@ -95,11 +95,12 @@ class Estimator(BaseEstimator):
                 share = weights / weights.sum()
                 mean = share @ X
                 scale = np.sqrt(share @ (X - mean) ** 2)
-        if not np.isfinite(scale).all():
+        held = (scale == 0) | ((scale > LEAST_SCALE) & (scale < 1 / LEAST_SCALE))
+        if not held.all():
             fail(
                 "X",
                 "columns whose variance float64 can hold",
-                f"overflow in column {int((~np.isfinite(scale)).argmax())}",
+                f"another in column {int((~held).argmax())}",
                 "Divide it by a constant first",
             )
         # a column that is constant up to rounding must not be scaled up to noise

@@ -19,6 +19,7 @@ from subbayes.networks.module_copy import private_copy
 from subbayes.networks.network import Network, architecture_of
 from subbayes.networks.sharded_network import ShardedNetwork, plain_module
 from subbayes.networks.shared_weights import changed_weights
+from subbayes.networks.validation import HALF
 from subbayes.utils.checks import fail
 from subbayes.utils.files import fail_damaged
 from subbayes.utils.tensor_file import add_prefix, strip_prefix
@@ -66,6 +67,11 @@ def network_facts(network: Network) -> dict[str, Any]:
         "names": list(network.names),
         "module": module.settings if isinstance(module, MLP) else None,
     }
+    dtypes = [network.dtype_of(name) for name in network.names]
+    if not network.base_names and any(dtype in HALF for dtype in dtypes):
+        facts["dtypes"] = [
+            str(dtype)[6:] for dtype in dtypes
+        ]  # of parameters; `weights` is float32
     if network.base_names and isinstance(network, ShardedNetwork):
         facts["base"] = network.identity  # of `save_together`
     elif network.base_names:
@@ -155,6 +161,9 @@ def network_from(
                 "Pass load(path, module=...): code is not saved, only weights",
             )
         module = MLP(**facts["module"], seed=0)  # does not touch torch's global generator
+        saved_dtypes = _dtypes_of(facts)
+        for name, parameter in module.named_parameters():
+            parameter.data = parameter.data.to(saved_dtypes.get(name))
     masks = strip_prefix("network.mask", tensors)
     chosen = masks or facts["names"]
     known = chosen
@@ -173,6 +182,8 @@ def network_from(
             if name in chosen:  # peft may have loaded them in another dtype
                 parameter.data = parameter.data.to(getattr(torch, base["adapters"]))
     network = Network(module, chosen, output, copy_frozen=base is None)
+    if base is None:
+        _check_halves(network, facts)
     dtypes = {name: {tensor.dtype} for name, tensor in network.frozen.items()}
     if network.architecture != facts["architecture"]:
         refuse_module(facts, network.module_with())
@@ -196,6 +207,27 @@ def network_from(
             expected = f"{name} of {' or '.join(sorted(map(str, allowed)))}, as the module has"
             fail("path", expected, frozen[name].dtype, "Pass a module of the saved dtypes")
     return network.with_buffers(frozen).with_weights(weights)
+
+
+def _dtypes_of(facts: Mapping[str, Any]) -> dict[str, torch.dtype]:
+    """Dtypes of the parameters by name, if some have 16 bits; else empty."""
+    names, dtypes = facts["names"], facts.get("dtypes")
+    if dtypes is None:
+        return {}
+    if len(dtypes) != len(names):
+        fail_damaged("a dtype of each parameter", f"{len(dtypes)} of {len(names)}")
+    return {name: getattr(torch, dtype) for name, dtype in zip(names, dtypes, strict=True)}
+
+
+def _check_halves(network: Network, facts: Mapping[str, Any]) -> None:
+    """Raise `InputError` where parameters have 16 bits and had not when saved, or the reverse."""
+    saved = _dtypes_of(facts)
+    for name in network.names:
+        found, wanted = network.dtype_of(name), saved.get(name)
+        if found != wanted and (found in HALF or wanted in HALF):
+            expected = f"{name} of {wanted}" if wanted else f"{name} of at least 32 bits"
+            remedy = f"Pass module.to({wanted or torch.float32})"
+            fail("module", f"{expected}, as saved", found, remedy)
 
 
 def check_base(found: Mapping[str, Any], base: Mapping[str, Any]) -> None:

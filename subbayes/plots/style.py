@@ -10,7 +10,6 @@ import functools
 import inspect
 import io
 import re
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import cycle
@@ -30,7 +29,7 @@ from subbayes.plots.fonts import use_fallback_font
 from subbayes.utils.checks import fail_type
 from subbayes.utils.files import atomic_write_bytes
 from subbayes.utils.text_table import printable, shortened
-from subbayes.utils.warning import warn_user
+from subbayes.utils.warning import filtered_warnings, warn_user
 
 __all__ = [
     "BLUE",
@@ -302,9 +301,8 @@ def png(drawn: Axes | Figure, dpi: int = DPI) -> bytes:
     figure = _figure_of(drawn)
     _escape_dollars(figure)
     missing, buffer = use_fallback_font(figure), io.BytesIO()
-    with warnings.catch_warnings():
-        if missing:  # Matplotlib warns of each character, whenever it draws a text
-            warnings.filterwarnings("ignore", "Glyph .* missing from font")
+    # Matplotlib warns of each missing character, whenever it draws a text
+    with filtered_warnings("ignore", UserWarning, "Glyph .* missing from font"):
         figure.savefig(buffer, format="png", dpi=dpi)
     if missing:
         shown = missing[:_MISSING_SHOWN] + ("..." if len(missing) > _MISSING_SHOWN else "")

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset
 
 from subbayes.data.arrays import to_tensor
-from subbayes.data.columns import quote
 from subbayes.data.encoder import TabularEncoder
+from subbayes.data.frames import quote
 from subbayes.likelihoods.families import BernoulliFamily, Family, OrdinalFamily
+from subbayes.networks.validation import HALF
 from subbayes.semistructured.formula import Design, NewLevels
 from subbayes.semistructured.formula_checks import check_columns, check_complete, plain_columns
 from subbayes.semistructured.formula_grammar import check_formula, formula_errors
@@ -448,6 +449,9 @@ def networks_from(deep: Mapping[str, Any] | None, family: Family) -> dict[str, D
             part = Deep(part[0], columns=names)
         if not isinstance(part, Deep) or not isinstance(part.module, nn.Module):
             fail_type(f"deep[{name!r}]", "a module, a pair (module, columns) or a Deep", part)
+        if half := next((p.dtype for p in part.module.parameters() if p.dtype in HALF), None):
+            remedy = "Effects need more digits: pass module.float()"
+            fail(f"deep[{name!r}]", "a module of float32 or float64", half, remedy)
         if part.parameter is not None and part.parameter not in family.parameters:
             expected = "one of " + ", ".join(family.parameters)
             remedy = closest(part.parameter, family.parameters)

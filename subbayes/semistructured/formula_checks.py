@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from decimal import Decimal
 from numbers import Real
 from typing import Any, Literal
@@ -13,7 +13,8 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
-from subbayes.data.columns import check_text
+from subbayes.data.columns import as_numpy
+from subbayes.data.frames import check_text
 from subbayes.utils.checks import closest, fail, fail_type
 from subbayes.utils.text_table import shortened
 from subbayes.utils.warning import warn_user
@@ -27,6 +28,7 @@ __all__ = [
     "check_levels",
     "check_terms",
     "complete_rows",
+    "different_values",
     "has_numbers",
     "levels_of",
     "plain_columns",
@@ -171,8 +173,9 @@ def plain_columns(
 ) -> pd.DataFrame:
     """A data frame whose needed columns are numbers, booleans, text or categories.
 
-    Numbers in columns of objects become columns of numbers, and text of any dtype of pandas becomes
-    objects. Other columns are not changed.
+    Numbers in columns of objects, of pyarrow, in sparse columns, of another byte order or with more
+    than 64 bits become columns of numbers of NumPy, dictionaries of pyarrow categories, and text of
+    any dtype of pandas objects. Other columns are not changed.
 
     Args:
         frame: the data frame, which is not changed.
@@ -180,7 +183,8 @@ def plain_columns(
         training: leave out categories that no row has.
 
     Raises:
-        InputError: unknown columns, dates, times, intervals or complex numbers, by column.
+        InputError: unknown columns, dates, times, intervals, complex numbers, or cells with
+            several values, by column.
 
     Example:
         >>> frame = pd.DataFrame({"age": [20, 30]}, dtype=object)
@@ -191,11 +195,15 @@ def plain_columns(
     check_columns(needed, frame)
     changed = {}
     for name in needed:
-        values = frame[name]
+        column = frame[name]
+        values = as_numpy(column)
+        if values is not column:
+            changed[name] = values
         dtype = values.dtype
         if isinstance(dtype, pd.StringDtype) and dtype.na_value is pd.NA:
             changed[name] = values.astype(object).where(values.notna(), None)
         elif _holds_objects(dtype):
+            check_text(name, different_values(values))
             values = values.infer_objects()
             present = values.dropna()
             if _holds_objects(values.dtype) and len(present) and present.map(_is_real).all():
@@ -204,7 +212,10 @@ def plain_columns(
             if not _holds_objects(dtype) and not isinstance(dtype, pd.StringDtype):
                 changed[name] = values
         elif training and isinstance(dtype, pd.CategoricalDtype):
-            changed[name] = values.cat.remove_unused_categories()
+            values = values.cat.remove_unused_categories()
+            if np.isinf([v for v in values.cat.categories if isinstance(v, float)]).any():
+                fail(name, "categories that are text or finite numbers", "an infinite one")
+            changed[name] = values
         if training and (
             _holds_objects(dtype) or isinstance(dtype, (pd.CategoricalDtype, pd.StringDtype))
         ):
@@ -220,6 +231,29 @@ def plain_columns(
                 remedy = "Use its real and imaginary parts as two columns"
             fail(name, "numbers, booleans, text or categories", f"dtype {dtype}", remedy)
     return frame.assign(**changed) if changed else frame
+
+
+def different_values(values: pd.Series) -> Any:
+    """The different values of a column of objects.
+
+    Raises:
+        InputError: cells with several values.
+
+    Example:
+        >>> different_values(pd.Series(["a", "b", "a"])).tolist()
+        ['a', 'b']
+    """
+    try:
+        return values.unique()
+    except TypeError:
+        odd = next(value for value in values if not isinstance(value, Hashable))
+        remedy = f"Write each value of data[{values.name!r}] as a text or a number"
+        fail(
+            str(values.name),
+            "numbers, booleans, text or categories",
+            f"a {type(odd).__name__}",
+            remedy,
+        )
 
 
 def _holds_objects(dtype: Any) -> bool:
@@ -286,7 +320,7 @@ def check_no_dates(name: str, values: pd.Series) -> None:
     """
     if pd.api.types.is_numeric_dtype(values) or isinstance(values.dtype, pd.CategoricalDtype):
         return
-    found = values.dropna().unique()
+    found = different_values(values.dropna())
     if len(found) and all(isinstance(v, str) and _DATE.match(v) for v in found):
         first = min(found)
         days = f"(pandas.to_datetime(data[{name!r}]) - pandas.Timestamp({first!r})).dt.days"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import copy
 import re
-import warnings
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from formulaic import ModelSpec
+from formulaic.errors import DataMismatchWarning
 from jaxtyping import Float
 
 from subbayes.semistructured.formula_checks import check_different
@@ -18,6 +18,7 @@ from subbayes.semistructured.formula_grammar import formula_errors
 from subbayes.semistructured.formula_numbers import model_matrix
 from subbayes.semistructured.smooth import TRANSFORMS, penalised
 from subbayes.utils.checks import fail
+from subbayes.utils.warning import filtered_warnings
 
 __all__ = [
     "evaluate",
@@ -48,8 +49,7 @@ def learn(argument: str, text: str, frame: pd.DataFrame, columns: Sequence[str])
         InputError: a formula that formulaic cannot evaluate, a factor with one level, or effects
             with the same name.
     """
-    with formula_errors(argument, text), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with formula_errors(argument, text), np.errstate(all="ignore"):
         matrix = model_matrix(text, frame[list(columns)], _CONTEXT)
     spec: ModelSpec = matrix.model_spec
     for expression, levels, _ in factors(spec):
@@ -69,8 +69,8 @@ def evaluate(
         FormulaicError, ValueError: values that a term does not accept.
     """
     spec = copy.deepcopy(spec)  # evaluation changes its state
-    with warnings.catch_warnings(), np.errstate(all="ignore"):
-        warnings.simplefilter("ignore")  # unseen levels are reported by check_levels
+    # unseen levels are reported by check_levels
+    with filtered_warnings("ignore", DataMismatchWarning), np.errstate(all="ignore"):
         matrix = model_matrix(spec, frame[list(columns)], _CONTEXT)
     return np.array(matrix, dtype=np.float64).reshape(len(frame), -1)
 

@@ -15,7 +15,12 @@ from typing import Any, NoReturn
 import numpy as np
 import pandas as pd
 
-from subbayes.semistructured.formula_checks import check_no_dates, random_intercepts
+from subbayes.data.columns import as_numpy
+from subbayes.semistructured.formula_checks import (
+    check_no_dates,
+    different_values,
+    random_intercepts,
+)
 from subbayes.semistructured.formula_numbers import CONVERSION, without_quotes
 from subbayes.utils.checks import InputError, fail
 
@@ -188,11 +193,11 @@ class Factor:
         """The largest number of columns that it can have."""
         levels = [1]
         for name in self.names:
-            dtype = frame[name].dtype
-            if isinstance(dtype, pd.CategoricalDtype):
-                levels.append(len(dtype.categories))
-            elif self.functions & {"C", "re"} or not pd.api.types.is_numeric_dtype(dtype):
-                levels.append(frame[name].nunique())
+            values = as_numpy(frame[name])
+            if isinstance(values.dtype, pd.CategoricalDtype):
+                levels.append(len(values.dtype.categories))
+            elif self.functions & {"C", "re"} or not pd.api.types.is_numeric_dtype(values.dtype):
+                levels.append(len(different_values(values.dropna())))
         return max(min(math.prod(levels), max(len(frame), *levels)), self.splines)
 
     def _refuse(self, got: str) -> NoReturn:

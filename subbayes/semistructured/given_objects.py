@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -21,6 +20,7 @@ from subbayes.semistructured.joint_posterior import JointPosterior
 from subbayes.semistructured.saved_priors import SavedPriors, prior_config
 from subbayes.utils.checks import closest, fail, fail_type
 from subbayes.utils.strict_json import encode
+from subbayes.utils.warning import unsaid_warnings
 
 __all__ = ["check_given_family", "check_given_priors", "check_log_likelihood"]
 
@@ -136,8 +136,7 @@ def check_log_likelihood(joint: JointPosterior, draws: Draws, arguments: Sequenc
     saved = evenly_spaced(values.astype(np.float64).ravel(), _COMPARED)
     z = evenly_spaced(draws.flat(), _COMPARED).copy()
     joint = replace(joint)  # a copy of the posterior: the caller's warns when used
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with unsaid_warnings():
         if draws.temperature == 1 or not joint.space.rank:
             found = joint.density.log_likelihood(z)
         else:

@@ -8,8 +8,8 @@ that knots, levels, centres and scales are those of fitting.
 from __future__ import annotations
 
 import copy
+import math
 import re
-import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from numbers import Real
@@ -47,6 +47,7 @@ from subbayes.subspaces.curve import WeightCurve
 from subbayes.utils.checks import InputError, fail, fail_type
 from subbayes.utils.files import fail_artifact, fail_damaged
 from subbayes.utils.tensor_file import add_prefix, strip_prefix
+from subbayes.utils.warning import unsaid_warnings
 
 __all__ = ["facts_of", "state_from", "tensors_of"]
 
@@ -153,8 +154,7 @@ def state_from(
     )
     space = _space(facts["space"], tensors)
     _check_splines(specification, space.subspace.size)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # `fit` has given the warnings about these rows
+    with unsaid_warnings():  # `fit` has given the warnings about these rows
         inputs = strip_prefix("inputs", tensors)
         rows = specification.prepare(frame, inputs, space.subspace.size)
     rows = replace(rows, specification=replace(specification, priors=dict(saved_priors)))
@@ -280,7 +280,11 @@ def _network(
             f"Pass load(path, deep={{{name!r}: module}}): code is not saved, only weights",
         )
     where = f"facts['networks'][{name!r}]"
-    module = MLP(**facts["module"], seed=0) if module is None else copy.deepcopy(module)
+    if module is None:
+        dtype = next((t.dtype for t in state.values() if t.is_floating_point()), None)
+        module = MLP(**facts["module"], seed=0).to(dtype)
+    else:
+        module = copy.deepcopy(module)
     if not isinstance(module, nn.Module):
         fail_type(f"deep[{name!r}]", "a module", module)
     if architecture_of(module) != facts["architecture"]:
@@ -355,14 +359,19 @@ def _check_columns(facts: dict[str, Any], tensors: dict[str, Tensor]) -> None:
             if kind not in dtype.lower():
                 _damaged(f"{where}['dtype']", f"one of {values.dtype}", repr(dtype))
             continue
-        if not all(isinstance(level, (str, int, float)) for level in levels) or any(
-            isinstance(level, (int, float)) and not abs(level) < 2**63 for level in levels
-        ):
+        if not all(map(_can_be_level, levels)):
             _damaged(f"{where}['levels']", "text or finite numbers", levels)
         if len(set(levels)) < len(levels):
             _damaged(f"{where}['levels']", "different levels", levels)
         if len(values) and not (int(values.min()) >= 0 and int(values.max()) < len(levels)):
             _damaged(f"tensor 'rows.{i}'", f"indices of {len(levels)} levels", "others")
+
+
+def _can_be_level(level: Any) -> bool:
+    """Whether pandas can hold a level: text, a finite number, or a whole one of 64 bits."""
+    if isinstance(level, int):
+        return -(2**63) <= level < 2**64
+    return isinstance(level, str) or (isinstance(level, float) and math.isfinite(level))
 
 
 def _restore(stored: Tensor, facts: dict[str, Any]) -> pd.Series:

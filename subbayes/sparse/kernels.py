@@ -9,7 +9,7 @@ weights this takes a fifth of the time of the dense product; general sparse prod
 from __future__ import annotations
 
 import math
-import warnings
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -20,6 +20,7 @@ from torch.nn import functional
 
 from subbayes.networks.tracing.memory import reuse_memory
 from subbayes.utils.checks import fail
+from subbayes.utils.warning import filtered_warnings
 
 __all__ = [
     "MIN_ROWS",
@@ -32,6 +33,7 @@ __all__ = [
     "sparse_linear",
     "tile_layout",
     "transposed_tiles",
+    "without_beta_warning",
 ]
 
 _TILE_SIZE = 90_000  # values in a tile, which fit the cache of a core with the weights
@@ -250,6 +252,17 @@ def _bag_sums(
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
+def without_beta_warning() -> AbstractContextManager[None]:
+    """Within, no warning of torch that sparse layouts are a beta feature.
+
+    Example:
+        >>> with without_beta_warning():
+        ...     torch.eye(2).to_sparse_csr().layout
+        torch.sparse_csr
+    """
+    return filtered_warnings("ignore", UserWarning, "Sparse CSR tensor support is in beta")
+
+
 def csr_tensor(
     crow: Int[Tensor, "units_and_one"],
     columns: Int[Tensor, "k"],
@@ -257,8 +270,7 @@ def csr_tensor(
     inputs: int,
 ) -> Tensor:
     """A sparse CSR tensor, without the warning of torch that the layout is a beta feature."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
+    with without_beta_warning():
         return torch.sparse_csr_tensor(crow, columns, values, (len(crow) - 1, inputs))
 
 

@@ -394,9 +394,9 @@ _data_frame = record(
 
 
 def _label_dtype(value: Any, where: str, sizes: Sizes) -> None:
-    """A dtype of NumPy for labels, with at most 999 letters: each label takes as much memory."""
+    """A dtype of NumPy for labels, with at most 1000 letters: each label takes as much memory."""
     text()(value, where, sizes)
-    if not re.fullmatch(r"\|[bO]1?|\|[iu]1|[<>][iuf][248]|[<>]U[1-9][0-9]{0,2}", value):
+    if not re.fullmatch(r"\|[bO]1?|\|[iu]1|[<>][iuf][248]|[<>]U([1-9][0-9]{0,2}|1000)", value):
         _shown = value if len(value) < 60 else value[:60] + "…"
         raise SchemaError(where, "a dtype of labels", repr(_shown))
 

@@ -102,7 +102,10 @@ _base = record(
     model=text(most=1000),
 )
 NETWORK = record(
-    {"base?": _base}, architecture=text(), names=list_of(text(), least=1), module=optional(MLP)
+    {"base?": _base, "dtypes?": list_of(text("float16", "bfloat16", "float32", "float64"))},
+    architecture=text(),
+    names=list_of(text(), least=1),
+    module=optional(MLP),
 )
 NETWORK_TENSORS = {
     "network.frozen.*": array(None, values="any"),

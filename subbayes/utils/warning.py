@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from typing import Any, Literal
 
 from subbayes.utils.first_process import is_first_process
 from subbayes.utils.text_table import printable
 
-__all__ = ["reworded_warnings", "warn_user", "warnings_once"]
+__all__ = [
+    "filtered_warnings",
+    "reworded_warnings",
+    "unsaid_warnings",
+    "warn_user",
+    "warnings_once",
+]
 
 _OWN = ("subbayes", "jaxtyping", "beartype", "contextlib", "functools")
 _SAID: ContextVar[set[str] | None] = ContextVar("_SAID", default=None)
 _REWORD: ContextVar[Callable[[str], str] | None] = ContextVar("_REWORD", default=None)
+_UNSAID: ContextVar[bool] = ContextVar("_UNSAID", default=False)
 
 
 @contextmanager
@@ -29,6 +38,58 @@ def warnings_once() -> Iterator[None]:
         yield
     finally:
         _SAID.reset(before)
+
+
+@contextmanager
+def unsaid_warnings() -> Iterator[None]:
+    """Within, leave out the library's own warnings, of the same thread.
+
+    Example:
+        >>> with warnings.catch_warnings(record=True) as caught, unsaid_warnings():
+        ...     warn_user("few draws")
+        >>> caught
+        []
+    """
+    before = _UNSAID.set(True)
+    try:
+        yield
+    finally:
+        _UNSAID.reset(before)
+
+
+@contextmanager
+def filtered_warnings(
+    action: Literal["ignore", "error"], category: type[Warning], start: str = ""
+) -> Iterator[None]:
+    """Within, ignore warnings of other libraries, or raise them; for a category as small as can be.
+
+    Threads may be within at the same time, unlike with `warnings.catch_warnings`, of which two
+    that overlap leave the filters of the first one in place for good. Other threads are subject to
+    the filter meanwhile.
+
+    Args:
+        action: what to do.
+        category: the class of the warnings.
+        start: how their text starts; a regular expression.
+
+    Example:
+        >>> with filtered_warnings("error", DeprecationWarning):
+        ...     warnings.warn("old", DeprecationWarning)
+        Traceback (most recent call last):
+            ...
+        DeprecationWarning: old
+    """
+    entry: Any = (action, re.compile(f"(?#subbayes){start}"), category, None, 0)
+    filters: Any = warnings.filters
+    filters.insert(0, entry)
+    try:
+        yield
+    finally:
+        # `catch_warnings` of another thread may have replaced the list by a copy
+        current: Any = warnings.filters
+        for each in (filters,) if current is filters else (filters, current):
+            with suppress(ValueError):
+                each.remove(entry)
 
 
 @contextmanager
@@ -65,7 +126,7 @@ def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
         >>> str(caught[0].message)
         'y: its scale is unusual'
     """
-    if not is_first_process():
+    if not is_first_process() or _UNSAID.get():
         return
     reword = _REWORD.get()
     message = printable(message if reword is None else reword(message))

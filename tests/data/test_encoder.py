@@ -19,10 +19,11 @@ from sklearn.base import clone
 from sklearn.linear_model import LinearRegression
 from sklearn.pipeline import make_pipeline
 
-from subbayes.data.columns import as_labels, as_numbers, kind_of, mask_markers, quote
+from subbayes.data.columns import as_labels, as_numbers, kind_of, mask_markers
 from subbayes.data.datasets import find_file
 from subbayes.data.encoder import TabularEncoder
 from subbayes.data.encoder_state import check_state, one_row
+from subbayes.data.frames import quote
 from subbayes.data.tables import read_table, split_target
 from subbayes.data.targets import Target
 from subbayes.utils.checks import InputError, InputTypeError
@@ -382,7 +383,7 @@ def test_options_are_checked():
             pd.DataFrame({"a": [1.0, np.inf, -np.inf]}),
             r"finite numbers in column 'a', got 2 infinite values \(first in row 1\)",
         ),
-        (pd.DataFrame({"a": [1e308, -1e308]}), "variance float64 can hold, got overflow in 'a'"),
+        (pd.DataFrame({"a": [1e308, -1e308]}), "variance float64 can hold, got another in 'a'"),
         (
             pd.DataFrame({"a": ["1", "2", "?"]}),
             r"numbers in column 'a', got '\?' in 1 of 3 rows "

@@ -624,7 +624,7 @@ REFUSALS = {
         R,
         {},
         *changed(1e308),
-        "X: expected columns whose variance float64 can hold, got overflow in column 1",
+        "X: expected columns whose variance float64 can hold, got another in column 1",
     ),
 }
 

@@ -12,7 +12,7 @@ from cases import LIKELIHOODS, mlp
 from torch import nn
 
 import subbayes
-from subbayes import Network, Posterior, Sampling, Training, baselines, sparse
+from subbayes import MLP, InputError, Network, Posterior, Sampling, Training, baselines, sparse
 from subbayes.inference import (
     SMC,
     FullRankVI,
@@ -25,6 +25,7 @@ from subbayes.likelihoods import CategoricalTokens
 from subbayes.networks.token_outputs import TokenOutputs
 from subbayes.subspace import RandomSubspace
 from subbayes.subspaces import PCA, Curve, Optimal, Random, Subnetwork
+from subbayes.utils import artifact
 
 HALF = [torch.bfloat16, torch.float16]
 SHORT = Training(epochs=4, swa_epochs=4, batch_size=10, learning_rate=1e-2)
@@ -201,3 +202,28 @@ def test_sparse_networks():
     settings = sparse.SparseTraining(epochs=6, early_epochs=2, batch_size=10)
     result = sparse.fit(net, "categorical", (x, y), settings, progress=False)
     check_model(result, x, y)
+
+
+@pytest.mark.parametrize("dtype", HALF)
+def test_a_loaded_mlp_has_the_saved_dtype(dtype, tmp_path):
+    x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0)).to(dtype)
+    module = MLP(3, (4,), 1, seed=0).to(dtype)
+    model = subbayes.fit(module, (x, x[:, 0]), training=SHORT, sampling=FEW, subspace="random")
+    model.save(tmp_path / "model")
+    for loaded in (subbayes.load(tmp_path / "model"), subbayes.load(tmp_path / "model", module)):
+        assert {p.dtype for p in loaded.network.module_with().parameters()} == {dtype}
+        np.testing.assert_array_equal(loaded.predict(x).mean, model.predict(x).mean)
+    with pytest.raises(InputError, match=f"of {dtype}, as saved, got torch.float32. Pass module"):
+        subbayes.load(tmp_path / "model", MLP(3, (4,), 1, seed=0))
+    plain = MLP(3, (4,), 1, seed=0)
+    whole = subbayes.fit(plain, (x.float(), x[:, 0].float()), training=SHORT, sampling=FEW)
+    whole.save(tmp_path / "whole")
+    with pytest.raises(InputError, match=f"of at least 32 bits, as saved, got {dtype}"):
+        subbayes.load(tmp_path / "whole", module)
+    saved = artifact.read(tmp_path / "model")
+    for forged in (["float16"], ["int8"] * len(saved.facts["network"]["names"])):
+        network = saved.facts["network"] | {"dtypes": forged}
+        facts = saved.facts | {"network": network}
+        artifact.write(tmp_path / "model", "fitted-model", saved.tensors, facts, overwrite=True)
+        with pytest.raises(InputError, match="dtype"):
+            subbayes.load(tmp_path / "model")

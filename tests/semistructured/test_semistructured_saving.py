@@ -3,6 +3,7 @@
 import copy
 import pickle
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import joblib
@@ -552,3 +553,95 @@ def test_a_module_that_computes_something_else_is_refused(tmp_path):
     assert repr(load(path, deep={"net": module(torch.tanh)})) == repr(model)
     with pytest.raises(InputError, match="deep: expected those of the fitted model, under which"):
         load(path, deep={"net": module(torch.relu)})
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        np.arange(40).astype(">f8") % 7,
+        (np.arange(40) % 3).astype(">i4"),
+        np.arange(40).astype(np.longdouble),
+        pd.arrays.SparseArray(np.arange(40.0) % 5),
+        pd.Categorical(np.where(np.arange(40) % 3, 1e20, 2.0)),
+        pd.Categorical(pd.Series([2**63 + 1, 2] * 20, dtype="uint64")),
+        "bool[pyarrow]",
+        "halffloat[pyarrow]",
+        "string[pyarrow]",
+        "dictionary",
+    ],
+    ids=str,
+)
+def test_columns_of_any_format_are_saved(column, tmp_path):
+    if isinstance(column, str):
+        pa = pytest.importorskip("pyarrow")
+        kind = {
+            "bool[pyarrow]": pa.bool_(),
+            "halffloat[pyarrow]": pa.float16(),
+            "string[pyarrow]": pa.string(),
+            "dictionary": pa.dictionary(pa.int32(), pa.string()),
+        }[column]
+        numbers = np.arange(40) % 2
+        plain = ["ab"[i] for i in numbers] if "string" in str(kind) else numbers
+        plain = numbers.astype(bool) if kind == pa.bool_() else plain
+        plain = plain.astype("float16") if kind == pa.float16() else plain
+        column = pd.Series(plain).astype(pd.ArrowDtype(kind))
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"x": column, "y": rng.normal(size=40)})
+    formula = "y ~ C(x)" if pd.Series(column).dtype == ">i4" else "y ~ x"
+    model = SemiStructuredRegression(formula).fit(frame, sampling=QUICK["sampling"])
+    model.save(tmp_path / "model")
+    loaded = SemiStructuredRegression.load(tmp_path / "model")
+    found = [of.predict(frame.head(5)).mean for of in (model, loaded)]
+    np.testing.assert_array_equal(*found)
+
+
+@pytest.mark.parametrize(
+    ("values", "pattern"),
+    [
+        ([["u"], ["v"]] * 20, "x: expected numbers, booleans, text or categories, got a list"),
+        (["u", "v\udc80"] * 20, "x: expected text of Unicode characters"),
+        (pd.Categorical([1.0, np.inf] * 20), "x: expected categories that are text or finite"),
+    ],
+)
+def test_cells_that_cannot_be_saved_are_refused_in_fit(values, pattern):
+    x = pd.Series(values, dtype=None if isinstance(values, pd.Categorical) else object)
+    frame = pd.DataFrame({"x": x, "y": np.random.default_rng(0).normal(size=40)})
+    with pytest.raises(InputError, match=pattern):
+        SemiStructuredRegression("y ~ x").fit(frame)
+
+
+def test_lists_in_new_rows_are_refused(fitted):
+    frame, images, model = fitted
+    for name in ("sex", "school", "x"):
+        cells = pd.Series([[1]] * 5, dtype=object, index=frame.index[:5])
+        with pytest.raises(InputError, match=f"{name}: .* got a list"):
+            model.predict(frame.head(5).assign(**{name: cells}), {"image": images[:5]})
+
+
+def test_networks_of_16_bits_are_refused():
+    with pytest.raises(InputError, match="'f'.*: expected a module of float32 or float64, got"):
+        SemiStructuredRegression("y ~ 1", deep={"f": (MLP(1, (3,), 1).bfloat16(), ["x"])})
+
+
+def test_networks_keep_their_dtype(tmp_path):
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame(rng.normal(size=(30, 2)), columns=["x", "y"])
+    deep = {"f": (MLP(1, (3,), 1).double(), ["x"])}
+    model = SemiStructuredRegression("y ~ 1", deep=deep).fit(frame, **QUICK)
+    model.save(tmp_path / "model")
+    loaded = SemiStructuredRegression.load(tmp_path / "model")
+    np.testing.assert_array_equal(loaded.predict(frame).mean, model.predict(frame).mean)
+
+
+def test_predictions_in_threads_leave_the_filters_of_warnings_alone(fitted):
+    frame, images, model = fitted
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        with ThreadPoolExecutor(4) as pool:
+            rows = [(frame.iloc[[i]], {"image": images[i : i + 1]}) for i in range(20)]
+            means = list(pool.map(lambda row: model.predict(*row).mean, rows))
+        # pandas itself may leave filters of single categories behind
+        with pytest.raises(UserWarning, match="still an error"):
+            warnings.warn("still an error", UserWarning, stacklevel=1)
+    alone = [model.predict(*row).mean for row in rows]
+    np.testing.assert_array_equal(means, alone)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import inspect
 import json
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
@@ -24,13 +23,20 @@ from subbayes.networks.tracing.private_torch import is_traced
 from subbayes.sparse.dependency_graph import DataFlow, edges
 from subbayes.sparse.export.example import as_example, outputs_of
 from subbayes.sparse.export.tiled_layers import TiledLinear, use_tiles
-from subbayes.sparse.kernels import BagIndices, check_csr, csr_tensor, sparse_linear
+from subbayes.sparse.kernels import (
+    BagIndices,
+    check_csr,
+    csr_tensor,
+    sparse_linear,
+    without_beta_warning,
+)
 from subbayes.sparse.module_surgery import LAYERS, replace_layer
 from subbayes.utils.artifact import write_file
 from subbayes.utils.checks import fail, fail_type
 from subbayes.utils.files import StrPath, atomic_write_bytes, fail_damaged, new_file
 from subbayes.utils.memory import check_memory
 from subbayes.utils.types import Inputs
+from subbayes.utils.warning import filtered_warnings
 
 __all__ = ["CsrLinear", "SmallNetwork", "rebuild", "set_sizes"]
 
@@ -61,8 +67,7 @@ class CsrLinear(nn.Module):
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__()
         self.in_features, self.out_features = layer.in_features, layer.out_features
-        with warnings.catch_warnings():  # sparse layouts are a beta feature of torch
-            warnings.simplefilter("ignore", UserWarning)
+        with without_beta_warning():
             self.register_buffer("weight", layer.weight.detach().to_sparse_csr())
         self.register_buffer("bias", None if layer.bias is None else layer.bias.detach().clone())
         self._cached: tuple[Tensor, BagIndices, Tensor] | None = None
@@ -245,11 +250,10 @@ class SmallNetwork:
         args, names = _onnx_arguments(module, as_example(module, example))
         with (
             TemporaryDirectory() as folder,
-            warnings.catch_warnings(),
+            # the exporter without this warning needs the package onnxscript
+            filtered_warnings("ignore", DeprecationWarning),
             _attention_without_fastpath(),
         ):
-            # the exporter without this warning needs the package onnxscript
-            warnings.simplefilter("ignore", DeprecationWarning)
             written = Path(folder) / "network.onnx"
             torch.onnx.export(
                 module,

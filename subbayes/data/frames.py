@@ -1,0 +1,241 @@
+"""Tables as data frames whose columns have names, and limits of names, labels and columns."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from typing import Any, Literal, NoReturn, TypeAlias
+
+import numpy as np
+import pandas as pd
+
+from subbayes.utils.checks import fail, fail_type
+from subbayes.utils.text_table import MOST_LETTERS, MOST_TOGETHER, shortened
+
+__all__ = [
+    "LEAST_SCALE",
+    "Labels",
+    "as_frame",
+    "by_label",
+    "check_lengths",
+    "check_names",
+    "check_text",
+    "check_total",
+    "check_width",
+    "quote",
+    "to_cpu",
+]
+
+_MOST_COLUMNS = 100_000  # of a table that is encoded in seconds
+_MOST_CATEGORICAL = 10_000  # of them, each of which takes as long as several numeric ones
+
+LEAST_SCALE = 1e-150
+"""Excluded lower limit of standard deviations of columns; the upper one is its inverse."""
+
+Labels: TypeAlias = Literal["none", "numbers", "names"]
+
+
+def quote(values: Iterable[Any], most: int = 5) -> str:
+    """Quote the first `most` values, of each of which an error shows the start.
+
+    Example:
+        >>> quote(["a", "b", "c"], most=2)
+        "'a', 'b' and 1 more"
+    """
+    rest = iter(values)
+    names = [f"'{shortened(str(value))}'" for value in islice(rest, most)]
+    left = sum(1 for _ in rest)
+    return ", ".join(names) + (f" and {left} more" if left else "")
+
+
+def as_frame(X: Any, argument: str = "X") -> tuple[pd.DataFrame, Labels]:
+    """Convert a table to a DataFrame, and return what labels its columns had.
+
+    Columns of an array, which has no labels ("none"), and of a frame that numbers them 0, 1, ...
+    ("numbers") are named x0, x1, ...; those of other frames ("names") have their labels as text.
+
+    Args:
+        X: DataFrame (pandas, or with a `to_pandas` method), 2-D array, tensor or list of rows.
+        argument: name of the argument in errors.
+
+    Raises:
+        InputTypeError: not a table.
+        InputError: not two-dimensional, without rows or columns, or two columns of one name.
+
+    Example:
+        >>> frame, labels = as_frame([[1, "a"], [2, "b"]])
+        >>> list(frame.columns), labels
+        (['x0', 'x1'], 'none')
+    """
+    if isinstance(X, pd.Series):
+        fail(
+            argument,
+            "a table with two axes",
+            "a single column",
+            "Pass X[['name']] for one column, X.to_frame().T for one row",
+        )
+    is_array = not (isinstance(X, pd.DataFrame) or hasattr(X, "to_pandas"))
+    if not isinstance(X, pd.DataFrame):
+        X = _from_array(X, argument) if is_array else X.to_pandas()
+    if 0 in X.shape:
+        _fail_empty(X.shape, argument)
+    counted = list(X.columns) == list(range(X.shape[1]))
+    names = [f"x{name}" if counted else str(name) for name in X.columns]
+    _check_once(names, argument)
+    labels: Labels = "none" if is_array else "numbers" if counted else "names"
+    return X.set_axis(names, axis=1).reset_index(drop=True), labels
+
+
+def by_label(
+    frame: pd.DataFrame, labels: Labels, columns: Sequence[str], named: bool
+) -> pd.DataFrame | None:
+    """The frame with its columns named as in fitting, or None if they have to be taken by position.
+
+    Columns that were fitted without names are found by their numbers, where the frame has numbers.
+
+    Args:
+        frame: the table, from `as_frame`.
+        labels: what labels its columns had, from `as_frame`.
+        columns: names of the columns in fitting.
+        named: whether these had been labels of a frame other than 0, 1, ...
+
+    Example:
+        >>> frame, labels = as_frame(pd.DataFrame({1: ["b"], 0: ["a"]}))
+        >>> list(by_label(frame, labels, ["x0", "x1"], named=False))
+        ['x1', 'x0']
+    """
+    if labels == "none":
+        return None
+    if named:
+        if labels == "names":
+            return frame
+        numbers = [str(number) for number in range(frame.shape[1])]
+        return frame.set_axis(numbers, axis=1) if set(numbers) & set(columns) else None
+    numbered = frame.rename(columns=lambda name: f"x{name}" if name.isdecimal() else name)
+    some = any(name.isdecimal() for name in frame) or set(columns) <= set(frame)
+    if labels == "names" and not some:
+        return None
+    return frame if set(columns) <= set(frame) else numbered
+
+
+def check_names(table: Any, argument: str = "X") -> None:
+    """Check that a data frame has columns of different names; other tables are not checked.
+
+    Raises:
+        InputError: no columns, or two columns of one name.
+
+    Example:
+        >>> check_names(pd.DataFrame({"a": [1]}))
+    """
+    if isinstance(table, pd.DataFrame):
+        if table.shape[1] == 0:
+            _fail_empty(table.shape, argument)
+        _check_once([str(name) for name in table.columns], argument)
+
+
+def _fail_empty(shape: tuple[int, ...], argument: str) -> NoReturn:
+    rows, columns = shape
+    fail(argument, "a table with rows and columns", f"{rows} rows and {columns} columns")
+
+
+def check_lengths(names: Iterable[str], argument: str = "X") -> None:
+    """Check that names of columns can be shown in messages, tables and figures.
+
+    Raises:
+        InputError: a name of more than 1000 characters, or with surrogates.
+
+    Example:
+        >>> check_lengths(["age"])
+    """
+    for name in names:
+        if len(name) > MOST_LETTERS:
+            expected = f"names of columns of at most {MOST_LETTERS} characters"
+            got = f"{len(name)} in '{name[:20]}...'"
+            fail(argument, expected, got, "Rename it, or check the header and the separator")
+        if not _can_be_written(name):
+            fail(argument, "names of Unicode characters", ascii(name[:20]), "Rename it")
+
+
+def check_text(argument: str, values: Iterable[Any]) -> None:
+    """Check that labels, or levels of a column, can be shown in messages, tables and figures.
+
+    Raises:
+        InputError: text of more than 1000 characters, or with surrogates.
+
+    Example:
+        >>> check_text("y", ["no", "yes", 3])
+    """
+    for value in values:
+        if not isinstance(value, str):
+            continue
+        if len(value) > MOST_LETTERS:
+            expected = f"labels and levels of at most {MOST_LETTERS} characters"
+            got = f"{len(value)} in '{value[:20]}...'"
+            fail(argument, expected, got, "Shorten them, or replace them by numbers")
+        if not _can_be_written(value):
+            remedy = "It was decoded with errors: read the file with its encoding"
+            fail(argument, "text of Unicode characters", ascii(value[:20]), remedy)
+
+
+def _can_be_written(text: str) -> bool:
+    """Whether text has no halves of a pair of surrogates, which no encoding has."""
+    return text.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in text)
+
+
+def check_total(argument: str, labels: Iterable[Any]) -> None:
+    """Check that all labels of classes together fit into a row of output.
+
+    Raises:
+        InputError: more than a million characters.
+
+    Example:
+        >>> check_total("y", ["no", "yes"])
+    """
+    total = sum(len(label) for label in labels if isinstance(label, str))
+    if total > MOST_TOGETHER:
+        expected = f"labels of at most {MOST_TOGETHER:,} characters together"
+        fail(argument, expected, f"{total:,}", "Shorten them, or replace them by numbers")
+
+
+def check_width(argument: str, columns: int, categorical: int) -> None:
+    """Check that a table has no more columns, and categorical ones, than are encoded in seconds."""
+    for count, most, kind in (
+        (columns, _MOST_COLUMNS, "columns"),
+        (categorical, _MOST_CATEGORICAL, "categorical columns"),
+    ):
+        if count > most:
+            fail(argument, f"at most {most:,} {kind}", f"{count:,}", "Choose or combine columns")
+
+
+def _check_once(names: list[str], argument: str) -> None:
+    check_lengths(names, argument)
+    if len(set(names)) < len(names):
+        twice = sorted(name for name, count in Counter(names).items() if count > 1)
+        fail(argument, "one column of each name", f"several named {quote(twice)}", "Rename them")
+
+
+def to_cpu(values: Any) -> Any:
+    """Detach a tensor and move it to the CPU; return other values unchanged.
+
+    Example:
+        >>> to_cpu([1, 2])
+        [1, 2]
+    """
+    return values.detach().cpu() if hasattr(values, "detach") else values
+
+
+def _from_array(X: Any, argument: str) -> pd.DataFrame:
+    if not (isinstance(X, (list, tuple)) or hasattr(X, "__array__")):
+        remedy = "Call its toarray() first" if hasattr(X, "toarray") else ""
+        fail_type(argument, "a DataFrame or a 2-D array", X, remedy)
+    array = X if isinstance(X, (list, tuple)) else np.asarray(to_cpu(X))
+    shape = np.shape(np.asarray(array, dtype=object))
+    if len(shape) != 2:
+        fail(
+            argument,
+            "a table with two axes",
+            f"shape {shape}",
+            "Reshape your data: one row is X[:1], or X[None]; one column is X[:, None]",
+        )
+    return pd.DataFrame(array if isinstance(array, np.ndarray) else [list(row) for row in array])
