@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from subbayes import diagnostics
@@ -27,6 +27,7 @@ __all__ = ["MAX_PARETO_K", "Draws", "Moments", "Prediction", "Validity", "round_
 MAX_PARETO_K = 0.7
 """Above it, importance sampling is unreliable (Vehtari et al. 2024)."""
 
+_ELSEWHERE = "start them elsewhere (initial=...), or use another engine (inference='slice')"
 _IMPROPER = 1e15  # coordinates of chains that disagree, where the density has no finite integral
 
 Validity = Literal["exact", "approximation", "ensemble"]
@@ -221,6 +222,8 @@ class Draws:
         found = []
         rhat, ess = self.rhat(), self.ess_bulk()
         known = ~np.isnan(rhat)
+        if self._still.all() and known.any():
+            return [f"none of the {self.n_chains} chains moved from its start: {_ELSEWHERE}"]
         if not known.all():
             found.append(
                 f"{int((~known).sum())} of {self.rank} coordinates never moved or are not "
@@ -232,20 +235,20 @@ class Draws:
         high = np.ceil(worst * 1e3) / 1e3  # the displayed value exceeds the threshold too
         if worst > 1.2 and (largest := float(np.nanmax(np.abs(self.z)))) > _IMPROPER:
             return [
-                f"draws reach {largest:.0e} and chains disagree (R-hat is {worst:.3f}): the "
-                "density seems to have no finite integral, so that no engine can sample it; give "
-                "its coordinates a proper prior"
+                f"draws reach {largest:.0e} and {self._compared} disagree (R-hat is {worst:.3f}): "
+                "the density seems to have no finite integral, so that no engine can sample it; "
+                "give its coordinates a proper prior"
             ]
         found += self._stuck_warnings(worst)
         if worst > 1.2 and not found:
             found.append(
-                f"R-hat is {high:.3f}, above 1.01: chains are in different places; "
+                f"R-hat is {high:.3f}, above 1.01: {self._compared} are in different places; "
                 f"{self._gradient_remedy}lower the rank, raise the temperature or warm up longer "
                 "(warmup=...)"
             )
         elif 1.01 < worst <= 1.2:
             found.append(
-                f"R-hat is {high:.3f}, above 1.01: chains disagree; run longer "
+                f"R-hat is {high:.3f}, above 1.01: {self._compared} disagree; run longer "
                 f"(draws=..., about {about}), {self._gradient_remedy}or lower the rank"
             )
         if least < enough:
@@ -270,14 +273,12 @@ class Draws:
         ]
 
     def _stuck_warnings(self, worst: float) -> list[str]:
-        """Chains that never moved, and groups of chains in separate modes."""
-        still = np.ptp(self.z, axis=1).max(1) == 0
-        n = int(still.sum())
+        """Some chains that never moved, and groups of chains in separate modes."""
+        n = int(self._still.sum())
         if n and n < self.n_chains:
             return [
                 f"{n} of {self.n_chains} chains never moved (the first is chain "
-                f"{int(still.argmax())}): start them elsewhere (initial=...), or use "
-                "another engine (inference='slice')"
+                f"{int(self._still.argmax())}): {_ELSEWHERE}"
             ]
         if n or not worst > 1.2:
             return []
@@ -300,6 +301,16 @@ class Draws:
             f"{worst:.3f}): their shares are not to be trusted; sample with inference='smc' or "
             "'parallel-tempering', raise the temperature, or lower the rank"
         ]
+
+    @property
+    def _still(self) -> Bool[np.ndarray, "chains"]:
+        """Which chains never moved."""
+        return np.asarray(np.ptp(self.z, axis=1).max(1, initial=0) == 0)
+
+    @property
+    def _compared(self) -> str:
+        """What R-hat compares."""
+        return "chains" if self.n_chains > 1 else "the halves of the chain"
 
     @property
     def _gradient_remedy(self) -> str:

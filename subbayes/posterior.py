@@ -40,7 +40,9 @@ from subbayes.predictions.averaging import average, evenly, evenly_spaced
 from subbayes.predictions.predictive import Predictive
 from subbayes.priors import Normal, normal_prior
 from subbayes.subspace import Subspace, check_subspace
+from subbayes.target_parts import one_copy_log_prob, row_weights
 from subbayes.utils.checks import check_choice, check_count, check_positive, fail
+from subbayes.utils.log_densities import reject_undefined
 from subbayes.utils.trees import to_device, tree_map
 from subbayes.utils.types import Coordinates, Inputs, LogDensity, Targets
 from subbayes.utils.warning import warn_user
@@ -189,8 +191,9 @@ class Posterior:
 
     def _log_likelihood(self, reduce: bool, point: Tensor, inputs: Inputs, y: Targets) -> Tensor:
         outputs = self._outputs(self._weights_at(point), inputs)
-        terms = self.likelihood.log_prob(outputs, y).double()
-        return terms.sum() if reduce else terms
+        if reduce:
+            return self.likelihood.log_prob(outputs, y).double().sum()
+        return one_copy_log_prob(self.likelihood, outputs, y).double()
 
     def _gradient(self, point: Tensor, inputs: Inputs, y: Targets) -> tuple[Tensor, Tensor]:
         """Gradient and value, from the score of the outputs."""
@@ -292,23 +295,23 @@ class Posterior:
     def log_likelihood(self, z: Coordinates) -> LogDensity:
         """Sum of log p(y | f) over all observations at temperature 1, shape (chains,).
 
-        NaN becomes minus infinity, so that samplers reject such weights.
+        NaN and plus infinity become minus infinity, so that samplers reject such weights.
         """
         evaluate, blocks = self._tracer("value"), self._own_blocks()
         if blocks is not None:
-            return _nan_as_minus_infinity(self._block_sums(blocks, "value", z)[:, 0])
+            return reject_undefined(self._block_sums(blocks, "value", z)[:, 0])
         with torch.no_grad():
             points = self._points(self._coordinates(z))
             totals = [
                 sum(evaluate(part, x, y) for x, y in self._batches(len(part)))
                 for part in points.split(self._chains_at_once(len(points)))
             ]
-        return _nan_as_minus_infinity(torch.cat(totals).cpu().numpy())
+        return reject_undefined(torch.cat(totals).cpu().numpy())
 
     def value(self, z: Coordinates) -> LogDensity:
         """Tempered log density up to a constant, shape (chains,), at z of shape (chains, k)."""
         prior = self.prior.log_prob(self._coordinates(z).cpu().numpy())
-        return _nan_as_minus_infinity(self.log_likelihood(z) / self.temperature + prior)
+        return reject_undefined(self.log_likelihood(z) / self.temperature + prior)
 
     def value_and_grad(
         self, z: Coordinates, rows: Int[np.ndarray, "b"] | None = None
@@ -335,7 +338,7 @@ class Posterior:
         else:
             value, grad = self._sums(coordinates, data)
         prior, prior_grad = self.prior.value_and_grad(coordinates.cpu().numpy())
-        return _nan_as_minus_infinity(value / share + prior), grad / share + prior_grad
+        return reject_undefined(value / share + prior), grad / share + prior_grad
 
     def _sums(self, coordinates: Tensor, data: Data) -> tuple[LogDensity, Coordinates]:
         """Log-likelihood of some data and its gradient."""
@@ -403,8 +406,13 @@ class Posterior:
         value = total / self.temperature + self.prior.log_prob_tensor(coordinates)
         return value.reshape(z.shape[:-1])
 
+    @functools.cached_property
+    def row_weights(self) -> Float[np.ndarray, "n"] | None:
+        """How many times each observation counts, shape (N,); None if each counts once."""
+        return row_weights(self.likelihood, self.data)
+
     def pointwise(self, z: Coordinates) -> Float[np.ndarray, "S n"]:
-        """Log-likelihood of each observation at temperature 1, shape (S, N)."""
+        """Log density of one copy of each observation, whatever its weight, shape (S, N)."""
         points = self._coordinates(z)
         evaluate, blocks = self._tracer("pointwise"), self._own_blocks()
         size, terms = min(64, self._chains_at_once(len(points))), np.empty((0, 0))
@@ -488,7 +496,3 @@ class Posterior:
 
 def _add(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     return a[0] + b[0], a[1] + b[1]
-
-
-def _nan_as_minus_infinity(values: LogDensity) -> LogDensity:
-    return np.where(np.isnan(values), -np.inf, values)

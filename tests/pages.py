@@ -5,17 +5,23 @@ from __future__ import annotations
 import contextlib
 import io
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"```(\w*)\n(.*?)```", re.DOTALL)
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+SIZES = {r"\bdraws=\d+": "draws=20", r"\bepochs=\d+": "epochs=5"}
+"""What a page of a minute or more is run with."""
 
 
 def run_page(
-    page: Path, check: Callable[[str, str], None] | None = None, leave_out: str | None = None
+    page: Path,
+    check: Callable[[str, str], None] | None = None,
+    leave_out: str | None = None,
+    names: Mapping[str, Any] | None = None,
+    sizes: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Run the Python blocks of a page, one after another, and return the names they leave.
 
@@ -23,8 +29,10 @@ def run_page(
         page: the Markdown file.
         check: called with what a block prints and the block of text after it.
         leave_out: blocks that contain this text are not run.
+        names: what the blocks take for granted, such as data.
+        sizes: patterns in the code, and what to run in place of their matches, such as `SIZES`.
     """
-    text, names = page.read_text(encoding="utf-8"), {"__name__": page.stem}
+    text, names = page.read_text(encoding="utf-8"), {"__name__": page.stem, **(names or {})}
     printed = None
     for block in BLOCK.finditer(text):
         kind, code = block.groups()
@@ -35,6 +43,8 @@ def run_page(
             continue
         if leave_out is not None and leave_out in code:
             continue
+        for pattern, smaller in (sizes or {}).items():
+            code = re.sub(pattern, smaller, code)
         above = "\n" * text[: block.start(2)].count("\n")  # a failure names the line of the page
         with contextlib.redirect_stdout(io.StringIO()) as out:
             exec(compile(above + code, str(page), "exec", dont_inherit=True), names)

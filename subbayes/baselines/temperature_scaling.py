@@ -21,6 +21,7 @@ from subbayes.likelihoods import Likelihood
 from subbayes.likelihoods.base import Moments, WrappedLikelihood
 from subbayes.likelihoods.gaussian import GaussianLike
 from subbayes.predictions.predictive import Predictive
+from subbayes.target_parts import TargetParts, split_targets
 from subbayes.utils.checks import check_positive, fail
 from subbayes.utils.saving import nested_facts, rebuild
 from subbayes.utils.types import Outputs, Targets
@@ -39,8 +40,8 @@ def temperature_scaling(
 
     $$ \hat\tau = \arg\max_\tau \sum_n \log p_\tau(y_n \mid x_n) $$
 
-    For one network the problem is convex in $1 / \tau$. All components of a mixture are scaled by
-    the same $\tau$.
+    Weights of held-out rows count. For one network the problem is convex in $1 / \tau$. All
+    components of a mixture are scaled by the same $\tau$.
 
     Args:
         base: a trained module, which is not changed; a baseline, a fitted model, or any object with
@@ -79,13 +80,14 @@ def temperature_scaling(
         given = "likelihood" if likelihood is not None else "output"
         fail(given, f"none for a {type(base).__name__}, which has its own", "one", "Leave it out")
     data = Data.of(validation, "validation")
-    parts = [_predicted(base, inputs, y) for inputs, y in data.batches()]
-    count = data.n
+    parts = [_predicted(base, rows, y, data.has_weights) for rows, y in data.batches()]
+    count = sum(float(y.counts.sum()) for _, y in parts)
 
     def score(log_tau: float) -> float:
         """Mean negative log-likelihood at a temperature."""
         tau = math.exp(log_tau)
-        return -sum(float(scale_predictive(p, tau).log_prob(y).sum()) for p, y in parts) / count
+        scores = (scale_predictive(p, tau).log_prob(y.values) @ y.counts for p, y in parts)
+        return -float(sum(scores)) / count
 
     return TemperatureScaled(base, math.exp(_minimum(score)))
 
@@ -177,11 +179,13 @@ def scale_predictive(predictive: Predictive, tau: float) -> Predictive:
     return Predictive(predictive.outputs, ScaledNoise(likelihood, tau))
 
 
-def _predicted(base: Any, inputs: Any, y: Targets) -> tuple[Predictive, Tensor]:
+def _predicted(
+    base: Any, inputs: Any, y: Targets, weighted: bool
+) -> tuple[Predictive, TargetParts]:
     """The prediction of the base for held-out rows, with their noise if it is known."""
-    if isinstance(y, Tensor):
-        return base.predict(inputs), y
-    return base.predict(inputs, noise=y[1]), y[0]
+    parts = split_targets(y, weighted)
+    known = {} if parts.noise is None else {"noise": parts.noise}
+    return base.predict(inputs, **known), parts
 
 
 def _minimum(score: Callable[[float], float], reach: float = math.log(1e4)) -> float:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
+from subbayes.target_parts import has_weights, split_targets
 from subbayes.utils.checks import check_seed, fail
 from subbayes.utils.trees import leaves
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from subbayes.draws import Draws
     from subbayes.posterior import Posterior
 
-__all__ = ["arviz_data", "to_arviz"]
+__all__ = ["arviz_data", "row_weight_group", "to_arviz"]
 
 _NAMES = {  # the names that ArviZ's plots and diagnostics look for
     "log_likelihood": "log_likelihood_sum",  # ArviZ's log_likelihood is per observation
@@ -35,6 +35,10 @@ def to_arviz(draws: Draws, posterior: Posterior | None = None, *, seed: int = 0)
     observed_data. The group posterior then also has "prediction", the predicted mean (or the class
     probabilities) of each row for each draw, so that ArviZ's R-hat and effective sample sizes
     compare chains in function space too.
+
+    The group log_likelihood is of one copy of each row, whatever its weight; weights of rows are
+    "row_weights" of the group constant_data. `arviz.loo` counts each row once: for scores of
+    weighted rows use `loo(posterior.pointwise(draws.flat()), row_weights=posterior.row_weights)`.
 
     Args:
         draws: the draws to convert.
@@ -58,6 +62,7 @@ def to_arviz(draws: Draws, posterior: Posterior | None = None, *, seed: int = 0)
         variables["prediction"] = means.reshape(*shape, *means.shape[1:])
         groups["posterior_predictive"] = {"y": replicated.reshape(*shape, *y.shape)}
         groups["observed_data"] = {"y": y}
+        groups |= row_weight_group(posterior)
     return arviz_data(
         draws, variables, {"coordinate": np.arange(draws.rank)}, {"z": ["coordinate"]}, groups
     )
@@ -90,6 +95,12 @@ def arviz_data(
     return arviz.from_dict(**data, coords=coords, dims=dims)
 
 
+def row_weight_group(posterior: Posterior) -> dict[str, dict[str, np.ndarray]]:
+    """The group of the weights of the rows; none if there are no weights."""
+    weights = posterior.row_weights
+    return {} if weights is None else {"constant_data": {"row_weights": weights}}
+
+
 def _replicated_targets(
     draws: Draws, posterior: Posterior, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -97,7 +108,7 @@ def _replicated_targets(
     generator = torch.Generator().manual_seed(check_seed(seed))
     parts, means = [], []
     for inputs, y in posterior.data.batches(_ROWS):
-        noise = None if isinstance(y, Tensor) else y[1]
+        noise = split_targets(y, has_weights(posterior.likelihood, y)).noise
         predictive = posterior.predict(draws, inputs, noise=noise)
         parts.append(predictive.likelihood.sample(predictive.outputs, generator))
         means.append(predictive.likelihood.mean(predictive.outputs))

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float, Num
 
 from subbayes.diagnostics.convergence import blocks, ess_mean
-from subbayes.utils.checks import fail
+from subbayes.utils.checks import check_positive, fail
 from subbayes.utils.warning import warn_user
 
 __all__ = ["LooResult", "loo", "psis", "sum_se"]
@@ -23,12 +23,14 @@ class LooResult:
     r"""Expected log predictive density under leave-one-out cross-validation.
 
     Attributes:
-        elpd: $\sum_i \log p(y_i \mid y_{-i})$, in nats.
+        elpd: $\sum_i a_i \log p(y_i \mid y_{-i})$ with the weights $a_i$ of the rows, in nats.
         se: standard error of `elpd` over observations, in nats.
         p_loo: effective number of parameters, the in-sample log density minus `elpd`.
-        pointwise: each observation's term, shape (N,).
-        pareto_k: tail shape of each observation's importance ratios, shape (N,).
+        pointwise: the term of one copy of each observation, shape (N,); NaN for rows of weight 0.
+        pareto_k: tail shape of each observation's importance ratios, shape (N,); minus infinity
+            for rows of weight 0.
         n_draws: number of posterior draws S.
+        row_weights: how many times each observation counts, shape (N,); None if each counts once.
     """
 
     elpd: float
@@ -37,6 +39,19 @@ class LooResult:
     pointwise: Float[np.ndarray, "N"]
     pareto_k: Float[np.ndarray, "N"]
     n_draws: int
+    row_weights: Float[np.ndarray, "N"] | None = None
+
+    @property
+    def n_observations(self) -> float:
+        """Number of observations that `elpd` is a sum over: N, or the sum of the row weights."""
+        return len(self.pointwise) if self.row_weights is None else float(self.row_weights.sum())
+
+    @property
+    def n_rows(self) -> int:
+        """Number of rows of weight above 0."""
+        if self.row_weights is None:
+            return len(self.pointwise)
+        return int((self.row_weights > 0).sum())
 
     @property
     def good_k(self) -> float:
@@ -45,7 +60,7 @@ class LooResult:
 
     @property
     def n_bad(self) -> int:
-        """Number of observations whose Pareto k is above `good_k`."""
+        """Number of rows whose Pareto k is above `good_k`."""
         return int((self.pareto_k > self.good_k).sum())
 
     def worst(self, most: int = 3) -> dict[int, float]:
@@ -64,7 +79,7 @@ class LooResult:
 
     def reliability(self) -> str:
         """Which terms are unreliable, and what to do, in a line."""
-        n = len(self.pareto_k)
+        n = self.n_rows
         if not self.n_bad:
             return f"Pareto k is at most {self.good_k:.2f} at all {n} points."
         listed = ", ".join(f"{i} (k {k:.2f})" for i, k in self.worst().items())
@@ -78,13 +93,14 @@ class LooResult:
 
     def difference(self, best: LooResult) -> tuple[float, float]:
         """`elpd` minus that of another result on the same observations, and its standard error."""
-        return self.elpd - best.elpd, sum_se(self.pointwise - best.pointwise)
+        terms = self.pointwise - best.pointwise
+        return self.elpd - best.elpd, sum_se(terms, self.row_weights)
 
     def __repr__(self) -> str:
         worst = ", ".join(f"{k:.2f} at {i}" for i, k in self.worst().items())
         return (
             f"LooResult(elpd={self.elpd:.1f}, se={self.se:.1f}, p_loo={self.p_loo:.1f}; "
-            f"{self.n_bad} of {len(self.pareto_k)} Pareto k above {self.good_k:.2f}"
+            f"{self.n_bad} of {self.n_rows} Pareto k above {self.good_k:.2f}"
             f"{': ' + worst + ', ...' * (self.n_bad > 3) if worst else ''})"
         )
 
@@ -144,30 +160,38 @@ def loo(
     reff: float | Float[np.ndarray, "N"] | None = None,
     *,
     temperature: float = 1.0,
-    log_weights: Float[np.ndarray, "S"] | None = None,
+    row_weights: Float[np.ndarray, "*_"] | None = None,
+    log_weights: Float[np.ndarray, "*_"] | None = None,
     quiet: bool = False,
 ) -> LooResult:
     r"""Leave-one-out predictive density from draws of a posterior, without refitting.
 
-    $$\widehat{\mathrm{elpd}} = \sum_i \log \sum_s w_{is} \, p(y_i \mid z_s), \qquad
-      w_{is} \propto \mathrm{PSIS}\left(\omega_s \, p(y_i \mid z_s)^{-1/T}\right).$$
+    $$\widehat{\mathrm{elpd}} = \sum_i a_i \log \sum_s w_{is} \, p(y_i \mid z_s), \qquad
+      w_{is} \propto \mathrm{PSIS}\left(\omega_s \, p(y_i \mid z_s)^{-\min(a_i, 1)/T}\right).$$
 
     The draws must come from the posterior with this likelihood, or be weighted to it by
-    $\omega_s$. A warning names observations whose weights are too heavy-tailed.
+    $\omega_s$. A row of weight $a_i$ counts as $a_i$ equal rows of which one copy is left out, or
+    the whole row if its weight is below 1; a row of weight 0 counts as no row, and may have a
+    density of 0. A warning names observations whose importance weights are too heavy-tailed.
 
     Args:
-        log_lik: log density of every observation under every draw, in nats, shape (S, N), or
-            (chains, draws, N), from which each observation's relative efficiency is estimated.
+        log_lik: log density of one copy of every observation under every draw, in nats, shape
+            (S, N), or (chains, draws, N), from which each observation's relative efficiency is
+            estimated; see `Posterior.pointwise`.
         reff: relative efficiency ESS / S, one number or one per observation; by default 1 for
             (S, N), which treats the draws as independent.
         temperature: temperature T of the posterior; the score is that of the untempered
             likelihood for any T.
+        row_weights: $a_i$, how many times the likelihood of the posterior counts each observation,
+            shape (N,); by default once. See `Posterior.row_weights`.
         log_weights: $\log \omega_s$ up to a constant, shape (S,): log ratio of the posterior of
             interest to the sampled one; by default constant.
         quiet: suppress the warning.
 
     Raises:
-        InputError: if `log_lik` has another shape or is not finite, or `reff` is not positive.
+        InputError: if `log_lik` has another shape or is not finite in rows of weight above 0,
+            `reff` or `temperature` is not positive, row weights are negative or all 0, or log
+            weights are NaN or all minus infinity.
 
     Source: Vehtari, Gelman and Gabry (2017), Statistics and Computing 27; weights as in `psis`.
 
@@ -180,27 +204,34 @@ def loo(
     """
     chains = _by_chain(log_lik)
     n_draws, n = chains.shape[0] * chains.shape[1], chains.shape[2]
-    _check_points("log_lik", np.isfinite(chains).all(axis=(0, 1)))
+    counts = _check_row_weights(row_weights, n)
+    _check_points("log_lik", np.isfinite(chains).all(axis=(0, 1)) | (counts == 0))
     if reff is None and log_lik.ndim == 2:
         reff = 1.0
     given = None if reff is None else _efficiency(reff, n)
-    base = np.zeros(n_draws) if log_weights is None else log_weights
-    if base.shape != (n_draws,):
-        fail("log_weights", f"one for each of {n_draws} draws", f"shape {base.shape}")
-    base = base - _logsumexp(base[None])
-    pointwise, in_sample, pareto_k = np.empty(n), np.empty(n), np.empty(n)
-    for block in blocks(n, n_draws):
-        part = np.array(chains[:, :, block], dtype=np.float64)
-        efficiency = _relative_efficiency(part) if given is None else given[block]
+    check_positive("temperature", temperature)
+    base = _normalised(log_weights, n_draws)
+    left_out, some = np.minimum(counts, 1.0) / temperature, np.flatnonzero(counts)
+    pointwise, in_sample, pareto_k = np.full(n, np.nan), np.zeros(n), np.full(n, -np.inf)
+    for block in blocks(len(some), n_draws):
+        rows = some[block]
+        part = np.array(chains[:, :, rows], dtype=np.float64)
+        efficiency = _relative_efficiency(part) if given is None else given[rows]
         columns = np.ascontiguousarray(part.reshape(n_draws, -1).T)
-        weights, pareto_k[block] = _smooth(
-            base - columns / temperature, _tail_lengths(n_draws, efficiency)
+        weights, pareto_k[rows] = _smooth(
+            base - left_out[rows, None] * columns, _tail_lengths(n_draws, efficiency)
         )
-        pointwise[block] = _logsumexp(weights + columns)
-        in_sample[block] = _logsumexp(base + columns)
-    elpd = float(pointwise.sum())
+        pointwise[rows] = _logsumexp(weights + columns)
+        in_sample[rows] = _logsumexp(base + columns)
+    elpd = float(counts[some] @ pointwise[some])
     result = LooResult(
-        elpd, sum_se(pointwise), float(in_sample.sum()) - elpd, pointwise, pareto_k, n_draws
+        elpd,
+        sum_se(pointwise, row_weights),
+        float(counts @ in_sample) - elpd,
+        pointwise,
+        pareto_k,
+        n_draws,
+        row_weights,
     )
     if result.n_bad and not quiet:
         warn_user(f"loo: {result.reliability()}")
@@ -216,6 +247,35 @@ def _by_chain(log_lik: np.ndarray) -> Num[np.ndarray, "chains draws N"]:
             "Compute it with posterior.pointwise",
         )
     return log_lik if log_lik.ndim == 3 else log_lik[None]
+
+
+def _normalised(log_weights: np.ndarray | None, n_draws: int) -> Float[np.ndarray, "S"]:
+    """Log weights of the draws, whose exponentials sum to 1."""
+    if log_weights is None:
+        return np.full(n_draws, -math.log(n_draws))
+    if log_weights.shape != (n_draws,):
+        fail("log_weights", f"one for each of {n_draws} draws", f"shape {log_weights.shape}")
+    if not math.isfinite(log_weights.max()):  # the maximum of NaN is NaN
+        got = "minus infinity at all draws"
+        if not np.isneginf(log_weights).all():
+            got = f"NaN or infinity at {int((~(log_weights < np.inf)).sum())} draws"
+        fail("log_weights", "numbers, or minus infinity at some draws", got, "Drop these draws")
+    return log_weights - _logsumexp(log_weights[None])
+
+
+def _check_row_weights(row_weights: np.ndarray | None, n: int) -> Float[np.ndarray, "n"]:
+    """How many times each observation counts."""
+    if row_weights is None:
+        return np.ones(n)
+    if row_weights.shape != (n,):
+        fail("row_weights", f"one for each of {n} points", f"shape {row_weights.shape}")
+    bad = ~(np.isfinite(row_weights) & (row_weights >= 0))
+    if bad.any() or not row_weights.any():
+        got = (
+            f"{row_weights[bad.argmax()]:g} at point {bad.argmax()}" if bad.any() else "zeros only"
+        )
+        fail("row_weights", "numbers of at least 0, of which one is above 0", got)
+    return row_weights
 
 
 def _check_points(argument: str, good: np.ndarray) -> None:
@@ -340,11 +400,25 @@ def _logsumexp(x: Float[np.ndarray, "n m"]) -> Float[np.ndarray, "n"]:
     return np.log(np.exp(x - top).sum(axis=1)) + top[:, 0]
 
 
-def sum_se(terms: Float[np.ndarray, "N"]) -> float:
+def sum_se(
+    terms: Float[np.ndarray, "N"], row_weights: Float[np.ndarray, "N"] | None = None
+) -> float:
     """Standard error of a sum of N terms; NaN for a single term.
+
+    Args:
+        terms: the terms.
+        row_weights: how many times each one counts; by default once. Terms of weight 0 may be NaN.
 
     Example:
         >>> sum_se(np.array([1.0, 3.0, 1.0, 3.0]))
         2.0
+        >>> sum_se(np.array([1.0, 3.0, 9.0]), np.array([2.0, 2.0, 0.0]))
+        2.0
     """
-    return float(np.sqrt(len(terms) * terms.var())) if len(terms) > 1 else math.nan
+    counts = np.ones(len(terms)) if row_weights is None else row_weights
+    terms, counts = terms[counts > 0], counts[counts > 0]
+    total = float(counts.sum())
+    if len(counts) < 2 and total <= 1:
+        return math.nan
+    mean = counts @ terms / total
+    return float(np.sqrt(counts @ np.square(terms - mean)))

@@ -2,7 +2,10 @@ r"""Comparison of models by leave-one-out: differences, and weights for averages
 
 Stacking maximises the leave-one-out score of an average of predictive densities,
 
-$$ \max_w \sum_i \log \sum_k w_k\, p_k(y_i \mid y_{-i}), \qquad w_k \ge 0, \quad \sum_k w_k = 1, $$
+$$ \max_w \sum_i a_i \log \sum_k w_k\, p_k(y_i \mid y_{-i}), \qquad
+   w_k \ge 0, \quad \sum_k w_k = 1, $$
+
+with $a_i$ the weights of the rows, 1 by default,
 
 so that the weight of a model is not how probable it is, but what it adds to the others: one that is
 worse at every observation has weight 0, and models that are good at different observations share.
@@ -20,7 +23,7 @@ from jaxtyping import Float
 from subbayes.diagnostics.leave_one_out import LooResult
 from subbayes.utils.checks import fail
 
-__all__ = ["LooComparison", "compare", "stacking_weights"]
+__all__ = ["LooComparison", "compare", "same_row_weights", "stacking_weights"]
 
 _STEPS = 1000
 _TOLERANCE = 1e-12  # of the score of an observation
@@ -57,7 +60,7 @@ def compare(results: Mapping[str, LooResult]) -> list[LooComparison]:
 
     The standard error of a difference pairs the observations,
     $\sqrt{N \, \mathrm{Var}_i(\mathrm{elpd}_{i} - \mathrm{elpd}_{i}^\mathrm{best})}$, and is
-    usually far below the standard errors of both.
+    usually far below the standard errors of both. Rows of weight a count as a observations.
 
     Args:
         results: a `LooResult` per name, all on the same observations in the same order.
@@ -66,7 +69,8 @@ def compare(results: Mapping[str, LooResult]) -> list[LooComparison]:
         One row per name, best first.
 
     Raises:
-        InputError: if `results` is empty or the results differ in their number of observations.
+        InputError: if `results` is empty or the results differ in their number of observations or
+            their row weights.
 
     Sources: Vehtari, Gelman and Gabry (2017), section 5.2; Yao et al. (2018) for the weights.
 
@@ -98,7 +102,8 @@ def stacking_weights(results: Mapping[str, LooResult]) -> dict[str, float]:
         A weight per name; they sum to 1.
 
     Raises:
-        InputError: if `results` is empty or the results differ in their number of observations.
+        InputError: if `results` is empty or the results differ in their number of observations or
+            their row weights.
 
     Source: Yao, Vehtari, Simpson and Gelman (2018), Bayesian Analysis 13, equation (8).
 
@@ -111,12 +116,15 @@ def stacking_weights(results: Mapping[str, LooResult]) -> dict[str, float]:
     """
     _check_same_points(results)
     terms = np.stack([result.pointwise for result in results.values()], 1)
-    weights = _maximise(np.exp(terms - terms.max(1, keepdims=True)))
+    counts = next(iter(results.values())).row_weights
+    counts = np.ones(len(terms)) if counts is None else counts
+    terms, counts = terms[counts > 0], counts[counts > 0]
+    weights = _maximise(np.exp(terms - terms.max(1, keepdims=True)), counts / counts.sum())
     return dict(zip(results, weights.tolist(), strict=True))
 
 
-def _maximise(p: Float[np.ndarray, "N K"]) -> Float[np.ndarray, "K"]:
-    """The weights w on the simplex with the largest mean of log(p w)."""
+def _maximise(p: Float[np.ndarray, "N K"], share: Float[np.ndarray, "N"]) -> Float[np.ndarray, "K"]:
+    """The weights w on the simplex with the largest mean of log(p w), in which rows have shares."""
     from scipy.optimize import minimize
 
     def average(w: Float[np.ndarray, "K"]) -> Float[np.ndarray, "N"]:
@@ -124,9 +132,9 @@ def _maximise(p: Float[np.ndarray, "N K"]) -> Float[np.ndarray, "K"]:
 
     count = p.shape[1]
     found = minimize(
-        lambda w: -np.log(average(w)).mean(),
+        lambda w: -(share @ np.log(average(w))),
         np.full(count, 1 / count),
-        jac=lambda w: -(p / average(w)[:, None]).mean(0),
+        jac=lambda w: -((share / average(w)) @ p),
         method="SLSQP",
         bounds=[(0.0, 1.0)] * count,
         constraints={"type": "eq", "fun": lambda w: w.sum() - 1, "jac": np.ones_like},
@@ -137,7 +145,7 @@ def _maximise(p: Float[np.ndarray, "N K"]) -> Float[np.ndarray, "K"]:
 
 
 def _check_same_points(results: Mapping[str, LooResult]) -> None:
-    """Raise `InputError` for no results, or for different numbers of observations."""
+    """Raise `InputError` for no results, or for different observations or weights."""
     lengths = {name: len(result.pointwise) for name, result in results.items()}
     if len(set(lengths.values())) != 1:
         fail(
@@ -146,3 +154,23 @@ def _check_same_points(results: Mapping[str, LooResult]) -> None:
             ", ".join(f"{name} with {n}" for name, n in lengths.items()) or "none",
             "Compute each with loo on the same data",
         )
+    first, *others = results.values()
+    for name, other in zip(list(results)[1:], others, strict=True):
+        if not same_row_weights(first.row_weights, other.row_weights):
+            fail(
+                "results",
+                f"the row weights of {next(iter(results))}",
+                f"others for {name}",
+                "Pass the same row_weights to loo",
+            )
+
+
+def same_row_weights(one: np.ndarray | None, other: np.ndarray | None) -> bool:
+    """Whether row weights are the same; None is a weight of 1 for each.
+
+    Example:
+        >>> same_row_weights(None, np.ones(3)), same_row_weights(np.ones(2), np.array([1.0, 2.0]))
+        (True, False)
+    """
+    one, other = (np.ones(1) if a is None else a for a in (one, other))
+    return bool((one == other).all())

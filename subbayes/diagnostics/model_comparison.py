@@ -22,7 +22,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from subbayes.diagnostics.leave_one_out import LooResult, loo, psis
-from subbayes.diagnostics.loo_comparison import LooComparison, stacking_weights
+from subbayes.diagnostics.loo_comparison import LooComparison, same_row_weights, stacking_weights
 from subbayes.priors import Normal
 from subbayes.utils.checks import check_choice, check_count, check_positive, fail, fail_type
 from subbayes.utils.trees import leaves
@@ -78,11 +78,11 @@ class ModelComparison:
 
     Attributes:
         rows: one score per posterior.
-        n: number of observations.
+        n: number of observations, or the sum of their weights.
     """
 
     rows: tuple[ModelScore, ...]
-    n: int
+    n: float
 
     @property
     def best(self) -> str:
@@ -161,19 +161,24 @@ def _remark(row: ModelScore) -> str:
 
 @dataclass(frozen=True)
 class _Candidate:
-    """A posterior to be scored; `terms` are the pointwise log-likelihoods of its draws."""
+    """A posterior to be scored; `terms` are log densities of one copy of each row, by draw."""
 
     name: str
     terms: Float[np.ndarray, "chains draws N"]
     temperature: float
     rank: int
     draws: Draws
+    row_weights: Float[np.ndarray, "N"] | None
     log_weights: Float[np.ndarray, "S"] | None = None
 
     def score(self) -> tuple[ModelScore, LooResult]:
         """The score, without the difference from the best."""
         result = loo(
-            self.terms, temperature=self.temperature, quiet=True, log_weights=self.log_weights
+            self.terms,
+            temperature=self.temperature,
+            row_weights=self.row_weights,
+            log_weights=self.log_weights,
+            quiet=True,
         )
         evidence, error, k = self._evidence()
         linearised = self.draws.prediction != "network"
@@ -214,6 +219,8 @@ def compare_posteriors(
     models: Mapping[str, Any], *, most_draws: int | None = None
 ) -> ModelComparison:
     """Compare posteriors of the same observations by leave-one-out scores of their draws.
+
+    A row of weight a counts as a observations.
 
     Args:
         models: a dict from names to pairs (posterior, draws) or fitted models with their data. The
@@ -257,7 +264,7 @@ def compare_posteriors(
     candidates = []
     for name, (posterior, draws) in pairs.items():
         terms, _ = _terms(f"models[{name!r}]", posterior, draws, most_draws)
-        candidates.append(_Candidate(name, terms, posterior.temperature, posterior.rank, draws))
+        candidates.append(_candidate(name, posterior, draws, terms))
     return _rank(candidates)
 
 
@@ -301,9 +308,10 @@ def reweight(
     """
     _check_match("draws", posterior, draws)
     terms, z = _terms("draws", posterior, draws, most_draws)
-    total = terms.reshape(len(z), -1).sum(1)
+    rows, weights = terms.reshape(len(z), -1), posterior.row_weights
+    total = rows.sum(1) if weights is None else rows[:, weights > 0] @ weights[weights > 0]
     log_density = total / posterior.temperature + posterior.prior.log_prob(z)
-    sampled = _Candidate("as sampled", terms, posterior.temperature, posterior.rank, draws)
+    sampled = _candidate("as sampled", posterior, draws, terms)
     candidates = [sampled]
     for temperature in [posterior.temperature] if temperatures is None else _list(temperatures):
         check_positive("temperatures", temperature)
@@ -314,17 +322,25 @@ def reweight(
             if scale is not None:
                 prior = Normal(check_positive("prior_scales", scale), mean=posterior.prior.mean)
                 parts.append(f"prior scale {scale:g}")
-            weights = total / temperature + prior.log_prob(z) - log_density
-            if np.ptp(weights) > 0:
+            log_weights = total / temperature + prior.log_prob(z) - log_density
+            if np.ptp(log_weights) > 0:
                 candidates.append(
                     replace(
                         sampled,
                         name=", ".join(parts),
                         temperature=float(temperature),
-                        log_weights=weights,
+                        log_weights=log_weights,
                     )
                 )
     return _rank(candidates)
+
+
+def _candidate(
+    name: str, posterior: Posterior, draws: Draws, terms: Float[np.ndarray, "chains draws N"]
+) -> _Candidate:
+    return _Candidate(
+        name, terms, posterior.temperature, posterior.rank, draws, posterior.row_weights
+    )
 
 
 def _list(values: float | Sequence[float]) -> Sequence[float]:
@@ -343,21 +359,22 @@ def _rank(candidates: Sequence[_Candidate]) -> ModelComparison:
         difference, error = result.difference(best)
         weight = weights.get(row.name, 0.0)
         rows.append(replace(row, difference=difference, difference_se=error, weight=weight))
-    return ModelComparison(tuple(rows), len(best.pointwise))
+    return ModelComparison(tuple(rows), best.n_observations)
 
 
 def _terms(
     argument: str, posterior: Posterior, draws: Draws, most: int | None
 ) -> tuple[Float[np.ndarray, "chains draws N"], Float[np.ndarray, "S k"]]:
-    """Pointwise log-likelihoods of evenly spaced draws of every chain, and these draws."""
+    """Log density of one copy of each row at evenly spaced draws of chains, and these draws."""
     if most is None:
         most = min(_MOST_DRAWS, max(_MOST_NUMBERS // posterior.data.n, 100))
     each = min(max(check_count("most_draws", most) // draws.n_chains, 1), draws.n_draws)
     rows = np.linspace(0, draws.n_draws - 1, each).round().astype(int)
     z = np.ascontiguousarray(draws.z[:, rows]).reshape(-1, draws.rank)
     terms = posterior.pointwise(z).reshape(draws.n_chains, each, -1)
-    saved = draws.stats.get("log_likelihood", np.zeros(()))
-    for values, what in ((terms, "of the rows"), (saved, "saved with the draws")):
+    weights, saved = posterior.row_weights, draws.stats.get("log_likelihood", np.zeros(()))
+    counted = terms if weights is None else terms[..., weights > 0]
+    for values, what in ((counted, "of the rows"), (saved, "saved with the draws")):
         if np.isnan(values).any():
             got = f"NaN {what} at {int(np.isnan(values).sum())} places"
             remedy = "Sample again, or check the rows and the file that the draws are from"
@@ -396,7 +413,7 @@ def _check_match(argument: str, posterior: Posterior, draws: Draws) -> None:
 
 def _check_same_observations(posteriors: Mapping[str, Posterior]) -> None:
     first, *others = posteriors
-    expected = _targets(posteriors[first])
+    expected, weights = _targets(posteriors[first]), posteriors[first].row_weights
     for name in others:
         found = _targets(posteriors[name])
         if found.shape != expected.shape or not torch.equal(found, expected):
@@ -407,6 +424,9 @@ def _check_same_observations(posteriors: Mapping[str, Posterior]) -> None:
                 "others" if same else f"{len(found):,} observations",
                 "Fit all to the same rows",
             )
+        if not same_row_weights(weights, posteriors[name].row_weights):
+            remedy = "Fit all with the same weights of the rows"
+            fail(f"models[{name!r}]", f"the row weights of {first!r}", "others", remedy)
 
 
 def _targets(posterior: Posterior) -> Tensor:

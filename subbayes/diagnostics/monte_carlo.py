@@ -21,13 +21,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from subbayes.data.arrays import to_targets
 from subbayes.diagnostics.convergence import ess_mean
 from subbayes.predictions.predictive import Predictive
 from subbayes.utils.checks import check_count, check_positive, fail, fail_type
 from subbayes.utils.trees import take
+from subbayes.utils.warning import warn_user
 
 __all__ = ["MonteCarloError", "monte_carlo_error", "sufficient_draws"]
 
@@ -41,8 +42,9 @@ class MonteCarloError:
     Attributes:
         mean: of the predictive mean (of class probabilities), shape (N,) or (N, T), in units of y.
         relative: the same in predictive standard deviations.
-        log_density: of the log density of each observation, shape (N,); None without targets.
-        mean_log_density: of their mean, the score `log_likelihood`; None without targets.
+        log_density: of the log density of each observation, shape (N,), NaN where no draw has a
+            density above 0; None without targets.
+        mean_log_density: of the mean of those that are known; None without targets.
         draws: number of draws S.
         recommended_draws: number of draws, evenly spaced in chains as long as these or, if it is
             above S, of longer chains, whose errors are below the tolerances. A model with S draws
@@ -78,7 +80,9 @@ def monte_carlo_error(
 ) -> MonteCarloError:
     """The Monte Carlo error of a predictive, and how many draws are enough.
 
-    Predictives in closed form have none, and need one draw.
+    Predictives in closed form have none, and need one draw. A warning names rows whose target has
+    zero density under all draws: their error is unknown, and neither the error of the mean nor the
+    recommended number of draws contains it.
 
     Args:
         predictive: a predictive whose draws are in the order of their chains, one chain after the
@@ -128,16 +132,19 @@ def monte_carlo_error(
         means.append(error.reshape(batch.mean.shape))
         relative.append(ratio.reshape(batch.mean.shape))
         if targets is not None:
-            terms = batch.component_log_prob(take(targets, rows)).numpy()
-            weights = np.exp(terms - terms.max(0))
-            weights /= weights.mean(0)
-            densities.append(_error(weights, chains, independent)[0])
-            influence = influence + weights.sum(1)
+            weights, known = _weights(batch.component_log_prob(take(targets, rows)).numpy())
+            error, _ = _error(weights, chains, independent)
+            densities.append(np.where(known, error, np.nan))
+            influence = influence + weights[:, known].sum(1)
     if not means:
         fail("predictive", "at least one predictive", "none")
     total = None if targets is None else 0.0
-    if influence.ndim:
-        error, size = _error(influence[:, None] / done, chains, independent)
+    unknown = np.isnan(np.concatenate(densities)) if densities else np.zeros(0, dtype=bool)
+    if unknown.any():
+        _warn_of_zero_density(unknown)
+        total = math.nan
+    if influence.ndim and not unknown.all():
+        error, size = _error(influence[:, None] / (~unknown).sum(), chains, independent)
         total = float(error[0])
         needed = max(needed, _most(error, log_density_tolerance, size, draws))
     return MonteCarloError(
@@ -177,6 +184,24 @@ def sufficient_draws(
         above = m * (1 - power) / (1 + power) >= needed
         low, high = np.where(above, low, m), np.where(above, m, high)
     return np.where(needed < np.minimum(effective, draws), high, needed * draws / effective)
+
+
+def _weights(
+    log_density: Float[np.ndarray, "S n"],
+) -> tuple[Float[np.ndarray, "S n"], Bool[np.ndarray, "n"]]:
+    """Weights of the draws in the mean density of rows, and which rows have a density above 0."""
+    top = log_density.max(0)
+    known = np.isfinite(top)
+    weights = np.exp(np.where(known, log_density - np.where(known, top, 0), 0))
+    return weights / weights.mean(0), known
+
+
+def _warn_of_zero_density(unknown: Bool[np.ndarray, "n"]) -> None:
+    warn_user(
+        f"y: {int(unknown.sum())} of {len(unknown)} targets have zero density under all draws (the "
+        f"first in row {int(unknown.argmax())}), so that the error of their log density is "
+        "unknown: check these targets, or use a likelihood with heavier tails"
+    )
 
 
 def _check_draws(draws: int, chains: int, independent: bool) -> int:

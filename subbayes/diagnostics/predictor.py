@@ -25,6 +25,7 @@ from subbayes.networks.description import describe_likelihood, describe_network
 from subbayes.networks.network import Network
 from subbayes.predictions.averaging import count_known_rows, input_batches, with_noise
 from subbayes.predictions.predictive import Predictive
+from subbayes.target_parts import split_targets
 from subbayes.utils.checks import check_count, fail
 from subbayes.utils.progress import progress_bar
 from subbayes.utils.saving import save
@@ -303,11 +304,8 @@ def _as_many_rows(data: Data) -> tuple[Any, Int[Tensor, "_"]]:
 
 def _parts_to_score(data: Data) -> tuple[Any, Any, Any]:
     """Inputs, targets and noise scales, without weights of rows."""
-    inputs, y = data.inputs if data.in_memory else data.loader, data.targets()
-    if data.has_weights:
-        y = y[0] if len(y) == 2 else y[:-1]
-    value, noise = y if isinstance(y, tuple) else (y, None)
-    return inputs, value, noise
+    parts = split_targets(data.targets(), data.has_weights)
+    return data.inputs if data.in_memory else data.loader, parts.values, parts.noise
 
 
 def _data_with_targets(data: Any) -> Data:

@@ -12,7 +12,8 @@ as for points on a curve of low loss (Garipov et al. 2018, section 5).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 import numpy as np
@@ -24,7 +25,9 @@ from subbayes.draws import Draws
 from subbayes.networks.network import Network
 from subbayes.posterior import Posterior
 from subbayes.predictions.predictive import Predictive
+from subbayes.target_parts import one_copy_log_prob
 from subbayes.utils.checks import fail
+from subbayes.utils.log_densities import reject_undefined
 from subbayes.utils.trees import to_device
 from subbayes.utils.types import Coordinates, Inputs, LogDensity
 
@@ -66,17 +69,21 @@ class BatchNormPosterior(Posterior):
 
     def log_likelihood(self, z: Coordinates) -> LogDensity:
         """Sum of log p(y | f) over all observations at temperature 1, shape (chains,)."""
-        total = self.pointwise(z).sum(1)
-        return np.where(np.isnan(total), -np.inf, total)
+        return reject_undefined(self._terms(z, self.likelihood.log_prob).sum(1))
 
     def pointwise(self, z: Coordinates) -> Float[np.ndarray, "S n"]:
-        """Log-likelihood of each observation at temperature 1, shape (S, N)."""
+        """Log density of one copy of each observation, whatever its weight, shape (S, N)."""
+        return self._terms(z, functools.partial(one_copy_log_prob, self.likelihood))
+
+    def _terms(
+        self, z: Coordinates, log_prob: Callable[[Tensor, Any], Tensor]
+    ) -> Float[np.ndarray, "S n"]:
         rows = []
         with torch.no_grad():
             for weights in self.subspace.weights(self._coordinates(z)):
                 network = self._network(weights)
                 parts = [
-                    self.likelihood.log_prob(network(weights, x), y).double().cpu()
+                    log_prob(network(weights, x), y).double().cpu()
                     for x, y in self._device_batches()
                 ]
                 rows.append(torch.cat(parts).numpy())

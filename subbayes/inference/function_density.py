@@ -26,6 +26,7 @@ from subbayes.networks.tracing.vectorised import Vectorised
 from subbayes.priors import Normal, check_normal
 from subbayes.utils import artifact
 from subbayes.utils.checks import check_choice, check_count, fail, fail_type
+from subbayes.utils.log_densities import reject_undefined
 from subbayes.utils.types import Coordinates, LogDensity
 from subbayes.utils.warning import warn_user
 
@@ -236,8 +237,8 @@ class FunctionDensity:
             )
 
     def value(self, z: Coordinates) -> LogDensity:
-        """Log density, shape (S,), at z of shape (S, k); minus infinity for NaN."""
-        return _nan_as_minus_infinity(self.functions.value(self._points(z)))
+        """Log density (S,) at z (S, k); minus infinity for NaN and plus infinity."""
+        return reject_undefined(self.functions.value(self._points(z)))
 
     def value_and_grad(self, z: Coordinates) -> tuple[LogDensity, Coordinates]:
         """Log density, shape (S,), and its gradient, shape (S, k).
@@ -250,7 +251,7 @@ class FunctionDensity:
         if callable(self.functions.grad) and not self._compared:
             self._compared.append(True)
             self._compare(self._points(z)[0], gradient[0])
-        return _nan_as_minus_infinity(value), gradient
+        return reject_undefined(value), gradient
 
     def log_likelihood(self, z: Coordinates) -> LogDensity:
         """Log density minus that of the base measure, shape (S,)."""
@@ -282,10 +283,6 @@ class FunctionDensity:
         if points.ndim != 2 or points.shape[1] != self.rank or len(points) == 0:
             fail("z", f"shape (S, {self.rank})", points.shape)
         return points.copy()  # torch keeps tensors of it
-
-
-def _nan_as_minus_infinity(values: LogDensity) -> LogDensity:
-    return np.where(np.isnan(values), -np.inf, values)
 
 
 def from_log_prob(

@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 
 from subbayes import diagnostics
 from subbayes.draws import MAX_PARETO_K, Draws
+from subbayes.utils.log_densities import reject_undefined
 
 if TYPE_CHECKING:
     from subbayes.inference.samplers.chains import Density
@@ -38,9 +39,10 @@ def approximate_draws(
     `facts` other fields of `Draws`.
     """
     rows = z.reshape(-1, z.shape[-1])
-    likelihood = np.concatenate(
-        [posterior.log_likelihood(rows[i : i + _AT_ONCE]) for i in range(0, len(rows), _AT_ONCE)]
-    )
+    parts = [
+        posterior.log_likelihood(rows[i : i + _AT_ONCE]) for i in range(0, len(rows), _AT_ONCE)
+    ]
+    likelihood = reject_undefined(np.concatenate(parts))
     value = likelihood / posterior.temperature + posterior.prior.log_prob(rows)
     stats = {"log_density": value.reshape(log_q.shape), "log_q": log_q}
     return Draws(

@@ -2,7 +2,7 @@ r"""Choice of the temperature by held-out data or by leave-one-out cross-validat
 
 The posterior is sampled at each candidate T and scored by the mean log-likelihood of a new
 observation: on validation data, or by PSIS-LOO, where leaving out observation n re-weights a draw
-by $p(y_n \mid z)^{-1/T}$.
+by $p(y_n \mid z)^{-1/T}$. Where rows have weights, a row of weight a counts as a observations.
 """
 
 from __future__ import annotations
@@ -15,10 +15,14 @@ import numpy as np
 
 from subbayes import diagnostics
 from subbayes.data.data import Data
+from subbayes.diagnostics.leave_one_out import sum_se
 from subbayes.draws import Draws
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.engine import Engine, engine_of
+from subbayes.likelihoods import Weighted
+from subbayes.networks.validation import check_fit
 from subbayes.posterior import Posterior
+from subbayes.target_parts import held_out_has_weights, split_targets
 from subbayes.utils.checks import check_choice, check_positive, fail
 from subbayes.utils.progress import progress_bar
 
@@ -90,7 +94,7 @@ def choose_temperature(
         posterior: the posterior; its own temperature is ignored.
         temperatures: candidates above 0.
         by: "loo" (PSIS-LOO) or "validation".
-        validation: held-out data, for `by="validation"`.
+        validation: held-out data, for `by="validation"`; weights of rows weight the mean.
         inference: a name, an engine, or a function (posterior, sampling) -> Draws.
         draws: draws per chain at each candidate.
         chains: number of chains.
@@ -98,7 +102,8 @@ def choose_temperature(
         progress: show a progress bar; None shows it on a terminal.
 
     Raises:
-        InputError: no candidates, an unknown criterion, or missing validation data.
+        InputError: no candidates, an unknown criterion, or validation data that are missing or do
+            not fit the network and the likelihood.
 
     Example:
         >>> import subbayes, torch
@@ -117,30 +122,52 @@ def choose_temperature(
         fail("temperatures", "at least one candidate", "none")
     if len(candidates) > 1000:
         fail("temperatures", "at most 1000 candidates", len(candidates))
-    if by == "validation" and validation is None:
-        fail("validation", "held-out data for by='validation'", None, "Pass data, or use by='loo'")
+    held_out = _held_out(posterior, validation) if by == "validation" else None
     rows = []
     with progress_bar(len(candidates), "Choosing a temperature", progress, "temperatures") as steps:
         for temperature in candidates:
             tempered = posterior.with_temperature(temperature)
             sample = engine.sample(tempered, draws=draws, chains=chains, seed=seed, progress=False)
-            if by == "loo":
-                terms, k = _loo_terms(tempered, sample)
+            if held_out is None:
+                rows.append(_loo_score(tempered, sample))
             else:
-                terms, k = _validation_terms(tempered, sample, Data.of(validation)), np.nan
-            rows.append((terms.mean(), terms.std() / np.sqrt(len(terms)), k))
+                rows.append(_validation_score(tempered, sample, held_out))
             steps.update(1)
     scores, errors, ks = (tuple(float(v) for v in column) for column in zip(*rows, strict=True))
     return TemperatureChoice(tuple(candidates), scores, errors, ks, by)
 
 
-def _loo_terms(posterior: Posterior, draws: Draws) -> tuple[np.ndarray, float]:
-    """Leave-one-out log predictive density of each observation, and the worst Pareto k."""
+def _held_out(posterior: Posterior, validation: Any) -> Data:
+    """Validation data that fit the network and the likelihood."""
+    if validation is None:
+        fail("validation", "held-out data for by='validation'", None, "Pass data, or use by='loo'")
+    data, likelihood = Data.of(validation, "validation"), posterior.likelihood.unweighted
+    weighted = held_out_has_weights(posterior.likelihood, posterior.data, data)
+    check_fit(posterior.network, Weighted(likelihood) if weighted else likelihood, data)
+    return data
+
+
+def _loo_score(posterior: Posterior, draws: Draws) -> tuple[float, float, float]:
+    """Mean leave-one-out log density of an observation, its error and the worst Pareto k."""
     found = diagnostics.loo(
-        posterior.pointwise(draws.flat()), temperature=posterior.temperature, quiet=True
+        posterior.pointwise(draws.flat()),
+        temperature=posterior.temperature,
+        row_weights=posterior.row_weights,
+        quiet=True,
     )
-    return found.pointwise, float(found.pareto_k.max())
+    n = found.n_observations
+    return found.elpd / n, found.se / n, float(found.pareto_k.max())
 
 
-def _validation_terms(posterior: Posterior, draws: Draws, data: Data) -> np.ndarray:
-    return np.concatenate([posterior.predict(draws, x).log_prob(y) for x, y in data.batches(4096)])
+def _validation_score(posterior: Posterior, draws: Draws, data: Data) -> tuple[float, float, float]:
+    """Mean log density of a held-out observation, its error and NaN."""
+    weighted = held_out_has_weights(posterior.likelihood, posterior.data, data)
+    found = []
+    for inputs, y in data.batches(4096):
+        parts = split_targets(y, weighted)
+        predictive = posterior.predict(draws, inputs, noise=parts.noise)
+        found.append((predictive.log_prob(parts.values), parts.counts))
+    terms, counts = (np.concatenate(part) for part in zip(*found, strict=True))
+    terms, counts = terms[counts > 0], counts[counts > 0]
+    n = counts.sum()
+    return counts @ terms / n, sum_se(terms, counts) / n, np.nan

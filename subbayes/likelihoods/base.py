@@ -371,6 +371,11 @@ class Likelihood(ABC):
             "Use Gaussian(noise='per-observation') for known noise",
         )
 
+    @property
+    def takes_noise(self) -> bool:
+        """Whether targets come with noise scales, (y, noise)."""
+        return type(self).with_noise is not Likelihood.with_noise
+
     def for_targets(self, y: Targets | None) -> Likelihood:
         """The likelihood with the noise scales given with the targets, if any."""
         return self if y is None or isinstance(y, Tensor) else self.with_noise(y[1])
@@ -427,6 +432,15 @@ class WrappedLikelihood(Likelihood):
     def variance(self, outputs: Outputs) -> Moments:
         """The variance of the likelihood."""
         return self.likelihood.variance(outputs)
+
+    def has_finite_parameters(self, outputs: Outputs) -> bool:
+        """Whether no parameter of the likelihood overflows."""
+        return self.likelihood.has_finite_parameters(outputs)
+
+    @property
+    def takes_noise(self) -> bool:
+        """As the likelihood."""
+        return self.likelihood.takes_noise
 
     def has_moment(self, outputs: Outputs, order: int) -> Tensor:
         """As the likelihood."""

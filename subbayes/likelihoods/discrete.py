@@ -187,8 +187,7 @@ class Bernoulli(_OneOutput):
 
     def variance(self, outputs: Outputs) -> Moments:
         """p (1 - p), shape (..., N, 1)."""
-        p = outputs.sigmoid()
-        return p * (1 - p)
+        return outputs.sigmoid() * (-outputs).sigmoid()  # 1 - p would round to 0
 
     def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
         """p (1 - p)."""
@@ -196,8 +195,8 @@ class Bernoulli(_OneOutput):
 
     def sample(self, outputs: Outputs, generator: torch.Generator) -> Tensor:
         """One 0 or 1 per row of outputs, shape (..., N)."""
-        p = outputs.sigmoid().cpu()[..., 0]
-        return (torch.rand(p.shape, generator=generator) < p).long()
+        p = outputs.cpu().double().sigmoid()[..., 0]
+        return (torch.rand(p.shape, generator=generator, dtype=torch.float64) < p).long()
 
     def check_targets(self, y: Targets) -> None:
         """Raise `InputError` for targets other than 0 and 1."""

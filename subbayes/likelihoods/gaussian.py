@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from abc import abstractmethod
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -101,8 +103,18 @@ class _OneParameter(GaussianLike):
     def _value(self) -> Any:
         return getattr(self, self.parameter)
 
-    def _with_value(self, value: Any) -> GaussianLike:
-        return replace(self, **{self.parameter: value})  # type: ignore[type-var]
+    def _with_value(self, value: Any) -> Any:
+        """The likelihood with another value, which is not checked: its numbers may be traced."""
+        changed = copy.copy(self)
+        object.__setattr__(changed, self.parameter, value)
+        return changed
+
+    def _check_tensor(self, fits: Callable[[Tensor], Tensor], expected: str) -> None:
+        """Check a value that is a tensor."""
+        value = self._value
+        if isinstance(value, Tensor) and not bool(fits(value).all()):
+            bad = value[~fits(value)].flatten()[0].item()
+            fail(self.parameter, expected, f"{bad:g}")
 
     def _numbers(self) -> tuple[Any, ...]:
         """The values given, one or one per target; none for a word or a tensor."""
@@ -185,6 +197,7 @@ class Gaussian(_OneParameter):
             fail("noise", "a number, 'learned' or 'per-observation'", repr(self.noise))
         for value in self._numbers():
             check_positive("noise", value)
+        self._check_tensor(lambda noise: (noise > 0) & noise.isfinite(), "finite numbers above 0")
 
     @staticmethod
     def _constrained(values: Float[Tensor, "p"]) -> Float[Tensor, "p"]:
@@ -197,6 +210,11 @@ class Gaussian(_OneParameter):
     @property
     def _per_observation(self) -> bool:
         return isinstance(self.noise, str) and self.noise == "per-observation"
+
+    @property
+    def takes_noise(self) -> bool:
+        """Whether targets come with noise scales, (y, noise)."""
+        return self._per_observation
 
     def _scale(self, outputs: Tensor) -> Tensor:
         if isinstance(self.noise, str):
@@ -260,12 +278,12 @@ class Gaussian(_OneParameter):
         """The likelihood of new rows with these noise scales, for known noise per observation."""
         if not self._per_observation:
             return super().with_noise(scale)
-        return replace(self, noise=column(scale, scale))
+        return self._with_value(column(scale, scale))
 
     def select_rows(self, index: Tensor) -> Gaussian:
         """The likelihood of a subset of the rows, if each has its own noise scale, (N, T)."""
         if isinstance(self.noise, Tensor) and self.noise.ndim == 2:
-            return replace(self, noise=self.noise[index])
+            return self._with_value(self.noise[index])
         return self
 
 
@@ -298,6 +316,7 @@ class HeteroscedasticGaussian(_OneParameter):
         for value in self._numbers():
             if not (isinstance(value, (int, float)) and 0 <= value < math.inf):
                 fail("global_variance", "a finite number of at least 0", repr(value))
+        self._check_tensor(lambda v: (v >= 0) & v.isfinite(), "finite numbers of at least 0")
 
     @staticmethod
     def _constrained(values: Float[Tensor, "p"]) -> Float[Tensor, "p"]:

@@ -103,12 +103,14 @@ class Standardized(WrappedLikelihood):
         return self.likelihood
 
     def standardize(self, y: Targets) -> Targets:
-        """Standardised targets."""
+        """Standardised targets, with noise scales in the same units, and weights unchanged."""
         if isinstance(y, Tensor):
             return self._standardised(y)
-        value, noise = y
-        _, scale = self._units(noise.double())
-        return self._standardised(value), column(noise, scale) / scale
+        value, *others = y
+        if self.takes_noise:
+            _, scale = self._units(others[0].double())
+            others[0] = column(others[0], scale) / scale
+        return (self._standardised(value), *others)
 
     def _standardised(self, y: Tensor) -> Tensor:
         shift, scale = self._units(y.double())
@@ -119,7 +121,10 @@ class Standardized(WrappedLikelihood):
     def log_prob(self, outputs: Outputs, y: Targets) -> PerPoint:
         """Log density in the units of y, shape (..., N)."""
         log_scale = sum(math.log(s) for s in self.scale)
-        return self.likelihood.log_prob(outputs, self.standardize(y)) - log_scale
+        found = self.likelihood.log_prob(outputs, self.standardize(y))
+        if isinstance(y, Tensor) or len(y) == 1 + self.takes_noise:
+            return found - log_scale
+        return found - y[-1].to(found) * log_scale  # y[-1] are the weights of rows
 
     def score(self, outputs: Outputs, y: Targets) -> Outputs:
         """The score in f, which does not depend on the units of y."""

@@ -147,7 +147,7 @@ class CategoricalTokens(Likelihood):
     def n_outputs(self, y: Targets) -> int:
         """One output per class and position."""
         assert isinstance(y, Tensor)
-        return y.shape[1] * (self.n_classes or max(2, int(y.max()) + 1))
+        return y.shape[1] * (self.n_classes or max(2, self._largest(y) + 1))
 
     def check_outputs(self, n_outputs: int, y: Targets) -> None:
         """Raise `InputError` for outputs that are not the same number for each position."""
@@ -209,12 +209,17 @@ class CategoricalTokens(Likelihood):
             )
         return found
 
+    def _largest(self, y: Tensor) -> int:
+        """The largest label of the positions that count; -1 if there are none."""
+        counted = y[y != self.ignore_index]
+        return int(counted.max()) if counted.numel() else -1
+
     def _check_labels(self, y: Tensor, n_classes: int) -> None:
-        if int(y.max()) >= n_classes:
+        if (largest := self._largest(y)) >= n_classes:
             fail(
                 "y",
                 f"labels in 0..{n_classes - 1}, the module's {n_classes} outputs of a position",
-                int(y.max()),
+                largest,
                 f"Use {self.ignore_index} for positions that do not count",
             )
 

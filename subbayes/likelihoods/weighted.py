@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from subbayes.data.data import check_weights
-from subbayes.likelihoods.base import Kind, Likelihood, WrappedLikelihood
+from subbayes.likelihoods.base import Evaluations, Kind, Likelihood, Moments, WrappedLikelihood
+from subbayes.likelihoods.weighting import weighted_terms
 from subbayes.utils.checks import fail
 from subbayes.utils.trees import take
 from subbayes.utils.types import Outputs, PerPoint, Targets
@@ -62,7 +64,7 @@ class Weighted(WrappedLikelihood):
     def log_prob(self, outputs: Outputs, y: Targets) -> PerPoint:
         """Weighted log density of each observation, shape (..., N)."""
         targets, weights = _split(y)
-        return weights.to(outputs.dtype) * self.likelihood.log_prob(outputs, targets)
+        return weighted_terms(lambda f: self.likelihood.log_prob(f, targets), outputs, weights)
 
     def unweighted_log_prob(self, outputs: Outputs, y: Targets) -> PerPoint:
         """Log density of each observation without its weight, shape (..., N)."""
@@ -71,7 +73,8 @@ class Weighted(WrappedLikelihood):
     def score(self, outputs: Outputs, y: Targets) -> Outputs:
         """The weighted score in f, shape (..., N, C)."""
         targets, weights = _split(y)
-        return weights.to(outputs.dtype)[:, None] * self.likelihood.score(outputs, targets)
+        found = weights.to(outputs.dtype)[:, None] * self.likelihood.score(outputs, targets)
+        return torch.where(weights[:, None] == 0, 0.0, found)
 
     def for_targets(self, y: Targets | None) -> Likelihood:
         """The likelihood with the weights, and the noise scales, that come with the targets."""
@@ -98,13 +101,49 @@ class Weighted(WrappedLikelihood):
             return found
         return self.weights.to(found)[:, None, None, None] * found
 
+    def select_rows(self, index: Tensor) -> Weighted:
+        """The likelihood of a subset of the rows, with their weights."""
+        weights = None if self.weights is None else self.weights[index]
+        return replace(self, likelihood=self.likelihood.select_rows(index), weights=weights)
+
+    @property
+    def bounds(self) -> tuple[float, float]:  # type: ignore[override]
+        """Ends of the support."""
+        return self.likelihood.bounds
+
+    def moments(self, outputs: Outputs) -> tuple[Moments, Moments]:
+        """Mean and variance of the likelihood."""
+        return self.likelihood.moments(outputs)
+
+    def cdf(self, outputs: Outputs, y: Tensor) -> Moments:
+        """P(Y <= y | f) of values without weights, shape (..., N, T)."""
+        return self.likelihood.cdf(outputs, y)
+
+    def quantiles(self, outputs: Outputs, q: float) -> Moments | None:
+        """The quantile of y given each f, shape (..., N, T), if the likelihood knows it."""
+        return self.likelihood.quantiles(outputs, q)
+
+    def components(self, outputs: Outputs) -> tuple[Tensor, Tensor] | None:
+        """Mean and standard deviation if y | f is Gaussian."""
+        return self.likelihood.components(outputs)
+
+    def evaluations(self, outputs: Outputs) -> Evaluations | None:
+        """As the likelihood, of values without weights."""
+        return self.likelihood.evaluations(outputs)
+
+    def count_probabilities(
+        self, outputs: Float[Tensor, "S N C"], most: float
+    ) -> tuple[Float[Tensor, "N"], Float[Tensor, "counts N"]] | None:
+        """As the likelihood."""
+        return self.likelihood.count_probabilities(outputs, most)
+
     def n_outputs(self, y: Targets) -> int:
         """Number of network outputs for these targets."""
         return self.likelihood.n_outputs(_split(y)[0])
 
     def check_outputs(self, n_outputs: int, y: Targets) -> None:
-        """Raise `InputError` if the outputs do not fit the targets."""
-        self.likelihood.check_outputs(n_outputs, _split(y)[0])
+        """Raise `InputError` if the outputs do not fit the targets, or values without weights."""
+        self.likelihood.check_outputs(n_outputs, y if isinstance(y, Tensor) else _split(y)[0])
 
     def check_targets(self, y: Targets) -> None:
         """Raise `InputError` for targets outside the support, or weights that are not numbers."""

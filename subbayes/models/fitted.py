@@ -34,6 +34,7 @@ from subbayes.subspace import FullSubspace, Subspace
 from subbayes.subspace import from_config as subspace_from_config
 from subbayes.subspaces.sharded import ShardedSubspace
 from subbayes.subspaces.sharded_random import sharded_from_config
+from subbayes.target_parts import split_targets
 from subbayes.utils.checks import check_device, fail
 from subbayes.utils.chi_square import LEAST_LOG_PROBABILITY, log_tail
 from subbayes.utils.files import fail_damaged
@@ -314,13 +315,13 @@ class FittedModel(Predictor):
         if not self.has_separate_chains or draws.n_chains < 2 or draws.n_draws < 4:
             return None
         rows = torch.arange(0, posterior.n, -(-posterior.n // _COMPARED_ROWS))
-        y, few = posterior.data.y, self
-        parts = y if isinstance(y, tuple) else (y,)
-        noise = parts[1:-1] if posterior.data.has_weights else parts[1:]
+        assert posterior.data.y is not None
+        noise = split_targets(posterior.data.y, posterior.data.has_weights).noise
+        few = self
         if draws.n_draws > _COMPARED_DRAWS:
             few = replace(self, draws=draws.thin(_COMPARED_DRAWS * draws.n_chains))
         return few.chain_predictions(
-            take(posterior.data.inputs, rows), noise=take(noise[0], rows) if noise else None
+            take(posterior.data.inputs, rows), noise=None if noise is None else noise[rows]
         )
 
     def warnings(self) -> list[str]:

@@ -34,6 +34,7 @@ from subbayes.networks.layer_kinds import layers_in_training
 from subbayes.networks.network import Network, architecture_of, arguments, base_names_of
 from subbayes.networks.selection import Selection, select, selects_adapters
 from subbayes.networks.tracing.memory import return_memory
+from subbayes.target_parts import one_copy_log_prob
 from subbayes.utils.checks import fail
 from subbayes.utils.memory import BoundedCache
 from subbayes.utils.torch_lock import torch_lock
@@ -316,8 +317,8 @@ class ShardedDensity:
     Args:
         network: the network.
         likelihood: p(y | f).
-        what: "value" (sums over rows), "pointwise" (each row) or "grad" (gradients of the sums over
-            the rows of all processes, and the sums over those of this one).
+        what: "value" (sums over rows), "pointwise" (one copy of each row) or "grad" (gradients of
+            the sums over the rows of all processes, and the sums over those of this one).
     """
 
     mode = "eager"
@@ -380,6 +381,8 @@ class ShardedDensity:
     def _terms(self, outputs: Float[Tensor, "n C"], y: Targets | None) -> Float[Tensor, "*n"]:
         if y is None:
             terms = outputs.new_zeros(len(outputs), dtype=torch.float64)
+        elif self.what == "pointwise":
+            terms = one_copy_log_prob(self.likelihood, outputs, y).double()
         else:
             terms = self.likelihood.log_prob(outputs, y).double()
         return terms.sum() if self.what == "value" else terms

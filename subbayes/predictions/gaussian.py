@@ -1,6 +1,7 @@
 r"""Predictives from a Gaussian over the outputs, $f(x) \sim N(\mu, \Sigma)$, in closed form.
 
-With Gaussian noise y is Gaussian. For classes the expected softmax is approximated, with
+With Gaussian noise y is Gaussian. For classes whose probabilities are the softmax of the outputs,
+or the sigmoid of one, the expected softmax is approximated, with
 $\kappa(v) = (1 + \tfrac\pi8 v)^{-1/2}$,
 
 - probit: $\mathrm{softmax}_k(\kappa(\Sigma_{kk}) \mu_k)$ (MacKay 1992; eq. (12) of the paper on
@@ -13,7 +14,8 @@ $\kappa(v) = (1 + \tfrac\pi8 v)^{-1/2}$,
   $\alpha_k = \Sigma_{kk}^{-1} (1 - \tfrac2K + \tfrac{e^{\mu_k}}{K^2} \sum_i e^{-\mu_i})$ for
   logits that sum to 0 (Hobbhahn, Kristiadi and Hennig 2022).
 
-For Monte Carlo over the logits, see `subbayes.Predictive`.
+For Monte Carlo over the outputs, also of ordered classes and of two classes with another link, see
+`subbayes.Predictive`.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from subbayes.likelihoods import Bernoulli, Likelihood
+from subbayes.likelihoods import Likelihood
 from subbayes.likelihoods.gaussian import GaussianLike
 from subbayes.predictions.predictive import Predictive, check_outputs, normal_log_prob
 from subbayes.utils.checks import check_choice, check_count, check_seed, fail, is_finite
@@ -38,6 +40,7 @@ __all__ = [
     "class_probabilities",
     "draws",
     "default_method",
+    "has_logits",
     "is_linear",
     "predictive_of",
 ]
@@ -54,6 +57,30 @@ def is_linear(likelihood: Likelihood, outputs: Float[Tensor, "N C"]) -> bool:
     """Whether y | f is Gaussian with a mean linear in f and noise independent of f."""
     inner = getattr(likelihood, "likelihood", likelihood)
     return isinstance(inner, GaussianLike) and likelihood.mean(outputs).shape == outputs.shape
+
+
+def has_logits(likelihood: Likelihood, n_outputs: int) -> bool:
+    """Whether class probabilities are the softmax of the outputs, or the sigmoid of one output.
+
+    Ordered classes, and two classes with another link, have other functions of their outputs; they
+    are told apart at one vector of outputs.
+
+    Args:
+        likelihood: p(y | f).
+        n_outputs: number of outputs C.
+
+    Example:
+        >>> from subbayes.likelihoods import Categorical
+        >>> from subbayes.likelihoods.families import OrdinalFamily
+        >>> has_logits(Categorical(3), 3), has_logits(OrdinalFamily(n_classes=3), 3)
+        (True, False)
+    """
+    if likelihood.kind != "classification" or likelihood.per_position:
+        return False
+    outputs = torch.linspace(-1.0, 2.0, n_outputs, dtype=torch.float64)[None]
+    logits = torch.nn.functional.pad(outputs, (1, 0)) if n_outputs == 1 else outputs
+    found, expected = likelihood.classes(outputs), logits.softmax(-1)
+    return found.shape == expected.shape and bool(torch.allclose(found.double(), expected))
 
 
 class GaussianPredictive(Predictive):
@@ -203,7 +230,8 @@ class ClassPredictive(Predictive):
     Args:
         mean: mean of the logits, shape (N, C).
         covariance: covariance of the logits of each row, shape (N, C, C).
-        likelihood: `Categorical` or `Bernoulli`.
+        likelihood: one whose class probabilities are the softmax of the outputs, or the sigmoid of
+            one, such as `Categorical` or `Bernoulli`.
         method: "probit", "extended-probit" or "laplace-bridge".
         n_draws: number of draws of the logits.
         seed: seed of the draws.
@@ -230,8 +258,13 @@ class ClassPredictive(Predictive):
         n_draws: int = 200,
         seed: int = 0,
     ) -> None:
-        if likelihood.kind != "classification":
-            fail("method", "'auto' or 'monte-carlo' for likelihoods without classes", repr(method))
+        if not has_logits(likelihood, mean.shape[1]):
+            fail(
+                "method",
+                f"'auto' or 'monte-carlo' for {likelihood!r}, whose outputs are not logits of "
+                "classes",
+                repr(method),
+            )
         mean, covariance = mean.detach().cpu().double(), covariance.detach().cpu().double()
         generator = torch.Generator().manual_seed(check_seed(seed))
         logits = draws(mean, covariance, check_count("n_draws", n_draws), generator)
@@ -247,7 +280,7 @@ class ClassPredictive(Predictive):
     def mean(self) -> Array:
         """Means of the class indicators."""
         p = self._averaged
-        return self._array(p[:, -1:] if isinstance(self.likelihood, Bernoulli) else p)
+        return self._array(p[:, -1:] if self.outputs.shape[-1] == 1 else p)
 
     @property
     def aleatoric(self) -> Array:
@@ -326,8 +359,7 @@ def default_method(likelihood: Likelihood, mean: Float[Tensor, "N C"]) -> Method
     """The method that "auto" stands for."""
     if is_linear(likelihood, mean):
         return "gaussian"
-    one_label = likelihood.kind == "classification" and not likelihood.per_position
-    return "extended-probit" if one_label else "monte-carlo"
+    return "extended-probit" if has_logits(likelihood, mean.shape[1]) else "monte-carlo"
 
 
 def predictive_of(

@@ -174,9 +174,15 @@ class Predictive:
         return targets
 
     def _columns(self, targets: Targets) -> Float[Tensor, "N T"]:
-        """Targets without noise scales as (N, T) in float64, checked against the outputs."""
+        """Targets without noise scales as (N, T) in float64, checked against the outputs.
+
+        They may lie outside the support.
+        """
         self.likelihood.check_outputs(self.outputs.shape[-1], targets)
-        return column(leaves(targets)[0], self.outputs)
+        value = column(leaves(targets)[0], self.outputs)
+        if self._array(value).shape != self.shape:
+            fail("y", f"shape {self.shape}, as predicted", f"shape {tuple(value.shape)}")
+        return value
 
     def log_prob(self, y: object, moment_matched: bool = False) -> Float[np.ndarray, "n"]:
         r"""Log density of each observation, shape (N,).
@@ -212,10 +218,11 @@ class Predictive:
     def quantile(self, q: float) -> Array:
         """Quantile, for mixtures exact to 1e-8 of their standard deviation; an integer for counts.
 
-        Where the distribution function is flat, between components far apart, it is one of the
-        points at which the function is q. Of likelihoods of the user without `cdf` it is estimated
-        from about 20,000 draws of each row: the probability below it has the standard error
-        sqrt(q (1 - q) / 20000), 0.001 at q = 0.975.
+        The probability below it is q to 1e-7 of q and of 1 - q, unless it lies within 1e-12
+        standard deviations of an end of the support. Where the distribution function is flat,
+        between components far apart, it is one of the points at which the function is q. Of
+        likelihoods of the user without `cdf` it is estimated from about 20,000 draws of each row:
+        the probability below it has the standard error sqrt(q (1 - q) / 20000), 0.001 at q = 0.975.
 
         Args:
             q: a level strictly between 0 and 1.

@@ -12,6 +12,10 @@ $\Phi^{-1}(q)$ of the cubic in u that has the values and the slopes of the last 
 Hermite interpolation, of order 2.7 where Newton's method has 2). A step that leaves the bracket, or
 that is longer than half of the one before, is replaced by a bisection (Press et al., Numerical
 Recipes, section 9.4), so that well separated components take more steps and not another result.
+
+The search ends at a point with the level q, or with a step whose error is bounded by how the slope
+dx/du changed between the last two points. Steps are compared with the standard deviation, and with
+the probability that is missing: heavy tails have a standard deviation far above most quantiles.
 """
 
 from __future__ import annotations
@@ -33,11 +37,14 @@ Link = Callable[[Tensor], Tensor]
 
 _NUMBERS_AT_ONCE = 2**18  # components evaluated at once, which fit into the cache
 _TOLERANCE = 1e-5  # of the last step, whose error is about its square
-_CUBIC_TOLERANCE = 1e-9  # of the cubic term of the last step, whose error is of the next order
+_FINE = 1e-9  # of a point, or of the cubic term of the last step
 _CUBIC_MASS = 1e-2  # of the smaller tail, at most, between the last two points of a cubic
-_RESOLUTION = 1e-10  # of the bracket
+_MOST_BEND = 0.5  # of the slope between two points that say how it goes on
+_SMALL_STEP = 1e-3  # of the narrowest component, whose density hardly changes by it
 _DRAWS_OF_START = 16  # whose quantile starts the search among many
-_SMALLEST = 1e-12  # quantile of positive targets, in standard deviations
+_SMALLEST = 1e-12  # quantile of positive targets, in standard deviations of a component
+_HEAVY = 30  # standard deviations in a mean, beyond which they say little about quantiles
+_TINY, _HUGE = torch.finfo(torch.float64).tiny, torch.finfo(torch.float64).max
 _MOST_STEPS = 200
 _ROUGH_STEPS = 4  # in single precision
 _ROOT_2, _ROOT_2PI = math.sqrt(2), math.sqrt(2 * math.pi)
@@ -56,17 +63,24 @@ _INVERSE: dict[Link, Link] = {
 
 def _beyond_newton(
     level: Tensor, old: tuple[Tensor, Tensor, Tensor], new: tuple[Tensor, Tensor, Tensor]
-) -> tuple[Tensor, Tensor]:
-    """What inverse interpolation adds to a Newton step from `new`, and its cubic term alone.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What inverse interpolation adds to a Newton step from `new`.
 
     A point is (u, x, dx/du). The terms are those of Newton's form with both points taken twice.
+
+    Returns:
+        The two terms that are added, a bound of the error, and the relative change of the slope
+        between the points. The bound is the second term, which may vanish by chance, and what it
+        would be if terms shrank by the change of the slope.
     """
     (u0, x0, slope0), (u1, x1, slope1) = old, new
     h, left = u1 - u0, level - u1
     secant = (x1 - x0) / h
+    bend = (slope1 - secant).abs().maximum((slope0 - secant).abs()) / secant.abs()
     square = left * left / h
-    cubic = square * (level - u0) * (slope0 + slope1 - 2 * secant) / h
-    return square * (slope1 - secant) + cubic, cubic
+    first = square * (slope1 - secant)
+    second = square * (level - u0) * (slope0 + slope1 - 2 * secant) / h
+    return first + second, second.abs().maximum(bend * first.abs()), bend
 
 
 def _variance_of_share(x: Tensor) -> Tensor:
@@ -81,8 +95,10 @@ def solve_quantile(
     high: Float[Tensor, "N T"],
     start: Float[Tensor, "N T"],
     scale: Float[Tensor, "N T"],
+    resolution: Float[Tensor, "N T"],
     link: Link = _identity,
     exact_density: bool = True,
+    smooth: Float[Tensor, "N T"] | None = None,
     most_steps: int = _MOST_STEPS,
 ) -> Float[Tensor, "N T"]:
     """The quantile of level q of each distribution, by Newton's method within a bracket.
@@ -96,9 +112,11 @@ def solve_quantile(
         high: a bound at or above it.
         start: where to start, within the bounds.
         scale: standard deviation, which the precision refers to.
+        resolution: width of a bracket of values that ends the search.
         link: the value of a coordinate, increasing; by default the value itself.
-        exact_density: False where the density is a difference quotient, so that only a step within
-            the tolerance ends the search.
+        exact_density: False where the density is a difference quotient, whose interpolation has a
+            larger error.
+        smooth: length of a step, within which the density hardly changes, if it is known.
         most_steps: after which the search ends anyway.
 
     Returns:
@@ -109,10 +127,12 @@ def solve_quantile(
         >>> def evaluate(x, rows):
         ...     return 1 - torch.exp(-rates[rows] * x), rates[rows] * torch.exp(-rates[rows] * x)
         >>> ends = torch.zeros_like(rates), 20 / rates
-        >>> solve_quantile(evaluate, 0.5, *ends, 1 / rates, 1 / rates)[:, 0] * rates[:, 0]
-        tensor([0.6931, 0.6931], dtype=torch.float64)
+        >>> solve_quantile(evaluate, 0.5, *ends, 1 / rates, 1 / rates, 1e-12 / rates).T * rates.T
+        tensor([[0.6931, 0.6931]], dtype=torch.float64)
     """
     level = torch.special.ndtri(torch.tensor(q, dtype=torch.float64)).to(start)
+    tail, rounding = min(q, 1 - q), torch.finfo(start.dtype).eps
+    smooth = torch.zeros_like(start) if smooth is None else smooth
     found, rows = start.clone(), torch.arange(len(start))
     x, last = start, torch.full_like(start, math.inf)
     old = (torch.full_like(start, math.nan),) * 3
@@ -124,22 +144,28 @@ def solve_quantile(
         u = torch.special.ndtri(probability)
         point = u, x, torch.exp(u * u / -2) / (_ROOT_2PI * density)
         step = (level - u) * point[2]
-        beyond, cubic = _beyond_newton(level, old, point)
+        beyond, error, bend = _beyond_newton(level, old, point)
         usable = beyond.abs() <= step.abs() / 2  # False for NaN, as at the first point
         step = torch.where(usable, step + beyond, step)
         new, length = x + step, step.abs()
         trusted = (new >= low) & (new <= high) & (length <= last / 2)  # False for NaN
-        new = torch.where(trusted, new, (low + high) / 2)
-        last = torch.where(trusted, length, (high - low) / 2)
-        # A narrow component has a step far below the scale while its mass is still to be passed.
-        mass = length * density / min(q, 1 - q)
-        small = (mass <= _TOLERANCE) & (link(x + length) - link(x) <= _TOLERANCE * scale)
+        new = torch.where(trusted, new, low / 2 + high / 2)
+        last = torch.where(trusted, length, high / 2 - low / 2)
+        # The step in probability is small where the density is, far from the quantile too.
+        missing = (probability - q).abs()
+        mass = missing.maximum(length * density) / tail
+        reach, inexact = (link(x + part) - link(x) for part in (length, error))
+        near = (mass <= _TOLERANCE) & (reach <= _TOLERANCE * scale)
+        linear = usable & (bend <= _MOST_BEND)
         if exact_density:
-            error = link(x + cubic.abs()) - link(x)
-            small |= usable & (mass <= _CUBIC_MASS) & (error <= _CUBIC_TOLERANCE * scale)
-        close = (link(high) - link(low) <= _RESOLUTION * scale) | (new == low) | (new == high)
-        found[rows] = x = torch.where(settled, x, new)
-        settled = settled | trusted & small | close
+            near, narrow = near & (length <= smooth), linear & (mass <= _CUBIC_MASS)
+            small = near | narrow & (inexact <= _FINE * scale) & (error * density <= _FINE * tail)
+        else:
+            small = near & linear
+        there = (missing <= rounding) | (mass <= _FINE) & (reach <= _FINE * scale)
+        close = (link(high) - link(low) <= resolution) | (new == low) | (new == high)
+        found[rows] = x = torch.where(settled | there & ~(small & trusted), x, new)
+        settled = settled | trusted & small | there | close
         done = settled.all(1)
         if bool(done.all()):
             break
@@ -148,7 +174,8 @@ def solve_quantile(
             left = ~done
             old = old[0][left], old[1][left], old[2][left]
             rows, x, low, high = rows[left], x[left], low[left], high[left]
-            scale, last, settled = scale[left], last[left], settled[left]
+            scale, resolution, smooth = scale[left], resolution[left], smooth[left]
+            last, settled = last[left], settled[left]
     return found
 
 
@@ -198,10 +225,12 @@ def _of_rows(
     low, high = ends.amin(1, keepdim=True), ends.amax(1, keepdim=True)
     one = torch.ones_like(low)
     start = (level * one).clamp(low, high)
-    bounds = low.float(), high.float(), start.float(), one.float()
+    narrowest = 1 / exact.rates.amax(1, keepdim=True)
+    bounds = low.float(), high.float(), start.float(), one.float(), 0 * one.float()
     near = solve_quantile(rough, q, *bounds, most_steps=_ROUGH_STEPS).double()
     start = near.nan_to_num().clamp(low, high)
-    return centre + scale * solve_quantile(exact, q, low, high, start, one)
+    bounds = low, high, start, one, _SMALLEST * narrowest
+    return centre + scale * solve_quantile(exact, q, *bounds, smooth=_SMALL_STEP * narrowest)
 
 
 @dataclass
@@ -255,6 +284,7 @@ def mixture_quantile(
     """
     link: Link
     slope: Link
+    likelihood = likelihood.unweighted  # of values without weights
     if likelihood.bounds[0] != 0:
         link, slope = _identity, torch.ones_like
     elif likelihood.bounds[1] != 1:
@@ -278,13 +308,15 @@ def _coordinate_of_quantile(
     Near an end of the support Newton's method takes fewer steps for log x and logit x.
     """
     means, stds = moments[0], moments[1].sqrt()
-    if not bool(torch.isfinite(stds).all()):
+    if not bool(stds.isfinite().all()):
         known = likelihood.quantiles(outputs, q)
-        if known is not None:
+        if known is not None and not bool(known.isnan().any()):
             return _between_quantiles(q, known, likelihood, outputs, link, slope)
     # Cantelli's inequality bounds the distance of a quantile from the mean.
     reach = 1 + math.sqrt(max(q / (1 - q), (1 - q) / q))
     low, high = (means - reach * stds).amin(0), (means + reach * stds).amax(0)
+    heavy = (stds > _HEAVY * means).any(0)
+    nearest = torch.where(heavy, _TINY, _SMALLEST * stds.amin(0))
     mean, scale = means.mean(0), (stds.square().mean(0) + means.var(0, correction=0)).sqrt()
     level = torch.special.ndtri(torch.tensor(q, dtype=torch.float64))
     if link is _identity:
@@ -292,10 +324,10 @@ def _coordinate_of_quantile(
     elif link is torch.exp:
         spread = (1 + (scale / mean).square()).log().sqrt()
         guess = mean.log() - spread.square() / 2 + level * spread  # log-normal, same moments
-        low, high = (_SMALLEST * scale).log(), high.log()
+        low, high = nearest.log(), high.log()
     else:
         guess = mean.logit() + level * scale / slope(mean)
-        low, high = (_SMALLEST * scale).logit(), (1 - _SMALLEST * scale).logit()
+        low, high = nearest.logit(), (1 - nearest.clamp_min(2**-53)).logit()
 
     evaluate = _evaluation(likelihood, outputs, link, slope, scale)
     start = guess
@@ -304,7 +336,8 @@ def _coordinate_of_quantile(
         theirs, their_guess = _coordinate_of_quantile(q, likelihood, few, own, link, slope)
         start = guess + theirs - their_guess
     start = start.clamp(low, high)
-    found = solve_quantile(evaluate, q, low, high, start, scale, link, low.shape[1] == 1)
+    bounds = low, high, start, scale, nearest
+    found = solve_quantile(evaluate, q, *bounds, link, low.shape[1] == 1)
     return found, guess
 
 
@@ -318,18 +351,21 @@ def _between_quantiles(
 ) -> tuple[Tensor, Tensor]:
     """The same from the quantiles of the components, which enclose that of the mixture.
 
-    Their scale is that of the quartiles, as variances may be infinite.
+    Their scale is the median interquartile range, as variances may be infinite.
     """
-    inverse = _INVERSE[link]
-    places = inverse(known)
+    least = _TINY if likelihood.bounds[0] == 0 else -_HUGE
+    places = _INVERSE[link](known.clamp(least, _HUGE))
     low, high, start = places.amin(0), places.amax(0), places.mean(0)
     ends = [likelihood.quantiles(outputs, level) for level in (0.25, 0.75)]
     assert ends[0] is not None
     assert ends[1] is not None
-    scale = (ends[1] - ends[0]).mean(0).clamp_min(torch.finfo(start.dtype).tiny)
+    scale = (ends[1] - ends[0]).nan_to_num(math.inf).median(0).values.clamp_min(_TINY)
     evaluate = _evaluation(likelihood, outputs, link, slope, scale)
     start = start.clamp(low, high)
-    return solve_quantile(evaluate, q, low, high, start, scale, link, low.shape[1] == 1), start
+    bounds = low, high, start, scale, torch.full_like(start, _TINY)
+    found = solve_quantile(evaluate, q, *bounds, link, low.shape[1] == 1)
+    overflows = link(found) >= _HUGE * (1 - 1e-9)
+    return torch.where(overflows, math.inf, found), start
 
 
 def _evaluation(

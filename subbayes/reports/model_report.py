@@ -29,6 +29,7 @@ from subbayes.reports import model_figures as figures
 from subbayes.reports import sparse as sparse_report
 from subbayes.reports.rendering import Picture, Table, picture, render
 from subbayes.sparse.result import SparseNetwork
+from subbayes.target_parts import split_targets
 from subbayes.utils.checks import check_choice, fail_type
 from subbayes.utils.files import atomic_write_text
 from subbayes.utils.warning import warnings_once
@@ -198,11 +199,11 @@ def _content(
 
 def _predict(model: Predictor, rows: Data) -> tuple[Predictive, Tensor]:
     """Predictions of test rows, with their noise scales if known, and their targets."""
-    y = rows.targets()
-    options: dict[str, Any] = {} if isinstance(y, Tensor) else {"noise": y[1]}
+    parts = split_targets(rows.targets(), rows.has_weights)
+    options: dict[str, Any] = {} if parts.noise is None else {"noise": parts.noise}
     options["n_draws"] = min(figures.MAX_DRAWS, max(SPARSE_DRAWS, model.default_draws))
     predictive = model.predict(rows.inputs if rows.in_memory else rows.loader, **options)
-    return predictive, y if isinstance(y, Tensor) else y[0]
+    return predictive, parts.values
 
 
 def _with_posterior(model: Predictor, data: Data | None) -> Predictor:

@@ -218,7 +218,8 @@ def _chains(
 def _scores(results: Results, test: pd.DataFrame | None, test_inputs: Any) -> Table:
     rows, caption = [], ""
     if results.is_posterior and results.temperature == 1.0:
-        loo, n = results.loo(quiet=True), results.state.model.data.n
+        loo = results.loo(quiet=True)
+        n = loo.n_observations
         rows.append(
             ["leave-one-out (PSIS), mean per row", f"{loo.elpd / n:.3f}", f"{loo.se / n:.3f}"]
         )

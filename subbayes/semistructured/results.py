@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from subbayes import diagnostics
 from subbayes.diagnostics import LooResult, metrics
-from subbayes.diagnostics.arviz import arviz_data
+from subbayes.diagnostics.arviz import arviz_data, row_weight_group
 from subbayes.diagnostics.predictor import OUTPUTS_AT_ONCE
 from subbayes.draws import Draws
 from subbayes.networks.description import describe_network
@@ -448,8 +448,8 @@ class Results(AfterFit):
         """The draws as ArviZ data, with the names of effects as coordinates.
 
         Groups: posterior (`effects`, and `networks`, the coordinates of the networks),
-        sample_stats, posterior_predictive, observed_data, and log_likelihood (for leave-one-out;
-        only at temperature 1).
+        sample_stats, posterior_predictive, observed_data, log_likelihood (for leave-one-out, of one
+        copy of each row; only at temperature 1), and constant_data with weights of rows, if any.
 
         Raises:
             ImportError: if arviz is not installed (`pip install subbayes[arviz]`).
@@ -472,15 +472,16 @@ class Results(AfterFit):
         }
         if self.is_posterior and self.temperature == 1.0:
             groups["log_likelihood"] = {"y": self._pointwise()}
+        groups |= row_weight_group(self.posterior)
         return arviz_data(self.draws, variables, coords, dims, groups)
 
     def _pointwise(self) -> Float[np.ndarray, "chains draws n"]:
-        """Log-likelihood of each training row at each draw."""
+        """Log density of one copy of each training row at each draw."""
         terms = self.posterior.pointwise(self.draws.flat())
         return terms.reshape(self.draws.n_chains, self.draws.n_draws, -1)
 
     def loo(self, quiet: bool = False) -> LooResult:
-        """Leave-one-out log predictive density (PSIS) of the training rows.
+        """Leave-one-out log predictive density (PSIS) of the training rows; weights count copies.
 
         Args:
             quiet: do not warn if the estimate is unreliable.
@@ -494,4 +495,5 @@ class Results(AfterFit):
             fail("inference", "draws of a posterior for leave-one-out", "a deep ensemble", held_out)
         if self.temperature != 1.0:
             fail("temperature", "1 for leave-one-out", self.temperature, held_out)
-        return diagnostics.loo(self._pointwise(), quiet=quiet)
+        weights = self.posterior.row_weights
+        return diagnostics.loo(self._pointwise(), row_weights=weights, quiet=quiet)

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from subbayes.data.data import Data
 from subbayes.diagnostics import metrics
 from subbayes.likelihoods import Likelihood
-from subbayes.likelihoods.base import target_values
 from subbayes.networks.initialisation import module_with_fresh_weights
 from subbayes.networks.network import Network
 from subbayes.predictions.averaging import with_noise
@@ -27,6 +26,7 @@ from subbayes.predictions.predictive import Predictive
 from subbayes.subspace import DenseSubspace, check_finite_weights
 from subbayes.subspaces.base import RankedMethod, check_rank
 from subbayes.subspaces.pca import gram_matrix, principal_directions
+from subbayes.target_parts import split_targets
 from subbayes.utils.checks import check_choice, check_count, fail, fail_type
 from subbayes.utils.trees import to_device
 
@@ -399,14 +399,15 @@ def _scores(
     data: Data,
     refresh: Data | None,
 ) -> tuple[float, float]:
-    """Mean negative log-likelihood and error at one weight vector."""
+    """Mean negative log-likelihood and error at one weight vector; rows count equally."""
     if refresh is not None:
         network = network.refresh_batchnorm(weights, refresh.batches(1024))
     labels = likelihood.kind == "classification"
     loss = error = 0.0
     for inputs, y in data.batches(4096):
-        noise = None if isinstance(y, Tensor) else y[1].cpu()
-        target = target_values(y).cpu()
+        parts = split_targets(y, data.has_weights)
+        noise = None if parts.noise is None else parts.noise.cpu()
+        target = parts.values.cpu()
         with torch.no_grad():
             outputs = network(weights, to_device(inputs, network.device)).cpu()
         predictive = Predictive(outputs[None], with_noise(likelihood, noise, len(target)))

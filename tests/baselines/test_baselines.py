@@ -18,6 +18,7 @@ from subbayes.baselines.map import point_estimate
 from subbayes.baselines.mc_dropout import Mask, mc_dropout
 from subbayes.baselines.swag import swag
 from subbayes.baselines.temperature_scaling import TemperatureScaled, temperature_scaling
+from subbayes.data.data import Data
 from subbayes.likelihoods import (
     Bernoulli,
     Categorical,
@@ -509,3 +510,21 @@ def test_counts_and_useless_data_are_rejected():
         temperature_scaling(sure, (rows(9), labels))
     with pytest.raises(InputError, match="temperature: expected a finite number above 0"):
         TemperatureScaled(sure, 0.0)
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_the_temperature_of_weighted_rows_is_that_of_their_copies(known):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(60, 2, generator=generator)
+    y, copies = x.sum(1) + torch.randn(60, generator=generator), np.arange(60) % 4
+    noise = torch.rand(60, generator=generator) + 0.5
+    likelihood = Gaussian("per-observation") if known else Gaussian(0.3)
+    target = (y, noise) if known else y
+    module = nn.Linear(2, 1)
+    twice = torch.from_numpy(np.repeat(np.arange(60), copies))
+    written = (y[twice], noise[twice]) if known else y[twice]
+    found = [
+        temperature_scaling(module, validation, likelihood)
+        for validation in (Data.of((x, target)).weighted(copies), (x[twice], written))
+    ]
+    assert found[0].temperature == pytest.approx(found[1].temperature, rel=1e-5)

@@ -184,3 +184,22 @@ def test_models_of_tables_keep_so_many_draws(tmp_path):
     loaded = subbayes.load(model.save(tmp_path / "few", n_draws=6))
     assert loaded.fitted_model.draws.z.shape[:2] == (3, 2)
     np.testing.assert_array_equal(loaded.predict(frame).mean, model.predict(frame, n_draws=6).mean)
+
+
+def test_targets_of_zero_density_are_named_and_left_out():
+    f, y = chains(0.5), MEAN + 0.5
+    known = monte_carlo_error(predictive(f[:, :2]), y[:2], chains=4, log_density_tolerance=1e-3)
+    more = np.column_stack([f[:, :2], f[:, 0]])
+    with pytest.warns(UserWarning, match="y: 1 of 3 targets have zero density .* first in row 2"):
+        found = monte_carlo_error(
+            predictive(more), [*y[:2], 1e200], chains=4, log_density_tolerance=1e-3
+        )
+    np.testing.assert_array_equal(found.log_density, [*known.log_density, np.nan])
+    assert found.mean_log_density == pytest.approx(known.mean_log_density, rel=1e-12)
+    assert found.recommended_draws == known.recommended_draws
+    with pytest.warns(UserWarning, match="y: 3 of 3 targets have zero density"):
+        nothing = monte_carlo_error(predictive(more), np.full(3, 1e200), chains=4)
+    assert np.isnan(nothing.mean_log_density)
+    assert (
+        nothing.recommended_draws == monte_carlo_error(predictive(more), chains=4).recommended_draws
+    )

@@ -9,6 +9,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from densities import Toy
 from oracles import check_moments
 
 from subbayes.inference import (
@@ -350,3 +351,59 @@ def test_a_gradient_that_differs_from_differences_is_warned_of(library, scale):
             warnings.simplefilter("error")
             target.value_and_grad(z)  # once
             density([1.0] * 3).value_and_grad(z)
+
+
+class Pole(Toy):
+    """A standard normal whose log density has another value than a number in a strip."""
+
+    impossible = np.inf
+
+    def likelihood(self, z):
+        """Of the strip 0.3 < z_0 < 0.6."""
+        strip = (z[:, 0] > 0.3) & (z[:, 0] < 0.6)
+        return np.where(strip, self.impossible, 0.0), np.zeros_like(z)
+
+    def fingerprint(self):
+        return "pole"
+
+
+@pytest.mark.parametrize("value", [np.inf, np.nan])
+@pytest.mark.parametrize(
+    "engine",
+    [
+        EllipticalSlice(),
+        SliceSampling(),
+        ParallelTempering(rungs=3),
+        SMC(),
+        HMC(),
+        NUTS(),
+        MAMS(),
+        MCLMC(),
+    ],
+    ids=lambda engine: engine.name,
+)
+def test_infinite_densities_are_never_drawn(engine, value):
+    """Like the same density with zero in the place of infinity, bit for bit."""
+    found = []
+    for impossible in (value, -np.inf):
+        density = Pole(2)
+        density.impossible = impossible
+        options = {} if engine.name == "smc" else {"initial": np.full((2, 2), -0.5), "warmup": 20}
+        found.append(engine.sample(density, draws=100, chains=2, progress=False, **options).z)
+    np.testing.assert_array_equal(*found)
+    assert not ((found[0][..., 0] > 0.3) & (found[0][..., 0] < 0.6)).any()
+    assert (found[0][..., 0].std(1) > 0.1).all()
+
+
+def test_infinite_values_of_functions_are_minus_infinity():
+    values = np.array([1.0, np.inf, np.nan, -np.inf])
+    density = from_log_prob(lambda z: values, 1, library="numpy", vectorized=True)
+    np.testing.assert_array_equal(density.value(np.zeros((4, 1))), [1, -np.inf, -np.inf, -np.inf])
+
+
+def test_start_points_of_infinite_density_are_refused():
+    density = Pole(2)
+    with pytest.raises(InputError, match="initial: .* got an infinite one or NaN at 1 of 2"):
+        EllipticalSlice().sample(
+            density, draws=5, chains=2, initial=np.array([[0.4, 0], [0, 0]]), progress=False
+        )

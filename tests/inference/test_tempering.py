@@ -7,8 +7,14 @@ import pytest
 import torch
 from oracles import LinearGaussian
 from scipy import stats
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
+from subbayes import Network, Posterior
+from subbayes.data.data import Data
 from subbayes.inference.tempering import TemperatureChoice, choose_temperature
+from subbayes.likelihoods import Gaussian, Weighted
+from subbayes.subspace import FullSubspace
 from subbayes.utils.checks import InputError
 
 pytestmark = pytest.mark.usefixtures("unchecked")  # long runs; see test_annotations
@@ -93,3 +99,76 @@ def test_the_best_has_the_highest_score():
 def test_bad_input(options, message):
     with pytest.raises(InputError, match=message):
         choose_temperature(LinearGaussian().posterior(), **options)
+
+
+# --- rows with weights ------------------------------------------------------------------------
+
+
+def weighted_and_copies(counts: np.ndarray) -> tuple[Posterior, Posterior, Tensor, Tensor]:
+    """A posterior of weighted rows and that of their copies, and the rows."""
+    rng = np.random.default_rng(0)
+    x = torch.from_numpy(rng.normal(size=(len(counts), 2)))
+    y = x[:, 0] + 0.3 * torch.from_numpy(rng.normal(size=len(counts)))
+    network = Network(nn.Linear(2, 1).double())
+    space = FullSubspace(torch.zeros(3).double())
+    copies = torch.from_numpy(np.repeat(np.arange(len(counts)), counts))
+    data = Data.of((x, y)).weighted(torch.from_numpy(counts.astype(float)))
+    return (
+        Posterior(network, Weighted(Gaussian(0.3)), data, space),
+        Posterior(network, Gaussian(0.3), (x[copies], y[copies]), space),
+        x,
+        y,
+    )
+
+
+@pytest.mark.parametrize("counts", [np.full(20, 3), np.resize([0, 1, 4], 20)])
+def test_weighted_rows_choose_the_temperature_of_their_copies(counts):
+    weighted, copies, _, _ = weighted_and_copies(counts)
+    options = {"draws": 50, "chains": 4, "progress": False}
+    found, expected = (choose_temperature(p, [1.0, 10.0], **options) for p in (weighted, copies))
+    np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-6)
+    np.testing.assert_allclose(found.standard_errors, expected.standard_errors, rtol=1e-6)
+    np.testing.assert_allclose(found.pareto_k, expected.pareto_k, rtol=1e-6)
+
+
+@pytest.mark.parametrize("source", ["memory", "loader"])
+def test_weighted_validation_rows_are_scored_as_their_copies(source):
+    counts = np.resize([0, 1, 4], 20)
+    weighted, copies, x, y = weighted_and_copies(counts)
+    a = torch.from_numpy(counts.astype(float))
+    validation = Data.of((x, y)).weighted(a)
+    if source == "loader":
+        weighted = Posterior(  # weights that only the likelihood knows of
+            weighted.network, weighted.likelihood, (x, (y, a)), weighted.subspace
+        )
+        validation = DataLoader(TensorDataset(x, y, a), 8, collate_fn=_with_weights)
+    options = {"by": "validation", "draws": 20, "chains": 2, "progress": False}
+    found = choose_temperature(weighted, [1.0, 10.0], validation=validation, **options)
+    rows = copies.data.inputs, copies.data.y
+    expected = choose_temperature(copies, [1.0, 10.0], validation=rows, **options)
+    np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-6)
+    np.testing.assert_allclose(found.standard_errors, expected.standard_errors, rtol=1e-6)
+    plain = choose_temperature(weighted, [1.0, 10.0], validation=(x, y), **options)
+    assert np.abs(np.subtract(plain.scores, found.scores)).min() > 1e-3
+
+
+def _with_weights(rows):
+    x, y, a = (torch.stack(part) for part in zip(*rows, strict=True))
+    return x, (y, a)
+
+
+def test_validation_rows_are_checked_before_sampling():
+    def sampled(posterior, sampling):
+        raise AssertionError
+
+    model = LinearGaussian()
+    x, y = torch.from_numpy(model.x), torch.from_numpy(model.y)
+    for validation, message in (
+        ((x[:, :2], y), "inputs: expected what the module takes"),
+        ((x, torch.stack([y, y], 1)), "module: expected 2 outputs"),
+        ((x, y[:5]), "validation"),
+    ):
+        with pytest.raises(InputError, match=message):
+            choose_temperature(
+                model.posterior(), by="validation", validation=validation, inference=sampled
+            )

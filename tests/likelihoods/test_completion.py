@@ -9,7 +9,8 @@ import pytest
 import torch
 from scipy import stats
 
-from subbayes.likelihoods.families import CensoredFamily
+from subbayes import InputError
+from subbayes.likelihoods.families import BinomialFamily, CensoredFamily, TruncatedFamily
 from subbayes.likelihoods.families.completion import complete_responses
 
 DRAWS = 4000
@@ -60,3 +61,43 @@ def test_counts_have_the_law_between_their_bounds():
         shares = np.bincount(values.astype(int), minlength=40) / DRAWS
         p /= p.sum()
         assert (abs(shares - p) <= 4.5 * np.sqrt(p * (1 - p) / DRAWS)).all()
+
+
+@pytest.mark.parametrize(
+    ("family", "eta", "row", "law"),
+    [
+        ("poisson", [0.0], [3.0, 2.0, 4.0], {4: 1.0}),
+        ("poisson", [0.0], [3.0, 2.0, 4.5], {4: 1.0}),
+        ("poisson", [0.0], [2.0, 2.0, 4.5], {3: 0.8, 4: 0.2}),  # 1 / 3! and 1 / 4!
+        (TruncatedFamily(family="poisson", upper=5), [0.0], [4.0, 1.0], {5: 1.0}),
+        (TruncatedFamily(family="poisson", upper=5.5), [0.0], [4.0, 1.0], {5: 1.0}),
+        (TruncatedFamily(family="poisson", lower=2), [0.0], [2.0, -1.0], {2: 1.0}),
+        (TruncatedFamily(family="poisson", lower=1.5), [0.0], [2.0, -1.0], {2: 1.0}),
+        ("poisson", [0.0], [0.0, -1.0], {0: 1.0}),
+        (BinomialFamily(trials=5), [0.0, 5.0], [4.0, 1.0], {5: 1.0}),
+    ],
+)
+def test_the_only_count_that_is_possible_is_drawn(family, eta, row, law):
+    censored, y = CensoredFamily(family=family), torch.tensor([row], dtype=torch.float64)
+    censored.check_targets(y)
+    outputs = torch.tensor(eta, dtype=torch.float64).expand(DRAWS, 1, -1)
+    found = complete_responses(censored, outputs, y, torch.Generator().manual_seed(2))
+    for count, p in law.items():
+        share = float((found == count).double().mean())
+        assert abs(share - p) <= 4.5 * math.sqrt(p * (1 - p) / DRAWS)
+
+
+@pytest.mark.parametrize(
+    ("family", "row", "said"),
+    [
+        ("poisson", [3.0, 2.0, 3.5], "more than 3 and at most 3.5 at row 1"),
+        (TruncatedFamily(family="poisson", upper=5), [5.0, 1.0], "more than 5 and at most 5 at"),
+        (BinomialFamily(trials=5), [5.0, 1.0], "more than 5 and at most 5 at row 1"),
+        (TruncatedFamily(family="normal", upper=2.0), [2.0, 1.0], "possible responses .*than 2"),
+        (TruncatedFamily(family="normal", lower=1.0), [1.0, -1.0], "at most 1 at row 1"),
+    ],
+)
+def test_intervals_without_responses_are_refused(family, row, said):
+    seen = [row[0] if row[0] < 5 else 4.0, 0.0, 0.0][: len(row)]
+    with pytest.raises(InputError, match=f"^y: expected .*{said}"):
+        CensoredFamily(family=family).check_targets(torch.tensor([seen, row]))

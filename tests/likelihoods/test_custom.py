@@ -227,3 +227,53 @@ def test_other_functions_are_checked_where_a_fit_begins(options, said):
     with pytest.raises(InputError, match="^" + said):
         custom(**options).check_targets(Y)
     assert torch.equal(Y, before)
+
+
+def laplace(y, mu, sigma):
+    return -(y - mu).abs() / sigma - (2 * sigma).log()
+
+
+def draw_normal(generator, mu, sigma):
+    return mu + sigma * torch.randn(mu.shape, generator=generator, dtype=mu.dtype)
+
+
+def draw_laplace(generator, mu, sigma):
+    u = torch.rand(mu.shape, generator=generator, dtype=mu.dtype) - 0.5
+    return mu - sigma * u.sign() * torch.log1p(-2 * u.abs())
+
+
+@pytest.mark.parametrize(
+    ("density", "draw", "information", "kurtosis"),
+    [
+        (normal, draw_normal, [1.0, 2.0], [3.0, 15.0]),
+        (laplace, draw_laplace, [1.0, 1.0], [1.0, 9.0]),
+    ],
+)
+def test_the_curvature_is_the_fisher_information(density, draw, information, kurtosis):
+    """The last argument is the mean of the fourth power of the scores over its squared mean."""
+    family, rows = custom(density, draw=draw), 50
+    found = family.curvature(torch.zeros(2, rows, 2, dtype=torch.float64))
+    error = np.array(information) * np.sqrt((np.array(kurtosis) - 1) / (1024 * 2 * rows))
+    mean = found.mean((0, 1)).numpy()
+    assert (abs(np.diag(mean) - information) <= 4.5 * error + 1e-12).all()
+    assert abs(mean[0, 1]) <= 4.5 * np.sqrt(15 / (1024 * 2 * rows))
+    again = family.curvature(torch.zeros(2, rows, 2, dtype=torch.float64))
+    assert torch.equal(found, again)
+
+
+def test_a_curvature_needs_draws():
+    with pytest.raises(
+        InputError, match=r"^draw: expected .* Fisher .*got none\. Pass Custom\(draw"
+    ):
+        custom().curvature(torch.zeros(3, 2))
+
+
+def test_the_distribution_function_is_not_evaluated_outside_the_support():
+    family = custom(
+        lambda y, mu, sigma: -y / mu - mu.log() + 0 * sigma,
+        links=("log", "log"),
+        within=(0.0, np.inf),
+        cdf_of=lambda y, mu, sigma: -torch.expm1(-y.sqrt().square() / mu),
+    )
+    found = family.cdf(torch.zeros(3, 2), torch.tensor([-1.0, 0.0, 1.0]))
+    assert found[:, 0].tolist() == pytest.approx([0.0, 0.0, 1 - np.exp(-1.0)])

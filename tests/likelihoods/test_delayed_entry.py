@@ -159,6 +159,20 @@ def test_responses_at_their_bound_have_finite_gradients():
     assert bool(family.score(eta, y).isfinite().all())
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("lower", [0.5, "entry"])
+def test_survival_at_the_bound_below_the_smallest_number(dtype, lower):
+    """The hazard between the bound and y overflows: the logarithm of the density is -inf."""
+    family = TruncatedFamily(family="weibull", lower=lower)
+    eta = torch.tensor([[-30.0, 3.0, 0.5]], dtype=dtype)[:, : len(family.parameters)]
+    y = torch.tensor([0.6], dtype=dtype)
+    assert family.log_prob(eta, y).item() == -math.inf
+    assert [part.item() for part in family.log_tails(y, eta.unbind(-1))] == [0.0, -math.inf]
+    at_bound = torch.tensor([0.5], dtype=dtype)
+    assert [part.item() for part in family.log_tails(at_bound, eta.unbind(-1))] == [-math.inf, 0.0]
+    assert bool(family.score(eta, y).isfinite().all())
+
+
 def test_rows_outside_their_bounds_are_an_error_and_have_no_density():
     family = TruncatedFamily(family="normal", lower="a", upper="b")
     known = {"lower": np.array([0.0, 1.0]), "upper": np.array([2.0, 2.0])}

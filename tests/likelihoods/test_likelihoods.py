@@ -499,6 +499,15 @@ def test_config_of_an_unknown_likelihood():
         (lambda: Gaussian(noise=float("nan")), "noise: expected a finite number above 0, got nan"),
         (lambda: Gaussian(noise=(1.0, 0.0)), "noise: expected a finite number above 0"),
         (
+            lambda: Gaussian(noise=torch.tensor(-1.0)),
+            "noise: expected finite numbers above 0, .*-1",
+        ),
+        (lambda: Gaussian(torch.tensor([1.0, torch.nan])), "noise: expected finite .*got nan"),
+        (
+            lambda: HeteroscedasticGaussian(torch.tensor([1.0, -2.0])),
+            "global_variance: expected finite numbers of at least 0, got -2",
+        ),
+        (
             lambda: Gaussian(noise="learn"),
             "noise: expected a number, 'learned' or 'per-observation', got 'learn'",
         ),

@@ -1,6 +1,7 @@
 """The likelihood of tokens against sums of Categorical over positions."""
 
 import functools
+import math
 
 import numpy as np
 import pytest
@@ -311,3 +312,14 @@ def test_blocks_of_the_curvature_are_those_of_each_position(made, shift):
             torch.testing.assert_close(blocks[:, n, t], expected)
     whole = likelihood.curvature(f)
     torch.testing.assert_close(whole[1, 2], torch.block_diag(*blocks[1, 2]))
+
+
+def test_an_ignored_label_above_the_classes_is_no_label():
+    y, likelihood = torch.tensor([[1, 255, 3]]), CategoricalTokens(n_classes=21, ignore_index=255)
+    likelihood.check_targets(y)
+    CategoricalTokens(ignore_index=255).check_outputs(63, y)
+    found = likelihood.log_prob(torch.zeros(1, 63), y).item()
+    assert found == pytest.approx(-2 * math.log(21))
+    assert CategoricalTokens(ignore_index=255).n_outputs(y) == 3 * 4
+    with pytest.raises(InputError, match=r"labels in 0\.\.20.*got 30"):
+        likelihood.check_targets(torch.tensor([[30, 255, 3]]))

@@ -6,8 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 
-from subbayes import MLP, InputError, Network, Posterior, Training, fit
+from subbayes import MLP, InputError, Network, Posterior, Predictive, Training, fit
 from subbayes.curvature.products import Curvature
 from subbayes.data.data import Data
 from subbayes.inference.configuration import Sampling
@@ -15,12 +16,19 @@ from subbayes.inference.laplace.linearised import linearised_laplace
 from subbayes.likelihoods import (
     Bernoulli,
     Categorical,
+    CommonParameters,
     Gaussian,
     HeteroscedasticGaussian,
     Poisson,
     Standardized,
     Weighted,
     from_config,
+)
+from subbayes.likelihoods.families import (
+    LogNormalFamily,
+    NormalFamily,
+    PoissonFamily,
+    TruncatedFamily,
 )
 from subbayes.models.estimators import SparseRegressor, SubspaceClassifier, SubspaceRegressor
 from subbayes.sparse.convert import convert
@@ -307,3 +315,67 @@ def test_bad_weights_are_one_line(call, pattern):
     with pytest.raises(InputError, match=pattern) as error:
         call()
     assert "\n" not in str(error.value)
+
+
+def test_rows_of_weight_0_count_nothing_where_their_density_is_0():
+    f = torch.tensor([[800.0], [0.5]], dtype=torch.float64, requires_grad=True)
+    y, weights = torch.tensor([1.0, 2.0]), torch.tensor([0.0, 3.0])
+    expected = 3 * (2 * 0.5 - np.exp(0.5) - np.log(2))
+    for likelihood in (Weighted(Poisson()), PoissonFamily(), Weighted(PoissonFamily())):
+        found = likelihood.log_prob(f, (y, weights))
+        assert found.tolist() == pytest.approx([0.0, expected])
+        (gradient,) = torch.autograd.grad(found.sum(), f)
+        assert gradient[:, 0].tolist() == pytest.approx([0.0, 3 * (2 - np.exp(0.5))])
+    assert Weighted(Poisson()).score(f.detach(), (y, weights))[0].item() == 0
+
+
+def test_a_subset_of_rows_has_its_weights():
+    weights = torch.arange(1.0, 5.0)
+    likelihood = Weighted(Gaussian(1.0)).for_targets((torch.zeros(4), weights))
+    few = likelihood.select_rows(torch.tensor([3, 1]))
+    assert few.curvature(torch.zeros(2, 1)).flatten().tolist() == [4.0, 2.0]
+    assert few.curvature_blocks(torch.zeros(2, 1)).flatten().tolist() == [4.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    "inner",
+    [Gaussian(0.5), Poisson(), LogNormalFamily(), TruncatedFamily(family="poisson", lower=1)],
+)
+def test_predictions_are_those_without_weights(inner):
+    parts = len(getattr(inner, "parameters", ("f",)))
+    f = torch.randn(5, 3, parts, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    found, expected = Predictive(f, Weighted(inner)), Predictive(f, inner)
+    for q in (0.1, 0.5, 0.9):
+        assert np.array_equal(found.quantile(q), expected.quantile(q))
+    y = torch.ones(3, dtype=torch.float64)
+    assert np.array_equal(found.cdf(y), expected.cdf(y))
+
+
+def test_overflow_is_seen_within_other_likelihoods():
+    f = torch.tensor([[[800.0]]], dtype=torch.float64)
+    common = CommonParameters(LogNormalFamily(), (800.0,))
+    for likelihood in (PoissonFamily(), common):
+        assert not likelihood.has_finite_parameters(f)
+        assert not Weighted(likelihood).has_finite_parameters(f)
+    assert not Standardized(common, (0.0,), (2.0,)).has_finite_parameters(f)
+
+
+def test_weights_of_standardised_targets_keep_their_values():
+    y, weights = torch.tensor([3.0, -2.0]).double(), torch.tensor([4.0, 0.5]).double()
+    f = torch.tensor([[0.0, 0.0], [0.3, -0.4]], dtype=torch.float64)
+    expected = weights.numpy() * stats.norm(
+        1 + 2 * f[:, 0].numpy(), 2 * np.exp(f[:, 1].numpy())
+    ).logpdf(y.numpy())
+    for likelihood in (
+        Standardized(NormalFamily(), (1.0,), (2.0,)),
+        Standardized(Weighted(NormalFamily()), (1.0,), (2.0,)),
+        Weighted(Standardized(NormalFamily(), (1.0,), (2.0,))),
+    ):
+        np.testing.assert_allclose(likelihood.log_prob(f, (y, weights)), expected, rtol=1e-12)
+    noise, plain = torch.tensor([0.5, 3.0]).double(), f[:, :1]
+    expected = stats.norm(1 + 2 * plain[:, 0].numpy(), noise.numpy()).logpdf(y.numpy())
+    own = Gaussian("per-observation")
+    found = Standardized(own, (1.0,), (2.0,)).log_prob(plain, (y, noise))
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+    found = Standardized(Weighted(own), (1.0,), (2.0,)).log_prob(plain, (y, noise, weights))
+    np.testing.assert_allclose(found, weights.numpy() * expected, rtol=1e-12)

@@ -35,6 +35,7 @@ from subbayes.likelihoods.families import (
     NegativeBinomialFamily,
     NormalFamily,
     PiecewiseExponentialFamily,
+    PoissonFamily,
     StudentTFamily,
     TruncatedFamily,
     WeibullFamily,
@@ -594,6 +595,27 @@ def test_outputs_that_are_not_finite_are_refused(value):
     line = r"model: expected finite outputs of the network, got 3 NaN .*\(first in row 0\)"
     with pytest.raises(InputError, match=line):
         average(network, Gaussian(1.0), weights, torch.ones(3, 1))
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "outputs", "bad"),
+    [
+        (NormalFamily(), 2, (N, 2)),
+        (PoissonFamily(), 1, (N, 2)),
+        (Poisson(), 1, (N, 2)),
+        (Gaussian(1.0), 1, (N, 2)),
+        (Gaussian((1.0, 2.0)), 2, (N,)),
+        (Gaussian((1.0, 2.0)), 2, (N, 1)),
+    ],
+)
+def test_targets_of_the_distribution_function_are_checked_as_those_of_the_density(
+    likelihood, outputs, bad
+):
+    predictive = Predictive(torch.zeros(3, N, outputs), likelihood)
+    for call in (predictive.cdf, predictive.log_prob):
+        with pytest.raises(InputError):
+            call(torch.ones(bad))
+    assert predictive.cdf(torch.ones(predictive.shape)).shape == predictive.shape
 
 
 def test_masked_classes_have_no_probability():

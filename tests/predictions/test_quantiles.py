@@ -10,13 +10,22 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import optimize, stats
+from scipy import optimize, special, stats
 from torch import Tensor
 
 from subbayes import Predictive
 from subbayes.likelihoods import Gaussian, HeteroscedasticGaussian, Likelihood, Standardized
 from subbayes.likelihoods.base import column
-from subbayes.likelihoods.families import BetaFamily, GammaFamily, NormalFamily
+from subbayes.likelihoods.families import (
+    BetaFamily,
+    GammaFamily,
+    InverseGaussianFamily,
+    LogLogisticFamily,
+    LogNormalFamily,
+    NormalFamily,
+    StudentTFamily,
+    WeibullFamily,
+)
 from subbayes.predictions.quantiles import gaussian_mixture_quantile, mixture_quantile
 
 LEVELS = [1e-6, 0.025, 0.31, 0.5, 0.975, 1 - 1e-6]
@@ -137,6 +146,99 @@ CASES: dict[str, tuple[Likelihood, Tensor]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_quantiles_equal_root_finding(name, q):
     check(q, *CASES[name])
+
+
+def predictors(draws: int, means: tuple[float, ...], sds: tuple[float, ...]) -> Tensor:
+    """Of 40 rows, from normal distributions."""
+    found = normal(draws, 40, len(means), seed=1)
+    return torch.tensor(means, dtype=torch.float64) + found * torch.tensor(sds).double()
+
+
+def inverse_gaussian(outputs: Tensor) -> Any:
+    mean, shape = outputs.exp().unbind(-1)
+    return stats.invgauss(mean / shape, scale=shape)
+
+
+def gamma(outputs: Tensor) -> Any:
+    mean, shape = outputs.exp().unbind(-1)
+    return stats.gamma(shape, scale=mean / shape)
+
+
+def beta(outputs: Tensor) -> Any:
+    precision = outputs[..., 1].exp()
+    return stats.beta(
+        outputs[..., 0].sigmoid() * precision, (-outputs[..., 0]).sigmoid() * precision
+    )
+
+
+HEAVY: dict[str, tuple[Likelihood, Any, Tensor]] = {
+    "three inverse Gaussians": (
+        InverseGaussianFamily(),
+        inverse_gaussian,
+        torch.tensor([[[0.0, 0.0]], [[5.0, 8.0]], [[-5.0, -3.0]]], dtype=torch.float64),
+    ),
+    "inverse Gaussian": (
+        InverseGaussianFamily(),
+        inverse_gaussian,
+        predictors(20, (0.0, 2.0), (3.0, 0.3)),
+    ),
+    "log-normal": (
+        LogNormalFamily(),
+        lambda f: stats.lognorm(f[..., 1].exp(), scale=f[..., 0].exp()),
+        predictors(200, (0.0, -1.0), (3.0, 0.2)),
+    ),
+    "log-normal, overflowing variances": (
+        LogNormalFamily(),
+        lambda f: stats.norm(f[..., 0], f[..., 1].exp()),
+        predictors(20, (0.0, 2.0), (1.0, 0.7)),
+    ),
+    "gamma": (GammaFamily(), gamma, predictors(200, (0.0, 2.0), (3.0, 0.3))),
+    "beta": (BetaFamily(), beta, predictors(20, (0.0, 3.0), (1.5, 0.3))),
+    "log-logistic, infinite means": (
+        LogLogisticFamily(),
+        lambda f: stats.fisk(f[..., 1].exp(), scale=f[..., 0].exp()),
+        predictors(20, (0.0, 0.0), (1.0, 1.0)),
+    ),
+    "student, infinite variances": (
+        StudentTFamily(),
+        lambda f: stats.t(1 + f[..., 2].exp(), f[..., 0], f[..., 1].exp()),
+        predictors(50, (0.0, 0.0, -1.0), (1.0, 1.5, 1.0)),
+    ),
+}
+
+
+@pytest.mark.parametrize("q", [0.025, 0.1, 0.5, 0.9, 0.975])
+@pytest.mark.parametrize("name", HEAVY)
+def test_quantiles_of_heavy_tails_reach_their_level(name, q):
+    """Standard deviations of such mixtures say little about quantiles."""
+    family, distribution, outputs = HEAVY[name]
+    x = Predictive(outputs, family).quantile(q)
+    at = np.log(x) if name == "log-normal, overflowing variances" else x
+    level = distribution(outputs).cdf(at).mean(0)
+    np.testing.assert_allclose(level, q, atol=1e-7 * min(q, 1 - q))
+
+
+def test_weibull_quantiles_where_gamma_functions_overflow():
+    r"""$P(Y \le y) = 1 - e^{-(y \Gamma(1 + 1/k))^k}$ with means of 1."""
+    shapes = torch.tensor([1 / 200, 1 / 180, 1.0, 2.0], dtype=torch.float64)
+    outputs = torch.stack([torch.zeros(4).double(), shapes.log()], -1)[:, None]
+    family = WeibullFamily()
+    for q in (0.7, 0.9, 0.99):
+        x = float(Predictive(outputs, family).quantile(q)[0])
+        log_sum = shapes * (np.log(x) + torch.lgamma(1 + 1 / shapes))
+        assert float(-torch.expm1(-log_sum.exp()).mean()) == pytest.approx(q, rel=1e-7)
+
+
+def test_weibull_distribution_is_that_of_scipy():
+    mu, shape = np.array([0.3, 1.0, 40.0]), np.array([0.4, 1.0, 7.0])
+    found = WeibullFamily().distribution(mu, shape)
+    expected = stats.weibull_min(shape, scale=mu / special.gamma(1 + 1 / shape))
+    for level in (1e-12, 0.3, 1 - 1e-9):
+        np.testing.assert_allclose(found.ppf(level), expected.ppf(level), rtol=1e-12)
+        np.testing.assert_allclose(found.isf(level), expected.isf(level), rtol=1e-12)
+    for y in (-1.0, 0.0, 1e-9, 0.8, 30.0):
+        np.testing.assert_allclose(found.cdf(np.array(y)), expected.cdf(y), rtol=1e-12)
+        np.testing.assert_allclose(found.sf(np.array(y)), expected.sf(y), rtol=1e-12)
 
 
 def test_a_gaussian_has_the_quantile_of_a_gaussian():

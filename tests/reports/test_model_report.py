@@ -17,6 +17,7 @@ from matplotlib.image import imread
 import subbayes
 from subbayes import MLP, Draws, InputError, InputTypeError, Training, fit
 from subbayes.baselines.ensemble import WeightSamples
+from subbayes.data.data import Data
 from subbayes.diagnostics import metrics
 from subbayes.diagnostics.function_space import ChainPredictions
 from subbayes.likelihoods import (
@@ -229,6 +230,16 @@ def test_scores_are_those_of_the_test_rows(fitted, tmp_path):
     scores = metrics.score(fitted.predict(test[0]), test[1])
     assert f"{scores['log_likelihood']:.3f}" in page.words
     assert f"contain {100 * scores['coverage']:.0f} % of 40 test rows" in page.words
+
+
+def test_weighted_test_rows_are_scored_as_rows(fitted, tmp_path):
+    test = rows(seed=1)
+    weighted = Data.of(test).weighted(np.linspace(0, 2, len(test[1])))
+    pages = [
+        read(write_report(fitted, tmp_path / f"{i}.html", test=of)).words
+        for i, of in enumerate((test, weighted))
+    ]
+    assert pages[0] == pages[1]
 
 
 def test_without_test_rows_there_are_no_scores(fitted, tmp_path):

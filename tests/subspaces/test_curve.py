@@ -517,6 +517,21 @@ def test_losses_equal_the_formula(likelihood):
     assert losses.error_name == "RMSE"
 
 
+@pytest.mark.parametrize("known", [False, True])
+def test_losses_of_weighted_rows_are_those_of_the_rows(known):
+    x, y = table(30)
+    network, curve = Network(net().double()), WeightCurve(points(3, 41))
+    noise = torch.linspace(0.5, 2, 30).double()
+    likelihood = Gaussian("per-observation") if known else Gaussian(0.5)
+    data = Data.of((x, (y, noise) if known else y))
+    plain, weighted = (
+        curve_losses(curve, network, likelihood, rows, [0.0, 0.4])
+        for rows in (data, data.weighted(np.linspace(0, 3, 30)))
+    )
+    assert np.array_equal(plain.loss, weighted.loss)
+    assert np.array_equal(plain.error, weighted.error)
+
+
 def test_error_of_classes_is_the_error_rate():
     x, y = moons(5000)  # more rows than one batch
     network = Network(MLP(2, (8,), 2, seed=0))

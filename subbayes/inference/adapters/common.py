@@ -15,6 +15,7 @@ from subbayes.inference.configuration import Sampling
 from subbayes.inference.engine import Engine
 from subbayes.inference.samplers.chains import Density
 from subbayes.inference.samplers.hamiltonian import GradientDensity
+from subbayes.utils.log_densities import reject_undefined
 
 __all__ = [
     "ExternalSampler",
@@ -63,11 +64,11 @@ class Value:
         self.started = time.perf_counter()
 
     def likelihood(self, z: Float[np.ndarray, "S k"]) -> Float[np.ndarray, "S"]:
-        """Log-likelihood divided by the temperature, never NaN."""
+        """Log-likelihood divided by the temperature, never NaN or plus infinity."""
         self.evaluations += len(z)
         self.batches += 1
         value = self.posterior.log_likelihood(z) / self.posterior.temperature
-        return np.where(np.isnan(value), -np.inf, value)
+        return reject_undefined(value)
 
     def __call__(self, z: Float[np.ndarray, "S k"]) -> Float[np.ndarray, "S"]:
         """Tempered log density."""

@@ -14,6 +14,7 @@ from subbayes.inference.laplace.linearised import LinearisedPosterior, linearise
 from subbayes.likelihoods import Likelihood, as_likelihood
 from subbayes.networks.network import Network, check_network
 from subbayes.subspace import Subspace
+from subbayes.target_parts import held_out_has_weights, split_targets
 from subbayes.utils.checks import check_count, fail, fail_type
 from subbayes.utils.warning import warn_user
 
@@ -58,7 +59,8 @@ def cross_validate_prior(
         options: as for `linearised_laplace`.
 
     Returns:
-        The posterior on all data, and the mean log density of held-out rows for each candidate.
+        The posterior on all data, and the mean log density of held-out rows for each candidate,
+        weighted by their weights if they have any.
 
     Raises:
         InputError: more folds than rows, folds of streamed data, or `retrain` with a subspace or
@@ -87,14 +89,15 @@ def cross_validate_prior(
         parts = _folds(rows, folds, seed)
     else:
         parts = iter([(rows, Data.of(validation, "validation").to(network.device))])
-    n = 0
+    n = 0.0
     for kept, held in parts:
         trained = network if retrain is None else _retrain(retrain, kept, network)
         first = float(prior_precisions[0])
         fitted = linearised_laplace(trained, likelihood, kept, prior_precision=first, **settings)
-        n += held.n
+        weighted = held_out_has_weights(likelihood, rows, held)
+        n += float(split_targets(held.targets(), weighted).counts.sum())
         for p, c in scores:
-            scores[p, c] += _score(fitted.with_prior_and_noise(p, c), held)
+            scores[p, c] += _score(fitted.with_prior_and_noise(p, c), held, weighted)
     scores = {pair: score / n for pair, score in scores.items()}
     best, factor = max(scores, key=lambda pair: scores[pair])
     if validation is None and retrain is None:
@@ -160,10 +163,11 @@ def _retrain(retrain: Callable[[Data], Network], kept: Data, network: Network) -
     return found
 
 
-def _score(posterior: LinearisedPosterior, test: Data) -> float:
-    """Total log density of held-out rows."""
+def _score(posterior: LinearisedPosterior, held: Data, weighted: bool) -> float:
+    """Total log density of held-out rows, each as many times as its weight says."""
     total = 0.0
-    for inputs, y in test.batches():
-        noise = None if isinstance(y, torch.Tensor) else y[1]
-        total += float(posterior.predict(inputs, noise=noise).log_prob(y).sum())
+    for inputs, y in held.batches():
+        parts = split_targets(y, weighted)
+        terms = posterior.predict(inputs, noise=parts.noise).log_prob(parts.values)
+        total += float(parts.counts[parts.counts > 0] @ terms[parts.counts > 0])
     return total

@@ -34,7 +34,7 @@ from subbayes.curvature.sampled import Sampled
 from subbayes.curvature.subspace_precision import SubspacePrecision
 from subbayes.likelihoods import Gaussian, Likelihood, Standardized
 from subbayes.likelihoods.base import target_values
-from subbayes.predictions.gaussian import class_probabilities
+from subbayes.predictions.gaussian import default_method, predictive_of
 from subbayes.utils.checks import check_positive, fail, fail_type
 from subbayes.utils.warning import warn_user
 
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 __all__ = ["Evidence", "random_norm", "scale_noise", "tune_prior"]
 
 _COMPARED = 200  # training rows
+_DRAWS = 200  # of their outputs, for likelihoods without a closed form
 _LEAST_SHARE = 0.8  # of the network's probability of their labels
 _MOST_UPDATES, _STATIONARY = 50, 5e-3  # of MacKay's updates, and the change at which they end
 
@@ -234,15 +235,21 @@ def _warn_if_underconfident(posterior: LinearisedPosterior) -> None:
     assert y is not None
     X = psi.jacobian(inputs).silent()
     covariance = psi.blocks(X).cpu()
-    mean, labels = X.outputs().double().cpu(), target_values(y).reshape(-1, 1).long().cpu()
+    mean, labels = X.outputs().double().cpu(), target_values(y).reshape(-1, 1).long().cpu().numpy()
+    likelihood = posterior.likelihood.unweighted
+    method = default_method(likelihood, mean)
     sure, doubtful = (
-        float(class_probabilities(mean, part, "extended-probit").gather(1, labels).mean())
-        for part in (torch.zeros_like(covariance), covariance)
+        float(np.take_along_axis(found.probabilities, labels, 1).mean())
+        for found in (
+            predictive_of(mean, part, likelihood, method, _DRAWS, 0)
+            for part in (torch.zeros_like(covariance), covariance)
+        )
     )
+    other = "" if method == "monte-carlo" else ", or predict with method='laplace-bridge'"
     if doubtful < _LEAST_SHARE * sure:
         warn_user(
             f"prior: at the precision {posterior.prior_precision:.3g} of the largest evidence, "
             f"labels of training rows have a mean probability of {doubtful:.2f}, and "
             f"{sure:.2f} by the network: predictions are underconfident. Choose the prior on "
-            "held-out rows (cross_validate_prior), or predict with method='laplace-bridge'"
+            f"held-out rows (cross_validate_prior){other}"
         )

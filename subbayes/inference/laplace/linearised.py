@@ -238,7 +238,8 @@ class LinearisedPosterior(Predictor):
         Args:
             inputs: in the form the module takes, or a loader of them.
             method: "gaussian", in closed form for Gaussian noise around the outputs; "probit",
-                "extended-probit" or "laplace-bridge", in closed form for classes;
+                "extended-probit" or "laplace-bridge", in closed form for classes whose
+                probabilities are the softmax of the outputs, or the sigmoid of one;
                 "monte-carlo", draws of the outputs, for any likelihood, in the time of as many
                 products with the Jacobian where there are more outputs than draws; "network",
                 draws of the weights passed through the network itself, for comparison (often worse,

@@ -27,7 +27,7 @@ from subbayes.data.data import check_rows
 from subbayes.diagnostics import metrics
 from subbayes.inference.laplace.linearised import LinearisedPosterior, diagonal_blocks
 from subbayes.predictions.averaging import with_noise
-from subbayes.predictions.gaussian import default_method, predictive_of
+from subbayes.predictions.gaussian import default_method, has_logits, predictive_of
 from subbayes.subspace import Subspace
 from subbayes.utils.checks import check_count, check_same_length, fail, fail_type
 from subbayes.utils.trees import n_rows
@@ -271,7 +271,7 @@ class _Scores:
         """Scores under one covariance of all outputs."""
         blocks = diagonal_blocks(covariance, self.mean.shape[1]).cpu()
         method = default_method(self.likelihood, self.mean)
-        if self.likelihood.kind == "classification":
+        if has_logits(self.likelihood, self.mean.shape[1]):
             method = "probit"  # as in the paper's comparison, eq. (12)
         found = predictive_of(self.mean, blocks, self.likelihood, method, n_draws=200, seed=0)
         if self.likelihood.kind != "classification":

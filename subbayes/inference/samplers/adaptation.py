@@ -123,7 +123,7 @@ def initial_fields(
     check_choice("metric", metric, ("diagonal", "dense"))
     k = len(scale)
     shape = (chains, k) if metric == "diagonal" else (chains, k, k)
-    log_step = np.full(chains, np.log(step or k**-0.25))
+    log_step = np.full(chains, np.log(float(step or k**-0.25)))
     none = np.zeros(chains, dtype=np.int64)
     factor = np.broadcast_to(scale if len(shape) == 2 else np.diag(scale), shape).copy()
     target = np.zeros(shape)

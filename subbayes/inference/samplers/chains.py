@@ -54,7 +54,7 @@ __all__ = [
 
 Rngs = list[np.random.Generator]
 _RETRIES = 100
-_MOST_STEPS = 200_000  # without a draw of any chain
+_MOST_STEPS = 200_000  # without a draw of any chain, if no draw of the kernel takes more
 _LEAST_DRAWS = 4  # of each chain, which a time limit leaves
 _STATS, _COPIES = 4, 16  # numbers per draw and vectors per chain that every kernel holds
 
@@ -74,7 +74,10 @@ class Density(Protocol):
     temperature: float
 
     def log_likelihood(self, z: Float[np.ndarray, "chains k"]) -> Float[np.ndarray, "chains"]:
-        """Log-likelihood at temperature 1 of each chain's point."""
+        """Log-likelihood at temperature 1 of each chain's point.
+
+        Samplers take NaN and plus infinity for minus infinity: chains never move there.
+        """
 
     def fingerprint(self) -> str:
         """A digest of the density, which identifies a checkpoint."""
@@ -104,7 +107,8 @@ class Kernel(Protocol):
     `z` of shape (chains, k). An attribute `statistics`, if there is one, has the type (float, int
     or bool) of each statistic by name, with which those of a checkpoint are compared. A method
     `limits(posterior, state, store)`, if there is one, takes a state and the draws of a checkpoint
-    and returns for every array, by name, whether its entries are those that a run can have.
+    and returns for every array, by name, whether its entries are those that a run can have. A
+    method `longest_draw(rank)`, if there is one, returns the largest number of steps of a draw.
     """
 
     name: str
@@ -231,7 +235,7 @@ def _run(
     ):
         steps.update(int(np.minimum(store.count, needed).sum()))
         last = begun = time.monotonic()
-        idle, stop, round_steps = 0, 0, 1
+        idle, most, stop, round_steps = 0, _most_steps(kernel, posterior.rank), 0, 1
         active, goes_on = store.count < needed, True
         while goes_on and not stop:
             for _ in range(round_steps):
@@ -241,8 +245,8 @@ def _run(
                 finished = info.finished & active
                 store.add(state, replace(info, finished=finished), warmup, thin)
                 idle += 1
-                if idle > _MOST_STEPS:
-                    _fail_without_draws(kernel)
+                if idle > most:
+                    _fail_without_draws(kernel, most)
                 if done := int(finished.sum()):
                     idle = 0
                     for c in (finished & (store.count == needed)).nonzero()[0]:
@@ -331,11 +335,17 @@ def _own_rows(initial: str | np.ndarray, chains: int, groups: ChainGroups) -> st
     return np.asarray(initial)[groups.own]
 
 
-def _fail_without_draws(kernel: Kernel) -> NoReturn:
+def _most_steps(kernel: Kernel, rank: int) -> int:
+    """Steps without a draw of any chain after which a run fails."""
+    longest = getattr(kernel, "longest_draw", None)
+    return max(_MOST_STEPS, 0 if longest is None else longest(rank))
+
+
+def _fail_without_draws(kernel: Kernel, steps: int) -> NoReturn:
     fail(
         "posterior",
         f"a density from which {kernel.name} draws",
-        f"no draw of any chain in {_MOST_STEPS} evaluations",
+        f"no draw of any chain in {steps} evaluations",
         "Check that it is finite where chains start, and delete a checkpoint that was changed",
     )
 
@@ -435,7 +445,7 @@ def start_points(
     fail(
         "initial",
         "start points where the log density is finite",
-        f"minus infinity at {int(bad.sum())} of {chains}",
+        f"an infinite one or NaN at {int(bad.sum())} of {chains}",
         "Use initial='shift', a narrower prior, or check the data and the trained weights",
     )
 

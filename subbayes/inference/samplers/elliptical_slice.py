@@ -39,6 +39,7 @@ from subbayes.inference.samplers.state_limits import (
 from subbayes.priors import Normal, check_normal
 from subbayes.utils import artifact
 from subbayes.utils.checks import check_positive, fail, fail_type
+from subbayes.utils.log_densities import reject_undefined
 
 if TYPE_CHECKING:
     from subbayes.inference.samplers.chain_storage import Store
@@ -92,7 +93,7 @@ class Kernel:
 
     def init(self, posterior: Density, z: Float[np.ndarray, "chains k"], rngs: Rngs) -> State:
         """The state at start points z, each chain with a new ellipse."""
-        value = posterior.log_likelihood(z) / posterior.temperature
+        value = reject_undefined(posterior.log_likelihood(z)) / posterior.temperature
         chains, k = z.shape
         none = np.zeros(chains, dtype=np.int64)
         state = State(
@@ -112,7 +113,7 @@ class Kernel:
         """Try one angle on every chain."""
         mean, angle = posterior.prior.mean, state.angle[:, None]
         proposal = mean + (state.z - mean) * np.cos(angle) + state.direction * np.sin(angle)
-        value = posterior.log_likelihood(proposal) / posterior.temperature
+        value = reject_undefined(posterior.log_likelihood(proposal)) / posterior.temperature
         accepted = value > state.threshold
         # Where numbers are too large, no angle but 0 is above the threshold: the chain stays.
         stays = ~accepted & (state.high - state.low < _NARROWEST)

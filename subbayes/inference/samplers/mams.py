@@ -6,7 +6,7 @@ $\Delta$ is the error of the energy: the change of $-\log p$ and of the kinetic 
 
 $$ \Delta = \log p(z) - \log p(z') + \Delta K . $$
 
-The step is reversible and $e^{\Delta K}$ is the change of its volume, so that the draws are exact
+The step is reversible and $e^{-\Delta K}$ is the change of its volume, so that the draws are exact
 for every step size. A step of the kernel is one step of every trajectory; a chain whose trajectory
 ends starts its next one at once. Sizes and lengths are those of `HMC`: the speed is $\sqrt{d}$ in
 the coordinates of the mass matrix.

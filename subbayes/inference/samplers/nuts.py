@@ -95,6 +95,10 @@ class Kernel(HamiltonianKernel):
             "levels": finite(s.levels) | (level >= opened)[:, :, None, None],  # others are not read
         }
 
+    def longest_draw(self, rank: int) -> int:
+        """Steps of a trajectory that is doubled `max_depth` times."""
+        return 2**self.max_depth
+
     def init(
         self, posterior: GradientDensity, z: Float[np.ndarray, "chains k"], rngs: Rngs
     ) -> State:

@@ -45,6 +45,7 @@ from subbayes.inference.samplers.state_limits import (
     used,
 )
 from subbayes.utils.checks import check_count
+from subbayes.utils.log_densities import reject_undefined
 
 if TYPE_CHECKING:
     from subbayes.inference.samplers.chain_storage import Store
@@ -124,8 +125,7 @@ class _Powers:
         return self.posterior.fingerprint()
 
     def log_likelihood(self, z: Float[np.ndarray, "rows k"]) -> Float[np.ndarray, "rows"]:
-        raw = self.posterior.log_likelihood(z)
-        self.raw = np.where(np.isnan(raw), -np.inf, raw)
+        self.raw = reject_undefined(self.posterior.log_likelihood(z))
         return _temper(self.power, self.raw)
 
 
@@ -210,7 +210,7 @@ class Kernel:
     def _log_likelihood(self, posterior: Density, s: State) -> Float[np.ndarray, "chains rungs"]:
         """The log-likelihood at the points of all rungs."""
         raw = posterior.log_likelihood(s.points.reshape(-1, s.points.shape[2]))
-        return np.where(np.isnan(raw), -np.inf, raw).reshape(s.log_likelihood.shape)
+        return reject_undefined(raw).reshape(s.log_likelihood.shape)
 
     def init(self, posterior: Density, z: Float[np.ndarray, "chains k"], rngs: Rngs) -> State:
         """The state with all rungs of a ladder at its start point."""

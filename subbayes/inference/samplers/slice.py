@@ -34,6 +34,7 @@ from subbayes.inference.samplers.state_limits import (
     used,
 )
 from subbayes.utils.checks import check_choice
+from subbayes.utils.log_densities import reject_undefined
 
 if TYPE_CHECKING:
     from subbayes.inference.samplers.chain_storage import Store
@@ -121,6 +122,10 @@ class Kernel:
             "n_uniforms": used(s.n_uniforms, s.uniforms, 1),
         }
 
+    def longest_draw(self, rank: int) -> int:
+        """Points of a sweep: on each line those of the longest interval, and as many inside it."""
+        return 2 * _STEPS * rank
+
     def init(self, posterior: Density, z: Float[np.ndarray, "chains k"], rngs: Rngs) -> State:
         """The state at start points z, each chain on its first line."""
         chains, k = z.shape
@@ -194,10 +199,10 @@ class Kernel:
 def _evaluate(
     posterior: Density, z: Float[np.ndarray, "chains k"]
 ) -> tuple[Float[np.ndarray, "chains"], Float[np.ndarray, "chains"]]:
-    """Tempered log density and log-likelihood; NaN counts as zero density."""
-    log_likelihood = posterior.log_likelihood(z)
+    """Tempered log density and log-likelihood, minus infinity where they are undefined."""
+    log_likelihood = reject_undefined(posterior.log_likelihood(z))
     value = log_likelihood / posterior.temperature + posterior.prior.log_prob(z)
-    return np.where(np.isnan(value), -np.inf, value), log_likelihood
+    return reject_undefined(value), log_likelihood
 
 
 def _step_out(

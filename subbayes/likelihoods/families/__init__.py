@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from subbayes.likelihoods.families.base import LINKS, CommonParameters, Family
+from subbayes.likelihoods.families.base import LINKS, Family
 from subbayes.likelihoods.families.classes import BernoulliFamily, CategoricalFamily, OrdinalFamily
+from subbayes.likelihoods.families.common_parameters import CommonParameters
 from subbayes.likelihoods.families.continuous import BetaFamily, GammaFamily, NormalFamily
 from subbayes.likelihoods.families.counts import (
     BinomialFamily,

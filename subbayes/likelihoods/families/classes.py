@@ -54,8 +54,8 @@ class BernoulliFamily(Family):
 
     def sample(self, outputs: Outputs, generator: torch.Generator) -> Tensor:
         """One 0 or 1 per row, shape (..., N)."""
-        p = self.values(outputs)["mu"].cpu()
-        return (torch.rand(p.shape, generator=generator) < p).long()
+        p = self.values(outputs.cpu().double())["mu"]
+        return (torch.rand(p.shape, generator=generator, dtype=torch.float64) < p).long()
 
 
 @dataclass(frozen=True, repr=False)
@@ -64,6 +64,8 @@ class OrdinalFamily(Family):
 
     The predictors are $\mu$ and the K - 1 thresholds $c_0 < c_1 < \dots$ (McCullagh 1980,
     "Regression models for ordinal data"); $\mu$ has no intercept: the thresholds replace it.
+    Predictors of thresholds that are not in order, such as outputs of a network, are sorted, so
+    that the probabilities of the classes add up to 1 for any predictors.
 
     Args:
         n_classes: number of classes K.
@@ -107,20 +109,16 @@ class OrdinalFamily(Family):
         if n_outputs != 1:
             super().check_outputs(n_outputs, y)
 
-    def _log_cumulative(self, outputs: Outputs) -> tuple[Tensor, Tensor]:
-        """Log P(y <= j) and log P(y > j) for j = 0..K-2."""
-        gap = outputs[..., 1:] - outputs[..., :1]
-        return log_probabilities(self.cumulative, gap)
-
     def _log_probabilities(self, outputs: Outputs) -> Tensor:
         """Log P(y = j), shape (..., N, K)."""
-        below, above = self._log_cumulative(outputs)
+        thresholds = _sorted(outputs[..., 1:])
+        below, above = log_probabilities(self.cumulative, thresholds - outputs[..., :1])
         first, last = below[..., :1], above[..., -1:]
         if self.n_classes == 2:
             return torch.cat([first, last], -1)
         if self.cumulative != "logit":
             return torch.cat([first, _log_between(below, above), last], -1)
-        lower, upper = outputs[..., 1:-1], outputs[..., 2:]
+        lower, upper = thresholds[..., :-1], thresholds[..., 1:]
         # sigmoid(b) - sigmoid(a) = sigmoid(b) sigmoid(-a) (1 - exp(a - b))
         width = torch.log(-torch.expm1((lower - upper).clamp_max(-1e-12)))
         return torch.cat([first, below[..., 1:] + above[..., :-1] + width, last], -1)
@@ -172,6 +170,14 @@ class OrdinalFamily(Family):
     def __repr__(self) -> str:
         link = "" if self.cumulative == "logit" else f", {self.cumulative}"
         return f"ordinal(classes={self.n_classes}{link})"
+
+
+def _sorted(thresholds: Float[Tensor, "*S N k"]) -> Float[Tensor, "*S N k"]:
+    """Thresholds in increasing order."""
+    if thresholds.shape[-1] != 2:
+        return thresholds.sort(-1).values
+    first, last = thresholds.split(1, -1)
+    return torch.cat([torch.minimum(first, last), torch.maximum(first, last)], -1)  # faster
 
 
 def _log_between(below: Tensor, above: Tensor) -> Tensor:

@@ -98,7 +98,11 @@ def _counts(
         inner, (least, most) = inner.family, inner.bounds
     for lower, upper in ends.unique(dim=0).tolist():
         rows = (ends == ends.new_tensor([lower, upper])).all(1)
-        own = {"lower": max(lower + 1, least), "upper": min(upper, most)}
-        within = TruncatedFamily(family=inner, **own)
+        first, last = math.ceil(max(lower + 1, least, 0.0)), min(upper, most)
+        last = math.floor(last) if last < math.inf else last
+        if first == last:  # the only count that is possible
+            found[:, rows] = first
+            continue
+        within = TruncatedFamily(family=inner, lower=first, upper=last)
         found[:, rows] = within.sample(outputs[:, rows], generator)[..., 0].double()
     return found

@@ -38,6 +38,7 @@ __all__ = ["BetaFamily", "GammaFamily", "NormalFamily"]
 
 _LOG_2PI = math.log(2 * math.pi)
 _SMALL_SHAPE = 0.5
+_SMALLEST_SHAPE = 1e-300  # of SciPy's beta distribution, which is NaN for a shape of 0
 _OUTLYING = 100  # standard deviations of a normal response from the others
 
 
@@ -162,9 +163,9 @@ class GammaFamily(PositiveFamily):
 
     def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
         r"""a and $a^2 \psi'(a) - a$ on the diagonal."""
-        a = self.values(outputs)["shape"]
-        second = a.square() * torch.polygamma(1, a) - a
-        return torch.diag_embed(torch.stack([a, second], -1))
+        a = outputs[..., 1].double().exp()
+        second = _scaled_trigamma(a) - a
+        return torch.diag_embed(torch.stack([a, second], -1)).to(outputs)
 
     def variance(self, outputs: Outputs) -> Moments:
         """mu^2 / shape."""
@@ -291,22 +292,34 @@ class BetaFamily(ScipyFamily):
 
     def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
         """The Fisher information (Ferrari & Cribari-Neto 2004, section 2), in the predictors."""
-        values = self.values(outputs)
-        mu, phi = values["mu"], values["precision"]
-        a, b = torch.polygamma(1, mu * phi), torch.polygamma(1, (1 - mu) * phi)
-        slope = mu * (1 - mu)
-        first = (phi * slope).square() * (a + b)
-        both = phi.square() * slope * (mu * a - (1 - mu) * b)
-        second = phi.square() * (mu.square() * a + (1 - mu).square() * b - torch.polygamma(1, phi))
-        return torch.stack([torch.stack([first, both], -1), torch.stack([both, second], -1)], -2)
+        eta = outputs.double()
+        mu, rest, phi = eta[..., 0].sigmoid(), (-eta[..., 0]).sigmoid(), eta[..., 1].exp()
+        a, b = _scaled_trigamma(mu * phi), _scaled_trigamma(rest * phi)
+        first = rest.square() * a + mu.square() * b
+        both, second = rest * a - mu * b, a + b - _scaled_trigamma(phi)
+        rows = [torch.stack([first, both], -1), torch.stack([both, second], -1)]
+        return torch.stack(rows, -2).to(outputs)
 
     def variance(self, outputs: Outputs) -> Moments:
         """mu (1 - mu) / (1 + precision)."""
-        values = self.values(outputs)
-        return moment(values["mu"] * (1 - values["mu"]) / (1 + values["precision"]))
+        logit = outputs[..., 0]
+        return moment(logit.sigmoid() * (-logit).sigmoid() / (1 + outputs[..., 1].exp()))
+
+    def _distribution_at(self, outputs: Outputs) -> Any:
+        from scipy import stats
+
+        if type(self) is not BetaFamily:  # which may have another distribution
+            return super()._distribution_at(outputs)
+        shapes = (part.exp() for part in self._log_shapes(outputs.double().cpu().unbind(-1)))
+        return stats.beta(*(part.clamp_min(_SMALLEST_SHAPE).numpy() for part in shapes))
 
     def distribution(self, mu: np.ndarray, precision: np.ndarray) -> Any:  # type: ignore[override]
         """The beta distribution."""
         from scipy import stats
 
         return stats.beta(mu * precision, (1 - mu) * precision)
+
+
+def _scaled_trigamma(a: Tensor) -> Tensor:
+    r"""$a^2 \psi'(a)$, which is 1 for a shape of 0."""
+    return 1 + a.square() * torch.polygamma(1, 1 + a)

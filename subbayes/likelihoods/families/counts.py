@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -31,6 +32,9 @@ from subbayes.utils.types import Outputs
 
 __all__ = ["BinomialFamily", "CountFamily", "NegativeBinomialFamily", "PoissonFamily"]
 
+_SUMMED, _LEVELS = 64, 1025  # counts from 0, and levels of the others, in expectations
+_NO_REST = 1e-12  # probability of the others
+
 
 class CountFamily(ScipyFamily):
     """Base class of families of counts."""
@@ -45,6 +49,26 @@ class CountFamily(ScipyFamily):
     def allows(self, y: Tensor) -> Tensor:
         """Whole numbers of at least 0."""
         return torch.isfinite(y) & (y >= 0) & (y == y.floor())
+
+    def _rule(self, outputs: Outputs) -> tuple[Float[Tensor, "m *S N"], Float[Tensor, "m *S N"]]:
+        """Counts, and the weights of a sum over them that is an expectation.
+
+        The counts below 64 with their probabilities, which keep their digits where counts above 0
+        are rare; of the others the quantiles at the midpoints of 1025 levels.
+        """
+        at, shape = outputs.detach().double().cpu(), (-1, *[1] * (outputs.ndim - 1))
+        frozen = self._distribution_at(at)
+        few = torch.arange(_SUMMED, dtype=torch.float64).reshape(shape)
+        few = few.expand(_SUMMED, *at.shape[:-1])
+        below = np.asarray(frozen.cdf(few[-1].numpy()))
+        rest = np.where(1 - below > _NO_REST, 1 - below, 0.0)
+        levels = torch.linspace(0, 1, 2 * _LEVELS + 1, dtype=torch.float64)[1::2]
+        upper = frozen.ppf(below + rest * levels.reshape(shape).numpy())
+        many = torch.from_numpy(np.where(rest > 0, np.maximum(upper, _SUMMED), _SUMMED))
+        share = torch.from_numpy(rest / _LEVELS).expand(many.shape)
+        return torch.cat([few, many]), torch.cat(
+            [self.log_density(few, at.unbind(-1)).exp(), share]
+        )
 
 
 @dataclass(frozen=True, repr=False)
@@ -126,19 +150,12 @@ class NegativeBinomialFamily(CountFamily):
     def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
         r"""$\mu / (1 + \mu / r)$ for the mean; for the shape the mean squared score.
 
-        The latter over 1024 quantiles of the counts: it has no closed form.
+        The latter is a sum over counts: it has no closed form.
         """
         values = self.values(outputs)
-        u = torch.linspace(0, 1, 2049, dtype=torch.float64)[1::2].reshape(
-            -1, *[1] * (outputs.ndim - 1)
-        )
-        y = torch.from_numpy(self._distribution_at(outputs).ppf(u.numpy())).to(outputs)
-        r, mu = values["shape"], values["mu"]
-        score = r * (
-            torch.digamma(y + r) - torch.digamma(r) + torch.log(r / (r + mu)) + (mu - y) / (r + mu)
-        )
-        first = mu / (1 + mu / r)
-        return torch.diag_embed(torch.stack([first, score.square().mean(0)], -1))
+        first = values["mu"] / (1 + values["mu"] / values["shape"])
+        second = super().curvature(outputs.double())[..., 1, 1].to(first)
+        return torch.diag_embed(torch.stack([first, second], -1))
 
     def variance(self, outputs: Outputs) -> Moments:
         """mu + mu^2 / shape."""
@@ -157,7 +174,7 @@ class BinomialFamily(CountFamily):
     r"""Successes among n trials, $y \sim \mathrm{Bin}(n, \mu)$.
 
     The second predictor is the number of trials. It is given: of the rows of a data frame by a
-    column, of a network with one output by a number.
+    column, or by a number, which counts whatever the predictor is; networks then have one output.
 
     Args:
         trials: number of trials, or the column of the data frame that has it.
@@ -175,6 +192,17 @@ class BinomialFamily(CountFamily):
         super().__post_init__()
         if not isinstance(self.trials, str):
             check_count("trials", self.trials)
+
+    def allows(self, y: Tensor) -> Tensor:
+        """Whole numbers of at least 0, and of at most the trials where these are a number."""
+        most = math.inf if isinstance(self.trials, str) else self.trials
+        return super().allows(y) & (y <= most)
+
+    @property
+    def support(self) -> str:  # type: ignore[override]
+        """Description of the allowed responses."""
+        most = "the trials" if isinstance(self.trials, str) else str(self.trials)
+        return f"counts (whole numbers of at least 0) up to {most}"
 
     @property
     def known(self) -> dict[str, float | str]:
@@ -209,20 +237,29 @@ class BinomialFamily(CountFamily):
         """The shares of successes."""
         return y / known["trials"]
 
+    def _trials(self, predictor: Tensor) -> Tensor:
+        """The number of trials of each row."""
+        given = self.trials
+        return predictor if isinstance(given, str) else torch.full_like(predictor, given)
+
+    def values(self, outputs: Outputs) -> dict[str, Tensor]:
+        """Probabilities of success, and trials."""
+        return super().values(outputs) | {"trials": self._trials(outputs[..., 1])}
+
     def log_density(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
         """Log probability of successes."""
-        trials = eta[1]
+        trials = self._trials(eta[1])
         ways = torch.lgamma(trials + 1) - torch.lgamma(y + 1) - torch.lgamma(trials - y + 1)
         success, failure = log_probabilities(self.links[0], eta[0])
         return ways + _times(y, success) + _times(trials - y, failure)
 
     def log_tails(self, y: Tensor, eta: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         """Log P(Y <= y) and log P(Y > y)."""
-        return binomial_log_tails(y, log_odds(self.links[0], eta[0]), eta[1])
+        return binomial_log_tails(y, log_odds(self.links[0], eta[0]), self._trials(eta[1]))
 
     def largest(self, eta: tuple[Tensor, ...]) -> Tensor:
         """The number of trials."""
-        return eta[1]
+        return self._trials(eta[1])
 
     def mean(self, outputs: Outputs) -> Moments:
         """Trials times probability."""
@@ -231,8 +268,8 @@ class BinomialFamily(CountFamily):
 
     def variance(self, outputs: Outputs) -> Moments:
         """n p (1 - p)."""
-        values = self.values(outputs)
-        return moment(values["trials"] * values["mu"] * (1 - values["mu"]))
+        success, failure = log_probabilities(self.links[0], outputs[..., 0])
+        return moment(self._trials(outputs[..., 1]) * (success + failure).exp())
 
     def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
         """That of n trials for the probability, 0 for the trials, which are given."""

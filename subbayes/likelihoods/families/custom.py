@@ -9,11 +9,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from subbayes.data.arrays import check_dense
 from subbayes.likelihoods.base import Moments, UndefinedError
-from subbayes.likelihoods.families.base import LINKS, Family, moment
+from subbayes.likelihoods.families.base import LINKS, Family, moment, response_within
+from subbayes.likelihoods.families.information import information_from_draws
 from subbayes.utils.checks import (
     InputError,
     InputTypeError,
@@ -69,8 +71,9 @@ class Custom(Family):
         variance_of: the same, to the variance; needed for standard deviations of predictions, and
             beside `cdf_of` for quantiles.
         draw: a function of a generator and of the values to responses, (..., N); needed to draw
-            them, and for quantiles and intervals without `cdf_of`, as estimates from about 20,000
-            draws of each row.
+            them; for the curvature, as of Laplace approximations of networks, which is an average
+            over 1024 draws; and for quantiles and intervals without `cdf_of`, as estimates from
+            about 20,000 draws of each row.
         within: ends of the support, the lower first.
         cdf_of: a function of y and of the values to P(Y <= y), (..., N); makes quantiles exact.
 
@@ -266,14 +269,28 @@ class Custom(Family):
     def cdf(self, outputs: Outputs, y: Tensor) -> Moments:
         """P(Y <= y)."""
         value = y[..., 0] if y.ndim == outputs.ndim or y.ndim == 2 else y
-        found = self._called("cdf_of", outputs, value.to(outputs))
+        value, (low, high) = value.to(outputs), self.within
+        inside = torch.where((value < low) | (value > high), response_within(self), value)
+        found = self._called("cdf_of", outputs, inside)
         if not bool(((found >= 0) & (found <= 1)).all()):  # NaN too
             fail("cdf_of", "probabilities", f"{float(found.min()):.4g} to {float(found.max()):.4g}")
-        return moment(found)
+        return moment(found.masked_fill(value < low, 0.0).masked_fill(value > high, 1.0))
 
     def sample(self, outputs: Outputs, generator: torch.Generator) -> Tensor:
         """One response per row."""
         return moment(self._called("draw", outputs, generator))
+
+    def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
+        """The Fisher information, as the mean over 1024 draws of the outer product of scores.
+
+        Raises:
+            UndefinedError: no `draw`.
+        """
+        if self.draw is None:
+            expected = "a function that draws responses, for the Fisher information of the family"
+            remedy = "Pass Custom(draw=...), or an inference that samples, without a curvature"
+            raise UndefinedError("draw", expected, "none", remedy)
+        return information_from_draws(self, outputs)
 
     def to_config(self) -> dict[str, Any]:
         """Names of the parameters and links, with which a family passed to `load` is compared."""

@@ -20,7 +20,7 @@ from subbayes.likelihoods.base import Kind, Moments
 from subbayes.likelihoods.families.base import Family
 from subbayes.likelihoods.families.tails import log_between
 from subbayes.utils.checks import fail, fail_type
-from subbayes.utils.types import Outputs, PerPoint, Targets
+from subbayes.utils.types import Outputs, Targets
 
 __all__ = ["AroundFamily", "CensoredFamily"]
 
@@ -203,6 +203,25 @@ class CensoredFamily(AroundFamily):
             fail("upper", "upper ends above the lower ones", "others")
         if value.shape[1] == 3 and bool((value[inside, 2] > (end := self.bounds[1])).any()):
             fail("upper", f"upper ends of at most {end:g}", f"{value[inside, 2].max():g}")
+        self._check_possible(value)
+
+    def _check_possible(self, y: Tensor) -> None:
+        """Raise `InputError` for what no response can be, such as more than the upper bound."""
+        is_count, trials = self.kind == "count", self.known.get("trials")
+        low, high = self.bounds
+        most = high if trials is None or isinstance(trials, str) else min(high, float(trials))
+        status = y[:, 1]
+        upper = torch.where(status == 2, y[:, -1], most)
+        last = upper.clamp_max(most).floor() if is_count else upper
+        empty = (status > 0) & (last <= y[:, 0])
+        if not is_count:
+            empty = empty | ((status == -1) & (y[:, 0] <= low))
+        if bool(empty.any()):
+            row = int(empty.nonzero()[0])
+            end = f"at most {low:g}" if status[row] == -1 else f"more than {y[row, 0]:g}"
+            end = f"{end} and at most {upper[row]:g}" if status[row] > 0 else end
+            what = "an interval that holds a whole number" if is_count else "possible responses"
+            fail("y", f"{what} in each row", f"{end} at row {row}", "Leave the row out")
 
     def target_warnings(self, y: Targets) -> list[str]:
         """As the family, and a line where all responses are censored on the same side."""
@@ -217,18 +236,10 @@ class CensoredFamily(AroundFamily):
                 )
         return found
 
-    def log_prob(self, outputs: Outputs, y: Targets) -> PerPoint:
-        """Log density or probability of each observation, times its weight, shape (..., N)."""
-        value, weight = (y, None) if isinstance(y, Tensor) else (y[0], y[1])
-        value = value.to(outputs.dtype)
-        eta = outputs.unbind(-1)
-        if value.ndim == 1:
-            terms = self.family.log_density(value, eta)
-        else:
-            terms = self._terms(value, eta)
-        return terms if weight is None else terms * weight.to(outputs.dtype)
-
     def _terms(self, value: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
+        """Log density or probability of each observation."""
+        if value.ndim == 1:
+            return self.family.log_density(value, eta)
         y, status = value[:, 0], value[:, 1]
         below, above = self._tails(y, eta)
         terms = torch.where(status == 0, self.family.log_density(y, eta), below)

@@ -2,6 +2,7 @@ r"""Mixtures of two families: $p(y) = \theta\, p_1(y) + (1 - \theta)\, p_2(y)$."
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +13,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from subbayes.likelihoods.base import Kind, Moments
-from subbayes.likelihoods.families.base import Family, log_sum
+from subbayes.likelihoods.families.base import Family, log_sum, response_within
+from subbayes.likelihoods.families.information import information_from_draws
 from subbayes.utils.checks import fail, fail_type
 from subbayes.utils.types import Outputs
 
@@ -140,11 +142,11 @@ class MixtureFamily(Family):
         return values[..., :n], values[..., n:-1]
 
     def log_density(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
-        """Log density of responses."""
+        """Log density of responses, of which a component may not have given all."""
         n = len(self.first.parameters)
         return log_sum(
-            F.logsigmoid(eta[-1]) + self.first.log_density(y, eta[:n]),
-            F.logsigmoid(-eta[-1]) + self.second.log_density(y, eta[n:-1]),
+            F.logsigmoid(eta[-1]) + _log_density_of(self.first, y, eta[:n]),
+            F.logsigmoid(-eta[-1]) + _log_density_of(self.second, y, eta[n:-1]),
         )
 
     def mean(self, outputs: Outputs) -> Moments:
@@ -185,8 +187,8 @@ class MixtureFamily(Family):
     def cdf(self, outputs: Outputs, y: Tensor) -> Moments:
         """P(Y <= y)."""
         a, b = self._split(outputs)
-        share = outputs[..., -1:].sigmoid()
-        return share * self.first.cdf(a, y) + (1 - share) * self.second.cdf(b, y)
+        first, second = outputs[..., -1:].sigmoid(), (-outputs[..., -1:]).sigmoid()
+        return first * self.first.cdf(a, y) + second * self.second.cdf(b, y)
 
     def quantiles(self, outputs: Outputs, q: float) -> Moments | None:
         """By bisection between those of both; None if one of them is not known."""
@@ -211,10 +213,7 @@ class MixtureFamily(Family):
 
     def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
         """The Fisher information, as the mean over 1024 draws of the outer product of scores."""
-        wide = outputs.expand(1024, *outputs.shape)
-        y = self.sample(wide, torch.Generator().manual_seed(0))[..., 0].to(outputs)
-        score = torch.func.grad(lambda f: self.log_density(y, f.unbind(-1)).sum())(wide)
-        return torch.einsum("m...a,m...b->...ab", score, score) / 1024
+        return information_from_draws(self, outputs)
 
     def to_config(self) -> dict[str, Any]:
         """The two families, for JSON."""
@@ -223,6 +222,13 @@ class MixtureFamily(Family):
 
     def __repr__(self) -> str:
         return f"mixture({self.first!r}, {self.second!r})"
+
+
+def _log_density_of(family: Family, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
+    """Log density of responses, -inf outside the support; gradients are finite there too."""
+    allowed = family.allows(y)
+    inside = family.log_density(torch.where(allowed, y, response_within(family)), eta)
+    return torch.where(allowed, inside, -math.inf)
 
 
 def _quantiles_of(family: Family, outputs: Outputs, q: float) -> Moments | None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from subbayes.likelihoods.base import Moments
 from subbayes.likelihoods.families.base import Family, moment
+from subbayes.likelihoods.families.information import information_from_rule
 from subbayes.utils.types import Outputs
 
 __all__ = ["ScipyFamily"]
@@ -46,25 +47,20 @@ class ScipyFamily(Family):
         quantiles = self._distribution_at(outputs).ppf(u.clamp(1e-12, 1 - 1e-12).numpy())
         return moment(torch.from_numpy(quantiles))
 
-    def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
-        r"""The Fisher information $E_y[s s^\top]$ of the scores s, by a sum over quantiles of y.
+    def _rule(self, outputs: Outputs) -> tuple[Float[Tensor, "m *S N"], Float[Tensor, "m *S N"]]:
+        r"""Responses, and the weights of a sum over them that is an expectation.
 
         With $y = F^{-1}(\Phi(x))$ it is an integral over $x \sim N(0, 1)$, of which the
-        trapezoidal rule has a small error for continuous responses; counts take the midpoint rule
-        over 1025 levels.
+        trapezoidal rule has a small error for continuous responses.
         """
-        shape = (-1, *[1] * (outputs.ndim - 1))
-        frozen = self._distribution_at(outputs)
-        if self.kind == "regression":
-            x = torch.linspace(-_END, _END, _NODES, dtype=torch.float64)
-            weight = torch.exp(-0.5 * x.square())
-            lower = torch.special.ndtr(-x.abs()).reshape(shape).numpy()
-            y = np.where(x.reshape(shape).numpy() < 0, frozen.ppf(lower), frozen.isf(lower))
-        else:
-            u = torch.linspace(0, 1, 2051, dtype=torch.float64)[1::2]
-            weight, y = torch.ones_like(u), frozen.ppf(u.reshape(shape).numpy())
-        value = torch.from_numpy(y).to(outputs)
-        wide = outputs.expand(len(value), *outputs.shape)
-        score = torch.func.grad(lambda f: self.log_density(value, f.unbind(-1)).sum())(wide)
-        weight = (weight / weight.sum()).to(outputs)
-        return torch.einsum("m,m...a,m...b->...ab", weight, score, score)
+        frozen, shape = self._distribution_at(outputs), (-1, *[1] * (outputs.ndim - 1))
+        x = torch.linspace(-_END, _END, _NODES, dtype=torch.float64).reshape(shape)
+        lower = torch.special.ndtr(-x.abs()).numpy()
+        y = np.where(x.numpy() < 0, frozen.ppf(lower), frozen.isf(lower))
+        weight = (-0.5 * x.square()).softmax(0)
+        return torch.from_numpy(y), weight.expand(y.shape)
+
+    def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
+        r"""The Fisher information $E_y[s s^\top]$ of the scores s, by a sum over responses."""
+        y, weight = (part.to(outputs) for part in self._rule(outputs))
+        return information_from_rule(self, outputs, y, weight)

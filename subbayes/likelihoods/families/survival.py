@@ -81,9 +81,45 @@ class WeibullFamily(PositiveFamily):
 
     def distribution(self, mu: np.ndarray, shape: np.ndarray) -> Any:  # type: ignore[override]
         """The Weibull distribution."""
-        from scipy import special, stats
+        from scipy import special
 
-        return stats.weibull_min(shape, scale=mu / special.gamma(1 + 1 / shape))
+        # Gamma(1 + 1/k) overflows for small shapes, and the scale underflows.
+        with np.errstate(divide="ignore"):
+            return _Weibull(np.log(mu) - special.gammaln(1 + 1 / shape), shape)
+
+
+@dataclass(frozen=True)
+class _Weibull:
+    """A Weibull distribution, by the logarithm of its scale."""
+
+    log_scale: np.ndarray
+    shape: np.ndarray
+
+    def _hazard_sum(self, y: np.ndarray) -> np.ndarray:
+        """(y / s)^k, 0 for y up to 0."""
+        with np.errstate(divide="ignore", over="ignore"):
+            log_y = np.log(np.maximum(y, 0.0))
+            return np.exp(self.shape * (log_y - self.log_scale))
+
+    def sf(self, y: np.ndarray) -> np.ndarray:
+        """P(Y > y)."""
+        return np.exp(-self._hazard_sum(y))
+
+    def cdf(self, y: np.ndarray) -> np.ndarray:
+        """P(Y <= y)."""
+        return -np.expm1(-self._hazard_sum(y))
+
+    def _time(self, hazard_sum: np.ndarray | float) -> np.ndarray:
+        with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+            return np.exp(self.log_scale + np.log(hazard_sum) / self.shape)
+
+    def isf(self, p: np.ndarray | float) -> np.ndarray:
+        """The time that a share survives."""
+        return self._time(-np.log(p))
+
+    def ppf(self, q: np.ndarray | float) -> np.ndarray:
+        """The quantile."""
+        return self._time(-np.log1p(-q))
 
 
 @dataclass(frozen=True, repr=False)

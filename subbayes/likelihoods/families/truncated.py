@@ -124,7 +124,7 @@ class TruncatedFamily(BoundedFamily):
 
     def log_density(self, y: Tensor, eta: Predictors) -> Tensor:
         """Log density of responses within the bounds."""
-        found = self._log_terms(y, eta) - self._log_mass(eta, self._relative)
+        found = _per_mass(self._log_terms(y, eta), self._log_mass(eta, self._relative), -math.inf)
         _, lower, upper = self._split(eta)
         if isinstance(lower, Tensor):
             found = found.masked_fill(y < lower, -math.inf)
@@ -136,7 +136,10 @@ class TruncatedFamily(BoundedFamily):
         at, log_mass = self._tails(y, eta), self._log_mass(eta, self._relative)
         below = at[0] if low is None else log_between(low, at)
         above = at[1] if high is None else log_between(at, high)
-        return below - log_mass, above - log_mass
+        # where the logarithm of the probability of the bounds overflows, it is all at the lower one
+        after = y > self._split(eta)[1]
+        passed, left = (torch.where(after, *ends) for ends in ((0.0, -math.inf), (-math.inf, 0.0)))
+        return _per_mass(below, log_mass, passed), _per_mass(above, log_mass, left)
 
     # --- predictions, which have no gradients ----------------------------------------------------
 
@@ -373,6 +376,12 @@ class TruncatedFamily(BoundedFamily):
             score[..., [name in self.known for name in self.parameters]] = 0.0
             found.append(torch.einsum("mn,mna,mnb->nab", weight, score, score))
         return torch.cat(found).reshape(*outputs.shape, outputs.shape[-1]).to(outputs)
+
+
+def _per_mass(log_part: Tensor, log_mass: Tensor, otherwise: Tensor | float) -> Tensor:
+    """The log of a share of the probability of the bounds; another one where that is 0."""
+    none = log_mass == -math.inf
+    return torch.where(none, otherwise, log_part - torch.where(none, 0.0, log_mass))
 
 
 def _in_blocks(

@@ -498,7 +498,7 @@ def test_error_messages_of_incompatible_arguments():
     with pytest.raises(InputError, match="covariance: expected a prediction with joint=True"):
         predictive.covariance
     with pytest.raises(
-        InputError, match="method: expected 'auto' or 'monte-carlo' for likelihoods without"
+        InputError, match="method: expected 'auto' or 'monte-carlo' for Gaussian.*not logits"
     ):
         linearised_laplace(net, likelihood, data).predict(new, method="probit")
     with pytest.raises(InputError, match="likelihood: expected all parameters learned or given"):

@@ -170,7 +170,7 @@ def test_density_of_minus_infinity_everywhere_is_rejected():
     with pytest.raises(
         InputError,
         match="initial: expected start points where the log density "
-        "is finite, got minus infinity at 2 of 2",
+        "is finite, got an infinite one or NaN at 2 of 2",
     ):
         EllipticalSlice().sample(density, draws=1, chains=2)
 

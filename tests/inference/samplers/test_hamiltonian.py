@@ -13,6 +13,7 @@ from scipy import stats
 from subbayes.draws import Draws
 from subbayes.inference.samplers.adaptation import Schedule, cholesky
 from subbayes.inference.samplers.hmc import HMC
+from subbayes.inference.samplers.mams import MAMS
 from subbayes.inference.samplers.nuts import NUTS, _tables
 from subbayes.priors import Normal
 from subbayes.utils.checks import InputError
@@ -310,3 +311,20 @@ def test_a_cliff_is_a_divergence():
 
 def test_kernel_settings_are_shown():
     assert "target_acceptance=0.8" in repr(NUTS())
+
+
+@pytest.mark.parametrize("engine", [HMC, NUTS, MAMS])
+def test_runs_with_a_step_size_in_single_precision_resume(engine, tmp_path):
+    settings = {"chains": 2, "warmup": 20, "progress": False}
+    sampler = engine(step_size=np.float32(0.3))
+    sampler.sample(Banana(2), draws=10, checkpoint=tmp_path / "run", **settings)
+    longer = sampler.sample(Banana(2), draws=20, checkpoint=tmp_path / "run", **settings)
+    whole = engine(step_size=float(np.float32(0.3))).sample(Banana(2), draws=20, **settings)
+    np.testing.assert_array_equal(longer.z, whole.z)
+
+
+@pytest.mark.parametrize("engine", [NUTS(step_size=0.01), HMC(length=5.0, step_size=0.01)])
+def test_long_trajectories_are_no_failure(engine, monkeypatch):
+    monkeypatch.setattr("subbayes.inference.samplers.chains._MOST_STEPS", 10)
+    draws = engine.sample(Toy(2), draws=3, chains=1, warmup=0, progress=False)
+    assert draws.stats["evaluations"].min() > 10

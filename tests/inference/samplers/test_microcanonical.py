@@ -169,3 +169,16 @@ def test_directions_are_forgotten_over_the_length():
             partial_refreshment(u, rng.standard_normal(u.shape), np.full(4000, share))
         assert (u * first).sum(1).mean() == pytest.approx(np.exp(-1), abs=0.01)
         np.testing.assert_allclose(np.linalg.norm(u, axis=1), 1.0, rtol=1e-12)
+
+
+def test_a_turn_changes_volume_by_the_kinetic_energy():
+    """On a circle, from differences of the angle: the factor of MAMS's acceptance."""
+    angle, step, g = 0.7, 1e-6, np.array([[1.3, 0.4]])
+
+    def turned(start):
+        u = np.array([[np.cos(start), np.sin(start)]])
+        kinetic = turn(u, g, np.array([0.8]))
+        return np.arctan2(u[0, 1], u[0, 0]), kinetic[0]
+
+    change = (turned(angle + step)[0] - turned(angle - step)[0]) / (2 * step)
+    np.testing.assert_allclose(change, np.exp(-turned(angle)[1]), rtol=1e-8)

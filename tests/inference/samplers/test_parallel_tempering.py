@@ -234,7 +234,7 @@ def test_bad_input():
     with pytest.raises(
         InputError,
         match="initial: expected start points where the log density "
-        "is finite, got minus infinity at 2 of 2",
+        "is finite, got an infinite one or NaN at 2 of 2",
     ):
         ParallelTempering().sample(Impossible(2), draws=5, chains=2, progress=False)
     with pytest.raises(InputError, match="rungs: expected a whole number of at least 2, got 1"):

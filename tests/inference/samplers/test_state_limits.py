@@ -172,7 +172,7 @@ def test_changed_fields_are_refused(engine, warmup, tmp_path, monkeypatch):
                 continue
             found = artifact.Artifact(forged, copy.deepcopy(facts), kind)
             monkeypatch.setattr(chain_storage, "read_checkpoint", lambda *_, found=found: found)
-            monkeypatch.setattr("subbayes.inference.samplers.chains._MOST_STEPS", 0)
+            monkeypatch.setattr("subbayes.inference.samplers.chains._most_steps", lambda *_: 0)
             with pytest.raises(InputError) as caught:  # a state that is accepted fails to sample
                 sampler.sample(posterior, checkpoint=tmp_path / "run", **options)
             assert "\n" not in str(caught.value)

@@ -1,0 +1,64 @@
+"""Ordered classes of any thresholds, draws of rare labels, and given trials."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from subbayes import InputError, Predictive
+from subbayes.likelihoods import Bernoulli
+from subbayes.likelihoods.families import BernoulliFamily, BinomialFamily, OrdinalFamily
+
+LAWS = {"logit": stats.logistic, "probit": stats.norm, "cauchit": stats.cauchy}
+
+
+@pytest.mark.parametrize("link", LAWS)
+@pytest.mark.parametrize("thresholds", [(1.0, -1.0), (0.2, 1.5, -0.7), (-1.0, 0.0, 2.0)])
+def test_ordered_classes_have_probabilities_for_any_thresholds(link, thresholds):
+    k = len(thresholds) + 1
+    family = OrdinalFamily(n_classes=k, cumulative=link)
+    outputs = torch.tensor([[0.3, *thresholds]], dtype=torch.float64)
+    cumulative = LAWS[link].cdf(np.sort(thresholds) - 0.3)
+    expected = np.diff([0.0, *cumulative, 1.0])
+    np.testing.assert_allclose(family.mean(outputs)[0], expected, rtol=1e-10)
+    labels = torch.arange(k, dtype=torch.float64)
+    found = family.log_prob(outputs.expand(k, -1), labels).exp()
+    np.testing.assert_allclose(found, expected, rtol=1e-10)
+    entropy = Predictive(outputs[None], family).entropy
+    assert entropy[0] == pytest.approx(-(expected * np.log(expected)).sum(), rel=1e-8)
+    drawn = family.sample(outputs.expand(4000, -1), torch.Generator().manual_seed(0))
+    shares = np.bincount(drawn.numpy(), minlength=k) / 4000
+    assert (abs(shares - expected) <= 4.5 * np.sqrt(expected * (1 - expected) / 4000)).all()
+    score = family.score(outputs.expand(k, -1), labels)
+    assert (torch.from_numpy(expected) @ score).abs().max() < 1e-10  # scores have mean 0
+    assert torch.linalg.eigvalsh(family.curvature(outputs)).min() > -1e-10
+
+
+@pytest.mark.parametrize("likelihood", [Bernoulli(), BernoulliFamily()])
+def test_rare_labels_are_drawn_with_their_probability(likelihood):
+    """Single uniform numbers have 24 bits: one in 17 million of them is 0."""
+    n, p = 20_000_000, 1e-9
+    outputs = torch.tensor([[math.log(p)]]).expand(n, 1)
+    generator = torch.Generator().manual_seed(0)
+    drawn = sum(int(likelihood.sample(outputs, generator).sum()) for _ in range(6))
+    assert stats.poisson.sf(drawn - 1, 6 * n * p) > 1e-3
+
+
+def test_a_number_of_trials_counts():
+    family = BinomialFamily(trials=10)
+    family.check_targets(torch.tensor([10.0, 0.0]))
+    with pytest.raises(InputError, match="^y: expected counts .* up to 10 .*got 12 at row 1"):
+        family.check_targets(torch.tensor([3.0, 12.0]))
+    outputs = torch.tensor([[0.4, 3.0]], dtype=torch.float64)  # the second of a network with two
+    law, y = stats.binom(10, 1 / (1 + np.exp(-0.4))), torch.tensor([7.0], dtype=torch.float64)
+    assert family.log_prob(outputs, y).item() == pytest.approx(law.logpmf(7), rel=1e-12)
+    assert family.cdf(outputs, y).item() == pytest.approx(law.cdf(7), rel=1e-12)
+    assert family.mean(outputs).item() == pytest.approx(law.mean(), rel=1e-12)
+    assert family.variance(outputs).item() == pytest.approx(law.var(), rel=1e-12)
+    assert family.curvature(outputs)[0, 0, 0].item() == pytest.approx(law.var(), rel=1e-12)
+    tails = family.log_tails(y, outputs.unbind(-1))
+    np.testing.assert_allclose([t.exp().item() for t in tails], [law.cdf(7), law.sf(7)], rtol=1e-9)

@@ -1,0 +1,168 @@
+"""Closed forms of class probabilities, and the likelihoods that have them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+import subbayes
+from subbayes import InputError, Predictive
+from subbayes.inference import linearised_laplace
+from subbayes.inference.laplace.evidence import _warn_if_underconfident
+from subbayes.inference.laplace.subspace_error import compare_subspaces
+from subbayes.likelihoods import Bernoulli, Categorical, CategoricalTokens, Poisson
+from subbayes.likelihoods.families import BernoulliFamily, CategoricalFamily, OrdinalFamily
+from subbayes.likelihoods.weighted import Weighted
+from subbayes.predictions.gaussian import (
+    METHODS,
+    ClassPredictive,
+    default_method,
+    has_logits,
+    predictive_of,
+)
+
+ROW = torch.tensor([[0.5, -1.0, 1.0]], dtype=torch.float64)
+OTHERS = {
+    "probit": (BernoulliFamily(links=("probit",)), ROW[:, 1:2]),
+    "cloglog": (BernoulliFamily(links=("cloglog",)), ROW[:, 1:2]),
+    "cauchit": (BernoulliFamily(links=("cauchit",)), ROW[:, 1:2]),
+    "ordinal": (OrdinalFamily(n_classes=3), ROW),
+    "weighted": (Weighted(OrdinalFamily(n_classes=3)), ROW),
+}
+
+
+@dataclass(frozen=True)
+class SoftmaxOfHalf(Categorical):
+    """Its outputs are twice the logits."""
+
+    def mean(self, outputs):
+        return super().mean(outputs / 2)
+
+
+def linear_ordinal(n: int = 400) -> tuple[torch.nn.Module, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(n, 2, generator=generator).double()
+    latent = x[:, 0] + 0.5 * torch.randn(n, generator=generator)
+    torch.manual_seed(0)
+    module = torch.nn.Linear(2, 3).double()
+    with torch.no_grad():
+        module.bias.copy_(torch.tensor([0.0, 0.5, 2.5]))
+    return module, x, (latent > 0).long() + (latent > 1).long()
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "outputs", "expected"),
+    [
+        (Categorical(3), 3, True),
+        (CategoricalFamily(labels=("a", "b", "c")), 3, True),
+        (Bernoulli(), 1, True),
+        (BernoulliFamily(), 1, True),
+        (Weighted(Categorical(3)), 3, True),
+        (Weighted(BernoulliFamily()), 1, True),
+        (SoftmaxOfHalf(3), 3, False),
+        (OrdinalFamily(n_classes=2), 2, False),
+        (CategoricalTokens(3), 6, False),
+        (Poisson(), 1, False),
+        *((likelihood, rows.shape[1], False) for likelihood, rows in OTHERS.values()),
+    ],
+)
+def test_closed_forms_are_of_softmax_and_sigmoid(likelihood, outputs, expected):
+    assert has_logits(likelihood, outputs) is expected
+    method = default_method(likelihood, torch.zeros(1, outputs).double())
+    assert method == ("extended-probit" if expected else "monte-carlo")
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_without_variance_probabilities_are_those_of_the_likelihood(name):
+    likelihood, mean = OTHERS[name]
+    covariance = 1e-12 * torch.eye(mean.shape[1], dtype=torch.float64)[None]
+    method = default_method(likelihood, mean)
+    found = predictive_of(mean, covariance, likelihood, method, 50, 0)
+    np.testing.assert_allclose(found.probabilities, likelihood.classes(mean), atol=1e-5)
+
+
+def test_a_probit_link_is_averaged_as_the_integral():
+    """The mean of Phi(f) is Phi(m / sqrt(1 + v))."""
+    mean = torch.tensor([[-1.0], [0.3], [2.0]], dtype=torch.float64)
+    variance, draws = torch.tensor([0.5, 2.0, 1.0]).double()[:, None, None], 20_000
+    likelihood = BernoulliFamily(links=("probit",))
+    method = default_method(likelihood, mean)
+    found = predictive_of(mean, variance, likelihood, method, draws, 0).probabilities[:, 1]
+    exact = torch.special.ndtr(mean[:, 0] / (1 + variance[:, 0, 0]).sqrt()).numpy()
+    assert np.abs(found - exact).max() < 4 * 0.5 / draws**0.5
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("name", OTHERS)
+def test_closed_forms_of_other_likelihoods_are_refused(name, method):
+    likelihood, mean = OTHERS[name]
+    covariance = torch.eye(mean.shape[1], dtype=torch.float64)[None]
+    with pytest.raises(InputError, match=f"method: expected .*'monte-carlo' for .*{method}"):
+        predictive_of(mean, covariance, likelihood, method, 10, 0)
+
+
+@pytest.mark.parametrize("likelihood", [Bernoulli(), BernoulliFamily()])
+def test_moments_of_two_classes_are_those_of_class_one(likelihood):
+    mean = torch.tensor([[-1.0], [0.3], [2.0]], dtype=torch.float64)
+    variance = torch.tensor([0.5, 2.0, 1.0]).double()[:, None, None]
+    found = ClassPredictive(mean, variance, likelihood)
+    p = found.probabilities[:, 1]
+    np.testing.assert_allclose(found.mean, p)
+    epistemic = Predictive(found.outputs, Bernoulli()).epistemic
+    np.testing.assert_allclose(found.epistemic, epistemic)
+    np.testing.assert_allclose(found.aleatoric, p * (1 - p) - epistemic)
+    np.testing.assert_allclose(found.variance, p * (1 - p))
+
+
+def test_ordered_classes_of_a_linear_network_are_those_of_its_weights():
+    """Draws of the weights pass through the network, whose linearisation is exact."""
+    module, x, y = linear_ordinal()
+    family, draws = OrdinalFamily(n_classes=3), 4000
+    posterior = linearised_laplace(subbayes.Network(module), family, (x, y))
+    found, expected = (
+        posterior.predict(x[:20], method=method, n_draws=draws, seed=seed).probabilities
+        for seed, method in enumerate(("auto", "network"))
+    )
+    assert np.abs(found - expected).max() < 4 * 0.5 * (2 / draws) ** 0.5
+
+
+def test_subspaces_for_ordered_classes_are_scored_by_draws():
+    module, x, y = linear_ordinal(40)
+    family = OrdinalFamily(n_classes=3)
+    posterior = linearised_laplace(subbayes.Network(module), family, (x, y))
+    space = subbayes.subspace.RandomSubspace(posterior.network.weights, 2)
+    (found,) = compare_subspaces(posterior, {"random": space}, x[:9], targets=y[:9])
+    draws = posterior.predict(x[:9], method="monte-carlo", n_draws=200)
+    assert found.full_nll == pytest.approx(-draws.log_prob(y[:9]).mean(), rel=0.02)
+
+
+def test_underconfident_probabilities_of_another_link_are_those_of_the_link():
+    x = torch.randn(30, 20, generator=torch.Generator().manual_seed(0)).double()
+    module, family = torch.nn.Linear(20, 1).double(), BernoulliFamily(links=("probit",))
+    with torch.no_grad():
+        module.weight.fill_(3.0)
+        module.bias.zero_()
+    y = (x.sum(1) > 0).long()
+    network = subbayes.Network(module)
+    posterior = linearised_laplace(network, family, (x, y), prior_precision=1e-3)
+    with pytest.warns(UserWarning, match="underconfident") as caught:
+        _warn_if_underconfident(posterior)
+    (text,) = (str(w.message) for w in caught)
+    assert "laplace-bridge" not in text
+    X = posterior.precision.jacobian(x)
+    mean, variance = X.outputs()[:, 0], posterior.precision.blocks(X)[:, 0, 0]
+    sign = 2 * y - 1
+    for part in (variance, torch.zeros_like(variance)):
+        exact = float(torch.special.ndtr(sign * mean / (1 + part).sqrt()).mean())
+        number = float(text.split("mean probability of " if part is variance else ", and ")[1][:4])
+        assert number == pytest.approx(exact, abs=0.005 + 4 * 0.5 / (30 * 200) ** 0.5)
+
+
+def test_quantiles_of_a_weighted_likelihood_are_those_without_weights():
+    outputs = torch.randn(5, 4, 2, generator=torch.Generator().manual_seed(0)).double()
+    family = subbayes.likelihoods.families.GammaFamily()
+    found = Predictive(outputs, Weighted(family)).quantile(0.2)
+    np.testing.assert_allclose(found, Predictive(outputs, family).quantile(0.2), rtol=1e-12)
