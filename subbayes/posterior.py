@@ -29,6 +29,7 @@ from subbayes.distributed.divided_rows import every_row, exchanged, gathered
 from subbayes.distributed.processes import current
 from subbayes.distributed.sharded_weights import joined_processes
 from subbayes.likelihoods import Likelihood, as_likelihood
+from subbayes.likelihoods.target_parts import has_weights, one_copy_log_prob, split_targets
 from subbayes.networks.network import Network, check_network
 from subbayes.networks.sharded_network import ShardedNetwork
 from subbayes.networks.tracing import memory
@@ -40,7 +41,6 @@ from subbayes.predictions.averaging import average, evenly, evenly_spaced
 from subbayes.predictions.predictive import Predictive
 from subbayes.priors import Normal, normal_prior
 from subbayes.subspace import Subspace, check_subspace
-from subbayes.target_parts import one_copy_log_prob, row_weights
 from subbayes.utils.checks import check_choice, check_count, check_positive, fail
 from subbayes.utils.log_densities import reject_undefined
 from subbayes.utils.trees import to_device, tree_map
@@ -409,7 +409,9 @@ class Posterior:
     @functools.cached_property
     def row_weights(self) -> Float[np.ndarray, "n"] | None:
         """How many times each observation counts, shape (N,); None if each counts once."""
-        return row_weights(self.likelihood, self.data)
+        known = has_weights(self.likelihood, self.data.first()[1])
+        own = split_targets(self.data.targets(), True).counts[: self.data.n] if known else None
+        return None if own is None else np.concatenate(gathered(self.data, own))
 
     def pointwise(self, z: Coordinates) -> Float[np.ndarray, "S n"]:
         """Log density of one copy of each observation, whatever its weight, shape (S, N)."""

@@ -20,8 +20,8 @@ from subbayes.diagnostics.predictor import Predictor
 from subbayes.likelihoods import Likelihood
 from subbayes.likelihoods.base import Moments, WrappedLikelihood
 from subbayes.likelihoods.gaussian import GaussianLike
+from subbayes.likelihoods.target_parts import TargetParts, split_targets
 from subbayes.predictions.predictive import Predictive
-from subbayes.target_parts import TargetParts, split_targets
 from subbayes.utils.checks import check_positive, fail
 from subbayes.utils.saving import nested_facts, rebuild
 from subbayes.utils.types import Outputs, Targets

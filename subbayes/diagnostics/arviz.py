@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from subbayes.target_parts import has_weights, split_targets
+from subbayes.likelihoods.target_parts import has_weights, split_targets
 from subbayes.utils.checks import check_seed, fail
 from subbayes.utils.trees import leaves
 

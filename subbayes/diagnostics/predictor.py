@@ -21,11 +21,11 @@ from subbayes.diagnostics.detection import out_of_distribution
 from subbayes.diagnostics.model_card import model_card
 from subbayes.distributed.divided_rows import exchanged, gathered
 from subbayes.likelihoods import Likelihood
+from subbayes.likelihoods.target_parts import split_targets
 from subbayes.networks.description import describe_likelihood, describe_network
 from subbayes.networks.network import Network
 from subbayes.predictions.averaging import count_known_rows, input_batches, with_noise
 from subbayes.predictions.predictive import Predictive
-from subbayes.target_parts import split_targets
 from subbayes.utils.checks import check_count, fail
 from subbayes.utils.progress import progress_bar
 from subbayes.utils.saving import save

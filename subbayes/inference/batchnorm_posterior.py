@@ -22,10 +22,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from subbayes.draws import Draws
+from subbayes.likelihoods.target_parts import one_copy_log_prob
 from subbayes.networks.network import Network
 from subbayes.posterior import Posterior
 from subbayes.predictions.predictive import Predictive
-from subbayes.target_parts import one_copy_log_prob
 from subbayes.utils.checks import fail
 from subbayes.utils.log_densities import reject_undefined
 from subbayes.utils.trees import to_device

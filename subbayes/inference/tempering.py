@@ -20,9 +20,9 @@ from subbayes.draws import Draws
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.engine import Engine, engine_of
 from subbayes.likelihoods import Weighted
+from subbayes.likelihoods.target_parts import held_out_has_weights, split_targets
 from subbayes.networks.validation import check_fit
 from subbayes.posterior import Posterior
-from subbayes.target_parts import held_out_has_weights, split_targets
 from subbayes.utils.checks import check_choice, check_positive, fail
 from subbayes.utils.progress import progress_bar
 

@@ -97,12 +97,8 @@ class Estimator(BaseEstimator):
                 scale = np.sqrt(share @ (X - mean) ** 2)
         held = (scale == 0) | ((scale > LEAST_SCALE) & (scale < 1 / LEAST_SCALE))
         if not held.all():
-            fail(
-                "X",
-                "columns whose variance float64 can hold",
-                f"another in column {int((~held).argmax())}",
-                "Divide it by a constant first",
-            )
+            expected, remedy = "columns whose variance float64 can hold", "Divide it by a constant"
+            fail("X", expected, f"another in column {int((~held).argmax())}", f"{remedy} first")
         # a column that is constant up to rounding must not be scaled up to noise
         constant = scale <= 10 * np.finfo(np.float64).eps * np.abs(mean)
         return mean, np.where(constant, 1.0, scale)

@@ -19,6 +19,7 @@ from subbayes.distributed.sharded_weights import is_sharded
 from subbayes.draws import Draws
 from subbayes.inference.engine import ENGINES, check_saved_draws, engine_class
 from subbayes.likelihoods import Likelihood, Weighted, saved_likelihood
+from subbayes.likelihoods.target_parts import split_targets
 from subbayes.models.presets import check_preset_record, preset_warnings, with_preset_remedies
 from subbayes.networks.network import Network
 from subbayes.networks.saving import known_outputs, network_facts, network_from, network_tensors
@@ -34,7 +35,6 @@ from subbayes.subspace import FullSubspace, Subspace
 from subbayes.subspace import from_config as subspace_from_config
 from subbayes.subspaces.sharded import ShardedSubspace
 from subbayes.subspaces.sharded_random import sharded_from_config
-from subbayes.target_parts import split_targets
 from subbayes.utils.checks import check_device, fail
 from subbayes.utils.chi_square import LEAST_LOG_PROBABILITY, log_tail
 from subbayes.utils.files import fail_damaged

@@ -29,12 +29,12 @@ from subbayes.distributed.sharded_weights import (
     without_shards,
 )
 from subbayes.likelihoods import Likelihood
+from subbayes.likelihoods.target_parts import one_copy_log_prob
 from subbayes.networks.global_state import outside_inference_mode
 from subbayes.networks.layer_kinds import layers_in_training
 from subbayes.networks.network import Network, architecture_of, arguments, base_names_of
 from subbayes.networks.selection import Selection, select, selects_adapters
 from subbayes.networks.tracing.memory import return_memory
-from subbayes.target_parts import one_copy_log_prob
 from subbayes.utils.checks import fail
 from subbayes.utils.memory import BoundedCache
 from subbayes.utils.torch_lock import torch_lock

@@ -19,6 +19,7 @@ from subbayes.data.data import Data
 from subbayes.diagnostics import metrics
 from subbayes.diagnostics.function_space import ChainPredictions, chain_predictions
 from subbayes.diagnostics.predictor import Predictor
+from subbayes.likelihoods.target_parts import split_targets
 from subbayes.models.array_model import SPARSE_DRAWS
 from subbayes.models.fitted import FittedModel
 from subbayes.models.method_comparison import SCORE_HEADINGS, Comparison, format_score
@@ -29,7 +30,6 @@ from subbayes.reports import model_figures as figures
 from subbayes.reports import sparse as sparse_report
 from subbayes.reports.rendering import Picture, Table, picture, render
 from subbayes.sparse.result import SparseNetwork
-from subbayes.target_parts import split_targets
 from subbayes.utils.checks import check_choice, fail_type
 from subbayes.utils.files import atomic_write_text
 from subbayes.utils.warning import warnings_once

@@ -8,8 +8,8 @@ from jaxtyping import Float
 from scipy import stats
 
 from subbayes.likelihoods.families import Custom, Family
-from subbayes.likelihoods.families.base import LINKS
 from subbayes.likelihoods.families.binary_links import PROBABILITY_LINKS
+from subbayes.likelihoods.families.links import LINKS
 from subbayes.likelihoods.families.mixtures import allowed_rows
 from subbayes.semistructured.dirichlet import Dirichlet
 from subbayes.semistructured.effect_prior import EffectPrior

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from subbayes.data.data import Data
 from subbayes.diagnostics import metrics
 from subbayes.likelihoods import Likelihood
+from subbayes.likelihoods.target_parts import split_targets
 from subbayes.networks.initialisation import module_with_fresh_weights
 from subbayes.networks.network import Network
 from subbayes.predictions.averaging import with_noise
@@ -26,7 +27,6 @@ from subbayes.predictions.predictive import Predictive
 from subbayes.subspace import DenseSubspace, check_finite_weights
 from subbayes.subspaces.base import RankedMethod, check_rank
 from subbayes.subspaces.pca import gram_matrix, principal_directions
-from subbayes.target_parts import split_targets
 from subbayes.utils.checks import check_choice, check_count, fail, fail_type
 from subbayes.utils.trees import to_device
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from subbayes.cli import run
 from subbayes.cli.settings_options import _settings
+from subbayes.models.settings import LIKELIHOODS
 from subbayes.utils.checks import InputError
 
 
@@ -31,3 +33,19 @@ def test_options_take_precedence_over_set_and_that_over_the_file(tmp_path):
 def test_settings_of_another_engine_are_refused():
     with pytest.raises(InputError, match=r"^inference.max_depth: expected .* for 'mclmc'"):
         _settings({"inference": "mclmc"}, None, ["inference.max_depth=4"])
+
+
+def test_help_does_not_restrict_likelihoods_to_a_few_of_those_it_names(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "1000")
+    assert run(["fit", "--help"]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "--likelihood " in line]
+    names = [name for names in LIKELIHOODS.values() for name in names]
+    assert all(f'"{name}"' in line for name in names)
+    assert not any(f"{name}|" in line for name in names)
+
+
+@pytest.mark.parametrize("command", ["predict", "evaluate", "report"])
+def test_help_of_commands_for_both_kinds_of_models_names_both(command, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "1000")
+    assert run([command, "--help"]) == 0
+    assert "subbayes fit --out or subbayes regress --out wrote" in capsys.readouterr().out

@@ -12,9 +12,9 @@ from subbayes.curvature.precision_factory import Form
 from subbayes.data.data import Data
 from subbayes.inference.laplace.linearised import LinearisedPosterior, linearised_laplace
 from subbayes.likelihoods import Likelihood, as_likelihood
+from subbayes.likelihoods.target_parts import held_out_has_weights, split_targets
 from subbayes.networks.network import Network, check_network
 from subbayes.subspace import Subspace
-from subbayes.target_parts import held_out_has_weights, split_targets
 from subbayes.utils.checks import check_count, fail, fail_type
 from subbayes.utils.warning import warn_user
 

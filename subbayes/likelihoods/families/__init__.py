@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from subbayes.likelihoods.families.base import LINKS, Family
+from subbayes.likelihoods.families.base import CommonParameters, Family
 from subbayes.likelihoods.families.classes import BernoulliFamily, CategoricalFamily, OrdinalFamily
-from subbayes.likelihoods.families.common_parameters import CommonParameters
 from subbayes.likelihoods.families.continuous import BetaFamily, GammaFamily, NormalFamily
 from subbayes.likelihoods.families.counts import (
     BinomialFamily,
@@ -19,6 +18,7 @@ from subbayes.likelihoods.families.counts import (
 from subbayes.likelihoods.families.custom import Custom
 from subbayes.likelihoods.families.heavy_tails import AsymmetricLaplaceFamily, StudentTFamily
 from subbayes.likelihoods.families.incomplete import CensoredFamily
+from subbayes.likelihoods.families.links import LINKS
 from subbayes.likelihoods.families.mixtures import MixtureFamily
 from subbayes.likelihoods.families.positive import InverseGaussianFamily, LogNormalFamily
 from subbayes.likelihoods.families.survival import (

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from subbayes.likelihoods.base import Evaluations, Moments, column, target_values
-from subbayes.likelihoods.families.base import LINKS, Family, moment
+from subbayes.likelihoods.families.base import Family, moment
 from subbayes.likelihoods.families.incomplete_integrals import (
     beta_log_tails,
     gamma_log_tails,
@@ -24,6 +24,7 @@ from subbayes.likelihoods.families.incomplete_integrals import (
     sigmoid_change,
     solve_log_tails,
 )
+from subbayes.likelihoods.families.links import LINKS
 from subbayes.likelihoods.families.positive import PositiveFamily
 from subbayes.likelihoods.families.scipy_family import ScipyFamily
 from subbayes.likelihoods.families.tails import (

@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from subbayes.likelihoods.base import Moments
-from subbayes.likelihoods.families.base import LINKS, moment
+from subbayes.likelihoods.families.base import moment
+from subbayes.likelihoods.families.links import LINKS
 from subbayes.likelihoods.families.scipy_family import ScipyFamily
 from subbayes.likelihoods.families.tails import (
     exponential_moments,

@@ -13,7 +13,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from subbayes.data.data import Data
-from subbayes.distributed.divided_rows import every_row, gathered
 from subbayes.likelihoods import Likelihood, Weighted
 from subbayes.likelihoods.base import WrappedLikelihood
 from subbayes.likelihoods.families.base import Family
@@ -24,7 +23,6 @@ __all__ = [
     "has_weights",
     "held_out_has_weights",
     "one_copy_log_prob",
-    "row_weights",
     "split_targets",
 ]
 
@@ -137,21 +135,3 @@ def one_copy_log_prob(likelihood: Likelihood, outputs: Outputs, y: Targets) -> P
     """
     parts = split_targets(y, has_weights(likelihood, y))
     return likelihood.unweighted.log_prob(outputs, parts.unweighted)
-
-
-def row_weights(likelihood: Likelihood, data: Data) -> Float[np.ndarray, "N"] | None:
-    """Weights of all rows of all processes; None if they have none.
-
-    Example:
-        >>> import torch
-        >>> from subbayes.likelihoods import Gaussian
-        >>> data = Data.of((torch.zeros(3, 2), torch.zeros(3)))
-        >>> row_weights(Weighted(Gaussian(1.0)), data.weighted([1.0, 0.0, 2.0]))
-        array([1., 0., 2.])
-    """
-    if not has_weights(likelihood, data.first()[1]):
-        return None
-    own = split_targets(data.targets(), weighted=True).counts[: data.n]  # without rows: an example
-    found = np.concatenate(gathered(data, own))
-    assert len(found) == every_row(data)
-    return found
