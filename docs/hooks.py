@@ -16,20 +16,22 @@ TEXTS = {
     "index.md": "README.md",
     "contributing.md": "CONTRIBUTING.md",
     "changelog.md": "CHANGELOG.md",
+    "security.md": "SECURITY.md",
 }
-# The rooms in the order of the house; a room not named here follows, by name.
+# Rooms without a page of the API: helpers of the others, and the command line.
+HIDDEN = ("cli", "utils")
+# The rooms in the order of the pages; a room not named here follows, by name.
 ORDER = [
-    *("network", "data", "likelihoods", "priors", "subspace", "subspaces", "posterior"),
-    *("curvature", "inference", "draws", "diagnostics", "predictive", "metrics", "training"),
-    *("baselines",),
-    *("api", "estimators", "tabular", "artifact", "plots", "report"),
+    *("models", "networks", "data", "likelihoods", "priors", "subspace", "subspaces"),
+    *("posterior", "inference", "draws", "predictions", "diagnostics", "training", "baselines"),
+    *("semistructured", "sparse", "curvature", "distributed", "plots", "reports"),
 ]
 
 
 def on_config(config: Any) -> Any:
-    """Put the API pages into the navigation, after the command line."""
+    """Put the API pages into the navigation, after the saved models."""
     pages = [{room: f"api/{room}.md"} for room in _rooms()]
-    place = next(i for i, entry in enumerate(config.nav) if "Command line" in entry)
+    place = next(i for i, entry in enumerate(config.nav) if "Saved models" in entry)
     config.nav.insert(place + 1, {"API": pages})
     return config
 
@@ -50,7 +52,8 @@ def _rooms() -> dict[str, list[str]]:
     rooms: dict[str, list[str]] = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         parts = path.relative_to(PACKAGE).with_suffix("").parts
-        if not any(part.startswith("_") for part in parts) and _has_docstring(path):
+        public = parts[0] not in HIDDEN and not any(part.startswith("_") for part in parts)
+        if public and _has_docstring(path):
             rooms.setdefault(parts[0], []).append(".".join(["subbayes", *parts]))
     place = {room: i for i, room in enumerate(ORDER)}
     return dict(sorted(rooms.items(), key=lambda item: place.get(item[0], len(place))))

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn.functional import softplus
 
 from subbayes import MLP, Network
 from subbayes.likelihoods import HeteroscedasticGaussian, Standardized
@@ -240,7 +239,7 @@ class _Rows(Trainable):
         for at, (n_out, n_in) in enumerate(self.shapes):
             weight, bias = layers[2 * at].reshape(-1, n_out, n_in), layers[2 * at + 1]
             h = torch.baddbmm(bias[:, None], h if at == 0 else h.relu(), weight.mT)
-        likelihood = HeteroscedasticGaussian(softplus(raw)[..., None])
+        likelihood = HeteroscedasticGaussian().with_parameters(raw[..., None])
         return -likelihood.log_prob(h, y).mean(1).sum()
 
     def end_epoch(self, number: int, losses: list[Any], rows: list[int]) -> list[dict[str, float]]:

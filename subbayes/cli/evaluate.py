@@ -42,7 +42,7 @@ def evaluate(
 ) -> None:
     """Score predictions on a table that has the target column.
 
-    All: log_likelihood (mean over rows, in nats; higher is better). Numbers and counts: rmse,
+    All tasks: log_likelihood (mean over rows, in nats; higher is better). Numbers and counts: rmse,
     crps, coverage and interval_width of the interval. Classes: accuracy, brier, ece, auroc.
     """
     fitted = load_table_model(model)

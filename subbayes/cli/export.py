@@ -10,15 +10,7 @@ import typer
 
 from subbayes.cli.console import print_line
 from subbayes.cli.files import check_output_file, load_model, naming_out, read_rows
-from subbayes.cli.options import (
-    OUTPUT,
-    Console,
-    Model,
-    Overwrite,
-    TextOptions,
-    given_options,
-    option,
-)
+from subbayes.cli.options import OUTPUT, Console, Overwrite, TextOptions, given_options, option
 from subbayes.utils.text_table import aligned
 
 NAME = "export"
@@ -29,7 +21,12 @@ Layout = StrEnum("Layout", ["auto", "dense", "csr"])
 
 def export(
     *,
-    model: Model,
+    model: Annotated[
+        Path,
+        typer.Argument(
+            help="Folder that `subbayes fit --method sparse --out` wrote.", show_default=False
+        ),
+    ],
     out: Annotated[Path, option(help="ONNX or safetensors file to write.", panel=OUTPUT)],
     table: Annotated[
         Path | None,

@@ -63,7 +63,11 @@ Table = Annotated[
     ),
 ]
 Model = Annotated[
-    Path, typer.Argument(help="Folder that `subbayes fit --out` wrote.", show_default=False)
+    Path,
+    typer.Argument(
+        help="Folder that `subbayes fit --out` or `subbayes regress --out` wrote.",
+        show_default=False,
+    ),
 ]
 Overwrite = Annotated[
     bool, typer.Option("--overwrite", help="Replace existing files.", rich_help_panel=OUTPUT)
@@ -255,7 +259,7 @@ class PredictionOptions:
     structure: Annotated[
         StructureName | None,
         option(
-            help="Of a sparse network: average over draws of the included weights (sample, the "
+            help="For a sparse network: average over draws of the included weights (sample, the "
             "default), include those with a probability above 1/2 (median), or weight all by "
             "their probabilities (all, which needs --weights mean).",
             panel=SPARSE,
@@ -264,7 +268,7 @@ class PredictionOptions:
     weights: Annotated[
         WeightName | None,
         option(
-            help="Of a sparse network: draw the included weights (sample, the default) or use "
+            help="For a sparse network: draw the included weights (sample, the default) or use "
             "their means (mean).",
             panel=SPARSE,
         ),
@@ -273,8 +277,9 @@ class PredictionOptions:
     new_levels: Annotated[
         str | None,
         option(
-            help="Of a regression: levels that training has not seen raise an error (error, the "
-            "default), have the effect of the reference level (reference), or are drawn (sample)."
+            help="For a regression: levels that training has not seen raise an error (error, the "
+            "default), have the effect of the reference level (reference), or have effects drawn "
+            "from their distribution (sample)."
         ),
     ] = None
 

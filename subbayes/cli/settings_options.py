@@ -55,7 +55,7 @@ class Option:
 OPTIONS = {
     one.path: one
     for one in (
-        Option("likelihood", NETWORK, metavar="heteroscedastic|gaussian|poisson|categorical"),
+        Option("likelihood", NETWORK, metavar="NAME"),
         Option("network.hidden", NETWORK, metavar="WIDTH,WIDTH,...|none"),
         Option("network.activation", NETWORK),
         Option("network.dropout", NETWORK),

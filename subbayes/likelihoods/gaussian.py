@@ -91,7 +91,7 @@ class _OneParameter(GaussianLike):
 
     @staticmethod
     @abstractmethod
-    def _constrained(values: Float[Tensor, "p"]) -> Float[Tensor, "p"]:
+    def _constrained(values: Float[Tensor, "*_ p"]) -> Float[Tensor, "*_ p"]:
         """The parameter at unconstrained values."""
 
     @staticmethod
@@ -151,8 +151,8 @@ class _OneParameter(GaussianLike):
         variance = values.var(0, correction=0).clamp_min(1e-12)
         return self._unconstrained(variance.to(torch.get_default_dtype()))
 
-    def with_parameters(self, values: Float[Tensor, "p"]) -> GaussianLike:
-        """The likelihood at unconstrained parameter values."""
+    def with_parameters(self, values: Float[Tensor, "*_ p"]) -> GaussianLike:
+        """The likelihood at unconstrained parameter values, of one network or of several."""
         return self._with_value(self._constrained(values)) if values.numel() else self
 
     def detach(self) -> GaussianLike:
@@ -200,7 +200,7 @@ class Gaussian(_OneParameter):
         self._check_tensor(lambda noise: (noise > 0) & noise.isfinite(), "finite numbers above 0")
 
     @staticmethod
-    def _constrained(values: Float[Tensor, "p"]) -> Float[Tensor, "p"]:
+    def _constrained(values: Float[Tensor, "*_ p"]) -> Float[Tensor, "*_ p"]:
         return values.exp()
 
     @staticmethod
@@ -319,7 +319,7 @@ class HeteroscedasticGaussian(_OneParameter):
         self._check_tensor(lambda v: (v >= 0) & v.isfinite(), "finite numbers of at least 0")
 
     @staticmethod
-    def _constrained(values: Float[Tensor, "p"]) -> Float[Tensor, "p"]:
+    def _constrained(values: Float[Tensor, "*_ p"]) -> Float[Tensor, "*_ p"]:
         return F.softplus(values)
 
     @staticmethod

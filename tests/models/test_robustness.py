@@ -155,7 +155,7 @@ MISSING = "y: expected no missing targets, got 1 missing .first in row 19."
     [
         (lambda: DataFrameModel.fit(pd.DataFrame(), "y"), "X: .* 0 rows and 0 columns"),
         (lambda: DataFrameModel.fit(TWICE, "y"), "X: .*several named 'a'. Rename them"),
-        (lambda: DataFrameModel.fit(TABLE, 3), "target: expected one of the columns"),
+        (lambda: DataFrameModel.fit(TABLE, "3"), "target: expected one of the columns"),
         (lambda: SubspaceRegressor().fit(pd.DataFrame(), []), "X: .*0 rows and 0 columns"),
         (lambda: SubspaceRegressor().fit(TWICE[["a"]], Y), "X: .*several named 'a'. Rename them"),
         (

@@ -95,17 +95,17 @@ class _Weibull:
     log_scale: np.ndarray
     shape: np.ndarray
 
-    def _hazard_sum(self, y: np.ndarray) -> np.ndarray:
+    def _hazard_sum(self, y: np.ndarray | float) -> np.ndarray:
         """(y / s)^k, 0 for y up to 0."""
         with np.errstate(divide="ignore", over="ignore"):
             log_y = np.log(np.maximum(y, 0.0))
             return np.exp(self.shape * (log_y - self.log_scale))
 
-    def sf(self, y: np.ndarray) -> np.ndarray:
+    def sf(self, y: np.ndarray | float) -> np.ndarray:
         """P(Y > y)."""
         return np.exp(-self._hazard_sum(y))
 
-    def cdf(self, y: np.ndarray) -> np.ndarray:
+    def cdf(self, y: np.ndarray | float) -> np.ndarray:
         """P(Y <= y)."""
         return -np.expm1(-self._hazard_sum(y))
 
@@ -324,7 +324,7 @@ class _Piecewise:
     alive: np.ndarray
     width: np.ndarray
 
-    def sf(self, y: np.ndarray) -> np.ndarray:
+    def sf(self, y: np.ndarray | float) -> np.ndarray:
         """P(Y > y)."""
         inside = np.clip(np.asarray(y)[..., None] - self.start, 0, self.width)
         return np.exp(-(self.rate * inside).sum(-1))
