@@ -246,7 +246,8 @@ def different_values(values: pd.Series) -> Any:
     try:
         return values.unique()
     except TypeError:
-        odd = next(value for value in values if not isinstance(value, Hashable))
+        several = (v for v in values if isinstance(v, tuple) or not isinstance(v, Hashable))
+        odd = next(several, values.iloc[0])
         remedy = f"Write each value of data[{values.name!r}] as a text or a number"
         fail(
             str(values.name),

@@ -599,6 +599,7 @@ def test_columns_of_any_format_are_saved(column, tmp_path):
     ("values", "pattern"),
     [
         ([["u"], ["v"]] * 20, "x: expected numbers, booleans, text or categories, got a list"),
+        (["u", ("v", [1])] * 20, "x: expected numbers, booleans, text or categories, got a tuple"),
         (["u", "v\udc80"] * 20, "x: expected text of Unicode characters"),
         (pd.Categorical([1.0, np.inf] * 20), "x: expected categories that are text or finite"),
     ],
