@@ -12,7 +12,8 @@ import torch
 import subbayes
 from subbayes import Sampling, Training, distributed
 from subbayes.data.data import Data
-from subbayes.likelihoods import Gaussian
+from subbayes.diagnostics import loo
+from subbayes.likelihoods import Gaussian, Likelihood, Weighted
 from subbayes.subspace import RandomSubspace
 
 UNTRAINED = Training(epochs=0, swa_epochs=0)
@@ -58,13 +59,12 @@ def divided(rows: slice, streamed: bool = False) -> Data:
     return Data.of(loader, memory_limit=0, divided=True)
 
 
-def posterior(data: Any) -> subbayes.Posterior:
+def posterior(data: Any, likelihood: Likelihood | None = None) -> subbayes.Posterior:
     """A posterior with blocks of 32 rows."""
     network = subbayes.Network(module())
     space = RandomSubspace(network.weights, 4, seed=1)
-    return subbayes.Posterior(
-        network, Gaussian(noise=0.3), data, space, batch_size=BLOCK, mode="eager"
-    )
+    likelihood = likelihood or Gaussian(noise=0.3)
+    return subbayes.Posterior(network, likelihood, data, space, batch_size=BLOCK, mode="eager")
 
 
 def _numbers(density: Any) -> dict[str, Any]:
@@ -146,6 +146,31 @@ def divided_scores(shares: list[int], noise: bool = False) -> dict[str, Any]:
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x[rows], y[rows]), 48)
     given = Data.of(own if noise else loader, divided=True, memory_limit=0)
     return {"found": model.evaluate(given), "expected": model.evaluate((x, known))}
+
+
+def _weighted_scores(rows: slice, divided: bool, streamed: bool) -> dict[str, Any]:
+    """The weights of rows, and leave-one-out scores of one copy of each."""
+    x, y = (part[rows] for part in table(200))
+    weights = (torch.arange(200) % 4).double()[rows]
+    data = Data.of((x, y), divided=divided).weighted(weights)
+    if streamed:
+        in_tuples = [(x[i], (y[i], weights[i])) for i in range(len(y))]
+        loader = torch.utils.data.DataLoader(in_tuples, batch_size=48)
+        data = Data.of(loader, memory_limit=0, divided=divided)
+    density = posterior(data, Weighted(Gaussian(noise=0.3)))
+    found = density.row_weights
+    terms = density.pointwise(0.1 * np.random.default_rng(0).standard_normal((400, 4)))
+    result = loo(terms, row_weights=found, quiet=True)
+    return {"weights": found.tolist(), "elpd": result.elpd, "se": result.se, "n": result.n_rows}
+
+
+def divided_weights(shares: list[int], streamed: bool = False) -> dict[str, Any]:
+    """Scores of weighted rows that are divided, and of all rows in each process."""
+    rows = own_rows(shares, list(range(len(shares))))
+    return {
+        "found": _weighted_scores(rows, True, streamed),
+        "expected": _weighted_scores(slice(0, 200), False, False),
+    }
 
 
 def divided_centre(inference: str = "elliptical-slice") -> dict[str, Any]:

@@ -29,6 +29,7 @@ UNEVEN, EXCHANGED = ["divided_values", [70, 130]], ["divided_values", [130, 70],
 SUM = ["divided_sum", [70, 130]]
 CENTRE = ["divided_centre"]
 SCORES = [["divided_scores", [70, 130]], ["divided_scores", [0, 200], True]]
+WEIGHTS = [["divided_weights", [70, 130]], ["divided_weights", [70, 130], True]]
 FIT = ["divided_fit", [50, 150], "elliptical-slice"]
 MESSAGES = {
     "batchnorm": "subspace: expected a centre at the module's weights, for BatchNorm",
@@ -58,7 +59,7 @@ def runs(tmp_path_factory):
 @pytest.fixture(scope="module")
 def two_processes(runs):
     """The results of all cases in two processes."""
-    cases = [WHOLE, *IN_BLOCKS, UNEVEN, EXCHANGED, SUM, FIT, CENTRE, *SCORES]
+    cases = [WHOLE, *IN_BLOCKS, UNEVEN, EXCHANGED, SUM, FIT, CENTRE, *SCORES, *WEIGHTS]
     return results(2, [*cases, *runs[1:], ["divided_refused"]])
 
 
@@ -100,6 +101,16 @@ def test_scores_of_divided_rows_are_those_of_all_rows(two_processes, case):
         scores = found[json.dumps(case)]
         assert {"log_likelihood", "rmse", "crps", "coverage"} <= set(scores["expected"])
         assert scores["found"] == pytest.approx(scores["expected"], rel=1e-6)
+
+
+@pytest.mark.parametrize("case", WEIGHTS)
+def test_weighted_rows_that_are_divided_count_as_in_one_process(two_processes, case):
+    for found in two_processes:
+        found, expected = found[json.dumps(case)]["found"], found[json.dumps(case)]["expected"]
+        assert found["weights"] == expected["weights"] == [i % 4 for i in range(200)]
+        assert found["n"] == expected["n"]
+        assert found["elpd"] == pytest.approx(expected["elpd"], rel=1e-6)
+        assert found["se"] == pytest.approx(expected["se"], rel=1e-6)
 
 
 def test_fit_in_a_subspace_around_other_weights_needs_no_data_in_one_process(two_processes):

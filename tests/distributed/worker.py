@@ -347,6 +347,7 @@ CASES: dict[str, Callable[..., dict[str, Any]]] = {
         divided_cases.divided_centre,
         divided_cases.divided_run,
         divided_cases.divided_scores,
+        divided_cases.divided_weights,
         divided_cases.divided_refused,
     )
 }
