@@ -13,6 +13,7 @@ from subbayes.curvature.layers import Layers
 from subbayes.curvature.precision import Precision
 from subbayes.data.data import Data
 from subbayes.likelihoods import Likelihood, as_likelihood
+from subbayes.likelihoods.target_parts import has_weights
 from subbayes.networks.network import Network, check_network
 from subbayes.networks.validation import check_fit, check_gradients
 from subbayes.utils.checks import check_choice, closest, fail
@@ -73,7 +74,7 @@ def precision(
     """
     check_choice("covariance", covariance, FORMS)
     check_options(covariance, options)
-    likelihood = as_likelihood(likelihood)
+    likelihood, data = as_likelihood(likelihood), Data.of(data)
     V = root(network, likelihood, data, memory_limit, progress)
     if covariance in EXACT:
         return exact(V, prior_precision, covariance, memory_limit)
@@ -88,7 +89,7 @@ def precision(
         from subbayes.curvature.sampled import Sampled
 
         return Sampled(V, prior_precision, SampleThenOptimise(**options))
-    if likelihood.unweighted is not likelihood:
+    if has_weights(likelihood, data.first()[1]):
         remedy = "Use covariance='exact', 'sampled', 'low-rank' or 'diagonal'"
         fail("covariance", "one that takes weights of observations", "'kfac'", remedy)
     from subbayes.curvature.kfac import Kfac

@@ -19,6 +19,7 @@ a reverse-mode product for the others (Schraudolph 2002).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -29,6 +30,7 @@ from torch.func import grad, jvp, vjp
 
 from subbayes.data.data import Data, split_batches
 from subbayes.likelihoods import Likelihood, as_likelihood
+from subbayes.likelihoods.target_parts import one_copy_log_prob
 from subbayes.networks.global_state import attention_without_fused_kernels
 from subbayes.networks.network import Network
 from subbayes.networks.tracing.memory import activation_bytes, bytes_per_row
@@ -189,8 +191,8 @@ class Curvature:
             return self._jvp(gradient, w, v, symmetric=True)[1]
         if self.kind == "empirical-fisher":
             tangent = self._jvp(terms, w, v)[1]
-            unweighted = self.likelihood.unweighted_log_prob  # weights occur once in the product
-            return vjp(lambda weights: unweighted(outputs(weights), y), w)[1](tangent)[0]
+            copy = functools.partial(one_copy_log_prob, self.likelihood)  # weights occur once
+            return vjp(lambda weights: copy(outputs(weights), y), w)[1](tangent)[0]
         f, tangent = self._jvp(outputs, w, v)
         curvature = self.likelihood.for_targets(y).curvature(f)
         return vjp(outputs, w)[1](torch.einsum("ncd,nd->nc", curvature, tangent))[0]

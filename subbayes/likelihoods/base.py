@@ -279,10 +279,6 @@ class Likelihood(ABC):
         """The likelihood of new rows, which have no weights."""
         return self
 
-    def unweighted_log_prob(self, outputs: Outputs, y: Targets) -> PerPoint:
-        """Log density of each observation without the weights of its targets, shape (..., N)."""
-        return self.log_prob(outputs, y)
-
     @property
     def of_standardized(self) -> Likelihood:
         """The likelihood of targets from `standardize`."""

@@ -207,6 +207,18 @@ class Standardized(WrappedLikelihood):
         inner = self.likelihood.with_noise(column(scale, unit) / unit)
         return replace(self, likelihood=inner)
 
+    def for_targets(self, y: Targets | None) -> Likelihood:
+        """The likelihood with the noise scales, and weights, that come with the targets."""
+        if y is None or isinstance(y, Tensor):
+            return self
+        return replace(self, likelihood=self.likelihood.for_targets(self.standardize(y)))
+
+    @property
+    def unweighted(self) -> Likelihood:
+        """The likelihood of new rows."""
+        inner = self.likelihood.unweighted
+        return self if inner is self.likelihood else replace(self, likelihood=inner)
+
     def to_config(self) -> dict[str, Any]:
         """A description that JSON can hold."""
         return {

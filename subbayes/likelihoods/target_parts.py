@@ -89,11 +89,9 @@ def has_weights(likelihood: Likelihood, y: Targets) -> bool:
     """
     if isinstance(y, Tensor):
         return False
-    if isinstance(likelihood, Weighted):
-        return True
-    while isinstance(likelihood, WrappedLikelihood):
+    while isinstance(likelihood, WrappedLikelihood) and not isinstance(likelihood, Weighted):
         likelihood = likelihood.likelihood
-    return isinstance(likelihood, Family)
+    return isinstance(likelihood, (Family, Weighted))
 
 
 def held_out_has_weights(likelihood: Likelihood, trained: Data, held_out: Data) -> bool:

@@ -17,6 +17,7 @@ from torch import Tensor
 from subbayes.data.arrays import check_dense
 from subbayes.data.data import Data, join_targets
 from subbayes.likelihoods.base import Kind, Likelihood, WrappedLikelihood, n_targets, target_values
+from subbayes.likelihoods.target_parts import one_copy_log_prob
 from subbayes.utils.checks import InputError, InputTypeError, error_text, fail
 from subbayes.utils.seeding import fork_rng
 from subbayes.utils.trees import take, tree_map
@@ -352,9 +353,11 @@ def _parts(
     likelihood: Likelihood, name: str, expected: str, *arguments: Any, required: bool = False
 ) -> list[Any]:
     """What a method returns, a tuple in its parts; nothing if the class does not have it."""
-    method = "unweighted_log_prob" if name == "log_prob" else name
     try:
-        found = getattr(likelihood, method)(*arguments)
+        if name == "log_prob":
+            found: Any = one_copy_log_prob(likelihood, *arguments)
+        else:
+            found = getattr(likelihood, name)(*arguments)
     except (InputError, InputTypeError, NotImplementedError):
         if required:
             raise

@@ -66,10 +66,6 @@ class Weighted(WrappedLikelihood):
         targets, weights = _split(y)
         return weighted_terms(lambda f: self.likelihood.log_prob(f, targets), outputs, weights)
 
-    def unweighted_log_prob(self, outputs: Outputs, y: Targets) -> PerPoint:
-        """Log density of each observation without its weight, shape (..., N)."""
-        return self.likelihood.log_prob(outputs, _split(y)[0])
-
     def score(self, outputs: Outputs, y: Targets) -> Outputs:
         """The weighted score in f, shape (..., N, C)."""
         targets, weights = _split(y)

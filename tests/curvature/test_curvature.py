@@ -11,6 +11,7 @@ from torch import nn
 import subbayes
 from subbayes import InputError, Network
 from subbayes.curvature import Curvature, eigenvalues, spectral_density
+from subbayes.likelihoods import FAMILIES, CommonParameters, Gaussian, Standardized, Weighted
 from subbayes.networks.global_state import attention_without_fused_kernels
 
 
@@ -142,6 +143,29 @@ def test_empirical_fisher_takes_the_targets_observed(network):
     net, likelihood, data = built(network, "categorical")
     g = scores_of(net, likelihood, *data)
     close(Curvature(net, likelihood, data, "empirical-fisher", batch_size=3).dense(), g.T @ g)
+
+
+WEIGHTED = {
+    "family": FAMILIES["poisson"](),
+    "common parameters": CommonParameters(FAMILIES["negative-binomial"](), (0.5,)),
+    "weighted": Weighted(Gaussian(0.4)),
+    "standardized": Standardized(Weighted(Gaussian(0.4)), (0.3,), (2.0,)),
+}
+
+
+@pytest.mark.parametrize("kind", ["hessian", "fisher", "empirical-fisher"])
+@pytest.mark.parametrize("name", list(WEIGHTED))
+def test_rows_of_weight_two_are_rows_written_twice(name, kind):
+    network, _, (x, _) = built("mlp", "gaussian")
+    y = torch.arange(N, dtype=torch.float64) % 3
+    counts = torch.arange(N) % 4
+    copies = torch.arange(N).repeat_interleave(counts)
+    found = Curvature(network, WEIGHTED[name], (x, (y, counts.double())), kind, batch_size=3)
+    ones = torch.ones(len(copies), dtype=torch.float64)
+    close(
+        found.dense(),
+        Curvature(network, WEIGHTED[name], (x[copies], (y[copies], ones)), kind).dense(),
+    )
 
 
 class NoForward(torch.autograd.Function):

@@ -25,6 +25,7 @@ from subbayes.likelihoods import (
     from_config,
 )
 from subbayes.likelihoods.families import (
+    FAMILIES,
     LogNormalFamily,
     NormalFamily,
     PoissonFamily,
@@ -302,6 +303,15 @@ PLAIN = Data.of((torch.zeros(3, 2), torch.tensor([0, 1, 1])))
             "covariance: expected one that takes weights of observations, got 'kfac'. Use covaria",
         ),
         (
+            lambda: linearised_laplace(
+                Network(MLP(2, (), 1, seed=0)),
+                PoissonFamily(),
+                (torch.zeros(3, 2), (torch.ones(3), torch.tensor([1.0, 2.0, 1.0]))),
+                covariance="kfac",
+            ),
+            "covariance: expected one that takes weights of observations, got 'kfac'. Use covaria",
+        ),
+        (
             lambda: train(MLP(2, (), 2, seed=0), Weighted(Categorical()), PLAIN),
             "y: expected targets with weights, got targets alone",
         ),
@@ -315,6 +325,19 @@ def test_bad_weights_are_one_line(call, pattern):
     with pytest.raises(InputError, match=pattern) as error:
         call()
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("family", ["poisson", "negative-binomial"])
+def test_linearised_laplace_of_a_family_counts_rows_as_often_as_their_weights(family):
+    x = torch.randn(30, 2, generator=torch.Generator().manual_seed(0))
+    y, counts = (torch.arange(30) % 3).float(), torch.arange(30) % 4
+    copies, model = torch.arange(30).repeat_interleave(counts), MLP(2, (), 1, seed=0)
+    settings = {"likelihood": FAMILIES[family](), "inference": "laplace-linearised"}
+    settings |= {"training": Training(epochs=0, swa_epochs=0), "subspace": "random"}
+    settings["sampling"] = Sampling(draws=4, seed=0, progress=False)
+    one = fit(model, (x, (y, counts.float())), **settings)
+    two = fit(model, (x[copies], y[copies]), **settings)
+    np.testing.assert_allclose(one.draws.z, two.draws.z, rtol=1e-3, atol=1e-3)
 
 
 def test_rows_of_weight_0_count_nothing_where_their_density_is_0():

@@ -30,6 +30,7 @@ from subbayes.likelihoods.base import (
     to_numbers,
 )
 from subbayes.likelihoods.families.links import LINKS, PREDICTOR_SCALES, PRIORS
+from subbayes.likelihoods.weighted import Weighted
 from subbayes.likelihoods.weighting import weighted_terms
 from subbayes.utils.checks import check_choice, fail
 from subbayes.utils.types import Outputs, PerPoint, Targets
@@ -216,6 +217,11 @@ class Family(Likelihood):
 
         return terms(outputs) if weight is None else weighted_terms(terms, outputs, weight)
 
+    def for_targets(self, y: Targets | None) -> Likelihood:
+        """The family with the weights that come with the targets."""
+        weight = None if y is None else _responses_and_weights(y)[1]
+        return self if weight is None else Weighted(self, weight)
+
     def _terms(self, value: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
         """Log density of targets without weights."""
         return self.log_density(value, eta)
@@ -361,6 +367,11 @@ class CommonParameters(WrappedLikelihood):
     def log_prob(self, outputs: Outputs, y: Targets) -> PerPoint:
         """Log density of each observation, shape (..., N)."""
         return self.likelihood.log_prob(self._predictors(outputs), y)
+
+    def for_targets(self, y: Targets | None) -> Likelihood:
+        """The likelihood with the weights that come with the targets."""
+        found = self.likelihood.for_targets(y)
+        return replace(found, likelihood=self) if isinstance(found, Weighted) else self
 
     def mean(self, outputs: Outputs) -> Moments:
         """E[y | f]."""
