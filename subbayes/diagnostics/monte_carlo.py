@@ -40,8 +40,10 @@ class MonteCarloError:
     """Standard errors of a predictive that are due to its finite number of draws.
 
     Attributes:
-        mean: of the predictive mean (of class probabilities), shape (N,) or (N, T), in units of y.
-        relative: the same in predictive standard deviations.
+        mean: of the predictive mean (of class probabilities), shape (N,) or (N, T), in units of y;
+            NaN where this mean is not finite.
+        relative: the same in predictive standard deviations, or, where these are infinite, in
+            halves of the central 68.27 % intervals.
         log_density: of the log density of each observation, shape (N,), NaN where no draw has a
             density above 0; None without targets.
         mean_log_density: of the mean of those that are known; None without targets.
@@ -63,8 +65,9 @@ class MonteCarloError:
         if self.mean_log_density is not None:
             density = f", {self.mean_log_density:.2g} nats of the mean log density"
         more = "" if self.recommended_draws <= self.draws else ", more than there are: run longer"
+        most = np.fmax.reduce(self.relative, None)
         return (
-            f"MonteCarloError(at most {self.relative.max():.2g} predictive standard deviations"
+            f"MonteCarloError(at most {most:.2g} predictive standard deviations"
             f"{density}, draws={self.draws}, recommended_draws={self.recommended_draws}{more})"
         )
 
@@ -80,9 +83,9 @@ def monte_carlo_error(
 ) -> MonteCarloError:
     """The Monte Carlo error of a predictive, and how many draws are enough.
 
-    Predictives in closed form have none, and need one draw. A warning names rows whose target has
-    zero density under all draws: their error is unknown, and neither the error of the mean nor the
-    recommended number of draws contains it.
+    Predictives in closed form have none, and need one draw. Warnings name rows whose mean is not
+    finite, and rows whose target has zero density under all draws: their errors are unknown, and
+    neither the error of the mean log density nor the recommended number of draws contains them.
 
     Args:
         predictive: a predictive whose draws are in the order of their chains, one chain after the
@@ -126,9 +129,11 @@ def monte_carlo_error(
             continue
         draws = _check_draws(batch.n_draws, chains, independent)
         error, size = _error(batch.likelihood.mean(batch.outputs).numpy(), chains, independent)
-        scale = np.asarray(batch.std).reshape(error.shape)
-        ratio = np.divide(error, scale, out=np.zeros_like(error), where=scale > 0)
-        needed = max(needed, _most(ratio, tolerance, size, draws))
+        error = np.where(np.isfinite(error), error, np.nan)
+        scale = _scale(batch).reshape(error.shape)
+        ratio = np.divide(error, scale, out=np.where(np.isnan(error), error, 0), where=scale > 0)
+        finite = ~np.isnan(ratio)
+        needed = max(needed, _most(ratio[finite], tolerance, size[finite], draws))
         means.append(error.reshape(batch.mean.shape))
         relative.append(ratio.reshape(batch.mean.shape))
         if targets is not None:
@@ -138,6 +143,8 @@ def monte_carlo_error(
             influence = influence + weights[:, known].sum(1)
     if not means:
         fail("predictive", "at least one predictive", "none")
+    if (infinite := np.isnan(np.concatenate(means))).any():
+        _warn_of_infinite_means(infinite.reshape(done, -1).any(1))
     total = None if targets is None else 0.0
     unknown = np.isnan(np.concatenate(densities)) if densities else np.zeros(0, dtype=bool)
     if unknown.any():
@@ -196,6 +203,26 @@ def _weights(
     return weights / weights.mean(0), known
 
 
+def _scale(batch: Predictive) -> Array:
+    """Predictive standard deviations; half the central 68.27 % intervals where they are infinite.
+
+    Both are the same for a normal distribution.
+    """
+    scale = np.asarray(batch.std)
+    if np.isfinite(scale).all():
+        return scale
+    low, high = batch.interval(0.6827)
+    return np.where(np.isfinite(scale), scale, (high - low) / 2)
+
+
+def _warn_of_infinite_means(infinite: Bool[np.ndarray, "n"]) -> None:
+    warn_user(
+        f"predictive: {int(infinite.sum())} of {len(infinite)} predictive means are not finite "
+        f"(the first in row {int(infinite.argmax())}), so that their error is unknown: use "
+        "quantiles, or a likelihood with lighter tails"
+    )
+
+
 def _warn_of_zero_density(unknown: Bool[np.ndarray, "n"]) -> None:
     warn_user(
         f"y: {int(unknown.sum())} of {len(unknown)} targets have zero density under all draws (the "
@@ -216,7 +243,9 @@ def _check_draws(draws: int, chains: int, independent: bool) -> int:
 
 def _error(x: Float[np.ndarray, "S *rows"], chains: int, independent: bool) -> tuple[Array, Array]:
     """Standard errors and effective sizes of means over draws, each of shape `rows`."""
-    S, sd = len(x), x.std(0, ddof=1)
+    S = len(x)
+    with np.errstate(invalid="ignore"):  # infinite means
+        sd = x.std(0, ddof=1)
     size = np.full(sd.shape, float(S))
     if not independent:
         found = ess_mean(x.reshape(chains, S // chains, *x.shape[1:]))
@@ -227,4 +256,4 @@ def _error(x: Float[np.ndarray, "S *rows"], chains: int, independent: bool) -> t
 def _most(error: Array, tolerance: float, size: Array, draws: int) -> float:
     """The number of draws with which the largest of the errors is below the tolerance."""
     needed = np.maximum((error / tolerance) ** 2 * size, 1.0)
-    return float(sufficient_draws(needed, size, draws).max())
+    return float(sufficient_draws(needed, size, draws).max(initial=1.0))

@@ -11,7 +11,7 @@ import subbayes
 from subbayes import Draws, InputError, Predictive, Sampling, Training
 from subbayes.diagnostics import monte_carlo_error
 from subbayes.diagnostics.monte_carlo import sufficient_draws
-from subbayes.likelihoods import Bernoulli, Gaussian
+from subbayes.likelihoods import FAMILIES, Bernoulli, Gaussian
 from subbayes.models.data_frame_model import DataFrameModel
 from subbayes.predictions.gaussian import ClassPredictive, GaussianPredictive
 
@@ -203,3 +203,26 @@ def test_targets_of_zero_density_are_named_and_left_out():
     assert (
         nothing.recommended_draws == monte_carlo_error(predictive(more), chains=4).recommended_draws
     )
+
+
+def test_means_of_tails_without_a_variance_are_relative_to_intervals():
+    f = np.stack([chains(0.0), np.zeros((S, 3)), np.full((S, 3), np.log(0.5))], -1)  # df 1.5
+    found = Predictive(torch.from_numpy(f), FAMILIES["student-t"]())
+    error = monte_carlo_error(found, independent=True)
+    low, high = found.interval(0.6827)
+    np.testing.assert_allclose(error.relative, error.mean / ((high - low) / 2))
+    most = np.ceil((error.relative.max() / 0.05) ** 2 * S)
+    assert error.recommended_draws == pytest.approx(most, abs=1)
+    assert most > 1
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_means_that_are_not_finite_have_an_unknown_error(rows):
+    shape = np.array([0.5, 3.0])[-rows:]  # the mean of a log-logistic needs a shape above 1
+    f = np.stack([chains(0.0)[:, :rows], np.full((S, rows), np.log(shape))], -1)
+    f[..., 0, 1] = np.log(0.5)
+    found = Predictive(torch.from_numpy(f), FAMILIES["log-logistic"]())
+    with pytest.warns(UserWarning, match=rf"predictive: 1 of {rows} predictive means are not fini"):
+        error = monte_carlo_error(found, independent=True)
+    assert np.isnan([error.mean[0], error.relative[0]]).all()
+    assert "nan" in repr(error) if rows == 1 else error.recommended_draws > 1
