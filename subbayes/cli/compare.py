@@ -186,13 +186,17 @@ def _split(
     """Training and test rows: two tables, or a random split of one."""
     import numpy as np
 
-    from subbayes.data.tables import read_table
+    from subbayes.data.tables import read_table, text_columns
     from subbayes.utils.checks import check_seed, fail
 
     if test is not None:
-        marks = source.missing_values or []
         return frame, read_table(
-            test, target=target, missing_values=marks, min_rows=1, **source.format
+            test,
+            target=target,
+            missing_values=source.missing_values or [],
+            min_rows=1,
+            as_text=text_columns(frame),
+            **source.format,
         )
     n = round(len(frame) * fraction)
     if not 0 < n <= len(frame) - 2:

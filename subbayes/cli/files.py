@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from subbayes.cli.console import naming_table
 
@@ -125,7 +125,11 @@ def read_rows(
 
     with naming_table(path):
         frame = read_table(
-            path, **source.format, min_rows=min_rows, missing_values=missing_marks(model)
+            path,
+            **source.format,
+            min_rows=min_rows,
+            missing_values=missing_marks(model),
+            as_text=model.text_columns,
         )
         if needs_target and (absent := absent_targets(model, frame)):
             shown = ", ".join(map(repr, absent))
@@ -145,7 +149,8 @@ def row_batches(
     from subbayes.data.table_batches import TableBatches
 
     with naming_table(path):
-        return TableBatches(path, missing_values=missing_marks(model), **source.format)
+        options: dict[str, Any] = {"missing_values": missing_marks(model)}
+        return TableBatches(path, as_text=model.text_columns, **options, **source.format)
 
 
 def encode_rows(

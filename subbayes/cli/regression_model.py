@@ -44,6 +44,13 @@ class RegressionModel:
         """The response."""
         return self.model.state.model.response.name
 
+    @property
+    def text_columns(self) -> list[str]:
+        """Columns of text, in which a cell such as "01" is no number."""
+        from subbayes.data.tables import text_columns
+
+        return text_columns(self.model.state.model.frame)
+
     def targets(self, table: pd.DataFrame) -> list[str]:
         """Columns that scores need and a table lacks."""
         state = self.model.state.model

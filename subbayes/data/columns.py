@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import numbers as number_types
 import re
 from collections.abc import Sequence
@@ -24,6 +25,8 @@ __all__ = [
     "as_numpy",
     "constant_columns",
     "kind_of",
+    "kind_of_labels",
+    "labels_as_fitted",
     "mask_markers",
     "warn_about_decimal_commas",
     "warn_about_row_numbers",
@@ -40,6 +43,8 @@ _DATES = {"date", "datetime", "datetime64", "time", "timedelta", "timedelta64", 
 _MOSTLY = 0.5
 _DECIMAL_COMMA = re.compile(r"[+-]?(\d{1,3}(\.\d{3})+|\d+),\d+")
 _LOOKED_AT = 1000  # rows
+_DIGITS = 300  # of numbers in float64
+_FRACTION = re.compile("[^-+0-9]")  # of numbers that are not written as whole ones
 
 
 class _Bool:
@@ -285,6 +290,67 @@ def _label(value: Any) -> str:
     if isinstance(value, number_types.Real) and float(value).is_integer():
         return str(int(float(value))) if isinstance(value, (float, np.floating)) else str(value)
     return str(value)
+
+
+def kind_of_labels(labels: Sequence[str]) -> Literal["numbers", "booleans", "text"]:
+    """Whether labels of `as_labels` are those of a column of numbers, of booleans or of text.
+
+    Example:
+        >>> kind_of_labels(["1", "2.5"]), kind_of_labels(["True"]), kind_of_labels(["01", "2"])
+        ('numbers', 'booleans', 'text')
+    """
+    booleans = [label in ("False", "True") for label in labels]
+    if all(booleans):
+        return "booleans"
+    plain = [_label_of_text(label) == label for label in labels]
+    return "numbers" if all(plain) and not any(booleans) else "text"
+
+
+def _label_of_text(text: str) -> str | None:
+    """The label of a cell of text as a number or a boolean, if it is one."""
+    plain = text.strip()
+    if plain.lower() in ("false", "true"):
+        return plain.capitalize()
+    if "_" in plain or len(plain) > _DIGITS:
+        return None
+    try:
+        value = float(plain) if _FRACTION.search(plain) else int(plain)
+    except ValueError:
+        return None
+    return _label(value) if math.isfinite(value) else None
+
+
+def labels_as_fitted(
+    labels: Shaped[np.ndarray, "n"], levels: Sequence[str], column: pd.Series, place: str
+) -> Shaped[np.ndarray, "n"]:
+    """Labels of new rows, whatever the type that other cells gave their column.
+
+    Text "1.0" is the level "1" of a column that was fitted with numbers. A warning says if numbers
+    come where text was fitted that looks like numbers, whose zeros may be lost.
+
+    Args:
+        labels: of `as_labels`.
+        levels: labels in fitting.
+        column: the new column.
+        place: its name in the warning.
+
+    Example:
+        >>> new = pd.Series(["1.0", "x"])
+        >>> labels_as_fitted(as_labels(new), ["1", "2"], new, "column 'a'")
+        array(['1', 'x'], dtype=object)
+    """
+    if kind_of_labels(levels) == "text":
+        like = next((one for one in levels if _label_of_text(one) not in (None, one)), None)
+        if like is not None and pd.api.types.is_numeric_dtype(column.dtype):
+            warn_user(
+                f"X: {place} was fitted with text such as {like!r} and has numbers or booleans "
+                "now, which may have lost zeros: read the file with this column as text (dtype=str)"
+            )
+        return labels
+    new = {label for label in labels if isinstance(label, str)}.difference(levels)
+    read = {label: _label_of_text(label) for label in new}
+    read = {label: level for label, level in read.items() if level in levels}
+    return np.array([read.get(label, label) for label in labels], dtype=object) if read else labels
 
 
 def constant_columns(table: pd.DataFrame) -> list[str]:

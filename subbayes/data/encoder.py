@@ -21,6 +21,8 @@ from subbayes.data.columns import (
     as_numbers,
     constant_columns,
     kind_of,
+    kind_of_labels,
+    labels_as_fitted,
     mask_markers,
     warn_about_row_numbers,
 )
@@ -293,8 +295,11 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
                 as_text = name in self.categorical or kind_of(column, place) == "categorical"
             else:
                 as_text = name in fitted_levels
+            labels = as_labels(column) if as_text else None
+            if labels is not None and fitted_levels is not None:
+                labels = labels_as_fitted(labels, fitted_levels[name], column, place)
             columns[str(name)] = (
-                pd.Series(as_labels(column), dtype=object) if as_text else as_numbers(column, place)
+                as_numbers(column, place) if labels is None else pd.Series(labels, dtype=object)
             )
         return pd.DataFrame(columns)
 
@@ -419,6 +424,12 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
                 "; ".join(found),
                 "Correct them, fit with rows that have them, or use unknown='ignore'",
             )
+
+    @property
+    def text_columns(self) -> list[str]:
+        """Categorical columns of text, in which a cell such as "01" is no number."""
+        check_is_fitted(self, "pipeline_")
+        return [name for name, levels in self._levels.items() if kind_of_labels(levels) == "text"]
 
     # --- state ------------------------------------------------------------------------------
 

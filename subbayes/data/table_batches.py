@@ -43,6 +43,7 @@ class TableBatches:
         encoding: encoding of a text file.
         min_rows: smallest number of rows.
         batch_size: number of rows of a batch.
+        as_text: columns of a text file whose cells are text even where all of them are numbers.
 
     Attributes:
         columns: names of the columns.
@@ -70,6 +71,7 @@ class TableBatches:
         encoding: str = "utf-8",
         min_rows: int = 1,
         batch_size: int = 2**15,
+        as_text: Iterable[str] = (),
     ) -> None:
         self.path, self.batch_size = Path(path), check_count("batch_size", batch_size)
         self._suffix, self._marks = check_table_file(self.path), list(missing_values)
@@ -86,9 +88,8 @@ class TableBatches:
                 names = list(reset_parquet(schema.empty_table().to_pandas(), []).columns)
                 self.columns = names if self._range is None else [self._range[0], *names]
             else:
-                self._options = text_options(
-                    self.path, self._suffix, TextFormat(separator, decimal, encoding), self._marks
-                )
+                text = TextFormat(separator, decimal, encoding)
+                self._options = text_options(self.path, self._suffix, text, self._marks, as_text)
                 self._find_types()
         check_row_count(self.n, self.path, min_rows)
         self._check_version()
@@ -149,7 +150,7 @@ class TableBatches:
                     kinds.setdefault(str(name), set()).add(_kind(column))
         self.columns = list(kinds)
         types = {name: _common_type(found) for name, found in kinds.items()}
-        self._options["dtype"] = {name: kind for name, kind in types.items() if kind is not None}
+        self._options["dtype"] |= {name: kind for name, kind in types.items() if kind is not None}
 
 
 def _version(path: Path) -> tuple[int, ...]:

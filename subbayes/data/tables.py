@@ -6,13 +6,14 @@ import codecs
 import gzip
 import os
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pandas as pd
+from pandas.api.types import infer_dtype
 
 from subbayes.data.columns import mask_markers
 from subbayes.data.frames import check_lengths, check_names, quote
@@ -29,6 +30,7 @@ __all__ = [
     "read_table",
     "reset_parquet",
     "split_target",
+    "text_columns",
     "text_options",
     "translate_damage",
 ]
@@ -52,6 +54,7 @@ def read_table(
     decimal: str = ".",
     encoding: str = "utf-8",
     min_rows: int = 2,
+    as_text: Iterable[str] = (),
 ) -> pd.DataFrame:
     r"""Read a table with a header row from CSV, TSV (also gzipped) or Parquet, by its suffix.
 
@@ -66,6 +69,9 @@ def read_table(
         decimal: decimal mark of the numbers of a text file, "." or ",".
         encoding: encoding of a text file, such as "cp1252" or "utf-16".
         min_rows: smallest number of rows: 2 for training, 1 for prediction.
+        as_text: columns of a text file whose cells are text even where all of them are numbers,
+            as `text_columns` of the training table gives them. The cells of other columns are
+            numbers if all are.
 
     Raises:
         InputError: no such file, an unknown suffix, an empty or unreadable file, too few rows,
@@ -88,7 +94,7 @@ def read_table(
             table = reset_parquet(pd.read_parquet(path), marks)
         else:
             text = TextFormat(separator, decimal, encoding)
-            options = text_options(path, suffix, text, marks)
+            options = text_options(path, suffix, text, marks, as_text)
             with refuse_longer_rows(path):
                 table = pd.read_csv(path, low_memory=False, **options)
     check_row_count(len(table), path, min_rows)
@@ -209,7 +215,20 @@ def _suffix(path: Path) -> str:
     )
 
 
-def text_options(path: Path, suffix: str, text: TextFormat, marks: list[Any]) -> dict[str, Any]:
+def text_columns(table: pd.DataFrame) -> list[str]:
+    """The columns of text alone, for `as_text` of `read_table`.
+
+    Example:
+        >>> text_columns(pd.DataFrame({"code": ["01", "A"], "x": [1, 2]}))
+        ['code']
+    """
+    found = (name for name in table if infer_dtype(table[name].astype(object)) == "string")
+    return [name for name in found if isinstance(name, str)]
+
+
+def text_options(
+    path: Path, suffix: str, text: TextFormat, marks: list[Any], as_text: Iterable[str] = ()
+) -> dict[str, Any]:
     """Arguments of `pandas.read_csv` for a text file, whose header is checked."""
     plain = ";" if text.decimal == "," else ","
     separator = text.separator or ("\t" if "tsv" in suffix else plain)
@@ -225,7 +244,7 @@ def text_options(path: Path, suffix: str, text: TextFormat, marks: list[Any]) ->
         "index_col": False,
     }
     _check_header(path, options)
-    return options | {"na_values": marks}
+    return options | {"na_values": marks, "dtype": dict.fromkeys(as_text, str)}
 
 
 @contextmanager

@@ -140,6 +140,20 @@ class DataFrameModel:
             )
         return self.model
 
+    @property
+    def text_columns(self) -> list[str]:
+        """Columns of text, in which a cell such as "01" is no number.
+
+        Example:
+            >>> import pandas as pd
+            >>> t = pd.DataFrame({"code": ["01", "A", "B"] * 5, "y": range(15)})
+            >>> small = TableSettings().change({"training": {"epochs": 1, "swa_epochs": 1}})
+            >>> DataFrameModel.fit(t, "y", small, method="map", progress=False).text_columns
+            ['code']
+        """
+        labels = [self.column] if any(isinstance(c, str) for c in self.target.classes) else []
+        return [*self.encoder.text_columns, *labels]
+
     def predict(self, table: pd.DataFrame, n_draws: int | None = None, **mode: str) -> Predictive:
         """The predictive distribution of each row, in the units of the target.
 
@@ -203,7 +217,7 @@ class DataFrameModel:
         n_draws: int | None = None,
         **mode: str,
     ) -> pd.DataFrame:
-        """Predictions as a data frame with one row for each row of `table`.
+        """Predictions as a data frame with one row, and its label, for each row of `table`.
 
         For numbers and counts: mean, standard deviations and interval. For classes: the most
         probable label, whether it is in doubt (no class is more probable than `threshold`), the
@@ -219,7 +233,8 @@ class DataFrameModel:
         import pandas as pd
 
         batches = self.predict_batches(table, n_draws, **mode)
-        return pd.concat([p.to_frame(level, threshold) for p in batches], ignore_index=True)
+        found = pd.concat([p.to_frame(level, threshold) for p in batches], ignore_index=True)
+        return found.set_axis(table.index) if isinstance(table, pd.DataFrame) else found
 
     def export(self, table: pd.DataFrame | None = None, layout: str = "auto") -> SmallNetwork:
         """Export a sparse network as a small plain module.
