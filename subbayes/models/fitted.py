@@ -196,6 +196,31 @@ class FittedModel(Predictor):
             network = self.network.to(device)
         return replace(self, network=network, subspace=posterior.subspace, posterior=posterior)
 
+    def with_data(self, data: Any) -> FittedModel:
+        """The model with the density of its training data, such as one loaded without them.
+
+        Args:
+            data: (inputs, y), a DataLoader, a Dataset or `Data`, with weights of the rows if any.
+
+        Raises:
+            InputError: data that do not fit the network or the likelihood.
+
+        Example:
+            >>> import subbayes
+            >>> data = torch.randn(20, 2), torch.randn(20)
+            >>> model = subbayes.fit(subbayes.MLP(2, (3,), 1), data, subspace="random",
+            ...                      training=subbayes.Training(epochs=2),
+            ...                      sampling=subbayes.Sampling(draws=8, progress=False))
+            >>> model.with_data(data).posterior.n
+            20
+        """
+        rows = Data.of(data)
+        likelihood = Weighted(self.likelihood) if rows.has_weights else self.likelihood
+        posterior = Posterior(
+            self.network, likelihood, rows, self.subspace, self.prior, self.temperature
+        )
+        return replace(self, posterior=posterior)
+
     def thin(self, n_draws: int) -> FittedModel:
         """The model with about `n_draws` draws, evenly spaced in each chain; see `Draws.thin`.
 
@@ -409,7 +434,7 @@ def rebuild(
         network = network_from(tensors, facts["network"], subspace.shift, module, output)
     prior, temperature = Normal.from_config(facts["prior"]), facts["temperature"]
     prior.check_rank(subspace.rank)
-    draws = posterior = None
+    draws = None
     if facts["draws"] is not None:
         draws = Draws.from_state(tensors, facts["draws"])
         check_saved_draws(draws, temperature)
@@ -417,22 +442,19 @@ def rebuild(
     _check_settings(facts["settings"], draws, subspace)
     if "preset" in facts["settings"]:
         check_preset_record(facts["settings"], network, prior, draws)
-    if data is not None:
-        data = Data.of(data)
-        of_rows = Weighted(likelihood) if data.has_weights else likelihood
-        posterior = Posterior(network, of_rows, data, subspace, prior, temperature)
-    return FittedModel(
+    model = FittedModel(
         network,
         likelihood,
         subspace,
         prior,
         temperature,
         draws,
-        posterior,
+        None,
         facts["history"],
         facts["settings"],
         tensors["starts"].numpy() if "starts" in tensors else None,
     )
+    return model if data is None else model.with_data(data)
 
 
 def _check_settings(settings: dict[str, Any], draws: Draws | None, subspace: Subspace) -> None:

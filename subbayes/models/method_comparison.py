@@ -77,6 +77,11 @@ class Comparison:
     settings: dict[str, Any] = field(default_factory=dict)
     trained: Trained | None = None
 
+    @property
+    def level(self) -> float:
+        """The probability of the intervals whose coverage and width are scored."""
+        return float(self.settings.get("level", 0.95))
+
     def differences(self) -> pd.DataFrame:
         r"""Difference of each log-likelihood to that of the best method, with standard error.
 
@@ -129,7 +134,7 @@ class Comparison:
         Args:
             scores: keys of `SCORE_HEADINGS`.
         """
-        level = f"{100 * self.settings.get('level', 0.95):g}"
+        level = f"{100 * self.level:g}"
         scores = [name for name in scores if name in self.table.columns]
         rows = [
             [str(row["method"]), *(format_score(name, row[name]) for name in scores)]

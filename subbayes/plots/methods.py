@@ -41,8 +41,8 @@ SCORE_LABELS = {
     ),
     "rmse": ("RMSE (units of y)", "lower is better"),
     "crps": ("CRPS (units of y)", "lower is better"),
-    "coverage": ("coverage of the 95 % interval", "0.95 is right"),
-    "interval_width": ("width of the 95 % interval (units of y)", "narrower is sharper"),
+    "coverage": ("coverage of the {percent:g} % interval", "{level:g} is right"),
+    "interval_width": ("width of the {percent:g} % interval (units of y)", "narrower is sharper"),
     "accuracy": ("accuracy", "higher is better"),
     "brier": ("Brier score", "lower is better"),
     "ece": ("expected calibration error", "lower is better"),
@@ -65,8 +65,8 @@ def scores(
     Args:
         table: one row per method, with columns "method" and `score`: `Comparison.table`.
         score: which score.
-        errors: its standard error by method, as `Comparison.errors(score)` gives.
-        level: what a coverage should be.
+        errors: its standard error by method, such as those of `Comparison.differences`.
+        level: probability of the intervals whose coverage or width the scores are.
         ax: axes to draw on.
 
     Raises:
@@ -100,10 +100,16 @@ def scores(
         ax.set_xlim(low, min(high, 1.005) if score in _SHARES else high)
     ax.set_yticks(place, list(map(shortened, names)))
     ax.set_ylim(len(names) - 0.5, -0.5)
-    title, better = SCORE_LABELS.get(score, (score, ""))
+    title, better = _labels(score, level)
     ax.xaxis.set_major_locator(MaxNLocator(5))
     note(ax, better)
     return label_axes(ax, title, "")
+
+
+def _labels(score: str, level: float) -> tuple[str, str]:
+    """A label of the axis, and what is better."""
+    title, better = SCORE_LABELS.get(score, (score, ""))
+    return title.format(percent=100 * level, level=level), better.format(level=level)
 
 
 def _best(score: str, values: np.ndarray, level: float) -> float:
@@ -168,6 +174,7 @@ def temperatures(
     score: str = "log_likelihood",
     *,
     chosen: float | None = None,
+    level: float = 0.95,
     ax: Axes | None = None,
 ) -> Axes:
     """A test score against the temperature, with the spread over runs.
@@ -178,6 +185,7 @@ def temperatures(
             gives a line to each method.
         score: which score.
         chosen: mark the temperature that was chosen.
+        level: probability of the intervals whose coverage or width the scores are.
         ax: axes to draw on.
 
     Raises:
@@ -213,5 +221,5 @@ def temperatures(
     values = np.sort(table["temperature"].unique())
     if len(values) <= 8:
         _temperature_axis(ax, values.tolist())
-    title, better = SCORE_LABELS.get(score, (score, ""))
+    title, better = _labels(score, level)
     return legend(label_axes(ax, "temperature T", f"{title}\n{better}".strip()))

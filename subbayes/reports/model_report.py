@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,6 @@ from subbayes.models.array_model import SPARSE_DRAWS
 from subbayes.models.fitted import FittedModel
 from subbayes.models.method_comparison import SCORE_HEADINGS, Comparison, format_score
 from subbayes.plots.methods import SCORE_LABELS
-from subbayes.posterior import Posterior
 from subbayes.predictions.predictive import Predictive
 from subbayes.reports import model_figures as figures
 from subbayes.reports import sparse as sparse_report
@@ -210,10 +209,7 @@ def _with_posterior(model: Predictor, data: Data | None) -> Predictor:
     """Add the posterior to a model that was loaded without its data, if there are data."""
     if not isinstance(model, FittedModel) or model.posterior is not None or data is None:
         return model
-    posterior = Posterior(
-        model.network, model.likelihood, data, model.subspace, model.prior, model.temperature
-    )
-    return replace(model, posterior=posterior)
+    return model.with_data(data)
 
 
 # --- text -----------------------------------------------------------------------------------
@@ -346,14 +342,14 @@ def _scores(content: _Content) -> tuple[Table | None, list[Picture]]:
 
 
 def _compared_scores(comparison: Comparison) -> tuple[Table, list[Picture]]:
-    frame, differences = comparison.table, comparison.differences()
+    frame, differences, level = comparison.table, comparison.differences(), comparison.level
     head, rows = comparison.cells(list(SCORE_HEADINGS))
     kept = [key for key in SCORE_HEADINGS if key in frame.columns]
     best = [
         (int(i), j + 1)
         for j, key in enumerate(kept)
         if key not in _NOT_RANKED
-        for i in np.flatnonzero(_is_best(key, frame[key]))
+        for i in np.flatnonzero(_is_best(key, frame[key], level))
     ]
     n = len(next(iter(comparison.predictives.values())))
     caption = (
@@ -370,23 +366,23 @@ def _compared_scores(comparison: Comparison) -> tuple[Table, list[Picture]]:
         )
     ]
     captions = {
-        "coverage": "Coverage of the 95 % interval on the test rows; the dashed line is the "
-        "target.",
+        "coverage": f"Coverage of the {100 * level:g} % interval on the test rows; the dashed "
+        "line is the target.",
         "accuracy": "Accuracy on the test rows.",
     }
     pictures += [
-        picture(plots.scores(frame, score), caption)
+        picture(plots.scores(frame, score, level=level), caption)
         for score, caption in captions.items()
         if score in frame.columns
     ]
     return Table(head, rows, caption, best), pictures
 
 
-def _is_best(score: str, values: pd.Series) -> np.ndarray:
+def _is_best(score: str, values: pd.Series, level: float) -> np.ndarray:
     """The best values as printed; none if all are equal."""
     array = values.to_numpy(dtype=float)
     distance = (
-        np.abs(array - 0.95)
+        np.abs(array - level)
         if score == "coverage"
         else (-array if SCORE_LABELS[score][1].startswith("higher") else array)
     )

@@ -87,7 +87,9 @@ def test_numbers_written_otherwise_are_the_same_level(model):
 
 def test_numbers_where_text_was_fitted_are_warned_of(model):
     table = pd.DataFrame([row(2)]).assign(codes=[1234])
-    with pytest.warns(UserWarning, match="'codes' was fitted with text such as '01234' and has num"):
+    with pytest.warns(
+        UserWarning, match="'codes' was fitted with text such as '01234' and has num"
+    ):
         model.encoder.transform(table)
 
 

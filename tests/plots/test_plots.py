@@ -595,6 +595,17 @@ def test_scores_mark_the_best():
     assert len(np.unique(plots.scores(TABLE, "seconds").collections[-1].get_facecolors())) < 3
 
 
+@pytest.mark.parametrize(("level", "best"), [(0.95, 1), (0.9, 0)])
+def test_coverage_is_that_of_the_level(level, best):
+    ax = plots.scores(TABLE, "coverage", level=level)
+    assert ax.get_xlabel() == f"coverage of the {100 * level:g} % interval"
+    assert f"{level:g} is right" in [text.get_text() for text in ax.texts]
+    assert ax.lines[0].get_xdata()[0] == level
+    colors = ax.collections[-1].get_facecolors()
+    of_best = plots.scores(TABLE, "rmse").collections[-1].get_facecolors()[1]
+    np.testing.assert_array_equal(colors[best], of_best)
+
+
 def test_scores_show_one_standard_error():
     ax = plots.scores(TABLE, "rmse", errors={"MAP": 0.1})
     segments = ax.collections[0].get_segments()

@@ -278,6 +278,15 @@ def test_density_of_a_loaded_model_needs_data(fitted, tmp_path):
     assert fitted.posterior.fingerprint()[:16] in whole.words
 
 
+def test_a_loaded_model_of_weighted_rows_takes_their_weights(tmp_path):
+    weighted = Data.of(rows()).weighted(np.arange(40) % 3)
+    options = fit_options(likelihood=Gaussian(), training=PLAN, progress=False, rank=2, draws=12)
+    fitted = fit(MLP(2, (5,), 1, "tanh", seed=0), weighted, **options)
+    loaded = subbayes.load(fitted.save(tmp_path / "model"))
+    page = read(write_report(loaded, tmp_path / "r.html", data=weighted))
+    assert fitted.posterior.fingerprint()[:16] in page.words
+
+
 def test_unconverged_chains_are_reported(fitted, tmp_path):
     z = fitted.draws.z.copy()
     z[0] += 5
@@ -505,10 +514,22 @@ def test_warnings_of_other_methods_are_named(comparison, tmp_path):
 
 def test_best_scores_are_bold_unless_all_are_equal():
     best = subbayes.reports.model_report._is_best
-    assert best("rmse", pd.Series([2.00001, 2.0, 3.0])).tolist() == [True, True, False]
-    assert best("accuracy", pd.Series([0.97, 0.97001])).tolist() == [False, False]
-    assert best("log_likelihood", pd.Series([np.nan, -2.0, -1.0])).tolist() == [False, False, True]
-    assert best("coverage", pd.Series([1.0, 0.94, 0.9])).tolist() == [False, True, False]
+    assert best("rmse", pd.Series([2.00001, 2.0, 3.0]), 0.95).tolist() == [True, True, False]
+    assert best("accuracy", pd.Series([0.97, 0.97001]), 0.95).tolist() == [False, False]
+    scores = pd.Series([np.nan, -2.0, -1.0])
+    assert best("log_likelihood", scores, 0.95).tolist() == [False, False, True]
+    assert best("coverage", pd.Series([1.0, 0.94, 0.9]), 0.95).tolist() == [False, True, False]
+    assert best("coverage", pd.Series([1.0, 0.94, 0.81]), 0.8).tolist() == [False, False, True]
+
+
+def test_a_comparison_at_another_level_says_so(comparison, tmp_path):
+    settings = comparison.settings | {"level": 0.8}
+    page = read(
+        write_report(dataclasses.replace(comparison, settings=settings), tmp_path / "r.html")
+    )
+    assert "coverage of 80 %" in page.words
+    assert "Coverage of the 80 % interval" in page.words
+    assert "95 % interval on the test rows" not in page.words
 
 
 def test_describe_without_settings_and_draws(fitted):
