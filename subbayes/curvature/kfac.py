@@ -212,13 +212,13 @@ def _compute_products(
                 others = True
                 continue
             outer, inner = _products(piece)
+            places = piece.left.shape[1] * piece.left.shape[2]  # of all rows of the block
             if piece.layer.name in sums:
-                outer += sums[piece.layer.name][1]
-                inner += sums[piece.layer.name][2]
-            sums[piece.layer.name] = piece.layer, outer, inner, piece.left.shape[2]
-    found = tuple(
-        (layer, outer / (V.n * places), inner) for layer, outer, inner, places in sums.values()
-    )
+                _, outer_before, inner_before, places_before = sums[piece.layer.name]
+                outer, inner = outer + outer_before, inner + inner_before
+                places += places_before
+            sums[piece.layer.name] = piece.layer, outer, inner, places
+    found = tuple((layer, outer / places, inner) for layer, outer, inner, places in sums.values())
     diagonal = torch.zeros(V.size, dtype=torch.float64, device=V.network.device)
     if others:
         diagonal = squared_column_norms(V)

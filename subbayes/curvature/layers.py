@@ -7,9 +7,10 @@ $u_n^\top J_n$ for every n as outer products (see `layer_kinds`), from which row
 sums of squares or single entries are computed. C cotangents cost C backward passes. The places of
 a layer that runs several times are those of all runs.
 
-Each layer is verified on a few rows against autograd. Weights outside the verified layers (of an
-unknown layer, a layer that does not run, or shared by two layers) are differentiated row by row,
-so that the result is exact for every module.
+Each layer is verified on a few rows against autograd, and the sum over all rows on the first batch
+and wherever a layer has another number of inputs for each row, as of a mixture of experts. Weights
+the verified layers (of an unknown layer, a layer that does not run, or shared by two layers) are
+differentiated row by row, so that the result is exact for every module.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.func import vjp, vmap
 
+from subbayes.curvature.layer_checks import check_sums, matches_autograd
 from subbayes.curvature.layer_kinds import (
     ConcatenatedRuns,
     Kind,
@@ -211,6 +213,7 @@ class Layers:
         self.network = network
         few = torch.arange(_TEST_ROWS, device=leaves(inputs)[0].device) % n_rows(inputs)
         self.rest: OtherWeights | None = None
+        self._verified_runs: set[tuple[tuple[int, ...], ...]] = set()
         spans = self._spans()
         self.layers = self._candidates(spans)
         self.layers = self._verified(take(inputs, few))
@@ -225,8 +228,16 @@ class Layers:
         return f"Layers({len(self.layers)} layers{rest})"
 
     def capture(self, inputs: Inputs) -> CapturedBatch:
-        """Run the network on a batch and store the inputs of its layers."""
-        return CapturedBatch(self, inputs)
+        """Run the network on a batch and store the inputs of its layers.
+
+        Raises:
+            InputError: a layer whose inputs are not those of all rows in their order.
+        """
+        batch = CapturedBatch(self, inputs)
+        if batch.runs not in self._verified_runs:
+            check_sums(batch)
+            self._verified_runs.add(batch.runs)
+        return batch
 
     def _spans(self) -> dict[str, Span]:
         masks, values = self.network.masks, self.network.unflatten(self.network.weights)
@@ -265,7 +276,7 @@ class Layers:
         return tuple(
             layer
             for layer in self.layers
-            if batch.calls[layer.name] > 0 and _matches_autograd(batch, layer, u, truth)
+            if batch.repeats[layer.name] and matches_autograd(batch, layer, u, truth)
         )
 
     def row_gradients(
@@ -299,22 +310,6 @@ class Layers:
         return torch.stack(rows)
 
 
-def _matches_autograd(
-    batch: CapturedBatch, layer: Layer, u: Tensor, truth: Float[Tensor, "n D"]
-) -> bool:
-    try:
-        (gradients,) = batch.pull(u, (layer,))
-        parts = list(gradients.parts())
-    except (RuntimeError, AssertionError):  # the first dimension is not that of the rows
-        return False
-    tolerance = 100 * torch.finfo(truth.dtype).eps ** 0.75
-    return all(
-        rows.shape == truth[:, place].shape
-        and bool(((rows - truth[:, place]).norm() <= tolerance * truth.norm()).all())
-        for place, rows in parts
-    )
-
-
 def _sizes_per_row(plan: Layers, inputs: Inputs) -> tuple[int, int, dict[str, int]]:
     """Bytes that autograd keeps for one more row, those of the layers' outputs, and places."""
     counts = []
@@ -326,7 +321,7 @@ def _sizes_per_row(plan: Layers, inputs: Inputs) -> tuple[int, int, dict[str, in
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(kept, lambda tensor: tensor):
-            batch = plan.capture(take(inputs, slice(rows)))
+            batch = CapturedBatch(plan, take(inputs, slice(rows)))
         counts.append(sum(sizes))
     outputs = batch.outputs
     pulled = batch.pull(torch.ones_like(outputs), plan.layers)
@@ -346,13 +341,14 @@ class CapturedBatch:
 
     Attributes:
         outputs: shape (N, C), detached.
-        calls: number of runs of each layer.
+        repeats: for each run of a layer, the leading dimension of its input divided by N; 0 where
+            that is no whole number.
         output_count: total number of entries of the layers' outputs.
     """
 
     def __init__(self, plan: Layers, inputs: Inputs) -> None:
         self.plan, self.inputs = plan, inputs
-        self.calls = {layer.name: 0 for layer in plan.layers}
+        self.repeats: dict[str, list[int]] = {layer.name: [] for layer in plan.layers}
         self.output_count = 0
         self._rights: dict[str, list[RightFactor]] = {}
         self._edges: dict[str, list[GradientEdge]] = {}
@@ -366,15 +362,23 @@ class CapturedBatch:
     def __len__(self) -> int:
         return len(self.outputs)
 
+    @property
+    def runs(self) -> tuple[tuple[int, ...], ...]:
+        """The repeats of all layers."""
+        return tuple(map(tuple, self.repeats.values()))
+
     def _record(
         self, layer: Layer, n: int, module: nn.Module, args: Any, kwargs: Any, output: Any
     ) -> None:
         """Keep what a layer was called with: a forward hook of its module."""
-        self.calls[layer.name] += 1
         x = args[0] if args else next(iter(kwargs.values()), None)
+        self.repeats[layer.name].append(0)
         if not (isinstance(output, Tensor) and isinstance(x, Tensor)):
             return
-        if x.ndim >= layer.kind.ndim(module) and x.shape[0] % n == 0 and output.requires_grad:
+        if x.ndim < layer.kind.ndim(module) or x.shape[0] % n or not output.requires_grad:
+            return
+        self.repeats[layer.name][-1] = x.shape[0] // n
+        if x.shape[0]:
             self._edges.setdefault(layer.name, []).append(get_gradient_edge(output))
             self.output_count += output.numel()
             if layer.weight is not None:
@@ -395,8 +399,8 @@ class CapturedBatch:
         edges = []
         for layer in wanted:
             found = self._edges.get(layer.name, [])
-            if len(found) < max(1, self.calls[layer.name]):
-                raise RuntimeError(f"the first dimension of {layer.name!r} is not that of the rows")
+            if len(found) < max(1, len(self.repeats[layer.name])):
+                raise RuntimeError(f"another first dimension of {layer.name!r} than the rows'")
             edges += found
         pulled = iter(
             _pull(self._outputs, edges, cotangents, retain_graph=True, allow_unused=True)

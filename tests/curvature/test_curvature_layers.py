@@ -6,7 +6,7 @@ import torch
 from jacobians import Many, dense
 from torch import nn
 
-from subbayes import Network
+from subbayes import InputError, Network
 from subbayes.curvature.diagonal import squared_column_norms
 from subbayes.curvature.jacobian import Jacobian
 from subbayes.curvature.layers import CapturedBatch, Layers
@@ -124,3 +124,69 @@ def test_module_has_no_hooks_or_gradients_afterwards():
     inner = [m for _, m, _ in network.owners()]
     assert not any(m._forward_hooks for m in [*module.modules(), *inner])
     assert all(p.grad is None for p in module.parameters())
+
+
+class Experts(nn.Module):
+    """Places whose first number is above 0 go to one layer, others to another one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.head = nn.Linear(4, 3), nn.Linear(4, 3), nn.Linear(3, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        places, h = x.flatten(0, -2), x.new_zeros(x[..., 0].numel(), 3)
+        first = places[:, 0] > 0
+        for layer, chosen in ((self.one, first), (self.two, ~first)):
+            h = h.index_put(chosen.nonzero(as_tuple=True), torch.tanh(layer(places[chosen])))
+        return self.head(h.unflatten(0, x.shape[:-1]).flatten(1, -2).sum(1))
+
+
+def routed(*first: list[int]) -> torch.Tensor:
+    """Rows of places with these first numbers."""
+    x = torch.randn(len(first), len(first[0]), 4, generator=torch.Generator().manual_seed(0))
+    x[..., 0] = torch.tensor(first)
+    return x.double()
+
+
+@pytest.mark.filterwarnings("ignore:vectorising over rows")
+def test_layers_that_take_some_of_the_places_are_differentiated_row_by_row():
+    torch.manual_seed(0)
+    plan = check(Network(Experts().double()), routed([1, -1], [-1, -1], [1, 1], [1, -1]))
+    assert [layer.name for layer in plan.layers] == ["head"]
+
+
+@pytest.mark.parametrize(
+    "later",
+    [
+        routed(*[[1] * 5] * 3, *[[1, -1, 1, 1, 1]] * 5),  # 35 and 5 places of 8 rows
+        routed(*[[1] * 5] * 5, *[[-1, -1, 1, -1, -1]] * 2, [1, 1, 1, -1, 1]),
+        routed(*[[1] * 5] * 3, *[[-1] * 5] * 3),  # the first sum over 3 rows was right
+    ],
+)
+def test_layers_that_take_all_places_of_the_first_rows_alone_are_refused(later):
+    torch.manual_seed(0)
+    network = Network(Experts().double())
+    plan = Layers(network, later)
+    plan.capture(later[:3])
+    with pytest.raises(InputError, match="module: expected layers that take all rows, or places"):
+        plan.capture(later)
+
+
+@pytest.mark.filterwarnings("ignore:vectorising over rows")
+def test_outputs_that_are_changed_in_place_are_differentiated_row_by_row():
+    torch.manual_seed(0)
+
+    class Added(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.out = nn.Linear(4, 4), nn.Linear(8, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            h = self.inner(x)
+            h += x
+            return self.out(h.flatten(1))
+
+    chain = nn.Sequential(nn.Linear(4, 3), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(6, 2))
+    for module in (chain, Added()):
+        plan = check(Network(module.double()), torch.randn(5, 2, 4).double())
+        assert len(plan.layers) == 1

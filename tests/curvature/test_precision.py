@@ -13,6 +13,7 @@ from subbayes import InputError, Network
 from subbayes.curvature.low_rank import LowRank
 from subbayes.curvature.precision import cholesky
 from subbayes.curvature.precision_factory import precision, root
+from subbayes.likelihoods import Gaussian
 from subbayes.utils.trees import take
 
 CHOSEN = [
@@ -288,3 +289,35 @@ def test_kronecker_factors_against_curvlinops():
     torch.testing.assert_close(
         torch.linalg.inv(found.solve(eye)) - eye, matrix, rtol=1e-8, atol=1e-9
     )
+
+
+def test_kronecker_factors_of_rows_of_different_lengths():
+    """Sums over all places of all rows, divided by their number, in any order of the batches."""
+
+    class Sequence(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.out = torch.nn.Linear(3, 4), torch.nn.Linear(4, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.out(torch.tanh(self.inner(x)).mean(1))
+
+    torch.manual_seed(0)
+    network = Network(Sequence().double())
+    batches = [(torch.randn(6, t, 3).double(), torch.randn(6).double()) for t in (2, 9)]
+    inputs, gradients = [], []
+    for x, _ in batches:
+        inputs.append(torch.nn.functional.pad(x, (0, 1), value=1.0).flatten(0, 1))
+        weights = network.unflatten(network.weights)
+        h = torch.nn.functional.linear(x, weights["inner.weight"], weights["inner.bias"])
+        slope = (1 - torch.tanh(h) ** 2) * weights["out.weight"] / x.shape[1]
+        gradients.append(slope.flatten(0, 1))
+    a, g = torch.cat(inputs), torch.cat(gradients)
+    expected = torch.kron(g.T @ g / len(a), a.T @ a)
+    for order in (batches, batches[::-1]):
+        rows = [row for batch in order for row in zip(*batch, strict=True)]
+        loader = torch.utils.data.DataLoader(rows, batch_size=6)
+        found = precision(network, Gaussian(1.0), loader, "kfac", prior_precision=0.5)
+        (one,) = (f for f in found.factors if f.layer.name == "inner")
+        values, basis = one.values[0], torch.kron(one.outer[0], one.inner[0])
+        torch.testing.assert_close(basis @ values.flatten().diag() @ basis.T, expected)

@@ -1,0 +1,85 @@
+"""Checks of gradients layer by layer against autograd."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NoReturn
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from subbayes.utils.checks import fail
+
+if TYPE_CHECKING:
+    from subbayes.curvature.layers import CapturedBatch, Layer
+
+__all__ = ["check_sums", "matches_autograd"]
+
+_AT_ONCE = 2**22  # entries of a temporary tensor
+
+
+def matches_autograd(
+    batch: CapturedBatch, layer: Layer, u: Tensor, truth: Float[Tensor, "n D"]
+) -> bool:
+    """Whether the gradients of a layer are those of autograd for each row.
+
+    Args:
+        batch: a few rows.
+        layer: the layer.
+        u: cotangents.
+        truth: u_n J_n.
+    """
+    try:
+        gradients = batch.pull(u, (layer,))
+        parts = [part for one in gradients for part in one.parts()]
+    except (RuntimeError, AssertionError):  # the first dimension is not that of the rows
+        return False
+    return len(parts) == len(layer.spans) and all(
+        rows.shape == truth[:, place].shape
+        and bool((rows - truth[:, place]).norm() <= _tolerance(truth) * truth.norm())
+        for place, rows in parts
+    )
+
+
+def _tolerance(truth: Tensor) -> float:
+    return float(100 * torch.finfo(truth.dtype).eps ** 0.75)
+
+
+def check_sums(batch: CapturedBatch) -> None:
+    """Check the sum over all rows of the gradients of each layer against autograd.
+
+    Args:
+        batch: the rows.
+
+    Raises:
+        InputError: another sum, of a layer that takes some of the rows, or in another order.
+    """
+    generator = torch.Generator().manual_seed(0)
+    u = torch.randn(batch.outputs.shape, generator=generator, dtype=torch.float64)
+    u, layers = u.to(batch.outputs), batch.plan.layers
+    total = torch.zeros_like(batch.plan.network.weights)
+    try:
+        gradients = batch.pull(u, layers)
+    except RuntimeError as error:
+        _fail_rows(f"{error}")
+    for one in gradients:
+        step = max(1, _AT_ONCE // one.layer.size)
+        for start in range(0, len(batch), step):
+            for place, rows in one.parts(slice(start, start + step)):
+                total[place] += rows.sum(0)
+    truth = batch.vjp(u)
+    for layer in layers:
+        for place in (span.place for span in layer.spans):
+            if bool((total[place] - truth[place]).norm() > _tolerance(truth) * truth.norm()):
+                _fail_rows(f"other gradients of {layer.name!r} than those of autograd")
+
+
+def _fail_rows(got: str) -> NoReturn:
+    fail(
+        "module",
+        "layers that take all rows, or places of rows, in their order",
+        got,
+        "Select other weights with parameters=[...], or sample the posterior instead "
+        "(inference='nuts'): layers that take some rows, as in a mixture of experts, have no "
+        "curvature layer by layer",
+    )
