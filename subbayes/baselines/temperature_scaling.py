@@ -1,7 +1,8 @@
 r"""Temperature scaling (Guo et al. 2017): one temperature fitted on held-out data.
 
 Classification divides the logits, $p_\tau(y = c) \propto \exp(f_c / \tau)$; regression multiplies
-the standard deviation of the noise, $y \sim N(\mu, \tau^2 \sigma^2)$.
+the standard deviation of the noise, $y \sim N(\mu, \tau^2 \sigma^2)$. The epistemic variance of
+regressions does not change; that of logits is divided by $\tau^2$.
 """
 
 from __future__ import annotations
@@ -168,7 +169,7 @@ def scale_predictive(predictive: Predictive, tau: float) -> Predictive:
     """A predictive distribution at a temperature."""
     likelihood = predictive.likelihood
     if likelihood.kind == "classification":
-        return Predictive(predictive.outputs / tau, likelihood)
+        return predictive.scaled(1 / tau)
     if predictive.components() is None:
         fail(
             "likelihood",
@@ -176,7 +177,7 @@ def scale_predictive(predictive: Predictive, tau: float) -> Predictive:
             repr(likelihood),
             "Temperature scaling has no meaning for counts",
         )
-    return Predictive(predictive.outputs, ScaledNoise(likelihood, tau))
+    return predictive.scaled(1.0, ScaledNoise(likelihood, tau))
 
 
 def _predicted(

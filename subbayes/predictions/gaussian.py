@@ -131,7 +131,7 @@ class GaussianPredictive(Predictive):
         self._joint = None if joint is None else joint.detach().cpu().double()
         zeros = torch.zeros_like(self.outputs[0])
         self._unit = likelihood.mean(zeros + 1) - likelihood.mean(zeros)  # units of y
-        rows = covariance.detach().cpu().double()
+        self._rows = rows = covariance.detach().cpu().double()
         self._epistemic = rows * self._unit.unsqueeze(-1) * self._unit.unsqueeze(-2)
         self._noise = likelihood.variance(self.outputs[0]).double()
         self._mean = likelihood.mean(self.outputs[0]).double()
@@ -147,6 +147,11 @@ class GaussianPredictive(Predictive):
 
     def __repr__(self) -> str:
         return f"GaussianPredictive(n={len(self)}, {self.likelihood!r})"
+
+    def _scaled(self, factor: float, likelihood: Likelihood) -> Predictive:
+        joint = None if self._joint is None else factor**2 * self._joint
+        mean, rows = factor * self.outputs[0], factor**2 * self._rows
+        return GaussianPredictive(mean, rows, likelihood, joint)
 
     @property
     def covariance(self) -> Float[np.ndarray, "m m"]:
@@ -269,12 +274,23 @@ class ClassPredictive(Predictive):
         generator = torch.Generator().manual_seed(check_seed(seed))
         logits = draws(mean, covariance, check_count("n_draws", n_draws), generator)
         super().__init__(logits, likelihood)
-        self.method = method
+        self.method, self._seed, self._gaussian = method, seed, (mean, covariance)
         self._log_averaged = _class_log_probabilities(mean, covariance, method)
         self._averaged = self._log_averaged.exp()
 
     def __repr__(self) -> str:
         return f"ClassPredictive(n={len(self)}, {self.method}, {self.likelihood!r})"
+
+    def _scaled(self, factor: float, likelihood: Likelihood) -> Predictive:
+        mean, covariance = self._gaussian
+        return ClassPredictive(
+            factor * mean,
+            factor**2 * covariance,
+            likelihood,
+            self.method,
+            self.n_draws,
+            self._seed,
+        )
 
     @property
     def mean(self) -> Array:

@@ -320,6 +320,25 @@ class Predictive:
         p = self.probabilities
         return np.where(p.max(-1) > threshold, p.argmax(-1), -1)
 
+    def scaled(self, factor: float, likelihood: Likelihood | None = None) -> Predictive:
+        """The same predictions, with network outputs times a factor.
+
+        Args:
+            factor: of the outputs.
+            likelihood: another distribution of the target given the outputs.
+
+        Example:
+            >>> from subbayes.likelihoods import Bernoulli
+            >>> Predictive(torch.tensor([[[2.0]]]), Bernoulli()).scaled(0.5).outputs
+            tensor([[[1.]]], dtype=torch.float64)
+        """
+        found = self._scaled(factor, likelihood or self.likelihood)
+        found.classes = self.classes
+        return found
+
+    def _scaled(self, factor: float, likelihood: Likelihood) -> Predictive:
+        return Predictive(factor * self.outputs, likelihood)
+
     def with_classes(self, classes: Sequence[Any] | np.ndarray | None) -> Predictive:
         """The same predictions, with names of the classes in data frames.
 

@@ -17,8 +17,13 @@ from subbayes.baselines.ensemble import WeightSamples, stack_likelihoods
 from subbayes.baselines.map import point_estimate
 from subbayes.baselines.mc_dropout import Mask, mc_dropout
 from subbayes.baselines.swag import swag
-from subbayes.baselines.temperature_scaling import TemperatureScaled, temperature_scaling
+from subbayes.baselines.temperature_scaling import (
+    TemperatureScaled,
+    scale_predictive,
+    temperature_scaling,
+)
 from subbayes.data.data import Data
+from subbayes.inference.laplace.linearised import linearised_laplace
 from subbayes.likelihoods import (
     Bernoulli,
     Categorical,
@@ -28,6 +33,7 @@ from subbayes.likelihoods import (
     Standardized,
 )
 from subbayes.networks.initialisation import reinitialise
+from subbayes.predictions.gaussian import ClassPredictive, GaussianPredictive
 from subbayes.predictions.predictive import Predictive
 from subbayes.training.trainer import swa, train
 from subbayes.utils.checks import InputError, InputTypeError
@@ -510,6 +516,53 @@ def test_counts_and_useless_data_are_rejected():
         temperature_scaling(sure, (rows(9), labels))
     with pytest.raises(InputError, match="temperature: expected a finite number above 0"):
         TemperatureScaled(sure, 0.0)
+
+
+def gaussian_predictives():
+    """Predictives of a Gaussian over the outputs, and one of draws."""
+    mean, root = randn(7, 2), randn(7, 2, 2)
+    covariance = root @ root.mT
+    joint = torch.block_diag(*covariance)
+    return {
+        "regression": GaussianPredictive(mean, covariance, Gaussian((0.3, 0.5)), joint),
+        "one target": GaussianPredictive(mean[:, :1], covariance[:, :1, :1], Gaussian(0.4)),
+        "classes": ClassPredictive(mean, covariance, Categorical(), "extended-probit", 50, seed=3),
+        "bridge": ClassPredictive(mean, covariance, Categorical(), "laplace-bridge"),
+        "draws": Predictive(randn(5, 7, 2), Categorical()).with_classes(["a", "b"]),
+    }
+
+
+@pytest.mark.parametrize("name", list(gaussian_predictives()))
+def test_a_temperature_of_one_changes_no_predictive(name):
+    predictive = gaussian_predictives()[name]
+    same = scale_predictive(predictive, 1.0)
+    assert (type(same), same.classes) == (type(predictive), predictive.classes)
+    for part in ("mean", "epistemic", "aleatoric"):
+        np.testing.assert_allclose(getattr(same, part), getattr(predictive, part), rtol=1e-12)
+    y = predictive.sample(1, seed=0)[0]
+    np.testing.assert_allclose(same.log_prob(y), predictive.log_prob(y), rtol=1e-12)
+
+
+def test_temperatures_keep_the_gaussian_over_the_outputs():
+    found = gaussian_predictives()
+    regression = found["regression"]
+    scaled = scale_predictive(regression, 3.0)
+    np.testing.assert_allclose(scaled.epistemic, regression.epistemic)
+    np.testing.assert_allclose(scaled.aleatoric, 9 * regression.aleatoric)
+    np.testing.assert_allclose(scaled.covariance, regression.covariance)
+    mean, covariance = found["classes"]._gaussian
+    expected = ClassPredictive(mean / 3, covariance / 9, Categorical(), "extended-probit")
+    np.testing.assert_allclose(scale_predictive(found["classes"], 3.0).mean, expected.mean)
+
+
+def test_the_temperature_of_linearised_laplace_scores_no_worse_than_one():
+    x, y = table(60)
+    base = linearised_laplace(Network(net()), Gaussian(0.1), (x[:30], y[:30]))
+    held_out = x[30:], y[30:]
+    fitted = temperature_scaling(base, held_out)
+    known, scaled = base.predict(held_out[0]), fitted.predict(held_out[0])
+    assert scaled.log_prob(held_out[1]).mean() >= known.log_prob(held_out[1]).mean() - 1e-9
+    np.testing.assert_allclose(scaled.epistemic, known.epistemic)
 
 
 @pytest.mark.parametrize("known", [False, True])
