@@ -24,12 +24,7 @@ from subbayes.semistructured.formula_checks import (
     check_levels,
     check_terms,
 )
-from subbayes.semistructured.formula_columns import (
-    factor_column,
-    factors,
-    is_categorical,
-    kind_of_term,
-)
+from subbayes.semistructured.formula_columns import factor_column, factors, kind_of_term
 from subbayes.semistructured.formula_grammar import check_length, check_size, formula_errors
 from subbayes.semistructured.reference_levels import (
     unseen_levels,
@@ -135,7 +130,7 @@ def formula_variables(right: Mapping[str, str], frame: pd.DataFrame) -> tuple[st
 class _ParameterFormula:
     """The formula of one parameter, its variables, and the positions of its effects and offsets.
 
-    `column_terms` holds the term of each column, and whether the term has a factor with levels.
+    `column_terms` holds the term of each column of formulaic's terms.
     `read` are the variables of formulaic's terms; `own` are the other terms.
     """
 
@@ -144,7 +139,7 @@ class _ParameterFormula:
     read: tuple[str, ...]
     effects: list[int]
     offsets: list[int]
-    column_terms: list[tuple[str, bool]]
+    column_terms: list[str]
     own: list[LearnedTerm] = field(default_factory=list)
 
 
@@ -218,11 +213,11 @@ class Design:
         names = [str(name) for name in spec.column_names]
         effects: list[int] = []
         offsets: list[int] = []
-        column_terms = [("", False)] * len(names)
+        column_terms = [""] * len(names)
         for term, places in spec.term_indices.items():
             name = str(term)
             for place in places:
-                column_terms[place] = name, is_categorical(spec, term)
+                column_terms[place] = name
             if any(str(factor).startswith("offset(") for factor in term.factors):
                 if len(term.factors) > 1:
                     fail(f"term {name!r}", "offset(...) on its own", "an interaction")
@@ -443,15 +438,7 @@ class Design:
             values = formula_columns.evaluate(formula.spec, frame, formula.read)
         except (FormulaicError, ValueError) as error:
             self._fail_at_values(error, frame)
-        undefined = ~np.isfinite(values)
-        for place in np.flatnonzero(undefined.any(0)):
-            name, categorical = formula.column_terms[place]
-            if not categorical:  # unseen levels of factors become 0
-                rows = np.flatnonzero(undefined[:, place])
-                got = f"{len(rows)} rows without one, the first at position {rows[0]}"
-                remedy = "Drop these rows, or transform the column another way"
-                fail(f"term {name!r}", "finite numbers", got, remedy)
-        values[undefined] = 0.0
+        formula_columns.check_defined(values, formula.column_terms)
         return values
 
     def _fail_at_values(self, error: Exception, frame: pd.DataFrame) -> NoReturn:

@@ -21,6 +21,7 @@ from subbayes.utils.checks import fail
 from subbayes.utils.warning import filtered_warnings
 
 __all__ = [
+    "check_defined",
     "evaluate",
     "factor_column",
     "factors",
@@ -73,6 +74,29 @@ def evaluate(
     with filtered_warnings("ignore", DataMismatchWarning), np.errstate(all="ignore"):
         matrix = model_matrix(spec, frame[list(columns)], _CONTEXT)
     return np.array(matrix, dtype=np.float64).reshape(len(frame), -1)
+
+
+def check_defined(values: Float[np.ndarray, "n c"], terms: Sequence[str]) -> None:
+    """Raise `InputError` for columns without a number in some rows, such as the logarithm of 0.
+
+    Levels of a factor that training has not seen have the number 0.
+
+    Args:
+        values: the columns of rows.
+        terms: the term of each column, for the error.
+
+    Example:
+        >>> check_defined(np.array([[0.0], [-np.inf]]), ["np.log(x)"])
+        Traceback (most recent call last):
+        ...
+        subbayes.InputError: term 'np.log(x)': expected finite numbers, got 1 rows without one, ...
+    """
+    undefined = ~np.isfinite(values)
+    for place in np.flatnonzero(undefined.any(0)):
+        rows = np.flatnonzero(undefined[:, place])
+        got = f"{len(rows)} rows without one, the first at position {rows[0]}"
+        remedy = "Drop these rows, or transform the column another way"
+        fail(f"term {terms[place]!r}", "finite numbers", got, remedy)
 
 
 def is_categorical(spec: ModelSpec, term: Any) -> bool:

@@ -11,6 +11,7 @@ from scipy import stats
 
 from subbayes import InputError, InputTypeError, Sampling, SemiStructuredRegression
 from subbayes.semistructured.effect_priors import Flexible, StudentT
+from subbayes.semistructured.formula import Design
 from subbayes.semistructured.formula_checks import check_columns
 
 N = 200
@@ -134,6 +135,26 @@ def test_unseen_levels_have_the_effect_of_the_reference_level(formula, reference
     same = rows.assign(g=[reference, "b", reference])
     found = model.predict(rows, new_levels="reference").mean
     np.testing.assert_allclose(found, model.predict(same).mean)
+
+
+@pytest.mark.parametrize("formula", ["np.log(x):g", "np.log(x):C(g)", "(np.log(x) | g)"])
+def test_undefined_numbers_beside_factors_are_reported_as_those_of_main_effects(formula):
+    rows = FRAME.copy()
+    rows.loc[[3, 7], "x"] = 0.0
+    design = Design({"mu": formula}, FRAME)
+    match = (
+        r"np\.log\(x\).*: expected finite numbers, got 2 rows without one, the first at position 3"
+    )
+    for undefined in (
+        lambda: Design({"mu": "np.log(x)"}, rows),
+        lambda: Design({"mu": formula}, rows),
+        lambda: design.matrix(rows),
+        lambda: design.matrix(rows.assign(g="unseen"), new_levels="reference"),
+    ):
+        with pytest.raises(InputError, match=match):
+            undefined()
+    new, _ = design.matrix(FRAME.assign(g="unseen"), new_levels="reference")
+    assert np.isfinite(new).all()
 
 
 def test_reference_levels_of_parameters_differ_and_groups_remain():

@@ -102,8 +102,7 @@ class GroupTerm(WrittenTerm):
             fail(argument, f"from 1 to {_MOST} effects that vary", f"{len(names)} in {self.name}")
         keys = _keys_in_order(frame, self.groups)
         values = formula_columns.evaluate(spec, frame, read)
-        if not np.isfinite(values).all():
-            fail(argument, "finite numbers", f"others in {self.name}", "Drop these rows")
+        formula_columns.check_defined(values, [prefix + self.name] * len(names))
         law = GroupLaw.of(names, self.label, prefix, len(keys), self.correlated, values)
         if not (self.correlated and _INTERCEPT in names):
             self._warn_of_columns_far_from_0(names, values)
@@ -235,7 +234,7 @@ class GroupEffects(LearnedTerm):
     def loadings(self, frame: pd.DataFrame) -> Float[np.ndarray, "n q"]:
         """The columns of the left-hand side."""
         values = formula_columns.evaluate(self.spec, frame, self.read)
-        values[~np.isfinite(values)] = 0.0  # unseen levels, which `Design` reports
+        formula_columns.check_defined(values, [self.name] * values.shape[1])
         return values
 
     def _codes(self, frame: pd.DataFrame) -> Int[np.ndarray, "n"]:
