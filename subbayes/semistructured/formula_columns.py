@@ -96,7 +96,7 @@ def check_defined(values: Float[np.ndarray, "n c"], terms: Sequence[str]) -> Non
         rows = np.flatnonzero(undefined[:, place])
         got = f"{len(rows)} rows without one, the first at position {rows[0]}"
         remedy = "Drop these rows, or transform the column another way"
-        fail(f"term {terms[place]!r}", "finite numbers", got, remedy)
+        fail(f"term {terms[int(place)]!r}", "finite numbers", got, remedy)
 
 
 def is_categorical(spec: ModelSpec, term: Any) -> bool:

@@ -412,3 +412,55 @@ def test_ranks_of_parameters_drawn_from_the_prior_are_uniform():
     for name in names:
         uniform = (np.array(ranks[name]) + 0.5) / (kept + 1)
         assert stats.kstest(uniform, "uniform").pvalue > 1e-3, name
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("s(x, g, bs='re')", "(0 + x | g)"),
+        ("s(g, x, bs='re')", "(0 + x | g)"),
+        ("s(school, g, bs='re')", "(0 + school | g)"),
+        ("s(x, big, bs='re')", "(0 + x | big)"),
+        ("s(g, big, bs='re')", "(1 | g:big)"),
+        ("s(g, bs='re')", "(1 | g)"),
+        ("s(school, bs='re')", "(1 | school)"),
+        ("s(big, bs='re')", "(1 | big)"),
+    ],
+)
+def test_random_effect_smooths_have_the_columns_of_mgcv_in_any_order(written, meant):
+    """`s(x, g, bs="re")` of mgcv has those of the formula `~ x:g - 1`."""
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"x": rng.normal(size=60).astype(object), "g": rng.choice([*"abc"], 60)})
+    frame = frame.assign(school=rng.integers(1, 5, 60), big=rng.random(60) > 0.5)
+    frame["y"] = rng.normal(size=60)
+    found, expected = prepared(f"y ~ {written}", frame), prepared(f"y ~ {meant}", frame)
+    names = [name.replace("`", "") for name in found.design.names]
+    assert names == expected.design.names
+    columns = found.design.matrix(found.frame)[0]
+    np.testing.assert_array_equal(columns, expected.design.matrix(expected.frame)[0])
+    numbers = frame.astype({"x": float, "school": float, "big": str})
+    used = written[2 : written.index(", bs")].split(", ")
+    if used != ["school"]:
+        interaction = pd.get_dummies(numbers[used].select_dtypes(exclude="number").sum(axis=1))
+        slope = numbers[used].select_dtypes("number").prod(axis=1)
+        (term,) = (term for term in found.design.terms if term.kind == "random")
+        own = columns[:, list(term.columns)]
+        np.testing.assert_array_equal(own, interaction.mul(slope, axis=0))
+
+
+@pytest.mark.parametrize(
+    ("written", "remedy"),
+    [
+        ("s(x, school, bs='re')", r"got numbers in both of .* Write \(0 \+ x \| school\)"),
+        ("s(school, x, bs='re')", r"got numbers in both of .* Write \(0 \+ x \| school\)"),
+        (
+            "s(x, bs='re')",
+            r"got fractional numbers in 'x' of .* Write x for a slope, or \(1 \| x\)",
+        ),
+    ],
+)
+def test_random_effect_smooths_of_numbers_are_refused(written, remedy):
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"x": rng.normal(size=60), "school": rng.integers(1, 5, 60)})
+    with pytest.raises(InputError, match=remedy):
+        prepared(f"y ~ {written}", frame.assign(y=frame.x))

@@ -10,9 +10,10 @@ from subbayes.semistructured.formula_checks import check_columns, check_differen
 from subbayes.semistructured.formula_grammar import check_formula, check_size, least_columns
 from subbayes.semistructured.terms.calls import Call, parse_call
 from subbayes.semistructured.terms.gaussian_process import GaussianTerm
-from subbayes.semistructured.terms.group_effects import GroupTerm, parse_group_term
+from subbayes.semistructured.terms.group_effects import parse_group_term
 from subbayes.semistructured.terms.law import LearnedTerm, WrittenTerm
 from subbayes.semistructured.terms.monotonic import MonotonicTerm
+from subbayes.semistructured.terms.random_effect_smooths import RandomEffectSmooth
 from subbayes.semistructured.terms.smooths import SmoothTerm
 from subbayes.semistructured.terms.splitting import split_terms
 from subbayes.utils.checks import fail
@@ -45,9 +46,7 @@ def _parse(argument: str, text: str) -> Sequence[WrittenTerm]:
     if call.options.get("bs") == "re":
         if call.by is not None or len(call.options) > 1:
             fail(argument, "s(g, bs='re') or s(g, x, bs='re')", repr(text), "Write (1 | g)")
-        group, *slope = call.columns
-        left = f"0 + `{slope[0]}`" if slope else "1"
-        return [GroupTerm(left, (group,), True)]
+        return [RandomEffectSmooth(call)]
     kinds: dict[str, Callable[[Call], WrittenTerm]] = {"mo": MonotonicTerm, "gp": GaussianTerm}
     return [kinds.get(call.function, SmoothTerm)(call)]
 
