@@ -34,6 +34,7 @@ __all__ = [
     "plain_columns",
     "random_intercepts",
     "warn_of_size",
+    "with_used_categories",
 ]
 
 Missing = Literal["drop", "error"]
@@ -231,6 +232,22 @@ def plain_columns(
                 remedy = "Use its real and imaginary parts as two columns"
             fail(name, "numbers, booleans, text or categories", f"dtype {dtype}", remedy)
     return frame.assign(**changed) if changed else frame
+
+
+def with_used_categories(frame: pd.DataFrame, names: Iterable[str]) -> pd.DataFrame:
+    """A data frame whose columns of these names have only the categories of its rows.
+
+    Example:
+        >>> frame = pd.DataFrame({"g": pd.Categorical(["a", "b"])})
+        >>> with_used_categories(frame.head(1), ["g"])["g"].cat.categories.tolist()
+        ['a']
+    """
+    used = {
+        name: frame[name].cat.remove_unused_categories()
+        for name in dict.fromkeys(names)
+        if isinstance(frame[name].dtype, pd.CategoricalDtype)
+    }
+    return frame.assign(**used) if used else frame
 
 
 def different_values(values: pd.Series) -> Any:

@@ -42,6 +42,7 @@ from subbayes.semistructured.formula_checks import (
     complete_rows,
     plain_columns,
     warn_of_size,
+    with_used_categories,
 )
 from subbayes.semistructured.identifiability import check_identified
 from subbayes.semistructured.predictors import Deep, DeepPredictor, Predictors
@@ -241,7 +242,8 @@ class Specification:
     ) -> tuple[pd.DataFrame, dict[str, Any], int]:
         """The rows without missing values, the tensors of these rows, and how many were dropped."""
         deep = [c for part in self.deep.values() for c in part.columns or ()]
-        frame = plain_columns(frame, [*columns, *self.auxiliary.columns], training=True)
+        of_rows = [*columns, *self.auxiliary.columns]
+        frame = plain_columns(frame, of_rows, training=True)
         of_response = {name: frame[name].to_numpy() for name in self.family.response_columns}
         for name, read in self.family.needed(of_response).items():
             frame = frame.assign(**{name: frame[name].where(read | frame[name].notna(), 0.0)})
@@ -267,7 +269,7 @@ class Specification:
                 name: network_input(name, value, len(frame))[rows]
                 for name, value in tensors.items()
             }
-            frame = frame[complete]
+            frame = with_used_categories(frame[complete], of_rows)
         return frame.reset_index(drop=True), tensors, dropped
 
     def targets(self, frame: pd.DataFrame, y: Float[np.ndarray, "n"]) -> Any:

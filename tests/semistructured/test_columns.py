@@ -53,6 +53,24 @@ def test_decimals_are_numbers():
     pd.testing.assert_series_equal(means(frame=decimals), means())
 
 
+@pytest.mark.parametrize("priors", [None, {"g": 2.0}])
+@pytest.mark.parametrize("dropped", ["without a response", "of weight 0"])
+def test_categories_of_dropped_rows_alone_are_no_levels(dropped, priors):
+    frame = FRAME.assign(g=pd.Categorical(FRAME.g, categories=list("abc")), w=1.0)
+    first = frame.g == "a"  # the reference level
+    frame.loc[first, ["y"] if dropped == "without a response" else ["w"]] = (
+        np.nan if dropped == "without a response" else 0.0
+    )
+    before, options = frame.copy(), {"priors": priors, "weights": "w"}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".* have missing values")
+        found, text = (means(frame=f, **options) for f in (frame, frame.astype({"g": str})))
+    assert [name for name in found.index if name.startswith("g[")] == ["g[T.c]"]
+    pd.testing.assert_series_equal(found, text)
+    pd.testing.assert_series_equal(found, means(frame=frame[~first], **options))
+    pd.testing.assert_frame_equal(frame, before)
+
+
 def test_categories_that_no_row_has_are_left_out():
     kept = FRAME[FRAME.g != "c"]
     category = kept.assign(g=pd.Categorical(kept.g, categories=list("abcd")))
