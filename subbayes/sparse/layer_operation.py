@@ -116,4 +116,7 @@ class LayerOperation:
 
 def _safe_sqrt(variance: Tensor) -> Tensor:
     """The square root, with a finite derivative at 0."""
-    return (variance + torch.finfo(variance.dtype).tiny).sqrt()
+    if variance.dtype.itemsize > 2:  # to add the smallest number is faster than a mask
+        return (variance + torch.finfo(variance.dtype).tiny).sqrt()
+    positive = variance > 0  # the smallest number of float16 is larger than most variances
+    return torch.where(positive, torch.where(positive, variance, 1.0).sqrt(), 0.0)
