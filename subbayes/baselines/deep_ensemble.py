@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from subbayes.baselines.ensemble import WeightSamples, stack_likelihoods
 from subbayes.baselines.trained_network import network_and_likelihood
+from subbayes.data.data import Data
 from subbayes.likelihoods import Likelihood
 from subbayes.networks.initialisation import fresh_module
 from subbayes.networks.network import Network
@@ -130,6 +131,9 @@ def train_members(
         >>> len(found.results), found.retrained
         (3, ())
     """
+    # a list is data of all members, as for `train`, not one of data for each
+    data = Data.of(data) if isinstance(data, list) else data
+    validation = Data.of(validation, "validation") if isinstance(validation, list) else validation
 
     def trained(seeds: list[int]) -> list[TrainingResult]:
         return train_many(

@@ -192,10 +192,31 @@ class McDropout(Predictor):
             for batch in input_batches(inputs):
                 rows = to_device(batch, self.network.device)
                 self.network.check(rows)
+                if any(mask.axes is None for mask in self.masks):
+                    self._find_axes(rows)
                 parts.append(torch.stack([self._draw(s, rows, batch_size) for s in range(count)]))
         outputs = torch.cat(parts, 1)
         check_outputs(outputs, self.likelihood)
         return Predictive(outputs, with_noise(self.likelihood, noise, outputs.shape[1]))
+
+    def _find_axes(self, inputs: Inputs) -> None:
+        """Find the axis of the rows in each call of a mask: that which grows with their number."""
+        shapes = []
+        for n in (2, 3):
+            seen: list[list[torch.Size]] = [[] for _ in self.masks]
+            for mask, own in zip(self.masks, seen, strict=True):
+                mask.seen = own
+            try:
+                self.network.call(self.module, take(inputs, torch.zeros(n, dtype=torch.long)))
+            finally:
+                for mask in self.masks:
+                    mask.seen = None
+            shapes.append(seen)
+        for mask, two, three in zip(self.masks, *shapes, strict=True):
+            mask.axes = [
+                next((i for i, (a, b) in enumerate(zip(one, other, strict=True)) if a != b), 0)
+                for one, other in zip(two, three, strict=False)
+            ]
 
     def _draw(self, s: int, inputs: Inputs, batch_size: int | None) -> Float[Tensor, "N C"]:
         n = n_rows(inputs)
@@ -213,12 +234,18 @@ class Mask(nn.Module):
 
     Given its mask every kind of dropout is affine, x -> a x + b, where b is the output for zeros
     and a + b the output for ones.
+
+    Attributes:
+        axes: the axis of the rows in each call of a pass; by default the first.
+        seen: None, or a list to which shapes are added instead of a mask being applied.
     """
 
     def __init__(self, layer: nn.Module, seed: int) -> None:
         super().__init__()
         self.layer = layer.train()
         self.seed, self.draw, self.call = seed, 0, 0
+        self.axes: list[int] | None = None
+        self.seen: list[torch.Size] | None = None
 
     def begin(self, draw: int) -> None:
         """Begin a pass of a draw, in which each call of the layer has its own mask."""
@@ -226,7 +253,12 @@ class Mask(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The output a x + b."""
-        one_row = torch.ones_like(x[:1])
+        if self.seen is not None:
+            self.seen.append(x.shape)
+            return x
+        axes = self.axes or []
+        axis = axes[self.call] if self.call < len(axes) else 0
+        one_row = torch.ones_like(x.narrow(axis, 0, 1))
         seed = derive_seed(self.seed, self.draw, self.call)
         self.call += 1
         with fork_rng(seed, x.device):

@@ -22,6 +22,7 @@ __all__ = [
     "TargetParts",
     "has_weights",
     "held_out_has_weights",
+    "mean_weight",
     "one_copy_log_prob",
     "split_targets",
 ]
@@ -92,6 +93,18 @@ def has_weights(likelihood: Likelihood, y: Targets) -> bool:
     while isinstance(likelihood, WrappedLikelihood) and not isinstance(likelihood, Weighted):
         likelihood = likelihood.likelihood
     return isinstance(likelihood, (Family, Weighted))
+
+
+def mean_weight(likelihood: Likelihood, y: Targets) -> float:
+    """Mean weight of rows, 1 without weights.
+
+    Example:
+        >>> import torch
+        >>> from subbayes.likelihoods import Gaussian
+        >>> mean_weight(Weighted(Gaussian(1.0)), (torch.zeros(2), torch.tensor([1.0, 2.0])))
+        1.5
+    """
+    return float(split_targets(y, has_weights(likelihood, y)).counts.mean())
 
 
 def held_out_has_weights(likelihood: Likelihood, trained: Data, held_out: Data) -> bool:

@@ -25,7 +25,7 @@ from subbayes.networks.global_state import (
     outside_inference_mode,
     recurrence_without_fused_kernels,
 )
-from subbayes.networks.layer_kinds import BATCH_NORMS, layers_in_training
+from subbayes.networks.layer_kinds import batch_norms, fixed_batch_norms, layers_in_training
 from subbayes.networks.module_copy import (
     CopiedUnderLock,
     call_with,
@@ -80,6 +80,7 @@ class Network(CopiedUnderLock):
         base_names: frozen parameters that artifacts do not hold: for "adapters", those of the base
             model, which is kept elsewhere; see `subbayes.networks.saving`.
         in_training: kinds of layers in training mode that behave differently in evaluation mode.
+        fixed_norms: names of frozen BatchNorm layers in evaluation mode, where they stay.
         row_bytes: bytes of activations per observation, by kind of inputs.
         tied: further names of shared parameters, with the first name.
 
@@ -117,7 +118,7 @@ class Network(CopiedUnderLock):
             fail_type("output", "a function of what the module returns", output)
         self.output = output
         self.selection = parameters
-        self.in_training: tuple[str, ...] = layers_in_training(module)
+        self.in_training, self.fixed_norms = layers_in_training(module), fixed_batch_norms(module)
         chosen = select(module, parameters)
         adapters = selects_adapters(parameters)
         self.copy_frozen = not adapters if copy_frozen is None else copy_frozen
@@ -155,8 +156,8 @@ class Network(CopiedUnderLock):
 
     @property
     def has_batchnorm(self) -> bool:
-        """Whether the module has BatchNorm layers."""
-        return any(isinstance(m, BATCH_NORMS) for m in self._module.modules())
+        """Whether the module has BatchNorm layers, besides `fixed_norms`."""
+        return bool(batch_norms(self._module, self.fixed_norms))
 
     @property
     def is_traced(self) -> bool:
@@ -327,6 +328,7 @@ class Network(CopiedUnderLock):
         module = self.module_with().to(device=check_device(device), dtype=dtype)
         other = Network(module, self.selection, self.output, copy_frozen=self.copy_frozen)
         other.in_training, other.base_names = self.in_training, self.base_names
+        other.fixed_norms = self.fixed_norms
         return other
 
     # --- calls ------------------------------------------------------------------------------
@@ -405,8 +407,7 @@ class Network(CopiedUnderLock):
             batches: pairs (inputs, anything), read once; inputs are moved to the device.
         """
         module = self.module_with(weights)
-        norms = [m for m in module.modules() if isinstance(m, BATCH_NORMS)]
-        norms = [m for m in norms if m.track_running_stats]
+        norms = [m for m in batch_norms(module, self.fixed_norms) if m.track_running_stats]
         for norm in norms:
             norm.reset_running_stats()
             norm.train()

@@ -31,7 +31,7 @@ from subbayes.distributed.sharded_weights import (
 from subbayes.likelihoods import Likelihood
 from subbayes.likelihoods.target_parts import one_copy_log_prob
 from subbayes.networks.global_state import outside_inference_mode
-from subbayes.networks.layer_kinds import layers_in_training
+from subbayes.networks.layer_kinds import fixed_batch_norms, layers_in_training
 from subbayes.networks.network import Network, architecture_of, arguments, base_names_of
 from subbayes.networks.selection import Selection, select, selects_adapters
 from subbayes.networks.tracing.memory import return_memory
@@ -76,6 +76,7 @@ class ShardedNetwork(Network):
         return_memory()
         self.output, self.selection, self.copy_frozen = output, parameters, False
         self.in_training = layers_in_training(module)
+        self.fixed_norms = fixed_batch_norms(module)
         reshard(module)
         if isinstance(parameters, Mapping):
             fail("parameters", "names of whole parameters of a sharded module", "masks")

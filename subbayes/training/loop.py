@@ -94,6 +94,10 @@ class Trainable(ABC):
     def restore(self, states: Sequence[State]) -> None:
         """Restore one state for each member."""
 
+    def mean_weights(self) -> list[float]:
+        """Mean weight of the rows of each member, 1 without weights."""
+        return [1.0] * self.members
+
     def evaluate(self) -> list[float] | None:
         """Mean log-likelihood of each member on its held-out data, if it has any."""
         return None
@@ -133,9 +137,10 @@ class Trainable(ABC):
                     "Lower the learning rate, standardise the inputs, or set clip_norm",
                 )
         rate = self.training.rate(number)
+        members = zip(means, self.mean_weights(), self.likelihoods, strict=True)
         return [
-            {"train_loss": loss + log_scale(likelihood), "learning_rate": rate}
-            for loss, likelihood in zip(means, self.likelihoods, strict=True)
+            {"train_loss": loss / weight + log_scale(likelihood), "learning_rate": rate}
+            for loss, weight, likelihood in members
         ]
 
     def epoch(

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.func import grad_and_value, vmap
 
 from subbayes.data.data import Data
-from subbayes.networks.layer_kinds import DROPOUTS
+from subbayes.likelihoods.target_parts import mean_weight
+from subbayes.networks.layer_kinds import DROPOUTS, set_training_mode
 from subbayes.networks.module_copy import call_with
 from subbayes.networks.network import arguments
 from subbayes.networks.tracing.tracer import Tracer
@@ -69,7 +70,7 @@ class TrainableNetworks(Trainable):
             self.rate_argument = "swa_learning_rate"
         self.network = minibatches[0].network
         self.batch_likelihood = minibatches[0].likelihood.of_standardized
-        self.module = self.network.module_with()
+        self.module = set_training_mode(self.network.module_with(), self.network.fixed_norms)
         named = [dict(member.network.module_with().named_parameters()) for member in minibatches]
         trainable = [
             n
@@ -100,6 +101,10 @@ class TrainableNetworks(Trainable):
         )
         self._stack_data()
         self.held_out = self._stacked(held_out)
+        self._held_out_weights = [
+            1.0 if part is None else mean_weight(likelihood, part.targets())
+            for part, likelihood in zip(held_out, self.likelihoods, strict=True)
+        ]
 
     def _stack_data(self) -> None:
         """Concatenate the rows of all members; inputs that all members share are kept once."""
@@ -205,14 +210,20 @@ class TrainableNetworks(Trainable):
         """Mean log-likelihood of each member on its held-out data, in units of the targets."""
         if self.held_out is None:
             return None
+        self.module.eval()
         with torch.no_grad():
             losses = vmap(self.loss)(
                 self.trainable, self.unconstrained, self.frozen, *self.held_out
             )
-        return [
-            -loss - log_scale(likelihood)
-            for loss, likelihood in zip(losses.double().tolist(), self.likelihoods, strict=True)
-        ]
+        set_training_mode(self.module, self.network.fixed_norms)
+        members = zip(
+            losses.double().tolist(), self._held_out_weights, self.likelihoods, strict=True
+        )
+        return [-loss / weight - log_scale(likelihood) for loss, weight, likelihood in members]
+
+    def mean_weights(self) -> list[float]:
+        """Mean weight of the rows of each member, 1 without weights."""
+        return [member.mean_weight for member in self.minibatches]
 
     def weights(self) -> Tensor:
         """Selected weights of all members, (M, D)."""

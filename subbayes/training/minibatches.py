@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from subbayes.data.data import Data, as_pair, check_rows
 from subbayes.likelihoods import Likelihood, as_likelihood
 from subbayes.likelihoods.base import target_values
+from subbayes.likelihoods.target_parts import mean_weight
 from subbayes.likelihoods.validation import (
     absent_classes,
     check_sizes,
@@ -85,6 +86,7 @@ class Minibatches:
 
     Attributes:
         n: number of rows.
+        mean_weight: of the rows, 1 without weights.
         memory: the data with prepared targets, or None if they are streamed.
         absent_classes: labels of a classification without rows.
         initial_parameters: unconstrained parameters of the likelihood, from the targets.
@@ -123,6 +125,7 @@ class Minibatches:
             self.n = n_rows(targets)
         inputs, _ = to_device(first, self.device)
         self._rows = n_rows(inputs)
+        self.mean_weight = mean_weight(likelihood, targets)
         check_sizes(likelihood, targets)
         likelihood.check_targets(targets)
         outputs = network.check(inputs)

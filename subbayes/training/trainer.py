@@ -27,6 +27,8 @@ from torch import Tensor, nn
 
 from subbayes.data.data import Data
 from subbayes.likelihoods import Likelihood
+from subbayes.likelihoods.target_parts import has_weights, split_targets
+from subbayes.networks.layer_kinds import set_training_mode
 from subbayes.networks.network import Network
 from subbayes.networks.selection import Selection
 from subbayes.networks.token_outputs import output_for
@@ -178,10 +180,11 @@ def train(
             progress=progress,
         )
         task.free_memory()
-    task.module.eval()
+    trained = Network(task.module.eval(), parameters, output)
+    trained.fixed_norms = network.fixed_norms
     return TrainingResult(
         module=task.module,
-        network=Network(task.module, parameters, output),
+        network=trained,
         likelihood=task.learned_likelihood(),
         history=histories[0],
         best_epoch=epochs[0],
@@ -307,8 +310,13 @@ class SingleTrainable(Trainable):
         self.network, self.likelihood = minibatches.network, minibatches.likelihood
         self.likelihoods = [self.likelihood]
         self.batch_likelihood = self.likelihood.of_standardized
-        self.module = self.network.module_with().train()
+        self.module = self.network.module_with()
+        self.set_training_mode()
         self.unconstrained = nn.Parameter(minibatches.start_parameters(likelihood_parameters))
+
+    def set_training_mode(self) -> None:
+        """Set training mode, except for frozen BatchNorm layers in evaluation mode."""
+        set_training_mode(self.module, self.network.fixed_norms)
 
     @abstractmethod
     def evaluation(self) -> Callable[[Inputs], Iterable[Tensor]]:
@@ -327,19 +335,25 @@ class SingleTrainable(Trainable):
         """Whether the trained weights are finite."""
         return [all(map(is_finite, self.trainable.values()))]
 
+    def mean_weights(self) -> list[float]:
+        """Mean weight of the rows, 1 without weights."""
+        return [self.minibatches.mean_weight]
+
     def evaluate(self) -> list[float] | None:
-        """Mean log-likelihood of held-out data, in evaluation mode."""
+        """Mean log-likelihood of held-out data by their weights, in evaluation mode."""
         if self.held_out is None:
             return None
         likelihood, total = self.likelihood.with_parameters(self.unconstrained.detach()), 0.0
+        count = 0.0
         device = self.minibatches.device
         with torch.no_grad():
             outputs_of = self.evaluation()
             for inputs, y in self.held_out.batches(4096):
+                count += float(split_targets(y, has_weights(likelihood, y)).counts.sum())
                 inputs, y = to_device(inputs, device), to_device(y, device)
                 for outputs in outputs_of(inputs):
                     total += float(likelihood.log_prob(outputs, y).double().sum())
-        return [total / (self.held_out.n * self.evaluations)]
+        return [total / (count * self.evaluations)]
 
     def likelihood_parameters(self) -> Tensor:
         """Unconstrained parameters of the likelihood, (1, p)."""
@@ -425,7 +439,7 @@ class TrainableNetwork(SingleTrainable):
         """Mean log-likelihood of held-out data, in evaluation mode."""
         self.module.eval()
         scores = super().evaluate()
-        self.module.train()
+        self.set_training_mode()
         return scores
 
     def weights(self) -> Tensor:

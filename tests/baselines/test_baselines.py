@@ -328,6 +328,29 @@ def test_masks_equal_draws_of_the_layer(layer, shape):
             assert torch.allclose(layer(row[None])[0], out, atol=1e-5)
 
 
+class TimeFirst(nn.Module):
+    """A recurrent module whose rows are the second axis."""
+
+    def __init__(self):
+        super().__init__()
+        self.drop, self.layer, self.out = nn.Dropout(0.5), nn.GRU(3, 4), nn.Linear(4, 1)
+
+    def forward(self, x):
+        return self.out(self.drop(self.layer(self.drop(x.transpose(0, 1)))[1][0]))
+
+
+@pytest.mark.parametrize("steps", [4, 5])
+def test_masks_are_those_of_each_row_where_rows_are_not_the_first_axis(steps):
+    with fork_rng(0):
+        module = TimeFirst()
+    x = randn(5, steps, 3)
+    x[3] = x[0]
+    outputs = mc_dropout(module, "gaussian", n_draws=6, data=(x, randn(5))).predict(x).outputs
+    torch.testing.assert_close(outputs[:, 3], outputs[:, 0])
+    alone = mc_dropout(module, "gaussian", n_draws=6, data=(x, randn(5))).predict(x[3:4]).outputs
+    torch.testing.assert_close(alone[:, 0], outputs[:, 3])
+
+
 def test_predictions_depend_only_on_the_seed():
     x, y = table()
     result = train(net(1, nn.Dropout(0.2)), Gaussian(), (x, y), **training_options(**QUICK))

@@ -5,6 +5,7 @@ import torch
 
 import subbayes
 from subbayes import InputError
+from subbayes.baselines.deep_ensemble import deep_ensemble
 from subbayes.baselines.ensemble import WeightSamples, rebuild
 from subbayes.likelihoods import Gaussian
 
@@ -74,3 +75,15 @@ def test_buffers_of_another_dtype_are_refused():
     with pytest.raises(InputError, match="frozen: expected names, shapes and dtypes of"):
         WeightSamples(network, weights, Gaussian(1.0), "one", [own])
     WeightSamples(network, weights, Gaussian(1.0), "one", [{"1.running_var": torch.ones(3)}])
+
+
+@pytest.mark.parametrize("members", [2, 3])
+def test_a_list_is_data_of_all_members(members):
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(20, 2, generator=generator), torch.randn(20, generator=generator)
+    options = {"training": subbayes.Training(epochs=2), "members": members}
+    found = [
+        deep_ensemble(torch.nn.Linear(2, 1), Gaussian(), data, validation=data, **options)
+        for data in ([x, y], (x, y))
+    ]
+    assert torch.equal(found[0].weights, found[1].weights)
