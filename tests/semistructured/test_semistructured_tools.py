@@ -156,9 +156,17 @@ def test_powers_are_written_as_in_formulas_too():
     )
 
 
+@pytest.mark.parametrize("expression", ["x:z - x:z = 0", "x:z > x:z", "2 > 1", "1 = 1"])
+def test_hypotheses_that_are_the_same_in_all_draws_are_refused(expression):
+    draws = {"x:z": np.random.default_rng(0).normal(size=100)}
+    with pytest.raises(InputError, match="^hypothesis: expected sides whose difference varies"):
+        evaluate_hypothesis(expression, draws, lambda: draws)
+
+
 @pytest.mark.parametrize("other", ["effect", "effect_2_", "effect2", "effect_", "effect__1"])
 def test_effects_may_have_the_names_of_placeholders(other):
-    effects = {"scale": np.zeros(3), "treatment": np.ones(3), other: -np.ones(3), "b a": np.ones(3)}
+    draws = np.array([1.0, 1.1, 1.2])
+    effects = {"scale": 0 * draws, "treatment": draws, other: -draws, "b a": draws}
     for text, probability in [
         ("treatment > 0", 1.0),
         (f"{other} > 0", 0.0),
@@ -382,7 +390,7 @@ def test_marginal_slopes_equal_derivatives(model, frame):
     np.testing.assert_allclose(on_link.draws, slope, rtol=1e-6)
 
 
-def test_errors_of_averages_name_the_remedy(model):
+def test_errors_of_averages_name_the_remedy(model, frame):
     with pytest.raises(InputError, match="values: .*marginal_slopes"):
         model.marginal_means("x")
     with pytest.raises(InputError, match="variable: .*Use contrast"):
@@ -399,6 +407,15 @@ def test_errors_of_averages_name_the_remedy(model):
     assert "new_levels" not in str(error.value)
     with pytest.raises(InputError, match="^values: expected levels of 'g' .*, got 'zz'"):
         model.marginal_means("g", ["a", "zz"])
+    with pytest.raises(InputError, match="^values: expected at least one value, got none"):
+        model.marginal_means("g", [])
+    for average in (
+        lambda none: model.marginal_means("g", data=none),
+        lambda none: model.contrast("g", data=none),
+        lambda none: model.marginal_slopes("x", data=none),
+    ):
+        with pytest.raises(InputError, match="^data: expected at least one row, got an empty"):
+            average(frame.iloc[:0])
 
 
 def test_columns_of_levels_have_no_slope():

@@ -90,7 +90,8 @@ def values_of(
     """The given values, or all levels, which may be many numbers if effects are by level."""
     check_choice("variable", variable, tuple(map(str, frame.columns)))
     if values is not None:
-        return list(values)
+        chosen = list(values)
+        return chosen if chosen else fail("values", "at least one value", "none")
     column = frame[variable]
     if pd.api.types.is_numeric_dtype(column) and column.nunique() > 10 and not by_level:
         got = f"{column.nunique()} numbers in {variable!r}"
@@ -113,7 +114,7 @@ class RowAverage:
         rows: the rows that are averaged.
 
     Raises:
-        InputError: a column that does not hold such numbers.
+        InputError: no rows, or a column that does not hold such numbers.
 
     Example:
         >>> average = RowAverage(pd.DataFrame({"n": [1, 3]}), "n")
@@ -124,6 +125,8 @@ class RowAverage:
     def __init__(
         self, frame: pd.DataFrame, column: str | None = None, seed: int | None = None
     ) -> None:
+        if not len(frame):
+            fail("data", "at least one row", "an empty data frame")
         self.rows, self.seed = rows_to_average(frame), seed
         self._counts = None if column is None else _counts(self.rows, column)
         self._each = len(frame) / len(self.rows)

@@ -155,7 +155,8 @@ def evaluate_hypothesis(
         chains: number of chains, which follow each other in the posterior draws.
 
     Raises:
-        InputError: an expression that is not a comparison of effects, or an unknown effect.
+        InputError: an expression that is not a comparison of effects, or an unknown effect; or
+            sides with the same difference in all draws, such as "x - x = 0".
 
     Example:
         >>> draws = {"x": np.array([1.0, 2.0, -1.0, 3.0]), "C(g)[T.b]": np.zeros(4)}
@@ -178,6 +179,9 @@ def evaluate_hypothesis(
     if not np.isfinite(draws).all():
         got = f"{int((~np.isfinite(draws)).sum())} draws without one"
         fail("hypothesis", f"finite numbers of {expression!r}", got)
+    if draws.min() == draws.max():
+        got = f"a difference of {draws[0]:g} in all draws of {expression!r}"
+        fail("hypothesis", "sides whose difference varies", got, "Compare different effects")
     before = None
     if sign == "=":
         known = prior()
