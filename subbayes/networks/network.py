@@ -67,10 +67,10 @@ class Network(CopiedUnderLock):
     Args:
         module: any module that returns one tensor of shape (N, C), or (N,) for C = 1, or an object
             whose attribute `logits` is one.
-        parameters: which trainable parameters are weights: "all"; "last-layer"; "adapters" (LoRA
-            and others, of the library peft or with the usual names); a name pattern such as
-            "head.*"; a list of these; a function of (name, parameter); or a dict from names to
-            boolean masks. Parameters with `requires_grad=False` stay frozen.
+        parameters: which trainable parameters are weights: "all"; "last-layer", as registered;
+            "adapters" (LoRA and others, of the library peft or with the usual names); a name
+            pattern such as "head.*"; a list of these; a function of (name, parameter); or a dict
+            from names to boolean masks. Parameters with `requires_grad=False` stay frozen.
         output: selects the output tensor from the return value of the module, e.g.
             `lambda out: out.logits`.
         copy_frozen: copy frozen parameters, so that later changes of the module have no effect; by

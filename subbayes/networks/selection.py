@@ -14,9 +14,17 @@ from torch import Tensor, nn
 from subbayes.networks.adapters import adapter_names
 from subbayes.utils.checks import InputTypeError, closest, fail, fail_type
 
-__all__ = ["ADAPTERS", "Selection", "aliases_of", "select", "selects_adapters"]
+__all__ = [
+    "ADAPTERS",
+    "LAST_LAYER",
+    "Selection",
+    "aliases_of",
+    "layer_of",
+    "select",
+    "selects_adapters",
+]
 
-ADAPTERS, _ALL, _LAST = "adapters", "all", "last-layer"
+ADAPTERS, _ALL, LAST_LAYER = "adapters", "all", "last-layer"
 
 Selection = str | list[str] | Callable[[str, Tensor], bool] | Mapping[str, Tensor | np.ndarray]
 
@@ -27,8 +35,13 @@ def aliases_of(module: nn.Module) -> dict[str, str]:
     return {n: first[id(p)] for n, p in module.named_parameters(remove_duplicate=False)}
 
 
-def _layer(name: str) -> str:
-    """The layer of a parameter, which may be part of a parametrisation such as weight norm."""
+def layer_of(name: str) -> str:
+    """The layer of a parameter, which may be part of a parametrisation such as weight norm.
+
+    Example:
+        >>> layer_of("head.parametrizations.weight.original0"), layer_of("head.bias")
+        ('head', 'head')
+    """
     if "parametrizations." in name:
         return re.split(r"(?:^|\.)parametrizations\.", name)[0]
     return name.rpartition(".")[0]
@@ -97,9 +110,9 @@ def select(module: nn.Module, parameters: Selection) -> dict[str, Tensor | None]
             if pattern == ADAPTERS:
                 wanted |= adapters
                 continue
-            if pattern == _LAST:
-                last = _layer(list(aliases)[-1])
-                wanted |= {first for n, first in aliases.items() if _layer(n) == last}
+            if pattern == LAST_LAYER:
+                last = layer_of(list(aliases)[-1])
+                wanted |= {first for n, first in aliases.items() if layer_of(n) == last}
                 continue
             found = {first for n, first in aliases.items() if fnmatchcase(n, pattern)}
             if not found.intersection(trainable):
@@ -122,7 +135,7 @@ def _fail_of_pattern(pattern: Any, trainable: Iterable[str]) -> NoReturn:
         "parameters",
         "a pattern that selects a trainable parameter",
         repr(pattern),
-        closest(pattern, [_ALL, _LAST, ADAPTERS, *trainable]) or _some(trainable),
+        closest(pattern, [_ALL, LAST_LAYER, ADAPTERS, *trainable]) or _some(trainable),
     )
 
 

@@ -23,6 +23,7 @@ from subbayes.likelihoods.validation import (
     sized_likelihood,
 )
 from subbayes.networks.call_errors import fail_of_call, remedy_of_shape
+from subbayes.networks.last_layer import warn_of_another_last_layer
 from subbayes.utils.checks import InputError, InputTypeError, error_text, fail, fail_type
 from subbayes.utils.seeding import fork_rng
 from subbayes.utils.torch_lock import torch_lock
@@ -256,6 +257,7 @@ def check_fit(network: Network, likelihood: Likelihood, data: Data) -> int:
     sized_likelihood(likelihood, outputs, y, targets).check_parameters(outputs)
     check_own_likelihood(network, likelihood, first, y)
     warn_of_probabilities(network, likelihood, first)
+    warn_of_another_last_layer(network, first)
     return outputs
 
 

@@ -102,8 +102,9 @@ class TrainableNetworks(Trainable):
         self._stack_data()
         self.held_out = self._stacked(held_out)
         self._held_out_weights = [
-            1.0 if part is None else mean_weight(likelihood, part.targets())
-            for part, likelihood in zip(held_out, self.likelihoods, strict=True)
+            mean_weight(likelihood, part.targets())
+            for part, likelihood in zip(held_out, self.likelihoods, strict=False)
+            if part is not None
         ]
 
     def _stack_data(self) -> None:
