@@ -226,9 +226,12 @@ class _SparseEstimator(Estimator):
     def export(self, X: Any = None, layout: str = "auto") -> SmallNetwork:
         """Export the median model with the posterior means of its weights as a small plain module.
 
-        It takes columns in the units of X, as a float32 tensor (n, d). Its first output is the mean
-        in the units of y for a regression and the logarithm of the mean for counts; its outputs are
-        the logits for classes.
+        It takes columns in the units of X, as a float32 tensor (n, d). Its outputs are the logits
+        of classes, or parameters in the units of y, which `outputs` of the result names. The first
+        one is the mean for "gaussian", "heteroscedastic" and "student-t", the logarithm of the
+        median for "log-normal", and the logarithm of the mean for "gamma", "inverse-gaussian" and
+        counts. Others are the logarithms of `sigma` or `shape`, that of `nu - 1`, or the raw
+        variance of the standardised y.
 
         Args:
             X: a typical batch of rows, to choose the fastest layouts; by default all layers are
@@ -237,6 +240,15 @@ class _SparseEstimator(Estimator):
 
         Returns:
             The module, the names of its inputs and outputs, and what was removed.
+
+        Example:
+            >>> rng = np.random.default_rng(0)
+            >>> X = rng.normal(size=(60, 2))
+            >>> model = SparseRegressor(
+            ...     likelihood="gamma", training={"epochs": 20, "learning_rate": 0.05},
+            ...     random_state=0)
+            >>> model.fit(X, rng.gamma(9.0, np.exp(X[:, 0]))).export().outputs
+            ('log mean', 'log shape')
         """
         check_is_fitted(self)
         rows = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,7 +12,21 @@ from jaxtyping import Float
 from numpy import ndarray
 from torch import Tensor, nn
 
-from subbayes.likelihoods import Likelihood, Standardized
+from subbayes.likelihoods import (
+    Gaussian,
+    HeteroscedasticGaussian,
+    Likelihood,
+    Poisson,
+    Standardized,
+)
+from subbayes.likelihoods.families import (
+    Family,
+    GammaFamily,
+    InverseGaussianFamily,
+    LogNormalFamily,
+    NegativeBinomialFamily,
+    StudentTFamily,
+)
 from subbayes.networks.mlp import MLP
 from subbayes.sparse.export.export import export_network
 from subbayes.sparse.export.small_network import SmallNetwork
@@ -22,6 +37,24 @@ from subbayes.utils.warning import warn_user
 __all__ = ["export_in_table_units"]
 
 _MAX_OFFSET = 1e4  # of a mean from zero, in standard deviations, for float32
+
+_LINEAR, _LOG, _FREE = "linear", "log", "free"
+
+_OUTPUTS: dict[type[Likelihood], tuple[tuple[str, str], ...]] = {
+    Gaussian: (("mean", _LINEAR),),
+    HeteroscedasticGaussian: (("mean", _LINEAR), ("raw variance", _FREE)),
+    Poisson: (("log mean", _LOG),),
+    NegativeBinomialFamily: (("log mean", _LOG), ("log shape", _FREE)),
+    StudentTFamily: (("mean", _LINEAR), ("log sigma", _LOG), ("log(nu - 1)", _FREE)),
+    LogNormalFamily: (("log median", _LOG), ("log sigma", _FREE)),
+    GammaFamily: (("log mean", _LOG), ("log shape", _FREE)),
+    InverseGaussianFamily: (("log mean", _LOG), ("log shape", _LOG)),
+}
+"""Names of the outputs of a likelihood, and how each changes with the units of y.
+
+Of s y + a instead of y, "linear" outputs f are s f + a, "log" ones are f + log s, and "free" ones
+are the same.
+"""
 
 
 def export_in_table_units(
@@ -37,9 +70,21 @@ def export_in_table_units(
 ) -> SmallNetwork:
     """The small network of a network of standardised columns, with the scales folded in.
 
-    It reads columns in their own units. The outputs of a regression are the mean in the units of y
-    and, for `HeteroscedasticGaussian`, the raw variance of the standardised y; those of counts are
-    the logarithm of the mean, those of classes the logits.
+    It reads columns in their own units. Its outputs are the logits of classes, or parameters of
+    p(y | x) in the units of y, in this order:
+
+    | likelihood | outputs |
+    | --- | --- |
+    | gaussian | "mean" |
+    | heteroscedastic | "mean", "raw variance" (of the standardised y: see below) |
+    | student-t | "mean", "log sigma", "log(nu - 1)" |
+    | log-normal | "log median" (the mean of log y), "log sigma" (the sd of log y is sigma) |
+    | gamma, inverse-gaussian | "log mean", "log shape" |
+    | poisson | "log mean" |
+    | negative-binomial | "log mean", "log shape" |
+
+    The variance of a heteroscedastic y is the square of the scale of y times the sum of the
+    softplus of the raw variance and the global variance, which are in `result.likelihood`.
 
     Args:
         result: a sparse `MLP`.
@@ -52,29 +97,48 @@ def export_in_table_units(
         fills: see `SmallNetwork`.
 
     Raises:
-        InputError: an unknown layout, or a module that is not an `MLP`.
+        InputError: an unknown layout, a module that is not an `MLP`, or a likelihood whose
+            parameters are not known in the units of y.
     """
     whole = result.network.module_with(result.weights("median", "mean")[0])
     if not isinstance(whole, MLP):
         fail("module", "an MLP, whose first layer reads the columns", type(whole).__name__)
     names = [str(name) for name in inputs]
+    likelihood = result.likelihood.unweighted
+    if likelihood.kind == "classification":
+        outputs = [(f"logit[{label}]", _FREE) for label in classes]
+    else:
+        outputs = _outputs_of(likelihood, whole)
     _warn_of_offsets(mean, scale, names)
-    _fold_scales(whole, mean, scale, result.likelihood)
+    _fold_inputs(whole, mean, scale)
+    if isinstance(likelihood, Standardized):
+        _fold_outputs(whole, likelihood, [change for _, change in outputs])
     small = export_network(whole, tuple(result.layers), rows, layout)
-    count: Any = whole.layers[-1].out_features
     return replace(
         small,
         inputs=tuple(names),
         fills=dict(fills or {}),
-        outputs=_outputs(result.likelihood, count, classes),
+        outputs=tuple(name for name, _ in outputs),
     )
 
 
-def _outputs(likelihood: Likelihood, count: int, classes: Iterable[Any]) -> tuple[str, ...]:
-    if likelihood.kind == "classification":
-        return tuple(f"logit[{label}]" for label in classes)
-    mean = "log mean" if likelihood.kind == "count" else "mean"
-    return mean, *["raw variance"] * (count - 1)
+def _outputs_of(likelihood: Likelihood, module: MLP) -> list[tuple[str, str]]:
+    """Names of the outputs of numbers or counts, and how they change with the units of y."""
+    inner = likelihood.likelihood if isinstance(likelihood, Standardized) else likelihood
+    shifted = isinstance(likelihood, Standardized) and any(likelihood.shift)
+    found = list(_OUTPUTS.get(type(inner), ()))
+    if (
+        len(found) != module.layers[-1].out_features
+        or (isinstance(inner, Family) and inner != type(inner)())  # with other links
+        or (shifted and found[0][1] == _LOG)
+    ):
+        fail(
+            "likelihood",
+            "one whose outputs are known in the units of y",
+            repr(likelihood),
+            "Use SparseNetwork.export, whose outputs are those of the network",
+        )
+    return found
 
 
 def _warn_of_offsets(
@@ -97,16 +161,23 @@ def _warn_of_offsets(
 
 
 @torch.no_grad()
-def _fold_scales(
-    module: MLP, mean: Float[ndarray, "d"], scale: Float[ndarray, "d"], likelihood: Likelihood
-) -> None:
-    r"""$W (x - m) / s + b = (W / s) x + (b - (W / s) m)$, and likewise for the outputs."""
-    first, last = module.layers[0], module.layers[-1]
+def _fold_inputs(module: MLP, mean: Float[ndarray, "d"], scale: Float[ndarray, "d"]) -> None:
+    r"""$W (x - m) / s + b = (W / s) x + (b - (W / s) m)$."""
+    first = module.layers[0]
     assert isinstance(first, nn.Linear)
-    assert isinstance(last, nn.Linear)
     weight = first.weight.double() / torch.from_numpy(scale)
     first.bias.copy_(first.bias.double() - weight @ torch.from_numpy(mean))
     first.weight.copy_(weight)
-    if isinstance(likelihood, Standardized):
-        last.weight[0] *= likelihood.scale[0]
-        last.bias[0] = last.bias[0] * likelihood.scale[0] + likelihood.shift[0]
+
+
+@torch.no_grad()
+def _fold_outputs(module: MLP, likelihood: Standardized, changes: Sequence[str]) -> None:
+    """Fold the units of y into the last layer; see `_OUTPUTS`."""
+    last, shift, scale = module.layers[-1], likelihood.shift[0], likelihood.scale[0]
+    assert isinstance(last, nn.Linear)
+    for k, change in enumerate(changes):
+        if change == _LINEAR:
+            last.weight[k] *= scale
+            last.bias[k] = last.bias[k] * scale + shift
+        elif change == _LOG:
+            last.bias[k] += math.log(scale)
