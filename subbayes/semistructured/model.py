@@ -87,7 +87,7 @@ class SemiStructuredRegression(Results):
             random effects, "cor(group)" for correlations (`LKJ`), "sd" and "cor" for all of them,
             "simplex(term)" for the steps of `mo(...)` (`Dirichlet`). A number for a
             parameter such as "sigma", "shape" or "precision" is the scale of a half-normal prior of
-            that parameter itself. See `default_priors`.
+            that parameter itself; priors are truncated to its range. See `default_priors`.
         weights: column of observation weights: how many times each row counts.
         offset: column added to the location's predictor.
         exposure: column whose logarithm is added, for a log link.

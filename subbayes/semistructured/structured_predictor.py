@@ -32,6 +32,7 @@ from subbayes.semistructured.formula import Design
 from subbayes.semistructured.horseshoe import Horseshoe
 from subbayes.semistructured.terms.group_effects import GroupLaw
 from subbayes.semistructured.terms.law import Law
+from subbayes.semistructured.truncated_prior import within_range
 from subbayes.utils.checks import fail
 
 __all__ = ["StructuredPredictor"]
@@ -86,7 +87,13 @@ class StructuredPredictor(nn.Module):
                     and prior.positive
                     and family.link(term.parameter) != "identity"
                 )
-                link = LINKS[family.link(term.parameter)][0] if log else None
+                link = None
+                if log:
+                    name = family.link(term.parameter)
+                    prior, link = (
+                        within_range(f"priors[{term.name!r}]", prior, name),
+                        LINKS[name][0],
+                    )
                 self._transforms.append((slice(own[0], own[-1] + 1), prior, link))
                 mean[own], scale[own] = 0.0, 0.0
                 transformed += own

@@ -7,13 +7,21 @@ import torch
 from scipy import stats
 
 from subbayes import InputError, Sampling, SemiStructuredRegression
-from subbayes.likelihoods.families import NormalFamily
+from subbayes.likelihoods.families import LINKS, NormalFamily
 from subbayes.semistructured.default_priors import default_priors
-from subbayes.semistructured.effect_priors import Flexible, NormalPrior, StudentT, is_normal
+from subbayes.semistructured.effect_priors import (
+    Exponential,
+    Flexible,
+    HalfNormal,
+    NormalPrior,
+    StudentT,
+    is_normal,
+)
 from subbayes.semistructured.formula import Design
 from subbayes.semistructured.marginalisation import EffectDensity, marginalisation_of
 from subbayes.semistructured.saved_priors import prior_config
 from subbayes.semistructured.structured_predictor import StructuredPredictor
+from subbayes.semistructured.truncated_prior import within_range
 from subbayes.utils import artifact
 
 SCIPY = {"name": "scipy", "args": [], "kwds": {}, "factor": 1.0, "student": False}
@@ -120,3 +128,71 @@ def test_subclasses_of_tabulated_priors_are_not_saved_as_these():
     assert prior_config(Flexible(stats.norm(0, 1)))["name"] == "scipy"
     assert prior_config(StudentT(3.0))["student"]
     assert prior_config(Heavy())["name"] == "own"
+
+
+@pytest.mark.parametrize(
+    ("prior", "distribution", "link", "low", "high"),
+    [
+        (HalfNormal(5.0), stats.halfnorm(scale=5), "logm1", 1.0, np.inf),
+        (HalfNormal(0.1), stats.halfnorm(scale=0.1), "logm1", 1.0, np.inf),  # far in the tail
+        (HalfNormal(1.0), stats.halfnorm(), "logit", 0.0, 1.0),
+        (Exponential(2.0), stats.expon(scale=2), "cloglog", 0.0, 1.0),
+        (Flexible(stats.gamma(2, scale=10)), stats.gamma(2, scale=10), "logm1", 1.0, np.inf),
+        (Flexible(stats.lognorm(2.0)), stats.lognorm(2.0), "probit", 0.0, 1.0),
+    ],
+    ids=str,
+)
+def test_priors_are_truncated_to_the_range_of_the_parameter(prior, distribution, link, low, high):
+    found = within_range("priors", prior, link)
+    zeta = torch.linspace(-5, 5, 41, dtype=torch.float64, requires_grad=True)
+    value = found.from_standard(zeta)
+    inside = distribution.sf(low) - distribution.sf(high)
+    expected = distribution.isf(distribution.sf(high) + inside * stats.norm.sf(zeta.detach()))
+    np.testing.assert_allclose(value.detach(), expected, rtol=1e-6)
+    slope = torch.autograd.grad(value.sum(), zeta)[0]
+    np.testing.assert_allclose(
+        slope, inside * stats.norm.pdf(zeta.detach()) / distribution.pdf(expected), rtol=1e-4
+    )
+    ends = found.from_standard(torch.tensor([-20.0, 20.0], dtype=torch.float64))
+    assert torch.isfinite(LINKS[link][0](ends)).all()
+
+
+@pytest.mark.parametrize(
+    ("prior", "link"),
+    [
+        (HalfNormal(2.0), "log"),
+        (Flexible(stats.beta(0.5, 2.0)), "logit"),
+        (Flexible(stats.beta(1, 1)), "cloglog"),
+        (Flexible(stats.uniform(1, 30)), "logm1"),
+    ],
+)
+def test_priors_within_the_range_are_not_changed(prior, link):
+    assert within_range("priors", prior, link) is prior
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "link", "prior", "quantiles"),
+    [
+        ("student-t", "nu", "logm1", 5.0, stats.truncnorm(0.2, np.inf, scale=5).ppf),
+        ("zero-inflated-poisson", "zi", "logit", 1.0, stats.truncnorm(0, 1).ppf),
+    ],
+)
+def test_priors_of_parameters_have_draws_in_their_range(family, name, link, prior, quantiles):
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"x": rng.normal(size=30), "y": rng.poisson(2.0, 30)})
+    model = SemiStructuredRegression("y ~ x", family=family, priors={name: prior})
+    assert np.isfinite(model.prior_predictive(frame, n=200).draws).all()
+    structured = model.specification.prepare(frame, None).structured
+    drawn = structured.reported(rng.normal(size=(4000, structured.size)))[name]
+    assert stats.kstest(quantiles(rng.random(4000)), drawn).pvalue > 1e-3
+
+
+def test_a_prior_without_values_in_the_range_is_refused():
+    frame = frame_of().assign(y=lambda rows: rows.y.round())
+    model = SemiStructuredRegression(
+        "y ~ x", family="student-t", priors={"nu": stats.uniform(0.1, 0.8)}
+    )
+    with pytest.raises(
+        InputError, match=r"^priors\['nu.Intercept'\]: expected .* above 1, got uni"
+    ):
+        model.prior_predictive(frame)
