@@ -19,8 +19,8 @@ from subbayes.likelihoods.validation import warn_of_absent_classes
 from subbayes.networks.layer_kinds import BATCH_NORMS
 from subbayes.networks.network import Network, architecture_of
 from subbayes.sparse.configuration import LearningRates, SparseTraining, parameters_by_kind
-from subbayes.sparse.convert import kl, sparse_layers
-from subbayes.sparse.layers import SparseLayer
+from subbayes.sparse.convert import sparse_layers
+from subbayes.sparse.objective import Objective, count_rows
 from subbayes.sparse.result import SparseNetwork, revert
 from subbayes.sparse.steps import Steps
 from subbayes.sparse.variational_families import Noise
@@ -168,7 +168,7 @@ class TrainableSparseNetwork(Trainable):
             [{"params": params, "lr": 0.0} for params in self.groups.values()],
             fused=self.unconstrained.device.type in ("cpu", "cuda"),
         )
-        self.objective = _Objective(self)
+        self.objective = Objective(self)
         self.phase, self.number, self.rows = "", 0, 0
 
     def _freeze_batchnorm(self) -> None:
@@ -252,31 +252,33 @@ class TrainableSparseNetwork(Trainable):
         """The minibatches of one epoch."""
         return self.minibatches.shuffled()
 
-    def step(self, inputs: Inputs, y: Targets) -> tuple[float, float, float]:
-        """Make one step; returns both parts of the ELBO and the number of correct predictions."""
+    def step(self, inputs: Inputs, y: Targets) -> tuple[float, float, float, float]:
+        """Make one step; returns both parts of the ELBO, the correct rows and all rows."""
         self.rows += n_rows(y)
         warmup, done = self.settings.kl_warmup_epochs, self.number + self.rows / self.minibatches.n
         self.objective.weight.fill_(min(1.0, done / warmup) if warmup else 1.0)
         _, expected, divergence, correct = self.steps(inputs, y)
         self.optimizer.step()
-        correct = correct.to(torch.promote_types(expected.dtype, torch.float32))
+        counted = count_rows(self.likelihood, y)
         # at once, since a device is waited for
-        expected, divergence, correct = torch.stack([expected, divergence, correct]).tolist()
+        values = torch.stack([expected, divergence, correct, counted]).tolist()
+        expected, divergence, correct, counted = values
         if not math.isfinite(expected - divergence):
             raise Diverged(f"The ELBO became NaN ({self._non_finite_part()})")
-        return expected, divergence, correct
+        return expected, divergence, correct, counted
 
     def end_epoch(self, number: int, losses: list[Any], rows: list[int]) -> list[dict[str, float]]:
         """Mean ELBO and divergence over the steps, density, and accuracy for classes."""
         if broken := self._non_finite_part(""):
             raise Diverged(f"A parameter became NaN ({broken})")
         metrics = {
-            "elbo": sum(expected - divergence for expected, divergence, _ in losses) / len(losses),
-            "kl": sum(divergence for _, divergence, _ in losses) / len(losses),
+            "elbo": sum(expected - divergence for expected, divergence, *_ in losses) / len(losses),
+            "kl": sum(divergence for _, divergence, *_ in losses) / len(losses),
             "density": SparseNetwork.density_of(self.layers),
         }
-        if self.likelihood.kind == "classification":
-            metrics["accuracy"] = sum(correct for *_, correct in losses) / sum(rows)
+        if self.objective.measures_accuracy:
+            counted = sum(counted for *_, counted in losses)
+            metrics["accuracy"] = sum(correct for *_, correct, _ in losses) / counted
         return [metrics]
 
     def _non_finite_part(self, default: str = "the likelihood") -> str:
@@ -399,34 +401,6 @@ def _set_training_mode(module: nn.Module) -> nn.Module:
     for own in frozen:
         own.eval()
     return module
-
-
-class _Objective(nn.Module):
-    """The objective of a step as a module, so that it is a function of its parameters."""
-
-    def __init__(self, run: TrainableSparseNetwork) -> None:
-        super().__init__()
-        self.module, self.unconstrained = run.module, run.unconstrained
-        self.weight: Tensor
-        weight = torch.ones((), device=run.unconstrained.device)
-        self.register_buffer("weight", weight)  # of the divergence
-        self.run = (run,)  # in a tuple, so that it is not registered as a submodule
-
-    def forward(self, inputs: Inputs, y: Targets) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The loss per row, the two parts of the ELBO, and the number of correct predictions."""
-        (run,) = self.run
-        with SparseLayer.used_once(run.layers, n_rows(inputs)):
-            outputs = run.network.call(self.module, inputs)
-        terms = run.batch_likelihood.with_parameters(self.unconstrained).log_prob(outputs, y)
-        divergence = kl(self.module)
-        expected = terms.sum() * (run.minibatches.n / len(terms))
-        correct = torch.zeros((), device=outputs.device)
-        if run.likelihood.kind == "classification" and isinstance(y, Tensor):
-            p = run.batch_likelihood.mean(outputs.detach())
-            chosen = p.argmax(-1) if p.shape[-1] > 1 else (p[..., 0] > 0.5).long()
-            correct = (chosen == y.reshape(chosen.shape)).sum()
-        loss = (self.weight * divergence - expected) / run.minibatches.n
-        return loss, expected.detach(), divergence.detach(), correct
 
 
 class _Checkpoint:
