@@ -87,9 +87,9 @@ class SparseNetwork(Predictor):
     Attributes:
         module: the converted module, in evaluation mode.
         likelihood: with its parameters learned.
-        history: by epoch: "elbo" (mean over steps), "kl", "density" (share of weights with an
-            inclusion probability above 1/2), and for classes "accuracy" of draws on training rows,
-            which count as often as their weights.
+        history: by epoch: "elbo" (in the units of y; mean over steps), "kl", "density" (share of
+            weights with an inclusion probability above 1/2), and for classes "accuracy" of draws
+            on training rows, which count as often as their weights.
         output: picks the tensor out of what the module returns, as for `Network`.
         n_draws: default number of networks drawn for a prediction.
     """

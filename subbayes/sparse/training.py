@@ -24,7 +24,7 @@ from subbayes.sparse.objective import Objective, count_rows
 from subbayes.sparse.result import SparseNetwork, revert
 from subbayes.sparse.steps import Steps
 from subbayes.sparse.variational_families import Noise
-from subbayes.training.loop import Diverged, History, Trainable, run
+from subbayes.training.loop import Diverged, History, Trainable, log_scale, run
 from subbayes.training.minibatches import Minibatches
 from subbayes.utils import artifact
 from subbayes.utils.checks import fail, fail_type, is_finite
@@ -253,7 +253,10 @@ class TrainableSparseNetwork(Trainable):
         return self.minibatches.shuffled()
 
     def step(self, inputs: Inputs, y: Targets) -> tuple[float, float, float, float]:
-        """Make one step; returns both parts of the ELBO, the correct rows and all rows."""
+        """Make one step; returns both parts of the ELBO, the correct rows and all rows.
+
+        The ELBO is in the units of y, in which each log density is lower by the log of its scale.
+        """
         self.rows += n_rows(y)
         warmup, done = self.settings.kl_warmup_epochs, self.number + self.rows / self.minibatches.n
         self.objective.weight.fill_(min(1.0, done / warmup) if warmup else 1.0)
@@ -265,7 +268,8 @@ class TrainableSparseNetwork(Trainable):
         expected, divergence, correct, counted = values
         if not math.isfinite(expected - divergence):
             raise Diverged(f"The ELBO became NaN ({self._non_finite_part()})")
-        return expected, divergence, correct, counted
+        densities = counted * self.minibatches.n / n_rows(y)  # in the expected log-likelihood
+        return expected - densities * log_scale(self.likelihood), divergence, correct, counted
 
     def end_epoch(self, number: int, losses: list[Any], rows: list[int]) -> list[dict[str, float]]:
         """Mean ELBO and divergence over the steps, density, and accuracy for classes."""

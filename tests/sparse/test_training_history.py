@@ -1,4 +1,6 @@
-"""The history of sparse training: accuracies of rows with weights."""
+"""The history of sparse training: accuracies and ELBOs, with weights of rows and units of y."""
+
+import math
 
 import pytest
 import torch
@@ -7,7 +9,15 @@ from torch.utils.data import DataLoader
 
 from subbayes import sparse
 from subbayes.data.data import Data
-from subbayes.likelihoods import Bernoulli, Categorical, CategoricalTokens, Weighted
+from subbayes.likelihoods import (
+    Bernoulli,
+    Categorical,
+    CategoricalTokens,
+    Gaussian,
+    HeteroscedasticGaussian,
+    Standardized,
+    Weighted,
+)
 from subbayes.likelihoods.families import BernoulliFamily
 
 N = 40
@@ -28,8 +38,8 @@ def certain(outputs):
     return made, sparse.convert(made, "all", sd=1e-6)
 
 
-def train(module, likelihood, data, epochs=3):
-    settings = sparse.SparseTraining(epochs=epochs, batch_size=16, learning_rates=STILL)
+def train(module, likelihood, data, epochs=3, batch_size=16):
+    settings = sparse.SparseTraining(epochs=epochs, batch_size=batch_size, learning_rates=STILL)
     return sparse.fit(module, likelihood, data, settings, progress=False)
 
 
@@ -77,3 +87,25 @@ def test_accuracy_is_left_out_for_labels_of_positions():
         "kl",
         "density",
     }
+
+
+@pytest.mark.parametrize("batch_size", [None, N // 4])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("likelihood", [Gaussian(0.3), HeteroscedasticGaussian(0.3)], ids=repr)
+def test_elbo_is_in_the_units_of_y(likelihood, weighted, batch_size):
+    """It equals that of `elbo`, and those of other units differ by the logarithm of the scale."""
+    x, weights = rows()
+    y = x[:, 0] + 0.3
+    n = float(weights.sum()) if weighted else N
+    found = {}
+    for scale in (1.0, 1000.0):
+        units = Standardized.of(likelihood, scale * y)
+        data = Data.of((x, scale * y))
+        if weighted:
+            units, data = Weighted(units), data.weighted(weights)
+        made = certain(2 if isinstance(likelihood, HeteroscedasticGaussian) else 1)[1]
+        network = train(made, units, (data.inputs, data.y), batch_size=batch_size)
+        found[scale] = network.history["elbo"][-1]
+        exact = sparse.elbo(network.module.train(), units, x, data.y, N)
+        assert found[scale] == pytest.approx(float(exact.detach()), rel=1e-4)
+    assert found[1000.0] == pytest.approx(found[1.0] - n * math.log(1000), rel=1e-4)
