@@ -229,11 +229,12 @@ def test_names_may_be_written_with_other_quotes_and_spaces():
 
 
 def test_names_that_could_be_several_are_refused():
-    draws = {"C(g)[a'b]": np.ones(3), 'C(g)[a"b]': np.zeros(3), "f(x,'y')": np.ones(3)}
+    above = np.array([1.0, 1.5, 2.0])
+    draws = {"C(g)[a'b]": above, 'C(g)[a"b]': np.zeros(3), "f(x,'y')": above}
     assert evaluate_hypothesis("C(g)[a'b] > C(g)[a\"b]", draws, dict).probability == 1
     assert evaluate_hypothesis('f(x, "y") > 0', draws, dict).probability == 1
-    draws["f(x, 'y')"] = np.zeros(3)
-    with pytest.raises(InputError, match="hypothesis: expected"):
+    draws["f(x, 'y')"] = above
+    with pytest.raises(InputError, match="hypothesis: expected effects: C"):
         evaluate_hypothesis('f(x, "y") > 0', draws, dict)
 
 
