@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from subbayes.likelihoods import Likelihood, as_likelihood
 from subbayes.likelihoods.validation import warn_of_absent_classes
-from subbayes.networks.layer_kinds import BATCH_NORMS
+from subbayes.networks.layer_kinds import BATCH_NORMS, frozen_in_evaluation, set_training_mode
 from subbayes.networks.network import Network, architecture_of
 from subbayes.sparse.configuration import LearningRates, SparseTraining, parameters_by_kind
 from subbayes.sparse.convert import sparse_layers
@@ -145,7 +145,8 @@ class TrainableSparseNetwork(Trainable):
         output: Callable[[Any], Tensor] | None = None,
     ) -> None:
         self.frozen = {name for name, p in module.named_parameters() if not p.requires_grad}
-        self.module = _set_training_mode(copy.deepcopy(module))
+        self.module = copy.deepcopy(module)
+        set_training_mode(self.module, frozen_in_evaluation(module))
         self.frozen_ids = {id(p) for p in self.module.parameters() if not p.requires_grad}
         self.layers = sparse_layers(self.module)
         self.network = Network(revert(self.module), output=output)
@@ -390,21 +391,6 @@ def _are_moments(saved: Mapping[str, Tensor], optimizer: torch.optim.Optimizer) 
     return all(
         bool((tensor >= 0).all()) for name, tensor in saved.items() if not name.endswith("exp_avg")
     )
-
-
-def _set_training_mode(module: nn.Module) -> nn.Module:
-    """Set training mode, except for frozen modules in evaluation mode."""
-    frozen = [
-        m
-        for m in module.modules()
-        if not m.training
-        and any(True for _ in m.parameters())
-        and not any(p.requires_grad for p in m.parameters())
-    ]
-    module.train()
-    for own in frozen:
-        own.eval()
-    return module
 
 
 class _Checkpoint:
