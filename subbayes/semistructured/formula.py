@@ -24,8 +24,9 @@ from subbayes.semistructured.formula_checks import (
     check_levels,
     check_terms,
 )
-from subbayes.semistructured.formula_columns import factor_column, factors, kind_of_term
+from subbayes.semistructured.formula_columns import factors, kind_of_term
 from subbayes.semistructured.formula_grammar import check_length, check_size, formula_errors
+from subbayes.semistructured.formula_numbers import factor_column
 from subbayes.semistructured.reference_levels import (
     unseen_levels,
     unseen_levels_of_smooth,

@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import copy
-import re
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from formulaic import ModelSpec
-from formulaic.errors import DataMismatchWarning
+from formulaic.errors import DataMismatchWarning, FormulaicError
 from jaxtyping import Float
 
 from subbayes.semistructured.formula_checks import check_different
 from subbayes.semistructured.formula_grammar import formula_errors
-from subbayes.semistructured.formula_numbers import model_matrix
+from subbayes.semistructured.formula_numbers import factor_column, model_matrix
 from subbayes.semistructured.smooth import TRANSFORMS, penalised
-from subbayes.utils.checks import fail
+from subbayes.utils.checks import InputError, fail
 from subbayes.utils.warning import filtered_warnings
 
 __all__ = [
     "check_defined",
     "evaluate",
-    "factor_column",
     "factors",
     "is_categorical",
     "kind_of_term",
@@ -68,11 +66,17 @@ def evaluate(
 
     Raises:
         FormulaicError, ValueError: values that a term does not accept.
+        InputError: levels of an expression, as in `C(np.floor(x))`, that are undefined or new.
     """
     spec = copy.deepcopy(spec)  # evaluation changes its state
     # unseen levels are reported by check_levels
     with filtered_warnings("ignore", DataMismatchWarning), np.errstate(all="ignore"):
-        matrix = model_matrix(spec, frame[list(columns)], _CONTEXT)
+        try:
+            matrix = model_matrix(spec, frame[list(columns)], _CONTEXT)
+        except FormulaicError as error:
+            if isinstance(error.__cause__, InputError):
+                raise error.__cause__ from None
+            raise
     return np.array(matrix, dtype=np.float64).reshape(len(frame), -1)
 
 
@@ -125,13 +129,6 @@ def factors(spec: ModelSpec) -> Iterator[tuple[str, list[Any], Any]]:
     for expression, (kind, state) in spec.encoder_state.items():
         if getattr(kind, "value", kind) == "categorical":
             yield str(expression), list(state["categories"]), state["contrasts"].contrasts
-
-
-def factor_column(expression: Any) -> str:
-    """`sex` of `C(sex)`."""
-    text = str(expression).strip()
-    found = re.match(r"C\((`[^`]*`|[^,)]*)\s*[,)]", text)
-    return found[1].strip(" `") if found else text
 
 
 def remaining_scales(

@@ -17,13 +17,26 @@ import pandas as pd
 from formulaic import Formula, ModelMatrix, ModelSpec
 from formulaic.materializers import PandasMaterializer
 from formulaic.materializers.base import FormulaMaterializerMeta
+from formulaic.parser.types import Factor
 from formulaic.utils.code import sanitize_variable_names
 from formulaic.utils.layered_mapping import LayeredMapping
 
-__all__ = ["CONVERSION", "in_doubles", "model_matrix", "to_double", "without_quotes"]
+from subbayes.semistructured.formula_checks import check_levels
+from subbayes.utils.checks import fail
+
+__all__ = [
+    "CONVERSION",
+    "factor_column",
+    "in_doubles",
+    "model_matrix",
+    "to_double",
+    "without_quotes",
+]
 
 CONVERSION = "__double__"
 """Name of `to_double` in evaluated formulas, which no column can have."""
+
+_KNOWN = "__levels__"  # levels of factors in training by expression, in the context
 
 _LEVELS = ("C", "re")  # functions of levels
 
@@ -151,7 +164,34 @@ class _DoubleMaterializer(PandasMaterializer):
 
     @FormulaMaterializerMeta.override
     def _evaluate(self, expr: str, metadata: Any, spec: ModelSpec) -> tuple[Any, set[Any]]:
-        return super()._evaluate(in_doubles(expr), metadata, spec)
+        values, variables = super()._evaluate(in_doubles(expr), metadata, spec)
+        is_column = factor_column(expr) in self.data.columns  # whose levels `Design` checks
+        if getattr(values, "__formulaic_metadata__", None) and not is_column:
+            _check_factor(expr, values, self.layered_context[_KNOWN].get(expr))
+        return values, variables
+
+
+def factor_column(expression: Any) -> str:
+    """`sex` of `C(sex)`."""
+    text = str(expression).strip()
+    found = re.match(r"C\((`[^`]*`|[^,)]*)\s*[,)]", text)
+    return found[1].strip(" `") if found else text
+
+
+def _check_factor(expression: str, values: Any, levels: Any) -> None:
+    """Check the values of a factor of an expression, such as `C(np.floor(x))`.
+
+    formulaic gives values that are undefined or new the zeros of the reference level.
+    """
+    if values.__formulaic_metadata__.kind is not Factor.Kind.CATEGORICAL:
+        return
+    cells = pd.Series(np.asarray(values))
+    if bad := int(cells.isna().sum()):
+        got = f"{bad} of {len(cells)} rows without one"
+        fail(f"term {expression!r}", "a level in each row", got, "Drop these rows")
+    if levels is not None:
+        remedy = "Drop these rows, or make a column of the levels"
+        check_levels(f"term {expression!r}", list(levels), cells, remedy)
 
 
 def model_matrix(
@@ -167,7 +207,11 @@ def model_matrix(
     Raises:
         FormulaicError, ValueError: values that a term does not accept.
     """
-    context = LayeredMapping({CONVERSION: to_double}, context)
+    known: dict[str, Any] = {}
+    if isinstance(formula, ModelSpec):
+        states = formula.encoder_state.items()
+        known = {str(one): state.get("categories") for one, (_, state) in states}
+    context = LayeredMapping({CONVERSION: to_double, _KNOWN: known}, context)
     if isinstance(formula, ModelSpec):
         return formula.get_model_matrix(frame, context=context, na_action="ignore")
     return Formula(formula).get_model_matrix(

@@ -10,7 +10,7 @@ import pandas as pd
 from formulaic.transforms.contrasts import TreatmentContrasts
 from jaxtyping import Bool
 
-from subbayes.semistructured.formula_columns import factor_column
+from subbayes.semistructured.formula_numbers import factor_column
 from subbayes.semistructured.terms.law import LearnedTerm
 from subbayes.utils.checks import fail
 

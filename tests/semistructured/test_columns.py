@@ -175,6 +175,30 @@ def test_undefined_numbers_beside_factors_are_reported_as_those_of_main_effects(
     assert np.isfinite(new).all()
 
 
+@pytest.mark.parametrize(
+    "formula", ["C(np.floor(x))", "g:C(np.floor(x))", "(C(np.floor(x)) | g)", "C(x > 3) + x"]
+)
+@pytest.mark.parametrize("mode", ["error", "reference"])
+def test_levels_of_expressions_that_training_has_not_seen_are_reported(formula, mode):
+    design = Design({"mu": formula}, FRAME)
+    whole, _ = design.matrix(FRAME)
+    np.testing.assert_array_equal(design.matrix(FRAME.iloc[:5])[0], whole[:5])
+    new = FRAME.iloc[:5].assign(x=[1.5, 2.5, 9.0, 3.5, 9.5])
+    if "floor" not in formula:  # levels that training has seen
+        assert np.isfinite(design.matrix(new, new_levels=mode)[0]).all()
+        return
+    match = r"term 'C\(np\.floor\(x\)\)': expected the levels seen in training: .*, got 9\.0\. Drop"
+    with pytest.raises(InputError, match=match):
+        design.matrix(new, new_levels=mode)
+
+
+def test_levels_of_expressions_that_are_undefined_are_reported():
+    rows = FRAME.assign(x=FRAME.x - 2)
+    match = r"term 'C\(np\.floor\(np\.log\(x\)\)\)': expected a level in each row, got \d+ of 200"
+    with np.errstate(invalid="ignore"), pytest.raises(InputError, match=match):
+        Design({"mu": "C(np.floor(np.log(x)))"}, rows)
+
+
 def test_reference_levels_of_parameters_differ_and_groups_remain():
     frame = FRAME.assign(h=np.random.default_rng(1).choice(list("uvw"), N))
     formulas = {"mu": "y ~ C(g, Treatment('b')) + (0 + C(g) | h) + (1 | g)", "sigma": "~ C(g)"}

@@ -140,7 +140,6 @@ def test_subclasses_of_tabulated_priors_are_not_saved_as_these():
         (Flexible(stats.gamma(2, scale=10)), stats.gamma(2, scale=10), "logm1", 1.0, np.inf),
         (Flexible(stats.lognorm(2.0)), stats.lognorm(2.0), "probit", 0.0, 1.0),
     ],
-    ids=str,
 )
 def test_priors_are_truncated_to_the_range_of_the_parameter(prior, distribution, link, low, high):
     found = within_range("priors", prior, link)

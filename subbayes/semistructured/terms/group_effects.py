@@ -32,6 +32,7 @@ from torch import Tensor
 from subbayes.semistructured import formula_columns
 from subbayes.semistructured.formula_checks import check_levels, levels_of
 from subbayes.semistructured.formula_grammar import check_formula, formula_errors, least_columns
+from subbayes.semistructured.formula_numbers import factor_column
 from subbayes.semistructured.terms.law import Hyperparameter, Law, LearnedTerm, Priors, WrittenTerm
 from subbayes.semistructured.terms.splitting import plain_name, split_at, within_brackets
 from subbayes.utils.checks import fail
@@ -107,7 +108,7 @@ class GroupTerm(WrittenTerm):
         if not (self.correlated and _INTERCEPT in names):
             self._warn_of_columns_far_from_0(names, values)
         levels = {
-            formula_columns.factor_column(expression): found
+            factor_column(expression): found
             for expression, found, _ in formula_columns.factors(spec)
         }
         shown = [":".join(map(str, key)) for key in keys]
@@ -233,7 +234,8 @@ class GroupEffects(LearnedTerm):
 
     def loadings(self, frame: pd.DataFrame) -> Float[np.ndarray, "n q"]:
         """The columns of the left-hand side."""
-        values = formula_columns.evaluate(self.spec, frame, self.read)
+        with formula_errors(f"term {self.name!r}", self.name):
+            values = formula_columns.evaluate(self.spec, frame, self.read)
         formula_columns.check_defined(values, [self.name] * values.shape[1])
         return values
 
