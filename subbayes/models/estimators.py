@@ -85,7 +85,8 @@ class SubspaceRegressor(_SubspaceEstimator, Regressor):
     Args:
         network: a `Perceptron` (hidden, activation, dropout).
         likelihood: "heteroscedastic" (the default; noise that depends on x, plus a global
-            variance), "gaussian" (one noise scale), or "poisson" for counts.
+            variance), "gaussian" (one noise scale), "student-t"; "log-normal", "gamma" or
+            "inverse-gaussian" for y above 0; "poisson" or "negative-binomial" for counts.
         subspace: a method of `subbayes.subspaces` such as `PCA(rank=5)`, or its name: "pca",
             "random", "curve", "optimal", "subnetwork", "full".
         inference: an engine of `subbayes.inference` such as `NUTS()`, or its name.
@@ -283,7 +284,8 @@ class SparseRegressor(_SparseEstimator, Regressor):
     Args:
         network: a `Perceptron` (hidden, activation, dropout).
         likelihood: "gaussian" (the default; one noise scale), "heteroscedastic" (noise that
-            depends on x, plus a global variance), or "poisson" for counts.
+            depends on x, plus a global variance), "student-t"; "log-normal", "gamma" or
+            "inverse-gaussian" for y above 0; "poisson" or "negative-binomial" for counts.
         sparse: a `SparseSettings` (structure, posterior, slab, prior_inclusion, early_epochs).
         training: a `Training` (epochs, learning_rate, batch_size); by default 200 epochs, including
             those that learn the priors. Inclusion probabilities have a larger learning rate where
