@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NoReturn
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from jaxtyping import Float
@@ -11,7 +13,7 @@ from torch import Tensor
 from subbayes.utils.checks import fail
 
 if TYPE_CHECKING:
-    from subbayes.curvature.layers import CapturedBatch, Layer
+    from subbayes.curvature.layers import CapturedBatch, Layer, LayerGradients
 
 __all__ = ["check_sums", "matches_autograd"]
 
@@ -59,17 +61,32 @@ def check_sums(batch: CapturedBatch) -> None:
         if not all(batch.repeats[layer.name] or [0]):
             _fail_rows(f"another first dimension of {layer.name!r} than the rows'")
     total = torch.zeros_like(batch.plan.network.weights, dtype=torch.float64)
-    for one in batch.pull(u, layers):
-        step = max(1, _AT_ONCE // one.layer.size)
-        for start in range(0, len(batch), step):
-            for place, rows in one.parts(slice(start, start + step)):
-                total[place] += rows.double().sum(0)
+    gradients: list[Any] = batch.pull(u, layers)  # of these layers, not of other weights
+    for one in gradients:
+        for place, gradient in _summed(one):
+            total[place] += gradient[0].double()
     truth = batch.vjp(u).double()
     tolerance = _FACTOR * batch.plan.network.rounding**0.75  # of the module, in 16 bits perhaps
     for layer in layers:
         for place in (span.place for span in layer.spans):
             if bool((total[place] - truth[place]).norm() > tolerance * truth.norm()):
                 _fail_rows(f"other gradients of {layer.name!r} than those of autograd")
+
+
+def _summed(gradients: LayerGradients) -> Iterator[tuple[slice, Tensor]]:
+    """Sums of the gradients of a layer over blocks of rows, whose places are those of one row."""
+    size = gradients.left[0].numel()
+    if gradients.layer.weight is not None:
+        size += gradients.right(slice(0, 1)).numel()
+    step = max(1, _AT_ONCE // size)
+    for start in range(0, len(gradients.left), step):
+        rows = slice(start, start + step)
+        left = gradients.left[rows].flatten(0, 1)[None]
+
+        def right(_: slice, rows: slice = rows) -> Tensor:
+            return gradients.right(rows).flatten(0, 1)[None]
+
+        yield from replace(gradients, left=left, right=right).parts()
 
 
 def _fail_rows(got: str) -> NoReturn:
