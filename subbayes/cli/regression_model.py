@@ -46,7 +46,7 @@ class RegressionModel:
 
     @property
     def text_columns(self) -> list[str]:
-        """Columns of text, in which a cell such as "01" is no number."""
+        """Columns of text, whose cells are text even where all are digits."""
         from subbayes.data.tables import text_columns
 
         return text_columns(self.model.state.model.frame)

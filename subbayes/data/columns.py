@@ -339,6 +339,9 @@ def labels_as_fitted(
         >>> labels_as_fitted(as_labels(new), ["1", "2"], new, "column 'a'")
         array(['1', 'x'], dtype=object)
     """
+    new = {label for label in labels if isinstance(label, str)}.difference(levels)
+    if not new and not pd.api.types.is_numeric_dtype(column.dtype):
+        return labels
     if kind_of_labels(levels) == "text":
         like = next((one for one in levels if _label_of_text(one) not in (None, one)), None)
         if like is not None and pd.api.types.is_numeric_dtype(column.dtype):
@@ -347,7 +350,6 @@ def labels_as_fitted(
                 "now, which may have lost zeros: read the file with this column as text (dtype=str)"
             )
         return labels
-    new = {label for label in labels if isinstance(label, str)}.difference(levels)
     read = {label: _label_of_text(label) for label in new}
     read = {label: level for label, level in read.items() if level in levels}
     return np.array([read.get(label, label) for label in labels], dtype=object) if read else labels

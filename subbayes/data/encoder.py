@@ -427,7 +427,7 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
 
     @property
     def text_columns(self) -> list[str]:
-        """Categorical columns of text, in which a cell such as "01" is no number."""
+        """Categorical columns of text, whose cells are text even where all are digits."""
         check_is_fitted(self, "pipeline_")
         return [name for name, levels in self._levels.items() if kind_of_labels(levels) == "text"]
 

@@ -142,7 +142,7 @@ class DataFrameModel:
 
     @property
     def text_columns(self) -> list[str]:
-        """Columns of text, in which a cell such as "01" is no number.
+        """Columns of text, whose cells are text even where all are digits.
 
         Example:
             >>> import pandas as pd

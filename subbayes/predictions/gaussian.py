@@ -284,12 +284,7 @@ class ClassPredictive(Predictive):
     def _scaled(self, factor: float, likelihood: Likelihood) -> Predictive:
         mean, covariance = self._gaussian
         return ClassPredictive(
-            factor * mean,
-            factor**2 * covariance,
-            likelihood,
-            self.method,
-            self.n_draws,
-            self._seed,
+            factor * mean, factor**2 * covariance, likelihood, self.method, self.n_draws, self._seed
         )
 
     @property
