@@ -301,7 +301,7 @@ class JointPosterior:
         prior = Normal(np.broadcast_to(space.prior.scale, space.subspace.rank)[: space.rank])
         return TemperedNetworks(
             lambda z: contributions(inner.weights(z.to(self.model.dtype))),
-            marginalisation_of(method, self.effect_density),
+            marginalisation_of(method, self.effect_density, places=contributions.places),
             prior,
             space.rank,
             temperature,

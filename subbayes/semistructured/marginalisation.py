@@ -9,8 +9,9 @@ $$ p_T(\theta, \varphi \mid D) = p(\theta \mid \varphi, D)\, p_T(\varphi \mid D)
 and needs $p(D \mid \varphi) = \int p(D \mid \theta, \varphi)\, p(\theta)\, d\theta$. The paper
 integrates on a grid, which limits it to one effect. Here the integral is
 
-- "closed-form" for a normal response with an identity link, one sigma and normal priors: exact in
-  any number of coefficients, by quadrature in the one dimension of $\log\sigma$;
+- "closed-form" for a normal response with an identity link, one sigma, normal priors and networks
+  of the location alone: exact in any number of coefficients, by quadrature in the one dimension of
+  $\log\sigma$;
 - "importance": a Laplace approximation found by Newton's method, corrected by importance sampling
   from a t distribution around it. The proposals use one fixed set of quasi-random points, so
   that the density is a deterministic function of $\varphi$;
@@ -20,6 +21,7 @@ integrates on a grid, which limits it to one effect. Here the integral is
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -90,7 +92,7 @@ class EffectDensity:
 
 
 def marginalisation_of(
-    method: str | None, density: EffectDensity, points: int = 256
+    method: str | None, density: EffectDensity, points: int = 256, places: Iterable[int] = (0,)
 ) -> ClosedForm | ImportanceSampling:
     """The method that integrates the effects out, by name.
 
@@ -98,16 +100,18 @@ def marginalisation_of(
         method: one of `METHODS`; None uses the closed form if there is one.
         density: the joint density of responses and effects.
         points: number of proposals of "importance".
+        places: positions of the predictors that networks add to.
 
     Raises:
         InputError: no closed form exists, or quadrature in more than 3 dimensions.
     """
+    closed = _has_closed_form(density) and not any(places)
     if method is None:
-        method = "closed-form" if _has_closed_form(density) else "importance"
+        method = "closed-form" if closed else "importance"
     check_choice("marginalisation", method, METHODS)
     if method == "closed-form":
-        if not _has_closed_form(density):
-            needs = "a normal response, an identity link, one sigma and normal priors"
+        if not closed:
+            needs = "a normal response, an identity link, one sigma without networks, normal priors"
             remedy = f"A closed form needs {needs}"
             fail("marginalisation", "'importance' for this model", "'closed-form'", remedy)
         return ClosedForm(density)

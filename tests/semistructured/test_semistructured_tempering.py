@@ -7,7 +7,7 @@ import torch
 from scipy import stats
 from torch import nn
 
-from subbayes import InputError, Training
+from subbayes import MLP, InputError, Training
 from subbayes.inference.configuration import Sampling
 from subbayes.likelihoods.families import (
     BernoulliFamily,
@@ -15,11 +15,18 @@ from subbayes.likelihoods.families import (
     OrdinalFamily,
     PoissonFamily,
 )
-from subbayes.semistructured import NormalPrior, SemiStructuredRegression, SemiStructuredSubspace
+from subbayes.semistructured import (
+    Deep,
+    NormalPrior,
+    SemiStructuredRegression,
+    SemiStructuredSubspace,
+)
 from subbayes.semistructured.default_priors import default_priors
 from subbayes.semistructured.formula import Design
+from subbayes.semistructured.joint_posterior import JointPosterior
 from subbayes.semistructured.marginalisation import EffectDensity, marginalisation_of
 from subbayes.semistructured.structured_predictor import StructuredPredictor
+from subbayes.semistructured.subspace import build_space
 
 pytestmark = pytest.mark.usefixtures("unchecked")  # long runs; see test_annotations
 
@@ -282,3 +289,33 @@ def test_unsupported_marginalisation_raises():
         marginalisation_of("quadrature", rows)
     with pytest.raises(InputError, match="marginalisation: expected one of"):
         marginalisation_of("exact", rows)
+
+
+def test_networks_of_sigma_are_not_left_out_of_the_marginal_likelihood():
+    """The closed form has one sigma: beside a network of sigma a grid is the oracle."""
+    frame = frame_of(30)
+    rows = observed(NormalFamily(), "1", "y", frame)
+    deep = contributions(frame, 2).flip(-1)  # of sigma
+    found = marginalisation_of(None, rows, 4096, places=[1])
+    assert type(found).__name__ == "ImportanceSampling"
+    grid = [brute_force(rows, d, 2, nodes=801) for d in deep]
+    np.testing.assert_allclose(found.log_marginal(deep), grid, atol=0.02)
+    assert np.ptp(grid) > 1  # which the closed form does not see
+    with pytest.raises(InputError, match="'importance' for this model.*one sigma without networks"):
+        marginalisation_of("closed-form", rows, places=[1])
+
+
+def test_a_network_of_sigma_is_tempered_by_importance_sampling():
+    frame = frame_of(40)
+    model = SemiStructuredRegression(
+        "y ~ x", deep={"s": Deep(MLP(1, (3,), 1), ["u"], parameter="sigma")}
+    ).specification.prepare(frame, {})
+    training = Training(epochs=5, validation=None, patience=None)
+    space = build_space(SemiStructuredSubspace(2), model, training, 0, False)
+    joint = JointPosterior(model, space, seed=0)
+    density = joint.tempered_networks(2.0, None)
+    assert type(density.marginalisation).__name__ == "ImportanceSampling"
+    z = 2 * np.random.default_rng(0).normal(size=(3, 2))
+    assert np.ptp(density.log_likelihood(z)) > 1e-3
+    with pytest.raises(InputError, match="'importance' for this model"):
+        joint.tempered_networks(2.0, "closed-form")
