@@ -6,17 +6,18 @@ integrated out,
 
 $$ \hat\tau = \arg\max_\tau \int p(D \mid \beta, \tau, \sigma)\, p(\beta \mid \tau)\, d\beta , $$
 
-without a prior of their own, and the other parameters are drawn given $\hat\tau$ (Wood 2011, "Fast
-stable restricted maximum likelihood and marginal likelihood estimation of semiparametric
-generalized linear models"). The integral is exact for a normal response with one sigma, where
-sigma is maximised too, and a Laplace approximation for others. Intervals leave out the uncertainty
-about $\tau$: an empirical Bayes approximation. Coefficients keep their priors, so that with the
-vague default priors the maximum is that of REML up to their width.
+without a prior of their own: the search is in the coordinates of the default priors, whichever the
+user gives. The other parameters are drawn given $\hat\tau$ (Wood 2011, "Fast stable restricted
+maximum likelihood and marginal likelihood estimation of semiparametric generalized linear models").
+The integral is exact for a normal response with one sigma, where sigma is maximised too, and a
+Laplace approximation for others. Intervals leave out the uncertainty about $\tau$: an empirical
+Bayes approximation. Coefficients keep their priors, so that with the vague default priors the
+maximum is that of REML up to their width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -26,15 +27,24 @@ from torch import Tensor
 
 from subbayes.semistructured.coefficient_likelihood import NormalStatistics
 from subbayes.semistructured.collapsed_normal import CollapsedNormal
+from subbayes.semistructured.effect_prior import EffectPrior
 from subbayes.semistructured.effects_likelihood import EffectsLikelihood
 from subbayes.semistructured.given_coordinates import with_fixed
 from subbayes.semistructured.proposals import LogDensity
 from subbayes.semistructured.quadratic_likelihood import QuadraticRows
 from subbayes.semistructured.structured_predictor import StructuredPredictor
 
-__all__ = ["reml_of_collapsed", "reml_of_rows", "singular_warnings", "smoothing_coordinates"]
+__all__ = [
+    "reml_of_collapsed",
+    "reml_of_rows",
+    "singular_warnings",
+    "smoothing_coordinates",
+    "with_default_smoothing",
+]
 
 _FURTHEST = 6.0  # of a standard normal coordinate; at -6 a standard deviation is 0 to rounding
+_LARGEST_SD = 20.0  # 200 times the scale of the predictor, of functions with many waves
+_LARGEST_SIGMA = 30.0  # as the prior of the user may be a narrow one
 _STEP = 1e-3  # of differences
 _STARTS = (0.0, -1.0, 1.0)  # of the search for a maximum, besides the mode
 _ROUNDS, _NEAR = 10, 1e-2  # of approximations, and the change with which they end
@@ -48,27 +58,60 @@ def smoothing_coordinates(structured: StructuredPredictor) -> list[int]:
     return [j for j in range(columns, structured.size) if structured.names[j].startswith(_KINDS)]
 
 
+def with_default_smoothing(
+    priors: Mapping[str, EffectPrior], defaults: Mapping[str, EffectPrior], columns: Collection[str]
+) -> tuple[dict[str, EffectPrior], list[str]]:
+    """Priors with the default ones of smoothing, whose coordinates the search runs through.
+
+    Args:
+        priors: the priors, with those of the user.
+        defaults: the default priors.
+        columns: names of the columns, which are no standard deviations whatever they are called.
+
+    Returns:
+        The priors, and the names of those that the user gave in vain.
+    """
+    own = [name for name in defaults if name.startswith(_KINDS) and name not in columns]
+    unused = [name for name in own if priors[name] is not defaults[name]]
+    return dict(priors) | {name: defaults[name] for name in own}, unused
+
+
+def _largest(name: str) -> float:
+    """The largest value of a coordinate, which is searched if the maximum is not below 6."""
+    return _LARGEST_SD if name.startswith("sd(") else _FURTHEST
+
+
 def singular_warnings(structured: StructuredPredictor, zeta: Float[np.ndarray, "P"]) -> list[str]:
-    """A warning of standard deviations that are 0 at the maximum, and of correlations of 1 or -1.
+    """Warnings of standard deviations, correlations and lengths at an end of their range.
 
     Args:
         structured: the structured predictor.
         zeta: the coordinates at the maximum.
     """
-    found = []
+    found, limits = [], []
     for j in smoothing_coordinates(structured):
-        name = structured.names[j]
-        if name.startswith("sd(") and zeta[j] < -_SINGULAR:
+        name, is_length = structured.names[j], structured.names[j].startswith("length(")
+        at_end = zeta[j] > _largest(name) - _NEAR or (is_length and zeta[j] < _NEAR - _FURTHEST)
+        if at_end and not name.startswith("cor("):
+            value = structured.priors[name].from_standard(torch.tensor([zeta[j]]).double())
+            limits.append(f"{name} is {float(value):.4g}")
+        elif name.startswith("sd(") and zeta[j] < -_SINGULAR:
             found.append(f"{name} is 0")
         elif name.startswith("cor(") and abs(zeta[j]) > _SINGULAR:
             found.append(f"{name} is {'-1' if zeta[j] < 0 else '1'}")
-    if not found:
-        return []
-    return [
-        f"singular fit: {', '.join(found)} at the maximum of the likelihood, the end of its range: "
-        "correlations of effects that do not vary have no meaning, and intervals leave out that "
-        "it may have another value; leave the term out, or use smooth='bayes'"
-    ]
+    lines = []
+    if found:
+        lines.append(
+            f"singular fit: {', '.join(found)} at the maximum of the likelihood, the end of its "
+            "range: correlations of effects that do not vary have no meaning, and intervals leave "
+            "out that it may have another value; leave the term out, or use smooth='bayes'"
+        )
+    if limits:
+        lines.append(
+            f"{', '.join(limits)}, the end of the range that is searched, beyond which the "
+            "likelihood may be larger: check the term, or use smooth='bayes'"
+        )
+    return lines
 
 
 def reml_of_collapsed(
@@ -82,14 +125,16 @@ def reml_of_collapsed(
     """
     structured = collapsed.map.structured
     assert isinstance(collapsed.rows, NormalStatistics)
-    flat = set(smoothing_coordinates(structured))
-    flat |= set(torch.nonzero(collapsed.rows.scale).flatten().tolist())  # sigma
+    sigma = torch.nonzero(collapsed.rows.scale).flatten().tolist()
+    flat = {*smoothing_coordinates(structured), *sigma}
     without_prior = np.array([float(j in flat) for j in collapsed.rest])
+    names = structured.names
+    largest = [_LARGEST_SIGMA if j in sigma else _largest(names[j]) for j in collapsed.rest]
 
     def target(h: Float[np.ndarray, "S d"]) -> Float[np.ndarray, "S"]:
         return collapsed.log_density(h) + 0.5 * np.square(h) @ without_prior
 
-    return _maximum(target, start)
+    return _maximum(target, start, largest)
 
 
 def reml_of_rows(
@@ -123,7 +168,8 @@ def reml_of_rows(
     def target(tau: Float[np.ndarray, "S d"]) -> Float[np.ndarray, "S"]:
         return np.array([value(row) for row in tau])
 
-    best = _maximum(target, at[fixed].numpy().copy(), others=())
+    largest = [_largest(likelihood.map.structured.names[j]) for j in fixed]
+    best = _maximum(target, at[fixed].numpy().copy(), largest, others=())
     value(best)
     return at.numpy()
 
@@ -139,17 +185,22 @@ def _maximum_near(
     def target(tau: Float[np.ndarray, "S d"]) -> Float[np.ndarray, "S"]:
         return collapsed.log_density(with_fixed(h, place, tau)) + 0.5 * np.square(tau).sum(1)
 
-    return _maximum(target, h[place])
+    largest = [_largest(likelihood.map.structured.names[j]) for j in fixed]
+    return _maximum(target, h[place], largest)
 
 
 def _maximum(
-    target: LogDensity, start: Float[np.ndarray, "d"], others: Sequence[float] = _STARTS
+    target: LogDensity,
+    start: Float[np.ndarray, "d"],
+    largest: Sequence[float],
+    others: Sequence[float] = _STARTS,
 ) -> Float[np.ndarray, "d"]:
     """The maximum of a smooth function, with gradients by central differences.
 
     Args:
         target: the function.
         start: where a search starts.
+        largest: of each coordinate; but for sigma a search goes beyond 6 from a maximum there.
         others: where more searches start, in all coordinates.
     """
     steps = _STEP * np.eye(len(start))
@@ -159,12 +210,16 @@ def _maximum(
         slope = (found[1 : 1 + len(h)] - found[1 + len(h) :]) / (2 * _STEP)
         return -float(found[0]), -slope
 
-    limits = [(-_FURTHEST, _FURTHEST)] * len(start)
+    def search(place: Float[np.ndarray, "d"], ends: Sequence[float]) -> optimize.OptimizeResult:
+        limits = [(-_FURTHEST, end) for end in ends]
+        return optimize.minimize(negative, place, jac=True, method="L-BFGS-B", bounds=limits)
+
     # where a standard deviation is almost 0 the slope is too, from which no search gets away
     nearest = _FURTHEST / 2 if others else _FURTHEST
-    places = [np.clip(start, -nearest, nearest), *(np.full(len(start), at) for at in others)]
-    found = [
-        optimize.minimize(negative, place, jac=True, method="L-BFGS-B", bounds=limits)
-        for place in places
-    ]
-    return np.asarray(min(found, key=lambda one: float(one.fun)).x)
+    ends = [end if end == _LARGEST_SIGMA else _FURTHEST for end in largest]
+    first = np.clip(start, -nearest, [nearest if end == _FURTHEST else end for end in ends])
+    places = [first, *(np.full(len(start), at) for at in others)]
+    best = min((search(place, ends) for place in places), key=lambda one: float(one.fun))
+    if (best.x > np.array(ends) - _NEAR).any():
+        best = search(best.x, largest)
+    return np.asarray(best.x)

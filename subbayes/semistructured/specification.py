@@ -35,6 +35,7 @@ from subbayes.semistructured.effect_priors import (
     priors_without_term,
 )
 from subbayes.semistructured.effects_likelihood import EffectsLikelihood
+from subbayes.semistructured.empirical_bayes import with_default_smoothing
 from subbayes.semistructured.flat_prior import flat_columns, with_limits
 from subbayes.semistructured.formula import Design, formula_variables, split_formula
 from subbayes.semistructured.formula_checks import (
@@ -215,6 +216,9 @@ class Specification:
             warn_of_size(len(design.names), len(frame))
             seen, trials = target_values(targets).numpy(), known.get("trials")
             check_identified(design, matrix, seen, family, priors, used.priors, trials)
+        unused: list[str] = []
+        if self.smooth == "reml":
+            given, unused = with_default_smoothing(given, defaults, design.names)
         structured = StructuredPredictor(design, family, priors)
         dtypes = [p.dtype for part in self.deep.values() for p in part.module.parameters()]
         dtype = dtypes[0] if dtypes else torch.float64
@@ -222,6 +226,11 @@ class Specification:
         rows = encoder.inputs(frame, tensors)
         scale = predictor_sd(family, y, offset)
         deep = self._deep_predictor(structured, rows, scale, encoder) if self.deep else None
+            if unused:
+                warn_user(
+                    f"the priors of {', '.join(unused)} are not used: smooth='reml' sets these to "
+                    "the maximum of the likelihood; leave the priors out, or use smooth='bayes'"
+                )
         data = Data.of((rows, targets))
         return PreparedModel(used, frame, response, structured, encoder, data, deep, dropped)
 

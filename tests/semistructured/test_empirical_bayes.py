@@ -1,16 +1,24 @@
 """Smoothing by restricted maximum likelihood, against statsmodels and dense matrices."""
 
+from contextlib import nullcontext
+
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from scipy import optimize
+from scipy import optimize, stats
 
 import subbayes
 from subbayes import InputError
 from subbayes.inference import Sampling
-from subbayes.semistructured import NormalPrior, SemiStructuredRegression, effects_sampling
-from subbayes.semistructured.empirical_bayes import smoothing_coordinates
+from subbayes.semistructured import (
+    HalfNormal,
+    NormalPrior,
+    SemiStructuredRegression,
+    effects_sampling,
+    empirical_bayes,
+)
+from subbayes.semistructured.empirical_bayes import singular_warnings, smoothing_coordinates
 from subbayes.utils import artifact
 
 SAMPLING = Sampling(draws=1000, chains=4, progress=False)
@@ -240,3 +248,87 @@ def test_what_maximum_likelihood_does_not_go_with_is_said_at_once(tmp_path):
     sampling = Sampling(draws=10, chains=2, progress=False, checkpoint=tmp_path)
     with pytest.raises(InputError, match="smooth: expected 'bayes' with a checkpoint.*Leave them"):
         SemiStructuredRegression("y ~ x + (1 | g)").fit(table(), smooth="reml", sampling=sampling)
+
+
+def restricted_likelihood(frame):
+    """The standard deviation of groups and sigma at the maximum, by dense matrices."""
+    y, fixed = frame["y"].to_numpy(), np.column_stack([np.ones(len(frame)), frame["x"]])
+    groups = (frame["g"].to_numpy()[:, None] == np.unique(frame["g"])).astype(float)
+
+    def negative(at):
+        whole = np.exp(2 * at[0]) * groups @ groups.T + np.exp(2 * at[1]) * np.eye(len(y))
+        inverse = np.linalg.inv(whole)
+        inner = fixed.T @ inverse @ fixed
+        r = y - fixed @ np.linalg.solve(inner, fixed.T @ inverse @ y)
+        return 0.5 * (np.linalg.slogdet(whole)[1] + np.linalg.slogdet(inner)[1] + r @ inverse @ r)
+
+    return np.exp(optimize.minimize(negative, [0.0, -0.5]).x)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"sd(g)": 0.02},
+        {"sd(g)": HalfNormal(0.05)},
+        {"sd(g)": stats.uniform(0, 0.1)},
+        {"sd": 1e3},
+        {"sigma": HalfNormal(0.1)},
+    ],
+    ids=["default", "number", "half-normal", "uniform", "all", "sigma"],
+)
+def test_priors_do_not_limit_the_maximum(given):
+    frame = table()
+    sd, _ = restricted_likelihood(frame)
+    priors = {"x": 100.0, "Intercept": NormalPrior(1.0, 100.0)} | given
+    model = SemiStructuredRegression("y ~ x + (1 | g)", priors=priors)
+    own = any(name.startswith("sd") for name in given)
+    with (
+        pytest.warns(UserWarning, match=r"priors of sd\(Intercept \| g\) are not used")
+        if own
+        else (nullcontext())
+    ):
+        model.fit(frame, smooth="reml", sampling=Sampling(draws=20, chains=2, progress=False))
+    assert model.summary().loc["sd(Intercept | g)", "mean"] == pytest.approx(sd, rel=2e-3)
+
+
+def test_a_maximum_at_the_upper_end_of_the_range_is_said():
+    model = SemiStructuredRegression("f ~ s(v, df=8)")
+    sampling = Sampling(draws=20, chains=2, progress=False)
+    structured = model.fit(table(), smooth="reml", sampling=sampling).state.model.structured
+    zeta = np.zeros(structured.size)
+    assert singular_warnings(structured, zeta) == []
+    zeta[smoothing_coordinates(structured)] = empirical_bayes._LARGEST_SD
+    (line,) = singular_warnings(structured, zeta)
+    largest = structured.priors["sd(s(v, df=8))"].mean * -stats.norm.logsf(20)
+    assert line.startswith(f"sd(s(v, df=8)) is {largest:.4g}, the end of the range")
+
+
+def test_a_function_of_many_waves_has_the_maximum_of_dense_matrices():
+    """Its standard deviation is more than 20 times that of the response."""
+    rng = np.random.default_rng(3)
+    frame = pd.DataFrame({"v": np.linspace(0, 1, 300)})
+    frame["f"] = np.sin(60 * frame["v"]) + 0.01 * rng.normal(size=300)
+    model = SemiStructuredRegression("f ~ s(v, k=60)")
+    model.fit(frame, smooth="reml", sampling=Sampling(draws=20, chains=2, progress=False))
+    assert not any("range" in line for line in singular_warnings_of(model))
+    structured = model.state.model.structured
+    design = structured.design.matrix(frame)[0][:, :-1]
+    penalised = list(structured.design.terms[1].penalised)
+    level, scale = structured._mean.numpy()[:-1], structured._scale.numpy()[:-1].copy()
+    r = frame["f"].to_numpy() - design @ level
+
+    def negative(at):
+        own = scale.copy()
+        own[penalised] = np.exp(at[0])
+        whole = np.exp(2 * at[1]) * np.eye(len(r)) + (design * own**2) @ design.T
+        return 0.5 * (np.linalg.slogdet(whole)[1] + r @ np.linalg.solve(whole, r))
+
+    best = np.exp(optimize.minimize(negative, [2.0, -4.0], method="Nelder-Mead").x[0])
+    assert best > 20.7 * frame["f"].std()
+    assert model.summary().loc["sd(s(v, k=60))", "mean"] == pytest.approx(best, rel=0.01)
+
+
+def singular_warnings_of(model):
+    state = model.state
+    return singular_warnings(state.model.structured, state.joint.effects_of(state.draws)[0])
