@@ -1,7 +1,7 @@
 r"""The networks' contributions to the predictors, orthogonal to columns of the formula.
 
 Over the training rows the networks' contribution f is split as $f = X\gamma + f_\perp$, with the
-least-squares coefficients $\gamma$ of the columns X. The effects of the model are those beside
+least-squares coefficients $\gamma$ of the columns X, weighted by the rows' observation weights. The effects of the model are those beside
 $f_\perp$, so that they have the same meaning as without a network. At new rows the network adds
 $f(u^*) - x^{*\top}\gamma$ with the same $\gamma$ (Rügamer 2023, "A new PHO-rmula for improved
 performance of semi-structured networks").
@@ -73,7 +73,7 @@ class Contributions:
     def _orthogonalised(self, weights: Float[Tensor, "S D"]) -> list[Float[Tensor, "S n"]]:
         outputs = list(self._outputs(weights).unbind(-1))
         for i, (_, _, columns) in enumerate(self._groups):
-            outputs[i] = outputs[i] - (outputs[i] @ columns.basis) @ columns.basis.T
+            outputs[i] = columns.residual(outputs[i])
         return outputs
 
     def differentiable(self, weights: Float[Tensor, "S D"]) -> Float[Tensor, "S n K"]:

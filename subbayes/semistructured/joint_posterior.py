@@ -106,7 +106,7 @@ class JointPosterior:
         model = self.model
         if has_effects_alone(model) and isinstance(self.space.subspace, FullSubspace):
             return EffectsPosterior(model, self.space.subspace, self.space.prior, self.mode)
-        bases = {part.names: part.columns.basis for part in self.orthogonal}
+        bases = {p.names: (p.columns.basis, p.columns.dual) for p in self.orthogonal}
         module = Predictors(model.structured, model.deep, model.dtype, bases)
         return Posterior(
             Network(module),
@@ -458,11 +458,8 @@ class FittedState:
 
         A draw has the same weights of the rows for all networks and predictors.
         """
-        weights = None
-        if self.model.specification.auxiliary.weights is not None:
-            y = self.model.data.y
-            assert isinstance(y, tuple)
-            weights = y[1].double().numpy()
+        counts = self.model.row_weights
+        weights = None if counts is None else counts.numpy()
         seeds = [(self.joint.seed, 3, int(s)) for s in rows]
         return bootstrap_projections(f, columns, seeds, weights)
 

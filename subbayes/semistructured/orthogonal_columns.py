@@ -9,7 +9,8 @@ coefficients of a network f those are taken whose random effects have the smalle
 
 $$ \gamma_Z = (M Z)^+ f, \qquad \gamma_X = X^+ (f - Z \gamma_Z), \qquad M = I - X X^+ , $$
 
-the limit of a vanishing penalty of the random effects.
+the limit of a vanishing penalty of the random effects. Rows with observation weights are that many
+equal rows: least squares are weighted.
 """
 
 from __future__ import annotations
@@ -47,7 +48,9 @@ class OrthogonalColumns:
 
     Attributes:
         columns: their positions in the design matrix.
-        basis: an orthonormal basis of them over the rows, shape (n, r).
+        basis: a basis B of them that is orthonormal over the rows, $B^\top W B = I$ with the
+            weights W of the rows, shape (n, r).
+        dual: W B, shape (n, r): values f at the rows have the projection $B (W B)^\top f$.
         pseudo_inverse: from values at the rows to coefficients of the columns, shape (p, n).
         groups: the last of the columns, those of random effects; None without any.
         n_fixed: number of the first vectors of the basis, which span the other columns.
@@ -55,13 +58,18 @@ class OrthogonalColumns:
 
     columns: tuple[int, ...]
     basis: Float[Tensor, "n r"]
+    dual: Float[Tensor, "n r"]
     pseudo_inverse: Float[Tensor, "p n"]
     groups: Float[Tensor, "n q"] | None = None
     n_fixed: int = 0
 
     @classmethod
     def of(
-        cls, design: Float[Tensor, "n p"], effects: Sequence[int], groups: Sequence[int] = ()
+        cls,
+        design: Float[Tensor, "n p"],
+        effects: Sequence[int],
+        groups: Sequence[int] = (),
+        weights: Float[Tensor, "n"] | None = None,
     ) -> OrthogonalColumns:
         """The columns of a design at these positions.
 
@@ -69,6 +77,7 @@ class OrthogonalColumns:
             design: the columns of the training rows.
             effects: positions of columns X.
             groups: positions of columns Z of random effects.
+            weights: how many times each row counts, above 0; by default once.
 
         Example:
             >>> design = torch.tensor([[1.0, 1, 0], [1, 1, 0], [1, 0, 1], [1, 0, 1]]).double()
@@ -77,20 +86,26 @@ class OrthogonalColumns:
             >>> [round(float(v), 6) for v in own.pseudo_inverse @ f]  # mean, and means less it
             [7.0, -3.0, 3.0]
         """
-        columns = (*effects, *groups)
-        x, z = design[:, list(effects)].double(), design[:, list(groups)].double()
+        columns, root = (*effects, *groups), _root(weights)
+        groups_at_rows = design[:, list(groups)].double()
+        x, z = root * design[:, list(effects)].double(), root * groups_at_rows
         u, s, _ = torch.linalg.svd(x, full_matrices=False)
         basis = u[:, s > _ROUNDING * s[:1]].contiguous()
         inverse = torch.linalg.pinv(x, rtol=_ROUNDING)
         if not groups:
-            return cls(columns, basis, inverse)
+            return cls(columns, basis / root, basis * root, inverse * root.mT)
         rest = z - basis @ (basis.T @ z)
         u, s, vh = torch.linalg.svd(rest, full_matrices=False)
         kept = s > _ROUNDING * torch.linalg.matrix_norm(z)
         onto_z = (vh[kept].T / s[kept]) @ u[:, kept].T
         inverse = torch.cat([inverse - (inverse @ z) @ onto_z, onto_z])
         both = torch.cat([basis, u[:, kept]], 1)
-        return cls(columns, both, inverse, z, basis.shape[1])
+        own = both / root, both * root, inverse * root.mT
+        return cls(columns, *own, groups_at_rows, basis.shape[1])
+
+    def residual(self, f: Float[Tensor, "*S n"]) -> Float[Tensor, "*S n"]:
+        """Values at the rows without their projection on the columns."""
+        return f - (f @ self.dual) @ self.basis.mT
 
     def weighted(
         self, f: Float[np.ndarray, "n"], weights: Float[np.ndarray, "n"]
@@ -128,10 +143,17 @@ class OrthogonalColumns:
             return self.basis.numpy(), self.pseudo_inverse @ self.basis
         from scipy import linalg, sparse
 
-        first, rest = self.basis[:, : self.n_fixed], self.basis[:, self.n_fixed :]
+        first, rest = self.basis[:, : self.n_fixed], self.dual[:, self.n_fixed :]
         order = linalg.qr((rest.T @ self.groups).numpy(), mode="r", pivoting=True)[1]
         chosen = torch.cat([first, self.groups[:, order[: rest.shape[1]].tolist()]], 1)
         return sparse.csr_array(chosen.numpy()), self.pseudo_inverse @ chosen
+
+
+def _root(weights: Float[Tensor, "n"] | None) -> Float[Tensor, "_ 1"]:
+    """Square roots of weights as a column."""
+    if weights is None:
+        return torch.ones(1, 1, dtype=torch.float64)
+    return weights.double().sqrt().unsqueeze(1)
 
 
 @dataclass(frozen=True)
@@ -157,7 +179,7 @@ def orthogonal_networks(model: PreparedModel) -> tuple[OrthogonalNetworks, ...]:
     """
     found = []
     for (place, effects, groups), names in orthogonal_places(model).items():
-        part = OrthogonalColumns.of(model.inputs["design"], effects, groups)
+        part = OrthogonalColumns.of(model.inputs["design"], effects, groups, model.row_weights)
         if groups and part.basis.shape[1] >= len(part.basis):
             terms = sorted(t.name for t in model.design.terms if set(t.columns) & set(groups))
             fail(

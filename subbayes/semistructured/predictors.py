@@ -109,9 +109,9 @@ class Predictors(nn.Module):
         structured: the structured predictor.
         deep: the networks; None for a model of effects alone.
         dtype: of the parameters.
-        orthogonal: by names of networks of one predictor, an orthonormal basis (N, r) of the
-            columns over the rows to which they are made orthogonal; for batches of exactly these
-            rows. Other networks are left as they are.
+        orthogonal: by names of networks of one predictor, B and D of shape (N, r) for the columns
+            over the rows to which they are made orthogonal: $f - B D^\top f$; for batches of exactly
+            these rows. Other networks are left as they are.
         corrected: add a parameter, `correction`, that is subtracted from the coefficients.
     """
 
@@ -120,7 +120,7 @@ class Predictors(nn.Module):
         structured: StructuredPredictor,
         deep: DeepPredictor | None,
         dtype: torch.dtype,
-        orthogonal: Mapping[tuple[str, ...], Float[Tensor, "N r"]] | None = None,
+        orthogonal: Mapping[tuple[str, ...], tuple[Tensor, Tensor]] | None = None,
         corrected: bool = False,
     ) -> None:
         super().__init__()
@@ -131,8 +131,9 @@ class Predictors(nn.Module):
         self.structured, self.deep = structured, deep
         bases = orthogonal or {}
         self._groups = list(bases)
-        for i, basis in enumerate(bases.values()):
+        for i, (basis, dual) in enumerate(bases.values()):
             self.register_buffer(f"_basis{i}", basis.to(dtype), persistent=False)
+            self.register_buffer(f"_dual{i}", dual.to(dtype), persistent=False)
         alone = set(deep.places).difference(*self._groups) if deep is not None else set()
         self._others = [] if deep is None else [name for name in deep.places if name in alone]
 
@@ -152,6 +153,7 @@ class Predictors(nn.Module):
 
     def _orthogonalised(self, group: int, values: Float[Tensor, "N"]) -> Float[Tensor, "N"]:
         basis: Tensor = getattr(self, f"_basis{group}")
+        dual: Tensor = getattr(self, f"_dual{group}")
         if len(values) <= _PROBE_ROWS:
             return values
         if len(basis) != len(values):
@@ -162,7 +164,7 @@ class Predictors(nn.Module):
                 f"{len(values)} rows",
                 "Pass orthogonal=False, or a larger memory_limit",
             )
-        return values - (values @ basis) @ basis.T
+        return values - (values @ dual) @ basis.T
 
 
 def sum_of(values: Iterable[Float[Tensor, "N"]]) -> Float[Tensor, "N"]:

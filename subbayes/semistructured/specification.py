@@ -99,6 +99,15 @@ class PreparedModel:
         assert isinstance(self.data.inputs, dict)
         return self.data.inputs
 
+    @property
+    def row_weights(self) -> Float[Tensor, "n"] | None:
+        """How many times each row counts; None without a column of weights."""
+        if self.specification.auxiliary.weights is None:
+            return None
+        y = self.data.y
+        assert isinstance(y, tuple)
+        return y[1].double()
+
     @cached_property
     def effects_likelihood(self) -> EffectsLikelihood:
         """The log-likelihood as a function of the coordinates of effects, without networks."""

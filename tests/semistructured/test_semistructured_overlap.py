@@ -10,9 +10,11 @@ from sklearn.cross_decomposition import CCA
 from torch import nn
 
 from subbayes import MLP, InputError, SemiStructuredRegression
+from subbayes.semistructured.contributions import Contributions
 from subbayes.semistructured.group_predictions import without_groups
 from subbayes.semistructured.orthogonal_columns import OrthogonalColumns, orthogonal_networks
 from subbayes.semistructured.overlap import largest_overlap, overlap_warnings
+from subbayes.semistructured.predictors import Predictors
 
 GROUPS = [f"Intercept | g[{level}]" for level in "012"]
 
@@ -217,3 +219,54 @@ def test_predictions_without_groups_need_networks_that_do_not_read_them():
         others = [i for i in range(len(model.design.names)) if i not in random]
         assert not found[:, random].any()
         assert found[:, others].equal(model.inputs["design"][:, others])
+
+
+def test_a_row_of_weight_2_is_two_rows_in_projections():
+    """Least squares on expanded rows, also of random effects beside fixed effects of the groups."""
+    rng = np.random.default_rng(4)
+    codes, count = rng.integers(0, 70, 300), rng.integers(1, 6, 300)
+    fixed = np.column_stack([np.ones(300), rng.normal(size=300)])
+    design = torch.from_numpy(np.column_stack([fixed, np.eye(70)[codes]]))
+    f = torch.from_numpy(rng.normal(size=(3, 300)) + fixed[:, 1] ** 2)
+    rows, own = torch.from_numpy(np.arange(300).repeat(count)), torch.from_numpy(count).double()
+    for groups in ((), range(2, 72)):
+        once = OrthogonalColumns.of(design, [0, 1], groups, own)
+        expanded = OrthogonalColumns.of(design[rows], [0, 1], groups)
+        gamma = f @ once.pseudo_inverse.mT
+        np.testing.assert_allclose(gamma, f[:, rows] @ expanded.pseudo_inverse.mT, atol=1e-10)
+        rest = once.residual(f)
+        np.testing.assert_allclose(rest[:, rows], expanded.residual(f[:, rows]), atol=1e-10)
+        np.testing.assert_allclose(rest, f - gamma @ design[:, once.columns].mT, atol=1e-10)
+        assert not np.allclose(rest, OrthogonalColumns.of(design, [0, 1], groups).residual(f), 1e-3)
+        again = once.weighted(rest[0].numpy(), count.astype(float))
+        np.testing.assert_allclose(once.coefficients(again[None]), 0, atol=1e-10)
+
+
+def test_networks_of_weighted_rows_are_those_of_expanded_rows():
+    frame = table().assign(k=lambda t: np.where(t.x > 0.5, 5, 1))
+    tensor = torch.from_numpy(frame[["x"]].to_numpy() ** 2).float()
+    network = MLP(1, (4,), 1, seed=0)
+    rows = np.arange(len(frame)).repeat(frame.k)
+    found, slopes = [], []
+    for data, values, weights in (
+        (frame, tensor, "k"),
+        (frame.iloc[rows], tensor[rows], None),
+        (frame, tensor, None),
+    ):
+        model = SemiStructuredRegression(
+            "y ~ x", deep={"n": network}, weights=weights, orthogonal=True
+        ).specification.prepare(data, {"n": values})
+        (own,) = orthogonal = orthogonal_networks(model)
+        contributions = Contributions(model.deep, model.inputs, orthogonal, 3)
+        flat = torch.cat([p.detach().reshape(1, -1) for p in network.parameters()], 1)
+        bases = {own.names: (own.columns.basis, own.columns.dual)}
+        module = Predictors(model.structured, model.deep, model.dtype, bases)
+        without = Predictors(model.structured, None, model.dtype)(**model.inputs)
+        f = (module(**model.inputs) - without)[:, 0].detach()
+        np.testing.assert_allclose(f, contributions(flat)[0, :, 0], atol=1e-5)
+        scale = model.deep._scales[0]  # the standard deviation of the rows
+        found.append(f / scale)
+        slopes.append(float(contributions.projections(flat)[0, 1] / scale))
+    np.testing.assert_allclose(found[0][rows], found[1], atol=1e-5)
+    assert slopes[0] == pytest.approx(slopes[1], abs=1e-6)
+    assert abs(slopes[0] - slopes[2]) > 0.01
