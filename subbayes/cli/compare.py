@@ -219,7 +219,13 @@ def _compare(
     from subbayes.data.tables import split_target
     from subbayes.models.data_frame_model import infer_target
     from subbayes.models.method_comparison import compare_methods
-    from subbayes.models.table_networks import make_likelihood, make_module, split_validation
+    from subbayes.models.table_networks import (
+        make_likelihood,
+        make_module,
+        split_validation,
+        with_table_remedies,
+    )
+    from subbayes.utils.warning import reworded_warnings
 
     (features, values), (test_features, test_values) = (split_target(r, column) for r in rows)
     encoder = source.encoder().fit(features)
@@ -234,14 +240,15 @@ def _compare(
     likelihood = make_likelihood(
         settings.likelihood, target.task, data[1], len(target.classes) or None
     )
-    return compare_methods(
-        make_module(settings, likelihood, *data),
-        likelihood,
-        data,
-        test,
-        methods,
-        training=settings.training_for(target.task, len(data[1])),
-        sampling=replace(settings.sampling, progress=progress),
-        validation=validation,
-        level=level,
-    )
+    with reworded_warnings(with_table_remedies):
+        return compare_methods(
+            make_module(settings, likelihood, *data),
+            likelihood,
+            data,
+            test,
+            methods,
+            training=settings.training_for(target.task, len(data[1])),
+            sampling=replace(settings.sampling, progress=progress),
+            validation=validation,
+            level=level,
+        )

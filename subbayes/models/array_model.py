@@ -28,6 +28,7 @@ from subbayes.models.table_networks import (
     make_likelihood,
     make_module,
     split_validation,
+    with_table_remedies,
     without_global_variance,
 )
 from subbayes.networks.mlp import MLP
@@ -132,7 +133,8 @@ def fit_arrays(
             fitted = _fit_posterior((x, y), task, choice.settings, n_classes, weights)
         return with_record(fitted, choice)
     if method is None:
-        return _fit_posterior((x, y), task, settings, n_classes, weights)
+        with reworded_warnings(with_table_remedies):
+            return _fit_posterior((x, y), task, settings, n_classes, weights)
     check_choice("method", method, (*BASELINES, SPARSE))
     likelihood = make_likelihood(settings.likelihood, task, y, n_classes, weights)
     module = make_module(settings, likelihood, x, y, weights)

@@ -13,6 +13,7 @@ from subbayes.models.comparison_methods import ComparedMethod, Setup, timed
 from subbayes.models.ensemble_start import EnsembleStart, centred_method, ensemble_settings
 from subbayes.models.fit import build, check_temperature, fit_settings, sample
 from subbayes.models.fitted import FittedModel
+from subbayes.models.table_networks import without_global_variance
 from subbayes.networks.validation import check_fit
 from subbayes.predictions.predictive import Predictive
 from subbayes.priors import Normal
@@ -45,7 +46,9 @@ class MicrocanonicalEnsemble(ComparedMethod):
     """The posterior of all weights by MCLMC, each chain from a member of an ensemble.
 
     It is what `fit` does with `subspace="full"`, `Sampling(initial="ensemble")` and the engine
-    `MCLMC(target=(0.5, 0.1), metric="prior")`. Source: Sommer et al. (2025).
+    `MCLMC(target=(0.5, 0.1), metric="prior")`. A `HeteroscedasticGaussian` in `Standardized`, as
+    that of tables, has a global variance of 1e-6 in its place where the variance would be learned,
+    as in estimators. Source: Sommer et al. (2025).
 
     Attributes:
         members: number of networks, and of chains.
@@ -98,7 +101,7 @@ class MicrocanonicalEnsemble(ComparedMethod):
             expected = f"a module without BatchNorm for {self.key!r}"
             got = "one whose members have statistics of their own"
             fail("methods", expected, got, f"Leave {self.key!r} out, or use LayerNorm")
-        start = self._start(setup)
+        start = self._start(self._with_own_likelihood(setup))
         start.method.check(start.network, setup.data, setup.training)
         start.check(self.engine, self.prior)
         self.engine.check(start.network.size)
@@ -109,6 +112,7 @@ class MicrocanonicalEnsemble(ComparedMethod):
 
     def fit(self, setup: Setup) -> tuple[Any, dict[str, float]]:
         """Like `fit_model`, with seconds; those of the ensemble count as training."""
+        setup = self._with_own_likelihood(setup)
         start = self._start(setup)
         settings = fit_settings(
             start.likelihood, start.method, self.prior, setup.training, start.sampling.seed
@@ -126,6 +130,11 @@ class MicrocanonicalEnsemble(ComparedMethod):
     def config(self) -> dict[str, Any]:
         """The settings as values that JSON can represent."""
         return super().config() | {"prior": repr(self.prior)}
+
+    def _with_own_likelihood(self, setup: Setup) -> Setup:
+        """The setup without a learned global variance, which other methods of it keep."""
+        likelihood = without_global_variance(setup.likelihood)
+        return setup if likelihood is setup.likelihood else replace(setup, likelihood=likelihood)
 
     def _start(self, setup: Setup) -> EnsembleStart:
         given = setup.sampling.warmup if self.warmup is None else self.warmup

@@ -38,14 +38,25 @@ from subbayes.utils.checks import fail
 from subbayes.utils.memory import check_memory
 from subbayes.utils.warning import warn_user
 
-_STALE = (
-    "likelihood: its parameters, such as the noise, stay as the members learned them while all "
-    "weights are sampled, which is too small where members fit the rows closely: use "
-    "HeteroscedasticGaussian(global_variance=1e-6), whose noise is an output of the network, or "
-    "pass a known noise"
-)
+__all__ = [
+    "NOISE_REMEDY",
+    "EnsembleStart",
+    "centred_method",
+    "ensemble_settings",
+    "starts_at_ensemble",
+]
 
-__all__ = ["EnsembleStart", "centred_method", "ensemble_settings", "starts_at_ensemble"]
+NOISE_REMEDY = (
+    "use HeteroscedasticGaussian(global_variance=1e-6), whose noise is an output of the network, "
+    "or pass a known noise"
+)
+"""What to do about noise that is fixed while all weights are sampled."""
+
+_FIXED = (
+    "likelihood: its parameters, such as the noise, stay as the members learned them while all "
+    "weights are sampled"
+)
+_STALE = f"{_FIXED}, which is too small where members fit the rows closely: {NOISE_REMEDY}"
 
 
 def starts_at_ensemble(sampling: Sampling) -> bool:
@@ -196,7 +207,8 @@ class EnsembleStart:
         members = self.train_members(trained)
         seconds = time.perf_counter() - started
         if trained is None and not self.likelihood.is_complete:
-            warn_user(_STALE)
+            counts = self.likelihood.kind == "count"
+            warn_user(f"{_FIXED}: use a likelihood without any" if counts else _STALE)
         fitted = build(trained or self._trained_from(members, seconds))
         weights = torch.stack([one.network.weights for one in members.results])
         starts = fitted.subspace.project(weights.to(fitted.subspace.shift))

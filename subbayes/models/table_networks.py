@@ -15,14 +15,23 @@ from subbayes.likelihoods import (
     Likelihood,
     Poisson,
     Standardized,
+    Weighted,
     as_likelihood,
 )
+from subbayes.models.ensemble_start import NOISE_REMEDY
 from subbayes.models.settings import LIKELIHOODS, TableSettings
 from subbayes.networks.mlp import MLP
 from subbayes.utils.checks import check_choice, fail
 from subbayes.utils.seeding import derive_seed
 
-__all__ = ["Rows", "make_likelihood", "make_module", "split_validation", "without_global_variance"]
+__all__ = [
+    "Rows",
+    "make_likelihood",
+    "make_module",
+    "split_validation",
+    "with_table_remedies",
+    "without_global_variance",
+]
 
 _LEAST_VARIANCE = 1e-6
 _SPLIT_STREAM = 2  # the random stream of the seed that splits off validation rows
@@ -82,17 +91,35 @@ def without_global_variance(likelihood: Likelihood) -> Likelihood:
     """The likelihood without a learned global variance, which inference in the weights fixes.
 
     The variance that the network returns takes its place; the rest of it, 1e-6 in standardised
-    units, keeps that above 0.
+    units, keeps that above 0. Only a standardised likelihood, weighted or not, has such units;
+    others stay as they are, and so does a variance that is given.
 
     Example:
         >>> learned = Standardized(HeteroscedasticGaussian(), (0.0,), (2.0,))
         >>> without_global_variance(learned).likelihood
         HeteroscedasticGaussian(global_variance=1e-06)
     """
-    inner = likelihood.likelihood if isinstance(likelihood, Standardized) else None
-    if not isinstance(likelihood, Standardized) or not isinstance(inner, HeteroscedasticGaussian):
+    if isinstance(likelihood, Weighted):
+        inner = without_global_variance(likelihood.likelihood)
+        same = inner is likelihood.likelihood
+        return likelihood if same else dataclasses.replace(likelihood, likelihood=inner)
+    if not isinstance(likelihood, Standardized) or likelihood.is_complete:
+        return likelihood
+    if not isinstance(likelihood.likelihood, HeteroscedasticGaussian):
         return likelihood
     return dataclasses.replace(likelihood, likelihood=HeteroscedasticGaussian(_LEAST_VARIANCE))
+
+
+def with_table_remedies(message: str) -> str:
+    """A warning about the likelihood of a table, which names what estimators and commands offer.
+
+    Example:
+        >>> with_table_remedies(f"likelihood: its noise is fixed: {NOISE_REMEDY}")
+        "likelihood: its noise is fixed: use likelihood='heteroscedastic', whose noise is an \
+output of the network"
+    """
+    own = "use likelihood='heteroscedastic', whose noise is an output of the network"
+    return message.replace(NOISE_REMEDY, own)
 
 
 def make_module(
