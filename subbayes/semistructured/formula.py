@@ -200,7 +200,8 @@ class Design:
                 own = [i for t in terms if t.kind not in ("intercept", "random") for i in t.columns]
                 self.center[own] = columns[:, own].mean(0)
                 self.centred.add(parameter)
-        self.scale = columns.std(0) if len(columns) else np.ones(len(self.names))
+        some = len(columns) > 0
+        self.scale = formula_columns.column_scales(columns) if some else np.ones(len(self.names))
         self.prior_scale = formula_columns.prior_scales(columns, self.terms, self.centred)
 
     def _add(self, parameter: str, text: str, frame: pd.DataFrame, intercept: bool) -> None:

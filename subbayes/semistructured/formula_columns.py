@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from formulaic import ModelSpec
 from formulaic.errors import DataMismatchWarning, FormulaicError
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from subbayes.semistructured.formula_checks import check_different
 from subbayes.semistructured.formula_grammar import formula_errors
@@ -20,7 +20,9 @@ from subbayes.utils.checks import InputError, fail
 from subbayes.utils.warning import filtered_warnings
 
 __all__ = [
+    "are_constant",
     "check_defined",
+    "column_scales",
     "evaluate",
     "factors",
     "is_categorical",
@@ -31,6 +33,7 @@ __all__ = [
 ]
 
 _ROWS, _OTHERS = 1000, 1000  # that regressions on the columns of other terms take
+_ROUNDING = 1e-12  # of a column relative to its largest value, in which constants differ
 _CONTEXT = {**TRANSFORMS, "np": np, "offset": lambda x: x}
 
 
@@ -131,6 +134,33 @@ def factors(spec: ModelSpec) -> Iterator[tuple[str, list[Any], Any]]:
             yield str(expression), list(state["categories"]), state["contrasts"].contrasts
 
 
+def are_constant(
+    centred: Float[np.ndarray, "n p"], center: Float[np.ndarray, "p"]
+) -> Bool[np.ndarray, "p"]:
+    """Whether columns are constant but for rounding, as means of constants are not exact.
+
+    Args:
+        centred: the columns less their centres.
+        center: their centres; of a column that is not centred, 0, it says whether it is 0.
+
+    Example:
+        >>> x = np.column_stack([np.full(300, 0.1), np.arange(300)])
+        >>> are_constant(x - x.mean(0), x.mean(0))
+        array([ True, False])
+    """
+    most = np.abs(centred + center).max(0, initial=0.0)
+    return np.asarray(np.linalg.norm(centred, axis=0) <= _ROUNDING * np.sqrt(len(centred)) * most)
+
+
+def column_scales(
+    columns: Float[np.ndarray, "n p"], centred: bool = True
+) -> Float[np.ndarray, "p"]:
+    """Standard deviations of columns, 0 for constants; uncentred, roots of mean squares."""
+    center = columns.mean(0) * centred
+    scale = np.sqrt(np.square(columns - center).mean(0))
+    return np.where(are_constant(columns - center, center), 0.0, scale)
+
+
 def remaining_scales(
     columns: Float[np.ndarray, "n p"],
     places: Sequence[int],
@@ -154,7 +184,7 @@ def remaining_scales(
         >>> remaining_scales(x, [1], [0]).round(3)  # 1, -2, 1 over 3 less 2 degrees of freedom
         array([0.816])
     """
-    scale = columns.std(0) if centred else np.sqrt(np.square(columns).mean(0))
+    scale = column_scales(columns, centred)
     others = [i for i in others if scale[i] > 0]
     n, free = len(columns), len(columns) - centred - len(others)
     if not others or len(others) > _OTHERS or free < 1:
@@ -183,7 +213,7 @@ def prior_scales(
         terms: the terms, as of `formula.Design`.
         centred: the parameters whose predictor has an intercept.
     """
-    found = columns.std(0) if len(columns) else np.ones(columns.shape[1])
+    found = column_scales(columns) if len(columns) else np.ones(columns.shape[1])
     plain = [t for t in terms if t.kind in ("linear", "factor", "spline")]
     for term in plain if len(columns) else ():
         near = [

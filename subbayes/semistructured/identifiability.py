@@ -11,9 +11,10 @@ from jaxtyping import Float
 from scipy import linalg
 
 from subbayes.likelihoods.families import Family
-from subbayes.semistructured.effect_priors import EffectPrior
+from subbayes.semistructured.effect_priors import EffectPrior, priors_of_columns
 from subbayes.semistructured.flat_prior import flat_columns
 from subbayes.semistructured.formula import Design
+from subbayes.semistructured.formula_columns import are_constant
 from subbayes.semistructured.separation import check_separation
 from subbayes.semistructured.terms.group_effects import GroupLaw
 from subbayes.utils.checks import fail
@@ -28,6 +29,7 @@ def check_identified(
     y: Float[np.ndarray, "n *m"],
     family: Family,
     priors: Mapping[str, EffectPrior],
+    defaults: Mapping[str, EffectPrior],
     given: Mapping[str, Any],
     trials: Float[np.ndarray, "n"] | None = None,
 ) -> None:
@@ -39,12 +41,14 @@ def check_identified(
         y: the response, with its status where it may be censored.
         family: its distribution.
         priors: the priors of the model.
+        defaults: the default priors.
         given: the priors of the user.
         trials: of binomial responses.
 
     Raises:
         InputError: collinear columns or as many effects as rows, where the user gives no priors or
-            these are flat; separated classes where they are flat.
+            these are flat; separated classes where they are flat; constant columns beside an
+            intercept without a proper prior of their own.
     """
     flat = flat_columns(design, priors)
     own = flat if given else [i for t in design.terms for i in t.unpenalised]
@@ -57,7 +61,7 @@ def check_identified(
             got += f", {len(most.columns)} of the levels of {most.name!r}"
             remedy += f", or convert {most.name!r} if it should be numbers"
         fail("formula", "more rows than effects", got, remedy)
-    sums = collinear(design, columns, own)
+    sums = collinear(design, columns, own) or _constant(design, columns, priors, defaults)
     if sums:
         remedy = "Leave one out, or pass priors={term: scale}"
         if any(re.match(r"c[crs]\(", name) for name in sums):
@@ -82,12 +86,12 @@ def collinear(
     for parameter in design.parameters:
         terms = [t for t in design.terms if t.parameter == parameter]
         places = [i for t in terms for i in t.unpenalised if i in compared]
-        norms = np.linalg.norm(centred[:, places], axis=0)
-        found += [design.names[i] for i, norm in zip(places, norms, strict=True) if norm == 0]
-        places = [i for i, norm in zip(places, norms, strict=True) if norm > 0]
+        constant = are_constant(centred[:, places], design.center[places])
+        found += [design.names[i] for i, own in zip(places, constant, strict=True) if own]
+        places = [i for i, own in zip(places, constant, strict=True) if not own]
         if len(places) < 2:
             continue
-        unit = centred[:, places] / norms[norms > 0]
+        unit = centred[:, places] / np.linalg.norm(centred[:, places], axis=0)
         _, triangle, pivots = linalg.qr(unit, mode="economic", pivoting=True)
         independent = np.zeros(len(places), dtype=bool)
         independent[: min(unit.shape)] = np.abs(np.diag(triangle)) >= 1e-8
@@ -97,6 +101,24 @@ def collinear(
             summands = [design.names[places[i]] for i in basis[np.abs(weights) > 1e-6]]
             found.append(f"{design.names[places[column]]} = {' + '.join(summands)}")
     return found
+
+
+def _constant(
+    design: Design,
+    centred: Float[np.ndarray, "n p"],
+    priors: Mapping[str, EffectPrior],
+    defaults: Mapping[str, EffectPrior],
+) -> list[str]:
+    """Names of constant columns with default priors, whose scale is relative to the column's."""
+    constant = are_constant(centred, design.center)
+    return [
+        design.names[i]
+        for term in design.terms
+        for own, prior in priors_of_columns(term, design.names, priors)
+        if prior is defaults.get(term.name)
+        for i in own
+        if constant[i]
+    ]
 
 
 # --- groups -------------------------------------------------------------------------------------

@@ -216,6 +216,9 @@ class Specification:
         defaults = default_priors(design, family, y, offset)
         used = self._of_terms(design, defaults) if self.inherited else self
         given = priors_with(design, defaults, used.priors, names_for_priors(family))
+        unused: list[str] = []
+        if self.smooth == "reml":
+            given, unused = with_default_smoothing(given, defaults, design.names)
         priors = with_limits(given, defaults, design)
         if self.deep and flat_columns(design, priors):
             fail("priors", "proper priors beside networks", "Flat()", "Pass a scale")
@@ -223,11 +226,13 @@ class Specification:
             for line in family.target_warnings(targets):
                 warn_user(line)
             warn_of_size(len(design.names), len(frame))
+            if unused:
+                warn_user(
+                    f"the priors of {', '.join(unused)} are not used: smooth='reml' sets these to "
+                    "the maximum of the likelihood; leave the priors out, or use smooth='bayes'"
+                )
             seen, trials = target_values(targets).numpy(), known.get("trials")
-            check_identified(design, matrix, seen, family, priors, used.priors, trials)
-        unused: list[str] = []
-        if self.smooth == "reml":
-            given, unused = with_default_smoothing(given, defaults, design.names)
+            check_identified(design, matrix, seen, family, priors, defaults, used.priors, trials)
         structured = StructuredPredictor(design, family, priors)
         dtypes = [p.dtype for part in self.deep.values() for p in part.module.parameters()]
         dtype = dtypes[0] if dtypes else torch.float64
@@ -235,11 +240,6 @@ class Specification:
         rows = encoder.inputs(frame, tensors)
         scale = predictor_sd(family, y, offset)
         deep = self._deep_predictor(structured, rows, scale, encoder) if self.deep else None
-            if unused:
-                warn_user(
-                    f"the priors of {', '.join(unused)} are not used: smooth='reml' sets these to "
-                    "the maximum of the likelihood; leave the priors out, or use smooth='bayes'"
-                )
         data = Data.of((rows, targets))
         return PreparedModel(used, frame, response, structured, encoder, data, deep, dropped)
 
