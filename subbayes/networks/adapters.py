@@ -22,6 +22,7 @@ from subbayes.utils.checks import fail
 __all__ = [
     "adapter_names",
     "check_active",
+    "check_kinds",
     "has_adapters",
     "is_of_base",
     "is_of_transformers",
@@ -45,6 +46,16 @@ _NAMES = re.compile(  # fields of configurations of peft that do not change outp
     r"(^|_)(paths?|dirs?|revision|name_or_path|auto_mapping|inference_mode|peft_version)$"
     r"|^adapters$"  # paths of those that X-LoRA mixes
 )
+_EXCHANGES_PARAMETERS = {  # of peft, by class of the layer, with what to do instead
+    "ParamWrapper": (
+        "those of LoraConfig(target_parameters=...), which replace parameters in each call",
+        "Use target_modules, which takes linear layers, or another kind of adapter",
+    ),
+    "MultiheadAttention": (
+        "those of nn.MultiheadAttention, which make its parameters anew in each call",
+        "Use target_modules without it, such as the linear layers of the model",
+    ),
+}
 _RESET = re.compile(r"reset_\w+_parameters")
 
 
@@ -271,6 +282,30 @@ def check_active(module: nn.Module) -> None:
     for part in module.modules() if layer is not None else ():
         if isinstance(part, layer):
             _check_active(part)
+
+
+def check_kinds(module: nn.Module) -> None:
+    """Check that a module has no layers of peft that cannot be called with other weights.
+
+    `functional_call` exchanges the parameters of a module, as the forward of some layers does.
+    Adapters that are tied share memory, not parameters, and would be random independently.
+
+    Raises:
+        InputError: such a layer.
+    """
+    layer = _tuner_layer()
+    for path, part in module.named_modules() if layer is not None else ():
+        if not isinstance(part, layer):
+            continue
+        kind = type(part).__name__
+        if kind in _EXCHANGES_PARAMETERS and type(part).__module__.startswith("peft."):
+            what, remedy = _EXCHANGES_PARAMETERS[kind]
+            fail("module", "adapters of peft with parameters of their own", what, remedy)
+        kwargs = getattr(part, "kwargs", None)
+        if isinstance(kwargs, dict) and kwargs.get("tied_adapter"):
+            got = f"those of {path}, tied to the embedding by LoraConfig(ensure_weight_tying=True)"
+            remedy = "Leave ensure_weight_tying out, or adapt only one of the two layers"
+            fail("module", "adapters of peft with parameters of their own", got, remedy)
 
 
 def _adapter_of(name: str) -> str | None:

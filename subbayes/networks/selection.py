@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from subbayes.networks.adapters import adapter_names
+from subbayes.networks.adapters import adapter_names, check_kinds
 from subbayes.utils.checks import InputTypeError, closest, fail, fail_type
 
 __all__ = [
@@ -31,8 +31,9 @@ Selection = str | list[str] | Callable[[str, Tensor], bool] | Mapping[str, Tenso
 
 def aliases_of(module: nn.Module) -> dict[str, str]:
     """The first name of the parameter for each name of a module; tied parameters have several."""
-    first = {id(p): n for n, p in module.named_parameters()}
-    return {n: first[id(p)] for n, p in module.named_parameters(remove_duplicate=False)}
+    every = list(module.named_parameters(remove_duplicate=False))  # keeps the objects of the ids
+    first: dict[int, str] = {}
+    return {name: first.setdefault(id(parameter), name) for name, parameter in every}
 
 
 def layer_of(name: str) -> str:
@@ -65,6 +66,7 @@ def select(module: nn.Module, parameters: Selection) -> dict[str, Tensor | None]
     "adapters" selects the trainable ones among them, or all if none is, as after loading a
     fine-tuned model for inference.
     """
+    check_kinds(module)
     trainable = {n: p for n, p in module.named_parameters() if p.requires_grad}
     adapters = _adapters(module, trainable) if selects_adapters(parameters) else set()
     if not adapters <= trainable.keys():

@@ -1,6 +1,7 @@
 """Adapters as a selection, the memory of the base model, and dtypes."""
 
 import copy
+import dataclasses
 import warnings
 
 import adapted
@@ -95,6 +96,64 @@ def test_no_adapters_and_nothing_but_adapters_are_refused():
     merged = adapted.adapted().merge_and_unload()
     with pytest.raises(InputError, match="before merging"):
         Network(merged, "adapters")
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, x):
+        return self.head(self.attention(x, x, x)[0].mean(1))
+
+
+def tied_language_model():
+    return adapted.base_model(tie_word_embeddings=True)
+
+
+@pytest.mark.parametrize(
+    ("base", "options", "message"),
+    [
+        (Attention, {"target_modules": ["attention"]}, r"those of nn\.MultiheadAttention, which"),
+        (
+            adapted.base_model,
+            {"target_modules": ["q_proj"], "target_parameters": ["mlp.down_proj.weight"]},
+            r"those of LoraConfig\(target_parameters=\.\.\.\), which .*Use target_modules",
+        ),
+        (
+            tied_language_model,
+            {"target_modules": ["embed_tokens", "lm_head"], "ensure_weight_tying": True},
+            r"those of base_model\.model\.lm_head, tied .*Leave ensure_weight_tying out",
+        ),
+    ],
+)
+def test_layers_of_peft_whose_parameters_cannot_be_exchanged_are_refused(base, options, message):
+    fields = {field.name for field in dataclasses.fields(peft.LoraConfig)}
+    if not options.keys() <= fields:
+        pytest.skip("an option of later versions of peft")
+    model = peft.get_peft_model(base(), peft.LoraConfig(r=2, **options))
+    for parameters in ("adapters", "*.lora_*", "all"):
+        with pytest.raises(InputError, match=message):
+            Network(model, parameters)
+
+
+def test_untied_adapters_of_tied_layers_are_independent_weights():
+    """What the message for tied adapters suggests: the density is that of peft's own model."""
+    lora = peft.LoraConfig(task_type="CAUSAL_LM", r=2, target_modules=["embed_tokens", "lm_head"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of tied layers, when merging or saving
+        model = peft.get_peft_model(tied_language_model(), lora, autocast_adapter_dtype=False)
+    network = Network(model.eval(), "adapters", TokenOutputs())
+    weights = network.weights + 0.1 * torch.randn_like(network.weights)
+    inputs, *_ = adapted.rows()
+    values = network.unflatten(weights)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name in values:
+                parameter.copy_(values[name])
+        expected = model(**inputs).logits.flatten(1)
+        torch.testing.assert_close(network(weights, inputs), expected)
 
 
 # --- memory ---------------------------------------------------------------------------------------
