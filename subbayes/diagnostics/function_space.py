@@ -15,7 +15,7 @@ in Bayesian neural networks?", for the share between chains.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +26,7 @@ from subbayes.data.arrays import to_targets
 from subbayes.diagnostics.convergence import ess_bulk, rhat
 from subbayes.predictions.predictive import Predictive
 from subbayes.utils.checks import check_count, fail, fail_type
-from subbayes.utils.trees import take
+from subbayes.utils.trees import n_rows, take
 
 __all__ = ["ChainPredictions", "chain_predictions"]
 
@@ -53,7 +53,8 @@ class ChainPredictions:
         scores: of each chain alone, shape (chains,).
         contributions: score of all chains minus that without the chain, shape (chains,).
         contribution_errors: their standard errors over the rows.
-        gain_of_chains: score of all chains minus that of half of them, and its standard error.
+        gain_of_chains: score of all chains minus that of half of them, and its standard error; half of
+            an odd number is interpolated.
         gain_of_draws: score of all draws minus that of the first half of each chain, and its
             standard error.
     """
@@ -133,17 +134,20 @@ def chain_predictions(
 
     Scores are those of mixtures: of all draws of some chains,
     $\log \frac1S \sum_s p(y \mid f_s)$. The score of half of the chains is the mean over the
-    C windows of $\lfloor C / 2 \rfloor$ consecutive chains, of which the first follows the last.
+    C windows of $C / 2$ consecutive chains, of which the first follows the last. Half of an odd
+    number, of chains or of draws, is interpolated between the whole numbers around it, linearly in
+    the inverse of the number.
 
     Args:
         predictive: a predictive with all draws, one chain after the other, or those of batches of
             rows, as of `predict_batches`.
-        y: targets of all rows, for the scores.
+        y: targets of all rows, for the scores, in which every row counts alike: weights of rows
+            have no effect.
         chains: number of chains, at least 2.
 
     Raises:
         InputError: one chain, a number of draws that is not a multiple of `chains`, fewer than 4
-            draws per chain, predictions in closed form, or no rows.
+            draws per chain, predictions in closed form, no rows, or another number of targets.
 
     Example:
         >>> import torch
@@ -178,16 +182,24 @@ def chain_predictions(
         )
         parts.append((*whole, *alone))
         if targets is not None:
+            if n_rows(targets) < done:
+                _fail_targets(f"at least {done} targets, one for each row", n_rows(targets))
             terms = batch.component_log_prob(take(targets, rows)).double().cpu().numpy()
             densities.append(terms.reshape(chains, -1, len(batch)))
     if not parts:
         fail("predictive", "at least one predictive", "none")
+    if targets is not None and n_rows(targets) != done:
+        _fail_targets(f"{done} targets, one for each row that is predicted", n_rows(targets))
     agreed, sizes, shares, own, own_sizes = (
         np.concatenate(part, axis)
         for part, axis in zip(zip(*parts, strict=True), _ROWS, strict=True)
     )
     scores = {} if targets is None else _scores(np.concatenate(densities, -1))
     return ChainPredictions(agreed, sizes, shares, own, own_sizes, **scores)
+
+
+def _fail_targets(expected: str, got: int) -> None:
+    fail("y", expected, got, "Pass the targets of the rows that are predicted, in their order")
 
 
 def _check(batch: Predictive, chains: int) -> None:
@@ -207,9 +219,8 @@ def _scores(terms: Float[np.ndarray, "chains draws n"]) -> dict[str, Any]:
     alone = _log_mean(terms, 1)  # (chains, n)
     whole = _log_mean(alone, 0)
     without = np.stack([_log_mean(np.delete(alone, c, 0), 0) for c in range(count)])
-    windows = [np.arange(c, c + count // 2) % count for c in range(count)]
-    half_chains = np.mean([_log_mean(alone[w], 0) for w in windows], 0)
-    half_draws = _log_mean(_log_mean(terms[:, : draws // 2], 1), 0)
+    half_chains = _of_half(lambda m: _of_windows(alone, m), count)
+    half_draws = _of_half(lambda m: _log_mean(_log_mean(terms[:, :m], 1), 0), draws)
     by_chains, by_draws = whole - half_chains, whole - half_draws
     difference, error = _mean_and_error(by_chains - by_draws)
     contributions, errors = zip(*(_mean_and_error(whole - w) for w in without), strict=True)
@@ -222,6 +233,26 @@ def _scores(terms: Float[np.ndarray, "chains draws n"]) -> dict[str, Any]:
         "gain_of_draws": _mean_and_error(by_draws),
         "more_chains_help": bool(gain[0] > _LEAST_GAIN and difference > 2 * error),
     }
+
+
+def _of_windows(alone: Float[np.ndarray, "chains n"], size: int) -> Float[np.ndarray, "n"]:
+    """The mean log density of so many consecutive chains, of which the first follows the last."""
+    count = len(alone)
+    windows = [np.arange(c, c + size) % count for c in range(count)]
+    return np.asarray(np.mean([_log_mean(alone[w], 0) for w in windows], 0))
+
+
+def _of_half(score: Callable[[int], Float[np.ndarray, "n"]], count: int) -> Float[np.ndarray, "n"]:
+    r"""The score of half of `count` chains or draws, also if the number is odd.
+
+    A score of m of them is about $a + b / m$. Between the numbers below and above half of an odd
+    number C it is interpolated in $1 / m$: with the weights $(C - 1) / 2C$ and $(C + 1) / 2C$,
+    $1 / m$ is $2 / C$.
+    """
+    below, above = count // 2, -(-count // 2)
+    if below == above:
+        return score(below)
+    return (below * score(below) + above * score(above)) / count
 
 
 def _median(values: np.ndarray) -> float:

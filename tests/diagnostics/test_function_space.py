@@ -167,3 +167,46 @@ def test_a_model_compares_its_chains():
 def test_what_cannot_be_compared_is_refused(make, chains, message):
     with pytest.raises(InputError, match=message):
         chain_predictions(make(), chains=chains)
+
+
+@pytest.mark.parametrize("count", [N - 2, N + 3, 2])
+@pytest.mark.parametrize("in_batches", [False, True])
+def test_targets_of_other_rows_are_refused(count, in_batches):
+    f = outputs(0.0)
+    batches = [predictive(f[..., :4]), predictive(f[..., 4:])]
+    given = batches if in_batches else predictive(f)
+    with pytest.raises(InputError, match=rf"y: expected .*targets, one for each row.*got {count}"):
+        chain_predictions(given, np.zeros(count), chains=CHAINS)
+
+
+@pytest.mark.parametrize(("chains", "draws"), [(3, 10), (5, 7), (4, 9)])
+def test_half_of_an_odd_number_is_between_the_whole_numbers_around_it(chains, draws):
+    rng = np.random.default_rng(2)
+    f, y = outputs(0.5, draws=draws, chains=chains), rng.normal(size=N)
+    found = chain_predictions(predictive(f), y, chains=chains)
+
+    def of_chains(m):
+        windows = [[(c + i) % chains for i in range(m)] for c in range(chains)]
+        return np.mean([naive_score(f[w], y) for w in windows])
+
+    def interpolated(score, count):
+        low, high = count // 2, (count + 1) // 2
+        points = [1 / high, 1 / low], [score(high), score(low)]
+        return np.interp(2 / count, *points)
+
+    whole = naive_score(f, y)
+    expected = whole - interpolated(of_chains, chains)
+    np.testing.assert_allclose(found.gain_of_chains[0], expected, atol=1e-12)
+    expected = whole - interpolated(lambda m: naive_score(f[:, :m], y), draws)
+    np.testing.assert_allclose(found.gain_of_draws[0], expected, atol=1e-12)
+
+
+@pytest.mark.parametrize(("chains", "draws"), [(2, 10), (3, 10), (5, 10), (4, 9), (3, 7), (7, 6)])
+def test_independent_draws_seldom_ask_for_chains(chains, draws):
+    """By chance one run in 30 does; of 40 runs at most 5 do, with probability 0.99."""
+    rng = np.random.default_rng(chains + 100 * draws)
+    asked = 0
+    for _ in range(40):
+        f, y = rng.normal(size=(chains, draws, 200)), 2**0.5 * rng.normal(size=200)
+        asked += chain_predictions(predictive(f), y, chains=chains).more_chains_help
+    assert asked <= 5
