@@ -53,8 +53,8 @@ class ChainPredictions:
         scores: of each chain alone, shape (chains,).
         contributions: score of all chains minus that without the chain, shape (chains,).
         contribution_errors: their standard errors over the rows.
-        gain_of_chains: score of all chains minus that of half of them, and its standard error; half of
-            an odd number is interpolated.
+        gain_of_chains: score of all chains minus that of half of them, and its standard error; half
+            of an odd number is interpolated.
         gain_of_draws: score of all draws minus that of the first half of each chain, and its
             standard error.
     """

@@ -156,4 +156,5 @@ class MicrocanonicalEnsemble(ComparedMethod):
             setup.training,
             sampling,
             centred_method(Full(), sampling),
+            setup.factory,
         )

@@ -30,7 +30,7 @@ from subbayes.networks.validation import check_fit
 from subbayes.predictions.predictive import Predictive
 from subbayes.priors import EvidencePrior, Normal
 from subbayes.subspaces.base import SubspaceMethod
-from subbayes.subspaces.curve import Curve
+from subbayes.subspaces.curve import Curve, with_factory
 from subbayes.subspaces.registry import SubspaceChoice, subspace_method
 from subbayes.utils.checks import check_choice, fail, fail_type
 
@@ -100,7 +100,7 @@ class SubspaceInference(ComparedMethod):
 
     def fit(self, setup: Setup) -> tuple[Any, dict[str, float]]:
         """Like `fit_model`, with seconds; the time of a curve counts as training."""
-        method, prior = self._method_for(setup), as_prior(self.prior)
+        method, prior = with_factory(self.method, setup.factory), as_prior(self.prior)
         settings = fit_settings(
             setup.likelihood, method, prior, setup.training, setup.sampling.seed
         )
@@ -123,13 +123,6 @@ class SubspaceInference(ComparedMethod):
             "temperature": self.temperature,
             "most_draws": self.most_draws,
         }
-
-    def _method_for(self, setup: Setup) -> SubspaceMethod:
-        """The method; a curve trains its second solution with the comparison's factory."""
-        method = self.method
-        if isinstance(method, Curve) and method.factory is None:
-            return dataclasses.replace(method, factory=setup.factory)
-        return method
 
 
 # --- by name --------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,9 +27,11 @@ from subbayes.inference.engine import Engine
 from subbayes.likelihoods import Likelihood
 from subbayes.models.divided import is_divided
 from subbayes.models.fitted import FittedModel
+from subbayes.networks.initialisation import fresh_weights, module_with_fresh_weights
 from subbayes.networks.network import Network
 from subbayes.priors import EvidencePrior, Normal
 from subbayes.subspaces.base import FixedSubspace, SubspaceMethod
+from subbayes.subspaces.curve import Curve
 from subbayes.subspaces.full import Full
 from subbayes.subspaces.pca import TrajectoryRecorder
 from subbayes.training.configuration import Training
@@ -88,6 +91,8 @@ class EnsembleStart:
         training: how networks are trained.
         sampling: with the number of chains, the seed and the start.
         method: how the subspace is chosen.
+        factory: makes a module with fresh weights for each member, or None for those of each
+            layer's `reset_parameters`.
     """
 
     model: nn.Module
@@ -97,6 +102,7 @@ class EnsembleStart:
     training: Training
     sampling: Sampling
     method: SubspaceMethod
+    factory: Callable[[], nn.Module] | None = None
 
     @property
     def trains_others(self) -> bool:
@@ -119,9 +125,17 @@ class EnsembleStart:
 
         Raises:
             InputError: an engine without start points, one chain, members that the subspace cannot
-                represent, no epochs, or draws that do not fit into memory.
+                represent, no epochs, or draws that do not fit into memory; a factory that nothing
+                uses, or that makes modules of another architecture.
         """
         if not starts_at_ensemble(self.sampling):
+            if self.factory is not None and not isinstance(self.method, Curve):
+                fail(
+                    "factory",
+                    "None unless several networks are trained",
+                    f"a function with initial={self.sampling.initial!r}"[:80],
+                    "Leave it out, or use initial='ensemble' or subspace='curve'",
+                )
             return
         if not engine.uses_initial:
             fail(
@@ -146,7 +160,7 @@ class EnsembleStart:
                 "Pass a number, such as 1.0",
             )
         chains, draws = self.sampling.chains, self.sampling.draws
-        rank = self.method.expected_rank(self.network) or 0
+        rank = min(self.method.expected_rank(self.network) or 0, self.network.size)
         check_memory(
             "draws",
             f"{chains} chains of {draws} draws of {rank} coordinates",
@@ -190,6 +204,8 @@ class EnsembleStart:
                 0,
                 "Raise it, or use initial='shift' for a module that is trained already",
             )
+        if self.factory is not None:
+            fresh_weights(self.network, self.factory, self.sampling.seed)
 
     def fit(
         self, train: Callable[[], Trained], build: Callable[[Trained], FittedModel]
@@ -230,17 +246,21 @@ class EnsembleStart:
             trained: the network with the values of parameters that are not weights, which are
                 frozen, or None.
         """
-        module = self.model
+        module, factory = self.model, self.factory
         if trained is not None and self.trains_others:
-            module = trained.network.module_with()
+            network = trained.network
+            module = network.module_with()
             for name, parameter in module.named_parameters():
                 parameter.requires_grad_(name in self.network.names)
+            if self.factory is not None:
+                factory = partial(_with_trained_others, network, self.factory)
         return train_members(
             module,
             self.likelihood,
             self.data,
             self.training,
             members=self.sampling.chains,
+            factory=factory,
             seed=self.sampling.seed,
             parameters=self.network.selection,
             output=self.network.output,
@@ -267,3 +287,9 @@ class EnsembleStart:
             (seconds, 0.0),
             self.sampling.progress,
         )
+
+
+def _with_trained_others(network: Network, factory: Callable[[], nn.Module]) -> nn.Module:
+    """A module with weights of a factory, and the frozen values of the other parameters."""
+    seed = int(torch.randint(2**62, ()))  # of torch's generator, which is that of the member
+    return module_with_fresh_weights(network, seed, factory)

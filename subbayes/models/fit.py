@@ -39,6 +39,7 @@ from subbayes.networks.validation import check_fit
 from subbayes.posterior import Posterior
 from subbayes.priors import EvidencePrior, Normal, check_normal
 from subbayes.subspaces.base import FixedSubspace, SubspaceMethod
+from subbayes.subspaces.curve import with_factory
 from subbayes.subspaces.optimal import Optimal, check_size
 from subbayes.subspaces.pca import PCA
 from subbayes.subspaces.registry import SUBSPACES, SubspaceChoice
@@ -85,6 +86,7 @@ def fit(
     sampling: Sampling | None = None,
     parameters: Selection = "all",
     output: Callable[[Any], Tensor] | None = None,
+    factory: Callable[[], nn.Module] | None = None,
 ) -> FittedModel:
     r"""Train a network, build a subspace around it and sample the posterior there.
 
@@ -120,6 +122,9 @@ def fit(
         parameters: which parameters are weights, as for `Network`; e.g. "last-layer", or
             "adapters" for those of a fine-tuned model.
         output: picks the tensor out of what the module returns, as for `Network`.
+        factory: makes a module with fresh weights from torch's global generator, which is seeded
+            for it, for each member of `initial="ensemble"` and the second solution of `Curve`;
+            needed there if a layer has no `reset_parameters`.
 
     Returns:
         A `FittedModel`: `.predict(inputs)`, `.evaluate(inputs, y)`, `.draws`, `.save(path)`.
@@ -159,7 +164,7 @@ def fit(
     sampling = check_settings("sampling", sampling, Sampling) or Sampling()
     on_first(partial(check_checkpoint, sampling.checkpoint))
     engine, prior = engine_of(inference), as_prior(prior)
-    method = centred_method(subspace_of(subspace, network, data), sampling)
+    method = with_factory(centred_method(subspace_of(subspace, network, data), sampling), factory)
     training = training_of(training, network, data, method, engine, prior)
     check_temperature(temperature, validation)
     if validation is not None and temperature != "validation":
@@ -170,11 +175,11 @@ def fit(
             "Leave it out, or pass temperature='validation'; for early stopping use "
             "training=Training(validation=0.2, patience=20)",
         )
+    start = EnsembleStart(model, network, likelihood, data, training, sampling, method, factory)
+    start.check(engine, prior)
     method.check(network, data, training)
     check_prior(prior, method, network, data.n, outputs)
     engine.check(method.expected_rank(network))
-    start = EnsembleStart(model, network, likelihood, data, training, sampling, method)
-    start.check(engine, prior)
     if not isinstance(method, FixedSubspace):
         _warn_of_flat_prior(network, likelihood, data, training)
 

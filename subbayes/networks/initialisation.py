@@ -95,7 +95,8 @@ def _reset(name: str, layer: nn.Module) -> None:
             "module",
             "a reset_parameters method in every layer with parameters",
             f"none in {where}",
-            "Add one, or pass factory=a function that returns a fresh module",
+            "Add one, or pass factory=a function that returns a fresh module (to compare_methods: "
+            "in place of the module)",
         )
 
 

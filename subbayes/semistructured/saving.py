@@ -52,6 +52,7 @@ from subbayes.utils.warning import unsaid_warnings
 __all__ = ["facts_of", "state_from", "tensors_of"]
 
 _MAX_CLASSES = 10_000
+_DEFAULT_PRIORS = 2  # of files; 1 had no weights, nor default priors of what REML sets
 _NUMBERS = re.compile(r"(u?int|float)(8|16|32|64)|U?Int(8|16|32|64)|Float(32|64)|bool(ean)?")
 _LEVELS = re.compile(r"object|str|string(\[(python|pyarrow)\])?|bool(ean)?")
 
@@ -91,6 +92,7 @@ def facts_of(state: FittedState) -> dict[str, Any]:
         },
         **vars(specification.auxiliary),
         "missing": specification.missing,
+        "default_priors": _DEFAULT_PRIORS,
         "response_terms": list(specification.response_terms),
         "orthogonal": specification.orthogonal,
         "orthogonal_to": _orthogonal_to(state),
@@ -129,6 +131,7 @@ def state_from(
     given, own = dict(deep or {}), dict(priors or {})
     check_network_names("deep", given, facts["networks"])
     _check_columns(facts, tensors)
+    _check_default_priors(facts)
     likelihood = _family(facts["family"], family)
     check_given_priors(own, facts["priors"], likelihood)
     networks = {
@@ -198,6 +201,16 @@ def _check_orthogonal(saved: Any, state: FittedState) -> None:
         fail_artifact("path", expected, got, "Fit it again")
     if saved is not None and saved != (list(own.values()) if earlier else own):
         _damaged("facts['orthogonal_to']", f"{own}", saved)
+
+
+def _check_default_priors(facts: Mapping[str, Any]) -> None:
+    """Raise for a file of an earlier version, whose draws are relative to other default priors."""
+    given = any(re.match(r"(sd|cor|length)\b", name) for name in facts["priors"])
+    changed = facts["weights"] is not None or (facts.get("smooth") == "reml" and given)
+    if changed and facts.get("default_priors", 1) != _DEFAULT_PRIORS:
+        what = "smooth='reml'" if facts["weights"] is None else "weights"
+        got = f"a model with {what} of an earlier version, which had others"
+        fail_artifact("path", "a model with default priors of this version", got, "Fit it again")
 
 
 def _damaged(where: str, expected: str, got: Any) -> NoReturn:

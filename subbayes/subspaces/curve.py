@@ -8,7 +8,7 @@ $\sum_i c_i(t) = 1$, and so lies in their affine span: k + 1 points span a subsp
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
@@ -25,7 +25,7 @@ from subbayes.networks.network import Network
 from subbayes.predictions.averaging import with_noise
 from subbayes.predictions.predictive import Predictive
 from subbayes.subspace import DenseSubspace, check_finite_weights
-from subbayes.subspaces.base import RankedMethod, check_rank
+from subbayes.subspaces.base import RankedMethod, SubspaceMethod, check_rank
 from subbayes.subspaces.pca import gram_matrix, principal_directions
 from subbayes.utils.checks import check_choice, check_count, fail, fail_type
 from subbayes.utils.trees import to_device
@@ -42,6 +42,7 @@ __all__ = [
     "WeightCurve",
     "coefficients",
     "curve_losses",
+    "with_factory",
 ]
 
 CurveKind = Literal["bezier", "polygon"]
@@ -91,6 +92,18 @@ class Curve(RankedMethod):
         """Train the second solution and the curve; the basis is as wide as the curve."""
         degree = self.expected_rank(trained.network)
         return trained.train_curve(degree, self.factory).subspace(unit=False)
+
+
+def with_factory(method: SubspaceMethod, factory: Callable[[], nn.Module] | None) -> SubspaceMethod:
+    """The method; a curve without a factory of its own takes the given one.
+
+    Example:
+        >>> with_factory(Curve(), lambda: nn.Linear(1, 1)).factory is None
+        False
+    """
+    if isinstance(method, Curve) and method.factory is None:
+        return replace(method, factory=factory)
+    return method
 
 
 def coefficients(t: Any, count: int, kind: CurveKind = "bezier") -> Float[Tensor, "*S m"]:
