@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from jaxtyping import Float
@@ -15,6 +17,7 @@ from subbayes.semistructured.dirichlet import Dirichlet
 from subbayes.semistructured.effect_prior import EffectPrior
 from subbayes.semistructured.effect_priors import Exponential, Flexible, NormalPrior
 from subbayes.semistructured.formula import Design
+from subbayes.semistructured.formula_columns import column_means, column_scales
 from subbayes.semistructured.lkj import LKJ
 from subbayes.semistructured.terms.law import Hyperparameter
 from subbayes.utils.checks import fail
@@ -29,6 +32,7 @@ def default_priors(
     family: Family,
     y: Float[np.ndarray, "n"],
     offset: Float[np.ndarray, "n"] | float = 0.0,
+    weights: Float[np.ndarray, "n"] | None = None,
 ) -> dict[str, EffectPrior]:
     r"""Weakly informative priors, scaled by the data as in rstanarm (Goodrich et al. 2024).
 
@@ -58,13 +62,15 @@ def default_priors(
         family: distribution of the response.
         y: the response.
         offset: of the location's predictor, with the logarithm of the exposure.
+        weights: how many times each row counts in means and standard deviations; by default once.
     """
     priors: dict[str, EffectPrior] = {}
-    predictor_sd(family, y, offset)  # which checks the response
+    rows = _Rows(y, offset, weights)
+    _predictor_sd(family, rows)  # which checks the response
     for term in design.terms:
-        of, name, own_y, own_offset = _component(family, term.parameter, y, offset)
+        of, name, own = _component(family, term.parameter, rows)
         is_location = name in of.locations
-        sd = predictor_sd(of, own_y, own_offset) if is_location else 1.0
+        sd = _predictor_sd(of, own) if is_location else 1.0
         factor = _DEFAULT_SCALE if is_location else 1.0
         if term.law is not None:
             parts = term.law.hyperparameters
@@ -72,31 +78,50 @@ def default_priors(
         elif term.penalised:
             priors[f"sd({term.name})"] = Exponential(sd)
         if term.kind == "intercept":
-            priors[term.name] = _intercept_prior(of, name, own_y, own_offset)
+            priors[term.name] = _intercept_prior(of, name, own)
         elif term.unpenalised:
             scales = design.prior_scale[term.unpenalised]
             scale = float(np.sqrt(np.mean(scales[scales > 0] ** 2))) if (scales > 0).any() else 1.0
             if term.parameter not in design.centred:  # the effects make up the level as well
-                sd = float(np.hypot(sd, _level(of, name, own_y, own_offset)))
+                sd = float(np.hypot(sd, _level(of, name, own)))
             priors[term.name] = NormalPrior(0.0, factor * sd / scale)
     if family.n_thresholds:
-        first = NormalPrior(float(np.mean(offset)) - 1.0, 3.0)
+        first = NormalPrior(rows.mean(offset) - 1.0, 3.0)
         priors |= {"threshold": first, "gap": Exponential(1.5)}
     return priors
 
 
-def _component(
-    family: Family,
-    parameter: str,
-    y: Float[np.ndarray, "n"],
-    offset: Float[np.ndarray, "n"] | float,
-) -> tuple[Family, str, Float[np.ndarray, "m"], Float[np.ndarray, "m"] | float]:
-    """The family of a parameter and its name there, with the responses that the family allows."""
+@dataclass(frozen=True)
+class _Rows:
+    """Responses, offsets, and how many times each row counts."""
+
+    y: Float[np.ndarray, "n"]
+    offset: Float[np.ndarray, "n"] | float
+    weights: Float[np.ndarray, "n"] | None
+
+    def mean(self, values: Float[np.ndarray, "n"] | float) -> float:
+        """The mean of numbers of the rows."""
+        return float(column_means(np.broadcast_to(values, self.y.shape), self.weights))
+
+    def sd(self, values: Float[np.ndarray, "n"]) -> float:
+        """The standard deviation of numbers of the rows; 0 if it is rounding."""
+        return float(column_scales(values[:, None], weights=self.weights)[0])
+
+    def level(self, family: Family) -> float:
+        """The location that suits the responses, without effects."""
+        if self.weights is None:  # which a family of the user need not accept
+            return family.level(self.y)
+        return family.level(self.y, self.weights)
+
+
+def _component(family: Family, parameter: str, rows: _Rows) -> tuple[Family, str, _Rows]:
+    """The family of a parameter and its name there, with the rows that the family allows."""
     of, name = family.component(parameter)
     if of is family:
-        return of, name, y, offset
-    rows = allowed_rows(of, y)
-    return of, name, y[rows], np.broadcast_to(offset, y.shape)[rows]
+        return of, name, rows
+    own = allowed_rows(of, rows.y)
+    offset = np.broadcast_to(rows.offset, rows.y.shape)[own]
+    return of, name, _Rows(rows.y[own], offset, None if rows.weights is None else rows.weights[own])
 
 
 def _default_prior(part: Hyperparameter, sd: float, factor: float) -> EffectPrior:
@@ -114,53 +139,63 @@ def _default_prior(part: Hyperparameter, sd: float, factor: float) -> EffectPrio
 
 
 def predictor_sd(
-    family: Family, y: Float[np.ndarray, "n"], offset: Float[np.ndarray, "n"] | float
+    family: Family,
+    y: Float[np.ndarray, "n"],
+    offset: Float[np.ndarray, "n"] | float,
+    weights: Float[np.ndarray, "n"] | None = None,
 ) -> float:
     """The expected scale of the location's predictor beside its offset.
 
     The standard deviation of the response less the offset for an identity link, else 1.
 
+    Args:
+        family: distribution of the response.
+        y: the response.
+        offset: of the location's predictor.
+        weights: how many times each row counts; by default once.
+
     Raises:
         InputError: a constant response, or one that is the offset and a constant.
     """
-    family, _, y, offset = _component(family, family.locations[0], y, offset)
+    return _predictor_sd(family, _Rows(y, offset, weights))
+
+
+def _predictor_sd(family: Family, rows: _Rows) -> float:
+    family, _, rows = _component(family, family.locations[0], rows)
     if family.links[0] != "identity" or family.kind == "classification":
         return 1.0
-    y = family.location_values(y)
-    if not np.std(y) > 0:
+    y = family.location_values(rows.y)
+    if not rows.sd(y) > 0:
         fail("y", "responses that vary", "a constant column")
-    sd = float(np.std(y - offset))
-    if not sd > 1e-12 * np.std(y):
+    sd = rows.sd(y - rows.offset)
+    if not sd > 1e-12 * rows.sd(y):
         fail("y", "responses that are not the offset and a constant", "no other variation")
     return sd
 
 
-def _intercept_prior(
-    family: Family,
-    parameter: str,
-    y: Float[np.ndarray, "n"],
-    offset: Float[np.ndarray, "n"] | float,
-) -> EffectPrior:
+def _intercept_prior(family: Family, parameter: str, rows: _Rows) -> EffectPrior:
     link = family.links[0]
     if parameter in family.locations:
-        level, shift = family.level(y), float(np.mean(offset))
+        level, shift = rows.level(family), rows.mean(rows.offset)
         if link == "log":
             if not level > 0:  # zeros only, or a location that is not the mean
                 _check_positive_mean(family, level)
-                level = 1e-3 * (1.0 if family.kind == "count" else float(np.std(y)))
+                level = 1e-3 * (1.0 if family.kind == "count" else rows.sd(rows.y))
             level = float(np.log(level))
-            most = np.max(offset)  # its exponential may overflow
-            shift = float(most + np.log(np.mean(np.exp(offset - most))))
+            most = np.max(rows.offset)  # its exponential may overflow
+            shift = float(most + np.log(rows.mean(np.exp(rows.offset - most))))
         elif link in PROBABILITY_LINKS:
             share = torch.tensor(np.clip(level, 0.01, 0.99), dtype=torch.float64)
             level = float(LINKS[link][0](share))
         elif link == "logm1":
             level = float(np.log(max(level - 1, 1e-3)))
-        return NormalPrior(level - shift, _DEFAULT_SCALE * predictor_sd(family, y, offset))
+        return NormalPrior(level - shift, _DEFAULT_SCALE * _predictor_sd(family, rows))
     if parameter == "sigma":
-        values = family.location_values(y)
-        return Exponential(float(np.std(values - offset if link == "identity" else values)))
-    return NormalPrior(*family.predictor_prior(parameter, y))
+        values = family.location_values(rows.y)
+        return Exponential(rows.sd(values - rows.offset if link == "identity" else values))
+    if rows.weights is None:  # which a family of the user need not accept
+        return NormalPrior(*family.predictor_prior(parameter, rows.y))
+    return NormalPrior(*family.predictor_prior(parameter, rows.y, rows.weights))
 
 
 def _check_positive_mean(family: Family, level: float) -> None:
@@ -170,14 +205,9 @@ def _check_positive_mean(family: Family, level: float) -> None:
         fail("y", expected, f"a mean of {level:.4g}", "Use link='identity'")
 
 
-def _level(
-    family: Family,
-    parameter: str,
-    y: Float[np.ndarray, "n"],
-    offset: Float[np.ndarray, "n"] | float,
-) -> float:
+def _level(family: Family, parameter: str, rows: _Rows) -> float:
     """The centre of the default prior of an intercept, on the scale of the link."""
-    prior = _intercept_prior(family, parameter, y, offset)
+    prior = _intercept_prior(family, parameter, rows)
     if isinstance(prior, Exponential):  # of a scale itself
         link = LINKS[family.link(parameter)][0]
         return float(link(torch.tensor(prior.mean, dtype=torch.float64)))

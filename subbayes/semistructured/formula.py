@@ -24,7 +24,13 @@ from subbayes.semistructured.formula_checks import (
     check_levels,
     check_terms,
 )
-from subbayes.semistructured.formula_columns import factors, kind_of_term
+from subbayes.semistructured.formula_columns import (
+    column_means,
+    column_scales,
+    factors,
+    kind_of_term,
+    prior_scales,
+)
 from subbayes.semistructured.formula_grammar import check_length, check_size, formula_errors
 from subbayes.semistructured.formula_numbers import factor_column
 from subbayes.semistructured.reference_levels import (
@@ -152,6 +158,7 @@ class Design:
         frame: rows without missing values, which determine levels, knots and centres.
         without_intercept: parameters whose intercept is dropped, because thresholds replace it.
         most: the largest number of columns of all parameters; further formulas are not evaluated.
+        weights: how many times each row counts in centres and scales; by default once.
 
     Attributes:
         parameters: the parameters, the location first.
@@ -173,6 +180,7 @@ class Design:
         frame: pd.DataFrame,
         without_intercept: Iterable[str] = (),
         most: int | None = None,
+        weights: Float[np.ndarray, "n"] | None = None,
     ) -> None:
         without_intercept = tuple(without_intercept)
         self.parameters = tuple(right)
@@ -198,11 +206,12 @@ class Design:
             terms = [t for t in self.terms if t.parameter == parameter]
             if parameter in without_intercept or any(t.kind == "intercept" for t in terms):
                 own = [i for t in terms if t.kind not in ("intercept", "random") for i in t.columns]
-                self.center[own] = columns[:, own].mean(0)
+                self.center[own] = column_means(columns[:, own], weights)
                 self.centred.add(parameter)
-        some = len(columns) > 0
-        self.scale = formula_columns.column_scales(columns) if some else np.ones(len(self.names))
-        self.prior_scale = formula_columns.prior_scales(columns, self.terms, self.centred)
+        self.scale = np.ones(len(self.names))
+        if len(columns):
+            self.scale = column_scales(columns, weights=weights)
+        self.prior_scale = prior_scales(columns, self.terms, self.centred, weights)
 
     def _add(self, parameter: str, text: str, frame: pd.DataFrame, intercept: bool) -> None:
         """Add the columns and terms of one parameter's formula."""

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from formulaic import ModelSpec
 from formulaic.errors import DataMismatchWarning, FormulaicError
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 
 from subbayes.semistructured.formula_checks import check_different
 from subbayes.semistructured.formula_grammar import formula_errors
@@ -22,6 +22,7 @@ from subbayes.utils.warning import filtered_warnings
 __all__ = [
     "are_constant",
     "check_defined",
+    "column_means",
     "column_scales",
     "evaluate",
     "factors",
@@ -148,17 +149,38 @@ def are_constant(
         >>> are_constant(x - x.mean(0), x.mean(0))
         array([ True, False])
     """
-    most = np.abs(centred + center).max(0, initial=0.0)
+    most = np.maximum(centred.max(0, initial=0.0), -centred.min(0, initial=0.0)) + np.abs(center)
     return np.asarray(np.linalg.norm(centred, axis=0) <= _ROUNDING * np.sqrt(len(centred)) * most)
 
 
+def column_means(
+    columns: Float[np.ndarray, "n *p"], weights: Float[np.ndarray, "n"] | None = None
+) -> Float[np.ndarray, "*p"]:
+    """Means over rows, each of which counts as often as its weight says."""
+    found = columns.mean(0) if weights is None else weights @ columns / weights.sum()
+    return np.asarray(found)
+
+
 def column_scales(
-    columns: Float[np.ndarray, "n p"], centred: bool = True
+    columns: Float[np.ndarray, "n p"],
+    centred: bool = True,
+    weights: Float[np.ndarray, "n"] | None = None,
 ) -> Float[np.ndarray, "p"]:
-    """Standard deviations of columns, 0 for constants; uncentred, roots of mean squares."""
-    center = columns.mean(0) * centred
-    scale = np.sqrt(np.square(columns - center).mean(0))
-    return np.where(are_constant(columns - center, center), 0.0, scale)
+    """Standard deviations of columns, 0 for constants; uncentred, roots of mean squares.
+
+    Args:
+        columns: the columns.
+        centred: whether their means are subtracted.
+        weights: how many times each row counts.
+
+    Example:
+        >>> column_scales(np.array([[0.0], [1.0]]), weights=np.array([3.0, 1.0])).round(3)
+        array([0.433])
+    """
+    center = column_means(columns, weights) * centred
+    deviations = columns - center
+    scale = np.sqrt(column_means(np.square(deviations), weights))
+    return np.where(are_constant(deviations, center), 0.0, scale)
 
 
 def remaining_scales(
@@ -166,6 +188,7 @@ def remaining_scales(
     places: Sequence[int],
     others: Sequence[int],
     centred: bool = True,
+    weights: Float[np.ndarray, "n"] | None = None,
 ) -> Float[np.ndarray, "k"]:
     """Standard deviations that a linear regression on other columns leaves, in float64.
 
@@ -178,30 +201,56 @@ def remaining_scales(
         places: positions of the columns.
         others: positions of the columns that are taken out.
         centred: whether the predictor has an intercept.
+        weights: how many times each row counts; of many rows those are taken that would be if each
+            were repeated as often.
 
     Example:
         >>> x = np.array([[10.0, 100.0], [11.0, 121.0], [12.0, 144.0]])
         >>> remaining_scales(x, [1], [0]).round(3)  # 1, -2, 1 over 3 less 2 degrees of freedom
         array([0.816])
     """
-    scale = column_scales(columns, centred)
-    others = [i for i in others if scale[i] > 0]
-    n, free = len(columns), len(columns) - centred - len(others)
+    places, others = list(places), list(others)
+    scale = column_scales(columns[:, places], centred, weights)
+    scale_of_others = column_scales(columns[:, others], centred, weights)
+    others = [i for i, own in zip(others, scale_of_others, strict=True) if own > 0]
+    scale_of_others = scale_of_others[scale_of_others > 0]
+    n = float(len(columns) if weights is None else weights.sum())
+    free = n - centred - len(others)
     if not others or len(others) > _OTHERS or free < 1:
-        return scale[list(places)]
-    if n > (most := _ROWS + 4 * len(others)):
-        columns = columns[np.linspace(0, n - 1, most).round().astype(int)]
-        n, free = most, most - centred - len(others)
-    unit = np.where(scale > 0, scale, 1.0)
-    middle = columns.mean(0) * centred
-    own, rest = ((columns[:, i] - middle[i]) / unit[i] for i in (list(places), others))
+        return scale
+    if max(n, len(columns)) > (most := _ROWS + 4 * len(others)):
+        rows, weights = _evenly_spaced(most, len(columns), weights)
+        columns = columns[rows]
+        free = min(free, most - centred - len(others))
+    root = 1.0 if weights is None else np.sqrt(weights)[:, None]
+    own, rest = (
+        (columns[:, i] - column_means(columns[:, i], weights) * centred) / unit * root
+        for i, unit in ((places, np.where(scale > 0, scale, 1.0)), (others, scale_of_others))
+    )
     left = own - rest @ np.linalg.lstsq(rest, own, rcond=1e-9)[0]
     share = np.sqrt(np.square(left).sum(0) / free)
-    return scale[list(places)] * np.where(share > 1e-6, np.minimum(share, 1.0), 1.0)
+    return scale * np.where(share > 1e-6, np.minimum(share, 1.0), 1.0)
+
+
+def _evenly_spaced(
+    most: int, n: int, weights: Float[np.ndarray, "n"] | None
+) -> tuple[Int[np.ndarray, "m"], Float[np.ndarray, "m"] | None]:
+    """Evenly spaced rows among n, or among their repetitions, and how many times each counts."""
+    total = n if weights is None else float(weights.sum())
+    if weights is not None and total > most:
+        at = np.searchsorted(np.cumsum(weights), np.linspace(0, total - 1, most).round(), "right")
+        return np.minimum(at, n - 1), None
+    rows = np.linspace(0, n - 1, most).round().astype(int)
+    if weights is None:
+        return rows, None
+    return rows, weights[rows] * (total / weights[rows].sum())
 
 
 def prior_scales(
-    columns: Float[np.ndarray, "n p"], terms: Sequence[Any], centred: Collection[str]
+    columns: Float[np.ndarray, "n p"],
+    terms: Sequence[Any],
+    centred: Collection[str],
+    weights: Float[np.ndarray, "n"] | None = None,
 ) -> Float[np.ndarray, "p"]:
     """The scale of each column in default priors.
 
@@ -212,10 +261,13 @@ def prior_scales(
         columns: the design matrix; without rows all scales are 1.
         terms: the terms, as of `formula.Design`.
         centred: the parameters whose predictor has an intercept.
+        weights: how many times each row counts.
     """
-    found = column_scales(columns) if len(columns) else np.ones(columns.shape[1])
+    if not len(columns):
+        return np.ones(columns.shape[1])
+    found = column_scales(columns, weights=weights)
     plain = [t for t in terms if t.kind in ("linear", "factor", "spline")]
-    for term in plain if len(columns) else ():
+    for term in plain:
         near = [
             i
             for t in plain
@@ -224,5 +276,5 @@ def prior_scales(
             if set(t.variables) & set(term.variables)
         ]
         own = list(term.columns)
-        found[own] = remaining_scales(columns, own, near, term.parameter in centred)
+        found[own] = remaining_scales(columns, own, near, term.parameter in centred, weights)
     return found

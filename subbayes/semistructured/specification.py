@@ -204,7 +204,8 @@ class Specification:
         with _named(response.name):
             family.check_known(y, known)
         without = ("mu",) if family.n_thresholds else ()
-        design = Design(family.right_sides(right), frame, without, most_effects)
+        counts = self._counts(frame)
+        design = Design(family.right_sides(right), frame, without, most_effects, counts)
         design.warn_of_numbers_as_text(frame)
         _check_names(design, family)
         targets = self.targets(frame, y)
@@ -213,7 +214,7 @@ class Specification:
         y = family.level_values(y, known)
         matrix, offsets = design.matrix(frame)
         offset = offsets[:, 0] + self.auxiliary.total_offset(frame, family)
-        defaults = default_priors(design, family, y, offset)
+        defaults = default_priors(design, family, y, offset, counts)
         used = self._of_terms(design, defaults) if self.inherited else self
         given = priors_with(design, defaults, used.priors, names_for_priors(family))
         unused: list[str] = []
@@ -238,7 +239,7 @@ class Specification:
         dtype = dtypes[0] if dtypes else torch.float64
         encoder = RowEncoder(design, family, self.auxiliary, self.deep, frame, dtype)
         rows = encoder.inputs(frame, tensors)
-        scale = predictor_sd(family, y, offset)
+        scale = predictor_sd(family, y, offset, counts)
         deep = self._deep_predictor(structured, rows, scale, encoder) if self.deep else None
         data = Data.of((rows, targets))
         return PreparedModel(used, frame, response, structured, encoder, data, deep, dropped)
@@ -289,6 +290,15 @@ class Specification:
             }
             frame = with_used_categories(frame[complete], of_rows)
         return frame.reset_index(drop=True), tensors, dropped
+
+    def _counts(self, frame: pd.DataFrame) -> Float[np.ndarray, "n"] | None:
+        """How many times each training row counts; None if each counts once."""
+        if self.auxiliary.weights is None:
+            return None
+        found = column_numbers(self.auxiliary.weights, frame)
+        if not ((found > 0) & np.isfinite(found)).all():
+            fail("weights", f"{len(found)} numbers of at least 0", f"{found.min():g}")
+        return found
 
     def targets(self, frame: pd.DataFrame, y: Float[np.ndarray, "n"]) -> Any:
         """Targets of rows from their responses: with their status if censored, and weights."""

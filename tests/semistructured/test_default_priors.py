@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 import torch
 
-from subbayes import InputError, Sampling, SemiStructuredRegression
+from subbayes import InputError, Sampling, SemiStructuredRegression, load
 from subbayes.likelihoods.families import (
     FAMILIES,
     AsymmetricLaplaceFamily,
@@ -47,6 +47,7 @@ from subbayes.semistructured.effect_priors import (
 from subbayes.semistructured.formula import Design
 from subbayes.semistructured.formula_columns import remaining_scales
 from subbayes.semistructured.structured_predictor import StructuredPredictor
+from subbayes.utils import artifact
 
 FRAME = pd.DataFrame({"x": np.random.default_rng(0).normal(size=80)})
 Y = 3 + FRAME.x.to_numpy() + np.random.default_rng(1).gamma(4.0, 0.5, 80)  # above 0
@@ -304,3 +305,110 @@ def test_defaults_without_an_intercept_leave_least_squares(formula, level):
     posterior = np.linalg.solve(rows + np.diag(scales**-2.0), rows @ flat)
     se = np.sqrt(np.diag(x @ np.linalg.inv(rows) @ x.T))
     assert np.abs(x @ (posterior - flat) / se).max() < 0.05
+
+
+def assert_same_priors(found, expected):
+    assert found.keys() == expected.keys()
+    for name, prior in expected.items():
+        if isinstance(prior, (NormalPrior, Exponential)):
+            own, other = vars(found[name]), vars(prior)
+            for key, value in other.items():
+                assert own[key] == pytest.approx(value, rel=1e-9, abs=1e-12), (name, key)
+
+
+@pytest.mark.parametrize("name", [*WITH_UNITS, *WITHOUT_UNITS])
+def test_a_row_of_weight_2_has_the_default_priors_of_two_rows(name):
+    rng = np.random.default_rng(4)
+    family, y = WITHOUT_UNITS.get(name) or (WITH_UNITS[name](1.0), Y)
+    weights = rng.integers(1, 30, len(y)).astype(float)
+    weights[y > np.median(y)] *= 10
+    offset = rng.normal(size=len(y))
+    twice = np.repeat(np.arange(len(y)), weights.astype(int))
+    right = dict.fromkeys(family.formula_parameters, "1")
+    right |= dict.fromkeys(family.locations, "x * z") | dict.fromkeys(family.known, "0")
+    frame = FRAME.assign(z=5 + FRAME.x + rng.normal(size=80))
+    without = ("mu",) if family.n_thresholds else ()
+    design = Design(right, frame, without, None, weights)
+    expanded = Design(right, frame.iloc[twice].reset_index(drop=True), without)
+    for key in ("center", "scale", "prior_scale"):
+        np.testing.assert_allclose(getattr(design, key), getattr(expanded, key), rtol=1e-9)
+    found = default_priors(design, family, y, offset, weights)
+    assert_same_priors(found, default_priors(expanded, family, y[twice], offset[twice]))
+    assert found != default_priors(Design(right, frame, without), family, y, offset)
+
+
+@pytest.mark.parametrize("rows", [50, 3000])
+@pytest.mark.parametrize("largest", [3, 200])
+def test_scales_that_a_regression_leaves_are_those_of_repeated_rows(rows, largest):
+    """Also of more rows, or repetitions, than the regression takes."""
+    rng = np.random.default_rng(5)
+    weights = rng.integers(1, largest, rows)
+    x = rng.normal(size=(rows, 3))
+    x[:, 2] = x[:, 0] * (x[:, 1] + 4) + 0.1 * rng.normal(size=rows)
+    repeated = np.repeat(x, weights, axis=0)
+    for centred in (True, False):
+        found = remaining_scales(x, [2], [0, 1], centred, weights.astype(float))
+        expected = remaining_scales(repeated, [2], [0, 1], centred)
+        np.testing.assert_allclose(found, expected, rtol=1e-9)
+
+
+def test_scales_of_many_rows_of_small_weights_are_near_those_of_all():
+    rng = np.random.default_rng(6)
+    x = rng.normal(size=(5000, 3))
+    x[:, 2] = x[:, 0] + 0.5 * rng.normal(size=5000)
+    found = remaining_scales(x, [2], [0, 1], True, np.full(5000, 0.1))
+    assert found[0] == pytest.approx(0.5, rel=5 / np.sqrt(2 * 500))
+
+
+def test_weights_of_a_fit_count_in_its_priors():
+    frame = pd.DataFrame({"y": [0, 1], "w": [100_000, 3]})
+    model = SemiStructuredRegression("y ~ 1", family="bernoulli", weights="w")
+    prior = model.specification.prepare(frame, None).structured.priors["Intercept"]
+    assert prior.mean == pytest.approx(np.log(0.01 / 0.99))  # of a share that is bounded by 0.01
+    rng = np.random.default_rng(7)
+    frame = pd.DataFrame({"x": rng.normal(size=60), "y": rng.normal(size=60) + 3})
+    frame["w"] = rng.integers(1, 9, 60)
+    twice = frame.loc[frame.index.repeat(frame.w)].reset_index(drop=True)
+    found = SemiStructuredRegression("y ~ x", weights="w").specification.prepare(frame, None)
+    expected = SemiStructuredRegression("y ~ x").specification.prepare(twice, None)
+    assert_same_priors(found.structured.priors, expected.structured.priors)
+    zeta = torch.from_numpy(rng.normal(size=(4, 3)))
+    values = [one.effects_likelihood.value(zeta).numpy() for one in (found, expected)]
+    np.testing.assert_allclose(*values, rtol=1e-10)  # at equal coordinates
+    with pytest.raises(InputError, match="weights: expected 60 numbers of at least 0, got -1"):
+        SemiStructuredRegression("y ~ x", weights="w").specification.prepare(
+            frame.assign(w=-1), None
+        )
+
+
+def test_a_response_that_is_constant_but_for_rounding_raises():
+    """The standard deviation of 300 times 0.1 is 1.4e-17."""
+    frame = pd.DataFrame({"x": np.random.default_rng(8).normal(size=300), "y": 0.1})
+    with pytest.raises(InputError, match="responses that vary"):
+        SemiStructuredRegression("y ~ x").specification.prepare(frame, None)
+
+
+@pytest.mark.parametrize(
+    ("formula", "options", "smooth", "refused"),
+    [
+        ("y ~ x", {"weights": "w"}, "bayes", True),
+        ("y ~ x + re(g)", {"priors": {"sd(re(g))": 1.0}}, "reml", True),
+        ("y ~ x + re(g)", {"priors": {"x": 1.0}}, "reml", False),
+        ("y ~ x + re(g)", {"priors": {"sd": 1.0}}, "bayes", False),
+    ],
+)
+def test_files_with_other_default_priors_are_refused(tmp_path, formula, options, smooth, refused):
+    rng = np.random.default_rng(9)
+    frame = FRAME.assign(y=Y, w=2.0, g=rng.integers(0, 5, 80))
+    model = SemiStructuredRegression(formula, **options)
+    model.fit(frame, smooth=smooth, sampling=Sampling(draws=20, chains=2, progress=False))
+    saved = artifact.read(model.save(tmp_path / "model"))
+    expected = model.summary()["mean"]
+    pd.testing.assert_series_equal(load(tmp_path / "model").summary()["mean"], expected)
+    facts = {key: value for key, value in saved.facts.items() if key != "default_priors"}
+    artifact.write(tmp_path / "older", saved.kind, saved.tensors, facts)
+    if refused:
+        with pytest.raises(InputError, match="got a model with .* of an earlier version"):
+            load(tmp_path / "older")
+    else:
+        pd.testing.assert_series_equal(load(tmp_path / "older").summary()["mean"], expected)

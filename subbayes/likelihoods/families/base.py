@@ -180,11 +180,18 @@ class Family(Likelihood):
         """Responses in the units of the location."""
         return y
 
-    def level(self, y: Float[np.ndarray, "n"]) -> float:
-        """The location that suits responses, without effects."""
-        return float(self.location_values(y).mean())
+    def level(
+        self, y: Float[np.ndarray, "n"], weights: Float[np.ndarray, "n"] | None = None
+    ) -> float:
+        """The location that suits responses, each counted as its weight says, without effects."""
+        return float(np.average(self.location_values(y), weights=weights))
 
-    def predictor_prior(self, parameter: str, y: Float[np.ndarray, "n"]) -> tuple[float, float]:
+    def predictor_prior(
+        self,
+        parameter: str,
+        y: Float[np.ndarray, "n"],
+        weights: Float[np.ndarray, "n"] | None = None,
+    ) -> tuple[float, float]:
         """Mean and sd of the normal prior of a predictor, if no location nor sigma."""
         return PRIORS.get(parameter, (0.0, 1.0))
 

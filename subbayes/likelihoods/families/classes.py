@@ -238,7 +238,9 @@ class CategoricalFamily(Family):
         """One formula, of all classes but the reference."""
         return ("mu",)
 
-    def level(self, y: Float[np.ndarray, "n"]) -> float:
+    def level(
+        self, y: Float[np.ndarray, "n"], weights: Float[np.ndarray, "n"] | None = None
+    ) -> float:
         """Equal probabilities: codes of classes have no mean."""
         return 0.0
 

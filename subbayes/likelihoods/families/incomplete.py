@@ -106,9 +106,11 @@ class AroundFamily(Family):
         """As the family."""
         return self.family.location_values(y)
 
-    def level(self, y: Float[np.ndarray, "n"]) -> float:
+    def level(
+        self, y: Float[np.ndarray, "n"], weights: Float[np.ndarray, "n"] | None = None
+    ) -> float:
         """As the family."""
-        return self.family.level(y)
+        return self.family.level(y, weights)
 
     def initial_predictors(self, y: Float[np.ndarray, "n *m"]) -> tuple[float, ...]:
         """As the family, from the values of the responses."""

@@ -98,10 +98,15 @@ class InverseGaussianFamily(PositiveFamily):
     label = "inverse-gaussian"
     allowed = {"mu": ("log",), "shape": ("log",)}
 
-    def predictor_prior(self, parameter: str, y: Float[np.ndarray, "n"]) -> tuple[float, float]:
+    def predictor_prior(
+        self,
+        parameter: str,
+        y: Float[np.ndarray, "n"],
+        weights: Float[np.ndarray, "n"] | None = None,
+    ) -> tuple[float, float]:
         r"""That of other shapes for $\lambda / \mu$: $\lambda$ has the units of y."""
-        mean, sd = super().predictor_prior(parameter, y)
-        return mean + float(np.log(self.level(y))), sd
+        mean, sd = super().predictor_prior(parameter, y, weights)
+        return mean + float(np.log(self.level(y, weights))), sd
 
     def log_density(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
         """Log density of responses."""

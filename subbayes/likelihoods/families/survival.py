@@ -211,9 +211,11 @@ class PiecewiseExponentialFamily(PositiveFamily):
         """The first hazard, and the log ratio of each other one to it."""
         return ("mu", *(f"step{j + 1}" for j in range(len(self.cuts))))
 
-    def level(self, y: Float[np.ndarray, "n"]) -> float:
+    def level(
+        self, y: Float[np.ndarray, "n"], weights: Float[np.ndarray, "n"] | None = None
+    ) -> float:
         """The hazard under which times have their mean."""
-        return 1 / float(y.mean())
+        return 1 / float(np.average(y, weights=weights))
 
     def _hazards(self, eta: tuple[Tensor, ...]) -> Tensor:
         """Log hazards, shape (..., N, intervals)."""
