@@ -80,7 +80,7 @@ class SubspaceInference(ComparedMethod):
 
     def check(self, setup: Setup) -> None:
         """Check what `fit` checks."""
-        network, method = setup.network, self._method_for(setup)
+        network, method = setup.network, with_factory(self.method, setup.factory)
         if starts_at_ensemble(setup.sampling):
             fail(
                 "initial",
