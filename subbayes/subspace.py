@@ -409,24 +409,26 @@ class JointSubspace(Subspace):
     Example:
         >>> inner = DenseSubspace(torch.zeros(2), torch.tensor([[1.0, 1.0]]))
         >>> JointSubspace(inner, effects=2).weights(torch.tensor([3.0, 7.0, 8.0]))
-        tensor([7., 8., 3., 3.])
+        tensor([7., 8., 3., 3.], dtype=torch.float64)
     """
 
     def __init__(self, inner: Subspace, effects: int) -> None:
         self.inner = inner
         self.effects = check_count("effects", effects)
-        self.shift = torch.cat([inner.shift.new_zeros(effects), inner.shift])
+        # the effects keep all digits, whatever the other weights are in
+        self.shift = torch.cat([inner.shift.new_zeros(effects, dtype=torch.float64), inner.shift])
         self.rank = inner.rank + effects
         self.traceable = inner.traceable
 
     def push(self, z: Float[Tensor, "*S k"]) -> Float[Tensor, "*S D"]:
         """Copy the effects; push the others through the inner subspace."""
         effects = z[..., self.inner.rank :].to(self.shift.dtype)
-        return torch.cat([effects, self.inner.push(z[..., : self.inner.rank])], -1)
+        inner = self.inner.push(z[..., : self.inner.rank].to(self.inner.shift.dtype))
+        return torch.cat([effects, inner], -1)
 
     def pull(self, cotangent: Float[Tensor, "*S D"]) -> Float[Tensor, "*S k"]:
         """The adjoint of `push`."""
-        inner = self.inner.pull(cotangent[..., self.effects :])
+        inner = self.inner.pull(cotangent[..., self.effects :].to(self.inner.shift.dtype))
         return torch.cat([inner, cotangent[..., : self.effects]], -1)
 
     def project(self, weights: Float[Tensor, "*S D"]) -> Float[Tensor, "*S k"]:

@@ -3,15 +3,20 @@ r"""The sum of a log-likelihood over fixed blocks of rows, divided among process
 Rows $bB, \dots, (b+1)B - 1$ form block b. The block size B, and the number of points that are
 evaluated together, depend on the network and on the number of rows alone. Each block is evaluated
 in a call of its own, on tensors of its own, so that a block gives the same bits in every process;
-the sum over blocks is exact (see `exact_sum`). A process holds consecutive blocks, as many as the
-others or one more; or, of data of which each process has rows of its own, blocks of these.
+the sum over blocks is exact (see `exact_sum`). Rows of a block that batches of a loader have padded
+to different lengths are evaluated in one call for each length, and added in their order. A process
+holds consecutive blocks, as many as the others or one more; or, of data of which each process has
+rows of its own, blocks of these.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from functools import reduce
+from itertools import groupby
+from operator import add
+from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 import numpy as np
 import torch
@@ -24,7 +29,7 @@ from subbayes.data.data import Data
 from subbayes.distributed.exact_sum import LIMBS, MOST_TERMS, decode, encode
 from subbayes.distributed.processes import Processes
 from subbayes.utils.checks import fail
-from subbayes.utils.trees import n_rows, take, tree_map
+from subbayes.utils.trees import n_rows, row_kind, take, tree_map
 from subbayes.utils.types import Inputs, Targets
 
 __all__ = ["BlockSize", "Blocks", "RowBlock"]
@@ -42,9 +47,9 @@ _GRADIENT = 3  # memory of a gradient in that of a value
 
 Evaluate = Callable[[Tensor, Inputs, Any], Tensor]
 RowBlock = tuple[int, Inputs, Targets]
-"""Position of the first row, inputs and targets of a block."""
+"""Position of the first row, inputs and targets of a block, or of rows of it of the same shapes."""
 Step = tuple[int, Inputs, Any]
-"""A block, or rows that do not count, with targets of None."""
+"""Rows of a block, or rows that do not count, with targets of None."""
 
 
 @runtime_checkable
@@ -134,7 +139,7 @@ class Blocks:
     Attributes:
         size: what is evaluated in one call.
         own: numbers of the blocks of this process.
-        rows: function that iterates over them.
+        rows: function that iterates over them: lists of their rows of the same shapes.
         processes: all processes.
         idle: evaluations of rows that do not count, after those of the blocks, so that all
             processes make the same number of them.
@@ -144,7 +149,7 @@ class Blocks:
 
     size: BlockSize
     own: range
-    rows: Callable[[], Iterator[RowBlock]]
+    rows: Callable[[], Iterator[list[RowBlock]]]
     processes: Processes
     idle: int = 0
     example: Any = None
@@ -175,24 +180,34 @@ class Blocks:
         example = _copy(data.first()[0], slice(1), device) if in_step else None
         if data.in_memory:
             held = [
-                (offset + start, _copy(data.inputs, rows, device), _copy(data.y, rows, device))
+                [(offset + start, _copy(data.inputs, rows, device), _copy(data.y, rows, device))]
                 for start in range(first, last, size.rows)
                 for rows in (slice(start, min(start + size.rows, last)),)
             ]
             return cls(size, own, lambda: iter(held), processes, idle, example, single)
 
-        def streamed() -> Iterator[RowBlock]:
-            for start, inputs, y in _read(data, size.rows, first, last):
-                whole = slice(None)
-                yield offset + start, _copy(inputs, whole, device), _copy(y, whole, device)
+        def streamed() -> Iterator[list[RowBlock]]:
+            whole = slice(None)
+            for block in _read(data, size.rows, first, last):
+                yield [
+                    (offset + start, _copy(inputs, whole, device), _copy(y, whole, device))
+                    for start, inputs, y in block
+                ]
 
+        if in_step and not _reads_in_order(data.loader):  # shapes may differ within blocks
+            calls = sum(map(len, _read(data, size.rows, first, last)))
+            idle = processes.highest(calls)[0] - calls
         return cls(size, own, streamed, processes, idle, example, single)
 
     def steps(self) -> Iterator[Step]:
-        """The blocks, and after them rows that do not count."""
+        """The rows of the blocks, and after them rows that do not count."""
+        for block in self._blocks():
+            yield from block
+
+    def _blocks(self) -> Iterator[list[Step]]:
         yield from self.rows()
         for _ in range(self.idle):
-            yield -1, self.example, None
+            yield [(-1, self.example, None)]
 
     def total(
         self, evaluate: Evaluate, points: Float[Tensor, "chains k"], columns: int, tracer: HasMode
@@ -210,11 +225,11 @@ class Blocks:
         while True:
             before = tracer.mode
             terms = (
-                torch.cat([evaluate(part, inputs, y) for _, part in self._parts(points)])
-                for _, inputs, y in self.steps()
+                reduce(add, (self._term(evaluate, points, *step) for step in block))
+                for block in self._blocks()
             )
-            add = _only if self.single else _summed
-            numbers = add((len(points), columns), (term.cpu().numpy() for term in terms))
+            total = _only if self.single else _summed
+            numbers = total((len(points), columns), (term.cpu().numpy() for term in terms))
             failed = tracer.mode == "eager" != before
             message = self.processes.sum_over_data(np.append(numbers.reshape(-1), int(failed)))
             if message[-1] == 0:
@@ -222,6 +237,12 @@ class Blocks:
                 return numbers.view(np.float64) if self.single else decode(numbers)
             if tracer.mode != "eager":
                 tracer.use_eager("a traced graph failed in another process")
+
+    def _term(
+        self, evaluate: Evaluate, points: Tensor, start: int, inputs: Inputs, y: Any
+    ) -> Float[Tensor, "chains columns"]:
+        """The sums over the rows of a step."""
+        return torch.cat([evaluate(part, inputs, y) for _, part in self._parts(points)])
 
     def pointwise(
         self, evaluate: Evaluate, points: Float[Tensor, "chains k"]
@@ -349,12 +370,12 @@ def _copy(values: Any, rows: slice, device: torch.device) -> Any:
     return tree_map(lambda tensor: tensor[rows].to(device, copy=True).contiguous(), values)
 
 
-def _read(data: Data, size: int, first: int, last: int) -> Iterator[RowBlock]:
+def _read(data: Data, size: int, first: int, last: int) -> Iterator[list[RowBlock]]:
     """Blocks of a loader; other rows are not read if its dataset has rows by number."""
     if first >= last:
         return
     loader = data.loader
-    if isinstance(loader, DataLoader) and _reads_in_order(loader):
+    if _reads_in_order(loader):
         part = DataLoader(
             Subset(loader.dataset, range(first, last)),
             batch_size=size,
@@ -367,14 +388,16 @@ def _read(data: Data, size: int, first: int, last: int) -> Iterator[RowBlock]:
     yield from _cut(data.batches(), size, 0, first, last)
 
 
-def _reads_in_order(loader: DataLoader[Any]) -> bool:
+def _reads_in_order(loader: Any) -> TypeGuard[DataLoader[Any]]:
+    if not isinstance(loader, DataLoader):
+        return False
     by_number = not isinstance(loader.dataset, IterableDataset) and loader.batch_size is not None
     return by_number and isinstance(loader.sampler, SequentialSampler)
 
 
 def _cut(
     batches: Iterator[tuple[Inputs, Targets]], size: int, at: int, first: int, last: int
-) -> Iterator[RowBlock]:
+) -> Iterator[list[RowBlock]]:
     """Blocks from batches of any size that begin at row `at`, of the rows first to last - 1."""
     waiting: list[tuple[Inputs, Any]] = []
     held, start = 0, first
@@ -387,7 +410,15 @@ def _cut(
             waiting.append((take(inputs, rows), take(y, rows)))
             held, low = held + stop - low, stop
             if held == min(size, last - start):
-                yield (start, *concatenate(waiting))
+                yield list(_of_same_shapes(waiting, start))
                 waiting, held, start = [], 0, start + size
         if at >= last:
             return
+
+
+def _of_same_shapes(batches: list[tuple[Inputs, Any]], start: int) -> Iterator[RowBlock]:
+    """Joined batches, as far as rows that follow each other have the same shapes."""
+    for _, some in groupby(batches, row_kind):
+        inputs, y = concatenate(list(some))
+        yield start, inputs, y
+        start += n_rows(y)

@@ -264,7 +264,7 @@ class RowEncoder:
         auxiliary: weights, offset and exposure.
         deep: the networks.
         frame: training rows, which determine how the columns of networks are scaled.
-        dtype: of the inputs.
+        dtype: of the inputs of networks.
     """
 
     def __init__(
@@ -327,8 +327,8 @@ class RowEncoder:
         for name, values in known.items():
             shifts[:, self.design.parameters.index(name)] += values
         found = {
-            "design": torch.from_numpy(columns).to(self.dtype),
-            "offset": torch.from_numpy(shifts).to(self.dtype),
+            "design": torch.from_numpy(columns),  # in float64, whatever the networks are in
+            "offset": torch.from_numpy(shifts),
         }
         tensors = dict(tensors or {})
         for name, part in self.deep.items():

@@ -59,7 +59,7 @@ class EffectsPosterior(Posterior):
     def __init__(
         self, model: PreparedModel, subspace: FullSubspace, prior: Normal, mode: Mode = "trace"
     ) -> None:
-        module = Predictors(model.structured, None, model.dtype)
+        module = Predictors(model.structured, None)
         super().__init__(Network(module), model.family, model.data, subspace, prior, mode=mode)
         self.effects: EffectsLikelihood = model.effects_likelihood
 

@@ -107,7 +107,7 @@ class JointPosterior:
         if has_effects_alone(model) and isinstance(self.space.subspace, FullSubspace):
             return EffectsPosterior(model, self.space.subspace, self.space.prior, self.mode)
         bases = {p.names: (p.columns.basis, p.columns.dual) for p in self.orthogonal}
-        module = Predictors(model.structured, model.deep, model.dtype, bases)
+        module = Predictors(model.structured, model.deep, bases)
         return Posterior(
             Network(module),
             model.family,
@@ -325,7 +325,7 @@ class JointPosterior:
 
     def _weights(self, z: Float[np.ndarray, "S k"] | Tensor) -> Float[Tensor, "S D"]:
         """Coordinates of the effects, then weights of the networks."""
-        return self.space.subspace.weights(torch.as_tensor(z).to(self.model.dtype))
+        return self.space.subspace.weights(torch.as_tensor(z))
 
     def effects_of(self, draws: Draws, n_draws: int | None = None) -> Float[np.ndarray, "S P"]:
         """Coordinates of the effects of all draws, or of evenly spaced ones."""
@@ -356,7 +356,7 @@ class JointPosterior:
             check_count("n_draws", n_draws)
         flat = torch.from_numpy(np.ascontiguousarray(draws.flat(n_draws)))
         size, columns = self.model.structured.size, len(self.model.design.names)
-        corrections = torch.zeros(len(flat), columns, dtype=self.model.dtype)
+        corrections = torch.zeros(len(flat), columns, dtype=torch.float64)
         if shift is not None:
             chosen = shift if n_draws is None else evenly_spaced(shift, n_draws)
             corrections -= torch.from_numpy(chosen).to(corrections)
@@ -365,7 +365,7 @@ class JointPosterior:
             for start in range(0, len(flat), _CORRECTION_BATCH):
                 rows = slice(start, start + _CORRECTION_BATCH)
                 networks = self._weights(flat[rows])[:, size:]
-                corrections[rows] = self.contributions.projections(networks).to(self.model.dtype)
+                corrections[rows] = self.contributions.projections(networks)
 
         def weights_at(rows: slice) -> Tensor:
             found = self._weights(flat[rows])

@@ -4,7 +4,7 @@ $$ \eta = X\beta + \mathrm{offset} + \sum_m s\, \mathrm{DNN}_m(u_m) $$
 
 (Dold et al. 2024, eq. 1.) The parameters of the module are the coordinates of the effects, first,
 and the weights of the networks. Its input is a dict of the design, the offsets and the inputs of
-each network.
+each network. All is in float64 but the networks, whose outputs are converted.
 """
 
 from __future__ import annotations
@@ -108,7 +108,6 @@ class Predictors(nn.Module):
     Args:
         structured: the structured predictor.
         deep: the networks; None for a model of effects alone.
-        dtype: of the parameters.
         orthogonal: by names of networks of one predictor, B and D of shape (N, r) for the columns
             over the rows to which they are made orthogonal: $f - B D^\top f$; for batches of exactly
             these rows. Other networks are left as they are.
@@ -119,11 +118,11 @@ class Predictors(nn.Module):
         self,
         structured: StructuredPredictor,
         deep: DeepPredictor | None,
-        dtype: torch.dtype,
         orthogonal: Mapping[tuple[str, ...], tuple[Tensor, Tensor]] | None = None,
         corrected: bool = False,
     ) -> None:
         super().__init__()
+        dtype = torch.float64  # float32 is too coarse for effects beside a large mean
         self.effects = nn.Parameter(torch.zeros(structured.size, dtype=dtype))
         if corrected:
             self.correction = nn.Parameter(torch.zeros(len(structured.design.names), dtype=dtype))
@@ -145,10 +144,10 @@ class Predictors(nn.Module):
             return eta
         columns, places = list(eta.unbind(-1)), self.deep.places
         for i, names in enumerate(self._groups):
-            values = sum_of(self.deep.output(name, inputs) for name in names)
+            values = sum_of(self.deep.output(name, inputs).to(eta.dtype) for name in names)
             columns[places[names[0]]] = columns[places[names[0]]] + self._orthogonalised(i, values)
         for name in self._others:
-            columns[places[name]] = columns[places[name]] + self.deep.output(name, inputs)
+            columns[places[name]] = columns[places[name]] + self.deep.output(name, inputs).to(eta.dtype)
         return torch.stack(columns).mT
 
     def _orthogonalised(self, group: int, values: Float[Tensor, "N"]) -> Float[Tensor, "N"]:

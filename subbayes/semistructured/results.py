@@ -371,7 +371,7 @@ class Results(AfterFit):
     ) -> Predictive:
         """The predictive distribution at encoded inputs."""
         model = self.state.model
-        module = Predictors(model.structured, model.deep, model.dtype, corrected=True)
+        module = Predictors(model.structured, model.deep, corrected=True)
         weights, count = self.state.corrected_weights(n_draws)
         return average(
             Network(module), model.family, weights, inputs, count=count, progress=progress

@@ -107,7 +107,7 @@ def _check_parts(space: JointSpace, rows: PreparedModel) -> None:
     if not fits:
         _damaged(where, "that of its curve and its subspace", repr(kind))
     dtype = next(rows.deep.parameters()).dtype if rows.deep is not None else inner.shift.dtype
-    if inner.shift.dtype != dtype:
+    if isinstance(space.subspace, JointSubspace) and inner.shift.dtype != dtype:
         _damaged("tensor 'space.shift'", f"of the networks' {dtype}", inner.shift.dtype)
     if not space.projected:
         mean, scale = (

@@ -323,7 +323,7 @@ class Specification:
         deep = DeepPredictor(modules, places, scales, len(names))
         few = {name: tensor[:2] for name, tensor in inputs.items()}
         try:
-            Network(Predictors(structured, deep, encoder.dtype)).check(few)
+            Network(Predictors(structured, deep)).check(few)
         except InputError as error:
             if error.argument != "inputs":
                 raise

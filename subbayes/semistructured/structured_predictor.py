@@ -272,6 +272,7 @@ class StructuredPredictor(nn.Module):
             offset: added to the predictors.
             correction: subtracted from the coefficients.
         """
+        zeta = zeta.to(design.dtype)
         beta = self.coefficients(zeta)
         if correction is not None:
             beta = beta - correction

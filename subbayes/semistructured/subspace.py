@@ -259,19 +259,18 @@ class NaiveSubspace(SemiStructuredSubspace):
         deep = model.deep
         assert deep is not None
         rank, effects = self._rank(Network(deep)), most_probable_effects(model)
-        dtype = Network(deep).dtype
 
         def fresh_predictors() -> Predictors:
             copy = fresh_module(deep, None, int(torch.initial_seed() % 2**31))
             assert isinstance(copy, DeepPredictor)
-            module = Predictors(model.structured, copy, dtype)
+            module = Predictors(model.structured, copy)
             with torch.no_grad():
                 module.effects.copy_(torch.from_numpy(effects))
                 module.effects.add_(0.1 * torch.randn_like(module.effects))
             return module
 
         result = train_curve(
-            Predictors(model.structured, deep, dtype),
+            Predictors(model.structured, deep),
             model.family,
             model.data,
             _with_best_epoch(training),

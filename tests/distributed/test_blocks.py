@@ -1,5 +1,6 @@
 """Sums over blocks of rows in one process, against the same density without blocks."""
 
+import json
 import math
 
 import numpy as np
@@ -7,6 +8,8 @@ import pytest
 import torch
 
 from distributed.engine_cases import posterior, rows
+from distributed.launch import results
+from distributed.padded_cases import padded_values
 from subbayes import distributed
 from subbayes.data.data import Data
 from subbayes.data.division import Division
@@ -90,6 +93,25 @@ def test_draws_do_not_depend_on_the_block_of_other_chains(joined):
     eight = NUTS().sample(density, chains=8, **options)
     four = NUTS().sample(density, chains=4, **options)
     assert np.array_equal(eight.z[:4], four.z)
+
+
+@pytest.mark.parametrize("loaded", [1, 2, 11])
+@pytest.mark.parametrize("batch_size", [None, 2, 4])
+def test_batches_of_lengths_of_their_own_give_the_density_of_one_length(loaded, batch_size):
+    found = in_blocks(lambda: padded_values(loaded, batch_size))
+    assert found["off"] < 1e-13
+
+
+@pytest.mark.slow
+def test_batches_of_lengths_of_their_own_have_the_same_bits_in_two_processes():
+    cases = [["padded_values", loaded, size] for loaded in (1, 2, 3) for size in (None, 2, 4)]
+    sharded = [["padded_sharded", loaded, size] for loaded in (1, 2) for size in (2, 4)]
+    alone = results(1, cases)[0]
+    for found in results(2, cases + sharded):
+        for case in map(json.dumps, cases):
+            assert found[case] == alone[case], case
+        for case in map(json.dumps, sharded):
+            assert found[case]["off"] < 1e-12, case
 
 
 class Tracer:

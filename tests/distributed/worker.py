@@ -19,7 +19,13 @@ import numpy as np
 import torch
 
 import subbayes
-from distributed import divided_cases, engine_cases, sharded_cases, sharded_saving_cases
+from distributed import (
+    divided_cases,
+    engine_cases,
+    padded_cases,
+    sharded_cases,
+    sharded_saving_cases,
+)
 from distributed.engine_cases import digest, module, posterior, rows, sample, stopped
 from subbayes import Sampling, Training, distributed
 from subbayes.inference.engine import engine_of
@@ -340,6 +346,8 @@ CASES: dict[str, Callable[..., dict[str, Any]]] = {
         engine_cases.sample_divided,
         engine_cases.semi_structured,
         engine_cases.killed_while_saving,
+        padded_cases.padded_values,
+        padded_cases.padded_sharded,
         divided_cases.divided_values,
         divided_cases.whole_values,
         divided_cases.divided_sum,

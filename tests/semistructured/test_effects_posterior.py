@@ -51,7 +51,7 @@ def densities(formula, family, frame, **options):
     model = model.specification.prepare(frame, None)
     space = build_space(subspace_of("curve"), model, TRAINING, 0, False)
     fast = JointPosterior(model, space, 0).density
-    module = Predictors(model.structured, None, model.dtype)
+    module = Predictors(model.structured, None)
     general = Posterior(
         Network(module), model.family, model.data, space.subspace, space.prior, mode="eager"
     )

@@ -260,8 +260,8 @@ def test_networks_of_weighted_rows_are_those_of_expanded_rows():
         contributions = Contributions(model.deep, model.inputs, orthogonal, 3)
         flat = torch.cat([p.detach().reshape(1, -1) for p in network.parameters()], 1)
         bases = {own.names: (own.columns.basis, own.columns.dual)}
-        module = Predictors(model.structured, model.deep, model.dtype, bases)
-        without = Predictors(model.structured, None, model.dtype)(**model.inputs)
+        module = Predictors(model.structured, model.deep, bases)
+        without = Predictors(model.structured, None)(**model.inputs)
         f = (module(**model.inputs) - without)[:, 0].detach()
         np.testing.assert_allclose(f, contributions(flat)[0, :, 0], atol=1e-5)
         scale = model.deep._scales[0]  # the standard deviation of the rows
