@@ -41,8 +41,8 @@ _WORDS = {
 _ORTHOGONAL_TO = {
     "effects": "the columns of the formula",
     "nothing": "nothing",
-    "intercept": "the intercept alone: centred. A network of columns that are correlated with an "
-    "effect's column can take a part of the effect",
+    "intercept": "the level of the predictor alone: centred. A network of columns that are "
+    "correlated with an effect's column can take a part of the effect",
 }
 _MOST_PARTIALS = 40  # figures of terms
 _LARGEST_FOREST = 40  # in the figure; the table contains all

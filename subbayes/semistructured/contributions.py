@@ -1,10 +1,10 @@
 r"""The networks' contributions to the predictors, orthogonal to columns of the formula.
 
 Over the training rows the networks' contribution f is split as $f = X\gamma + f_\perp$, with the
-least-squares coefficients $\gamma$ of the columns X, weighted by the rows' observation weights. The effects of the model are those beside
-$f_\perp$, so that they have the same meaning as without a network. At new rows the network adds
-$f(u^*) - x^{*\top}\gamma$ with the same $\gamma$ (Rügamer 2023, "A new PHO-rmula for improved
-performance of semi-structured networks").
+least-squares coefficients $\gamma$ of the columns X, weighted by the rows' observation weights.
+The effects of the model are those beside $f_\perp$, so that they have the same meaning as without
+a network. At new rows the network adds $f(u^*) - x^{*\top}\gamma$ with the same $\gamma$ (Rügamer
+2023, "A new PHO-rmula for improved performance of semi-structured networks").
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Contributions:
         deep: the networks.
         inputs: inputs of the rows.
         orthogonal: from `orthogonal_networks`, for the training rows.
-        width: number of columns of the design matrix.
+        width: number of coefficients, `StructuredPredictor.n_corrected`.
         only: names of the networks that contribute; by default all.
 
     Attributes:

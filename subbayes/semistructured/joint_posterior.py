@@ -90,7 +90,8 @@ class JointPosterior:
         model = self.model
         if not self.space.rank or model.deep is None:
             return None
-        return Contributions(model.deep, model.inputs, self.orthogonal, len(model.design.names))
+        width = model.structured.n_corrected
+        return Contributions(model.deep, model.inputs, self.orthogonal, width)
 
     @cached_property
     def density(self) -> Posterior:
@@ -343,7 +344,7 @@ class JointPosterior:
         self,
         draws: Draws,
         n_draws: int | None = None,
-        shift: Float[np.ndarray, "S p"] | None = None,
+        shift: Float[np.ndarray, "S q"] | None = None,
     ) -> tuple[Callable[[slice], Tensor], int]:
         """Weights for `Predictors(corrected=True)` as a function of a slice, and their number.
 
@@ -355,7 +356,7 @@ class JointPosterior:
         if n_draws is not None:
             check_count("n_draws", n_draws)
         flat = torch.from_numpy(np.ascontiguousarray(draws.flat(n_draws)))
-        size, columns = self.model.structured.size, len(self.model.design.names)
+        size, columns = self.model.structured.size, self.model.structured.n_corrected
         corrections = torch.zeros(len(flat), columns, dtype=torch.float64)
         if shift is not None:
             chosen = shift if n_draws is None else evenly_spaced(shift, n_draws)
@@ -412,10 +413,10 @@ class FittedState:
             return "model"
         return "sample" if self.space.kind == "ensemble" else self.model.specification.effects
 
-    def coefficient_shift(self, n_draws: int | None = None) -> Float[np.ndarray, "S p"] | None:
+    def coefficient_shift(self, n_draws: int | None = None) -> Float[np.ndarray, "S q"] | None:
         """What the estimand, or the correction of a working likelihood, adds to the coefficients.
 
-        Those of the centred columns; None for nothing.
+        Those of `StructuredPredictor.n_corrected`; None for nothing.
 
         Args:
             n_draws: of evenly spaced draws instead of all.
@@ -438,12 +439,12 @@ class FittedState:
         return score_correction(self.model, self.draws, self.joint.effects_of(self.draws))
 
     @cached_property
-    def _shift(self) -> Float[np.ndarray, "S p"] | None:
+    def _shift(self) -> Float[np.ndarray, "S q"] | None:
         if self.estimand != "population":
             return self._score_correction
         contributions, networks = self.joint.contributions, self.joint.networks_of(self.draws)
         assert contributions is not None
-        found = np.zeros((len(networks), len(self.model.design.names)))
+        found = np.zeros((len(networks), self.model.structured.n_corrected))
         for start in range(0, len(networks), _EFFECT_BATCH):
             rows = np.arange(start, min(start + _EFFECT_BATCH, len(networks)))
             for columns, f in contributions.remaining(networks[rows]):

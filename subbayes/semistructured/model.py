@@ -94,8 +94,9 @@ class SemiStructuredRegression(Results):
         orthogonal: make the networks orthogonal to the columns of the formula over the training
             rows, so that effects have the same meaning as without a network; "auto" does so for
             networks that read columns of the formula, or copies of them (a warning names the
-            pair), and centres networks that read other columns; networks of tensors remain
-            unchanged. Random effects are among the columns where networks read their groups.
+            pair), and centres networks that read other columns, so that the intercept, the means
+            of cells or the thresholds hold the level; networks of tensors remain unchanged. Random
+            effects are among the columns where networks read their groups.
         effects: what effects beside such networks are effects of. "population": their intervals
             hold for the population that the rows are a sample of; "sample": for these rows alone.
             See `subbayes.semistructured.estimand`.

@@ -11,6 +11,11 @@ $$ \gamma_Z = (M Z)^+ f, \qquad \gamma_X = X^+ (f - Z \gamma_Z), \qquad M = I - 
 
 the limit of a vanishing penalty of the random effects. Rows with observation weights are that many
 equal rows: least squares are weighted.
+
+Networks that are only centred are orthogonal to a constant. Without an intercept it is a
+combination X c of other columns, such as the indicators of all levels in `y ~ 0 + C(g)`, whose
+coefficients change by a multiple of c; of an ordinal response it is in the thresholds (see
+`StructuredPredictor.n_corrected`).
 """
 
 from __future__ import annotations
@@ -39,15 +44,16 @@ __all__ = [
 ]
 
 _ROUNDING = 1e-9  # of singular values
+_CONSTANT = 1e-6  # how far a constant of 1 may be from a combination of columns, in float32
 _MANY = 64  # columns of random effects, from which weighted projections are sparse
 
 
 @dataclass(frozen=True)
 class OrthogonalColumns:
-    """Columns to which networks are made orthogonal.
+    r"""Columns to which networks are made orthogonal.
 
     Attributes:
-        columns: their positions in the design matrix.
+        columns: their positions among the coefficients.
         basis: a basis B of them that is orthonormal over the rows, $B^\top W B = I$ with the
             weights W of the rows, shape (n, r).
         dual: W B, shape (n, r): values f at the rows have the projection $B (W B)^\top f$.
@@ -70,6 +76,7 @@ class OrthogonalColumns:
         effects: Sequence[int],
         groups: Sequence[int] = (),
         weights: Float[Tensor, "n"] | None = None,
+        constant: bool = False,
     ) -> OrthogonalColumns:
         """The columns of a design at these positions.
 
@@ -78,6 +85,7 @@ class OrthogonalColumns:
             effects: positions of columns X.
             groups: positions of columns Z of random effects.
             weights: how many times each row counts, above 0; by default once.
+            constant: of X, take the combination alone that is a constant.
 
         Example:
             >>> design = torch.tensor([[1.0, 1, 0], [1, 1, 0], [1, 0, 1], [1, 0, 1]]).double()
@@ -88,17 +96,19 @@ class OrthogonalColumns:
         """
         columns, root = (*effects, *groups), _root(weights)
         groups_at_rows = design[:, list(groups)].double()
-        x, z = root * design[:, list(effects)].double(), root * groups_at_rows
+        x, z = design[:, list(effects)].double(), root * groups_at_rows
+        combined = _constant(x).unsqueeze(1) if constant else torch.eye(x.shape[1]).double()
+        x = root * (x @ combined)
         u, s, _ = torch.linalg.svd(x, full_matrices=False)
         basis = u[:, s > _ROUNDING * s[:1]].contiguous()
         inverse = torch.linalg.pinv(x, rtol=_ROUNDING)
         if not groups:
-            return cls(columns, basis / root, basis * root, inverse * root.mT)
+            return cls(columns, basis / root, basis * root, combined @ inverse * root.mT)
         rest = z - basis @ (basis.T @ z)
         u, s, vh = torch.linalg.svd(rest, full_matrices=False)
         kept = s > _ROUNDING * torch.linalg.matrix_norm(z)
         onto_z = (vh[kept].T / s[kept]) @ u[:, kept].T
-        inverse = torch.cat([inverse - (inverse @ z) @ onto_z, onto_z])
+        inverse = torch.cat([combined @ (inverse - (inverse @ z) @ onto_z), onto_z])
         both = torch.cat([basis, u[:, kept]], 1)
         own = both / root, both * root, inverse * root.mT
         return cls(columns, *own, groups_at_rows, basis.shape[1])
@@ -156,6 +166,20 @@ def _root(weights: Float[Tensor, "n"] | None) -> Float[Tensor, "_ 1"]:
     return weights.double().sqrt().unsqueeze(1)
 
 
+def _constant(x: Float[Tensor, "n p"]) -> Float[Tensor, "p"]:
+    """Coefficients of columns whose combination is the closest to a constant of 1."""
+    sizes = x.abs().amax(0).clamp_min(1e-300)
+    return torch.linalg.pinv(x / sizes, rtol=_ROUNDING).sum(1) / sizes
+
+
+def _columns_of_constant(x: Float[Tensor, "n p"]) -> list[int]:
+    """Positions of the columns that a constant is a combination of; empty if it is none."""
+    c = _constant(x)
+    if float((x @ c - 1).abs().max()) > _CONSTANT:
+        return []
+    return torch.nonzero((x * c).abs().amax(0) > _CONSTANT)[:, 0].tolist()
+
+
 @dataclass(frozen=True)
 class OrthogonalNetworks:
     """Networks of one predictor that are made orthogonal to the same columns.
@@ -164,11 +188,13 @@ class OrthogonalNetworks:
         names: names of the networks.
         place: position of the predictor.
         columns: the columns.
+        centred: whether they are orthogonal to a constant alone.
     """
 
     names: tuple[str, ...]
     place: int
     columns: OrthogonalColumns
+    centred: bool = False
 
 
 def orthogonal_networks(model: PreparedModel) -> tuple[OrthogonalNetworks, ...]:
@@ -177,9 +203,11 @@ def orthogonal_networks(model: PreparedModel) -> tuple[OrthogonalNetworks, ...]:
     Raises:
         InputError: as many linearly independent columns as rows, which leave nothing to networks.
     """
-    found = []
-    for (place, effects, groups), names in orthogonal_places(model).items():
-        part = OrthogonalColumns.of(model.inputs["design"], effects, groups, model.row_weights)
+    found, intercepts = [], _intercepts(model)
+    design = model.structured.with_constant(model.inputs["design"])
+    for at, names in orthogonal_places(model).items():
+        effects, groups = at.effects, at.groups
+        part = OrthogonalColumns.of(design, effects, groups, model.row_weights, at.constant)
         if groups and part.basis.shape[1] >= len(part.basis):
             terms = sorted(t.name for t in model.design.terms if set(t.columns) & set(groups))
             fail(
@@ -188,30 +216,65 @@ def orthogonal_networks(model: PreparedModel) -> tuple[OrthogonalNetworks, ...]:
                 f"{names[0]!r}, which reads those of {', '.join(terms)}",
                 "Leave the groups out of the network's columns, or the term out of the formula",
             )
-        found.append(OrthogonalNetworks(names, place, part))
+        centred = not groups and (at.constant or intercepts.issuperset(effects))
+        found.append(OrthogonalNetworks(names, at.place, part, centred))
     return tuple(found)
 
 
 def what_networks_are_orthogonal_to(
     model: PreparedModel, orthogonal: Sequence[OrthogonalNetworks]
 ) -> dict[str, str]:
-    """By name of each network "effects", "intercept" (it is centred) or "nothing".
+    """By name of each network "effects", "intercept" (it is centred alone) or "nothing".
 
     Args:
         model: the model on its training rows.
         orthogonal: from `orthogonal_networks`.
     """
-    terms = model.design.terms
-    intercepts = {i for t in terms if t.kind == "intercept" for i in t.columns}
     found = dict.fromkeys(model.specification.deep, "nothing")
     for part in orthogonal:
-        only_centred = intercepts.issuperset(part.columns.columns)
-        found |= dict.fromkeys(part.names, "intercept" if only_centred else "effects")
+        found |= dict.fromkeys(part.names, "intercept" if part.centred else "effects")
     return found
 
 
-Places = tuple[int, tuple[int, ...], tuple[int, ...]]
-"""A predictor, and the columns to which networks of it are made orthogonal; random effects last."""
+@dataclass(frozen=True)
+class Places:
+    """A predictor, and the columns to which networks of it are made orthogonal.
+
+    Attributes:
+        place: position of the predictor.
+        effects: positions of columns, among the coefficients.
+        groups: positions of columns of random effects.
+        constant: the networks are orthogonal to a combination of `effects` alone, a constant.
+    """
+
+    place: int
+    effects: tuple[int, ...]
+    groups: tuple[int, ...]
+    constant: bool = False
+
+    @property
+    def columns(self) -> tuple[int, ...]:
+        """All positions, random effects last."""
+        return (*self.effects, *self.groups)
+
+
+def _intercepts(model: PreparedModel) -> set[int]:
+    """Positions of the intercepts, and of the constant that thresholds hold."""
+    structured, terms = model.structured, model.design.terms
+    in_thresholds = range(len(model.design.names), structured.n_corrected)
+    return {i for t in terms if t.kind == "intercept" for i in t.columns} | {*in_thresholds}
+
+
+def _level(model: PreparedModel, effects: Sequence[int]) -> tuple[tuple[int, ...], bool]:
+    """Which columns of a predictor hold its level, and whether it is a combination of them."""
+    if found := _intercepts(model).intersection(effects):
+        return tuple(sorted(found)), False
+    penalised = {i for t in model.design.terms for i in t.penalised}
+    columns = [i for i in effects if i not in penalised]
+    if not columns:
+        return (), False
+    chosen = _columns_of_constant(model.inputs["design"][:, columns].double())
+    return tuple(columns[i] for i in chosen), bool(chosen)
 
 
 def orthogonal_places(model: PreparedModel) -> dict[Places, tuple[str, ...]]:
@@ -219,13 +282,15 @@ def orthogonal_places(model: PreparedModel) -> dict[Places, tuple[str, ...]]:
 
     `Specification.orthogonal` is True for all columns; False for none; "auto" for all columns if
     the network reads variables of the formula or copies of its columns (see
-    `subbayes.semistructured.overlap`), and otherwise for the intercept, if the network reads
-    columns of the data frame: the intercept then holds the level of the predictor. Random effects
-    are among the columns, unless it is False, if the network reads one of the columns of the
-    groups; beside other networks they are not, since networks would lose all that differs among
-    groups. Networks that are orthogonal to nothing are left out.
+    `subbayes.semistructured.overlap`), and otherwise for a constant, if the network reads columns
+    of the data frame: the intercept, the thresholds or the columns of which a constant is a
+    combination then hold the level of the predictor. The constant of thresholds is always among the
+    columns, as an intercept is. Random effects are, unless it is False, if the network reads one of
+    the columns of the groups; beside other networks they are not, since networks would lose all
+    that differs among groups. Networks that are orthogonal to nothing are left out.
     """
     design, orthogonal = model.design, model.specification.orthogonal
+    in_thresholds = range(len(design.names), model.structured.n_corrected)
     found: dict[Places, tuple[str, ...]] = {}
     if orthogonal is False:
         return found
@@ -235,11 +300,11 @@ def orthogonal_places(model: PreparedModel) -> dict[Places, tuple[str, ...]]:
             terms = [t for t in own if t.kind != "random"]
             columns = model.specification.deep[name].columns
             read = set(columns or ())
+            constant, effects = False, (*(i for t in terms for i in t.columns), *in_thresholds)
             if orthogonal == "auto" and not reads_formula(model, name, terms):
-                terms = [t for t in terms if t.kind == "intercept" and columns is not None]
-            effects = tuple(i for t in terms for i in t.columns)
+                effects, constant = _level(model, effects) if columns is not None else ((), False)
             groups = tuple(i for t in own if read & set(t.groups) for i in t.columns)
             if effects or groups:
-                key = place, effects, groups
+                key = Places(place, effects, groups, constant)
                 found[key] = (*found.get(key, ()), name)
     return found

@@ -161,7 +161,7 @@ def _coefficients(state: FittedState) -> Float[np.ndarray, "S p"]:
     with torch.no_grad():
         beta = state.model.structured.coefficients(torch.from_numpy(zeta)).numpy()
     shift = state.coefficient_shift()
-    found: np.ndarray = beta if shift is None else beta + shift
+    found: np.ndarray = beta if shift is None else beta + shift[:, : beta.shape[1]]
     return found
 
 
@@ -270,7 +270,7 @@ def _network_contribution(
     distinct, indices = np.unique(encoded.numpy(), axis=0, return_inverse=True)
     rows = torch.from_numpy(indices.reshape(-1))
     inputs = {f"deep {name}": torch.from_numpy(distinct)}
-    width = len(model.design.names)
+    width = model.structured.n_corrected
     if joint.contributions is None:  # networks without weights to learn
         with torch.no_grad():
             at_grid, at_rows = (
@@ -286,14 +286,15 @@ def _network_contribution(
     own = next((part.columns for part in joint.orthogonal if name in part.names), None)
     if own is None:
         return (found - level).numpy()
-    columns = list(own.columns)
+    columns, with_constant = list(own.columns), model.structured.with_constant
     gamma = training.projections(weights)[:, columns]
-    design = torch.from_numpy(model.design.matrix(grid)[0][:, columns])
+    design = with_constant(torch.from_numpy(model.design.matrix(grid)[0]))[:, columns]
     if state.estimand == "population":
         rows_of_draws = np.arange(len(state.draws.flat()))
         moved = state.projections(remaining, own, evenly_spaced(rows_of_draws, n_draws))
         gamma = gamma + moved
-        level = level - (moved @ model.inputs["design"][:, columns].double().mean(0))[:, None]
+        means = with_constant(model.inputs["design"])[:, columns].double().mean(0)
+        level = level - (moved @ means)[:, None]
     return (found - gamma @ design.T - level).numpy()
 
 
@@ -304,10 +305,13 @@ def contribution_table(
     level: float = 0.95,
     n_draws: int | None = None,
 ) -> pd.DataFrame:
-    """The contributions to the predictor at `place`; see `Results.contributions`."""
+    """The contributions to the predictor at `place`; see `Results.contributions`.
+
+    That of an ordinal response is the one beside the thresholds of the estimand.
+    """
     structured, deep, design = state.model.structured, state.model.deep, inputs["design"]
     weights, count = state.corrected_weights(n_draws)
-    size, columns = structured.size, len(structured.design.names)
+    size, columns, p = structured.size, structured.n_corrected, design.shape[1]
     effects, networks = [], []
     shift = state.coefficient_shift(n_draws)
     shifts = torch.zeros(count, columns) if shift is None else torch.from_numpy(shift)
@@ -315,7 +319,7 @@ def contribution_table(
         weights(slice(count)).split(_DRAWS_PER_BATCH), shifts.split(_DRAWS_PER_BATCH), strict=True
     ):
         with torch.no_grad():
-            beta = structured.coefficients(part[:, :size]) + moved.to(part)
+            beta = structured.coefficients(part[:, :size]) + moved[:, :p].to(part)
             own = structured.placement.to(beta)[:, place]
             effects.append((design @ (beta * own).T).T + inputs["offset"][:, place])
             if deep is not None:
@@ -324,8 +328,9 @@ def contribution_table(
                     if deep.n_weights
                     else deep(**inputs)[:, place].expand(len(part), -1)
                 )
-                correction = (part[:, size : size + columns] + moved.to(part)) * own
-                networks.append(outputs - (design @ correction.T).T)
+                correction = part[:, size : size + columns] + moved.to(part)
+                constant = correction[:, p:].sum(1, keepdim=True)
+                networks.append(outputs - (design @ (correction[:, :p] * own).T).T - constant)
     first = torch.cat(effects).double().numpy()
     second = torch.cat(networks).double().numpy() if networks else np.zeros_like(first)
     parts = {"structured": first, "deep": second, "predictor": first + second}

@@ -103,14 +103,14 @@ class DeepPredictor(nn.Module):
 
 
 class Predictors(nn.Module):
-    """All predictors of a model, as a module of the coordinates of effects and the networks.
+    r"""All predictors of a model, as a module of the coordinates of effects and the networks.
 
     Args:
         structured: the structured predictor.
         deep: the networks; None for a model of effects alone.
         orthogonal: by names of networks of one predictor, B and D of shape (N, r) for the columns
-            over the rows to which they are made orthogonal: $f - B D^\top f$; for batches of exactly
-            these rows. Other networks are left as they are.
+            to which they are made orthogonal over the rows: $f - B D^\top f$; for batches of
+            exactly these rows. Other networks are left as they are.
         corrected: add a parameter, `correction`, that is subtracted from the coefficients.
     """
 
@@ -125,7 +125,7 @@ class Predictors(nn.Module):
         dtype = torch.float64  # float32 is too coarse for effects beside a large mean
         self.effects = nn.Parameter(torch.zeros(structured.size, dtype=dtype))
         if corrected:
-            self.correction = nn.Parameter(torch.zeros(len(structured.design.names), dtype=dtype))
+            self.correction = nn.Parameter(torch.zeros(structured.n_corrected, dtype=dtype))
         self.corrected = corrected
         self.structured, self.deep = structured, deep
         bases = orthogonal or {}

@@ -22,7 +22,13 @@ from torch import Tensor, nn
 
 from subbayes.draws import Draws
 from subbayes.inference.engine import check_saved_draws
-from subbayes.likelihoods.families import Family, OrdinalFamily, family_from_config, is_own_family
+from subbayes.likelihoods.families import (
+    CategoricalFamily,
+    Family,
+    OrdinalFamily,
+    family_from_config,
+    is_own_family,
+)
 from subbayes.networks.mlp import MLP
 from subbayes.networks.network import architecture_of
 from subbayes.networks.tracing.tracer import Mode
@@ -53,6 +59,7 @@ __all__ = ["facts_of", "state_from", "tensors_of"]
 
 _MAX_CLASSES = 10_000
 _DEFAULT_PRIORS = 2  # of files; 1 had no weights, nor default priors of what REML sets
+_ORTHOGONALITY = 2  # of files; 1 had no weights, nor constants without an intercept
 _NUMBERS = re.compile(r"(u?int|float)(8|16|32|64)|U?Int(8|16|32|64)|Float(32|64)|bool(ean)?")
 _LEVELS = re.compile(r"object|str|string(\[(python|pyarrow)\])?|bool(ean)?")
 
@@ -96,6 +103,7 @@ def facts_of(state: FittedState) -> dict[str, Any]:
         "response_terms": list(specification.response_terms),
         "orthogonal": specification.orthogonal,
         "orthogonal_to": _orthogonal_to(state),
+        "orthogonality": _ORTHOGONALITY,
         "effects": specification.effects,
         "smooth": specification.smooth,
         "seed": state.joint.seed,
@@ -171,7 +179,7 @@ def state_from(
     if draws.prediction != "network":
         _damaged("facts['draws']['prediction']", "'network'", repr(draws.prediction))
     state = FittedState(joint, draws)
-    _check_orthogonal(facts.get("orthogonal_to"), state)
+    _check_orthogonal(facts, state)
     unread = {column["name"] for column in columns} - set(_columns_of(state))
     if unread:
         _damaged("facts['columns']", "the columns that the model reads", f"{sorted(unread)} too")
@@ -184,15 +192,24 @@ def state_from(
 def _orthogonal_to(state: FittedState) -> dict[str, list[int]]:
     """By network, positions of the columns to which it is made orthogonal."""
     places = orthogonal_places(state.model) if state.space.rank else {}
-    return {n: [*effects, *groups] for (_, effects, groups), own in places.items() for n in own}
+    return {name: list(place.columns) for place, own in places.items() for name in own}
 
 
-def _check_orthogonal(saved: Any, state: FittedState) -> None:
+def _check_orthogonal(facts: dict[str, Any], state: FittedState) -> None:
     """Check that the networks are orthogonal to the same columns as when they were fitted.
 
-    Earlier versions decided for all networks of a predictor together, and saved a list or nothing.
+    Earlier versions decided for all networks of a predictor together, and saved a list or nothing;
+    or their projections had no weights of the rows, and no constant but an intercept; or networks
+    of classes without an order added to the reference.
     """
+    saved = facts.get("orthogonal_to")
     own, earlier = _orthogonal_to(state), not isinstance(saved, dict)
+    differs = saved != own or state.model.row_weights is not None
+    classes = isinstance(state.model.family, CategoricalFamily) and state.model.deep is not None
+    if not earlier and "orthogonality" not in facts and (own and differs or classes):
+        expected = "networks that are orthogonal to a constant and weighted rows"
+        got = "a model of an earlier version, in which they are not"
+        fail_artifact("path", expected, got, "Fit it again")
     random = {i for t in state.model.design.terms if t.kind == "random" for i in t.columns}
     groups = saved is None and random & {i for columns in own.values() for i in columns}
     if earlier and own and (groups or len(state.model.specification.deep) > 1):

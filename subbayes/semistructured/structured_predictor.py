@@ -150,6 +150,19 @@ class StructuredPredictor(nn.Module):
         parts = [part for t in own for part in priors_of_columns(t, design.names, self.priors)]
         return all(not t.penalised for t in own) and all(is_normal(prior) for _, prior in parts)
 
+    @property
+    def n_corrected(self) -> int:
+        """Number of coefficients that networks share: of columns, then of the thresholds' constant.
+
+        The level of the predictor of an ordinal response is in the thresholds: what is added to it
+        is the coefficient of a constant, after those of the columns.
+        """
+        return len(self.design.names) + bool(self.thresholds)
+
+    def with_constant(self, design: Float[Tensor, "*N p"]) -> Float[Tensor, "*N q"]:
+        """Columns, followed by ones if there are thresholds, for `n_corrected` coefficients."""
+        return nn.functional.pad(design, (0, 1), value=1.0) if self.thresholds else design
+
     def _shared_horseshoe(self) -> Horseshoe | None:
         """The horseshoe prior of all terms that have one."""
         found = [prior for prior in self.priors.values() if isinstance(prior, Horseshoe)]
@@ -262,7 +275,7 @@ class StructuredPredictor(nn.Module):
         zeta: Float[Tensor, "*S P"],
         design: Float[Tensor, "N p"],
         offset: Float[Tensor, "*_ N K"],
-        correction: Float[Tensor, "p"] | None = None,
+        correction: Float[Tensor, "q"] | None = None,
     ) -> Float[Tensor, "*_ N C"]:
         """Predictors of all parameters, shape (..., N, C).
 
@@ -270,23 +283,25 @@ class StructuredPredictor(nn.Module):
             zeta: coordinates.
             design: centred columns.
             offset: added to the predictors.
-            correction: subtracted from the coefficients.
+            correction: subtracted from the coefficients; see `n_corrected`.
         """
         zeta = zeta.to(design.dtype)
-        beta = self.coefficients(zeta)
+        beta, p = self.coefficients(zeta), len(self.design.names)
         if correction is not None:
-            beta = beta - correction
+            beta = beta - correction[..., :p]
         placed = beta.unsqueeze(-2) * self.placement.T.to(beta)
         eta = (placed @ design.mT + offset.mT).mT  # rows along the last axis in memory
         if not self.thresholds:
             return eta
+        if correction is not None:
+            eta = eta - correction[..., None, p:]
         cuts = self.threshold_values(zeta).unsqueeze(-2)
         return torch.cat([eta, cuts.expand(*eta.shape[:-1], cuts.shape[-1])], -1)
 
     # --- in the units of the data -----------------------------------------------------------
 
     def reported(
-        self, zeta: Float[np.ndarray, "S P"], shift: Float[np.ndarray, "S p"] | None = None
+        self, zeta: Float[np.ndarray, "S P"], shift: Float[np.ndarray, "S q"] | None = None
     ) -> dict[str, Float[np.ndarray, "S"]]:
         """Draws of the reported effects by name, in the units of the data.
 
@@ -295,7 +310,7 @@ class StructuredPredictor(nn.Module):
 
         Args:
             zeta: coordinates.
-            shift: added to the coefficients of the centred columns.
+            shift: added to the coefficients of the centred columns; see `n_corrected`.
         """
         at = torch.from_numpy(np.ascontiguousarray(zeta, dtype=np.float64))
         with torch.no_grad():
@@ -307,7 +322,8 @@ class StructuredPredictor(nn.Module):
             }
             cuts = self.threshold_values(at).numpy() if self.thresholds else beta[:, :0]
         if shift is not None:
-            beta = beta + shift
+            p = beta.shape[1]
+            beta, cuts = beta + shift[:, :p], cuts - shift[:, p:]
         design = self.design
         found: dict[str, np.ndarray] = {}
         for term in design.terms:

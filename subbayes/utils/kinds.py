@@ -293,6 +293,7 @@ _semistructured = record(
         "default_priors?": whole(2, 2),
         "response_terms?": list_of(text("cens", "trunc", "trials", "weights"), most=4),
         "orthogonal_to?": one_of("columns by network", dict_of(_COLUMNS), list_of(_COLUMNS)),
+        "orthogonality?": whole(2, 2),
     },
     formula=one_of("a formula, or one by parameter", _FORMULA, dict_of(_FORMULA)),
     family=_family,

@@ -215,7 +215,7 @@ def test_predictors_do_not_depend_on_the_estimand(fitted):
     np.testing.assert_allclose(ours["predictor"], theirs["predictor"], atol=1e-5)
     assert np.abs(ours["deep"]["mean"] - theirs["deep"]["mean"]).max() > 1e-4
     # the parts of effect and networks along x change by the same, in opposite directions
-    values, level = [-1.0, 0.0, 2.0], frame.x.mean()
+    values, level = [-1.0, 0.0, 2.0], model.state.model.design.center[1]
     changes = [
         (m.effect("x", values).draws, *(m.effect(n, values, variable=c).draws for n, c in parts))
         for m in (model, own)
