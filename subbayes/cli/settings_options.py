@@ -215,7 +215,9 @@ def _settings(given: dict[str, str], config: Path | None, assignments: list[str]
     from subbayes.priors import EvidencePrior
 
     rest = {path: text for path, text in given.items() if path not in ("prior", _COVARIANCE)}
-    return replace(settings.change(rest), prior=change(EvidencePrior(), {"covariance": covariance}))
+    chosen = settings.change(given)
+    prior = change(EvidencePrior(), {"covariance": covariance})
+    return replace(settings.change(rest), prior=prior).with_given(chosen.given)
 
 
 def _from_file(settings: TableSettings, path: Path, found: dict[str, Any]) -> TableSettings:

@@ -122,7 +122,7 @@ def fit_arrays(
         if method in BASELINES and checkpoint is not None:
             fail("sampling.checkpoint", f"None for {method!r}", checkpoint, "Leave it out")
     sampling = dataclasses.replace(settings.sampling, checkpoint=checkpoint, progress=progress)
-    settings = dataclasses.replace(settings, sampling=sampling)
+    settings = dataclasses.replace(settings, sampling=sampling).with_given(settings.given)
     if method is None or method == SPARSE:  # baselines ignore it
         on_first(lambda: check_checkpoint(checkpoint))
     if settings.preset is not None:

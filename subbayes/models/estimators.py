@@ -98,8 +98,8 @@ class SubspaceRegressor(_SubspaceEstimator, Regressor):
             is the folder of one fit: other rows or parameters, as in cross-validation, are refused.
         preset: "best" chooses widths, weight decay, epochs and the prior by validation rows within
             `budget`, and samples all weights by MCLMC from an ensemble until it is spent; the
-            parameters that it chooses keep their defaults. `model_.settings["preset"]` has the
-            record.
+            parameters that it chooses keep their defaults, and dicts leave them out. Of `sampling`
+            it respects draws, chains and mode. `model_.settings["preset"]` has the record.
         budget: seconds of `preset`; None for fixed sizes, with which `random_state` determines
             the model.
         standardize: centre the columns of X and divide them by their standard deviation. (The

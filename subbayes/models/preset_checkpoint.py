@@ -37,6 +37,8 @@ class PresetCheckpoint:
             return cls(None, "")
         own = replace(settings.sampling, checkpoint=None, progress=None)
         facts = {"task": task, "settings": to_mapping(replace(settings, sampling=own))}
+        if settings.given:  # also values that are those of the defaults
+            facts["given"] = sorted(settings.given)
         arrays = {"x": rows[0], "y": rows[1]} | ({} if weights is None else {"weights": weights})
         return cls(
             Path(settings.sampling.checkpoint) / "preset", artifact.fingerprint(arrays, facts)

@@ -14,6 +14,8 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -30,6 +32,7 @@ from subbayes.models.fitted import FittedModel
 from subbayes.models.held_out import LOWEST, HeldOut
 from subbayes.models.preset_checkpoint import PresetCheckpoint, check_saved_choice
 from subbayes.models.preset_sampling import Clock, PlannedMCLMC, step_seconds
+from subbayes.models.preset_timing import training_seconds
 from subbayes.models.presets import PRESETS, Preset, describe_preset, largest
 from subbayes.models.settings import TableSettings
 from subbayes.models.table_networks import (
@@ -44,6 +47,7 @@ from subbayes.predictions.averaging import average
 from subbayes.predictions.predictive import Predictive
 from subbayes.priors import Normal
 from subbayes.subspace import FullSubspace
+from subbayes.training.minibatches import batch_sizes
 from subbayes.utils.checks import InputError, fail
 from subbayes.utils.progress import progress_bar, say
 from subbayes.utils.seeding import derive_seed
@@ -113,20 +117,12 @@ def choose_settings(
 
 def _check_settings(settings: TableSettings) -> None:
     """Check that nothing is given that the preset chooses."""
-    default = TableSettings()
-    chosen = {name: getattr(settings, name) for name in ("subspace", "inference", "prior")}
-    chosen["network.hidden"] = settings.network.hidden
-    known = {name: getattr(default, name) for name in ("subspace", "inference", "prior")}
-    known |= {"network.hidden": default.network.hidden}
-    for part in fields(default.training):
-        chosen[f"training.{part.name}"] = getattr(settings.training, part.name)
-        known[f"training.{part.name}"] = getattr(default.training, part.name)
-    for name in ("warmup", "thin", "initial", "time_limit"):
-        chosen[f"sampling.{name}"] = getattr(settings.sampling, name)
-        known[f"sampling.{name}"] = getattr(default.sampling, name)
-    for name, value in chosen.items():
-        if isinstance(value, np.ndarray) or value != known[name]:
-            expected = f"the default, since preset={settings.preset!r} chooses it"
+    training = [f"training.{part.name}" for part in fields(settings.training)]
+    sampling = [f"sampling.{name}" for name in ("warmup", "thin", "initial", "time_limit")]
+    for name in ("subspace", "inference", "prior", "network.hidden", *training, *sampling):
+        if settings.gives(name):
+            value = attrgetter(name)(settings)
+            expected = f"no value of yours, since preset={settings.preset!r} chooses it"
             got = "start points" if isinstance(value, np.ndarray) else repr(value)
             fail(name, expected, got[:80], "Leave one of them out")
     if isinstance(settings.temperature, str):
@@ -143,7 +139,7 @@ def _final_settings(
     saved: PresetCheckpoint,
 ) -> TableSettings:
     """The settings of the model, from the record of a choice."""
-    budget, sampling, default = settings.budget, settings.sampling, TableSettings().sampling
+    budget, sampling = settings.budget, settings.sampling
     limit = None if budget is None else preset.shares[2] * budget
     training = replace(
         _training(preset, n, record["epochs"], record["weight_decay"]), time_limit=limit
@@ -151,8 +147,7 @@ def _final_settings(
     own: dict[str, Any] = {"chains": preset.members, "draws": preset.draws}
     if budget is not None and budget >= preset.compile_from:
         own["mode"] = "compile"
-    given = {name: getattr(sampling, name) for name in own}
-    own |= {name: one for name, one in given.items() if one != getattr(default, name)}
+    own |= {name: getattr(sampling, name) for name in own if settings.gives(f"sampling.{name}")}
     engine = MCLMC(target=preset.target, metric="prior")
     if budget is None:
         own |= {"warmup": preset.warmup, "thin": preset.thin}
@@ -255,8 +250,8 @@ class _Search:
 
     @property
     def _chains(self) -> int:
-        own, default = self.settings.sampling.chains, TableSettings().sampling.chains
-        return self.preset.members if own == default else own
+        given = self.settings.gives("sampling.chains")
+        return self.settings.sampling.chains if given else self.preset.members
 
     def _compare_networks(
         self, budget: float | None
@@ -267,8 +262,7 @@ class _Search:
         if budget is not None:
             until = time.monotonic() + self.preset.shares[0] * budget
             share = self.preset.shares[0] * budget
-            overhead, seconds = self._epoch_seconds(candidates[0])
-            self._check_budget(budget, overhead + self.preset.least_epochs * seconds)
+            overhead, seconds = self._measure(budget, share)
             epochs = self._epochs(share, overhead, seconds)
         found: list[_Ensemble | None] = []
         per_epoch, records = [], []
@@ -336,29 +330,36 @@ class _Search:
             progress=False,
         )
 
-    def _epoch_seconds(self, candidate: tuple[tuple[int, ...], float]) -> tuple[float, float]:
-        """Measure the seconds of a training without its epochs, and of an epoch.
+    def _measure(self, budget: float, share: float) -> tuple[float, float]:
+        """Seconds of a training without its epochs, and of an epoch.
 
-        The first training of a process also loads and initialises libraries, and is not counted.
+        A budget is refused only if two measurements agree that it is too small.
         """
-        self._train(candidate, 1)
-        seconds = []
-        for epochs in (1, 3):
-            started = time.perf_counter()
-            self._train(candidate, epochs)
-            seconds.append(time.perf_counter() - started)
-        each = max((seconds[1] - seconds[0]) / 2, 1e-4)
-        return max(seconds[0] - each, 0.0), each
-
-    def _check_budget(self, budget: float, needed: float) -> None:
-        least = needed / self.preset.shares[2]
+        epochs, n = self.preset.least_epochs, len(self.parts[0])
+        train = partial(self._train, self.preset.networks[0])
+        size = _training(self.preset, n, 1, 0.0).batch_size
+        steps = 1 if size is None else len(batch_sizes(n, size))
+        first = training_seconds(train, steps, share)
+        least = self._least_budget(first)
+        if budget >= least:
+            return first
+        second = training_seconds(train, steps, share)
+        if self._least_budget(second) < least:
+            first, least = second, self._least_budget(second)
         if budget < least:
+            members = f"{self.preset.compared} networks for {epochs} epochs on {n} rows"
             fail(
                 "budget",
-                f"at least {math.ceil(least)} s to train one member of {len(self.rows[1])} rows",
+                f"at least {math.ceil(least)} s, of which {self.preset.shares[2]:.0%} suffice to "
+                f"train {members}",
                 f"{budget:g} s",
                 "Raise it, or use budget=None for no limit",
             )
+        return first
+
+    def _least_budget(self, seconds: tuple[float, float]) -> float:
+        overhead, each = seconds
+        return (overhead + self.preset.least_epochs * each) / self.preset.shares[2]
 
     def _compare_chains(
         self,

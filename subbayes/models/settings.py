@@ -6,9 +6,12 @@ Subspaces and engines are imported when they are used, so that the command line 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any, Literal, TypeVar
+
+import numpy as np
 
 from subbayes.inference.configuration import Sampling
 from subbayes.models.presets import PRESETS
@@ -196,6 +199,7 @@ class TableSettings:
                 settings that may include its "name".
         """
         resolve = {"subspace": _subspace, "inference": _engine}
+        given = self.given | set(_leaf_names(changes))
         rest = dict(changes)
         parts: dict[str, dict[str, Any]] = {key: {} for key in resolve}
         for path in changes:
@@ -211,7 +215,40 @@ class TableSettings:
             for key, part in parts.items()
             if part
         }
-        return change(replace(self, **found), rest)
+        return change(replace(self, **found), rest).with_given(given)
+
+    @property
+    def given(self) -> frozenset[str]:
+        """Dotted names of the settings that `change` set, even if to their defaults.
+
+        A copy by `dataclasses.replace` does not have them; see `with_given`.
+
+        Example:
+            >>> sorted(TableSettings().change({"prior": 1.0, "sampling": {"chains": 8}}).given)
+            ['prior', 'sampling.chains']
+        """
+        found: frozenset[str] = self.__dict__.get("_given", frozenset())
+        return found
+
+    def gives(self, path: str) -> bool:
+        """Whether a setting was changed by name, or differs from its default.
+
+        Args:
+            path: its dotted name.
+
+        Example:
+            >>> settings = TableSettings(sampling=Sampling(draws=7, chains=8))
+            >>> settings.gives("sampling.draws"), settings.gives("sampling.chains")
+            (True, False)
+        """
+        value, default = (attrgetter(path)(one) for one in (self, TableSettings()))
+        return path in self.given or isinstance(value, np.ndarray) or bool(value != default)
+
+    def with_given(self, names: Iterable[str]) -> TableSettings:
+        """A copy of the settings, of which those with these dotted names count as given."""
+        found = replace(self)
+        object.__setattr__(found, "_given", frozenset(names))
+        return found
 
     @property
     def validation_fraction(self) -> float:
@@ -249,6 +286,15 @@ class TableSettings:
         if chosen.patience is None:
             return replace(chosen, validation=None)
         return replace(chosen, validation=chosen.validation or self.validation_fraction)
+
+
+def _leaf_names(changes: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Dotted names of values in nested mappings."""
+    for name, value in changes.items():
+        if isinstance(value, Mapping):
+            yield from _leaf_names(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name
 
 
 def configured(name: str, value: Any, default: Any) -> Any:

@@ -147,7 +147,8 @@ class Predictors(nn.Module):
             values = sum_of(self.deep.output(name, inputs).to(eta.dtype) for name in names)
             columns[places[names[0]]] = columns[places[names[0]]] + self._orthogonalised(i, values)
         for name in self._others:
-            columns[places[name]] = columns[places[name]] + self.deep.output(name, inputs).to(eta.dtype)
+            values = self.deep.output(name, inputs).to(eta.dtype)
+            columns[places[name]] = columns[places[name]] + values
         return torch.stack(columns).mT
 
     def _orthogonalised(self, group: int, values: Float[Tensor, "N"]) -> Float[Tensor, "N"]:

@@ -24,9 +24,10 @@ from subbayes.training.traced_steps import set_gradients
 from subbayes.utils.trees import leaves, take, tensors_of, tree_map, with_tensors
 from subbayes.utils.types import Inputs, Targets
 
-__all__ = ["TrainableNetworks"]
+__all__ = ["TRACED_AFTER", "TrainableNetworks"]
 
-_TRACED_AFTER = 50  # steps of one shape; tracing takes about a second
+TRACED_AFTER = 50
+"""Steps of one shape that are not traced; tracing takes about a second."""
 
 
 class TrainableNetworks(Trainable):
@@ -95,7 +96,7 @@ class TrainableNetworks(Trainable):
         self.gradients = Tracer(
             vmap(grad_and_value(self.loss, argnums=(0, 1))),
             "the training step",
-            traced_after=_TRACED_AFTER,
+            traced_after=TRACED_AFTER,
             tolerance=1e-5,
             verify_always=True,
         )

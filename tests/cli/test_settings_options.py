@@ -49,3 +49,13 @@ def test_help_of_commands_for_both_kinds_of_models_names_both(command, capsys, m
     monkeypatch.setenv("COLUMNS", "1000")
     assert run([command, "--help"]) == 0
     assert "subbayes fit --out or subbayes regress --out wrote" in capsys.readouterr().out
+
+
+def test_what_is_given_is_known_though_it_is_the_default(tmp_path):
+    file = tmp_path / "settings.toml"
+    file.write_text("[sampling]\nchains = 8\n")
+    found = _settings({"sampling.draws": "500"}, file, ["training.epochs=100"])
+    assert found.given == {"sampling.chains", "sampling.draws", "training.epochs"}
+    assert found == _settings({}, None, [])
+    options = {"prior": "evidence", "subspace.covariance": "kfac"}
+    assert _settings(options, None, []).given >= {"prior"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import importlib
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -19,7 +20,7 @@ from subbayes.inference.samplers.mclmc import MCLMC
 from subbayes.models import preset_choice, presets
 from subbayes.models.array_model import fit_arrays
 from subbayes.models.held_out import HeldOut
-from subbayes.models.preset_checkpoint import check_saved_choice
+from subbayes.models.preset_checkpoint import PresetCheckpoint, check_saved_choice
 from subbayes.models.preset_sampling import Clock, PlannedMCLMC, _Planned
 from subbayes.models.presets import Preset, describe_preset, largest
 from subbayes.models.settings import TableSettings
@@ -268,18 +269,6 @@ def test_half_of_the_planned_steps_are_the_warm_up(left, steps, monkeypatch):
     assert plan["time_limit"] == max(left, 1.0)
 
 
-def test_the_first_training_of_a_process_is_not_counted(monkeypatch):
-    search, now, calls = object.__new__(preset_choice._Search), [0.0], []
-
-    def train(_, candidate, epochs):
-        now[0] += 0.5 + 0.25 * epochs + (0 if calls else 100.0)
-        calls.append(candidate)
-
-    monkeypatch.setattr(preset_choice._Search, "_train", train)
-    monkeypatch.setattr(preset_choice.time, "perf_counter", lambda: now[0])
-    assert search._epoch_seconds(((3,), 1e-4)) == (0.5, 0.25)
-
-
 @pytest.mark.usefixtures("unchecked")
 def test_a_budget_is_a_number():
     assert TableSettings(budget="10").budget == 10.0
@@ -288,7 +277,10 @@ def test_a_budget_is_a_number():
 
 
 def test_a_budget_that_is_too_small_is_refused_in_one_line():
-    message = r"budget: expected at least \d+ s to train one member of 120 rows, got 0.001 s\. Rai"
+    message = (
+        r"budget: expected at least \d+ s, of which 12% suffice to train 2 networks for 10 epochs "
+        r"on 96 rows, got 0.001 s\. Rai"
+    )
     with pytest.raises(InputError, match=message) as error:
         fitted(budget=0.001)
     assert "\n" not in str(error.value)
@@ -508,11 +500,13 @@ def test_an_interrupted_fit_resumes_with_its_choice_and_its_plan(budget, tmp_pat
     [
         ({"preset": "worst"}, "preset: expected .*best"),
         ({"budget": -1.0}, "budget: "),
-        ({"subspace": "random"}, "subspace: expected the default, since preset='best' chooses"),
-        ({"prior": 0.3}, "prior: expected the default"),
-        ({"network": {"hidden": (4,)}}, "network.hidden: expected the default"),
-        ({"training": {"epochs": 4}}, "training.epochs: expected the default.* got 4"),
-        ({"sampling": {"warmup": 4}}, "sampling.warmup: expected the default"),
+        ({"subspace": "random"}, "subspace: expected no value of yours, since preset='best'"),
+        ({"prior": 0.3}, "prior: expected no value"),
+        ({"network": {"hidden": (4,)}}, "network.hidden: expected no value"),
+        ({"training": {"epochs": 4}}, "training.epochs: expected no value.* got 4"),
+        ({"sampling": {"warmup": 4}}, "sampling.warmup: expected no value"),
+        ({"sampling": {"warmup": None}}, "sampling.warmup: expected no value.* got None"),
+        ({"training": {"epochs": 100}}, "training.epochs: expected no value.* got 100"),
         ({"sampling": {"initial": np.zeros((8, 2))}}, "sampling.initial: .*start points"),
         ({"temperature": "loo"}, "temperature: expected a number"),
     ],
@@ -521,6 +515,22 @@ def test_what_the_preset_chooses_cannot_be_given(changes, message):
     with pytest.raises(InputError, match=message) as error:
         fitted(**changes)
     assert "\n" not in str(error.value)
+
+
+def test_chains_and_draws_that_are_given_are_respected_though_they_are_the_defaults():
+    default = Sampling()
+    given = {"chains": default.chains, "draws": default.draws}
+    assert fitted(sampling=given).model_.draws.z.shape[:2] == (default.chains, default.draws)
+    assert fitted(sampling=default).model_.draws.z.shape[:2] == (SMALL.members, SMALL.draws)
+
+
+def test_a_checkpoint_is_of_the_settings_that_were_given(tmp_path):
+    x, y = table()
+    plain = TableSettings(preset="best", sampling=Sampling(checkpoint=tmp_path))
+    same = plain.change({"sampling.chains": plain.sampling.chains})
+    assert same == plain
+    of = partial(PresetCheckpoint.of, (x, y), "regression", weights=None)
+    assert of(settings=same).identity != of(settings=plain).identity
 
 
 def test_few_rows_and_other_methods_are_refused():
