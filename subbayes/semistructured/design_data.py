@@ -17,14 +17,15 @@ from torch.utils.data import Dataset, IterableDataset
 from subbayes.data.arrays import to_tensor
 from subbayes.data.encoder import TabularEncoder
 from subbayes.data.frames import quote
-from subbayes.likelihoods.families import BernoulliFamily, Family, OrdinalFamily
+from subbayes.likelihoods.families import BernoulliFamily, CategoricalFamily, Family, OrdinalFamily
 from subbayes.networks.validation import HALF
 from subbayes.semistructured.formula import Design, NewLevels
 from subbayes.semistructured.formula_checks import check_columns, check_complete, plain_columns
 from subbayes.semistructured.formula_grammar import check_formula, formula_errors
 from subbayes.semistructured.formula_numbers import model_matrix
+from subbayes.semistructured.network_places import check_parameter
 from subbayes.semistructured.predictors import Deep
-from subbayes.utils.checks import InputError, closest, fail, fail_type
+from subbayes.utils.checks import InputError, fail, fail_type
 
 __all__ = [
     "AuxiliaryColumns",
@@ -436,7 +437,8 @@ def networks_from(deep: Mapping[str, Any] | None, family: Family) -> dict[str, D
     """Convert modules, pairs (module, columns) or `Deep` to networks by name.
 
     Raises:
-        InputError: an unknown parameter. InputTypeError: any other value.
+        InputError: an unknown parameter; of classes without an order `Specification.prepare`
+            checks it, when these are known. InputTypeError: any other value.
     """
     found: dict[str, Deep] = {}
     if deep is not None and not isinstance(deep, Mapping):
@@ -452,9 +454,7 @@ def networks_from(deep: Mapping[str, Any] | None, family: Family) -> dict[str, D
         if half := next((p.dtype for p in part.module.parameters() if p.dtype in HALF), None):
             remedy = "Effects need more digits: pass module.float()"
             fail(f"deep[{name!r}]", "a module of float32 or float64", half, remedy)
-        if part.parameter is not None and part.parameter not in family.parameters:
-            expected = "one of " + ", ".join(family.parameters)
-            remedy = closest(part.parameter, family.parameters)
-            fail(f"parameter of deep[{name!r}]", expected, repr(part.parameter), remedy)
+        if not isinstance(family, CategoricalFamily):  # whose classes the rows determine
+            check_parameter(str(name), part, family)
         found[str(name)] = part
     return found

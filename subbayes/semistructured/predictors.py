@@ -33,7 +33,9 @@ class Deep:
         module: from its inputs to one number per row, shape (N, 1) or (N,).
         columns: columns of the data frame that it reads: numbers are standardised, factors become
             indicators. None: it reads the tensor or Dataset passed under its name.
-        parameter: distribution parameter whose predictor it adds to; by default the location.
+        parameter: distribution parameter whose predictor it adds to; by default the location. Of
+            a categorical response it is that of a class beside the reference, such as "mu[b]",
+            which has to be chosen if there are several.
 
     Example:
         >>> Deep(nn.Linear(2, 1), columns=["age", "bmi"]).parameter is None

@@ -46,6 +46,7 @@ from subbayes.semistructured.formula_checks import (
     with_used_categories,
 )
 from subbayes.semistructured.identifiability import check_identified
+from subbayes.semistructured.network_places import check_has_columns, with_classes
 from subbayes.semistructured.predictors import Deep, DeepPredictor, Predictors
 from subbayes.semistructured.structured_predictor import StructuredPredictor
 from subbayes.utils.checks import InputError, fail
@@ -200,6 +201,7 @@ class Specification:
         response = Response.from_rows(left, frame, self.family)
         y = response.numbers(frame)
         family = self.family.with_classes(response.labels or ())
+        deep = with_classes(self.deep, family)
         known = given_values(family, frame)
         with _named(response.name):
             family.check_known(y, known)
@@ -208,6 +210,8 @@ class Specification:
         design = Design(family.right_sides(right), frame, without, most_effects, counts)
         design.warn_of_numbers_as_text(frame)
         _check_names(design, family)
+        if self.orthogonal is True:
+            check_has_columns(deep, design, family)
         targets = self.targets(frame, y)
         with _named(response.name):
             family.check_targets(targets)
@@ -216,6 +220,7 @@ class Specification:
         offset = offsets[:, 0] + self.auxiliary.total_offset(frame, family)
         defaults = default_priors(design, family, y, offset, counts)
         used = self._of_terms(design, defaults) if self.inherited else self
+        used = replace(used, deep=deep)
         given = priors_with(design, defaults, used.priors, names_for_priors(family))
         unused: list[str] = []
         if self.smooth == "reml":
@@ -237,12 +242,12 @@ class Specification:
         structured = StructuredPredictor(design, family, priors)
         dtypes = [p.dtype for part in self.deep.values() for p in part.module.parameters()]
         dtype = dtypes[0] if dtypes else torch.float64
-        encoder = RowEncoder(design, family, self.auxiliary, self.deep, frame, dtype)
+        encoder = RowEncoder(design, family, self.auxiliary, deep, frame, dtype)
         rows = encoder.inputs(frame, tensors)
         scale = predictor_sd(family, y, offset, counts)
-        deep = self._deep_predictor(structured, rows, scale, encoder) if self.deep else None
+        networks = used._deep_predictor(structured, rows, scale, encoder) if deep else None
         data = Data.of((rows, targets))
-        return PreparedModel(used, frame, response, structured, encoder, data, deep, dropped)
+        return PreparedModel(used, frame, response, structured, encoder, data, networks, dropped)
 
     def _of_terms(self, design: Design, defaults: Mapping[str, EffectPrior]) -> Specification:
         """Without the inherited priors that no term has, which a warning names."""
