@@ -33,7 +33,7 @@ Say = Callable[..., None]
 _BATCHES = replace(Plan().training, epochs=300, patience=30, batch_size=256, learning_rate=1e-2)
 PLANS: dict[str, Plan] = {
     "airfoil": Plan(warmup=40_000, thin=300, selection=(5000, 37)),
-    "bike": Plan(warmup=24_000, thin=200, selection=(500, 3), training=_BATCHES),
+    "bike": Plan(warmup=24_000, thin=200, selection=(500, 3), training=_BATCHES, lengthen=1),
     **dict.fromkeys(("phoneme", "dry_bean"), Plan(warmup=800, thin=8, training=_BATCHES)),
     **dict.fromkeys(
         ("protein", "bank_marketing", "adult"), Plan(warmup=200, thin=2, training=_BATCHES)

@@ -65,7 +65,8 @@ class Plan:
         rank: of the subspace.
         subspace_draws: draws of each of its chains.
         trees: number of trees of forests and boosters, at most.
-        factor: processes of chains that are divided among them, for so many times the steps.
+        factor: processes among which chains are divided.
+        lengthen: the steps of their chains, as a multiple.
         device: of the networks.
     """
 
@@ -99,6 +100,7 @@ class Plan:
     subspace_draws: int = 200
     trees: int = 2000
     factor: int = 2
+    lengthen: int = 2
     device: str = "cpu"
 
     def for_selection(self) -> Plan:
@@ -264,10 +266,10 @@ def _posterior(rows: Rows, seed: int, plan: Plan, settings: Record) -> Record:
 
 
 def _posterior_in_processes(rows: Rows, seed: int, plan: Plan, settings: Record) -> Record:
-    """The same in processes of their own with a part of the members each, for more steps."""
-    factor = plan.factor
+    """The same in processes of their own with a part of the members each."""
+    factor, times = plan.factor, plan.lengthen
     part = replace(
-        plan, members=plan.members // factor, warmup=factor * plan.warmup, thin=factor * plan.thin
+        plan, members=plan.members // factor, warmup=times * plan.warmup, thin=times * plan.thin
     )
     seeds = [derive_seed(seed, i) for i in range(factor)]
     with get_context("spawn").Pool(factor, _one_thread) as pool:
@@ -458,11 +460,11 @@ METHODS = {
         fields=_NETWORKS + _SAMPLED,
     ),
     "processes": Method(
-        "the same in two processes, for twice the steps",
+        "the same in two processes",
         _posterior_in_processes,
         _grid(prior=(0.5,)),  # as selected for airfoil and bike above
-        fields=_NETWORKS + _SAMPLED + ("factor",),
-        most_rows=_MOST_ROWS,
+        fields=_NETWORKS + _SAMPLED + ("factor", "lengthen"),
+        most_rows=15_000,
     ),
     "ensemble": Method(
         "deep ensemble", _ensemble, _grid(weight_decay=(1e-4, 1e-3)), fields=_NETWORKS
