@@ -37,6 +37,7 @@ _USUAL_NAMES = re.compile(
     r"(\.|$)",
     re.IGNORECASE,
 )
+_SAVED_BESIDE = re.compile(r"(^|\.)(modules_to_save|ranknum)\.")  # the latter are ranks of AdaLoRA
 _SAVED = re.compile(r"(^|\.)(modules_to_save|original_module)\.")
 _WITHOUT_EFFECT = (  # entries of configurations that do not change outputs, or are checked apart
     "architectures", "dtype", "id2label", "label2id", "name_or_path", "problem_type", "torch_dtype",
@@ -126,7 +127,7 @@ def is_of_base(name: str) -> bool:
         >>> is_of_base("layer.weight"), is_of_base("head.modules_to_save.default.weight")
         (True, False)
     """
-    return ".modules_to_save." not in f".{name}"
+    return not _SAVED_BESIDE.search(name)
 
 
 def is_of_transformers(module: nn.Module) -> bool:

@@ -6,14 +6,22 @@ The base model beside adapters is not saved; digests of its shapes and of its va
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from itertools import zip_longest
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 
-from subbayes.networks.adapters import check_active, has_adapters, is_of_base, settings_digest
+from subbayes.networks.adapters import check_active, has_adapters, settings_digest
+from subbayes.networks.adapters_in_use import (
+    active_adapters,
+    check_active_adapters,
+    check_encoders,
+    unused_names,
+    warn_of_unsaved_prompts,
+    without_unused,
+)
 from subbayes.networks.mlp import MLP
 from subbayes.networks.module_copy import private_copy
 from subbayes.networks.network import Network, architecture_of
@@ -38,8 +46,14 @@ _DIGESTED = 2**24  # numbers that are read at once
 
 
 def network_tensors(network: Network) -> dict[str, Tensor]:
-    """Frozen parameters but those of a base model, buffers and masks of a network."""
-    own = {n: t for n, t in network.frozen.items() if n not in network.base_names}
+    """Frozen parameters but those of a base model, buffers and masks of a network.
+
+    Adapters that are loaded beside those in use are left out.
+    """
+    left_out = {*network.base_names}
+    if network.base_names:
+        left_out |= unused_names(plain_module(network))
+    own = {n: t for n, t in network.frozen.items() if n not in left_out}
     found = add_prefix("network.frozen", own)
     return found | add_prefix("network.mask", network.masks)
 
@@ -49,6 +63,9 @@ def network_facts(network: Network) -> dict[str, Any]:
 
     Raises:
         InputError: a base model whose weights have changed since the network was made.
+
+    Warns:
+        Weights that peft does not save, so that they are not in a model that it loads.
 
     Example:
         >>> network_facts(Network(MLP(2, (), 1)))["module"]["n_inputs"]
@@ -62,8 +79,12 @@ def network_facts(network: Network) -> dict[str, Any]:
             "Merge adapters and train in a copy, and fit again around a fresh base model",
         )
     module = plain_module(network)
+    shown = module
+    if network.base_names and not network.is_sharded:
+        warn_of_unsaved_prompts(network.names)
+        shown = without_unused(module)
     facts = {
-        "architecture": architecture_of(module),
+        "architecture": architecture_of(shown),
         "names": list(network.names),
         "module": module.settings if isinstance(module, MLP) else None,
     }
@@ -75,11 +96,13 @@ def network_facts(network: Network) -> dict[str, Any]:
     if network.base_names and isinstance(network, ShardedNetwork):
         facts["base"] = network.identity  # of `save_together`
     elif network.base_names:
-        facts["base"] = base_identity(network, network.base_names)
+        facts["base"] = base_identity(network, network.base_names, unused_names(module))
     return facts
 
 
-def base_identity(network: Network, names: Sequence[str]) -> dict[str, Any]:
+def base_identity(
+    network: Network, names: Collection[str], unused: Collection[str] = ()
+) -> dict[str, Any]:
     """What identifies the base model of a network.
 
     All processes of a sharded network have to call it; that of the first one counts.
@@ -90,11 +113,13 @@ def base_identity(network: Network, names: Sequence[str]) -> dict[str, Any]:
     Args:
         network: the network.
         names: names of the parameters of its base model.
+        unused: names that do not count, of adapters that are not in use.
     """
+    module = plain_module(network)
     if isinstance(network, ShardedNetwork):
         every, dtypes = network.base_pieces(), network.base_dtypes
     else:
-        tensors = {name: network.frozen[name].detach() for name in sorted(names)}
+        tensors = {name: network.frozen[name].detach() for name in sorted({*names} - {*unused})}
         every = (
             (name, tuple(tensor.shape), tensor.reshape(-1).split(_DIGESTED))
             for name, tensor in tensors.items()
@@ -105,8 +130,12 @@ def base_identity(network: Network, names: Sequence[str]) -> dict[str, Any]:
         shapes.update(f"{name} {shape}\n".encode())
         for part in parts:
             values.update(part.cpu().contiguous().view(torch.uint8).numpy().data)
-    module = plain_module(network)
+    known, others = dict(module.named_parameters()), {*names, *unused, *network.names}
+    if unused:
+        module = without_unused(module)
     return {
+        "own": sorted(known.keys() - others),  # frozen parameters that the artifact holds
+        "active": active_adapters(module),
         "shapes": shapes.hexdigest(),
         "values": values.hexdigest(),
         "dtypes": sorted(map(str, dtypes)),
@@ -169,9 +198,12 @@ def network_from(
     known = chosen
     if isinstance(module, nn.Module):
         known = dict(module.named_parameters(remove_duplicate=False))
-    if any(name not in known for name in chosen):
-        refuse_module(facts, module)
     base = facts.get("base")
+    if base is not None and "active" in base and isinstance(module, nn.Module):
+        check_active_adapters(base["active"], module)
+    if any(name not in known for name in chosen):
+        check_encoders(chosen, known)
+        refuse_module(facts, module)
     if isinstance(module, nn.Module) and not all(known[name].requires_grad for name in chosen):
         # adapters that are loaded for inference do not require gradients
         module = private_copy(module, set(chosen), base is None)
@@ -185,19 +217,21 @@ def network_from(
     if base is None:
         _check_halves(network, facts)
     dtypes = {name: {tensor.dtype} for name, tensor in network.frozen.items()}
+    unused: set[str] = set()  # a file of an earlier version counts all adapters
     if network.architecture != facts["architecture"]:
-        refuse_module(facts, network.module_with())
+        found = network.module_with()
+        shown, unused = without_unused(found), unused_names(found)
+        if base is None or architecture_of(shown) != facts["architecture"]:
+            refuse_module(facts, shown)
     if (network.device, network.dtype) != (weights.device, weights.dtype):
         network = network.to(weights.device, weights.dtype)
     frozen = strip_prefix("network.frozen", tensors)
     if base is not None:
-        own = dict(network.module_with().named_parameters(remove_duplicate=False))
-        stored = sorted(name for name in frozen if name in own and is_of_base(name))
-        if stored:
-            fail_damaged("no weights of the base model beside adapters", stored[0])
-        network.base_names = tuple(sorted(network.frozen.keys() - frozen.keys() - masks.keys()))
-        check_base(base_identity(network, network.base_names), base)
-        frozen |= {name: network.frozen[name] for name in network.base_names}
+        _check_own(network, frozen, base)
+        kept = frozen.keys() | masks.keys() | unused
+        network.base_names = tuple(sorted(network.frozen.keys() - kept))
+        check_base(base_identity(network, network.base_names, unused), base)
+        frozen |= {name: network.frozen[name] for name in {*network.base_names, *unused}}
     for name in frozen.keys() | network.frozen.keys():
         shapes = [tuple(of[name].shape) if name in of else None for of in (network.frozen, frozen)]
         if shapes[0] != shapes[1]:
@@ -207,6 +241,24 @@ def network_from(
             expected = f"{name} of {' or '.join(sorted(map(str, allowed)))}, as the module has"
             fail("path", expected, frozen[name].dtype, "Pass a module of the saved dtypes")
     return network.with_buffers(frozen).with_weights(weights)
+
+
+def _check_own(network: Network, frozen: Mapping[str, Tensor], base: Mapping[str, Any]) -> None:
+    """Raise `InputError` for frozen parameters in a file that are not those that it lists.
+
+    Files of earlier versions have no list; the digests tell what belongs to the base model.
+    """
+    if (own := base.get("own")) is None:
+        return
+    known = dict(network.module_with().named_parameters(remove_duplicate=False))
+    for name in own:
+        if name not in known or name in network.names:
+            fail_damaged("names of frozen parameters of the module beside adapters", name)
+    stored = {name for name in frozen if name in known and name not in network.names}
+    if stored - {*own}:
+        fail_damaged("no weights of the base model beside adapters", min(stored - {*own}))
+    if missing := {*own} - stored:
+        fail_damaged(f"the frozen parameter {min(missing)}, which it lists", "none")
 
 
 def _dtypes_of(facts: Mapping[str, Any]) -> dict[str, torch.dtype]:

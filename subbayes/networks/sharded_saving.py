@@ -230,6 +230,8 @@ def sharded_network_from(
     if (base := facts.get("base")) is not None:
         check_active(network.module_without_shards)
         network.use_base()
+        if (own := base.get("own")) is not None:
+            network.base_names = tuple(n for n in network.frozen_shards if n not in own)
         if network.base_names:
             check_base(identify_base(network) or {}, base)
     frozen = strip_prefix(_FROZEN, tensors)

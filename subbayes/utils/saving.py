@@ -121,6 +121,8 @@ def save(
     beside = (folder / _ADAPTER).is_file()
     place = folder / BESIDE if beside else folder
     text = None
+    if not beside:
+        _check_subfolders(folder)
     if beside:
         _check_beside(place)
         text = None if card is None else card()  # before anything is written
@@ -128,6 +130,16 @@ def save(
     if text is not None:
         _write_card(folder, text)
     return Path(path)
+
+
+def _check_subfolders(folder: Path) -> None:
+    """Raise `InputError` for a folder whose adapters are in subfolders, by names of their own."""
+    found = sorted(file.parent.name for file in folder.glob(f"*/{_ADAPTER}"))
+    if found and not artifact.is_artifact(folder):
+        names = ", ".join(map(repr, found[:5]))
+        fail("path", "the folder of an adapter, or an empty one",
+             f"{quoted(folder)}, whose adapters are in subfolders: {names}",
+             f"Pass that of the adapter in use, such as {quoted(folder / found[0])}")  # fmt: skip
 
 
 def _check_beside(place: Path) -> None:

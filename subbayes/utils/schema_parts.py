@@ -94,6 +94,7 @@ def MLP(value: Any, where: str, sizes: Sizes) -> None:
 
 
 _base = record(
+    {"own?": list_of(text()), "active?": list_of(text())},
     adapters=text("float16", "bfloat16", "float32", "float64"),
     settings=text(most=64),
     shapes=text(most=64),
@@ -268,6 +269,7 @@ DRAWS = record(
             "thinned_from?": whole(1),
             "centred?": boolean,
             "batch_size?": whole(1),
+            "target?": number(above=0),
             "closed_form?": boolean,
             "warnings?": list_of(text()),
             "*": anything,

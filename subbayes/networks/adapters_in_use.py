@@ -1,0 +1,170 @@
+"""Adapters of peft by name: those in use, and others that are loaded beside them.
+
+Outputs do not depend on the latter, so artifacts do not either.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+from torch import nn
+
+from subbayes.networks.module_copy import shared_copy
+from subbayes.utils.checks import fail
+from subbayes.utils.warning import warn_user
+
+__all__ = [
+    "active_adapters",
+    "check_active_adapters",
+    "check_encoders",
+    "loaded_adapters",
+    "unused_names",
+    "warn_of_unsaved_prompts",
+    "without_unused",
+]
+
+_OF_ENCODER = re.compile(r"(^|\.)prompt_encoder\.[^.]+\.(?!embedding\.weight$|prefix_task_)")
+
+
+def loaded_adapters(module: nn.Module) -> dict[str, Any]:
+    """The configurations of peft by name of the adapter; empty for other modules."""
+    found: dict[str, Any] = {}
+    for part in module.modules():
+        configs = getattr(part, "peft_config", None)
+        if isinstance(configs, Mapping):
+            found |= configs
+    return found
+
+
+def active_adapters(module: nn.Module) -> list[str]:
+    """The names of the adapters of peft in use, sorted."""
+    used: set[str] = set()
+    for part in module.modules():
+        names = getattr(part, "active_adapters", None)
+        if isinstance(names, (list, tuple)):
+            used.update(names)
+    return sorted(used & loaded_adapters(module).keys())
+
+
+def _unused(module: nn.Module) -> tuple[Collection[str], Collection[str]]:
+    """The names of all adapters, and of those that are not in use."""
+    known, used = loaded_adapters(module).keys(), active_adapters(module)
+    return known, (known - set(used) if used else ())
+
+
+def _parts_by_adapter(
+    module: nn.Module, known: Collection[str]
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Path and entries of the containers of parts by name of their adapter."""
+    for path, part in module.named_modules():
+        if isinstance(part, nn.ModuleDict):
+            entries: Any = part._modules
+        elif isinstance(part, nn.ParameterDict):
+            entries = part._parameters
+        elif type(part).__name__ == "BufferDict":
+            entries = part._buffers
+        else:
+            continue
+        if entries and all(name in known for name in entries):
+            yield path, entries
+
+
+def unused_names(module: nn.Module) -> set[str]:
+    """Names of the parameters and buffers of adapters of peft that are not in use.
+
+    Example:
+        >>> unused_names(nn.Linear(2, 1))
+        set()
+    """
+    known, unused = _unused(module)
+    if not unused:
+        return set()
+    paths = [
+        f"{path}.{name}"
+        for path, entries in _parts_by_adapter(module, known)
+        for name in entries
+        if name in unused
+    ]
+    every = dict(module.named_parameters(remove_duplicate=False)) | dict(module.named_buffers())
+    return {name for name in every if any(f"{name}.".startswith(f"{path}.") for path in paths)}
+
+
+def without_unused(module: nn.Module) -> nn.Module:
+    """The module without adapters of peft that are not in use, to look at, not to call.
+
+    Args:
+        module: the module, which is not changed; returned if it has none.
+    """
+    known, unused = _unused(module)
+    if not unused:
+        return module
+    other = shared_copy(module)
+    containers = [entries for _, entries in _parts_by_adapter(other, known)]
+    for part in other.modules():
+        plain = [own for own in vars(part).values() if type(own) is dict]  # such as `scaling`
+        containers += [own for own in plain if own and all(name in known for name in own)]
+        if isinstance(part, nn.ParameterDict):
+            part._keys = {key: None for key in part._keys if key not in unused}
+    for entries in containers:
+        for name in unused:
+            entries.pop(name, None)
+    return other
+
+
+def check_active_adapters(saved: Collection[str], module: nn.Module) -> None:
+    """Check that the adapters in use have the names of those that an artifact was saved with.
+
+    Raises:
+        InputError: others, with how to load or choose those.
+    """
+    used = active_adapters(module)
+    if used == sorted(saved) or not used:
+        return
+    names = [", ".join(map(repr, some)) or "none" for some in (sorted(saved), used)]
+    missing = [name for name in saved if name not in loaded_adapters(module)]
+    remedy = f"Call model.set_adapter({names[0]}) before"
+    if missing:
+        remedy = (
+            f"Load it by that name: PeftModel.from_pretrained(base, folder of the adapter, "
+            f"adapter_name={missing[0]!r})"
+        )
+    fail("module", f"the adapter {names[0]} in use, as saved", f"the adapter {names[1]}", remedy)
+
+
+def warn_of_unsaved_prompts(names: Collection[str]) -> None:
+    """Warn of weights of an encoder of virtual tokens, which peft does not save.
+
+    Prefix tuning with a projection and p-tuning save the virtual tokens that it computes.
+
+    Args:
+        names: names of the weights of a network.
+    """
+    if any(map(_OF_ENCODER.search, names)):
+        warn_user(
+            "module: peft saves only the virtual tokens of this adapter, without the encoder that "
+            "the posterior is over; to load the posterior pass get_peft_model(base, config) "
+            "instead of PeftModel.from_pretrained, with config = "
+            "PeftConfig.from_pretrained(folder) and config.inference_mode = False"
+        )
+
+
+def check_encoders(names: Collection[str], known: Collection[str]) -> None:
+    """Check that a module has the encoders of virtual tokens that an artifact is over.
+
+    Args:
+        names: names of the saved weights.
+        known: names of the parameters of the module.
+
+    Raises:
+        InputError: those of a model that was loaded from the files of peft.
+    """
+    if any(name not in known and _OF_ENCODER.search(name) for name in names):
+        fail(
+            "module",
+            "the encoder of virtual tokens that the posterior is over",
+            "virtual tokens alone, as peft saves them",
+            "Pass get_peft_model(base, config), with config = PeftConfig.from_pretrained(folder) "
+            "and config.inference_mode = False",
+        )

@@ -1,0 +1,206 @@
+"""What is saved beside adapters: other trained parameters, the adapters in use, and prompts."""
+
+import warnings
+
+import adapted
+import numpy as np
+import pytest
+import torch
+from adapted import peft
+
+import subbayes
+from subbayes import InputError, Sampling, Training
+from subbayes.utils import artifact
+
+TASKS = {"CausalLM": "causal-lm", "SequenceClassification": "categorical"}
+LORA = dict(r=2, target_modules=["q_proj", "v_proj"])
+
+
+def fitted_around(model, head="CausalLM"):
+    """A posterior of the adapters of a model, which are not trained further."""
+    inputs, tokens, labels = adapted.rows()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        result = subbayes.fit(
+            model.eval(),
+            {**inputs, "labels": tokens if head == "CausalLM" else labels},
+            likelihood=TASKS[head],
+            parameters="adapters",
+            subspace="random",
+            inference="elliptical-slice",
+            training=Training(epochs=0, swa_epochs=0),
+            sampling=Sampling(draws=4, warmup=4, progress=False),
+        )
+    return result, inputs
+
+
+def make(config, head="CausalLM", name="default", **changes):
+    """A model with an adapter in float64, every trainable parameter of which has moved."""
+    with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+        warnings.simplefilter("ignore")
+        torch.manual_seed(1)
+        model = peft.get_peft_model(
+            adapted.base_model(head, **changes), config, name, autocast_adapter_dtype=False
+        )
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.data += 0.2 * torch.randn_like(parameter)
+    return model
+
+
+def check_same(result, restored, inputs):
+    p, q = (m.predict(inputs).probabilities for m in (result, restored))
+    np.testing.assert_array_equal(p, q)
+
+
+def with_norms():
+    model = make(peft.LoraConfig(task_type="CAUSAL_LM", **LORA))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "layernorm" in name:
+                parameter.requires_grad_(True).add_(0.1)
+    return model
+
+
+def adalora():
+    return make(
+        peft.AdaLoraConfig(
+            task_type="CAUSAL_LM", init_r=4, target_r=2, total_step=10, target_modules=["q_proj"]
+        )
+    )
+
+
+BESIDE = {  # models with trained parameters that are neither adapters nor heads
+    "biases of layers": lambda: make(
+        peft.LoraConfig(task_type="CAUSAL_LM", bias="lora_only", **LORA), attention_bias=True
+    ),
+    "all biases": lambda: make(
+        peft.LoraConfig(task_type="CAUSAL_LM", bias="all", **LORA), attention_bias=True
+    ),
+    "norms": with_norms,
+    "ranks": adalora,
+    "ranks, all frozen": lambda: adalora().requires_grad_(False),
+}
+
+
+@pytest.mark.parametrize("kind", BESIDE)
+def test_trained_parameters_beside_adapters_are_saved_and_loaded(kind, tmp_path):
+    model = BESIDE[kind]()
+    result, inputs = fitted_around(model)
+    model.save_pretrained(tmp_path)
+    result.save(tmp_path)
+    base = adapted.base_model(attention_bias="bias" in kind)
+    fresh = peft.PeftModel.from_pretrained(base, tmp_path)
+    restored = subbayes.load(tmp_path, fresh)
+    check_same(result, restored, inputs)
+    restored.save(tmp_path, overwrite=True)  # again, from the loaded one
+    check_same(result, subbayes.load(tmp_path, fresh), inputs)
+
+    found = artifact.read(tmp_path / "subbayes")
+    network = found.facts["network"]
+    own = network["base"]["own"]
+    assert own
+    assert all(f"network.frozen.{name}" in found.tensors for name in own)
+
+    def forge(name, tensors, **changes):
+        facts = {**found.facts, "network": {**network, "base": {**network["base"], **changes}}}
+        if changes.get("own", 0) is None:
+            del facts["network"]["base"]["own"], facts["network"]["base"]["active"]
+        artifact.write(tmp_path / name, found.kind, tensors, facts)
+        return tmp_path / name
+
+    earlier = forge("earlier", found.tensors, own=None)  # versions without the list
+    check_same(result, subbayes.load(earlier, fresh), inputs)
+    other = next(iter(result.network.base_names))
+    more = found.tensors | {f"network.frozen.{other}": result.network.frozen[other].clone()}
+    less = {k: t for k, t in found.tensors.items() if k != f"network.frozen.{own[0]}"}
+    for path, message in (
+        (forge("more", more), "no weights of the base model"),
+        (forge("less", less), "the frozen parameter .*, which it lists"),
+        (forge("unknown", found.tensors, own=[*own, "no.such"]), "names of frozen parameters"),
+        (forge("weights", found.tensors, own=[*own, result.network.names[0]]), "names of frozen"),
+    ):
+        with pytest.raises(InputError, match=message):
+            subbayes.load(path, fresh)
+
+
+def two_adapters():
+    model = make(peft.LoraConfig(task_type="SEQ_CLS", **LORA), "SequenceClassification")
+    model.add_adapter("second", peft.LoraConfig(task_type="SEQ_CLS", **LORA | {"r": 3}))
+    model.set_adapter("second")
+    return model
+
+
+def test_adapters_that_are_not_in_use_are_not_needed(tmp_path):
+    model = two_adapters()
+    result, inputs = fitted_around(model, "SequenceClassification")
+    model.save_pretrained(tmp_path)
+    result.save(tmp_path / "second")
+
+    def base():
+        return adapted.base_model("SequenceClassification")
+
+    def loaded(name="second"):
+        return peft.PeftModel.from_pretrained(base(), tmp_path / "second", adapter_name=name)
+
+    both = peft.PeftModel.from_pretrained(base(), tmp_path)
+    both.load_adapter(tmp_path / "second", "second")
+    with pytest.raises(InputError, match=r"'second' in use.*'default'\. Call model\.set_adapter"):
+        subbayes.load(tmp_path / "second", both)
+    both.set_adapter("second")
+    for module in (loaded(), both):
+        before = [name for name, _ in module.named_parameters()]
+        check_same(result, subbayes.load(tmp_path / "second", module), inputs)
+        assert [name for name, _ in module.named_parameters()] == before
+    with pytest.raises(InputError, match=r"by that name: PeftModel.*adapter_name='second'\)"):
+        subbayes.load(tmp_path / "second", loaded("default"))
+    stored = artifact.read(tmp_path / "second" / "subbayes").tensors
+    assert not any(".default" in name for name in stored)
+
+
+def test_an_adapter_of_another_name_has_a_subfolder(tmp_path):
+    model = make(peft.LoraConfig(task_type="CAUSAL_LM", **LORA), name="mine")
+    result, inputs = fitted_around(model)
+    model.save_pretrained(tmp_path)
+    with pytest.raises(InputError, match="in subfolders: 'mine'. Pass that of the adapter in use"):
+        result.save(tmp_path)
+    result.save(tmp_path / "mine")
+    base = adapted.base_model()
+    fresh = peft.PeftModel.from_pretrained(base, tmp_path / "mine", adapter_name="mine")
+    check_same(result, subbayes.load(tmp_path / "mine", fresh), inputs)
+
+
+@pytest.mark.parametrize(
+    ("head", "config"),
+    [
+        (
+            "CausalLM",
+            lambda: peft.PrefixTuningConfig(
+                task_type="CAUSAL_LM",
+                num_virtual_tokens=3,
+                prefix_projection=True,
+                encoder_hidden_size=8,
+            ),
+        ),
+        (
+            "SequenceClassification",
+            lambda: peft.PromptEncoderConfig(
+                task_type="SEQ_CLS", num_virtual_tokens=3, encoder_hidden_size=8
+            ),
+        ),
+    ],
+)
+def test_encoders_of_virtual_tokens_that_peft_does_not_save(head, config, tmp_path):
+    model = make(config(), head)
+    result, inputs = fitted_around(model, head)
+    model.save_pretrained(tmp_path)
+    with pytest.warns(UserWarning, match="peft saves only the virtual tokens of this adapter"):
+        result.save(tmp_path)
+    fresh = peft.PeftModel.from_pretrained(adapted.base_model(head), tmp_path)
+    with pytest.raises(InputError, match="virtual tokens alone.*Pass get_peft_model"):
+        subbayes.load(tmp_path, fresh)
+    again = peft.PeftConfig.from_pretrained(tmp_path)
+    again.inference_mode = False
+    for one in (config(), again):
+        made = peft.get_peft_model(adapted.base_model(head), one)
+        check_same(result, subbayes.load(tmp_path, made), inputs)
