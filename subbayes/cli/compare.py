@@ -21,6 +21,7 @@ from subbayes.cli.options import (
     Overwrite,
     Table,
     TableOptions,
+    given_options,
     option,
 )
 from subbayes.cli.settings_options import OPTIONS, POSTERIOR, with_settings
@@ -112,9 +113,9 @@ def compare(
     counts, RMSE, CRPS and coverage of the interval; for classes accuracy, Brier score, calibration
     error and AUROC; then seconds. optimal and subnetwork keep most of the predictive covariance and
     are sampled through the network; with -laplace they have the closed form of its linearisation.
-    mclmc samples all weights, each chain from one of --members networks. mc-dropout needs --dropout
-    above 0. temperature-scaling and --temperature validation hold out --validation of the training
-    rows.
+    mclmc samples all weights, each chain from one of --members networks; its chains have 50 draws,
+    or --draws, each of 40 steps, or sampling.thin. mc-dropout needs --dropout above 0.
+    temperature-scaling and --temperature validation hold out --validation of the training rows.
     """
     if models:
         rank_models(table, models, target, source, out, overwrite, console)
@@ -145,6 +146,10 @@ def compare(
         covariance=covariance,
         temperature=settings.temperature,
     )
+    if "mclmc" in names:
+        for flag in given_options("chains"):
+            print_line(f"warning: {flag} makes no difference to mclmc, which has --members chains")
+    chosen = [_with_own_draws(method, settings) for method in chosen]
     found = _compare(rows, target, source, chosen, settings, level, console.progress)
     for method, warnings in found.warnings().items():
         for warning in warnings:
@@ -173,6 +178,21 @@ def _method_names(methods: str) -> list[str]:
             known = list(METHODS)
             fail("methods", f"some of {', '.join(known)}", f"'{name}'", closest(name, known))
     return names
+
+
+def _with_own_draws(method: ComparedMethod, settings: TableSettings) -> ComparedMethod:
+    """The method; chains from an ensemble make as many draws as are asked for, if any are."""
+    from subbayes.models.comparison_chains import MicrocanonicalEnsemble
+
+    if not isinstance(method, MicrocanonicalEnsemble):
+        return method
+    names = {"draws_per_chain": "draws", "thin": "thin"}
+    given = {
+        own: getattr(settings.sampling, name)
+        for own, name in names.items()
+        if settings.gives(f"sampling.{name}")
+    }
+    return replace(method, **given)
 
 
 def _split(

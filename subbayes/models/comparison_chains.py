@@ -53,8 +53,8 @@ class MicrocanonicalEnsemble(ComparedMethod):
     Attributes:
         members: number of networks, and of chains.
         warmup: steps of each chain before its draws; None takes those of the sampling, or 4000.
-        draws_per_chain: draws of each chain.
-        thin: steps for each draw.
+        draws_per_chain: draws of each chain; those of the sampling are of other methods.
+        thin: steps for each draw, likewise.
         prior: of the weights: a scale, or a `Normal`.
         temperature: as for `fit`.
         most_draws: predict with at most this many draws, evenly spaced.

@@ -9,11 +9,13 @@ import pytest
 
 from subbayes import MLP, Sampling, Training
 from subbayes.cli import run
+from subbayes.cli.compare import _with_own_draws
 from subbayes.data.data import Data
 from subbayes.inference.samplers.mclmc import MCLMC
 from subbayes.likelihoods import Gaussian, HeteroscedasticGaussian, Standardized, Weighted
 from subbayes.models.array_model import fit_arrays
 from subbayes.models.comparison_chains import MicrocanonicalEnsemble
+from subbayes.models.comparison_methods import MAP
 from subbayes.models.method_comparison import compare_methods
 from subbayes.models.settings import Perceptron, TableSettings
 from subbayes.models.table_networks import (
@@ -116,16 +118,26 @@ def test_the_command_names_options_that_it_has(tmp_path, monkeypatch, capsys, ki
     x, y = table()
     pd.DataFrame({"a": x[:, 0], "b": x[:, 1], "y": y}).to_csv("t.csv", index=False)
     words = f"compare t.csv --target y --methods mclmc --members 2 --likelihood {kind}"
-    words += " --hidden 4 --epochs 5 --swa-epochs 0 --warmup 100 --json --quiet"
+    words += " --hidden 4 --epochs 5 --swa-epochs 0 --warmup 100 --chains 7 --json --quiet"
     assert run(words.split()) == 0
     printed = capsys.readouterr()
     json.loads(printed.out)
     lines = [line for line in printed.err.splitlines() if "parameters, such as the noise" in line]
     assert len(lines) == (kind == "gaussian")
+    ignored = "--chains makes no difference to mclmc, which has --members chains"
+    assert sum(ignored in line for line in printed.err.splitlines()) == 1
     for line in lines:
         assert line.endswith("use --likelihood heteroscedastic, whose noise is an output of the "
                              "network")  # fmt: skip
         assert "global_variance" not in line
+
+
+def test_draws_of_the_command_are_those_of_each_chain():
+    chosen = TableSettings().change({"sampling.draws": "500", "sampling.thin": "3"})
+    method = _with_own_draws(MicrocanonicalEnsemble(), chosen)
+    assert (method.draws_per_chain, method.thin) == (500, 3)
+    assert _with_own_draws(MicrocanonicalEnsemble(), TableSettings()) == MicrocanonicalEnsemble()
+    assert _with_own_draws(MAP(), chosen) == MAP()
 
 
 def test_remedies_of_tables_are_those_of_presets():
