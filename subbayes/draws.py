@@ -29,6 +29,9 @@ MAX_PARETO_K = 0.7
 
 _ELSEWHERE = "start them elsewhere (initial=...), or use another engine (inference='slice')"
 _IMPROPER = 1e15  # coordinates of chains that disagree, where the density has no finite integral
+_MISSED = 5.0  # times the target, from which energy errors of MCLMC are reported
+_LEAST_ERRORS = 20  # of a chain, whose median square is compared with the target
+_MEDIAN = 0.455  # of squares of a standard normal variable; a few large errors do not move it
 
 Validity = Literal["exact", "approximation", "ensemble"]
 Prediction = Literal["network", "linearised", "linearised-draws"]
@@ -215,7 +218,8 @@ class Draws:
             )
         if self.converged is False:
             found.append("the ELBO was still rising at the last step: raise steps=...")
-        return found + self._energy_warnings() + self._failure_warnings() + self._swap_warnings()
+        found += self._energy_warnings() + self._failure_warnings() + self._target_warnings()
+        return found + self._swap_warnings()
 
     def _chain_warnings(self) -> list[str]:
         """Problems of mixing."""
@@ -356,6 +360,21 @@ class Draws:
         remedy = "lower target=..., or start elsewhere (initial=...)"
         why = " (energy errors are not finite or huge)"
         return [f"{', '.join(found)}{why}: {remedy}"] if found else []
+
+    def _target_warnings(self) -> list[str]:
+        """Energy errors of MCLMC far above the target of its step sizes, which bounds the bias."""
+        target, errors = self.meta.get("target"), self.stats.get("energy_error")
+        if target is None or errors is None or self.n_draws < _LEAST_ERRORS:
+            return []
+        typical = np.median(np.square(errors), 1) / (_MEDIAN * self.rank * target)
+        high = typical > _MISSED
+        if not high.any():
+            return []
+        return [
+            f"energy errors of {int(high.sum())} of {self.n_chains} chains exceed their target "
+            f"(squares are typically up to {typical.max():.0f} times {target:g} per coordinate): "
+            "the draws have a larger bias; warm up longer (warmup=...)"
+        ]
 
     def _swap_warnings(self) -> list[str]:
         """Rare swaps of parallel tempering, and points that do not cross the ladder."""

@@ -7,12 +7,14 @@ import warnings
 
 import numpy as np
 import pytest
-from densities import Bimodal
+from densities import Bimodal, Toy
 from hypothesis import given
 from hypothesis import strategies as st
 
 from subbayes import Draws, InputError, diagnostics
 from subbayes.inference.samplers.hmc import HMC
+from subbayes.inference.samplers.mclmc import MCLMC
+from subbayes.models.presets import with_preset_remedies
 from subbayes.priors import Normal
 
 arviz = pytest.importorskip("arviz")
@@ -313,3 +315,32 @@ def test_halves_of_a_single_chain(shift, words):
     assert said.startswith("R-hat is ")
     assert f"above 1.01: the halves of the chain {words}; " in said
     assert "chains" not in said
+
+
+def test_energy_errors_far_above_their_target_are_reported():
+    rng = np.random.default_rng(0)
+    k, target = 5, 0.01
+    error = np.sqrt(k * target) * rng.normal(size=(3, 200))
+    error[0, :10] *= 1e3  # rare errors, as networks have them, are not
+    z = rng.normal(size=(3, 200, k))
+
+    def lines(error, **meta):
+        found = Draws(z, {"energy_error": error}, engine="mclmc", meta=meta).warnings(separate=True)
+        return [line for line in found if line.startswith("energy errors")]
+
+    assert lines(error, target=target) == []
+    error[2] *= np.sqrt(30)
+    (line,) = lines(error, target=target)
+    assert line.startswith("energy errors of 1 of 3 chains exceed their target (squares are ")
+    factor = int(line.partition("up to ")[2].partition(" times 0.01 ")[0])
+    assert factor == pytest.approx(30, rel=0.3)
+    assert line.endswith("warm up longer (warmup=...)")
+    assert "give it more time (budget=...)" in with_preset_remedies(line)
+    assert lines(error) == []
+    assert lines(1e-3 * error, target=target) == []
+
+
+def test_draws_of_mclmc_know_their_target():
+    options = {"draws": 5, "chains": 2, "warmup": 20, "progress": False}
+    for both, last in ((0.02, 0.02), ((0.5, 0.1), 0.1)):
+        assert MCLMC(target=both).sample(Toy(3), **options).meta["target"] == last

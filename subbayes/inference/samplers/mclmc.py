@@ -78,7 +78,9 @@ class MCLMC(Sampler):
             length of the last fifth of the warm-up.
         metric: "diagonal" or "dense" mass matrix, adapted in warm-up, or "prior" for the prior's
             scale; None takes a dense one up to 50 coordinates and a diagonal one above.
-        step_size: the first step size, in units of the mass matrix; None finds one.
+        step_size: the first step size, in units of the mass matrix, and that of all steps without a
+            warm-up; None finds one, or without a warm-up takes $0.5 \sqrt{d}\, \tau^{1/6}$, that of
+            a standard normal density for the first target.
         integrator: "minimal-norm" (two gradients a step) or "leapfrog" (one).
         batch_size: rows of a minibatch, for a `Posterior` with data in memory; a step then takes
             one more gradient, all of that many rows, see `stochastic_mclmc`. None for all rows.
@@ -146,12 +148,12 @@ class MCLMC(Sampler):
     def kernel(self, posterior: GradientDensity, warmup: int) -> Kernel:
         """The transition, which is tuned in the warm-up."""
         check_rank(posterior.rank, self.name)
-        target = self.target if isinstance(self.target, (tuple, list)) else (self.target,) * 2
+        first, last = self._targets
         return Kernel(
             warmup=warmup,
             metric=self.metric or preferred_metric(posterior.rank),
-            first_target=float(target[0]),
-            last_target=float(target[1]),
+            first_target=first,
+            last_target=last,
             step_size=self.step_size,
             length=None if isinstance(self.length, str) else float(self.length),
             traced=self.length == "autocorrelation",
@@ -167,7 +169,14 @@ class MCLMC(Sampler):
             draws = self._run_batches(posterior, sampling, self.batch_size)
         draws = with_log_likelihood(draws, posterior)
         own = {} if self.batch_size is None else {"batch_size": self.batch_size}
-        return replace(draws, validity=self.validity, meta=draws.meta | own)
+        meta = draws.meta | own | {"target": self._targets[1]}
+        return replace(draws, validity=self.validity, meta=meta)
+
+    @property
+    def _targets(self) -> tuple[float, float]:
+        """The targets at the start and at the end of the warm-up."""
+        given = self.target if isinstance(self.target, (tuple, list)) else (self.target,) * 2
+        return float(given[0]), float(given[1])
 
     def _run_batches(
         self, posterior: GradientDensity, sampling: Sampling, batch_size: int

@@ -203,8 +203,16 @@ class Tuner:
         s: Any,
         finished: Bool[np.ndarray, "chains"],
         error: Float[np.ndarray, "chains"],
+        share: Float[np.ndarray, "chains"] | None = None,
     ) -> Int[np.ndarray, "c"]:
         """Count the steps that have finished, and tune in warm-up, in place.
+
+        Args:
+            posterior: the density.
+            s: the state.
+            finished: chains whose step has not failed.
+            error: energy errors, of steps of the size `s.step`.
+            share: of `s.step`, how far the steps went; None for all of it.
 
         Returns:
             Chains with a new mass matrix, in whose units the step size has to be searched again.
@@ -226,7 +234,7 @@ class Tuner:
                     self._close_window(s, closing, prior_scale(posterior))
                     changed = closing if self.metric != "prior" else changed
         if phases.points and (count > phases.trace).any():
-            self._record(s, rows, phases)
+            self._record(s, rows, phases, np.ones(len(s.step)) if share is None else share)
         return changed
 
     def _tune_step(self, s: Any, rows: Int[np.ndarray, "c"], error: Float[np.ndarray, "c"]) -> None:
@@ -264,7 +272,9 @@ class Tuner:
         s.factor[rows] = cholesky(covariance) if dense else np.sqrt(covariance)
         self.set_step(s, rows, self.step_size or self.first_step(k))
 
-    def _record(self, s: Any, rows: Int[np.ndarray, "c"], phases: Phases) -> None:
+    def _record(
+        self, s: Any, rows: Int[np.ndarray, "c"], phases: Phases, share: Float[np.ndarray, "chains"]
+    ) -> None:
         """Record points, and set the length when the warm-up ends."""
         place, phase = np.divmod(s.count[rows] - phases.trace, phases.stride)
         due = (phase == 0) & (place >= 1) & (place <= phases.points)
@@ -275,7 +285,7 @@ class Tuner:
             size = np.asarray(ess_mean(s.trace[c][None]))
             size = size[np.isfinite(size) & (size > 0)]
             if size.size and self.length is None:
-                found = _SHARE * s.step[c] * float(np.mean(steps / size))
+                found = _SHARE * share[c] * s.step[c] * float(np.mean(steps / size))
                 s.length[c] = np.clip(found, s.length[c] / _WIDEST, s.length[c] * _WIDEST)
             s.trace[c] = 0.0
 

@@ -221,8 +221,9 @@ class BatchKernel(Kernel):
         s.steps[:] += 1
         stats |= self._recover(posterior, s, failed, rngs)
         # the error grows with the cube of the step size, which tuning takes as that of the state
-        error = new.error * (s.step / used) ** 3
-        self._search_on(density, s, self.update(posterior, s, ~failed, error))
+        share = used / s.step
+        error = new.error / share**3
+        self._search_on(density, s, self.update(posterior, s, ~failed, error, share))
         return s, Info(~failed, stats, evaluations)
 
     def _measure_noise(self, s: Any, gradient: Float[np.ndarray, "chains k"]) -> None:

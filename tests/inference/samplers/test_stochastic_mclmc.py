@@ -10,7 +10,9 @@ from torch import nn
 
 from subbayes import Network, Posterior
 from subbayes.data.data import Data
+from subbayes.diagnostics import ess_mean
 from subbayes.inference.samplers.mclmc import MCLMC
+from subbayes.inference.samplers.mclmc_tuning import Tuner
 from subbayes.inference.samplers.stochastic_mclmc import BatchKernel, BatchState, minibatch
 from subbayes.likelihoods import Bernoulli, Gaussian
 from subbayes.subspace import FullSubspace
@@ -255,3 +257,32 @@ def test_data_that_are_refused():
     with pytest.raises(InputError, match="batch_size: .*streamed data"):
         quick(streamed, MCLMC(batch_size=5))
     assert BatchState.__dataclass_fields__.keys() >= {"steps", "noise"}
+
+
+def test_the_tuned_length_is_in_steps_of_the_size_in_use(monkeypatch):
+    used, found = {}, []
+    sizes, record = BatchKernel._step_sizes, Tuner._record
+
+    def step_sizes(self, s):
+        used["sizes"] = sizes(self, s)
+        return used["sizes"]
+
+    def recorded(self, s, rows, phases, share):
+        before, last = s.length.copy(), s.count[rows] == self.warmup
+        traces = s.trace.copy()
+        place = (s.count[rows] - phases.trace) // phases.stride
+        traces[rows, place - 1] = s.z[rows][:, : traces.shape[2]]
+        record(self, s, rows, phases, share)
+        for c in rows[last]:
+            steps = phases.points * phases.stride / np.asarray(ess_mean(traces[c][None]))
+            expected = 0.4 * used["sizes"][c] * steps.mean()
+            found.append((s.length[c], np.clip(expected, before[c] / 10, before[c] * 10)))
+            assert used["sizes"][c] < 0.5 * s.step[c]
+
+    monkeypatch.setattr(BatchKernel, "_step_sizes", step_sizes)
+    monkeypatch.setattr(Tuner, "_record", recorded)
+    posterior, _, _ = regression()
+    MCLMC(batch_size=20).sample(posterior, draws=5, chains=2, warmup=300, progress=False)
+    assert len(found) == 2
+    for length, expected in found:
+        assert length == pytest.approx(expected, rel=0.1)  # the last step tunes the size too
