@@ -31,6 +31,7 @@ from subbayes.distributed.sharded_weights import joined_processes
 from subbayes.likelihoods import Likelihood, as_likelihood
 from subbayes.likelihoods.target_parts import has_weights, one_copy_log_prob, split_targets
 from subbayes.networks.network import Network, check_network
+from subbayes.networks.reverse_mode import vjp
 from subbayes.networks.sharded_network import ShardedNetwork
 from subbayes.networks.tracing import memory
 from subbayes.networks.tracing.layout import observations_last, takes_observations_last
@@ -197,9 +198,7 @@ class Posterior:
 
     def _gradient(self, point: Tensor, inputs: Inputs, y: Targets) -> tuple[Tensor, Tensor]:
         """Gradient and value, from the score of the outputs."""
-        outputs, pull = torch.func.vjp(  # type: ignore[misc]
-            lambda w: self._outputs(w, inputs), self._weights_at(point)
-        )
+        outputs, pull = vjp(lambda w: self._outputs(w, inputs), self._weights_at(point))
         (gradient,) = pull(self.likelihood.score(outputs, y))
         value = self.likelihood.log_prob(outputs, y).double().sum()
         if self.subspace.traceable:

@@ -33,6 +33,7 @@ from subbayes.likelihoods import Likelihood, as_likelihood
 from subbayes.likelihoods.target_parts import one_copy_log_prob
 from subbayes.networks.global_state import attention_without_fused_kernels
 from subbayes.networks.network import Network
+from subbayes.networks.reverse_mode import check_transforms
 from subbayes.networks.tracing.memory import activation_bytes, bytes_per_row
 from subbayes.networks.tracing.vectorised import warn_of_fallback
 from subbayes.networks.validation import check_fit, check_gradients
@@ -106,7 +107,9 @@ class Curvature:
         self.likelihood = likelihood
         self.data = Data.of(data).to(network.device)
         outputs = check_fit(network, likelihood, self.data)
-        check_gradients(network, self.data.first()[0])
+        few = to_device(self.data.first()[0], network.device)
+        check_gradients(network, few)
+        check_transforms(lambda w: network(w, few), network.weights)
         self.kind: Kind = kind
         self.batch_size = (
             self._default_batch_size(outputs)

@@ -15,6 +15,7 @@ from torch.func import functional_call
 from torch.nn.parameter import is_lazy
 
 from subbayes.distributed.sharded_weights import is_sharded
+from subbayes.networks.peft_layers import differentiate_layers_of_peft
 from subbayes.networks.tracing.private_torch import map_forward_hooks
 from subbayes.utils.checks import error_text, fail
 from subbayes.utils.torch_lock import torch_lock
@@ -180,7 +181,8 @@ def private_copy(
     """A copy of the module in evaluation mode.
 
     Hooks of fine-tuning by which embeddings require gradients stay, for training with activation
-    checkpointing, but do nothing under transforms of `torch.func`, which refuse them.
+    checkpointing, but do nothing under transforms of `torch.func`, which refuse them. Layers of
+    DoRA and LoHa have the derivatives of their outputs, see `peft_layers`.
 
     Args:
         module: the module, which is not changed.
@@ -194,6 +196,7 @@ def private_copy(
             parameter.requires_grad_(True)
     for part in duplicate.modules():
         map_forward_hooks(part, _outside_transforms)
+    differentiate_layers_of_peft(duplicate)
     return duplicate.eval()
 
 
