@@ -15,6 +15,7 @@ from torch.func import functional_call
 from torch.nn.parameter import is_lazy
 
 from subbayes.distributed.sharded_weights import is_sharded
+from subbayes.networks.adapters import is_of_base
 from subbayes.networks.peft_layers import differentiate_layers_of_peft
 from subbayes.networks.tracing.private_torch import map_forward_hooks
 from subbayes.utils.checks import error_text, fail
@@ -187,10 +188,12 @@ def private_copy(
     Args:
         module: the module, which is not changed.
         trainable: names of parameters that are trainable in the copy.
-        copy_frozen: copy frozen parameters too; if False, their memory is shared.
+        copy_frozen: copy frozen parameters too; if False, the memory of those of a base model is
+            shared. Frozen heads beside adapters are copied, since artifacts hold them.
     """
     every = {name for name, _ in module.named_parameters()}
-    duplicate = shared_copy(module, every if copy_frozen else trainable)
+    shared = () if copy_frozen else [n for n in every if is_of_base(n) and n not in trainable]
+    duplicate = shared_copy(module, every.difference(shared))
     for name, parameter in duplicate.named_parameters():
         if name in trainable:
             parameter.requires_grad_(True)
