@@ -22,6 +22,7 @@ from subbayes.diagnostics.model_card import model_card
 from subbayes.distributed.divided_rows import exchanged, gathered
 from subbayes.likelihoods import Likelihood
 from subbayes.likelihoods.target_parts import split_targets
+from subbayes.likelihoods.validation import check_padding, checked_targets
 from subbayes.networks.description import describe_likelihood, describe_network
 from subbayes.networks.network import Network
 from subbayes.predictions.averaging import count_known_rows, input_batches, with_noise
@@ -206,15 +207,18 @@ class Predictor(ABC):
             data = _data_with_targets(inputs)
             if data.division is not None:
                 return self._evaluate_divided(exchanged(data), level, options)
-            inputs, y, noise = _parts_to_score(data)
+            inputs, y, noise = _parts_to_score(data, self._parts()[1])
             options |= {} if noise is None else {"noise": noise}
+        elif isinstance(y, Tensor):
+            check_padding(self._parts()[1], inputs, y)
         return metrics.score(self.predict(inputs, **options), y, level=level)
 
     def _evaluate_divided(
         self, data: Data, level: float, options: dict[str, Any]
     ) -> dict[str, float]:
         """Scores of rows of which each process has some: predictions are gathered."""
-        predictive, (inputs, y, noise) = None, _parts_to_score(data)
+        likelihood = self._parts()[1]
+        predictive, (inputs, y, noise) = None, _parts_to_score(data, likelihood)
         y, noise = to_device(y, torch.device("cpu")), None if noise is None else noise.cpu()
         known = {} if noise is None else {"noise": noise}
         if self._parts()[0].is_sharded:
@@ -232,7 +236,7 @@ class Predictor(ABC):
         likelihood = found[0].likelihood
         if noise is not None:
             scales = torch.cat(noises)
-            likelihood = with_noise(self._parts()[1], scales, len(scales))
+            likelihood = with_noise(likelihood, scales, len(scales))
         if len({part.outputs.shape[-1] for part in found}) > 1:
             fail("inputs", "rows with as many outputs in all processes", "sequences of others")
         whole = Predictive(torch.cat([part.outputs for part in found], 1), likelihood)
@@ -302,9 +306,9 @@ def _as_many_rows(data: Data) -> tuple[Any, Int[Tensor, "_"]]:
     return take(concatenate(batches), rows), rows
 
 
-def _parts_to_score(data: Data) -> tuple[Any, Any, Any]:
-    """Inputs, targets and noise scales, without weights of rows."""
-    parts = split_targets(data.targets(), data.has_weights)
+def _parts_to_score(data: Data, likelihood: Likelihood) -> tuple[Any, Any, Any]:
+    """Inputs, targets and noise scales, without weights of rows; the padding is checked."""
+    parts = split_targets(checked_targets(likelihood, data), data.has_weights)
     return data.inputs if data.in_memory else data.loader, parts.values, parts.noise
 
 

@@ -77,10 +77,14 @@ def check_sizes(likelihood: Likelihood, y: Targets) -> None:
 
 
 def check_padding(likelihood: Likelihood, inputs: Inputs | None, y: Targets) -> None:
-    """Check that positions without attention do not count as labels, in one batch.
+    """Check that labels of padding do not count, nor labels predicted from it, in one batch.
+
+    The first token of a row that is padded on the left would be predicted from a position of
+    padding, where the logits depend on how long the padding is.
 
     Raises:
-        InputError: other labels than the ignored one where `attention_mask` of the inputs is 0.
+        InputError: other labels than the ignored one where `attention_mask` of the inputs is 0, or,
+            if each position predicts the next label, where it is 0 at the position before.
     """
     if not (likelihood.per_position and isinstance(inputs, dict)):
         return
@@ -88,13 +92,21 @@ def check_padding(likelihood: Likelihood, inputs: Inputs | None, y: Targets) -> 
     if mask is None or mask.shape != labels.shape:
         return
     ignored = _ignored_label(likelihood)
-    counted = (mask == 0) & (labels != ignored)
-    if bool(counted.any()):
+    counted, absent = labels != ignored, mask == 0
+    if bool((counted & absent).any()):
         fail(
             "y",
             f"the label {ignored} where attention_mask is 0",
-            f"other labels at {int(counted.sum())} positions of padding",
+            f"other labels at {int((counted & absent).sum())} positions of padding",
             f"Set labels[attention_mask == 0] = {ignored}",
+        )
+    after = counted[:, 1:] & absent[:, :-1]
+    if getattr(likelihood.unweighted, "shift", False) and bool(after.any()):
+        fail(
+            "y",
+            f"the label {ignored} at the first token after padding, which no token predicts",
+            f"other labels there in {int(after.any(1).sum())} rows",
+            f"Set labels[:, 1:][attention_mask[:, :-1] == 0] = {ignored}, or pad on the right",
         )
 
 
