@@ -12,15 +12,16 @@ import hashlib
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from subbayes.utils.checks import fail
 
 __all__ = [
     "adapter_names",
+    "base_names_of",
     "check_active",
     "check_kinds",
     "has_adapters",
@@ -28,6 +29,7 @@ __all__ = [
     "is_of_transformers",
     "reset_adapter",
     "settings_digest",
+    "virtual_tokens",
 ]
 
 _USUAL_NAMES = re.compile(
@@ -57,6 +59,9 @@ _EXCHANGES_PARAMETERS = {  # of peft, by class of the layer, with what to do ins
         "Use target_modules without it, such as the linear layers of the model",
     ),
 }
+_IN_USE = "adapters that the outputs depend on"
+_IN_CACHE = ("PREFIX_TUNING", "CARTRIDGE")
+_TASKS_OF_TOKENS = ("CAUSAL_LM", "TOKEN_CLS")
 _RESET = re.compile(r"reset_\w+_parameters")
 
 
@@ -128,6 +133,11 @@ def is_of_base(name: str) -> bool:
         (True, False)
     """
     return not _SAVED_BESIDE.search(name)
+
+
+def base_names_of(parameters: Mapping[str, Tensor], frozen: Iterable[str]) -> tuple[str, ...]:
+    """Names of the frozen parameters of a base model beside adapters."""
+    return tuple(n for n in frozen if is_of_base(n) and not parameters[n].requires_grad)
 
 
 def is_of_transformers(module: nn.Module) -> bool:
@@ -246,13 +256,15 @@ def _of_peft(module: nn.Module) -> Iterator[str]:
     layer = _tuner_layer()
     if layer is None:
         return
+    unused = set(_unused_prompts(module))
     for path, part in module.named_modules():
+        _check_prompts(part)
         if isinstance(part, layer):
             _check_active(part)
             groups = part.adapter_layer_names
             names = part.named_parameters(remove_duplicate=False)
             own = [n for n, _ in names if n.partition(".")[0] in groups]
-        elif _is_prompt(part):
+        elif _is_prompt(part) and path not in unused:
             own = [n for n, _ in part.named_parameters(remove_duplicate=False)]
         else:
             continue
@@ -265,12 +277,29 @@ def _of_peft(module: nn.Module) -> Iterator[str]:
 
 def _check_active(part: Any) -> None:
     """Check that outputs depend on the adapters of a layer."""
-    expected = "adapters that the outputs depend on"
     if getattr(part, "merged", False):
         remedy = "Call unmerge_adapter() of the model first"
-        fail("parameters", expected, "adapters merged into the weights of the base model", remedy)
+        fail("parameters", _IN_USE, "adapters merged into the weights of the base model", remedy)
     if getattr(part, "disable_adapters", False):
-        fail("parameters", expected, "disabled adapters", "Call enable_adapter_layers() first")
+        fail("parameters", _IN_USE, "disabled adapters", "Call enable_adapter_layers() first")
+
+
+def _check_prompts(part: nn.Module) -> None:
+    """Check that a model of peft does not leave out its prompts, as in `disable_adapter()`."""
+    if not isinstance(part, _peft_model()):
+        return
+    forward: Any = vars(part).get("forward")  # that of the base model, in its place
+    if forward is not None and getattr(forward, "__self__", None) is part.base_model:
+        fail("parameters", _IN_USE, "disabled prompts", "Leave model.disable_adapter() first")
+
+
+def _unused_prompts(module: nn.Module) -> Iterator[str]:
+    """Paths of the prompts of adapters that are loaded beside the one in use."""
+    for path, part in module.named_modules():
+        if isinstance(part, _peft_model()):
+            for name in getattr(part, "prompt_encoder", ()):
+                if name != part.active_adapter:
+                    yield f"{path}.prompt_encoder.{name}".lstrip(".")
 
 
 def check_active(module: nn.Module) -> None:
@@ -281,6 +310,7 @@ def check_active(module: nn.Module) -> None:
     """
     layer = _tuner_layer()
     for part in module.modules() if layer is not None else ():
+        _check_prompts(part)
         if isinstance(part, layer):
             _check_active(part)
 
@@ -309,6 +339,25 @@ def check_kinds(module: nn.Module) -> None:
             fail("module", "adapters of peft with parameters of their own", got, remedy)
 
 
+def virtual_tokens(module: nn.Module) -> int:
+    """Number of positions that a model of peft puts before the logits of the tokens of each row.
+
+    Prompt tuning and p-tuning do; the virtual tokens of prefix tuning are in the cache and have no
+    logits.
+
+    Example:
+        >>> virtual_tokens(nn.Linear(2, 1))
+        0
+    """
+    if not isinstance(module, _peft_model()):
+        return 0
+    config: Any = module.active_peft_config
+    kind, task = (_plain(getattr(config, name, None)) for name in ("peft_type", "task_type"))
+    if not config.is_prompt_learning or kind in _IN_CACHE or task not in _TASKS_OF_TOKENS:
+        return 0
+    return int(config.num_virtual_tokens)
+
+
 def _adapter_of(name: str) -> str | None:
     """The adapter that a parameter of a layer belongs to: `default` in `lora_A.default.weight`."""
     parts = name.split(".")
@@ -326,6 +375,11 @@ def _is_prompt(part: nn.Module) -> bool:
     return bool(
         re.match(r"peft\.tuners\.(\w*prompt\w*|prefix_tuning|p_tuning|cpt|cartridge)\.", room)
     )
+
+
+def _peft_model() -> Any:
+    """The classes of the models of peft; none where it is not imported."""
+    return getattr(sys.modules.get("peft.peft_model"), "PeftModel", ())
 
 
 def _tuner_layer() -> Any:

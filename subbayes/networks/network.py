@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -19,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from subbayes.data.data import Data
-from subbayes.networks.adapters import is_of_base, is_of_transformers
+from subbayes.networks.adapters import base_names_of, is_of_transformers
 from subbayes.networks.global_state import (
     attention_without_fused_kernels,
     outside_inference_mode,
@@ -35,6 +35,7 @@ from subbayes.networks.module_copy import (
 )
 from subbayes.networks.selection import Selection, aliases_of, select, selects_adapters
 from subbayes.networks.shared_weights import SharedWeights
+from subbayes.networks.token_outputs import without_virtual_tokens
 from subbayes.networks.tracing.private_torch import is_scripted, uncompiled
 from subbayes.networks.tracing.vectorised import Vectorised, contiguous
 from subbayes.networks.validation import HALF, as_outputs, check_outputs
@@ -45,7 +46,7 @@ from subbayes.utils.trees import leaves, n_rows, row_kind, take, to_device
 from subbayes.utils.types import Inputs
 from subbayes.utils.warning import warn_user
 
-__all__ = ["Network", "architecture_of", "arguments", "base_names_of", "check_network"]
+__all__ = ["Network", "architecture_of", "arguments", "check_network"]
 
 _WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 _LARGE = 64 * 2**20  # bytes of frozen tensors
@@ -116,7 +117,7 @@ class Network(CopiedUnderLock):
         module = uncompiled(module)
         if output is not None and not callable(output):
             fail_type("output", "a function of what the module returns", output)
-        self.output = output
+        self.output = without_virtual_tokens(module, output)
         self.selection = parameters
         self.in_training, self.fixed_norms = layers_in_training(module), fixed_batch_norms(module)
         chosen = select(module, parameters)
@@ -493,8 +494,3 @@ def arguments(inputs: Inputs) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
     if isinstance(inputs, dict):
         return (), inputs
     return (inputs, {}) if isinstance(inputs, tuple) else ((inputs,), {})
-
-
-def base_names_of(parameters: Mapping[str, Tensor], frozen: Iterable[str]) -> tuple[str, ...]:
-    """Names of the frozen parameters of a base model beside adapters."""
-    return tuple(n for n in frozen if is_of_base(n) and not parameters[n].requires_grad)

@@ -30,10 +30,12 @@ from subbayes.distributed.sharded_weights import (
 )
 from subbayes.likelihoods import Likelihood
 from subbayes.likelihoods.target_parts import one_copy_log_prob
+from subbayes.networks.adapters import base_names_of
 from subbayes.networks.global_state import outside_inference_mode
 from subbayes.networks.layer_kinds import fixed_batch_norms, layers_in_training
-from subbayes.networks.network import Network, architecture_of, arguments, base_names_of
+from subbayes.networks.network import Network, architecture_of, arguments
 from subbayes.networks.selection import Selection, select, selects_adapters
+from subbayes.networks.token_outputs import without_virtual_tokens
 from subbayes.networks.tracing.memory import return_memory
 from subbayes.utils.checks import fail
 from subbayes.utils.memory import BoundedCache
@@ -74,7 +76,8 @@ class ShardedNetwork(Network):
     ) -> None:
         processes = joined_processes()
         return_memory()
-        self.output, self.selection, self.copy_frozen = output, parameters, False
+        self.output = without_virtual_tokens(module, output)
+        self.selection, self.copy_frozen = parameters, False
         self.in_training = layers_in_training(module)
         self.fixed_norms = fixed_batch_norms(module)
         reshard(module)

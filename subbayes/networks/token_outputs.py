@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
+import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from subbayes.likelihoods import Likelihood, as_likelihood
+from subbayes.likelihoods.base import target_values
+from subbayes.networks.adapters import virtual_tokens
 from subbayes.utils.checks import fail, fail_type
+from subbayes.utils.trees import take
+from subbayes.utils.types import Inputs, Targets
 
-__all__ = ["TokenOutputs", "output_for"]
+if TYPE_CHECKING:
+    from subbayes.networks.network import Network
+
+__all__ = ["TokenOutputs", "check_positions", "output_for", "without_virtual_tokens"]
 
 
 @dataclass(frozen=True)
@@ -23,6 +32,9 @@ class TokenOutputs:
         output: selects the logits from the return value; by default its attribute `logits`, or the
             return value itself.
         n_classes: the number of classes V; any if None.
+        n_virtual: number of positions before those of the inputs, of virtual tokens of prompt
+            tuning; their logits are left out, unless `output` has left them out. `Network` finds
+            it.
 
     Raises:
         InputError: logits of another number of dimensions or classes.
@@ -36,25 +48,31 @@ class TokenOutputs:
 
     output: Callable[[Any], Tensor] | None = None
     n_classes: int | None = None
+    n_virtual: int = field(default=0, repr=False)
 
     def __call__(self, returned: Any) -> Float[Tensor, "N C"]:
         """Outputs (N, L V) from what the module returns."""
-        logits = getattr(returned, "logits", returned)
+        return self.logits(returned).flatten(1)
+
+    def logits(self, returned: Any) -> Float[Tensor, "N L V"]:
+        """Logits (N, L, V) of the positions of the inputs from what the module returns."""
+        logits = every = getattr(returned, "logits", returned)
         if self.output is not None:
             logits = self.output(returned)
         if not isinstance(logits, Tensor):
             fail_type("module", "logits (N, positions, classes)", returned, "Pass output=...")
-        if logits.ndim == 3:
-            if self.n_classes not in (None, logits.shape[2]):
-                expected = f"logits of {self.n_classes} classes, as the likelihood has"
-                fail("module", expected, logits.shape[2])
-            return logits.flatten(1)
-        fail(
-            "module",
-            "logits of shape (N, positions, classes)",
-            tuple(logits.shape),
-            "For one label per row use likelihood='categorical'",
-        )
+        if logits.ndim != 3:
+            fail(
+                "module",
+                "logits of shape (N, positions, classes)",
+                tuple(logits.shape),
+                "For one label per row use likelihood='categorical'",
+            )
+        if self.n_classes not in (None, logits.shape[2]):
+            expected = f"logits of {self.n_classes} classes, as the likelihood has"
+            fail("module", expected, logits.shape[2])
+        shortened = isinstance(every, Tensor) and logits.shape[1] < every.shape[1]
+        return logits if shortened else logits[:, self.n_virtual :]
 
 
 def output_for(
@@ -72,3 +90,65 @@ def output_for(
         return output
     own = output.output if isinstance(output, TokenOutputs) else output
     return TokenOutputs(own, getattr(likelihood, "n_classes", None))
+
+
+def without_virtual_tokens(
+    module: nn.Module, output: Callable[[Any], Tensor] | None
+) -> Callable[[Any], Tensor] | None:
+    """The argument `output` of a `Network` without the positions of virtual tokens of its module.
+
+    Example:
+        >>> without_virtual_tokens(nn.Linear(2, 1), TokenOutputs())
+        TokenOutputs(output=None, n_classes=None)
+    """
+    if not isinstance(output, TokenOutputs):
+        return output
+    return replace(output, n_virtual=virtual_tokens(module))
+
+
+def check_positions(network: Network, inputs: Inputs, y: Targets, likelihood: Likelihood) -> None:
+    """Check that a row has logits of as many positions as it has labels.
+
+    The number of classes is found as that of outputs divided by that of labels.
+
+    Args:
+        network: f(x; w); one that does not return `TokenOutputs` is not checked.
+        inputs: a few rows, on its device.
+        y: their targets.
+        likelihood: p(y | f).
+
+    Raises:
+        InputError: logits of more or fewer positions.
+
+    Example:
+        >>> from subbayes import Network
+        >>> from subbayes.likelihoods import CategoricalTokens
+        >>> network = Network(nn.Linear(2, 3), output=TokenOutputs())
+        >>> x, y = torch.zeros(4, 5, 2), torch.zeros(4, 5).long()
+        >>> check_positions(network, x, y, CategoricalTokens())
+    """
+    output, labels = network.output, target_values(y)
+    if not (likelihood.per_position and isinstance(output, TokenOutputs) and labels.ndim == 2):
+        return
+    found: list[int] = []
+
+    def recorded(returned: Any) -> Tensor:
+        logits = output.logits(returned)
+        found.append(logits.shape[1])
+        return logits.flatten(1)
+
+    other = copy.copy(network)
+    other.output = recorded
+    with torch.no_grad():
+        other(network.weights, take(inputs, slice(1)))
+    length = labels.shape[1]
+    if found[0] != length:
+        fail(
+            "module",
+            f"logits of shape (N, {length}, classes), as the labels have {length} positions",
+            f"logits of {found[0]} positions",
+            "Pass labels for each position, and a model with a head for tokens; if the model puts "
+            f"tokens of its own before those of a row, output=lambda out: out.logits[:, -{length}:]"
+            if found[0] > length
+            else "Pass labels for each position, and a model with a head for tokens",
+        )

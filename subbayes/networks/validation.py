@@ -24,6 +24,7 @@ from subbayes.likelihoods.validation import (
 )
 from subbayes.networks.call_errors import fail_of_call, remedy_of_shape
 from subbayes.networks.last_layer import warn_of_another_last_layer
+from subbayes.networks.token_outputs import check_positions
 from subbayes.utils.checks import InputError, InputTypeError, error_text, fail, fail_type
 from subbayes.utils.seeding import fork_rng
 from subbayes.utils.torch_lock import torch_lock
@@ -254,11 +255,32 @@ def check_fit(network: Network, likelihood: Likelihood, data: Data) -> int:
     likelihood.check_targets(targets)
     first, y = to_device(data.first(), network.device)
     outputs = network.check(first)
+    _check_effect(network, first)
+    check_positions(network, first, y, likelihood)
     sized_likelihood(likelihood, outputs, y, targets).check_parameters(outputs)
     check_own_likelihood(network, likelihood, first, y)
     warn_of_probabilities(network, likelihood, first)
     warn_of_another_last_layer(network, first)
     return outputs
+
+
+def _check_effect(network: Network, rows: Inputs) -> None:
+    """Check that outputs change with the weights of adapters, which a model may leave out.
+
+    The posterior of weights without effect is the prior.
+    """
+    if not network.base_names:
+        return
+    steps = torch.arange(network.weights.numel(), device=network.device) % 7 - 3
+    with torch.no_grad():
+        here, away = (network(w, rows) for w in (network.weights, network.weights + steps / 2))
+    if torch.equal(here, away):
+        fail(
+            "parameters",
+            "adapters that the outputs depend on",
+            "the same outputs with other weights of the adapters",
+            "Enable the adapters of the model before, or select other weights",
+        )
 
 
 def check_same_outputs(network: Network, weights: Float[Tensor, "D"], data: Data) -> None:

@@ -21,6 +21,7 @@ from subbayes.likelihoods.validation import (
     sized_likelihood,
 )
 from subbayes.networks.network import Network
+from subbayes.networks.token_outputs import check_positions
 from subbayes.networks.validation import (
     check_gradients,
     check_own_likelihood,
@@ -130,6 +131,7 @@ class Minibatches:
         likelihood.check_targets(targets)
         outputs = network.check(inputs)
         few, y = to_device(take(first, slice(2)), self.device)
+        check_positions(network, few, y, likelihood)
         sized = sized_likelihood(likelihood, outputs, first[1], targets)
         check_own_likelihood(network, likelihood, few, y)
         check_gradients(network, few)

@@ -32,6 +32,8 @@ def test_adapters_are_what_peft_saves(kind, head):
     inputs, tokens, labels = adapted.rows()
     with torch.no_grad():
         logits = model(**inputs).logits
+        if head == "CausalLM":  # prompts have logits of their own
+            logits = logits[:, -adapted.LENGTH :]
         torch.testing.assert_close(network(network.weights, inputs), logits.flatten(1))
 
 
