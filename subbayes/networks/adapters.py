@@ -1,4 +1,4 @@
-"""Adapters of a fine-tuned module: which parameters they are, and how to initialise them.
+"""Adapters of a fine-tuned module: which parameters they are.
 
 The library peft is never imported here: a module with its layers exists only after the caller has
 imported it. Adapters of other libraries, and of one's own, are found by the usual names.
@@ -27,8 +27,8 @@ __all__ = [
     "has_adapters",
     "is_of_base",
     "is_of_transformers",
-    "reset_adapter",
     "settings_digest",
+    "tuner_layer",
     "virtual_tokens",
 ]
 
@@ -62,7 +62,6 @@ _EXCHANGES_PARAMETERS = {  # of peft, by class of the layer, with what to do ins
 _IN_USE = "adapters that the outputs depend on"
 _IN_CACHE = ("PREFIX_TUNING", "CARTRIDGE")
 _TASKS_OF_TOKENS = ("CAUSAL_LM", "TOKEN_CLS")
-_RESET = re.compile(r"reset_\w+_parameters")
 
 
 def adapter_names(module: nn.Module) -> list[str]:
@@ -155,7 +154,7 @@ def settings_digest(module: nn.Module) -> str:
     default of its class, except names, paths, revisions and the mode. A field that a later version
     adds is then not in it, as long as it has its default.
     """
-    layer = _tuner_layer()
+    layer = tuner_layer()
     configs: dict[int, dict[str, Any]] = {}
     scales: list[Any] = []
     for path, part in module.named_modules():
@@ -222,38 +221,9 @@ def _kind(value: Any) -> str:
     return type(value).__name__
 
 
-def reset_adapter(module: nn.Module) -> bool:
-    """Initialise the adapters of one layer of peft as the library does; False for other modules.
-
-    Their effect is then that of no adapter (B = 0 in LoRA), unlike after `reset_parameters` of
-    each part.
-
-    Args:
-        module: the layer; changed in place.
-    """
-    layer = _tuner_layer()
-    if layer is None or not isinstance(module, layer):
-        return False
-    if not any(p.requires_grad for p in module.parameters()):
-        return True
-    for name in dir(type(module)):
-        if _RESET.fullmatch(name):
-            for adapter in module.active_adapters:
-                _reset(getattr(module, name), adapter)
-            return True
-    return False
-
-
-def _reset(function: Any, adapter: str) -> None:
-    try:
-        function(adapter)
-    except TypeError:  # of LoRA, whose kinds of initial values are an argument
-        function(adapter, True)
-
-
 def _of_peft(module: nn.Module) -> Iterator[str]:
     """Names of the parameters of peft's adapters in use."""
-    layer = _tuner_layer()
+    layer = tuner_layer()
     if layer is None:
         return
     unused = set(_unused_prompts(module))
@@ -308,7 +278,7 @@ def check_active(module: nn.Module) -> None:
     Raises:
         InputError: adapters that are merged or disabled.
     """
-    layer = _tuner_layer()
+    layer = tuner_layer()
     for part in module.modules() if layer is not None else ():
         _check_prompts(part)
         if isinstance(part, layer):
@@ -324,7 +294,7 @@ def check_kinds(module: nn.Module) -> None:
     Raises:
         InputError: such a layer.
     """
-    layer = _tuner_layer()
+    layer = tuner_layer()
     for path, part in module.named_modules() if layer is not None else ():
         if not isinstance(part, layer):
             continue
@@ -382,6 +352,6 @@ def _peft_model() -> Any:
     return getattr(sys.modules.get("peft.peft_model"), "PeftModel", ())
 
 
-def _tuner_layer() -> Any:
+def tuner_layer() -> Any:
     """The base class of the layers of peft; None where it is not imported."""
     return getattr(sys.modules.get("peft.tuners.tuners_utils"), "BaseTunerLayer", None)

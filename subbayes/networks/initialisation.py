@@ -9,7 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from subbayes.networks.adapters import reset_adapter
+from subbayes.networks.adapter_reset import reset_adapter
+from subbayes.networks.adapters_in_use import loaded_adapters
 from subbayes.networks.module_copy import shared_copy
 from subbayes.networks.network import Network
 from subbayes.utils.checks import fail, fail_type
@@ -34,15 +35,16 @@ def fresh_module(
 def reinitialise(module: nn.Module, seed: int) -> nn.Module:
     """A copy of a module with initial weights from each layer's `reset_parameters`.
 
-    Frozen parameters keep their values, whose memory is shared; adapters of peft begin without an
-    effect; torch's global generators are restored afterwards.
+    Frozen parameters keep their values, whose memory is shared; adapters of peft begin as new ones
+    do, most without an effect; torch's global generators are restored afterwards.
 
     Args:
         module: the module, which is not changed.
         seed: seed of the initial weights.
 
     Raises:
-        InputError: a layer has trainable parameters and no `reset_parameters`.
+        InputError: a layer has trainable parameters and no `reset_parameters`, or adapters whose
+            initial values cannot be found, such as those of PiSSA.
 
     Example:
         >>> layer = nn.Linear(2, 2)
@@ -50,6 +52,7 @@ def reinitialise(module: nn.Module, seed: int) -> nn.Module:
         True
     """
     other = shared_copy(module)
+    configs = loaded_adapters(other)
     device = next((p.device for p in other.parameters()), torch.device("cpu"))
     with fork_rng(seed, device), torch.no_grad():
         done: list[str] = []
@@ -57,7 +60,7 @@ def reinitialise(module: nn.Module, seed: int) -> nn.Module:
             if any(name.startswith(f"{path}.") for path in done):
                 continue
             with _without_frozen(layer):
-                if reset_adapter(layer):
+                if reset_adapter(layer, configs):
                     done.append(name)
                 else:
                     _reset(name, layer)
