@@ -31,7 +31,8 @@ class CategoricalTokens(Likelihood):
         n_classes: number of classes V, of the vocabulary of a language model; `fit` and `Posterior`
             find it in the outputs.
         shift: compare the logits of each position with the label of the next one, as causal
-            language models of transformers do for labels that equal the inputs.
+            language models of transformers do for labels that equal the inputs. The label of the
+            first token after padding, which no token predicts, has to be the ignored one.
         ignore_index: label of the positions that do not count, such as padding.
 
     Example:
