@@ -400,7 +400,7 @@ class JointSubspace(Subspace):
     r"""A subspace of some weights and all directions of others: $(\theta,\, \hat w + P\varphi)$.
 
     The coordinates are $z = (\varphi, \theta)$. The effects $\theta$ are not projected and so can
-    be interpreted (Dold et al. 2024, section 3.2).
+    be interpreted (Dold et al. 2024, section 3.2); they are in float64, whatever the others are in.
 
     Args:
         inner: the subspace of the other weights, of rank k.
@@ -415,16 +415,14 @@ class JointSubspace(Subspace):
     def __init__(self, inner: Subspace, effects: int) -> None:
         self.inner = inner
         self.effects = check_count("effects", effects)
-        # the effects keep all digits, whatever the other weights are in
         self.shift = torch.cat([inner.shift.new_zeros(effects, dtype=torch.float64), inner.shift])
         self.rank = inner.rank + effects
         self.traceable = inner.traceable
 
     def push(self, z: Float[Tensor, "*S k"]) -> Float[Tensor, "*S D"]:
         """Copy the effects; push the others through the inner subspace."""
-        effects = z[..., self.inner.rank :].to(self.shift.dtype)
         inner = self.inner.push(z[..., : self.inner.rank].to(self.inner.shift.dtype))
-        return torch.cat([effects, inner], -1)
+        return torch.cat([z[..., self.inner.rank :].to(self.shift.dtype), inner], -1)
 
     def pull(self, cotangent: Float[Tensor, "*S D"]) -> Float[Tensor, "*S k"]:
         """The adjoint of `push`."""

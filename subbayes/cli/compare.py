@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -49,6 +49,47 @@ _ONE_SUBSPACE = (
 _SPARSE = tuple(path for path in OPTIONS if path.startswith("sparse."))
 
 
+@dataclass(frozen=True)
+class TestRowOptions:
+    """Which rows methods are scored on."""
+
+    test: Annotated[
+        Path | None,
+        option(help="Table to score on; by default a random part of TABLE.", panel=DATA),
+    ] = None
+    test_fraction: Annotated[
+        float,
+        typer.Option(
+            help="Fraction of the rows to score on, without --test.", rich_help_panel=DATA
+        ),
+    ] = 0.2
+
+
+@dataclass(frozen=True)
+class MethodOptions:
+    """Which methods are compared."""
+
+    methods: Annotated[
+        str,
+        typer.Option(
+            help="Some of map, swa, swag, ensemble, mc-dropout, mean-field, temperature-scaling, "
+            "laplace, pca, random, curve, optimal, optimal-laplace, subnetwork, "
+            "subnetwork-laplace, mclmc, sparse.",
+            metavar="NAME,NAME,...",
+        ),
+    ] = "map,swa,swag,ensemble,pca,random"
+    rank: Annotated[
+        int | None,
+        option(
+            help="Number of coordinates of each subspace; by default that of the method.",
+            panel=POSTERIOR,
+        ),
+    ] = None
+    covariance: Annotated[
+        str, typer.Option(help=OPTIONS["subspace.covariance"].help, rich_help_panel=POSTERIOR)
+    ] = "exact"
+
+
 @with_settings(leave_out=(*_ONE_SUBSPACE, *_SPARSE))
 def compare(
     *,
@@ -65,36 +106,9 @@ def compare(
     target: Annotated[
         str | None, option(help="Column to predict; needed without MODELS.", panel=DATA)
     ] = None,
-    methods: Annotated[
-        str,
-        typer.Option(
-            help="Some of map, swa, swag, ensemble, mc-dropout, mean-field, temperature-scaling, "
-            "laplace, pca, random, curve, optimal, optimal-laplace, subnetwork, "
-            "subnetwork-laplace, mclmc, sparse.",
-            metavar="NAME,NAME,...",
-        ),
-    ] = "map,swa,swag,ensemble,pca,random",
-    test: Annotated[
-        Path | None,
-        option(help="Table to score on; by default a random part of TABLE.", panel=DATA),
-    ] = None,
-    test_fraction: Annotated[
-        float,
-        typer.Option(
-            help="Fraction of the rows to score on, without --test.", rich_help_panel=DATA
-        ),
-    ] = 0.2,
+    chosen: MethodOptions,
+    test_rows: TestRowOptions,
     source: TableOptions,
-    rank: Annotated[
-        int | None,
-        option(
-            help="Number of coordinates of each subspace; by default that of the method.",
-            panel=POSTERIOR,
-        ),
-    ] = None,
-    covariance: Annotated[
-        str, typer.Option(help=OPTIONS["subspace.covariance"].help, rich_help_panel=POSTERIOR)
-    ] = "exact",
     level: Level = 0.95,
     out: Annotated[
         Path | None, option(help="CSV file for the table, besides standard output.", panel=OUTPUT)
@@ -125,8 +139,8 @@ def compare(
             "the column to predict, or folders of models", param_hint="--target"
         )
     check_output_file(out, overwrite, ".csv")
-    check_other_file(out, table, test)
-    names = _method_names(methods)
+    check_other_file(out, table, test_rows.test)
+    names = _method_names(chosen.methods)
     if "mc-dropout" in names and not settings.network.dropout:
         from subbayes.utils.checks import fail
 
@@ -136,21 +150,21 @@ def compare(
 
         fail("preset", "none for a comparison", settings.preset, "Use method mclmc")
     frame = source.read(table, target)
-    rows = _split(frame, target, test, test_fraction, source, settings.sampling.seed)
+    rows = _split(frame, target, test_rows, source, settings.sampling.seed)
     from subbayes.models.method_comparison import named_methods
 
-    chosen = named_methods(
+    compared = named_methods(
         names,
         members=settings.members,
-        rank=rank,
-        covariance=covariance,
+        rank=chosen.rank,
+        covariance=chosen.covariance,
         temperature=settings.temperature,
     )
     if "mclmc" in names:
         for flag in given_options("chains"):
             print_line(f"warning: {flag} makes no difference to mclmc, which has --members chains")
-    chosen = [_with_own_draws(method, settings) for method in chosen]
-    found = _compare(rows, target, source, chosen, settings, level, console.progress)
+    compared = [_with_own_draws(method, settings) for method in compared]
+    found = _compare(rows, target, source, compared, settings, level, console.progress)
     for method, warnings in found.warnings().items():
         for warning in warnings:
             print_line(f"warning: {method}: {as_options(warning)}")
@@ -196,12 +210,7 @@ def _with_own_draws(method: ComparedMethod, settings: TableSettings) -> Compared
 
 
 def _split(
-    frame: pd.DataFrame,
-    target: str,
-    test: Path | None,
-    fraction: float,
-    source: TableOptions,
-    seed: int,
+    frame: pd.DataFrame, target: str, test: TestRowOptions, source: TableOptions, seed: int
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Training and test rows: two tables, or a random split of one."""
     import numpy as np
@@ -209,18 +218,22 @@ def _split(
     from subbayes.data.tables import read_table, text_columns
     from subbayes.utils.checks import check_seed, fail
 
-    if test is not None:
+    if test.test is not None:
         return frame, read_table(
-            test,
+            test.test,
             target=target,
             missing_values=source.missing_values or [],
             min_rows=1,
             as_text=text_columns(frame),
             **source.format,
         )
-    n = round(len(frame) * fraction)
+    n = round(len(frame) * test.test_fraction)
     if not 0 < n <= len(frame) - 2:
-        fail("test_fraction", f"a fraction that leaves training rows of {len(frame)}", fraction)
+        fail(
+            "test_fraction",
+            f"a fraction that leaves training rows of {len(frame)}",
+            test.test_fraction,
+        )
     ROWS_BEFORE.set(None)
     order = np.random.default_rng(check_seed(seed)).permutation(len(frame))
     return frame.iloc[np.sort(order[n:])], frame.iloc[np.sort(order[:n])]

@@ -54,21 +54,14 @@ def _unused(module: nn.Module) -> tuple[Collection[str], Collection[str]]:
     return known, (known - set(used) if used else ())
 
 
-def _parts_by_adapter(
-    module: nn.Module, known: Collection[str]
-) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Path and entries of the containers of parts by name of their adapter."""
+def _parts_by_adapter(module: nn.Module, known: Collection[str]) -> Iterator[tuple[str, Any]]:
+    """Path and container of parts by name of their adapter."""
     for path, part in module.named_modules():
-        if isinstance(part, nn.ModuleDict):
-            entries: Any = part._modules
-        elif isinstance(part, nn.ParameterDict):
-            entries = part._parameters
-        elif type(part).__name__ == "BufferDict":
-            entries = part._buffers
-        else:
-            continue
-        if entries and all(name in known for name in entries):
-            yield path, entries
+        kinds = (nn.ModuleDict, nn.ParameterDict)
+        if isinstance(part, kinds) or type(part).__name__ == "BufferDict":
+            container: Any = part  # all three iterate over names
+            if len(container) and all(name in known for name in container):
+                yield path, container
 
 
 def unused_names(module: nn.Module) -> set[str]:
@@ -83,8 +76,8 @@ def unused_names(module: nn.Module) -> set[str]:
         return set()
     paths = [
         f"{path}.{name}"
-        for path, entries in _parts_by_adapter(module, known)
-        for name in entries
+        for path, container in _parts_by_adapter(module, known)
+        for name in container
         if name in unused
     ]
     every = dict(module.named_parameters(remove_duplicate=False)) | dict(module.named_buffers())
@@ -101,15 +94,17 @@ def without_unused(module: nn.Module) -> nn.Module:
     if not unused:
         return module
     other = shared_copy(module)
-    containers = [entries for _, entries in _parts_by_adapter(other, known)]
+    for _, container in list(_parts_by_adapter(other, known)):
+        for name in [name for name in container if name in unused]:
+            delattr(container, name)
+        if isinstance(container, nn.ParameterDict):
+            container._keys = {key: None for key in container._keys if key not in unused}
     for part in other.modules():
         plain = [own for own in vars(part).values() if type(own) is dict]  # such as `scaling`
-        containers += [own for own in plain if own and all(name in known for name in own)]
-        if isinstance(part, nn.ParameterDict):
-            part._keys = {key: None for key in part._keys if key not in unused}
-    for entries in containers:
-        for name in unused:
-            entries.pop(name, None)
+        for own in plain:
+            if own and all(name in known for name in own):
+                for name in unused:
+                    own.pop(name, None)
     return other
 
 

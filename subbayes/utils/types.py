@@ -21,6 +21,7 @@ __all__ = [
     "LogDensity",
     "Outputs",
     "PerPoint",
+    "RowWeights",
     "Targets",
     "Weights",
     "WeightsBatch",
@@ -38,3 +39,4 @@ Outputs: TypeAlias = Float[torch.Tensor, "*S N C"]
 PerPoint: TypeAlias = Float[torch.Tensor, "*S N"]
 Coordinates: TypeAlias = Float[np.ndarray, "S k"]
 LogDensity: TypeAlias = Float[np.ndarray, "S"]
+RowWeights: TypeAlias = Float[np.ndarray, "n"] | None

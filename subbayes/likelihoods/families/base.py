@@ -33,7 +33,7 @@ from subbayes.likelihoods.families.links import LINKS, PREDICTOR_SCALES, PRIORS
 from subbayes.likelihoods.weighted import Weighted
 from subbayes.likelihoods.weighting import weighted_terms
 from subbayes.utils.checks import check_choice, fail
-from subbayes.utils.types import Outputs, PerPoint, Targets
+from subbayes.utils.types import Outputs, PerPoint, RowWeights, Targets
 
 __all__ = ["CommonParameters", "Family", "log_sum", "moment", "response_within"]
 
@@ -180,17 +180,12 @@ class Family(Likelihood):
         """Responses in the units of the location."""
         return y
 
-    def level(
-        self, y: Float[np.ndarray, "n"], weights: Float[np.ndarray, "n"] | None = None
-    ) -> float:
+    def level(self, y: Float[np.ndarray, "n"], weights: RowWeights = None) -> float:
         """The location that suits responses, each counted as its weight says, without effects."""
         return float(np.average(self.location_values(y), weights=weights))
 
     def predictor_prior(
-        self,
-        parameter: str,
-        y: Float[np.ndarray, "n"],
-        weights: Float[np.ndarray, "n"] | None = None,
+        self, parameter: str, y: Float[np.ndarray, "n"], weights: RowWeights = None
     ) -> tuple[float, float]:
         """Mean and sd of the normal prior of a predictor, if no location nor sigma."""
         return PRIORS.get(parameter, (0.0, 1.0))
