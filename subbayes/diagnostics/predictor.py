@@ -217,8 +217,8 @@ class Predictor(ABC):
         self, data: Data, level: float, options: dict[str, Any]
     ) -> dict[str, float]:
         """Scores of rows of which each process has some: predictions are gathered."""
-        likelihood = self._parts()[1]
-        predictive, (inputs, y, noise) = None, _parts_to_score(data, likelihood)
+        own = self._parts()[1]
+        predictive, (inputs, y, noise) = None, _parts_to_score(data, own)
         y, noise = to_device(y, torch.device("cpu")), None if noise is None else noise.cpu()
         known = {} if noise is None else {"noise": noise}
         if self._parts()[0].is_sharded:
@@ -236,7 +236,7 @@ class Predictor(ABC):
         likelihood = found[0].likelihood
         if noise is not None:
             scales = torch.cat(noises)
-            likelihood = with_noise(likelihood, scales, len(scales))
+            likelihood = with_noise(own, scales, len(scales))
         if len({part.outputs.shape[-1] for part in found}) > 1:
             fail("inputs", "rows with as many outputs in all processes", "sequences of others")
         whole = Predictive(torch.cat([part.outputs for part in found], 1), likelihood)

@@ -38,11 +38,11 @@ def naive_outputs(model, inputs):
     """Outputs of each network for each draw, from modules with the weights of the draw."""
     state = model.state
     deep = state.model.deep
-    named = [(n, p.shape) for n, p in deep.named_parameters()]
+    named = list(deep.named_parameters())
     found = {name: [] for name in deep.places}
     for row in state.joint.networks_of(state.draws):
-        parts = row.split([shape.numel() for _, shape in named])
-        values = {n: v.reshape(s) for (n, s), v in zip(named, parts, strict=True)}
+        parts = row.split([p.numel() for _, p in named])
+        values = {n: v.reshape(p.shape).to(p) for (n, p), v in zip(named, parts, strict=True)}
         for name, into in found.items():
             one = torch.func.functional_call(
                 _Only(deep, name), {f"deep.{n}": v for n, v in values.items()}, (inputs,)
@@ -96,6 +96,6 @@ def test_the_report_says_it_for_each_network(fitted, tmp_path):
     for name, words in (
         ("image", "nothing"),
         ("x", "the columns of the formula"),
-        ("b", "the intercept alone"),
+        ("b", "the level of the predictor alone"),
     ):
         assert words in text.partition(f"network {name} orthogonal to")[2][:200]

@@ -74,7 +74,7 @@ OPTIONS = [
 
 @pytest.mark.parametrize("options", OPTIONS)
 def test_train_many_equals_train(options, monkeypatch):
-    monkeypatch.setattr(many_steps, "_TRACED_AFTER", 2)
+    monkeypatch.setattr(many_steps, "TRACED_AFTER", 2)
     compare(*both([net(m) for m in range(3)], Gaussian(), table(), **options))
 
 

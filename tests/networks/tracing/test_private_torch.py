@@ -70,7 +70,7 @@ CASES = {
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_results_are_the_same_without_private_torch(name, monkeypatch):
     monkeypatch.setattr(steps, "_MIN_STEPS", 1)
-    monkeypatch.setattr(many_steps, "_TRACED_AFTER", 1)
+    monkeypatch.setattr(many_steps, "TRACED_AFTER", 1)
     found = CASES[name]()
     monkeypatch.setenv("SUBBAYES_PRIVATE_TORCH", "0")
     assert not private_torch_enabled()
