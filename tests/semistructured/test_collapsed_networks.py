@@ -196,7 +196,7 @@ def test_densities_of_all_coordinates_are_products(joint):
 
 @pytest.mark.slow
 def test_the_draws_are_those_of_all_coordinates(small):
-    joint, sampling = small, Sampling(draws=800, chains=4, seed=3, progress=False)
+    joint, sampling = small, Sampling(draws=2000, chains=4, seed=3, progress=False)
     found = joint.sample(NUTS(), sampling)
     assert found.meta["integrated_out"] == "coefficients"
     other = NUTS().run(joint.density, replace(sampling, initial=joint.start_points(4)))

@@ -21,7 +21,7 @@ from subbayes.semistructured.proposals import (
 )
 from subbayes.semistructured.quadratic_likelihood import QuadraticRows
 
-SAMPLING = Sampling(draws=800, chains=4, progress=False)
+SAMPLING = Sampling(draws=1600, chains=4, progress=False)
 HEAVY = ("horseshoe scale", "nu")  # without a variance, or hardly with one
 
 
