@@ -72,14 +72,7 @@ def test_a_smooth_is_that_of_dense_matrices():
     penalised = list(structured.design.terms[1].penalised)
     level, scale = structured._mean.numpy()[:-1], structured._scale.numpy()[:-1].copy()
     r = frame["f"].to_numpy() - design @ level
-
-    def negative(at):
-        own = scale.copy()
-        own[penalised] = np.exp(at[0])
-        whole = np.exp(2 * at[1]) * np.eye(len(r)) + (design * own**2) @ design.T
-        return 0.5 * (np.linalg.slogdet(whole)[1] + r @ np.linalg.solve(whole, r))
-
-    best = optimize.minimize(negative, [0.0, -1.0]).x
+    best = optimize.minimize(dense_criterion(model, frame), [0.0, -1.0]).x
     found = model.summary()["mean"]
     assert found["sd(s(v, df=8))"] == pytest.approx(np.exp(best[0]), rel=5e-3)
     own, sigma = scale.copy(), found["sigma"]
@@ -304,16 +297,10 @@ def test_a_maximum_at_the_upper_end_of_the_range_is_said():
     assert line.startswith(f"sd(s(v, df=8)) is {largest:.4g}, the end of the range")
 
 
-def test_a_function_of_many_waves_has_the_maximum_of_dense_matrices():
-    """Its standard deviation is more than 20 times that of the response."""
-    rng = np.random.default_rng(3)
-    frame = pd.DataFrame({"v": np.linspace(0, 1, 300)})
-    frame["f"] = np.sin(60 * frame["v"]) + 0.01 * rng.normal(size=300)
-    model = SemiStructuredRegression("f ~ s(v, k=60)")
-    model.fit(frame, smooth="reml", sampling=Sampling(draws=20, chains=2, progress=False))
-    assert not any("range" in line for line in singular_warnings_of(model))
+def dense_criterion(model, frame):
+    """Minus the restricted log-likelihood of log standard deviations, of a smooth and the rows."""
     structured = model.state.model.structured
-    design = structured.design.matrix(frame)[0][:, :-1]
+    design = structured.design.matrix(frame)[0][:, :-1]  # without the column of sigma
     penalised = list(structured.design.terms[1].penalised)
     level, scale = structured._mean.numpy()[:-1], structured._scale.numpy()[:-1].copy()
     r = frame["f"].to_numpy() - design @ level
@@ -324,6 +311,18 @@ def test_a_function_of_many_waves_has_the_maximum_of_dense_matrices():
         whole = np.exp(2 * at[1]) * np.eye(len(r)) + (design * own**2) @ design.T
         return 0.5 * (np.linalg.slogdet(whole)[1] + r @ np.linalg.solve(whole, r))
 
+    return negative
+
+
+def test_a_function_of_many_waves_has_the_maximum_of_dense_matrices():
+    """Its standard deviation is more than 20 times that of the response."""
+    rng = np.random.default_rng(3)
+    frame = pd.DataFrame({"v": np.linspace(0, 1, 300)})
+    frame["f"] = np.sin(60 * frame["v"]) + 0.01 * rng.normal(size=300)
+    model = SemiStructuredRegression("f ~ s(v, k=60)")
+    model.fit(frame, smooth="reml", sampling=Sampling(draws=20, chains=2, progress=False))
+    assert not any("range" in line for line in singular_warnings_of(model))
+    negative = dense_criterion(model, frame)
     best = np.exp(optimize.minimize(negative, [2.0, -4.0], method="Nelder-Mead").x[0])
     assert best > 20.7 * frame["f"].std()
     assert model.summary().loc["sd(s(v, k=60))", "mean"] == pytest.approx(best, rel=0.01)
