@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from in_sample_effects import in_sample
 
 from subbayes import MLP, Sampling, SemiStructuredRegression, Training
 from subbayes.semistructured import SemiStructuredSubspace
 from subbayes.semistructured.contributions import Contributions
-from subbayes.semistructured.joint_posterior import FittedState
 from subbayes.semistructured.orthogonal_columns import orthogonal_networks
 from subbayes.semistructured.predictors import Deep
 
@@ -139,16 +137,6 @@ def test_predictions_of_training_rows_are_those_that_were_sampled(ordinal):
     np.testing.assert_allclose(found, sampled, atol=1e-4)
     rows = table().iloc[[3, 1]]
     np.testing.assert_allclose(ordinal.predict(rows).outputs, sampled[:, [3, 1]], atol=1e-4)
-
-
-def in_sample(model):
-    """The same draws as effects of the training rows."""
-    state = model.state
-    specification = replace(state.model.specification, effects="sample")
-    other = SemiStructuredRegression.__new__(SemiStructuredRegression)
-    joint = replace(state.joint, model=replace(state.model, specification=specification))
-    other.specification, other._state = specification, FittedState(joint, state.draws)
-    return other
 
 
 def test_thresholds_of_the_population_are_those_of_weighted_rows(ordinal):

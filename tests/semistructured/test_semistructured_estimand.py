@@ -9,12 +9,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from in_sample_effects import in_sample
 from torch import nn
 
 from subbayes import InputError, Sampling, SemiStructuredRegression, Training
 from subbayes.semistructured.contributions import Contributions
 from subbayes.semistructured.estimand import bootstrap_projections
-from subbayes.semistructured.joint_posterior import FittedState
 from subbayes.semistructured.orthogonal_columns import OrthogonalColumns
 from subbayes.semistructured.subspace import SemiStructuredSubspace
 from subbayes.semistructured.summary import summary_text
@@ -59,16 +59,6 @@ def contributions_of(state, name):
         model.deep, model.inputs, joint.orthogonal, len(model.design.names), [name]
     )
     return only(joint.networks_of(state.draws))[..., 0]
-
-
-def in_sample(model):
-    """The same draws as effects of the training rows."""
-    state = model.state
-    specification = replace(state.model.specification, effects="sample")
-    other = SemiStructuredRegression.__new__(SemiStructuredRegression)
-    joint = replace(state.joint, model=replace(state.model, specification=specification))
-    other.specification, other._state = specification, FittedState(joint, state.draws)
-    return other
 
 
 def test_projections_are_weighted_least_squares():
