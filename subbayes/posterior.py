@@ -486,7 +486,7 @@ class Posterior:
         }
         parts = [
             ("subspace", self.subspace.tensors()),
-            ("frozen", self.network.frozen),
+            ("frozen", self.network.used_frozen),
             ("mask", self.network.masks),
         ]
         digests = gathered(self.data, batch_digests(parts) | self.data.digests())

@@ -19,7 +19,7 @@ from subbayes.networks.network import Network
 from subbayes.networks.selection import Selection
 from subbayes.training.configuration import Training
 from subbayes.training.many import train_many
-from subbayes.training.trainer import TrainingResult
+from subbayes.training.trainer import SwaResult, TrainingResult
 from subbayes.utils.checks import check_count, fail
 from subbayes.utils.seeding import derive_seed
 from subbayes.utils.warning import warn_user
@@ -179,7 +179,7 @@ def _diverged(result: TrainingResult) -> bool:
 
 
 def ensemble_from_results(
-    results: Sequence[TrainingResult | nn.Module],
+    results: Sequence[TrainingResult | SwaResult | nn.Module | Network],
     likelihood: str | Likelihood | None = None,
     data: Any = None,
     *,
@@ -189,8 +189,9 @@ def ensemble_from_results(
     """An ensemble of trained networks, or of your own trained modules.
 
     Args:
-        results: what `train` returned for each member, or trained modules, which are not changed;
-            one architecture.
+        results: what `train` or `swa` returned for each member, or trained modules, which are not
+            changed, or a `Network` of each (with adapters: `Network(model, "adapters")`); of one
+            architecture.
         likelihood: p(y | f), or its name as for `fit`; needed for modules.
         data: training data, from which parameters of the likelihood that are "learned" are
             estimated for each member; needed for modules with such a likelihood.
@@ -226,14 +227,15 @@ def ensemble_from_results(
 
 def _own_tensors(networks: Sequence[Network]) -> list[dict[str, Tensor]]:
     """The frozen parameters and buffers of each network, without those that all share."""
-    first = networks[0].frozen
+    first = networks[0].used_frozen
     shared = {
         name
         for name, tensor in first.items()
         if all(_is_same(network.frozen[name], tensor, name in network.base_names)
                for network in networks)
     }  # fmt: skip
-    return [{n: t for n, t in network.frozen.items() if n not in shared} for network in networks]
+    own = first.keys() - shared
+    return [{n: t for n, t in network.frozen.items() if n in own} for network in networks]
 
 
 def _is_same(a: Tensor, b: Tensor, compares_values: bool) -> bool:

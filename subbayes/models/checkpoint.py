@@ -86,7 +86,7 @@ class FitCheckpoint:
             inputs: inputs for which the subspace is chosen, or None.
             settings: those of `fit_settings`.
         """
-        tensors = {"weights": network.weights} | network.frozen | _tensors(data)
+        tensors = {"weights": network.weights} | network.used_frozen | _tensors(data)
         for i, batch in enumerate([] if inputs is None else input_batches(inputs)):
             tensors |= {f"inputs.{i}.{j}": t for j, t in enumerate(leaves(batch))}
         facts = settings | {"architecture": network.architecture}

@@ -88,7 +88,7 @@ def check_agreement(
         "threads": torch.get_num_threads(),
         "seed": sampling.seed,
         "data": agreed_rows(data),
-        "model": fingerprint(weights | network.frozen, {"of": network.architecture}),
+        "model": fingerprint(weights | network.used_frozen, {"of": network.architecture}),
         "settings": fingerprint({}, settings),
         "inference": re.sub(r" at 0x[0-9a-f]+", "", repr(engine)),
         "sampling": [asdict(own), fingerprint(start, {"as": starts if not start else ""})],

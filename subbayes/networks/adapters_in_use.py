@@ -1,6 +1,7 @@
 """Adapters of peft by name: those in use, and others that are loaded beside them.
 
-Outputs do not depend on the latter, so artifacts do not either.
+Outputs do not depend on the latter, nor on the layers that `modules_to_save` replaces by trained
+copies, so artifacts do not either.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ __all__ = [
     "check_active_adapters",
     "check_encoders",
     "loaded_adapters",
+    "replaced_names",
     "unused_names",
     "warn_of_unsaved_prompts",
     "without_unused",
@@ -64,24 +66,56 @@ def _parts_by_adapter(module: nn.Module, known: Collection[str]) -> Iterator[tup
                 yield path, container
 
 
+def replaced_names(module: nn.Module) -> set[str]:
+    """Names of the parameters and buffers of layers that peft calls trained copies of instead.
+
+    A fresh head of a classifier (`modules_to_save`) is such a layer: it has other random weights in
+    each process. Those that are tied to a layer in use are not among them.
+
+    Example:
+        >>> replaced_names(nn.Linear(2, 1))
+        set()
+    """
+    paths = []
+    for path, part in module.named_modules():
+        copies, original = (part._modules.get(n) for n in ("modules_to_save", "original_module"))
+        used = getattr(part, "active_adapters", None)
+        if not (isinstance(copies, nn.ModuleDict) and original is not None and used):
+            continue
+        if not getattr(part, "disable_adapters", False) and all(name in copies for name in used):
+            paths.append(f"{path}.original_module".lstrip("."))
+    return _names_below(module, paths)
+
+
 def unused_names(module: nn.Module) -> set[str]:
     """Names of the parameters and buffers of adapters of peft that are not in use.
+
+    Those of `replaced_names` are among them.
 
     Example:
         >>> unused_names(nn.Linear(2, 1))
         set()
     """
     known, unused = _unused(module)
-    if not unused:
-        return set()
     paths = [
         f"{path}.{name}"
-        for path, container in _parts_by_adapter(module, known)
+        for path, container in (_parts_by_adapter(module, known) if unused else ())
         for name in container
         if name in unused
     ]
-    every = dict(module.named_parameters(remove_duplicate=False)) | dict(module.named_buffers())
-    return {name for name in every if any(f"{name}.".startswith(f"{path}.") for path in paths)}
+    return _names_below(module, paths) | replaced_names(module)
+
+
+def _names_below(module: nn.Module, paths: Collection[str]) -> set[str]:
+    """Names of the tensors below some paths, without those that have names elsewhere too."""
+    if not paths:
+        return set()
+    every = dict(module.named_parameters(remove_duplicate=False)) | dict(
+        module.named_buffers(remove_duplicate=False)
+    )
+    found = {name for name in every if any(f"{name}.".startswith(f"{path}.") for path in paths)}
+    elsewhere = {id(tensor) for name, tensor in every.items() if name not in found}
+    return {name for name in found if id(every[name]) not in elsewhere}
 
 
 def without_unused(module: nn.Module) -> nn.Module:

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import copy
-import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -20,6 +19,8 @@ from torch import Tensor, nn
 
 from subbayes.data.data import Data
 from subbayes.networks.adapters import base_names_of, is_of_transformers
+from subbayes.networks.adapters_in_use import unused_names
+from subbayes.networks.architecture import architecture_of
 from subbayes.networks.global_state import (
     attention_without_fused_kernels,
     outside_inference_mode,
@@ -84,6 +85,7 @@ class Network(CopiedUnderLock):
         fixed_norms: names of frozen BatchNorm layers in evaluation mode, where they stay.
         row_bytes: bytes of activations per observation, by kind of inputs.
         tied: further names of shared parameters, with the first name.
+        unused: frozen parameters of adapters that are not in use, and of heads with trained copies.
 
     Raises:
         InputTypeError: `module` is not a `torch.nn.Module`.
@@ -137,9 +139,9 @@ class Network(CopiedUnderLock):
         self._frozen = {
             n: p.detach() for n, p in named.items() if n not in chosen or n in self._masks
         }
-        self.base_names: tuple[str, ...] = ()
-        if adapters:
-            self.base_names = base_names_of(named, self._frozen)
+        self.unused = frozenset(unused_names(self._module) if adapters else ())
+        base = base_names_of(named, [n for n in self._frozen if n not in self.unused])
+        self.base_names: tuple[str, ...] = base if adapters else ()
         self.shared_weights = None if self.copy_frozen else SharedWeights(self._frozen)
         self._frozen |= dict(self._module.named_buffers())
         self.weights: Tensor = self.flatten(named)
@@ -174,6 +176,11 @@ class Network(CopiedUnderLock):
     def frozen(self) -> dict[str, Tensor]:
         """Parameters that are not weights, and buffers, by name."""
         return dict(self._frozen)
+
+    @property
+    def used_frozen(self) -> dict[str, Tensor]:
+        """Those that outputs may depend on: `frozen` without `unused`."""
+        return {name: t for name, t in self._frozen.items() if name not in self.unused}
 
     @property
     def masks(self) -> dict[str, Tensor]:
@@ -295,6 +302,10 @@ class Network(CopiedUnderLock):
         """The same network with other buffers, e.g. refreshed BatchNorm statistics."""
         other = copy.copy(self)
         other._frozen = self._frozen | dict(buffers)
+        if any(
+            name in self.base_names and t is not self._frozen[name] for name, t in buffers.items()
+        ):
+            other.shared_weights = SharedWeights({n: other._frozen[n] for n in self.base_names})
         other._checked = BoundedCache()
         return other
 
@@ -329,7 +340,7 @@ class Network(CopiedUnderLock):
         module = self.module_with().to(device=check_device(device), dtype=dtype)
         other = Network(module, self.selection, self.output, copy_frozen=self.copy_frozen)
         other.in_training, other.base_names = self.in_training, self.base_names
-        other.fixed_norms = self.fixed_norms
+        other.fixed_norms, other.unused = self.fixed_norms, self.unused
         return other
 
     # --- calls ------------------------------------------------------------------------------
@@ -476,17 +487,6 @@ def check_network(network: Any) -> None:
     """Check that `network` is a `Network` and not a plain module."""
     if not isinstance(network, Network):
         fail_type("network", "a Network", network, "Wrap the module: Network(module)")
-
-
-def architecture_of(module: nn.Module) -> str:
-    """The printed form of a module, which identifies its architecture.
-
-    Example:
-        >>> architecture_of(nn.Tanh())
-        'Tanh: Tanh()'
-    """
-    text = f"{type(module).__qualname__}: {module!r}"
-    return re.sub(r" at 0x[0-9a-f]+", "", text)  # addresses of functions
 
 
 def arguments(inputs: Inputs) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:

@@ -18,13 +18,15 @@ from subbayes.networks.adapters_in_use import (
     active_adapters,
     check_active_adapters,
     check_encoders,
+    replaced_names,
     unused_names,
     warn_of_unsaved_prompts,
     without_unused,
 )
+from subbayes.networks.architecture import architecture_of
 from subbayes.networks.mlp import MLP
 from subbayes.networks.module_copy import private_copy
-from subbayes.networks.network import Network, architecture_of
+from subbayes.networks.network import Network
 from subbayes.networks.sharded_network import ShardedNetwork, plain_module
 from subbayes.networks.shared_weights import changed_weights
 from subbayes.networks.validation import HALF
@@ -50,10 +52,7 @@ def network_tensors(network: Network) -> dict[str, Tensor]:
 
     Adapters that are loaded beside those in use are left out.
     """
-    left_out = {*network.base_names}
-    if network.base_names:
-        left_out |= unused_names(plain_module(network))
-    own = {n: t for n, t in network.frozen.items() if n not in left_out}
+    own = {n: t for n, t in network.used_frozen.items() if n not in network.base_names}
     found = add_prefix("network.frozen", own)
     return found | add_prefix("network.mask", network.masks)
 
@@ -96,7 +95,7 @@ def network_facts(network: Network) -> dict[str, Any]:
     if network.base_names and isinstance(network, ShardedNetwork):
         facts["base"] = network.identity  # of `save_together`
     elif network.base_names:
-        facts["base"] = base_identity(network, network.base_names, unused_names(module))
+        facts["base"] = base_identity(network, network.base_names, network.unused)
     return facts
 
 
@@ -113,7 +112,7 @@ def base_identity(
     Args:
         network: the network.
         names: names of the parameters of its base model.
-        unused: names that do not count, of adapters that are not in use.
+        unused: names that do not count, as `Network.unused`.
     """
     module = plain_module(network)
     if isinstance(network, ShardedNetwork):
@@ -217,8 +216,8 @@ def network_from(
     if base is None:
         _check_halves(network, facts)
     dtypes = {name: {tensor.dtype} for name, tensor in network.frozen.items()}
-    unused: set[str] = set()  # a file of an earlier version counts all adapters
-    if network.architecture != facts["architecture"]:
+    unused = replaced_names(network.module_with()) if base is not None else set()
+    if network.architecture != facts["architecture"]:  # a file of before counts all adapters
         found = network.module_with()
         shown, unused = without_unused(found), unused_names(found)
         if base is None or architecture_of(shown) != facts["architecture"]:

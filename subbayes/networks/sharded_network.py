@@ -31,9 +31,11 @@ from subbayes.distributed.sharded_weights import (
 from subbayes.likelihoods import Likelihood
 from subbayes.likelihoods.target_parts import one_copy_log_prob
 from subbayes.networks.adapters import base_names_of
+from subbayes.networks.adapters_in_use import replaced_names
+from subbayes.networks.architecture import architecture_of
 from subbayes.networks.global_state import outside_inference_mode
 from subbayes.networks.layer_kinds import fixed_batch_norms, layers_in_training
-from subbayes.networks.network import Network, architecture_of, arguments
+from subbayes.networks.network import Network, arguments
 from subbayes.networks.selection import Selection, select, selects_adapters
 from subbayes.networks.token_outputs import without_virtual_tokens
 from subbayes.networks.tracing.memory import return_memory
@@ -94,9 +96,11 @@ class ShardedNetwork(Network):
         self._sizes = [named[name].numel() for name in self.names]
         frozen = [name for name in named if name not in chosen]
         has_base = selects_adapters(parameters)
-        self.base_names = base_names_of(named, frozen) if has_base else ()
-        self.identity: dict[str, Any] | None = None
+        self.unused, self.base_names = frozenset(), ()
         self._frozen_layout = shard_layout(module, frozen, processes)
+        if has_base:
+            self.use_base()
+        self.identity: dict[str, Any] | None = None
         self._frozen = dict(module.named_buffers())
         self._replaced: dict[str, Tensor] = {}
         self.weights = self.layout.flatten(named)
@@ -198,11 +202,15 @@ class ShardedNetwork(Network):
     def architecture(self) -> str:
         """The printed form of the module, with a digest of frozen weights of all processes."""
         printed = architecture_of(self.module_without_shards)
-        if not self._frozen_layout.names:
+        used = [name for name in self._frozen_layout.names if name not in self.unused]
+        if not used:
             return printed
-        named = dict(self._module.named_parameters()) | self._replaced
-        held = self._frozen_layout.flatten(named)
-        digest = self._frozen_layout.digest(held, joined_processes())
+        named, processes = (
+            dict(self._module.named_parameters()) | self._replaced,
+            joined_processes(),
+        )
+        layout = shard_layout(self._module, used, processes)
+        digest = layout.digest(layout.flatten(named), processes)
         return f"{printed} beside frozen weights {digest}"
 
     @property
@@ -216,8 +224,9 @@ class ShardedNetwork(Network):
 
     def use_base(self) -> None:
         """Take frozen parameters as a base model, where a file names the adapters."""
-        named = dict(self._module.named_parameters())
-        self.base_names = base_names_of(named, self._frozen_layout.names)
+        self.unused = frozenset(replaced_names(self._module))  # all adapters are recorded
+        names = [n for n in self._frozen_layout.names if n not in self.unused]
+        self.base_names = base_names_of(dict(self._module.named_parameters()), names)
 
     @property
     def base_dtypes(self) -> set[torch.dtype]:

@@ -25,7 +25,8 @@ from subbayes.distributed.sharded_weights import (
     without_shards,
 )
 from subbayes.networks.adapters import check_active
-from subbayes.networks.network import Network, architecture_of
+from subbayes.networks.architecture import architecture_of
+from subbayes.networks.network import Network
 from subbayes.networks.saving import base_identity, check_base, refuse_module
 from subbayes.networks.sharded_network import ShardedNetwork
 from subbayes.utils.artifact import Artifact, fingerprint
@@ -54,9 +55,9 @@ _SHIFT, _BASIS, _FROZEN = "subspace.shift", "subspace.basis", "network.frozen"
 
 def sharded_tensors(network: ShardedNetwork) -> dict[str, Any]:
     """Frozen parameters, which are written in pieces, and buffers; none of a base model."""
-    found: dict[str, Any] = dict(network.frozen)
+    found: dict[str, Any] = network.used_frozen
     for name, (layout, part) in network.frozen_shards.items():
-        if name in network.base_names:
+        if name in network.base_names or name in network.unused:
             continue
         found[name] = layout.divided(part.reshape(-1), network.shape_of(name))
     return add_prefix(_FROZEN, found)
@@ -111,7 +112,7 @@ def identify_base(network: ShardedNetwork) -> dict[str, Any] | None:
     if not network.base_names:
         return None
     processes = joined_processes()
-    own = _exchange(processes, lambda: base_identity(network, network.base_names))
+    own = _exchange(processes, lambda: base_identity(network, network.base_names, network.unused))
     return processes.gather(own)[0]
 
 
@@ -231,7 +232,8 @@ def sharded_network_from(
         check_active(network.module_without_shards)
         network.use_base()
         if (own := base.get("own")) is not None:
-            network.base_names = tuple(n for n in network.frozen_shards if n not in own)
+            kept = {*own} | network.unused
+            network.base_names = tuple(n for n in network.frozen_shards if n not in kept)
         if network.base_names:
             check_base(identify_base(network) or {}, base)
     frozen = strip_prefix(_FROZEN, tensors)

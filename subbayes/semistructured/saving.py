@@ -29,8 +29,8 @@ from subbayes.likelihoods.families import (
     family_from_config,
     is_own_family,
 )
+from subbayes.networks.architecture import architecture_of
 from subbayes.networks.mlp import MLP
-from subbayes.networks.network import architecture_of
 from subbayes.networks.tracing.tracer import Mode
 from subbayes.priors import Normal
 from subbayes.semistructured.design_data import AuxiliaryColumns, check_network_names, networks_from

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from subbayes.likelihoods import Likelihood, as_likelihood
 from subbayes.likelihoods.validation import warn_of_absent_classes
+from subbayes.networks.architecture import architecture_of
 from subbayes.networks.layer_kinds import BATCH_NORMS, frozen_in_evaluation, set_training_mode
-from subbayes.networks.network import Network, architecture_of
+from subbayes.networks.network import Network
 from subbayes.sparse.configuration import LearningRates, SparseTraining, parameters_by_kind
 from subbayes.sparse.convert import sparse_layers
 from subbayes.sparse.objective import Objective, count_rows

@@ -1,6 +1,7 @@
 """The baselines of fine-tuned models on adapters of peft."""
 
 import copy
+import warnings
 
 import adapted
 import numpy as np
@@ -10,7 +11,14 @@ from adapted import peft
 
 import subbayes
 from subbayes import Network, Training
-from subbayes.baselines import deep_ensemble, mc_dropout, point_estimate, swag, temperature_scaling
+from subbayes.baselines import (
+    deep_ensemble,
+    ensemble_from_results,
+    mc_dropout,
+    point_estimate,
+    swag,
+    temperature_scaling,
+)
 from subbayes.likelihoods import CategoricalTokens
 from subbayes.models.method_comparison import compare_methods
 from subbayes.networks.initialisation import reinitialise
@@ -86,6 +94,27 @@ def test_an_ensemble_of_adapters_shares_its_base(made, tmp_path):
     base = adapted.base_model("SequenceClassification", torch.float32)
     again = subbayes.load(tmp_path, peft.PeftModel.from_pretrained(base, tmp_path))
     np.testing.assert_allclose(again.predict(inputs).probabilities, found, rtol=1e-5)
+
+
+def test_members_with_other_untrained_heads_or_bases_predict_their_own(made):
+    _, inputs, _ = made
+    members = [
+        adapted.adapted("lora", "SequenceClassification", torch.float32, seed=seed)
+        for seed in (1, 2, 3)
+    ]
+    with torch.no_grad():
+        for member in members[1:]:
+            member.base_model.model.score.original_module.weight.add_(1)
+        members[2].base_model.model.model.norm.weight.mul_(1.5)
+        expected = [member(**inputs).logits.softmax(-1).double() for member in members]
+    ensemble = ensemble_from_results(
+        [Network(member, "adapters") for member in members], "categorical"
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = ensemble.predict(inputs).probabilities
+    np.testing.assert_allclose(found, torch.stack(expected).mean(0), rtol=1e-5)
+    assert not any("original_module" in name for own in ensemble.frozen for name in own)
 
 
 def test_mc_dropout_draws_the_dropout_of_lora(made):

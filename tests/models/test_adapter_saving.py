@@ -12,11 +12,12 @@ import torch
 from adapted import peft
 
 import subbayes
-from subbayes import InputError, Network, Sampling, Training
+from subbayes import InputError, Network, Posterior, Sampling, Training
 from subbayes.baselines import point_estimate
 from subbayes.inference.laplace.linearised import linearised_laplace
 from subbayes.likelihoods import Categorical
 from subbayes.networks.adapters import _peft_settings, settings_digest
+from subbayes.networks.adapters_in_use import replaced_names
 from subbayes.utils import artifact
 from subbayes.utils.tensor_file import read_tensors
 
@@ -90,6 +91,63 @@ def test_a_fresh_model_with_other_adapters_and_another_head_gives_the_same(tmp_p
         m.predict(inputs).probabilities for m in (result, subbayes.load(tmp_path / "own", other))
     )
     np.testing.assert_allclose(p, q, rtol=1e-6)
+
+
+def with_another_original_head(model):
+    """The head that `modules_to_save` replaces has other random weights in each process."""
+    with torch.no_grad():
+        model.base_model.model.score.original_module.weight.add_(1)
+    return model
+
+
+def test_a_base_model_with_another_untrained_head_gives_the_same(tmp_path):
+    model, result, inputs, _ = fitted("SequenceClassification")
+    p = result.predict(inputs).probabilities
+    model.save_pretrained(tmp_path)
+    result.save(tmp_path)
+    base = adapted.base_model("SequenceClassification", torch.float32)
+    with torch.no_grad():
+        base.score.weight.add_(1)
+    fresh = peft.PeftModel.from_pretrained(base, tmp_path)
+    assert any("original_module" in name for name, _ in fresh.named_parameters())
+    loaded = subbayes.load(tmp_path, fresh)
+    np.testing.assert_allclose(loaded.predict(inputs).probabilities, p, rtol=1e-6)
+    with_another_original_head(fresh), with_another_original_head(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for fit in (result, loaded):  # it is no change of what they compute
+            np.testing.assert_allclose(fit.predict(inputs).probabilities, p, rtol=1e-6)
+    loaded.save(tmp_path, overwrite=True)
+    again = subbayes.load(
+        tmp_path, adapted.adapted("lora", "SequenceClassification", torch.float32)
+    )
+    np.testing.assert_allclose(again.predict(inputs).probabilities, p, rtol=1e-6)
+
+
+def test_checkpoints_do_not_depend_on_the_untrained_head():
+    model, result, inputs, y = fitted("SequenceClassification")
+
+    def digest(module):
+        network = Network(module, "adapters").with_weights(result.network.weights)
+        return Posterior(network, "categorical", (inputs, y), result.subspace).fingerprint()
+
+    expected = digest(model)
+    assert digest(with_another_original_head(model)) == expected
+    with torch.no_grad():
+        model.base_model.model.model.norm.weight[0] += 1
+    assert digest(model) != expected
+
+
+def test_an_untrained_head_counts_where_it_is_called():
+    model = adapted.adapted("lora", "SequenceClassification", torch.float32)
+    head = "base_model.model.score.original_module.weight"
+    assert replaced_names(model) == {head}
+    model.base_model.model.score.enable_adapters(False)
+    assert not replaced_names(model)
+    model.base_model.model.score.enable_adapters(True)
+    layers = model.base_model.model
+    layers.tied = layers.score.original_module  # a further use of the same parameter
+    assert not replaced_names(model)
 
 
 def test_weights_of_the_base_in_the_file_are_refused(tmp_path):
