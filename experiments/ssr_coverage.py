@@ -16,10 +16,8 @@ Several processes may run the same command: each takes data sets that no other h
 from __future__ import annotations
 
 import argparse
-import fcntl
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -257,15 +255,6 @@ def known_records(n: int, numbers: Iterable[int]) -> list[Record]:
     return found
 
 
-@contextmanager
-def locked(path: Path) -> Iterator[Store]:
-    """Open a store that no other process changes meanwhile."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path.with_suffix(".lock"), "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield Store(path)
-
-
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of this experiment."""
     parser.add_argument("--sims", type=int, default=500, help="data sets a case (default: 500)")
@@ -292,8 +281,7 @@ def run(options: argparse.Namespace, say: Callable[..., None], plan: Plan | None
         if path.exists() and key in Store(path):
             continue
         record = compute_record(case, reads, n, number, plans[n])
-        with locked(path) as store:
-            store.put(key, record)
+        Store(path).put(key, record)
         say(f"{case}, {reads}, n = {n}, data set {number}: {record['seconds']:.1f} s")
     new = _records_of(options, cells, plans)
     old = _records_of(options, cells, {n: replace(p, integrated=False) for n, p in plans.items()})

@@ -1,11 +1,15 @@
-"""Records of an experiment by key, saved to a JSON file after each result."""
+"""Records of an experiment by key, saved to a JSON file after each result.
+
+Several processes may save to one file; none loses what another has saved.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -14,7 +18,7 @@ import torch
 
 import subbayes
 from subbayes.utils.checks import fail
-from subbayes.utils.files import atomic_write_text
+from subbayes.utils.files import atomic_write_text, folder_lock
 
 __all__ = ["RESULTS", "Store", "device_name", "key_of", "versions"]
 
@@ -27,6 +31,9 @@ Record = dict[str, Any]
 class Store:
     """Records by key in a JSON file, which every `put` rewrites atomically.
 
+    A `put` adds to the records that are in the file by then, under the lock of the file of the same
+    name with the suffix `.lock`, so that two processes lose none.
+
     Args:
         path: JSON file, created by the first `put`.
 
@@ -36,9 +43,11 @@ class Store:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self.records: dict[str, Record] = self._read() if self.path.exists() else {}
+        self.records: dict[str, Record] = self._read()
 
     def _read(self) -> dict[str, Record]:
+        if not self.path.exists():
+            return {}
         try:
             records = json.loads(self.path.read_text())
         except (OSError, ValueError) as error:
@@ -58,16 +67,27 @@ class Store:
         return self.records[key]
 
     def put(self, key: str, record: Record) -> None:
-        """Add a record and save all of them.
+        """Add a record to those of the file, which other processes may have added to, and save.
 
         Raises:
             ValueError: a record that JSON cannot represent; the file is left unchanged.
+            InputError: a file that no longer holds records.
         """
-        records = self.records | {key: json.loads(json.dumps(record, allow_nan=False))}
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        lines = (f"{json.dumps(k)}: {json.dumps(v)}" for k, v in sorted(records.items()))
-        atomic_write_text(self.path, "{\n" + ",\n".join(lines) + "\n}\n")
+        new = {key: json.loads(json.dumps(record, allow_nan=False))}
+        with self._locked():
+            records = self.records | self._read() | new
+            lines = (f"{json.dumps(k)}: {json.dumps(v)}" for k, v in sorted(records.items()))
+            atomic_write_text(self.path, "{\n" + ",\n".join(lines) + "\n}\n")
         self.records = records
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Let no other process write the file meanwhile."""
+        lock = self.path.with_suffix(".lock")
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        lock.touch()
+        with folder_lock(lock):  # which opens any path; writers of files take that of the folder
+            yield
 
     def get(
         self,

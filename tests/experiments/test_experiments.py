@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import importlib
 import json
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -78,6 +79,30 @@ def test_records_are_restored_from_the_file(tmp_path):
     store.put("a", {"score": None})
     assert Store(path).records == {"a": {"score": None}, "b": {"score": 0.1}}
     assert path.read_text().index('"a"') < path.read_text().index('"b"')
+
+
+def test_two_stores_of_one_file_lose_no_record(tmp_path):
+    """As of two processes that read the file before either has written."""
+    path = tmp_path / "new" / "x.json"
+    one, other = Store(path), Store(path)
+    one.put("a", {"score": 1})
+    other.put("b", {"score": 2})
+    one.put("c", {"score": 3})
+    assert Store(path).records == one.records == {k: {"score": i + 1} for i, k in enumerate("abc")}
+    assert "a" in other
+
+
+def test_stores_that_save_at_once_lose_no_record(tmp_path):
+    path = tmp_path / "x.json"
+    workers = [
+        threading.Thread(target=lambda i=i: [Store(path).put(f"{i} {j}", {}) for j in range(8)])
+        for i in range(4)
+    ]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert len(Store(path).records) == 32
 
 
 def test_an_invalid_record_leaves_the_file_unchanged(tmp_path):
