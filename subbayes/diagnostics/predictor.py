@@ -25,6 +25,7 @@ from subbayes.likelihoods.target_parts import split_targets
 from subbayes.likelihoods.validation import check_padding, checked_targets
 from subbayes.networks.description import describe_likelihood, describe_network
 from subbayes.networks.network import Network
+from subbayes.networks.token_outputs import check_decoder_inputs
 from subbayes.predictions.averaging import count_known_rows, input_batches, with_noise
 from subbayes.predictions.predictive import Predictive
 from subbayes.utils.checks import check_count, fail
@@ -83,13 +84,19 @@ class Predictor(ABC):
         of activations held at once), and `progress` (show a progress bar; None shows it on a
         terminal).
 
+        Of a loader that yields pairs the second part is y, which is ignored: a module of several
+        inputs needs pairs ((x, mask), y) or dicts of inputs by name. A loader is read once.
+
         Args:
-            inputs: new inputs in the form the module takes, or a loader of them.
+            inputs: new inputs in the form the module takes, or a loader of them or of pairs
+                (inputs, y).
             args: none.
             options: as above, and further ones of each model.
 
         Raises:
-            InputError: inputs that the module does not take.
+            InputError: inputs that the module does not take; a loader of pairs (x, mask), as far
+                as it can be told: the module has a second argument that is None by default, and
+                the mask has more numbers per row than the network has outputs.
         """
 
     def predict_batches(
@@ -108,7 +115,7 @@ class Predictor(ABC):
         the outputs themselves, as of linearised Laplace for counts, begin anew in each batch.
 
         Args:
-            inputs: new inputs in the form the module takes, or a loader of them.
+            inputs: as for `predict`.
             batch_size: number of rows at most; by default as many as give 2**22 outputs, 32 MiB.
                 The batches of a loader are divided and not joined.
             n_draws: use this many draws.
@@ -138,7 +145,7 @@ class Predictor(ABC):
         options = options | ({} if n_draws is None else {"n_draws": n_draws})
         done = 0
         with progress_bar(count_known_rows(inputs), "Predicting", progress, "rows") as steps:
-            for batch in input_batches(inputs):
+            for batch in input_batches(inputs, network):
                 if size is None:
                     first = to_device(take(batch, slice(2)), network.device)
                     size = max(1, OUTPUTS_AT_ONCE // (draws * network.check(first)))
@@ -207,10 +214,16 @@ class Predictor(ABC):
             data = _data_with_targets(inputs)
             if data.division is not None:
                 return self._evaluate_divided(exchanged(data), level, options)
-            inputs, y, noise = _parts_to_score(data, self._parts()[1])
+            network, likelihood = self._parts()
+            if likelihood.per_position:
+                check_decoder_inputs(network.output, data.first()[0])
+            inputs, y, noise = _parts_to_score(data, likelihood)
             options |= {} if noise is None else {"noise": noise}
         elif isinstance(y, Tensor):
-            check_padding(self._parts()[1], inputs, y)
+            network, likelihood = self._parts()
+            if likelihood.per_position:
+                check_decoder_inputs(network.output, inputs)
+            check_padding(likelihood, inputs, y)
         return metrics.score(self.predict(inputs, **options), y, level=level)
 
     def _evaluate_divided(

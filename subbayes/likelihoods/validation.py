@@ -83,12 +83,16 @@ def check_padding(likelihood: Likelihood, inputs: Inputs | None, y: Targets) -> 
     padding, where the logits depend on how long the padding is.
 
     Raises:
-        InputError: other labels than the ignored one where `attention_mask` of the inputs is 0, or,
-            if each position predicts the next label, where it is 0 at the position before.
+        InputError: other labels than the ignored one where `attention_mask` of the inputs (or
+            `decoder_attention_mask`, if there is a decoder) is 0, or, if each position predicts the
+            next label, where it is 0 at the position before.
     """
     if not (likelihood.per_position and isinstance(inputs, dict)):
         return
-    mask, labels = inputs.get("attention_mask"), target_values(y)
+    name = "attention_mask"  # of an encoder and a decoder, that of the latter has the labels
+    if any(key.startswith("decoder_input") for key in inputs):
+        name = f"decoder_{name}"
+    mask, labels = inputs.get(name), target_values(y)
     if mask is None or mask.shape != labels.shape:
         return
     ignored = _ignored_label(likelihood)
@@ -96,9 +100,9 @@ def check_padding(likelihood: Likelihood, inputs: Inputs | None, y: Targets) -> 
     if bool((counted & absent).any()):
         fail(
             "y",
-            f"the label {ignored} where attention_mask is 0",
+            f"the label {ignored} where {name} is 0",
             f"other labels at {int((counted & absent).sum())} positions of padding",
-            f"Set labels[attention_mask == 0] = {ignored}",
+            f"Set labels[{name} == 0] = {ignored}",
         )
     after = counted[:, 1:] & absent[:, :-1]
     if getattr(likelihood.unweighted, "shift", False) and bool(after.any()):
@@ -106,7 +110,7 @@ def check_padding(likelihood: Likelihood, inputs: Inputs | None, y: Targets) -> 
             "y",
             f"the label {ignored} at the first token after padding, which no token predicts",
             f"other labels there in {int(after.any(1).sum())} rows",
-            f"Set labels[:, 1:][attention_mask[:, :-1] == 0] = {ignored}, or pad on the right",
+            f"Set labels[:, 1:][{name}[:, :-1] == 0] = {ignored}, or pad on the right",
         )
 
 

@@ -36,7 +36,7 @@ from subbayes.networks.module_copy import (
 )
 from subbayes.networks.selection import Selection, aliases_of, select, selects_adapters
 from subbayes.networks.shared_weights import SharedWeights
-from subbayes.networks.token_outputs import without_virtual_tokens
+from subbayes.networks.token_outputs import check_decoder_inputs, without_virtual_tokens
 from subbayes.networks.tracing.private_torch import is_scripted, uncompiled
 from subbayes.networks.tracing.vectorised import Vectorised, contiguous
 from subbayes.networks.validation import HALF, as_outputs, check_outputs
@@ -191,6 +191,11 @@ class Network(CopiedUnderLock):
     def architecture(self) -> str:
         """The printed form of the module, which identifies its architecture."""
         return architecture_of(self._module)
+
+    @property
+    def forward(self) -> Callable[..., Any]:
+        """The method of the module that `call` calls, for its signature."""
+        return self._module.forward
 
     @property
     def dtype(self) -> torch.dtype:
@@ -388,21 +393,18 @@ class Network(CopiedUnderLock):
             InputError: the module does not accept these inputs, or returns another shape.
             InputTypeError: the module does not return a tensor.
         """
+        check_decoder_inputs(self.output, inputs)
         for tensor in leaves(inputs):
             if tensor.device != self.device:
-                fail(
-                    "inputs",
-                    f"tensors on {self.device}, where the module is",
-                    tensor.device,
-                    "Move one of them with .to(device)",
-                )
+                expected = f"tensors on {self.device}, where the module is"
+                fail("inputs", expected, tensor.device, "Move one of them with .to(device)")
         return self._checked.get(
             (row_kind(inputs), n_rows(inputs) == 1),
             lambda: check_outputs(
                 partial(self, self.weights),
                 take(inputs, slice(2)),
                 self.dtype,
-                self._module.forward,
+                self.forward,
                 self.rounding,
             ),
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,15 @@ from subbayes.utils.types import Inputs, Targets
 if TYPE_CHECKING:
     from subbayes.networks.network import Network
 
-__all__ = ["TokenOutputs", "check_positions", "output_for", "without_virtual_tokens"]
+__all__ = [
+    "TokenOutputs",
+    "check_decoder_inputs",
+    "check_positions",
+    "output_for",
+    "without_virtual_tokens",
+]
+
+_OF_DECODER = {"decoder_input_ids", "decoder_inputs_embeds"}
 
 
 @dataclass(frozen=True)
@@ -35,6 +44,8 @@ class TokenOutputs:
         n_virtual: number of positions before those of the inputs, of virtual tokens of prompt
             tuning; their logits are left out, unless `output` has left them out. `Network` finds
             it.
+        has_decoder: whether the logits are those of a decoder with inputs of its own, beside an
+            encoder; `Network` finds it.
 
     Raises:
         InputError: logits of another number of dimensions or classes.
@@ -49,6 +60,7 @@ class TokenOutputs:
     output: Callable[[Any], Tensor] | None = None
     n_classes: int | None = None
     n_virtual: int = field(default=0, repr=False)
+    has_decoder: bool = field(default=False, repr=False)
 
     def __call__(self, returned: Any) -> Float[Tensor, "N C"]:
         """Outputs (N, L V) from what the module returns."""
@@ -97,13 +109,53 @@ def without_virtual_tokens(
 ) -> Callable[[Any], Tensor] | None:
     """The argument `output` of a `Network` without the positions of virtual tokens of its module.
 
+    It knows then whether the logits are those of a decoder.
+
     Example:
         >>> without_virtual_tokens(nn.Linear(2, 1), TokenOutputs())
         TokenOutputs(output=None, n_classes=None)
     """
     if not isinstance(output, TokenOutputs):
         return output
-    return replace(output, n_virtual=virtual_tokens(module))
+    return replace(output, n_virtual=virtual_tokens(module), has_decoder=_has_decoder(module))
+
+
+def _has_decoder(module: nn.Module) -> bool:
+    """Whether a model of transformers, with or without adapters, has a decoder with inputs."""
+    own = getattr(module, "get_base_model", None)
+    base = own() if callable(own) else module
+    takes = _OF_DECODER & inspect.signature(base.forward).parameters.keys()
+    return bool(takes and getattr(getattr(base, "config", None), "is_encoder_decoder", False))
+
+
+def check_decoder_inputs(output: Any, inputs: Inputs) -> None:
+    """Check that rows have the inputs of the decoder, for the logits of its positions.
+
+    Some models make them from the labels, which are the targets here, and others silently from the
+    inputs of the encoder.
+
+    Args:
+        output: that of a network; only `TokenOutputs` of a decoder are checked.
+        inputs: a few rows.
+
+    Raises:
+        InputError: rows without them.
+
+    Example:
+        >>> ids = torch.zeros(3, 2).long()
+        >>> rows = {"input_ids": ids, "decoder_input_ids": ids}
+        >>> check_decoder_inputs(TokenOutputs(has_decoder=True), rows)
+    """
+    if not (isinstance(output, TokenOutputs) and output.has_decoder):
+        return
+    if not (isinstance(inputs, dict) and _OF_DECODER & inputs.keys()):
+        fail(
+            "inputs",
+            "decoder_input_ids, which the decoder reads, by name",
+            ", ".join(inputs) if isinstance(inputs, dict) else "no dict",
+            "Add model.prepare_decoder_input_ids_from_labels(labels), as "
+            "DataCollatorForSeq2Seq(tokenizer, model) does",
+        )
 
 
 def check_positions(network: Network, inputs: Inputs, y: Targets, likelihood: Likelihood) -> None:
@@ -118,7 +170,8 @@ def check_positions(network: Network, inputs: Inputs, y: Targets, likelihood: Li
         likelihood: p(y | f).
 
     Raises:
-        InputError: logits of more or fewer positions.
+        InputError: logits of more or fewer positions, or labels of the next token for a model with
+            a decoder that predicts its own.
 
     Example:
         >>> from subbayes import Network
@@ -130,6 +183,9 @@ def check_positions(network: Network, inputs: Inputs, y: Targets, likelihood: Li
     output, labels = network.output, target_values(y)
     if not (likelihood.per_position and isinstance(output, TokenOutputs) and labels.ndim == 2):
         return
+    if getattr(likelihood.unweighted, "shift", False) and output.has_decoder:
+        expected = "'tokens' for an encoder and a decoder, whose position t predicts label t"
+        fail("likelihood", expected, repr(likelihood.unweighted), "Pass likelihood='tokens'")
     found: list[int] = []
 
     def recorded(returned: Any) -> Tensor:

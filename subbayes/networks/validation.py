@@ -24,7 +24,7 @@ from subbayes.likelihoods.validation import (
 )
 from subbayes.networks.call_errors import fail_of_call, remedy_of_shape
 from subbayes.networks.last_layer import warn_of_another_last_layer
-from subbayes.networks.token_outputs import check_positions
+from subbayes.networks.token_outputs import check_decoder_inputs, check_positions
 from subbayes.utils.checks import InputError, InputTypeError, error_text, fail, fail_type
 from subbayes.utils.seeding import fork_rng
 from subbayes.utils.torch_lock import torch_lock
@@ -243,6 +243,7 @@ def check_fit(network: Network, likelihood: Likelihood, data: Data) -> int:
         >>> check_fit(net, Gaussian(1.0), Data.of(data))
         1
     """
+    check_decoder_inputs(network.output, data.first()[0])
     targets = checked_targets(likelihood, data)
     if data.has_weights and not isinstance(likelihood, Weighted):
         fail(
