@@ -8,7 +8,9 @@ no process ever holds all weights, and FSDP2 gathers those of one part of the mo
 from __future__ import annotations
 
 import sys
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -139,13 +141,17 @@ class ShardLayout:
                 held.copy_(values.view(held.shape))
 
     def gradient(self, parameters: Mapping[str, Any]) -> Float[Tensor, "D_r"]:
-        """The gradients of the local shards as one vector; 0 for parameters without one."""
+        """The gradients of the local shards as one vector, in the dtype of `flatten`.
+
+        They are 0 for parameters without one.
+        """
         parts = []
         for name in self.names:
             held, slope = local_part(parameters[name]), parameters[name].grad
-            part = torch.zeros_like(held) if slope is None else local_part(slope)
+            part = torch.zeros_like(held) if slope is None else local_part(slope).to(held)
             parts.append(part.reshape(-1))
-        return torch.cat(parts)
+        flat = torch.cat(parts)
+        return flat.float() if flat.dtype.itemsize < 4 else flat
 
     def pieces(
         self, rows: Sequence[Float[Tensor, "D_r"]], processes: Processes
@@ -353,19 +359,27 @@ def _fsdp_roots(module: nn.Module) -> Iterator[Any]:
 def without_shards(module: nn.Module) -> nn.Module:
     """A module with the classes from before `fully_shard`, to print or to look at, not to call.
 
+    It has dictionaries and submodules of its own, and the tensors of the given one.
+
     Example:
         >>> without_shards(nn.Linear(2, 1))
         Linear(in_features=2, out_features=1, bias=True)
     """
+    return _without_shards(module, {})
+
+
+def _without_shards(module: nn.Module, made: dict[int, nn.Module]) -> nn.Module:
+    if id(module) in made:  # registered under two names
+        return made[id(module)]
     kind = type(module)
     if _is_fsdp(module):  # fully_shard derives a class from that of the module and one of its own
         kind = kind.__bases__[-1]
-    plain: nn.Module = object.__new__(kind)
-    plain.__dict__.update(module.__dict__)
-    plain.__dict__["_modules"] = {
-        name: None if part is None else without_shards(part)
-        for name, part in vars(module)["_modules"].items()  # None and shared ones too
-    }
+    plain = made[id(module)] = object.__new__(kind)
+    for name, value in vars(module).items():
+        vars(plain)[name] = copy(value) if type(value) in (dict, OrderedDict) else value
+    parts = vars(plain)["_modules"]
+    for name, part in parts.items():
+        parts[name] = None if part is None else _without_shards(part, made)
     return plain
 
 

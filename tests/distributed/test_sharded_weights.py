@@ -11,7 +11,13 @@ from torch.distributed.fsdp import FSDPModule
 from distributed.launch import WORKER, outputs, results, start
 from distributed.sharded_cases import REFUSED
 from subbayes import InputError
-from subbayes.distributed.sharded_weights import _check_backend, is_sharded, joined_processes
+from subbayes.distributed.sharded_weights import (
+    ShardLayout,
+    _check_backend,
+    is_sharded,
+    joined_processes,
+    without_shards,
+)
 from subbayes.networks.sharded_network import network_of
 
 BASES = [["sharded_basis"], ["sharded_basis", "sparse"]]
@@ -204,6 +210,30 @@ def test_plain_modules_are_not_sharded():
     module = torch.nn.Linear(2, 1)
     assert not is_sharded(module)
     assert not network_of(module).is_sharded
+
+
+def test_gradients_have_the_dtype_of_the_weights_that_are_added_up():
+    layout = ShardLayout(("a", "b"), ((3, 2), (1, 1)), 0, 1)
+    for dtype in (torch.bfloat16, torch.float16, torch.float32, torch.float64):
+        named = {n: torch.nn.Parameter(torch.ones(r, w, dtype=dtype))
+                 for n, (r, w) in zip(layout.names, layout.shapes, strict=True)}  # fmt: skip
+        named["a"].grad = torch.full((3, 2), 0.5, dtype=dtype)
+        found = layout.gradient(named)
+        assert found.dtype == layout.flatten(named).dtype
+        assert found.tolist() == 6 * [0.5] + [0.0]
+
+
+def test_a_module_without_shards_shares_tensors_and_nothing_that_changes():
+    layer = torch.nn.ParameterDict({"a": torch.nn.Parameter(torch.ones(2)), "b": torch.zeros(1)})
+    layer.scaling = {"a": 1.0, "b": 2.0}
+    module = torch.nn.ModuleDict({"first": layer, "second": layer})
+    other = without_shards(module)
+    assert repr(other) == repr(module)
+    assert other["second"] is other["first"] is not layer
+    assert other["first"]["a"] is layer["a"]
+    del other["first"]["b"], other["first"].scaling["b"], other["second"]
+    assert list(layer) == list(layer.scaling) == ["a", "b"]
+    assert list(module) == ["first", "second"]
 
 
 def test_a_process_that_has_not_joined():
