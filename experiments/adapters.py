@@ -242,5 +242,5 @@ def run(
         )
         found[name] = bench.records(methods, seeds)
     found = {name: records for name, records in found.items() if records}
-    publish(markdown(found), "adapters", options.write, say)
+    publish(markdown(found), "adapters", options, say)
     return summary(found)

@@ -246,5 +246,5 @@ def run(
         )
         with pictures.float32_convolutions():
             found += bench.records([name for name in METHODS if name in methods], seeds)
-    publish(tables.page(found), "cifar", options.write, say)
+    publish(tables.page(found), "cifar", options, say)
     return tables.summary(found)

@@ -172,7 +172,7 @@ def run(options: argparse.Namespace, say: Say) -> Record:
                         ),
                     )
                 )
-    publish(markdown(records), "defaults", options.write, say)
+    publish(markdown(records), "defaults", options, say)
     return {
         f"{case} {choice}": {key: _mean(own, key) for key in ("coverage", "log_likelihood")}
         for case in cases

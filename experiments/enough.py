@@ -325,6 +325,6 @@ def run(options: argparse.Namespace, say: Say, plan: Plan | None = None) -> Reco
             lambda name=name, facts=facts: compute(name, facts),
             lambda record, name=name: say(f"{name}: NLL {record['nll_mixture']:.4f}"),
         )
-    publish(markdown(records), "enough", options.write, say)
+    publish(markdown(records), "enough", options, say)
     keys = ("rank", "rmse", "nll", "nll_mixture", "coverage")
     return {name: {key: record[key] for key in keys} for name, record in records.items()}

@@ -105,7 +105,7 @@ def run(
             )
             found[name].append(record)
     found = {name: records for name, records in found.items() if records}
-    publish(tables.page(found), "laplace_images", options.write, say)
+    publish(tables.page(found), "laplace_images", options, say)
     if options.figures:
         tables.figures(found, options.figures)
     return {

@@ -90,7 +90,9 @@ def _corrupted(records: list[Record]) -> Record:
 
 
 def page(found: Found) -> str:
-    """Return all tables."""
+    """Return all tables; empty without records."""
+    if not found:
+        return ""
     means = {name: averages(records) for name, records in found.items()}
     ranks = {name: ranks_shown(m) for name, m in means.items()}
     counts = ", ".join(f"{TITLES[name]} {len(records)}" for name, records in found.items())

@@ -168,7 +168,7 @@ def run(options: argparse.Namespace, say: Callable[..., None], plan: Plan | None
                 lambda r, name=name, seed=seed: say(f"{name}, seed {seed}: {r['seconds']:.0f} s"),
             )
             found[name].append(record)
-    publish(tables.page(found), "laplace_regression", options.write, say)
+    publish(tables.page(found), "laplace_regression", options, say)
     if options.figure:
         tables.figure(found, options.figure)
     return {

@@ -90,15 +90,34 @@ def add_write_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def publish(text: str, name: str, page: str | None, say: Callable[..., None]) -> None:
-    """Print the tables of an experiment and, if a page is given, write them to it.
+_ELSEWHERE = ("json", "write", "recorded", "results", "data_dir")
+"""Options that do not select records."""
+
+
+def publish(text: str, name: str, options: argparse.Namespace, say: Callable[..., None]) -> None:
+    """Print the tables of an experiment and write them to the page of `--write`, if there is one.
+
+    Args:
+        text: the tables; empty if there are no records.
+        name: of the marks of the page.
+        options: options of the command line.
+        say: prints a line.
 
     Raises:
-        InputError: a page without the marks of the experiment.
+        InputError: a page without the marks of the experiment; or no tables to write, which would
+            empty the page: settings for which there are no records.
     """
     say(text)
-    if page:
-        write_between(page, name, text)
+    if options.write:
+        if not text.strip():
+            wanted = (f"{k}={v}" for k, v in vars(options).items() if k not in _ELSEWHERE)
+            fail(
+                "write",
+                f"records of {', '.join(wanted)}",
+                f"none in '{options.results}'",
+                "Pass the options with which they were computed",
+            )
+        write_between(options.write, name, text)
 
 
 def write_between(page: str | Path, name: str, text: str) -> None:

@@ -63,5 +63,5 @@ def run(options: argparse.Namespace, say: Callable[..., None], plan: Plan | None
                 say,
             )
     return sparse_networks.publish_records(
-        found, "sparse_images", sparse_networks_tables.markdown(found), options.write, say
+        found, "sparse_images", sparse_networks_tables.markdown(found), options, say
     )

@@ -415,13 +415,15 @@ def _settings(name: str, method: str, seed: int, plan: Plan) -> Record:
 
 
 def publish_records(
-    found: list[Record], name: str, text: str, page: str | None, say: Callable[..., None]
+    found: list[Record], name: str, text: str, options: argparse.Namespace, say: Callable[..., None]
 ) -> Record:
     """Print the tables, write them to a page if one is given, and return the JSON line.
 
     Tables of runs with post-training have marks of their own, with the suffix `_post`.
+
+    Raises:
+        InputError: see `markdown.publish`.
     """
-    after = any(r["plan"]["post"] != "none" for r in found)
-    publish(text, name + "_post" * after, page, say)
+    publish(text, name + "_post" * (options.post != "none"), options, say)
     keep = ("dataset", "method", "seed", "epochs", "seconds_in_all", "modes")
     return {"records": [{k: r[k] for k in keep} for r in found]}

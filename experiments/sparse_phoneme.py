@@ -56,5 +56,5 @@ def run(options: argparse.Namespace, say: Callable[..., None], plan: Plan | None
         cases, lambda _, seed: rows_of(seed, options.data_dir), options, plan, say
     )
     return sparse_networks.publish_records(
-        found, "sparse_phoneme", sparse_networks_tables.markdown(found), options.write, say
+        found, "sparse_phoneme", sparse_networks_tables.markdown(found), options, say
     )

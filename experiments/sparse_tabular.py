@@ -89,5 +89,5 @@ def run(options: argparse.Namespace, say: Callable[..., None], plan: Plan | None
         cases, lambda name, fold: rows_of(name, fold, options.data_dir), options, plan, say
     )
     return sparse_networks.publish_records(
-        found, "sparse_tabular", sparse_networks_tables.tabular_markdown(found), options.write, say
+        found, "sparse_tabular", sparse_networks_tables.tabular_markdown(found), options, say
     )

@@ -294,7 +294,7 @@ def run(options: argparse.Namespace, say: Callable[..., None], plan: Plan | None
         text += "\n\n" + tables.known_markdown(n, [known_records(n, s) for s in (own, range(MANY))])
     text += "\n\n" + tables.deviations_markdown(found)
     text += "\n\n" + tables.pairs_markdown(old, new)
-    publish(text, "ssr_coverage", options.write, say)
+    publish(text, "ssr_coverage", options, say)
     return tables.summary(found)
 
 

@@ -311,7 +311,7 @@ def run(options: argparse.Namespace, say: Callable[..., None], plan: Plan | None
                 ),
             )
             found[name].append(record)
-    publish(page(found), "ssr_lesions", options.write, say)
+    publish(page(found), "ssr_lesions", options, say)
     if options.figure:
         from experiments.ssr_lesions_page import figure
         from subbayes.plots.style import save

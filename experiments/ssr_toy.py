@@ -193,7 +193,7 @@ def run(options: argparse.Namespace, say: Callable[..., None], plan: Plan | None
                 ),
             )
             records.append(record)
-    publish(table(found), "ssr_toy", options.write, say)
+    publish(table(found), "ssr_toy", options, say)
     if options.figure:
         from experiments.ssr_toy_page import figure
         from subbayes.plots.style import save

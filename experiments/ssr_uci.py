@@ -287,7 +287,7 @@ def run(options: argparse.Namespace, say: Callable[..., None], plan: Plan | None
         for s in range(options.seeds)
         if (key := _key_and_settings(m, n, d, s, plan)[0]) in store
     ]
-    publish(ssr_uci_tables.markdown(found), "ssr_uci", options.write, say)
+    publish(ssr_uci_tables.markdown(found), "ssr_uci", options, say)
     keep = ("dataset", "net", "method", "seed", "lppd", "lppd_se", "seconds")
     return {"records": [{k: r[k] for k in keep} for r in found]}
 

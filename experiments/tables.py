@@ -191,5 +191,5 @@ def run(options: argparse.Namespace, say: Say, plan: Plan | None = None) -> Reco
             computes=not options.recorded,
         )
     found = {name: records for name, records in found.items() if records}
-    publish(markdown(found, options.data_dir), "tables", options.write, say)
+    publish(markdown(found, options.data_dir), "tables", options, say)
     return summary(found)

@@ -449,5 +449,5 @@ def run(options: argparse.Namespace, say: Say) -> Record:
         found[name] = run_table(
             name, X, y, masks, splits, options.results, PLANS.get(name, Plan()), say, options.device
         )
-    publish(uci_large_tables.markdown(found), "uci_large", options.write, say)
+    publish(uci_large_tables.markdown(found), "uci_large", options, say)
     return summary_of(found)

@@ -297,7 +297,7 @@ def run(options: argparse.Namespace, say: Say) -> Record:
         with ProcessPoolExecutor(options.workers, mp_context=get_context("spawn")) as pool:
             records = list(pool.map(_run_silently, *zip(*jobs, strict=True)))
     found = dict(zip(names, records, strict=True))
-    publish(uci_small_tables.markdown(found), "uci_small", options.write, say)
+    publish(uci_small_tables.markdown(found), "uci_small", options, say)
     return summary_of(found)
 
 

@@ -202,11 +202,3 @@ def test_tables_have_a_row_for_each_method(records, finished):
         if block.startswith("|"):
             assert len({line.count("|") for line in block.split("\n")}) == 1
     assert finished[1][-1] == (text,)
-
-
-def test_without_records_the_page_says_so(tmp_path):
-    page = tmp_path / "page.md"
-    page.write_text("<!-- cifar: begin -->\n<!-- cifar: end -->\n")
-    found = cifar.run(options(tmp_path, recorded=True, write=str(page)), quiet, TINY)
-    assert found == {}
-    assert "No records yet." in page.read_text()

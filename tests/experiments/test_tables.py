@@ -212,7 +212,7 @@ def test_the_command_prints_tables(tmp_path, monkeypatch):
     assert "load of the two cores" in text
     options.recorded, options.methods = True, "posterior,ensemble"  # the latter has no records
     assert set(tables.run(options, quiet, TINY)["airfoil"]) == {"posterior"}
-    options.only = "bike"
+    options.only, options.write = "bike", None
     assert tables.run(options, quiet, TINY) == {}
     options.methods = "nonsense"
     with pytest.raises(InputError, match="methods: expected"):

@@ -262,7 +262,8 @@ def test_post_training_runs_have_separate_tables(tmp_path):
     page.write_text(
         "".join(f"<!-- a{end}: begin -->\nstale\n<!-- a{end}: end -->\n" for end in ("", "_post"))
     )
-    sparse_networks.publish_records(found, "a", text, str(page), lambda *_: None)
+    given = argparse.Namespace(post="fixed", write=str(page))
+    sparse_networks.publish_records(found, "a", text, given, lambda *_: None)
     assert page.read_text().count("stale") == 1
     assert page.read_text().index("stale") < page.read_text().index("0.910")
     for name, methods in sparse_networks_tables.POST.items():
@@ -284,7 +285,8 @@ def test_tables_are_inserted_into_the_page(tmp_path):
     page.write_text("<!-- sparse_tabular: begin -->\nstale\n<!-- sparse_tabular: end -->\n")
     found = [record(m, 0, 0.9, dataset="raisin") for m in ("LBBNN-SSP-MF", "BNN-GP-MF")]
     text = sparse_networks_tables.tabular_markdown(found)
-    sparse_networks.publish_records(found, "sparse_tabular", text, str(page), lambda *_: None)
+    given = argparse.Namespace(post="none", write=str(page))
+    sparse_networks.publish_records(found, "sparse_tabular", text, given, lambda *_: None)
     row = "| raisin | LBBNN-SSP-MF | MED SIM 10 | 0.900 | 0.856 (0.833, 0.922) | 0.250 [0.445] |"
     assert row in page.read_text()
     assert "stale" not in page.read_text()
