@@ -333,10 +333,11 @@ def _accuracies(name: str, found: list[Record]) -> str:
                     else ""
                     for mode in MODES
                 ),
+                len(own),
             ]
         )
     return markdown_table(
-        ["method", *MODES],
+        ["method", *MODES, "runs"],
         rows,
         f"Accuracy, {name}, {_schedule(found)}: median (least, largest) [the paper's]",
     )
@@ -409,10 +410,11 @@ def _pruned(name: str, found: list[Record]) -> str:
                     _beside(_spread(_scores(own, f"{structure} {density:g}", "accuracy")), figure)
                     for structure, figure in zip(("units", "weights"), theirs, strict=True)
                 ),
+                len(own),
             ]
         )
     return markdown_table(
-        ["density", "neurons", "weights"],
+        ["density", "neurons", "weights", "runs"],
         rows,
         f"Accuracy of the pruned point network, {name} [the paper's]",
     )

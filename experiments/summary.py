@@ -3,9 +3,9 @@
 A cell is one published number with its score: a log-likelihood, an error, a coverage, an accuracy
 or a number of weights. It is *reproduced* where ours is at least as good, up to one standard
 deviation, and *missed* otherwise; numbers of weights must be equal. The deviation is the paper's,
-else that of our runs; of ten values of which only the least and the largest are known it is their
-distance over 3.08, which is its mean for ten normal numbers. Where neither is known, as for one
-run, ours has to be as good to the digits given.
+else that of our runs; where only the least and the largest value are known it is their distance
+over the mean distance of as many standard normal numbers: 3.08 for ten, 1.69 for three. Where
+neither is known, as for one run, ours has to be as good to the digits given.
 
 Our numbers are read from the tables of the page, which the experiments write from their records.
 Figures of the papers without numbers are not counted, nor are densities and inclusion
@@ -19,18 +19,22 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+
+from scipy.integrate import quad
+from scipy.stats import norm
 
 from experiments import sparse_networks_tables, ssr_uci_tables, uci_large_tables, uci_small_tables
 from experiments.markdown import Figure, add_write_option, markdown_table, publish
 from experiments.store import Record
 from subbayes.utils.checks import fail
 
-__all__ = ["add_options", "count", "run", "tables_of"]
+__all__ = ["add_options", "count", "mean_range", "run", "tables_of"]
 
 PAGE = Path(__file__).parents[1] / "docs" / "reproduction.md"
-TEN_NORMALS = 3.08
-"""Mean range of ten standard normal numbers."""
+FOLDS = 10
+"""Accuracies whose least and largest value table A11 of Hubin and Storvik (2024) gives."""
 OUTCOMES = ("reproduced", "missed", "not run")
 
 Rows = list[dict[str, str]]
@@ -88,6 +92,21 @@ def _outcome(ours: float, paper: float, deviation: float, better: str) -> str:
     return OUTCOMES[sign * (ours - paper) < -deviation - 1e-9]
 
 
+@cache
+def mean_range(count: int) -> float:
+    """Mean distance of the largest from the least of independent standard normal numbers.
+
+    Args:
+        count: how many.
+
+    Example:
+        >>> round(mean_range(2), 4)  # 2 / sqrt(pi)
+        1.1284
+    """
+    outside = lambda x: norm.cdf(x) ** count + norm.sf(x) ** count  # noqa: E731
+    return float(quad(lambda x: 1 - outside(x), -12, 12)[0])
+
+
 def _columns(tables: Tables) -> Iterator[str]:
     """Tables with the paper's figure in a column of its own, and the direction in the title."""
     for heading, rows in tables:
@@ -123,14 +142,14 @@ def _toy(tables: Tables) -> Iterator[str]:
 
 
 def _accuracies(tables: Tables) -> Iterator[str]:
-    """Accuracies with their range over runs and the paper's figure behind them."""
+    """Accuracies with their range over the row's runs and the paper's figure behind them."""
     for heading, rows in tables:
         for row in rows if heading.startswith("Accuracy") else []:
             for text in row.values():
                 found = _SPREAD.fullmatch(text)
                 if found and found[4]:
                     least, largest = (float(found[i] or 0) for i in (2, 3))
-                    deviation = (largest - least) / TEN_NORMALS
+                    deviation = (largest - least) / mean_range(int(row["runs"])) if least else 0.0
                     yield _outcome(float(found[1]), float(found[4]), deviation, "higher")
 
 
@@ -139,7 +158,7 @@ def _tabular(tables: Tables) -> Iterator[str]:
     for row in tables[0][1]:
         ours, paper = (_SPREAD.fullmatch(row[key]) for key in ("accuracy", "the paper's"))
         if ours and paper:
-            deviation = (float(paper[3]) - float(paper[2])) / TEN_NORMALS
+            deviation = (float(paper[3]) - float(paper[2])) / mean_range(FOLDS)
             yield _outcome(float(ours[1]), float(paper[1]), deviation, "higher")
 
 
@@ -232,7 +251,7 @@ def tables_of(text: str, name: str) -> Tables:
         name: of the experiment.
 
     Raises:
-        InputError: a page without the marks.
+        InputError: a page without the marks, or without a table between them.
 
     Example:
         >>> table = "**T**\n\n| x | y |\n| --- | --- |\n| 1 | 2 |"
@@ -259,6 +278,8 @@ def tables_of(text: str, name: str) -> Tables:
             for column, cell in zip(head, cells, strict=True):
                 row.setdefault(column, cell)  # of columns with equal names the first
             tables[-1][1].append(row)
+    if not tables:
+        fail("page", f"tables between the marks of {name}", "none")
     return tables
 
 
@@ -299,7 +320,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, say: Callable[..., None]) -> Record:
     """Count the cells and print the table; return the counts by paper and tables."""
     found = count(Path(options.page).read_text())
-    publish(_markdown(found), "summary", options.write, say)
+    publish(_markdown(found), "summary", options, say)
     return {
         f"{part.paper}: {part.tables}": {key: outcomes[key] for key in OUTCOMES}
         for part, outcomes in found
