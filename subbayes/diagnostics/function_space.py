@@ -27,8 +27,9 @@ from subbayes.diagnostics.convergence import ess_bulk, rhat
 from subbayes.predictions.predictive import Predictive
 from subbayes.utils.checks import check_count, fail, fail_type
 from subbayes.utils.trees import n_rows, take
+from subbayes.utils.types import Targets
 
-__all__ = ["ChainPredictions", "chain_predictions"]
+__all__ = ["ChainPredictions", "chain_predictions", "check_target_count"]
 
 _APART = 1.2  # median R-hat of predictions from which chains are in different places
 _MOST_BETWEEN = 0.25  # share of the variance
@@ -182,14 +183,13 @@ def chain_predictions(
         )
         parts.append((*whole, *alone))
         if targets is not None:
-            if n_rows(targets) < done:
-                _fail_targets(f"at least {done} targets, one for each row", n_rows(targets))
+            check_target_count(targets, done, last=False)
             terms = batch.component_log_prob(take(targets, rows)).double().cpu().numpy()
             densities.append(terms.reshape(chains, -1, len(batch)))
     if not parts:
         fail("predictive", "at least one predictive", "none")
-    if targets is not None and n_rows(targets) != done:
-        _fail_targets(f"{done} targets, one for each row that is predicted", n_rows(targets))
+    if targets is not None:
+        check_target_count(targets, done)
     agreed, sizes, shares, own, own_sizes = (
         np.concatenate(part, axis)
         for part, axis in zip(zip(*parts, strict=True), _ROWS, strict=True)
@@ -198,8 +198,27 @@ def chain_predictions(
     return ChainPredictions(agreed, sizes, shares, own, own_sizes, **scores)
 
 
-def _fail_targets(expected: str, got: int) -> None:
-    fail("y", expected, got, "Pass the targets of the rows that are predicted, in their order")
+def check_target_count(targets: Targets, rows: int, *, last: bool = True) -> None:
+    """Check the number of targets against the number of rows that are predicted.
+
+    Args:
+        targets: of all rows.
+        rows: number of rows that are predicted so far.
+        last: whether these are all of them, so that there may not be more targets.
+
+    Raises:
+        InputError: too few targets, or after the last row too many.
+
+    Example:
+        >>> import torch
+        >>> check_target_count(torch.zeros(3), 2, last=False)
+    """
+    count = n_rows(targets)
+    if count < rows or (last and count != rows):
+        which = "one for each row that is predicted" if last else "one for each row"
+        expected = f"{'' if last else 'at least '}{rows} targets, {which}"
+        remedy = "Pass the targets of the rows that are predicted, in their order"
+        fail("y", expected, count, remedy)
 
 
 def _check(batch: Predictive, chains: int) -> None:

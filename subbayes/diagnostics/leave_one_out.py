@@ -121,8 +121,8 @@ def psis(
 
     Returns:
         Normalised log weights (S, N), whose exponentials sum to 1 over the draws, and Pareto k
-        (N,): infinite if fewer than five ratios are above the threshold of the tail, minus
-        infinity if all ratios are equal.
+        (N,): infinite if fewer than five ratios are above the threshold of the tail or there are
+        fewer than five draws, minus infinity if all ratios of at least five draws are equal.
 
     Raises:
         InputError: if `log_ratios` is not (S, N), a column has nan, +inf or only -inf, or `reff` is
@@ -403,11 +403,12 @@ def _logsumexp(x: Float[np.ndarray, "n m"]) -> Float[np.ndarray, "n"]:
 def sum_se(
     terms: Float[np.ndarray, "N"], row_weights: Float[np.ndarray, "N"] | None = None
 ) -> float:
-    """Standard error of a sum of N terms; NaN for a single term.
+    """Standard error of a sum of N terms; NaN for a single term that counts once or less.
 
     Args:
         terms: the terms.
         row_weights: how many times each one counts; by default once. Terms of weight 0 may be NaN.
+            A term that counts twice is two equal terms, whose standard error is 0.
 
     Example:
         >>> sum_se(np.array([1.0, 3.0, 1.0, 3.0]))

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from subbayes.diagnostics.leave_one_out import LooResult, loo, psis
 from subbayes.diagnostics.loo_comparison import LooComparison, same_row_weights, stacking_weights
+from subbayes.diagnostics.monte_carlo import LEAST_IN_CHAIN, errors_of_means
 from subbayes.priors import Normal
 from subbayes.utils.checks import check_choice, check_count, check_positive, fail, fail_type
 from subbayes.utils.trees import leaves
@@ -57,8 +58,10 @@ class ModelScore(LooComparison):
         sampler: name of the inference engine.
         draws: number of draws used.
         linearised: whether the model predicts by the linearised network, which is not scored.
+        n_rows: number of rows of weight above 0, of which `n_bad` have an unreliable term.
         reliable: whether the Pareto k of the weights and of the engine's approximation are at most
-            0.7 and the model predicts by the density that is scored (linearised Laplace does not).
+            0.7, at most half of the rows have an unreliable term, and the model predicts by the
+            density that is scored (linearised Laplace does not).
     """
 
     weights_k: float
@@ -69,7 +72,13 @@ class ModelScore(LooComparison):
     sampler: str
     draws: int
     linearised: bool
+    n_rows: int
     reliable: bool
+
+    @property
+    def mostly_bad(self) -> bool:
+        """Whether more than half of the rows have an unreliable term."""
+        return self.n_bad > self.n_rows / 2
 
 
 @dataclass(frozen=True)
@@ -156,6 +165,9 @@ def _remark(row: ModelScore) -> str:
         return f"unreliable: Pareto k of the weights {row.weights_k:.2f}; sample it"
     if row.linearised:
         return "scored through the network, but predicts by its linearisation: score held-out rows"
+    if row.mostly_bad:
+        what = f"Pareto k is too large at {row.n_bad} of {row.n_rows} rows"
+        return f"unreliable: {what}; score held-out rows"
     return "" if row.reliable else "unreliable: the approximation misses a part"
 
 
@@ -199,9 +211,10 @@ class _Candidate:
             sampler=self.draws.engine or "unknown",
             draws=result.n_draws,
             linearised=linearised,
+            n_rows=result.n_rows,
             reliable=not (k > _BAD_K or self.draws.pareto_k > _BAD_K or linearised),
         )
-        return score, result
+        return replace(score, reliable=score.reliable and not score.mostly_bad), result
 
     def _evidence(self) -> tuple[float, float, float]:
         """Log evidence, its error and the Pareto k of the weights, whose mean corrects it."""
@@ -209,9 +222,12 @@ class _Candidate:
         if self.log_weights is None:
             return evidence, error, float("nan")
         smoothed, k = psis(self.log_weights[:, None])
-        share = np.exp(smoothed[:, 0])
-        spread = float(np.sqrt(max(np.square(share).sum() - 1 / len(share), 0.0)))
-        mean = np.logaddexp.reduce(self.log_weights) - np.log(len(share))
+        weights = np.exp(smoothed[:, 0]) * len(smoothed)
+        chains, each, independent = *self.terms.shape[:2], self.draws.independent
+        spread = np.full((), np.nan)  # unknown for chains that are too short
+        if each >= LEAST_IN_CHAIN or independent:
+            spread, _ = errors_of_means(weights, chains, independent)
+        mean = np.logaddexp.reduce(self.log_weights) - np.log(len(weights))
         return evidence + float(mean), float(np.hypot(error, spread)), float(k[0])
 
 
@@ -232,11 +248,11 @@ def compare_posteriors(
     Returns:
         The scores, best first. Draws of an approximation (Laplace, variational) are treated as
         draws of the posterior; a score is marked unreliable if the engine reported a Pareto k above
-        0.7.
+        0.7, or if the terms of more than half of the rows are unreliable.
 
     Raises:
-        InputError: `models` is empty, the observations differ, or draws do not belong to their
-            posterior.
+        InputError: `models` is empty, the observations differ, draws do not belong to their
+            posterior, or are members of a deep ensemble, whose importance weights are unknown.
 
     Source: Vehtari, Gelman and Gabry (2017), Statistics and Computing 27.
 
@@ -290,10 +306,12 @@ def reweight(
     Returns:
         Leave-one-out scores, best first, with that of the sampled posterior under the name "as
         sampled". A score whose weights have a Pareto k above 0.7 is marked unreliable: sample that
-        posterior instead.
+        posterior instead. `log_evidence_error` contains the autocorrelation of the weights along
+        chains, unless the draws are independent; NaN for chains of fewer than 4 draws.
 
     Raises:
-        InputError: draws of another posterior, or temperatures or scales that are not positive.
+        InputError: draws of another posterior, members of a deep ensemble, or temperatures or
+            scales that are not positive.
 
     Example:
         >>> import subbayes
@@ -399,7 +417,10 @@ def _pair(name: str, model: Any) -> tuple[Posterior, Draws]:
 
 
 def _check_match(argument: str, posterior: Posterior, draws: Draws) -> None:
-    """Check that draws have the rank and temperature of the posterior."""
+    """Check that draws are of a posterior, and have its rank and temperature."""
+    if draws.validity == "ensemble":
+        remedy = "Score held-out rows with predict(...).log_prob(y)"
+        fail(argument, "draws of a posterior for leave-one-out", "a deep ensemble", remedy)
     if draws.rank != posterior.rank:
         fail(argument, f"draws of rank {posterior.rank}, as the posterior", draws.rank)
     if draws.temperature != posterior.temperature:

@@ -25,12 +25,22 @@ from jaxtyping import Bool, Float
 
 from subbayes.data.arrays import to_targets
 from subbayes.diagnostics.convergence import ess_mean
+from subbayes.diagnostics.function_space import check_target_count
 from subbayes.predictions.predictive import Predictive
 from subbayes.utils.checks import check_count, check_positive, fail, fail_type
 from subbayes.utils.trees import take
 from subbayes.utils.warning import warn_user
 
-__all__ = ["MonteCarloError", "monte_carlo_error", "sufficient_draws"]
+__all__ = [
+    "LEAST_IN_CHAIN",
+    "MonteCarloError",
+    "errors_of_means",
+    "monte_carlo_error",
+    "sufficient_draws",
+]
+
+LEAST_IN_CHAIN = 4
+"""Draws of a chain, of which an effective sample size can be estimated."""
 
 Array = np.ndarray
 
@@ -98,8 +108,8 @@ def monte_carlo_error(
         log_density_tolerance: error of the mean log density, in nats.
 
     Raises:
-        InputError: a number of draws that is not a multiple of `chains`, or fewer than 4 per
-            chain (2 independent ones).
+        InputError: a number of draws that is not a multiple of `chains`, fewer than 4 per chain
+            (2 independent ones), no rows, or another number of targets.
 
     Example:
         >>> import torch
@@ -122,13 +132,17 @@ def monte_carlo_error(
     for batch in batches:
         rows = slice(done, done + len(batch))
         done += len(batch)
+        if targets is not None:
+            check_target_count(targets, done, last=False)
         if batch.kind != "mixture":
             means.append(np.zeros_like(batch.mean))
             relative.append(means[-1])
             densities.append(np.zeros(len(batch)))
             continue
         draws = _check_draws(batch.n_draws, chains, independent)
-        error, size = _error(batch.likelihood.mean(batch.outputs).numpy(), chains, independent)
+        error, size = errors_of_means(
+            batch.likelihood.mean(batch.outputs).numpy(), chains, independent
+        )
         error = np.where(np.isfinite(error), error, np.nan)
         scale = _scale(batch).reshape(error.shape)
         ratio = np.divide(error, scale, out=np.where(np.isnan(error), error, 0), where=scale > 0)
@@ -138,11 +152,13 @@ def monte_carlo_error(
         relative.append(ratio.reshape(batch.mean.shape))
         if targets is not None:
             weights, known = _weights(batch.component_log_prob(take(targets, rows)).numpy())
-            error, _ = _error(weights, chains, independent)
+            error, _ = errors_of_means(weights, chains, independent)
             densities.append(np.where(known, error, np.nan))
             influence = influence + weights[:, known].sum(1)
     if not means:
         fail("predictive", "at least one predictive", "none")
+    if targets is not None:
+        check_target_count(targets, done)
     if (infinite := np.isnan(np.concatenate(means))).any():
         _warn_of_infinite_means(infinite.reshape(done, -1).any(1))
     total = None if targets is None else 0.0
@@ -151,7 +167,7 @@ def monte_carlo_error(
         _warn_of_zero_density(unknown)
         total = math.nan
     if influence.ndim and not unknown.all():
-        error, size = _error(influence[:, None] / (~unknown).sum(), chains, independent)
+        error, size = errors_of_means(influence[:, None] / (~unknown).sum(), chains, independent)
         total = float(error[0])
         needed = max(needed, _most(error, log_density_tolerance, size, draws))
     return MonteCarloError(
@@ -234,15 +250,28 @@ def _warn_of_zero_density(unknown: Bool[np.ndarray, "n"]) -> None:
 def _check_draws(draws: int, chains: int, independent: bool) -> int:
     if draws % chains:
         fail("chains", f"a divisor of {draws} draws", chains, "Give the number that made them")
-    least = 2 if independent else 4
+    least = 2 if independent else LEAST_IN_CHAIN
     if draws // chains < least:
         each = "" if independent else " per chain"
         fail("predictive", f"at least {least} draws{each}", draws // chains, "Draw more")
     return draws
 
 
-def _error(x: Float[np.ndarray, "S *rows"], chains: int, independent: bool) -> tuple[Array, Array]:
-    """Standard errors and effective sizes of means over draws, each of shape `rows`."""
+def errors_of_means(
+    x: Float[np.ndarray, "S *rows"], chains: int, independent: bool
+) -> tuple[Array, Array]:
+    """Standard errors and effective sizes of means over draws, each of shape `rows`.
+
+    Args:
+        x: values at draws, one chain after the other, at least 4 of each (2 independent ones).
+        chains: number of chains.
+        independent: whether draws are independent.
+
+    Example:
+        >>> x = np.random.default_rng(0).normal(size=(4000, 2))
+        >>> errors_of_means(x, 1, independent=True)[0].round(3)
+        array([0.016, 0.016])
+    """
     S = len(x)
     with np.errstate(invalid="ignore"):  # infinite means
         sd = x.std(0, ddof=1)

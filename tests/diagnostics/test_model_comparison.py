@@ -130,6 +130,66 @@ def test_reweights_to_other_priors_and_temperatures():
             assert row.weights_k < 0.7
 
 
+def autoregressive_draws(model, rho, seed, **facts):
+    """Four chains of 500 draws of the closed form, each an autoregressive process."""
+    mean, covariance = model.moments()
+    rng = np.random.default_rng(seed)
+    noise = rng.multivariate_normal(np.zeros(len(mean)), covariance, size=(500, 4))
+    z = [noise[0]]
+    for step in noise[1:]:
+        z.append(rho * z[-1] + np.sqrt(1 - rho**2) * step)
+    return Draws(mean + np.stack(z, 1), **{"engine": "exact"} | facts)
+
+
+@pytest.mark.parametrize(
+    ("rho", "independent"), [(0.0, False), (0.9, False), (0.97, False), (0.0, True)]
+)
+def test_the_error_of_the_evidence_is_the_spread_of_repeated_runs(rho, independent):
+    model = LinearGaussian(rank=2)
+    posterior, known = model.posterior(), log_evidence(model)
+    exact = {"independent": independent, "log_evidence": known, "log_evidence_error": 0.0}
+    rows = []
+    for seed in range(50):
+        draws = autoregressive_draws(model, rho, seed, **exact)
+        rows.append(reweight(posterior, draws, temperatures=1.5)["T = 1.5"])
+    found = np.array([row.log_evidence for row in rows])
+    error = np.array([row.log_evidence_error for row in rows])
+    assert found.std(ddof=1) == pytest.approx(error.mean(), rel=0.4)  # 4 sd of a standard deviation
+    other = log_evidence(LinearGaussian(rank=2, temperature=1.5))
+    assert abs(found.mean() - other) < 4 * error.mean() / np.sqrt(50) + 2 * error.mean() ** 2
+
+
+def test_the_error_of_the_evidence_of_short_chains_is_unknown():
+    model = LinearGaussian(rank=2)
+    draws = exact_draws(model, draws=3, log_evidence=-68.0, log_evidence_error=0.0)
+    one, other = (
+        reweight(model.posterior(), replace(draws, independent=apart), temperatures=1.5)["T = 1.5"]
+        for apart in (True, False)
+    )
+    assert (one.log_evidence_error > 0, np.isnan(other.log_evidence_error)) == (True, True)
+
+
+def test_members_of_an_ensemble_are_no_candidates():
+    model = LinearGaussian(rank=2)
+    draws = exact_draws(model, chains=1, draws=5, engine="deep ensemble", validity="ensemble")
+    line = "expected draws of a posterior for leave-one-out, got a deep ensemble. Score held-out"
+    with pytest.raises(InputError, match=rf"models\['e'\]: {line}"):
+        compare_posteriors({"e": (model.posterior(), draws)})
+    with pytest.raises(InputError, match=f"draws: {line}"):
+        reweight(model.posterior(), draws, prior_scales=[0.9])
+
+
+def test_scores_of_mostly_unreliable_terms_are_ranked_last():
+    model = LinearGaussian(rank=2)
+    few = exact_draws(model, chains=1, draws=6)  # so few that no Pareto k is reliable
+    found = compare_posteriors(
+        {"few": (model.posterior(), few), "many": (model.posterior(), exact_draws(model, seed=1))}
+    )
+    assert [(row.name, row.reliable) for row in found.rows] == [("many", True), ("few", False)]
+    assert (found["few"].n_bad, found["few"].n_rows) == (model.n, model.n)
+    assert f"unreliable: Pareto k is too large at {model.n} of {model.n} rows" in repr(found)
+
+
 def test_unreliable_weights_are_marked():
     model = LinearGaussian(rank=2, temperature=1.0)
     draws = exact_draws(model)

@@ -137,6 +137,19 @@ def test_several_targets_and_classes():
     assert repr(error).startswith("MonteCarloError(at most 0.0")
 
 
+def test_targets_of_other_rows_are_refused():
+    """Too few of them and too many, in one piece or in batches, and in closed form."""
+    mean, covariance = torch.zeros(3, 1), torch.ones(3, 1, 1)
+    one = predictive(chains(0.0)[:40])
+    batches = [predictive(chains(0.0)[:40, [n]]) for n in range(3)]
+    for found in (one, batches, GaussianPredictive(mean, covariance, Gaussian(1.0))):
+        with pytest.raises(InputError, match=r"y: expected at least . targets, one for each row"):
+            monte_carlo_error(found, np.zeros(2))
+        with pytest.raises(InputError, match="y: expected 3 targets, one .* got 7. Pass the targe"):
+            monte_carlo_error(found, np.zeros(7))
+        assert monte_carlo_error(found, np.zeros(3)).log_density.shape == (3,)
+
+
 def test_bad_arguments_are_refused():
     one = predictive(chains(0.0)[:30])
     for call, message in (
@@ -144,7 +157,7 @@ def test_bad_arguments_are_refused():
         (lambda: monte_carlo_error(one, chains=10), "expected at least 4 draws per chain, got 3"),
         (lambda: monte_carlo_error(one, tolerance=0.0), "tolerance: expected a"),
         (lambda: monte_carlo_error([]), "predictive: expected at least one predictive, got none"),
-        (lambda: monte_carlo_error(one, np.zeros(2)), "y: expected 3 rows"),
+        (lambda: monte_carlo_error(one, np.zeros(2)), "y: expected at least 3 targets"),
     ):
         with pytest.raises(InputError, match=message):
             call()
