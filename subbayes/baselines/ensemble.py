@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from subbayes.data.data import Data
@@ -30,11 +31,12 @@ from subbayes.networks.network import Network
 from subbayes.networks.saving import known_outputs, network_facts, network_from, network_tensors
 from subbayes.networks.token_outputs import output_for
 from subbayes.networks.validation import warn_of_probable_outputs
-from subbayes.predictions.averaging import average, evenly_spaced, with_noise
+from subbayes.predictions.averaging import average, average_of_batches, evenly_spaced, outputs
 from subbayes.predictions.predictive import Predictive
 from subbayes.utils.checks import fail, fail_type
 from subbayes.utils.files import fail_damaged
 from subbayes.utils.tensor_file import add_prefix, strip_prefix
+from subbayes.utils.types import Inputs
 
 __all__ = ["WeightSamples", "rebuild", "stack_likelihoods"]
 
@@ -135,17 +137,22 @@ class WeightSamples(Predictor):
             found = average(
                 self.network, likelihood, weights, inputs, noise=noise, progress=progress, **options
             )
-            warn_of_probable_outputs(found.outputs, self.likelihood)
-            return found
-        outputs = torch.cat(
+        else:
+            evaluate = partial(self._outputs_of_members, index.tolist(), options)
+            found = average_of_batches(self.network, likelihood, evaluate, inputs, noise)
+        warn_of_probable_outputs(found.outputs, self.likelihood)
+        return found
+
+    def _outputs_of_members(
+        self, members: list[int], options: dict[str, Any], inputs: Inputs
+    ) -> Float[Tensor, "S N C"]:
+        """Outputs of weight vectors with buffers of their own."""
+        return torch.cat(
             [
-                average(
-                    self._networks[s], likelihood, self.weights[s, None], inputs, **options
-                ).outputs
-                for s in index.tolist()
+                outputs(self._networks[s], self.weights[s, None].__getitem__, 1, inputs, **options)
+                for s in members
             ]
         )
-        return Predictive(outputs, with_noise(likelihood, noise, outputs.shape[1]))
 
     @cached_property
     def _networks(self) -> list[Network]:

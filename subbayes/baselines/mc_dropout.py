@@ -189,7 +189,7 @@ class McDropout(Predictor):
         parts = []
         # the module holds the masks of one draw at a time
         with torch.no_grad(), torch_lock, attention_without_fused_kernels():
-            for batch in input_batches(inputs):
+            for batch in input_batches(inputs, self.network):
                 rows = to_device(batch, self.network.device)
                 self.network.check(rows)
                 if any(mask.axes is None for mask in self.masks):

@@ -8,7 +8,7 @@ adjacent. Products stream over blocks of inputs, without storing rows x D number
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
 from typing import Any
@@ -103,7 +103,13 @@ class Jacobian:
     @classmethod
     def of_inputs(cls, plan: Layers, inputs: Any, memory_limit: int = MEMORY_LIMIT) -> Jacobian:
         """J_X: one row for each output of inputs in the form the module takes, or a loader."""
-        batches = list(input_batches(inputs))
+        return cls.of_batches(plan, list(input_batches(inputs, plan.network)), memory_limit)
+
+    @classmethod
+    def of_batches(
+        cls, plan: Layers, batches: Sequence[Inputs], memory_limit: int = MEMORY_LIMIT
+    ) -> Jacobian:
+        """J_X of inputs that are in memory, as batches of rows in the form the module takes."""
         return cls(
             plan,
             lambda: ((batch, None) for batch in batches),

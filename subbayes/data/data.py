@@ -9,21 +9,19 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import (
-    DataLoader,
-    Dataset,
-    IterableDataset,
-    RandomSampler,
-    Subset,
-    WeightedRandomSampler,
-)
-from torch.utils.data.distributed import DistributedSampler
+from torch.utils.data import DataLoader, Dataset, WeightedRandomSampler
 
 from subbayes.data.arrays import is_list_of_dicts, join_dicts, to_inputs, to_targets, to_tensor
 from subbayes.data.cache import CACHED_BYTES, BatchCache, concatenate
 from subbayes.data.class_weights import class_weights
 from subbayes.data.digests import batch_digests
 from subbayes.data.division import Division
+from subbayes.data.loaders import (
+    iterate_preserving_rng,
+    sampler_of,
+    sequential_loader,
+    without_padding,
+)
 from subbayes.utils.checks import (
     InputTypeError,
     check_count,
@@ -41,10 +39,8 @@ __all__ = [
     "as_pair",
     "check_rows",
     "check_weights",
-    "iterate_preserving_rng",
     "join_batches",
     "join_targets",
-    "sequential_loader",
     "split_batches",
     "without_labels",
 ]
@@ -140,7 +136,7 @@ class Data:
         """
         division = Division() if divided else None
         if divided and isinstance(data, DataLoader):
-            data = _without_padding(data, argument)
+            data = without_padding(data, argument)
         if isinstance(data, (DataLoader, Dataset)):
             data = cls._streamed(data, argument, memory_limit, divided)
         if isinstance(data, Data):
@@ -406,61 +402,6 @@ def without_labels(batch: Any) -> Any:
     return {name: value for name, value in batch.items() if name != "labels"}
 
 
-def iterate_preserving_rng(loader: Iterable[Any]) -> Iterator[Any]:
-    """Iterate over a loader without advancing torch's global generator."""
-    with fork_rng(None):
-        return iter(loader)
-
-
-def sequential_loader(loader: DataLoader[Any]) -> DataLoader[Any]:
-    """A loader that reads each row once, in the order of the dataset or of its own sampler."""
-    shuffled = isinstance(loader.sampler, RandomSampler)
-    if not (shuffled or loader.drop_last):
-        return loader
-    streamed = isinstance(loader.dataset, IterableDataset)
-    return _loader_of(loader.dataset, loader, None if shuffled or streamed else loader.sampler)
-
-
-def _loader_of(dataset: Any, loader: DataLoader[Any], sampler: Any = None) -> DataLoader[Any]:
-    """A loader of some rows with the batch size and the settings of another."""
-    return DataLoader(
-        dataset,
-        batch_size=getattr(loader.batch_sampler, "batch_size", loader.batch_size),
-        sampler=sampler,
-        collate_fn=loader.collate_fn,
-        num_workers=loader.num_workers,
-        pin_memory=loader.pin_memory,
-        worker_init_fn=loader.worker_init_fn,
-    )
-
-
-def _without_padding(loader: DataLoader[Any], argument: str) -> DataLoader[Any]:
-    """The loader, or one of the rows of this process by a `DistributedSampler`, each once.
-
-    The sampler repeats or drops rows, so that all processes have as many. Every process reads its
-    rows in the order of the dataset, which are all rows together in any order of the sampler.
-
-    Raises:
-        InputError: a sampler of a derived class that repeats rows, or batches of no one size.
-    """
-    sampler = getattr(loader.batch_sampler, "sampler", loader.sampler)
-    if not isinstance(sampler, DistributedSampler):
-        return loader
-    rows = len(loader.dataset)  # type: ignore[arg-type]
-    if type(sampler) is not DistributedSampler:
-        if sampler.total_size > rows:
-            got = f"a {type(sampler).__name__} that repeats rows"
-            remedy = f"Use DistributedSampler, or Subset(dataset, range(rank, {rows}, processes))"
-            fail(argument, "rows that only one process has", got, remedy)
-        return loader
-    batches = loader.batch_sampler
-    if batches is not None and getattr(batches, "batch_size", loader.batch_size) is None:
-        got = f"a {type(batches).__name__} without it"
-        fail(argument, "a batch sampler with a batch_size around DistributedSampler", got)
-    own = Subset(loader.dataset, range(sampler.rank, rows, sampler.num_replicas))
-    return _loader_of(own, loader)
-
-
 def _check_repeatable(loader: DataLoader[Any], argument: str) -> None:
     """Check that two passes give the same data, which a log density requires."""
     first, second = next(iter(loader), None), next(iter(loader), None)
@@ -478,6 +419,6 @@ def _check_repeatable(loader: DataLoader[Any], argument: str) -> None:
 
 def _remedy_of_order(loader: DataLoader[Any]) -> str:
     """What to change in a loader whose passes differ."""
-    if isinstance(loader.sampler, WeightedRandomSampler):
+    if isinstance(sampler_of(loader), WeightedRandomSampler):
         return "Leave out the sampler and pass Data.of((inputs, y)).weighted(weights)"
     return "Turn off shuffling and random augmentation for inference"

@@ -7,8 +7,10 @@ Weight vectors are processed in chunks and inputs in batches, so that memory is 
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,13 +20,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from subbayes.data.arrays import is_list_of_dicts, join_dicts, to_inputs, to_tensor
-from subbayes.data.data import (
-    Data,
-    check_rows,
-    iterate_preserving_rng,
-    sequential_loader,
-    without_labels,
-)
+from subbayes.data.data import Data, check_rows, without_labels
+from subbayes.data.loaders import iterate_preserving_rng, sampler_of, sequential_loader
 from subbayes.likelihoods import Likelihood
 from subbayes.networks.network import Network
 from subbayes.networks.sharded_network import ShardedNetwork
@@ -37,9 +34,18 @@ from subbayes.utils.progress import progress_bar
 from subbayes.utils.trees import n_rows, take, to_device
 from subbayes.utils.types import Inputs
 
-__all__ = ["average", "count_known_rows", "count_rows", "evenly_spaced", "outputs"]
+__all__ = [
+    "BatchOutputs",
+    "average",
+    "average_of_batches",
+    "count_known_rows",
+    "count_rows",
+    "evenly_spaced",
+    "outputs",
+]
 
 WeightsAt = Callable[[slice], Tensor]
+BatchOutputs = Callable[[Inputs], Tensor]
 _CHUNK, _WEIGHT_BYTES = 256, 2**28  # weight vectors made at once, and their memory
 _CHECKED_BYTES = 2**26  # of outputs, from which on it is asked whether memory can hold them
 # Measured with MLPs, CNNs and transformers on one core: a call for many draws is faster if it has
@@ -84,7 +90,8 @@ def average(
         network: the network.
         likelihood: p(y | f).
         weights: weight vectors (S, D), or a function from a slice of 0..S-1 to them.
-        inputs: new inputs in the form that the module takes, or a loader of them or of pairs.
+        inputs: new inputs in the form that the module takes, or a loader of them or of pairs
+            (inputs, y).
         count: number of weight vectors S, if `weights` is a function.
         noise: noise scale per new row, for `Gaussian(noise="per-observation")`.
         refresh_batchnorm: data on which to re-estimate BatchNorm statistics for each weight vector;
@@ -99,19 +106,45 @@ def average(
     at = weights.__getitem__ if isinstance(weights, Tensor) else weights
     total = len(weights) if isinstance(weights, Tensor) else count
     assert total is not None
+    evaluate = partial(
+        outputs,
+        network,
+        at,
+        total,
+        refresh_batchnorm=refresh_batchnorm,
+        memory_limit=memory_limit,
+        progress=progress,
+    )
+    return average_of_batches(network, likelihood, evaluate, inputs, noise)
+
+
+def average_of_batches(
+    network: Network, likelihood: Likelihood, evaluate: BatchOutputs, inputs: Any, noise: Any = None
+) -> Predictive:
+    """Average predictions whose outputs a function computes, batch by batch.
+
+    A loader is read once, so that the rows are the same for all draws.
+
+    Args:
+        network: the network, which the inputs are checked against.
+        likelihood: p(y | f).
+        evaluate: outputs of all draws for a batch on the device of the network.
+        inputs: as for `average`.
+        noise: as for `average`.
+
+    Raises:
+        InputError: as `average`.
+
+    Example:
+        >>> from subbayes.likelihoods import Gaussian
+        >>> network = Network(torch.nn.Linear(2, 1))
+        >>> evaluate = lambda x: torch.stack([x.sum(1, keepdim=True)] * 3).double()
+        >>> average_of_batches(network, Gaussian(noise=1.0), evaluate, torch.ones(4, 2))
+        Predictive(n=4, draws=3, Gaussian(noise=1.0))
+    """
     warn_of_changed_weights(network)
-    parts = [
-        outputs(
-            network,
-            at,
-            total,
-            to_device(batch, network.device),
-            refresh_batchnorm=refresh_batchnorm,
-            memory_limit=memory_limit,
-            progress=progress,
-        )
-        for batch in input_batches(inputs)
-    ]
+    batches = input_batches(inputs, network)
+    parts = [evaluate(to_device(batch, network.device)) for batch in batches]
     if len(widths := {part.shape[2] for part in parts}) > 1:
         fail(
             "inputs",
@@ -238,16 +271,22 @@ def count_rows(network: Network, inputs: Any) -> int:
         inputs: inputs in the form that the module takes, or a loader of them.
 
     Raises:
-        InputError: inputs that the module does not take.
+        InputError: inputs that the module does not take; a loader that cannot be read again, which
+            is then of no further use.
 
     Example:
         >>> count_rows(Network(torch.nn.Linear(2, 1)), torch.zeros(5, 2))
         5
     """
     rows = 0
-    for batch in input_batches(inputs):
+    for batch in input_batches(inputs, network):
         network.check(to_device(take(batch, slice(2)), network.device))
         rows += n_rows(batch)
+    loader = _as_loader(inputs)
+    if isinstance(loader, DataLoader) and next(iterate_preserving_rng(loader), None) is None:
+        remedy = "Pass the rows as tensors, or a dataset that starts again in each pass"
+        expected = "a loader that can be read again"
+        fail("inputs", expected, "one that is exhausted after a pass", remedy)
     return rows
 
 
@@ -261,24 +300,29 @@ def count_known_rows(inputs: Any) -> int | None:
     inputs = _as_loader(inputs)
     if not isinstance(inputs, DataLoader):
         return n_rows(to_inputs(inputs))
-    sampler: Any = inputs.sampler
-    return None if isinstance(inputs.dataset, IterableDataset) else len(sampler)
+    if isinstance(inputs.dataset, IterableDataset):
+        return None
+    return len(sampler_of(sequential_loader(inputs)))
 
 
-def input_batches(inputs: Any) -> Iterator[Inputs]:
+def input_batches(inputs: Any, network: Network | None = None) -> Iterator[Inputs]:
     """Inputs as batches in order, from a loader (of inputs or pairs) or as a single batch.
 
     Args:
-        inputs: in the form the module takes; a loader or a dataset of them or of pairs, or a list
-            of rows that are dicts.
+        inputs: in the form the module takes; a loader or a dataset of them or of pairs (inputs, y),
+            or a list of rows that are dicts.
+        network: the network that takes them.
 
     Raises:
-        InputError: NaN or no rows; empty batches of a loader are skipped.
+        InputError: NaN or no rows; empty batches of a loader are skipped. With a network also
+            pairs of two inputs, see `_check_second`.
     """
     inputs = _as_loader(inputs)
     streamed, empty = isinstance(inputs, DataLoader), True
     for batch in iterate_preserving_rng(sequential_loader(inputs)) if streamed else [inputs]:
         if streamed and isinstance(batch, (list, tuple)) and len(batch) == 2:
+            if network is not None:
+                _check_second(network, *batch)
             batch = batch[0]
         if streamed and isinstance(batch, list):
             batch = tuple(batch)
@@ -289,6 +333,39 @@ def input_batches(inputs: Any) -> Iterator[Inputs]:
             yield rows
     if empty:
         fail("inputs", "at least one row", "an empty loader" if streamed else "an empty table")
+
+
+def _check_second(network: Network, x: Any, y: Any) -> None:
+    """Check that the second tensor of a pair from a loader is not an input of the module.
+
+    It is taken for one if the module's forward has a second parameter that is None by default, and
+    if it has more numbers per row than the network has outputs, so that it cannot be targets.
+    """
+    if not (isinstance(x, Tensor) and isinstance(y, Tensor) and len(x) == len(y) > 0):
+        return
+    second = _second_parameter(network.forward)
+    if second is None or second.default is not None:
+        return
+    numbers = y[0].numel()
+    outputs = network.check(to_device(take(to_inputs(x), slice(2)), network.device))
+    if numbers > outputs:
+        fail(
+            "inputs",
+            "pairs (inputs, y) from a loader",
+            f"pairs whose second tensor has {numbers} numbers per row for {outputs} outputs, and "
+            f"may be the argument {second.name!r} of the module",
+            f"Let the loader yield pairs ((x, {second.name}), y), dicts of inputs by name, or x",
+        )
+
+
+def _second_parameter(forward: Callable[..., Any]) -> inspect.Parameter | None:
+    """The second positional parameter of a forward, if it lists one."""
+    try:
+        named = inspect.signature(forward).parameters.values()
+    except (TypeError, ValueError):  # of a function in C
+        return None
+    found = [p for p in named if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return found[1] if len(found) > 1 else None
 
 
 def _as_loader(inputs: Any) -> Any:

@@ -6,8 +6,8 @@ import copy
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
-from itertools import chain, islice
+from functools import cached_property, partial
+from itertools import islice
 from typing import Any, ClassVar
 
 import numpy as np
@@ -21,8 +21,8 @@ from subbayes.likelihoods import Likelihood, saved_likelihood
 from subbayes.networks.network import Network
 from subbayes.networks.saving import known_outputs, network_facts, network_from, network_tensors
 from subbayes.posterior import Posterior
-from subbayes.predictions.averaging import average
-from subbayes.predictions.predictive import Predictive, check_outputs
+from subbayes.predictions.averaging import BatchOutputs, average_of_batches, outputs
+from subbayes.predictions.predictive import Predictive
 from subbayes.priors import Normal
 from subbayes.sparse.convert import sparse_layers
 from subbayes.sparse.dependency_graph import readers_of_inputs
@@ -41,6 +41,7 @@ from subbayes.training.loop import History
 from subbayes.utils.checks import check_choice, check_count, check_seed, fail
 from subbayes.utils.files import fail_damaged
 from subbayes.utils.tensor_file import add_prefix, strip_prefix
+from subbayes.utils.types import Inputs
 from subbayes.utils.warning import warn_user
 
 __all__ = ["STRUCTURE_MODES", "WEIGHT_MODES", "SparseNetwork", "rebuild", "revert"]
@@ -326,6 +327,7 @@ class SparseNetwork(Predictor):
         inputs: Any,
         *,
         n_draws: int | None = None,
+        noise: Any = None,
         structure: str = "sample",
         weights: str = "sample",
         seed: int = 0,
@@ -336,26 +338,34 @@ class SparseNetwork(Predictor):
 
         `structure` ("sample", "median" or "all") and `weights` ("sample" or "mean") are those of
         `weights`, and `seed` is that of the draws. `memory_limit` also bounds the memory of the
-        weights: the inputs are evaluated again for each part of the draws that fits.
+        weights: where the draws do not fit, they are made again for each batch of a loader, in
+        parts that fit.
         """
         count = self.n_draws if n_draws is None else check_count("n_draws", n_draws)
-        draws = self._draws(structure, weights, count, seed)
-        first = next(draws)
-        sparse, draws = self._uses_sparse_products(first), chain([first], draws)
         at_once = max(1, memory_limit // (_BYTES * self.network.size))
         options: dict[str, Any] = {"memory_limit": memory_limit, "progress": progress}
-        parts = []
-        while drawn := list(islice(draws, at_once)):
-            parts.append(
-                self._sampled_network.outputs(drawn, inputs, **options)
-                if sparse
-                else average(
-                    self.network, self.likelihood, self._vectors(drawn), inputs, **options
-                ).outputs
-            )
-        outputs = parts[0] if len(parts) == 1 else torch.cat(parts)
-        check_outputs(outputs, self.likelihood)
-        return Predictive(outputs, self.likelihood.unweighted)
+
+        def parts() -> Iterator[BatchOutputs]:
+            draws = self._draws(structure, weights, count, seed)
+            while drawn := list(islice(draws, at_once)):
+                yield self._outputs_of(drawn, options)
+
+        kept = list(parts()) if count <= at_once else None
+
+        def evaluate(batch: Inputs) -> Float[Tensor, "S N C"]:
+            found = [outputs_of(batch) for outputs_of in kept or parts()]
+            return found[0] if len(found) == 1 else torch.cat(found)
+
+        return average_of_batches(self.network, self.likelihood, evaluate, inputs, noise)
+
+    def _outputs_of(
+        self, drawn: list[dict[str, LayerDraw]], options: dict[str, Any]
+    ) -> BatchOutputs:
+        """The outputs of some draws, as a function of a batch."""
+        if self._uses_sparse_products(drawn[0]):
+            return partial(self._sampled_network.outputs, drawn, **options)
+        vectors = self._vectors(drawn)
+        return partial(outputs, self.network, vectors.__getitem__, len(vectors), **options)
 
     @cached_property
     def _sampled_network(self) -> SampledNetwork:

@@ -169,10 +169,13 @@ def loader(**options: Any) -> DataLoader:
         loader(shuffle=True, drop_last=True),
         loader(sampler=SequentialSampler(range(N)), drop_last=True),
         DataLoader(TensorDataset(X, Y), batch_sampler=BatchSampler(range(N), 3, False)),
+        DataLoader(
+            TensorDataset(X, Y), batch_sampler=BatchSampler(RandomSampler(range(N)), 4, True)
+        ),
         DataLoader(TensorDataset(X, Y), batch_size=1, shuffle=True),
         Data.of((X, Y)),
     ],
-    ids=range(18),
+    ids=range(19),
 )
 def test_every_form_gives_the_rows_in_order(form):
     data = Data.of(form)
@@ -455,7 +458,7 @@ class ShuffledStream(IterableDataset):
         ShuffledStream(),
         loader(sampler=SubsetRandomSampler(range(N))),
         DataLoader(
-            TensorDataset(X, Y), batch_sampler=BatchSampler(RandomSampler(range(N)), 4, False)
+            TensorDataset(X, Y), batch_sampler=BatchSampler(SubsetRandomSampler(range(N)), 4, False)
         ),
     ],
     ids=range(6),

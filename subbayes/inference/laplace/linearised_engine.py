@@ -199,9 +199,10 @@ def predict_linearised(
         InputError: inputs that the module does not take.
     """
     network = network.with_weights(subspace.shift)
-    first = to_device(next(input_batches(inputs)), network.device)
+    batches = list(input_batches(inputs, network))  # once: a loader may be a stream
+    first = to_device(batches[0], network.device)
     network.check(first)
-    X = Jacobian.of_inputs(Layers(network, first), inputs)
+    X = Jacobian.of_batches(Layers(network, first), batches)
     if draws.prediction == "linearised-draws":
         return _from_draws(X, likelihood, subspace, draws, noise, n_draws)
     assert draws.moments is not None

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from subbayes.networks.network import Network
 from subbayes.networks.tracing.memory import bytes_per_row
 from subbayes.networks.tracing.private_torch import has_hooks, is_traced, most_forward_hooks
-from subbayes.predictions.averaging import input_batches
 from subbayes.sparse.dependency_graph import DataFlow
 from subbayes.sparse.kernels import (
     MIN_ROWS,
@@ -27,6 +26,7 @@ from subbayes.sparse.module_surgery import READERS, parent_of, replace_layer
 from subbayes.utils.progress import progress_bar
 from subbayes.utils.torch_lock import torch_lock
 from subbayes.utils.trees import n_rows, named_leaves, take
+from subbayes.utils.types import Inputs
 
 __all__ = ["SampledLinear", "SampledNetwork", "TiledLinear", "layers_for_products", "use_tiles"]
 
@@ -147,7 +147,7 @@ class SampledNetwork:
     def outputs(
         self,
         draws: Sequence[Mapping[str, LayerDraw]],
-        inputs: Any,
+        inputs: Inputs,
         *,
         memory_limit: int = 2**30,
         progress: bool | None = False,
@@ -156,24 +156,22 @@ class SampledNetwork:
 
         Args:
             draws: weights of the layers, for each draw.
-            inputs: as for `Predictor.predict`.
+            inputs: one batch, in the form that the module takes.
             memory_limit: bytes of activations held at once.
             progress: show a progress bar; None shows it on a terminal.
 
         Raises:
-            InputError: inputs that the module does not take, or with NaN.
+            InputError: inputs that the module does not take.
         """
-        parts = []
-        for batch in input_batches(inputs):
-            self._check(batch)
-            step = min(_ROWS_AT_ONCE, max(1, memory_limit // self._bytes_per_row(batch)))
-            starts = range(0, n_rows(batch), step)
-            with progress_bar(len(starts), "Predicting", progress, "batches") as steps:
-                for start in starts:
-                    rows = take(batch, slice(start, start + step))
-                    with torch_lock:  # the module holds one draw at a time
-                        parts.append(self._outputs(draws, rows))
-                    steps.update(1)
+        self._check(inputs)
+        step = min(_ROWS_AT_ONCE, max(1, memory_limit // self._bytes_per_row(inputs)))
+        starts, parts = range(0, n_rows(inputs), step), []
+        with progress_bar(len(starts), "Predicting", progress, "batches") as steps:
+            for start in starts:
+                rows = take(inputs, slice(start, start + step))
+                with torch_lock:  # the module holds one draw at a time
+                    parts.append(self._outputs(draws, rows))
+                steps.update(1)
         return torch.cat(parts, 1)
 
     def _check(self, batch: Any) -> None:
