@@ -23,7 +23,7 @@ import pandas as pd
 import torch
 from scipy import stats
 
-from experiments.markdown import markdown_table
+from experiments.markdown import add_write_option, markdown_table, number, publish
 from experiments.store import Record, Store, key_of
 from subbayes import MLP, Training
 from subbayes.diagnostics.calibration import wilson_interval
@@ -181,6 +181,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--figure", default=None, metavar="PNG", help="write figures 4, 5 and 10 to 12 to this file"
     )
+    add_write_option(parser)
 
 
 def run(options: argparse.Namespace, say: Callable[..., None], plan: Plan | None = None) -> Record:
@@ -206,8 +207,9 @@ def run(options: argparse.Namespace, say: Callable[..., None], plan: Plan | None
                     ),
                 )
                 records.append(record)
-    for family, by_method in results.items():
-        say(f"\n{family}, {len(runs)} runs\n\n{table(by_method)}")
+    titles = {family: f"{family.capitalize()}, {len(runs)} runs" for family in results}
+    text = "\n\n".join(table(records, titles[family]) for family, records in results.items())
+    publish(text, "ssr_simulation", options, say)
     if options.figure:
         from experiments.ssr_simulation_page import figure
         from subbayes.plots.style import save
@@ -252,6 +254,7 @@ def summary(by_method: Mapping[str, Sequence[Record]]) -> Record:
             "coverage of 90 %": [share, float(low), float(high)],
             "seconds": float(np.median([r["seconds"] for r in records])),
             "rhat": float(max(r["rhat"] for r in records)),
+            "rhat of all": float(max(r["rhat_all"] for r in records)),
         }
         for moment in MOMENTS:
             away = differences(records, by_method[REFERENCE], moment)
@@ -259,8 +262,12 @@ def summary(by_method: Mapping[str, Sequence[Record]]) -> Record:
     return found
 
 
-def table(by_method: Mapping[str, Sequence[Record]]) -> str:
-    """Return differences from the reference (median and quartiles) and coverage, in Markdown."""
+def table(by_method: Mapping[str, Sequence[Record]], title: str = "") -> str:
+    """Return differences from the reference (median and quartiles) and coverage, in Markdown.
+
+    The two figures of R-hat are the largest over the runs: that of the effects, and that of all
+    coordinates, which are those of the network too.
+    """
     rows = []
     for method, records in by_method.items():
         moments = []
@@ -276,9 +283,9 @@ def table(by_method: Mapping[str, Sequence[Record]]) -> str:
             share, count = coverage(records, level)
             low, high = wilson_interval(share, count)
             shares.append(f"{share:.2f} ({low:.2f}, {high:.2f})")
-        worst = f"{max(r['rhat'] for r in records):.3f}"
+        worst = [number(max(r[key] for r in records), 2) for key in ("rhat", "rhat_all")]
         seconds = f"{np.median([r['seconds'] for r in records]):.0f}"
-        rows.append([method, *moments, *shares, worst, seconds])
+        rows.append([method, *moments, *shares, *worst, seconds])
     head = (
         "",
         "mean",
@@ -287,7 +294,8 @@ def table(by_method: Mapping[str, Sequence[Record]]) -> str:
         "excess kurtosis",
         "coverage of 50 %",
         "of 90 %",
-        "largest R-hat",
+        "largest R-hat of effects",
+        "of all",
         "seconds",
     )
-    return markdown_table(head, rows)
+    return markdown_table(head, rows, title)

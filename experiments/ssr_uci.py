@@ -9,6 +9,7 @@ of the authors' published script, where it has them. Cheap methods run first, ov
 from __future__ import annotations
 
 import argparse
+import io
 import math
 import time
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
+from jaxtyping import Float
 from scipy import stats
 
 from experiments import ssr_uci_tables
@@ -34,6 +36,7 @@ from subbayes.networks.tracing.tracer import Mode
 from subbayes.semistructured import Deep, DeepEnsemble, SemiStructuredRegression
 from subbayes.semistructured.subspace import SUBSPACES
 from subbayes.utils.checks import check_count
+from subbayes.utils.files import atomic_write_bytes
 
 DATASETS = ("DS", "DI", "DR", "airfoil", "concrete", "diabetes", "energy", "forest_fire", "yacht")
 NETS = {"f1": (3,), "f2": (16, 16, 16)}
@@ -184,20 +187,19 @@ def compute_record(
 ) -> Record:
     """Return the record of a method with a network on a data set.
 
-    The members of the deep ensemble are saved in `folder`; chains over all weights start there.
+    The members of the deep ensemble are saved in `folder`; chains over all weights start there. The
+    seconds of these chains are those after the members were trained.
     """
     train, test = load_rows(name, data_dir)
     torch.set_num_threads(1)
-    file, starts = folder / f"{name}-{net}-{seed}-{plan.members}-{plan.single_steps}.npy", None
-    clock = time.process_time()
+    starts = None
     if method == "MCMC":
-        if not file.exists():
-            _save_members(file, fit_method("deep ensemble", net, train, seed, plan))
-        starts = np.load(file)
+        starts = _starts(folder, name, net, seed, plan, train)
+    clock = time.process_time()
     model = fit_method(method, net, train, seed, plan, starts)
     seconds = time.process_time() - clock
     if method == "deep ensemble":
-        _save_members(file, model)
+        _save_starts(_file_of_starts(folder, name, net, seed, plan), model)
     predictive, y = model.predict(test), test["y"].to_numpy()
     density = predictive.log_prob(y)
     sigma = model.effects()["sigma"]
@@ -218,9 +220,25 @@ def compute_record(
     }
 
 
-def _save_members(file: Path, ensemble: SemiStructuredRegression) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    np.save(file, ensemble.draws.z[0])
+def _starts(
+    folder: Path, name: str, net: str, seed: int, plan: Plan, train: pd.DataFrame
+) -> Float[np.ndarray, "members d"]:
+    """Return the members of the deep ensemble, which is trained if they are not saved."""
+    file = _file_of_starts(folder, name, net, seed, plan)
+    if not file.exists():
+        _save_starts(file, fit_method("deep ensemble", net, train, seed, plan))
+    return np.load(file)
+
+
+def _file_of_starts(folder: Path, name: str, net: str, seed: int, plan: Plan) -> Path:
+    """Return the file of the members, named by what determines the deep ensemble."""
+    return folder / f"{_key_and_settings('deep ensemble', net, name, seed, plan)[0]}.npy"
+
+
+def _save_starts(file: Path, ensemble: SemiStructuredRegression) -> None:
+    content = io.BytesIO()
+    np.save(content, ensemble.draws.z[0])
+    atomic_write_bytes(file, content.getvalue())
 
 
 def _diagnostics(model: SemiStructuredRegression, means: np.ndarray, sigma: np.ndarray) -> Record:

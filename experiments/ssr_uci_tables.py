@@ -129,6 +129,7 @@ def _training(found: list[Record]) -> str:
         for method in COLUMNS:
             records = select(found, net=net, method=method)
             if records:
+                seconds = _seconds(records, found)
                 rows.append(
                     [
                         net,
@@ -136,8 +137,8 @@ def _training(found: list[Record]) -> str:
                         number(_mean(records, "lppd"), 2),
                         number(_mean(records, "lppd_train"), 2),
                         number(_mean(records, "rmse")),
-                        f"{_mean(records, 'seconds'):.0f}",
-                        f"{sum(r['seconds'] for r in records) / 60:.1f}",
+                        f"{np.mean(seconds):.0f}" if seconds else "",
+                        f"{sum(seconds) / 60:.1f}" if seconds else "",
                     ]
                 )
     return markdown_table(
@@ -151,8 +152,25 @@ def _training(found: list[Record]) -> str:
             "minutes in all",
         ],
         rows,
-        "Means over data sets, and computing time",
+        "Means over data sets, and computing time (MCMC: with the ensemble that it starts from)",
     )
+
+
+def _seconds(records: list[Record], found: list[Record]) -> list[float]:
+    """Return the seconds of each record; of MCMC with those of the deep ensemble it starts from.
+
+    Empty if the record of such an ensemble is missing.
+    """
+    before = {_case(r): r["seconds"] for r in select(found, method="deep ensemble")}
+    needed = [before.get(_case(r)) if r["method"] == "MCMC" else 0.0 for r in records]
+    found_seconds = [
+        r["seconds"] + s for r, s in zip(records, needed, strict=True) if s is not None
+    ]
+    return found_seconds if len(found_seconds) == len(records) else []
+
+
+def _case(record: Record) -> tuple[str, str, int]:
+    return record["net"], record["dataset"], record["seed"]
 
 
 def _variants(found: list[Record]) -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from experiments import ssr_uci as experiment
@@ -118,6 +120,50 @@ def test_tables_show_the_papers_figures_beside_ours():
     assert "| DS | −0.50 ± 0.10 |  |" in text
     assert "| f2 | k = 2 | 1.02 | 1.20 | 0 of 2 | 1.0 % | 7 |" in text
     assert "| f2 | yacht | 1.00 ± 0.10 (1.49 ± 0.51) | 2.00 ± 0.10 |" in text
+
+
+def test_seconds_of_mcmc_are_with_those_of_its_starts():
+    found = [record("f1", "DS", "MCMC", 0.8), record("f1", "DI", "MCMC", 0.8)]
+    both = [*found, record("f1", "DS", "deep ensemble", 0.1, seconds=10.0)]
+    both.append(record("f1", "DI", "deep ensemble", 0.1, seconds=20.0))
+    assert "| f1 | MCMC | 0.80 | 1.00 | 0.500 | 45 | 1.5 |" in ssr_uci_tables.markdown(both)
+    assert "| f1 | deep ensemble | 0.10 | 1.00 | 0.500 | 15 | 0.5 |" in ssr_uci_tables.markdown(
+        both
+    )
+    assert "| f1 | MCMC | 0.80 | 1.00 | 0.500 |  |  |" in ssr_uci_tables.markdown(both[:3])
+
+
+@pytest.mark.parametrize(
+    ("changes", "same"),
+    [
+        ({"mcmc_draws": 6, "mcmc_depth": 4}, True),
+        ({"learning_rate": 1e-3}, False),
+        ({"patience": 7}, False),
+        ({"validation": 0.2}, False),
+        ({"batch_size": 32}, False),
+    ],
+)
+def test_chains_start_from_members_of_the_same_settings(tmp_path, monkeypatch, changes, same):
+    """A second run of other settings trains its own ensemble."""
+    trained = []
+
+    def fit(method, net, train, seed, plan, starts=None):
+        trained.append(plan)
+        z = np.full((1, 2, 3), plan.learning_rate)
+        return argparse.Namespace(draws=argparse.Namespace(z=z))
+
+    monkeypatch.setattr(experiment, "fit_method", fit)
+    first = experiment._starts(tmp_path, "DS", "f1", 0, TINY, pd.DataFrame())
+    again = experiment._starts(tmp_path, "DS", "f1", 0, TINY, pd.DataFrame())
+    np.testing.assert_array_equal(again, first)
+    assert len(trained) == 1
+    other = replace(TINY, **changes)
+    found = experiment._starts(tmp_path, "DS", "f1", 0, other, pd.DataFrame())
+    assert len(trained) == 1 + (not same)
+    np.testing.assert_array_equal(found, np.full((2, 3), other.learning_rate))
+    monkeypatch.setattr(experiment, "PROCEDURE", 99)
+    experiment._starts(tmp_path, "DS", "f1", 0, TINY, pd.DataFrame())
+    assert len(trained) == 2 + (not same)
 
 
 def test_an_unknown_network_is_refused(tmp_path):
