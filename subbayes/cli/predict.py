@@ -68,7 +68,9 @@ def predict(
     Classes: the most probable label, whether it is in doubt, the probability of each class, entropy
     and mutual_information in nats.
     Rows are read, predicted and written in batches, so that any number of them fits into memory.
-    In text files, text that a spreadsheet would take for a formula begins with an apostrophe.
+    Numbers have as many digits as it takes to read the same ones, and columns to copy do not
+    change. In text files, text that a spreadsheet would take for a formula begins with an
+    apostrophe.
     """
     from subbayes.data.table_batches import text_pieces, write_batches
     from subbayes.utils.progress import progress_bar
@@ -90,9 +92,13 @@ def predict(
             for batch in batches:
                 ROWS_BEFORE.set(rows)
                 rows += len(batch)
-                frame = fitted.frame(batch, level, threshold, **prediction.arguments_of(fitted))
+                arguments = prediction.arguments_of(fitted)
+                if keep and not columns:
+                    first = fitted.frame(batch.head(1), level, threshold, **arguments)
+                    _check_other_names(keep, list(first.columns))
+                frame = fitted.frame(batch, level, threshold, **arguments)
                 for place, name in enumerate(keep or []):
-                    frame.insert(place, name, batch[name].to_numpy(), allow_duplicates=True)
+                    frame.insert(place, name, batch[name].to_numpy())
                 columns[:] = frame.columns
                 yield frame
                 steps.update(len(frame))
@@ -122,3 +128,17 @@ def _check_kept(columns: list[str], names: list[str]) -> None:
     for name in names:
         if name not in columns:
             fail("keep", "columns of the table", f"'{name}'", closest(name, columns))
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        fail("keep", "each column once", f"'{twice}' several times")
+
+
+def _check_other_names(kept: list[str], predicted: list[str]) -> None:
+    """Check that no column to keep has the name of a column of predictions."""
+    from subbayes.utils.checks import fail
+
+    for name in kept:
+        if name in predicted:
+            expected = "columns with other names than those of the predictions"
+            remedy = f"Rename the column '{name}' of the table, or leave it out"
+            fail("keep", expected, f"'{name}'", remedy)

@@ -185,9 +185,10 @@ def write_batches(
 ) -> int:
     r"""Write data frames of the same columns below each other, entirely or not at all.
 
-    The rows go to a temporary file, which is renamed at the end. Numbers have seven digits in text
-    files, and double precision in Parquet files. Text that a spreadsheet would take for a formula
-    gets an apostrophe in front in text files, see `escape_formulas`.
+    The rows go to a temporary file, which is renamed at the end. Numbers have as many digits in
+    text files as give the same number when they are read, and whole ones no decimal point. Text
+    that a spreadsheet would take for a formula gets an apostrophe in front in text files, see
+    `escape_formulas`.
 
     Args:
         path: the file: Parquet by its suffix (`.parquet`, `.pq`), else CSV, with tabs in `.tsv`.
@@ -207,7 +208,7 @@ def write_batches(
         >>> write_batches(file, (pd.DataFrame({"mean": [i / 3]}) for i in range(2)))
         2
         >>> file.read_text()
-        'mean\n0\n0.3333333\n'
+        'mean\n0\n0.3333333333333333\n'
     """
     path, rows = as_path(path), 0
     name = path.name.lower()
@@ -233,7 +234,7 @@ def text_pieces(batches: Iterable[pd.DataFrame], separator: str = ",") -> Iterat
         yield found.to_csv(
             index=False,
             sep=separator,
-            float_format=_DIGITS,
+            float_format=_shortest,
             header=i == 0,
             lineterminator="\n",
             quoting=csv.QUOTE_NONNUMERIC if _has_separators(found) else csv.QUOTE_MINIMAL,
@@ -248,7 +249,11 @@ def _has_separators(table: pd.DataFrame) -> bool:
     return any(isinstance(cell, str) and (";" in cell or "\t" in cell) for cell in cells)
 
 
-_DIGITS = "%.7g"  # the precision of float32
+def _shortest(number: float) -> str:
+    """The fewest digits from which a number can be read back; those of integers for whole ones."""
+    return str(number).removesuffix(".0")
+
+
 _FORMULA = tuple("=+-@＝＋－＠\t\n")  # spreadsheets read full-width signs too
 
 

@@ -241,7 +241,7 @@ def test_predict_writes_csv_parquet_and_json(call, files, tmp_path):
     assert out == f"60 predictions in {tmp_path / 'p.csv'}, with 95 % intervals\n"
     written = pd.read_csv(tmp_path / "p.csv")
     assert written.columns.tolist() == ["job", *expected.columns]
-    np.testing.assert_allclose(written[expected.columns], expected, rtol=6e-7)  # seven digits
+    np.testing.assert_allclose(written[expected.columns], expected, rtol=1e-12)
     assert (written["lower"] < written["mean"]).all()
     np.testing.assert_allclose(
         written["std"] ** 2,
@@ -256,6 +256,45 @@ def test_predict_writes_csv_parquet_and_json(call, files, tmp_path):
     _, out, _ = call(*words, "--level", 0.5)
     narrow = pd.read_csv(pd.io.common.StringIO(out))
     assert (narrow["upper"] - narrow["lower"] < expected["upper"] - expected["lower"]).all()
+
+
+def test_columns_to_keep_do_not_change(call, files, tmp_path):
+    frame = pd.read_csv(files / "people.csv")
+    frame["id"] = [None, *range(123456789, 123456789 + len(frame) - 1)]
+    frame["sum"] = 1.7e9 + np.arange(len(frame)) / 7
+    frame.to_csv(tmp_path / "table.csv", index=False)
+    words = ["predict", files / "income", tmp_path / "table.csv", "--keep", "id", "--keep", "sum"]
+    for separator, out in ((",", "p.csv"), ("\t", "p.tsv"), (",", None)):
+        _, shown, _ = call(*words, *(["--out", tmp_path / out] if out else []))
+        text = (tmp_path / out).read_text() if out else shown
+        found = pd.read_csv(
+            pd.io.common.StringIO(text), sep=separator, float_precision="round_trip"
+        )
+        pd.testing.assert_frame_equal(found[["id", "sum"]], frame[["id", "sum"]], check_exact=True)
+        assert text.splitlines()[2].startswith(f"123456789{separator}")
+
+
+@pytest.mark.parametrize("out", ["p.parquet", "p.csv", None])
+def test_columns_to_keep_have_other_names_than_predictions(call, files, tmp_path, monkeypatch, out):
+    frame = pd.read_csv(files / "people.csv").assign(mean=1.0)
+    frame.to_csv(tmp_path / "table.csv", index=False)
+    predicted, original = [], DataFrameModel.frame
+
+    def counted(self, table, *args, **options):
+        predicted.append(len(table))
+        return original(self, table, *args, **options)
+
+    monkeypatch.setattr(DataFrameModel, "frame", counted)
+    words = ["predict", files / "income", tmp_path / "table.csv", "--keep", "mean"]
+    words += ["--out", tmp_path / out] if out else ["--json"]
+    code, _, err = call(*words)
+    assert code == 2
+    assert "--keep: expected columns with other names than those of the predictions, got" in err
+    assert "Rename the column 'mean' of the table, or leave it out" in err
+    assert predicted == [1]  # one row for the names
+    code, _, err = call(*words[:3], "--keep", "job", "--keep", "job")
+    assert code == 2
+    assert "--keep: expected each column once, got 'job' several times" in err
 
 
 def test_control_characters_do_not_reach_a_terminal(call, files, tmp_path, monkeypatch):

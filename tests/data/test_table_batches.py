@@ -7,11 +7,13 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from packaging.version import Version
 
 from subbayes import InputError
 from subbayes.data.encoder import TabularEncoder
-from subbayes.data.table_batches import TableBatches, escape_formulas, write_batches
+from subbayes.data.table_batches import TableBatches, escape_formulas, text_pieces, write_batches
 from subbayes.data.tables import read_table
 
 TABLE = pd.DataFrame(
@@ -110,11 +112,22 @@ def test_batches_are_written_below_each_other(tmp_path, suffix):
     whole = read_table(path)
     assert whole.shape == TABLE.shape
     np.testing.assert_array_equal(whole["whole"], TABLE["whole"])
-    np.testing.assert_allclose(whole["real"], TABLE["real"], rtol=1e-6 * (suffix != ".parquet"))
+    np.testing.assert_allclose(whole["real"], TABLE["real"], rtol=1e-15)
     assert whole["text"].dropna().tolist() == ["a", "b", "?", "c,d", "é", "a", "a"] or (
         suffix == ".parquet"
     )
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
+
+
+@given(
+    st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1),
+    st.lists(st.integers(-(2**53), 2**53), min_size=1),
+)
+def test_numbers_are_read_back_from_text(numbers, ids):
+    pieces = text_pieces([pd.DataFrame({"x": numbers}), pd.DataFrame({"x": [*ids, np.nan]})])
+    cells = "".join(pieces).splitlines()[1:]
+    assert [float(cell) for cell in cells[: len(numbers)]] == numbers
+    assert cells[len(numbers) : -1] == [str(number) for number in ids]
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
