@@ -25,6 +25,7 @@ from subbayes.networks.validation import check_fit
 from subbayes.posterior import Posterior
 from subbayes.utils.checks import check_choice, check_positive, fail
 from subbayes.utils.progress import progress_bar
+from subbayes.utils.warning import warn_user
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,9 +41,10 @@ class TemperatureChoice:
         temperatures: candidates, ascending.
         scores: estimated mean log-likelihood of a new observation at each.
         standard_errors: of the scores.
-        pareto_k: largest Pareto k at each candidate (NaN for validation); above 0.7 the
-            leave-one-out score is unreliable.
+        pareto_k: largest Pareto k at each candidate (NaN for validation).
         by: "loo" or "validation".
+        n_bad: number of rows at each candidate whose Pareto k is too large, so that their terms of
+            the score are unreliable, and usually too high; 0 for validation, None if unknown.
     """
 
     temperatures: tuple[float, ...]
@@ -50,6 +52,7 @@ class TemperatureChoice:
     standard_errors: tuple[float, ...]
     pareto_k: tuple[float, ...]
     by: str
+    n_bad: tuple[int, ...] | None = None
 
     @classmethod
     def of(cls, entries: Mapping[str, Any]) -> TemperatureChoice:
@@ -60,10 +63,19 @@ class TemperatureChoice:
     @property
     def best(self) -> float:
         """The temperature of the highest score."""
-        return self.temperatures[int(np.argmax(self.scores))]
+        return self.temperatures[self._place]
+
+    @property
+    def n_bad_of_best(self) -> int:
+        """Number of rows with an unreliable term in the score of `best`; 0 if unknown."""
+        return self.n_bad[self._place] if self.n_bad else 0
+
+    @property
+    def _place(self) -> int:
+        return int(np.argmax(self.scores))
 
     def to_frame(self) -> pd.DataFrame:
-        """A table with one row per candidate."""
+        """A table with one row per candidate; `n_bad` is missing where it is unknown."""
         import pandas as pd
 
         return pd.DataFrame(
@@ -72,6 +84,7 @@ class TemperatureChoice:
                 "score": self.scores,
                 "se": self.standard_errors,
                 "pareto_k": self.pareto_k,
+                **({"n_bad": self.n_bad} if self.n_bad else {}),
             }
         )
 
@@ -105,6 +118,9 @@ def choose_temperature(
         InputError: no candidates, an unknown criterion, or validation data that are missing or do
             not fit the network and the likelihood.
 
+    Warns:
+        UserWarning: a leave-one-out score of the best candidate with unreliable terms.
+
     Example:
         >>> import subbayes, torch
         >>> from subbayes.likelihoods import Gaussian
@@ -123,18 +139,32 @@ def choose_temperature(
     if len(candidates) > 1000:
         fail("temperatures", "at most 1000 candidates", len(candidates))
     held_out = _held_out(posterior, validation) if by == "validation" else None
-    rows = []
+    rows: list[tuple[float, float, float]] = []
+    found: list[diagnostics.LooResult] = []
     with progress_bar(len(candidates), "Choosing a temperature", progress, "temperatures") as steps:
         for temperature in candidates:
             tempered = posterior.with_temperature(temperature)
             sample = engine.sample(tempered, draws=draws, chains=chains, seed=seed, progress=False)
             if held_out is None:
-                rows.append(_loo_score(tempered, sample))
+                found.append(_loo_result(tempered, sample))
+                n = found[-1].n_observations
+                k = float(found[-1].pareto_k.max())
+                rows.append((found[-1].elpd / n, found[-1].se / n, k))
             else:
                 rows.append(_validation_score(tempered, sample, held_out))
             steps.update(1)
     scores, errors, ks = (tuple(float(v) for v in column) for column in zip(*rows, strict=True))
-    return TemperatureChoice(tuple(candidates), scores, errors, ks, by)
+    bad = tuple(one.n_bad for one in found) or (0,) * len(candidates)
+    choice = TemperatureChoice(tuple(candidates), scores, errors, ks, by, bad)
+    if choice.n_bad_of_best:
+        by_n = ", ".join(f"{n} at T = {t:g}" for t, n in zip(candidates, bad, strict=True))
+        warn_user(
+            f"temperature: the leave-one-out score of the best, T = {choice.best:g}, is "
+            f"unreliable, and probably too high; numbers of unreliable terms are {by_n}. Choose by "
+            "held-out data instead (by='validation', of fit temperature='validation'). At T = "
+            f"{choice.best:g} {found[candidates.index(choice.best)].reliability()}"
+        )
+    return choice
 
 
 def _held_out(posterior: Posterior, validation: Any) -> Data:
@@ -147,16 +177,14 @@ def _held_out(posterior: Posterior, validation: Any) -> Data:
     return data
 
 
-def _loo_score(posterior: Posterior, draws: Draws) -> tuple[float, float, float]:
-    """Mean leave-one-out log density of an observation, its error and the worst Pareto k."""
-    found = diagnostics.loo(
-        posterior.pointwise(draws.flat()),
-        temperature=posterior.temperature,
-        row_weights=posterior.row_weights,
-        quiet=True,
+def _loo_result(posterior: Posterior, draws: Draws) -> diagnostics.LooResult:
+    """The leave-one-out score, with the effective sample sizes of chains."""
+    terms = posterior.pointwise(draws.flat())
+    if not draws.independent:
+        terms = terms.reshape(draws.n_chains, draws.n_draws, -1)
+    return diagnostics.loo(
+        terms, temperature=posterior.temperature, row_weights=posterior.row_weights, quiet=True
     )
-    n = found.n_observations
-    return found.elpd / n, found.se / n, float(found.pareto_k.max())
 
 
 def _validation_score(posterior: Posterior, draws: Draws, data: Data) -> tuple[float, float, float]:

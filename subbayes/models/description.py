@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from subbayes.inference.tempering import TemperatureChoice
 from subbayes.models.presets import describe_preset
 from subbayes.networks.description import describe_likelihood, describe_network
 from subbayes.utils.text_table import printable
@@ -114,7 +115,10 @@ def _temperature(model: FittedModel) -> str:
     if not chosen:
         return text
     by = "leave-one-out scores" if chosen["by"] == "loo" else "the validation rows"
-    return f"{text}, chosen by {by} among {', '.join(f'{t:g}' for t in chosen['temperatures'])}"
+    text += f", chosen by {by} among {', '.join(f'{t:g}' for t in chosen['temperatures'])}"
+    if bad := TemperatureChoice.of(chosen).n_bad_of_best:
+        text += f" (unreliable: Pareto k is too large at {bad} rows)"
+    return text
 
 
 def _inference(model: FittedModel) -> str:

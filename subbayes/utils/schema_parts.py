@@ -309,6 +309,7 @@ def draws_tensors(rank: int | str, prediction: str = "network") -> dict[str, Ten
 _drawn = number(-LARGEST, below=LARGEST, finite=False)
 
 CHOICE = record(
+    {"n_bad?": optional(list_of(whole(), size="temperatures"))},
     temperatures=list_of(POSITIVE, least=1, most=1000, size="temperatures"),
     scores=list_of(_drawn, size="temperatures"),
     standard_errors=list_of(_drawn, size="temperatures"),

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+import json
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -10,12 +15,16 @@ from scipy import stats
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from subbayes import Network, Posterior
+from subbayes import Draws, Network, Posterior, Sampling
 from subbayes.data.data import Data
+from subbayes.diagnostics import loo
 from subbayes.inference.tempering import TemperatureChoice, choose_temperature
 from subbayes.likelihoods import Gaussian, Weighted
+from subbayes.models.description import _temperature
+from subbayes.priors import Normal
 from subbayes.subspace import FullSubspace
 from subbayes.utils.checks import InputError
+from subbayes.utils.schema_parts import CHOICE
 
 pytestmark = pytest.mark.usefixtures("unchecked")  # long runs; see test_annotations
 
@@ -59,6 +68,100 @@ def test_leave_one_out_scores_match_exact_ones():
         assert k < 0.7
         assert abs(score - exact.mean()) < 0.02
         assert choice.by == "loo"
+    assert (choice.n_bad, choice.n_bad_of_best) == ((0, 0, 0), 0)
+
+
+def exactly(model: LinearGaussian):
+    """An engine of independent draws of the closed form."""
+
+    def sample(posterior, sampling):
+        mean, covariance = changed(model, posterior.temperature).moments()
+        rng = np.random.default_rng(sampling.seed)
+        z = rng.multivariate_normal(mean, covariance, size=(sampling.chains, sampling.draws))
+        return Draws(z, temperature=posterior.temperature)
+
+    return sample
+
+
+def changed(model: LinearGaussian, temperature: float, rows=slice(None)) -> LinearGaussian:
+    """The model at another temperature, of some rows."""
+    part = copy.copy(model)
+    part.temperature, part.phi, part.y = temperature, model.phi[rows], model.y[rows]
+    return part
+
+
+def many_weights(seed: int) -> LinearGaussian:
+    """31 weights for 40 rows, whose noise is larger than the likelihood says."""
+    model = LinearGaussian(40, 30, None, noise=1.0, prior=Normal(30.0), seed=seed)
+    model.y = model.x[:, 0] + 1.5 * np.random.default_rng(seed + 10).normal(size=40)
+    model.shift = np.zeros(31)
+    return model
+
+
+@pytest.mark.parametrize("seed", [0, 2, 3])
+def test_a_choice_among_unreliable_scores_warns(seed):
+    """Nearly as many weights as rows: PSIS overrates low temperatures, with k above 1."""
+    model = many_weights(seed)
+    with pytest.warns(
+        UserWarning, match="temperature: the leave-one-out score of the best"
+    ) as told:
+        choice = choose_temperature(
+            model.posterior(), [1, 3, 10], inference=exactly(model), progress=False
+        )
+    exact = []
+    for t in choice.temperatures:
+        rest = [np.arange(model.n) != i for i in range(model.n)]
+        terms = [
+            predictive_log_density(model, changed(model, t, kept).moments(), model.phi, model.y)[i]
+            for i, kept in enumerate(rest)
+        ]
+        exact.append(np.mean(terms))
+    assert choice.best < choice.temperatures[int(np.argmax(exact))]
+    assert choice.n_bad_of_best == choice.n_bad[choice.temperatures.index(choice.best)] > 0
+    assert choice.to_frame()["n_bad"].tolist() == list(choice.n_bad)
+    (line,) = [str(one.message) for one in told]
+    assert f"{choice.n_bad_of_best} at T = {choice.best:g}" in line
+    assert "temperature='validation'" in line
+
+
+@pytest.mark.parametrize("independent", [False, True])
+def test_leave_one_out_scores_know_the_autocorrelation_of_chains(independent):
+    model = LinearGaussian(n=25)
+    posterior, exact = model.posterior(), exactly(model)
+
+    def correlated(tempered_posterior, sampling):
+        draws = exact(tempered_posterior, sampling)
+        z = draws.z.repeat(20, 1)[:, : draws.n_draws]  # as of a chain that moves rarely
+        return dataclasses.replace(draws, z=z, independent=independent)
+
+    choice = choose_temperature(posterior, [1, 4], inference=correlated, progress=False)
+    for t, k in zip(choice.temperatures, choice.pareto_k, strict=True):
+        one = posterior.with_temperature(t)
+        terms = one.pointwise(correlated(one, Sampling(draws=200, chains=8, seed=0)).flat())
+        apart, chains = (
+            loo(part, temperature=t, quiet=True).pareto_k.max()
+            for part in (terms, terms.reshape(8, 200, -1))
+        )
+        assert k == (apart if independent else chains)
+        assert apart != chains
+
+
+def test_a_model_says_if_its_temperature_was_chosen_by_an_unreliable_score():
+    entries = dataclasses.asdict(
+        TemperatureChoice((1.0, 3.0), (-1.0, -2.0), (0.1,) * 2, (1.2, 0.5), "loo")
+    )
+    for scores, bad, told in (
+        ((-1.0, -2.0), (7, 0), True),
+        ((-2.0, -1.0), (7, 0), False),
+        ((-1.0, -2.0), None, False),
+    ):
+        found = json.loads(json.dumps(entries | {"scores": scores, "n_bad": bad}))
+        CHOICE(found, "choice", {})
+        model = SimpleNamespace(settings={"temperatures": found}, temperature=1.0)
+        assert ("unreliable: Pareto k is too large at 7 rows" in _temperature(model)) == told
+    del found["n_bad"]  # as in files of earlier versions
+    CHOICE(found, "choice", {})
+    assert TemperatureChoice.of(found).n_bad_of_best == 0
 
 
 def test_validation_scores_match_exact_ones():
