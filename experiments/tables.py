@@ -39,8 +39,8 @@ PLANS: dict[str, Plan] = {
         ("protein", "bank_marketing", "adult"), Plan(warmup=200, thin=2, training=_BATCHES)
     ),
 }
-"""Sizes by the CPU time in which a seed samples on one core: three minutes for airfoil, 27 for
-bike, and 20 to 60 seconds for the others."""
+"""Sizes by the CPU time that a seed takes on one core: four minutes for airfoil, 24 to 32 for bike,
+and half a minute to two minutes for the others."""
 
 DEFAULT = ("airfoil", "bike")
 

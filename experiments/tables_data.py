@@ -1,8 +1,9 @@
 """Data of the benchmark of tables: raw columns, split and standardised as bde's benchmark does.
 
 A fifth of the rows is the test part, `train_test_split(test_size=0.2, random_state=0)`; inputs and
-targets are standardised by the training rows. Protein has its five usual splits. Settings are
-selected on a fifth of the training rows, which never sees a test row.
+targets are standardised by the training rows. Settings are selected on a fifth of the training rows
+of the first seed, of which none is a test row. Protein has its five usual splits instead, one for
+each seed, which overlap: a third of these rows are test rows of other splits.
 """
 
 from __future__ import annotations
