@@ -1,6 +1,7 @@
 """Exported networks of tables: every parameter of p(y | x) is in the units of the table."""
 
 import dataclasses
+import warnings
 
 import numpy as np
 import pytest
@@ -112,3 +113,21 @@ def test_outputs_whose_units_are_unknown_are_refused(likelihood):
     network = dataclasses.replace(model.model_, likelihood=likelihood)
     with pytest.raises(InputError, match="likelihood: expected one whose outputs are known in the"):
         export_in_table_units(network, model.mean_, model.scale_)
+
+
+@pytest.mark.parametrize("offset", [0.0, 2e4])
+def test_targets_far_from_zero_are_warned_of(offset):
+    """Of an offset of 20,000 sd, float32 keeps 1e-3 sd."""
+    model, X, y = fitted("gaussian", ())
+    learned = model.model_.likelihood
+    moved = dataclasses.replace(learned, shift=(offset * learned.scale[0],))
+    network = dataclasses.replace(model.model_, likelihood=moved)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        small = export_in_table_units(network, model.mean_, model.scale_)
+    messages = [str(one.message) for one in said if "vary little" in str(one.message)]
+    assert len(messages) == (offset > 0)
+    assert all(m.startswith("The targets") and "up to 0.001 stand" in m for m in messages)
+    expected = network.predict(model._standardize(X), structure="median", weights="mean").mean
+    error = np.abs(small(X)[:, 0].double() - expected).max() / learned.scale[0]
+    assert error < 2e-3

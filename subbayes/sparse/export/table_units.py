@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from jaxtyping import Float
-from numpy import ndarray
+from numpy import asarray, ndarray
 from torch import Tensor, nn
 
 from subbayes.likelihoods import (
@@ -96,6 +97,10 @@ def export_in_table_units(
         classes: labels.
         fills: see `SmallNetwork`.
 
+    Warns:
+        Of columns and targets with means more than 10,000 standard deviations from 0, of which
+        float32 loses digits.
+
     Raises:
         InputError: an unknown layout, a module that is not an `MLP`, or a likelihood whose
             parameters are not known in the units of y.
@@ -109,9 +114,11 @@ def export_in_table_units(
         outputs = [(f"logit[{label}]", _FREE) for label in classes]
     else:
         outputs = _outputs_of(likelihood, whole)
-    _warn_of_offsets(mean, scale, names)
+    _warn_of_offsets(mean, scale, partial(_named, names), "reads")
     _fold_inputs(whole, mean, scale)
     if isinstance(likelihood, Standardized):
+        shift, units = asarray(likelihood.shift), asarray(likelihood.scale)
+        _warn_of_offsets(shift, units, lambda _: "The targets", "returns")
         _fold_outputs(whole, likelihood, [change for _, change in outputs])
     small = export_network(whole, tuple(result.layers), rows, layout)
     return replace(
@@ -141,19 +148,25 @@ def _outputs_of(likelihood: Likelihood, module: MLP) -> list[tuple[str, str]]:
     return found
 
 
+def _named(names: Sequence[str], columns: Sequence[int]) -> str:
+    """The first few of the columns, by name where they have one."""
+    shown = (repr(names[k]) if k < len(names) else f"number {k}" for k in columns[:5])
+    return f"Columns {', '.join(shown)}"
+
+
 def _warn_of_offsets(
-    mean: Float[ndarray, "d"], scale: Float[ndarray, "d"], names: Sequence[str]
+    mean: Float[ndarray, "d"],
+    scale: Float[ndarray, "d"],
+    subject: Callable[[Sequence[int]], str],
+    verb: str,
 ) -> None:
-    """Warn of columns of which float32 loses digits."""
+    """Warn of columns or targets of which float32 loses digits."""
     distant = (abs(mean) > _MAX_OFFSET * scale).nonzero()[0]
     if len(distant):
         worst = float((abs(mean) / scale)[distant].max())
-        columns = ", ".join(
-            repr(names[k]) if k < len(names) else f"number {k}" for k in distant[:5]
-        )
         warn_user(
-            f"Columns {columns} vary little compared to their means: in float32 the exported "
-            "network reads them with an error of up to "
+            f"{subject(distant.tolist())} vary little compared to their means: in float32 the "
+            f"exported network {verb} them with an error of up to "
             f"{worst * 2.0**-24:.1g} standard deviations. Subtract a constant from them before "
             "fitting",
             UserWarning,
