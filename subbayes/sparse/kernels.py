@@ -269,9 +269,10 @@ def csr_tensor(
     values: Float[Tensor, "k"],
     inputs: int,
 ) -> Tensor:
-    """A sparse CSR tensor, without the warning of torch that the layout is a beta feature."""
+    """A sparse CSR tensor of parts that `check_csr` accepts, without warnings of torch."""
     with without_beta_warning():
-        return torch.sparse_csr_tensor(crow, columns, values, (len(crow) - 1, inputs))
+        shape = len(crow) - 1, inputs
+        return torch.sparse_csr_tensor(crow, columns, values, shape, check_invariants=False)
 
 
 def check_csr(

@@ -53,6 +53,17 @@ def parts(weight):
     return found.crow_indices(), found.col_indices(), found.values()
 
 
+def test_sparse_tensors_are_made_without_warnings():
+    crow, columns, values = parts(torch.eye(3))
+    torch.set_warn_always(True)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            kernels.csr_tensor(crow, columns, values, 3)
+    finally:
+        torch.set_warn_always(False)
+
+
 def test_sparse_products_keep_leading_dimensions_and_gradients():
     weight = torch.tensor([[0.0, 2.0, 0.0], [1.0, 0.0, -1.0]], dtype=torch.float64)
     crow, columns = torch.tensor([0, 1, 3]), torch.tensor([1, 0, 2])
