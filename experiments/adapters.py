@@ -24,7 +24,7 @@ from torch import Tensor
 
 from experiments.adapters_data import DATASETS, Corpus, Rows, corpus_of, rows_of
 from experiments.adapters_methods import METHODS, Plan, Session, plan_of, validation_nll
-from experiments.adapters_model import base_weights
+from experiments.adapters_model import base_weights, digest_of
 from experiments.adapters_page import markdown, summary
 from experiments.markdown import add_recorded_option, add_write_option, publish
 from experiments.store import Record, Store, key_of, versions
@@ -143,7 +143,8 @@ class Bench:
             fitted = METHODS[method].fit(session, settings)
         seconds = {"fit": time.perf_counter() - started, "fit_cpu": time.process_time() - cpu}
         problems = sorted({str(w.message) for w in caught if issubclass(w.category, UserWarning)})
-        return fitted, {"seconds": seconds, "warnings": [one[:200] for one in problems]}
+        facts = {"seconds": seconds, "warnings": [one[:200] for one in problems]}
+        return fitted, facts | {"base": digest_of(session.weights)}
 
     def _validation(self, method: str, candidate: Record) -> Record:
         fitted, facts = self._fit(method, candidate, 0)

@@ -22,7 +22,7 @@ from transformers import BertConfig, BertForMaskedLM, BertModel
 from experiments.adapters_data import MASK, PAD, Corpus
 from subbayes.utils.seeding import fork_rng
 
-__all__ = ["Architecture", "adapted_model", "base_weights", "pretrain"]
+__all__ = ["Architecture", "adapted_model", "base_weights", "digest_of", "pretrain"]
 
 Say = Callable[..., None]
 _TARGETS = ["query", "key", "value", "dense"]
@@ -79,6 +79,17 @@ def base_weights(
         folder.mkdir(parents=True, exist_ok=True)
         save_file(pretrain(corpus, architecture, say), path)
     return load_file(path)
+
+
+def digest_of(weights: dict[str, Tensor]) -> str:
+    """Ten hexadecimal digits that tell the weights of two pretrainings apart.
+
+    Pretraining on another machine, or with another release of torch, gives other weights.
+    """
+    found = hashlib.sha256()
+    for name in sorted(weights):
+        found.update(name.encode() + weights[name].cpu().contiguous().numpy().tobytes())
+    return found.hexdigest()[:10]
 
 
 def pretrain(corpus: Corpus, architecture: Architecture, say: Say) -> dict[str, Tensor]:

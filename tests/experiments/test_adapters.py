@@ -11,8 +11,9 @@ pytest.importorskip("peft")
 
 from experiments import adapters, adapters_data, adapters_page
 from experiments.adapters_data import Corpus, Texts, rows_of
-from experiments.adapters_methods import METHODS, Plan
-from experiments.adapters_model import Architecture
+from experiments.adapters_methods import METHODS, Plan, plan_of
+from experiments.adapters_model import Architecture, digest_of
+from experiments.store import RESULTS, Store
 from subbayes.utils.checks import InputError
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -64,6 +65,8 @@ def test_every_method_runs_and_resumes(tmp_path):
             assert scores["nll"] > 0
             assert 0 <= scores["accuracy"] <= 1
             assert 0 <= scores["auroc"] <= 1
+        records = Store(tmp_path / "results" / "clinc150-few.json").records.values()
+        assert len({r["base"] for r in records}) == 1
         lines = []
         again = adapters.run(options(tmp_path, recorded=True), lines.append, tiny(), made_up())
         assert again == found
@@ -115,6 +118,52 @@ def record(method, seed, nll, auroc=0.8):
         "validation_nll": nll, "auroc": auroc, "accuracy": 0.5, "ece": 0.1, "brier": 0.5,
         "seconds": {"fit_cpu": 1.0, "prediction_cpu": 2.0},
     }  # fmt: skip
+
+
+def test_seconds_are_those_of_a_cpu_after_the_trainings_of_the_selection():
+    """Fitting takes 1 s and prediction 2, but after the selection, and after an interruption."""
+    records = [record("map", s, 1.0) for s in range(5)]
+    records[0]["seconds"]["fit_cpu"], records[4]["seconds"]["fit_cpu"] = 0.0, 100.0
+    assert adapters_page.further_seconds(records) == 3.0
+    assert adapters_page.further_seconds(records[:1]) is None
+    records += [record("swa", s, 1.0) | {"device": "cuda"} for s in range(3)]
+    assert adapters_page.further_seconds(records[5:]) is None
+    mixed = [record("swa", s, 1.0) | {"device": d} for s, d in enumerate(("cpu", "cpu", "cuda"))]
+    assert adapters_page.further_seconds(mixed) is None
+    text = adapters_page.markdown({"clinc150-few": records})
+    assert "| further CPU seconds | seeds |" in text
+    assert "| 0.800 ± 0.000 | 3 | 5 |" in text
+    assert "| 0.800 ± 0.000 | – | 3 |" in text
+
+
+def test_records_know_their_base_model_which_is_not_part_of_their_key(tmp_path):
+    """Keys of records are as before: the digest is that of weights, of whichever pretraining."""
+    weights = {"b": torch.ones(3), "a": torch.zeros(2, 2)}
+    assert digest_of(weights) == digest_of(dict(reversed(weights.items())))
+    assert digest_of(weights) != digest_of(weights | {"b": torch.full((3,), 1 + 1e-6)})
+    bench = adapters.Bench(
+        rows_of(made_up(), "clinc150-few"),
+        lambda: weights,
+        Store(tmp_path / "x.json"),
+        tiny(),
+        print,
+    )
+    one = bench._facts("map", {"learning_rate": 5e-3, "epochs": 10})
+    bench.weights = lambda: {"b": torch.zeros(3)}
+    assert bench._facts("map", {"learning_rate": 5e-3, "epochs": 10}) == one
+    records = [record("map", s, 1.0) | {"base": "x"} for s in range(2)]
+    assert "base models" not in adapters_page.markdown({"clinc150-few": records})
+    records[1]["base"] = "y"
+    assert "; with 2 base models**" in adapters_page.markdown({"clinc150-few": records})
+
+
+def test_keys_of_published_records_are_found(tmp_path):
+    """A change of the plan, of its facts or of the methods would compute everything again."""
+    store = Store(RESULTS / "adapters" / "clinc150-few.json")
+    rows = argparse.Namespace(name="clinc150-few")
+    bench = adapters.Bench(rows, lambda: {}, store, plan_of("clinc150-few"), print, False)
+    found = bench.records(list(METHODS), range(10))
+    assert len(found) == 10 * len(METHODS)
 
 
 def test_differences_are_paired_by_seed():
