@@ -3,8 +3,9 @@
 from subbayes.sparse.baselines import prune
 from subbayes.sparse.configuration import LearningRates, SparseTraining
 from subbayes.sparse.convert import convert, elbo, kl, sparse_layers
+from subbayes.sparse.export.csr_linear import CsrLinear
 from subbayes.sparse.export.export import export_network
-from subbayes.sparse.export.small_network import CsrLinear, SmallNetwork
+from subbayes.sparse.export.small_network import SmallNetwork
 from subbayes.sparse.layers import SparseLayer
 from subbayes.sparse.priors import (
     Bernoulli,

@@ -149,6 +149,7 @@ _sparse_layer = record(
 )
 
 _exported = record(
+    {"settings?": dict_of(dict_of(text()))},  # files of earlier versions lack it, and say so
     units=dict_of(list_of(whole(), least=2, most=2)),
     layouts=dict_of(text("dense", "csr")),
     weights=list_of(whole(), least=2, most=2),

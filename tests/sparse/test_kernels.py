@@ -22,8 +22,8 @@ from subbayes.networks.network import Network
 from subbayes.sparse import kernels
 from subbayes.sparse import result as results
 from subbayes.sparse.export import export
+from subbayes.sparse.export.csr_linear import CsrLinear
 from subbayes.sparse.export.export import export_network
-from subbayes.sparse.export.small_network import CsrLinear
 from subbayes.sparse.export.tiled_layers import TiledLinear
 from subbayes.sparse.kernels import BagIndices, sparse_linear, tile_layout
 

@@ -18,8 +18,9 @@ from torch import Tensor, nn
 
 from subbayes.networks.network import arguments
 from subbayes.sparse.dependency_graph import DataFlow, Edge, edges
+from subbayes.sparse.export.csr_linear import CsrLinear
 from subbayes.sparse.export.example import as_example
-from subbayes.sparse.export.small_network import CsrLinear, SmallNetwork, set_sizes
+from subbayes.sparse.export.small_network import SmallNetwork, set_sizes
 from subbayes.sparse.export.tiled_layers import layers_for_products, use_tiles
 from subbayes.sparse.layers import SparseLayer
 from subbayes.sparse.module_surgery import LAYERS, replace_layer

@@ -1,4 +1,4 @@
-"""The small network that a sparse one is exported to: its layers and files."""
+"""The small network that a sparse one is exported to, and its files."""
 
 from __future__ import annotations
 
@@ -14,136 +14,27 @@ from tempfile import TemporaryDirectory
 from typing import Any, ClassVar, TypeGuard
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from subbayes.networks.layer_kinds import BATCH_NORMS
 from subbayes.networks.network import arguments
-from subbayes.networks.tracing.private_torch import is_traced
 from subbayes.sparse.dependency_graph import DataFlow, edges
+from subbayes.sparse.export.csr_linear import CsrLinear
 from subbayes.sparse.export.example import as_example, outputs_of
-from subbayes.sparse.export.tiled_layers import TiledLinear, use_tiles
-from subbayes.sparse.kernels import (
-    BagIndices,
-    check_csr,
-    csr_tensor,
-    sparse_linear,
-    without_beta_warning,
-)
+from subbayes.sparse.export.module_settings import classes_of, differences, settings_of
+from subbayes.sparse.export.tiled_layers import use_tiles
+from subbayes.sparse.kernels import check_csr, csr_tensor
 from subbayes.sparse.module_surgery import LAYERS, replace_layer
 from subbayes.utils.artifact import write_file
 from subbayes.utils.checks import fail, fail_type
 from subbayes.utils.files import StrPath, atomic_write_bytes, fail_damaged, new_file
-from subbayes.utils.memory import check_memory
 from subbayes.utils.types import Inputs
 from subbayes.utils.warning import filtered_warnings
 
-__all__ = ["CsrLinear", "SmallNetwork", "rebuild", "set_sizes"]
+__all__ = ["SmallNetwork", "rebuild", "set_sizes"]
 
 _RESIZED = (*LAYERS, *BATCH_NORMS)
 _PARTS = ("crow_indices", "col_indices", "values")
-
-
-class CsrLinear(nn.Module):
-    """A linear layer whose weights are stored as compressed sparse rows.
-
-    Args:
-        layer: a dense layer, whose zeros are not stored.
-
-    Attributes:
-        keeps_tiles: whether outputs may be transposed in memory, for layers that map row by row.
-
-    Example:
-        >>> layer = nn.Linear(3, 2)
-        >>> small = CsrLinear(layer)
-        >>> bool(torch.allclose(small(torch.ones(4, 3)), layer(torch.ones(4, 3))))
-        True
-    """
-
-    weight: Tensor
-    bias: Tensor | None
-    keeps_tiles = False
-
-    def __init__(self, layer: nn.Linear) -> None:
-        super().__init__()
-        self.in_features, self.out_features = layer.in_features, layer.out_features
-        with without_beta_warning():
-            self.register_buffer("weight", layer.weight.detach().to_sparse_csr())
-        self.register_buffer("bias", None if layer.bias is None else layer.bias.detach().clone())
-        self._cached: tuple[Tensor, BagIndices, Tensor] | None = None
-
-    def forward(self, input: Float[Tensor, "*N i"]) -> Float[Tensor, "*N o"]:
-        """Outputs, shape (..., out_features).
-
-        Raises:
-            InputError: rows of another size, or a call that is traced or compiled.
-        """
-        if is_traced():
-            fail(
-                "module",
-                "a call that is neither traced nor compiled, because of CSR layers",
-                "one that is",
-                "Export with layout='dense'",
-            )
-        weight = self.weight
-        known = self._cached
-        if known is None or known[0] is not weight:
-            self._check()
-            bags = BagIndices(weight.crow_indices(), weight.col_indices(), self.in_features)
-            self._cached = known = weight, bags, weight.values()
-        found = sparse_linear(input, *known[1:], self.bias)
-        return found if self.keeps_tiles else found.contiguous()
-
-    def _check(self) -> None:
-        """Check the indices, which may come from a state dict or a pickle."""
-        weight = self.weight
-        shape: tuple[int, int] = self.out_features, self.in_features
-        if weight.layout != torch.sparse_csr or tuple(weight.shape) != shape:
-            got = f"{weight.layout} of shape {tuple(weight.shape)}"
-            fail("weight", f"compressed sparse rows of shape {shape}", got)
-        check_csr("weight", weight.crow_indices(), weight.col_indices(), weight.values(), shape)
-
-    def _load_from_state_dict(self, *given: Any) -> None:
-        self._cached = None  # weights are copied into the existing tensor
-        super()._load_from_state_dict(*given)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_cached": None}
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> CsrLinear:
-        memo[id(self.weight)] = self.weight.clone()  # torch cannot deepcopy sparse layouts
-        made = memo[id(self)] = type(self).__new__(type(self))
-        made.__dict__ = copy.deepcopy(self.__getstate__(), memo)
-        return made
-
-    def extra_repr(self) -> str:
-        """Sizes and number of weights."""
-        return (
-            f"in_features={self.in_features}, out_features={self.out_features}, "
-            f"weights={self.weight.values().numel()}"
-        )
-
-    def dense(self) -> nn.Linear:
-        """The same layer with a dense weight.
-
-        Raises:
-            InputError: a dense weight that memory cannot hold.
-        """
-        self._check()
-        size = self.in_features * self.out_features * self.weight.values().element_size()
-        what = f"a dense weight of {self.out_features} x {self.in_features}"
-        check_memory("module", what, size, "Use the layer as it is")
-        layer = nn.Linear(
-            self.in_features,
-            self.out_features,
-            self.bias is not None,
-            device=self.weight.device,
-            dtype=self.weight.dtype,
-        )
-        layer.weight.data.copy_(self.weight.to_dense())
-        if self.bias is not None:
-            layer.bias.data.copy_(self.bias)
-        return layer.requires_grad_(False).train(self.training)
 
 
 @dataclass(frozen=True)
@@ -182,9 +73,10 @@ class SmallNetwork:
         return found
 
     def facts(self) -> dict[str, Any]:
-        """All fields but the module, and the classes of its layers."""
+        """All fields but the module, and the classes and settings of its layers."""
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "module"}
-        return values | {"layers": _classes(self.module)}
+        found = self.module
+        return values | {"layers": classes_of(found), "settings": settings_of(found)}
 
     def save(self, path: StrPath, *, overwrite: bool = False) -> Path:
         """Write an artifact that is a single safetensors file; `subbayes.load` opens it.
@@ -307,13 +199,17 @@ def rebuild(
     """Rebuild a small network from its artifact; see `subbayes.load`.
 
     Raises:
-        InputError: no module, one with other layers, or layers whose indices are out of range.
+        InputError: no module, one with other layers or other settings of a layer, layers whose
+            indices are out of range, or a file of an earlier version without settings.
     """
     if module is None:
         fail("module", "the module that was converted, of any width", "none",
              "Pass load(path, module): code is not saved, only weights")  # fmt: skip
     if not isinstance(module, nn.Module):
         fail_type("module", "the torch.nn.Module that was converted", module)
+    if "settings" not in facts:
+        fail("path", "a file with the settings of its layers", "one of an earlier version",
+             "Export the network again")  # fmt: skip
     made, tensors = copy.deepcopy(module).eval(), dict(tensors)
     flow = DataFlow.of(made, facts["layouts"])
     owners = dict(made.named_modules())
@@ -328,11 +224,7 @@ def rebuild(
     owners = dict(made.named_modules())
     mismatched += sorted(made.state_dict().keys() - tensors.keys())
     mismatched += [name for name, value in tensors.items() if not _fits(owners, name, value)]
-    mismatched += [
-        f"{name} ({found})"
-        for name, found in _classes(made).items()
-        if facts["layers"].get(name, found) != found
-    ]
+    mismatched += differences(made, facts)
     if mismatched:
         fail(
             "module",
@@ -360,16 +252,6 @@ def rebuild(
         tuple(facts["outputs"]),
         facts["fills"],
     )
-
-
-def _classes(module: nn.Module) -> dict[str, str]:
-    """The class of each submodule; linear layers are `Linear` in every layout."""
-    linear = CsrLinear, TiledLinear
-    return {
-        name: nn.Linear.__name__ if isinstance(own, linear) else type(own).__name__
-        for name, own in module.named_modules()
-        if name
-    }
 
 
 _ABSENT = object()

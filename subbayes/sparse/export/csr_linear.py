@@ -1,0 +1,119 @@
+"""A linear layer whose weights are stored as compressed sparse rows."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from subbayes.networks.tracing.private_torch import is_traced
+from subbayes.sparse.kernels import BagIndices, check_csr, sparse_linear, without_beta_warning
+from subbayes.utils.checks import fail
+from subbayes.utils.memory import check_memory
+
+__all__ = ["CsrLinear"]
+
+
+class CsrLinear(nn.Module):
+    """A linear layer whose weights are stored as compressed sparse rows.
+
+    Args:
+        layer: a dense layer, whose zeros are not stored.
+
+    Attributes:
+        keeps_tiles: whether outputs may be transposed in memory, for layers that map row by row.
+
+    Example:
+        >>> layer = nn.Linear(3, 2)
+        >>> small = CsrLinear(layer)
+        >>> bool(torch.allclose(small(torch.ones(4, 3)), layer(torch.ones(4, 3))))
+        True
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+    keeps_tiles = False
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        self.in_features, self.out_features = layer.in_features, layer.out_features
+        with without_beta_warning():
+            self.register_buffer("weight", layer.weight.detach().to_sparse_csr())
+        self.register_buffer("bias", None if layer.bias is None else layer.bias.detach().clone())
+        self._cached: tuple[Tensor, BagIndices, Tensor] | None = None
+
+    def forward(self, input: Float[Tensor, "*N i"]) -> Float[Tensor, "*N o"]:
+        """Outputs, shape (..., out_features).
+
+        Raises:
+            InputError: rows of another size, or a call that is traced or compiled.
+        """
+        if is_traced():
+            fail(
+                "module",
+                "a call that is neither traced nor compiled, because of CSR layers",
+                "one that is",
+                "Export with layout='dense'",
+            )
+        weight = self.weight
+        known = self._cached
+        if known is None or known[0] is not weight:
+            self._check()
+            bags = BagIndices(weight.crow_indices(), weight.col_indices(), self.in_features)
+            self._cached = known = weight, bags, weight.values()
+        found = sparse_linear(input, *known[1:], self.bias)
+        return found if self.keeps_tiles else found.contiguous()
+
+    def _check(self) -> None:
+        """Check the indices, which may come from a state dict or a pickle."""
+        weight = self.weight
+        shape: tuple[int, int] = self.out_features, self.in_features
+        if weight.layout != torch.sparse_csr or tuple(weight.shape) != shape:
+            got = f"{weight.layout} of shape {tuple(weight.shape)}"
+            fail("weight", f"compressed sparse rows of shape {shape}", got)
+        check_csr("weight", weight.crow_indices(), weight.col_indices(), weight.values(), shape)
+
+    def _load_from_state_dict(self, *given: Any) -> None:
+        self._cached = None  # weights are copied into the existing tensor
+        super()._load_from_state_dict(*given)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_cached": None}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CsrLinear:
+        memo[id(self.weight)] = self.weight.clone()  # torch cannot deepcopy sparse layouts
+        made = memo[id(self)] = type(self).__new__(type(self))
+        made.__dict__ = copy.deepcopy(self.__getstate__(), memo)
+        return made
+
+    def extra_repr(self) -> str:
+        """Sizes and number of weights."""
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, "
+            f"weights={self.weight.values().numel()}"
+        )
+
+    def dense(self) -> nn.Linear:
+        """The same layer with a dense weight.
+
+        Raises:
+            InputError: a dense weight that memory cannot hold.
+        """
+        self._check()
+        size = self.in_features * self.out_features * self.weight.values().element_size()
+        what = f"a dense weight of {self.out_features} x {self.in_features}"
+        check_memory("module", what, size, "Use the layer as it is")
+        layer = nn.Linear(
+            self.in_features,
+            self.out_features,
+            self.bias is not None,
+            device=self.weight.device,
+            dtype=self.weight.dtype,
+        )
+        layer.weight.data.copy_(self.weight.to_dense())
+        if self.bias is not None:
+            layer.bias.data.copy_(self.bias)
+        return layer.requires_grad_(False).train(self.training)
