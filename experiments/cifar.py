@@ -89,6 +89,7 @@ class Bench:
             "method": name,
             "seed": seed,
             "plan": dataclasses.asdict(self.plan),
+            **self._device_facts(),
         }
         key = key_of(f"{self.model}-{name}-{kind}-{seed}", facts)
         if not self.computes and key not in self.store:
@@ -100,6 +101,14 @@ class Bench:
             return facts | self._scores(self._of(seed), name, temperature)
 
         return self.store.get(key, compute, self._report)
+
+    def _device_facts(self) -> Record:
+        """The kind of the device, on which the trainings that methods share depend.
+
+        The first records, of CUDA, have none in their keys.
+        """
+        kind = torch.device(self.device).type
+        return {} if kind == "cuda" else {"device_type": kind}
 
     # --- computation ------------------------------------------------------------------------------
 
@@ -230,7 +239,8 @@ def run(
 ) -> Record:
     """Compute the missing records and print the tables; return a summary."""
     methods = split_names(options.methods, METHODS, "methods")
-    if torch.device(options.device).type == "cuda" and not torch.cuda.is_available():
+    missing = torch.device(options.device).type == "cuda" and not torch.cuda.is_available()
+    if missing and not options.recorded:
         fail("device", "a device of this machine", options.device, "Use --device cpu")
     seeds = numbers_from(options.first, "seeds", options.seeds)
     found: list[Record] = []

@@ -27,6 +27,17 @@ PAPER = {
 authors' repository."""
 
 _SUBSPACES = {"random": "random", "pca": "PCA", "curve": "curve"}
+_SHARED = {
+    "member 0": "SGD: all methods",
+    "averaging": "weight averaging: all methods but SGD, ensemble and curve",
+    "pca subspace": "PCA subspace: PCA and random",
+    "pca temperatures": "temperature of the PCA subspace: PCA and random",
+    "random subspace": "random subspace: random",
+    "curve": "curve between two members: curve",
+    "curve subspace": "curve subspace: curve",
+    "curve temperatures": "temperature of the curve subspace: curve",
+}
+"""Label of what methods share, with the methods that need it."""
 
 
 def _shown(values: Sequence[float], digits: int = 3, factor: float = 1.0) -> str:
@@ -43,6 +54,7 @@ def page(records: Sequence[Record]) -> str:
         scores = select(own, kind="scores")
         parts += [
             _scores_table(model, scores),
+            _trainings_table(model, own),
             _subspaces_table(model, scores),
             _temperatures_table(model, select(own, kind="temperatures", method="pca")),
         ]
@@ -55,7 +67,7 @@ def _scores_table(model: str, records: Sequence[Record]) -> str:
         own = select(records, method=method)
         if not own:
             continue
-        seconds = np.mean([r["seconds"]["fit"] + r["seconds"]["prediction"] for r in own])
+        seconds = [r["seconds"]["fit"] + r["seconds"]["prediction"] for r in own]
         temperatures = sorted({r["temperature"] for r in own if "temperature" in r})
         rows.append(
             [
@@ -65,11 +77,11 @@ def _scores_table(model: str, records: Sequence[Record]) -> str:
                 with_deviation(float(np.mean([r["nll_error"] for r in own])), None),
                 _shown([r["ece"] for r in own]),
                 ", ".join(f"{t:g}" for t in temperatures) or "–",
-                f"{seconds:.0f}",
+                _mean_seconds(seconds, own),
                 len(own),
             ]
         )
-    head = ("method", "accuracy, %", "NLL", "its error", "ECE", "T", "seconds", "seeds")
+    head = ("method", "accuracy, %", "NLL", "its error", "ECE", "T", "further seconds", "seeds")
     if not rows:
         return ""
     plan, weights = records[0]["plan"], records[0]["weights"]
@@ -80,6 +92,35 @@ def _scores_table(model: str, records: Sequence[Record]) -> str:
         f"and {plan['swa_epochs']} of averaging; mean ± standard deviation over seeds; {devices}"
     )
     return markdown_table(head, rows, title)
+
+
+def _mean_seconds(seconds: Sequence[float], records: Sequence[Record]) -> str:
+    """Mean of seconds, if all records are of one device."""
+    return "–" if len(distinct(records, "device")) > 1 else f"{np.mean(seconds):.0f}"
+
+
+def _trainings_table(model: str, records: Sequence[Record]) -> str:
+    """Seconds of what methods share: trainings, subspaces, and the selection of temperatures.
+
+    Each is in the record of the method that needed it first. Of one that was made again after an
+    interruption, each time counts as one.
+    """
+    shared: dict[str, list[tuple[float, Record]]] = {}
+    for record in records:
+        for name, seconds in record["seconds"]["trainings"].items():
+            shared.setdefault(_SHARED.get(name, name), []).append((seconds, record))
+        if record["kind"] == "temperatures":
+            label = _SHARED[f"{record['method']} temperatures"]
+            shared.setdefault(label, []).append((record["seconds"]["fit"], record))
+    order = [*_SHARED.values(), *shared]
+    rows = [
+        [label, _mean_seconds([s for s, _ in found], [r for _, r in found])]
+        for label, found in sorted(shared.items(), key=lambda one: order.index(one[0]))
+    ]
+    title = (
+        f"{model}, seconds of what methods share, and which they need before their further seconds"
+    )
+    return markdown_table(("shared", "seconds"), rows, title)
 
 
 def _subspaces_table(model: str, records: Sequence[Record]) -> str:

@@ -15,7 +15,7 @@ from experiments import cifar, cifar_tables
 from experiments.cifar_data import AugmentedEpochs, Part, rows_of
 from experiments.cifar_methods import METHODS, PLANS, QUICK
 from experiments.residual_networks import MODELS
-from experiments.store import Store
+from experiments.store import RESULTS, Store
 from subbayes.utils.checks import InputError
 
 
@@ -191,6 +191,45 @@ def test_a_missing_device_is_an_error_in_one_line(tmp_path, monkeypatch):
 
 
 # --- tables ---------------------------------------------------------------------------------------
+
+
+def test_records_of_a_cpu_and_of_a_gpu_are_kept_apart(tmp_path):
+    """Trainings that methods share depend on the device; keys of published records stay."""
+    bench = cifar.Bench("resnet20", coloured_images, TINY, Store(tmp_path / "x.json"), quiet)
+    on_cpu, on_gpu = (
+        bench._device_facts(),
+        dataclasses.replace(bench, device="cuda:1")._device_facts(),
+    )
+    assert on_cpu == {"device_type": "cpu"}
+    assert on_gpu == {}
+    said = []
+    published = options(RESULTS / "cifar", device="cuda", recorded=True)
+    found = cifar.run(published, lambda *line: said.append(line))
+    assert len(found["resnet20"]) == 7
+    assert cifar.run(options(RESULTS / "cifar", recorded=True), quiet) == {}
+
+
+def test_seconds_of_shared_trainings_have_a_table_of_their_own():
+    def record(method, fit, device="a", **trainings):
+        own = {"fit": fit, "prediction": 1.0, "trainings": trainings}
+        scores = {"accuracy": 0.5, "nll": 1.0, "nll_error": 0.1, "ece": 0.1, "weights": 5}
+        plan = {"images": 5, "validation": 1, "epochs": 2, "swa_epochs": 3}
+        known = {"model": "m", "kind": "scores", "method": method, "seed": 0, "plan": plan}
+        return known | scores | {"device": device, "seconds": own}
+
+    records = [
+        record("sgd", 0.0, **{"member 0": 100.0}),
+        record("sgd", 0.0, **{"member 0": 120.0}),
+        record("swag", 6.0, averaging=30.0),
+    ]
+    text = cifar_tables.page(records)
+    assert "| SGD: all methods | 110 |" in text
+    assert "| weight averaging: all methods but SGD, ensemble and curve | 30 |" in text
+    assert "| further seconds | seeds |" in text
+    assert "| 0.100 | – | 7 | 1 |" in text
+    mixed = cifar_tables.page([*records, record("sgd", 0.0, "b", **{"member 0": 9.0})])
+    assert "| SGD: all methods | – |" in mixed
+    assert "| 0.100 ± 0.000 | – | – | 3 |" in mixed
 
 
 def test_tables_have_a_row_for_each_method(records, finished):
