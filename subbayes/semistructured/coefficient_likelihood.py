@@ -68,6 +68,8 @@ def coefficient_likelihood(
     offset: Float[Tensor, "n K"],
     y: Targets,
     placement: Float[Tensor, "p K"],
+    *,
+    join: bool = True,
 ) -> CoefficientLikelihood:
     """The cheapest form of the log-likelihood of a family.
 
@@ -77,6 +79,7 @@ def coefficient_likelihood(
         offset: offsets of the predictors.
         y: responses, or (responses, weights).
         placement: which predictor each column belongs to.
+        join: whether equal rows may be one row.
     """
     values, weights = (y, None) if isinstance(y, Tensor) else (y[0], y[1])
     values = values.double()
@@ -87,7 +90,7 @@ def coefficient_likelihood(
         if bool((constant == constant[:1]).all()):
             return NormalStatistics.of(design, offset, values, weights, placement)
     if type(family) in (PoissonFamily, BernoulliFamily) and family.links[0] in _CANONICAL:
-        return CanonicalRows.of(family, design, offset[:, 0], values, weights)
+        return CanonicalRows.of(family, design, offset[:, 0], values, weights, join=join)
     return GeneralRows(family, design, offset, y)
 
 
@@ -230,6 +233,8 @@ class CanonicalRows:
         offset: Float[Tensor, "n"],
         y: Float[Tensor, "n"],
         weights: Float[Tensor, "n"],
+        *,
+        join: bool = True,
     ) -> CanonicalRows:
         """Join equal rows, and sum what does not depend on coefficients."""
         design, offset = design.double(), offset.double()
@@ -237,7 +242,9 @@ class CanonicalRows:
         if isinstance(family, PoissonFamily):
             constant -= float((weights * torch.lgamma(y + 1)).sum())
         statistic = design.T @ (weights * y)
-        design, offset, weights, response = _joined(design, offset, weights, weights * y)
+        response = weights * y
+        if join:
+            design, offset, weights, response = _joined(design, offset, weights, response)
         return cls(
             family.label,
             design,

@@ -27,7 +27,7 @@ from subbayes.networks.tracing.tracer import Mode, Tracer
 from subbayes.priors import Normal
 from subbayes.semistructured.coefficient_likelihood import NormalStatistics
 from subbayes.semistructured.collapsed_normal import CollapsedNormal
-from subbayes.semistructured.marginalisation import EffectDensity
+from subbayes.semistructured.effect_density import EffectDensity
 from subbayes.utils.checks import fail
 from subbayes.utils.types import Coordinates, LogDensity
 

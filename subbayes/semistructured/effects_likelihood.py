@@ -42,10 +42,12 @@ class EffectsLikelihood:
         design: Float[Tensor, "n p"],
         offset: Float[Tensor, "n K"],
         y: Targets,
+        *,
+        join: bool = True,
     ) -> None:
         self.map, self.n_rows = EffectMap(structured), len(design)
         self.rows: CoefficientLikelihood = coefficient_likelihood(
-            family, design, offset, y, structured.placement
+            family, design, offset, y, structured.placement, join=join
         )
 
     def value(self, zeta: Float[Tensor, "S P"]) -> Float[Tensor, "S"]:

@@ -37,24 +37,19 @@ from subbayes.semistructured.empirical_bayes import (
     smoothing_coordinates,
 )
 from subbayes.semistructured.given_coordinates import GivenCoordinates, with_fixed
-from subbayes.semistructured.grouped_importance import GroupedImportance
-from subbayes.semistructured.independence_metropolis import independence_chains, independence_draws
-from subbayes.semistructured.proposals import (
-    MIDDLE_PILOT,
-    Distribution,
-    Proposals,
-    fitted_proposals,
-    laplace_proposals,
-    mixture_around,
-    pilot_generator,
+from subbayes.semistructured.grouped_importance import (
+    MOST_BESIDE_GROUPS,
+    GroupedImportance,
+    proposals_beside_groups,
 )
+from subbayes.semistructured.independence_metropolis import independence_chains, independence_draws
+from subbayes.semistructured.proposals import Proposals, fitted_proposals
 from subbayes.utils.checks import fail
 from subbayes.utils.progress import say
 
 __all__ = ["draw_effects"]
 
 _MOST_COORDINATES = 60  # for proposals of all of them at once
-_MOST_BESIDE_GROUPS = 30  # for differences of all pairs of them
 _MOST_REPEATS = 20  # proposals for a draw, where the target is cheap
 _CORRECTED_REPEATS = 60
 _PATIENT_REPEATS = 120  # beside about as many evaluations of gradients of NUTS
@@ -214,24 +209,14 @@ def _grouped_draws(
     """
     at = start[grouped.rest]
     free = [i for i, j in enumerate(grouped.rest) if j not in fixed]
-    if len(free) > _MOST_BESIDE_GROUPS:
+    if len(free) > MOST_BESIDE_GROUPS:
         return None
 
     def whole(h: Float[np.ndarray, "*S f"]) -> Float[np.ndarray, "*S d"]:
         return with_fixed(at, free, h)
 
-    proposals = laplace_proposals(lambda h: grouped.laplace(whole(h)), at[free])
-    grouped.start_near(whole(proposals.mean))
+    fitted, _, efficiency = proposals_beside_groups(grouped, at[free], whole)
     rngs = [np.random.default_rng([sampling.seed, 13, c]) for c in range(sampling.chains)]
-    pilot = [pilot_generator()]
-
-    def estimate(h: Float[np.ndarray, "S f"]) -> Float[np.ndarray, "S"]:
-        return grouped.estimate(whole(h), pilot)
-
-    one, efficiency = proposals.adapted(estimate, pilot[0])
-    fitted: Distribution = one
-    if one.has_large_weights(estimate):
-        fitted, efficiency = mixture_around(one, efficiency, estimate, pilot[0], MIDDLE_PILOT)
     found = independence_chains(
         lambda h: grouped.estimate(whole(h), rngs), fitted, sampling, _MOST_REPEATS, efficiency
     )

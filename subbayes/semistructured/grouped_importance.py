@@ -15,8 +15,9 @@ Monte Carlo methods", section 4.4).
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -27,9 +28,20 @@ from torch.nn import functional as F
 from subbayes.semistructured.coefficient_likelihood import CanonicalRows
 from subbayes.semistructured.effects_likelihood import EffectsLikelihood
 from subbayes.semistructured.group_elimination import block_cholesky, block_solve, eliminated_groups
-from subbayes.semistructured.proposals import standard_proposals
+from subbayes.semistructured.proposals import (
+    MIDDLE_PILOT,
+    Distribution,
+    Proposals,
+    laplace_proposals,
+    mixture_around,
+    pilot_generator,
+    standard_proposals,
+)
 
-__all__ = ["GroupedImportance"]
+__all__ = ["MOST_BESIDE_GROUPS", "GroupedImportance", "proposals_beside_groups"]
+
+MOST_BESIDE_GROUPS = 30
+"""Coordinates h, for differences of all pairs of them."""
 
 _ELEMENTS = 2**21  # rows times points at once
 _LEAST_REPEATS = 0.5  # share of different loadings below which rows are joined
@@ -71,6 +83,7 @@ class GroupedImportance:
         self._codes = codes[order]
         self._loadings = own[torch.arange(len(own)), codes][order]
         self._others, self._design = others, rows.design[order][:, others]
+        self._order, self._constant = order, rows.constant
         self._offset = None if rows.offset is None else rows.offset[order, None]
         self._weights = None if rows.weights is None else rows.weights[order, None]
         self._response = rows.response[order]
@@ -86,6 +99,13 @@ class GroupedImportance:
             return None
         design = likelihood.rows.design
         return eliminated_groups(likelihood.map.structured, design.abs().T @ design.abs())
+
+    def shifted(self, contributions: Float[Tensor, "n"]) -> GroupedImportance:
+        """The likelihood with something added to the predictor of each row, of rows not joined."""
+        found, own = copy.copy(self), contributions[self._order, None]
+        found._offset = own if self._offset is None else self._offset + own
+        found._constant = self._constant + float(self.rows.response @ contributions)
+        return found
 
     def _join(self) -> Int[Tensor, "n"] | None:
         """Join counts with equal loadings in a group, and return the cell of each row.
@@ -120,7 +140,7 @@ class GroupedImportance:
             mean = eta.exp_() if self._weights is None else eta.exp_() * self._weights
             eta = mean.new_zeros(len(self._codes), len(h)).index_add_(0, self._cells, mean).log_()
         slopes = torch.stack([self._loadings @ part.T for part in factor])  # (q, rows, S)
-        return eta, slopes, level @ self._fixed + self.rows.constant
+        return eta, slopes, level @ self._fixed + self._constant
 
     def _summed(self, values: Float[Tensor, "n S"]) -> Float[Tensor, "J S"]:
         """Sums over the rows of each group."""
@@ -274,3 +294,32 @@ class GroupedImportance:
                 best = torch.where(u.log() < log_w - log_sum, zeta, best)
         value = log_sum.sum(0) + linear - 0.5 * h.square().sum(1)
         return value, best.permute(2, 1, 0)
+
+
+def proposals_beside_groups(
+    grouped: GroupedImportance,
+    at: Float[np.ndarray, "f"],
+    whole: Callable[[Float[np.ndarray, "*S f"]], Float[np.ndarray, "*S d"]],
+) -> tuple[Distribution, Proposals, float]:
+    """Proposals of coordinates h, which `grouped` starts near to from now on.
+
+    Args:
+        grouped: the likelihood of h.
+        at: where the mode is looked for.
+        whole: all coordinates h from those that are proposed.
+
+    Returns:
+        The proposals, the component they were fitted from, and the efficiency of their weights.
+    """
+    proposals = laplace_proposals(lambda h: grouped.laplace(whole(h)), at)
+    grouped.start_near(whole(proposals.mean))
+    pilot = [pilot_generator()]
+
+    def estimate(h: Float[np.ndarray, "S f"]) -> Float[np.ndarray, "S"]:
+        return grouped.estimate(whole(h), pilot)
+
+    one, efficiency = proposals.adapted(estimate, pilot[0])
+    fitted: Distribution = one
+    if one.has_large_weights(estimate):
+        fitted, efficiency = mixture_around(one, efficiency, estimate, pilot[0], MIDDLE_PILOT)
+    return fitted, one, efficiency

@@ -26,16 +26,11 @@ from subbayes.semistructured.coefficient_likelihood import NormalStatistics
 from subbayes.semistructured.collapsed_networks import CollapsedNetworks
 from subbayes.semistructured.collapsed_normal import CollapsedNormal
 from subbayes.semistructured.contributions import Contributions
+from subbayes.semistructured.effect_density import ConditionalModes, EffectDensity
 from subbayes.semistructured.effects_posterior import EffectsPosterior, has_effects_alone
 from subbayes.semistructured.effects_sampling import draw_effects
 from subbayes.semistructured.estimand import bootstrap_projections
-from subbayes.semistructured.marginalisation import (
-    ClosedForm,
-    ConditionalModes,
-    EffectDensity,
-    ImportanceSampling,
-    marginalisation_of,
-)
+from subbayes.semistructured.marginalisation import marginalisation_of
 from subbayes.semistructured.orthogonal_columns import (
     OrthogonalColumns,
     OrthogonalNetworks,
@@ -44,19 +39,20 @@ from subbayes.semistructured.orthogonal_columns import (
 from subbayes.semistructured.predictors import Predictors
 from subbayes.semistructured.specification import PreparedModel
 from subbayes.semistructured.subspace import MAX_START, JointSpace
+from subbayes.semistructured.tempered_networks import EFFECT_BATCH, TemperedNetworks
 from subbayes.semistructured.working_likelihood import interval_warnings, score_correction
 from subbayes.subspace import FullSubspace, JointSubspace
 from subbayes.utils.checks import check_count, fail
 from subbayes.utils.progress import say
 
-__all__ = ["FittedState", "JointPosterior", "TemperedNetworks"]
+__all__ = ["FittedState", "JointPosterior"]
 
 _CORRECTION_BATCH = 256
 _NOISE_REDUCTIONS = 20
+_MOST_CHECKED = 8  # trained networks at which the effects are integrated out first
 _MOST_COEFFICIENTS = 40  # to integrate out, beside those of eliminated groups
 _MOST_COLUMNS = 1000  # where coefficients are integrated out
 _MOST_NUMBERS = 2**27  # of the design matrix in float64, to integrate out
-_EFFECT_BATCH = 64  # draws of the networks for which effects are drawn in one call
 
 
 @dataclass(frozen=True)
@@ -241,7 +237,7 @@ class JointPosterior:
         density, initial = self.tempered_networks(temperature, method), sampling.initial
         if not isinstance(initial, str):
             sampling = replace(sampling, initial=initial[:, : self.space.rank])
-        return self._with_effects(density, engine.run(density, sampling))
+        return density.with_effects(engine.run(density, sampling), self.seed)
 
     @cached_property
     def collapsed(self) -> CollapsedNetworks | None:
@@ -290,7 +286,8 @@ class JointPosterior:
         """The tempered marginal posterior of the networks, with the effects integrated out.
 
         Raises:
-            InputError: a space in which the effects are projected.
+            InputError: a space in which the effects are projected, or effects that importance
+                sampling does not integrate out.
         """
         space, contributions = self.space, self.contributions
         if space.projected:
@@ -300,7 +297,7 @@ class JointPosterior:
         assert contributions is not None
         inner = space.subspace.inner
         prior = Normal(np.broadcast_to(space.prior.scale, space.subspace.rank)[: space.rank])
-        return TemperedNetworks(
+        found = TemperedNetworks(
             lambda z: contributions(inner.weights(z.to(self.model.dtype))),
             marginalisation_of(method, self.effect_density, places=contributions.places),
             prior,
@@ -308,19 +305,8 @@ class JointPosterior:
             temperature,
             self.density.fingerprint(),
         )
-
-    def _with_effects(self, density: TemperedNetworks, networks: Draws) -> Draws:
-        """Add a draw of the effects to each draw of the networks."""
-        rng = np.random.default_rng([self.seed, 2])
-        flat, parts = networks.flat(), []
-        for start in range(0, len(flat), _EFFECT_BATCH):
-            rows = flat[start : start + _EFFECT_BATCH].copy()
-            deep = density.contributions(torch.from_numpy(rows))
-            parts.append(density.marginalisation.sample(deep, rng))
-        zeta = np.concatenate(parts).reshape(*networks.z.shape[:2], -1)
-        own = {"closed_form": isinstance(density.marginalisation, ClosedForm)}
-        z, meta = np.concatenate([networks.z, zeta], 2), networks.meta | own
-        return replace(networks, z=z, moments=None, meta=meta)
+        found.check_effects(space.start_points[:_MOST_CHECKED, : space.rank])
+        return found
 
     # --- weights of draws -------------------------------------------------------------------
 
@@ -445,8 +431,8 @@ class FittedState:
         contributions, networks = self.joint.contributions, self.joint.networks_of(self.draws)
         assert contributions is not None
         found = np.zeros((len(networks), self.model.structured.n_corrected))
-        for start in range(0, len(networks), _EFFECT_BATCH):
-            rows = np.arange(start, min(start + _EFFECT_BATCH, len(networks)))
+        for start in range(0, len(networks), EFFECT_BATCH):
+            rows = np.arange(start, min(start + EFFECT_BATCH, len(networks)))
             for columns, f in contributions.remaining(networks[rows]):
                 at = rows[:, None], list(columns.columns)
                 found[at] += self.projections(f, columns, rows).numpy()
@@ -463,35 +449,3 @@ class FittedState:
         weights = None if counts is None else counts.numpy()
         seeds = [(self.joint.seed, 3, int(s)) for s in rows]
         return bootstrap_projections(f, columns, seeds, weights)
-
-
-@dataclass(frozen=True)
-class TemperedNetworks:
-    r"""$p(D \mid \varphi)^{1/T} p(\varphi)$ as a density that samplers accept.
-
-    Attributes:
-        contributions: from coordinates (S, k) to the networks' contributions (S, n, K), in float64.
-        marginalisation: how the effects are integrated out.
-        prior: prior of the coordinates.
-        rank: number of coordinates k.
-        temperature: T.
-        model_fingerprint: a digest of the model.
-    """
-
-    contributions: Callable[[Tensor], Tensor]
-    marginalisation: ClosedForm | ImportanceSampling
-    prior: Normal
-    rank: int
-    temperature: float
-    model_fingerprint: str
-
-    def log_likelihood(self, z: Float[np.ndarray, "S k"]) -> Float[np.ndarray, "S"]:
-        """Log p(D | phi) of each, shape (S,)."""
-        with torch.no_grad():
-            deep = self.contributions(torch.from_numpy(np.ascontiguousarray(z)))
-            value = self.marginalisation.log_marginal(deep)
-        return np.where(np.isnan(value), -np.inf, value)
-
-    def fingerprint(self) -> str:
-        """A digest of the density."""
-        return f"{self.model_fingerprint}, effects integrated out, T={self.temperature:g}"

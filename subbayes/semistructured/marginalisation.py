@@ -13,8 +13,9 @@ integrates on a grid, which limits it to one effect. Here the integral is
   of the location alone: exact in any number of coefficients, by quadrature in the one dimension of
   $\log\sigma$;
 - "importance": a Laplace approximation found by Newton's method, corrected by importance sampling
-  from a t distribution around it. The proposals use one fixed set of quasi-random points, so
-  that the density is a deterministic function of $\varphi$;
+  from a t distribution around it, or from a mixture that fits better. The proposals use one fixed
+  set of points, so that the density is a deterministic function of $\varphi$. Effects of groups on
+  counts and binary responses are integrated out group by group; see `grouped_marginalisation`;
 - "quadrature": adaptive Gauss-Hermite, for at most 3 coordinates of the effects, as a check.
 """
 
@@ -22,78 +23,57 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from subbayes.likelihoods.families import Family, NormalFamily
-from subbayes.semistructured.predictors import pad_thresholds
-from subbayes.semistructured.structured_predictor import StructuredPredictor
+from subbayes.likelihoods.families import NormalFamily
+from subbayes.semistructured.effect_density import ConditionalModes, EffectDensity
+from subbayes.semistructured.grouped_marginalisation import GroupedMarginalisation
+from subbayes.semistructured.proposals import (
+    LARGE_PILOT,
+    Mixture,
+    Proposals,
+    mixture_around,
+    pilot_generator,
+)
+from subbayes.semistructured.weight_quality import WeightQuality
 from subbayes.utils.checks import check_choice, check_count, fail
-from subbayes.utils.types import Targets
 
-__all__ = [
-    "METHODS",
-    "ClosedForm",
-    "ConditionalModes",
-    "EffectDensity",
-    "ImportanceSampling",
-    "marginalisation_of",
-]
+__all__ = ["METHODS", "ClosedForm", "ImportanceSampling", "Marginalisation", "marginalisation_of"]
 
 METHODS = ("closed-form", "importance", "quadrature")
 _DF = 7.0  # degrees of freedom of the proposals' t distribution
 _MAX_PREDICTORS = 2**22  # evaluated in one call
-_MAX_STEPS = 50  # of Newton's method
+_GOOD = 0.5  # share of the proposals that counts, below which others are fitted
+_MOST_FITTED = 60  # coordinates
 
 
-@dataclass(frozen=True)
-class EffectDensity:
-    """The joint density of responses and effects given the networks' contributions.
+@runtime_checkable
+class Marginalisation(Protocol):
+    """How the effects are integrated out."""
 
-    Attributes:
-        structured: the structured predictor.
-        family: distribution of the response.
-        design: design matrix of the training rows, in float64.
-        offset: their offsets, in float64.
-        y: their targets.
-    """
+    def log_marginal(self, deep: Float[Tensor, "S n K"]) -> Float[np.ndarray, "S"]:
+        """Log p(D | phi) given the networks' contributions, up to a constant."""
 
-    structured: StructuredPredictor
-    family: Family
-    design: Float[Tensor, "n p"]
-    offset: Float[Tensor, "n K"]
-    y: Targets
+    def sample(
+        self, deep: Float[Tensor, "S n K"], rng: np.random.Generator
+    ) -> Float[np.ndarray, "S P"]:
+        """A draw of the effects given each contribution."""
 
-    def predictors(
-        self, zeta: Float[Tensor, "*#S P"], deep: Float[Tensor, "*#S n K"]
-    ) -> Float[Tensor, "*_ n C"]:
-        """Predictors at coordinates of the effects and contributions of the networks."""
-        eta = self.structured(zeta, self.design, self.offset)
-        return eta + pad_thresholds(deep, eta)
+    def check(self, deep: Float[Tensor, "S n K"]) -> None:
+        """Raise `InputError` if the effects cannot be integrated out."""
 
-    def log_joint(
-        self, zeta: Float[Tensor, "*#S P"], deep: Float[Tensor, "*#S n K"]
-    ) -> Float[Tensor, "*_"]:
-        """Log-likelihood plus log prior of the coordinates, up to the prior's constant."""
-        prior = 0.5 * zeta.square().sum(-1)
-        return self.family.log_prob(self.predictors(zeta, deep), self.y).sum(-1) - prior
-
-    def row_information(
-        self, zeta: Float[Tensor, "S P"], deep: Float[Tensor, "S n K"]
-    ) -> Float[Tensor, "S n K"]:
-        """The squared derivative of each row's log density in each predictor."""
-        with torch.no_grad():
-            score = self.family.score(self.predictors(zeta, deep), self.y)
-        return score[..., : deep.shape[-1]].square()
+    def facts(self) -> dict[str, Any]:
+        """How well the effects of `sample` were drawn, for `Draws.meta`."""
 
 
 def marginalisation_of(
     method: str | None, density: EffectDensity, points: int = 256, places: Iterable[int] = (0,)
-) -> ClosedForm | ImportanceSampling:
+) -> Marginalisation:
     """The method that integrates the effects out, by name.
 
     Args:
@@ -115,119 +95,81 @@ def marginalisation_of(
             remedy = f"A closed form needs {needs}"
             fail("marginalisation", "'importance' for this model", "'closed-form'", remedy)
         return ClosedForm(density)
-    mode = ConditionalModes(density)
     if method == "importance":
-        return ImportanceSampling(mode, check_count("points", points, 8))
+        check_count("points", points, 8)
+        if (likelihood := GroupedMarginalisation.likelihood_of(density)) is not None:
+            return GroupedMarginalisation(likelihood, points)
+        return ImportanceSampling(ConditionalModes(density), points)
     if density.structured.size > 3:
         expected = "at most 3 coordinates for 'quadrature'"
         fail("marginalisation", expected, density.structured.size, "Use 'importance'")
-    return Quadrature(mode)
+    return Quadrature(ConditionalModes(density))
 
 
 # --- importance sampling ------------------------------------------------------------------------
 
 
-class ConditionalModes:
-    """Modes of the effects given the networks, and curvatures there, by Newton's method."""
-
-    def __init__(self, density: EffectDensity) -> None:
-        self.density = density
-        self.start = torch.zeros(density.structured.size, dtype=torch.float64)
-        without_networks = torch.zeros(1, *density.offset.shape, dtype=torch.float64)
-        self.start = self.find(without_networks)[0][0]
-
-    def find(
-        self, deep: Float[Tensor, "S n K"]
-    ) -> tuple[Float[Tensor, "S P"], Float[Tensor, "S P P"]]:
-        """The mode, and a factor of the covariance there, for each contribution."""
-        zeta = self.start.expand(len(deep), -1).clone()
-        value = self.density.log_joint(zeta, deep)
-        for _ in range(_MAX_STEPS):
-            slope, curvature = self._derivatives(zeta, deep)
-            step = torch.cholesky_solve(
-                slope.unsqueeze(-1), torch.linalg.cholesky(_positive_definite(curvature))
-            ).squeeze(-1)
-            zeta, value, moved = self._damped_step(zeta, value, step, deep)
-            if moved < 1e-9:
-                break
-        precision = torch.linalg.cholesky(_positive_definite(self._derivatives(zeta, deep)[1]))
-        factor = torch.linalg.solve_triangular(
-            precision, torch.eye(zeta.shape[1], dtype=zeta.dtype), upper=False
-        ).mT
-        return zeta, factor
-
-    def _damped_step(
-        self, zeta: Tensor, value: Tensor, step: Tensor, deep: Tensor
-    ) -> tuple[Tensor, Tensor, float]:
-        """Take a step, halved until it does not lower the density."""
-        size = torch.ones(len(zeta), 1, dtype=zeta.dtype)
-        for _ in range(30):
-            ahead = zeta + size * step
-            found = self.density.log_joint(ahead, deep)
-            worse = ~(found >= value - 1e-9)
-            if not bool(worse.any()):
-                break
-            size[worse] /= 2
-        accepted = torch.where(worse.unsqueeze(-1), zeta, ahead)
-        moved = float((accepted - zeta).abs().max())
-        return accepted, torch.where(worse, value, found), moved
-
-    def _derivatives(self, zeta: Tensor, deep: Tensor) -> tuple[Tensor, Tensor]:
-        """Gradient and negative Hessian of the log joint density.
-
-        They follow from the K x K curvatures of the rows in the predictors by the chain rule.
-        """
-        density = self.density
-        eta = density.predictors(zeta, deep).detach()
-        score = density.family.score(eta, density.y)
-        hessian = _row_curvatures(density.family, eta, density.y)
-        linear = density.structured.linear_map
-        jacobian = torch.func.vmap(torch.func.jacrev(linear))(zeta)  # (S, p + 1, C, P)
-        design, width = density.design, score.shape[-1]
-        wide = torch.cat([design, torch.ones(len(design), 1, dtype=design.dtype)], 1)
-        pulled = torch.einsum("np,snk->spk", wide, score)
-        slope = torch.einsum("spkq,spk->sq", jacobian, pulled) - zeta
-        curvature = zeta.new_zeros(len(zeta), zeta.shape[1], zeta.shape[1])
-        for a in range(width):
-            for b in range(width):
-                inner = torch.einsum("np,sn,nq->spq", wide, hessian[..., a, b], wide)
-                curvature = curvature - torch.einsum(
-                    "spi,spq,sqj->sij", jacobian[:, :, a], inner, jacobian[:, :, b]
-                )
-        bend = torch.func.vmap(
-            lambda z, g: torch.func.hessian(lambda at: (linear(at) * g).sum())(z)
-        )(zeta, pulled)
-        return slope, curvature - bend + torch.eye(zeta.shape[1], dtype=zeta.dtype)
-
-
-def _row_curvatures(family: Family, eta: Tensor, y: Targets) -> Float[Tensor, "S n C C"]:
-    """Second derivatives of each row's log density in its predictors."""
-    rows = []
-    for k in range(eta.shape[-1]):
-        rows.append(torch.func.grad(lambda e, k=k: family.score(e, y)[..., k].sum())(eta))
-    return torch.stack(rows, -2)
-
-
-def _positive_definite(matrix: Float[Tensor, "S P P"]) -> Float[Tensor, "S P P"]:
-    """Replace negative eigenvalues of matrices that are not positive definite."""
-    _, info = torch.linalg.cholesky_ex(matrix)
-    if not bool(info.any()):
-        return matrix
-    values, vectors = torch.linalg.eigh((matrix + matrix.mT) / 2)
-    least = 1e-9 * values.abs().amax(-1, keepdim=True)
-    fixed = vectors @ torch.diag_embed(values.abs().maximum(least)) @ vectors.mT
-    return torch.where((info > 0)[:, None, None], fixed, matrix)
-
-
 class ImportanceSampling:
-    """A Laplace approximation corrected by importance sampling with fixed quasi-random points."""
+    """A Laplace approximation corrected by importance sampling with fixed points.
+
+    The points are quasi-random ones of a t distribution. Where few of them count without networks,
+    they are of a mixture that adaptive importance sampling fits to the density there, in
+    coordinates in which the Laplace approximation is standard normal.
+
+    Attributes:
+        fitted: the mixture, or None.
+        quality: of the weights of each call of `sample`.
+    """
 
     def __init__(self, modes: ConditionalModes, points: int) -> None:
         self.modes = modes
+        self.quality: list[WeightQuality] = []
+        self.fitted: Mixture | None = None
         size = modes.density.structured.size
         sobol = torch.quasirandom.SobolEngine(size + 1, scramble=True, seed=0)
         self.eps, self.log_q = _proposals(sobol.draw(points, dtype=torch.float64))
-        self.efficiency = 1.0
+        without_networks = torch.zeros(1, *modes.density.offset.shape, dtype=torch.float64)
+        share = float(self._quality(without_networks).sizes[0]) / points
+        if share < _GOOD and size <= _MOST_FITTED:
+            self._fit(without_networks, share)
+
+    def _fit(self, deep: Float[Tensor, "1 n K"], share: float) -> None:
+        """Use proposals that fit the density better, if adaptive importance sampling finds them."""
+        rng, size = pilot_generator(), self.eps.shape[1]
+
+        def target(eps: Float[np.ndarray, "m P"]) -> Float[np.ndarray, "m"]:
+            zero = torch.zeros(len(eps), dtype=torch.float64)
+            return self._weighted_proposals(deep, torch.from_numpy(eps), zero)[1][0].numpy()
+
+        standard = Proposals(np.zeros(size), np.eye(size))
+        one, efficiency = standard.adapted(target, rng, LARGE_PILOT)
+        found, efficiency = mixture_around(one, efficiency, target, rng, LARGE_PILOT)
+        if efficiency > share:
+            self.fitted = found if isinstance(found, Mixture) else Mixture(np.ones(1), (one,))
+            self.eps, self.log_q = self._draw(rng)
+
+    def _draw(self, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
+        """New proposals, and their log densities."""
+        points, size = self.eps.shape
+        if self.fitted is None:
+            return _proposals(torch.from_numpy(rng.random((points, size + 1))))
+        eps, log_q = self.fitted.draw(points, rng)
+        return torch.from_numpy(eps), torch.from_numpy(log_q)
+
+    def _quality(self, deep: Float[Tensor, "S n K"]) -> WeightQuality:
+        return WeightQuality.of(self._weighted_proposals(deep, self.eps, self.log_q)[1])
+
+    def check(self, deep: Float[Tensor, "S n K"]) -> None:
+        """Check that more than a few proposals count.
+
+        Raises:
+            InputError: see `WeightQuality.check`.
+        """
+        self._quality(deep).check()
+
+    def facts(self) -> dict[str, Any]:
+        """The quality of the weights of the draws."""
+        return {"closed_form": False} | WeightQuality.joined(self.quality).facts()
 
     def _weighted_proposals(
         self, deep: Tensor, eps: Float[Tensor, "m P"], log_q: Float[Tensor, "m"]
@@ -247,18 +189,14 @@ class ImportanceSampling:
     def log_marginal(self, deep: Float[Tensor, "S n K"]) -> Float[np.ndarray, "S"]:
         """Log of the mean weight."""
         _, log_w = self._weighted_proposals(deep, self.eps, self.log_q)
-        share = log_w.softmax(1)
-        self.efficiency = min(
-            self.efficiency, float((1 / share.square().sum(1)).min()) / log_w.shape[1]
-        )
         return (log_w.logsumexp(1) - math.log(log_w.shape[1])).numpy()
 
     def sample(
         self, deep: Float[Tensor, "S n K"], rng: np.random.Generator
     ) -> Float[np.ndarray, "S P"]:
         """One of new proposals for each contribution, chosen by their weights."""
-        u = rng.random((len(self.eps), self.eps.shape[1] + 1))
-        zeta, log_w = self._weighted_proposals(deep, *_proposals(torch.from_numpy(u)))
+        zeta, log_w = self._weighted_proposals(deep, *self._draw(rng))
+        self.quality.append(WeightQuality.of(log_w))
         gumbel = torch.from_numpy(rng.gumbel(size=tuple(log_w.shape)))
         chosen = (log_w + gumbel).argmax(1)
         return zeta[torch.arange(len(zeta)), chosen].numpy()
@@ -343,6 +281,13 @@ class ClosedForm:
         design = density.design[:, self.places]
         self.u, self.d, self.v = torch.linalg.svd(design * self.size, full_matrices=False)
         self.level = density.offset[:, 0] + design @ self.mean
+
+    def check(self, deep: Float[Tensor, "S n K"]) -> None:
+        """Nothing to check: the integral is exact."""
+
+    def facts(self) -> dict[str, Any]:
+        """That the draws are exact."""
+        return {"closed_form": True}
 
     def _log_sigma(self, zeta_sigma: Float[Tensor, "*S"]) -> Tensor:
         """Log sigma at coordinates."""

@@ -263,7 +263,7 @@ class SemiStructuredRegression(Results):
                 networks keeps T = 1; see `subbayes.semistructured.marginalisation`.
             marginalisation: how the effects are integrated out for a temperature other than 1:
                 "closed-form", "importance" or "quadrature"; None uses the closed form if there is
-                one, and "importance" otherwise.
+                one, and "importance" otherwise, which is refused where too few proposals count.
             smooth: "bayes" draws the standard deviations of smooths and random effects like all
                 other parameters; "reml" sets them to the maximum of the marginal likelihood, for
                 models without networks. See `subbayes.semistructured.empirical_bayes`.

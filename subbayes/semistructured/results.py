@@ -47,6 +47,7 @@ from subbayes.semistructured.summary import (
     scales_of,
     summary_table,
 )
+from subbayes.semistructured.weight_quality import weight_warnings
 from subbayes.utils.checks import check_choice, check_count, check_fraction, fail
 from subbayes.utils.warning import warn_user
 
@@ -124,11 +125,11 @@ class Results(AfterFit):
     def warnings(self) -> list[str]:
         """Problems of the draws of the effects, each with a remedy; empty if there are none.
 
-        Draws of an approximation or of a deep ensemble are not chains, and have no warnings.
+        Draws of an approximation or of a deep ensemble are not chains, which may not have mixed.
         """
-        if not self.is_posterior or self.draws.independent:
-            return []
-        return mixing_warnings(self._effects(), self.draws.engine)
+        chains = self.is_posterior and not self.draws.independent
+        mixing = mixing_warnings(self._effects(), self.draws.engine) if chains else []
+        return weight_warnings(self.draws) + mixing
 
     # --- effects ----------------------------------------------------------------------------
     def effects(self) -> dict[str, Float[np.ndarray, "chains draws"]]:

@@ -252,4 +252,8 @@ def describe_draws(draws: Draws) -> str:
     efficiency = draws.meta.get("efficiency")
     if isinstance(efficiency, float) and math.isfinite(efficiency):
         found += f" ({100 * efficiency:.3g} % of proposals count)"
+    size, proposals = (draws.meta.get(n) for n in ("effective_proposals", "proposals"))
+    if isinstance(size, float) and isinstance(proposals, int):
+        found += ", the effects integrated out by importance sampling"
+        found += f" (in the median {size:.0f} of {proposals} proposals count)"
     return printable(found)

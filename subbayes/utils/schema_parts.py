@@ -271,6 +271,9 @@ DRAWS = record(
             "batch_size?": whole(1),
             "target?": number(above=0),
             "closed_form?": boolean,
+            "proposals?": whole(1),
+            "effective_proposals?": number(0),
+            "proposals_k?": number(finite=False),
             "warnings?": list_of(text()),
             "*": anything,
         }

@@ -9,6 +9,7 @@ from scipy import stats
 from subbayes import InputError, Sampling, SemiStructuredRegression
 from subbayes.likelihoods.families import LINKS, NormalFamily
 from subbayes.semistructured.default_priors import default_priors
+from subbayes.semistructured.effect_density import EffectDensity
 from subbayes.semistructured.effect_priors import (
     Exponential,
     Flexible,
@@ -18,7 +19,7 @@ from subbayes.semistructured.effect_priors import (
     is_normal,
 )
 from subbayes.semistructured.formula import Design
-from subbayes.semistructured.marginalisation import EffectDensity, marginalisation_of
+from subbayes.semistructured.marginalisation import marginalisation_of
 from subbayes.semistructured.saved_priors import prior_config
 from subbayes.semistructured.structured_predictor import StructuredPredictor
 from subbayes.semistructured.truncated_prior import within_range
