@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, UInt
 from torch import Tensor, nn
 
 from subbayes.distributed.processes import Processes, current
@@ -226,14 +226,19 @@ class ShardLayout:
         It is the sum, modulo $2^{64}$, of a hash of the bits and the position of each weight, and
         recognises a checkpoint; it is no protection against forgery.
         """
+        return self._digest(weights.split([p.stop - p.start for p in self.slices]), processes)
+
+    def digest_of(self, parameters: Mapping[str, Any], processes: Processes) -> str:
+        """The digest of the vector of parameters, without a copy of all local shards."""
+        return self._digest((local_part(parameters[name]) for name in self.names), processes)
+
+    def _digest(self, shards: Iterable[Tensor], processes: Processes) -> str:
         sums = np.zeros(2, dtype=np.uint64)
-        at = 0
-        values = weights.detach().cpu().double().numpy()
-        for part in self.slices:
-            for start in range(part.start, part.stop, _CHUNK):
-                count = min(_CHUNK, part.stop - start)
-                sums += _hash_sums(values[at : at + count], start)
-                at += count
+        for part, shard in zip(self.slices, shards, strict=True):
+            values = shard.detach().reshape(-1)
+            for at in range(0, len(values), _CHUNK):  # converted in pieces of a few MiB
+                piece = values[at : at + _CHUNK].cpu().double().numpy()
+                sums += _hash_sums(piece, part.start + at)
         found = processes.sum_over_data(sums.view(np.int64)).view(np.uint64)
         return "".join(f"{int(number):016x}" for number in found)
 
@@ -267,7 +272,7 @@ def _overlaps(bounds: Int[np.ndarray, "parts 2"], start: int, stop: int) -> list
     ]
 
 
-def _hash_sums(values: Float[np.ndarray, "n"], start: int) -> Int[np.ndarray, "2"]:
+def _hash_sums(values: Float[np.ndarray, "n"], start: int) -> UInt[np.ndarray, "2"]:
     positions = np.arange(start, start + len(values), dtype=np.uint64)
     bits = np.ascontiguousarray(values).view(np.uint64)
     found = []
@@ -277,7 +282,7 @@ def _hash_sums(values: Float[np.ndarray, "n"], start: int) -> Int[np.ndarray, "2
     return np.array(found, dtype=np.uint64)
 
 
-def _mixed(x: Int[np.ndarray, "n"]) -> Int[np.ndarray, "n"]:
+def _mixed(x: UInt[np.ndarray, "n"]) -> UInt[np.ndarray, "n"]:
     """The finaliser of splitmix64 (Steele, Lea and Flood 2014)."""
     gamma, first, second = map(np.uint64, _MIX)
     x = x + gamma
