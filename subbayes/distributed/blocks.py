@@ -1,12 +1,12 @@
 r"""The sum of a log-likelihood over fixed blocks of rows, divided among processes.
 
 Rows $bB, \dots, (b+1)B - 1$ form block b. The block size B, and the number of points that are
-evaluated together, depend on the network and on the number of rows alone. Each block is evaluated
-in a call of its own, on tensors of its own, so that a block gives the same bits in every process;
-the sum over blocks is exact (see `exact_sum`). Rows of a block that batches of a loader have padded
-to different lengths are evaluated in one call for each length, and added in their order. A process
-holds consecutive blocks, as many as the others or one more; or, of data of which each process has
-rows of its own, blocks of these.
+evaluated together, depend on the network, the number of rows and the kind of device alone. Each
+block is evaluated in a call of its own, on tensors of its own, so that a block gives the same bits
+in every process; the sum over blocks is exact (see `exact_sum`). Rows of a block that batches of a
+loader have padded to different lengths are evaluated in one call for each length, and added in
+their order. A process holds consecutive blocks, as many as the others or one more; or, of data of
+which each process has rows of its own, blocks of these.
 """
 
 from __future__ import annotations
@@ -172,11 +172,18 @@ class Blocks:
             size: what is evaluated in one call.
             processes: all processes.
             device: where the rows are evaluated.
-            in_step: whether all processes have to make the same number of evaluations.
+            in_step: whether all processes have to make the same number of evaluations; then all
+                have to call this.
         """
-        own, first, last, offset, most, every = _own_rows(data, size, processes)
+        own, first, last, offset, every = _own_rows(data, size, processes)
         single = every == 1 and not in_step  # shards have parts of the gradient of a block
-        idle = most - len(own) if in_step else 0
+        idle = 0
+        if in_step:
+            calls = len(own)
+            if not data.in_memory and not _reads_in_order(data.loader):
+                # shapes may differ within blocks
+                calls = sum(map(len, _read(data, size.rows, first, last)))
+            idle = processes.highest(calls)[0] - calls
         example = _copy(data.first()[0], slice(1), device) if in_step else None
         if data.in_memory:
             held = [
@@ -194,9 +201,6 @@ class Blocks:
                     for start, inputs, y in block
                 ]
 
-        if in_step and not _reads_in_order(data.loader):  # shapes may differ within blocks
-            calls = sum(map(len, _read(data, size.rows, first, last)))
-            idle = processes.highest(calls)[0] - calls
         return cls(size, own, streamed, processes, idle, example, single)
 
     def steps(self) -> Iterator[Step]:
@@ -339,30 +343,22 @@ def own_blocks(blocks: int, rank: int, processes: int) -> range:
 
 def _own_rows(
     data: Data, size: BlockSize, processes: Processes
-) -> tuple[range, int, int, int, int, int]:
+) -> tuple[range, int, int, int, int]:
     """The blocks of a process.
 
     Returns:
         Their numbers, the first and the end of their rows within the data, the position of the
-        data's first row among all, the largest number of blocks that a process has, and the number
-        of all blocks.
+        data's first row among all, and the number of all blocks.
     """
     if data.division is None:
-        count, among = size.count, processes.data_processes
-        own = own_blocks(count, processes.data_rank, among)
+        count = size.count
+        own = own_blocks(count, processes.data_rank, processes.data_processes)
         last = min(own.stop * size.rows, data.n)
-        return own, min(own.start * size.rows, last), last, 0, -(-count // among), count
+        return own, min(own.start * size.rows, last), last, 0, count
     shares, rank = data.division.shares, processes.rank
     blocks = [-(-rows // size.rows) for rows in shares]
     start = sum(blocks[:rank])
-    return (
-        range(start, start + blocks[rank]),
-        0,
-        data.n,
-        sum(shares[:rank]),
-        max(blocks),
-        sum(blocks),
-    )
+    return (range(start, start + blocks[rank]), 0, data.n, sum(shares[:rank]), sum(blocks))
 
 
 def _copy(values: Any, rows: slice, device: torch.device) -> Any:

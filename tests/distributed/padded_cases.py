@@ -10,8 +10,10 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import subbayes
+from distributed.divided_cases import own_rows
 from distributed.engine_cases import digest
 from distributed.sharded_cases import off, sharded
+from subbayes.data.data import Data
 from subbayes.likelihoods import Gaussian
 from subbayes.networks.sharded_network import ShardedNetwork
 from subbayes.subspace import RandomSubspace
@@ -40,12 +42,12 @@ def network_module() -> Sequences:
         return Sequences().double()
 
 
-def items() -> list[tuple[torch.Tensor, torch.Tensor]]:
+def items(lengths: list[int] = LENGTHS) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Sequences of several lengths, with their targets."""
     generator = torch.Generator().manual_seed(0)
     return [
         (torch.randn(length, 3, generator=generator).double(), torch.tensor(float(length)).double())
-        for length in LENGTHS
+        for length in lengths
     ]
 
 
@@ -83,8 +85,21 @@ def padded_values(loaded: int, batch_size: int | None) -> dict[str, Any]:
 def padded_sharded(loaded: int, batch_size: int | None) -> dict[str, float]:
     """The same with sharded weights: processes evaluate different numbers of shapes."""
     loader = DataLoader(items(), batch_size=loaded, collate_fn=pad)  # type: ignore[arg-type]
-    density = padded_posterior(loader, batch_size, is_sharded=True)
-    whole = padded_posterior(pad(items()), batch_size)
+    return {"off": _off_of_whole(loader, items(), batch_size)}
+
+
+def padded_divided(lengths: list[list[int]], batch_size: int | None) -> dict[str, float]:
+    """The same with sequences of each process, which may have one length or be none."""
+    every = items([length for own in lengths for length in own])
+    rows = own_rows(list(map(len, lengths)), list(range(len(lengths))), len(every))
+    loader = DataLoader(every[rows], batch_size=2, collate_fn=pad)  # type: ignore[arg-type]
+    return {"off": _off_of_whole(Data.of(loader, divided=True), every, batch_size)}
+
+
+def _off_of_whole(data: Any, every: list[Any], batch_size: int | None) -> float:
+    """Differences of a density of sharded weights from that of whole ones and of one batch."""
+    density = padded_posterior(data, batch_size, is_sharded=True)
+    whole = padded_posterior(pad(every), batch_size)
     found = [density.log_likelihood(POINTS), *density.value_and_grad(POINTS)]
     expected = [whole.log_likelihood(POINTS), *whole.value_and_grad(POINTS)]
-    return {"off": max(map(off, found, expected))}
+    return max(map(off, found, expected))

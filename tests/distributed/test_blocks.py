@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import torch
 
 from distributed.engine_cases import posterior, rows
 from distributed.launch import results
-from distributed.padded_cases import padded_values
+from distributed.padded_cases import items, pad, padded_values
 from subbayes import distributed
 from subbayes.data.data import Data
 from subbayes.data.division import Division
@@ -17,7 +18,9 @@ from subbayes.distributed.blocks import Blocks, BlockSize
 from subbayes.distributed.exact_sum import encode
 from subbayes.distributed.processes import Processes
 from subbayes.inference import NUTS
+from subbayes.utils.trees import take
 
+SHARES = [[[], [4, 4, 3, 3, 2, 2]], [[4, 4, 4, 4], [4, 4, 3, 3]]]
 Z = np.random.default_rng(0).standard_normal((6, 4))
 
 
@@ -106,12 +109,43 @@ def test_batches_of_lengths_of_their_own_give_the_density_of_one_length(loaded, 
 def test_batches_of_lengths_of_their_own_have_the_same_bits_in_two_processes():
     cases = [["padded_values", loaded, size] for loaded in (1, 2, 3) for size in (None, 2, 4)]
     sharded = [["padded_sharded", loaded, size] for loaded in (1, 2) for size in (2, 4)]
+    sharded += [["padded_divided", lengths, 4] for lengths in SHARES]
     alone = results(1, cases)[0]
     for found in results(2, cases + sharded):
         for case in map(json.dumps, cases):
             assert found[case] == alone[case], case
         for case in map(json.dumps, sharded):
             assert found[case]["off"] < 1e-12, case
+
+
+class Told(Processes):
+    """Processes of which another makes seven evaluations."""
+
+    def highest(self, *numbers):
+        self.given = numbers
+        return [7]
+
+
+@pytest.mark.parametrize("lengths", [[], [4] * 4, [4, 4, 3, 3, 2, 2]])
+@pytest.mark.parametrize("source", ["tensors", "in order", "batches"])
+def test_each_process_in_step_tells_the_others_its_number_of_evaluations(lengths, source):
+    example, rows = pad(items([4, 4])), items(lengths)
+    if source == "tensors" or not lengths:
+        rows = items([4] * len(lengths))
+        given = pad(rows) if rows else tuple(take(part, slice(0)) for part in example)
+    else:
+        sampler = (
+            torch.utils.data.SequentialSampler(rows) if source == "in order" else range(len(rows))
+        )
+        given = torch.utils.data.DataLoader(rows, batch_size=2, collate_fn=pad, sampler=sampler)
+    data = Data.of(given, divided=True, memory_limit=0)
+    data = replace(data, division=Division((len(lengths), 6), example))
+    processes = Told(0, 2)
+    size = BlockSize(len(lengths) + 6, 4, 1)
+    blocks = Blocks.of(data, size, processes, torch.device("cpu"), in_step=True)
+    steps = [y is not None for _, _, y in blocks.steps()]
+    assert processes.given == (sum(steps),)
+    assert len(steps) == 7
 
 
 class Tracer:

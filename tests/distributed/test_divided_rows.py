@@ -186,9 +186,9 @@ def test_blocks_begin_at_the_first_row_of_each_share():
         data = Data.of((torch.zeros(rows, 1), torch.zeros(rows)), divided=True)
         example = torch.zeros(2, 1), torch.zeros(2)
         object.__setattr__(data, "division", Division(shares, example))
-        blocks = Blocks.of(
-            data, BlockSize(13, 4, 1), Processes(rank, 3), torch.device("cpu"), in_step=True
-        )
+        processes = Processes(rank, 3)
+        processes.highest = lambda *_: [2]  # the blocks of two of them
+        blocks = Blocks.of(data, BlockSize(13, 4, 1), processes, torch.device("cpu"), in_step=True)
         positions.append([start for start, *_ in blocks.steps()])
     assert positions == [[0, 4], [-1, -1], [5, 9]]
 

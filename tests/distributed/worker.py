@@ -11,12 +11,14 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
+from devices.pretended import pretended_device
 
 import subbayes
 from distributed import (
@@ -34,6 +36,7 @@ from subbayes.models import trained_once
 from subbayes.priors import Normal
 from subbayes.subspace import RandomSubspace
 from subbayes.utils import artifact
+from subbayes.utils.first_process import set_first_process
 
 
 def evaluations(size: str) -> dict[str, str]:
@@ -227,6 +230,13 @@ class Scaled(torch.nn.Module):
         return self.factor * self.inner(x)
 
 
+@contextlib.contextmanager
+def on_another_device(is_other: bool) -> Iterator[torch.device]:
+    """A pretended device, or the CPU."""
+    with pretended_device() if is_other else contextlib.nullcontext(torch.device("cpu")) as device:
+        yield device
+
+
 def refused(what: str) -> dict[str, Any]:
     """The error of processes that do not agree."""
     rank = distributed.current().rank
@@ -245,9 +255,14 @@ def refused(what: str) -> dict[str, Any]:
     version = trained_once.__version__
     trained_once.__version__ = f"{version}.{rank}" if what == "version" else version
     try:
-        subbayes.fit(
-            net, table, training=Training(epochs=1), sampling=Sampling(seed=seed), **options
-        )
+        with on_another_device(bool(rank) and what == "device") as device:
+            subbayes.fit(
+                net.to(device),
+                table,
+                training=Training(epochs=1),
+                sampling=Sampling(seed=seed),
+                **options,
+            )
     except subbayes.InputError as error:
         return {"error": str(error)}
     finally:
@@ -259,20 +274,27 @@ def refused_posterior(what: str) -> dict[str, Any]:
     """The error of processes that sample different posteriors, without `fit`."""
     rank = distributed.current().rank
     net, table = Scaled(module(), 1.0 + rank * (what == "attribute")), rows(60)
-    network = subbayes.Network(net)
     if what == "data":
         table[1][50] += rank
-    space = RandomSubspace(network.weights, 4, seed=rank * (what == "subspace"))
     scale, temperature = 1.0 + rank * (what == "prior"), 1.0 + rank * (what == "temperature")
-    density = subbayes.Posterior(
-        network, Gaussian(noise=0.3), table, space, Normal(scale), temperature, mode="eager"
-    )
     draws, seed = 5 + rank * (what == "draws"), rank * (what == "seed")
     engine = engine_of("nuts" if rank and what == "engine" else "elliptical-slice")
-    try:
-        engine.run(density, Sampling(draws=draws, chains=2, seed=seed, progress=False))
-    except subbayes.InputError as error:
-        return {"error": str(error)}
+    with on_another_device(bool(rank) and what == "device") as device:
+        network = subbayes.Network(net.to(device))
+        density = subbayes.Posterior(
+            network,
+            Gaussian(noise=0.3),
+            table,
+            RandomSubspace(network.weights, 4, seed=rank * (what == "subspace")),
+            Normal(scale),
+            temperature,
+            batch_size=10 + rank * (what == "batch size"),
+            mode="eager",
+        )
+        try:
+            engine.run(density, Sampling(draws=draws, chains=2, seed=seed, progress=False))
+        except subbayes.InputError as error:
+            return {"error": str(error)}
     return {}
 
 
@@ -308,6 +330,24 @@ def traffic(rank: int) -> dict[str, Any]:
     return {"bytes": (processes.traffic - before) / len(z)}
 
 
+def left() -> dict[str, Any]:
+    """Numbers of process groups after joining a group of the program, and after leaving it."""
+    state, groups = distributed.processes, dist.distributed_c10d._world.pg_map
+    own = state._current
+    before, found = set(groups), []
+    for _ in range(2):
+        state._current = None  # as if the program had made the group
+        joined = distributed.join()
+        with joined.split(2):
+            joined.gather(0, "chains")
+        found.append(len(set(groups) - before))
+        distributed.leave()
+        found.append(len(set(groups) - before))
+    state._current = own
+    set_first_process(own.rank == 0)
+    return {"groups": found, "own": before <= set(groups)}
+
+
 CASES: dict[str, Callable[..., dict[str, Any]]] = {
     f.__name__: f
     for f in (
@@ -328,6 +368,7 @@ CASES: dict[str, Callable[..., dict[str, Any]]] = {
         one_fails,
         groups,
         traffic,
+        left,
         sharded_cases.sharded_values,
         sharded_cases.sharded_basis,
         sharded_cases.sharded_fit,
@@ -348,6 +389,7 @@ CASES: dict[str, Callable[..., dict[str, Any]]] = {
         engine_cases.killed_while_saving,
         padded_cases.padded_values,
         padded_cases.padded_sharded,
+        padded_cases.padded_divided,
         divided_cases.divided_values,
         divided_cases.whole_values,
         divided_cases.divided_sum,
