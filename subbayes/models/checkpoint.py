@@ -39,7 +39,7 @@ from subbayes.utils.saving import (
 )
 from subbayes.utils.schema_parts import METHODS
 from subbayes.utils.strict_json import decode, encode
-from subbayes.utils.trees import leaves
+from subbayes.utils.trees import leaves, to_device
 
 __all__ = [
     "PARTS",
@@ -102,6 +102,7 @@ class FitCheckpoint:
         model: nn.Module,
         output: Callable[[Any], Tensor] | None,
         likelihood: Likelihood | None,
+        device: torch.device,
     ) -> FittedModel | None:
         """Load the trained subspace, or return None if there is none.
 
@@ -109,6 +110,7 @@ class FitCheckpoint:
             model: the module.
             output: as for `fit`.
             likelihood: replaces the saved one, or None.
+            device: that of the network before training, where `fit` continues.
 
         Raises:
             InputError: a damaged checkpoint, or one of another call.
@@ -120,7 +122,8 @@ class FitCheckpoint:
         given = {"module": model, "output": output, "likelihood": likelihood}
         options = {name: value for name, value in given.items() if value is not None}
         try:
-            trained: FittedModel = rebuild(kind, found.tensors, facts, options)
+            tensors = to_device(found.tensors, device)
+            trained: FittedModel = rebuild(kind, tensors, facts, options)
         except InputError as error:
             raise InputError("checkpoint", error.expected, error.got, error.remedy) from error
         if found.facts["identity"] != self.identity:

@@ -192,7 +192,7 @@ def fit(
     if sampling.checkpoint is not None and not is_divided(network, data):
         inputs = getattr(method, "inputs", None)
         checkpoint = FitCheckpoint.of(sampling.checkpoint, network, data, inputs, settings)
-        prepared = checkpoint.load(model, output, known)
+        prepared = checkpoint.load(model, output, known, network.device)
         if prepared is not None:
             check_saved_subspace(prepared, method, network, settings, sampling.seed)
             check_saved_prior(prepared, method, prior, network)
@@ -202,8 +202,10 @@ def fit(
         )
         make = partial(build, method=method, prior=prior, settings=settings)
         prepare = partial(start.fit, train, make)
-        whole = not is_divided(network, data)
-        prepared = trained_once(prepare, model, output, known) if whole else prepare()
+        if is_divided(network, data):
+            prepared = prepare()
+        else:
+            prepared = trained_once(prepare, model, output, known, network.device)
         if checkpoint is not None:
             checkpoint.save(prepared)
     if prepared.starts is not None:

@@ -452,7 +452,7 @@ def rebuild(
         None,
         facts["history"],
         facts["settings"],
-        tensors["starts"].numpy() if "starts" in tensors else None,
+        tensors["starts"].cpu().numpy() if "starts" in tensors else None,
     )
     return model if data is None else model.with_data(data)
 

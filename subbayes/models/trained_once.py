@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from subbayes.data.data import Data
+from subbayes.distributed.devices import check_devices
 from subbayes.distributed.divided_rows import agreed_rows
 from subbayes.distributed.processes import current
 from subbayes.inference.configuration import Sampling
@@ -24,6 +25,7 @@ from subbayes.utils.artifact import fingerprint
 from subbayes.utils.saving import nested_facts
 from subbayes.utils.strict_json import decode, encode
 from subbayes.utils.tensor_file import as_tensors
+from subbayes.utils.trees import to_device
 from subbayes.utils.version import __version__
 
 __all__ = ["check_agreement", "trained_once"]
@@ -36,6 +38,7 @@ def trained_once(
     model: nn.Module,
     output: Callable[[Any], Tensor] | None,
     likelihood: Likelihood | None,
+    device: torch.device,
 ) -> FittedModel:
     """A trained model, which only the first process trains.
 
@@ -44,6 +47,7 @@ def trained_once(
         model: the module.
         output: as for `fit`.
         likelihood: that of the model if it is known, or None.
+        device: that of the network in this process, where the others get the model.
 
     Raises:
         InputError: what `train` raises, in all processes.
@@ -62,7 +66,7 @@ def trained_once(
     tensors, facts = processes.on_first(content)
     if trained:
         return trained[0]
-    return rebuild(tensors, facts, model, output=output, likelihood=likelihood)
+    return rebuild(to_device(tensors, device), facts, model, output=output, likelihood=likelihood)
 
 
 def check_agreement(
@@ -74,11 +78,12 @@ def check_agreement(
     rows that are divided among processes only shapes and types.
 
     Raises:
-        InputError: in all processes, if they differ.
+        InputError: in all processes, if they differ, or if they use devices of different kinds.
     """
     processes = current()
     if processes is None or processes.count == 1:
         return
+    check_devices(network.device, processes)
     own = replace(sampling, initial="shift", checkpoint=None, progress=None, checkpoint_seconds=1.0)
     starts = sampling.initial
     start = {} if isinstance(starts, str) else {"initial": torch.as_tensor(np.asarray(starts))}

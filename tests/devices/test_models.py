@@ -1,6 +1,7 @@
 """`fit`, baselines, sparse networks: from a module on a device to predictions on the CPU."""
 
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 
 import numpy as np
@@ -18,6 +19,7 @@ from subbayes.inference import (
     ParallelTempering,
     RealNVP,
 )
+from subbayes.models import trained_once
 from subbayes.subspaces import PCA, Curve, Optimal, Random, Subnetwork
 from subbayes.training import connect, swa, swa_many, train, train_curve, train_many
 
@@ -185,6 +187,65 @@ def test_checkpoints(device, tmp_path):
     assert np.array_equal(once.z, engine.run(posterior, FEW).z)
 
 
+@pytest.mark.parametrize("initial", ["prior", "ensemble"])
+def test_a_fit_that_was_interrupted_continues_on_the_device(device, tmp_path, initial):
+    sampling = replace(FEW, mode="eager", initial=initial)
+    expected = []
+
+    def interrupted(posterior, given):
+        expected.append(EllipticalSlice().run(posterior, replace(given, checkpoint=None)))
+        raise KeyboardInterrupt
+
+    def fit(inference):
+        return subbayes.fit(
+            module().to(device),
+            rows(),
+            inference=inference,
+            subspace="full" if initial == "ensemble" else "random",
+            training=replace(SHORT, epochs=2, prior_scale=1.0),
+            sampling=replace(sampling, checkpoint=tmp_path / "c"),
+        )
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(interrupted)
+    for _ in range(2):
+        model = fit("elliptical-slice")
+        assert model.network.device == model.posterior.network.device == device
+        assert model.subspace.shift.device == device
+        assert np.array_equal(model.draws.z, expected[0].z)
+
+
+class OneAfterTheOther:
+    """Two processes of which the second runs after the first, with what the first has sent."""
+
+    count, sent = 2, None
+
+    def on_first(self, work):
+        self.sent = self.sent or work()
+        return self.sent
+
+
+def test_all_processes_get_the_trained_model_on_their_device(device, monkeypatch):
+    processes, net, table = OneAfterTheOther(), module().to(device), rows(6000)
+    untrained = Training(epochs=0, swa_epochs=0)
+    trained = subbayes.fit(net, table, subspace="random", training=untrained, sampling=FEW)
+    monkeypatch.setattr(trained_once, "current", lambda: processes)
+    train = [lambda: replace(trained, draws=None, posterior=None), None]
+    first, other = (trained_once.trained_once(work, net, None, None, device) for work in train)
+    assert other is not first
+    assert other.network.device == other.subspace.shift.device == device
+    densities = [
+        Posterior(m.network, m.likelihood, table, m.subspace, m.prior, mode="eager")
+        for m in (first, other)
+    ]
+    assert densities[0].block_size == densities[1].block_size
+    values = [
+        density.value(np.ones((1, m.subspace.rank)))
+        for density, m in zip(densities, (first, other), strict=True)
+    ]
+    assert np.array_equal(*values)
+
+
 @pytest.mark.slow
 def test_training_and_baselines(device):
     x, y = rows()
@@ -285,17 +346,23 @@ def test_sparse_networks(device, posterior, mode, tmp_path):
     )
 
 
-def test_adapters(device):
+def test_adapters(device, tmp_path):
     adapted = pytest.importorskip("adapted")
     inputs, tokens, _ = adapted.rows()
-    model = subbayes.fit(
-        adapted.adapted().to(device),
+    net = adapted.adapted().to(device)
+    fit = partial(
+        subbayes.fit,
+        net,
         (inputs, tokens),
         likelihood="causal-lm",
         parameters="adapters",
         subspace=Random(rank=3),
         training=Training(epochs=0, swa_epochs=0),
-        sampling=FEW,
     )
+    model = fit(sampling=FEW)
     assert np.isfinite(model.evaluate(inputs, tokens)["log_likelihood"])
     assert model.predict(inputs).probabilities.shape[0] == len(tokens)
+    sampling = replace(FEW, mode="eager", checkpoint=tmp_path / "c")
+    once, again = fit(sampling=sampling), fit(sampling=sampling)
+    assert again.network.device == again.posterior.network.device == device
+    assert np.array_equal(once.draws.z, again.draws.z)

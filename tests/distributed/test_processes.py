@@ -29,6 +29,7 @@ REFUSED = {
     "prior": "settings",
     "engine": "inference",
     "version": "versions",
+    "device": "device",
 }
 REFUSED_POSTERIORS = {
     "data": "data",
@@ -38,6 +39,8 @@ REFUSED_POSTERIORS = {
     "draws": "sampling",
     "seed": "seed",
     "engine": "inference",
+    "device": "device",
+    "batch size": "block_size",
 }
 
 

@@ -24,6 +24,7 @@ from jaxtyping import Bool, Float
 
 from subbayes.data.data import Data
 from subbayes.distributed.chain_groups import ChainGroups, divided_chains
+from subbayes.distributed.devices import check_devices
 from subbayes.distributed.divided_rows import agreed_rows
 from subbayes.distributed.processes import current
 from subbayes.draws import Draws
@@ -176,16 +177,20 @@ def run(
 
 
 def _check_agreement(kernel: Kernel, posterior: Density, sampling: Sampling) -> None:
-    """Check that all processes run the same chains in the same subspace, on the same rows."""
+    """Check that all processes run the same chains in the same subspace, on the same blocks."""
     processes = current()
     if processes is None or processes.count == 1:
         return
+    device = getattr(getattr(posterior, "network", None), "device", None)
+    if device is not None:
+        check_devices(device, processes)
     space, data = getattr(posterior, "subspace", None), getattr(posterior, "data", None)
     facts: dict[str, Any] = {
         "inference": kernel.name,
         "seed": sampling.seed,
         "sampling": [sampling.draws, sampling.chains, sampling.warmup, sampling.thin],
         "posterior": [posterior.rank, posterior.temperature, repr(posterior.prior)],
+        "block_size": getattr(posterior, "block_size", None),
     }
     if isinstance(space, Subspace):
         facts["subspace"] = artifact.fingerprint(space.tensors(), space.config())
