@@ -13,10 +13,11 @@ import atexit
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from textwrap import shorten
 from typing import Any, TypeVar
 
@@ -127,7 +128,9 @@ class Processes:
 
     def _new_group(self, ranks: list[int], timeout: timedelta) -> Any:
         with self._reachable():
-            return dist.new_group(ranks, timeout=timeout, backend="gloo")
+            group = dist.new_group(ranks, timeout=timeout, backend="gloo")
+        self._restore.append(partial(_end_group, group))
+        return group
 
     @contextmanager
     def split(self, chain_groups: int) -> Iterator[None]:
@@ -377,7 +380,7 @@ def on_first(work: Callable[[], _T]) -> _T:
 
 
 def leave() -> None:
-    """Undo `join`: end a process group that it made, and restore the number of threads."""
+    """Undo `join`: end the process groups that it made, and restore the number of threads."""
     global _current
     processes, _current = _current, None
     set_first_process(True)
@@ -431,9 +434,11 @@ def _initialise(processes: Processes) -> None:
     atexit.register(_end_group)
 
 
-def _end_group() -> None:
-    if dist.is_initialized():
-        dist.destroy_process_group()
+def _end_group(group: Any = None) -> None:
+    """End a group, or all of them; one that the program has ended itself is left."""
+    with suppress(ValueError):
+        if dist.is_initialized():
+            dist.destroy_process_group(group)
 
 
 def mesh_shape(processes: int, chains: int, blocks: int, chain_block: int) -> tuple[int, int]:

@@ -59,6 +59,8 @@ def two_processes():
         ["groups", 4],
         ["traffic", 1],
         ["traffic", 20],
+        ["left"],
+        ["traffic", 5],
     ]
     return results(2, QUICK + more)
 
@@ -122,6 +124,16 @@ def test_numbers_of_groups_that_do_not_fit(two_processes):
 def test_bytes_of_an_evaluation(two_processes, rank):
     for found in two_processes:
         assert found[json.dumps(["traffic", rank])]["bytes"] <= 4 * (rank + 4) * 8
+
+
+def test_leaving_ends_the_groups_that_joining_has_made(two_processes):
+    for found in two_processes:
+        groups = found['["left"]']
+        joined = groups["groups"][0]
+        assert joined >= 3
+        assert groups["groups"] == [joined, 0, joined, 0]
+        assert groups["own"]
+        assert found['["traffic", 5]']["bytes"] > 0, "the other groups are there"
 
 
 def test_a_process_that_dies_ends_the_others():
