@@ -382,9 +382,10 @@ def _without_shards(module: nn.Module, made: dict[int, nn.Module]) -> nn.Module:
     plain = made[id(module)] = object.__new__(kind)
     for name, value in vars(module).items():
         vars(plain)[name] = copy(value) if type(value) in (dict, OrderedDict) else value
-    parts = vars(plain)["_modules"]
-    for name, part in parts.items():
-        parts[name] = None if part is None else _without_shards(part, made)
+    vars(plain)["_modules"] = {
+        name: None if part is None else _without_shards(part, made)
+        for name, part in vars(module)["_modules"].items()
+    }
     return plain
 
 

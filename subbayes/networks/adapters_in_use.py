@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from subbayes.networks.module_copy import shared_copy
+from subbayes.distributed.sharded_weights import without_shards
 from subbayes.utils.checks import fail
 from subbayes.utils.warning import warn_user
 
@@ -122,12 +122,12 @@ def without_unused(module: nn.Module) -> nn.Module:
     """The module without adapters of peft that are not in use, to look at, not to call.
 
     Args:
-        module: the module, which is not changed; returned if it has none.
+        module: the module, which is not changed and may be sharded; returned if it has none.
     """
     known, unused = _unused(module)
     if not unused:
         return module
-    other = shared_copy(module)
+    other = without_shards(module)
     for _, container in list(_parts_by_adapter(other, known)):
         for name in [name for name in container if name in unused]:
             delattr(container, name)

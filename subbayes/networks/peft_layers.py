@@ -1,14 +1,16 @@
-"""Layers of peft in a network's private copy, with the derivatives of their outputs.
+"""Layers of peft with the derivatives of their outputs.
 
 The library peft leaves the norm of the weights out of the gradient of DoRA (Liu et al. 2024,
 section 4.3), which trains well with a constant norm. The gradient of a density needs all of it.
-LoHa defines its gradient by a function that transforms of `torch.func` refuse. In a private copy
-both are computed by autograd from the same outputs.
+LoHa defines its gradient by a function that transforms of `torch.func` refuse. Networks compute
+both by autograd from the same outputs: in their private copy, or in sharded modules, which cannot
+be copied, for the time of a call.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -16,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["differentiate_layers_of_peft"]
+__all__ = ["differentiable_layers_of_peft", "differentiate_layers_of_peft"]
 
 _DORA, _LOHA = "peft.tuners.lora.dora", "peft.tuners.loha.layer"
 _FACTORS = ("hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b")
@@ -29,12 +31,36 @@ def differentiate_layers_of_peft(module: nn.Module) -> None:
     Args:
         module: a private copy; changed in place. Copies of it keep the change.
     """
+    for part, name, method in _methods(module):
+        vars(part)[name] = method
+
+
+@contextmanager
+def differentiable_layers_of_peft(module: nn.Module) -> Iterator[None]:
+    """Within it, layers of DoRA and LoHa have the derivatives of their outputs.
+
+    Args:
+        module: the module, which is as before afterwards.
+    """
+    changed = list(_methods(module))
+    try:
+        for part, name, method in changed:
+            vars(part)[name] = method
+        yield
+    finally:
+        for part, name, _ in changed:
+            vars(part).pop(name, None)
+
+
+def _methods(module: nn.Module) -> Iterator[tuple[nn.Module, str, Callable[..., Any]]]:
+    """Layers whose derivatives are others than those of their outputs, and what to call instead."""
     for part in module.modules():
-        room, own = type(part).__module__, vars(part)
-        if room == _DORA and "forward" not in own:
-            own["forward"] = partial(_with_norm_in_gradient, part)
-        elif room == _LOHA and "get_delta_weight" not in own and _has_factors(part):
-            own["get_delta_weight"] = partial(_change_of_weights, part)
+        rooms = {kind.__module__ for kind in type(part).__mro__}  # fully_shard derives a class
+        own = vars(part)
+        if _DORA in rooms and "forward" not in own:
+            yield part, "forward", partial(_with_norm_in_gradient, part)
+        elif _LOHA in rooms and "get_delta_weight" not in own and _has_factors(part):
+            yield part, "get_delta_weight", partial(_change_of_weights, part)
 
 
 class _WithoutDetach(TorchFunctionMode):

@@ -29,6 +29,7 @@ from subbayes.networks.module_copy import private_copy
 from subbayes.networks.network import Network
 from subbayes.networks.sharded_network import ShardedNetwork, plain_module
 from subbayes.networks.shared_weights import changed_weights
+from subbayes.networks.tracing.private_torch import uncompiled
 from subbayes.networks.validation import HALF
 from subbayes.utils.checks import fail
 from subbayes.utils.files import fail_damaged
@@ -38,6 +39,7 @@ __all__ = [
     "base_identity",
     "check_base",
     "known_outputs",
+    "names_left_out",
     "network_facts",
     "network_from",
     "network_tensors",
@@ -79,7 +81,7 @@ def network_facts(network: Network) -> dict[str, Any]:
         )
     module = plain_module(network)
     shown = module
-    if network.base_names and not network.is_sharded:
+    if network.base_names:
         warn_of_unsaved_prompts(network.names)
         shown = without_unused(module)
     facts = {
@@ -216,12 +218,7 @@ def network_from(
     if base is None:
         _check_halves(network, facts)
     dtypes = {name: {tensor.dtype} for name, tensor in network.frozen.items()}
-    unused = replaced_names(network.module_with()) if base is not None else set()
-    if network.architecture != facts["architecture"]:  # a file of before counts all adapters
-        found = network.module_with()
-        shown, unused = without_unused(found), unused_names(found)
-        if base is None or architecture_of(shown) != facts["architecture"]:
-            refuse_module(facts, shown)
+    unused = names_left_out(facts, uncompiled(module))
     if (network.device, network.dtype) != (weights.device, weights.dtype):
         network = network.to(weights.device, weights.dtype)
     frozen = strip_prefix("network.frozen", tensors)
@@ -279,6 +276,26 @@ def _check_halves(network: Network, facts: Mapping[str, Any]) -> None:
             expected = f"{name} of {wanted}" if wanted else f"{name} of at least 32 bits"
             remedy = f"Pass module.to({wanted or torch.float32})"
             fail("module", f"{expected}, as saved", found, remedy)
+
+
+def names_left_out(facts: Mapping[str, Any], module: nn.Module) -> set[str]:
+    """Names of the parameters and buffers of a module that its artifact does not count.
+
+    They are `Network.unused`; files of earlier versions count all adapters that were loaded.
+
+    Args:
+        facts: the result of `network_facts`.
+        module: the module to load around.
+
+    Raises:
+        InputError: a module of another architecture.
+    """
+    if architecture_of(module) == facts["architecture"]:
+        return replaced_names(module) if facts.get("base") is not None else set()
+    shown = without_unused(module)
+    if facts.get("base") is None or architecture_of(shown) != facts["architecture"]:
+        refuse_module(facts, shown)
+    return unused_names(module)
 
 
 def check_base(found: Mapping[str, Any], base: Mapping[str, Any]) -> None:

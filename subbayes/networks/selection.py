@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from typing import Any, NoReturn
 
@@ -20,6 +21,7 @@ __all__ = [
     "Selection",
     "aliases_of",
     "layer_of",
+    "requiring_gradients",
     "select",
     "selects_adapters",
 ]
@@ -124,6 +126,33 @@ def select(module: nn.Module, parameters: Selection) -> dict[str, Tensor | None]
     if not chosen:
         _fail_of_pattern(parameters, trainable)
     return chosen
+
+
+@contextmanager
+def requiring_gradients(module: nn.Module, names: Collection[str]) -> Iterator[None]:
+    """Within it, the named parameters of a module require gradients.
+
+    Args:
+        module: the module, which is as before afterwards.
+        names: of parameters; unknown ones are left out.
+
+    Example:
+        >>> layer = nn.Linear(2, 1).requires_grad_(False)
+        >>> with requiring_gradients(layer, ["bias"]):
+        ...     [name for name, p in layer.named_parameters() if p.requires_grad]
+        ['bias']
+        >>> layer.bias.requires_grad
+        False
+    """
+    named = dict(module.named_parameters(remove_duplicate=False))
+    changed = [named[n] for n in names if n in named and not named[n].requires_grad]
+    try:
+        for parameter in changed:
+            parameter.requires_grad_(True)
+        yield
+    finally:
+        for parameter in changed:
+            parameter.requires_grad_(False)
 
 
 def _adapters(module: nn.Module, trainable: Mapping[str, Tensor]) -> set[str]:

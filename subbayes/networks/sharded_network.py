@@ -9,7 +9,7 @@ the same calls, one weight vector after the other.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
@@ -31,14 +31,16 @@ from subbayes.distributed.sharded_weights import (
 from subbayes.likelihoods import Likelihood
 from subbayes.likelihoods.target_parts import one_copy_log_prob
 from subbayes.networks.adapters import base_names_of
-from subbayes.networks.adapters_in_use import replaced_names
+from subbayes.networks.adapters_in_use import unused_names
 from subbayes.networks.architecture import architecture_of
 from subbayes.networks.global_state import outside_inference_mode
 from subbayes.networks.layer_kinds import fixed_batch_norms, layers_in_training
 from subbayes.networks.network import Network, arguments
-from subbayes.networks.selection import Selection, select, selects_adapters
+from subbayes.networks.peft_layers import differentiable_layers_of_peft
+from subbayes.networks.selection import Selection, requiring_gradients, select, selects_adapters
 from subbayes.networks.token_outputs import without_virtual_tokens
 from subbayes.networks.tracing.memory import return_memory
+from subbayes.networks.validation import fail_of_gradients
 from subbayes.utils.checks import fail
 from subbayes.utils.memory import BoundedCache
 from subbayes.utils.torch_lock import torch_lock
@@ -85,7 +87,7 @@ class ShardedNetwork(Network):
         reshard(module)
         if isinstance(parameters, Mapping):
             fail("parameters", "names of whole parameters of a sharded module", "masks")
-        chosen = select(module, parameters)
+        chosen = select(without_shards(module), parameters)
         named = dict(module.named_parameters())
         self._module = module
         self.names = tuple(chosen)
@@ -99,7 +101,7 @@ class ShardedNetwork(Network):
         self.unused, self.base_names = frozenset(), ()
         self._frozen_layout = shard_layout(module, frozen, processes)
         if has_base:
-            self.use_base()
+            self.use_base(unused_names(module))
         self.identity: dict[str, Any] | None = None
         self._frozen = dict(module.named_buffers())
         self._replaced: dict[str, Tensor] = {}
@@ -125,7 +127,10 @@ class ShardedNetwork(Network):
 
     @contextmanager
     def _at(self, weights: Float[Tensor, "D_r"], gradient: bool) -> Iterator[dict[str, Any]]:
-        """Within it the module has other weights, no gradients, and is in evaluation mode."""
+        """Within it the module has other weights, no gradients, and is in evaluation mode.
+
+        The weights require gradients also in calls without: FSDP2 prepares them in the first call.
+        """
         self._check_size(weights)
         with torch_lock, torch.inference_mode(False):
             reshard(self._module)
@@ -142,7 +147,11 @@ class ShardedNetwork(Network):
                     parameter.grad = None
                 self.layout.write(named, weights)
                 _set(others, self._replaced)
-                with torch.enable_grad() if gradient else torch.no_grad():
+                with (
+                    requiring_gradients(self._module, self.names),
+                    differentiable_layers_of_peft(self._module),
+                    torch.enable_grad() if gradient else torch.no_grad(),
+                ):
                     yield named
                 failed = False
             finally:
@@ -179,10 +188,16 @@ class ShardedNetwork(Network):
             weights: the shard of the weights.
             inputs: rows of this process; others have other rows.
             score: the vectors u of this process from its outputs.
+
+        Raises:
+            InputError: outputs that do not depend on the weights as far as autograd sees.
         """
         with self._at(weights, gradient=True) as named:
             outputs = self._outputs(inputs)
-            outputs.backward(score(outputs.detach()))
+            if outputs.requires_grad:
+                outputs.backward(score(outputs.detach()))
+            if all(named[name].grad is None for name in self.names):
+                fail_of_gradients()
             # FSDP2 averages gradients over processes
             gradient = self.layout.gradient(named).mul_(joined_processes().count)
             return outputs.detach(), gradient
@@ -222,9 +237,13 @@ class ShardedNetwork(Network):
             for name in self._frozen_layout.names
         }
 
-    def use_base(self) -> None:
-        """Take frozen parameters as a base model, where a file names the adapters."""
-        self.unused = frozenset(replaced_names(self._module))  # all adapters are recorded
+    def use_base(self, unused: Collection[str]) -> None:
+        """Take frozen parameters as a base model, where a file names the adapters.
+
+        Args:
+            unused: see `Network`.
+        """
+        self.unused = frozenset(unused)
         names = [n for n in self._frozen_layout.names if n not in self.unused]
         self.base_names = base_names_of(dict(self._module.named_parameters()), names)
 

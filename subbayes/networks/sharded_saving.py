@@ -21,13 +21,15 @@ from subbayes.distributed.sharded_weights import (
     go_on,
     is_sharded,
     joined_processes,
+    reshard,
     shard_layout,
     without_shards,
 )
 from subbayes.networks.adapters import check_active
-from subbayes.networks.architecture import architecture_of
+from subbayes.networks.adapters_in_use import check_active_adapters
 from subbayes.networks.network import Network
-from subbayes.networks.saving import base_identity, check_base, refuse_module
+from subbayes.networks.saving import base_identity, check_base, names_left_out
+from subbayes.networks.selection import requiring_gradients
 from subbayes.networks.sharded_network import ShardedNetwork
 from subbayes.utils.artifact import Artifact, fingerprint
 from subbayes.utils.checks import check_finite, fail
@@ -153,6 +155,7 @@ def read_shares(
     if not is_sharded(module):
         return read(device=device)
     processes = joined_processes()
+    reshard(module)  # FSDP2 keeps weights that it has gathered in an earlier call
     device = next(module.parameters()).device
     kept = partial(_kept, module, processes)
     found = processes.in_all(lambda: _finite(read(device=device, kept=kept)))
@@ -175,9 +178,12 @@ def _kept(module: nn.Module, processes: Processes, facts: Mapping[str, Any]) -> 
     """Which parts of the tensors of an artifact this process keeps."""
     given, named = facts.get("network"), dict(module.named_parameters())
     network = given if isinstance(given, dict) else {}  # checked after all has been read
-    saved, whole = network.get("architecture"), without_shards(module)
-    if isinstance(saved, str) and saved != architecture_of(whole):
-        refuse_module(network, whole)
+    whole, base = without_shards(module), network.get("base")
+    active = base.get("active") if isinstance(base, dict) else None
+    if isinstance(active, list) and all(isinstance(name, str) for name in active):
+        check_active_adapters(active, whole)
+    if isinstance(network.get("architecture"), str):
+        names_left_out(network, whole)
     names = network.get("names")
     given_names = names if isinstance(names, list) else []
     chosen = list(dict.fromkeys(n for n in given_names if isinstance(n, str) and n in named))
@@ -227,10 +233,11 @@ def sharded_network_from(
     if strip_prefix("network.mask", tensors):
         expected, remedy = "weights in one process for a model with masks", _IN_ONE_PROCESS
         fail("module", expected, "sharded ones", remedy)
-    network = ShardedNetwork(module, facts["names"], output)
+    with requiring_gradients(module, facts["names"]):  # adapters loaded for inference do not
+        network = ShardedNetwork(module, facts["names"], output)
     if (base := facts.get("base")) is not None:
         check_active(network.module_without_shards)
-        network.use_base()
+        network.use_base(names_left_out(facts, network.module_without_shards))
         if (own := base.get("own")) is not None:
             kept = {*own} | network.unused
             network.base_names = tuple(n for n in network.frozen_shards if n not in kept)
@@ -250,6 +257,10 @@ def sharded_network_from(
     if shift.dtype != network.dtype:
         remedy = f"Convert it with .to({shift.dtype}) before fully_shard"
         fail("module", f"weights of {shift.dtype}, as saved", network.dtype, remedy)
+    dtype = str(network.dtype_of(network.names[0]))[6:]
+    if base is not None and dtype != base["adapters"]:  # by default peft loads 16 bits as float32
+        remedy = "Pass autocast_adapter_dtype=False to PeftModel.from_pretrained"
+        fail("module", f"adapters of {base['adapters']}, as saved", dtype, remedy)
     parts = {name: t.part if isinstance(t, DividedTensor) else t for name, t in frozen.items()}
     for name, values in {"shift": shift, **parts}.items():
         check_finite(f"path: {name}", values)

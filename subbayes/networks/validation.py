@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from jaxtyping import Float
@@ -43,6 +43,7 @@ __all__ = [
     "check_own_likelihood",
     "check_outputs",
     "check_same_outputs",
+    "fail_of_gradients",
     "warn_of_probabilities",
     "warn_of_probable_outputs",
     "warn_of_units",
@@ -176,7 +177,7 @@ def check_gradients(network: Network, rows: Inputs) -> None:
     Values that pass through NumPy or `item`, or that are detached, would be constants there.
 
     Args:
-        network: f(x; w); one whose weights are on several processes is not checked.
+        network: f(x; w); one whose weights are on several processes is checked in its calls.
         rows: one or more rows of inputs.
 
     Raises:
@@ -202,8 +203,16 @@ def check_gradients(network: Network, rows: Inputs) -> None:
             raise
         except RuntimeError as error:
             found, cause = None, error
-    if isinstance(found, Tensor):
-        return
+    if not isinstance(found, Tensor):
+        fail_of_gradients(cause)
+
+
+def fail_of_gradients(cause: Exception | None = None) -> NoReturn:
+    """Raise the error of outputs without gradients in the weights.
+
+    Args:
+        cause: what the forward raised where gradients are recorded.
+    """
     got = "outputs that do not depend on them as far as autograd sees"
     if cause is not None:
         got = f"{type(cause).__name__}: {error_text(cause)}".rstrip(".")

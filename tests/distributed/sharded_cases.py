@@ -9,7 +9,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -27,7 +26,6 @@ from subbayes.subspaces.pca import TrajectoryRecorder
 from subbayes.subspaces.random import Random
 from subbayes.subspaces.sharded import sum_over_processes
 from subbayes.subspaces.sharded_random import ShardedRandomSubspace
-from subbayes.utils import artifact
 
 UNTRAINED = Training(epochs=0, swa_epochs=0)
 
@@ -197,62 +195,6 @@ def sharded_fit(inference: str, draws: int, size: str = "float64") -> dict[str, 
         "others": module.first.weight.grad is None,
         "z": model.draws.z.tolist(),
         "processes": distributed.current().gather(float(model.draws.z.sum())),
-    }
-
-
-def sharded_adapters(folder: str) -> dict[str, Any]:
-    """`fit` of sharded adapters of peft beside sharded base weights, against whole ones."""
-    import adapted
-
-    tokens = torch.randint(1, adapted.WORDS, (9, 6), generator=torch.Generator().manual_seed(0))
-    x = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
-    data = x, torch.arange(9) % 3
-
-    def whole() -> Any:
-        return adapted.adapted("lora", "SequenceClassification")
-
-    def divided() -> nn.Module:
-        layers = [f"base_model.model.model.layers.{i}" for i in range(2)]
-        return sharded(whole(), (*layers, ""))
-
-    settings = Sampling(draws=5, chains=2, warmup=4, seed=1, progress=False)
-    options: dict[str, Any] = {"parameters": "adapters"}
-    options |= {"likelihood": "categorical", "inference": "elliptical-slice"}
-    options |= {"training": UNTRAINED, "sampling": settings}
-    module = divided()
-    before = bits(module)
-    found = subbayes.fit(module, data, **options)  # in its default subspace, "random"
-    expected = subbayes.fit(whole(), data, subspace="random", **options)
-    place, alone = f"{folder}/adapters", f"{folder}/alone"
-    if dist.get_rank() == 0:
-        whole().save_pretrained(place)
-        expected.save(alone)
-    dist.barrier()
-    found.save(place)
-    predictions = expected.predict(x).outputs
-    loaded = [subbayes.load(p, make()) for p in (place, alone) for make in (divided, whole)]
-    refused = []
-    for path in (place, alone):
-        for make in (divided, whole):
-            other = make()
-            with torch.no_grad():  # a weight of the base model
-                local_part(next(other.parameters())).view(-1)[:1].add_(1)
-            with pytest.raises(subbayes.InputError) as caught:
-                subbayes.load(path, other)
-            refused.append(str(caught.value))
-    every: Any = found.subspace
-    read = [artifact.read(path) for path in (f"{place}/subbayes", alone)]
-    return {
-        "refused": refused,
-        "facts": read[0].facts["network"] == read[1].facts["network"],
-        "names": sorted(read[0].tensors) == sorted(read[1].tensors),
-        "card": sorted(name for name in os.listdir(place) if name.endswith(".md")),
-        "described": found.describe()["network"] == expected.describe()["network"],
-        "size": [every.size, every.layout.size, expected.network.size],
-        "parts": distributed.current().gather(len(every.shift)),
-        "draws": off(found.draws.z, expected.draws.z),
-        "predict": [off(one.predict(x).outputs, predictions) for one in (found, *loaded)],
-        "weights": all(map(torch.equal, bits(module), before)),
     }
 
 

@@ -1,7 +1,6 @@
 """Weights that `fully_shard` divides among processes, against the same weights in one piece."""
 
 import json
-from importlib.util import find_spec
 from types import SimpleNamespace
 
 import pytest
@@ -102,25 +101,6 @@ def test_the_basis_is_that_of_whole_weights_and_nobody_has_all(two_processes, ca
         assert basis["largest part"] < 0.65  # rows of 7, 7, 1 and 5 cannot be halved
         assert max(basis[name] for name in ("project", "project others", "pull")) < 1e-12
     assert len({found[json.dumps(case)]["digest"] for found in two_processes}) == 1
-
-
-@pytest.mark.skipif(find_spec("peft") is None, reason="needs peft")
-def test_adapters_beside_sharded_base_weights(tmp_path):
-    case = ["sharded_adapters", str(tmp_path)]
-    for found in results(2, [case]):
-        adapters = found[json.dumps(case)]
-        assert len(set(adapters["size"])) == 1
-        assert max(adapters["parts"]) < 0.65 * adapters["size"][0]
-        assert adapters["draws"] < 1e-12
-        assert max(adapters["predict"]) < 1e-12  # fitted, loaded in one piece and sharded
-        assert adapters["weights"]
-        assert adapters["facts"], "the artifact is that of one process"
-        assert adapters["names"]
-        assert adapters["described"]
-        assert adapters["card"] == ["MODEL_CARD.md", "README.md"]
-        assert len(adapters["refused"]) == 4
-        for error in adapters["refused"]:
-            assert error.startswith("module: expected the base model that the posterior was fit")
 
 
 @pytest.mark.parametrize("case", TRAJECTORIES)

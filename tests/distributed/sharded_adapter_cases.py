@@ -1,0 +1,289 @@
+"""Cases of `worker.py` with adapters whose weights are divided among the processes."""
+
+from __future__ import annotations
+
+import os
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import subbayes
+from distributed.sharded_cases import UNTRAINED, bits, off, plain, sharded, table
+from subbayes import Sampling, distributed
+from subbayes.distributed.sharded_weights import local_part
+from subbayes.likelihoods import Gaussian
+from subbayes.networks.saving import base_identity
+from subbayes.networks.sharded_network import ShardedNetwork
+from subbayes.networks.token_outputs import TokenOutputs
+from subbayes.subspace import Subspace
+from subbayes.subspaces.random import Random
+from subbayes.utils import artifact
+
+OPTIONS: dict[str, Any] = {
+    "parameters": "adapters",
+    "likelihood": "categorical",
+    "subspace": "random",
+    "inference": "elliptical-slice",
+    "training": UNTRAINED,
+    "sampling": Sampling(draws=4, chains=2, warmup=4, seed=1, progress=False),
+}
+
+
+def by_layers(module: nn.Module) -> nn.Module:
+    """A model of peft whose layers and remainder are sharded."""
+    kind = "LlamaDecoderLayer"
+    layers = [path for path, part in module.named_modules() if type(part).__name__ == kind]
+    return sharded(module, (*layers, ""))
+
+
+def sharded_adapters(folder: str) -> dict[str, Any]:
+    """`fit` of sharded adapters of peft beside sharded base weights, against whole ones."""
+    import adapted
+
+    tokens = torch.randint(1, adapted.WORDS, (9, 6), generator=torch.Generator().manual_seed(0))
+    x = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
+    data = x, torch.arange(9) % 3
+
+    def whole() -> Any:
+        return adapted.adapted("lora", "SequenceClassification")
+
+    def divided() -> nn.Module:
+        return by_layers(whole())
+
+    settings = Sampling(draws=5, chains=2, warmup=4, seed=1, progress=False)
+    options: dict[str, Any] = {"parameters": "adapters"}
+    options |= {"likelihood": "categorical", "inference": "elliptical-slice"}
+    options |= {"training": UNTRAINED, "sampling": settings}
+    module = divided()
+    before = bits(module)
+    found = subbayes.fit(module, data, **options)  # in its default subspace, "random"
+    expected = subbayes.fit(whole(), data, subspace="random", **options)
+    place, alone = f"{folder}/adapters", f"{folder}/alone"
+    if dist.get_rank() == 0:
+        whole().save_pretrained(place)
+        expected.save(alone)
+    dist.barrier()
+    found.save(place)
+    predictions = expected.predict(x).outputs
+    loaded = [subbayes.load(p, make()) for p in (place, alone) for make in (divided, whole)]
+    refused = []
+    for path in (place, alone):
+        for make in (divided, whole):
+            other = make()
+            with torch.no_grad():  # a weight of the base model
+                local_part(next(other.parameters())).view(-1)[:1].add_(1)
+            with pytest.raises(subbayes.InputError) as caught:
+                subbayes.load(path, other)
+            refused.append(str(caught.value))
+    every: Any = found.subspace
+    read = [artifact.read(path) for path in (f"{place}/subbayes", alone)]
+    return {
+        "refused": refused,
+        "facts": read[0].facts["network"] == read[1].facts["network"],
+        "names": sorted(read[0].tensors) == sorted(read[1].tensors),
+        "card": sorted(name for name in os.listdir(place) if name.endswith(".md")),
+        "described": found.describe()["network"] == expected.describe()["network"],
+        "size": [every.size, every.layout.size, expected.network.size],
+        "parts": distributed.current().gather(len(every.shift)),
+        "draws": off(found.draws.z, expected.draws.z),
+        "predict": [off(one.predict(x).outputs, predictions) for one in (found, *loaded)],
+        "weights": all(map(torch.equal, bits(module), before)),
+    }
+
+
+def sharded_gradients(kind: str, loaded: bool = False) -> dict[str, Any]:
+    """Value and gradient of sharded adapters against whole ones, and what they leave behind.
+
+    Args:
+        kind: of adapters.
+        loaded: whether the adapters do not require gradients and have been called before.
+    """
+    import adapted
+
+    inputs, tokens, _ = adapted.rows(9)
+    models = [adapted.adapted(kind) for _ in range(2)]
+    if loaded:
+        for model in models:
+            model.requires_grad_(False)
+    module = by_layers(models[0])
+    if loaded:
+        module(**inputs)
+    networks = [
+        ShardedNetwork(module, "adapters", TokenOutputs()),
+        subbayes.Network(models[1], "adapters", TokenOutputs()),
+    ]
+    flags, methods = required(module), own_methods(module)
+    before, z = bits(module), np.random.default_rng(0).standard_normal((2, 4))
+    found = []
+    for network in networks:
+        space = directions(network, "gaussian")
+        density = subbayes.Posterior(network, "causal-lm", (inputs, tokens), space)
+        found.append(density.value_and_grad(z))
+    return {
+        "dtype": str(networks[1].dtype)[6:],
+        "value": off(found[0][0], found[1][0]),
+        "gradient": off(found[0][1] + z, found[1][1] + z),  # without that of the prior
+        "weights": all(map(torch.equal, bits(module), before)),
+        "flags": required(module) == flags,
+        "methods": own_methods(module) == methods,
+        "slopes": all(p.grad is None for p in module.parameters()),
+    }
+
+
+def directions(network: subbayes.Network, kind: str) -> Subspace:
+    """Four random directions around the weights of a network."""
+    return Random(4, kind).build(SimpleNamespace(network=network, seed=1))  # type: ignore[arg-type]
+
+
+def required(module: nn.Module) -> list[bool]:
+    """Which parameters require gradients."""
+    return [p.requires_grad for p in module.parameters()]
+
+
+def own_methods(module: nn.Module) -> list[list[str]]:
+    """Methods that layers have beside those of their classes."""
+    names = ("forward", "get_delta_weight")
+    return [[n for n in names if n in vars(part)] for part in module.modules()]
+
+
+class Detached(nn.Module):
+    """A layer whose outputs autograd does not follow to its weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 1).double()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x).detach()
+
+
+def sharded_without_gradients() -> dict[str, Any]:
+    """The error of outputs that autograd does not follow, and what it leaves behind."""
+    module = sharded(Detached(), ("layer", ""))
+    network = ShardedNetwork(module)
+    before = bits(module)
+    space = directions(network, "gaussian")
+    density = subbayes.Posterior(network, Gaussian(0.3), table(20), space)
+    with pytest.raises(subbayes.InputError) as caught:
+        density.value_and_grad(np.zeros((1, 4)))
+    return {"error": str(caught.value), "weights": all(map(torch.equal, bits(module), before))}
+
+
+def sharded_sixteen_bits(kind: str) -> dict[str, float]:
+    """Value and gradient of sharded weights in bfloat16 against autograd of whole ones."""
+    (x, y), likelihood = table(30, torch.bfloat16), Gaussian(noise=0.3)
+    network, module = ShardedNetwork(sharded(plain(torch.bfloat16))), plain(torch.bfloat16).eval()
+    density = subbayes.Posterior(network, likelihood, (x, y), directions(network, kind))
+    z = np.full((1, 4), 0.7)
+    found = density.log_likelihood(z), density.value_and_grad(z)[1] + z
+    whole = subbayes.Network(module)
+    space = directions(whole, kind)
+    values = whole.unflatten(space.weights(torch.from_numpy(z[0])))
+    leaves = {name: value.detach().requires_grad_() for name, value in values.items()}
+    outputs = torch.func.functional_call(module, leaves, (x,)).float()
+    outputs.backward(likelihood.score(outputs.detach(), y))
+    slope = torch.cat([leaf.grad.reshape(-1) for leaf in leaves.values()]).double()  # type: ignore[union-attr]
+    value = likelihood.log_prob(outputs.detach(), y).double().sum()
+    return {
+        "value": off(found[0], [value]),
+        "gradient": off(found[1], [(space.basis().double() @ slope).numpy()]),
+    }
+
+
+def sharded_artifacts(folder: str) -> dict[str, Any]:
+    """Artifacts of a sharded model with a second adapter and heads that differ by process.
+
+    They are loaded around models with and without the second adapter, some for inference.
+    """
+    import adapted
+    from adapted import peft
+
+    inputs, _, labels = adapted.rows(9)
+    data, head = (inputs, labels), "SequenceClassification"
+
+    def both(used: str = "default") -> Any:
+        model = adapted.adapted("lora", head)
+        model.add_adapter("other", adapted.ADAPTERS["lora"]("SEQ_CLS"))
+        model.set_adapter(used)
+        with torch.no_grad():  # the untrained head has other random weights in each process
+            model.base_model.model.score.original_module.weight.add_(1.5 + dist.get_rank())
+        return model
+
+    def base() -> Any:
+        return adapted.base_model(head)
+
+    def alone(**options: Any) -> Any:
+        return peft.PeftModel.from_pretrained(base(), place, **options)
+
+    if not dist.is_initialized():
+        dist.init_process_group("gloo")
+    place, whole = f"{folder}/two", f"{folder}/whole"
+    first = adapted.adapted("lora", head)
+    expected = subbayes.fit(first, data, **OPTIONS)
+    if dist.get_rank() == 0:
+        both().save_pretrained(place, selected_adapters=["default"])
+        expected.save(whole)
+    dist.barrier()
+    found = subbayes.fit(by_layers(both()), data, **OPTIONS)
+    found.save(place)
+    predictions = expected.predict(inputs).outputs
+    called = by_layers(alone())  # for inference: without gradients
+    called(**inputs)
+    flags = required(called)
+    modules = [alone(), called, both(), by_layers(both())]
+    loaded = [subbayes.load(path, module) for path in (place, whole) for module in modules]
+    refused = []
+    for other in (both("other"), by_layers(both("other"))):
+        with pytest.raises(subbayes.InputError) as caught:
+            subbayes.load(place, other)
+        refused.append(str(caught.value))
+    read = [artifact.read(path) for path in (f"{place}/subbayes", whole)]
+    plain_network = subbayes.Network(first, "adapters")
+    return {
+        "facts": read[0].facts["network"] == read[1].facts["network"],
+        "identity": read[0].facts["network"]["base"]
+        == base_identity(plain_network, plain_network.base_names, plain_network.unused),
+        "names": sorted(read[0].tensors) == sorted(read[1].tensors),
+        "predict": [off(one.predict(inputs).outputs, predictions) for one in (found, *loaded)],
+        "gradient": off(*(gradient(one, data) for one in (loaded[1], expected))),
+        "flags": required(called) == flags and not any(flags),
+        "refused": refused,
+    }
+
+
+def gradient(model: Any, data: Any) -> np.ndarray:
+    """The gradient of the log-likelihood at a point."""
+    z = np.full((1, model.subspace.rank), 0.3)
+    density = subbayes.Posterior(model.network, model.likelihood, data, model.subspace)
+    return density.value_and_grad(z)[1] + z
+
+
+def sharded_adapters_in_float32(folder: str) -> str:
+    """The error of adapters in bfloat16 that peft loads in float32 by default."""
+    import adapted
+    from adapted import peft
+
+    inputs, _, labels = adapted.rows(9)
+    head, dtype = "SequenceClassification", torch.bfloat16
+    if not dist.is_initialized():
+        dist.init_process_group("gloo")
+    model = adapted.adapted("lora", head, dtype)
+    fitted = subbayes.fit(model, (inputs, labels), **OPTIONS)
+    if dist.get_rank() == 0:
+        model.save_pretrained(folder)
+        fitted.save(folder)
+    dist.barrier()
+
+    def loaded(**options: Any) -> Any:
+        fresh = peft.PeftModel.from_pretrained(adapted.base_model(head, dtype), folder, **options)
+        return subbayes.load(folder, by_layers(fresh))
+
+    loaded(autocast_adapter_dtype=False)
+    with pytest.raises(subbayes.InputError) as caught:
+        loaded()
+    return str(caught.value)

@@ -1,0 +1,97 @@
+"""Adapters whose weights are divided among processes, against those of one process."""
+
+import json
+from importlib.util import find_spec
+
+import pytest
+
+from distributed.launch import results
+
+if find_spec("peft") is None:
+    pytest.skip("needs peft", allow_module_level=True)
+
+from adapted import ADAPTERS
+
+GRADIENTS = [["sharded_gradients", kind] for kind in ADAPTERS]
+GRADIENTS += [["sharded_gradients", kind, True] for kind in ("lora", "dora", "prompt")]
+ROUNDING = {"float64": 1e-12, "float32": 1e-4}
+SIXTEEN_BITS = [["sharded_sixteen_bits", kind] for kind in ("sparse", "gaussian")]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("adapters")
+
+
+@pytest.fixture(scope="module")
+def two_processes(folder):
+    places = {"sharded_adapters": "one", "sharded_artifacts": "second"}
+    places["sharded_adapters_in_float32"] = "float32"
+    saved = [[name, str(folder / place)] for name, place in places.items()]
+    return results(2, [*GRADIENTS, ["sharded_without_gradients"], *SIXTEEN_BITS, *saved])
+
+
+@pytest.fixture(scope="module")
+def one_process():
+    return results(1, SIXTEEN_BITS)[0]
+
+
+@pytest.mark.parametrize("case", GRADIENTS)
+def test_gradients_are_those_of_whole_adapters(two_processes, case):
+    for found in two_processes:
+        adapters = found[json.dumps(case)]
+        for what in ("value", "gradient"):
+            assert adapters[what] < ROUNDING[adapters["dtype"]], what
+        for what in ("weights", "flags", "methods", "slopes"):
+            assert adapters[what], what
+
+
+def test_outputs_without_gradients_are_refused(two_processes):
+    for found in two_processes:
+        error = found['["sharded_without_gradients"]']
+        assert "module: expected outputs with gradients in its weights, got" in error["error"]
+        assert error["weights"]
+
+
+@pytest.mark.parametrize("case", SIXTEEN_BITS)
+def test_gradients_of_sixteen_bits_are_added_up_in_float32(one_process, two_processes, case):
+    every = [(one_process, 1e-6), *((found, 2e-2) for found in two_processes)]
+    for found, tolerance in every:  # FSDP2 averages those of two in 16 bits
+        differences = found[json.dumps(case)]
+        assert max(differences.values()) < tolerance, differences
+
+
+def test_adapters_beside_sharded_base_weights(two_processes, folder):
+    for found in two_processes:
+        adapters = found[json.dumps(["sharded_adapters", str(folder / "one")])]
+        assert len(set(adapters["size"])) == 1
+        assert max(adapters["parts"]) < 0.65 * adapters["size"][0]
+        assert adapters["draws"] < 1e-12
+        assert max(adapters["predict"]) < 1e-12  # fitted, loaded in one piece and sharded
+        assert adapters["weights"]
+        assert adapters["facts"], "the artifact is that of one process"
+        assert adapters["names"]
+        assert adapters["described"]
+        assert adapters["card"] == ["MODEL_CARD.md", "README.md"]
+        assert len(adapters["refused"]) == 4
+        for error in adapters["refused"]:
+            assert error.startswith("module: expected the base model that the posterior was fit")
+
+
+def test_adapters_that_are_not_in_use_are_no_part_of_the_artifact(two_processes, folder):
+    for found in two_processes:
+        adapters = found[json.dumps(["sharded_artifacts", str(folder / "second")])]
+        assert adapters["facts"], "the artifact is that of one process"
+        assert adapters["identity"], "heads that are not called count"
+        assert adapters["names"]
+        assert max(adapters["predict"]) < 1e-12
+        assert adapters["gradient"] < 1e-12
+        assert adapters["flags"]
+        for error in adapters["refused"]:
+            assert "the adapter 'default' in use, as saved, got the adapter 'other'" in error
+
+
+def test_adapters_that_peft_loads_in_another_dtype_are_refused(two_processes, folder):
+    for found in two_processes:
+        error = found[json.dumps(["sharded_adapters_in_float32", str(folder / "float32")])]
+        assert error.startswith("module: expected adapters of bfloat16, as saved, got float32")
