@@ -32,8 +32,8 @@ from subbayes.semistructured.weight_quality import WeightQuality
 
 __all__ = ["GroupedMarginalisation"]
 
-_MODE_STEPS = 3  # of Newton's method, with the curvature without networks
-_LONGEST = 2.0  # step, in standard deviations
+_MODE_STEPS = 30  # of Newton's method, with the curvature without networks
+_LONGEST, _CLOSE = 5.0, 0.05  # step, in standard deviations
 _DIFFERENCE = 1e-3  # in standard deviations
 _STREAM = 14  # of the random numbers of the density
 
@@ -74,8 +74,10 @@ class GroupedMarginalisation:
         for _ in range(_MODE_STEPS):
             value = own.laplace(np.concatenate([h + steps, h - steps]))
             slope = (value[: len(h)] - value[len(h) :]) / (2 * _DIFFERENCE)
-            slope /= max(1.0, float(np.abs(slope).max()) / _LONGEST)
-            h = h + factor @ slope
+            size = float(np.abs(slope).max())
+            h = h + factor @ slope / max(1.0, size / _LONGEST)
+            if not size > _CLOSE:
+                break
         return np.asarray(h)
 
     def _weighted(

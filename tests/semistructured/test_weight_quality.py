@@ -107,6 +107,16 @@ def test_contributions_are_added_to_each_row(y, family, options):
     torch.testing.assert_close(differences[0], torch.zeros(1).double(), rtol=0, atol=1e-9)
 
 
+def test_proposals_move_with_the_contributions():
+    """Contributions that the intercept makes up for, far beyond its posterior without networks."""
+    frame = table(30)
+    method = marginalisation_of(None, density_of(frame, "c ~ (1 | g)", "poisson"))
+    deep = torch.tensor([0.0, -2.0, 2.0]).double()[:, None, None].expand(-1, len(frame), 1)
+    quality = WeightQuality.of(method._log_weights(deep))
+    assert quality.sizes.min() > 50
+    assert quality.pareto_k.max() < 0.75
+
+
 def test_proposals_are_fitted_where_few_of_the_standard_ones_count():
     frame = table(5)
     density, deep = density_of(frame), contributions(frame)
