@@ -1,4 +1,4 @@
-"""Records and command of the experiments, batched training, and small UCI regression."""
+"""The command of the experiments, and small UCI regression."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ import argparse
 import dataclasses
 import importlib
 import json
-import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from cases import training_options
 from sklearn.datasets import load_diabetes
 
 import subbayes
@@ -20,7 +18,6 @@ import subbayes.diagnostics.metrics
 from experiments import __main__ as command
 from experiments import (
     batched,
-    tables_data,
     uci,
     uci_small,
     uci_small_further,
@@ -28,8 +25,8 @@ from experiments import (
     uci_small_selection,
     uci_small_tables,
 )
-from experiments.markdown import publish, write_between
-from experiments.store import Store, key_of
+from experiments.markdown import write_between
+from experiments.store import Store
 from experiments.uci_small_further import METHODS as FURTHER
 from experiments.uci_small_further import curve_posterior, ensemble, other_members
 from experiments.uci_small_methods import Base, Chosen, Phases, Plan, sample_ess
@@ -68,144 +65,6 @@ TINY = Plan(
 
 def quiet(*_):
     pass
-
-
-# --- the store ------------------------------------------------------------------------------
-
-
-def test_records_are_restored_from_the_file(tmp_path):
-    path = tmp_path / "new" / "yacht.json"
-    Store(path).put("b", {"score": 0.1})
-    store = Store(path)
-    store.put("a", {"score": None})
-    assert Store(path).records == {"a": {"score": None}, "b": {"score": 0.1}}
-    assert path.read_text().index('"a"') < path.read_text().index('"b"')
-
-
-def test_two_stores_of_one_file_lose_no_record(tmp_path):
-    """As of two processes that read the file before either has written."""
-    path = tmp_path / "new" / "x.json"
-    one, other = Store(path), Store(path)
-    one.put("a", {"score": 1})
-    other.put("b", {"score": 2})
-    one.put("c", {"score": 3})
-    assert Store(path).records == one.records == {k: {"score": i + 1} for i, k in enumerate("abc")}
-    assert "a" in other
-
-
-def test_stores_that_save_at_once_lose_no_record(tmp_path):
-    path = tmp_path / "x.json"
-    workers = [
-        threading.Thread(target=lambda i=i: [Store(path).put(f"{i} {j}", {}) for j in range(8)])
-        for i in range(4)
-    ]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    assert len(Store(path).records) == 32
-
-
-def test_an_invalid_record_leaves_the_file_unchanged(tmp_path):
-    store = Store(tmp_path / "x.json")
-    store.put("a", {"score": 1.0})
-    before = store.path.read_text()
-    with pytest.raises(ValueError, match="JSON"):
-        store.put("b", {"score": float("nan")})
-    assert store.path.read_text() == before
-
-
-@pytest.mark.parametrize("text", ["{", "[]", '{"a": 1}'])
-def test_a_damaged_file_is_reported(tmp_path, text):
-    (tmp_path / "x.json").write_text(text)
-    with pytest.raises(InputError, match=r"results: expected .*x\.json.*Delete it to start again"):
-        Store(tmp_path / "x.json")
-
-
-def test_the_key_changes_with_any_setting():
-    settings = {"chosen": {"rank": 20}, "split": 3}
-    assert key_of("a", settings) == key_of("a", dict(reversed(settings.items())))
-    assert key_of("a", settings) != key_of("a", settings | {"chosen": {"rank": 19}})
-
-
-# --- training many at once --------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def tables():
-    rng = np.random.default_rng(0)
-    inputs = torch.tensor(rng.normal(size=(3, 51, 4)), dtype=torch.float32)
-    noise = torch.tensor(rng.normal(size=(3, 51)))
-    return [
-        batched.Table(x, 5 + 3 * x[:, 0].double() + e, s)
-        for s, (x, e) in enumerate(zip(inputs, noise, strict=True))
-    ]
-
-
-@pytest.mark.parametrize("hidden", [(8,), (6, 5)])
-def test_members_agree_with_separate_trainings(tables, hidden):
-    rates, decays = [0.01, 0.02, 0.005], [0.0, 0.01, 0.1]
-    members = batched.train(
-        tables, hidden=hidden, epochs=12, learning_rate=rates, weight_decay=decays, batch_size=10
-    )
-    paths = batched.average(
-        members,
-        epochs=6,
-        learning_rate=rates,
-        weight_decay=decays,
-        batch_size=10,
-        max_snapshots=4,
-        clip_norm=0.5,
-    )
-    for s, (t, rate, decay) in enumerate(zip(tables, rates, decays, strict=True)):
-        shared = dict(batch_size=10, learning_rate=rate, weight_decay=decay, seed=s)
-        data = t.inputs, t.y
-        alone = subbayes.training.train(
-            subbayes.MLP(4, hidden, 2, seed=s),
-            t.likelihood,
-            data,
-            **training_options(**shared, epochs=12, schedule="cosine"),
-        )
-        torch.testing.assert_close(members.network(s).weights, alone.network.weights)
-        assert members.likelihood(s).likelihood.global_variance == pytest.approx(
-            alone.likelihood.likelihood.global_variance, rel=1e-4
-        )
-        path = subbayes.training.swa(
-            alone,
-            t.likelihood,
-            data,
-            **training_options(
-                **shared, swa_epochs=6, swa_learning_rate=rate, max_snapshots=4, clip_norm=0.5
-            ),
-        )
-        torch.testing.assert_close(paths[s].network.weights, path.network.weights)
-        torch.testing.assert_close(
-            paths[s].recorder.singular_values, path.recorder.singular_values, rtol=1e-3, atol=1e-5
-        )
-        assert paths[s].likelihood.likelihood.global_variance == pytest.approx(
-            path.likelihood.likelihood.global_variance, rel=1e-4
-        )
-
-
-def test_a_diverging_member_does_not_affect_the_others(tables):
-    members = batched.train(
-        tables[:2],
-        hidden=(8,),
-        epochs=2,
-        learning_rate=[0.01, 0.01],
-        weight_decay=[0.0, 0.0],
-        batch_size=10,
-    )
-    paths = batched.average(
-        members,
-        epochs=5,
-        learning_rate=[1e-3, 1e9],
-        weight_decay=[0.0, 0.0],
-        batch_size=10,
-        max_snapshots=4,
-    )
-    assert paths[0].recorder.n == 5
-    assert paths[1] is None
 
 
 # --- small UCI regression -----------------------------------------------------------------------
@@ -488,58 +347,6 @@ def test_tables_are_written_between_the_marks_of_a_page(tmp_path):
     assert "| yacht | deep ensemble |" in both
     assert "| boston | deep ensemble |" not in both
     assert uci_small_tables.FURTHER_TITLE not in uci_small_tables.markdown({"yacht": [without]})
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        ["sparse_phoneme", "--mode", "compile"],
-        ["sparse_images", "--post", "fixed"],
-        ["sparse_tabular"],
-        ["tables", "--only", "bike"],
-        ["cifar"],
-        ["laplace_images"],
-        ["adapters", "--only", "banking77"],
-    ],
-)
-def test_settings_without_records_leave_the_page_as_it_is(given, tmp_path, capsys, monkeypatch):
-    if given[0] == "adapters":
-        pytest.importorskip("peft")
-        adapters = importlib.import_module("experiments.adapters")
-        monkeypatch.setattr(adapters, "corpus_of", lambda _: None)
-        monkeypatch.setattr(adapters, "rows_of", lambda *_: argparse.Namespace(name="banking77"))
-    few = tables_data.Rows(np.ones((9, 1)), np.ones(9), np.ones((2, 1)), np.ones(2))
-    monkeypatch.setattr("experiments.tables.rows_of", lambda *_: few)
-    page, name = tmp_path / "page.md", given[0] + "_post" * ("--post" in given)
-    before = f"<!-- {name}: begin -->\nold\n<!-- {name}: end -->\n"
-    page.write_text(before)
-    threads = torch.get_num_threads()
-    given = [*given, "--recorded", "--json", "--results", str(tmp_path), "--write", str(page)]
-    try:
-        assert command.main(given) == 2
-    finally:
-        torch.set_num_threads(threads)
-    assert page.read_text() == before
-    said = capsys.readouterr().err
-    assert said.startswith("error: write: expected records of ")
-    options = [f"{key[2:]}=" for key in given[1::2] if key in ("--mode", "--post")]
-    assert all(option in said for option in options)
-
-
-def test_tables_are_printed_and_written_to_the_page(tmp_path):
-    page, said = tmp_path / "page.md", []
-    page.write_text("<!-- a: begin -->\nold\n<!-- a: end -->\n")
-    publish("text", "a", argparse.Namespace(write=None), said.append)
-    assert "old" in page.read_text()
-    publish("text", "a", argparse.Namespace(write=str(page)), said.append)
-    assert page.read_text() == "<!-- a: begin -->\n\ntext\n\n<!-- a: end -->\n"
-    assert said == ["text"] * 2
-
-
-def test_a_page_without_marks_is_refused(tmp_path):
-    (tmp_path / "page.md").write_text("nothing here")
-    with pytest.raises(InputError, match="page: expected the marks"):
-        write_between(tmp_path / "page.md", "uci_small", "text")
 
 
 @pytest.mark.parametrize(
