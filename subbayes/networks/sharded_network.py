@@ -220,12 +220,9 @@ class ShardedNetwork(Network):
         used = [name for name in self._frozen_layout.names if name not in self.unused]
         if not used:
             return printed
-        named, processes = (
-            dict(self._module.named_parameters()) | self._replaced,
-            joined_processes(),
-        )
+        named, processes = dict(self._module.named_parameters()), joined_processes()
         layout = shard_layout(self._module, used, processes)
-        digest = layout.digest(layout.flatten(named), processes)
+        digest = layout.digest_of(named | self._replaced, processes)
         return f"{printed} beside frozen weights {digest}"
 
     @property
