@@ -78,9 +78,9 @@ def replaced_names(module: nn.Module) -> set[str]:
     """
     paths = []
     for path, part in module.named_modules():
-        copies, original = (part._modules.get(n) for n in ("modules_to_save", "original_module"))
-        used = getattr(part, "active_adapters", None)
-        if not (isinstance(copies, nn.ModuleDict) and original is not None and used):
+        own, used = dict(part.named_children()), getattr(part, "active_adapters", None)
+        copies = own.get("modules_to_save")
+        if not (isinstance(copies, nn.ModuleDict) and "original_module" in own and used):
             continue
         if not getattr(part, "disable_adapters", False) and all(name in copies for name in used):
             paths.append(f"{path}.original_module".lstrip("."))
