@@ -279,7 +279,7 @@ def errors_of_means(
     if not independent:
         found = ess_mean(x.reshape(chains, S // chains, *x.shape[1:]))
         size = np.where(np.isnan(found), size, found)  # of values that do not vary
-    return sd / np.sqrt(size), size
+    return np.asarray(sd / np.sqrt(size)), size
 
 
 def _most(error: Array, tolerance: float, size: Array, draws: int) -> float:

@@ -230,7 +230,7 @@ def test_all_processes_get_the_trained_model_on_their_device(device, monkeypatch
     untrained = Training(epochs=0, swa_epochs=0)
     trained = subbayes.fit(net, table, subspace="random", training=untrained, sampling=FEW)
     monkeypatch.setattr(trained_once, "current", lambda: processes)
-    train = [lambda: replace(trained, draws=None, posterior=None), None]
+    train = [lambda: replace(trained, draws=None, posterior=None), pytest.fail]
     first, other = (trained_once.trained_once(work, net, None, None, device) for work in train)
     assert other is not first
     assert other.network.device == other.subspace.shift.device == device

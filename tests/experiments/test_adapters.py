@@ -173,6 +173,11 @@ def test_differences_are_paired_by_seed():
     records += [record("ensemble", s, 0.9 + noise[s]) for s in range(5)]
     records += [record("random", s, 2.0) for s in range(5)]
     assert adapters_page.best_subspace(records) == "pca"
+    harder = [record("subspaces", 4, 1.05 + noise[4])]  # the others have 1.2 on average
+    assert adapters_page.best_subspace(records + harder) == "pca"
+    easier = [record("subspaces", 4, 0.95 + noise[4])]
+    assert adapters_page.best_subspace(records + easier) == "subspaces"
+    assert adapters_page.best_subspace([]) is None
     mean, error, seeds = adapters_page.differences(records, "pca", "map", "nll")
     gaps = 0.5 + 0.01 * np.arange(4)
     assert seeds == 4
