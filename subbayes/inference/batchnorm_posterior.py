@@ -21,15 +21,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from subbayes.data.data import Data
 from subbayes.draws import Draws
-from subbayes.likelihoods import Likelihood
 from subbayes.likelihoods.target_parts import one_copy_log_prob
 from subbayes.networks.network import Network
 from subbayes.posterior import Posterior
 from subbayes.predictions.predictive import Predictive
-from subbayes.priors import Normal
-from subbayes.subspace import Subspace
 from subbayes.utils.checks import fail
 from subbayes.utils.log_densities import reject_undefined
 from subbayes.utils.trees import to_device
@@ -65,22 +61,12 @@ class BatchNormPosterior(Posterior):
         (4,)
     """
 
-    def __init__(
-        self,
-        network: Network,
-        likelihood: str | Likelihood,
-        data: Any,
-        subspace: Subspace,
-        prior: Normal | float | None = None,
-        temperature: float = 1.0,
-        **options: Any,
-    ) -> None:
-        data = data if isinstance(data, Data) else Data.of(data)
-        if data.division is not None:
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        if self.data.division is not None:
             expected = "all rows in each process, for BatchNorm statistics that follow the weights"
             remedy = "Pass all rows to each process, or use Posterior, which keeps one set of them"
             fail("data", expected, "rows that are divided among processes", remedy)
-        super().__init__(network, likelihood, data, subspace, prior, temperature, **options)
 
     def _warn_of_other_statistics(self) -> None:
         """Nothing to warn of: statistics follow the weights."""
