@@ -284,7 +284,7 @@ def count_rows(network: Network, inputs: Any) -> int:
         rows += n_rows(batch)
     loader = _as_loader(inputs)
     if isinstance(loader, DataLoader) and next(iterate_preserving_rng(loader), None) is None:
-        remedy = "Pass the rows as tensors, or a dataset that starts again in each pass"
+        remedy = "Pass tensors, or a dataset that starts again each time it is read"
         expected = "a loader that can be read again"
         fail("inputs", expected, "one that is exhausted after a pass", remedy)
     return rows

@@ -77,8 +77,6 @@ class TemperedNetworks:
             with torch.no_grad():
                 parts.append(self.marginalisation.sample(self.contributions(rows), rng))
         zeta = np.concatenate(parts).reshape(*networks.z.shape[:2], -1)
-        z, meta = (
-            np.concatenate([networks.z, zeta], 2),
-            networks.meta | self.marginalisation.facts(),
-        )
+        z = np.concatenate([networks.z, zeta], 2)
+        meta = networks.meta | self.marginalisation.facts()
         return replace(networks, z=z, moments=None, meta=meta)
