@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import reduce
 from itertools import groupby
 from operator import add
-from typing import Any, Protocol, TypeGuard, runtime_checkable
+from typing import Any, NoReturn, Protocol, TypeGuard, runtime_checkable
 
 import numpy as np
 import torch
@@ -180,8 +180,7 @@ class Blocks:
         idle = 0
         if in_step:
             calls = len(own)
-            if not data.in_memory and not _reads_in_order(data.loader):
-                # shapes may differ within blocks
+            if not data.in_memory:  # shapes may differ within blocks
                 calls = sum(map(len, _read(data, size.rows, first, last)))
             idle = processes.highest(calls)[0] - calls
         example = _copy(data.first()[0], slice(1), device) if in_step else None
@@ -367,28 +366,48 @@ def _copy(values: Any, rows: slice, device: torch.device) -> Any:
 
 
 def _read(data: Data, size: int, first: int, last: int) -> Iterator[list[RowBlock]]:
-    """Blocks of a loader; other rows are not read if its dataset has rows by number."""
+    """Blocks of a loader; batches without rows of them are not read if the dataset is in order."""
     if first >= last:
         return
-    loader = data.loader
-    if _reads_in_order(loader):
-        part = DataLoader(
-            Subset(loader.dataset, range(first, last)),
-            batch_size=size,
-            collate_fn=loader.collate_fn,
-            num_workers=loader.num_workers,
-            worker_init_fn=loader.worker_init_fn,
-        )
-        yield from _cut(Data(n=last - first, loader=part).batches(), size, first, first, last)
+    if not _reads_in_order(data.loader, data.n):
+        yield from _cut(data.batches(), size, 0, first, last)
         return
-    yield from _cut(data.batches(), size, 0, first, last)
+    loader, each = data.loader, data.loader.batch_size
+    rows = range(first // each * each, min(-(-last // each) * each, data.n))
+    part = DataLoader(
+        Subset(loader.dataset, rows),
+        batch_size=each,
+        collate_fn=loader.collate_fn,
+        num_workers=loader.num_workers,
+        worker_init_fn=loader.worker_init_fn,
+    )
+    batches = _of_these_rows(Data(n=len(rows), loader=part).batches(), rows, each)
+    yield from _cut(batches, size, rows.start, first, last)
 
 
-def _reads_in_order(loader: Any) -> TypeGuard[DataLoader[Any]]:
+def _reads_in_order(loader: Any, n: int) -> TypeGuard[DataLoader[Any]]:
+    """Whether the n rows of a loader are those of its dataset, in batches of one size."""
     if not isinstance(loader, DataLoader):
         return False
     by_number = not isinstance(loader.dataset, IterableDataset) and loader.batch_size is not None
-    return by_number and isinstance(loader.sampler, SequentialSampler)
+    in_order = by_number and isinstance(loader.sampler, SequentialSampler)
+    return in_order and len(loader.sampler) == n  # collate_fn may change the number of rows
+
+
+def _of_these_rows(
+    batches: Iterator[tuple[Inputs, Targets]], rows: range, each: int
+) -> Iterator[tuple[Inputs, Targets]]:
+    """Batches of the given rows of a dataset, each of which has to have one row for one of them."""
+    for start, (inputs, y) in zip(rows[::each], batches, strict=True):
+        expected, found = min(each, rows.stop - start), n_rows(y)
+        if found != expected:
+            _fail_of_rows(f"a batch of {expected} rows from row {start}", f"one of {found}")
+        yield inputs, y
+
+
+def _fail_of_rows(expected: str, got: str) -> NoReturn:
+    remedy = "Let the dataset, not collate_fn, leave out or repeat rows"
+    fail("data", expected, got, remedy)
 
 
 def _cut(
@@ -410,6 +429,7 @@ def _cut(
                 waiting, held, start = [], 0, start + size
         if at >= last:
             return
+    _fail_of_rows(f"at least {last} rows in each pass", f"{at}")
 
 
 def _of_same_shapes(batches: list[tuple[Inputs, Any]], start: int) -> Iterator[RowBlock]:

@@ -18,6 +18,7 @@ from subbayes.distributed.blocks import Blocks, BlockSize
 from subbayes.distributed.exact_sum import encode
 from subbayes.distributed.processes import Processes
 from subbayes.inference import NUTS
+from subbayes.utils.checks import InputError
 from subbayes.utils.trees import take
 
 SHARES = [[[], [4, 4, 3, 3, 2, 2]], [[4, 4, 4, 4], [4, 4, 3, 3]]]
@@ -87,6 +88,45 @@ def test_loaders_and_tensors_have_the_same_bits(joined):
         assert not streamed.in_memory
         found = posterior(data=streamed).value_and_grad(Z)
         assert all(map(np.array_equal, found, expected))
+
+
+COLLATE = {
+    "drops every fourth row": lambda rows: [row for row in rows if row[2] % 4],
+    "repeats every fourth row": lambda rows: [r for row in rows for r in [row] * (1 + row[2] // 9)],
+    "sorts the rows of a batch": lambda rows: sorted(rows, key=lambda row: float(row[1])),
+}
+
+
+def collated(change):
+    """A posterior of streamed rows whose batches a function has changed."""
+    x, y = rows(40)
+    loader = torch.utils.data.DataLoader(
+        list(zip(x, y, range(40), strict=True)),
+        batch_size=6,
+        collate_fn=lambda some: tuple(
+            torch.stack(part) for part in zip(*[row[:2] for row in change(some)], strict=True)
+        ),
+    )
+    return posterior(data=Data.of(loader, memory_limit=0), batch_size=11)
+
+
+@pytest.mark.parametrize("change", COLLATE.values(), ids=COLLATE)
+def test_rows_that_a_collate_fn_changes_are_those_of_the_loader(change):
+    density = collated(change)
+    expected = density.log_likelihood(Z), density.pointwise(Z)
+    found = in_blocks(lambda: (density.log_likelihood(Z), density.pointwise(Z)))
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-4)
+
+
+def test_as_many_rows_in_other_batches_are_an_error(joined):
+    def change(some):  # the first batch has one row less and the last one more
+        first, last = some[0][2] == 0, some[-1][2] == 39
+        return some[1:] if first else some + some[:1] if last else some
+
+    expected = "data: expected a batch of 6 rows from row 0, got one of 5. Let the dataset"
+    with pytest.raises(InputError, match=expected):
+        collated(change).log_likelihood(Z)
 
 
 @pytest.mark.slow
