@@ -26,6 +26,16 @@ def dense_rows(network, likelihood, inputs, y) -> torch.Tensor:
     return torch.einsum("ncr,ncd->nrd", curvature_root(likelihood, outputs, y), J).flatten(0, 1)
 
 
+def dense_product_rows(network, likelihood, inputs, y) -> torch.Tensor:
+    """V as products have it, (N C, D): with roots in closed form where there are some."""
+    J, outputs = dense(network, inputs), network(network.weights, inputs).detach().double()
+    each = torch.eye(outputs.shape[1]).double()[:, None].expand(-1, len(outputs), -1)
+    own = likelihood.for_targets(y)
+    R = own.curvature_blocks(outputs).root().times(each).permute(1, 2, 0)
+    torch.testing.assert_close(R @ R.mT, own.curvature(outputs), rtol=1e-9, atol=1e-12)
+    return torch.einsum("ncr,ncd->nrd", R, J.double()).flatten(0, 1)
+
+
 class Many(nn.Module):
     """One of each kind that is known."""
 

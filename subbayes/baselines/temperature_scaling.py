@@ -19,9 +19,10 @@ from subbayes.baselines.map import point_estimate
 from subbayes.data.data import Data
 from subbayes.diagnostics.predictor import Predictor
 from subbayes.likelihoods import Likelihood
-from subbayes.likelihoods.base import Moments, WrappedLikelihood
+from subbayes.likelihoods.base import Moments
 from subbayes.likelihoods.gaussian import GaussianLike
 from subbayes.likelihoods.target_parts import TargetParts, split_targets
+from subbayes.likelihoods.wrapped import WrappedLikelihood
 from subbayes.predictions.predictive import Predictive
 from subbayes.utils.checks import check_positive, fail
 from subbayes.utils.saving import nested_facts, rebuild

@@ -29,6 +29,7 @@ from subbayes.curvature.gram import (
 from subbayes.curvature.layers import CapturedBatch, Layers
 from subbayes.data.data import Data, join_batches, split_batches
 from subbayes.likelihoods import Likelihood
+from subbayes.likelihoods.curvature_blocks import root_of
 from subbayes.networks.network import Network
 from subbayes.predictions.averaging import input_batches
 from subbayes.utils.checks import fail
@@ -41,9 +42,9 @@ __all__ = [
     "MEMORY_LIMIT",
     "Jacobian",
     "UnavailableRows",
+    "check_covariance_blocks",
     "check_covariance_memory",
     "curvature_root",
-    "root_of",
 ]
 
 MEMORY_LIMIT = 2**28
@@ -329,6 +330,16 @@ def check_covariance_memory(outputs: int) -> None:
     )
 
 
+def check_covariance_blocks(X: Jacobian) -> None:
+    """Check that a covariance of the outputs of each input fits into memory."""
+    check_memory(
+        "inputs",
+        f"the covariances of {X.roots} outputs of {X.n} rows",
+        24 * X.n * X.roots**2,
+        "Predict by draws (method='monte-carlo'), or pass fewer inputs at once",
+    )
+
+
 def curvature_root(
     likelihood: Likelihood, outputs: Float[Tensor, "n C"], y: Targets | None
 ) -> Float[Tensor, "n C C"]:
@@ -338,28 +349,3 @@ def curvature_root(
         InputError: a curvature that is not finite, or not positive semi-definite.
     """
     return root_of(likelihood.for_targets(y).curvature(outputs.double()))
-
-
-def root_of(curvature: Float[Tensor, "*n C C"]) -> Float[Tensor, "*n C C"]:
-    """Roots of curvatures of a likelihood, see `curvature_root`."""
-    if not bool(torch.isfinite(curvature).all()):
-        fail(
-            "likelihood",
-            "finite curvature at the network's outputs",
-            "NaN or infinite entries",
-            "Train the network further, or compute in float64",
-        )
-    diagonal = curvature.diagonal(dim1=-2, dim2=-1)
-    if torch.equal(curvature, torch.diag_embed(diagonal)) and bool((diagonal >= 0).all()):
-        return torch.diag_embed(diagonal.sqrt())
-    values, vectors = torch.linalg.eigh(curvature)
-    if bool((values[..., 0] < -1e-8 * values[..., -1].clamp_min(1e-300)).any()):
-        fail(
-            "likelihood",
-            "a positive semi-definite curvature",
-            f"an eigenvalue of {float(values.min()):.3g}",
-            "Give the likelihood its expected curvature (the Fisher information)",
-        )
-    # The root would magnify the rounding of an eigenvalue 0, which depends on blocks of rows.
-    negligible = values.shape[-1] * torch.finfo(values.dtype).eps * values[..., -1:]
-    return vectors * values.where(values > negligible, 0).sqrt().unsqueeze(-2)

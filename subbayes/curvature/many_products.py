@@ -8,7 +8,8 @@ $$ V v = R_n^\top (J_n v), \qquad V^\top u = \sum_n J_n^\top (R_n u_n), \qquad
    V^\top V v = \sum_n J_n^\top \Lambda_n J_n v . $$
 
 The curvature of the likelihood is used in its blocks, never as a C x C matrix where it is diagonal
-or independent over places. Rows and vectors are processed in parts within a limit of memory.
+or independent over places, and without matrices for softmaxes. Rows and vectors are processed in
+parts within a limit of memory.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.func import jvp, vjp, vmap
 
-from subbayes.curvature.jacobian import Jacobian, root_of
+from subbayes.curvature.jacobian import Jacobian
+from subbayes.likelihoods.curvature_blocks import CurvatureRoot, DenseRoot
 from subbayes.networks.global_state import attention_without_fused_kernels
 from subbayes.networks.tracing.memory import bytes_per_row
 from subbayes.networks.tracing.vectorised import warn_of_fallback
@@ -31,7 +33,7 @@ from subbayes.utils.types import Inputs, Targets
 __all__ = ["ManyProducts"]
 
 Pull = Callable[[Tensor], tuple[Tensor, ...]]
-Roots = Float[Tensor, "n B b b"] | None
+Source = Callable[[slice, slice], Tensor]
 _KEPT_ROOTS = 2**26  # bytes of roots that are kept between passes
 _MINIBATCH = 128  # inputs
 _WEIGHTS_AT_ONCE = 2**22  # of the gradients of one vectorised backward pass
@@ -100,19 +102,46 @@ class ManyProducts:
     def push(self, vectors: Float[Tensor, "s D"]) -> Float[Tensor, "s m"]:
         """Products of all rows with s weight vectors, in float64."""
         total = vectors.new_zeros(len(vectors), self.rows.rows, dtype=torch.float64)
+        for some, rows, part in self._pushed(vectors):
+            total[some, rows] = part
+        return total
+
+    def push_blocks(self, vectors: Float[Tensor, "s D"]) -> Iterator[Float[Tensor, "s m"]]:
+        """The columns of `push`, for one block of inputs after another."""
+        found: list[Tensor] = []
+        for some, _, part in self._pushed(vectors):
+            found.append(part)
+            if some.stop >= len(vectors):
+                yield torch.cat(found) if len(found) > 1 else part
+                found = []
+
+    def _pushed(
+        self, vectors: Float[Tensor, "s D"]
+    ) -> Iterator[tuple[slice, slice, Float[Tensor, "p r"]]]:
+        """Products of some vectors with some rows; all vectors for a block of inputs first."""
         for place, some, inputs, y in self._parts(len(vectors)):
             f, tangents = self._tangents(vectors[some], inputs)
-            self._keep_outputs(place, f)
+            if self.rows.likelihood is None:  # those of data are not asked for
+                self._keep_outputs(place, f)
             pushed = _transposed(self._root(place, y, f), tangents.double())
-            total[some, place.start * f.shape[1] : place.stop * f.shape[1]] = pushed.flatten(1)
-        return total
+            rows = slice(place.start * f.shape[1], place.stop * f.shape[1])
+            yield some, rows, pushed.flatten(1)
 
     def pull(self, cotangents: Float[Tensor, "s m"]) -> Float[Tensor, "s D"]:
         """Combinations of all rows with s vectors of coefficients."""
-        total = self.network.weights.new_zeros(len(cotangents), self.rows.size)
+        return self.pull_from(lambda some, rows: cotangents[some, rows], len(cotangents))
+
+    def pull_from(self, source: Source, count: int) -> Float[Tensor, "s D"]:
+        """Combinations of all rows with coefficients that are made when they are needed.
+
+        Args:
+            source: the coefficients, shape (vectors, rows), of some vectors and some rows.
+            count: number of vectors.
+        """
+        total = self.network.weights.new_zeros(count, self.rows.size)
         outputs = self.rows.roots
-        for place, some, inputs, y in self._parts(len(cotangents)):
-            u = cotangents[some, place.start * outputs : place.stop * outputs]
+        for place, some, inputs, y in self._parts(count):
+            u = source(some, slice(place.start * outputs, place.stop * outputs))
             f, pull = self._reverse(inputs)
             u = _times(self._root(place, y, f), u.reshape(len(u), -1, outputs))
             total[some] += self._pulled(pull, u.to(f))
@@ -142,7 +171,7 @@ class ManyProducts:
     def _parts(self, vectors: int) -> Iterator[tuple[slice, slice, Inputs, Targets | None]]:
         """Blocks of rows, each with blocks of vectors."""
         first = to_device(next(self.rows.pairs())[0], self.network.device)
-        row = bytes_per_row(self.network, first) + 24 * self.rows.roots
+        row = bytes_per_row(self.network, first) + 32 * self.rows.roots
         limit = max(self.rows.memory_limit, self.size * self.network.weights.element_size())
         step = min(vectors, max(1, limit // (2 * row)))
         rows = min(_MOST_ROWS, max(1, limit // (row * (1 + step))))
@@ -151,18 +180,22 @@ class ManyProducts:
             for start in range(0, vectors, step):
                 yield place, slice(start, start + step), inputs, y
 
-    def _root(self, place: slice, y: Targets | None, outputs: Float[Tensor, "n C"]) -> Roots:
-        """Roots of the blocks of the curvature at some rows; None for identity matrices."""
+    def _root(
+        self, place: slice, y: Targets | None, outputs: Float[Tensor, "n C"]
+    ) -> CurvatureRoot | None:
+        """A root of the curvature at some rows; None for identity matrices."""
         likelihood = self.rows.likelihood
         if likelihood is None:
             return None
         if self._roots is not None and bool(self._has_root[place].all()):
-            return self._roots[place]
-        root = root_of(likelihood.for_targets(y).curvature_blocks(outputs.double()))
-        if root[0].nbytes * self.rows.n <= _KEPT_ROOTS:
-            if self._roots is None:
-                self._roots = root.new_empty(self.rows.n, *root.shape[1:])
-            self._roots[place], self._has_root[place] = root, True
+            return DenseRoot(self._roots[place])
+        root = likelihood.for_targets(y).curvature_blocks(outputs.double()).root()
+        if isinstance(root, DenseRoot):
+            matrices = root.matrices
+            if matrices[0].nbytes * self.rows.n <= _KEPT_ROOTS:
+                if self._roots is None:
+                    self._roots = matrices.new_empty(self.rows.n, *matrices.shape[1:])
+                self._roots[place], self._has_root[place] = matrices, True
         return root
 
     def _keep_outputs(self, place: slice, outputs: Float[Tensor, "n C"]) -> None:
@@ -234,15 +267,9 @@ def replace_rows(rows: Jacobian, inputs: Inputs, y: Targets | None) -> Jacobian:
     )
 
 
-def _times(root: Roots, u: Float[Tensor, "s n C"]) -> Float[Tensor, "s n C"]:
-    """R u, block by block."""
-    if root is None:
-        return u
-    n, blocks, b, _ = root.shape
-    parts = u.to(root).reshape(len(u), n, blocks, b)
-    return torch.einsum("nbij,snbj->snbi", root, parts).reshape(u.shape)
+def _times(root: CurvatureRoot | None, u: Float[Tensor, "s n C"]) -> Float[Tensor, "s n C"]:
+    return u if root is None else root.times(u)
 
 
-def _transposed(root: Roots, u: Float[Tensor, "s n C"]) -> Float[Tensor, "s n C"]:
-    """R' u, block by block."""
-    return u if root is None else _times(root.mT, u)
+def _transposed(root: CurvatureRoot | None, u: Float[Tensor, "s n C"]) -> Float[Tensor, "s n C"]:
+    return u if root is None else root.transposed(u)

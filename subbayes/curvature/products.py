@@ -38,7 +38,7 @@ from subbayes.networks.tracing.memory import activation_bytes, bytes_per_row
 from subbayes.networks.tracing.vectorised import warn_of_fallback
 from subbayes.networks.validation import check_fit, check_gradients
 from subbayes.utils.checks import check_choice, check_count, fail
-from subbayes.utils.trees import to_device
+from subbayes.utils.trees import take, to_device
 from subbayes.utils.types import Inputs, Targets
 
 __all__ = ["Curvature", "Kind"]
@@ -46,7 +46,7 @@ __all__ = ["Curvature", "Kind"]
 Kind = Literal["hessian", "fisher", "empirical-fisher"]
 _KINDS = ("hessian", "fisher", "empirical-fisher")
 _ROWS, _PRODUCT = 256, 8  # rows at once; memory of a product, in that of the outputs
-_CURVATURE = 8  # matrices of the curvature of a row in its outputs
+_CURVATURE = 8  # copies of the curvature of a row in its outputs
 
 
 class Curvature:
@@ -104,10 +104,10 @@ class Curvature:
         likelihood = as_likelihood(likelihood)
         likelihood.check_complete()
         self.network = network if weights is None else network.with_weights(weights)
-        self.likelihood = likelihood
         self.data = Data.of(data).to(network.device)
         outputs = check_fit(network, likelihood, self.data)
-        few = to_device(self.data.first()[0], network.device)
+        few, y = to_device(self.data.first(), network.device)
+        self.likelihood = likelihood.for_outputs(outputs, y)
         check_gradients(network, few)
         check_transforms(lambda w: network(w, few), network.weights)
         self.kind: Kind = kind
@@ -122,10 +122,13 @@ class Curvature:
     def _default_batch_size(self, outputs: int) -> int:
         if self.device.type != "cuda":
             return _ROWS
-        first = to_device(self.data.first()[0], self.device)
+        first, y = to_device(self.data.first(), self.device)
         row = _PRODUCT * bytes_per_row(self.network, first)
         if self.kind == "fisher":
-            row += _CURVATURE * outputs**2 * self.dtype.itemsize
+            zeros = torch.zeros(1, outputs, dtype=self.dtype, device=self.device)
+            one = take(y, slice(1))
+            blocks = self.likelihood.for_targets(one).curvature_blocks(zeros)
+            row += _CURVATURE * outputs * blocks.width * self.dtype.itemsize
         return min(self.n, max(_ROWS, activation_bytes(self.device) // row))
 
     @property
@@ -197,8 +200,8 @@ class Curvature:
             copy = functools.partial(one_copy_log_prob, self.likelihood)  # weights occur once
             return vjp(lambda weights: copy(outputs(weights), y), w)[1](tangent)[0]
         f, tangent = self._jvp(outputs, w, v)
-        curvature = self.likelihood.for_targets(y).curvature(f)
-        return vjp(outputs, w)[1](torch.einsum("ncd,nd->nc", curvature, tangent))[0]
+        blocks = self.likelihood.for_targets(y).curvature_blocks(f)
+        return vjp(outputs, w)[1](blocks.times(tangent[None])[0].to(f))[0]
 
     def _jvp(
         self, function: Callable[[Tensor], Tensor], w: Tensor, v: Tensor, symmetric: bool = False

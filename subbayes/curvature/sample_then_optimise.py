@@ -38,6 +38,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from subbayes.curvature.block_conjugate_gradients import Solution, block_conjugate_gradients
+from subbayes.curvature.row_noise import RowNoise
 from subbayes.utils.checks import check_choice, check_count, check_positive, check_seed, fail
 from subbayes.utils.progress import estimated_progress
 from subbayes.utils.warning import warn_user
@@ -76,6 +77,9 @@ class Products(Protocol):
 
     def pull(self, cotangents: Float[Tensor, "s m"]) -> Float[Tensor, "s D"]:
         """V' u."""
+
+    def pull_from(self, source: RowNoise, count: int) -> Float[Tensor, "s D"]:
+        """V' u for coefficients that are made when they are needed."""
 
     def squared(self, vectors: Float[Tensor, "s D"]) -> Float[Tensor, "s D"]:
         """V'V v."""
@@ -148,18 +152,17 @@ class SampleThenOptimise:
         step = math.ceil(self.samples / count)
         return [slice(i, min(i + step, self.samples)) for i in range(0, self.samples, step)]
 
-    def normal(self, some: slice, stream: int, count: int) -> Float[Tensor, "s m"]:
-        """Standard normal numbers; each draw has streams of its own."""
-        rows = [
-            np.random.default_rng([self.seed, s, stream]).standard_normal(count)
-            for s in range(self.samples)[some]
-        ]
-        return torch.from_numpy(np.stack(rows))
+    def noise(self, some: slice, V: Products) -> RowNoise:
+        """The numbers epsilon of the rows; each draw has its own."""
+        return RowNoise(self.seed, range(self.samples)[some], V.device)
 
     def prior(self, some: slice, V: Products, prior_precision: float) -> Float[Tensor, "s D"]:
         """Draws w0 of the prior, from which the draws of the posterior are made."""
-        eta = self.normal(some, 0, V.size).to(V.device, V.dtype)
-        return eta.div_(prior_precision**0.5)
+        eta = [
+            np.random.default_rng([self.seed, s, 0]).standard_normal(V.size)
+            for s in range(self.samples)[some]
+        ]
+        return torch.from_numpy(np.stack(eta)).to(V.device, V.dtype).div_(prior_precision**0.5)
 
     def draw(
         self,
@@ -209,7 +212,7 @@ class SampleThenOptimise:
         return found
 
     def _dual(self, V: Products, lam: float, some: slice, start: LinearDraws | None) -> LinearDraws:
-        prior, noise = self.prior(some, V, lam), self.normal(some, 1, V.length).to(V.device)
+        prior, noise = self.prior(some, V, lam), self._whole_noise(some, V)
         b, goal = noise - V.push(prior), 2 * lam**0.5 * self.tolerance
         a = None if start is None or start.dual is None else start.dual[some]
         norms, done = _norms(prior), 0
@@ -228,6 +231,9 @@ class SampleThenOptimise:
                 break
         fitted = (noise - lam * found.x - found.residual).square().sum(1)
         return LinearDraws(x, found.x, fitted, error, done)
+
+    def _whole_noise(self, some: slice, V: Products) -> Float[Tensor, "s m"]:
+        return self.noise(some, V)(slice(None), slice(0, V.length))
 
     def solve_dual(
         self,
@@ -279,9 +285,8 @@ class SampleThenOptimise:
     def _primal(
         self, V: Products, lam: float, some: slice, start: LinearDraws | None
     ) -> LinearDraws:
-        noise = self.normal(some, 1, V.length).to(V.device)
         prior = self.prior(some, V, lam).double()
-        b = V.pull(noise).double() + lam * prior
+        b = V.pull_from(self.noise(some, V), len(prior)).double() + lam * prior
         first = None if start is None else start.x[some].double()
         found = self.solve_primal(V, lam, b, first, prior)
         x, r = found.x, found.residual
@@ -292,7 +297,7 @@ class SampleThenOptimise:
     def _minibatch(
         self, V: Products, lam: float, some: slice, start: LinearDraws | None
     ) -> LinearDraws:
-        prior, noise = self.prior(some, V, lam), self.normal(some, 1, V.length).to(V.device)
+        prior, noise = self.prior(some, V, lam), self._whole_noise(some, V)
         a = torch.zeros_like(noise)
         x = prior
         if start is not None and start.dual is not None:

@@ -22,14 +22,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from subbayes.curvature.jacobian import Jacobian
+from subbayes.curvature.jacobian import Jacobian, check_covariance_blocks
 from subbayes.curvature.lanczos import spectral_density
 from subbayes.curvature.many_products import ManyProducts
 from subbayes.curvature.precision import Precision
 from subbayes.curvature.sample_then_optimise import LinearDraws, SampleThenOptimise
 from subbayes.networks.global_state import outside_inference_mode
 from subbayes.utils.checks import fail
-from subbayes.utils.memory import check_memory
 
 __all__ = ["Sampled"]
 
@@ -159,12 +158,7 @@ class Sampled(Precision):
     def blocks(self, inputs: Any) -> Float[Tensor, "n C C"]:
         """Averages for each input."""
         X = self.jacobian(inputs)
-        check_memory(
-            "inputs",
-            f"the covariances of {X.roots} outputs of {X.n} rows",
-            24 * X.n * X.roots**2,
-            "Predict by draws (method='monte-carlo'), or use output_variances",
-        )
+        check_covariance_blocks(X)
         a = self._pushed(X)
         each = a.reshape(self.samples, -1, X.roots)
         if X.roots > _FEW_OUTPUTS:

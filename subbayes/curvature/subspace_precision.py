@@ -21,16 +21,25 @@ from torch import Tensor
 
 from subbayes.curvature.exact import Primal, inverse_pays, solved_blocks
 from subbayes.curvature.gram import concatenate_rows, push_block
-from subbayes.curvature.jacobian import Jacobian
+from subbayes.curvature.jacobian import Jacobian, check_covariance_blocks
+from subbayes.curvature.many_products import ManyProducts
 from subbayes.curvature.partial_jacobian import PartialJacobian
 from subbayes.curvature.precision import Precision, cholesky
 from subbayes.curvature.single_layer import SingleLayer
 from subbayes.subspace import CoordinateSubspace, DenseSubspace, Subspace
 from subbayes.utils.memory import check_memory
 
-__all__ = ["SubspacePrecision", "squared_basis", "subspace_jacobian", "subspace_jacobian_in_chunks"]
+__all__ = [
+    "SubspacePrecision",
+    "squared_basis",
+    "subspace_jacobian",
+    "subspace_jacobian_in_chunks",
+    "subspace_outputs",
+]
 
 _AT_ONCE = 2**22  # entries in float64
+_WEIGHTS_AT_ONCE = 2**27  # of vectors of weights
+_MANY_OUTPUTS = 256  # of an input, beyond which products take less time than rows of the Jacobian
 Matrices = tuple[Float[Tensor, "k k"], Float[Tensor, "k k"]]
 
 
@@ -103,6 +112,14 @@ class SubspacePrecision(Precision):
         """J_X P; the outputs of one input are adjacent."""
         return subspace_jacobian(self.jacobian(inputs), self.subspace)
 
+    def output_draws(
+        self, inputs: Any, count: int, generator: torch.Generator
+    ) -> tuple[Float[Tensor, "N C"], Float[Tensor, "s m"]]:
+        """Draws of outputs, by products with the basis where there are more draws than vectors."""
+        return subspace_outputs(
+            self.jacobian(inputs).silent(), self.subspace, self.coordinates(count, generator)
+        )
+
     def _half(self, rows: Float[Tensor, "m k"]) -> Float[Tensor, "k m"]:
         return torch.linalg.solve_triangular(self.factor, rows.T, upper=False)
 
@@ -114,6 +131,7 @@ class SubspacePrecision(Precision):
     def blocks(self, inputs: Any) -> Float[Tensor, "n C C"]:
         """Computed from J_X P, some inputs at a time."""
         X = self.jacobian(inputs)
+        check_covariance_blocks(X)
         if inverse_pays(X, self.subspace.rank):
             layer = _layer(self.V, self.subspace)
             if layer is not None:
@@ -171,6 +189,21 @@ class SubspacePrecision(Precision):
         return other
 
 
+def subspace_outputs(
+    J: Jacobian, subspace: Subspace, z: Float[Tensor, "s k"]
+) -> tuple[Float[Tensor, "N C"], Float[Tensor, "s m"]]:
+    """Outputs, and the changes J P z of them for s coordinates, without rows of J."""
+    products = ManyProducts(J)
+    if len(z) > subspace.rank:
+        parts = [z.to(part) @ part for part in products.push_blocks(subspace.basis())]
+        return products.outputs(), torch.cat(parts, 1)
+    each = [
+        products.push(subspace.push(some.to(products.device, products.dtype)))
+        for some in z.split(max(1, _WEIGHTS_AT_ONCE // J.size))
+    ]
+    return products.outputs(), torch.cat(each)
+
+
 def subspace_jacobian(J: Jacobian, subspace: Subspace) -> Float[Tensor, "m k"]:
     """J P: selected columns for coordinate subspaces, products with the basis for others."""
     return torch.cat(list(subspace_jacobian_in_chunks(J, subspace)))
@@ -190,7 +223,14 @@ def subspace_jacobian_in_chunks(
     return concatenate_rows(_blocks(J, subspace, max(1, limit // J.roots)), limit)
 
 
+def _is_for_products(J: Jacobian, subspace: Subspace) -> bool:
+    return J.roots > max(_MANY_OUTPUTS, subspace.rank)
+
+
 def _blocks(J: Jacobian, subspace: Subspace, step: int) -> Iterator[Float[Tensor, "m k"]]:
+    if _is_for_products(J, subspace):
+        yield from (part.T for part in ManyProducts(J).push_blocks(subspace.basis()))
+        return
     if isinstance(subspace, CoordinateSubspace):
         for _, part in PartialJacobian(J.plan, subspace.indices).blocks(J):
             yield part.flatten(0, 1).double()
@@ -201,8 +241,8 @@ def _blocks(J: Jacobian, subspace: Subspace, step: int) -> Iterator[Float[Tensor
 
 
 def _layer(V: Jacobian, subspace: Subspace) -> SingleLayer | None:
-    """The linear layer that a subnetwork lies in, if it is in one."""
-    if not isinstance(subspace, CoordinateSubspace):
+    """The linear layer that a subnetwork lies in, if it is in one, and if it has few outputs."""
+    if not isinstance(subspace, CoordinateSubspace) or _is_for_products(V, subspace):
         return None
     return SingleLayer.of(V, subspace.indices)
 

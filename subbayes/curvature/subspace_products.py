@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from subbayes.curvature.many_products import ManyProducts
+from subbayes.curvature.row_noise import RowNoise
 from subbayes.subspace import Subspace
 
 __all__ = ["WhitenedProducts"]
@@ -74,6 +75,10 @@ class WhitenedProducts:
     def pull(self, cotangents: Float[Tensor, "s m"]) -> Float[Tensor, "s k"]:
         """Combinations of all rows with s vectors of coefficients."""
         return self._pulled(self.V.pull(cotangents)) / self.temperature**0.5
+
+    def pull_from(self, source: RowNoise, count: int) -> Float[Tensor, "s k"]:
+        """Combinations with coefficients that are made when they are needed."""
+        return self._pulled(self.V.pull_from(source, count)) / self.temperature**0.5
 
     def squared(self, vectors: Float[Tensor, "s k"]) -> Float[Tensor, "s k"]:
         """The product of the two, in one pass."""

@@ -6,13 +6,13 @@ import functools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from subbayes.likelihoods.curvature_blocks import CurvatureBlocks, DenseBlocks
 from subbayes.utils.checks import InputError, fail
 from subbayes.utils.types import Outputs, PerPoint, Targets
 
@@ -22,7 +22,6 @@ __all__ = [
     "Likelihood",
     "Moments",
     "UndefinedError",
-    "WrappedLikelihood",
     "check_tensor",
     "column",
     "n_targets",
@@ -167,13 +166,14 @@ class Likelihood(ABC):
         hessian = torch.func.vmap(torch.func.jacrev(torch.func.jacrev(negative)))(rows, y)
         return hessian.reshape(*outputs.shape, outputs.shape[-1])
 
-    def curvature_blocks(self, outputs: Outputs) -> Float[Tensor, "*S N B b b"]:
+    def curvature_blocks(self, outputs: Outputs) -> CurvatureBlocks:
         r"""The curvature $\Lambda$ as B blocks on its diagonal, of b adjacent outputs each.
 
-        By default one block; a likelihood that is independent over outputs overrides it, so that
-        no C x C matrix is formed.
+        By default one block; a likelihood that is independent over outputs, or has a closed form,
+        overrides it, so that no C x C matrix is formed. A subclass that overrides `curvature` alone
+        has its own curvature as one block.
         """
-        return self.curvature(outputs).unsqueeze(-3)
+        return DenseBlocks(self.curvature(outputs).unsqueeze(-3))
 
     def _any_target(self, rows: Tensor) -> Tensor:
         return torch.zeros(len(rows), dtype=rows.dtype, device=rows.device)
@@ -385,8 +385,13 @@ class Likelihood(ABC):
         return {"name": type(self).__name__}
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Keep descriptions of classes of the user from being taken for those of the package."""
+        """Keep descriptions of classes of the user from being taken for those of the package.
+
+        A class with its own `curvature` has it as one block, unless it has its own blocks too.
+        """
         super().__init_subclass__(**options)
+        if "curvature" in vars(cls) and "curvature_blocks" not in vars(cls):
+            cls.curvature_blocks = Likelihood.curvature_blocks  # type: ignore[method-assign]
         if _is_of_package(cls):
             return
         inner = cls.to_config
@@ -413,83 +418,3 @@ def _package_names(cls: Any) -> Iterator[str]:
             if isinstance(label := getattr(part, "label", None), str):
                 yield label
         yield from _package_names(part)
-
-
-@dataclass(frozen=True)
-class WrappedLikelihood(Likelihood):
-    """Base class of likelihoods around another one, which answers what they leave unchanged."""
-
-    likelihood: Likelihood
-
-    def mean(self, outputs: Outputs) -> Moments:
-        """The mean of the likelihood."""
-        return self.likelihood.mean(outputs)
-
-    def variance(self, outputs: Outputs) -> Moments:
-        """The variance of the likelihood."""
-        return self.likelihood.variance(outputs)
-
-    def has_finite_parameters(self, outputs: Outputs) -> bool:
-        """Whether no parameter of the likelihood overflows."""
-        return self.likelihood.has_finite_parameters(outputs)
-
-    @property
-    def takes_noise(self) -> bool:
-        """As the likelihood."""
-        return self.likelihood.takes_noise
-
-    def has_moment(self, outputs: Outputs, order: int) -> Tensor:
-        """As the likelihood."""
-        return self.likelihood.has_moment(outputs, order)
-
-    def sample(self, outputs: Outputs, generator: torch.Generator) -> Tensor:
-        """One target per row of outputs."""
-        return self.likelihood.sample(outputs, generator)
-
-    def n_outputs(self, y: Targets) -> int:
-        """The number of outputs that the likelihood needs."""
-        return self.likelihood.n_outputs(y)
-
-    def classes(self, outputs: Outputs) -> Float[Tensor, "*rows K"]:
-        """Probabilities of the classes."""
-        return self.likelihood.classes(outputs)
-
-    @property
-    def has_cdf(self) -> bool:
-        """Whether the likelihood has a distribution function."""
-        return self.likelihood.has_cdf
-
-    @property
-    def is_partial(self) -> bool:
-        """Whether methods of the likelihood may be undefined."""
-        return self.likelihood.is_partial
-
-    @property
-    def per_position(self) -> bool:  # type: ignore[override]
-        """Whether a target has a label for each position."""
-        return self.likelihood.per_position
-
-    def check_parameters(self, n_outputs: int) -> None:
-        """Raise `InputError` for parameters that do not fit so many outputs."""
-        self.likelihood.check_parameters(n_outputs)
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether all parameters of the likelihood have values."""
-        return self.likelihood.is_complete
-
-    def with_parameters(self, values: Float[Tensor, "p"]) -> Likelihood:
-        """The likelihood at unconstrained parameter values."""
-        return replace(self, likelihood=self.likelihood.with_parameters(values))
-
-    def detach(self) -> Likelihood:
-        """The likelihood with its parameters as Python numbers."""
-        return replace(self, likelihood=self.likelihood.detach())
-
-    def select_draws(self, index: Tensor) -> Likelihood:
-        """The likelihood of a subset of the draws, if each draw has its own parameters."""
-        return replace(self, likelihood=self.likelihood.select_draws(index))
-
-    def select_rows(self, index: Tensor) -> Likelihood:
-        """The likelihood of a subset of the rows, if each has its own noise scale."""
-        return replace(self, likelihood=self.likelihood.select_rows(index))

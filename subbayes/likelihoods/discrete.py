@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from subbayes.likelihoods.base import Kind, Likelihood, Moments, check_tensor, column, n_targets
+from subbayes.likelihoods.curvature_blocks import DenseBlocks, SoftmaxBlocks
 from subbayes.utils.checks import check_count, fail
 from subbayes.utils.types import Outputs, PerPoint, Targets
 
@@ -54,11 +55,12 @@ class Categorical(Likelihood):
         return p * (1 - p)
 
     def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
-        r"""$\Lambda = \mathrm{diag}(p) - p p^\top$, its diagonal $p_i \sum_{j \ne i} p_j$."""
-        p = _softmax(outputs)
-        others = 1 - torch.eye(p.shape[-1], dtype=p.dtype, device=p.device)
-        pairs = p.unsqueeze(-1) * p.unsqueeze(-2) * others  # 1 - p would round to 0
-        return torch.diag_embed(pairs.sum(-1)) - pairs
+        r"""$\Lambda = \mathrm{diag}(p) - p p^\top$."""
+        return Categorical.curvature_blocks(self, outputs).dense().squeeze(-3)
+
+    def curvature_blocks(self, outputs: Outputs) -> SoftmaxBlocks:
+        """One block, without matrices."""
+        return SoftmaxBlocks(_softmax(outputs).unsqueeze(-2))
 
     def sample(self, outputs: Outputs, generator: torch.Generator) -> Tensor:
         """One label per row of outputs, shape (..., N)."""
@@ -229,9 +231,9 @@ class Poisson(_OneOutput):
         """exp(f) on the diagonal."""
         return torch.diag_embed(outputs.exp())
 
-    def curvature_blocks(self, outputs: Outputs) -> Float[Tensor, "*S N C 1 1"]:
+    def curvature_blocks(self, outputs: Outputs) -> DenseBlocks:
         """exp(f) for each output."""
-        return outputs.exp().unsqueeze(-1).unsqueeze(-1)
+        return DenseBlocks.diagonal(outputs.exp())
 
     def sample(self, outputs: Outputs, generator: torch.Generator) -> Tensor:
         """One count per output, shape (..., N, T); of huge rates a rounded normal number."""

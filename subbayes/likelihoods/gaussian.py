@@ -23,6 +23,7 @@ from subbayes.likelihoods.base import (
     n_targets,
     to_numbers,
 )
+from subbayes.likelihoods.curvature_blocks import DenseBlocks
 from subbayes.utils.checks import check_positive, fail
 from subbayes.utils.types import Outputs, PerPoint, Targets
 
@@ -250,9 +251,9 @@ class Gaussian(_OneParameter):
         r"""$\Lambda = \sigma^{-2} I$."""
         return torch.diag_embed(1 / self.variance(outputs))
 
-    def curvature_blocks(self, outputs: Outputs) -> Float[Tensor, "*S N C 1 1"]:
+    def curvature_blocks(self, outputs: Outputs) -> DenseBlocks:
         r"""$\sigma^{-2}$ for each output."""
-        return (1 / self.variance(outputs)).unsqueeze(-1).unsqueeze(-1)
+        return DenseBlocks.diagonal(1 / self.variance(outputs))
 
     def n_outputs(self, y: Targets) -> int:
         """One output per target."""
@@ -359,16 +360,16 @@ class HeteroscedasticGaussian(_OneParameter):
 
     def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
         r"""Fisher information: $1/v$ for a mean, $(\partial v / \partial f_\rho)^2 / (2v^2)$."""
-        v = self.variance(outputs)
-        slope = torch.sigmoid(outputs[..., outputs.shape[-1] // 2 :])
-        return torch.diag_embed(torch.cat([1 / v, slope.square() / (2 * v.square())], -1))
+        return torch.diag_embed(self._information(outputs))
 
-    def curvature_blocks(self, outputs: Outputs) -> Float[Tensor, "*S N C 1 1"]:
+    def curvature_blocks(self, outputs: Outputs) -> DenseBlocks:
         """The diagonal of the Fisher information."""
+        return DenseBlocks.diagonal(self._information(outputs))
+
+    def _information(self, outputs: Outputs) -> Outputs:
         v = self.variance(outputs)
         slope = torch.sigmoid(outputs[..., outputs.shape[-1] // 2 :])
-        diagonal = torch.cat([1 / v, slope.square() / (2 * v.square())], -1)
-        return diagonal.unsqueeze(-1).unsqueeze(-1)
+        return torch.cat([1 / v, slope.square() / (2 * v.square())], -1)
 
     def n_outputs(self, y: Targets) -> int:
         """Two outputs per target."""

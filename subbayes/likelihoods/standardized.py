@@ -12,15 +12,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from subbayes.likelihoods.base import (
-    Kind,
-    Likelihood,
-    Moments,
-    WrappedLikelihood,
-    column,
-    n_targets,
-    target_values,
-)
+from subbayes.likelihoods.base import Kind, Likelihood, Moments, column, n_targets, target_values
+from subbayes.likelihoods.curvature_blocks import CurvatureBlocks
+from subbayes.likelihoods.wrapped import WrappedLikelihood
 from subbayes.utils.checks import check_positive, fail, fail_type
 from subbayes.utils.types import Outputs, PerPoint, Targets
 
@@ -148,7 +142,7 @@ class Standardized(WrappedLikelihood):
         """The curvature in f, which does not depend on the units of y."""
         return self.likelihood.curvature(outputs)
 
-    def curvature_blocks(self, outputs: Outputs) -> Float[Tensor, "*S N B b b"]:
+    def curvature_blocks(self, outputs: Outputs) -> CurvatureBlocks:
         """The blocks of the curvature in f."""
         return self.likelihood.curvature_blocks(outputs)
 

@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from subbayes.likelihoods.base import Kind, Likelihood, Moments, check_tensor
+from subbayes.likelihoods.curvature_blocks import SoftmaxBlocks
 from subbayes.utils.checks import check_count, fail
 from subbayes.utils.types import Outputs, PerPoint, Targets
 
@@ -99,22 +100,20 @@ class CategoricalTokens(Likelihood):
         if outputs.shape[-1] > _MOST_CURVATURE:
             fail(
                 "likelihood",
-                f"at most {_MOST_CURVATURE} outputs of a row (positions times classes) for Laplace",
+                f"at most {_MOST_CURVATURE} outputs of a row (positions times classes) for "
+                "matrices of their curvature",
                 outputs.shape[-1],
-                "Sample a subspace, e.g. inference='elliptical-slice', which needs no curvature",
+                "Use covariance='sampled' or a subspace, which take products with the curvature",
             )
-        blocks = self.curvature_blocks(outputs)
+        blocks = CategoricalTokens.curvature_blocks(self, outputs).dense()
         same = torch.eye(blocks.shape[-3], dtype=blocks.dtype, device=blocks.device)
         whole = blocks.unsqueeze(-2) * same[:, None, :, None]  # (..., L, V, L, V)
         return whole.flatten(-4, -3).flatten(-2)
 
-    def curvature_blocks(self, outputs: Outputs) -> Float[Tensor, "*S N L K K"]:
-        """The blocks of the curvature, one for each position."""
+    def curvature_blocks(self, outputs: Outputs) -> SoftmaxBlocks:
+        """The blocks of the curvature, one for each position, without matrices."""
         p = self.classes(outputs)
-        others = 1 - torch.eye(p.shape[-1], dtype=p.dtype, device=p.device)  # 1 - p may round to 0
-        pairs = p.unsqueeze(-1) * p.unsqueeze(-2) * others
-        blocks = torch.diag_embed(pairs.sum(-1)) - pairs
-        return blocks if self.kept is None else blocks * self.kept[..., None, None].to(blocks)
+        return SoftmaxBlocks(p, None if self.kept is None else self.kept.to(p))
 
     def for_targets(self, y: Targets | None) -> Likelihood:
         """The likelihood in whose curvature only the positions of these labels count."""

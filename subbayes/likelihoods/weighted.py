@@ -10,8 +10,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from subbayes.data.data import check_weights
-from subbayes.likelihoods.base import Evaluations, Kind, Likelihood, Moments, WrappedLikelihood
+from subbayes.likelihoods.base import Evaluations, Kind, Likelihood, Moments
+from subbayes.likelihoods.curvature_blocks import CurvatureBlocks
 from subbayes.likelihoods.weighting import weighted_terms
+from subbayes.likelihoods.wrapped import WrappedLikelihood
 from subbayes.utils.checks import fail
 from subbayes.utils.trees import take
 from subbayes.utils.types import Outputs, PerPoint, Targets
@@ -90,12 +92,10 @@ class Weighted(WrappedLikelihood):
         """The likelihood with the sizes that the outputs determine."""
         return replace(self, likelihood=self.likelihood.for_outputs(n_outputs, _split(y)[0]))
 
-    def curvature_blocks(self, outputs: Outputs) -> Float[Tensor, "*S N B b b"]:
+    def curvature_blocks(self, outputs: Outputs) -> CurvatureBlocks:
         """The blocks of the curvature in f, weighted after `for_targets`."""
         found = self.likelihood.curvature_blocks(outputs)
-        if self.weights is None:
-            return found
-        return self.weights.to(found)[:, None, None, None] * found
+        return found if self.weights is None else found.weighted(self.weights)
 
     def select_rows(self, index: Tensor) -> Weighted:
         """The likelihood of a subset of the rows, with their weights."""

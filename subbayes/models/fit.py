@@ -18,8 +18,9 @@ from subbayes.inference.configuration import Sampling
 from subbayes.inference.engine import ENGINES, Engine, engine_of
 from subbayes.inference.tempering import choose_temperature
 from subbayes.likelihoods import Likelihood
-from subbayes.likelihoods.base import WrappedLikelihood, target_values
+from subbayes.likelihoods.base import target_values
 from subbayes.likelihoods.validation import absent_classes, warn_of_absent_classes
+from subbayes.likelihoods.wrapped import WrappedLikelihood
 from subbayes.models.checkpoint import (
     FitCheckpoint,
     check_checkpoint,

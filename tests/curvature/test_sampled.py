@@ -7,7 +7,7 @@ import cases
 import numpy as np
 import pytest
 import torch
-from jacobians import dense, dense_rows, problem
+from jacobians import dense, dense_product_rows, dense_rows, problem
 
 import subbayes
 from subbayes import InputError, Network
@@ -37,14 +37,11 @@ def quiet(call):
 def test_products_equal_dense_ones(case):
     built = case.build()
     V = root(built.network, built.likelihood, built.data)
-    products, rows = (
-        ManyProducts(V),
-        dense_rows(built.network, built.likelihood, built.inputs, built.y),
-    )
+    products = ManyProducts(V)
+    rows = dense_product_rows(built.network, built.likelihood, built.inputs, built.y)
     generator = torch.Generator().manual_seed(0)
     v = torch.randn(3, V.size, generator=generator).double()
     u = torch.randn(3, V.rows, generator=generator).double()
-    # roots of the curvature are only determined up to rotations of each row, as in `dense_rows`
     pushed, pulled = quiet(lambda: products.push(v)), quiet(lambda: products.pull(u))
     torch.testing.assert_close(pushed, v @ rows.T, **SAME)
     torch.testing.assert_close(pulled, u @ rows, **SAME)
@@ -93,9 +90,9 @@ def test_each_draw_is_the_minimiser_of_its_least_squares_problem(solver):
     V, lam = root(net, likelihood, data), 0.3
     settings = SampleThenOptimise(samples=5, tolerance=1e-9, solver=solver, seed=4)
     found = settings.draw(ManyProducts(V), lam)
-    rows = dense_rows(net, likelihood, *data)
+    rows = dense_product_rows(net, likelihood, *data)
     w0 = settings.prior(slice(None), ManyProducts(V), lam)
-    noise = settings.normal(slice(None), 1, V.rows)
+    noise = settings.noise(slice(None), ManyProducts(V))(slice(None), slice(0, V.rows))
     A = rows.T @ rows + lam * torch.eye(net.size).double()
     exact = torch.linalg.solve(A, (noise @ rows + lam * w0).T).T
     torch.testing.assert_close(found.x, exact, rtol=1e-7, atol=1e-8)

@@ -153,8 +153,9 @@ def test_likelihoods(device, name):
     close(likelihood.log_prob(there_f, there_y).cpu(), likelihood.log_prob(f, y), 1e-12)
     close(likelihood.score(there_f[0], there_y).cpu(), likelihood.score(f[0], y), 1e-12)
     own, here = likelihood.for_targets(there_y), likelihood.for_targets(y)
-    for method in ("curvature", "curvature_blocks", "mean", "variance"):
+    for method in ("curvature", "mean", "variance"):
         close(getattr(own, method)(there_f).cpu(), getattr(here, method)(f), 1e-12)
+    check_blocks(own, there_f[0], here, f[0])
     a = own.sample(there_f, torch.Generator().manual_seed(0))
     b = here.sample(f, torch.Generator().manual_seed(0))
     close(a.cpu(), b, 1e-9)
@@ -166,6 +167,16 @@ def test_likelihoods(device, name):
     assert leaves(there_y)[0].device == device
 
 
+def check_blocks(own, there, likelihood, f):
+    """Blocks of the curvature, and products with them and their roots."""
+    blocks, here = own.curvature_blocks(there), likelihood.curvature_blocks(f)
+    close(blocks.dense().cpu(), here.dense(), 1e-12)
+    u = torch.randn(2, *f.shape, dtype=torch.float64)
+    close(blocks.times(u.to(there)).cpu(), here.times(u), 1e-12)
+    root = blocks.root()
+    close(root.times(root.transposed(u.to(there))).cpu(), here.times(u), 1e-10)
+
+
 def test_likelihoods_of_tokens(device):
     f = torch.randn(3, 4 * 5, dtype=torch.float64)
     y = torch.tensor([[1, 2, 3, -100], [0, 1, 1, 4], [2, -100, -100, 0]])
@@ -173,8 +184,9 @@ def test_likelihoods_of_tokens(device):
     there = f.to(device)
     close(likelihood.log_prob(there, y.to(device)).cpu(), likelihood.log_prob(f, y), 1e-12)
     close(likelihood.score(there, y.to(device)).cpu(), likelihood.score(f, y), 1e-12)
-    for method in ("curvature", "curvature_blocks", "mean", "variance"):
+    for method in ("curvature", "mean", "variance"):
         close(getattr(likelihood, method)(there).cpu(), getattr(likelihood, method)(f), 1e-12)
+    check_blocks(likelihood.for_targets(y.to(device)), there, likelihood.for_targets(y), f)
     a = likelihood.sample(there, torch.Generator().manual_seed(0))
     assert torch.equal(a.cpu(), likelihood.sample(f, torch.Generator().manual_seed(0)))
 

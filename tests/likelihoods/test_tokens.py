@@ -289,7 +289,7 @@ def test_outputs_that_are_refused(made):
         likelihood.check_outputs(2 * L, y)
     with pytest.raises(InputError, match="n_classes=.*size of the vocabulary"):
         likelihood.mean(torch.zeros(1, 10))
-    with pytest.raises(InputError, match="at most 4096 outputs.*needs no curvature"):
+    with pytest.raises(InputError, match="at most 4096 outputs.*covariance='sampled'"):
         CategoricalTokens(n_classes=5000).curvature(torch.zeros(1, 5000))
     with pytest.raises(InputError, match="positions, classes.*likelihood='categorical'"):
         TokenOutputs()(torch.zeros(3, 4))
@@ -303,7 +303,7 @@ def test_outputs_that_are_refused(made):
 def test_blocks_of_the_curvature_are_those_of_each_position(made, shift):
     f, y = made
     likelihood = CategoricalTokens(V, shift=shift).for_targets(y)
-    blocks = likelihood.curvature_blocks(f)
+    blocks = likelihood.curvature_blocks(f).dense()
     counted = {(n, t) for n, t, _ in positions(y, shift)}
     for n in range(N):
         for t in range(L):

@@ -263,6 +263,8 @@ class LinearisedPosterior(Predictor):
         if method == "network":
             return self._through_network(inputs, n_draws, seed, noise)
         X = self.precision.jacobian(inputs)
+        if method == "auto" and self.likelihood.per_position:
+            method = "monte-carlo"
         sampled = isinstance(self.precision, Sampled)
         many = sampled and method == "auto" and X.roots > _MANY_OUTPUTS
         few = method == "monte-carlo" and (sampled or n_draws < X.roots)
@@ -316,7 +318,7 @@ class LinearisedPosterior(Predictor):
     ) -> Float[np.ndarray, "S N C"]:
         """Draws of the linearised network as a function: outputs at all inputs jointly."""
         X: Jacobian = self.precision.jacobian(inputs)
-        if isinstance(self.precision, Sampled):
+        if isinstance(self.precision, Sampled | SubspacePrecision):
             return self._output_draws(X, check_count("n", n), seed).numpy()
         check_covariance_memory(X.rows)
         generator = torch.Generator().manual_seed(check_seed(seed))

@@ -10,6 +10,8 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from subbayes.curvature.jacobian import Jacobian
 from subbayes.curvature.layers import Layers
@@ -17,7 +19,11 @@ from subbayes.curvature.many_products import ManyProducts
 from subbayes.curvature.precision import cholesky
 from subbayes.curvature.precision_factory import root
 from subbayes.curvature.sample_then_optimise import SampleThenOptimise
-from subbayes.curvature.subspace_precision import SubspacePrecision, subspace_jacobian_in_chunks
+from subbayes.curvature.subspace_precision import (
+    SubspacePrecision,
+    subspace_jacobian_in_chunks,
+    subspace_outputs,
+)
 from subbayes.curvature.subspace_products import WhitenedProducts
 from subbayes.draws import Draws, Moments
 from subbayes.inference.configuration import Sampling
@@ -28,6 +34,7 @@ from subbayes.networks.network import Network
 from subbayes.posterior import Posterior
 from subbayes.predictions.averaging import input_batches, with_noise
 from subbayes.predictions.gaussian import default_method, predictive_of
+from subbayes.predictions.gaussian import draws as gaussian_draws
 from subbayes.predictions.predictive import Predictive, check_outputs
 from subbayes.subspace import Subspace
 from subbayes.utils.checks import check_choice
@@ -36,7 +43,6 @@ from subbayes.utils.trees import to_device
 
 __all__ = ["LinearisedLaplace", "predict_linearised"]
 
-_AT_ONCE = 2**27  # weights of draws in memory at once
 _MANY_OUTPUTS = 256  # of a row, beyond which draws are not summarised by a covariance
 
 
@@ -207,6 +213,11 @@ def predict_linearised(
         return _from_draws(X, likelihood, subspace, draws, noise, n_draws)
     assert draws.moments is not None
     z, covariance = map(torch.from_numpy, (draws.moments.mean, draws.moments.covariance))
+    count = 200 if n_draws is None else n_draws
+    if likelihood.per_position and count < X.roots:
+        generator = torch.Generator().manual_seed(0)
+        coordinates = gaussian_draws(z, covariance, count, generator)
+        return _mixture(X, likelihood, *_outputs(X, subspace, coordinates), noise)
     shifts, blocks = [], []
     for part in subspace_jacobian_in_chunks(X, subspace):
         columns = part.cpu()
@@ -216,13 +227,35 @@ def predict_linearised(
     mean = X.outputs().double().cpu() + torch.cat(shifts).reshape(X.n, X.roots)
     rows, likelihood = torch.cat(blocks), with_noise(likelihood, noise, X.n)
     return predictive_of(
-        mean,
-        (rows + rows.mT) / 2,
-        likelihood,
-        default_method(likelihood, mean),
-        200 if n_draws is None else n_draws,
-        0,
+        mean, (rows + rows.mT) / 2, likelihood, default_method(likelihood, mean), count, 0
     )
+
+
+def _outputs(
+    X: Jacobian, subspace: Subspace, z: Float[Tensor, "s k"]
+) -> tuple[Float[Tensor, "N C"], Float[Tensor, "s N C"]]:
+    """Outputs and the changes of them at some coordinates, in float64 on the CPU."""
+    check_memory(
+        "inputs",
+        f"{len(z)} draws of {X.rows} outputs",
+        24 * len(z) * X.rows,
+        "Pass fewer inputs at once, or lower n_draws",
+    )
+    f, changes = subspace_outputs(X, subspace, z)
+    return f.double().cpu(), changes.reshape(len(z), X.n, X.roots).cpu()
+
+
+def _mixture(
+    X: Jacobian,
+    likelihood: Likelihood,
+    f: Float[Tensor, "N C"],
+    changes: Float[Tensor, "s N C"],
+    noise: Any,
+) -> Predictive:
+    """The draws of the outputs themselves."""
+    likelihood = with_noise(likelihood, noise, X.n)
+    check_outputs(f + changes, likelihood)
+    return Predictive(f + changes, likelihood)
 
 
 def _from_draws(
@@ -234,18 +267,11 @@ def _from_draws(
     n_draws: int | None,
 ) -> Predictive:
     """From the outputs of the draws: themselves if a row has many, else by their covariance."""
-    products, rows = ManyProducts(X), torch.from_numpy(draws.flat(n_draws).copy())
-    found = torch.cat(
-        [
-            products.push(subspace.push(some.to(products.device, products.dtype)))
-            for some in rows.split(max(1, _AT_ONCE // X.size))
-        ]
-    )
-    changes = found.reshape(len(rows), X.n, X.roots).cpu()
-    f, likelihood = products.outputs().double().cpu(), with_noise(likelihood, noise, X.n)
-    check_outputs(f + changes, likelihood)
+    f, changes = _outputs(X, subspace, torch.from_numpy(draws.flat(n_draws).copy()))
     if X.roots > _MANY_OUTPUTS:
-        return Predictive(f + changes, likelihood)
+        return _mixture(X, likelihood, f, changes, noise)
+    likelihood = with_noise(likelihood, noise, X.n)
+    check_outputs(f + changes, likelihood)
     shift = torch.zeros_like(f) if draws.meta.get("centred") else changes.mean(0)
     method = default_method(likelihood, f + shift)
     if method == "monte-carlo":

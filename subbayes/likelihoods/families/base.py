@@ -21,17 +21,11 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from subbayes.likelihoods.base import (
-    Kind,
-    Likelihood,
-    Moments,
-    WrappedLikelihood,
-    target_values,
-    to_numbers,
-)
+from subbayes.likelihoods.base import Kind, Likelihood, Moments, target_values, to_numbers
 from subbayes.likelihoods.families.links import LINKS, PREDICTOR_SCALES, PRIORS
 from subbayes.likelihoods.weighted import Weighted
 from subbayes.likelihoods.weighting import weighted_terms
+from subbayes.likelihoods.wrapped import WrappedLikelihood
 from subbayes.utils.checks import check_choice, fail
 from subbayes.utils.types import Outputs, PerPoint, RowWeights, Targets
 
