@@ -24,7 +24,7 @@ from jaxtyping import Float
 from subbayes.semistructured.formula_checks import levels_of
 from subbayes.utils.checks import check_count, fail
 
-__all__ = ["TRANSFORMS", "check_distinct", "penalised", "re", "s"]
+__all__ = ["TRANSFORMS", "check_distinct", "penalised", "re", "s", "whitened"]
 
 _SPLINES, _FEWEST = 10, 4
 _MOST = 1000  # B-splines of a smooth, whose matrices have the square of this number of entries
@@ -52,6 +52,34 @@ def check_distinct(call: str, distinct: int, k: int) -> None:
     if distinct < least:
         remedy = f"Pass k={distinct}" if distinct >= _FEWEST else "Use C(...) for a factor"
         fail(call, f"at least {least} distinct values", distinct, remedy)
+
+
+def whitened(call: str, root: Float[np.ndarray, "m K"], rank: int) -> Float[np.ndarray, "K r"]:
+    r"""Functions that a penalty sees, each with the penalty 1: $U_+ \Lambda_+^{-1/2}$.
+
+    The rank is given rather than estimated: eigenvalues of a penalty differ by many orders of
+    magnitude where values of a column do, so that a threshold would take the smoothest functions
+    for unpenalised ones.
+
+    Args:
+        call: the term, for errors.
+        root: R with the penalty $R^\top R = U \Lambda U^\top$.
+        rank: of the penalty.
+
+    Raises:
+        InputError: the penalty of a function is rounding.
+
+    Example:
+        >>> found = whitened("s(x)", np.diff(np.eye(5), 2, axis=0), 3)
+        >>> np.linalg.norm(np.diff(found, 2, axis=0), axis=0)
+        array([1., 1., 1.])
+    """
+    _, sizes, vectors = np.linalg.svd(root, full_matrices=False)
+    if not sizes[rank - 1] > sizes[0] * len(root) * np.finfo(np.float64).eps:
+        expected = "values at distances that differ by fewer orders of magnitude"
+        got = f"penalties that differ by a factor of {(sizes[0] / sizes[rank - 1]) ** 2:.0e}"
+        fail(call, expected, got, "Take the logarithm of the column, or use bs='ps'")
+    return np.asarray(vectors[:rank].T / sizes[:rank])
 
 
 @stateful_transform
@@ -97,15 +125,12 @@ def _spline(call: str, x: Float[np.ndarray, "n"], df: int, degree: int) -> dict[
     step = inner[1] - inner[0]
     knots = low + step * np.arange(-degree, df + 1)
     difference = np.diff(np.eye(df), 2, axis=0)
-    values, vectors = np.linalg.eigh(difference.T @ difference)
-    kept = values > 1e-10 * values[-1]
-    turn = vectors[:, kept] / np.sqrt(values[kept])
     state = {
         "knots": knots.tolist(),
         "degree": degree,
         "low": low,
         "high": high,
-        "turn": turn[:, ::-1].tolist(),
+        "turn": whitened(call, difference, len(difference)).tolist(),
         "scale": float(x.std()),
         "linear": float(x.mean()),
     }

@@ -114,7 +114,7 @@ def test_tp_of_full_rank_is_the_smoothing_spline(d):
 def test_mixed_models_are_penalised_least_squares(kind):
     x, y = frame[["x"]].to_numpy(), frame.y.to_numpy()
     basis = basis_of(kind, x, 9, "s(x)")
-    margin, penalty = Margin.of(basis, x), 0.3
+    margin, penalty = Margin.of(basis, x, "s(x)"), 0.3
     fixed, wiggles = np.column_stack([np.ones(60), margin.linear(x)]), margin.wiggles(x)
     mixed = np.column_stack([fixed, wiggles])
     ridge = penalty * np.diag([0.0] * fixed.shape[1] + [1.0] * wiggles.shape[1])
@@ -126,6 +126,38 @@ def test_mixed_models_are_penalised_least_squares(kind):
         own[2:, 2:] = basis.penalty
     expected = full @ np.linalg.lstsq(full.T @ full + penalty * own, full.T @ y, rcond=None)[0]
     np.testing.assert_allclose(fitted, expected, atol=1e-7)
+
+
+@pytest.mark.parametrize("kind", ["cr", "cc"])
+@pytest.mark.parametrize("sd", [0.0, 2.5, 4.0])
+def test_all_functions_of_skewed_columns_are_kept(kind, sd):
+    """Penalties of the smoothest functions are below 1e-16 of those of others."""
+    x = np.exp(sd * rng.normal(size=(300, 1))) if sd else rng.uniform(size=(300, 1))
+    basis = basis_of(kind, x, 10, "s(x)")
+    wiggles = Margin.of(basis, x, "s(x)").wiggles(x)
+    assert wiggles.shape == (300, 8)  # without straight lines, or of 9 without constants
+    line = np.column_stack([np.ones(300), x] if kind == "cr" else [np.ones(300)])
+    scaled = [part / np.abs(part).max(0) for part in (wiggles, line, basis.evaluate(x))]
+    found = np.column_stack(scaled[:2])
+    rest = found - scaled[2] @ np.linalg.lstsq(scaled[2], found, rcond=None)[0]
+    assert np.abs(rest).max() < 1e-7
+    assert np.linalg.matrix_rank(found) == scaled[2].shape[1]
+    turn = Margin.of(basis, x, "s(x)").turn
+    np.testing.assert_allclose(np.linalg.norm(basis.root @ turn, axis=0), 1.0, rtol=1e-6)
+
+
+def test_many_p_splines_are_all_kept():
+    rows = pd.DataFrame({"x": np.linspace(0, 1, 2000), "y": np.arange(2000.0) % 7})
+    for term in ("s(x, df=800)", "s(x, k=450)"):
+        expected = int(term[-4:-1]) - 1
+        assert columns_of(prepared(f"y ~ {term}", rows), term, rows).shape[1] == expected
+
+
+def test_columns_whose_penalties_are_rounding_are_refused():
+    x = 10.0 ** np.linspace(-20, 20, 42)
+    said = "s\\(x, bs='cr'\\): expected values at distances that .* Take the logarithm"
+    with pytest.raises(InputError, match=said):
+        prepared("y ~ s(x, bs='cr')", pd.DataFrame({"x": x, "y": np.arange(42.0)}))
 
 
 # --- terms ---------------------------------------------------------------------------------------
@@ -175,6 +207,48 @@ def test_smooths_by_a_factor_are_smooths_of_the_rows_of_each_level():
     assert sum(name.startswith("sd(") for name in names) == 3
     given = prepared("y ~ s(x, by=g)", priors={"sd(s(x, by=g))": 0.5}).structured.priors
     assert [given[f"sd(s(x, by=g)[{level}])"].mean for level in "abc"] == [0.5] * 3
+
+
+def test_functions_of_levels_with_few_distinct_values_are_bounded():
+    """Two values, or three that nearly coincide, determine the straight line alone."""
+    few = np.resize([0.2, 0.7, 0.7 + 1e-9], 6)
+    rows = pd.DataFrame({"x": [*rng.uniform(size=54), *few], "g": ["a"] * 54 + ["b"] * 6})
+    rows["z"] = [*rng.uniform(size=54), *np.repeat([0.1, 0.5, 0.9], 2)]
+    at = pd.DataFrame({"x": [0.2, 0.45, 0.7, 0.45], "z": [0.3, 0.1, 0.9, 0.6], "g": "b"})
+    for term in ("s(x, by=g)", "s(x, by=g, bs='cr', k=6)", "s(x, by=g, bs='tp', k=6)"):
+        model = prepared(f"y ~ g + {term}", rows.assign(y=rows.x))
+        columns = columns_of(model, f"{term}[b]", at)[:, 1:]
+        assert np.abs(columns[[0, 2]]).max() < 1e-6
+        assert 0.01 < np.abs(columns[1]).max() < 3  # standard deviations of all rows
+    for term in ("te(x, z, by=g, k=4)", "ti(x, z, by=g, k=4)"):
+        model = prepared(f"y ~ g + {term}", rows.assign(y=rows.x))
+        assert np.abs(columns_of(model, f"{term}[b]", at)).max() < 20
+
+
+def test_functions_of_levels_have_the_scale_of_one_smooth_of_all_rows():
+    """Of levels with the same rows, each is that smooth."""
+    own = pd.DataFrame({"x": rng.exponential(size=30)})
+    rows = pd.concat([own.assign(g="a"), own.assign(g="b")], ignore_index=True)
+    rows["y"] = rows.x
+    for kind in ("ps", "cr", "cc", "tp"):
+        one, each = f"s(x, bs='{kind}', k=6)", f"s(x, bs='{kind}', k=6, by=g)"
+        plain = columns_of(prepared(f"y ~ {one}", rows), one, rows)
+        found = columns_of(prepared(f"y ~ g + {each}", rows), f"{each}[b]", rows)
+        np.testing.assert_allclose(found[30:], plain[30:], atol=1e-9)
+
+
+@pytest.mark.parametrize("term", ["te(x, z, by=g, k=4)", "ti(x, z, by=g, k=4)", "s(x, z, by=g)"])
+def test_levels_with_a_constant_column_are_refused(term):
+    rows = frame.assign(z=np.where(frame.g == "b", 0.5, frame.z))
+    said = f"several values of z for each level of 'g' in .* one in the {(frame.g == 'b').sum()}"
+    with pytest.raises(InputError, match=f"{said} rows of 'b'"):
+        prepared(f"y ~ g + {term}", rows)
+
+
+def test_levels_on_a_line_are_refused_for_planes():
+    rows = frame.assign(z=np.where(frame.g == "b", 2 * frame.x - 1, frame.z))
+    with pytest.raises(InputError, match="at least 3 distinct values of x, z, not on one line,"):
+        prepared("y ~ g + s(x, z, by=g)", rows)
 
 
 def test_smooths_by_a_number_are_varying_coefficients():

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float
 from scipy.interpolate import BSpline, CubicSpline
+from scipy.linalg import solve_triangular
 from scipy.spatial.distance import cdist
 
 from subbayes.semistructured.smooth import check_distinct
@@ -34,15 +35,25 @@ _MOST_CENTRES = 400  # distinct rows of which a thin-plate spline takes the eige
 
 
 class Basis(ABC):
-    """A basis with a penalty.
+    r"""A basis with a penalty.
 
     Attributes:
-        penalty: shape (K, K).
+        root: R with the penalty $R^\top R$.
         periodic: whether straight lines are not among the functions.
     """
 
-    penalty: Float[np.ndarray, "K K"]
+    root: Float[np.ndarray, "m K"]
     periodic: bool = False
+
+    @property
+    def penalty(self) -> Float[np.ndarray, "K K"]:
+        """The penalty."""
+        return self.root.T @ self.root
+
+    @property
+    def rank(self) -> int:
+        """The rank of the penalty: constants are combinations of periodic functions."""
+        return len(self.root) - self.periodic
 
     @abstractmethod
     def evaluate(self, x: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n K"]:
@@ -87,20 +98,19 @@ def basis_of(kind: str, x: Float[np.ndarray, "n d"], k: int, call: str) -> Basis
 class PSpline(Basis):
     """Cubic B-splines on evenly spaced knots."""
 
-    knots: Float[np.ndarray, "m"]
-    penalty: Float[np.ndarray, "K K"]
+    knots: Float[np.ndarray, "l"]
+    root: Float[np.ndarray, "m K"]
 
     @classmethod
     def of(cls, x: Float[np.ndarray, "n"], k: int) -> PSpline:
         """K splines over the range of x."""
         step = float(np.ptp(x)) / (k - 3)
-        difference = np.diff(np.eye(k), 2, axis=0)
-        return cls(x.min() + step * np.arange(-3, k + 1), difference.T @ difference)
+        return cls(x.min() + step * np.arange(-3, k + 1), np.diff(np.eye(k), 2, axis=0))
 
     def evaluate(self, x: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n K"]:
         """B-splines, continued linearly."""
         low, high = self.knots[3], self.knots[-4]
-        spline = BSpline(self.knots, np.eye(len(self.penalty)), 3)
+        spline = BSpline(self.knots, np.eye(self.root.shape[1]), 3)
         inside = np.clip(x[:, 0], low, np.nextafter(high, low))
         found = spline(inside) + (x[:, 0] - inside)[:, None] * spline(inside, nu=1)
         return np.asarray(found)
@@ -110,18 +120,26 @@ class PSpline(Basis):
 class Cubic(Basis):
     """Cubic splines by their values at knots, natural or periodic."""
 
-    knots: Float[np.ndarray, "m"]
-    penalty: Float[np.ndarray, "K K"]
+    knots: Float[np.ndarray, "l"]
+    root: Float[np.ndarray, "m K"]
     periodic: bool
 
     @classmethod
-    def of(cls, knots: Float[np.ndarray, "m"], *, periodic: bool) -> Cubic:
-        """The splines with these knots; the ends of a period are the first and the last."""
-        second = _cardinal(knots, periodic)(knots, 2)
-        step = np.diff(knots)
-        mass = np.diag(np.append(step, 0) + np.append(0, step)) / 3  # of functions that are linear
-        mass += (np.diag(step, 1) + np.diag(step, -1)) / 6  # between the knots
-        return cls(knots, second.T @ mass @ second, periodic)
+    def of(cls, knots: Float[np.ndarray, "l"], *, periodic: bool) -> Cubic:
+        r"""The splines with these knots.
+
+        Second derivatives at the knots are $B^{-1} D$ times the values there, with the products
+        $B$ of functions that are linear between the knots, and those of their derivatives, $D$, so
+        that the penalty is $D^\top B^{-1} D$.
+        """
+        values = _at_knots(len(knots), periodic)
+        second = values if periodic else values[:, 1:-1]  # which is 0 at the ends
+        step, slope = np.diff(knots), np.diff(np.eye(len(knots)), axis=0)
+        mass = np.diag(np.append(step, 0) + np.append(0, step)) / 3
+        mass += (np.diag(step, 1) + np.diag(step, -1)) / 6
+        difference = second.T @ slope.T @ (slope / step[:, None]) @ values
+        half = np.linalg.cholesky(second.T @ mass @ second)
+        return cls(knots, solve_triangular(half, difference, lower=True), periodic)
 
     def evaluate(self, x: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n K"]:
         """The splines, continued linearly or periodically."""
@@ -133,12 +151,16 @@ class Cubic(Basis):
         return np.asarray(spline(inside) + (values - inside)[:, None] * spline(inside, 1))
 
 
-def _cardinal(knots: Float[np.ndarray, "m"], periodic: bool) -> CubicSpline:
+def _cardinal(knots: Float[np.ndarray, "l"], periodic: bool) -> CubicSpline:
     """The splines that are 1 at one knot and 0 at the others."""
-    if not periodic:
-        return CubicSpline(knots, np.eye(len(knots)), bc_type="natural")
-    at_knots = np.eye(len(knots) - 1)
-    return CubicSpline(knots, np.vstack([at_knots, at_knots[:1]]), bc_type="periodic")
+    ends = "periodic" if periodic else "natural"
+    return CubicSpline(knots, _at_knots(len(knots), periodic), bc_type=ends)
+
+
+def _at_knots(count: int, periodic: bool) -> Float[np.ndarray, "l K"]:
+    """The values of the splines at the knots."""
+    every = np.eye(count)
+    return np.vstack([every[:-1, :-1], every[:1, :-1]]) if periodic else every
 
 
 @dataclass(frozen=True)
@@ -148,21 +170,22 @@ class ThinPlate(Basis):
     Attributes:
         centres: distinct training rows, scaled.
         turn: from the radial functions to the basis.
-        middle: of the columns, and `size`, their standard deviations: one for all, so that the
-            penalty is isotropic.
+        middle: of distinct rows, and `size`, the largest standard deviation of a column among
+            them: one for all, so that the penalty is isotropic.
     """
 
     centres: Float[np.ndarray, "c d"]
     turn: Float[np.ndarray, "c r"]
-    penalty: Float[np.ndarray, "K K"]
+    root: Float[np.ndarray, "m K"]
     middle: Float[np.ndarray, "d"]
     size: float
 
     @classmethod
     def of(cls, x: Float[np.ndarray, "n d"], k: int) -> ThinPlate:
         """The space of dimension k that approximates the full spline best."""
-        middle, size = x.mean(0), float(x.std(0).max())
-        centres = np.unique((x - middle) / size, axis=0)
+        distinct = np.unique(x, axis=0)
+        middle, size = distinct.mean(0), float(distinct.std(0).max())
+        centres = (distinct - middle) / size
         if len(centres) > _MOST_CENTRES:
             centres = centres[np.linspace(0, len(centres) - 1, _MOST_CENTRES).round().astype(int)]
         radial = _radial(centres, centres)
@@ -172,8 +195,9 @@ class ThinPlate(Basis):
         line = np.column_stack([np.ones(len(centres)), centres])
         full = np.linalg.qr(vectors.T @ line, mode="complete")[0]
         null = full[:, line.shape[1] :]  # coefficients that are orthogonal to linear functions
-        penalty = null.T @ (values[:, None] * null)
-        return cls(centres, vectors @ null, (penalty + penalty.T) / 2, middle, size)
+        own, turn = np.linalg.eigh(null.T @ (values[:, None] * null))
+        root = np.sqrt(own.clip(0.0))[:, None] * turn.T
+        return cls(centres, vectors @ null, root, middle, size)
 
     def evaluate(self, x: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n K"]:
         """The functions apart from linear ones."""

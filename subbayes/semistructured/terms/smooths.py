@@ -7,7 +7,10 @@ $$ s(x) = \ell(x)\, \beta + B\, U_+ \Lambda_+^{-1/2} u, \qquad u \sim N(0, \tau^
 
 with the functions $\ell$ that the penalty does not see (Wood 2017, section 5.8). Penalised columns
 are made orthogonal to constants and to $\ell$ over the training rows, and scaled so that $\tau$ is
-the prior standard deviation of the nonlinear part over the rows.
+the prior standard deviation of the nonlinear part over the rows. With a factor as `by=`, they are
+orthogonal over the rows of each level, and scaled by all training rows as one smooth of these would
+be: functions of all levels have one prior given $\tau$, and those of a level with few distinct
+values are determined by it between them. A row counts as often as its weight says.
 
 Tensor products are those of `t2` of mgcv and brms (Wood, Scheipl and Faraway 2013, "Straightforward
 intermediate rank tensor product smoothing in mixed models"): every margin is split into its
@@ -31,6 +34,8 @@ import pandas as pd
 from jaxtyping import Float
 
 from subbayes.semistructured.formula_checks import has_numbers, levels_of
+from subbayes.semistructured.formula_columns import column_means, column_scales
+from subbayes.semistructured.smooth import whitened
 from subbayes.semistructured.terms.bases import Basis, Cubic, basis_of
 from subbayes.semistructured.terms.calls import Call
 from subbayes.semistructured.terms.law import BlockLaw, Hyperparameter, LearnedTerm, WrittenTerm
@@ -39,6 +44,10 @@ from subbayes.utils.checks import fail
 __all__ = ["Margin", "SmoothColumns", "SmoothTerm"]
 
 _K = {"s": 10, "te": 5, "ti": 5, "t2": 5}
+_LEAST = 1e-8  # of singular values of unpenalised columns, beside the largest
+
+Counts = Float[np.ndarray, "n"]
+Blocks = list[tuple[str, Float[np.ndarray, "n _"]]]
 
 
 @dataclass(frozen=True)
@@ -59,14 +68,31 @@ class Margin:
     level: Float[np.ndarray, "r"]
 
     @classmethod
-    def of(cls, basis: Basis, x: Float[np.ndarray, "n d"], centred: bool = False) -> Margin:
-        """The margin of a basis, for training rows, over which penalised columns may be centred."""
-        values, vectors = np.linalg.eigh(basis.penalty)
-        kept = values > 1e-9 * values[-1]
-        turn = (vectors[:, kept] / np.sqrt(values[kept]))[:, ::-1]
-        linear = basis.linear(x)
-        level = (basis.evaluate(x) @ turn).mean(0) if centred else np.zeros(turn.shape[1])
-        return cls(basis, turn, linear.mean(0), linear.std(0), level)
+    def of(
+        cls,
+        basis: Basis,
+        x: Float[np.ndarray, "n d"],
+        call: str,
+        counts: Counts | None = None,
+        centred: Counts | None = None,
+    ) -> Margin:
+        """The margin of a basis.
+
+        Args:
+            basis: the basis.
+            x: the training rows.
+            call: the term, for errors.
+            counts: how many times each row counts in sizes.
+            centred: how many times it counts in means, also of the penalised columns; None takes
+                those of `counts`, and does not centre these columns.
+        """
+        turn = whitened(call, basis.root, basis.rank)
+        linear, weights = basis.linear(x), counts if centred is None else centred
+        level = np.zeros(turn.shape[1])
+        if centred is not None:
+            level = column_means(basis.evaluate(x) @ turn, centred)
+        middle, size = column_means(linear, weights), column_scales(linear, weights=counts)
+        return cls(basis, turn, middle, size, level)
 
     def linear(self, x: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n l"]:
         """Unpenalised functions apart from constants, standardised over the training rows."""
@@ -137,7 +163,9 @@ class SmoothTerm(WrittenTerm):
                 fail(argument, "columns of numbers in smooths", got, "Use C(...) or re(...)")
         return call.columns + (() if call.by is None else (call.by,))
 
-    def learn(self, argument: str, frame: pd.DataFrame, prefix: str) -> list[LearnedTerm]:
+    def learn(
+        self, argument: str, frame: pd.DataFrame, prefix: str, weights: Counts | None = None
+    ) -> list[LearnedTerm]:
         """One term, or one for each level of the factor of `by=`."""
         call = self.call
         blocks = [frame[list(c)].to_numpy(dtype=np.float64) for c, _, _ in self.margins]
@@ -154,32 +182,22 @@ class SmoothTerm(WrittenTerm):
             if x.min() < ends[0] or x.max() > ends[1]:
                 fail(argument, f"values from {ends[0]:g} to {ends[1]:g}", f"others in {call.text}")
             bases = [Cubic.of(np.linspace(ends[0], ends[1], k), periodic=True)]
-        centred, every = call.function == "ti", np.ones(len(frame), dtype=bool)
+        every = np.ones(len(frame)) if weights is None else weights
 
-        def learned(level: Any, rows: np.ndarray) -> SmoothColumns:
-            parts = zip(bases, blocks, strict=True)
-            margins = tuple(Margin.of(b, x[rows], centred) for b, x in parts)
-            return SmoothColumns.of(self, prefix, margins, frame, level)
+        def learned(level: Any, own: Counts) -> SmoothColumns:
+            centred = own if call.function == "ti" else None
+            margins = tuple(
+                Margin.of(basis, x, call.text, every, centred)
+                for basis, x in zip(bases, blocks, strict=True)
+            )
+            return SmoothColumns.of(argument, self, prefix, margins, frame, level, own, every)
 
         if call.by is None or has_numbers(frame[call.by]):
             return [learned(None, every)]
-        levels = levels_of(frame[call.by])
-        self._check_levels(argument, frame, levels)
-        own = [(frame[call.by] == level).to_numpy() if centred else every for level in levels]
-        return [learned(level, rows) for level, rows in zip(levels, own, strict=True)]
-
-    def _check_levels(self, argument: str, frame: pd.DataFrame, levels: list[Any]) -> None:
-        """Raise for levels with too few rows for the unpenalised functions."""
-        columns = list(self.call.columns)
-        for level in levels:
-            own = frame[(frame[self.call.by] == level).to_numpy()]
-            distinct = len(own[columns].drop_duplicates())
-            if distinct < 1 + len(columns):
-                expected = f"at least {1 + len(columns)} distinct values of {', '.join(columns)}"
-                got = f"{distinct} in {len(own)} row{'s' * (len(own) > 1)}"
-                where = f"for each level of {self.call.by!r} in {self.call.text}"
-                remedy = "Join rare levels, or leave their rows out"
-                fail(argument, f"{expected} {where}", f"{got} of {level!r}", remedy)
+        return [
+            learned(level, every * (frame[call.by] == level).to_numpy())
+            for level in levels_of(frame[call.by])
+        ]
 
 
 def _has_level(call: Call, level: Any) -> bool:
@@ -210,31 +228,42 @@ class SmoothColumns(LearnedTerm):
     @classmethod
     def of(
         cls,
+        argument: str,
         term: SmoothTerm,
         prefix: str,
         margins: tuple[Margin, ...],
         frame: pd.DataFrame,
         level: Any,
+        own: Counts,
+        every: Counts,
     ) -> SmoothColumns:
-        """Learn the constraints from the rows, or from those of a level."""
+        """Learn the constraints from the rows.
+
+        Args:
+            argument: name of the argument, for errors.
+            term: the term as written.
+            prefix: of the names of effects.
+            margins: the margins.
+            frame: the rows.
+            level: of the factor of `by=`, or None.
+            own: how many times each row counts in constraints, 0 for those of other levels.
+            every: how many times it counts in sizes.
+
+        Raises:
+            InputError: rows of a level that do not determine the unpenalised functions.
+        """
         call, inputs = term.call, tuple(c for c, _, _ in term.margins)
-        own = frame if level is None else frame[(frame[call.by] == level).to_numpy()]
-        fixed, blocks = _parts(call, margins, inputs, own)
+        fixed, blocks = _parts(call, margins, inputs, frame)
         name = prefix + call.text + ("" if level is None else f"[{level}]")
-        line = np.column_stack([np.ones(len(own)), fixed])
+        line = np.column_stack([np.ones(len(frame)), fixed])
+        if level is not None:
+            _check_level(argument, call, line[own > 0], frame[own > 0], level)
         wiggles = np.column_stack([values for _, values in blocks])
-        offsets = np.linalg.lstsq(line, np.column_stack([fixed, wiggles]), rcond=None)[0]
-        offsets[:, : fixed.shape[1]] = 0.0
-        offsets[0, : fixed.shape[1]] = fixed.mean(0)
-        rest = wiggles - line @ offsets[:, fixed.shape[1] :]
+        means = np.zeros((line.shape[1], fixed.shape[1]))
+        means[0] = column_means(fixed, own)
+        offsets = np.column_stack([means, _fit(line, wiggles, own)])
         sizes = [values.shape[1] for _, values in blocks]
-        ends = np.cumsum([0, *sizes])
-        factors = np.concatenate(
-            [
-                np.full(b - a, 1 / max(float(np.sqrt((rest[:, a:b] ** 2).sum(1).mean())), 1e-12))
-                for a, b in itertools.pairwise(ends)
-            ]
-        )
+        factors = 1 / np.repeat(_sizes(argument, call, line, blocks, every), sizes)
         if len(margins) == 1 and fixed.shape[1] == 1:
             scale = 1 / margins[0].size  # the effect of the column itself, as for s(x)
         else:
@@ -287,7 +316,49 @@ class SmoothColumns(LearnedTerm):
         return np.asarray(found * (frame[by] == self.level).to_numpy()[:, None])
 
 
-Blocks = list[tuple[str, Float[np.ndarray, "n _"]]]
+def _check_level(
+    argument: str, call: Call, line: Float[np.ndarray, "m l"], own: pd.DataFrame, level: Any
+) -> None:
+    """Raise for rows of a level that do not determine the coefficients of unpenalised columns."""
+    values = np.linalg.svd(line, compute_uv=False)
+    if len(values) == line.shape[1] and values[-1] > _LEAST * values[0]:
+        return
+    columns = list(call.columns)
+    where = f"for each level of {call.by!r} in {call.text}"
+    rows = f"{len(own)} row{'s' * (len(own) > 1)} of {level!r}"
+    remedy = "Join rare levels, or leave their rows out"
+    constant = [name for name in columns if own[name].nunique() == 1]
+    if constant and len(columns) > 1:
+        expected = f"several values of {' and '.join(constant)}"
+        fail(argument, f"{expected} {where}", f"one in the {rows}", remedy)
+    distinct = len(own[columns].drop_duplicates())
+    expected = f"at least {line.shape[1]} distinct values of {', '.join(columns)}"
+    if distinct >= line.shape[1]:
+        expected += ", not on one line,"
+    fail(argument, f"{expected} {where}", f"{distinct} in {rows}", remedy)
+
+
+def _sizes(
+    argument: str, call: Call, line: Float[np.ndarray, "n l"], blocks: Blocks, counts: Counts
+) -> Float[np.ndarray, "b"]:
+    """Standard deviations that blocks of functions keep beside the unpenalised columns."""
+    found = []
+    for label, values in blocks:
+        rest = values - line @ _fit(line, values, counts)
+        size, whole = (float(np.sqrt(column_means((v**2).sum(1), counts))) for v in (rest, values))
+        if not size > _LEAST * whole:
+            expected = f"more distinct values of {', '.join(call.columns)} in {call.text}"
+            fail(argument, expected, f"only those of which the part {label!r} is linear")
+        found.append(size)
+    return np.array(found)
+
+
+def _fit(
+    line: Float[np.ndarray, "n l"], values: Float[np.ndarray, "n c"], counts: Counts
+) -> Float[np.ndarray, "l c"]:
+    """Coefficients of weighted least squares."""
+    root = np.sqrt(counts)[:, None]
+    return np.asarray(np.linalg.lstsq(root * line, root * values, rcond=None)[0])
 
 
 def _parts(
