@@ -206,7 +206,6 @@ class Jacobian:
         for place, batch, root in self.captured(step, first // self.roots):
             yield slice(place.start * self.roots, place.stop * self.roots), block(batch, root)
 
-    @property
     def _gram_step(self) -> int:
         """Inputs per block of a Gram matrix, whose cost falls with the number of blocks."""
         free = available_memory()
@@ -269,17 +268,24 @@ class Jacobian:
             change: applied to blocks of rows first, as a change of basis of the columns.
         """
         to = (self if other is None else other).silent()
+        step = self._gram_step()  # once, since the free memory falls with each block
+        their_step = step if other is None else to._gram_step()
+        written = 0
         total = torch.zeros(self.rows, to.rows, dtype=torch.float64, device=self.network.device)
         with estimated_progress(self.n * to.n, "Gram matrix", self.progress, "pairs") as report:
-            for mine, part in self.silent().blocks(0, self._gram_step):
+            for mine, part in self.silent().blocks(0, step):
                 left = change(part)
                 if other is None:
                     total[mine, mine] = gram(left, left, scale, report)
-                for theirs, right in to.blocks(mine.stop if other is None else 0, to._gram_step):
+                    written += left.n**2
+                for theirs, right in to.blocks(mine.stop if other is None else 0, their_step):
                     total[mine, theirs] = gram(left, change(right), scale, report)
+                    written += left.n * right.n
                     if other is None:
                         total[theirs, mine] = total[mine, theirs].T
+                        written += left.n * right.n
                         report(left.n * right.n)
+        assert written == self.n * to.n, "blocks that do not cover the Gram matrix"
         return total
 
     def gram_of_each(

@@ -118,11 +118,23 @@ def test_push_and_pull_of_many_vectors_and_large_gram_blocks():
     torch.testing.assert_close(X.push(basis), basis @ J.T)
     torch.testing.assert_close(X.pull(u), u @ J)
     torch.testing.assert_close(X.gram(), J @ J.T)
-    assert X._gram_step == 3  # a limit that was given is kept
+    assert X._gram_step() == 3  # a limit that was given is kept
     whole = Jacobian.of_inputs(plan, x)
     whole.step = 3
-    assert whole._gram_step >= 5
+    assert whole._gram_step() >= 5
     torch.testing.assert_close(whole.gram(X), J @ J.T)
+
+
+def test_gram_matrices_are_whole_while_the_free_memory_falls(monkeypatch):
+    torch.manual_seed(0)
+    network = Network(Many().double())
+    x = torch.randn(9, 4, 6).double()
+    X, J = Jacobian.of_inputs(Layers(network, x), x), dense(network, x).flatten(0, 1)
+    X.step = 1
+    blocks = iter([5, 4, 3, 2, *[1] * 100])
+    monkeypatch.setattr(jacobian_module, "available_memory", lambda: 8 * next(blocks) * X.row_bytes)
+    torch.testing.assert_close(X.gram(), J @ J.T)
+    torch.testing.assert_close(X.gram(X), J @ J.T)
 
 
 @pytest.mark.parametrize("batch", [1, 2, 7])
