@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any, NoReturn
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from subbayes.networks.adapter_reset import reset_adapter
+from subbayes.networks.adapters import tuner_layer
 from subbayes.networks.adapters_in_use import loaded_adapters
-from subbayes.networks.module_copy import shared_copy
+from subbayes.networks.module_copy import set_values, shared_copy
 from subbayes.networks.network import Network
 from subbayes.utils.checks import fail, fail_type
 from subbayes.utils.seeding import fork_rng
@@ -22,29 +24,63 @@ __all__ = ["fresh_module", "fresh_weights", "module_with_fresh_weights", "reinit
 def fresh_module(
     module: nn.Module, factory: Callable[[], nn.Module] | None, seed: int
 ) -> nn.Module:
-    """A module with initial weights from a seed: `factory()`, or `reinitialise(module)`."""
+    """A module with initial weights from a seed: `factory()`, or `reinitialise(module)`.
+
+    Frozen parameters of the module, and buffers of its frozen parts, are kept in both cases.
+
+    Raises:
+        InputTypeError: the factory does not return a module.
+        InputError: the factory returns a module without the frozen parameters of `module`, or
+            with others of their names; or what `reinitialise` raises.
+    """
     if factory is None:
         return reinitialise(module, seed)
     with fork_rng(seed):
         made = factory()
     if not isinstance(made, nn.Module):
         fail_type("factory", "a function that returns a module", made)
+    _keep_frozen(made, module)
     return made
+
+
+def _keep_frozen(made: nn.Module, module: nn.Module) -> None:
+    """Give a module of a factory the frozen parts of `module`: their values and their modes."""
+    frozen = _frozen_tensors(module)
+    own = _named_tensors(made)
+    if any(name not in own or own[name].shape != kept.shape for name, kept in frozen.items()):
+        _fail_of_architecture()
+    with torch.no_grad():
+        for name, kept in frozen.items():
+            if isinstance(own[name], nn.Parameter):
+                own[name].requires_grad_(False)
+            set_values(own[name], kept)
+    for path, part in _frozen_parts(module):
+        made.get_submodule(path).training = part.training
+
+
+def _fail_of_architecture() -> NoReturn:
+    fail(
+        "factory",
+        "modules of the same architecture as the module",
+        "another architecture",
+        "Return a fresh module of the same architecture",
+    )
 
 
 def reinitialise(module: nn.Module, seed: int) -> nn.Module:
     """A copy of a module with initial weights from each layer's `reset_parameters`.
 
-    Frozen parameters keep their values, whose memory is shared; adapters of peft begin as new ones
-    do, most without an effect; torch's global generators are restored afterwards.
+    A part is reset after those in it, as constructors do. Frozen parameters keep their values,
+    whose memory is shared, and frozen parts their buffers; adapters of peft begin as new ones do,
+    most without an effect; torch's global generators are restored afterwards.
 
     Args:
         module: the module, which is not changed.
         seed: seed of the initial weights.
 
     Raises:
-        InputError: a layer has trainable parameters and no `reset_parameters`, or adapters whose
-            initial values cannot be found, such as those of PiSSA.
+        InputError: a trainable parameter that no `reset_parameters` sets, such as those of weight
+            norm, or adapters whose initial values cannot be found, such as those of PiSSA.
 
     Example:
         >>> layer = nn.Linear(2, 2)
@@ -52,55 +88,120 @@ def reinitialise(module: nn.Module, seed: int) -> nn.Module:
         True
     """
     other = shared_copy(module)
-    configs = loaded_adapters(other)
     device = next((p.device for p in other.parameters()), torch.device("cpu"))
     with fork_rng(seed, device), torch.no_grad():
-        done: list[str] = []
-        for name, layer in other.named_modules():
-            if any(name.startswith(f"{path}.") for path in done):
-                continue
-            with _without_frozen(layer):
-                if reset_adapter(layer, configs):
-                    done.append(name)
-                else:
-                    _reset(name, layer)
+        _reset(other, loaded_adapters(other), set(), set())
+        _check_reset(other)
     return other
 
 
+_UNSET = 0.739085
+"""Value of trainable parameters before they are reset, which no initial value is."""
+
+
+def _reset(
+    part: nn.Module, configs: Mapping[str, Any], adapters: set[nn.Module], done: set[nn.Module]
+) -> None:
+    """Reset a part after those in it; frozen parts and the layers of `adapters` stay as they are.
+
+    Args:
+        part: the part, which is changed.
+        configs: the configurations of peft by name of the adapter.
+        adapters: layers of adapters that are reset, to which those of the part are added.
+        done: parts that are reset, as one may be registered under two names.
+    """
+    if part in done or _is_frozen(part):
+        return
+    done.add(part)
+    if isinstance(part, tuner_layer() or ()):
+        with _unchanged(part, _frozen_tensors(part)):
+            if reset_adapter(part, configs):
+                adapters.add(part)
+                return
+    for child in part.children():
+        _reset(child, configs, adapters, done)
+    for parameter in part.parameters(recurse=False):
+        if parameter.requires_grad:
+            parameter.fill_(_UNSET)
+    reset = getattr(part, "reset_parameters", None) or getattr(part, "_reset_parameters", None)
+    if callable(reset):
+        within = [f"{path}." for path, one in part.named_modules() if one in adapters]
+        names = [n for n in _named_tensors(part) if n.startswith(tuple(within))]
+        with _unchanged(part, [*names, *_frozen_tensors(part)]):
+            reset()
+
+
 @contextmanager
-def _without_frozen(layer: nn.Module) -> Iterator[None]:
-    """Let what is written to frozen parameters of a layer, whose memory is shared, be lost."""
-    own = list(layer.parameters(recurse=False))
-    kept = [(p, p.data) for p in own if not p.requires_grad] if _is_trained(own) else []
-    for parameter, values in kept:
-        parameter.data = values.clone()
+def _unchanged(part: nn.Module, names: Iterable[str]) -> Iterator[None]:
+    """Let what is written to some parameters and buffers of a part be lost.
+
+    Memory of frozen parameters is shared with the module of the user.
+    """
+    kept = []
+    for path, _, name in (full.rpartition(".") for full in names):
+        owner = part.get_submodule(path)
+        own: dict[str, Any] = owner._parameters if name in owner._parameters else owner._buffers
+        kept.append((own, name, own[name], own[name].data))
+    for _, _, tensor, values in kept:
+        tensor.data = values.clone()
     try:
         yield
     finally:
-        for parameter, values in kept:
-            parameter.data = values
+        for own, name, tensor, values in kept:
+            tensor.data = values
+            own[name] = tensor
 
 
-def _is_trained(parameters: list[nn.Parameter]) -> bool:
-    return any(p.requires_grad for p in parameters)
+def _check_reset(module: nn.Module) -> None:
+    for name, parameter in module.named_parameters():
+        if not (parameter.requires_grad and parameter.numel()):
+            continue
+        if bool((parameter == parameter.new_tensor(_UNSET)).all()):
+            path, _, own = name.rpartition(".")
+            layer = module.get_submodule(path)
+            where = f"{type(layer).__name__} {path}".strip()
+            has_own = hasattr(layer, "reset_parameters") or hasattr(layer, "_reset_parameters")
+            fail(
+                "module",
+                "a reset_parameters method in every layer with parameters",
+                f"one in {where} that does not set {own}" if has_own else f"none in {where}",
+                ("Set it there" if has_own else "Add one")
+                + ", or pass factory=a function that returns a fresh module (to compare_methods: "
+                "in place of the module)",
+            )
 
 
-def _reset(name: str, layer: nn.Module) -> None:
-    own = list(layer.parameters(recurse=False))
-    if own and not _is_trained(own):
-        return
-    reset = getattr(layer, "reset_parameters", None) or getattr(layer, "_reset_parameters", None)
-    if callable(reset):
-        reset()
-    elif own:
-        where = f"{type(layer).__name__} {name}".strip()
-        fail(
-            "module",
-            "a reset_parameters method in every layer with parameters",
-            f"none in {where}",
-            "Add one, or pass factory=a function that returns a fresh module (to compare_methods: "
-            "in place of the module)",
-        )
+def _is_frozen(part: nn.Module) -> bool:
+    """Whether a part has parameters, and none that is trainable."""
+    flags = [p.requires_grad for p in part.parameters()]
+    return bool(flags) and not any(flags)
+
+
+def _frozen_parts(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The parts that are frozen, and those in them, by all of their names."""
+    frozen: tuple[str, ...] = ()
+    for path, part in module.named_modules(remove_duplicate=False):
+        if not f"{path}.".startswith(frozen) and _is_frozen(part):
+            frozen = (*frozen, f"{path}." if path else "")
+        if f"{path}.".startswith(frozen):
+            yield path, part
+
+
+def _named_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers by all of their names."""
+    parameters = module.named_parameters(remove_duplicate=False)
+    return dict(parameters) | dict(module.named_buffers(remove_duplicate=False))
+
+
+def _frozen_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Frozen parameters, and buffers of frozen parts, by all of their names."""
+    paths = {path for path, _ in _frozen_parts(module)}
+    return {
+        name: tensor
+        for name, tensor in _named_tensors(module).items()
+        if (isinstance(tensor, nn.Parameter) and not tensor.requires_grad)
+        or name.rpartition(".")[0] in paths
+    }
 
 
 def module_with_fresh_weights(
@@ -146,10 +247,5 @@ def fresh_weights(
         if same:
             same = Network(module, chosen, network.output).architecture == network.architecture
         if not same:
-            fail(
-                "factory",
-                "modules of the same architecture as the module",
-                "another architecture",
-                "Return a fresh module of the same architecture",
-            )
+            _fail_of_architecture()
     return network.flatten(module)

@@ -109,3 +109,26 @@ def test_batchnorm_is_refused_by_the_name_of_the_argument_given():
     module = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
     with pytest.raises(InputError, match="^initial: expected a module without BatchNorm"):
         fitted(module)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("subspace", ["full", "random"])
+@pytest.mark.parametrize("parameters", ["all", "2.*"])
+def test_a_frozen_backbone_is_that_of_the_module(subspace, parameters):
+    def make():
+        return nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1))
+
+    module = make()
+    module[0].requires_grad_(False)
+    options = {"subspace": subspace, "parameters": parameters, "training": STILL}
+    model, plain = (fitted(module, factory=factory, **options) for factory in (make, None))
+    assert model.network.size == plain.network.size == 5
+    assert model.starts.shape == plain.starts.shape
+    assert not np.allclose(model.starts, plain.starts)
+    backbone = model.network.module_with()[0].state_dict()
+    assert all(torch.equal(t, backbone[n]) for n, t in module[0].state_dict().items())
+    members = deep_ensemble(
+        module, Gaussian(0.3), rows(), TRAINING, members=2, factory=make, progress=False
+    )
+    assert members.network.size == 5
+    assert all(torch.equal(own["0.weight"], module[0].weight) for own in members.frozen)

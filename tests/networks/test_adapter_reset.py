@@ -99,3 +99,35 @@ def test_members_of_an_ensemble_begin_with_new_adapters():
             sampling=Sampling(draws=2, chains=2, warmup=2, progress=False, initial="ensemble"),
         )
     assert fitted.draws.n_chains == 2
+
+
+class Whole(torch.nn.Module):
+    """A module whose `reset_parameters` sets all parameters in it."""
+
+    def __init__(self):
+        super().__init__()
+        self.back, self.head = torch.nn.Linear(3, 4), torch.nn.Linear(4, 1)
+
+    def reset_parameters(self):
+        for parameter in self.parameters():
+            torch.nn.init.normal_(parameter)
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.back(x)))
+
+
+def test_neither_a_base_model_nor_adapters_are_reset_by_the_method_of_the_model():
+    base = Whole()
+    model = peft.get_peft_model(base, peft.LoraConfig(target_modules=["back"], r=1))
+    before = copy.deepcopy(model.state_dict())
+    x = torch.randn(5, 3)
+    expected = model(x)  # new adapters have no effect
+    layer = model.base_model.model.back
+    torch.nn.init.normal_(layer.lora_B["default"].weight)
+    moved = layer.lora_B["default"].weight.detach().clone()
+    layer.lora_A["default"].weight.requires_grad_(False)  # shared with the copy, as the base is
+    found = reinitialise(model, 0)
+    torch.testing.assert_close(found(x), expected)
+    assert torch.equal(layer.lora_B["default"].weight, moved)
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, before[name]) or "lora_B" in name, name
