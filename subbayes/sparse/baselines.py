@@ -60,6 +60,11 @@ class _InputLayer(SparseLayer):
         each = self.mean[0, 0].numel()
         return value.repeat_interleave(each, -1).unsqueeze(1)
 
+    def _over_units(self, value: Float[Tensor, "k"]) -> Float[Tensor, "*W"]:
+        """Values of the inputs, in the shape of the weights."""
+        by_weight = self._to_weights(value.unsqueeze(0)).reshape(1, *self.mean.shape[1:])
+        return by_weight.expand_as(self.mean)
+
 
 class DropoutLayer(_InputLayer):
     r"""Concrete dropout: $w_{jk} = \gamma_k \kappa_{jk}$, $\gamma_k \sim \text{Bernoulli}(\alpha)$.
@@ -201,8 +206,7 @@ class HorseshoeLayer(_InputLayer):
         )
         if self.phase == "median":
             found = self._exceeds_threshold()
-        by_weight = self._to_weights(found.unsqueeze(0))[0]
-        return by_weight.reshape(1, *self.mean.shape[1:]).expand_as(self.mean)
+        return self._over_units(found)
 
     def included(self) -> Bool[Tensor, "*W"]:
         """Which weights have an input whose median scale exceeds the threshold."""
@@ -223,9 +227,8 @@ class HorseshoeLayer(_InputLayer):
             found * self._exceeds_threshold() if structure == "median" else found
         )
 
-    def _mean_outputs(self, x: Tensor) -> Tensor:
-        scales = self._by_input(self._mean_scales().unsqueeze(0), x)
-        return self.operation(x * scales, self.mean, self.bias_mean)
+    def _mean_weight(self) -> Float[Tensor, "*W"]:
+        return self._over_units(self._mean_scales()) * self.mean
 
     def _draw_outputs(self, x: Tensor) -> Tensor:
         z = self._draw_scales(self._independent_rows(x), self.noise)

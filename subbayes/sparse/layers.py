@@ -144,6 +144,9 @@ class SparseLayer(nn.Module):
                 "one whose weights another module reads",
                 "Name that layer in keep= of convert",
             )
+        return self._mean_weight()
+
+    def _mean_weight(self) -> Float[Tensor, "*W"]:
         return self.probability() * self.mean
 
     @property
@@ -283,7 +286,7 @@ class SparseLayer(nn.Module):
             return self.forward(input.unsqueeze(0)).squeeze(0)
         x = self.operation.pad(input)
         if not self.training:
-            return self._mean_outputs(x)
+            return self.operation(x, self.weight, self.bias)
         if not torch.compiler.is_compiling() and in_backward_pass():
             fail(
                 "module",
@@ -297,9 +300,6 @@ class SparseLayer(nn.Module):
     def _independent_rows(self, x: Tensor) -> int:
         """The number of rows with separate draws: 1 if the rows are not those of the data."""
         return len(x) if self._cache.rows in (None, len(x)) else 1
-
-    def _mean_outputs(self, x: Tensor) -> Tensor:
-        return self.operation(x, self.weight, self.bias)
 
     def _draw_outputs(self, x: Tensor) -> Tensor:
         logits, estimator = self._draw_logits(), self.settings.estimator

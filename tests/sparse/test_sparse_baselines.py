@@ -50,6 +50,31 @@ def test_mixture_slab_agrees_with_scipy_and_its_bound_holds():
         assert exact - 0.6 < bound < exact + 1e-4
 
 
+# --- evaluation mode -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("posterior", ["mean-field", "mvn", "low-rank", *KINDS])
+def test_attention_has_the_same_outputs_with_and_without_gradients(posterior):
+    torch.manual_seed(0)  # without gradients torch reads the weights of its layers
+    encoder = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+    made, x = made_of(encoder.double(), posterior).eval(), torch.randn(5, 3, 8, dtype=DOUBLE)
+    expected = made(x.clone().requires_grad_()).detach()
+    with torch.no_grad():
+        torch.testing.assert_close(made(x), expected)
+
+
+@pytest.mark.parametrize("posterior", ["mean-field", *KINDS])
+@pytest.mark.parametrize("make", [linear, lambda: nn.Conv1d(4, 6, 2, groups=2).double()])
+def test_weights_that_modules_read_are_the_mean_of_draws(posterior, make):
+    made = made_of(make(), posterior).eval()
+    layer, generator = made, torch.Generator().manual_seed(0)
+    draws = layer.inclusion_factors("sample", "sample", 20_000, generator)
+    spread = draws.std(0, correction=0) / math.sqrt(len(draws)) + 1e-9
+    expected = draws.mean(0).expand(len(layer.mean), -1)
+    found = (layer.weight / layer.mean).flatten(1)
+    assert bool(((found - expected).abs() < 5 * spread).all())
+
+
 # --- divergences ---------------------------------------------------------------------------------
 
 
