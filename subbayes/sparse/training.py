@@ -66,7 +66,8 @@ def fit(
         seed: of shuffling, dropout and the random numbers of the layers.
         checkpoint: a folder to save to after epochs, at most once a second, and at the end. A run
             that finds a checkpoint resumes from it, and its result is that of an uninterrupted
-            run, bit for bit (for data in memory).
+            run, bit for bit (for data in memory). A run that its callback has stopped is not
+            continued, unless there is no callback.
         progress: show a progress bar; None shows it on a terminal.
         callback: called with (epoch, current network) after each epoch; training stops if it
             returns True.
@@ -106,7 +107,9 @@ def fit(
             task,
             sum(training.phases.values()),
             "Training the sparse network",
-            after_epoch=lambda epoch, found: callback and callback(epoch, task.result(found[0])),
+            after_epoch=None
+            if callback is None
+            else lambda epoch, found: callback(epoch, task.result(found[0])),
             checkpoint=saved,
             progress=progress,
         )
@@ -192,7 +195,7 @@ class TrainableSparseNetwork(Trainable):
         unseen = [name for name, norm in norms.items() if norm.num_batches_tracked == 0]
         if unseen:
             seen = self.network.refresh_batchnorm(
-                self.network.weights, self.minibatches.in_fixed_order()
+                self.network.weights, self.minibatches.for_statistics()
             )
             known = dict(seen.module_with().named_buffers())
             for name, buffer in self.module.named_buffers():
@@ -203,16 +206,22 @@ class TrainableSparseNetwork(Trainable):
 
     def begin_epoch(self, number: int) -> None:
         """At the beginning of a phase, set its trained parameters and learning rates."""
-        self.number, self.rows, end = number, 0, 0
-        for phase, epochs in self.settings.phases.items():
-            end += epochs
-            if number < end:
-                self._begin_phase(phase, epochs)
-                return
+        self.number, self.rows = number, 0
+        phase = self._phase_of(number)
+        if phase != self.phase:
+            self._begin_phase(phase)
 
-    def _begin_phase(self, phase: str, epochs: int) -> None:
-        if phase == self.phase:
-            return
+    def _phase_of(self, number: int) -> str:
+        """The phase of an epoch."""
+        of_epochs = [phase for phase, count in self.settings.phases.items() for _ in range(count)]
+        return of_epochs[number]
+
+    def phases_of_layers(self, number: int) -> dict[str, str]:
+        """The phase of each layer in an epoch."""
+        phase = self._phase_of(number)
+        return dict.fromkeys(self.layers, phase if phase in ("fixed", "median") else "learned")
+
+    def _begin_phase(self, phase: str) -> None:
         self.phase = phase
         early, structure = phase == "early", phase in ("early", "main")
         is_learned = {
@@ -230,15 +239,18 @@ class TrainableSparseNetwork(Trainable):
             group["lr"] = self.rates.of(name, early)
             for parameter in params:  # the user may have frozen some
                 parameter.requires_grad_(is_learned[name] and id(parameter) not in self.frozen_ids)
-        for layer in self.layers.values():
-            layer.phase = phase if phase in ("fixed", "median") else "learned"
+        self._set_phases(self.phases_of_layers(self.number))
         self.optimizer.zero_grad(set_to_none=True)  # Adam skips parameters without gradients
         self.steps = Steps(
             self.objective,
             self.layers,
             self.settings.mode,
-            lambda rows: epochs * self.minibatches.n_batches_of(rows),
+            lambda rows: self.settings.phases[phase] * self.minibatches.n_batches_of(rows),
         )
+
+    def _set_phases(self, phases: Mapping[str, str]) -> None:
+        for name, layer in self.layers.items():
+            layer.phase = phases[name]
 
     def epoch(
         self, number: int, after_step: Callable[[], None] | None = None
@@ -325,6 +337,7 @@ class TrainableSparseNetwork(Trainable):
                 "module": dict(self.module.state_dict()),
                 "likelihood": self.unconstrained,
                 "optimizer": self.optimizer.state_dict(),
+                "phases": {name: layer.phase for name, layer in self.layers.items()},
                 **{name: generator.get_state() for name, generator in self.generators.items()},
             },
         )
@@ -353,8 +366,10 @@ class TrainableSparseNetwork(Trainable):
         return None if fits else "optimizer"
 
     def restore(self, states: Sequence[dict[str, Any]]) -> None:
-        """Restore a state."""
+        """Restore a state; the next epoch begins its phase again."""
         (state,) = states
+        self.phase = ""
+        self._set_phases(state["phases"])
         self.module.load_state_dict(state["module"])
         self.unconstrained.data.copy_(state["likelihood"])
         self.optimizer.load_state_dict(state["optimizer"])
@@ -411,11 +426,15 @@ class _Checkpoint:
     def __exit__(self, *_: object) -> None:
         self._flush()
 
-    def read(self, task: Trainable) -> tuple[int, History]:
-        """Restore a saved state, if any; returns the number of finished epochs and the history."""
+    def read(self, task: Trainable) -> tuple[int, History, bool]:
+        """Restore a saved state, if any.
+
+        Returns:
+            The number of finished epochs, the history, and whether training stopped there.
+        """
         found = read_checkpoint(self.path, KIND)
         if found is None:
-            return 0, {}
+            return 0, {}, False
         tensors, facts, _ = found
         if facts["identity"] != self.identity:
             expected = "a checkpoint of a run with these settings"
@@ -426,21 +445,24 @@ class _Checkpoint:
             fail_checkpoint(f"the tensors of this run in '{self.path}'", f"another {wrong[:60]!r}")
         finished, epochs = int(facts["finished"]), sum(task.settings.phases.values())
         lengths = {len(values) for values in facts["history"].values()} or {0}
-        if finished > epochs or lengths != {finished}:
-            expected = f"at most {epochs} epochs, each with its history"
+        if not 0 < finished <= epochs or lengths != {finished}:
+            expected = f"1 to {epochs} epochs, each with its history"
             fail_checkpoint(expected, f"{finished} in '{self.path}'")
         state: dict[str, Any] = {name: tensors[name] for name in ("likelihood", *task.generators)}
         state["module"] = strip_prefix("module", tensors)
+        state["phases"] = task.phases_of_layers(finished - 1)
         moments: dict[int, dict[str, Tensor]] = {}
         for name, tensor in strip_prefix("optimizer", tensors).items():
             place, _, kind = name.partition(".")
             moments.setdefault(int(place), {})[kind] = tensor
         state["optimizer"] = task.optimizer.state_dict() | {"state": moments}
         task.restore([state])
-        return finished, facts["history"]
+        return finished, facts["history"], facts.get("stopped", False)
 
-    def write(self, state: dict[str, Any], history: History, finished: int) -> None:
-        """Save the state after an epoch."""
+    def write(
+        self, state: dict[str, Any], history: History, finished: int, stopped: bool = False
+    ) -> None:
+        """Save the state after an epoch, and whether training has stopped there."""
         tensors = add_prefix("module", state["module"])
         for i, values in state["optimizer"]["state"].items():
             tensors |= {f"optimizer.{i}.{name}": values[name] for name in _MOMENTS}
@@ -449,6 +471,7 @@ class _Checkpoint:
             "identity": self.identity,
             "finished": finished,
             "history": {name: list(values) for name, values in history.items()},
+            "stopped": stopped,
         }
         self.unsaved = tensors, facts
         if time.monotonic() - self.written >= _SECONDS:

@@ -162,11 +162,15 @@ class Trainable(ABC):
 class Checkpoint(Protocol):
     """Where the loop saves its progress."""
 
-    def read(self, task: Trainable) -> tuple[int, History]:
-        """Restore a saved state, if there is one; the number of finished epochs and the history."""
+    def read(self, task: Trainable) -> tuple[int, History, bool]:
+        """Restore a saved state, if there is one.
 
-    def write(self, state: State, history: History, finished: int) -> None:
-        """Save a state after an epoch."""
+        Returns:
+            The number of finished epochs, the history, and whether training stopped there.
+        """
+
+    def write(self, state: State, history: History, finished: int, stopped: bool = False) -> None:
+        """Save a state after an epoch, and whether training has stopped there."""
 
 
 def run(
@@ -193,7 +197,8 @@ def run(
         after_step: called after each step.
         after_epoch: called with the number of finished epochs and the histories after each epoch;
             training stops if it returns True.
-        checkpoint: where to resume from and to save to, for one member.
+        checkpoint: where to resume from and to save to, for one member. A run that has stopped
+            before is continued without `after_epoch` only.
         progress: show a progress bar; None shows it on a terminal.
 
     Returns:
@@ -203,15 +208,15 @@ def run(
         UserWarning: training stopped at the time limit.
     """
     histories: list[History] = [{} for _ in range(task.members)]
-    first = 0
+    first, stopped = 0, False
     if checkpoint is not None:
-        first, histories[0] = checkpoint.read(task)
-    task.begin_epoch(min(first, epochs - 1))
+        first, histories[0], stopped = checkpoint.read(task)
+    end = first if stopped and after_epoch is not None else epochs
     stopping, clock = _EarlyStopping(task, patience), TimeLimit(time_limit)
     last = [task.state()] if task.recovers else []
     with progress_bar(epochs, title, progress, "epochs") as steps:
         steps.update(first)
-        for number in range(first, epochs):
+        for number in range(first, end):
             try:
                 metrics = task.epoch(number, after_step)
             except Diverged as error:
@@ -234,10 +239,13 @@ def run(
             if task.recovers:
                 last = [task.state()]
             if checkpoint is not None:
-                checkpoint.write(last[0] if last else task.state(), histories[0], number + 1)
+                state = last[0] if last else task.state()
+                checkpoint.write(state, histories[0], number + 1)
             with outside_forks():
                 stops = after_epoch is not None and after_epoch(number + 1, histories) is True
             if stopping.update(number + 1, scores) or stops:
+                if checkpoint is not None:
+                    checkpoint.write(state, histories[0], number + 1, stopped=True)
                 break
             if number + 1 < epochs and clock.is_over():
                 clock.warn(title, number + 1, epochs, stopping.best_epochs)

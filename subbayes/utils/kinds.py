@@ -465,7 +465,7 @@ SCHEMAS = {
         },
     ),
     "sparse-training-checkpoint": Schema(
-        record(identity=FACTS, finished=whole(), history=HISTORY),
+        record({"stopped?": boolean}, identity=FACTS, finished=whole(), history=HISTORY),
         {
             "module.*": _ANY_TENSOR,
             "likelihood": array("p"),

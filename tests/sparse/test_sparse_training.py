@@ -433,6 +433,83 @@ def test_finished_runs_are_loaded_unchanged(tmp_path):
     assert torch.equal(again.predict(x, n_draws=3).outputs, first.predict(x, n_draws=3).outputs)
 
 
+MEDIAN = {"epochs": 2, "early_epochs": 1, "post": "median", "post_epochs": 2, "mode": "eager"}
+
+
+class Breaking(nn.Linear):
+    """A layer whose outputs can become NaN in training."""
+
+    factor = 1.0
+
+    def forward(self, x):
+        return super().forward(x) * (self.factor if self.training else 1.0)
+
+
+def same_network(one, other):
+    """Whether all states, phases and probabilities are the same."""
+    pairs = zip(one.layers.values(), other.layers.values(), strict=True)
+    return all(
+        a.phase == b.phase
+        and torch.equal(a.probability(), b.probability())
+        and all(map(torch.equal, a.state_dict().values(), b.state_dict().values()))
+        for a, b in pairs
+    )
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_the_last_good_network_has_the_phase_of_its_epoch(tmp_path, interrupted):
+    last = Breaking(6, 1)
+    made = sparse.convert(nn.Sequential(nn.Linear(3, 6), last), inclusion=0.6, keep="1")
+    seen = {}
+
+    def fit(callback):
+        return sparse.fit(
+            made,
+            subbayes.likelihoods.Gaussian(1.0),
+            data(),
+            checkpoint=tmp_path / "run",
+            callback=callback,
+            progress=False,
+            training=sparse.SparseTraining(**MEDIAN),
+        )
+
+    def note(epoch, network):
+        seen[epoch] = network
+        if epoch == 2:
+            Breaking.factor = math.nan
+            if interrupted:
+                raise KeyboardInterrupt
+
+    try:
+        if interrupted:
+            with pytest.raises(KeyboardInterrupt):
+                fit(note)
+        with pytest.warns(UserWarning, match="The ELBO became NaN .* in epoch 3"):
+            result = fit(note)
+    finally:
+        Breaking.factor = 1.0
+    assert seen[2].layers["0"].phase == "learned"
+    assert same_network(result, seen[2])
+
+
+def test_a_run_that_its_callback_has_stopped_is_the_same_when_repeated(tmp_path):
+    settings = {"training": sparse.SparseTraining(**MEDIAN), "progress": False}
+
+    def fit(callback, **options):
+        gaussian = subbayes.likelihoods.Gaussian(1.0)
+        return sparse.fit(
+            sparse.convert(net()), gaussian, data(), callback=callback, **settings, **options
+        )
+
+    found = [fit(lambda epoch, network: epoch >= 2, checkpoint=tmp_path / "run") for _ in range(3)]
+    for again in found[1:]:
+        assert again.history == found[0].history
+        assert same_network(again, found[0])
+    continued, whole = fit(None, checkpoint=tmp_path / "run"), fit(None)
+    assert continued.history == whole.history
+    assert same_network(continued, whole)
+
+
 def of(**options):
     module = options.pop("module", None)
     return sparse.convert(net() if module is None else module, **options)
