@@ -4,6 +4,8 @@
   the outputs of other images with their standard errors, and one step of the prior's EM.
 - A segmentation network with 64 x 64 x 10 outputs per row: draws and predictions, with the memory
   that they take above the model.
+- A language model with adapters and a vocabulary of 8000, in bfloat16: draws of all adapter
+  weights, and the exact posterior within a random subspace, with the memory above the model.
 
 Each case is a process of its own; seconds are those of the processor, on one thread, and the rows
 and draws are what half an hour allows. `--quick` takes a few rows.
@@ -18,6 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from benchmarks.adapters import Size, made, plain
 from benchmarks.harness import bar, own_peak
 from benchmarks.laplace import resnet18
 from benchmarks.sampled import alone
@@ -25,8 +28,10 @@ from subbayes import Network
 from subbayes.curvature.sampled import Sampled
 from subbayes.inference.laplace.linearised import linearised_laplace
 from subbayes.likelihoods import Categorical, CategoricalTokens
+from subbayes.networks.token_outputs import TokenOutputs
+from subbayes.subspace import SparseRandomSubspace
 
-__all__ = ["residual", "run", "segmentation"]
+__all__ = ["language", "residual", "run", "segmentation"]
 
 
 def residual(rows: int, new: int, draws: int, tolerance: float) -> dict[str, Any]:
@@ -117,6 +122,47 @@ def segmentation(rows: int, new: int, draws: int, tolerance: float) -> dict[str,
     }
 
 
+def language(rows: int, draws: int, tolerance: float, coordinates: int) -> dict[str, Any]:
+    """Draws of adapters, and a subspace of them, for texts of 32 tokens and 8000 words."""
+    model, batch = made(Size(128, 352, 4, 8000, rows, 32))
+    network = Network(model, "adapters", TokenOutputs())
+    likelihood, labels = CategoricalTokens(8000, shift=True), batch.pop("labels")
+    plain(model, batch)
+    start, before = time.process_time(), own_peak()
+    options: dict[str, Any] = dict(tolerance=tolerance, progress=False)
+    posterior = linearised_laplace(
+        network, likelihood, (batch, labels), covariance="sampled", samples=draws, **options
+    )
+    psi = posterior.precision
+    assert isinstance(psi, Sampled)
+    solved = time.process_time() - start
+    start = time.process_time()
+    some = {name: tensor[:1] for name, tensor in batch.items()}
+    predictive = posterior.predict(some)
+    found = {
+        "weights": network.size,
+        "rows": rows,
+        "outputs": psi.V.rows,
+        "draws": draws,
+        "iterations": psi.draws.iterations,
+        "error_of_solutions": psi.draws.error,
+        "seconds_draws": solved,
+        "seconds_predictions": time.process_time() - start,
+        "epistemic": float(predictive.epistemic.mean()),
+        "mib_above_model": own_peak() - before,
+    }
+    start = time.process_time()
+    space = SparseRandomSubspace(network.weights, coordinates, seed=0)
+    inside = linearised_laplace(network, likelihood, (batch, labels), space, progress=False)
+    found |= {"coordinates": coordinates, "seconds_subspace": time.process_time() - start}
+    start = time.process_time()
+    inside.predict(some, n_draws=draws)
+    return found | {
+        "seconds_subspace_predictions": time.process_time() - start,
+        "mib_above_model_in_all": own_peak() - before,
+    }
+
+
 def run(
     quick: bool, data_dir: str | None, say: Callable[..., None]
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -127,7 +173,11 @@ def run(
     large = alone("residual", *((4, 2, 2, 0.5) if quick else (2000, 16, 8, 0.1)),
                   module="sampled_large")  # fmt: skip
     say(_line("ResNet-18", large) + f", {large['mib']:.0f} MiB")
-    return {"segmentation": places, "residual": large}, [
+    texts = alone("language", *((2, 2, 0.5, 4) if quick else (16, 8, 0.1, 20)),
+                  module="sampled_large")  # fmt: skip
+    say(_line("language model", texts) + f", {texts['mib_above_model']:.0f} MiB above the model; "
+        f"{texts['coordinates']} coordinates in {texts['seconds_subspace']:.0f} s")  # fmt: skip
+    return {"segmentation": places, "residual": large, "language": texts}, [
         bar("segmentation: MiB above the model", places["mib_above_model"], 2048.0, "lower"),
         bar("ResNet-18: peak MiB", large["mib"], 24 * 1024.0, "lower"),
     ]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from subbayes.diagnostics.checks import class_labels, target_values
 from subbayes.predictions.predictive import Predictive
@@ -80,12 +80,18 @@ def reliability(
     p: Float[np.ndarray, "N K"], labels: Int[np.ndarray, "N"], bins: int
 ) -> CalibrationCurve:
     """Accuracy against confidence of the most probable class, in bins of equal width."""
+    return reliability_of(p.max(axis=1), p.argmax(axis=1) == labels, bins)
+
+
+def reliability_of(
+    top: Float[np.ndarray, "N"], correct: Bool[np.ndarray, "N"], bins: int
+) -> CalibrationCurve:
+    """Accuracy against confidence, from the largest probabilities and whether they are right."""
     check_count("bins", bins)
-    top = p.max(axis=1)
     index = np.searchsorted(np.linspace(0, 1, bins + 1), top, side="left") - 1
     index = index.clip(0, bins - 1)
     count = np.bincount(index, minlength=bins)
-    hits = np.bincount(index, p.argmax(axis=1) == labels, minlength=bins)
+    hits = np.bincount(index, correct, minlength=bins)
     confidence = np.bincount(index, top, minlength=bins)
     used = count > 0
     return CalibrationCurve(confidence[used] / count[used], hits[used] / count[used], count[used])

@@ -17,7 +17,6 @@ from functools import cache
 import numpy as np
 from jaxtyping import Bool, Float
 
-from subbayes.data.arrays import to_targets
 from subbayes.diagnostics.calibration import reliability
 from subbayes.diagnostics.checks import (
     class_labels,
@@ -27,10 +26,10 @@ from subbayes.diagnostics.checks import (
 )
 from subbayes.diagnostics.convergence import average_ranks
 from subbayes.diagnostics.crps import crps_counts, crps_gaussian_mixture, crps_samples
-from subbayes.likelihoods import Categorical, CategoricalTokens
+from subbayes.diagnostics.token_scores import TokenScores
+from subbayes.likelihoods import CategoricalTokens
 from subbayes.likelihoods.base import UndefinedError
 from subbayes.predictions.predictive import Predictive
-from subbayes.utils.trees import leaves
 from subbayes.utils.warning import warn_user
 
 __all__ = [
@@ -70,13 +69,13 @@ def score(predictive: Predictive, y: object, level: float = 0.95) -> dict[str, f
         {'log_likelihood': -2.586, 'log_likelihood_moment_matched': -2.586, 'rmse': 1.826,
          'crps': 1.091, 'coverage': 0.667, 'interval_width': 3.92}
     """
+    if isinstance(predictive.likelihood, CategoricalTokens):
+        return TokenScores.of(predictive, y).scores()
     scores = {"log_likelihood": log_likelihood(predictive, y)}
     if has_response_columns(predictive.likelihood):  # values alone may be censored
         return scores
     if predictive.likelihood.is_partial and predictive.likelihood.kind != "classification":
         return scores | _defined_scores(predictive, y, level)
-    if isinstance(predictive.likelihood, CategoricalTokens):
-        return scores | _token_scores(predictive, predictive.likelihood, y)
     if predictive.likelihood.kind == "classification":
         return scores | {f.__name__: f(predictive, y) for f in (accuracy, brier, ece, auroc)}
     spread = predictive.likelihood.variance(predictive.outputs)
@@ -108,18 +107,6 @@ def _defined_scores(predictive: Predictive, y: object, level: float) -> dict[str
         with suppress(UndefinedError, NotImplementedError):
             found[name] = compute()
     return found
-
-
-def _token_scores(
-    predictive: Predictive, likelihood: CategoricalTokens, y: object
-) -> dict[str, float]:
-    """Scores over the tokens that count."""
-    labels = leaves(to_targets(y, "y"))[0].cpu().long()
-    outputs, labels = likelihood.as_rows(predictive.outputs, labels)
-    tokens = Predictive(outputs, Categorical())
-    mean = log_likelihood(tokens, labels)
-    scores = {f.__name__: f(tokens, labels) for f in (accuracy, brier, ece)}
-    return {"log_likelihood_per_token": mean, "perplexity": math.exp(-mean)} | scores
 
 
 def log_likelihood(predictive: Predictive, y: object, moment_matched: bool = False) -> float:

@@ -19,7 +19,7 @@ def model_card(
     Args:
         parts: a sentence for each part, as `describe` gives.
         summary: numbers of the fit by name.
-        scores: on held-out data, by name.
+        scores: by name; the card says that they were given, not of which rows they are.
 
     Names and sentences may come from a file of somebody else: they are shown as text, on one line,
     without headings, links or HTML.
@@ -28,8 +28,7 @@ def model_card(
         >>> print(model_card({"method": "MAP"}, {"networks": 1}, {"accuracy": 0.5}))
         # Posterior distribution of a fitted model
         <BLANKLINE>
-        Predictions average over draws of the weights; made with
-        [subbayes](https://pypi.org/project/subbayes/).
+        Predictions average over draws of the weights; made with subbayes.
         <BLANKLINE>
         - method: MAP
         <BLANKLINE>
@@ -37,7 +36,7 @@ def model_card(
         |---|---|
         | networks | 1 |
         <BLANKLINE>
-        | score on held-out data | |
+        | score | |
         |---|---|
         | accuracy | 0.5 |
         <BLANKLINE>
@@ -52,12 +51,11 @@ def model_card(
     lines = [
         "# Posterior distribution of a fitted model",
         "",
-        "Predictions average over draws of the weights; made with",
-        "[subbayes](https://pypi.org/project/subbayes/).",
+        "Predictions average over draws of the weights; made with subbayes.",
         "",
         *(f"- {_text(name)}: {_text(sentence)}" for name, sentence in parts.items() if sentence),
         *_table("fit", summary),
-        *_table("score on held-out data", scores),
+        *_table("score", scores),
         "",
         "```python",
         "import subbayes",

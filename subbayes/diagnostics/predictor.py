@@ -19,6 +19,7 @@ from subbayes.data.data import Data, join_targets
 from subbayes.diagnostics import metrics
 from subbayes.diagnostics.detection import out_of_distribution
 from subbayes.diagnostics.model_card import model_card
+from subbayes.diagnostics.token_scores import TokenScores
 from subbayes.distributed.divided_rows import exchanged, gathered
 from subbayes.likelihoods import Likelihood
 from subbayes.likelihoods.target_parts import split_targets
@@ -217,6 +218,8 @@ class Predictor(ABC):
             network, likelihood = self._parts()
             if likelihood.per_position:
                 check_decoder_inputs(network.output, data.first()[0])
+                if not data.in_memory:
+                    return self._evaluate_tokens(data, likelihood, options)
             inputs, y, noise = _parts_to_score(data, likelihood)
             options |= {} if noise is None else {"noise": noise}
         elif isinstance(y, Tensor):
@@ -225,6 +228,19 @@ class Predictor(ABC):
                 check_decoder_inputs(network.output, inputs)
             check_padding(likelihood, inputs, y)
         return metrics.score(self.predict(inputs, **options), y, level=level)
+
+    def _evaluate_tokens(
+        self, data: Data, likelihood: Likelihood, options: dict[str, Any]
+    ) -> dict[str, float]:
+        """Scores of the labels of positions, batch by batch, which may differ in length."""
+
+        def parts() -> Iterator[TokenScores]:
+            for inputs, y in data.batches():
+                check_padding(likelihood, inputs, y)
+                labels = split_targets(y, data.has_weights).values
+                yield TokenScores.of(self.predict(inputs, **options), labels)
+
+        return TokenScores.joined(parts()).scores()
 
     def _evaluate_divided(
         self, data: Data, level: float, options: dict[str, Any]

@@ -295,7 +295,7 @@ class Processes:
                 "processes",
                 f"answers of all {self.count}",
                 f"none of another one in process {self.rank} ({_reason(error)})",
-                "See the first error of the others; the same command resumes from a checkpoint",
+                "See the first error of the others; with checkpoint= the same command resumes",
             ) from error
 
 

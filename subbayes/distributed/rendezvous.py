@@ -43,7 +43,7 @@ def session_store(store: Store, rank: int, count: int, timeout: float) -> Store:
         if session is not None:
             return PrefixStore(session, root)
         time.sleep(_PAUSE)
-    remedy = "See the first error of the others; the same command resumes from a checkpoint"
+    remedy = "See the first error of the others; with checkpoint= the same command resumes"
     fail("processes", f"answers of all {count}", f"none of another one in process {rank}", remedy)
 
 

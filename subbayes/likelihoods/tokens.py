@@ -163,7 +163,8 @@ class CategoricalTokens(Likelihood):
             y,
             "whole-number labels of shape (N, positions)",
             lambda y: y.ndim == 2 and bool((y == y.long()).all()),
-            "Pass one label for each token; for one label per row use likelihood='categorical'",
+            "Pass one label for each token, and for pixels y.flatten(1); for one label per row "
+            "use likelihood='categorical'",
         )
         bad = (y < 0) & (y != self.ignore_index)
         if bool(bad.any()):

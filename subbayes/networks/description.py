@@ -66,13 +66,17 @@ def describe_likelihood(likelihood: Likelihood) -> str:
     if isinstance(likelihood, Gaussian) and not isinstance(likelihood.noise, str):
         return f"Gaussian noise with a standard deviation of {_numbers(likelihood.noise)}"
     if isinstance(likelihood, Categorical):
-        return f"probabilities of {likelihood.n_classes} classes"
+        return f"probabilities of {_classes(likelihood)}"
     if isinstance(likelihood, CategoricalTokens):
         which = "the next token" if likelihood.shift else "each token"
-        return f"probabilities of {likelihood.n_classes} classes of {which}"
+        return f"probabilities of {_classes(likelihood)} of {which}"
     if isinstance(likelihood, Bernoulli):
         return "the probability of class 1 of two"
     return "counts with a rate" if isinstance(likelihood, Poisson) else repr(likelihood)
+
+
+def _classes(likelihood: Categorical | CategoricalTokens) -> str:
+    return "classes" if likelihood.n_classes is None else f"{likelihood.n_classes} classes"
 
 
 def _numbers(values: Any) -> str:

@@ -46,6 +46,7 @@ __all__ = [
     "refuse_module",
 ]
 
+_ADAPTED = "load(path, PeftModel.from_pretrained(base model, folder of the adapter))"
 _DIGESTED = 2**24  # numbers that are read at once
 
 
@@ -184,11 +185,14 @@ def network_from(
     """
     if module is None:
         if facts["module"] is None:
+            remedy = "Pass load(path, module=...): code is not saved, only weights"
+            if facts.get("base") is not None:
+                remedy = f"Pass {_ADAPTED}"
             fail(
                 "module",
                 f"a module of the saved architecture {_short(facts['architecture'])}",
                 "none",
-                "Pass load(path, module=...): code is not saved, only weights",
+                remedy,
             )
         module = MLP(**facts["module"], seed=0)  # does not touch torch's global generator
         saved_dtypes = _dtypes_of(facts)
@@ -331,7 +335,7 @@ def refuse_module(facts: Mapping[str, Any], module: Any) -> NoReturn:
             "module",
             "a base model with the adapters that the posterior is over",
             f"{type(module).__name__} without adapters",
-            "Wrap it first: load(path, PeftModel.from_pretrained(module, folder of the adapter))",
+            f"Wrap it first: {_ADAPTED}",
         )
     saved = facts["architecture"]
     lines = zip_longest(

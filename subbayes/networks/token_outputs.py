@@ -74,12 +74,13 @@ class TokenOutputs:
         if not isinstance(logits, Tensor):
             fail_type("module", "logits (N, positions, classes)", returned, "Pass output=...")
         if logits.ndim != 3:
-            fail(
-                "module",
-                "logits of shape (N, positions, classes)",
-                tuple(logits.shape),
-                "For one label per row use likelihood='categorical'",
-            )
+            remedy = "For one label per row use likelihood='categorical'"
+            if logits.ndim > 3:
+                remedy = (
+                    "For pixels with classes in dimension 1 pass output=lambda o: o.flatten(2).mT, "
+                    "and labels y.flatten(1)"
+                )
+            fail("module", "logits of shape (N, positions, classes)", tuple(logits.shape), remedy)
         if self.n_classes not in (None, logits.shape[2]):
             expected = f"logits of {self.n_classes} classes, as the likelihood has"
             fail("module", expected, logits.shape[2])

@@ -215,6 +215,17 @@ def test_fit_of_batches_of_different_lengths(order):
     assert model.likelihood.n_classes == V
     with pytest.raises(InputError, match="padded to one length"):
         model.predict(data)
+    found, scores = [], model.evaluate(data)
+    for batch in data:  # batch by batch
+        y = batch.pop("labels")
+        p = model.predict(batch).probabilities
+        for row, label in zip(p, y, strict=True):
+            found += [q for q in zip(row, label.tolist(), strict=True) if q[1] != -100]
+    logs = [np.log(q[label]) for q, label in found]
+    assert scores["log_likelihood_per_token"] == pytest.approx(np.mean(logs), rel=1e-5)
+    assert scores["accuracy"] == np.mean([q.argmax() == label for q, label in found])
+    each = [np.sum((q - np.eye(V)[label]) ** 2) for q, label in found]
+    assert scores["brier"] == pytest.approx(np.mean(each), rel=1e-5)
     held_out = loader_of(Texts((2, 5, 3)))
     result = train(
         Masked(), "tokens", data, once, validation=held_out, output=TokenOutputs(), progress=False
