@@ -14,10 +14,13 @@ from torch import Tensor
 from subbayes.curvature.jacobian import Jacobian
 from subbayes.curvature.precision import Precision, cholesky
 from subbayes.curvature.single_layer import SingleLayer
+from subbayes.utils.warning import warn_user
 
 __all__ = ["Dual", "Primal", "inverse_pays", "solved_blocks", "times_of_forms"]
 
 _COLUMNS = 2048
+_PRECISE = 1e-6  # relative error of solutions of the dual form, in the norm of the precision
+_REFINEMENTS = 5
 
 
 def times_of_forms(V: Jacobian) -> dict[str, float]:
@@ -158,12 +161,21 @@ class Dual(ExactPrecision):
     With the Gram matrices $K_{VV} = VV^\top$, $K_{VX} = V J_X^\top$, $K_{XX} = J_X J_X^\top$ and
     $M = \lambda I + K_{VV}$, Woodbury's identity gives
 
-    $$ \Psi W = \tfrac1\lambda (W - V^\top M^{-1} V W), \qquad
-       \Sigma_X = \tfrac1\lambda (K_{XX} - K_{XV} M^{-1} K_{VX}), $$
+    $$ \Sigma_X = \tfrac1\lambda (K_{XX} - K_{XV} M^{-1} K_{VX}), $$
 
-    and the determinant lemma $\log\det \Psi^{-1} = \log\det M + (D - NC) \log\lambda$. It costs
-    $(NC)^2$ products of rows, which are cheap for linear layers, a factorisation of size NC, and
-    $3 \cdot 8 (NC)^2$ bytes; no vector of D numbers is stored.
+    and the determinant lemma $\log\det \Psi^{-1} = \log\det M + (D - NC) \log\lambda$. Solutions
+    and draws are those of least squares around $w_0$, see `sample_then_optimise`,
+
+    $$ x = \Psi (V^\top \epsilon + \lambda w_0) = w_0 + V^\top a , \qquad
+       a = M^{-1} (\epsilon - V w_0) , $$
+
+    with $\epsilon = 0$ and $w_0 = v / \lambda$ for $\Psi v$. Since $w_0$ and $V^\top a$ may be far
+    larger than x, they are computed in float64, and a is refined until its residual
+    $r = \epsilon - V x - \lambda a$ is small: $\lVert r \rVert$ bounds the error of x in the norm
+    of $\Psi^{-1}$, in which a standard deviation of the posterior has length 1.
+
+    The form costs $(NC)^2$ products of rows, which are cheap for linear layers, a factorisation of
+    size NC, and $3 \cdot 8 (NC)^2$ bytes; only solutions and draws store vectors of D numbers.
     """
 
     form = "dual"
@@ -179,9 +191,39 @@ class Dual(ExactPrecision):
         return self._last[1]
 
     def solve(self, vectors: Float[Tensor, "s D"]) -> Float[Tensor, "s D"]:
-        """Woodbury's identity, in two passes over the data."""
-        inner = torch.cholesky_solve(self.V.push(vectors).T, self.factor).T
-        return (vectors - self.V.pull(inner).to(vectors)) / self.prior_precision
+        """Least squares around v / lambda, in three passes over the data or more."""
+        prior = vectors.double() / self.prior_precision
+        noise = prior.new_zeros(len(prior), self.V.rows)
+        return self._least_squares(prior, noise).to(vectors)
+
+    def sample(self, count: int, generator: torch.Generator) -> Float[Tensor, "s D"]:
+        """Least squares around draws of the prior."""
+        noise, weights = self._noise(count, generator)
+        found = self._least_squares(weights / self.prior_precision**0.5, noise)
+        return found.to(self.network.weights)
+
+    def _least_squares(
+        self, prior: Float[Tensor, "s D"], noise: Float[Tensor, "s m"]
+    ) -> Float[Tensor, "s D"]:
+        r"""Minimise $\|Vx - \epsilon\|^2 + \lambda\|x - w_0\|^2$, with iterative refinement."""
+        lam = self.prior_precision
+        x, a = prior, torch.zeros_like(noise)
+        r = noise - self.V.push(x)
+        for _ in range(_REFINEMENTS):
+            a = a + torch.cholesky_solve(r.T, self.factor).T
+            x = self.V.pull(a, prior.clone())
+            pushed = self.V.push(x)
+            r = noise - pushed - lam * a
+            squares = (pushed * noise).sum(1) + lam * (x * prior).sum(1)  # x' Psi^-1 x
+            error = (r.square().sum(1) / squares.clamp_min(1e-300)).max().sqrt()
+            if bool(error <= _PRECISE):
+                return x
+        warn_user(
+            f"prior_precision: solutions of the dual form have a relative error of "
+            f"{float(error):.2g} by rounding; raise it, compute in float64, or use "
+            "covariance='primal'"
+        )
+        return x
 
     def covariance(self, inputs: Any) -> Float[Tensor, "m m"]:
         """Computed from Gram matrices."""
@@ -191,11 +233,12 @@ class Dual(ExactPrecision):
         return (sigma + sigma.T) / 2
 
     def pull(self, inputs: Any, cotangents: Float[Tensor, "s m"]) -> Float[Tensor, "s D"]:
-        """Combinations of rows of J_X and of V."""
-        X = self.jacobian(inputs)
-        inner = torch.cholesky_solve(self._cross(X) @ cotangents.T.to(self.factor), self.factor)
-        scale = 1 / self.prior_precision
-        return self.V.pull(-scale * inner.T, X.pull(scale * cotangents))
+        """Solve in float64 for combinations of rows of J_X."""
+        onto = torch.zeros(
+            len(cotangents), self.size, dtype=torch.float64, device=self.network.device
+        )
+        pulled = self.jacobian(inputs).pull(cotangents, onto)
+        return self.solve(pulled).to(self.network.weights)
 
     def variances(self) -> Float[Tensor, "D"]:
         """Computed from blocks of columns of V; stores the factors of all its rows."""

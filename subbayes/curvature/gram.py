@@ -64,11 +64,11 @@ class Piece:
         return torch.stack([torch.cat([part.double() for _, part in one], 1) for one in parts])
 
     def _matrices(self, rows: slice) -> Float[Tensor, "R n p"]:
-        left = self.left[:, rows]
-        whole = torch.einsum("rntgo,ntgi->rngoi", left, self.right(rows)).flatten(2).double()
+        left, right = self.left[:, rows].double(), self.right(rows).double()
+        whole = torch.einsum("rntgo,ntgi->rngoi", left, right).flatten(2)
         if self.layer.bias is None:
             return whole
-        return torch.cat([whole, left.sum(2).flatten(2).double()], 2)
+        return torch.cat([whole, left.sum(2).flatten(2)], 2)
 
 
 @dataclass(frozen=True)
@@ -316,7 +316,10 @@ def split_columns(
 
 
 def push_block(part: Block, basis: Float[Tensor, "k D"]) -> Float[Tensor, "k m"]:
-    """Products of all rows with weight vectors, input by input, in float64: (k, N R)."""
+    """Products of all rows with weight vectors, input by input, in float64: (k, N R).
+
+    Each is computed in the more precise dtype of the gradients and the vectors.
+    """
     total = torch.zeros(len(basis), part.n, part.roots, dtype=torch.float64, device=part.device)
     most = temporary_size(_INNER, part.device)
     for piece in part.pieces:
@@ -364,9 +367,11 @@ def _along(
     vectors: Float[Tensor, "k p"],
 ) -> Float[Tensor, "k n R"]:
     """Sum over places of g (W a + b) for tangents (W, b) of a layer."""
+    dtype = torch.promote_types(torch.promote_types(left.dtype, right.dtype), vectors.dtype)
+    left, right, vectors = left.to(dtype), right.to(dtype), vectors.to(dtype)
     groups, o, i = left.shape[3], left.shape[4], right.shape[3]
-    matrix = vectors[:, : groups * o * i].reshape(-1, groups, o, i).to(right)
+    matrix = vectors[:, : groups * o * i].reshape(-1, groups, o, i)
     change = torch.einsum("ntgi,kgoi->nktgo", right, matrix)
     if piece.layer.bias is not None:
-        change += vectors[:, groups * o * i :].reshape(-1, 1, groups, o).to(right)
+        change += vectors[:, groups * o * i :].reshape(-1, 1, groups, o)
     return torch.einsum("nkp,rnp->knr", change.flatten(2), left.flatten(2)).double()

@@ -295,7 +295,7 @@ class Jacobian:
         return torch.cat([gram_of_each(change(part), scale) for _, part in self.blocks()])
 
     def push(self, basis: Float[Tensor, "k D"]) -> Float[Tensor, "k m"]:
-        """Products of all rows with k vectors, in float64."""
+        """Products of all rows with k vectors, in float64; computed in the vectors' dtype."""
         total = torch.zeros(len(basis), self.rows, dtype=torch.float64, device=self.network.device)
         for rows, part in self.blocks():
             total[:, rows] = push_block(part, basis)
@@ -304,11 +304,14 @@ class Jacobian:
     def pull(
         self, cotangents: Float[Tensor, "s m"], onto: Float[Tensor, "s D"] | None = None
     ) -> Float[Tensor, "s D"]:
-        """Combinations of all rows with s vectors of coefficients, added to `onto` in place."""
+        """Combinations of all rows with s vectors of coefficients, added to `onto` in place.
+
+        They have the dtype of the network, or are computed in float64 if `onto` has it.
+        """
         total = onto
         if total is None:
             total = self.network.weights.new_zeros(len(cotangents), self.size)
-        if len(cotangents) > _MANY * self.roots:
+        if len(cotangents) > _MANY * self.roots or total.dtype != self.network.dtype:
             for rows, part in self.blocks():
                 some = cotangents[:, rows].to(total.device)
                 pull_block(part, some.reshape(len(some), -1, self.roots), total)

@@ -174,8 +174,8 @@ class LowRank(Precision):
 
 
 def _squared(V: Jacobian, vectors: Float[Tensor, "s D"]) -> Float[Tensor, "s D"]:
-    """V'V v."""
-    return V.pull(V.push(vectors)).double()
+    """V'V v, in the dtype of the network."""
+    return V.pull(V.push(vectors.to(V.network.dtype))).double()
 
 
 def _eigenpairs(V: Jacobian, rank: int, rounds: int, seed: int) -> Pairs:

@@ -128,13 +128,19 @@ class Precision(ABC):
     def sample(self, count: int, generator: torch.Generator) -> Float[Tensor, "s D"]:
         r"""Draws from $N(0, \Psi)$: $\Psi (V^\top \epsilon + \sqrt\lambda\, \eta)$."""
         some = self.network.weights
+        rows, weights = self._noise(count, generator)
+        return self.solve(self.V.pull(rows) + self.prior_precision**0.5 * weights.to(some))
+
+    def _noise(
+        self, count: int, generator: torch.Generator
+    ) -> tuple[Float[Tensor, "s m"], Float[Tensor, "s D"]]:
+        r"""Standard normal numbers of the rows and of the weights, in float64."""
         self.V.pairs()  # an error for a loaded posterior, whose file gives their number alone
         rows, weights = (
             torch.randn(count, size, generator=generator, dtype=torch.float64)
             for size in (self.V.rows, self.size)
         )
-        pulled = self.V.pull(rows.to(some.device))
-        return self.solve(pulled + self.prior_precision**0.5 * weights.to(some))
+        return rows.to(self.network.device), weights.to(self.network.device)
 
     def output_draws(
         self, inputs: Any, count: int, generator: torch.Generator

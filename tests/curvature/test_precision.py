@@ -149,6 +149,41 @@ def test_low_rank_form_is_exact_at_full_rank_and_an_upper_bound_below():
     assert again.form == "low-rank"
 
 
+@pytest.mark.parametrize("batch", [60, 25])
+def test_dual_form_keeps_the_precision_of_float32(batch):
+    """Draws, solutions and optimal subspaces equal those of the primal form."""
+    x = torch.randn(60, 2, generator=torch.Generator().manual_seed(0))
+    net, options = Network(subbayes.MLP(2, (30,), 1, "tanh", seed=0)), {"prior_precision": 1e-3}
+    primal = precision(net, Gaussian(0.01), (x, x[:, 0]), "primal", **options)
+    dual = precision(net, Gaussian(0.01), (x, x[:, 0]), "dual", **options)
+    dual.V.step = batch
+    J = torch.cat([rows for _, rows in primal.jacobian(x[:5]).dense()])
+    scale = primal.covariance(x[:5]).diagonal().sqrt()
+    torch.testing.assert_close(dual.covariance(x[:5]).diagonal().sqrt(), scale, rtol=1e-2, atol=0)
+    exact, found = (form.sample(500, torch.Generator().manual_seed(1)) for form in (primal, dual))
+    assert found.dtype == torch.float32
+    deviations = found.double() @ J.T / scale
+    assert (deviations.square().mean(0) - 1).abs().max() < 4.5 * (2 / 500) ** 0.5
+    assert (deviations - exact.double() @ J.T / scale).abs().max() < 0.2
+    u = torch.eye(5).double()
+    for one in (dual.solve(J), dual.pull(x[:5], u).double()):
+        torch.testing.assert_close(
+            one @ J.T / scale / scale[:, None],
+            primal.covariance(x[:5]) / scale / scale[:, None],
+            rtol=0,
+            atol=1e-2,
+        )
+
+
+def test_dual_form_warns_of_rounding_beyond_refinement():
+    x = torch.randn(20, 2, generator=torch.Generator().manual_seed(0)).double()
+    net = Network(subbayes.MLP(2, (30,), 1, "tanh", seed=0).double())
+    found = precision(net, Gaussian(1.0), (x, x[:, 0]), "dual")
+    found.factor = found.factor * 3  # of another matrix
+    with pytest.warns(UserWarning, match="prior_precision: solutions of the dual form have a rel"):
+        found.solve(torch.ones(1, net.size).double())
+
+
 def kronecker(net: Network, likelihood, x: torch.Tensor, y) -> torch.Tensor:
     """The factored Gauss-Newton matrix of an MLP, written out with loops over its layers."""
     V = dense_rows(net, likelihood, x, y)
