@@ -11,6 +11,12 @@ and the last direction are kept and the others are dropped: thick restart (Wu an
 Every new vector is orthogonalised twice against the whole basis, to avoid spurious copies of
 eigenvalues.
 
+The Krylov space of one vector contains one eigenvector of each eigenvalue, however often it occurs:
+the Fisher information of a linear layer with C outputs and Gaussian noise has each of its
+eigenvalues C times. So once all wanted pairs have converged, they are kept, and the basis is filled
+from another random vector, until the next pair has converged too. If the wanted eigenvalues have
+changed, this is repeated.
+
 `scipy.sparse.linalg.eigsh` is not used because its tolerance is relative to each eigenvalue, so
 that it does not converge for the smallest eigenvalues of a singular matrix, and because it returns
 neither residuals nor unconverged values. It needs about as many products.
@@ -22,6 +28,7 @@ quadrature".
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
@@ -68,7 +75,8 @@ class Eigenpairs:
             error of the value, up to rounding in the products.
         vectors: unit eigenvectors as rows, shape (r, D).
         products: number of matrix-vector products.
-        converged: whether every residual met the tolerance.
+        converged: whether every residual met the tolerance, and another random vector showed no
+            further eigenvalue among the wanted ones.
     """
 
     values: Float[np.ndarray, "r"]
@@ -80,7 +88,8 @@ class Eigenpairs:
     def __repr__(self) -> str:
         how = "converged"
         if not self.converged:
-            how = f"not converged (largest residual {self.residuals.max():.2g}): raise restarts"
+            largest = self.residuals.max()
+            how = f"not converged (largest residual {largest:.2g}): raise restarts or basis"
         return (
             f"Eigenpairs({len(self.values)} from {self.values[0]:.4g} to "
             f"{self.values[-1]:.4g}, {self.products} products, {how})"
@@ -107,7 +116,8 @@ def eigenvalues(
         which: "largest", "smallest" (most negative) or "magnitude".
         basis: number of basis vectors, 8 D bytes each; by default 2 count + 20.
         tolerance: of the residuals, relative to the largest eigenvalue found.
-        restarts: largest number of restarts; each costs basis - count products.
+        restarts: largest number of restarts with one random vector; each costs basis - count
+            products at most. There is one random vector more than copies of an eigenvalue.
         seed: seed of the first vector.
         memory_limit: bytes for the basis.
         progress: show a bar; None shows it on a terminal.
@@ -144,21 +154,41 @@ def eigenvalues(
             "Ask for fewer eigenvalues or a smaller basis",
         )
     krylov = _Krylov(operator, room, [check_seed(seed)])
-    rounds = 1 + check_count("restarts", restarts, 0)
-    with progress_bar(rounds, "Lanczos", progress, "rounds") as steps:
-        for turn in range(rounds):
+    left, known, done = check_count("restarts", restarts, 0), None, False
+    with progress_bar(None, "Lanczos", progress, "rounds") as steps:
+        while True:
             krylov.fill()
             values, vectors, residuals = krylov.ritz(which)
             scale = max(float(values.abs().max()), np.finfo(float).tiny)
-            done = bool((residuals[:count] <= tolerance * scale).all())
             steps.update(1)
-            if done or turn == rounds - 1:
+            wanted = count + (known is not None)
+            converged = bool((residuals[:wanted] <= tolerance * scale / 2).all())
+            if converged:
+                done = room == size or (
+                    known is not None and _distance(values[:count], known) <= tolerance * scale
+                )
+            if done or (left == 0 and not converged):
                 break
-            krylov.shrink(values, vectors, min(count + (room - count) // 3, room - 1))
+            if converged:
+                known, left = values[:count], restarts
+                krylov.shrink(values, vectors, count, krylov.random)
+            else:
+                left -= 1
+                keep = count + max(1, (room - count) // 3)
+                krylov.shrink(values, vectors, min(keep, room - 1), krylov.last)
     rows = vectors[:, :count].T.to(krylov.Q) @ krylov.Q[:room]
+    exact = krylov.residuals(values[:count], rows)
     return Eigenpairs(
-        values[:count].numpy(), residuals[:count].numpy(), rows, krylov.products, done
+        values[:count].numpy(),
+        exact.numpy(),
+        rows,
+        krylov.products,
+        done and bool((exact <= tolerance * scale).all()),
     )
+
+
+def _distance(values: Tensor, others: Tensor) -> float:
+    return float((values - others).abs().max())
 
 
 class _Krylov:
@@ -170,9 +200,9 @@ class _Krylov:
         self.Q = torch.zeros(room + 1, operator.size, dtype=torch.float64, device=operator.device)
         self.T = torch.zeros(room, room, dtype=torch.float64)
         self.filled, self.products, self.beta = 0, 0, 0.0
-        self.Q[0] = self._new(0)
+        self.Q[0] = self.random(0)
 
-    def _new(self, j: int) -> Tensor:
+    def random(self, j: int) -> Tensor:
         """A random unit vector orthogonal to the first j."""
         vector = torch.from_numpy(self.rng.standard_normal(self.operator.size)).to(self.Q)
         vector = self._orthogonal(vector, j)[0]
@@ -199,8 +229,17 @@ class _Krylov:
             if self.beta > 1e-12 * scale:
                 self.Q[j + 1] = rest / self.beta
             elif j + 1 < self.room:  # an invariant subspace: continue with a random vector
-                self.beta, self.Q[j + 1] = 0.0, self._new(j + 1)
+                self.beta, self.Q[j + 1] = 0.0, self.random(j + 1)
         self.filled = self.room
+
+    def residuals(self, values: Tensor, rows: Tensor) -> Tensor:
+        """Norms of A x - value x for unit vectors x, from their products."""
+        found = [
+            float((self.operator(x.to(self.operator.dtype)).double() - value * x).norm())
+            for value, x in zip(values.to(rows), rows, strict=True)
+        ]
+        self.products += len(found)
+        return torch.tensor(found, dtype=torch.float64)
 
     def ritz(self, which: Which) -> tuple[Tensor, Tensor, Tensor]:
         """Ritz values, their vectors in the basis as columns, and residuals; wanted ones first."""
@@ -212,10 +251,16 @@ class _Krylov:
         residuals = self.beta * vectors[-1, order].abs()
         return values[order], vectors[:, order], residuals
 
-    def shrink(self, values: Tensor, vectors: Tensor, keep: int) -> None:
-        """Keep the wanted Ritz vectors and the last direction."""
+    def last(self, j: int) -> Tensor:
+        """The direction in which the Krylov space grows."""
+        return self.Q[self.room].clone()
+
+    def shrink(
+        self, values: Tensor, vectors: Tensor, keep: int, following: Callable[[int], Tensor]
+    ) -> None:
+        """Keep the wanted Ritz vectors, and continue from another direction."""
         self.Q[:keep] = vectors[:, :keep].T.to(self.Q) @ self.Q[: self.room]
-        self.Q[keep] = self.Q[self.room]
+        self.Q[keep] = following(keep)
         self.T = torch.zeros_like(self.T)
         self.T[:keep, :keep] = torch.diag(values[:keep])
         self.filled = keep

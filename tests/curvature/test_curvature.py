@@ -345,6 +345,27 @@ def test_low_rank_repeated_and_whole_spectra():
     np.testing.assert_allclose(single.values, [3.0])
 
 
+@pytest.mark.parametrize("which", ["largest", "smallest", "magnitude"])
+@pytest.mark.parametrize("copies", [3, 10])
+def test_repeated_eigenvalues_are_found_as_often_as_they_occur(which, copies):
+    sign = -1 if which == "smallest" else 1
+    spectrum = sign * np.repeat(np.geomspace(100, 1, 30), copies)
+    found = eigenvalues(Matrix(spectrum), 12, which=which, restarts=100, progress=False)
+    assert found.converged
+    np.testing.assert_allclose(found.values, spectrum[:12], atol=1e-2)
+    assert (found.residuals <= 1e-2).all()
+
+
+def test_eigenvalues_of_a_layer_with_several_outputs():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(60, 12, generator=generator).double() * torch.logspace(0, -1.5, 12).double()
+    network = Network(torch.nn.Linear(12, 3, bias=False).double())
+    fisher = Curvature(network, Gaussian(1.0), (x, torch.zeros(60, 3).double()), "fisher")
+    found = eigenvalues(fisher, 6, basis=10, tolerance=1e-6, restarts=100, progress=False)
+    once = torch.linalg.eigvalsh(x.T @ x).flip(0)[:2].numpy()
+    np.testing.assert_allclose(found.values, np.repeat(once, 3), rtol=1e-5)
+
+
 @pytest.mark.parametrize("kind", ["hessian", "fisher", "empirical-fisher"])
 def test_eigenvalues_of_a_network(kind):
     curvature = Curvature(*built("mlp", "categorical"), kind)
