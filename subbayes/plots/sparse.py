@@ -94,7 +94,7 @@ def inclusion(
         ax.axvline(0.5, **REFERENCE)
         ax.set_xlim(0, 1)
         ax.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-        share = f"{100 * np.mean(p > 0.5):.2g} % above one half"
+        share = f"{100 * np.mean(p > 0.5):.3g} % above one half"
         note(ax, f"{name or 'the layer'}: {len(p)} weights, {share}")
         label_axes(ax, "", "weights")
     label_axes(axes[-1], "inclusion probability", "weights")

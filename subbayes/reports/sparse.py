@@ -30,7 +30,7 @@ def facts(network: SparseNetwork) -> dict[str, str]:
         "weights": f"{network.network.size}, of which {excludable} in {len(layers)} layers "
         "can be excluded",
         "inclusion": f"{first.structure}, posterior {first.posterior}",
-        "density": f"{100 * network.density():.2g} % of these weights have an inclusion "
+        "density": f"{100 * network.density():.3g} % of these weights have an inclusion "
         "probability above one half",
     }
 
@@ -51,7 +51,7 @@ def inclusion(
             str(name),
             f"{row['weights']:.0f}",
             f"{row['mean probability']:.3f}",
-            f"{100 * row['density']:.2g} %",
+            f"{100 * row['density']:.3g} %",
             f"{row['prior probability']:.3f}",
         ]
         for name, row in network.inclusion().iterrows()

@@ -11,6 +11,7 @@ from torch import nn
 
 from subbayes import InputError, SparseRegressor, plots, sparse
 from subbayes.likelihoods import Gaussian
+from subbayes.reports import sparse as sparse_report
 from subbayes.utils.checks import InputTypeError
 
 
@@ -36,6 +37,17 @@ def test_inclusion_histograms_count_all_weights():
     assert words == ["0: 20 weights, 20 % above one half", "2: 4 weights, 25 % above one half"]
     with pytest.raises(InputError, match="axes: expected 2 axes, one for each layer, got 1"):
         plots.inclusion(network(), axes=axes[:1])
+
+
+def test_densities_near_one_are_percentages():
+    dense = sparse.SparseNetwork(sparse.convert(nn.Linear(300, 1), inclusion=0.9), Gaussian(1.0))
+    with torch.no_grad():
+        dense.layers[""].logits.mean[0, 0] = -5.0  # 299 of 300 are above one half
+    (ax,) = plots.inclusion(dense)
+    assert ax.texts[0].get_text() == "the layer: 300 weights, 99.7 % above one half"
+    assert sparse_report.facts(dense)["density"].startswith("99.7 % of these weights")
+    table, _ = sparse_report.inclusion(dense)
+    assert table.rows[0][3] == "99.7 %"
 
 
 def test_inclusion_of_many_layers_draws_some_from_the_first_to_the_last():
