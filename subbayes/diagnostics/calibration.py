@@ -12,7 +12,14 @@ from subbayes.diagnostics.checks import class_labels, target_values
 from subbayes.predictions.predictive import Predictive
 from subbayes.utils.checks import check_count, fail
 
-__all__ = ["CalibrationCurve", "calibration_curve", "reliability", "wilson_interval"]
+__all__ = [
+    "CalibrationCurve",
+    "calibration_curve",
+    "expected_coverage",
+    "reliability",
+    "shares_below",
+    "wilson_interval",
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,9 +42,10 @@ def calibration_curve(
 ) -> CalibrationCurve:
     r"""Observed against expected coverage, or accuracy against confidence for classes.
 
-    Regression and counts: for each level, the fraction of targets inside the central interval
-    of that level, found from $F(y)$ without computing the intervals. Classification: the
-    reliability diagram of the top class, empty bins left out.
+    Regression: for each level, the fraction of targets inside the central interval of that level,
+    found from $F(y)$ without computing the intervals. Counts: the same of $F(y)$ spread over
+    $[F(y - 1), F(y)]$, because intervals that end at whole numbers contain more than their level.
+    Classification: the reliability diagram of the top class, empty bins left out.
 
     Args:
         predictive: the predictive distribution of N observations.
@@ -62,18 +70,59 @@ def calibration_curve(
     levels = np.linspace(0.05, 0.95, 19) if levels is None else np.asarray(levels, np.float64)
     if not ((levels >= 0) & (levels <= 1)).all():
         fail("levels", "probabilities between 0 and 1", f"{levels.min():g} to {levels.max():g}")
-    needed = np.sort(_needed_level(predictive, target_values(predictive, y)).ravel())
+    values = target_values(predictive, y)
+    below, count = predictive.cdf(values).ravel(), np.full(len(levels), values.size)
+    if predictive.likelihood.kind == "count":
+        strictly = predictive.cdf(values - 1).ravel()
+        low, high = (shares_below(strictly, below, (1 + sign * levels) / 2) for sign in (-1, 1))
+        return CalibrationCurve(levels, high - low, count)
+    needed = np.sort(1 - 2 * np.minimum(below, 1 - below))
     inside = np.searchsorted(needed, levels + 1e-12, side="right")
-    return CalibrationCurve(levels, inside / len(needed), np.full(len(levels), len(needed)))
+    return CalibrationCurve(levels, inside / values.size, count)
 
 
-def _needed_level(
-    predictive: Predictive, values: Float[np.ndarray, "..."]
-) -> Float[np.ndarray, "..."]:
-    """Level of the smallest central interval that contains each target."""
-    below = predictive.cdf(values)
-    strictly = predictive.cdf(values - 1) if predictive.likelihood.kind == "count" else below
-    return 1 - 2 * np.minimum(below, 1 - strictly)
+def shares_below(
+    low: Float[np.ndarray, "N"], high: Float[np.ndarray, "N"], edges: Float[np.ndarray, "m"]
+) -> Float[np.ndarray, "m"]:
+    """Mean share of intervals of probabilities that lies below each edge.
+
+    Args:
+        low: lower ends, in [0, 1].
+        high: upper ends, of which some may be equal to the lower ones.
+        edges: probabilities.
+
+    Source: Czado, Gneiting and Held (2009), Biometrics 65(4), eq. 2.
+
+    Example:
+        >>> shares_below(np.array([0.0, 0.5]), np.array([0.5, 1.0]), np.array([0.25, 0.5, 1.0]))
+        array([0.25, 0.5 , 1.  ])
+    """
+    low = np.minimum(low, 1 - np.finfo(float).eps)
+    width = np.maximum(high - low, np.finfo(float).eps)
+    return np.array([np.clip((edge - low) / width, 0, 1).mean() for edge in edges])
+
+
+def expected_coverage(predictive: Predictive, level: float = 0.95) -> tuple[float, float]:
+    """Share of the targets that central intervals contain if calibrated, and its standard error.
+
+    It is the level, or more for counts, whose intervals end at whole numbers.
+
+    Args:
+        predictive: predictions of N observations, not of classes.
+        level: probability of the intervals.
+
+    Example:
+        >>> import torch
+        >>> from subbayes.likelihoods import Poisson
+        >>> predictive = Predictive(torch.full((1, 100, 1), 0.3).log(), Poisson())
+        >>> [round(part, 3) for part in expected_coverage(predictive)]
+        [0.996, 0.006]
+    """
+    p = np.asarray(level)
+    if predictive.likelihood.kind == "count":
+        lower, upper = predictive.interval(level)
+        p = predictive.cdf(upper) - predictive.cdf(lower - 1)
+    return float(p.mean()), float(np.sqrt((p * (1 - p)).mean() / len(predictive)))
 
 
 def reliability(

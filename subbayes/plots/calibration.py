@@ -1,7 +1,7 @@
 r"""Calibration of predictions: expected against observed frequencies.
 
-Bands contain 95 % of the points of a calibrated prediction with as many observations,
-$p \pm 1.96 \sqrt{p (1 - p) / N}$.
+Bands contain 95 % of the points of a calibrated prediction with as many observations, and more of
+those of counts, $p \pm 1.96 \sqrt{p (1 - p) / N}$.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from jaxtyping import Float
 from matplotlib.axes import Axes
 
 from subbayes.data.arrays import to_targets
-from subbayes.diagnostics.calibration import calibration_curve, wilson_interval
+from subbayes.diagnostics.calibration import calibration_curve, shares_below, wilson_interval
 from subbayes.plots.predictions import observed
 from subbayes.plots.style import (
     BLUE,
@@ -35,10 +35,10 @@ __all__ = ["calibration", "pit", "reliability", "selective_accuracy"]
 def calibration(
     predictive: Predictive, y: Any, *, label: str = "model", ax: Axes | None = None
 ) -> Axes:
-    """Observed coverage of central intervals against their level; for classes, `reliability`.
+    r"""Observed coverage of central intervals against their level; for classes, `reliability`.
 
-    Above the diagonal the intervals are too wide, below it too narrow. Use the same axes for
-    several methods to compare them.
+    Above the diagonal the intervals are too wide, below it too narrow. A count is spread over
+    $[F(y - 1), F(y)]$, as in `pit`. Use the same axes for several methods to compare them.
 
     Args:
         predictive: predictions of N observations.
@@ -178,9 +178,7 @@ def _pit_mass(
     if predictive.likelihood.kind != "count":
         return np.histogram(high, edges)[0] / len(high)
     low = predictive.cdf(observed(y, target) - 1)
-    jump = np.maximum(high - low, np.finfo(float).tiny)
-    below = np.clip((edges[:, None] - low) / jump, 0, 1)
-    return np.diff(below.mean(1))
+    return np.diff(shares_below(low, high, edges))
 
 
 def selective_accuracy(

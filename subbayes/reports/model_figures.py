@@ -58,6 +58,7 @@ def predictions(predictive: Predictive, y: Any, label: str, name: str) -> list[P
             ),
         ]
     name = f"{name}, first target" if predictive.mean.ndim > 1 else name
+    spread = " A count is spread over the probabilities between F(y - 1) and F(y)."
     return [
         picture(
             plots.intervals(predictive, y, name=name),
@@ -67,7 +68,9 @@ def predictions(predictive: Predictive, y: Any, label: str, name: str) -> list[P
         picture(
             plots.calibration(predictive, y, label=label),
             "Share of test rows inside intervals of each level. Below the diagonal intervals are "
-            "too narrow; deviations inside the grey band may be due to chance.",
+            "too narrow; deviations inside the grey band may be due to chance."
+            + spread
+            * (predictive.likelihood.kind == "count"),
         ),
         picture(
             plots.pit(predictive, y),

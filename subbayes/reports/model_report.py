@@ -17,8 +17,10 @@ import subbayes
 from subbayes import plots
 from subbayes.data.data import Data
 from subbayes.diagnostics import metrics
+from subbayes.diagnostics.calibration import expected_coverage
 from subbayes.diagnostics.function_space import ChainPredictions, chain_predictions
 from subbayes.diagnostics.predictor import Predictor
+from subbayes.draws import Draws
 from subbayes.likelihoods.target_parts import split_targets
 from subbayes.models.array_model import SPARSE_DRAWS
 from subbayes.models.fitted import FittedModel
@@ -49,7 +51,8 @@ WORDS = {
     "RMSE": "root mean squared error of the predictive mean; lower is better.",
     "CRPS": "distance of the predictive distribution from the target, in its unit; lower "
     "is better.",
-    "coverage": "share of test targets inside the interval; should equal its level.",
+    "coverage": "share of test targets inside the interval; should equal its level, or be higher "
+    "for counts.",
     "R-hat": "disagreement of the chains; 1 is agreement, above 1.01 run the chains longer.",
     "effective sample size": "number of independent draws that are equivalent to the chains.",
 }
@@ -233,43 +236,49 @@ def _chains(model: FittedModel | None) -> figures.Chains | None:
 
 
 def _verdict(content: _Content, agreement: ChainPredictions | None) -> list[tuple[str, list[str]]]:
-    """Boxes, "good" or "bad", on the convergence of the chains and the coverage of intervals."""
-    model = content.fitted
-    if model is None or model.draws is None:
-        return []
-    good = not model.warnings()
-    if model.has_separate_chains and agreement is not None:
-        good = good and not agreement.warnings()
-    kind = "good" if good else "bad"
-    if model.draws.independent:
-        text = "An approximation with independent draws"
-        if not np.isnan(model.draws.pareto_k):
-            text += f". Its Pareto k is {model.draws.pareto_k:.2f}: " + (
-                "importance weights could correct it"
-                if good
-                else "it misses part of the posterior; see the remedies below"
-            )
-        return [(kind, [f"{text}.", _coverage(content)])]
-    if model.has_separate_chains:
-        return [(kind, [_verdict_on_predictions(good, agreement), _coverage(content)])]
-    text = (
-        "The chains agree"
-        if good
-        else "The chains have not converged: interpret the results with care, and see the remedies "
-        "below"
-    )
-    if model.draws.n_draws >= 4:
-        text += (
-            f". The largest R-hat is {np.nanmax(model.draws.rhat()):.3f}, the smallest "
-            f"effective sample size {np.nanmin(model.draws.ess_bulk()):.0f}"
-        )
-    boxes = [(kind, [f"{text}.", _coverage(content)])]
+    """Boxes, "good" or "bad", on the model that is shown, and on the warnings of other methods."""
+    model, boxes = content.fitted, []
+    if model is not None and model.draws is not None:
+        boxes.append(_convergence(content, model, model.draws, agreement))
     if content.comparison is not None:
         for key, lines in content.comparison.warnings().items():
             label = content.comparison.table.loc[key, "method"]
             if label != content.method:
                 boxes += [("bad", [f"{label}: {line}."]) for line in lines]
     return boxes
+
+
+def _convergence(
+    content: _Content, model: FittedModel, draws: Draws, agreement: ChainPredictions | None
+) -> tuple[str, list[str]]:
+    """A box on the convergence of the chains and the coverage of intervals."""
+    good = not model.warnings()
+    if model.has_separate_chains and agreement is not None:
+        good = good and not agreement.warnings()
+    kind = "good" if good else "bad"
+    if draws.independent:
+        text = "An approximation with independent draws"
+        if not np.isnan(draws.pareto_k):
+            text += f". Its Pareto k is {draws.pareto_k:.2f}: " + (
+                "importance weights could correct it"
+                if good
+                else "it misses part of the posterior; see the remedies below"
+            )
+        return kind, [f"{text}.", _coverage(content)]
+    if model.has_separate_chains:
+        return kind, [_verdict_on_predictions(good, agreement), _coverage(content)]
+    text = (
+        "The chains agree"
+        if good
+        else "The chains have not converged: interpret the results with care, and see the remedies "
+        "below"
+    )
+    if draws.n_draws >= 4:
+        text += (
+            f". The largest R-hat is {np.nanmax(draws.rhat()):.3f}, the smallest "
+            f"effective sample size {np.nanmin(draws.ess_bulk()):.0f}"
+        )
+    return kind, [f"{text}.", _coverage(content)]
 
 
 def _verdict_on_predictions(good: bool, agreement: ChainPredictions | None) -> str:
@@ -290,10 +299,11 @@ def _coverage(content: _Content) -> str:
         return ""
     n = len(content.predictive)
     share = metrics.coverage(content.predictive, content.y)
-    error = 196 * np.sqrt(0.95 * 0.05 / n)
+    expected, error = expected_coverage(content.predictive)
+    low, high = expected - 1.96 * error, min(1.0, expected + 1.96 * error)
     return (
         f"The 95 % intervals contain {100 * share:.0f} % of {n} test rows; "
-        f"{95 - error:.0f} to {min(100.0, 95 + error):.0f} % are expected by chance."
+        f"{100 * low:.0f} to {100 * high:.0f} % are expected by chance."
     )
 
 
@@ -379,8 +389,10 @@ def _compared_scores(comparison: Comparison) -> tuple[Table, list[Picture]]:
 
 
 def _is_best(score: str, values: pd.Series, level: float) -> np.ndarray:
-    """The best values as printed; none if all are equal."""
+    """The best values as printed; none if all are equal or NaN."""
     array = values.to_numpy(dtype=float)
+    if np.isnan(array).all():
+        return np.zeros(len(array), dtype=bool)
     distance = (
         np.abs(array - level)
         if score == "coverage"

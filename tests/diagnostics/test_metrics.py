@@ -17,7 +17,7 @@ from sklearn import metrics as sklearn_metrics
 
 from subbayes.diagnostics import crps as crps_room
 from subbayes.diagnostics import metrics
-from subbayes.diagnostics.calibration import calibration_curve
+from subbayes.diagnostics.calibration import calibration_curve, expected_coverage, shares_below
 from subbayes.diagnostics.metrics import (
     accuracy,
     auroc,
@@ -232,7 +232,7 @@ def test_calibrated_predictions_have_nominal_coverage(make, level):
     assert abs(coverage(predictive, y, level) - claimed.mean()) < 4 * error
 
 
-@pytest.mark.parametrize("make", [regression, heteroscedastic, counts])
+@pytest.mark.parametrize("make", [regression, heteroscedastic])
 def test_calibration_curve_is_coverage_at_each_level(make):
     predictive, y = make()
     np.testing.assert_allclose(calibration_curve(predictive, y).expected, np.arange(1, 20) / 20)
@@ -240,6 +240,47 @@ def test_calibration_curve_is_coverage_at_each_level(make):
     expected = [coverage(predictive, y, level) for level in curve.expected]
     np.testing.assert_allclose(curve.observed, expected)
     assert (curve.count == 60).all()
+
+
+def test_calibration_curve_of_counts_is_that_of_randomised_targets():
+    predictive, y = counts()
+    levels, n = np.array([0.0, 0.1, 0.5, 0.95, 1.0]), 4000
+    rng = np.random.default_rng(0)
+    low, high = predictive.cdf(y - 1), predictive.cdf(y)
+    u = low + rng.random((n, len(y))) * (high - low)
+    expected = [(np.abs(2 * u - 1) <= level).mean() for level in levels]
+    # Each target adds a mean of n draws of variance at most 1 / 4.
+    atol = 4 / np.sqrt(4 * n * len(y))
+    curve = calibration_curve(predictive, y, levels)
+    np.testing.assert_allclose(curve.observed, expected, atol=atol)
+    assert curve.observed[[0, -1]].tolist() == [0.0, 1.0]
+    assert (curve.count == len(y)).all()
+
+
+def rare(n=4000):
+    """Calibrated predictions of counts that are mostly 0."""
+    y = np.random.default_rng(1).poisson(0.3, n).astype(float)
+    return Predictive(torch.full((1, n, 1), 0.3, dtype=torch.float64).log(), Poisson()), y
+
+
+def test_calibrated_counts_are_judged_as_calibrated():
+    predictive, y = rare()
+    curve = calibration_curve(predictive, y)
+    error = np.sqrt(curve.expected * (1 - curve.expected) / len(y))
+    assert bool((np.abs(curve.observed - curve.expected) < 3 * error).all())
+    for level in (0.5, 0.95):
+        share, error = expected_coverage(predictive, level)
+        most = stats.poisson(0.3).ppf((1 + level) / 2)
+        inside = stats.poisson(0.3).cdf(most)
+        assert (share, error) == pytest.approx((inside, np.sqrt(inside * (1 - inside) / len(y))))
+        assert abs(coverage(predictive, y, level) - share) < 3 * error
+    share, error = expected_coverage(regression()[0], 0.9)
+    assert (share, error) == pytest.approx((0.9, np.sqrt(0.09 / 60)))
+
+
+def test_jumps_without_width_lie_within_all_probabilities():
+    ends = np.array([0.0, 0.3, 1.0])
+    assert shares_below(ends, ends, np.array([0.0, 1.0])).tolist() == [0.0, 1.0]
 
 
 # --- counts ----------------------------------------------------------------------------------

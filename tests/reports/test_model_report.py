@@ -29,10 +29,13 @@ from subbayes.likelihoods import (
     Standardized,
 )
 from subbayes.models.description import describe
+from subbayes.models.fitted import FittedModel
 from subbayes.plots.sparse import sparse_history
 from subbayes.plots.style import new_axes, png
 from subbayes.plots.training import training_history
+from subbayes.predictions.predictive import Predictive
 from subbayes.priors import Normal
+from subbayes.reports import model_report as report
 from subbayes.reports.model_report import WORDS, write_report
 from subbayes.reports.rendering import Table, _environment, render
 from subbayes.utils.files import ArtifactError
@@ -512,12 +515,51 @@ def test_warnings_of_other_methods_are_named(comparison, tmp_path):
         assert f"PCA + ESS: {line}." not in page.words
 
 
+class Apart(FittedModel):
+    """A model whose chains are compared by their predictions."""
+
+    has_separate_chains = True
+
+
+@pytest.mark.parametrize("shown", ["independent draws", "separate chains", "without draws"])
+def test_warnings_of_other_methods_are_named_beside_any_model(comparison, shown):
+    pca = comparison.models["pca"]
+    changed = {
+        "independent draws": dataclasses.replace(
+            pca, draws=dataclasses.replace(pca.draws, independent=True)
+        ),
+        "separate chains": Apart(
+            **{field.name: getattr(pca, field.name) for field in dataclasses.fields(pca)}
+        ),
+        "without draws": dataclasses.replace(pca, draws=None),
+    }[shown]
+    models = comparison.models | {"pca": changed}
+    content = report._content(
+        dataclasses.replace(comparison, models=models), None, None, "y", "", "pca"
+    )
+    expected = [f"random + ESS: {line}." for line in comparison.warnings()["random"]]
+    boxes = report._verdict(content, None)
+    assert expected
+    assert [lines[0] for _, lines in boxes if lines[0] in expected] == expected
+    assert len(boxes) - len(expected) == (shown != "without draws")
+
+
+def test_coverage_of_calibrated_counts_is_expected_by_chance(fitted):
+    y = torch.poisson(torch.full((500,), 0.3), generator=torch.Generator().manual_seed(0))
+    predictive = Predictive(torch.full((1, 500, 1), 0.3).log(), Poisson())
+    content = report._Content(fitted, "", predictive, y, None, None, "y", "")
+    found = re.findall(r"(\d+) (?:% of|to|% are)", report._coverage(content))
+    inside = float((y <= 2).double().mean())  # 0.9964 are expected
+    assert found == [f"{100 * inside:.0f}", "99", "100"]
+
+
 def test_best_scores_are_bold_unless_all_are_equal():
-    best = subbayes.reports.model_report._is_best
+    best = report._is_best
     assert best("rmse", pd.Series([2.00001, 2.0, 3.0]), 0.95).tolist() == [True, True, False]
     assert best("accuracy", pd.Series([0.97, 0.97001]), 0.95).tolist() == [False, False]
     scores = pd.Series([np.nan, -2.0, -1.0])
     assert best("log_likelihood", scores, 0.95).tolist() == [False, False, True]
+    assert best("rmse", pd.Series([np.nan, np.nan]), 0.95).tolist() == [False, False]
     assert best("coverage", pd.Series([1.0, 0.94, 0.9]), 0.95).tolist() == [False, True, False]
     assert best("coverage", pd.Series([1.0, 0.94, 0.81]), 0.8).tolist() == [False, False, True]
 
