@@ -68,7 +68,8 @@ class DeepPredictor(nn.Module):
         width: int,
     ) -> None:
         super().__init__()
-        self._keys = {name: _key(name) for name in modules}
+        # positions: names may have dots, or be those of attributes of a module
+        self._keys = {name: f"network{i}" for i, name in enumerate(modules)}
         self.networks = nn.ModuleDict({self._keys[name]: m for name, m in modules.items()})
         self.places, self.width = dict(places), width
         self.register_buffer("_scales", scales.double(), persistent=False)
@@ -178,8 +179,3 @@ def pad_thresholds(deep: Tensor, eta: Tensor) -> Tensor:
     """Append zeros for the thresholds of an ordinal response, to which networks do not add."""
     missing = eta.shape[-1] - deep.shape[-1]
     return nn.functional.pad(deep, (0, missing)) if missing else deep
-
-
-def _key(name: str) -> str:
-    """A name that `nn.ModuleDict` accepts."""
-    return name.replace(".", "_").replace(" ", "_") or "_"

@@ -662,3 +662,36 @@ def test_engines_get_as_many_start_points_as_they_take(temperature, starts):
     model.fit(table(), inference=Recording(), temperature=temperature, **QUICK)
     ((found, expected),) = received
     assert found == (expected if starts else ())
+
+
+def test_networks_whose_names_read_alike_are_networks_of_their_own(tmp_path):
+    """Names are any text: also with dots and spaces, or those of attributes of a module."""
+    rows = table(30).rename(columns={"u": "z"})
+    names = ["net a", "net.a", "net_a", "type", "values", "train", "forward", ""]
+    deep = {name: (nn.Linear(1, 1), ["xz"[i % 2]]) for i, name in enumerate(names)}
+    model = SemiStructuredRegression("y ~ 1", deep=deep).specification.prepare(rows, None)
+    assert model.n_weights == 2 * len(names)
+    expected = 0.0
+    for name in names:
+        module, (column,) = deep[name]
+        standard = (rows[column] - rows[column].mean()) / rows[column].std(ddof=0)
+        inputs = torch.tensor(standard.to_numpy()[:, None]).float()
+        own = module(inputs)[:, 0] * model.deep._scales[0]
+        torch.testing.assert_close(
+            model.deep.output(name, model.inputs), own.float(), atol=1e-5, rtol=1e-5
+        )
+        expected = expected + own
+    found = model.deep(**model.inputs)[:, 0]
+    torch.testing.assert_close(found.double(), expected.double(), atol=1e-5, rtol=1e-5)
+
+
+def test_models_of_networks_whose_names_read_alike_are_saved(tmp_path):
+    deep = {name: (net(2, i), ["u"]) for i, name in enumerate(["net a", "net.a", "type"])}
+    model = SemiStructuredRegression("y ~ x", deep=deep, orthogonal=False)
+    with pytest.warns(UserWarning, match="have not mixed"):
+        fitted = model.fit(table(), subspace="last-layer", **QUICK)
+    assert fitted.draws.z.shape[-1] == 3 * 3 + 3  # weights of last layers; intercept, x, sigma
+    fitted.save(tmp_path / "m")
+    modules = {name: net(2) for name in deep}
+    again = SemiStructuredRegression.load(tmp_path / "m", deep=modules)
+    np.testing.assert_array_equal(again.predict(table()).mean, fitted.predict(table()).mean)
