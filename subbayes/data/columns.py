@@ -63,17 +63,25 @@ _BOOLS = (_Bool(False), _Bool(True))
 def mask_markers(column: pd.Series, markers: Sequence[Any]) -> pd.Series:
     """Replace the values in `markers` by missing ones; text is compared without outer spaces.
 
+    As in text files, the marker "-9" stands for the number as well, and -9 for its text.
+
     Example:
         >>> mask_markers(pd.Series(["a", " ?"]), ["?"]).isna().tolist()
+        [False, True]
+        >>> mask_markers(pd.Series([1, -9]), ["-9"]).isna().tolist()
         [False, True]
     """
     if not len(markers) or pd.api.types.is_bool_dtype(column.dtype):
         return column
+    parsed = [_number_of_text(mark) if isinstance(mark, str) else mark for mark in markers]
+    numbers = [v for v in parsed if isinstance(v, number_types.Real) and not _is_bool(v)]
     if pd.api.types.is_numeric_dtype(column.dtype):
-        marked = column.isin([mark for mark in markers if not _is_bool(mark)]).to_numpy(dtype=bool)
+        marked = column.isin(numbers).to_numpy(dtype=bool)
     else:
+        labels = [_label(value) for value in numbers]
+        decimals = [f"{label}.0" for label in labels if label.lstrip("-").isdigit()]
         codes, values = _factorized(column)
-        marks = {(_is_bool(mark), mark) for mark in markers}
+        marks = {(_is_bool(mark), mark) for mark in [*markers, *numbers, *labels, *decimals]}
         plain = [value.strip() if isinstance(value, str) else value for value in values]
         pairs = zip(values, plain, strict=True)
         found = [not marks.isdisjoint({(_is_bool(v), v) for v in pair}) for pair in pairs]
@@ -311,13 +319,19 @@ def _label_of_text(text: str) -> str | None:
     plain = text.strip()
     if plain.lower() in ("false", "true"):
         return plain.capitalize()
-    if "_" in plain or len(plain) > _DIGITS:
+    value = _number_of_text(plain)
+    return None if value is None else _label(value)
+
+
+def _number_of_text(text: str) -> int | float | None:
+    """The number that a cell of text is, if it is one and finite."""
+    if "_" in text or len(text) > _DIGITS:
         return None
     try:
-        value = float(plain) if _FRACTION.search(plain) else int(plain)
+        value = float(text) if _FRACTION.search(text) else int(text)
     except ValueError:
         return None
-    return _label(value) if math.isfinite(value) else None
+    return value if math.isfinite(value) else None
 
 
 def labels_as_fitted(

@@ -120,6 +120,19 @@ def test_unknown_category_ignored_is_a_row_of_zeros():
     assert (matrix.filter(like="grade=").sum(axis=1) == 1).all()
 
 
+@pytest.mark.parametrize("column", [[1, -9, 3], ["1", "-9", "3"], [1.0, -9.0, 3.0], [1, "-9", 3]])
+@pytest.mark.parametrize("marks", [["-9"], [-9]])
+def test_markers_that_are_numbers_are_found_as_numbers_and_as_text(column, marks):
+    X = pd.DataFrame({"a": column, "b": [1.0, 2.0, 4.0]})
+    found = TabularEncoder(missing="impute", missing_values=marks).fit(X)
+    given = X.assign(a=[1.0, np.nan, 3.0])
+    expected = TabularEncoder(missing="impute").fit(given)
+    assert found.fills() == expected.fills()
+    np.testing.assert_array_equal(found.transform(X), expected.transform(given))
+    huge = pd.Series([1, -9, 3])
+    assert not mask_markers(huge, ["123456789012345678901", "1e400"]).isna().any()
+
+
 def test_markers_are_missing_values_and_numeric_text_is_parsed():
     X = pd.DataFrame({"a": ["1", " ?", "3"], "b": ["u", "?", "v"], "c": [1, -9, 2]})
     encoder = TabularEncoder(missing="impute", missing_values=["?", -9]).fit(X)

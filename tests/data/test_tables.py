@@ -69,6 +69,22 @@ def test_markers_and_named_index_in_parquet(tmp_path):
     assert table["a"].isna().tolist() == [True, False]
 
 
+@pytest.mark.parametrize("marks", [["-999"], [-999], ["-999.0"], [-999.0], ["?", "-999", 7]])
+def test_markers_that_are_numbers_mean_the_same_in_every_format(tmp_path, marks):
+    pytest.importorskip("pyarrow")
+    table = pd.DataFrame(
+        {"whole": [1, -999, 7], "real": [-999.0, 1.5, 7.0], "text": ["-999", "u", "007"]}
+    )
+    table["group"] = table["whole"].astype("category")
+    table["flag"] = [True, False, True]
+    table.to_csv(tmp_path / "t.csv", index=False)
+    table.to_parquet(tmp_path / "t.parquet")
+    expected = read_table(tmp_path / "t.csv", missing_values=marks).isna()
+    assert expected["whole"].tolist() == [False, True, 7 in marks]
+    found = read_table(tmp_path / "t.parquet", missing_values=marks)
+    pd.testing.assert_frame_equal(found.isna(), expected)
+
+
 @pytest.mark.parametrize(
     ("name", "text", "pattern"),
     [
