@@ -73,7 +73,7 @@ def make_likelihood(
         return as_likelihood(name)
     inner = HeteroscedasticGaussian() if name == "heteroscedastic" else as_likelihood(name)
     if inner.bounds[0] == 0:
-        return _in_units_of_mean(inner, y)
+        return _in_units_of_mean(inner, y, weights)
     return Standardized.of(
         inner,
         torch.from_numpy(np.array(y, dtype=np.float64)),
@@ -81,10 +81,13 @@ def make_likelihood(
     )
 
 
-def _in_units_of_mean(likelihood: Likelihood, y: Shaped[np.ndarray, "n"]) -> Likelihood:
-    """The likelihood of positive targets divided by their geometric mean."""
+def _in_units_of_mean(
+    likelihood: Likelihood, y: Shaped[np.ndarray, "n"], weights: Float[np.ndarray, "n"] | None
+) -> Likelihood:
+    """The likelihood of positive targets divided by their weighted geometric mean."""
     likelihood.check_targets(torch.from_numpy(np.array(y, dtype=np.float64)))
-    return Standardized(likelihood, (0.0,), (float(np.exp(np.log(y).mean())),))
+    mean = float(np.exp(np.average(np.log(y), weights=weights)))
+    return Standardized(likelihood, (0.0,), (mean,))
 
 
 def without_global_variance(likelihood: Likelihood) -> Likelihood:
