@@ -18,10 +18,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from subbayes import MLP, Network
+from subbayes.data.data import batch_sizes
 from subbayes.likelihoods import HeteroscedasticGaussian, Standardized
 from subbayes.subspaces.pca import TrajectoryRecorder
 from subbayes.training.loop import Trainable, run
-from subbayes.training.minibatches import batch_sizes
 from subbayes.training.trainer import SwaResult
 from subbayes.utils.seeding import derive_seed
 

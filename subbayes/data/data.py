@@ -37,6 +37,7 @@ from subbayes.utils.types import Inputs, Targets
 __all__ = [
     "Data",
     "as_pair",
+    "batch_sizes",
     "check_rows",
     "check_weights",
     "join_batches",
@@ -259,6 +260,15 @@ class Data:
         inputs, y = take(self.inputs, index), take(self.y, index)
         return replace(self, n=len(index), inputs=inputs, y=y, source=None)
 
+    @cached_property
+    def counted(self) -> Data:
+        """The data without rows of weight 0, on which nothing depends; the same if streamed."""
+        if not (self.in_memory and self.has_weights) or self.division is not None:
+            return self
+        assert isinstance(self.y, tuple)
+        positive = self.y[-1] > 0
+        return self if bool(positive.all()) else self.rows(positive.nonzero().squeeze(1))
+
     def weighted(self, weights: Any) -> Data:
         r"""The data with weights $a_n$ that multiply the log-likelihood of each row.
 
@@ -309,6 +319,19 @@ def check_weights(weights: Tensor) -> None:
         fail("weights", expected, f"{float(weights[row]):g} in row {row}", "Correct or drop it")
     if not bool((weights > 0).any()):
         fail("weights", "a weight above 0", "zeros only")
+
+
+def batch_sizes(n: int, size: int) -> list[int]:
+    """Sizes of batches; a last batch of one row is joined to the one before.
+
+    Example:
+        >>> batch_sizes(10, 4), batch_sizes(9, 4)
+        ([4, 4, 2], [4, 5])
+    """
+    sizes = [min(size, n - start) for start in range(0, n, size)]
+    if len(sizes) > 1 and sizes[-1] == 1 < size:
+        sizes[-2:] = [size + 1]
+    return sizes
 
 
 def split_batches(

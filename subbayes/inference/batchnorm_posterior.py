@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import numpy as np
@@ -22,7 +23,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from subbayes.draws import Draws
-from subbayes.likelihoods.target_parts import one_copy_log_prob
+from subbayes.likelihoods.target_parts import has_weights, one_copy_log_prob
 from subbayes.networks.network import Network
 from subbayes.posterior import Posterior
 from subbayes.predictions.predictive import Predictive
@@ -42,7 +43,9 @@ class BatchNormPosterior(Posterior):
     Has the arguments of `Posterior`. An evaluation costs two passes over the data per point, one
     point after the other, and has no gradient: sample it with `EllipticalSlice` or `SliceSampling`
     on small data, or sample `Posterior` and predict with `refresh_batchnorm=True`. The statistics
-    are averages over batches of 1024 rows; the module is not changed.
+    are those of all rows of a weight above 0, each of which counts once, whatever its weight. They
+    are collected in batches of about 1024 rows, in random order with a fixed seed if the rows are
+    in memory. The module is not changed.
 
     Raises:
         InputError: what `Posterior` raises, and rows that are divided among processes, whose
@@ -63,6 +66,8 @@ class BatchNormPosterior(Posterior):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
+        weighted = has_weights(self.likelihood, self.data.first()[1])
+        self.data = replace(self.data, has_weights=weighted)  # rows of weight 0 have no statistics
         if self.data.division is not None:
             expected = "all rows in each process, for BatchNorm statistics that follow the weights"
             remedy = "Pass all rows to each process, or use Posterior, which keeps one set of them"
@@ -121,7 +126,7 @@ class BatchNormPosterior(Posterior):
         return "refreshed " + super().fingerprint()
 
     def _network(self, weights: Float[Tensor, "D"]) -> Network:
-        return self.network.refresh_batchnorm(weights, self.data.batches(_ROWS))
+        return self.network.refresh_batchnorm(weights, self.data)
 
     def _device_batches(self) -> Iterator[tuple[Inputs, Any]]:
         for inputs, y in self.data.batches(_ROWS):

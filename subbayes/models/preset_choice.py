@@ -24,7 +24,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from subbayes.baselines.deep_ensemble import Members, ensemble_from_results, train_members
-from subbayes.data.data import Data
+from subbayes.data.data import Data, batch_sizes
 from subbayes.draws import Draws
 from subbayes.inference.samplers.mclmc import MCLMC
 from subbayes.likelihoods import Likelihood, Weighted
@@ -47,7 +47,6 @@ from subbayes.predictions.averaging import average
 from subbayes.predictions.predictive import Predictive
 from subbayes.priors import Normal
 from subbayes.subspace import FullSubspace
-from subbayes.training.minibatches import batch_sizes
 from subbayes.utils.checks import InputError, fail
 from subbayes.utils.progress import progress_bar, say
 from subbayes.utils.seeding import derive_seed

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -21,6 +21,7 @@ from subbayes.data.data import Data
 from subbayes.networks.adapters import base_names_of, is_of_transformers
 from subbayes.networks.adapters_in_use import unused_names
 from subbayes.networks.architecture import architecture_of
+from subbayes.networks.batch_statistics import collect_statistics, statistics_batches
 from subbayes.networks.global_state import (
     attention_without_fused_kernels,
     outside_inference_mode,
@@ -43,7 +44,7 @@ from subbayes.networks.validation import HALF, as_outputs, check_outputs
 from subbayes.utils.checks import check_device, fail, fail_type
 from subbayes.utils.memory import BoundedCache
 from subbayes.utils.torch_lock import torch_lock
-from subbayes.utils.trees import leaves, n_rows, row_kind, take, to_device
+from subbayes.utils.trees import leaves, n_rows, row_kind, take
 from subbayes.utils.types import Inputs
 from subbayes.utils.warning import warn_user
 
@@ -410,32 +411,24 @@ class Network(CopiedUnderLock):
         )
 
     def refresh_batchnorm(
-        self, weights: Float[Tensor, "D"], batches: Iterator[tuple[Inputs, Any]]
+        self, weights: Float[Tensor, "D"], data: Data | Iterable[tuple[Inputs, Any]]
     ) -> Network:
-        """The network at `weights` with BatchNorm statistics re-estimated on `batches`.
+        """The network at `weights` with BatchNorm statistics re-estimated on `data`.
 
-        Statistics are averages over batches, weighted by their rows, in one forward pass.
+        Mean and variance of the values of each layer over all rows, in one forward pass; see
+        `subbayes.networks.batch_statistics`.
 
         Args:
             weights: the weights of the result.
-            batches: pairs (inputs, anything), read once; inputs are moved to the device.
+            data: the rows, or pairs (inputs, anything), read once; inputs are moved to the device.
+
+        Raises:
+            InputError: one row alone, whose variance is undefined.
         """
         module = self.module_with(weights)
         norms = [m for m in batch_norms(module, self.fixed_norms) if m.track_running_stats]
-        for norm in norms:
-            norm.reset_running_stats()
-            norm.train()
-        with torch.no_grad():
-            seen = 0
-            for inputs, _ in batches if norms else ():
-                rows = n_rows(inputs)
-                if rows == 1 and seen:  # the variance of a single row is undefined
-                    continue
-                seen += rows
-                for norm in norms:
-                    norm.momentum = rows / seen
-                args, kwargs = arguments(to_device(inputs, self.device))
-                module(*args, **kwargs)
+        if norms:
+            collect_statistics(module, norms, map(arguments, statistics_batches(self, data)))
         other = self.with_weights(weights).with_buffers(
             {name: b.clone() for name, b in module.named_buffers()}
         )
@@ -469,7 +462,7 @@ class Network(CopiedUnderLock):
             return self
         if not self.has_batchnorm:
             return self.with_weights(weights)
-        return self.refresh_batchnorm(weights.to(self.weights), Data.of(data).batches(1024))
+        return self.refresh_batchnorm(weights.to(self.weights), Data.of(data))
 
     def _check_size(self, weights: Tensor) -> None:
         if weights.shape != (self.size,):

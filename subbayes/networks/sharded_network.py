@@ -309,7 +309,7 @@ class ShardedNetwork(Network):
         """Refused: FSDP2 modules have no functional calls."""
         _refuse("a call with other weights")
 
-    def refresh_batchnorm(self, weights: Tensor, batches: Any) -> NoReturn:
+    def refresh_batchnorm(self, weights: Tensor, data: Any) -> NoReturn:
         """Refused: FSDP2 modules cannot be copied."""
         _refuse("statistics of BatchNorm at other weights")
 

@@ -245,9 +245,7 @@ def _with_own_batchnorm(
     network: Network, weights: Tensor, inputs: Inputs, data: Data
 ) -> Float[Tensor, "S N C"]:
     """Outputs for every weight vector with BatchNorm statistics of its own."""
-    return torch.stack(
-        [network.refresh_batchnorm(row, data.batches(1024))(row, inputs).cpu() for row in weights]
-    )
+    return torch.stack([network.refresh_batchnorm(row, data)(row, inputs).cpu() for row in weights])
 
 
 def with_noise(likelihood: Likelihood, noise: Any, n: int) -> Likelihood:

@@ -414,7 +414,7 @@ def _scores(
 ) -> tuple[float, float]:
     """Mean negative log-likelihood and error at one weight vector; rows count equally."""
     if refresh is not None:
-        network = network.refresh_batchnorm(weights, refresh.batches(1024))
+        network = network.refresh_batchnorm(weights, refresh)
     labels = likelihood.kind == "classification"
     loss = error = 0.0
     for inputs, y in data.batches(4096):

@@ -72,7 +72,7 @@ class CurveResult:
         weights = self.curve.point(float(t)).to(self.network.weights)
         if refresh_batchnorm is None:
             return self.network.with_weights(weights)
-        return self.network.refresh_batchnorm(weights, Data.of(refresh_batchnorm).batches(1024))
+        return self.network.refresh_batchnorm(weights, Data.of(refresh_batchnorm))
 
     def __repr__(self) -> str:
         return (

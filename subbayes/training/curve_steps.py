@@ -249,7 +249,7 @@ class TrainableCurve(SingleTrainable):
         if not self.minibatches.has_batchnorm:
             return self.network.with_weights(weights)
         here = self.network.with_buffers(dict(self.module.named_buffers()))
-        return here.refresh_batchnorm(weights, self.minibatches.in_fixed_order())
+        return here.refresh_batchnorm(weights, self.minibatches.for_statistics())
 
     def evaluation(self) -> Callable[[Inputs], Iterable[Tensor]]:
         """The outputs of the networks at some places on the curve.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad_and_value, vmap
 
-from subbayes.data.data import Data
+from subbayes.data.data import Data, batch_sizes
 from subbayes.likelihoods.target_parts import mean_weight
 from subbayes.networks.layer_kinds import DROPOUTS, set_training_mode
 from subbayes.networks.module_copy import call_with
@@ -18,7 +18,7 @@ from subbayes.networks.tracing.tracer import Tracer
 from subbayes.networks.tracing.vectorised import warn_of_fallback
 from subbayes.training.configuration import Training
 from subbayes.training.loop import Trainable, log_scale
-from subbayes.training.minibatches import Minibatches, batch_sizes
+from subbayes.training.minibatches import Minibatches
 from subbayes.training.optimizer import make_optimizer
 from subbayes.training.traced_steps import set_gradients
 from subbayes.utils.trees import leaves, take, tensors_of, tree_map, with_tensors

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from subbayes.data.data import Data, as_pair, check_rows
+from subbayes.data.data import Data, as_pair, batch_sizes, check_rows
 from subbayes.likelihoods import Likelihood, as_likelihood
 from subbayes.likelihoods.base import target_values
-from subbayes.likelihoods.target_parts import mean_weight
+from subbayes.likelihoods.target_parts import has_weights, mean_weight, split_targets
 from subbayes.likelihoods.validation import (
     absent_classes,
     check_sizes,
@@ -35,7 +36,7 @@ from subbayes.utils.trees import leaves, n_rows, take, to_device, tree_map
 from subbayes.utils.types import Inputs, Targets
 from subbayes.utils.warning import warn_user
 
-__all__ = ["Minibatches", "batch_sizes", "split_validation", "warn_of_no_spread"]
+__all__ = ["Minibatches", "split_validation", "warn_of_no_spread"]
 
 
 def split_validation(
@@ -65,6 +66,7 @@ def split_validation(
             fraction,
             "Pass a loader of held-out rows",
         )
+    whole = whole.counted
     n = round(whole.n * fraction)
     if not 0 < n < whole.n:
         fail("validation", f"a fraction that leaves rows on both sides of {whole.n}", fraction)
@@ -117,12 +119,13 @@ class Minibatches:
         self.loader = _as_loader(data, batch_size, self.generator)
         self.memory: Data | None = None
         if self.loader is None:
-            whole = Data.of(data).to(self.device)
+            whole = _with_known_weights(data, likelihood).counted.to(self.device)
             first, targets = whole.first(), checked_targets(likelihood, whole)
             self.n = whole.n
             self.memory = Data(whole.n, whole.inputs, self.prepare_targets(targets))
         else:
             first, targets = _read_targets(self.loader, likelihood)
+            targets = take(targets, _counted(likelihood, targets))
             self.n = n_rows(targets)
         inputs, _ = to_device(first, self.device)
         self._rows = n_rows(inputs)
@@ -170,7 +173,8 @@ class Minibatches:
     def shuffled(self) -> Iterator[tuple[Inputs, Targets]]:
         """The batches of one epoch: reshuffled, or in the loader's own order."""
         if self.memory is None:
-            yield from self._streamed()
+            least = 2 if self.has_batchnorm else 1
+            yield from (batch for batch in self._read() if n_rows(batch[1]) >= least)
         elif self.batch_size is None or self.batch_size >= self.n:
             assert self.memory.inputs is not None
             assert self.memory.y is not None
@@ -192,37 +196,22 @@ class Minibatches:
             return -(-self.n // self._rows)
         return len(batch_sizes(self.n, self.batch_size or self.n))
 
-    def in_fixed_order(self) -> Iterator[tuple[Inputs, Targets]]:
-        """The batches of one epoch in a fixed order, for BatchNorm."""
-        if self.memory is None:
-            yield from self._streamed()
-        else:
-            yield from self._in_order(torch.arange(self.n, device=self.device))
+    def for_statistics(self) -> Data | Iterator[tuple[Inputs, Targets]]:
+        """The rows that BatchNorm statistics are re-estimated on."""
+        return self._read() if self.memory is None else self.memory
 
     def _in_order(self, order: Tensor) -> Iterator[tuple[Inputs, Targets]]:
         assert self.memory is not None
         for rows in order.split(batch_sizes(self.n, self.batch_size or self.n)):
             yield take(self.memory.inputs, rows), take(self.memory.y, rows)
 
-    def _streamed(self) -> Iterator[tuple[Inputs, Targets]]:
+    def _read(self) -> Iterator[tuple[Inputs, Targets]]:
+        """The batches of the loader, without rows of weight 0."""
         assert self.loader is not None
         for batch in self.loader:
             inputs, y = as_pair(batch, "data")
-            if n_rows(y) > (1 if self.has_batchnorm else 0):
-                yield to_device(inputs, self.device), self.prepare_targets(y)
-
-
-def batch_sizes(n: int, size: int) -> list[int]:
-    """Sizes of batches; a last batch of one row is joined to the one before.
-
-    Example:
-        >>> batch_sizes(10, 4), batch_sizes(9, 4)
-        ([4, 4, 2], [4, 5])
-    """
-    sizes = [min(size, n - start) for start in range(0, n, size)]
-    if len(sizes) > 1 and sizes[-1] == 1 < size:
-        sizes[-2:] = [size + 1]
-    return sizes
+            rows = _counted(self.likelihood, y)
+            yield to_device(take(inputs, rows), self.device), self.prepare_targets(take(y, rows))
 
 
 def warn_of_no_spread(likelihood: Likelihood, n: int, targets: Targets) -> None:
@@ -267,6 +256,20 @@ def _as_loader(
             generator=generator,
         )
     return data.loader if isinstance(data, Data) else None
+
+
+def _with_known_weights(data: Any, likelihood: Likelihood) -> Data:
+    """Rows in memory, marked as weighted if the likelihood takes the last targets as weights."""
+    whole = Data.of(data)
+    if whole.has_weights or not has_weights(likelihood, whole.targets()):
+        return whole
+    return replace(whole, has_weights=True)
+
+
+def _counted(likelihood: Likelihood, y: Targets) -> slice | Tensor:
+    """The rows of a weight above 0."""
+    weights = split_targets(y, has_weights(likelihood, y)).weights
+    return slice(None) if weights is None else weights > 0
 
 
 def _read_targets(

@@ -264,7 +264,7 @@ def swa(
         task.free_memory()
         recorder = average.recorders[0]
         center = network.with_buffers(dict(task.module.named_buffers())).refresh_batchnorm(
-            recorder.mean.to(network.weights), minibatches.in_fixed_order()
+            recorder.mean.to(network.weights), minibatches.for_statistics()
         )
     return SwaResult(
         network=center,

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from subbayes import Network, Posterior
 from subbayes.data.data import Data
@@ -16,7 +17,7 @@ from subbayes.data.division import Division
 from subbayes.inference.batchnorm_posterior import BatchNormPosterior
 from subbayes.inference.samplers.elliptical_slice import EllipticalSlice
 from subbayes.inference.samplers.nuts import NUTS
-from subbayes.likelihoods import Categorical, Gaussian
+from subbayes.likelihoods import Categorical, Gaussian, Weighted
 from subbayes.subspace import RandomSubspace
 from subbayes.subspaces.curve import WeightCurve, curve_losses
 from subbayes.utils.checks import InputError
@@ -59,23 +60,23 @@ def naive(module, weights, x, new):
             parameter.copy_(weights[at : at + parameter.numel()].reshape(parameter.shape))
             at += parameter.numel()
         norms = [m for m in other.modules() if hasattr(m, "running_mean")]
-        sums, seen = {}, 0
-        for start in range(0, len(x), ROWS):
-            part = x[start : start + ROWS]
+        found = {i: [] for i in range(len(norms))}
+        order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
+        for part in x[order].split(ROWS):
             for norm in norms:
                 norm.reset_running_stats()
                 norm.momentum = 1.0
             other.train()(part)
             for i, norm in enumerate(norms):
-                mean, variance = sums.get(i, (0.0, 0.0))
-                sums[i] = (
-                    mean + len(part) * norm.running_mean,
-                    variance + len(part) * norm.running_var,
-                )
-            seen += len(part)
+                found[i].append((len(part), norm.running_mean.clone(), norm.running_var.clone()))
         for i, norm in enumerate(norms):
-            norm.running_mean.copy_(sums[i][0] / seen)
-            norm.running_var.copy_(sums[i][1] / seen)
+            values = len(x) * (16 if isinstance(norm, nn.BatchNorm2d) else 1)
+            mean = sum(n * m for n, m, _ in found[i]) / len(x)
+            each = values / len(x)
+            within = sum((n * each - 1) * v for n, _, v in found[i])
+            between = sum(n * each * (m - mean).square() for n, m, _ in found[i])
+            norm.running_mean.copy_(mean)
+            norm.running_var.copy_((within + between) / (values - 1))
         return other.eval()(new)
 
 
@@ -142,6 +143,46 @@ def test_rows_that_are_divided_among_processes_are_refused():
         BatchNormPosterior(network, Gaussian(0.5), divided, space)
     one, other = (BatchNormPosterior(network, Gaussian(0.5), d, space) for d in (whole, (x, y)))
     np.testing.assert_array_equal(one.value(Z), other.value(Z))
+
+
+@pytest.mark.parametrize("form", ["permuted", "loader of one row", "loader of 40 rows"])
+def test_the_density_does_not_depend_on_the_order_of_rows_or_on_batches(form):
+    """Sorted rows, of which neighbours are alike, against one batch of all rows."""
+    x = torch.linspace(-2, 2, N, dtype=torch.float64)[:, None].repeat(1, 2)
+    y = torch.sin(2 * x[:, 0])
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        network = Network(dense().double().eval())
+    space = RandomSubspace(network.weights, 2)
+    expected = []
+    for weights in space.weights(torch.from_numpy(Z)):
+        f = network.module_with(weights).train()(x).detach()  # biased variances: within 1 / N
+        expected.append(float(Gaussian(0.5).log_prob(f, y).sum()))
+    data, order = (x, y), torch.randperm(N, generator=torch.Generator().manual_seed(1))
+    if form == "permuted":
+        data = x[order], y[order]
+    elif "loader" in form:
+        size = 1 if "one" in form else 40
+        data = Data.of(DataLoader(TensorDataset(x, y), batch_size=size), memory_limit=0)
+    found = BatchNormPosterior(network, Gaussian(0.5), data, space).log_likelihood(Z)
+    np.testing.assert_allclose(found, expected, rtol=1e-3)
+    whole = BatchNormPosterior(network, Gaussian(0.5), (x, y), space).log_likelihood(Z)
+    np.testing.assert_allclose(found, whole, rtol=1e-10)
+
+
+def test_rows_of_weight_zero_have_no_effect():
+    """Weights that `Data` does not know of, since they are in a tuple of targets."""
+    x, y = rows("dense", 30, 0)
+    weights = (torch.arange(30) % 3).double()
+    kept = weights > 0
+    x[~kept] += 100
+    network = Network(dense().double())
+    space, likelihood = RandomSubspace(network.weights, 2), Weighted(Gaussian(0.5))
+    both = (x, (y, weights)), (x[kept], (y[kept], weights[kept]))
+    found, expected = (
+        BatchNormPosterior(network, likelihood, data, space).value(Z) for data in both
+    )
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
 
 
 def test_losses_along_a_curve(case):

@@ -340,23 +340,6 @@ def test_batchnorm_uses_stored_statistics_by_default():
     close(built.network(built.network.weights, built.inputs), expected, 1e-12)
 
 
-@given(st.lists(st.integers(2, 6), min_size=1, max_size=4))
-def test_refreshed_statistics_are_averages_over_batches_weighted_by_rows(sizes):
-    built = cases.Case("cnn", "gaussian").build(sum(sizes))
-    weights = some_weights(built.network, 1)[0]
-    batches = [(x, None) for x in built.inputs.split(sizes)]
-    refreshed = built.network.refresh_batchnorm(weights, iter(batches))
-    with torch.no_grad():
-        conv = built.network.module_with(weights).conv
-        hidden = [conv(x).transpose(0, 1).flatten(1) for x, _ in batches]
-    share = torch.tensor(sizes, dtype=torch.float64)[:, None] / sum(sizes)
-    mean = (share * torch.stack([h.mean(1) for h in hidden])).sum(0)
-    variance = (share * torch.stack([h.var(1) for h in hidden])).sum(0)
-    close(refreshed.frozen["norm.running_mean"], mean, 1e-12)
-    close(refreshed.frozen["norm.running_var"], variance, 1e-12)
-    assert torch.equal(refreshed.weights, weights)
-
-
 def test_refreshed_on_one_batch_equals_training_mode():
     built = cases.Case("cnn", "gaussian").build()
     refreshed = built.network.refresh_batchnorm(built.network.weights, iter([(built.inputs, None)]))
@@ -366,14 +349,6 @@ def test_refreshed_on_one_batch_equals_training_mode():
         {"norm.running_var": refreshed.frozen["norm.running_var"] * (count - 1) / count}
     )
     close(unbiased(unbiased.weights, built.inputs), module(built.inputs), 1e-12)
-
-
-def test_refreshing_with_a_last_batch_of_one_row():
-    module = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)).double()
-    x = torch.randn(5, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    network = Network(module)
-    refreshed = network.refresh_batchnorm(network.weights, iter([(x[:4], None), (x[4:], None)]))
-    close(refreshed.frozen["1.running_mean"], module[0](x[:4]).mean(0).detach(), 1e-12)
 
 
 def test_refreshing_without_batchnorm_reads_no_data():

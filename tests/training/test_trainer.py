@@ -19,6 +19,7 @@ from subbayes.likelihoods import (
     HeteroscedasticGaussian,
     Poisson,
     Standardized,
+    Weighted,
 )
 from subbayes.likelihoods.families import Custom
 from subbayes.subspaces.pca import TrajectoryRecorder
@@ -844,6 +845,51 @@ def test_swa_refreshes_batchnorm_at_the_average():
     hidden = module[1](module[0](x))
     assert torch.allclose(module[2].running_mean, hidden.mean(0), atol=1e-5)
     assert torch.allclose(module[2].running_var, hidden.var(0), atol=1e-5)
+
+
+def test_swa_statistics_of_sorted_rows_are_those_of_all_rows():
+    """Neighbouring rows are alike, and so are the rows of a batch of a loader."""
+    x = torch.linspace(-2, 2, 256)[:, None].repeat(1, 3)
+    y = torch.sin(2 * x[:, 0])
+    options = training_options(swa_epochs=2, batch_size=16, progress=False)
+    for data in ((x, y), DataLoader(TensorDataset(x, y), batch_size=16)):
+        module = swa(net(norm=True), Gaussian(0.5), data, **options).network.module_with()
+        hidden = module[1](module[0](x))
+        assert torch.allclose(module[2].running_mean, hidden.mean(0), atol=1e-4)
+        assert torch.allclose(module[2].running_var, hidden.var(0), rtol=1e-3)
+
+
+@pytest.mark.parametrize("form", ["marked", "tuple", "loader"])
+def test_rows_of_weight_zero_have_no_effect_on_training(form):
+    """Neither on minibatches and the prior, nor on BatchNorm statistics."""
+    x, y = table(48, dtype=torch.float32)
+    counts = (torch.arange(48) % 3).float()
+    kept = counts > 0
+    x = torch.where(kept[:, None], x, x + 100)
+    likelihood, results = Weighted(Gaussian(0.5)), []
+    for rows in (torch.arange(48), kept.nonzero()[:, 0]):
+        data = x[rows], (y[rows], counts[rows])
+        if form == "marked":
+            data = Data.of((x[rows], y[rows])).weighted(counts[rows])
+        elif form == "loader":
+            size = 12 if len(rows) == 48 else 8
+            data = [(x[r], (y[r], counts[r])) for r in rows.split(size)]
+            data = DataLoader(data, batch_size=None)
+        options = training_options(swa_epochs=3, batch_size=8, prior_scale=1.0, progress=False)
+        results.append(swa(net(norm=True), likelihood, data, **options))
+    found, expected = results
+    assert torch.equal(weights(found), weights(expected))
+    for name, buffer in expected.network.frozen.items():
+        assert torch.allclose(found.network.frozen[name], buffer), name
+
+
+def test_a_validation_fraction_beside_many_rows_of_weight_zero():
+    """The fraction is of the rows that count, which are on both sides for every seed."""
+    data = Data.of(table(20)).weighted([1.0] * 10 + [0.0] * 10)
+    for seed in range(6):
+        options = training_options(epochs=1, validation=0.1, patience=1, progress=False)
+        result = train(linear(), Weighted(Gaussian(0.5)), data, **options, seed=seed)
+        assert len(result.history["validation_log_likelihood"]) == 1
 
 
 def test_swa_averages_likelihood_parameters():
