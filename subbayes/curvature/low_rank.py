@@ -147,6 +147,15 @@ class LowRank(Precision):
             )
         return x.to(vectors)
 
+    def sample(self, count: int, generator: torch.Generator) -> Float[Tensor, "s D"]:
+        r"""Draws by a solve; of $\Psi_r$ itself without conjugate gradients, by its root."""
+        if self.tolerance is not None:
+            return super().sample(count, generator)
+        weights = self._noise(count, generator)[1]
+        reduction = 1 - (self.prior_precision / (self.values + self.prior_precision)).sqrt()
+        inside = (weights @ self.vectors.T * reduction) @ self.vectors
+        return ((weights - inside) / self.prior_precision**0.5).to(self.network.weights)
+
     def covariance(self, inputs: Any) -> Float[Tensor, "m m"]:
         """The low-rank approximation and one Gram matrix; or a solve for each output."""
         X = self.jacobian(inputs)

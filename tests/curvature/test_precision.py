@@ -149,6 +149,18 @@ def test_low_rank_form_is_exact_at_full_rank_and_an_upper_bound_below():
     assert again.form == "low-rank"
 
 
+def test_draws_of_the_low_rank_approximation_have_its_covariance():
+    x = torch.randn(20, 2, generator=torch.Generator().manual_seed(0)).double()
+    net = Network(subbayes.MLP(2, (4,), 1, "tanh", seed=0).double())
+    V = root(net, Gaussian(0.1), (x, x[:, 0]))
+    found = LowRank(V, 0.5, rank=3, tolerance=None)
+    psi = found.solve(torch.eye(net.size).double())
+    draws = found.sample(4000, torch.Generator().manual_seed(0))
+    moments, scale = draws.T @ draws / 4000, psi.diagonal().sqrt()
+    torch.testing.assert_close(found.variances(), psi.diagonal())
+    assert ((moments - psi).abs() < 5.5 * (2 / 4000) ** 0.5 * scale[:, None] * scale).all()
+
+
 @pytest.mark.parametrize("batch", [60, 25])
 def test_dual_form_keeps_the_precision_of_float32(batch):
     """Draws, solutions and optimal subspaces equal those of the primal form."""
