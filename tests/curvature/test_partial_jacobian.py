@@ -136,6 +136,21 @@ def test_block_size_does_not_matter_and_zero_roots_are_omitted(monkeypatch):
     torch.testing.assert_close(squared_column_norms(V), squared, **SAME)
 
 
+def test_outputs_count_beside_others_with_far_less_noise():
+    torch.manual_seed(0)
+    network = Network(nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double())
+    x, y, noise = torch.randn(9, 3).double(), torch.zeros(9, 2).double(), Gaussian((1e-8, 1.0))
+    V = Jacobian.of_data(Layers(network, x), noise, Data.of((x, y)))
+    expected = dense_rows(network, noise, x, y)
+    torch.testing.assert_close(
+        squared_column_norms(V), expected.square().sum(0), rtol=1e-10, atol=0
+    )
+    head = torch.tensor([network.size - 1, network.size - 3])  # weights of the second output
+    torch.testing.assert_close(
+        PartialJacobian(V.plan, head).gram(V), expected[:, head].T @ expected[:, head], **SAME
+    )
+
+
 def test_memory_is_bounded_by_the_entries(monkeypatch):
     """A layer of a million weights: no tensor of that size is made for a row."""
     network, x = (
