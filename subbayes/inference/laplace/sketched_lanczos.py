@@ -15,7 +15,9 @@ $$ s(x) \approx \lVert (I - Q Q^\top) S J_x^\top \rVert_F^2 , $$
 with an orthonormal basis Q of the sketches. If S preserves squared norms in the span of K and
 $J_x$ up to a factor in $[1 - \epsilon, 1 + \epsilon]$, then so it does the score, which is the
 distance from K; $\epsilon$ is of the order $\sqrt{(k + C) / p}$. Directions that occur twice,
-since no vector is orthogonalised, do not change Q. (The paper subtracts the projection from
+since no vector is orthogonalised, do not change Q. Once the space holds all that G determines,
+further vectors are rounding: Q is spanned by the Ritz vectors alone whose values exceed it, and
+ends with a product of which nothing is left. (The paper subtracts the projection from
 $\lVert J_x \rVert^2$ without the sketch, with an error relative to $\lVert J_x \rVert^2$.)
 
 Source: Miani, Beretta and Hauberg (2024), "Sketched Lanczos uncertainty score: a low-memory summary
@@ -43,7 +45,8 @@ from subbayes.utils.progress import estimated_progress
 
 __all__ = ["FourierSketch", "SketchedLanczos", "sketched_lanczos"]
 
-_LOST = 1e-10  # of the largest norm: a direction that is rounding
+_LOST = 1e-10  # of the largest product's norm: a direction that is rounding
+_ROUNDING = 10  # units of it, of the largest Ritz value: those below are rounding
 
 
 @dataclass(frozen=True)
@@ -101,7 +104,7 @@ class SketchedLanczos:
         V: root of the Gauss-Newton matrix.
         sketch: the random map S.
         basis: orthonormal rows in which the sketches of the Lanczos vectors lie, shape (r, p).
-        values: Ritz values, largest first, shape (k,).
+        values: Ritz values, largest first, shape (k,); the basis has those above rounding.
     """
 
     V: Jacobian
@@ -196,23 +199,28 @@ def sketched_lanczos(
     made = FourierSketch(size, sketch, check_seed(seed))
     first = np.random.default_rng([seed, 1]).standard_normal(size)
     v = torch.from_numpy(first).to(network.device)
-    v, before, beta = v / v.norm(), torch.zeros_like(v), 0.0
+    v, before, beta, scale = v / v.norm(), torch.zeros_like(v), 0.0, 1e-300
     kept, diagonal, beside = [], [], []
     with estimated_progress(rank, "Lanczos", progress, "passes") as report:
         for _ in range(rank):
             kept.append(made(v[None])[0])
             product = products.squared(v[None].to(products.dtype))[0].double()
-            scale = float(product.norm())
+            scale = max(scale, float(product.norm()))
             diagonal.append(float(v @ product))
             product = product - diagonal[-1] * v - beta * before
             beta = float(product.norm())
             beside.append(beta)
             report(1)
-            if beta <= _LOST * max(scale, 1e-300):  # an invariant subspace
+            if beta <= _LOST * scale:  # an invariant subspace
                 break
             before, v = v, product / beta
     T = torch.diag(torch.tensor(diagonal, dtype=torch.float64))
     for i, value in enumerate(beside[: len(diagonal) - 1]):
         T[i, i + 1] = T[i + 1, i] = value
-    _, norms, rows = torch.linalg.svd(torch.stack(kept), full_matrices=False)
-    return SketchedLanczos(V, made, rows[norms > 1e-6 * norms[0]], torch.linalg.eigvalsh(T).flip(0))
+    values, mix = torch.linalg.eigh(T)
+    eps = torch.finfo(products.dtype).eps
+    clear = values > _ROUNDING * eps * values[-1]
+    sketches = mix[:, clear].T.to(device=network.device) @ torch.stack(kept)
+    _, norms, rows = torch.linalg.svd(sketches, full_matrices=False)
+    distinct = norms > eps**0.25 * norms[:1]  # copies of a Ritz vector differ by rounding
+    return SketchedLanczos(V, made, rows[distinct], values.flip(0))

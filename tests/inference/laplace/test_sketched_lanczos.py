@@ -5,9 +5,11 @@ import pytest
 import torch
 from jacobians import dense, dense_rows, problem
 
-from subbayes import InputError
+import subbayes
+from subbayes import InputError, Network
 from subbayes.inference import sketched_lanczos
 from subbayes.inference.laplace.sketched_lanczos import FourierSketch
+from subbayes.likelihoods import Gaussian
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -79,6 +81,28 @@ def test_memory_and_ranks():
     again = sketched_lanczos(net, likelihood, data, rank=5, sketch=64, progress=False)
     assert np.array_equal(again.scores(new), found.scores(new))
     assert "rank=5, sketch=64" in repr(found)
+
+
+@pytest.mark.parametrize(("dtype", "rtol"), [(torch.float64, 1e-5), (torch.float32, 0.1)])
+def test_more_products_than_the_matrix_has_directions_add_none(dtype, rtol):
+    generator = torch.Generator().manual_seed(0)
+    x, new = (torch.randn(n, 2, generator=generator).to(dtype) for n in (5, 4))
+    net = Network(subbayes.MLP(2, (40,), 1, "tanh", seed=0).to(dtype))
+    likelihood, y = Gaussian(0.1), x[:, 0]
+    rows = torch.linalg.qr(dense_rows(net, likelihood, x, y).double().T)[0].T
+    exact = left(dense(net, new).double(), rows).sum(1)
+    for rank in (6, 20, 50, 150):
+        found = sketched_lanczos(net, likelihood, (x, y), rank=rank, progress=False)
+        assert 5 <= len(found.basis) <= 6
+        np.testing.assert_allclose(found.scores(new), exact, rtol=rtol)
+
+
+def test_gradients_of_zero_have_no_basis():
+    net = Network(torch.nn.Linear(2, 1, bias=False).double())
+    x = torch.zeros(3, 2).double()
+    found = sketched_lanczos(net, Gaussian(1.0), (x, x[:, 0]), rank=2, progress=False)
+    assert len(found.basis) == 0
+    np.testing.assert_allclose(found.scores(torch.ones(1, 2).double()), [2.0])
 
 
 def test_bad_settings():
