@@ -44,7 +44,8 @@ class Training:
         prior_scale: standard deviation s of the prior $N(0, s^2 I)$ of the weights, in all phases.
         weight_decay: the weight decay $\lambda = 1 / (s^2 N)$, instead of `prior_scale`. With
             neither, the prior is flat.
-        bias_lr_factor: factor of the learning rate for biases (Izmailov et al. 2018 use 2).
+        bias_lr_factor: factor of the learning rate for biases (Izmailov et al. 2018 use 2), in all
+            phases.
         clip_norm: largest norm of the gradient of the mean log-likelihood, in all phases; None for
             no limit. It keeps a constant rate from diverging where the noise is learned.
         validation: fraction of the rows in memory to hold out in the first phase.

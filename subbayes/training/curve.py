@@ -144,7 +144,7 @@ def train_curve(
     training = training.along_curve()
 
     def initial() -> ControlPoints:
-        control = ControlPoints(network.weights, degree + 1, (), kind, training)
+        control = ControlPoints(network, degree + 1, (), kind, training)
         for i in range(degree + 1):
             control.set_point(i, fresh_weights(network, factory, derive_seed(seed, 3, i)))
         return control
@@ -279,7 +279,7 @@ def connect(
 
     def initial() -> ControlPoints:
         count = (len(fixed) - 1) * degree + 1
-        control = ControlPoints(network.weights, count, range(0, count, degree), kind, training)
+        control = ControlPoints(network, count, range(0, count, degree), kind, training)
         for i in range(count):
             a, step = divmod(i, degree)
             control.set_point(

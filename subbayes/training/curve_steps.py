@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from subbayes.networks.network import Network
 from subbayes.subspaces.curve import CurveKind, WeightCurve, coefficients
 from subbayes.training.configuration import Training
 from subbayes.training.minibatches import Minibatches
-from subbayes.training.optimizer import make_optimizer
+from subbayes.training.optimizer import is_bias, make_optimizer
 from subbayes.training.traced_steps import SMALL_NETWORK, Gradients, set_gradients, traced_gradients
 from subbayes.training.trainer import SingleTrainable
 from subbayes.utils.checks import check_positive, fail, fail_type
@@ -36,9 +37,10 @@ class ControlPoints:
     The gradient of a block is the outer product of the coefficients and a part of the gradient at
     the point. It is computed in the step of the optimiser of the block, in a buffer that all blocks
     share. Blocks have 32 MiB, because the C library returns memory of this size to the system.
+    Biases with a learning rate of their own are in blocks of their own.
 
     Args:
-        like: a weight vector of the dtype and device to use.
+        network: the network, with the dtype and device to use.
         count: number of control points.
         fixed: indices of those that are not trained.
         kind: "bezier" or "polygon".
@@ -47,7 +49,7 @@ class ControlPoints:
 
     def __init__(
         self,
-        like: Float[Tensor, "D"],
+        network: Network,
         count: int,
         fixed: Sequence[int],
         kind: CurveKind,
@@ -56,17 +58,17 @@ class ControlPoints:
         self.kind, self.count = kind, count
         self.fixed = list(fixed)
         self.trainable_points = [i for i in range(count) if i not in fixed]
+        like, trained = network.weights, len(self.trainable_points)
         self.fixed_points = like.new_empty(len(self.fixed), len(like))
-        width = min(max(_BUFFER_SIZE // len(self.trainable_points), 1), len(like))
-        self.widths = [min(width, len(like) - at) for at in range(0, len(like), width)]
-        self.blocks = [
-            nn.Parameter(like.new_empty(len(self.trainable_points), w)) for w in self.widths
-        ]
-        self.gradient_buffer = like.new_empty(len(self.trainable_points) * self.widths[0])
+        blocks = _blocks(network, training, max(_BUFFER_SIZE // trained, 1))
+        self.widths = [width for _, width in blocks]
+        self.blocks = [nn.Parameter(like.new_empty(trained, width)) for width in self.widths]
+        self.gradient_buffer = like.new_empty(trained * max(self.widths))
         none = nn.Parameter(like.new_empty(0))
         decay = training.weight_decay_for(1) if training.is_decoupled else 0.0
         self.optimizers = [
-            make_optimizer({"points": b}, none, training, decay) for b in self.blocks
+            make_optimizer({kind: block}, none, training, decay)
+            for (kind, _), block in zip(blocks, self.blocks, strict=True)
         ]
 
     @torch.no_grad()
@@ -114,6 +116,22 @@ class ControlPoints:
     def curve(self) -> WeightCurve:
         """The current curve."""
         return WeightCurve(self.points(), self.kind)
+
+
+def _blocks(network: Network, training: Training, most: int) -> list[tuple[str, int]]:
+    """The kind, "weight" or "bias", and the number of columns of each block, at most `most`.
+
+    All are of one kind if biases have the learning rate of the other weights.
+    """
+    apart = training.bias_lr_factor != 1
+    kinds = groupby(
+        network.spans.items(), lambda item: "bias" if apart and is_bias(item[0]) else "weight"
+    )
+    blocks = []
+    for kind, spans in kinds:
+        size = sum(span.stop - span.start for _, span in spans)
+        blocks += [(kind, min(most, size - at)) for at in range(0, size, most)]
+    return blocks
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,17 @@ from torch import nn
 
 from subbayes.training.configuration import Training
 
-__all__ = ["make_optimizer"]
+__all__ = ["is_bias", "make_optimizer"]
+
+
+def is_bias(name: str) -> bool:
+    """Whether a parameter is a bias, by its name.
+
+    Example:
+        >>> is_bias("0.bias"), is_bias("rnn.bias_hh_l0"), is_bias("0.weight")
+        (True, True, False)
+    """
+    return name.rpartition(".")[2].startswith("bias")
 
 
 def make_optimizer(
@@ -26,11 +36,10 @@ def make_optimizer(
         training: settings.
         decay: weight decay.
     """
-    is_bias = {name: name.rpartition(".")[2].startswith("bias") for name in trainable}
     groups = [
-        {"params": [p for n, p in trainable.items() if not is_bias[n]], "factor": 1.0},
+        {"params": [p for n, p in trainable.items() if not is_bias(n)], "factor": 1.0},
         {
-            "params": [p for n, p in trainable.items() if is_bias[n]],
+            "params": [p for n, p in trainable.items() if is_bias(n)],
             "factor": training.bias_lr_factor,
         },
     ]

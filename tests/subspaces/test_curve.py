@@ -218,20 +218,19 @@ def curve_run(control, network, data, training=STEP):
 @pytest.mark.parametrize("kind", ["bezier", "polygon"])
 @pytest.mark.parametrize("fixed", [(), (0, 4), (0, 2, 4)])
 @pytest.mark.parametrize("clip", [None, 0.1])
-@pytest.mark.parametrize("scratch", [1, 7, 2**20])
+@pytest.mark.parametrize(("scratch", "factor"), [(1, 1.0), (7, 1.0), (7, 3.0), (2**20, 3.0)])
 def test_gradient_step_equals_autograd_through_the_control_points(
-    kind, fixed, clip, scratch, monkeypatch
+    kind, fixed, clip, scratch, factor, monkeypatch
 ):
     monkeypatch.setattr("subbayes.training.curve_steps._BUFFER_SIZE", scratch)
     network, (x, y) = Network(net().double()), table()
     p, decay = 0.3 * points(5, network.size), 0.05
-    control = ControlPoints(network.weights, 5, fixed, kind, STEP)
+    step = dataclasses.replace(STEP, clip_norm=clip, weight_decay=decay, bias_lr_factor=factor)
+    control = ControlPoints(network, 5, fixed, kind, step)
     for i, row in enumerate(p):
         control.set_point(i, row)
     assert torch.equal(control.points(), p)
-    run = curve_run(
-        control, network, (x, y), dataclasses.replace(STEP, clip_norm=clip, weight_decay=decay)
-    )
+    run = curve_run(control, network, (x, y), step)
     run.epoch(0)
 
     leaf = p.clone().requires_grad_()
@@ -242,7 +241,10 @@ def test_gradient_step_equals_autograd_through_the_control_points(
     size = float(point_gradient.norm())
     share = 1.0 if clip is None else min(1.0, clip / (size + 1e-6))
     (share * loss + decay / 2 * w.square().sum()).backward()
-    expected = p - leaf.grad
+    rates = torch.ones(network.size, dtype=torch.float64)
+    for name, span in network.spans.items():
+        rates[span] = factor if name.endswith("bias") else 1.0
+    expected = p - rates * leaf.grad
     expected[list(fixed)] = p[list(fixed)]
     torch.testing.assert_close(control.points(), expected, rtol=1e-10, atol=1e-12)
 
