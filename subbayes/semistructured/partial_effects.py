@@ -171,7 +171,8 @@ def _group_effect(state: FittedState, term: Term, name: str, level: float) -> Pa
     assert isinstance(law, GroupLaw)
     places = list(term.columns)[law.effect_names.index(name) :: len(law.names)]
     groups = [state.model.design.names[i][len(name) + 1 : -1] for i in places]
-    draws = _coefficients(state)[:, places]
+    beta = torch.from_numpy(_coefficients(state))
+    draws = state.model.structured.at_zero(beta)[:, places].numpy()
     own = replace(term, name=name)
     return Partial(own, law.label, np.array(groups), draws, np.zeros(0), level)
 

@@ -231,7 +231,7 @@ class StructuredPredictor(nn.Module):
         return self.priors[f"sd({name})"].from_standard(zeta[..., self._sd_coordinates[name]])
 
     def group_factor(self, name: str, zeta: Float[Tensor, "*S P"]) -> Float[Tensor, "*S q q"]:
-        """A factor of the covariance of the effects of a group, of a term of random effects."""
+        """A factor of the covariance of a group's effects, those of centred columns."""
         if name not in self._laws:
             return self.term_sd(name, zeta)[..., None, None]
         law, _, extra = self._laws[name]
@@ -251,6 +251,14 @@ class StructuredPredictor(nn.Module):
                 continue
             size = len(term.law.names) if isinstance(term.law, GroupLaw) else 1
             found.append(torch.tensor(term.penalised).reshape(-1, size))
+        return found
+
+    def at_zero(self, beta: Float[Tensor, "*S p"]) -> Float[Tensor, "*S p"]:
+        """Coefficients with the effects of groups where the columns of their terms are 0."""
+        found = beta.clone()
+        for law, at, _ in self._laws.values():
+            if isinstance(law, GroupLaw):
+                found[..., at] = law.at_zero(beta[..., at])
         return found
 
     def linear_map(self, zeta: Float[Tensor, "P"]) -> Float[Tensor, "rows C"]:
@@ -324,6 +332,7 @@ class StructuredPredictor(nn.Module):
         if shift is not None:
             p = beta.shape[1]
             beta, cuts = beta + shift[:, :p], cuts - shift[:, p:]
+        effects = self.at_zero(torch.from_numpy(beta)).numpy()
         design = self.design
         found: dict[str, np.ndarray] = {}
         for term in design.terms:
@@ -343,7 +352,7 @@ class StructuredPredictor(nn.Module):
                     found[term.name] = value
                 continue
             for i in term.columns if term.kind == "random" else term.unpenalised:
-                found[design.names[i]] = beta[:, i]
+                found[design.names[i]] = effects[:, i]
             if term.law is not None:
                 found |= {name: draws.numpy() for name, draws in hyper[term.name].items()}
             elif term.penalised:

@@ -54,17 +54,19 @@ def test_means_and_covariances_of_random_effects_are_those_of_statsmodels():
     places = list(term.columns)
     jacobian = torch.func.jacrev(structured.coefficients)(zeta)[places][:, places].numpy()
     prior = jacobian @ jacobian.T
-    np.testing.assert_allclose(prior[:2, :2], covariance, rtol=1e-6)
+    np.testing.assert_allclose(prior[:2, :2], centred, rtol=1e-6)
     assert not prior[:2, 2:].any()
 
     z = design.matrix(frame)[0][:, places]
     fixed = peer.fe_params["Intercept"] + peer.fe_params["days"] * frame.days.to_numpy()
     precision = np.linalg.inv(prior) + z.T @ z / peer.scale
     posterior = np.linalg.inv(precision)
-    mean = (posterior @ z.T @ (frame.y.to_numpy() - fixed) / peer.scale).reshape(-1, 2)
+    mean = posterior @ z.T @ (frame.y.to_numpy() - fixed) / peer.scale
+    mean = term.law.at_zero(torch.from_numpy(mean)).numpy().reshape(-1, 2)
+    to_zero = np.linalg.inv(to_mean)
     for i, group in enumerate(sorted(frame.subject.unique())):
         np.testing.assert_allclose(mean[i], peer.random_effects[group], rtol=1e-4, atol=1e-4)
-        own = posterior[2 * i : 2 * i + 2, 2 * i : 2 * i + 2]
+        own = to_zero @ posterior[2 * i : 2 * i + 2, 2 * i : 2 * i + 2] @ to_zero.T
         np.testing.assert_allclose(own, peer.random_effects_cov[group], rtol=1e-4, atol=1e-4)
 
 
@@ -87,11 +89,48 @@ def test_correlated_effects_do_not_depend_on_the_origin_of_a_column():
         slopes = np.stack([reported[f"{name} | subject[s03]"] for name in ("days", "z")])
         moved = reported["Intercept | subject[s03]"] + slopes.T @ [-origin, origin]
         at_zero.append([moved, *slopes, reported["sd(days | subject)"]])
-        covariance = structured.group_factor("(1 + days + z | subject)", own)
-        sds = covariance.square().sum(-1).sqrt()[:, 0]
+        factor = structured.group_factor("(1 + days + z | subject)", own).numpy()
+        origin_from_mean = [1.0, -rows.days.mean(), -rows.z.mean()]
+        sds = np.linalg.norm(origin_from_mean @ factor, axis=-1)
         np.testing.assert_allclose(reported["sd(Intercept | subject)"], sds)
     np.testing.assert_allclose(found[1], found[0], rtol=1e-8)
     np.testing.assert_allclose(at_zero[1], at_zero[0], rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("origin", [1e5, 1e8])
+def test_designs_of_correlated_effects_do_not_depend_on_the_origin_of_a_column(origin):
+    """Columns far from 0 have the digits of centred ones, as with the origin at their mean."""
+    frame = sleep_study(6, 5).assign(days=lambda f: np.round(f.days * 0.37, 2))
+    moved = frame.assign(days=frame.days + origin)
+    term, new = "(1 + days | subject)", moved.iloc[:2].assign(subject="new")
+    designs = [prepared(f"y ~ {term}", rows).design for rows in (frame, moved)]
+    a, b = (
+        design.matrix(rows)[0][:, list(design.term(term).columns)]
+        for design, rows in zip(designs, (frame, moved), strict=True)
+    )
+    rounding = 4 * np.spacing(origin)
+    np.testing.assert_allclose(b, a, rtol=0, atol=rounding)
+    found = designs[1].new_groups(new)[term].loadings
+    expected = np.column_stack([np.ones(2), frame.days[:2] - frame.days.mean()])
+    np.testing.assert_allclose(found, expected, rtol=0, atol=rounding)
+
+
+@pytest.mark.parametrize("family", ["gaussian", "poisson"])
+def test_models_of_correlated_effects_fit_far_from_0(family):
+    frame = sleep_study(6, 5).assign(y=lambda f: f.y / 100)
+    frame["y"] = frame.y if family == "gaussian" else frame.y.round()
+    few, found = Sampling(draws=20, chains=2, progress=False, seed=1), []
+    for origin in (0.0, 1e8):
+        rows = frame.assign(days=frame.days + origin)
+        model = SemiStructuredRegression("y ~ days + (1 + days | subject)", family=family)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "effects have not mixed")
+            fitted = model.fit(rows, sampling=few)
+        slope = fitted.effect("days | subject").draws
+        level = fitted.effect("Intercept | subject").draws + slope * origin
+        found.append([fitted.predict(rows).mean, slope.mean(0), level.mean(0)])
+    for b, a in zip(found[1], found[0], strict=True):
+        np.testing.assert_allclose(b, a, rtol=0.02, atol=0.02)
 
 
 def test_slopes_without_a_correlation_far_from_0_are_warned_of():
@@ -148,9 +187,10 @@ def test_effects_of_groups_have_the_covariance_of_their_law():
                 correlation[i, j] = correlation[j, i] = reported[key][0] if correlated else 0
         expected = correlation * np.outer(tau, tau)
         places = list(term.columns)
-        jacobian = torch.func.jacrev(structured.coefficients)(extra)[places][:, places].numpy()
+        jacobian = torch.func.jacrev(structured.coefficients)(extra)[places][:, places]
+        jacobian = term.law.at_zero(jacobian.mT).mT.numpy()
         np.testing.assert_allclose(jacobian @ jacobian.T, np.kron(np.eye(3), expected), atol=1e-9)
-        factor = structured.group_factor(term.name, extra).numpy()
+        factor = term.law.at_zero(structured.group_factor(term.name, extra).mT).mT.numpy()
         np.testing.assert_allclose(factor @ factor.T, expected)
 
 
@@ -173,7 +213,7 @@ def test_columns_are_products_of_effects_and_indicators_of_groups():
         "(0 + C(h) | größe:h)",
     ]
     columns = pd.DataFrame(design.matrix(frame)[0], columns=design.names)
-    own, x = frame["größe"] == "b", frame["my x"]
+    own, x = frame["größe"] == "b", frame["my x"] - frame["my x"].mean()
     np.testing.assert_array_equal(columns["Intercept | größe[b]"], own)
     np.testing.assert_array_equal(columns["my x | größe[b]"], own * x)
     both = own & (frame.h == 2)
@@ -321,7 +361,8 @@ def test_sampled_effects_of_a_new_group_have_its_covariance():
     ).double()
     structured, name = model.state.model.structured, "(1 + days | subject)"
     factor = structured.group_factor(name, torch.from_numpy(model.draws.flat().copy()))
-    rows = torch.tensor([[1.0, 0.0], [1.0, 3.0]], dtype=torch.float64)
+    middle = frame.days.mean()
+    rows = torch.tensor([[1.0, -middle], [1.0, 3 - middle]], dtype=torch.float64)
     unit = torch.linalg.solve(rows @ factor, shift.unsqueeze(-1))[..., 0].numpy()
     assert np.all(np.abs(unit.mean(0)) < 4 / np.sqrt(4000))
     assert np.all(np.abs(np.cov(unit.T) - np.eye(2)) < 5 * np.sqrt(2 / 4000))

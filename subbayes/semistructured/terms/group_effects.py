@@ -10,10 +10,9 @@ with standard deviations $\tau$ and the Cholesky factor L of a correlation matri
 deviation is near 0 (Bates et al. 2015, "Fitting linear mixed-effects models using lme4", for the
 notation; Bürkner 2017, "brms", for the priors).
 
-Beside correlated slopes, $\tau$ and L of the intercept are those at the means of the columns: the
-law above is that of the effects of centred columns, so that the model does not depend on the origin
-of a column such as a year. Reported effects, standard deviations and correlations are those where
-the columns are 0.
+Beside correlated slopes, $v_i$ are centred: $\tau$ and L of the intercept are those at the means of
+the columns, so that neither the model nor its rounding depends on the origin of a column such as a
+year. Reported effects, standard deviations and correlations are those where the columns are 0.
 """
 
 from __future__ import annotations
@@ -233,11 +232,12 @@ class GroupEffects(LearnedTerm):
         return found.reshape(len(frame), -1)
 
     def loadings(self, frame: pd.DataFrame) -> Float[np.ndarray, "n q"]:
-        """The columns of the left-hand side."""
+        """The columns of the left-hand side, centred by the means of the law."""
         with formula_errors(f"term {self.name!r}", self.name):
             values = formula_columns.evaluate(self.spec, frame, self.read)
         formula_columns.check_defined(values, [self.name] * values.shape[1])
-        return values
+        assert isinstance(self.law, GroupLaw)
+        return np.asarray(values - self.law.means)
 
     def _codes(self, frame: pd.DataFrame) -> Int[np.ndarray, "n"]:
         """The position of each row's group, and -1 for unseen ones."""
@@ -306,7 +306,7 @@ class GroupLaw(Law):
         names: of the q effects.
         label: of the groups, with the parameter.
         n_groups: number of groups.
-        means: of the columns, taken out of the intercept; 0 for indicators, and without correlated
+        means: that are subtracted from the columns; 0 for indicators, and without correlated
             effects beside an intercept.
     """
 
@@ -358,14 +358,17 @@ class GroupLaw(Law):
         return tau, priors[name].from_standard(parts[name])
 
     def factor(self, extra: Float[Tensor, "*S e"], priors: Priors) -> Float[Tensor, "*S q q"]:
-        r"""A factor of the covariance of $u_j$: $\operatorname{diag}(\tau) L$ without means."""
+        r"""A factor of the covariance of $u_j$, $\operatorname{diag}(\tau) L$."""
         tau, factor = self._parts(extra, priors)
-        factor = torch.diag_embed(tau) if factor is None else tau.unsqueeze(-1) * factor
+        return torch.diag_embed(tau) if factor is None else tau.unsqueeze(-1) * factor
+
+    def at_zero(self, effects: Float[Tensor, "*S c"]) -> Float[Tensor, "*S c"]:
+        """Effects where the columns are 0, from those of the centred columns, group by group."""
         if not any(self.means):
-            return factor
-        shift = torch.eye(len(self.names), dtype=torch.float64)
-        shift[self.names.index(_INTERCEPT)] -= torch.tensor(self.means, dtype=torch.float64)
-        return shift.to(factor) @ factor
+            return effects
+        own = effects.unflatten(-1, (-1, len(self.names))).clone()
+        own[..., self.names.index(_INTERCEPT)] -= own @ own.new_tensor(self.means)
+        return own.flatten(-2)
 
     def coefficients(
         self, zeta: Float[Tensor, "*S c"], extra: Float[Tensor, "*S e"], priors: Priors
@@ -390,7 +393,7 @@ class GroupLaw(Law):
         self, zeta: Float[Tensor, "S c"], extra: Float[Tensor, "S e"], priors: Priors
     ) -> dict[str, Float[Tensor, "S"]]:
         """Standard deviations and correlations, where the columns are 0."""
-        factor = self.factor(extra, priors)
+        factor = self.at_zero(self.factor(extra, priors).mT).mT
         tau = factor.norm(dim=-1)
         found = {h.name: tau[:, i] for i, h in enumerate(self.hyperparameters[: tau.shape[1]])}
         if self.hyperparameters[-1].kind == "sd":
