@@ -125,7 +125,8 @@ def fit(
         output: picks the tensor out of what the module returns, as for `Network`.
         factory: makes a module with fresh weights from torch's global generator, which is seeded
             for it, for each member of `initial="ensemble"` and the second solution of `Curve`;
-            needed there if a layer has no `reset_parameters`.
+            needed there if a layer has no `reset_parameters`. Frozen parameters are those of
+            `model`.
 
     Returns:
         A `FittedModel`: `.predict(inputs)`, `.evaluate(inputs, y)`, `.draws`, `.save(path)`.

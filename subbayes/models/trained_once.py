@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import re
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any
@@ -21,6 +20,7 @@ from subbayes.likelihoods import Likelihood
 from subbayes.models.fitted import FittedModel, rebuild
 from subbayes.networks.network import Network
 from subbayes.networks.validation import check_same_outputs
+from subbayes.utils.addresses import without_addresses
 from subbayes.utils.artifact import fingerprint
 from subbayes.utils.saving import nested_facts
 from subbayes.utils.strict_json import decode, encode
@@ -95,7 +95,7 @@ def check_agreement(
         "data": agreed_rows(data),
         "model": fingerprint(weights | network.used_frozen, {"of": network.architecture}),
         "settings": fingerprint({}, settings),
-        "inference": re.sub(r" at 0x[0-9a-f]+", "", repr(engine)),
+        "inference": without_addresses(repr(engine)),
         "sampling": [asdict(own), fingerprint(start, {"as": starts if not start else ""})],
     }
     processes.agree(facts, _REMEDY)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
-
 from torch import nn
+
+from subbayes.utils.addresses import without_addresses
 
 __all__ = ["architecture_of"]
 
@@ -16,5 +16,4 @@ def architecture_of(module: nn.Module) -> str:
         >>> architecture_of(nn.Tanh())
         'Tanh: Tanh()'
     """
-    text = f"{type(module).__qualname__}: {module!r}"
-    return re.sub(r" at 0x[0-9a-f]+", "", text)  # addresses of functions
+    return without_addresses(f"{type(module).__qualname__}: {module!r}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,6 +17,7 @@ from subbayes.predictions.averaging import evenly_spaced
 from subbayes.semistructured.effect_priors import names_for_priors, prior_of_term
 from subbayes.semistructured.joint_posterior import JointPosterior
 from subbayes.semistructured.saved_priors import SavedPriors, prior_config
+from subbayes.utils.addresses import without_addresses
 from subbayes.utils.checks import closest, fail, fail_type
 from subbayes.utils.strict_json import encode
 from subbayes.utils.warning import unsaid_warnings
@@ -26,12 +26,11 @@ __all__ = ["check_given_family", "check_given_priors", "check_log_likelihood"]
 
 _COMPARED = 4  # draws whose log-likelihoods are computed again
 _TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}  # relative; 0.01 in 16 bits
-_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 def _shown(value: Any) -> str:
     """The text of an object without addresses of functions, which differ between runs."""
-    return _ADDRESS.sub("", repr(value))
+    return without_addresses(repr(value))
 
 
 def check_given_family(family: Any, saved: Mapping[str, Any]) -> Family:
@@ -48,7 +47,7 @@ def check_given_family(family: Any, saved: Mapping[str, Any]) -> Family:
         fail_type("family", "a Family, the one that the model was fitted with", family)
     known = not is_own_family(family)
     if "own" in saved:
-        if known or _shown(family) != _ADDRESS.sub("", saved["own"]):
+        if known or _shown(family) != without_addresses(saved["own"]):
             remedy = "Pass the family that the model was fitted with"
             fail("family", f"the saved {saved['own']}", repr(family), remedy)
     elif not known or encode(family.to_config()) != encode(saved):
@@ -89,7 +88,7 @@ def check_given_priors(priors: Mapping[str, Any], saved: Mapping[str, Any], fami
 def _comparable(config: Mapping[str, Any]) -> dict[str, Any]:
     """A description with the arguments of a distribution by name, and without addresses."""
     if config["name"] == "own":
-        return {"shown": _ADDRESS.sub("", config["shown"])}
+        return {"shown": without_addresses(config["shown"])}
     found = dict(config)
     if config["name"] == "scipy":
         kind = getattr(stats, config["distribution"], None)

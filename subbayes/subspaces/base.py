@@ -12,6 +12,7 @@ from subbayes.data.data import Data
 from subbayes.networks.network import Network
 from subbayes.priors import Normal
 from subbayes.subspace import Subspace
+from subbayes.utils.addresses import without_addresses
 from subbayes.utils.checks import check_count, fail, fail_type
 
 if TYPE_CHECKING:
@@ -126,6 +127,9 @@ class FixedSubspace(SubspaceMethod):
 class CustomSubspace(SubspaceMethod):
     """A user-defined function as a method.
 
+    Functions cannot be compared, so a checkpoint of `fit` recognises one by its name: pass another
+    folder after changing what it does.
+
     Attributes:
         function: function from a `subbayes.training.pipeline.Trained` to a `Subspace`.
     """
@@ -134,8 +138,8 @@ class CustomSubspace(SubspaceMethod):
 
     @property
     def name(self) -> str:  # type: ignore[override]
-        """A description of the function."""
-        return repr(self.function)
+        """A description of the function, the same in each process."""
+        return without_addresses(repr(self.function))
 
     def build(self, trained: Trained, prior_scale: float = 1.0) -> Subspace:
         """Call the function.

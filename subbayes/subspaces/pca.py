@@ -58,11 +58,11 @@ class PCA(RankedMethod):
     def check(self, network: Network, data: Data, training: Training) -> None:
         """Check that the trajectory will span enough directions."""
         seen = training.swa_epochs
-        if not seen:
+        if seen < 2:
             fail(
                 "swa_epochs",
-                "at least 1 for the subspace 'pca', the directions of a trajectory",
-                0,
+                "at least 2 for the subspace 'pca', the directions between points of a trajectory",
+                seen,
                 "Set Training(epochs=0, swa_epochs=20) for a trained module, or choose a subspace "
                 "around its weights, such as 'random' or 'subnetwork'",
             )

@@ -37,7 +37,7 @@ from subbayes.models.checkpoint import delete_checkpoint
 from subbayes.models.fit import ENGINES, train_trajectory
 from subbayes.models.fitted import FittedModel
 from subbayes.priors import Normal
-from subbayes.subspace import DenseSubspace, FullSubspace
+from subbayes.subspace import DenseSubspace, FullSubspace, RandomSubspace
 from subbayes.subspaces.pca import PCA
 from subbayes.subspaces.random import Random
 from subbayes.utils import artifact
@@ -456,6 +456,26 @@ def test_fit_with_output_function_resumes(tmp_path):
     assert_same(model, fit(Pair(), data(), **fit_options(**options)), data()[0])
 
 
+def test_fit_with_a_function_as_subspace_resumes(tmp_path, monkeypatch):
+    """In another process the function has another address."""
+
+    def made():
+        def two_directions(trained):
+            return RandomSubspace(trained.network.weights, 2, seed=1)
+
+        return two_directions
+
+    first, second = made(), made()
+    assert repr(first) != repr(second)
+    options = {"draws": 20, "chains": 3, "training": QUICK, "progress": False}
+    options["checkpoint"] = tmp_path
+    model = fit(net(), data(), **fit_options(subspace=first, **options))
+    monkeypatch.setattr("subbayes.models.fit.train_trajectory", None)
+    again = fit(net(), data(), **fit_options(subspace=second, **options))
+    assert_same(model, again, data()[0])
+    assert " at 0x" not in model.settings["subspace"]
+
+
 def test_custom_likelihood_resumes_and_loads(tmp_path):
     class Laplacian(Gaussian):
         def log_prob(self, outputs, y):
@@ -865,9 +885,13 @@ REFUSALS = {
     ),
     "no trajectory": (
         dict(subspace="pca", training=Training(epochs=0, swa_epochs=0)),
-        r"^swa_epochs: expected at least 1 for the subspace 'pca', .*got 0\. "
+        r"^swa_epochs: expected at least 2 for the subspace 'pca', .*got 0\. "
         r"Set Training\(epochs=0, swa_epochs=20\) for a trained module, or "
         r"choose .*'random' or 'subnetwork'\.$",
+    ),
+    "one point of a trajectory": (
+        dict(subspace=PCA(), training=Training(epochs=1, swa_epochs=1)),
+        r"^swa_epochs: expected at least 2 for the subspace 'pca', .*got 1\. ",
     ),
     "mode": (dict(mode="fast"), "mode: expected one of 'trace', 'compile', 'eager', got 'fast'"),
 }

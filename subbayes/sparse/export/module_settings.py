@@ -5,7 +5,6 @@ It identifies the module that an exported network belongs to, whose code is not 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +14,7 @@ from subbayes.networks.layer_kinds import BATCH_NORMS, DROPOUTS
 from subbayes.sparse.export.csr_linear import CsrLinear
 from subbayes.sparse.export.tiled_layers import TiledLinear
 from subbayes.sparse.module_surgery import LAYERS
+from subbayes.utils.addresses import without_addresses
 
 __all__ = ["classes_of", "differences", "settings_of"]
 
@@ -85,8 +85,7 @@ def _settings(module: nn.Module) -> dict[str, str]:
         return {}
     resized = isinstance(module, (*LAYERS, *BATCH_NORMS))
     if not (resized or type(module).__module__.startswith("torch.")):
-        shown = re.sub(r" at 0x[0-9a-f]+", "", module.extra_repr())
-        return {"extra_repr": shown}
+        return {"extra_repr": without_addresses(module.extra_repr())}
     return {
         name: getattr(value, "__name__", repr(value))  # activations may be functions
         for name, value in vars(module).items()

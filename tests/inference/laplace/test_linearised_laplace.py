@@ -589,7 +589,7 @@ def test_a_trajectory_needs_epochs():
     data, net = (x, x[:, 0].clone()), subbayes.MLP(2, (3,), 1)
     still = subbayes.Training(epochs=1, swa_epochs=0)
     for rank in (2, None):
-        with pytest.raises(InputError, match="swa_epochs: expected at least 1 for the subspace"):
+        with pytest.raises(InputError, match="swa_epochs: expected at least 2 for the subspace"):
             subbayes.fit(net, data, subspace=subspaces.PCA(rank=rank), training=still)
     with pytest.raises(InputError, match="swa_epochs: expected at least 1 for 'swag'"):
         compare(net, subbayes.likelihoods.Gaussian(), data, data, ["swag"], training=still)
