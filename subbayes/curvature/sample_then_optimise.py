@@ -47,7 +47,7 @@ __all__ = ["SOLVERS", "LinearDraws", "Products", "SampleThenOptimise"]
 
 SOLVERS = ("auto", "dual", "primal", "minibatch")
 _VECTORS = 6  # of D numbers in memory at once for each draw while it is solved
-_ROUNDS = 4  # of dual solutions, until the norms of the draws are known
+_ROUNDS = 20  # of dual solutions, until the norms of what they give are known
 _INNER = 0.1  # reduction of the residual of a minibatch in one visit
 _MOST_ITERATIONS = 100_000
 
@@ -203,34 +203,86 @@ class SampleThenOptimise:
             max(part.error for part in parts),
             max(part.iterations for part in parts),
         )
-        if found.error > self.tolerance:
-            exactly = ", or compute in float64" if V.dtype != torch.float64 else ""
-            warn_user(
-                f"tolerance: draws are solved with a relative error of up to {found.error:.2g} "
-                f"after {found.iterations} iterations; raise iterations{exactly}"
-            )
+        self._warn_if_inexact("draws", found.error, found.iterations, V.dtype)
         return found
+
+    def solve(
+        self, V: Products, prior_precision: float, vectors: Float[Tensor, "s D"]
+    ) -> Float[Tensor, "s D"]:
+        r"""$\Psi v$ for s vectors, by conjugate gradients in the smaller of the two systems.
+
+        Args:
+            V: products with the root of the data's precision.
+            prior_precision: lambda.
+            vectors: v.
+
+        Raises:
+            InputError: numbers that overflow.
+
+        Warns:
+            Solutions that are not within the tolerance.
+        """
+        lam, v = prior_precision, vectors.double()
+        if self.chosen(V.size, V.length) == "primal":
+            found = self.solve_primal(V, lam, v)
+            x, steps = found.x, found.iterations
+            error = _relative(found.residual.norm(dim=1) / lam, x)
+        else:
+            prior = (v / lam).to(V.dtype)
+            x, _, error, steps = self._around(V, lam, prior, -V.push(prior))
+        self._warn_if_inexact("solutions", error, steps, V.dtype)
+        return x.to(vectors)
+
+    def _warn_if_inexact(self, what: str, error: float, steps: int, dtype: torch.dtype) -> None:
+        if error > self.tolerance:
+            exactly = ", or compute in float64" if dtype != torch.float64 else ""
+            warn_user(
+                f"tolerance: {what} are solved with a relative error of up to {error:.2g} "
+                f"after {steps} iterations; raise iterations{exactly}"
+            )
 
     def _dual(self, V: Products, lam: float, some: slice, start: LinearDraws | None) -> LinearDraws:
         prior, noise = self.prior(some, V, lam), self._whole_noise(some, V)
-        b, goal = noise - V.push(prior), 2 * lam**0.5 * self.tolerance
         a = None if start is None or start.dual is None else start.dual[some]
-        norms, done = _norms(prior), 0
+        x, found, error, done = self._around(
+            V, lam, prior, noise - V.push(prior), a, relative_to_change=True
+        )
+        fitted = (noise - lam * found.x - found.residual).square().sum(1)
+        return LinearDraws(x, found.x, fitted, error, done)
 
-        def limit(a: Tensor) -> Tensor:  # a' (b - lam a) is the squared norm of V' a
-            change = (a * (b - lam * a)).sum(1).clamp_min(0).sqrt()
+    def _around(
+        self,
+        V: Products,
+        lam: float,
+        prior: Float[Tensor, "s D"],
+        b: Float[Tensor, "s m"],
+        a: Float[Tensor, "s m"] | None = None,
+        *,
+        relative_to_change: bool = False,
+    ) -> tuple[Float[Tensor, "s D"], Solution, float, int]:
+        """x = w0 + V'a within the tolerance, with a, the relative error, and iterations.
+
+        The tolerance is relative to x, and to V'a if `relative_to_change`.
+        """
+        goal, norms, done = 2 * lam**0.5 * self.tolerance, _norms(prior), 0
+
+        def limit(a: Tensor) -> Tensor:
+            if not relative_to_change:
+                return 0.9 * goal * norms
+            change = (a * (b - lam * a)).sum(1).clamp_min(0).sqrt()  # the norm of V'a
             return 0.9 * goal * torch.minimum(norms, change)
 
-        for _ in range(_ROUNDS):  # until the norms of the draws themselves are known
+        for _ in range(_ROUNDS):  # until the norms of the solutions themselves are known
             found = self.solve_dual(V, lam, b, limit, a)
             change = V.pull(found.x)
             x = prior + change
             a, norms, done = found.x, _norms(x), done + found.iterations
-            error = _relative(found.residual.norm(dim=1) / (2 * lam**0.5), x, change)
+            sizes = (x, change) if relative_to_change else (x,)
+            error = _relative(found.residual.norm(dim=1) / (2 * lam**0.5), *sizes)
             if not found.converged or error <= self.tolerance:
                 break
-        fitted = (noise - lam * found.x - found.residual).square().sum(1)
-        return LinearDraws(x, found.x, fitted, error, done)
+        rounding = torch.finfo(x.dtype).eps * _norms(prior)  # of the sum of w0 and V'a
+        return x, found, max(error, _relative(rounding, *sizes)), done
 
     def _whole_noise(self, some: slice, V: Products) -> Float[Tensor, "s m"]:
         return self.noise(some, V)(slice(None), slice(0, V.length))
@@ -322,13 +374,14 @@ def _norms(vectors: Float[Tensor, "s D"]) -> Float[Tensor, "s"]:
     return torch.linalg.vector_norm(vectors, dim=1, dtype=torch.float64)
 
 
-def _relative(
-    error: Float[Tensor, "s"], x: Float[Tensor, "s D"], change: Float[Tensor, "s D"]
-) -> float:
-    """The largest error relative to a draw, and to its change from a draw of the prior."""
+def _relative(error: Float[Tensor, "s"], x: Float[Tensor, "s D"], *others: Tensor) -> float:
+    """The largest error relative to a solution, and to other vectors."""
     size = _norms(x)
-    norms = torch.minimum(size, _norms(change)).clamp_min(1e-12 * size)
-    return float((error / norms).max())
+    norms = size
+    for other in others:
+        norms = torch.minimum(norms, _norms(other))
+    least = (1e-12 * size).clamp_min(torch.finfo(size.dtype).tiny)
+    return float((error / torch.maximum(norms, least)).max())
 
 
 def _checked(found: Solution, lam: Any) -> Solution:

@@ -112,13 +112,7 @@ class Sampled(Precision):
 
     def solve(self, vectors: Float[Tensor, "s D"]) -> Float[Tensor, "s D"]:
         """Conjugate gradients on all vectors, in the smaller of the two systems."""
-        V, lam, b = self.products, self.prior_precision, vectors.double()
-        if self._solver == "primal":
-            return self.settings.solve_primal(V, lam, b).x.to(vectors)
-        limit = 2 * lam**0.5 * self.settings.tolerance * b.norm(dim=1)
-        pushed = V.push(vectors.to(V.dtype))
-        found = self.settings.solve_dual(V, lam, pushed, lambda a: limit)
-        return (vectors - V.pull(found.x).to(vectors)) / lam
+        return self.settings.solve(self.products, self.prior_precision, vectors)
 
     def sample(self, count: int, generator: torch.Generator) -> Float[Tensor, "s D"]:
         """Draws of the weights: the known ones in a random order, no more than there are."""
@@ -170,6 +164,8 @@ class Sampled(Precision):
     def output_variances(self, inputs: Any) -> tuple[Float[Tensor, "n C"], Float[Tensor, "n C"]]:
         """Variances of the outputs and their standard errors, without C x C matrices.
 
+        Estimates below 0, as by a handful of draws, are set to 0.
+
         Args:
             inputs: as for `covariance`.
         """
@@ -181,7 +177,8 @@ class Sampled(Precision):
             b, prior = self._reductions(X, a), self._prior_blocks(X).diagonal(dim1=1, dim2=2)
             squares = _mixed(a.square(), b.square(), prior.flatten())
         error = squares.std(0) / self.samples**0.5
-        return squares.mean(0).reshape(-1, X.roots), error.reshape(-1, X.roots)
+        found = squares.mean(0).clamp_min(0)
+        return found.reshape(-1, X.roots), error.reshape(-1, X.roots)
 
     def _reductions(self, X: Jacobian, a: Float[Tensor, "S m"]) -> Float[Tensor, "S m"]:
         """J (w0 - x): what the data take from draws of the prior."""

@@ -225,6 +225,34 @@ def test_solutions_and_spectrum():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("solver", ["dual", "primal"])
+def test_errors_of_solutions_are_relative_to_the_solutions(solver):
+    """Those of rows of V are far smaller than v / lambda, from which dual ones start."""
+    net, likelihood, data, _ = problem(2, 1, width=10, n=20)
+    exact = precision(net, likelihood, data, "primal", prior_precision=1e-3)
+    found = precision(net, likelihood, data, "sampled", samples=2, solver=solver, tolerance=1e-2,
+                      prior_precision=1e-3)  # fmt: skip
+    v = dense_rows(net, likelihood, *data)[:3]
+    v = torch.cat([v, torch.randn(1, net.size, generator=torch.Generator().manual_seed(0)).double(),
+                   torch.zeros(1, net.size).double()])  # fmt: skip
+    x, expected = found.solve(v), exact.solve(v)
+    assert (expected[:3].norm(dim=1) < 1e-2 * v[:3].norm(dim=1) / 1e-3).all()
+    assert ((x - expected).norm(dim=1) <= 1e-2 * expected.norm(dim=1)).all()
+    few = Sampled(found.V, 1e-3, SampleThenOptimise(2, iterations=1, solver=solver),
+                  known=found.draws)  # fmt: skip
+    with pytest.warns(UserWarning, match="tolerance: solutions are solved with a relative error"):
+        few.solve(v)
+
+
+def test_variances_by_two_draws_are_not_negative():
+    net, likelihood, data, new = problem(0, 1)
+    for seed in range(5):
+        found = precision(net, likelihood, data, "sampled", samples=2, seed=seed)
+        variances, errors = found.output_variances(torch.cat([data[0], 3 * new]))
+        assert (variances >= 0).all()
+        assert (errors >= 0).all()
+
+
 def test_spectrum_of_many_rows_by_quadrature(monkeypatch):
     net, likelihood, data, _ = problem(0, n=120)
     exact = precision(net, likelihood, data)
