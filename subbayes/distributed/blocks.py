@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import reduce
 from itertools import groupby
 from operator import add
-from typing import Any, NoReturn, Protocol, TypeGuard, runtime_checkable
+from typing import Any, NoReturn, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -369,10 +369,11 @@ def _read(data: Data, size: int, first: int, last: int) -> Iterator[list[RowBloc
     """Blocks of a loader; batches without rows of them are not read if the dataset is in order."""
     if first >= last:
         return
-    if not _reads_in_order(data.loader, data.n):
+    loader: Any = data.loader
+    each = _size_of_batches(loader, data.n)
+    if each is None:
         yield from _cut(data.batches(), size, 0, first, last)
         return
-    loader, each = data.loader, data.loader.batch_size
     rows = range(first // each * each, min(-(-last // each) * each, data.n))
     part = DataLoader(
         Subset(loader.dataset, rows),
@@ -385,13 +386,16 @@ def _read(data: Data, size: int, first: int, last: int) -> Iterator[list[RowBloc
     yield from _cut(batches, size, rows.start, first, last)
 
 
-def _reads_in_order(loader: Any, n: int) -> TypeGuard[DataLoader[Any]]:
-    """Whether the n rows of a loader are those of its dataset, in batches of one size."""
-    if not isinstance(loader, DataLoader):
-        return False
-    by_number = not isinstance(loader.dataset, IterableDataset) and loader.batch_size is not None
-    in_order = by_number and isinstance(loader.sampler, SequentialSampler)
-    return in_order and len(loader.sampler) == n  # collate_fn may change the number of rows
+def _size_of_batches(loader: Any, n: int) -> int | None:
+    """Rows of each batch of a loader whose n rows are those of its dataset, in order; or None.
+
+    There are other numbers of rows than in the dataset if `collate_fn` leaves out or repeats some.
+    """
+    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+        return None
+    sampler = loader.sampler
+    in_order = isinstance(sampler, SequentialSampler) and len(sampler) == n
+    return loader.batch_size if in_order else None
 
 
 def _of_these_rows(
