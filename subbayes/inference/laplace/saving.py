@@ -1,7 +1,9 @@
 """Save and rebuild the precision of linearised Laplace.
 
 The training data are not saved. The dual and low-rank forms need them to predict; the other forms
-need them only for the evidence and for draws of the weights.
+need them only for the evidence and for draws of the weights. The number of rows that are given, and
+the first of them, have to be those of the fit. The dual and low-rank forms check the others too, by
+their product with what is stored.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from subbayes.networks.network import Network
 from subbayes.subspace import Subspace
 from subbayes.utils.artifact import fingerprint
 from subbayes.utils.checks import fail
-from subbayes.utils.files import fail_damaged
+from subbayes.utils.files import fail_artifact, fail_damaged
 from subbayes.utils.trees import leaves, n_rows, take, to_device, tree_map
 from subbayes.utils.types import Inputs
 
@@ -117,7 +119,8 @@ def jacobian_from(
     """The root of the Gauss-Newton matrix, over the data if they are given.
 
     Raises:
-        InputError: data other than those of the fit, or no data for a form that needs them.
+        InputError: data of another number of rows or with another first row than those of the
+            fit, or no data for a form that needs them.
     """
     limit = min(facts["memory_limit"], MEMORY_LIMIT)  # a file does not decide how much is taken
     if data is None:
@@ -159,6 +162,7 @@ def precision_from(
             return Diagonal(V, prior_precision, tensors["squares"])
         case "low-rank":
             pairs = tensors["values"], tensors["vectors"], float(facts["residual"])
+            _check_pairs(*pairs, V)
             options: dict[str, Any] = dict(facts["options"])
             return LowRank(V, prior_precision, len(pairs[0]), pairs=pairs, **options)
         case "sampled":
@@ -176,17 +180,35 @@ def precision_from(
 
 
 def _check_gram(matrix: Tensor, V: Jacobian) -> None:
-    """Check that a matrix is VV', by its product with random numbers (Freivalds 1979).
+    """Check that a matrix is VV', by its product with random numbers (Freivalds 1979)."""
+    u = _random_numbers(V.rows, matrix).to(V.network.device)
+    _check_product("Gram matrix", V.push(V.pull(u)), u @ matrix.to(u))
 
-    They follow from the matrix, so that none can be made for them.
-    """
-    seed = int(fingerprint({"matrix": matrix}, {})[:15], 16)
-    u = torch.randn(1, V.rows, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    u = u.to(V.network.device)
-    found = u @ matrix.to(u)
-    error = torch.linalg.vector_norm(V.push(V.pull(u)).to(u) - found)
-    if not bool(error <= _PRODUCTS * torch.linalg.vector_norm(found)):
-        fail_damaged("the Gram matrix of the training data", "another matrix")
+
+def _check_pairs(values: Tensor, vectors: Tensor, residual: float, V: Jacobian) -> None:
+    """Check that V'V q = e q for a random combination of eigenpairs, within their residual."""
+    u = _random_numbers(len(values), values, vectors).to(vectors)
+    found = V.pull(V.push(u @ vectors)).to(vectors)
+    _check_product("eigenpairs", found, u * values @ vectors, residual * float(u.abs().sum()))
+
+
+def _random_numbers(count: int, *tensors: Tensor) -> Tensor:
+    """They follow from the tensors to be checked, so that none can be made for them."""
+    seed = int(fingerprint({str(i): part for i, part in enumerate(tensors)}, {})[:15], 16)
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(1, count, generator=generator, dtype=torch.float64)
+
+
+def _check_product(what: str, found: Tensor, expected: Tensor, slack: float = 0.0) -> None:
+    """Check that a product with the training data is the one that stored tensors give."""
+    error = torch.linalg.vector_norm(found.to(expected) - expected)
+    if not bool(error <= slack + _PRODUCTS * torch.linalg.vector_norm(expected)):
+        fail_artifact(
+            "path",
+            f"the {what} of the training data",
+            "those of other rows",
+            "Pass the rows of the fit, in their order; with them the artifact is damaged",
+        )
 
 
 def _sampled(tensors: Mapping[str, Tensor], facts: Mapping[str, Any], V: Jacobian) -> Sampled:

@@ -59,6 +59,14 @@ def test_predictions_are_equal(form, tmp_path):
         subbayes.load(path, data=(X.flip(0), Y))
 
 
+@pytest.mark.parametrize("form", ["dual", "low-rank"])
+def test_other_rows_after_the_same_first_one_are_refused(form, tmp_path):
+    path = fitted(form).save(tmp_path / "model")
+    other = torch.cat([X[:1], X[1:] + 0.3])
+    with pytest.raises(InputError, match=r"of the training data, .* Pass the rows of the fit, in"):
+        subbayes.load(path, data=(other, Y))
+
+
 def test_a_file_does_not_decide_how_much_memory_predictions_take(tmp_path):
     posterior = fitted("primal")
     path = posterior.save(tmp_path / "model")
