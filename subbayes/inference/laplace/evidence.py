@@ -46,6 +46,8 @@ __all__ = ["Evidence", "random_norm", "scale_noise", "tune_prior"]
 _COMPARED = 200  # training rows
 _DRAWS = 200  # of their outputs, for likelihoods without a closed form
 _LEAST_SHARE = 0.8  # of the network's probability of their labels
+_RANGE = 20.0  # of the logarithm of the prior precision, on either side of 0
+_LEVEL = 1e-3  # nats by which the evidence at an end of the range is no smaller than elsewhere
 _MOST_UPDATES, _STATIONARY = 50, 5e-3  # of MacKay's updates, and the change at which they end
 
 
@@ -147,7 +149,7 @@ class Evidence:
             factor = float(np.exp(at[1])) if free else 1.0
             return -self.log_marginal_likelihood(float(np.exp(at[0])), factor)
 
-        box = [(-20.0, 20.0), (-7.0, 7.0)][: 1 + free]
+        box = [(-_RANGE, _RANGE), (-7.0, 7.0)][: 1 + free]
         found = min(
             (
                 minimize(negative, [start, 0.0][: 1 + free], method="L-BFGS-B", bounds=box)
@@ -155,6 +157,9 @@ class Evidence:
             ),
             key=lambda result: float(result.fun),
         )
+        for end in box[0]:
+            if negative(np.array([end, *found.x[1:]])) <= found.fun + _LEVEL:
+                _warn_of_end(end)
         return float(np.exp(found.x[0])), float(np.exp(found.x[1])) if free else 1.0
 
 
@@ -175,8 +180,9 @@ def tune_prior(posterior: LinearisedPosterior, *, noise: bool = True) -> Lineari
         noise: tune the scale of Gaussian noise too.
 
     Warns:
-        UserWarning: class probabilities at the result that are underconfident on training rows, of
-            likelihoods with one label for each row.
+        UserWarning: a prior precision at an end of the range from exp(-20) to exp(20); class
+            probabilities at the result that are underconfident on training rows, of likelihoods
+            with one label for each row.
 
     Example:
         >>> import subbayes
@@ -214,11 +220,13 @@ def _update_until_stationary(posterior: LinearisedPosterior, noise: bool) -> Lin
     for _ in range(_MOST_UPDATES):
         assert isinstance(found.precision, Sampled)
         gamma = found.precision.effective_dimension
-        new, step = max(gamma / norm, math.exp(-20)), 1.0
+        new, step = _within_range(gamma, norm), 1.0
         if noise and targets:
             step = math.sqrt(squares / max(targets - gamma, 1e-3 * targets)) / factor
         change = max(abs(math.log(new / found.prior_precision)), abs(math.log(step)))
         if change < _STATIONARY:
+            if abs(math.log(new)) >= _RANGE - _STATIONARY:
+                _warn_of_end(math.log(new))
             return found
         found, factor = found.with_prior_and_noise(new, step), factor * step
     warn_user(
@@ -226,6 +234,21 @@ def _update_until_stationary(posterior: LinearisedPosterior, noise: bool) -> Lin
         "updates; call tune_prior on the result again"
     )
     return found
+
+
+def _within_range(gamma: float, norm: float) -> float:
+    """gamma / norm, within the range of prior precisions; weights of 0 have the largest."""
+    if gamma >= norm * math.exp(_RANGE):
+        return math.exp(_RANGE)
+    return max(gamma / norm, math.exp(-_RANGE))
+
+
+def _warn_of_end(at: float) -> None:
+    warn_user(
+        f"prior: the evidence is largest at {math.exp(at):.2g}, an end of the range of prior "
+        "precisions: the weights are near 0, or the data determine none of them; choose the prior "
+        "precision by hand"
+    )
 
 
 def _warn_if_underconfident(posterior: LinearisedPosterior) -> None:

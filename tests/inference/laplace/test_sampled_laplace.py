@@ -82,6 +82,21 @@ def test_updates_end_at_a_stationary_point_of_the_exact_evidence(classes):
     assert abs(found - evidence.log_marginal_likelihood(lam)) < 1e-6
 
 
+@pytest.mark.parametrize("form", ["exact", "sampled"])
+@pytest.mark.parametrize(("weight", "end"), [(0.0, 20.0), (3.0, -20.0)])
+def test_evidence_without_a_maximum_ends_at_the_range_with_a_warning(form, weight, end):
+    """Weights of 0 fit every narrower prior; inputs of 0 say nothing of weights that are not 0."""
+    net = subbayes.Network(torch.nn.Linear(2, 1, bias=False).double())
+    net = net.with_weights(torch.full_like(net.weights, weight))
+    x = torch.randn(30, 2, generator=torch.Generator().manual_seed(0)).double()
+    x = x if weight == 0 else 1e-9 * x
+    options = {"samples": 8} if form == "sampled" else {}
+    start = linearised_laplace(net, Gaussian(1.0), (x, x[:, 0]), covariance=form, **options)
+    with pytest.warns(UserWarning, match="prior: the evidence is largest at .*, an end of the ra"):
+        found = tune_prior(start, noise=False)
+    assert 5 < np.sign(end) * np.log(found.prior_precision) < 20.1
+
+
 def test_noise_is_tuned_too():
     exact, sampled, _ = both(3)
     one, other = tune_prior(exact), tune_prior(sampled)
