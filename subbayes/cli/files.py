@@ -88,7 +88,8 @@ def missing_marks(model: DataFrameModel | RegressionModel) -> list[str]:
     """The marks of missing values of a model's training table."""
     from subbayes.models.data_frame_model import DataFrameModel
 
-    return list(model.encoder.missing_values) if isinstance(model, DataFrameModel) else []
+    found = model.encoder if isinstance(model, DataFrameModel) else model
+    return list(found.missing_values)
 
 
 def absent_targets(model: DataFrameModel | RegressionModel, frame: pd.DataFrame) -> list[str]:

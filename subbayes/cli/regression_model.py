@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import numpy as np
 
@@ -24,9 +24,12 @@ class RegressionModel:
 
     Attributes:
         model: the fitted model.
+        missing_values: marks of missing values in the table that it was fitted to.
     """
 
+    kind: ClassVar[str] = "semi-structured-model"
     model: SemiStructuredRegression
+    missing_values: tuple[str, ...] = ()
 
     @classmethod
     def load(cls, path: Path) -> RegressionModel:
@@ -36,8 +39,19 @@ class RegressionModel:
             InputError: a damaged model, or one with a network that needs a module.
         """
         from subbayes.semistructured.model import SemiStructuredRegression
+        from subbayes.utils import artifact
 
-        return cls(SemiStructuredRegression.load(path))
+        marks = artifact.read(path).facts.get("missing_values", [])
+        return cls(SemiStructuredRegression.load(path), tuple(marks))
+
+    def tensors(self) -> dict[str, Any]:
+        """Those of the fitted model."""
+        return self.model.tensors()
+
+    def facts(self) -> dict[str, Any]:
+        """Those of the fitted model, and the marks of missing values."""
+        marks = {"missing_values": list(self.missing_values)} if self.missing_values else {}
+        return self.model.facts() | marks
 
     @property
     def column(self) -> str:

@@ -54,8 +54,9 @@ def report(
     check_output_file(out, overwrite, ".html", ".htm")
     fitted = load_table_model(model)
     if isinstance(fitted, RegressionModel):
-        if train is not None:
-            print_line("warning: --train makes no difference to a regression")
+        for name, given in {"train": train, "unit": unit}.items():
+            if given:
+                print_line(f"warning: --{name} makes no difference to a regression")
         rows = None if table is None else read_rows(fitted, table, source, needs_target=True)
         with naming_out():
             fitted.model.report(out, title=title, test=rows)

@@ -295,6 +295,7 @@ _semistructured = record(
         "response_terms?": list_of(text("cens", "trunc", "trials", "weights"), most=4),
         "orthogonal_to?": one_of("columns by network", dict_of(_COLUMNS), list_of(_COLUMNS)),
         "orthogonality?": whole(2, 2),
+        "missing_values?": list_of(text(), most=MOST_MARKS),  # of the table of a command
     },
     formula=one_of("a formula, or one by parameter", _FORMULA, dict_of(_FORMULA)),
     family=_family,
@@ -462,6 +463,7 @@ SCHEMAS = {
             "count": array("chains", values="index", dtype="int64"),
             "state.*": array(None, values="any", finite=False),
             "stats.*": array("chains", "draws", values="any", finite=False),
+            "transitions.*": array("chains", "thin", values="any", finite=False),
         },
     ),
     "sparse-training-checkpoint": Schema(

@@ -110,6 +110,38 @@ def test_trials_censoring_and_mixtures_and_their_predictions(
     page = tmp_path / "page.html"
     assert run(["report", str(out), str(table), "--out", str(page), "-q"]) == 0
     assert "<html" in page.read_text()
+    capsys.readouterr()
+    words = ["report", str(out), "--out", str(page), "--overwrite", "--unit", "kg"]
+    assert run([*words, "--train", str(table)]) == 0
+    said = capsys.readouterr().err
+    for name in ("train", "unit"):
+        assert f"warning: --{name} makes no difference to a regression" in said
+
+
+def test_marks_of_missing_values_are_those_of_the_training_table(table, tmp_path, capsys):
+    frame = pd.read_csv(table).astype({"x": object})
+    frame.loc[3, "x"], frame.loc[4, "town"] = "?", "?"
+    marked, plain = tmp_path / "marked.csv", tmp_path / "plain.csv"
+    frame.to_csv(marked, index=False)
+    frame.replace("?", np.nan).to_csv(plain, index=False)
+    said, out = {}, tmp_path / "out"
+    words = ["regress", str(marked), "y ~ x + re(town)", "--missing-values", "?"]
+    assert run([*words, "--out", str(out), *WORDS]) == 0
+    for rows in (marked, plain):
+        capsys.readouterr()
+        for options in ([], ["--new-levels", "sample"]):
+            assert run(["predict", str(out), str(rows), "-q", *options]) == 2
+        assert run(["evaluate", str(out), str(rows), "-q"]) == 2
+        said[rows] = capsys.readouterr().err.replace(str(rows), "")
+    assert said[marked] == said[plain]
+    assert "expected no missing values" in said[marked]
+    complete = frame.drop(index=[3, 4])
+    complete.to_csv(marked, index=False)
+    assert run(["predict", str(out), str(marked), "--json", "-q"]) == 0
+    found = [row["mean"] for row in json.loads(capsys.readouterr().out)["predictions"]]
+    model = subbayes.load(out / "model")  # a model of the library, too
+    expected = model.predict(complete.astype({"x": float})).mean
+    assert found == pytest.approx(np.asarray(expected).reshape(-1).tolist(), rel=1e-4)
 
 
 def test_predictions_of_classes_and_new_levels(table, tmp_path, capsys):
