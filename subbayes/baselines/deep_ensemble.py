@@ -22,6 +22,7 @@ from subbayes.training.many import train_many
 from subbayes.training.trainer import SwaResult, TrainingResult
 from subbayes.utils.checks import check_count, fail
 from subbayes.utils.seeding import derive_seed
+from subbayes.utils.trees import is_same_view
 from subbayes.utils.warning import warn_user
 
 __all__ = ["Members", "deep_ensemble", "ensemble_from_results", "train_members"]
@@ -73,7 +74,8 @@ def deep_ensemble(
         training: how each member is trained, as for `train`.
         members: number of members S.
         factory: makes a module with fresh weights from torch's global generator, which is
-            seeded for it; needed if a layer has no `reset_parameters`.
+            seeded for it; needed if a layer has no `reset_parameters`. Frozen parameters of
+            `module` keep their values, and stay frozen, beside these weights.
         seed: of initial weights, shuffling and dropout.
         validation: held-out data, as for `train`.
         parameters: which parameters are weights, as for `Network`.
@@ -239,5 +241,4 @@ def _own_tensors(networks: Sequence[Network]) -> list[dict[str, Tensor]]:
 
 
 def _is_same(a: Tensor, b: Tensor, compares_values: bool) -> bool:
-    memory = a.data_ptr() == b.data_ptr() and a.numel() > 0
-    return memory or (compares_values and torch.equal(a, b))
+    return is_same_view(a, b) or (compares_values and torch.equal(a, b))

@@ -12,6 +12,7 @@ from subbayes.utils.checks import fail
 from subbayes.utils.types import Inputs, Targets
 
 __all__ = [
+    "is_same_view",
     "leaves",
     "n_rows",
     "named_leaves",
@@ -39,6 +40,19 @@ def tensors_of(tree: Any) -> list[Tensor]:
     elif not isinstance(tree, (tuple, list)):
         return []
     return [tensor for part in tree for tensor in tensors_of(part)]
+
+
+def is_same_view(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors are the same entries of the same memory; False for other empty ones.
+
+    Example:
+        >>> import torch
+        >>> x = torch.arange(6)
+        >>> is_same_view(x[:3], x[:3]), is_same_view(x[:3], x[::2])
+        (True, False)
+    """
+    first, second = ((t.data_ptr(), t.shape, t.stride(), t.dtype) for t in (a, b))
+    return a is b or (a.numel() > 0 and first == second)
 
 
 def with_tensors(tree: Any, tensors: Iterable[Tensor]) -> Any:

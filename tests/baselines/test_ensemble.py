@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import subbayes
-from subbayes import InputError
-from subbayes.baselines.deep_ensemble import deep_ensemble
+from subbayes import InputError, Network
+from subbayes.baselines.deep_ensemble import deep_ensemble, ensemble_from_results
 from subbayes.baselines.ensemble import WeightSamples, rebuild
 from subbayes.likelihoods import Gaussian
 
@@ -87,3 +87,17 @@ def test_a_list_is_data_of_all_members(members):
         for data in ([x, y], (x, y))
     ]
     assert torch.equal(found[0].weights, found[1].weights)
+
+
+def test_frozen_weights_in_one_memory_are_shared_only_if_their_layout_is():
+    """A matrix and its transpose begin at the same address."""
+    weight = torch.nn.Parameter(torch.randn(3, 3), requires_grad=False)
+    members = []
+    for values in (weight, torch.nn.Parameter(weight.T, requires_grad=False)):
+        module = torch.nn.Sequential(torch.nn.Linear(3, 3, bias=False), torch.nn.Linear(3, 1))
+        module[0].weight = values
+        members.append(Network(module, "1.*", copy_frozen=False))
+    x = torch.randn(4, 3)
+    found = ensemble_from_results(members, Gaussian(1.0)).predict(x).outputs
+    expected = torch.stack([network(network.weights, x).detach() for network in members])
+    torch.testing.assert_close(found, expected.to(found), rtol=1e-5, atol=1e-6)
