@@ -209,11 +209,10 @@ def train_mean_field(
             time_limit=training.time_limit,
             progress=progress,
         )
+    trained = Network(task.module.eval(), random, output, copy_frozen=False)
+    trained.fixed_norms = network.fixed_norms
     return MeanFieldWeights(
-        Network(task.module.eval(), random, output, copy_frozen=False),
-        task.learned_likelihood(),
-        task.log_sd.detach().exp(),
-        histories[0],
+        trained, task.learned_likelihood(), task.log_sd.detach().exp(), histories[0]
     )
 
 
@@ -231,9 +230,9 @@ class _MeanField(TrainableNetwork):
         self.settings = settings
         start = math.log(settings.initial_scale)
         self.log_sd = nn.Parameter(torch.full_like(self.network.weights, start))
-        self.all_trainable.append(self.log_sd)
-        means = {n: self.trainable[n] for n in self.network.names}
-        others = {n: p for n, p in self.trainable.items() if n not in means}
+        self.others.append(self.log_sd)
+        means = {n: self.copies.by_name[n] for n in self.network.names}
+        others = {n: p for n, p in self.copies.by_name.items() if n not in means}
         none = nn.Parameter(self.unconstrained.new_zeros(0))
         # the KL term takes the place of a decay of the means
         self.optimizers = [make_optimizer(means | {"log_sd": self.log_sd}, none, training, 0.0)]
@@ -244,7 +243,7 @@ class _MeanField(TrainableNetwork):
     def mean(self) -> Float[Tensor, "D"]:
         """The means, differentiable."""
         masks = self.network.masks
-        parts = [(self.trainable[n], masks.get(n)) for n in self.network.names]
+        parts = [(self.copies.by_name[n], masks.get(n)) for n in self.network.names]
         flat = [p.reshape(-1) if mask is None else p[mask] for p, mask in parts]
         return torch.cat(flat).to(self.log_sd)
 
@@ -255,13 +254,9 @@ class _MeanField(TrainableNetwork):
         weights = mean + self.log_sd.exp() * eps
         loss = self.loss(self.network.call(self.module, inputs, weights), y)
         kl = self.settings.kl(mean, self.log_sd)
-        for parameter in self.all_trainable:
-            parameter.grad = None
+        self.clear_gradients()
         (loss + self.settings.kl_weight / self.minibatches.n * kl).backward()
-        if self.training.clip_norm is not None:
-            nn.utils.clip_grad_norm_(self.all_trainable, self.training.clip_norm)
-        for optimizer in self.optimizers:
-            optimizer.step()
+        self.update()
         return loss.detach()
 
     def end_epoch(self, number: int, losses: list[Any], rows: list[int]) -> list[dict[str, float]]:

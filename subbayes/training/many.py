@@ -188,7 +188,7 @@ def swa_many(
     minibatches, likelihood_parameters = [], []
     for start, one, rows, seed in each:
         with fork_rng(seed):
-            network, own = starting_point(start, parameters, output)
+            network, own = starting_point(start, parameters, output_for(one, output))
             minibatches.append(Minibatches(rows, one, network, training.batch_size, seed))
             likelihood_parameters.append(own)
     task = TrainableNetworks.of(minibatches, training, likelihood_parameters=likelihood_parameters)

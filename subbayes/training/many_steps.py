@@ -17,11 +17,12 @@ from subbayes.networks.network import arguments
 from subbayes.networks.tracing.tracer import Tracer
 from subbayes.networks.tracing.vectorised import warn_of_fallback
 from subbayes.training.configuration import Training
+from subbayes.training.float_copies import FloatCopies
 from subbayes.training.loop import Trainable, log_scale
 from subbayes.training.minibatches import Minibatches
 from subbayes.training.optimizer import make_optimizer
 from subbayes.training.traced_steps import set_gradients
-from subbayes.utils.trees import leaves, take, tensors_of, tree_map, with_tensors
+from subbayes.utils.trees import is_same_view, leaves, take, tensors_of, tree_map, with_tensors
 from subbayes.utils.types import Inputs, Targets
 
 __all__ = ["TRACED_AFTER", "TrainableNetworks"]
@@ -78,9 +79,9 @@ class TrainableNetworks(Trainable):
             for n, p in named[0].items()
             if p.requires_grad and (not averages or n in self.network.names)
         ]
-        self.trainable = {
-            n: nn.Parameter(torch.stack([p[n].detach() for p in named])) for n in trainable
-        }
+        stacked = {n: nn.Parameter(torch.stack([p[n].detach() for p in named])) for n in trainable}
+        self.trainable = FloatCopies(stacked).by_name  # rounded in each call
+        self._dtypes = {n: p.dtype for n, p in stacked.items()}
         self.frozen = {
             n: torch.stack([p[n].detach() for p in named]) for n in named[0] if n not in trainable
         }
@@ -132,7 +133,7 @@ class TrainableNetworks(Trainable):
     ) -> Tensor:
         """Mean negative log-likelihood of one member on its batch, as a pure function."""
         args, kwargs = arguments(x)
-        values = {**trainable, **frozen}
+        values = {n: p.to(self._dtypes[n]) for n, p in trainable.items()} | dict(frozen)
         returned = call_with(self.module, values, self.network.tied, args, kwargs)
         likelihood = self.batch_likelihood.with_parameters(likelihood_parameters)
         return -likelihood.log_prob(self.network.as_outputs(returned, x), y).mean()
@@ -283,7 +284,7 @@ def _are_stackable(minibatches: Sequence[Minibatches], held_out: Sequence[Data |
 
 
 def _same_tensors(a: Any, b: Any) -> bool:
-    return all(x.data_ptr() == y.data_ptr() for x, y in zip(leaves(a), leaves(b), strict=True))
+    return all(is_same_view(x, y) for x, y in zip(leaves(a), leaves(b), strict=True))
 
 
 def _concatenated(parts: Sequence[Any]) -> Any:

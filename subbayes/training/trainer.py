@@ -8,7 +8,8 @@ $$ \ell(w) = -\frac{1}{N} \sum_n \log p(y_n \mid f(x_n; w)) + \frac{\lambda}{2} 
 so that a weight decay $\lambda$ is a prior $w \sim N(0, s^2 I)$. Its gradient $\lambda w$ is added
 to the gradient of the loss after clipping, before the optimiser processes it (coupled, also for
 Adam); AdamW decays the weights beside its step instead. Parameters of the likelihood are learned
-with the weights, without decay.
+with the weights, without decay. Weights of 16 bits are kept in float32 and rounded in each call, as
+in `Network`: a step below their spacing would be lost.
 
 The user's module is not changed: training works on a copy, without touching torch's global random
 number generators.
@@ -34,6 +35,7 @@ from subbayes.networks.selection import Selection
 from subbayes.networks.token_outputs import output_for
 from subbayes.subspaces.pca import TrajectoryRecorder
 from subbayes.training.configuration import Training
+from subbayes.training.float_copies import FloatCopies
 from subbayes.training.loop import LEAST_SNAPSHOTS, History, Trainable, WeightAverage, run
 from subbayes.training.minibatches import Minibatches, split_validation
 from subbayes.training.optimizer import make_optimizer
@@ -168,7 +170,7 @@ def train(
 
         def after_epoch(epoch: int, _: list[History]) -> Any:
             if recorder is not None:
-                recorder.update(network.flatten(task.module))
+                recorder.update(task.weights()[0])
             return None if callback is None else callback(epoch, task.module)
 
         histories, epochs = run(
@@ -371,6 +373,11 @@ class TrainableNetwork(SingleTrainable):
         only_selected: train only the selected weights, for weight averaging.
         watched: a function of the caller is given the module, and may change it. Other arguments
             are those of `SingleTrainable`.
+
+    Attributes:
+        trainable: parameters of the module.
+        copies: what optimisers step in their place.
+        others: what is trained besides parameters of the module.
     """
 
     def __init__(
@@ -392,12 +399,12 @@ class TrainableNetwork(SingleTrainable):
             parameter.requires_grad_(name in self.trainable)
         masks = network.masks if only_selected else {}
         self.partial = {n: (mask, named[n].detach().clone()) for n, mask in masks.items()}
-        self.all_trainable = [*self.trainable.values()]
-        if self.unconstrained.numel():
-            self.all_trainable.append(self.unconstrained)
+        self.copies = FloatCopies(self.trainable)
+        self.others = [self.unconstrained] if self.unconstrained.numel() else []
         decay = training.weight_decay_for(minibatches.n)
-        self.optimizers = [make_optimizer(self.trainable, self.unconstrained, training, decay)]
+        self.optimizers = [make_optimizer(self.copies.by_name, self.unconstrained, training, decay)]
         self.gradients: Gradients | None = None
+        self.watched = watched
         if not watched:
             epochs = training.epochs
             self.gradients = traced_gradients(self._loss_at, minibatches, self.module, epochs)
@@ -416,20 +423,32 @@ class TrainableNetwork(SingleTrainable):
         """Make one step; returns the loss on the device."""
         if self.gradients is None:
             loss = self.loss(self.network.call(self.module, inputs), y)
-            for parameter in self.all_trainable:
-                parameter.grad = None
+            self.clear_gradients()
             loss.backward()
         else:
-            unknown = [parameter.detach() for parameter in self.all_trainable]
-            slopes, loss = self.gradients(unknown, inputs, y)
-            set_gradients(self.all_trainable, slopes)
-        if self.training.clip_norm is not None:
-            nn.utils.clip_grad_norm_(self.all_trainable, self.training.clip_norm)
-        self.optimizers[0].step()
-        for name, (mask, before) in self.partial.items():  # entries that are not weights
-            with torch.no_grad():
-                self.trainable[name].copy_(torch.where(mask, self.trainable[name], before))
+            parameters = [*self.trainable.values(), *self.others]
+            slopes, loss = self.gradients([p.detach() for p in parameters], inputs, y)
+            set_gradients(parameters, slopes)
+        self.update()
         return loss.detach()
+
+    def clear_gradients(self) -> None:
+        """Forget the gradients of the last step."""
+        for parameter in (*self.trainable.values(), *self.copies.by_name.values(), *self.others):
+            parameter.grad = None
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Clip the gradients of all parameters, and make a step of the optimisers."""
+        own = self.copies.by_name
+        self.copies.receive(changed=self.watched)
+        if self.training.clip_norm is not None:
+            nn.utils.clip_grad_norm_([*own.values(), *self.others], self.training.clip_norm)
+        for optimizer in self.optimizers:
+            optimizer.step()
+        for name, (mask, before) in self.partial.items():  # entries that are not weights
+            own[name].copy_(torch.where(mask, own[name], before))
+        self.copies.round()
 
     def evaluation(self) -> Callable[[Inputs], Iterable[Tensor]]:
         """The module's outputs."""
@@ -444,7 +463,7 @@ class TrainableNetwork(SingleTrainable):
 
     def weights(self) -> Tensor:
         """The selected weights, (1, D)."""
-        return self.network.flatten(self.module)[None]
+        return self.network.flatten(self.copies.by_name)[None]
 
     def state(self, member: int = 0) -> dict[str, Any]:
         """A copy of the trained parameters, the buffers and the likelihood's parameters."""
@@ -452,9 +471,21 @@ class TrainableNetwork(SingleTrainable):
         frozen = {name for name, p in named if not p.requires_grad}
         state = self.module.state_dict()
         module = {n: t.detach().clone() for n, t in state.items() if n not in frozen}
-        return {"module": module, "likelihood": self.unconstrained.detach().clone()}
+        buffers = {n: b.detach().clone() for n, b in self.module.named_buffers() if n not in state}
+        return {
+            "module": module,
+            "other buffers": buffers,
+            "copies": self.copies.state(),
+            "likelihood": self.unconstrained.detach().clone(),
+        }
 
+    @torch.no_grad()
     def restore(self, states: Sequence[dict[str, Any]]) -> None:
         """Restore a copy."""
-        self.module.load_state_dict(states[0]["module"], strict=False)  # frozen ones are as before
-        self.unconstrained.data.copy_(states[0]["likelihood"])
+        state = states[0]
+        self.module.load_state_dict(state["module"], strict=False)  # frozen ones are as before
+        for name, buffer in self.module.named_buffers():
+            if name in state["other buffers"]:
+                buffer.copy_(state["other buffers"][name])
+        self.copies.restore(state["copies"])
+        self.unconstrained.copy_(state["likelihood"])

@@ -12,6 +12,7 @@ import subbayes
 from subbayes import InputError, Training
 from subbayes.baselines import MeanFieldSettings, blob, train_mean_field
 from subbayes.likelihoods import Gaussian
+from subbayes.training import train
 
 NOISE, PRIOR = 0.5, 0.8
 SLOW = Training(
@@ -138,6 +139,19 @@ def test_early_stopping_restores_deviations(tuned):
         random="*lora_A*",
     )  # fmt: skip
     assert torch.equal(found.sd, one.sd)
+
+
+def test_frozen_norms_in_training_mode_keep_statistics_that_can_be_refreshed(regression):
+    """As after `train`: the module was not in evaluation mode when it was passed."""
+    layers = [nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)]
+    module = nn.Sequential(*layers).double()
+    module[1].requires_grad_(False)
+    for fixed in (False, True):
+        module[1].train(not fixed)
+        training = Training(epochs=2)
+        found = train_mean_field(module, Gaussian(NOISE), regression, training, random="2.*")
+        expected = train(module, Gaussian(NOISE), regression, training, parameters="2.*").network
+        assert found.network.fixed_norms == expected.fixed_norms == (("1",) if fixed else ())
 
 
 @pytest.mark.parametrize("name", ["prior_scale", "initial_scale", "kl_weight"])

@@ -86,6 +86,19 @@ def test_members_with_separate_data_and_standardisation():
     assert [r.likelihood.shift for r in together] == [one.shift for one in likelihoods]
 
 
+def test_views_of_one_tensor_are_separate_data():
+    """Rows of two members may begin at the same address, as halves and every second row do."""
+    x, y = table(60)
+    data = [(x[:30], y[:30]), (x[::2], y[::2])]
+    together, alone = both([net(m) for m in range(2)], Gaussian(), data)
+    compare(together, alone)
+    options = training_options(swa_epochs=2, progress=False)
+    averages = swa_many(together, Gaussian(), data, **options)
+    starts = zip(alone, data, strict=True)
+    each = [swa(one, Gaussian(), rows, seed=m, **options) for m, (one, rows) in enumerate(starts)]
+    compare(averages, each)
+
+
 @pytest.mark.parametrize(
     ("likelihood", "outputs"),
     [(Bernoulli(), 1), (Categorical(2), 2), (Poisson(), 1), (Gaussian(0.5), 1)],
@@ -160,6 +173,18 @@ def test_swa_many_equals_swa(options, parameters):
         assert one.recorder.n == other.recorder.n
         assert torch.allclose(one.recorder.singular_values, other.recorder.singular_values)
         assert one.likelihood.noise == pytest.approx(other.likelihood.noise)
+
+
+def test_weights_of_members_that_label_tokens_are_averaged():
+    tokens = torch.randint(5, (12, 6), generator=torch.Generator().manual_seed(0))
+    modules = []
+    for seed in range(2):
+        with fork_rng(seed):
+            modules.append(nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 5)).double())
+    data, options = (tokens, tokens), training_options(swa_epochs=2, progress=False)
+    together = swa_many(modules, "tokens", data, **options)
+    alone = [swa(one, "tokens", data, seed=m, **options) for m, one in enumerate(modules)]
+    compare(together, alone)
 
 
 @pytest.mark.parametrize("why", ["batchnorm", "dropout", "loader", "sizes", "one"])

@@ -105,3 +105,24 @@ def test_members_with_functional_dropout_are_trained_with_it(noise):
         alone = train(modules[m], Gaussian(), (x, y), plan, seed=seed)
         torch.testing.assert_close(together[m].network.weights, alone.network.weights)
         assert together[m].history == alone.history
+
+
+class Counting(nn.Linear):
+    """A layer that counts its calls in training, in a buffer that `state_dict` leaves out."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 1)
+        self.register_buffer("calls", torch.zeros(()), persistent=False)
+
+    def forward(self, x):
+        if self.training:
+            self.calls += 1
+        return super().forward(x) + 0 * self.calls
+
+
+def test_early_stopping_restores_buffers_that_are_not_saved():
+    x, y = torch.randn(30, 3, generator=seeded(0)), torch.randn(30, generator=seeded(1))
+    plan = Training(epochs=40, patience=3, batch_size=None, learning_rate=0.3)
+    result = train(Counting(), Gaussian(0.5), (x, y), plan, validation=(x, -y), progress=False)
+    assert result.best_epoch < len(result.history["train_loss"])
+    assert float(result.module.calls) == result.best_epoch
