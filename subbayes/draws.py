@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from subbayes import diagnostics
+from subbayes.diagnostics.thinning import thinned_ebfmi
 from subbayes.predictions.averaging import evenly_spaced
 from subbayes.utils.checks import check_choice, check_count, fail
 from subbayes.utils.chi_square import are_standard_normal
@@ -323,15 +324,19 @@ class Draws:
 
     def _energy_warnings(self) -> list[str]:
         """Divergences and low E-BFMI of Hamiltonian samplers."""
-        found = []
-        n = int(self.stats["divergent"].sum()) if "divergent" in self.stats else 0
-        if n:
+        found, thin = [], int(self.meta.get("thin", 1)) if "divergences" in self.stats else 1
+        count = self.stats.get("divergences", self.stats.get("divergent"))
+        if count is not None and (n := int(count.sum())):
             found.append(
-                f"{n} of {self.z.shape[0] * self.z.shape[1]} trajectories diverged: raise "
+                f"{n} of {self.n_chains * self.n_draws * thin} trajectories diverged: raise "
                 "target_acceptance=..., or lower the rank"
             )
         if "energy" in self.stats:
-            low = float(np.nanmin(diagnostics.ebfmi(self.stats["energy"])))
+            if "energy_change" in self.stats:
+                fractions = thinned_ebfmi(self.stats, thin)
+            else:
+                fractions = diagnostics.ebfmi(self.stats["energy"])
+            low = float(np.nanmin(fractions))
             if low < 0.3:
                 found.append(
                     f"E-BFMI is {low:.2f}, below 0.3: the tails are reached slowly; run "

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 from jaxtyping import Float
 
+from subbayes.diagnostics.thinning import thinned
 from subbayes.draws import Draws
 from subbayes.inference.adapters.common import (
     ExternalSampler,
@@ -102,12 +103,12 @@ class BlackJAX(ExternalSampler):
 
             keys = jax.random.split(jax.random.key(sampling.seed), sampling.chains)
             found = map(np.asarray, jax.jit(jax.vmap(chain))(keys, start))
-        z, *stats = (values[:, sampling.thin - 1 :: sampling.thin] for values in found)
+        z, *stats = found
         names = ("log_density", "energy", "divergent", "evaluations", "acceptance")
         return adapted_draws(
             self.name,
-            z,
-            dict(zip(names, stats, strict=True)),
+            z[:, sampling.thin - 1 :: sampling.thin],
+            thinned(dict(zip(names, stats, strict=True)), sampling.thin),
             value,
             {"seed": sampling.seed, "warmup": warmup, "thin": sampling.thin},
         )

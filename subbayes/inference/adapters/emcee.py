@@ -26,7 +26,7 @@ __all__ = ["Emcee"]
 class Emcee(ExternalSampler):
     r"""emcee's ensemble sampler.
 
-    Each walker is a chain. The default warm-up is as long as the draws kept. The draws have the
+    Each walker is a chain. The default warm-up is `draws * thin` steps. The draws have the
     stat "log_density"; their meta has the mean "acceptance". Walkers are not independent, so that
     R-hat and effective sample sizes are slightly optimistic. There are no checkpoints.
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from subbayes.diagnostics.thinning import thinned
 from subbayes.draws import Draws
 from subbayes.inference.adapters.common import (
     ExternalSampler,
@@ -109,15 +110,14 @@ class Nutpie(ExternalSampler):
             progress_bar=show_progress(sampling.progress),
             **self.options,
         )
-        stats, kept = trace["sample_stats"], slice(thin - 1, None, thin)
+        stats = trace["sample_stats"]
         return adapted_draws(
             self.name,
-            trace["posterior"]["z"].values[:, kept],
-            {
-                ours: stats[theirs].values[:, kept]
-                for theirs, ours in _STATS.items()
-                if theirs in stats
-            },
+            trace["posterior"]["z"].values[:, thin - 1 :: thin],
+            thinned(
+                {ours: stats[theirs].values for theirs, ours in _STATS.items() if theirs in stats},
+                thin,
+            ),
             value,
             {"seed": sampling.seed, "warmup": warmup, "thin": thin},
         )

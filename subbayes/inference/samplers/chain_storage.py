@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
+from subbayes.diagnostics.thinning import TRANSITION_STATISTICS, interval_statistics, interval_types
 from subbayes.distributed.chain_groups import ChainGroups
 from subbayes.distributed.processes import on_first
 from subbayes.inference.samplers.random_numbers import copy_state
@@ -38,12 +39,21 @@ def check_folder(checkpoint: str | Path | None) -> None:
 
 @dataclass
 class Store:
-    """Draws so far, and the number of draws that each chain has finished."""
+    """Draws so far, and the number of draws that each chain has finished.
+
+    Attributes:
+        z: the draws kept.
+        stats: their statistics.
+        count: the draws of each chain, with those of the warm-up and those not kept.
+        evaluations: batched evaluations.
+        transitions: divergences and energies since the last draw kept, shape (chains, thin).
+    """
 
     z: np.ndarray
     stats: dict[str, np.ndarray]
     count: np.ndarray
     evaluations: int = 0
+    transitions: dict[str, np.ndarray] = field(default_factory=dict)
 
     def add(self, state: Any, info: Info, warmup: int, thin: int) -> None:
         """Add the draws that a step has finished."""
@@ -52,28 +62,59 @@ class Store:
             return
         self.count += info.finished
         kept, phase = np.divmod(self.count - warmup - 1, thin)
-        c = (
-            info.finished & (phase == thin - 1) & (kept >= 0) & (kept < self.z.shape[1])
-        ).nonzero()[0]
+        sampled = info.finished & (kept >= 0) & (kept < self.z.shape[1])
+        if thin > 1:
+            self._add_transitions(info, sampled.nonzero()[0], phase, thin)
+        c = (sampled & (phase == thin - 1)).nonzero()[0]
         if not c.size:
             return
         at = kept[c]
         self.z[c, at] = state.z[c]
-        for name, values in info.stats.items():
+        stats = {name: values[c] for name, values in info.stats.items()}
+        if self.transitions:
+            stats |= interval_statistics(
+                {name: values[c] for name, values in self.transitions.items()},
+                self._energy_before(c, at),
+            )
+        for name, values in stats.items():
             if name not in self.stats:
                 self.stats[name] = np.zeros(self.z.shape[:2], dtype=values.dtype)
-            self.stats[name][c, at] = values[c]
+            self.stats[name][c, at] = values
+
+    def _add_transitions(self, info: Info, c: np.ndarray, phase: np.ndarray, thin: int) -> None:
+        """Keep the statistics that draws not kept have an effect on."""
+        for name in TRANSITION_STATISTICS:
+            if name in info.stats:
+                values = info.stats[name]
+                if name not in self.transitions:
+                    self.transitions[name] = np.zeros((len(values), thin), dtype=values.dtype)
+                self.transitions[name][c, phase[c]] = values[c]
+
+    def _energy_before(self, c: np.ndarray, at: np.ndarray) -> np.ndarray | None:
+        """The energy of the last draw kept of each chain, NaN if there is none."""
+        energy = self.stats.get("energy")
+        if energy is None:
+            return None
+        return np.where(at > 0, energy[c, at - 1], np.nan)
 
     def gathered(self, groups: ChainGroups) -> Store:
         """The draws of the chains of all processes."""
-        rows = groups.gather_rows({"z": self.z, "count": self.count} | add_prefix("s", self.stats))
+        rows = groups.gather_rows(
+            {"z": self.z, "count": self.count}
+            | add_prefix("s", self.stats)
+            | add_prefix("t", self.transitions)
+        )
         evaluations = max(groups.gather(self.evaluations))  # those of the longest chain
-        return Store(rows["z"], strip_prefix("s", rows), rows["count"], evaluations)
+        stats, transitions = strip_prefix("s", rows), strip_prefix("t", rows)
+        return Store(rows["z"], stats, rows["count"], evaluations, transitions)
 
     def part(self, chains: slice) -> Store:
         """Some of the chains."""
-        stats = {name: values[chains] for name, values in self.stats.items()}
-        return Store(self.z[chains], stats, self.count[chains], self.evaluations)
+        stats, transitions = (
+            {name: values[chains] for name, values in arrays.items()}
+            for arrays in (self.stats, self.transitions)
+        )
+        return Store(self.z[chains], stats, self.count[chains], self.evaluations, transitions)
 
     def resized(self, draws: int) -> Store:
         """A copy with another number of draws, cut or padded with zeros."""
@@ -84,9 +125,7 @@ class Store:
             out[:, :n] = array[:, :n]
             return out
 
-        return Store(
-            fit(self.z), {k: fit(v) for k, v in self.stats.items()}, self.count, self.evaluations
-        )
+        return replace(self, z=fit(self.z), stats={k: fit(v) for k, v in self.stats.items()})
 
 
 @dataclass(frozen=True)
@@ -138,6 +177,7 @@ class Checkpoint:
         store = store.gathered(self.groups)
         tensors = self.groups.gather_rows(add_prefix("state", vars(state)))
         tensors |= add_prefix("stats", store.stats) | {"z": store.z, "count": store.count}
+        tensors |= add_prefix("transitions", store.transitions)
         own = [
             finished_chains[c].rng if c in finished_chains else rng.bit_generator.state
             for c, rng in enumerate(rngs)
@@ -171,12 +211,14 @@ class Checkpoint:
         for name, tensor in tensors.items():
             if tensor.dtype not in _DTYPES:
                 fail_checkpoint("arrays of numbers that NumPy has", f"{tensor.dtype} in {name!r}")
-        arrays, stats = (
+        arrays, stats, transitions = (
             {name: tensor.numpy() for name, tensor in strip_prefix(prefix, tensors).items()}
-            for prefix in ("state", "stats")
+            for prefix in ("state", "stats", "transitions")
         )
         own, wrong = self.groups.own, _other_arrays(fresh, arrays, self.identity["chains"])
-        store = Store(tensors["z"].numpy(), stats, tensors["count"].numpy(), meta["evaluations"])
+        store = Store(
+            tensors["z"].numpy(), stats, tensors["count"].numpy(), meta["evaluations"], transitions
+        )
         if not store.count.max(initial=0) <= store.evaluations <= MOST_EVALUATIONS:
             expected = "at least as many evaluations as draws of a chain, and at most 2^48"
             fail_checkpoint(expected, str(store.evaluations))
@@ -190,11 +232,8 @@ class Checkpoint:
         if (kept > most).any():  # draws that are not there would be zeros
             fail_checkpoint(f"at most {most} draws of each chain", f"counts of {int(kept.max())}")
         known = getattr(self.kernel, "statistics", None)
-        if known is not None and (stats or (kept > 0).any()):
-            types = {name: np.dtype(kind) for name, kind in known.items()}
-            if {name: array.dtype for name, array in stats.items()} != types:
-                expected = f"the statistics of {self.kernel.name}: {', '.join(known)}"
-                fail_checkpoint(expected, "others, or of other types")
+        if known is not None:
+            self._check_statistics(known, store, bool((kept > 0).any()))
         if "evaluations" in stats:
             each = store.evaluations * getattr(self.kernel, "rungs", 1)  # of points of a chain
             if not between(stats["evaluations"], 0, min(each, MOST_EVALUATIONS)).all():
@@ -205,6 +244,22 @@ class Checkpoint:
             rng.bit_generator.state = rng_state
         state = self.kernel.state_type(**{name: array[own] for name, array in arrays.items()})
         return state, store.part(own)
+
+    def _check_statistics(self, known: dict[str, type], store: Store, has_draws: bool) -> None:
+        """Check the names and types of statistics, and their shapes between draws."""
+        thin, chains = self.identity["thin"], self.identity["chains"]
+        all_known = known | interval_types(known, thin)
+        own = {name: known[name] for name in TRANSITION_STATISTICS if name in known and thin > 1}
+        for arrays, types, needed in (
+            (store.stats, all_known, has_draws),
+            (store.transitions, own, has_draws),
+        ):
+            found = {name: array.dtype for name, array in arrays.items()}
+            if (arrays or needed) and found != {n: np.dtype(kind) for n, kind in types.items()}:
+                expected = f"the statistics of {self.kernel.name}: {', '.join(types)}"
+                fail_checkpoint(expected, "others, or of other types")
+        if any(array.shape != (chains, thin) for array in store.transitions.values()):
+            fail_checkpoint(f"statistics of {thin} transitions", "those of another number")
 
     def _impossible(self, state: Any, store: Store) -> str | None:
         """The name of an array of a state with values that no run can have, or None."""

@@ -135,9 +135,11 @@ class Point:
 class HamiltonianSampler(Sampler):
     """Settings and warm-up that `HMC` and `NUTS` share.
 
-    The default warm-up is as long as the draws kept, at least 200. The draws have the stats
-    "log_density", "log_likelihood" (at temperature 1), "energy", "acceptance", "step_size",
-    "evaluations" and "divergent".
+    The default warm-up is as long as the chain after it, `draws * thin`, at least 200. The draws
+    have the stats "log_density", "log_likelihood" (at temperature 1), "energy", "acceptance",
+    "step_size", "evaluations" and "divergent"; thinned ones also have those of all transitions
+    since the draw before, which warnings use: "divergences" (their number), "energy_change",
+    "energy_mean" and "energy_spread" (see `subbayes.diagnostics.thinning`).
 
     Attributes:
         target_acceptance: mean acceptance that the step size aims at; higher is slower and safer.
@@ -162,7 +164,7 @@ class HamiltonianSampler(Sampler):
             check_positive("step_size", self.step_size)
 
     def default_warmup(self, sampling: Sampling) -> int:
-        """As many as the draws kept, at least 200."""
+        """`draws * thin`, at least 200."""
         return max(sampling.draws * sampling.thin, 200)
 
     def shared_settings(

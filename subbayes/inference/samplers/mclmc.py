@@ -52,7 +52,7 @@ class MCLMC(Sampler):
     r"""Microcanonical Langevin Monte Carlo without Metropolis steps, tuned in warm-up.
 
     A draw is one step, for two gradients, so that neighbouring draws are close: thin them
-    (`thin=10`). The default warm-up is half as long as the steps kept, at least 2000. The draws
+    (`thin=10`). The default warm-up is `draws * thin // 2` steps, at least 2000. The draws
     have the stats "log_density", "log_likelihood" (at temperature 1), "energy_error", "step_size",
     "length", "evaluations" (gradients of the step; those of searches for a step size,
     at the start and for a new mass matrix, are not counted), "failures" and "restarts" (of the
@@ -142,7 +142,7 @@ class MCLMC(Sampler):
         check_rank(rank, self.name)
 
     def default_warmup(self, sampling: Sampling) -> int:
-        """Half of the steps kept, at least 2000."""
+        """`draws * thin // 2`, at least 2000."""
         return max(sampling.draws * sampling.thin // 2, 2000)
 
     def kernel(self, posterior: GradientDensity, warmup: int) -> Kernel:

@@ -433,8 +433,8 @@ class ParallelTempering(Sampler):
     r"""Parallel tempering: samples a posterior with all its modes and estimates its evidence.
 
     The prior has to be Gaussian. A chain is a ladder, and an evaluation is of chains x rungs
-    points; draws are those of the cold rung. The default warm-up is half of the draws kept, at
-    least 200.
+    points; draws are those of the cold rung. The default warm-up is half as long as the chain
+    after it, `draws * thin // 2`, at least 200.
 
     The draws have the stats "log_likelihood" (at temperature 1) and "evaluations" (of all rungs),
     and of the run so far "swap_rate", "least_swap_rate" (of any pair), "round_trips", "barrier"
@@ -471,7 +471,7 @@ class ParallelTempering(Sampler):
         check_count("rungs", self.rungs, 2)
 
     def default_warmup(self, sampling: Sampling) -> int:
-        """Half of the draws kept, at least 200."""
+        """`draws * thin // 2`, at least 200."""
         return max(sampling.draws * sampling.thin // 2, 200)
 
     def kernel(self, posterior: Density, warmup: int) -> Kernel:

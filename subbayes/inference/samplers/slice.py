@@ -253,8 +253,8 @@ def _next_trial(s: State, u: Float[np.ndarray, "chains"]) -> None:
 class SliceSampling(Sampler):
     """Slice sampling with stepping out and shrinkage (Neal 2003); a draw is a sweep over k lines.
 
-    The default warm-up is half of the draws kept, at least 100. The draws have the stats
-    "log_likelihood" (at temperature 1), "log_density" and "evaluations".
+    The default warm-up is half as long as the chain after it, `draws * thin // 2`, at least 100.
+    The draws have the stats "log_likelihood" (at temperature 1), "log_density" and "evaluations".
 
     Attributes:
         metric: "diagonal" moves along the coordinates; "dense" along directions in which the
@@ -282,7 +282,7 @@ class SliceSampling(Sampler):
         check_choice("metric", self.metric, ("diagonal", "dense"))
 
     def default_warmup(self, sampling: Sampling) -> int:
-        """Half of the draws kept, at least 100."""
+        """`draws * thin // 2`, at least 100."""
         return max(sampling.draws * sampling.thin // 2, 100)
 
     def kernel(self, posterior: Density, warmup: int) -> Kernel:
