@@ -106,16 +106,26 @@ class _NumpyFunctions:
         self, argument: str, function: Function, z: Coordinates, shape: tuple[int, ...]
     ) -> Float[np.ndarray, "..."]:
         points = z.copy()  # functions may write to them
-        found = function(points) if self.vectorized else [function(point) for point in points]
-        try:
-            rows = np.asarray(found, dtype=np.float64)
-        except (TypeError, ValueError):
-            one = found[0] if isinstance(found, list) else found
-            fail_type(argument, "a function that returns numbers", one)
-        if np.asarray(found).dtype == np.bool_:
-            fail(argument, "a function that returns numbers", "true or false")
+        if self.vectorized:
+            rows = _copied_numbers(argument, function(points))
+        else:
+            each = [_copied_numbers(argument, function(point)) for point in points]
+            for row in each:
+                _check_shape(argument, (len(z), *row.shape), (len(z), *shape))
+            rows = np.stack(each)
         _check_shape(argument, rows.shape, (len(z), *shape))
         return rows
+
+
+def _copied_numbers(argument: str, found: Any) -> Float[np.ndarray, "..."]:
+    """A copy of what a function returned, since it may write to the same array in its next call."""
+    try:
+        numbers = np.asarray(found, dtype=np.float64).copy()
+    except (TypeError, ValueError):
+        fail_type(argument, "a function that returns numbers", found)
+    if np.asarray(found).dtype == np.bool_:
+        fail(argument, "a function that returns numbers", "true or false")
+    return numbers
 
 
 @dataclass(frozen=True)
@@ -128,7 +138,7 @@ class _TorchFunctions:
 
     def value(self, z: Coordinates) -> LogDensity:
         with torch.no_grad():
-            return self.differentiable(torch.from_numpy(z)).cpu().numpy()
+            return _copied(self.differentiable(torch.from_numpy(z)))
 
     def value_and_grad(self, z: Coordinates) -> tuple[LogDensity, Coordinates]:
         if self.grad is False:
@@ -143,7 +153,7 @@ class _TorchFunctions:
             with torch.no_grad():
                 gradient = self._gradients(points).double()
             _check_shape("grad", tuple(gradient.shape), z.shape)
-            return self.value(z), gradient.cpu().numpy()
+            return self.value(z), _copied(gradient)
         with torch.enable_grad():
             values = self.differentiable(points.requires_grad_())
             if not values.requires_grad:
@@ -175,6 +185,11 @@ class _TorchFunctions:
         if self.vectorized:
             return checked
         return Vectorised(checked, f"vectorising {argument} over points")
+
+
+def _copied(values: Tensor) -> np.ndarray:
+    """An array with memory of its own: a function may write to its result in the next call."""
+    return values.detach().cpu().numpy().copy()
 
 
 def _tensor_from(argument: str, function: Function, z: Tensor) -> Tensor:

@@ -38,6 +38,42 @@ LOG_NORMALISER = CONSTANT + 0.5 * np.linalg.slogdet(2 * np.pi * COVARIANCE)[1]
 BASE = Normal(scale=2.0, mean=[0.0, -1.0, 1.0])
 
 
+def into_buffers(library):
+    """Log density and gradient that write to arrays of their own, and return parts of these."""
+    arrays = np.zeros(100), np.zeros((100, 3))
+    value, gradient = map(torch.from_numpy, arrays) if library == "torch" else arrays
+
+    def log_prob(z):
+        d = np.asarray(z) - MEAN
+        found = CONSTANT - 0.5 * np.einsum("...i,ij,...j->...", d, PRECISION, d)
+        into = value[0:1].reshape(()) if z.ndim == 1 else value[: len(z)]
+        into[...] = torch.as_tensor(found) if library == "torch" else found
+        return into
+
+    def grad(z):
+        found = -(np.asarray(z) - MEAN) @ PRECISION
+        into = gradient[0] if z.ndim == 1 else gradient[: len(z)]
+        into[...] = torch.as_tensor(found) if library == "torch" else found
+        return into
+
+    return log_prob, grad
+
+
+@pytest.mark.parametrize(
+    ("library", "vectorized"), [("numpy", False), ("numpy", True), ("torch", True)]
+)
+def test_a_function_may_return_the_same_array_in_every_call(library, vectorized):
+    """Results are copied: else all chains, or earlier values, were those of the last call."""
+    z = np.random.default_rng(0).normal(size=(4, 3))
+    log_prob, grad = into_buffers(library)
+    options = {"grad": grad, "library": library, "vectorized": vectorized}
+    density = from_log_prob(log_prob, 3, **options)
+    values, gradients = density.value_and_grad(z)
+    density.value_and_grad(z + 1)
+    np.testing.assert_allclose(values, [with_numpy(point) for point in z], rtol=1e-12)
+    np.testing.assert_allclose(gradients, [slope(point) for point in z], rtol=1e-12)
+
+
 def with_torch(z):
     d = z - torch.from_numpy(MEAN)
     return CONSTANT - 0.5 * d @ torch.from_numpy(PRECISION) @ d
