@@ -19,12 +19,15 @@ from subbayes.diagnostics.leave_one_out import sum_se
 from subbayes.draws import Draws
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.engine import Engine, engine_of
+from subbayes.inference.importance_sampling import log_ratios
 from subbayes.likelihoods import Weighted
 from subbayes.likelihoods.target_parts import held_out_has_weights, split_targets
 from subbayes.networks.validation import check_fit
 from subbayes.posterior import Posterior
+from subbayes.predictions.predictive import Predictive
 from subbayes.utils.checks import check_choice, check_positive, fail
 from subbayes.utils.progress import progress_bar
+from subbayes.utils.types import Inputs
 from subbayes.utils.warning import warn_user
 
 if TYPE_CHECKING:
@@ -106,7 +109,8 @@ def choose_temperature(
     Args:
         posterior: the posterior; its own temperature is ignored.
         temperatures: candidates above 0.
-        by: "loo" (PSIS-LOO) or "validation".
+        by: "loo" (PSIS-LOO) or "validation". Draws of an approximation with a known density, such
+            as "vi" and "laplace", are weighted to the posterior for "loo".
         validation: held-out data, for `by="validation"`; weights of rows weight the mean.
         inference: a name, an engine, or a function (posterior, sampling) -> Draws.
         draws: draws per chain at each candidate.
@@ -115,8 +119,9 @@ def choose_temperature(
         progress: show a progress bar; None shows it on a terminal.
 
     Raises:
-        InputError: no candidates, an unknown criterion, or validation data that are missing or do
-            not fit the network and the likelihood.
+        InputError: no candidates, an unknown criterion, validation data that are missing or do
+            not fit the network and the likelihood, or "loo" for linearised Laplace, whose
+            draws are not those of a posterior of the network itself.
 
     Warns:
         UserWarning: a leave-one-out score of the best candidate with unreliable terms.
@@ -178,13 +183,40 @@ def _held_out(posterior: Posterior, validation: Any) -> Data:
 
 
 def _loo_result(posterior: Posterior, draws: Draws) -> diagnostics.LooResult:
-    """The leave-one-out score, with the effective sample sizes of chains."""
+    """The leave-one-out score, with the effective sample sizes of chains.
+
+    Draws of an approximation q are weighted by the ratio of the posterior to q.
+    """
+    if draws.prediction != "network":
+        fail(
+            "by",
+            "'validation' for an engine that linearises the network",
+            "'loo'",
+            "Its draws are not those of a posterior of the network itself",
+        )
+    log_weights = None
+    if "log_q" in draws.stats:
+        log_weights = log_ratios(draws.stats["log_density"], draws.stats["log_q"])
     terms = posterior.pointwise(draws.flat())
     if not draws.independent:
         terms = terms.reshape(draws.n_chains, draws.n_draws, -1)
     return diagnostics.loo(
-        terms, temperature=posterior.temperature, row_weights=posterior.row_weights, quiet=True
+        terms,
+        temperature=posterior.temperature,
+        row_weights=posterior.row_weights,
+        log_weights=log_weights,
+        quiet=True,
     )
+
+
+def _predict(posterior: Posterior, draws: Draws, inputs: Inputs, noise: Any) -> Predictive:
+    """The predictions of a model with these draws, as `FittedModel.predict` makes them."""
+    if draws.prediction == "network":
+        return posterior.predict(draws, inputs, noise=noise)
+    from subbayes.inference.laplace.linearised_engine import predict_linearised
+
+    likelihood, subspace = posterior.likelihood.unweighted, posterior.subspace
+    return predict_linearised(posterior.network, likelihood, subspace, draws, inputs, noise=noise)
 
 
 def _validation_score(posterior: Posterior, draws: Draws, data: Data) -> tuple[float, float, float]:
@@ -193,7 +225,7 @@ def _validation_score(posterior: Posterior, draws: Draws, data: Data) -> tuple[f
     found = []
     for inputs, y in data.batches(4096):
         parts = split_targets(y, weighted)
-        predictive = posterior.predict(draws, inputs, noise=parts.noise)
+        predictive = _predict(posterior, draws, inputs, parts.noise)
         found.append((predictive.log_prob(parts.values), parts.counts))
     terms, counts = (np.concatenate(part) for part in zip(*found, strict=True))
     terms, counts = terms[counts > 0], counts[counts > 0]

@@ -15,9 +15,10 @@ from scipy import stats
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from subbayes import Draws, Network, Posterior, Sampling
+from subbayes import MLP, Draws, Network, Posterior, Sampling, Training, fit
 from subbayes.data.data import Data
 from subbayes.diagnostics import loo
+from subbayes.inference import LinearisedLaplace, MeanFieldVI
 from subbayes.inference.tempering import TemperatureChoice, choose_temperature
 from subbayes.likelihoods import Gaussian, Weighted
 from subbayes.models.description import _temperature
@@ -182,6 +183,87 @@ def test_validation_scores_match_exact_ones():
     for temperature, score in zip(choice.temperatures, choice.scores, strict=True):
         exact = predictive_log_density(model, tempered(model, temperature), phi, y)
         assert abs(score - exact.mean()) < 0.02
+
+
+@pytest.mark.parametrize(
+    "engine",
+    ["laplace", MeanFieldVI(), LinearisedLaplace(), LinearisedLaplace(covariance="sampled")],
+)
+def test_validation_scores_are_those_of_the_model_that_is_returned(engine):
+    """Also of linearised Laplace, which does not average outputs of the network over draws."""
+    generator = torch.Generator().manual_seed(0)
+    x, new = (torch.randn(n, 2, generator=generator, dtype=torch.float64) for n in (30, 20))
+    y, new_y = (3 * torch.sin(2 * part[:, 0]) for part in (x, new))
+    net = MLP(2, (4,), 1, activation="tanh", seed=0).double()
+    sampling = Sampling(chains=4, draws=20, seed=3, progress=False)
+    options = {"inference": engine, "sampling": sampling, "subspace": "full"}
+    training = Training(epochs=0, swa_epochs=0)
+    for temperature in (1.0, 5.0):
+        model = fit(
+            net,
+            (x, y),
+            likelihood=Gaussian(0.5),
+            training=training,
+            temperature=temperature,
+            **options,
+        )
+        space, prior = model.subspace, model.prior
+        posterior = Posterior(model.network, Gaussian(0.5), (x, y), space, prior)
+        choice = choose_temperature(
+            posterior,
+            [temperature],
+            by="validation",
+            validation=(new, new_y),
+            inference=engine,
+            draws=20,
+            chains=4,
+            seed=3,
+            progress=False,
+        )
+        expected = model.predict(new).log_prob(new_y).mean()
+        assert choice.scores[0] == pytest.approx(float(expected), rel=1e-9)
+
+
+def test_leave_one_out_scores_of_an_approximation_are_weighted_to_the_posterior():
+    """Draws of a Gaussian twice as wide as the posterior, with their density, and without."""
+    model = LinearGaussian(n=25)
+    scores = {}
+    for known in (True, False):
+
+        def wide(posterior, sampling, known=known):
+            mean, covariance = model.moments()
+            rng = np.random.default_rng(sampling.seed)
+            q = stats.multivariate_normal(mean, 2 * covariance)
+            z = q.rvs((sampling.chains, sampling.draws), rng).reshape(8, -1, len(mean))
+            log_density = posterior.value(z.reshape(-1, len(mean))).reshape(z.shape[:2])
+            own = {"log_density": log_density, "log_q": q.logpdf(z)} if known else {}
+            return Draws(z, own, independent=True)
+
+        choice = choose_temperature(
+            model.posterior(), [1.0], inference=wide, draws=500, chains=8, progress=False
+        )
+        scores[known] = choice.scores[0]
+    exact = np.mean(
+        [
+            predictive_log_density(
+                model,
+                tempered(model, 1.0, np.delete(np.arange(25), i)),
+                model.phi[i : i + 1],
+                model.y[i : i + 1],
+            )
+            for i in range(25)
+        ]
+    )
+    assert abs(scores[True] - exact) < 0.006
+    assert abs(scores[False] - exact) > 0.02
+
+
+def test_leave_one_out_scores_of_linearised_draws_are_refused():
+    net = Network(nn.Linear(2, 1))
+    data = torch.zeros(5, 2), torch.zeros(5)
+    posterior = Posterior(net, Gaussian(1.0), data, FullSubspace(net.weights), 1.0)
+    with pytest.raises(InputError, match="by: expected 'validation' for an engine that lineari"):
+        choose_temperature(posterior, inference=LinearisedLaplace(), progress=False)
 
 
 def test_the_best_has_the_highest_score():
