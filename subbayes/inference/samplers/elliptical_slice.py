@@ -218,13 +218,7 @@ class RelativeDensity:
 
     def __init__(self, posterior: Density, q: Normal) -> None:
         self.posterior, self.prior, self.rank = posterior, q, posterior.rank
-        ranks = {
-            np.shape(v)[0]
-            for v in (q.mean, q.scale, q.covariance)
-            if v is not None and np.ndim(v) and np.shape(v)[0] > 1
-        }
-        if ranks - {self.rank}:
-            fail("reference", f"a Normal of {self.rank} coordinates", f"one of {ranks.pop()}")
+        q.check_rank(self.rank, "reference")
 
     @property
     def block_size(self) -> Any:

@@ -254,7 +254,8 @@ def test_checkpoints_with_a_reference_gaussian(tmp_path):
     [
         ("posterior", "'prior', 'laplace' or a Normal"),
         (3, "'prior', 'laplace' or a Normal"),
-        (Normal(np.ones(3)), "a Normal of 2 coordinates"),
+        (Normal(np.ones(3)), "reference scale: expected 1 or 2 numbers for a subspace of rank 2"),
+        (Normal(covariance=np.eye(1)), r"reference covariance: expected shape \(2, 2\)"),
     ],
 )
 def test_invalid_references_are_rejected(around, message):
