@@ -173,8 +173,7 @@ class Minibatches:
     def shuffled(self) -> Iterator[tuple[Inputs, Targets]]:
         """The batches of one epoch: reshuffled, or in the loader's own order."""
         if self.memory is None:
-            least = 2 if self.has_batchnorm else 1
-            yield from (batch for batch in self._read() if n_rows(batch[1]) >= least)
+            yield from self._large_enough()
         elif self.batch_size is None or self.batch_size >= self.n:
             assert self.memory.inputs is not None
             assert self.memory.y is not None
@@ -204,6 +203,17 @@ class Minibatches:
         assert self.memory is not None
         for rows in order.split(batch_sizes(self.n, self.batch_size or self.n)):
             yield take(self.memory.inputs, rows), take(self.memory.y, rows)
+
+    def _large_enough(self) -> Iterator[tuple[Inputs, Targets]]:
+        """The batches of the loader that have rows, with BatchNorm two or more."""
+        least, any_left = 2 if self.has_batchnorm else 1, False
+        for batch in self._read():
+            if n_rows(batch[1]) >= least:
+                any_left = True
+                yield batch
+        if not any_left:
+            expected = "batches of at least 2 rows for a module with BatchNorm"
+            fail("data", expected, "batches of one row", "Raise the batch_size of the loader")
 
     def _read(self) -> Iterator[tuple[Inputs, Targets]]:
         """The batches of the loader, without rows of weight 0."""

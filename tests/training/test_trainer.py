@@ -977,6 +977,9 @@ def test_last_batch_of_one_row_with_batchnorm():
         )
     with pytest.raises(InputError, match="batch_size: expected at least 2 for.*BatchNorm, got 1"):
         train(net(norm=True), Gaussian(), (x, y), **training_options(**QUICK | {"batch_size": 1}))
+    single = DataLoader(TensorDataset(x, y), batch_size=1)
+    with pytest.raises(InputError, match="data: expected batches of at least 2 rows for a module"):
+        train(net(norm=True), Gaussian(), single, **training_options(**QUICK))
     with pytest.raises(InputError, match="data: expected at least 2 rows for BatchNorm, got 1 row"):
         train(net(norm=True), Gaussian(1.0), (x[:1], y[:1]), **training_options(**QUICK))
 
