@@ -26,9 +26,27 @@ from subbayes.inference.laplace.subspace_error import (
     trace_criterion,
     wasserstein,
 )
+from subbayes.likelihoods import Gaussian
 from subbayes.plots import subspace_errors
 from subbayes.subspace import DenseSubspace
 from subbayes.subspaces.optimal import optimal, optimal_for
+
+
+@pytest.mark.parametrize(("form", "dtype"), [("dual", torch.float32), ("sampled", torch.float64)])
+def test_wide_priors_lose_no_precision(form, dtype):
+    """The part of v / lambda that the data take away is nearly all of it."""
+    generator = torch.Generator().manual_seed(0)
+    x, new = (torch.randn(n, 2, generator=generator).to(dtype) for n in (60, 30))
+    net = Network(subbayes.MLP(2, (30,), 1, "tanh", seed=0).to(dtype))
+    rows, options = (Gaussian(0.01), (x, x[:, 0])), {"prior_precision": 1e-3}
+    exact = precision(net, *rows, "primal", **options)
+    if form == "sampled":
+        options |= {"samples": 2, "solver": "dual"}
+    psi = precision(net, *rows, form, **options)
+    known = exact.covariance(new)
+    spaces = {"found": optimal_for(psi, new, 8, known)[0], "best": optimal_for(exact, new, 8)[0]}
+    found, best = compare_subspaces(exact, spaces, new)
+    assert found.relative_error == pytest.approx(best.relative_error, abs=1e-3)
 
 
 @pytest.mark.parametrize("classes", [1, 3])
