@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from subbayes import diagnostics
-from subbayes.diagnostics.thinning import thinned_ebfmi
+from subbayes.diagnostics.thinning import interval_types, thinned_ebfmi
 from subbayes.predictions.averaging import evenly_spaced
 from subbayes.utils.checks import check_choice, check_count, fail
 from subbayes.utils.chi_square import are_standard_normal
@@ -332,7 +332,7 @@ class Draws:
                 "target_acceptance=..., or lower the rank"
             )
         if "energy" in self.stats:
-            if "energy_change" in self.stats:
+            if interval_types({"energy": float}, 2).keys() <= self.stats.keys():
                 fractions = thinned_ebfmi(self.stats, thin)
             else:
                 fractions = diagnostics.ebfmi(self.stats["energy"])

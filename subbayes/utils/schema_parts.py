@@ -62,7 +62,7 @@ HISTORY = dict_of(list_of(number(finite=False)))
 LARGEST = 1e18
 """Excluded limit of numbers whose square is finite in float32."""
 _SHOWN = ("divergent", "least_swap_rate", "barrier")  # statistics in summaries
-_COUNTED = ("evaluations", "round_trips", "failures", "restarts")
+_COUNTED = ("divergences", "evaluations", "round_trips", "failures", "restarts")
 N_DRAWS = whole(1, 10**5)
 """A number of draws that no tensor confirms."""
 

@@ -324,6 +324,10 @@ CONTRADICTIONS: dict[str, tuple[str, Change]] = {
     "no draws": ("fitted-pca", no_draws),
     "draws that overflow": ("fitted-pca", huge_draws),
     "divergences that are no numbers": ("fitted-pca", statistic("divergent", np.nan)),
+    "divergences between draws that are no numbers": (
+        "fitted-pca",
+        statistic("divergences", np.nan),
+    ),
     "infinite divergences": ("fitted-pca", statistic("divergent", np.inf)),
     "an infinite barrier": ("fitted-pca", statistic("barrier", np.inf)),
     "an engine that is no text": (
