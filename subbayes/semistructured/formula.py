@@ -189,7 +189,7 @@ class Design:
         self.terms: list[Term] = []
         self.column_parameters: list[str] = []
         for parameter, text in right.items():
-            self._add(parameter, text, frame, parameter not in without_intercept)
+            self._add(parameter, text, frame, parameter not in without_intercept, weights)
             if most is not None and len(self.names) > most:
                 fail("formula", f"at most {most} effects", f"at least {len(self.names)}")
             check_size(f"formula of {parameter!r}", text, len(self.names), len(frame))
@@ -213,14 +213,21 @@ class Design:
             self.scale = column_scales(columns, weights=weights)
         self.prior_scale = prior_scales(columns, self.terms, self.centred, weights)
 
-    def _add(self, parameter: str, text: str, frame: pd.DataFrame, intercept: bool) -> None:
+    def _add(
+        self,
+        parameter: str,
+        text: str,
+        frame: pd.DataFrame,
+        intercept: bool,
+        weights: Float[np.ndarray, "n"] | None,
+    ) -> None:
         """Add the columns and terms of one parameter's formula."""
         columns, read = _columns(parameter, text, frame)
         prefix = "" if parameter == self.parameters[0] else f"{parameter}."
         argument = f"formula of {parameter!r}"
         with formula_errors(argument, text):
-            rest, own = learn_terms(argument, text, frame, prefix)
-        spec = formula_columns.learn(argument, rest, frame, read)
+            rest, own = learn_terms(argument, text, frame, prefix, weights)
+        spec = formula_columns.learn(argument, rest, frame, read, weights)
         names = [str(name) for name in spec.column_names]
         effects: list[int] = []
         offsets: list[int] = []

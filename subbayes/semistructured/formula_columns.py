@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int
 from subbayes.semistructured.formula_checks import check_different
 from subbayes.semistructured.formula_grammar import formula_errors
 from subbayes.semistructured.formula_numbers import factor_column, model_matrix
-from subbayes.semistructured.smooth import TRANSFORMS, penalised
+from subbayes.semistructured.smooth import TRANSFORMS, WEIGHTS, penalised
 from subbayes.utils.checks import InputError, fail
 from subbayes.utils.warning import filtered_warnings
 
@@ -38,7 +38,13 @@ _ROUNDING = 1e-12  # of a column relative to its largest value, in which constan
 _CONTEXT = {**TRANSFORMS, "np": np, "offset": lambda x: x}
 
 
-def learn(argument: str, text: str, frame: pd.DataFrame, columns: Sequence[str]) -> ModelSpec:
+def learn(
+    argument: str,
+    text: str,
+    frame: pd.DataFrame,
+    columns: Sequence[str],
+    weights: Float[np.ndarray, "n"] | None = None,
+) -> ModelSpec:
     """Evaluate a checked right-hand side on training rows, and return what was learned from them.
 
     Args:
@@ -47,13 +53,14 @@ def learn(argument: str, text: str, frame: pd.DataFrame, columns: Sequence[str])
         frame: the rows.
         columns: columns of the data frame that the text reads. The others are not passed on, as
             they could have the names of functions.
+        weights: how many times each row counts in smooths; by default once.
 
     Raises:
         InputError: a formula that formulaic cannot evaluate, a factor with one level, or effects
             with the same name.
     """
     with formula_errors(argument, text), np.errstate(all="ignore"):
-        matrix = model_matrix(text, frame[list(columns)], _CONTEXT)
+        matrix = model_matrix(text, frame[list(columns)], {**_CONTEXT, WEIGHTS: weights})
     spec: ModelSpec = matrix.model_spec
     for expression, levels, _ in factors(spec):
         if len(levels) == 1:

@@ -241,9 +241,8 @@ def partial_dependence(
     number = number and variable not in levels
     if values is None:
         values = _grid(observed, not number, _NETWORK_POINTS)
-    rows = model.frame.iloc[
-        np.unique(np.linspace(0, len(observed) - 1, _MAX_ROWS).round().astype(int))
-    ]
+    chosen = np.unique(np.linspace(0, len(observed) - 1, _MAX_ROWS).round().astype(int))
+    rows, counts = model.frame.iloc[chosen], model.row_weights
     grid = pd.concat([rows] * len(values), ignore_index=True)
     grid[variable] = pd.Series(np.repeat(np.asarray(values), len(rows))).astype(
         None if number else observed.dtype
@@ -251,14 +250,20 @@ def partial_dependence(
     parameter = part.parameter or model.design.parameters[0]
     place = model.design.parameters.index(parameter)
     found = _network_contribution(state, name, grid, place, check_count("n_draws", n_draws))
+    each = torch.from_numpy(found.reshape(len(found), len(values), len(rows)).copy())
     return Partial(
         Term(name, parameter, "network", (), (variable,)),
         variable,
         np.asarray(values),
-        found.reshape(len(found), len(values), len(rows)).mean(2),
+        _mean(each, None if counts is None else counts[torch.from_numpy(chosen)]).numpy(),
         observed.to_numpy() if number else np.zeros(0),
         level,
     )
+
+
+def _mean(values: Float[Tensor, "*S n"], weights: Float[Tensor, "n"] | None) -> Float[Tensor, "*S"]:
+    """Means over rows, each of which counts as often as its weight says."""
+    return values.mean(-1) if weights is None else values @ (weights / weights.sum()).to(values)
 
 
 def _network_contribution(
@@ -277,13 +282,13 @@ def _network_contribution(
             at_grid, at_rows = (
                 model.deep.output(name, part).double() for part in (inputs, model.inputs)
             )
-        fixed = (at_grid - at_rows.mean())[rows].numpy()
+        fixed = (at_grid - _mean(at_rows, model.row_weights))[rows].numpy()
         return np.broadcast_to(fixed, (len(state.draws.flat(n_draws)), len(fixed)))
     weights = joint.networks_of(state.draws, n_draws)
     training = Contributions(model.deep, model.inputs, joint.orthogonal, width, [name])
     found = Contributions(model.deep, inputs, (), width, [name])(weights)[..., place][:, rows]
     remaining = training(weights)[..., place]
-    level = remaining.mean(1, keepdim=True)
+    level = _mean(remaining, model.row_weights)[:, None]
     own = next((part.columns for part in joint.orthogonal if name in part.names), None)
     if own is None:
         return (found - level).numpy()
@@ -294,7 +299,8 @@ def _network_contribution(
         rows_of_draws = np.arange(len(state.draws.flat()))
         moved = state.projections(remaining, own, evenly_spaced(rows_of_draws, n_draws))
         gamma = gamma + moved
-        means = with_constant(model.inputs["design"])[:, columns].double().mean(0)
+        own_rows = with_constant(model.inputs["design"])[:, columns].double()
+        means = _mean(own_rows.T, model.row_weights)
         level = level - (moved @ means)[:, None]
     return (found - gamma @ design.T - level).numpy()
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from numbers import Real
 from typing import Any, NoReturn
@@ -35,6 +35,7 @@ from subbayes.networks.tracing.tracer import Mode
 from subbayes.priors import Normal
 from subbayes.semistructured.design_data import AuxiliaryColumns, check_network_names, networks_from
 from subbayes.semistructured.effect_priors import names_for_priors, prior_of_term
+from subbayes.semistructured.formula import Term
 from subbayes.semistructured.given_objects import (
     check_given_family,
     check_given_priors,
@@ -47,6 +48,7 @@ from subbayes.semistructured.saved_priors import SavedPriors, prior_config
 from subbayes.semistructured.space_checks import check_size, check_space
 from subbayes.semistructured.specification import Specification
 from subbayes.semistructured.subspace import SUBSPACES, JointSpace
+from subbayes.semistructured.terms.gaussian_process import GaussianLaw
 from subbayes.semistructured.terms.parsing import least_effects
 from subbayes.subspace import from_config as subspace_from_config
 from subbayes.subspaces.curve import WeightCurve
@@ -59,6 +61,7 @@ __all__ = ["facts_of", "state_from", "tensors_of"]
 
 _MAX_CLASSES = 10_000
 _DEFAULT_PRIORS = 2  # of files; 1 had no weights, nor default priors of what REML sets
+_TERMS = 2  # of files; 1 scaled smooths by the rows of a level, and learned terms without weights
 _ORTHOGONALITY = 2  # of files; 1 had no weights, nor constants without an intercept
 _NUMBERS = re.compile(r"(u?int|float)(8|16|32|64)|U?Int(8|16|32|64)|Float(32|64)|bool(ean)?")
 _LEVELS = re.compile(r"object|str|string(\[(python|pyarrow)\])?|bool(ean)?")
@@ -104,6 +107,7 @@ def facts_of(state: FittedState) -> dict[str, Any]:
         "orthogonal": specification.orthogonal,
         "orthogonal_to": _orthogonal_to(state),
         "orthogonality": _ORTHOGONALITY,
+        "terms": _TERMS,
         "effects": specification.effects,
         "smooth": specification.smooth,
         "seed": state.joint.seed,
@@ -168,6 +172,7 @@ def state_from(
     with unsaid_warnings():  # `fit` has given the warnings about these rows
         inputs = strip_prefix("inputs", tensors)
         rows = specification.prepare(frame, inputs, space.subspace.size)
+    _check_terms(facts, rows.design.terms)
     rows = replace(rows, specification=replace(specification, priors=dict(saved_priors)))
     check_size(space, rows)
     # a file does not start a compiler, which writes elsewhere
@@ -228,6 +233,17 @@ def _check_default_priors(facts: Mapping[str, Any]) -> None:
         what = "smooth='reml'" if facts["weights"] is None else "weights"
         got = f"a model with {what} of an earlier version, which had others"
         fail_artifact("path", "a model with default priors of this version", got, "Fit it again")
+
+
+def _check_terms(facts: Mapping[str, Any], terms: Iterable[Term]) -> None:
+    """Raise for a file of an earlier version, whose draws are relative to other columns."""
+    others = [term for term in terms if not isinstance(term.law, GaussianLaw)]
+    weighted = facts["weights"] is not None
+    changed = [t.name for t in others if t.kind == "smooth" or (weighted and t.law is not None)]
+    if changed and facts.get("terms", 1) != _TERMS:
+        expected = "a model whose terms have the columns of this version"
+        got = f"a model with {changed[0]} of an earlier version, in which they differ"
+        fail_artifact("path", expected, got, "Fit it again")
 
 
 def _damaged(where: str, expected: str, got: Any) -> NoReturn:

@@ -13,6 +13,7 @@ the training rows: the intercept holds the level of the function.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -24,8 +25,9 @@ from jaxtyping import Float
 from subbayes.semistructured.formula_checks import levels_of
 from subbayes.utils.checks import check_count, fail
 
-__all__ = ["TRANSFORMS", "check_distinct", "penalised", "re", "s", "whitened"]
+__all__ = ["TRANSFORMS", "WEIGHTS", "check_distinct", "penalised", "re", "s", "whitened"]
 
+WEIGHTS = "__weights__"  # of rows, in the context of formulas
 _SPLINES, _FEWEST = 10, 4
 _MOST = 1000  # B-splines of a smooth, whose matrices have the square of this number of entries
 
@@ -84,7 +86,11 @@ def whitened(call: str, root: Float[np.ndarray, "m K"], rank: int) -> Float[np.n
 
 @stateful_transform
 def s(
-    x: Any, df: int = _SPLINES, degree: int = 3, _state: dict[str, Any] | None = None
+    x: Any,
+    df: int = _SPLINES,
+    degree: int = 3,
+    _state: dict[str, Any] | None = None,
+    _context: Mapping[str, Any] | None = None,
 ) -> FactorValues[dict[str, Any]]:
     """A smooth function of a column, in a formula: `s(age)`, `s(age, df=20)`.
 
@@ -101,7 +107,10 @@ def s(
     values = np.asarray(x, dtype=np.float64)
     if not state:
         call = f"s({getattr(x, 'name', None) or '...'})"
-        state |= _spline(call, values, check_count("df", df, 4), check_count("degree", degree))
+        weights = (_context or {}).get(WEIGHTS)
+        counts = np.ones(len(values)) if weights is None else weights
+        df, degree = check_count("df", df, 4), check_count("degree", degree)
+        state |= _spline(call, values, df, degree, counts)
     columns = _columns(values, state)
     names = ["linear", *(f"wiggle{j}" for j in range(1, columns.shape[1]))]
     return FactorValues(
@@ -112,9 +121,11 @@ def s(
     )
 
 
-def _spline(call: str, x: Float[np.ndarray, "n"], df: int, degree: int) -> dict[str, Any]:
+def _spline(
+    call: str, x: Float[np.ndarray, "n"], df: int, degree: int, counts: Float[np.ndarray, "n"]
+) -> dict[str, Any]:
     """Knots, centre and the map from B-splines to columns."""
-    x = x[np.isfinite(x)]
+    x, counts = x[np.isfinite(x)], counts[np.isfinite(x)]
     check_distinct(call, len(np.unique(x)), df)
     if df > _MOST:
         fail("df", f"at most {_MOST} splines", df)
@@ -125,21 +136,25 @@ def _spline(call: str, x: Float[np.ndarray, "n"], df: int, degree: int) -> dict[
     step = inner[1] - inner[0]
     knots = low + step * np.arange(-degree, df + 1)
     difference = np.diff(np.eye(df), 2, axis=0)
+    mean = float(np.average(x, weights=counts))
+    scale = float(np.sqrt(np.average((x - mean) ** 2, weights=counts)))
     state = {
         "knots": knots.tolist(),
         "degree": degree,
         "low": low,
         "high": high,
         "turn": whitened(call, difference, len(difference)).tolist(),
-        "scale": float(x.std()),
-        "linear": float(x.mean()),
+        "scale": scale,
+        "linear": mean,
     }
     wiggles = _basis(x, state) @ np.array(state["turn"])
     # make the nonlinear columns orthogonal to straight lines over the rows
-    line = np.column_stack([np.ones_like(x), (x - x.mean()) / x.std()])
-    state["level"] = np.linalg.lstsq(line, wiggles, rcond=None)[0].tolist()
-    rest = wiggles - line @ np.array(state["level"])
-    state["size"] = float(np.sqrt((rest**2).sum(1).mean()))
+    line = np.column_stack([np.ones_like(x), (x - mean) / scale])
+    root = np.sqrt(counts)[:, None]
+    level = np.linalg.lstsq(root * line, root * wiggles, rcond=None)[0]
+    rest = wiggles - line @ level
+    state["level"] = level.tolist()
+    state["size"] = float(np.sqrt(np.average((rest**2).sum(1), weights=counts)))
     return state
 
 

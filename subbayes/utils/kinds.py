@@ -292,6 +292,7 @@ _semistructured = record(
     {
         "smooth?": text("bayes", "reml"),
         "default_priors?": whole(2, 2),
+        "terms?": whole(2, 2),
         "response_terms?": list_of(text("cens", "trunc", "trials", "weights"), most=4),
         "orthogonal_to?": one_of("columns by network", dict_of(_COLUMNS), list_of(_COLUMNS)),
         "orthogonality?": whole(2, 2),

@@ -646,3 +646,29 @@ def test_predictions_in_threads_leave_the_filters_of_warnings_alone(fitted):
             warnings.warn("still an error", UserWarning, stacklevel=1)
     alone = [model.predict(*row).mean for row in rows]
     np.testing.assert_array_equal(means, alone)
+
+
+@pytest.mark.parametrize(
+    ("formula", "weights", "refused"),
+    [
+        ("y ~ s(x)", None, True),
+        ("y ~ s(x, by=g, bs='cr', k=4)", None, True),
+        ("y ~ mo(g)", "w", True),
+        ("y ~ gp(x, k=4)", "w", False),
+        ("y ~ x + (1 | g)", None, False),
+    ],
+)
+def test_files_whose_terms_had_other_columns_are_refused(tmp_path, formula, weights, refused):
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"x": rng.normal(size=40), "g": np.arange(40) % 3, "w": 2.0})
+    frame["y"] = rng.normal(size=40)
+    model = SemiStructuredRegression(formula, weights=weights).fit(frame, **QUICK)
+    saved = artifact.read(model.save(tmp_path / "model"))
+    older = {key: value for key, value in saved.facts.items() if key != "terms"}
+    if refused:
+        with pytest.raises(InputError, match="got a model with .* of an earlier version, in which"):
+            reloaded(saved, tmp_path / "older", older)
+    else:
+        reloaded(saved, tmp_path / "older", older)
+    found = reloaded(saved, tmp_path / "same").predict(frame).mean
+    np.testing.assert_array_equal(found, model.predict(frame).mean)

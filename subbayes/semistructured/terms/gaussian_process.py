@@ -25,7 +25,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from subbayes.semistructured.terms.calls import Call
-from subbayes.semistructured.terms.law import Hyperparameter, Law, LearnedTerm, Priors, WrittenTerm
+from subbayes.semistructured.terms.law import (
+    Counts,
+    Hyperparameter,
+    Law,
+    LearnedTerm,
+    Priors,
+    WrittenTerm,
+)
 from subbayes.utils.checks import fail
 
 __all__ = ["GaussianColumns", "GaussianLaw", "GaussianTerm", "log_spectral_density"]
@@ -77,7 +84,9 @@ class GaussianTerm(WrittenTerm):
                     fail(argument, "a column of numbers in gp(...)", f"{name!r} of dtype {dtype}")
         return call.columns
 
-    def learn(self, argument: str, frame: pd.DataFrame, prefix: str) -> list[LearnedTerm]:
+    def learn(
+        self, argument: str, frame: pd.DataFrame, prefix: str, weights: Counts | None = None
+    ) -> list[LearnedTerm]:
         """Learn the intervals from training rows."""
         variables, options = self.call.columns, self.call.options
         x = frame[list(variables)].to_numpy(dtype=np.float64)

@@ -32,7 +32,14 @@ from subbayes.semistructured import formula_columns
 from subbayes.semistructured.formula_checks import check_levels, levels_of
 from subbayes.semistructured.formula_grammar import check_formula, formula_errors, least_columns
 from subbayes.semistructured.formula_numbers import factor_column
-from subbayes.semistructured.terms.law import Hyperparameter, Law, LearnedTerm, Priors, WrittenTerm
+from subbayes.semistructured.terms.law import (
+    Counts,
+    Hyperparameter,
+    Law,
+    LearnedTerm,
+    Priors,
+    WrittenTerm,
+)
 from subbayes.semistructured.terms.splitting import plain_name, split_at, within_brackets
 from subbayes.utils.checks import fail
 from subbayes.utils.warning import warn_user
@@ -88,7 +95,9 @@ class GroupTerm(WrittenTerm):
         groups = len(frame[list(self.groups)].drop_duplicates())
         return groups * _MOST if self.left != "1" else groups
 
-    def learn(self, argument: str, frame: pd.DataFrame, prefix: str) -> list[LearnedTerm]:
+    def learn(
+        self, argument: str, frame: pd.DataFrame, prefix: str, weights: Counts | None = None
+    ) -> list[LearnedTerm]:
         """Learn levels, and the columns of the left-hand side, from training rows."""
         with formula_errors(argument, self.left):
             read = check_formula(argument, self.left, frame)
@@ -103,9 +112,9 @@ class GroupTerm(WrittenTerm):
         keys = _keys_in_order(frame, self.groups)
         values = formula_columns.evaluate(spec, frame, read)
         formula_columns.check_defined(values, [prefix + self.name] * len(names))
-        law = GroupLaw.of(names, self.label, prefix, len(keys), self.correlated, values)
+        law = GroupLaw.of(names, self.label, prefix, len(keys), self.correlated, values, weights)
         if not (self.correlated and _INTERCEPT in names):
-            self._warn_of_columns_far_from_0(names, values)
+            self._warn_of_columns_far_from_0(names, values, weights)
         levels = {
             factor_column(expression): found
             for expression, found, _ in formula_columns.factors(spec)
@@ -128,11 +137,12 @@ class GroupTerm(WrittenTerm):
         return [learned]
 
     def _warn_of_columns_far_from_0(
-        self, names: Sequence[str], values: Float[np.ndarray, "n q"]
+        self, names: Sequence[str], values: Float[np.ndarray, "n q"], weights: Counts | None
     ) -> None:
         """Warn of slopes that are uncorrelated with intercepts, or alone, where no rows are."""
         for name, column in zip(names, values.T, strict=True):
-            mean, sd = float(column.mean()), float(column.std())
+            mean = float(formula_columns.column_means(column, weights))
+            sd = float(formula_columns.column_scales(column[:, None], weights=weights)[0])
             if not _is_indicator(column) and abs(mean) > _FAR * sd:
                 what = (
                     "uncorrelated with the intercepts" if _INTERCEPT in names else "all of them 0"
@@ -326,18 +336,22 @@ class GroupLaw(Law):
         n_groups: int,
         correlated: bool,
         values: Float[np.ndarray, "n q"],
+        weights: Counts | None = None,
     ) -> GroupLaw:
         """The law of the effects of columns with these values in the training rows."""
+        centers = formula_columns.column_means(values, weights)
+        scales = formula_columns.column_scales(values, weights=weights)
+        plain = [_is_indicator(column) for column in values.T]
         sds = [
-            Hyperparameter(f"sd({prefix}{name} | {label})", "sd", 1 / _scale(values[:, i]))
-            for i, name in enumerate(names)
+            Hyperparameter(f"sd({prefix}{name} | {label})", "sd", 1.0 if own else 1 / float(scale))
+            for name, own, scale in zip(names, plain, scales, strict=True)
         ]
         size = len(names) * (len(names) - 1) // 2
         means = [0.0] * len(names)
         if correlated and size:
             sds.append(Hyperparameter(f"cor({prefix}{label})", "correlation", size=size))
             if _INTERCEPT in names:
-                means = [0.0 if _is_indicator(v) else float(v.mean()) for v in values.T]
+                means = np.where(plain, 0.0, centers).tolist()
         return cls(tuple(sds), tuple(names), label, prefix, n_groups, tuple(means))
 
     @property
@@ -409,9 +423,5 @@ class GroupLaw(Law):
 
 def _is_indicator(values: Float[np.ndarray, "n"]) -> bool:
     """Whether a column is constant or has the values 0 and 1."""
-    return float(values.std()) == 0 or set(np.unique(values)) <= {0.0, 1.0}
-
-
-def _scale(values: Float[np.ndarray, "n"]) -> float:
-    """The scale of a column: 1 for constants and indicators."""
-    return 1.0 if _is_indicator(values) else float(values.std())
+    constant = not formula_columns.column_scales(values[:, None])[0]
+    return constant or set(np.unique(values)) <= {0.0, 1.0}

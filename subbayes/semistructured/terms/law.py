@@ -19,8 +19,9 @@ from torch import Tensor
 
 from subbayes.semistructured.effect_prior import EffectPrior
 
-__all__ = ["BlockLaw", "Hyperparameter", "Law", "LearnedTerm", "Priors", "WrittenTerm"]
+__all__ = ["BlockLaw", "Counts", "Hyperparameter", "Law", "LearnedTerm", "Priors", "WrittenTerm"]
 
+Counts = Float[np.ndarray, "n"]
 Priors = Mapping[str, EffectPrior]
 
 
@@ -152,13 +153,16 @@ class WrittenTerm(ABC):
         return 1
 
     @abstractmethod
-    def learn(self, argument: str, frame: pd.DataFrame, prefix: str) -> list[LearnedTerm]:
+    def learn(
+        self, argument: str, frame: pd.DataFrame, prefix: str, weights: Counts | None = None
+    ) -> list[LearnedTerm]:
         """Learn from training rows.
 
         Args:
             argument: name of the argument, for errors.
             frame: the rows.
             prefix: of the names of effects, with the parameter of the predictor.
+            weights: how many times each row counts; by default once.
         """
 
 

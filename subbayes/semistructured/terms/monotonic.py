@@ -18,8 +18,16 @@ from jaxtyping import Float
 from torch import Tensor
 
 from subbayes.semistructured.formula_checks import check_levels, has_numbers
+from subbayes.semistructured.formula_columns import column_scales
 from subbayes.semistructured.terms.calls import Call
-from subbayes.semistructured.terms.law import Hyperparameter, Law, LearnedTerm, Priors, WrittenTerm
+from subbayes.semistructured.terms.law import (
+    Counts,
+    Hyperparameter,
+    Law,
+    LearnedTerm,
+    Priors,
+    WrittenTerm,
+)
 from subbayes.utils.checks import fail
 
 __all__ = ["MonotonicColumns", "MonotonicLaw", "MonotonicTerm"]
@@ -49,7 +57,9 @@ class MonotonicTerm(WrittenTerm):
             _values(argument, self.call, frame[name])
         return self.call.columns
 
-    def learn(self, argument: str, frame: pd.DataFrame, prefix: str) -> list[LearnedTerm]:
+    def learn(
+        self, argument: str, frame: pd.DataFrame, prefix: str, weights: Counts | None = None
+    ) -> list[LearnedTerm]:
         """Learn the ordered values: all categories, or all whole numbers from least to largest."""
         (variable,) = self.call.columns
         values = _values(argument, self.call, frame[variable])
@@ -57,6 +67,7 @@ class MonotonicTerm(WrittenTerm):
             fail(argument, f"from 2 to {_MOST} ordered values", f"{len(values)} in {self.name}")
         name = prefix + self.name
         code = frame[variable].map({v: i for i, v in enumerate(values)}).astype(float)
+        sd = float(column_scales(code.to_numpy()[:, None], weights=weights)[0])
         learned = MonotonicColumns(
             name=name,
             kind="monotonic",
@@ -65,7 +76,7 @@ class MonotonicTerm(WrittenTerm):
             fixed=0,
             law=MonotonicLaw(
                 (
-                    Hyperparameter(name, "effect", 1 / max(float(code.std(ddof=0)), 1e-6), size=0),
+                    Hyperparameter(name, "effect", 1 / max(sd, 1e-6), size=0),
                     Hyperparameter(f"simplex({name})", "simplex", size=0),
                 )
             ),

@@ -11,7 +11,7 @@ from subbayes.semistructured.formula_grammar import check_formula, check_size, l
 from subbayes.semistructured.terms.calls import Call, parse_call
 from subbayes.semistructured.terms.gaussian_process import GaussianTerm
 from subbayes.semistructured.terms.group_effects import parse_group_term
-from subbayes.semistructured.terms.law import LearnedTerm, WrittenTerm
+from subbayes.semistructured.terms.law import Counts, LearnedTerm, WrittenTerm
 from subbayes.semistructured.terms.monotonic import MonotonicTerm
 from subbayes.semistructured.terms.random_effect_smooths import RandomEffectSmooth
 from subbayes.semistructured.terms.smooths import SmoothTerm
@@ -77,7 +77,7 @@ def check_right_side(
 
 
 def learn_terms(
-    argument: str, text: str, frame: pd.DataFrame, prefix: str
+    argument: str, text: str, frame: pd.DataFrame, prefix: str, weights: Counts | None = None
 ) -> tuple[str, list[LearnedTerm]]:
     """The part of a right-hand side for formulaic, and the other terms learned from rows.
 
@@ -86,13 +86,14 @@ def learn_terms(
         text: the right-hand side, which `check_right_side` has checked.
         frame: the rows.
         prefix: of the names of effects.
+        weights: how many times each row counts; by default once.
 
     Raises:
         InputError: effects with the same name.
     """
     rest, own = split_terms(argument, text)
     terms = written_terms(argument, own)
-    learned = [part for term in terms for part in term.learn(argument, frame, prefix)]
+    learned = [part for term in terms for part in term.learn(argument, frame, prefix, weights)]
     check_different(argument, "effects", (label for term in learned for label in term.labels))
     return rest, learned
 

@@ -10,7 +10,7 @@ import pandas as pd
 from subbayes.semistructured.formula_checks import check_columns, has_numbers, plain_columns
 from subbayes.semistructured.terms.calls import Call
 from subbayes.semistructured.terms.group_effects import GroupTerm
-from subbayes.semistructured.terms.law import LearnedTerm, WrittenTerm
+from subbayes.semistructured.terms.law import Counts, LearnedTerm, WrittenTerm
 from subbayes.utils.checks import fail
 
 __all__ = ["RandomEffectSmooth"]
@@ -78,9 +78,11 @@ class RandomEffectSmooth(WrittenTerm):
         """The largest number of columns."""
         return self.effects("formula", frame).width(frame)
 
-    def learn(self, argument: str, frame: pd.DataFrame, prefix: str) -> list[LearnedTerm]:
+    def learn(
+        self, argument: str, frame: pd.DataFrame, prefix: str, weights: Counts | None = None
+    ) -> list[LearnedTerm]:
         """Learn the groups from training rows."""
-        return self.effects(argument, frame).learn(argument, frame, prefix)
+        return self.effects(argument, frame).learn(argument, frame, prefix, weights)
 
 
 def _has_fractions(column: pd.Series) -> bool:

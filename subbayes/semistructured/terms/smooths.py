@@ -38,7 +38,13 @@ from subbayes.semistructured.formula_columns import column_means, column_scales
 from subbayes.semistructured.smooth import whitened
 from subbayes.semistructured.terms.bases import Basis, Cubic, basis_of
 from subbayes.semistructured.terms.calls import Call
-from subbayes.semistructured.terms.law import BlockLaw, Hyperparameter, LearnedTerm, WrittenTerm
+from subbayes.semistructured.terms.law import (
+    BlockLaw,
+    Counts,
+    Hyperparameter,
+    LearnedTerm,
+    WrittenTerm,
+)
 from subbayes.utils.checks import fail
 
 __all__ = ["Margin", "SmoothColumns", "SmoothTerm"]
@@ -46,7 +52,6 @@ __all__ = ["Margin", "SmoothColumns", "SmoothTerm"]
 _K = {"s": 10, "te": 5, "ti": 5, "t2": 5}
 _LEAST = 1e-8  # of singular values of unpenalised columns, beside the largest
 
-Counts = Float[np.ndarray, "n"]
 Blocks = list[tuple[str, Float[np.ndarray, "n _"]]]
 
 
