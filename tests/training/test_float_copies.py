@@ -65,7 +65,7 @@ def test_small_steps_add_up_as_in_float32(many, mixed):
                 result.network.weights, expected, rtol=ROUNDING, atol=ROUNDING / 8
             )
         moved = (result.network.weights - start(module)).abs()
-        assert moved.median() > 0.01
+        assert moved[18:].median() > 0.01  # of the last layer
         assert all(p.dtype == q.dtype for p, q in zip(
             result.module.parameters(), module.parameters(), strict=True
         ))  # fmt: skip
