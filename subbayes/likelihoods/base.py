@@ -24,6 +24,7 @@ __all__ = [
     "UndefinedError",
     "check_tensor",
     "column",
+    "in_float64",
     "n_targets",
     "target_values",
     "to_numbers",
@@ -39,6 +40,19 @@ def column(y: Targets, like: Tensor) -> Tensor:
     assert isinstance(y, Tensor)
     y = y.to(like.dtype)
     return y.unsqueeze(-1) if y.ndim == 1 else y
+
+
+def in_float64(values: Tensor) -> Tensor:
+    """Values in float64, in which densities are evaluated; unchanged on devices without it.
+
+    A density has terms that cancel, such as those of gamma functions of large shapes: in float32
+    their errors may be larger than the density varies.
+
+    Example:
+        >>> in_float64(torch.ones(2)).dtype
+        torch.float64
+    """
+    return values if values.device.type == "mps" else values.double()
 
 
 def target_values(y: Targets) -> Tensor:

@@ -11,7 +11,15 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from subbayes.likelihoods.base import Kind, Likelihood, Moments, check_tensor, column, n_targets
+from subbayes.likelihoods.base import (
+    Kind,
+    Likelihood,
+    Moments,
+    check_tensor,
+    column,
+    in_float64,
+    n_targets,
+)
 from subbayes.likelihoods.curvature_blocks import DenseBlocks, SoftmaxBlocks
 from subbayes.utils.checks import check_count, fail
 from subbayes.utils.types import Outputs, PerPoint, Targets
@@ -217,9 +225,10 @@ class Poisson(_OneOutput):
     kind: ClassVar[Kind] = "count"
 
     def log_prob(self, outputs: Outputs, y: Targets) -> PerPoint:
-        """Log probability of each count, shape (..., N)."""
-        t = column(y, outputs)
-        return (t * outputs - outputs.exp() - torch.lgamma(t + 1)).sum(-1)
+        """Log probability of each count, shape (..., N), evaluated in float64."""
+        wide = in_float64(outputs)
+        t = column(y, wide)
+        return (t * wide - wide.exp() - torch.lgamma(t + 1)).sum(-1).to(outputs.dtype)
 
     def mean(self, outputs: Outputs) -> Moments:
         """The rate exp(f)."""

@@ -16,10 +16,12 @@ from subbayes.likelihoods import CommonParameters, as_likelihood, from_config
 from subbayes.likelihoods.families import (
     AsymmetricLaplaceFamily,
     BernoulliFamily,
+    BetaFamily,
     BinomialFamily,
     CategoricalFamily,
     CensoredFamily,
     Custom,
+    GammaFamily,
     HurdleNegativeBinomialFamily,
     HurdlePoissonFamily,
     InverseGaussianFamily,
@@ -501,3 +503,13 @@ def test_hurdle_counts_of_small_rates_keep_their_digits(name, eta):
     if eta < -10:
         assert family.cdf(outputs, torch.ones(1, 1)).item() == pytest.approx(1.0)
         assert [family.quantiles(outputs, q).item() for q in (0.2, 0.5, 0.99)] == [0.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("family", "eta"), [(BetaFamily(), (0.0, -6.0)), (GammaFamily(), (0.0, -7.0))]
+)
+def test_draws_of_small_shapes_lie_in_the_support(family, eta):
+    outputs = torch.tensor([eta], dtype=torch.float64).expand(2000, 2)
+    y = family.sample(outputs, torch.Generator().manual_seed(0))[:, 0]
+    assert family.allows(y).all()
+    assert y.min() < 1e-300

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import mpmath
@@ -9,15 +10,22 @@ import numpy as np
 import pytest
 import torch
 from mpmath import mp, mpf
+from torch.fx.experimental.proxy_tensor import make_fx
 
-from subbayes.likelihoods import Bernoulli, Categorical, Gaussian
+from subbayes.likelihoods import Bernoulli, Categorical, Gaussian, Poisson
 from subbayes.likelihoods.families import (
     BetaFamily,
+    BinomialFamily,
+    GammaFamily,
+    HurdleNegativeBinomialFamily,
     InverseGaussianFamily,
+    LogNormalFamily,
     MixtureFamily,
     NegativeBinomialFamily,
     NormalFamily,
+    PoissonFamily,
     StudentTFamily,
+    WeibullFamily,
 )
 from subbayes.predictions.gaussian import METHODS, ClassPredictive, GaussianPredictive
 from subbayes.predictions.predictive import Predictive
@@ -181,3 +189,71 @@ def test_classes_of_no_probability_have_a_log_probability(method):
         np.testing.assert_allclose(found[1], exact, 1e-5)
         one = ClassPredictive(logits[:, 1:2], covariance[:, :1, :1], Bernoulli(), method)
         np.testing.assert_allclose(one.log_prob(np.array([1])), -900.0, 1e-5)
+
+
+FLAT = [
+    *((NegativeBinomialFamily(), negative_binomial, y, (3.0, r))
+      for y in (0, 1, 20, 33) for r in (5.0, 6.9, 7.1, 10.0, 14.0, 18.0, 25.0, 35.0, 60.0)),
+    *((StudentTFamily(), student, y, (0.25, 0.5, nu))
+      for y in (-2.5, 0.5) for nu in (4.0, 5.2, 5.4, 6.0, 10.0, 14.0, 18.0, 25.0, 35.0)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_densities_and_scores_near_their_limits_have_their_digits(dtype):
+    """Poisson counts for large shapes, and normal numbers for many degrees of freedom."""
+    precision = torch.finfo(dtype).eps
+    for family, density, y, eta in FLAT:
+        at = torch.tensor([eta], dtype=dtype)
+        value = torch.tensor([float(y)], dtype=dtype)
+        own = at[0].tolist()
+        found = family.log_prob(at, value).item()
+        np.testing.assert_allclose(found, float(density(y, *own)), 8 * precision, 1e-12)
+        score = family.score(at, value)[0, -1].item()
+        exact = float(mpmath.diff(functools.partial(density, y, *own[:-1]), own[-1]))
+        np.testing.assert_allclose(score, exact, 1e-6, 1e-12)
+
+
+@pytest.mark.parametrize(
+    "family",
+    [PoissonFamily(), NegativeBinomialFamily(), BinomialFamily(trials=10**6), GammaFamily(),
+     BetaFamily(), StudentTFamily(), InverseGaussianFamily(), LogNormalFamily(), WeibullFamily(),
+     HurdleNegativeBinomialFamily(), Poisson()],
+    ids=lambda family: getattr(family, "label", "Poisson"),
+)  # fmt: skip
+def test_densities_and_scores_in_single_precision_are_those_in_double(family):
+    generator = torch.Generator().manual_seed(0)
+    size = len(getattr(family, "parameters", "f"))
+    eta = -5 + 30 * torch.rand(300, size, generator=generator)
+    if not isinstance(family, NormalFamily | StudentTFamily):
+        eta[:, 0] = eta[:, 0].clamp_max(14.0)
+    y = family.sample(eta.double(), generator)[:, 0].float()
+    fits = torch.isfinite(y) if isinstance(family, Poisson) else family.allows(y)
+    eta, y = eta[fits], y[fits]
+    assert len(y) > 50
+    usable = family.log_prob(eta.double(), y.double()).abs() < 1e10
+    eta, y = eta[usable], y[usable]
+    found, exact = (family.log_prob(part, y.to(part)) for part in (eta, eta.double()))
+    torch.testing.assert_close(found.double(), exact, rtol=1e-6, atol=1e-3)
+    found, exact = (family.score(part, y.to(part)) for part in (eta, eta.double()))
+    torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=1e-9)
+
+
+@pytest.mark.parametrize("log_nu", [8.0, 16.0])
+def test_curvature_of_many_degrees_of_freedom_in_single_precision(log_nu):
+    outputs = torch.tensor([[0.3, 0.1, log_nu]])
+    found, exact = (StudentTFamily().curvature(part) for part in (outputs, outputs.double()))
+    torch.testing.assert_close(found.double(), exact, rtol=1e-6, atol=1e-7)
+
+
+def test_density_of_single_precision_has_derivatives_forward_in_batches_and_traced():
+    family, y = NegativeBinomialFamily(), torch.tensor([0.0, 4.0, 30.0])
+    eta = torch.tensor([[1.0, 2.0], [1.5, 9.0], [3.0, 20.0]])
+    backward = torch.func.jacrev(family.log_prob)(eta, y)
+    torch.testing.assert_close(torch.func.jacfwd(family.log_prob)(eta, y), backward)
+    stacked = torch.stack([eta, 0.5 * eta])
+    batched = torch.func.vmap(family.log_prob, in_dims=(0, None))(stacked, y)
+    torch.testing.assert_close(batched, family.log_prob(stacked, y))
+    traced = make_fx(torch.func.grad(lambda f: family.log_prob(f, y).sum()))(eta)
+    torch.testing.assert_close(traced(0.5 * eta), family.score(0.5 * eta, y))
+    assert batched.dtype == traced(eta).dtype == torch.float32

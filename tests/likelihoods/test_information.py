@@ -9,6 +9,7 @@ import torch
 
 from subbayes.likelihoods import Bernoulli
 from subbayes.likelihoods.families import (
+    AsymmetricLaplaceFamily,
     BernoulliFamily,
     BetaFamily,
     BinomialFamily,
@@ -16,6 +17,8 @@ from subbayes.likelihoods.families import (
     HurdleNegativeBinomialFamily,
     HurdlePoissonFamily,
     NegativeBinomialFamily,
+    PiecewiseExponentialFamily,
+    TruncatedFamily,
     ZeroInflatedNegativeBinomialFamily,
     ZeroInflatedPoissonFamily,
 )
@@ -117,3 +120,61 @@ def test_beta_responses_near_1(logit):
     assert found.item() == pytest.approx(expected, rel=1e-10)
     drawn = BetaFamily().sample(eta.expand(50, 1, 2), torch.Generator().manual_seed(0))
     assert bool((drawn > 0.999).all())
+
+
+def integrated(family, eta, ends):
+    """The information by the rule of Gauss and Legendre in each interval between these ends."""
+    x, w = np.polynomial.legendre.leggauss(300)
+    middle, half = (ends[1:] + ends[:-1]) / 2, np.diff(ends) / 2
+    y = torch.from_numpy((middle[:, None] + half[:, None] * x).ravel())
+    weight = torch.from_numpy((half[:, None] * w).ravel())
+    at = torch.tensor(eta, dtype=torch.float64).expand(len(y), -1)
+    score = family.score(at, y)
+    return torch.einsum("m,ma,mb->ab", weight * family.log_prob(at, y).exp(), score, score)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    ("cuts", "eta"),
+    [((1.0,), (0.0, 0.0)), ((0.5, 2.0), (0.3, 0.5, -1.0)), ((1.0,), (-4.0, 3.0)),
+     ((0.1, 0.2, 3.0), (1.0, -1.0, 0.5, 1.5))],
+)  # fmt: skip
+def test_times_of_constant_hazards_between_cuts_have_their_information(cuts, eta, dtype):
+    found = PiecewiseExponentialFamily(cuts=cuts).curvature(torch.tensor([eta], dtype=dtype))[0]
+    hazards = np.exp(eta[0] + np.array([0.0, *eta[1:]]))
+    passed = np.concatenate([[0.0], np.cumsum(hazards[:-1] * np.diff([0.0, *cuts])), [np.inf]])
+    events = -np.diff(np.exp(-passed))
+    v = np.eye(len(eta))
+    v[:, 0] = 1.0
+    tolerance = 1e-6 if dtype == torch.float32 else 1e-12
+    np.testing.assert_allclose(found, v.T @ np.diag(events) @ v, tolerance, 1e-15)
+
+
+def test_hazards_that_vanish_or_overflow_have_a_finite_information():
+    family = PiecewiseExponentialFamily(cuts=(1.0,))
+    outputs = torch.tensor([[-800.0, 0.0], [800.0, 0.0]], dtype=torch.float64)
+    found = family.curvature(outputs)
+    expected = torch.tensor([[[1.0, 1.0], [1.0, 1.0]], [[1.0, 0.0], [0.0, 0.0]]]).double()
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("family", "lower", "upper", "eta"),
+    [
+        (PiecewiseExponentialFamily(cuts=(0.5, 2.0)), 0.3, 4.0, (0.3, 0.5, -1.0)),
+        (PiecewiseExponentialFamily(cuts=(0.5, 2.0)), 0.7, 1.5, (0.3, 0.5, -1.0)),
+        (PiecewiseExponentialFamily(cuts=(1.0,)), 1e-9, 60.0, (0.0, 0.0)),
+        (PiecewiseExponentialFamily(cuts=(1.0,)), 1.0, 50.0, (0.0, 0.5)),
+        (AsymmetricLaplaceFamily(quantile=0.8), -1.0, 3.0, (0.4, 0.5)),
+        (AsymmetricLaplaceFamily(quantile=0.3), -1.0, 3.0, (5.0, 0.5)),
+    ],
+)
+def test_scores_that_jump_are_integrated_on_either_side(family, lower, upper, eta):
+    inside = TruncatedFamily(family=family, lower=lower, upper=upper)
+    found = inside.curvature(torch.tensor([eta], dtype=torch.float64))[0]
+    kinks = getattr(family, "cuts", eta[:1])
+    ends = np.unique(np.clip([lower, *kinks, upper], lower, upper))
+    np.testing.assert_allclose(found, integrated(inside, eta, ends), 1e-6, 1e-9)
+    if inside.upper == 60.0:  # nearly all
+        whole = family.curvature(torch.tensor([eta], dtype=torch.float64))[0]
+        np.testing.assert_allclose(found, whole, 1e-7)

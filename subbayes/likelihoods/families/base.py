@@ -10,7 +10,6 @@ log-likelihood of a row counts `weight` times.
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +20,14 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from subbayes.likelihoods.base import Kind, Likelihood, Moments, target_values, to_numbers
+from subbayes.likelihoods.base import (
+    Kind,
+    Likelihood,
+    Moments,
+    in_float64,
+    target_values,
+    to_numbers,
+)
 from subbayes.likelihoods.families.links import LINKS, PREDICTOR_SCALES, PRIORS
 from subbayes.likelihoods.weighted import Weighted
 from subbayes.likelihoods.weighting import weighted_terms
@@ -29,7 +35,7 @@ from subbayes.likelihoods.wrapped import WrappedLikelihood
 from subbayes.utils.checks import check_choice, fail
 from subbayes.utils.types import Outputs, PerPoint, RowWeights, Targets
 
-__all__ = ["CommonParameters", "Family", "log_sum", "moment", "response_within"]
+__all__ = ["CommonParameters", "Family", "log_sum", "moment"]
 
 
 def _responses_and_weights(y: Targets) -> tuple[Tensor, Tensor | None]:
@@ -98,6 +104,10 @@ class Family(Likelihood):
     def is_log_concave(self, eta: tuple[Tensor, ...]) -> Tensor:
         """Whether ratios of probabilities of neighbouring counts decrease, for each row."""
         return torch.ones_like(eta[0], dtype=torch.bool)
+
+    def kinks(self, eta: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Responses, in increasing order, at which the score jumps, each (..., N)."""
+        return ()
 
     def values(self, outputs: Outputs) -> dict[str, Tensor]:
         """Values of the parameters, each (..., N)."""
@@ -204,12 +214,15 @@ class Family(Likelihood):
     # --- as a likelihood --------------------------------------------------------------------
 
     def log_prob(self, outputs: Outputs, y: Targets) -> PerPoint:
-        """Log density of each observation, times its weight, shape (..., N)."""
+        """Log density of each observation, times its weight, shape (..., N).
+
+        It is evaluated in float64 and returned in the dtype of the outputs.
+        """
         value, weight = _responses_and_weights(y)
-        value = value.to(outputs.dtype)
 
         def terms(eta: Tensor) -> Tensor:
-            return self._terms(value, eta.unbind(-1))
+            wide = in_float64(eta)
+            return self._terms(value.to(wide.dtype), wide.unbind(-1)).to(eta.dtype)
 
         return terms(outputs) if weight is None else weighted_terms(terms, outputs, weight)
 
@@ -459,22 +472,6 @@ class CommonParameters(WrappedLikelihood):
 def moment(values: Tensor) -> Moments:
     """Add the axis of the target to moments."""
     return values.unsqueeze(-1)
-
-
-def response_within(family: Family) -> float:
-    """A response in the support of a family, at which its density can be evaluated.
-
-    Example:
-        >>> from subbayes.likelihoods.families import BetaFamily, PoissonFamily
-        >>> response_within(BetaFamily()), response_within(PoissonFamily())
-        (0.5, 0.0)
-    """
-    low, high = family.bounds
-    if family.kind == "count":
-        return float(max(math.ceil(low), 0)) if low > -math.inf else 0.0
-    if low == -math.inf:
-        return 0.0 if high == math.inf else high - 1
-    return low + 1 if high == math.inf else (low + high) / 2
 
 
 def log_sum(a: Tensor, b: Tensor) -> Tensor:

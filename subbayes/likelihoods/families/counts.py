@@ -34,6 +34,7 @@ __all__ = ["BinomialFamily", "CountFamily", "NegativeBinomialFamily", "PoissonFa
 
 _SUMMED, _LEVELS = 64, 1025  # counts from 0, and levels of the others, in expectations
 _NO_REST = 1e-12  # probability of the others
+_LOG_LARGE = 7.0  # of shapes for which Stirling's series has one term
 
 
 class CountFamily(ScipyFamily):
@@ -123,15 +124,34 @@ class NegativeBinomialFamily(CountFamily):
     def log_density(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
         """Log probability of counts."""
         log_mu, log_r = eta
+        return torch.where(
+            log_r < _LOG_LARGE,
+            self._of_small_shapes(y, log_mu, log_r.clamp_max(_LOG_LARGE)),
+            self._of_large_shapes(y, log_mu, log_r.clamp_min(_LOG_LARGE)),
+        ) - torch.lgamma(y + 1)
+
+    @staticmethod
+    def _of_small_shapes(y: Tensor, log_mu: Tensor, log_r: Tensor) -> Tensor:
+        """The log probability without the term of the count alone."""
         r, total = log_r.exp(), torch.logaddexp(log_mu, log_r)
         # log Gamma(r) = log Gamma(1 + r) - log r, which is finite where r underflows
         ways = torch.lgamma(y.clamp_min(1) + r) - torch.lgamma(1 + r) + log_r
-        return (
-            torch.where(y == 0, 0.0, ways)
-            - torch.lgamma(y + 1)
-            + r * (log_r - total)
-            + y * (log_mu - total)
-        )
+        return torch.where(y == 0, 0.0, ways) + r * (log_r - total) + y * (log_mu - total)
+
+    @staticmethod
+    def _of_large_shapes(y: Tensor, log_mu: Tensor, log_r: Tensor) -> Tensor:
+        r"""The same from Stirling's series: differences of log gamma functions have no digits left.
+
+        With $v = (y - \mu) / (r + \mu)$ it is $(y + r) \log(1 + v) + y (\log \mu - 1)$, and small
+        terms: that of Poisson counts for $r \to \infty$.
+        """
+        r, total = log_r.exp(), torch.logaddexp(log_mu, log_r)
+        log_sum = (y + r).log()
+        v = y * (-total).exp() - (log_mu - log_r).sigmoid()
+        near = torch.log1p(v.clamp(-0.5, 0.5))
+        log_ratio = torch.where(v.abs() < 0.5, near, log_sum - total)
+        small = 0.5 * (log_r - log_sum) + ((-log_sum).exp() - (-log_r).exp()) / 12
+        return r * log_ratio + y * (log_ratio + log_mu - 1) + small
 
     def log_tails(self, y: Tensor, eta: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         """Log P(Y <= y) and log P(Y > y)."""

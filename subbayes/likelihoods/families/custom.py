@@ -14,9 +14,10 @@ from torch import Tensor
 
 from subbayes.data.arrays import check_dense
 from subbayes.likelihoods.base import Moments, UndefinedError
-from subbayes.likelihoods.families.base import Family, moment, response_within
+from subbayes.likelihoods.families.base import Family, moment
 from subbayes.likelihoods.families.information import information_from_draws
 from subbayes.likelihoods.families.links import LINKS
+from subbayes.likelihoods.families.supports import response_within
 from subbayes.utils.checks import (
     InputError,
     InputTypeError,

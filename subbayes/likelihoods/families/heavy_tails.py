@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from subbayes.likelihoods.base import Moments
+from subbayes.likelihoods.base import Moments, in_float64
 from subbayes.likelihoods.families.base import moment
 from subbayes.likelihoods.families.links import LINKS
 from subbayes.likelihoods.families.scipy_family import ScipyFamily
@@ -20,6 +20,7 @@ from subbayes.likelihoods.families.tails import (
     exponential_moments,
     joined_moments,
     student_from_log_tails,
+    student_log_constant,
     student_log_tails,
 )
 from subbayes.utils.checks import check_fraction
@@ -49,9 +50,7 @@ class StudentTFamily(ScipyFamily):
         """Log density of responses."""
         residual, nu = y - LINKS[self.links[0]][1](eta[0]), 1 + eta[2].exp()
         return (
-            torch.lgamma((nu + 1) / 2)
-            - torch.lgamma(nu / 2)
-            - 0.5 * (nu * math.pi).log()
+            student_log_constant(nu)
             - eta[1]
             - 0.5 * (nu + 1) * self._log_distance(residual, eta[1], nu)
         )
@@ -93,7 +92,7 @@ class StudentTFamily(ScipyFamily):
 
     def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
         """The Fisher information (Lange, Little and Taylor 1989), in the predictors."""
-        values = self.values(outputs)
+        values = self.values(in_float64(outputs))
         nu, slope = values["nu"], values["nu"] - 1
         location = values["mu"] if self.links[0] == "log" else torch.ones_like(nu)
         first = (location / values["sigma"]).square() * (nu + 1) / (nu + 3)
@@ -107,7 +106,7 @@ class StudentTFamily(ScipyFamily):
             [zero, second, both],
             [zero, both, third.clamp_min(0) * slope.square()],
         ]
-        return torch.stack([torch.stack(row, -1) for row in rows], -2)
+        return torch.stack([torch.stack(row, -1) for row in rows], -2).to(outputs)
 
     def distribution(  # type: ignore[override]
         self, mu: np.ndarray, sigma: np.ndarray, nu: np.ndarray
@@ -167,6 +166,10 @@ class AsymmetricLaplaceFamily(ScipyFamily):
         low, high = math.log(tau), math.log(1 - tau)
         z = torch.where(below < low, (below - low) / (1 - tau), (high - above) / tau)
         return eta[0] + eta[1].exp() * z
+
+    def kinks(self, eta: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """The quantile, at which the density has its peak."""
+        return (eta[0],)
 
     def truncated_moments(
         self, lower: Tensor, upper: Tensor, eta: tuple[Tensor, ...]

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from subbayes.likelihoods.base import in_float64
 from subbayes.likelihoods.families.base import Family
 from subbayes.utils.types import Outputs
 
@@ -32,9 +33,11 @@ def information_from_rule(
         >>> information_from_rule(BernoulliFamily(), torch.zeros(1, 1), y, 0 * y + 0.5)
         tensor([[[0.2500]]])
     """
-    wide = outputs.detach().expand(len(y), *outputs.shape)
+    wide = in_float64(outputs.detach()).expand(len(y), *outputs.shape)
+    y, weight = (part.to(wide) for part in (y, weight))
     score = torch.func.grad(lambda f: family.log_density(y, f.unbind(-1)).sum())(wide)
-    return torch.einsum("m...,m...a,m...b->...ab", weight.expand(y.shape), score, score)
+    found = torch.einsum("m...,m...a,m...b->...ab", weight.expand(y.shape), score, score)
+    return found.to(outputs)
 
 
 def information_from_draws(family: Family, outputs: Outputs) -> Float[Tensor, "*S N C C"]:

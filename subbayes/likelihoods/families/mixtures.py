@@ -13,8 +13,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from subbayes.likelihoods.base import Kind, Moments
-from subbayes.likelihoods.families.base import Family, log_sum, response_within
+from subbayes.likelihoods.families.base import Family, log_sum
 from subbayes.likelihoods.families.information import information_from_draws
+from subbayes.likelihoods.families.supports import response_within
 from subbayes.utils.checks import fail, fail_type
 from subbayes.utils.types import Outputs
 

@@ -146,7 +146,7 @@ class InverseGaussianFamily(PositiveFamily):
 
     def sample(self, outputs: Outputs, generator: torch.Generator) -> Tensor:
         """One response per row (Michael, Schucany and Haas 1976), shape (..., N, 1)."""
-        values = {name: value.double() for name, value in self.values(outputs).items()}
+        values = self.values(outputs.cpu().double())
         like: dict[str, Any] = {"generator": generator, "dtype": torch.float64}
         normal, u = (f(outputs.shape[:-1], **like) for f in (torch.randn, torch.rand))
         t = values["mu"] / values["shape"] * normal.square() / 2

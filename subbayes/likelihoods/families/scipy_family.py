@@ -13,6 +13,7 @@ from torch import Tensor
 from subbayes.likelihoods.base import Moments
 from subbayes.likelihoods.families.base import Family, moment
 from subbayes.likelihoods.families.information import information_from_rule
+from subbayes.likelihoods.families.supports import strictly_inside
 from subbayes.utils.types import Outputs
 
 __all__ = ["ScipyFamily"]
@@ -45,7 +46,7 @@ class ScipyFamily(Family):
         """One response per row, shape (..., N, 1)."""
         u = torch.rand(outputs.shape[:-1], generator=generator, dtype=torch.float64)
         quantiles = self._distribution_at(outputs).ppf(u.clamp(1e-12, 1 - 1e-12).numpy())
-        return moment(torch.from_numpy(quantiles))
+        return moment(strictly_inside(self, torch.from_numpy(np.asarray(quantiles))))
 
     def _rule(self, outputs: Outputs) -> tuple[Float[Tensor, "m *S N"], Float[Tensor, "m *S N"]]:
         r"""Responses, and the weights of a sum over them that is an expectation.
@@ -62,5 +63,4 @@ class ScipyFamily(Family):
 
     def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
         r"""The Fisher information $E_y[s s^\top]$ of the scores s, by a sum over responses."""
-        y, weight = (part.to(outputs) for part in self._rule(outputs))
-        return information_from_rule(self, outputs, y, weight)
+        return information_from_rule(self, outputs, *self._rule(outputs))

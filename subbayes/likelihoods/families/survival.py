@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from subbayes.likelihoods.base import Moments
+from subbayes.likelihoods.base import Moments, in_float64
 from subbayes.likelihoods.families.base import moment
 from subbayes.likelihoods.families.positive import PositiveFamily
 from subbayes.likelihoods.families.tails import (
@@ -300,6 +300,21 @@ class PiecewiseExponentialFamily(PositiveFamily):
         left = torch.where(width.isinf(), torch.zeros_like(rate), width * (-rate * width).exp())
         each = (start * share + share / rate - left) / rate
         return moment(2 * (alive * each).sum(-1) - self.mean(outputs)[..., 0].square())
+
+    def kinks(self, eta: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """The cuts."""
+        return tuple(torch.full_like(eta[0], cut) for cut in self.cuts)
+
+    def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
+        r"""$\sum_j P_j v_j v_j^\top$ with the probabilities $P_j$ of events in the intervals.
+
+        $v_j = e_0 + e_j$ is the derivative of the log hazard there, and $v_0 = e_0$.
+        """
+        rate, _, alive, width = self._pieces(in_float64(outputs))
+        events = alive * torch.where(width.isinf(), 1.0, -torch.expm1(-rate * width))
+        v = torch.eye(len(width), dtype=events.dtype, device=events.device)
+        v[:, 0] = 1.0
+        return torch.einsum("...j,ja,jb->...ab", events, v, v).to(outputs)
 
     def _distribution_at(self, outputs: Outputs) -> Any:
         return _Piecewise(*(part.double().cpu().numpy() for part in self._pieces(outputs)))

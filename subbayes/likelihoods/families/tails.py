@@ -28,6 +28,7 @@ __all__ = [
     "normal_log_tails",
     "poisson_log_tails",
     "student_from_log_tails",
+    "student_log_constant",
     "student_log_tails",
     "tails_between",
     "total_from_log_tails",
@@ -41,6 +42,7 @@ _AT_ONCE = 2**15  # probabilities by quadrature: their nodes take 16 MB
 _NEWTON_STEPS = 100
 _SERIES, _LOG_LARGEST_X = 9, -3.5  # terms and fixed-point steps, for x of at most 0.03
 _TERMS = 8  # of continued fractions
+_MANY = 200.0  # degrees of freedom
 
 
 def _log_upper(z: Tensor) -> Tensor:
@@ -161,6 +163,21 @@ def _legendre_rule() -> tuple[np.ndarray, np.ndarray]:
     return (nodes + 1) / 2, np.log(weights / 2)
 
 
+def student_log_constant(nu: Tensor) -> Tensor:
+    r"""The log density of Student's t at 0, of which many degrees of freedom keep their digits.
+
+    Example:
+        >>> nu = torch.tensor([1.0, 1e20], dtype=torch.float64)
+        >>> student_log_constant(nu).exp()  # 1 / pi and 1 / sqrt(2 pi)
+        tensor([0.3183, 0.3989], dtype=torch.float64)
+    """
+    few, inverse = nu.clamp_max(_MANY), 1 / nu.clamp_min(_MANY)
+    near = torch.lgamma((few + 1) / 2) - torch.lgamma(few / 2) - 0.5 * (few * math.pi).log()
+    # Stirling's series of both
+    far = inverse * (inverse.square() / 24 - 0.25) - 0.5 * math.log(2 * math.pi)
+    return torch.where(nu < _MANY, near, far)
+
+
 def student_log_tails(z: Tensor, nu: Tensor) -> Tails:
     r"""The same for Student's t, by Gauss-Legendre quadrature.
 
@@ -175,7 +192,7 @@ def student_log_tails(z: Tensor, nu: Tensor) -> Tails:
 def _student_log_far(z: Tensor, nu: Tensor) -> Tensor:
     """Log P(T > z) for z of at least 0."""
     v, log_weight = legendre(z)
-    constant = torch.lgamma((nu + 1) / 2) - torch.lgamma(nu / 2) - 0.5 * math.log(math.pi)
+    constant = student_log_constant(nu) + 0.5 * nu.log()
     tiny = torch.finfo(z.dtype).tiny
     end = torch.atan2(nu.sqrt(), z)
     decay = (nu - 1) * z / nu.sqrt()  # of the integrand at the end, at least
@@ -213,7 +230,7 @@ def _student_log_x(log_far: Tensor, nu: Tensor) -> Tensor:
     The tail is $\frac{x^{\nu / 2}}{\nu B(\nu / 2, 1/2)} \sum_n \frac{\nu}{\nu + 2n}
     \frac{(1/2)_n}{n!} x^n$ (DLMF 8.17.7).
     """
-    log_beta = torch.lgamma(nu / 2) + 0.5 * math.log(math.pi) - torch.lgamma((nu + 1) / 2)
+    log_beta = -student_log_constant(nu) - 0.5 * nu.log()
     first = found = 2 / nu * (log_far + nu.log() + log_beta)
     for _ in range(_SERIES):
         x, total = found.clamp_max(_LOG_LARGEST_X).exp(), torch.zeros_like(found)
@@ -227,7 +244,7 @@ def _student_newton(log_far: Tensor, nu: Tensor) -> Tensor:
     # (1 + z^2 / nu)^(-nu / 2) is above the tail
     ratio = -2 * log_far / nu
     v = 0.5 * (nu.log() + ratio + torch.log(-torch.expm1(-ratio)))
-    constant = torch.lgamma((nu + 1) / 2) - torch.lgamma(nu / 2) - 0.5 * (nu * math.pi).log()
+    constant = student_log_constant(nu)
     for _ in range(_NEWTON_STEPS):
         tail = in_chunks(_student_log_far, v.exp(), nu)
         spread = torch.nn.functional.softplus(2 * v - nu.log())  # log(1 + z^2 / nu)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from torch.nn.functional import logsigmoid
 from subbayes.likelihoods.base import Evaluations, Moments, column
 from subbayes.likelihoods.families.base import log_sum, moment
 from subbayes.likelihoods.families.bounded import BoundedFamily, Predictors
+from subbayes.likelihoods.families.supports import strictly_inside
 from subbayes.likelihoods.families.tails import log_between, log_difference, tails_between
 from subbayes.likelihoods.families.truncated_counts import (
     CountCells,
@@ -220,10 +222,8 @@ class TruncatedFamily(BoundedFamily):
         lower, upper = (torch.zeros_like(low[1]) + end for end in (lower, upper))
         nearer = torch.where(low[1] == -math.inf, lower, upper)
         found = torch.where(log_between(low, high) == -math.inf, nearer, found)
-        limits = torch.finfo(found.dtype)  # densities may have a pole at the ends of the support
-        first = limits.tiny if self.family.bounds[0] == 0 else -math.inf
-        last = 1 - limits.eps / 2 if self.family.bounds[1] == 1 else math.inf
-        return found.maximum(lower.clamp_min(first)).minimum(upper.clamp_max(last))
+        inside = [strictly_inside(self.family, end) for end in (lower, upper)]
+        return found.clamp(*inside)
 
     def _counts(self, eta: Predictors) -> tuple[Callable[[Tensor], Tensor], Tensor, Tensor, Tensor]:
         """The log density of counts, about the mean without bounds, and the bounds.
@@ -299,8 +299,9 @@ class TruncatedFamily(BoundedFamily):
         r"""Responses, and the weights of a sum over them that is an expectation, each (m, n).
 
         An integral over levels $u = 1 / (1 + e^{-\pi \sinh t})$ by the trapezoidal rule in t (the
-        tanh-sinh rule of Takahasi and Mori 1974). The heavy tails of moments need levels down to
-        the smallest numbers where there is no bound.
+        tanh-sinh rule of Takahasi and Mori 1974), of each interval between responses at which
+        scores jump. The heavy tails of moments need levels down to the smallest numbers where there
+        is no bound.
         """
         if self.kind == "count":
             cells = self._cells(eta)
@@ -312,8 +313,19 @@ class TruncatedFamily(BoundedFamily):
         t = torch.arange(-ends[0], ends[1] + _STEP / 2, _STEP, dtype=torch.float64).unsqueeze(-1)
         log_u, log_rest = (logsigmoid(sign * math.pi * t.sinh()) for sign in (1, -1))
         weight = (log_u + log_rest + t.cosh().log()).softmax(0)
-        y = self._at_levels(eta, log_u, log_rest)
-        return y, weight.expand(y.shape)
+        found = []
+        for low, high in pairwise(self._tails_of_pieces(eta)):
+            y = self._at_levels(eta, *tails_between(low, high, log_u, log_rest))
+            found.append((y, weight * log_between(low, high).exp()))
+        y, weight = map(torch.cat, zip(*found, strict=True))
+        return y, weight
+
+    def _tails_of_pieces(self, eta: Predictors) -> list[Tails]:
+        """Log tails within the bounds at both of them, and at responses where the score jumps."""
+        zero = torch.zeros_like(eta[0])
+        kinks = [kink.clamp(*self._ends(eta)) for kink in self.family.kinks(self._split(eta)[0])]
+        inside = [self.log_tails(kink, eta) for kink in kinks]
+        return [(zero - math.inf, zero), *inside, (zero, zero - math.inf)]
 
     def _moments(self, eta: Predictors) -> Tensor:
         """Mean and variance, shape (2, n)."""
