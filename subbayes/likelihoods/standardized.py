@@ -32,6 +32,10 @@ class Standardized(WrappedLikelihood):
         likelihood: a regression likelihood of the standardised target.
         shift: a, one number per target, or a number for one target.
         scale: s, one number above 0 per target, or a number for one target.
+
+    Raises:
+        InputError: numbers that are not finite or do not fit each other, or a shift of targets that
+            are bounded, such as positive ones, of which it would leave the support.
     """
 
     shift: tuple[float, ...]
@@ -55,6 +59,13 @@ class Standardized(WrappedLikelihood):
             fail("shift", "finite numbers", repr(self.shift))
         for s in self.scale:
             check_positive("scale", s)
+        if any(self.shift) and self.likelihood.bounds != (-math.inf, math.inf):
+            fail(
+                "shift",
+                f"0 for targets that are bounded, as those of {self.likelihood!r}",
+                repr(self.shift),
+                "Divide by the scale alone: Standardized(likelihood, (0.0,), (scale,))",
+            )
 
     @classmethod
     def of(
@@ -181,10 +192,10 @@ class Standardized(WrappedLikelihood):
 
     def check_targets(self, y: Targets) -> None:
         """Raise `InputError` for targets that the standardised likelihood does not take."""
-        self.likelihood.check_targets(y if any(self.shift) else self.standardize(y))
         known = len(self.shift)
         if n_targets(y) != known:
             fail("y", f"{known} target{'s' * (known > 1)}, as standardised", n_targets(y))
+        self.likelihood.check_targets(self.standardize(y))
 
     def check_parameters(self, n_outputs: int) -> None:
         """Raise `InputError` for units, or parameters, that do not fit so many outputs."""

@@ -30,6 +30,7 @@ from subbayes.likelihoods import (
     Standardized,
     from_config,
 )
+from subbayes.likelihoods.families import BetaFamily, GammaFamily
 
 each = pytest.mark.parametrize("name", cases.LIKELIHOODS)
 ORDERED = [n for n in cases.LIKELIHOODS if n not in ("categorical", "bernoulli")]
@@ -366,6 +367,23 @@ def test_standardised_takes_numbers():
     for other in ("gaussian", Gaussian):
         with pytest.raises(InputTypeError, match=r"likelihood: expected a likelihood, such as Gau"):
             Standardized(other, 3.0, 2.0)
+
+
+def test_bounded_targets_are_divided_by_a_scale_alone():
+    y, f = torch.tensor([1.0, 2.0, 3.0, 8.0]).double(), torch.zeros(4, 2).double()
+    message = "shift: expected 0 for targets that are bounded"
+    for family, values in ((GammaFamily(), y), (BetaFamily(), y / 10)):
+        with pytest.raises(InputError, match=message):
+            Standardized.of(family, values)
+    scaled = Standardized(GammaFamily(), (0.0,), (2.0,))
+    scaled.check_targets(y)
+    expected = stats.gamma.logpdf(y.numpy(), 1, scale=2.0)  # shape 1 and mean 1, times 2
+    np.testing.assert_allclose(scaled.log_prob(f, y), expected, 1e-12)
+    with pytest.raises(InputError, match="y: expected numbers above 0"):
+        scaled.check_targets(-y)
+    shares = Standardized(BetaFamily(), (0.0,), (0.5,))
+    with pytest.raises(InputError, match="y: expected numbers strictly between 0 and 1"):
+        shares.check_targets(y / 10)  # 0.8 is above the largest, 0.5
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.int64])

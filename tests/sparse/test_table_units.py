@@ -15,6 +15,7 @@ from subbayes.likelihoods.families import (
     InverseGaussianFamily,
     LogNormalFamily,
     NegativeBinomialFamily,
+    NormalFamily,
     StudentTFamily,
 )
 from subbayes.models.settings import LIKELIHOODS
@@ -103,7 +104,7 @@ def test_exported_classes_are_logits():
 @pytest.mark.parametrize(
     "likelihood",
     [
-        Standardized(GammaFamily(), (1.0,), (2.0,)),
+        Standardized(NormalFamily(links=("log", "log")), (1.0,), (2.0,)),
         Standardized(StudentTFamily(links=("log", "log", "logm1")), (0.0,), (2.0,)),
         Standardized(Gaussian(1.0), (0.0, 0.0), (1.0, 2.0)),
     ],
