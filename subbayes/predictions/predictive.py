@@ -21,6 +21,7 @@ from torch import Tensor
 from subbayes.data.arrays import to_targets
 from subbayes.likelihoods import Likelihood
 from subbayes.likelihoods.base import column
+from subbayes.likelihoods.target_parts import has_weights, split_targets
 from subbayes.predictions.quantiles import gaussian_mixture_quantile, mixture_quantile
 from subbayes.predictions.sampled import sampled_cdf, sampled_quantile
 from subbayes.utils.checks import (
@@ -128,8 +129,12 @@ class Predictive:
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of `mean`, from one draw."""
-        own = self.likelihood.select_draws(torch.zeros(1, dtype=torch.long))
-        return self._array(own.mean(self.outputs[:1])[0]).shape
+        return self._array(self._first_draw.mean(self.outputs[:1])[0]).shape
+
+    @property
+    def _first_draw(self) -> Likelihood:
+        """The likelihood of the first draw, which may have parameters of its own."""
+        return self.likelihood.select_draws(torch.zeros(1, dtype=torch.long))
 
     @property
     def epistemic(self) -> Array:
@@ -167,11 +172,11 @@ class Predictive:
         return targets
 
     def _checked_targets(self, y: object) -> Targets:
-        """Targets, checked against the likelihood and the outputs."""
+        """Targets without weights of rows, checked against the likelihood and the outputs."""
         targets = self._targets(y)
         self.likelihood.check_targets(targets)
         self.likelihood.check_outputs(self.outputs.shape[-1], targets)
-        return targets
+        return split_targets(targets, has_weights(self.likelihood, targets)).unweighted
 
     def _columns(self, targets: Targets) -> Float[Tensor, "N T"]:
         """Targets without noise scales as (N, T) in float64, checked against the outputs.
@@ -188,7 +193,7 @@ class Predictive:
         r"""Log density of each observation, shape (N,).
 
         Args:
-            y: targets, (N,) or (N, T).
+            y: targets, (N,) or (N, T); weights of rows that come with them have no effect.
             moment_matched: use the Gaussian with the mixture's mean and variance (Izmailov et
                 al. 2019, E.1.1) instead of the mixture itself; regression only.
         """
@@ -203,7 +208,7 @@ class Predictive:
 
     def component_log_prob(self, y: object) -> Float[Tensor, "S n"]:
         """Log density of each observation under each draw, whose mean density is that of y."""
-        return self.likelihood.log_prob(self.outputs, self._checked_targets(y))
+        return self.likelihood.unweighted.log_prob(self.outputs, self._checked_targets(y))
 
     def cdf(self, y: object) -> Array:
         """P(Y <= y) per target; the PIT value of an observation."""
@@ -219,10 +224,12 @@ class Predictive:
         """Quantile, for mixtures exact to 1e-8 of their standard deviation; an integer for counts.
 
         The probability below it is q to 1e-7 of q and of 1 - q, unless it lies within 1e-12
-        standard deviations of an end of the support. Where the distribution function is flat,
-        between components far apart, it is one of the points at which the function is q. Of
-        likelihoods of the user without `cdf` it is estimated from about 20,000 draws of each row:
-        the probability below it has the standard error sqrt(q (1 - q) / 20000), 0.001 at q = 0.975.
+        standard deviations of an end of the support, or within 1e-9 of a bound of truncated
+        responses, where the probability itself has fewer digits. Where the distribution function
+        is flat, between components far apart, it is one of the points at which the function is q.
+        Of likelihoods of the user without `cdf` it is estimated from about 20,000 draws of each
+        row: the probability below it has the standard error sqrt(q (1 - q) / 20000), 0.001 at
+        q = 0.975.
 
         Args:
             q: a level strictly between 0 and 1.
@@ -363,7 +370,7 @@ class Predictive:
         named.classes = None if classes is None else tuple(classes)
         if named.classes is not None:
             self._require("classification", "with_classes")
-            k = self.likelihood.classes(self.outputs[:1, :1]).shape[-1]
+            k = self._first_draw.classes(self.outputs[:1]).shape[-1]
             if len(named.classes) != k or len(set(map(str, named.classes))) != k:
                 fail("classes", f"{k} different names", ", ".join(map(repr, named.classes)))
         return named
@@ -457,7 +464,11 @@ def check_outputs(outputs: Float[Tensor, "S N C"], likelihood: Likelihood) -> No
     """
     if is_finite(outputs):
         some = max(1, _CHECKED_AT_ONCE // max(1, outputs[0].numel()))
-        if not all(map(likelihood.has_finite_parameters, outputs.split(some))):
+        draws = torch.arange(len(outputs)).split(some)
+        if not all(
+            likelihood.select_draws(index).has_finite_parameters(part)
+            for index, part in zip(draws, outputs.split(some), strict=True)
+        ):
             warn_user(
                 "predictions: parameters of some rows and draws are too large to be numbers, so "
                 "that moments and quantiles there are errors; check the inputs, the priors and the "

@@ -149,10 +149,12 @@ def solve_quantile(
         step = torch.where(usable, step + beyond, step)
         new, length = x + step, step.abs()
         trusted = (new >= low) & (new <= high) & (length <= last / 2)  # False for NaN
+        missing = (probability - q).abs()
+        # A step may vanish where the probability does, far from the quantile.
+        trusted &= (new != x) | (missing <= _TOLERANCE * tail)
         new = torch.where(trusted, new, low / 2 + high / 2)
         last = torch.where(trusted, length, high / 2 - low / 2)
         # The step in probability is small where the density is, far from the quantile too.
-        missing = (probability - q).abs()
         mass = missing.maximum(length * density) / tail
         reach, inexact = (link(x + part) - link(x) for part in (length, error))
         near = (mass <= _TOLERANCE) & (reach <= _TOLERANCE * scale)
@@ -333,7 +335,8 @@ def _coordinate_of_quantile(
     start = guess
     if (stride := len(outputs) // _DRAWS_OF_START) >= 4:
         few, own = outputs[::stride], (moments[0][::stride], moments[1][::stride])
-        theirs, their_guess = _coordinate_of_quantile(q, likelihood, few, own, link, slope)
+        of_few = likelihood.select_draws(torch.arange(0, len(outputs), stride))
+        theirs, their_guess = _coordinate_of_quantile(q, of_few, few, own, link, slope)
         start = guess + theirs - their_guess
     start = start.clamp(low, high)
     bounds = low, high, start, scale, nearest

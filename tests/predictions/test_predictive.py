@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Any
 
 import cases
@@ -17,7 +18,9 @@ from torch import Tensor
 
 import subbayes
 from subbayes import InputError, Predictive
-from subbayes.diagnostics.metrics import crps
+from subbayes.diagnostics import monte_carlo_error
+from subbayes.diagnostics.function_space import chain_predictions
+from subbayes.diagnostics.metrics import crps, log_likelihood
 from subbayes.likelihoods import (
     Bernoulli,
     Categorical,
@@ -25,6 +28,7 @@ from subbayes.likelihoods import (
     HeteroscedasticGaussian,
     Poisson,
     Standardized,
+    Weighted,
 )
 from subbayes.likelihoods.families import (
     CensoredFamily,
@@ -704,3 +708,44 @@ def test_properties_of_another_kind_are_absent():
         _ = regression.probabilities
     classes = Predictive(torch.zeros(2, 3, 2), Categorical(2))
     assert hasattr(classes, "probabilities")
+
+
+@pytest.mark.parametrize("values", [[0.0, 0.0, 0.0], [0.0, 0.0, 800.0]])
+def test_parameters_of_draws_that_are_checked_in_parts(monkeypatch, values):
+    monkeypatch.setattr("subbayes.predictions.predictive._CHECKED_AT_ONCE", 8)
+    own = torch.tensor(values, dtype=torch.float64).reshape(3, 1, 1)
+    likelihood = CommonParameters(NegativeBinomialFamily(), own)
+    outputs = torch.zeros(3, 4, 1, dtype=torch.float64)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        check_outputs(outputs, likelihood)
+    assert len(said) == (max(values) > 700)
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "n_outputs"),
+    [
+        (PoissonFamily(), 1),
+        (CommonParameters(NegativeBinomialFamily(), (1.0,)), 1),
+        (Weighted(Poisson()), 1),
+        (Standardized(NormalFamily(), (1.0,), (2.0,)), 2),
+        (Standardized(Weighted(Gaussian(1.0)), (1.0,), (2.0,)), 1),
+    ],
+    ids=repr,
+)
+def test_weights_of_rows_have_no_effect_on_densities(likelihood, n_outputs):
+    generator = torch.Generator().manual_seed(0)
+    outputs = torch.randn(40, 5, n_outputs, generator=generator)
+    y, weights = torch.tensor([1.0, 2, 0, 4, 5]), torch.tensor([1.0, 2, 3, 0.5, 0])
+    plain = Predictive(outputs, likelihood.unweighted)
+    expected = plain.log_prob(y)
+    predictive = Predictive(outputs, likelihood)
+    np.testing.assert_array_equal(predictive.log_prob((y, weights)), expected)
+    assert log_likelihood(predictive, (y, weights)) == pytest.approx(expected.mean(), rel=1e-12)
+    if likelihood.kind != "count":
+        matched = predictive.log_prob((y, weights), moment_matched=True)
+        np.testing.assert_array_equal(matched, plain.log_prob(y, moment_matched=True))
+    found = chain_predictions(predictive, (y, weights), chains=2)
+    np.testing.assert_array_equal(found.scores, chain_predictions(plain, y, chains=2).scores)
+    error = monte_carlo_error(predictive, (y, weights), independent=True).log_density
+    np.testing.assert_array_equal(error, monte_carlo_error(plain, y, independent=True).log_density)

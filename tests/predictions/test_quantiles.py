@@ -18,12 +18,14 @@ from subbayes.likelihoods import Gaussian, HeteroscedasticGaussian, Likelihood, 
 from subbayes.likelihoods.base import column
 from subbayes.likelihoods.families import (
     BetaFamily,
+    CommonParameters,
     GammaFamily,
     InverseGaussianFamily,
     LogLogisticFamily,
     LogNormalFamily,
     NormalFamily,
     StudentTFamily,
+    TruncatedFamily,
     WeibullFamily,
 )
 from subbayes.predictions.quantiles import gaussian_mixture_quantile, mixture_quantile
@@ -344,3 +346,24 @@ def test_evaluations_of_beta_are_its_distribution_function_and_density(rows):
         """It may have another density."""
 
     assert Own().evaluations(outputs) is None
+
+
+@pytest.mark.parametrize("draws", [63, 64, 200])
+def test_members_with_parameters_of_their_own_have_quantiles(draws):
+    """Some of the draws start the search: each has to keep its own parameters."""
+    values = 0.3 * normal(draws, 1, 2) + torch.tensor([0.0, 3.0])
+    likelihood = CommonParameters(StudentTFamily(), values)
+    outputs = normal(draws, 3, 1, seed=1)
+    whole = torch.cat([outputs, values.expand(-1, 3, -1)], -1)
+    found = Predictive(outputs, likelihood).quantile(0.9)
+    np.testing.assert_allclose(found, Predictive(whole, StudentTFamily()).quantile(0.9), 1e-12)
+
+
+def test_quantiles_beside_a_bound_are_found_where_most_components_have_no_probability():
+    """Of Newton's steps from a point of no probability none moves it."""
+    outputs = 3 * normal(50, 6, 2, seed=2)
+    family = TruncatedFamily(family=NormalFamily(), lower=0.0)
+    found = Predictive(outputs, family).quantile(1e-6)
+    means, sds = outputs[..., 0].numpy(), outputs[..., 1].exp().numpy()
+    ends, bound = stats.norm.logsf(found, means, sds), stats.norm.logsf(0.0, means, sds)
+    np.testing.assert_allclose(-np.expm1(ends - bound).mean(0), 1e-6, rtol=1e-2)
