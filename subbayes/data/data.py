@@ -411,6 +411,8 @@ def as_pair(batch: Any, argument: str) -> tuple[Inputs, Targets]:
             expected += ", or a dict with 'labels'"
             got += f" with {', '.join(map(repr, list(batch)[:8])) or 'no keys'}"
         remedy = "Set a collate_fn that returns one"
+        if isinstance(batch, Mapping) and (near := {"label", "y", "target"} & set(batch)):
+            remedy = f"Rename {min(near)!r} to 'labels'"
         raise InputTypeError(f"{argument} batch", expected, got, remedy)
     x, y = batch
     inputs = to_inputs(tuple(x) if isinstance(x, list) else x, f"{argument} inputs")

@@ -150,7 +150,8 @@ def average_of_batches(
             "inputs",
             "batches padded to one length, whose outputs have one shape",
             f"outputs of {' and '.join(map(str, sorted(widths)[:2]))} numbers",
-            "Pad all rows alike, or use predict_batches",
+            "Pad all rows to one length (of a tokenizer, padding='max_length'), or use "
+            "predict_batches",
         )
     values = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
     del parts

@@ -8,7 +8,7 @@ networks are restricted to its affine span, with orthonormal principal direction
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
@@ -30,6 +30,7 @@ from subbayes.training.curve import CurveResult, ExtraParameters, train_curve
 from subbayes.training.loop import History
 from subbayes.utils.checks import check_choice, check_count, check_positive, fail, fail_type
 from subbayes.utils.seeding import derive_seed
+from subbayes.utils.warning import warn_user
 
 __all__ = [
     "MAX_START",
@@ -87,6 +88,8 @@ class JointSpace:
 TRAINING = Training(epochs=500, weight_decay=1e-4, clip_norm=None, validation=0.2, patience=100)
 """The default settings of training."""
 
+_FIRST_EPOCHS, _FEW_EPOCHS = 5, 50  # where a best epoch says that networks are hardly trained
+
 
 def train_networks(
     model: PreparedModel,
@@ -100,6 +103,10 @@ def train_networks(
     """Train networks on a curve of the given degree together with the effects; see `train_curve`.
 
     At degree 0 the curve is a point. `effects` are the initial coordinates of the effects.
+
+    Warns:
+        UserWarning: held-out rows were predicted best in the first epochs, so that the networks are
+            hardly trained.
     """
     assert model.deep is not None
     network = Network(model.deep)
@@ -108,7 +115,7 @@ def train_networks(
         eta = model.structured(extra["effects"], inputs["design"], inputs["offset"])
         return eta + pad_thresholds(outputs, eta)
 
-    return train_curve(
+    result = train_curve(
         network,
         model.family,
         model.data,
@@ -124,6 +131,20 @@ def train_networks(
         progress=progress,
         callback=callback,
     )
+    _warn_of_untrained(result.history.get("validation_log_likelihood") or ())
+    return result
+
+
+def _warn_of_untrained(scores: Sequence[float]) -> None:
+    """Warn if the networks are those of the first of many epochs."""
+    best = int(np.argmax(scores)) + 1 if len(scores) else 0
+    if best <= _FIRST_EPOCHS < _FEW_EPOCHS <= len(scores):
+        warn_user(
+            f"training: held-out rows were predicted best after {best} of {len(scores)} epochs, so "
+            "that the networks are close to their initial weights and add little. The rows may "
+            "be too few to hold some out: compare with Training(validation=None, patience=None, "
+            "prior_scale=1.0), or another seed"
+        )
 
 
 def _with_best_epoch(training: Training) -> Training:
