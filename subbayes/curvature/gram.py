@@ -53,22 +53,28 @@ class Piece:
     left: Float[Tensor, "R N t groups o"]
     right: RightFactor = field(repr=False)
 
-    def dense(self, rows: slice) -> Float[Tensor, "R n p"]:
-        """The gradients as a dense tensor, in the order of the layer's spans."""
+    def dense(self, rows: slice, precise: bool = False) -> Float[Tensor, "R n p"]:
+        """The gradients as a dense tensor in float64, in the order of the layer's spans.
+
+        They are sums over places in the dtype of the network, or in float64 if `precise`.
+        """
         if self.layer.is_matrix:
             start, stop, _ = rows.indices(self.left.shape[1])
             most = temporary_size(_INNER, self.left.device)
             step = most // (8 * self.right(slice(0, 1)).numel())  # patches may be large
-            return torch.cat([self._matrices(some) for some in _slices(stop, step, start)], 1)
+            blocks = _slices(stop, step, start)
+            return torch.cat([self._matrices(some, precise) for some in blocks], 1)
         parts = (LayerGradients(self.layer, left, self.right).parts(rows) for left in self.left)
         return torch.stack([torch.cat([part.double() for _, part in one], 1) for one in parts])
 
-    def _matrices(self, rows: slice) -> Float[Tensor, "R n p"]:
-        left, right = self.left[:, rows].double(), self.right(rows).double()
-        whole = torch.einsum("rntgo,ntgi->rngoi", left, right).flatten(2)
+    def _matrices(self, rows: slice, precise: bool) -> Float[Tensor, "R n p"]:
+        left, right = self.left[:, rows], self.right(rows)
+        if precise:
+            left, right = left.double(), right.double()
+        whole = torch.einsum("rntgo,ntgi->rngoi", left, right).flatten(2).double()
         if self.layer.bias is None:
             return whole
-        return torch.cat([whole, left.sum(2).flatten(2)], 2)
+        return torch.cat([whole, left.sum(2).flatten(2).double()], 2)
 
 
 @dataclass(frozen=True)
@@ -78,8 +84,8 @@ class DensePiece:
     layer: OtherWeights
     rows: Float[Tensor, "R N p"]
 
-    def dense(self, rows: slice) -> Float[Tensor, "R n p"]:
-        """The gradients as a dense tensor, in the order of the spans."""
+    def dense(self, rows: slice, precise: bool = False) -> Float[Tensor, "R n p"]:
+        """The gradients as a dense tensor in float64, in the order of the spans."""
         return self.rows[:, rows].double()
 
 
@@ -334,7 +340,7 @@ def push_block(part: Block, basis: Float[Tensor, "k D"]) -> Float[Tensor, "k m"]
         for places, cut in split_columns(piece, most // (8 * len(basis))):
             vectors = _columns(places, basis).double()
             for rows in _slices(part.n, most // (8 * part.roots * vectors.shape[1])):
-                dense = cut.dense(rows)
+                dense = cut.dense(rows, basis.dtype == torch.float64)
                 found = vectors @ dense.flatten(0, 1).T
                 total[:, rows] += found.unflatten(1, dense.shape[:2]).transpose(1, 2)
     return total.flatten(1)
@@ -343,12 +349,12 @@ def push_block(part: Block, basis: Float[Tensor, "k D"]) -> Float[Tensor, "k m"]
 def pull_block(part: Block, cotangents: Float[Tensor, "s n R"], onto: Float[Tensor, "s D"]) -> None:
     """Add the combinations of all rows with s vectors of coefficients to `onto`, in place."""
     u = cotangents.double().transpose(1, 2)  # s, R, n
-    most = temporary_size(_INNER, part.device)
+    most, precise = temporary_size(_INNER, part.device), onto.dtype == torch.float64
     for piece in part.pieces:
         for places, cut in split_columns(piece, most // (8 * len(u))):
             widths = [place.stop - place.start for place in places]
             for rows in _slices(part.n, most // (8 * part.roots * sum(widths))):
-                found = u[:, :, rows].flatten(1) @ cut.dense(rows).flatten(0, 1)
+                found = u[:, :, rows].flatten(1) @ cut.dense(rows, precise).flatten(0, 1)
                 for place, values in zip(places, found.split(widths, 1), strict=True):
                     onto[:, place] += values.to(onto)
 
