@@ -140,16 +140,16 @@ def _unchanged(part: nn.Module, names: Iterable[str]) -> Iterator[None]:
     kept = []
     for path, _, name in (full.rpartition(".") for full in names):
         owner = part.get_submodule(path)
-        own: dict[str, Any] = owner._parameters if name in owner._parameters else owner._buffers
-        kept.append((own, name, own[name], own[name].data))
+        tensor = getattr(owner, name)
+        kept.append((owner, name, tensor, tensor.data))
     for _, _, tensor, values in kept:
         tensor.data = values.clone()
     try:
         yield
     finally:
-        for own, name, tensor, values in kept:
+        for owner, name, tensor, values in kept:
             tensor.data = values
-            own[name] = tensor
+            setattr(owner, name, tensor)
 
 
 def _check_reset(module: nn.Module) -> None:
