@@ -32,6 +32,7 @@ from subbayes.utils.memory import check_memory
 __all__ = [
     "SubspacePrecision",
     "squared_basis",
+    "squared_in_subspace",
     "subspace_jacobian",
     "subspace_jacobian_in_chunks",
     "subspace_outputs",
@@ -77,7 +78,7 @@ class SubspacePrecision(Precision):
         )
         self.subspace = subspace
         if matrices is None:
-            matrices = _squared(V, subspace), squared_basis(subspace)
+            matrices = squared_in_subspace(V, subspace), squared_basis(subspace)
         self.matrix, self.metric = matrices
         self.factor = cholesky(self.matrix + self.prior_precision * self.metric, "subspace")
 
@@ -247,8 +248,8 @@ def _layer(V: Jacobian, subspace: Subspace) -> SingleLayer | None:
     return SingleLayer.of(V, subspace.indices)
 
 
-def _squared(V: Jacobian, subspace: Subspace) -> Float[Tensor, "k k"]:
-    """(V P)'(V P), summed over blocks of the data."""
+def squared_in_subspace(V: Jacobian, subspace: Subspace) -> Float[Tensor, "k k"]:
+    """(V P)'(V P) in float64, summed over blocks of the data."""
     layer = _layer(V, subspace)
     if layer is not None:
         return layer.squares(V)

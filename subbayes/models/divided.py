@@ -122,8 +122,12 @@ def training_of(
         remedy = "Load the centre into the module and re-estimate its statistics first"
         fail("subspace", expected, "another one", remedy)
     if isinstance(engine, LinearisedLaplace):
-        expected = f"an engine that evaluates the posterior alone for {kind}"
-        fail("inference", expected, repr(engine.name), "Use elliptical-slice or nuts")
+        if network.is_sharded:
+            expected = f"an engine that evaluates the posterior alone for {kind}"
+            fail("inference", expected, repr(engine.name), "Use elliptical-slice or nuts")
+        if engine.covariance != "exact":
+            remedy = "Use LinearisedLaplace(), in a subspace of lower rank"
+            fail("covariance", f"'exact' for {kind}", repr(engine.covariance), remedy)
     if isinstance(prior, EvidencePrior):
         fail("prior", f"a scale or a Normal for {kind}", "'evidence'", "Pass a number")
     return Training(epochs=0, swa_epochs=0)

@@ -30,7 +30,12 @@ SUM = ["divided_sum", [70, 130]]
 CENTRE = ["divided_centre"]
 SCORES = [["divided_scores", [70, 130]], ["divided_scores", [0, 200], True]]
 WEIGHTS = [["divided_weights", [70, 130]], ["divided_weights", [70, 130], True]]
-FIT = ["divided_fit", [50, 150], "elliptical-slice"]
+FITS = [
+    ["divided_fit", [50, 150], "elliptical-slice"],
+    ["divided_fit", [50, 150], "laplace-linearised"],
+    ["divided_fit", [0, 200], "laplace-linearised"],
+]
+BLOCKS = [["divided_linearised", shares] for shares in ([96, 104], [32, 168], [0, 200])]
 MESSAGES = {
     "batchnorm": "subspace: expected a centre at the module's weights, for BatchNorm",
     "one divided": "data: expected the same in all 2 processes, got another in process 1 than in",
@@ -41,7 +46,7 @@ MESSAGES = {
     "epochs": "training: expected Training(epochs=0, swa_epochs=0) for rows divided among",
     "pca": "subspace: expected 'random' or a Subspace for rows divided among processes",
     "optimal": "subspace: expected 'random' or a Subspace for rows divided among processes",
-    "linearised": "inference: expected an engine that evaluates the posterior alone for rows",
+    "sampled": "covariance: expected 'exact' for rows divided among processes, got 'sampled'",
     "minibatches": "data: expected all rows in each process, got rows divided among processes",
     "rows": "data: expected all rows in each process, got rows divided among processes",
     "chain groups": "chain_groups: expected 1 for weights or rows that are divided",
@@ -59,7 +64,8 @@ def runs(tmp_path_factory):
 @pytest.fixture(scope="module")
 def two_processes(runs):
     """The results of all cases in two processes."""
-    cases = [WHOLE, *IN_BLOCKS, UNEVEN, EXCHANGED, SUM, FIT, CENTRE, *SCORES, *WEIGHTS]
+    cases = [WHOLE, *IN_BLOCKS, UNEVEN, EXCHANGED, SUM, *FITS, *BLOCKS, CENTRE, *SCORES]
+    cases += WEIGHTS
     return results(2, [*cases, *runs[1:], ["divided_refused"]])
 
 
@@ -87,12 +93,21 @@ def test_the_log_likelihood_is_the_exact_sum_of_the_blocks_of_each_process(two_p
         assert case["found"] == [math.fsum(terms) for terms in zip(*case["terms"], strict=True)]
 
 
-def test_fit_finds_what_it_finds_with_all_rows(two_processes):
+@pytest.mark.parametrize("case", FITS)
+def test_fit_finds_what_it_finds_with_all_rows(two_processes, case):
     for found in two_processes:
-        fit = found[json.dumps(FIT)]
+        fit = found[json.dumps(case)]
         assert fit["same"] == 1
         assert fit["draws"] < 1e-3  # float32 sums of other blocks
         assert fit["noise"] < 1e-6
+
+
+def test_linearised_laplace_has_the_same_bits_for_all_cuts_between_blocks(two_processes):
+    for found in two_processes:
+        cases = [found[json.dumps(case)] for case in BLOCKS]
+        assert len({case["digest"] for case in cases}) == 1
+        assert all(case["draws"] < 1e-4 for case in cases)
+        assert all(case["evidence"] < 1e-3 for case in cases)
 
 
 @pytest.mark.parametrize("case", SCORES)

@@ -401,6 +401,7 @@ CASES: dict[str, Callable[..., dict[str, Any]]] = {
         divided_cases.whole_values,
         divided_cases.divided_sum,
         divided_cases.divided_fit,
+        divided_cases.divided_linearised,
         divided_cases.divided_centre,
         divided_cases.divided_run,
         divided_cases.divided_scores,
