@@ -42,7 +42,7 @@ def parts_of(model):
     """What the network adds at the training rows, and what moves to the coefficients."""
     own = orthogonal_networks(model)
     contributions = Contributions(model.deep, model.inputs, own, model.structured.n_corrected)
-    module = model.deep.networks["n"]
+    module = model.deep.networks["network0"]
     weights = torch.cat([p.detach().reshape(1, -1) for p in module.parameters()], 1)
     raw = Contributions(model.deep, model.inputs, (), model.structured.n_corrected)
     place = model.deep.places["n"]
