@@ -194,7 +194,7 @@ def routes(monkeypatch, fit):
     found["all"] = fit()
     monkeypatch.setattr(effects_sampling, "_corrected_draws", lambda *_: None)
     found["groups"] = fit()
-    monkeypatch.setattr(effects_sampling, "_MOST_BESIDE_GROUPS", -1)
+    monkeypatch.setattr(effects_sampling, "MOST_BESIDE_GROUPS", -1)
     found["nuts"] = fit()
     return found
 
