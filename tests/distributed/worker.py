@@ -78,7 +78,8 @@ def streamed() -> dict[str, Any]:
     found = digest(*density.value_and_grad(z)), digest(density.pointwise(z))
     own = density._own_blocks().own
     first, last = own.start * 32 // 48, -(-own.stop * 32 // 48)  # whole batches
-    assert read == set(range(first * 48, min(last * 48, 200))), "rows of others were read"
+    expected = set(range(first * 48, min(last * 48, 200))) if own.start < own.stop else set()
+    assert read == expected, "rows of others were read"
     return {"value": found}
 
 
