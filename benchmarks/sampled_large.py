@@ -34,6 +34,18 @@ from subbayes.subspace import SparseRandomSubspace
 __all__ = ["language", "residual", "run", "segmentation"]
 
 
+def _facts(psi: Sampled) -> dict[str, Any]:
+    """Sizes of the draws, and how they were solved."""
+    return {
+        "weights": psi.size,
+        "rows": psi.V.n,
+        "outputs": psi.V.rows,
+        "draws": psi.samples,
+        "iterations": psi.draws.iterations,
+        "error_of_solutions": psi.draws.error,
+    }
+
+
 def residual(rows: int, new: int, draws: int, tolerance: float) -> dict[str, Any]:
     """Draws of all weights of a ResNet-18 with 100 outputs, and variances at other images."""
     torch.manual_seed(0)
@@ -56,14 +68,8 @@ def residual(rows: int, new: int, draws: int, tolerance: float) -> dict[str, Any
     mean, found = psi.output_draws(x[rows:], draws, torch.Generator().manual_seed(0))
     variances = found.square().mean(0)
     dimension = psi.effective_dimension
-    return {
-        "weights": network.size,
-        "rows": rows,
-        "outputs": psi.V.rows,
-        "draws": draws,
+    return _facts(psi) | {
         "passes": psi.products.passes,
-        "iterations": psi.draws.iterations,
-        "error_of_solutions": psi.draws.error,
         "seconds_draws": solved,
         "seconds_predictions": time.process_time() - start,
         "mean_variance": float(variances.mean()),
@@ -107,13 +113,7 @@ def segmentation(rows: int, new: int, draws: int, tolerance: float) -> dict[str,
     solved = time.process_time() - start
     start = time.process_time()
     predictive = posterior.predict(x[rows:])
-    return {
-        "weights": network.size,
-        "rows": rows,
-        "outputs": psi.V.rows,
-        "draws": draws,
-        "iterations": psi.draws.iterations,
-        "error_of_solutions": psi.draws.error,
+    return _facts(psi) | {
         "seconds_draws": solved,
         "seconds_predictions": time.process_time() - start,
         "predicted": list(predictive.mean.shape),
@@ -139,13 +139,7 @@ def language(rows: int, draws: int, tolerance: float, coordinates: int) -> dict[
     start = time.process_time()
     some = {name: tensor[:1] for name, tensor in batch.items()}
     predictive = posterior.predict(some)
-    found = {
-        "weights": network.size,
-        "rows": rows,
-        "outputs": psi.V.rows,
-        "draws": draws,
-        "iterations": psi.draws.iterations,
-        "error_of_solutions": psi.draws.error,
+    found = _facts(psi) | {
         "seconds_draws": solved,
         "seconds_predictions": time.process_time() - start,
         "epistemic": float(predictive.epistemic.mean()),

@@ -30,7 +30,9 @@ from subbayes.networks.tracing.vectorised import warn_of_fallback
 from subbayes.utils.trees import n_rows, to_device
 from subbayes.utils.types import Inputs, Targets
 
-__all__ = ["ManyProducts"]
+__all__ = ["MANY_OUTPUTS", "ManyProducts"]
+
+MANY_OUTPUTS = 256  # of an input, beyond which there are products and draws, and no rows or blocks
 
 Pull = Callable[[Tensor], tuple[Tensor, ...]]
 Source = Callable[[slice, slice], Tensor]

@@ -22,7 +22,7 @@ from torch import Tensor
 from subbayes.curvature.exact import Primal, inverse_pays, solved_blocks
 from subbayes.curvature.gram import concatenate_rows, push_block
 from subbayes.curvature.jacobian import Jacobian, check_covariance_blocks
-from subbayes.curvature.many_products import ManyProducts
+from subbayes.curvature.many_products import MANY_OUTPUTS, ManyProducts
 from subbayes.curvature.partial_jacobian import PartialJacobian
 from subbayes.curvature.precision import Precision, cholesky
 from subbayes.curvature.single_layer import SingleLayer
@@ -40,7 +40,6 @@ __all__ = [
 
 _AT_ONCE = 2**22  # entries in float64
 _WEIGHTS_AT_ONCE = 2**27  # of vectors of weights
-_MANY_OUTPUTS = 256  # of an input, beyond which products take less time than rows of the Jacobian
 Matrices = tuple[Float[Tensor, "k k"], Float[Tensor, "k k"]]
 
 
@@ -225,7 +224,7 @@ def subspace_jacobian_in_chunks(
 
 
 def _is_for_products(J: Jacobian, subspace: Subspace) -> bool:
-    return J.roots > max(_MANY_OUTPUTS, subspace.rank)
+    return J.roots > max(MANY_OUTPUTS, subspace.rank)
 
 
 def _blocks(J: Jacobian, subspace: Subspace, step: int) -> Iterator[Float[Tensor, "m k"]]:

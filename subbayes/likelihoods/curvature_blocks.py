@@ -191,7 +191,8 @@ class SoftmaxRoot(CurvatureRoot):
 
     def times(self, u: Vectors) -> Vectors:
         """R u: project, then scale."""
-        return self._scaled(self._projected(u.to(self.roots).reshape(len(u), *self.roots.shape)), u)
+        parts = u.to(self.roots).reshape(len(u), *self.roots.shape)
+        return (self._projected(parts) * self._scale()).reshape(u.shape)
 
     def transposed(self, u: Vectors) -> Vectors:
         """R' u: scale, then project."""
@@ -200,9 +201,6 @@ class SoftmaxRoot(CurvatureRoot):
 
     def _scale(self) -> Tensor:
         return self.roots if self.weights is None else self.roots * self.weights.unsqueeze(-1)
-
-    def _scaled(self, parts: Tensor, u: Vectors) -> Vectors:
-        return (parts * self._scale()).reshape(u.shape)
 
     def _projected(self, parts: Float[Tensor, "s N B K"]) -> Float[Tensor, "s N B K"]:
         along = (parts * self.roots).sum(-1, keepdim=True)

@@ -26,6 +26,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from subbayes.curvature.jacobian import Jacobian, check_covariance_memory
+from subbayes.curvature.many_products import MANY_OUTPUTS
 from subbayes.curvature.precision import Precision
 from subbayes.curvature.precision_factory import FORMS, Form, check_options, precision, root
 from subbayes.curvature.sampled import Sampled
@@ -58,7 +59,6 @@ from subbayes.utils.trees import to_device
 __all__ = ["LinearisedPosterior", "Method", "diagonal_blocks", "linearised_laplace", "rebuild"]
 
 _DRAWS = 200  # of outputs, for predictions without a closed form
-_MANY_OUTPUTS = 256  # of a row, beyond which the sampled form predicts by its draws
 
 METHODS = get_args(Method)
 
@@ -266,7 +266,7 @@ class LinearisedPosterior(Predictor):
         if method == "auto" and self.likelihood.per_position:
             method = "monte-carlo"
         sampled = isinstance(self.precision, Sampled)
-        many = sampled and method == "auto" and X.roots > _MANY_OUTPUTS
+        many = sampled and method == "auto" and X.roots > MANY_OUTPUTS
         few = method == "monte-carlo" and (sampled or n_draws < X.roots)
         if (many or few) and not joint:
             return self._from_draws(X, n_draws, seed, noise)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from subbayes.curvature.jacobian import Jacobian
 from subbayes.curvature.layers import Layers
-from subbayes.curvature.many_products import ManyProducts, replace_rows
+from subbayes.curvature.many_products import MANY_OUTPUTS, ManyProducts, replace_rows
 from subbayes.curvature.precision import cholesky
 from subbayes.curvature.precision_factory import root
 from subbayes.curvature.sample_then_optimise import SampleThenOptimise
@@ -45,8 +45,6 @@ from subbayes.utils.memory import check_memory
 from subbayes.utils.trees import to_device
 
 __all__ = ["LinearisedLaplace", "predict_linearised"]
-
-_MANY_OUTPUTS = 256  # of a row, beyond which draws are not summarised by a covariance
 
 
 @dataclass(frozen=True)
@@ -296,7 +294,7 @@ def _from_draws(
 ) -> Predictive:
     """From the outputs of the draws: themselves if a row has many, else by their covariance."""
     f, changes = _outputs(X, subspace, torch.from_numpy(draws.flat(n_draws).copy()))
-    if X.roots > _MANY_OUTPUTS:
+    if X.roots > MANY_OUTPUTS:
         return _mixture(X, likelihood, f, changes, noise)
     likelihood = with_noise(likelihood, noise, X.n)
     check_outputs(f + changes, likelihood)
