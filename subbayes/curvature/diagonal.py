@@ -25,6 +25,7 @@ from subbayes.curvature.layer_kinds import sum_of_outer_products
 from subbayes.curvature.layers import CapturedBatch, LayerGradients, Part
 from subbayes.curvature.partial_jacobian import active_cotangents, rows_at_once
 from subbayes.curvature.precision import Precision
+from subbayes.curvature.row_sums import sum_over_rows
 from subbayes.utils.memory import temporary_size
 
 __all__ = ["Diagonal", "squared_column_norms"]
@@ -50,7 +51,9 @@ class Diagonal(Precision):
         self, V: Jacobian, prior_precision: float, squares: Float[Tensor, "D"] | None = None
     ) -> None:
         super().__init__(V, prior_precision)
-        self.squares = squared_column_norms(V) if squares is None else squares
+        if squares is None:
+            (squares,) = sum_over_rows(V, lambda rows: (squared_column_norms(rows),))
+        self.squares = squares
 
     def variances(self) -> Float[Tensor, "D"]:
         """The inverse of the diagonal."""

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from subbayes.curvature.jacobian import Jacobian
 from subbayes.curvature.precision import Precision, cholesky
+from subbayes.curvature.row_sums import sum_over_rows
 from subbayes.curvature.single_layer import SingleLayer
 from subbayes.utils.warning import warn_user
 
@@ -113,8 +114,11 @@ class Primal(ExactPrecision):
     form = "primal"
 
     def _product(self) -> Float[Tensor, "D D"]:
+        """V'V over the rows of all processes."""
+        return sum_over_rows(self.V, lambda rows: (self._squared(rows),))[0]
+
+    def _squared(self, V: Jacobian) -> Float[Tensor, "D D"]:
         """V'V, computed up to the diagonal and mirrored."""
-        V = self.V
         if self._layer is not None:
             return self._layer.squares(V)
         total = torch.zeros(V.size, V.size, dtype=torch.float64, device=V.network.device)

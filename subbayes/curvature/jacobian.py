@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float
@@ -35,8 +35,11 @@ from subbayes.predictions.averaging import input_batches
 from subbayes.utils.checks import fail
 from subbayes.utils.memory import available_memory, check_memory
 from subbayes.utils.progress import estimated_progress
-from subbayes.utils.trees import n_rows, take, to_device
+from subbayes.utils.trees import n_rows, take, to_device, tree_map
 from subbayes.utils.types import Inputs, Targets
+
+if TYPE_CHECKING:
+    from subbayes.curvature.row_sums import RowShare
 
 __all__ = [
     "MEMORY_LIMIT",
@@ -76,6 +79,9 @@ class Jacobian:
         roots: rows per input R.
         memory_limit: bytes of gradients in memory at once.
         unavailable: of a loaded posterior without data; else None.
+        offset: position of the first input among all, of a Jacobian of some of the rows.
+        share: what this process computes of sums over rows; None if it works alone. See
+            `row_sums`.
         progress: show progress bars of passes over the inputs; None shows them on a terminal.
 
     Example:
@@ -93,10 +99,13 @@ class Jacobian:
         self.plan, self._pairs, self.n, self.likelihood = plan, pairs, n, likelihood
         self.memory_limit = memory_limit
         self.unavailable: UnavailableRows | None = None
+        self.offset = 0
+        self.share: RowShare | None = None
         self.progress: bool | None = False
         self._outputs: dict[int, Tensor] = {}
-        first = to_device(take(next(iter(pairs()))[0], slice(2)), self.network.device)
-        self.roots = self.network.check(first)
+        inputs, y = next(iter(pairs()))
+        self._first = _two_rows(inputs), None if y is None else _two_rows(y)
+        self.roots = self.network.check(self.first()[0])
         rest = 0 if plan.rest is None else 8 * plan.rest.size * self.roots
         self.row_bytes = 2 * plan.row_bytes + self.roots * plan.gradient_bytes + rest
         self.step = max(1, memory_limit // self.row_bytes)
@@ -123,8 +132,17 @@ class Jacobian:
     def of_data(
         cls, plan: Layers, likelihood: Likelihood, data: Data, memory_limit: int = MEMORY_LIMIT
     ) -> Jacobian:
-        """V, the root of the Gauss-Newton matrix over the data."""
-        return cls(plan, data.batches, data.n, likelihood, memory_limit)
+        """V, the root of the Gauss-Newton matrix over the data.
+
+        Of rows that are divided among processes, all of them count as its rows, and products that
+        need them in one process raise an error.
+        """
+        if data.division is None:
+            return cls(plan, data.batches, data.n, likelihood, memory_limit)
+        n = sum(data.division.shares)
+        found = cls(plan, lambda: iter([data.first()]), n, likelihood, memory_limit)
+        found._pairs = _rows_of_others
+        return found
 
     @classmethod
     def without_data(
@@ -135,11 +153,35 @@ class Jacobian:
         found._pairs, found.unavailable = _no_data, rows
         return found
 
+    def at_rows(self, inputs: Inputs, y: Targets | None, offset: int = 0) -> Jacobian:
+        """The same Jacobian at other rows, of which the first one has a position among all."""
+        pairs, likelihood = (lambda: iter([(inputs, y)])), self.likelihood
+        found = Jacobian(self.plan, pairs, n_rows(inputs), likelihood, self.memory_limit)
+        found.offset = offset
+        return found
+
+    def with_likelihood(self, likelihood: Likelihood) -> Jacobian:
+        """The root of the Gauss-Newton matrix of another likelihood over the same rows."""
+        found = copy(self)
+        found.likelihood = likelihood
+        return found
+
     def output_jacobian(self) -> Jacobian:
         """The Jacobian of the outputs at the same inputs, without the likelihood's curvature."""
         found = Jacobian(self.plan, self._pairs, self.n, None, self.memory_limit)
         found.progress = self.progress
         return found
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether each process has rows of its own, so that none has all."""
+        return self.share is not None and self.share.data.division is not None
+
+    def first(self) -> tuple[Inputs, Targets | None]:
+        """At most two rows, on the network's device; the same in all processes."""
+        inputs, y = self._first
+        device = self.network.device
+        return to_device(inputs, device), None if y is None else to_device(y, device)
 
     def pairs(self) -> Iterator[tuple[Inputs, Targets | None]]:
         """The inputs and targets, batch by batch."""
@@ -327,6 +369,20 @@ class Jacobian:
 
 def _no_data() -> Iterator[tuple[Inputs, Targets | None]]:
     fail("data", "the training data, over which this is a sum", "none", "Pass load(path, data=...)")
+
+
+def _two_rows(part: Any) -> Any:
+    return tree_map(Tensor.clone, take(part, slice(2)))
+
+
+def _rows_of_others() -> Iterator[tuple[Inputs, Targets | None]]:
+    fail(
+        "data",
+        "all rows in each process",
+        "rows divided among processes",
+        "Use what is a sum over rows: covariance='primal', 'diagonal', 'kfac', 'low-rank' or "
+        "'sampled', or a subspace that is given",
+    )
 
 
 def check_covariance_memory(outputs: int) -> None:

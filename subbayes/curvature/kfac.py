@@ -25,7 +25,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -36,6 +35,8 @@ from subbayes.curvature.gram import Block, Piece, block
 from subbayes.curvature.jacobian import Jacobian
 from subbayes.curvature.layers import Layer, Span
 from subbayes.curvature.precision import Precision
+from subbayes.curvature.row_noise import RowNoise
+from subbayes.curvature.row_sums import Terms, sum_over_rows
 from subbayes.utils.checks import check_count, check_seed
 from subbayes.utils.memory import temporary_size
 
@@ -204,28 +205,41 @@ def _compute_products(
     V: Jacobian, mc_samples: int | None, seed: int
 ) -> tuple[tuple[tuple[Layer, Tensor, Tensor], ...], Float[Tensor, "D"]]:
     """The two factors of each layer, and the diagonal of the other weights (0 elsewhere)."""
-    sums: dict[str, tuple[Layer, Tensor, Tensor, int]] = {}
+    layers = [layer for layer in V.plan.layers if layer.is_matrix]
+    *sums, diagonal = sum_over_rows(V, lambda rows: _sums(rows, layers, mc_samples, seed))
+    found = tuple(
+        (layer, outer / places, inner)
+        for layer, outer, inner, places in zip(layers, *(sums[i::3] for i in range(3)), strict=True)
+        if bool(places)
+    )
+    for layer, *_ in found:
+        for span in layer.spans:
+            diagonal[span.place] = 0
+    return found, diagonal
+
+
+def _sums(V: Jacobian, layers: list[Layer], mc_samples: int | None, seed: int) -> Terms:
+    """Both products of each layer and the number of its places, and the diagonal, if needed."""
+    device = V.network.device
+    sums: dict[str, list[Tensor]] = {}
+    for layer in layers:
+        groups, o, i = factor_shape(layer)
+        shapes = (groups, o, o), (groups, i, i), ()
+        sums[layer.name] = [torch.zeros(s, dtype=torch.float64, device=device) for s in shapes]
     others = V.plan.rest is not None
     for part in _blocks(V, mc_samples, seed):
         for piece in part.pieces:
             if not (isinstance(piece, Piece) and piece.layer.is_matrix):
                 others = True
                 continue
-            outer, inner = _products(piece)
-            places = piece.left.shape[1] * piece.left.shape[2]  # of all rows of the block
-            if piece.layer.name in sums:
-                _, outer_before, inner_before, places_before = sums[piece.layer.name]
-                outer, inner = outer + outer_before, inner + inner_before
-                places += places_before
-            sums[piece.layer.name] = piece.layer, outer, inner, places
-    found = tuple((layer, outer / places, inner) for layer, outer, inner, places in sums.values())
-    diagonal = torch.zeros(V.size, dtype=torch.float64, device=V.network.device)
+            *totals, number = sums[piece.layer.name]
+            for total, term in zip(totals, _products(piece), strict=True):
+                total += term
+            number += piece.left.shape[1] * piece.left.shape[2]  # places of all rows of the block
+    diagonal = torch.zeros(V.size, dtype=torch.float64, device=device)
     if others:
         diagonal = squared_column_norms(V)
-        for layer, *_ in found:
-            for span in layer.spans:
-                diagonal[span.place] = 0
-    return found, diagonal
+    return (*(part for parts in sums.values() for part in parts), diagonal)
 
 
 def _blocks(V: Jacobian, mc_samples: int | None, seed: int) -> Iterator[Block]:
@@ -233,11 +247,12 @@ def _blocks(V: Jacobian, mc_samples: int | None, seed: int) -> Iterator[Block]:
     if mc_samples is None or mc_samples >= V.roots:
         yield from (part for _, part in V.blocks())
         return
-    rng = np.random.default_rng(seed)
+    noise, each = RowNoise(seed, (0,), V.network.device), V.roots * mc_samples
     row_bytes = 2 * V.plan.row_bytes + mc_samples * V.plan.gradient_bytes
-    for _, batch, root in V.captured(max(1, V.memory_limit // row_bytes)):
-        eps = rng.standard_normal((len(batch), root.shape[-1], mc_samples)) / mc_samples**0.5
-        yield block(batch, root @ torch.from_numpy(eps).to(root))
+    for place, batch, root in V.captured(max(1, V.memory_limit // row_bytes)):
+        start, stop = V.offset + place.start, V.offset + place.stop
+        eps = noise(slice(0, 1), slice(start * each, stop * each)) / mc_samples**0.5
+        yield block(batch, root @ eps.reshape(len(batch), V.roots, mc_samples).to(root))
 
 
 def _products(piece: Piece) -> tuple[Float[Tensor, "g o o"], Float[Tensor, "g i i"]]:

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from subbayes.curvature.jacobian import Jacobian
 from subbayes.curvature.precision import Precision
+from subbayes.curvature.row_sums import sum_over_rows
 from subbayes.utils.checks import check_count, check_positive, check_seed, fail
 from subbayes.utils.warning import warn_user
 
@@ -113,7 +114,8 @@ class LowRank(Precision):
 
     def _apply(self, vectors: Float[Tensor, "s D"]) -> Float[Tensor, "s D"]:
         """V'V v + lambda v."""
-        return _squared(self.V, vectors) + self.prior_precision * vectors
+        found = _squared_together if self.V.is_divided else _squared
+        return found(self.V, vectors) + self.prior_precision * vectors
 
     def solve(self, vectors: Float[Tensor, "s D"]) -> Float[Tensor, "s D"]:
         """Preconditioned conjugate gradients on all vectors; or the approximation."""
@@ -187,6 +189,11 @@ def _squared(V: Jacobian, vectors: Float[Tensor, "s D"]) -> Float[Tensor, "s D"]
     return V.pull(V.push(vectors.to(V.network.dtype))).double()
 
 
+def _squared_together(V: Jacobian, vectors: Float[Tensor, "s D"]) -> Float[Tensor, "s D"]:
+    """V'V v, which processes that work together compute together."""
+    return sum_over_rows(V, lambda rows: (_squared(rows, vectors),))[0]
+
+
 def _eigenpairs(V: Jacobian, rank: int, rounds: int, seed: int) -> Pairs:
     """Leading eigenpairs by subspace iteration and the Rayleigh-Ritz method."""
     generator = torch.Generator().manual_seed(check_seed(seed))
@@ -194,8 +201,8 @@ def _eigenpairs(V: Jacobian, rank: int, rounds: int, seed: int) -> Pairs:
     vectors = torch.randn(block, V.size, generator=generator, dtype=torch.float64)
     basis = torch.linalg.qr(vectors.to(V.network.device).T)[0].T
     for _ in range(check_count("rounds", rounds)):
-        basis = torch.linalg.qr(_squared(V, basis).T)[0].T
-    image = _squared(V, basis)
+        basis = torch.linalg.qr(_squared_together(V, basis).T)[0].T
+    image = _squared_together(V, basis)
     values, mix = torch.linalg.eigh((basis @ image.T + image @ basis.T) / 2)
     kept = mix[:, -rank:].flip(1)
     vectors, products = kept.T @ basis, kept.T @ image

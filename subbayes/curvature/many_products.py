@@ -27,7 +27,6 @@ from subbayes.likelihoods.curvature_blocks import CurvatureRoot, DenseRoot
 from subbayes.networks.global_state import attention_without_fused_kernels
 from subbayes.networks.tracing.memory import bytes_per_row
 from subbayes.networks.tracing.vectorised import warn_of_fallback
-from subbayes.utils.trees import n_rows, to_device
 from subbayes.utils.types import Inputs, Targets
 
 __all__ = ["MANY_OUTPUTS", "ManyProducts"]
@@ -98,7 +97,7 @@ class ManyProducts:
         """Products with the rows of one block of inputs after another."""
         rows, outputs = self.rows, self.rows.roots
         for place, inputs, y in rows.batches(_MINIBATCH):
-            some = replace_rows(rows, inputs, y)
+            some = rows.at_rows(inputs, y)
             yield slice(place.start * outputs, place.stop * outputs), ManyProducts(some)
 
     def push(self, vectors: Float[Tensor, "s D"]) -> Float[Tensor, "s m"]:
@@ -172,8 +171,7 @@ class ManyProducts:
 
     def _parts(self, vectors: int) -> Iterator[tuple[slice, slice, Inputs, Targets | None]]:
         """Blocks of rows, each with blocks of vectors."""
-        first = to_device(next(self.rows.pairs())[0], self.network.device)
-        row = bytes_per_row(self.network, first) + 32 * self.rows.roots
+        row = bytes_per_row(self.network, self.rows.first()[0]) + 32 * self.rows.roots
         limit = max(self.rows.memory_limit, self.size * self.network.weights.element_size())
         step = min(vectors, max(1, limit // (2 * row)))
         rows = min(_MOST_ROWS, max(1, limit // (row * (1 + step))))
@@ -260,13 +258,6 @@ class ManyProducts:
                 self._vectorised = False
                 warn_of_fallback("vectorising over vectors", error, "evaluating them one by one")
         return torch.stack([pull(one)[0].detach() for one in u])
-
-
-def replace_rows(rows: Jacobian, inputs: Inputs, y: Targets | None) -> Jacobian:
-    """The Jacobian of other rows."""
-    return Jacobian(
-        rows.plan, lambda: iter([(inputs, y)]), n_rows(inputs), rows.likelihood, rows.memory_limit
-    )
 
 
 def _times(root: CurvatureRoot | None, u: Float[Tensor, "s n C"]) -> Float[Tensor, "s n C"]:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from subbayes.curvature.jacobian import Jacobian
 from subbayes.curvature.many_products import ManyProducts
+from subbayes.curvature.row_sums import Terms, sum_over_rows
 from subbayes.networks.network import Network
 from subbayes.utils.checks import check_positive, fail
 from subbayes.utils.warning import warn_user
@@ -129,13 +130,24 @@ class Precision(ABC):
         r"""Draws from $N(0, \Psi)$: $\Psi (V^\top \epsilon + \sqrt\lambda\, \eta)$."""
         some = self.network.weights
         rows, weights = self._noise(count, generator)
-        return self.solve(self.V.pull(rows) + self.prior_precision**0.5 * weights.to(some))
+        pulled = self._pull_together(rows) if self.V.is_divided else self.V.pull(rows)
+        return self.solve(pulled + self.prior_precision**0.5 * weights.to(some))
+
+    def _pull_together(self, cotangents: Float[Tensor, "s m"]) -> Float[Tensor, "s D"]:
+        """V'u for rows that are divided among processes."""
+
+        def of(rows: Jacobian) -> Terms:
+            first = rows.offset * rows.roots
+            return (rows.pull(cotangents[:, first : first + rows.rows]),)
+
+        return sum_over_rows(self.V, of)[0].to(self.network.weights)
 
     def _noise(
         self, count: int, generator: torch.Generator
     ) -> tuple[Float[Tensor, "s m"], Float[Tensor, "s D"]]:
         r"""Standard normal numbers of the rows and of the weights, in float64."""
-        self.V.pairs()  # an error for a loaded posterior, whose file gives their number alone
+        if self.V.unavailable is not None:  # a file gives their number alone
+            self.V.pairs()  # an error
         rows, weights = (
             torch.randn(count, size, generator=generator, dtype=torch.float64)
             for size in (self.V.rows, self.size)

@@ -11,7 +11,10 @@ from subbayes.curvature.exact import Dual, Primal, times_of_forms
 from subbayes.curvature.jacobian import Jacobian
 from subbayes.curvature.layers import Layers
 from subbayes.curvature.precision import Precision
+from subbayes.curvature.row_sums import share_rows
 from subbayes.data.data import Data
+from subbayes.distributed.blocks import BlockSize
+from subbayes.distributed.divided_rows import exchanged
 from subbayes.likelihoods import Likelihood, as_likelihood
 from subbayes.likelihoods.target_parts import has_weights
 from subbayes.networks.network import Network, check_network
@@ -21,7 +24,17 @@ from subbayes.utils.memory import available_memory, format_bytes
 from subbayes.utils.trees import to_device
 from subbayes.utils.types import FORMS, Form
 
-__all__ = ["EXACT", "FORMS", "Form", "check_exact", "check_options", "exact", "precision", "root"]
+__all__ = [
+    "EXACT",
+    "FORMS",
+    "Form",
+    "check_exact",
+    "check_options",
+    "exact",
+    "form_for",
+    "precision",
+    "root",
+]
 
 EXACT = ("exact", "dual", "primal")
 _ARGUMENTS = ("covariance", "memory_limit", "prior_precision", "progress", "subspace")
@@ -74,8 +87,11 @@ def precision(
     """
     check_choice("covariance", covariance, FORMS)
     check_options(covariance, options)
-    likelihood, data = as_likelihood(likelihood), Data.of(data)
-    V = root(network, likelihood, data, memory_limit, progress)
+    likelihood, data = as_likelihood(likelihood), exchanged(data)
+    V, covariance = (
+        root(network, likelihood, data, memory_limit, progress),
+        form_for(covariance, data),
+    )
     if covariance in EXACT:
         return exact(V, prior_precision, covariance, memory_limit)
     if covariance == "diagonal":
@@ -95,6 +111,14 @@ def precision(
     from subbayes.curvature.kfac import Kfac
 
     return Kfac(V, prior_precision, **options)
+
+
+def form_for(covariance: Form, data: Data) -> Form:
+    """The form that "exact" stands for if rows are divided among processes, or the form itself.
+
+    The dual form is a Gram matrix of all rows, which no process has.
+    """
+    return "primal" if covariance == "exact" and data.division is not None else covariance
 
 
 def check_options(form: str, options: Mapping[str, Any]) -> None:
@@ -121,8 +145,11 @@ def root(
     data: Any,
     memory_limit: int | None = None,
     progress: bool | None = False,
+    size: BlockSize | None = None,
 ) -> Jacobian:
     """Check the arguments and return the root V of the Gauss-Newton matrix V'V.
+
+    Processes that work together share the sums over rows; all of them have to call this.
 
     Args:
         network: f(x; w).
@@ -130,12 +157,13 @@ def root(
         data: as for `precision`.
         memory_limit: bytes; a quarter of it goes to the gradients of a block, by default 256 MiB.
         progress: show progress bars of passes over the data.
+        size: of the blocks of rows that processes share; by default chosen by memory.
     """
     check_network(network)
     likelihood = as_likelihood(likelihood)
     likelihood.check_complete()
     network.warn_if_training()
-    data = Data.of(data).to(network.device)
+    data = exchanged(data).to(network.device)
     outputs = check_fit(network, likelihood, data)
     first, y = to_device(data.first(), network.device)
     likelihood = likelihood.for_outputs(outputs, y)
@@ -144,6 +172,7 @@ def root(
     limit = 2**28 if memory_limit is None else memory_limit // 4
     V = Jacobian.of_data(plan, likelihood, data, limit)
     V.progress = progress
+    share_rows(V, data, size)
     return V
 
 

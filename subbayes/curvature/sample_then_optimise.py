@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -144,6 +144,17 @@ class SampleThenOptimise:
         if self.solver == "auto":
             return "dual" if length < size else "primal"
         return self.solver
+
+    def without_rows(self) -> SampleThenOptimise:
+        """The settings with the solver that needs no number for each row.
+
+        Raises:
+            InputError: another solver.
+        """
+        if self.solver not in ("auto", "primal"):
+            expected = "'auto' or 'primal' for rows divided among processes"
+            fail("solver", expected, repr(self.solver), "Leave it out")
+        return replace(self, solver="primal")
 
     def groups(self, size: int, bytes_at_once: int) -> list[slice]:
         """Draws that are solved together, within a limit of memory."""

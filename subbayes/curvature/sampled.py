@@ -26,7 +26,8 @@ from subbayes.curvature.jacobian import Jacobian, check_covariance_blocks
 from subbayes.curvature.lanczos import spectral_density
 from subbayes.curvature.many_products import ManyProducts
 from subbayes.curvature.precision import Precision
-from subbayes.curvature.sample_then_optimise import LinearDraws, SampleThenOptimise
+from subbayes.curvature.sample_then_optimise import LinearDraws, Products, SampleThenOptimise
+from subbayes.curvature.summed_products import products_of
 from subbayes.networks.global_state import outside_inference_mode
 from subbayes.utils.checks import fail
 
@@ -70,10 +71,10 @@ class Sampled(Precision):
         start: LinearDraws | None = None,
     ) -> None:
         super().__init__(V.silent(), prior_precision)
-        self.settings = SampleThenOptimise() if settings is None else settings
+        settings = SampleThenOptimise() if settings is None else settings
         if known is None and V.unavailable is not None:
             V.pairs()  # raises, before there are random numbers for each row
-        self.products = ManyProducts(self.V)
+        self.products, self.settings = products_of(self.V, settings)
         self._bytes_at_once = _SHARE * V.memory_limit
         self.draws = (
             self.settings.draw(
@@ -201,7 +202,8 @@ class Sampled(Precision):
 
     def spectrum(self) -> tuple[Float[Tensor, "r"], Float[Tensor, "r"]]:
         """Eigenvalues if they are few; else nodes and weights of a Lanczos quadrature."""
-        operator = _Squared(self.products, self.V.rows < self.size)
+        is_dual = self.V.rows < self.size and not self.V.is_divided
+        operator = _Squared(self.products, is_dual)
         if operator.size <= _FEW_EIGENVALUES:
             eye = torch.eye(operator.size, dtype=operator.dtype, device=operator.device)
             matrix = operator.of(eye).double()
@@ -220,20 +222,20 @@ class Sampled(Precision):
 class _Squared:
     """V V' or V' V as a linear operator."""
 
-    products: ManyProducts
+    products: Products
     is_dual: bool
 
     @property
     def size(self) -> int:
-        return self.products.rows.rows if self.is_dual else self.products.rows.size
+        return self.products.length if self.is_dual else self.products.size
 
     @property
     def dtype(self) -> torch.dtype:
-        return torch.float64 if self.is_dual else self.products.network.dtype
+        return torch.float64 if self.is_dual else self.products.dtype
 
     @property
     def device(self) -> torch.device:
-        return self.products.network.device
+        return self.products.device
 
     def of(self, vectors: Float[Tensor, "s m"]) -> Float[Tensor, "s m"]:
         """Products with vectors as rows."""

@@ -25,12 +25,14 @@ from subbayes.curvature.jacobian import Jacobian, check_covariance_blocks
 from subbayes.curvature.many_products import MANY_OUTPUTS, ManyProducts
 from subbayes.curvature.partial_jacobian import PartialJacobian
 from subbayes.curvature.precision import Precision, cholesky
+from subbayes.curvature.row_sums import sum_over_rows
 from subbayes.curvature.single_layer import SingleLayer
 from subbayes.subspace import CoordinateSubspace, DenseSubspace, Subspace
 from subbayes.utils.memory import check_memory
 
 __all__ = [
     "SubspacePrecision",
+    "all_squared_in_subspace",
     "squared_basis",
     "squared_in_subspace",
     "subspace_jacobian",
@@ -77,7 +79,7 @@ class SubspacePrecision(Precision):
         )
         self.subspace = subspace
         if matrices is None:
-            matrices = squared_in_subspace(V, subspace), squared_basis(subspace)
+            matrices = all_squared_in_subspace(V, subspace), squared_basis(subspace)
         self.matrix, self.metric = matrices
         self.factor = cholesky(self.matrix + self.prior_precision * self.metric, "subspace")
 
@@ -256,6 +258,11 @@ def squared_in_subspace(V: Jacobian, subspace: Subspace) -> Float[Tensor, "k k"]
     for rows in _blocks(V, subspace, V.step):
         total.addmm_(rows.T, rows)
     return total
+
+
+def all_squared_in_subspace(V: Jacobian, subspace: Subspace) -> Float[Tensor, "k k"]:
+    """(V P)'(V P) over the rows of all processes, which compute it together."""
+    return sum_over_rows(V, lambda rows: (squared_in_subspace(rows, subspace),))[0]
 
 
 def squared_basis(subspace: Subspace) -> Float[Tensor, "k k"]:

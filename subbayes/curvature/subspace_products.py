@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from subbayes.curvature.many_products import ManyProducts
 from subbayes.curvature.row_noise import RowNoise
+from subbayes.curvature.sample_then_optimise import Products
 from subbayes.subspace import Subspace
 
 __all__ = ["WhitenedProducts"]
@@ -29,7 +29,7 @@ class WhitenedProducts:
         temperature: T.
     """
 
-    V: ManyProducts
+    V: Products
     subspace: Subspace
     factor: Tensor
     temperature: float = 1.0

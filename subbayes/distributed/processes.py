@@ -207,15 +207,17 @@ class Processes:
     def on_first(self, work: Callable[[], _T]) -> _T:
         """Do work in the first process while the others wait, and return its result in all.
 
-        An error there is raised in all of them.
+        The work is done alone: within, `current` returns None. An error is raised in all of them.
         """
         if self.count == 1:
-            return work()
+            with _alone():
+                return work()
         self.gather(None, call="work of the first process")
         outcome: list[Any] = [None]
         if self.rank == 0:
             try:
-                outcome = [(work(), None)]
+                with _alone():
+                    outcome = [(work(), None)]
             except Exception as error:
                 outcome = [(None, _portable(error))]
                 self._broadcast(outcome)
@@ -315,17 +317,28 @@ def _portable(error: Exception, rank: int = 0) -> Exception:
 
 
 _CHAIN_GROUPS: ContextVar[int] = ContextVar("_CHAIN_GROUPS", default=1)
+_IS_ALONE: ContextVar[bool] = ContextVar("_IS_ALONE", default=False)
 _current: Processes | None = None
 
 
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Within, this process computes what no other one takes part in."""
+    before = _IS_ALONE.set(True)
+    try:
+        yield
+    finally:
+        _IS_ALONE.reset(before)
+
+
 def current() -> Processes | None:
-    """The processes that this one has joined, or None.
+    """The processes that this one has joined and computes with, or None.
 
     Example:
         >>> current() is None
         True
     """
-    return _current
+    return None if _IS_ALONE.get() else _current
 
 
 def join(*, required: bool = True, timeout: float = _TIMEOUT) -> Processes | None:

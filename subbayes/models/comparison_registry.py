@@ -91,7 +91,7 @@ class SubspaceInference(ComparedMethod):
         check_temperature(self.temperature, setup.validation)
         method.check(network, setup.data, setup.training)
         outputs = check_fit(network, setup.likelihood, setup.data)
-        check_prior(as_prior(self.prior), method, network, setup.data.n, outputs)
+        check_prior(as_prior(self.prior), method, network, setup.data, outputs)
         engine_of(self.inference).check(method.expected_rank(network))
 
     def fit_model(self, setup: Setup) -> Any:

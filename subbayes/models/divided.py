@@ -14,7 +14,6 @@ from subbayes.inference.laplace.linearised_engine import LinearisedLaplace
 from subbayes.networks.network import Network
 from subbayes.priors import EvidencePrior
 from subbayes.subspaces.base import FixedSubspace, SubspaceMethod
-from subbayes.subspaces.full import Full
 from subbayes.subspaces.random import Random
 from subbayes.subspaces.registry import SubspaceChoice, subspace_method
 from subbayes.training.configuration import Training
@@ -113,21 +112,23 @@ def training_of(
             f"epochs={training.epochs}, swa_epochs={training.swa_epochs}",
             "Train the module with your own loop first, or leave it out",
         )
-    whole = isinstance(method, Full) and not network.is_sharded
-    if not (whole or isinstance(method, (Random, FixedSubspace))):
-        fail("subspace", f"'random' or a Subspace for {kind}", repr(method.name))
+    unsharded = method.takes_divided_rows and not network.is_sharded
+    if not (unsharded or isinstance(method, (Random, FixedSubspace))):
+        remedy = "Give those that take inputs= the ones to be predicted"
+        fail(
+            "subspace",
+            f"'random' or a Subspace for {kind}",
+            repr(method.name),
+            remedy if method.name in ("optimal", "subnetwork") and not network.is_sharded else "",
+        )
     moved = isinstance(method, FixedSubspace) and not network.is_centred_on(method.subspace.shift)
     if moved and network.has_batchnorm:
         expected = f"a centre at the module's weights, for BatchNorm statistics and {kind}"
         remedy = "Load the centre into the module and re-estimate its statistics first"
         fail("subspace", expected, "another one", remedy)
-    if isinstance(engine, LinearisedLaplace):
-        if network.is_sharded:
-            expected = f"an engine that evaluates the posterior alone for {kind}"
-            fail("inference", expected, repr(engine.name), "Use elliptical-slice or nuts")
-        if engine.covariance != "exact":
-            remedy = "Use LinearisedLaplace(), in a subspace of lower rank"
-            fail("covariance", f"'exact' for {kind}", repr(engine.covariance), remedy)
-    if isinstance(prior, EvidencePrior):
+    if isinstance(engine, LinearisedLaplace) and network.is_sharded:
+        expected = f"an engine that evaluates the posterior alone for {kind}"
+        fail("inference", expected, repr(engine.name), "Use elliptical-slice or nuts")
+    if isinstance(prior, EvidencePrior) and network.is_sharded:
         fail("prior", f"a scale or a Normal for {kind}", "'evidence'", "Pass a number")
     return Training(epochs=0, swa_epochs=0)

@@ -10,8 +10,9 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 
 from subbayes import likelihoods
+from subbayes.curvature.precision_factory import form_for
 from subbayes.data.data import Data
-from subbayes.distributed.divided_rows import exchanged
+from subbayes.distributed.divided_rows import every_row, exchanged
 from subbayes.distributed.processes import join, on_first
 from subbayes.draws import Draws
 from subbayes.inference.configuration import Sampling
@@ -180,7 +181,7 @@ def fit(
     start = EnsembleStart(model, network, likelihood, data, training, sampling, method, factory)
     start.check(engine, prior)
     method.check(network, data, training)
-    check_prior(prior, method, network, data.n, outputs)
+    check_prior(prior, method, network, data, outputs)
     engine.check(method.expected_rank(network))
     if not isinstance(method, FixedSubspace):
         _warn_of_flat_prior(network, likelihood, data, training)
@@ -389,7 +390,7 @@ def as_prior(prior: Normal | EvidencePrior | float | str) -> Prior:
 
 
 def check_prior(
-    prior: Prior, method: SubspaceMethod, network: Network, rows: int, outputs: int
+    prior: Prior, method: SubspaceMethod, network: Network, data: Data, outputs: int
 ) -> None:
     """Check before training that a prior suits a subspace, and that its evidence fits into memory.
 
@@ -397,7 +398,7 @@ def check_prior(
         prior: of the coordinates.
         method: how the subspace is chosen.
         network: before training.
-        rows: number of training rows N.
+        data: training data.
         outputs: number of outputs C.
 
     Raises:
@@ -414,7 +415,8 @@ def check_prior(
             repr(method.name),
             "Pass the scale as a number",
         )
-    check_size(network.size, rows, outputs, _covariance(prior, method))
+    form = form_for(_covariance(prior, method), data)
+    check_size(network.size, every_row(data), outputs, form)
 
 
 def check_temperature(temperature: float | str, validation: Any) -> None:

@@ -53,8 +53,10 @@ def trained_once(
         InputError: what `train` raises, in all processes.
     """
     processes = current()
-    if processes is None or processes.count == 1:
+    if processes is None:
         return train()
+    if processes.count == 1:
+        return processes.on_first(train)
     trained: list[FittedModel] = []
 
     def content() -> tuple[dict[str, Tensor], dict[str, Any]]:

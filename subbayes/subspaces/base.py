@@ -35,6 +35,11 @@ class SubspaceMethod(ABC):
     name: ClassVar[str]
     spans_weights: ClassVar[bool] = False
 
+    @property
+    def takes_divided_rows(self) -> bool:
+        """Whether it can be built without training, and with rows divided among processes."""
+        return False
+
     def expected_rank(self, network: Network) -> int | None:
         """Number of coordinates k, or None if it is unknown before training."""
         return None
@@ -109,6 +114,11 @@ class FixedSubspace(SubspaceMethod):
     def name(self) -> str:  # type: ignore[override]
         """A description of the subspace."""
         return repr(self.subspace)
+
+    @property
+    def takes_divided_rows(self) -> bool:
+        """It needs no rows."""
+        return True
 
     def expected_rank(self, network: Network | None) -> int:
         """The rank of the subspace."""

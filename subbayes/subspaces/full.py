@@ -46,6 +46,11 @@ class Full(SubspaceMethod):
     def __post_init__(self) -> None:
         check_choice("centre", self.centre, (None, "trained", "zero"))
 
+    @property
+    def takes_divided_rows(self) -> bool:
+        """It needs no rows."""
+        return True
+
     def check(self, network: Network, data: Data, training: Training) -> None:
         """Check that there are no BatchNorm statistics of trained weights at zero."""
         super().check(network, data, training)

@@ -25,8 +25,9 @@ from torch import Tensor
 
 from subbayes.curvature.jacobian import Jacobian, check_covariance_memory
 from subbayes.curvature.precision import Precision
-from subbayes.curvature.precision_factory import EXACT, Form, check_exact, precision
+from subbayes.curvature.precision_factory import EXACT, Form, check_exact, form_for, precision
 from subbayes.data.data import Data
+from subbayes.distributed.divided_rows import every_row
 from subbayes.likelihoods import Likelihood
 from subbayes.networks.network import Network
 from subbayes.predictions.averaging import count_rows
@@ -75,12 +76,18 @@ class Optimal(RankedMethod):
         super().__post_init__()
         check_choice("covariance", self.covariance, FORMS)
 
+    @property
+    def takes_divided_rows(self) -> bool:
+        """If the inputs to be predicted are given."""
+        return self.inputs is not None
+
     def check(self, network: Network, data: Data, training: Training) -> None:
         """Check the rank, the inputs, and that the covariance fits into memory."""
         check_rank(self.rank, network)
         rows = 0 if self.inputs is None else count_rows(network, self.inputs)
         outputs = network.check(to_device(data.first()[0], network.device))
-        check_size(network.size, data.n, outputs, self.covariance, rows)
+        form = form_for(self.covariance, data)
+        check_size(network.size, every_row(data), outputs, form, rows)
 
     def build(self, trained: Trained, prior_scale: float = 1.0) -> DenseSubspace:
         """The subspace for the inputs, under a prior of the weights."""
@@ -158,6 +165,8 @@ def optimal(
         DenseSubspace(rank=3, size=33)
     """
     check_count("rank", rank)
+    if inputs is None and isinstance(data, Data) and data.division is not None:
+        fail("inputs", "those to be predicted, for rows divided among processes", None)
     psi = precision(
         network,
         likelihood,

@@ -69,6 +69,11 @@ class Random(RankedMethod):
         if self.kind is not None:
             check_choice("kind", self.kind, _KINDS)
 
+    @property
+    def takes_divided_rows(self) -> bool:
+        """It needs no rows."""
+        return True
+
     def kind_for(self, network: Network) -> str:
         """The kind of directions of a network."""
         return self.kind or ("sparse" if selects_adapters(network.selection) else "gaussian")

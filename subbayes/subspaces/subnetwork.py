@@ -26,10 +26,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from subbayes.curvature.diagonal import squared_column_norms
+from subbayes.curvature.diagonal import Diagonal, squared_column_norms
 from subbayes.curvature.jacobian import Jacobian
 from subbayes.curvature.partial_jacobian import PartialJacobian
 from subbayes.curvature.precision_factory import root
+from subbayes.curvature.row_sums import sum_over_rows
 from subbayes.data.data import Data
 from subbayes.likelihoods import Likelihood
 from subbayes.networks.network import Network, check_network
@@ -85,6 +86,11 @@ class Subnetwork(RankedMethod):
     def __post_init__(self) -> None:
         check_choice("by", self.by, _BY)
         super().__post_init__()
+
+    @property
+    def takes_divided_rows(self) -> bool:
+        """Selections by sums over rows, or at inputs that are given."""
+        return self.by != "swag" and (self.by != "predictive" or self.inputs is not None)
 
     def expected_rank(self, network: Network) -> int:
         """The rank, or its default."""
@@ -218,14 +224,12 @@ def subnetwork(
     else:
         V = root(network, likelihood, data, progress=progress)
         if by == "variance":
-            chosen = _largest(1 / (squared_column_norms(V) + prior_precision), rank)
+            chosen = _largest(Diagonal(V, prior_precision).variances(), rank)
         elif by == "wasserstein":
             chosen = _by_distance(V, rank, prior_precision)
         else:
-            X = V.output_jacobian()
-            if inputs is not None:
-                X = Jacobian.of_inputs(V.plan, inputs)
-                X.progress = progress
+            X = V.output_jacobian() if inputs is None else Jacobian.of_inputs(V.plan, inputs)
+            X.progress = progress
             chosen = _by_predictive_variance(V, X, rank, candidates, prior_precision)
     return CoordinateSubspace(network.weights, chosen)
 
@@ -399,7 +403,8 @@ def _by_predictive_variance(
 def _precision_of(
     V: Jacobian, indices: Int[Tensor, "k"], prior_precision: float
 ) -> Float[Tensor, "k k"]:
-    precision = PartialJacobian(V.plan, indices).gram(V)
+    columns = PartialJacobian(V.plan, indices)
+    (precision,) = sum_over_rows(V, lambda rows: (columns.gram(rows),))
     precision.diagonal().add_(prior_precision)
     return precision
 

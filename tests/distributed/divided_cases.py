@@ -141,6 +141,34 @@ def divided_linearised(shares: list[int]) -> dict[str, Any]:
     }
 
 
+def divided_laplace(shares: list[int], method: str) -> dict[str, Any]:
+    """Models of linearised Laplace of rows that are divided, and of all rows."""
+    x, new = table(200)[0], torch.linspace(-2, 2, 15).reshape(5, 3)
+    engine = subbayes.inference.LinearisedLaplace
+    options: dict[str, Any] = {
+        "evidence": {"subspace": "full", "prior": "evidence"},
+        "sampled": {
+            "subspace": "full",
+            "inference": engine(covariance="sampled", tolerance=1e-5, solver="primal"),
+        },
+        "optimal": {"subspace": subbayes.subspaces.Optimal(rank=3, inputs=new)},
+        "subnetwork": {"subspace": subbayes.subspaces.Subnetwork(rank=9, by="variance")},
+    }[method]
+    options = {"inference": engine(), "training": UNTRAINED} | options
+    settings = Sampling(draws=16, chains=2, seed=1, progress=False)
+    rows = own_rows(shares, list(range(len(shares))))
+    models = [
+        subbayes.fit(module(), data, likelihood=Gaussian(0.3), sampling=settings, **options)
+        for data in (divided(rows), table(200))
+    ]
+    found, expected = (np.stack([p.mean, p.std]) for p in (m.predict(x) for m in models))
+    return {
+        "predictions": float(np.abs(found - expected).max()),
+        "prior": [float(np.mean(m.prior.scale)) for m in models],
+        "same": len(set(distributed.current().gather(digest(found)))),
+    }
+
+
 def divided_scores(shares: list[int], noise: bool = False) -> dict[str, Any]:
     """Scores of test rows that are divided, and of all of them in each process."""
     likelihood = Gaussian(noise="per-observation") if noise else Gaussian(0.3)
@@ -261,7 +289,11 @@ REFUSED: dict[str, Callable[[], Any]] = {
     "epochs": _fit(training=Training(epochs=5)),
     "pca": _fit(subspace="pca"),
     "optimal": _fit(subspace="optimal"),
-    "sampled": _fit(inference=subbayes.inference.LinearisedLaplace(covariance="sampled")),
+    "dual": _fit(
+        subspace="full",
+        inference=subbayes.inference.LinearisedLaplace(covariance="sampled", solver="dual"),
+    ),
+    "predictive": _fit(subspace="subnetwork"),
     "minibatches": _fit(inference=subbayes.inference.MeanFieldVI(batch_size=10, steps=8)),
     "rows": lambda: posterior(_data()).value_and_grad(np.zeros((1, 4)), np.arange(3)),
     "chain groups": _fit(sampling=Sampling(chain_groups=2)),

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -54,15 +55,18 @@ def start(count: int, words: list[str]) -> list[subprocess.Popen[str]]:
 
 def outputs(processes: list[subprocess.Popen[str]], seconds: float) -> list[tuple[int, str, str]]:
     """Exit codes, standard output and standard error, once all have ended."""
-    end, found = time.monotonic() + seconds, []
+    end = time.monotonic() + seconds
+
+    def read(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+        out, error = process.communicate(timeout=max(end - time.monotonic(), 1))
+        return process.returncode, out, error
+
     try:
-        for process in processes:
-            out, error = process.communicate(timeout=max(end - time.monotonic(), 1))
-            found.append((process.returncode, out, error))
+        with ThreadPoolExecutor(len(processes)) as pool:  # together, since full pipes block
+            return [*pool.map(read, processes)]
     finally:
         for process in processes:
             process.kill()
-    return found
 
 
 def results(count: int, cases: list[list[Any]], seconds: float = 600) -> list[dict[str, Any]]:

@@ -35,6 +35,8 @@ FITS = [
     ["divided_fit", [50, 150], "laplace-linearised"],
     ["divided_fit", [0, 200], "laplace-linearised"],
 ]
+METHODS = ["evidence", "sampled", "optimal", "subnetwork"]
+LAPLACE = [["divided_laplace", [50, 150], method] for method in METHODS]
 BLOCKS = [["divided_linearised", shares] for shares in ([96, 104], [32, 168], [0, 200])]
 MESSAGES = {
     "batchnorm": "subspace: expected a centre at the module's weights, for BatchNorm",
@@ -46,7 +48,8 @@ MESSAGES = {
     "epochs": "training: expected Training(epochs=0, swa_epochs=0) for rows divided among",
     "pca": "subspace: expected 'random' or a Subspace for rows divided among processes",
     "optimal": "subspace: expected 'random' or a Subspace for rows divided among processes",
-    "sampled": "covariance: expected 'exact' for rows divided among processes, got 'sampled'",
+    "dual": "solver: expected 'auto' or 'primal' for rows divided among processes, got 'dual'",
+    "predictive": "subspace: expected 'random' or a Subspace for rows divided among processes",
     "minibatches": "data: expected all rows in each process, got rows divided among processes",
     "rows": "data: expected all rows in each process, got rows divided among processes",
     "chain groups": "chain_groups: expected 1 for weights or rows that are divided",
@@ -65,7 +68,7 @@ def runs(tmp_path_factory):
 def two_processes(runs):
     """The results of all cases in two processes."""
     cases = [WHOLE, *IN_BLOCKS, UNEVEN, EXCHANGED, SUM, *FITS, *BLOCKS, CENTRE, *SCORES]
-    cases += WEIGHTS
+    cases += [*WEIGHTS, *LAPLACE]
     return results(2, [*cases, *runs[1:], ["divided_refused"]])
 
 
@@ -108,6 +111,15 @@ def test_linearised_laplace_has_the_same_bits_for_all_cuts_between_blocks(two_pr
         assert len({case["digest"] for case in cases}) == 1
         assert all(case["draws"] < 1e-4 for case in cases)
         assert all(case["evidence"] < 1e-3 for case in cases)
+
+
+@pytest.mark.parametrize("case", LAPLACE)
+def test_linearised_laplace_predicts_what_it_predicts_with_all_rows(two_processes, case):
+    for found in two_processes:
+        models = found[json.dumps(case)]
+        assert models["same"] == 1
+        assert models["predictions"] < 1e-3  # float32 sums of other blocks
+        assert models["prior"][0] == pytest.approx(models["prior"][1], rel=1e-3)
 
 
 @pytest.mark.parametrize("case", SCORES)

@@ -22,6 +22,7 @@ from devices.pretended import pretended_device
 
 import subbayes
 from distributed import (
+    curvature_cases,
     divided_cases,
     engine_cases,
     padded_cases,
@@ -405,9 +406,15 @@ CASES: dict[str, Callable[..., dict[str, Any]]] = {
         divided_cases.divided_linearised,
         divided_cases.divided_centre,
         divided_cases.divided_run,
+        divided_cases.divided_laplace,
         divided_cases.divided_scores,
         divided_cases.divided_weights,
         divided_cases.divided_refused,
+        curvature_cases.shared_curvature,
+        curvature_cases.divided_curvature,
+        curvature_cases.saved_curvature,
+        curvature_cases.divided_subspaces,
+        curvature_cases.refused_curvature,
     )
 }
 

@@ -30,6 +30,8 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
+from subbayes.curvature.jacobian import Jacobian
+from subbayes.curvature.row_sums import Terms, first_rows, sum_over_rows
 from subbayes.curvature.sampled import Sampled
 from subbayes.curvature.subspace_precision import SubspacePrecision
 from subbayes.likelihoods import Gaussian, Likelihood, Standardized
@@ -108,19 +110,14 @@ class Evidence:
     @staticmethod
     def fit_of(posterior: LinearisedPosterior) -> tuple[float, float, int]:
         """Log-likelihood, sum of squared residuals and number of observed numbers, in one pass."""
-        psi, likelihood = posterior.precision, posterior.likelihood
-        total, squares, targets = 0.0, 0.0, 0
-        for _, inputs, y in psi.V.batches():
-            with torch.no_grad():
-                f = psi.network(psi.network.weights, inputs).double()
-                assert y is not None
-                total += float(likelihood.log_prob(f, y).sum())
-                if _has_noise(likelihood):
-                    mean, std = likelihood.mean(f), likelihood.variance(f).sqrt()
-                    value = torch.as_tensor(y).double().reshape(mean.shape)
-                    squares += float(((value - mean) / std).square().sum())
-                    targets += mean.numel()
-        return total, squares if targets else float("nan"), targets
+        V, likelihood = posterior.precision.V, posterior.likelihood
+
+        def of(rows: Jacobian) -> Terms:
+            return (_fit_of(rows, likelihood),)
+
+        found = sum_over_rows(V, of) if V.is_divided else of(V)
+        total, squares, targets = found[0].tolist()
+        return total, squares if targets else float("nan"), int(targets)
 
     def log_marginal_likelihood(self, prior_precision: float, noise_factor: float = 1.0) -> float:
         """Log evidence at a prior precision and a factor of the likelihood's noise scale."""
@@ -161,6 +158,22 @@ class Evidence:
             if negative(np.array([end, *found.x[1:]])) <= found.fun + _LEVEL:
                 _warn_of_end(end)
         return float(np.exp(found.x[0])), float(np.exp(found.x[1])) if free else 1.0
+
+
+def _fit_of(rows: Jacobian, likelihood: Likelihood) -> Float[torch.Tensor, "3"]:
+    """Log-likelihood, sum of squared residuals and number of observed numbers, of some rows."""
+    network, found = rows.network, torch.zeros(3, dtype=torch.float64)
+    for _, inputs, y in rows.batches():
+        with torch.no_grad():
+            f = network(network.weights, inputs).double()
+            assert y is not None
+            found[0] += likelihood.log_prob(f, y).sum().cpu()
+            if _has_noise(likelihood):
+                mean, std = likelihood.mean(f), likelihood.variance(f).sqrt()
+                value = torch.as_tensor(y).double().reshape(mean.shape)
+                found[1] += ((value - mean) / std).square().sum().cpu()
+                found[2] += mean.numel()
+    return found
 
 
 def random_norm(psi: Any) -> float:
@@ -254,7 +267,7 @@ def _warn_of_end(at: float) -> None:
 def _warn_if_underconfident(posterior: LinearisedPosterior) -> None:
     """Compare the probabilities of training labels by the posterior and by the network."""
     psi = posterior.precision
-    _, inputs, y = next(psi.V.silent().batches(_COMPARED))
+    inputs, y = first_rows(psi.V, _COMPARED)
     assert y is not None
     X = psi.jacobian(inputs).silent()
     covariance = psi.blocks(X).cpu()

@@ -33,6 +33,7 @@ from subbayes.curvature.sampled import Sampled
 from subbayes.curvature.subspace_precision import SubspacePrecision
 from subbayes.data.data import Data
 from subbayes.diagnostics.predictor import Predictor
+from subbayes.distributed.divided_rows import exchanged
 from subbayes.draws import Draws, Moments
 from subbayes.inference.laplace.evidence import Evidence, scale_noise
 from subbayes.inference.laplace.saving import (
@@ -109,7 +110,7 @@ def linearised_laplace(
         True
     """
     check_network(network)
-    likelihood, data = as_likelihood(likelihood), Data.of(data)
+    likelihood, data = as_likelihood(likelihood), exchanged(data)
     if subspace is None or isinstance(subspace, FullSubspace):
         psi = precision(
             network,
@@ -369,8 +370,8 @@ class LinearisedPosterior(Predictor):
         """The same posterior under another prior precision, with the noise scale multiplied."""
         if noise_factor == 1:
             return self.with_prior_precision(prior_precision)
-        likelihood, V = scale_noise(self.likelihood, noise_factor), self.precision.V
-        wider = Jacobian(V.plan, V._pairs, V.n, likelihood, V.memory_limit)
+        likelihood = scale_noise(self.likelihood, noise_factor)
+        wider = self.precision.V.with_likelihood(likelihood)
         return replace(
             self,
             likelihood=likelihood,

@@ -5,7 +5,7 @@ See `linearised_laplace` for the posterior of all weights, and for tuning.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -15,19 +15,17 @@ from torch import Tensor
 
 from subbayes.curvature.jacobian import Jacobian
 from subbayes.curvature.layers import Layers
-from subbayes.curvature.many_products import MANY_OUTPUTS, ManyProducts, replace_rows
+from subbayes.curvature.many_products import MANY_OUTPUTS
 from subbayes.curvature.precision import cholesky
 from subbayes.curvature.precision_factory import root
 from subbayes.curvature.sample_then_optimise import SampleThenOptimise
 from subbayes.curvature.subspace_precision import (
-    squared_in_subspace,
+    all_squared_in_subspace,
     subspace_jacobian_in_chunks,
     subspace_outputs,
 )
 from subbayes.curvature.subspace_products import WhitenedProducts
-from subbayes.data.data import Data
-from subbayes.distributed.exact_sum import decode, encode
-from subbayes.distributed.processes import current
+from subbayes.curvature.summed_products import products_of
 from subbayes.draws import Draws, Moments
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.engine import Engine
@@ -120,8 +118,9 @@ class LinearisedLaplace(Engine):
         k, draws, chains = posterior.rank, sampling.draws, sampling.chains
         self.check(k)
         if self.covariance == "sampled":
-            return self._sampled(posterior, _root(posterior, posterior.data, sampling), sampling)
-        inside = _gauss_newton(posterior, sampling) / posterior.temperature
+            return self._sampled(posterior, _root(posterior, sampling), sampling)
+        V = _root(posterior, sampling)
+        inside = all_squared_in_subspace(V, posterior.subspace).cpu() / posterior.temperature
         factor = posterior.prior.factor
         if factor is None:
             factor = np.diag(np.broadcast_to(posterior.prior.scale, k))
@@ -154,13 +153,13 @@ class LinearisedLaplace(Engine):
             24 * draws * chains * k,
             "Lower draws or chains",
         )
-        settings = self._settings(max(2, draws * chains), sampling.seed)
+        given, settings = products_of(
+            V.silent(), self._settings(max(2, draws * chains), sampling.seed)
+        )
         own = posterior.prior.factor
         factor = np.broadcast_to(posterior.prior.scale, k) if own is None else own
         L = torch.from_numpy(np.array(factor)).to(V.network.device)
-        products = WhitenedProducts(
-            ManyProducts(V.silent()), posterior.subspace, L, posterior.temperature
-        )
+        products = WhitenedProducts(given, posterior.subspace, L, posterior.temperature)
         found = settings.draw(products, 1.0, progress=sampling.progress)
         z = products.coordinates(found.x)[: draws * chains]
         if self.gauss_newton_step:
@@ -184,31 +183,10 @@ class LinearisedLaplace(Engine):
         )
 
 
-def _root(posterior: Posterior, data: Data, sampling: Sampling) -> Jacobian:
+def _root(posterior: Posterior, sampling: Sampling) -> Jacobian:
     network = posterior.network.with_weights(posterior.subspace.shift)
-    return root(network, posterior.likelihood, data, None, sampling.progress)
-
-
-def _gauss_newton(posterior: Posterior, sampling: Sampling) -> Float[Tensor, "k k"]:
-    """(V P)'(V P) over all rows, on the CPU.
-
-    Of rows that are divided among processes it is the exact sum of those of blocks of rows, which
-    does not depend on the process that has a block.
-    """
-    data, processes = posterior.data, current()
-    if data.division is None or processes is None:
-        return squared_in_subspace(_root(posterior, data, sampling), posterior.subspace).cpu()
-
-    def own() -> np.ndarray:
-        total = encode(np.zeros((posterior.rank, posterior.rank)))
-        if data.n:
-            V = _root(posterior, replace(data, division=None), sampling)
-            for _, inputs, y in V.batches(posterior.block_size.rows):
-                block = replace_rows(V, inputs, y)
-                total += encode(squared_in_subspace(block, posterior.subspace).cpu().numpy())
-        return total
-
-    return torch.from_numpy(decode(processes.sum_over_data(processes.in_all(own))))
+    data, likelihood = posterior.data, posterior.likelihood
+    return root(network, likelihood, data, None, sampling.progress, posterior.block_size)
 
 
 @outside_inference_mode

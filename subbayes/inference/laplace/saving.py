@@ -23,10 +23,11 @@ from subbayes.curvature.kfac import Factors, Kfac, factor_shape
 from subbayes.curvature.layers import Layers
 from subbayes.curvature.low_rank import LowRank
 from subbayes.curvature.precision import Precision
+from subbayes.curvature.row_sums import share_rows
 from subbayes.curvature.sample_then_optimise import LinearDraws, SampleThenOptimise
 from subbayes.curvature.sampled import Sampled
 from subbayes.curvature.subspace_precision import SubspacePrecision, squared_basis
-from subbayes.data.data import Data
+from subbayes.distributed.divided_rows import exchanged
 from subbayes.likelihoods import Likelihood
 from subbayes.networks.network import Network
 from subbayes.subspace import Subspace
@@ -132,11 +133,13 @@ def jacobian_from(
         return Jacobian.without_data(
             Layers(network, example), rows, likelihood, facts["rows"], limit
         )
-    given = Data.of(data).to(network.device)
+    given = exchanged(data).to(network.device)
     first = to_device(given.first()[0], network.device)
     network.check(first)
     plan = Layers(network, first)
     V = Jacobian.of_data(plan, likelihood, given, limit)
+    if given.division is not None:
+        share_rows(V, given)
     if (V.n, _digest(V)) != (facts["rows"], facts["data"]):
         fail("data", f"the {facts['rows']} rows of the fit, in their order", f"{V.n} other rows",
              "Pass the training data")  # fmt: skip
@@ -255,15 +258,11 @@ def _factors(
     return found
 
 
-def _first_batch(V: Jacobian) -> tuple[Inputs, Any]:
-    return next(V.pairs())
-
-
 def _digest(V: Jacobian) -> str:
     """A digest of the first row, which does not depend on the batch size."""
     if V.unavailable is not None:
         return V.unavailable.digest
-    inputs, y = (take(part, slice(1)) for part in _first_batch(V))
+    inputs, y = (take(part, slice(1)) for part in V.first())
     parts = [*leaves(inputs), *leaves(y)]
     dense = (part.clone(memory_format=torch.contiguous_format) for part in parts)
     return fingerprint({str(i): part for i, part in enumerate(dense)}, {})
@@ -273,7 +272,7 @@ def _example_of(V: Jacobian) -> Inputs:
     """Random inputs of the shape of the data; those of its file for a posterior without data."""
     if V.unavailable is not None:
         return V.unavailable.example
-    return tree_map(_example_rows, _first_batch(V)[0])
+    return tree_map(_example_rows, V.first()[0])
 
 
 def _example_rows(leaf: Tensor) -> Tensor:
