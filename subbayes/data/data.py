@@ -293,6 +293,9 @@ class Data:
         if self.y is None or self.has_weights:
             got = "weights already" if self.has_weights else "a loader"
             fail("data", "rows in memory, without weights", got, "Pass all rows as tensors")
+        if isinstance(weights, str) and self.division is not None:
+            got = f"{weights!r} for rows divided among processes"
+            fail("weights", "numbers, or a dict of them", got, "Count the rows of all processes")
         if isinstance(weights, (str, Mapping)):
             weights = class_weights(self.y, weights)
         a = to_tensor("weights", weights, keep_double=True).to(leaves(self.y)[0].device)
@@ -307,6 +310,8 @@ class Data:
 def check_weights(weights: Tensor) -> None:
     """Check that weights are finite numbers of at least 0, one a row, of which one is above 0.
 
+    There may be none, as of a process without rows.
+
     Raises:
         InputError: other weights.
     """
@@ -317,7 +322,7 @@ def check_weights(weights: Tensor) -> None:
     if bool(bad.any()):
         row = int(bad.nonzero()[0])
         fail("weights", expected, f"{float(weights[row]):g} in row {row}", "Correct or drop it")
-    if not bool((weights > 0).any()):
+    if len(weights) and not bool((weights > 0).any()):
         fail("weights", "a weight above 0", "zeros only")
 
 

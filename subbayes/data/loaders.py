@@ -80,8 +80,9 @@ def _loader_of(dataset: Any, loader: DataLoader[Any], sampler: Any = None) -> Da
 def without_padding(loader: DataLoader[Any], argument: str) -> DataLoader[Any]:
     """The loader, or one of the rows of this process by a `DistributedSampler`, each once.
 
-    The sampler repeats or drops rows, so that all processes have as many. Every process reads its
-    rows in the order of the dataset, which are all rows together in any order of the sampler.
+    The sampler repeats or drops rows, so that all processes have as many. Rows of a process are
+    those of the dataset's order, which are all rows together in any order of the sampler; they are
+    shuffled if it shuffles.
 
     Raises:
         InputError: a sampler of a derived class that repeats rows, or batches of no one size.
@@ -101,4 +102,4 @@ def without_padding(loader: DataLoader[Any], argument: str) -> DataLoader[Any]:
         got = f"a {type(batches).__name__} without it"
         fail(argument, "a batch sampler with a batch_size around DistributedSampler", got)
     own = Subset(loader.dataset, range(sampler.rank, rows, sampler.num_replicas))
-    return _loader_of(own, loader)
+    return _loader_of(own, loader, RandomSampler(own) if sampler.shuffle and len(own) else None)

@@ -171,6 +171,20 @@ class Processes:
         given = np.array(numbers, dtype=np.int64)
         return list(self._reduce(given, self._group("all"), dist.ReduceOp.MAX).tolist())
 
+    def total(self, *numbers: int) -> list[int]:
+        """The sum of each whole number over all processes."""
+        if self.count == 1:
+            return list(numbers)
+        given = np.array(numbers, dtype=np.int64)
+        return list(self._reduce(given, self._group("all"), dist.ReduceOp.SUM).tolist())
+
+    def add(self, numbers: Tensor) -> Tensor:
+        """The sum of a tensor on the CPU over all processes, with rounding, the same in all."""
+        if self.count > 1:
+            with self._reachable():
+                dist.all_reduce(numbers, group=self._group("all"))
+        return numbers
+
     def _reduce(self, numbers: np.ndarray, group: Any, operation: Any) -> np.ndarray:
         tensor = torch.from_numpy(np.array(numbers, dtype=np.int64))
         with self._reachable():

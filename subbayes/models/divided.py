@@ -53,7 +53,7 @@ def is_divided(network: Network, data: Data) -> bool:
 
 
 def subspace_of(subspace: SubspaceChoice | None, network: Network, data: Data) -> SubspaceMethod:
-    """How `fit` chooses the subspace: by default "pca", or "random" where nothing is trained.
+    """How `fit` chooses the subspace: by default "pca", or "random" for sharded weights.
 
     Args:
         subspace: the argument of `fit`.
@@ -67,7 +67,7 @@ def subspace_of(subspace: SubspaceChoice | None, network: Network, data: Data) -
         PCA(rank=None)
     """
     if subspace is None:
-        subspace = "random" if is_divided(network, data) else "pca"
+        subspace = "random" if network.is_sharded else "pca"
     return subspace_method(subspace)
 
 
@@ -79,7 +79,7 @@ def training_of(
     engine: Engine,
     prior: Any,
 ) -> Training:
-    """The settings of training: none for what is divided among processes.
+    """The settings of training: none for weights that are sharded among processes.
 
     Args:
         training: the argument of `fit`.
@@ -102,9 +102,19 @@ def training_of(
         >>> training_of(None, network, data, Random(), engine, 1.0).epochs
         300
     """
-    if not is_divided(network, data):
-        return Training() if training is None else training
-    kind = "sharded weights" if network.is_sharded else "rows divided among processes"
+    if network.is_sharded:
+        return _without_training(training, network, method, engine, prior)
+    if training is None:
+        training = Training()
+    if data.division is not None:
+        _check_divided_rows(training, network, method)
+    return training
+
+
+def _without_training(
+    training: Training | None, network: Network, method: SubspaceMethod, engine: Engine, prior: Any
+) -> Training:
+    kind = "sharded weights"
     if training is not None and (training.epochs or training.swa_epochs):
         fail(
             "training",
@@ -112,23 +122,38 @@ def training_of(
             f"epochs={training.epochs}, swa_epochs={training.swa_epochs}",
             "Train the module with your own loop first, or leave it out",
         )
-    unsharded = method.takes_divided_rows and not network.is_sharded
-    if not (unsharded or isinstance(method, (Random, FixedSubspace))):
-        remedy = "Give those that take inputs= the ones to be predicted"
+    if not isinstance(method, (Random, FixedSubspace)):
+        fail("subspace", f"'random' or a Subspace for {kind}", repr(method.name))
+    _check_centre(network, method, kind)
+    if isinstance(engine, LinearisedLaplace):
+        expected = f"an engine that evaluates the posterior alone for {kind}"
+        fail("inference", expected, repr(engine.name), "Use elliptical-slice or nuts")
+    if isinstance(prior, EvidencePrior):
+        fail("prior", f"a scale or a Normal for {kind}", "'evidence'", "Pass a number")
+    return Training(epochs=0, swa_epochs=0)
+
+
+def _check_divided_rows(training: Training, network: Network, method: SubspaceMethod) -> None:
+    kind = "rows divided among processes"
+    trains = not isinstance(method, FixedSubspace) and (training.epochs or training.swa_epochs)
+    if trains and network.has_batchnorm:
         fail(
-            "subspace",
-            f"'random' or a Subspace for {kind}",
-            repr(method.name),
-            remedy if method.name in ("optimal", "subnetwork") and not network.is_sharded else "",
+            "training",
+            f"Training(epochs=0, swa_epochs=0) for BatchNorm and {kind}",
+            f"epochs={training.epochs}, swa_epochs={training.swa_epochs}",
+            "Train the module with your own loop first, as with SyncBatchNorm",
         )
+    if not method.takes_divided_rows:
+        remedy = "Give it the inputs to be predicted: inputs=..."
+        expected = f"a subspace that is a sum over rows or a trajectory for {kind}"
+        by_inputs = method.name in ("optimal", "subnetwork")
+        fail("subspace", expected, repr(method.name), remedy if by_inputs else "Use 'pca'")
+    _check_centre(network, method, kind)
+
+
+def _check_centre(network: Network, method: SubspaceMethod, kind: str) -> None:
     moved = isinstance(method, FixedSubspace) and not network.is_centred_on(method.subspace.shift)
     if moved and network.has_batchnorm:
         expected = f"a centre at the module's weights, for BatchNorm statistics and {kind}"
         remedy = "Load the centre into the module and re-estimate its statistics first"
         fail("subspace", expected, "another one", remedy)
-    if isinstance(engine, LinearisedLaplace) and network.is_sharded:
-        expected = f"an engine that evaluates the posterior alone for {kind}"
-        fail("inference", expected, repr(engine.name), "Use elliptical-slice or nuts")
-    if isinstance(prior, EvidencePrior) and network.is_sharded:
-        fail("prior", f"a scale or a Normal for {kind}", "'evidence'", "Pass a number")
-    return Training(epochs=0, swa_epochs=0)

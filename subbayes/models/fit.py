@@ -260,10 +260,11 @@ def _warn_of_flat_prior(
         likelihood = likelihood.likelihood
     learns_noise = isinstance(likelihood, likelihoods.Gaussian) and not likelihood.is_complete
     is_flat = training.prior_scale is None and not training.weight_decay
-    can_overfit = network.size > data.n > 1 and training.validation is None and training.epochs > 0
+    n = every_row(data)
+    can_overfit = network.size > n > 1 and training.validation is None and training.epochs > 0
     if learns_noise and is_flat and can_overfit:
         warn_user(
-            f"training: {network.size} weights with a flat prior on {data.n} rows; the noise "
+            f"training: {network.size} weights with a flat prior on {n} rows; the noise "
             "learned from their residuals may be too small, and intervals too narrow. Pass "
             "training=Training(prior_scale=0.5), or subspace='full', "
             "inference='laplace-linearised', prior='evidence'"

@@ -37,7 +37,7 @@ class SubspaceMethod(ABC):
 
     @property
     def takes_divided_rows(self) -> bool:
-        """Whether it can be built without training, and with rows divided among processes."""
+        """Whether it can be built from rows that are divided among processes."""
         return False
 
     def expected_rank(self, network: Network) -> int | None:

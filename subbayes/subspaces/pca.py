@@ -55,6 +55,11 @@ class PCA(RankedMethod):
     name: ClassVar[str] = "pca"
     default_rank: ClassVar[int] = 5
 
+    @property
+    def takes_divided_rows(self) -> bool:
+        """All processes have the same trajectory."""
+        return True
+
     def check(self, network: Network, data: Data, training: Training) -> None:
         """Check that the trajectory will span enough directions."""
         seen = training.swa_epochs

@@ -89,8 +89,8 @@ class Subnetwork(RankedMethod):
 
     @property
     def takes_divided_rows(self) -> bool:
-        """Selections by sums over rows, or at inputs that are given."""
-        return self.by != "swag" and (self.by != "predictive" or self.inputs is not None)
+        """Unless it is selected at all training inputs."""
+        return self.by != "predictive" or self.inputs is not None
 
     def expected_rank(self, network: Network) -> int:
         """The rank, or its default."""

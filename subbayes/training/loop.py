@@ -98,6 +98,14 @@ class Trainable(ABC):
         """Mean weight of the rows of each member, 1 without weights."""
         return [1.0] * self.members
 
+    def rows_of(self, y: Targets) -> int:
+        """Number of rows of a batch."""
+        return leaves(y)[0].shape[self.batch_axis]
+
+    def agree(self, flag: bool) -> bool:
+        """What all processes do that train together, if one of them finds that it is time."""
+        return flag
+
     def evaluate(self) -> list[float] | None:
         """Mean log-likelihood of each member on its held-out data, if it has any."""
         return None
@@ -151,7 +159,7 @@ class Trainable(ABC):
         results, rows = [], []
         for inputs, y in self.batches():
             results.append(self.step(inputs, y))
-            rows.append(leaves(y)[0].shape[self.batch_axis])
+            rows.append(self.rows_of(y))
             if after_step is not None:
                 after_step()
             give_way()
@@ -247,7 +255,7 @@ def run(
                 if checkpoint is not None:
                     checkpoint.write(state, histories[0], number + 1, stopped=True)
                 break
-            if number + 1 < epochs and clock.is_over():
+            if number + 1 < epochs and task.agree(clock.is_over()):
                 clock.warn(title, number + 1, epochs, stopping.best_epochs)
                 break
     stopping.restore()
@@ -347,7 +355,7 @@ class WeightAverage:
         def finish_epoch(epoch: int, _: list[History]) -> Any:
             if not by_step:
                 self._count()
-            late = clock.is_over() and self.recorders[0].n >= least_snapshots
+            late = self.task.agree(clock.is_over()) and self.recorders[0].n >= least_snapshots
             if late and epoch < epochs:
                 clock.warn("Averaging", epoch, epochs)
             stops = after_epoch is not None and after_epoch(epoch) is True

@@ -11,6 +11,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from subbayes.data.data import Data, as_pair, batch_sizes, check_rows
+from subbayes.data.division import Division
+from subbayes.distributed.divided_rows import every_row, exchanged
 from subbayes.likelihoods import Likelihood, as_likelihood
 from subbayes.likelihoods.base import target_values
 from subbayes.likelihoods.target_parts import has_weights, mean_weight, split_targets
@@ -30,6 +32,7 @@ from subbayes.networks.validation import (
     warn_of_units,
 )
 from subbayes.training.configuration import Training
+from subbayes.training.shared_steps import SharedSteps, is_divided, seed_for
 from subbayes.utils.checks import fail, fail_type
 from subbayes.utils.seeding import derive_seed
 from subbayes.utils.trees import leaves, n_rows, take, to_device, tree_map
@@ -55,9 +58,11 @@ def split_validation(
         remedy = f"Hold out a fraction by Training(validation={validation:g})"
         fail_type("validation", "held-out data", validation, remedy)
     if validation is not None:
-        return data, Data.of(validation, "validation")
+        return data, exchanged(Data.of(validation, "validation", divided=is_divided(validation)))
     if fraction is None:
         return data, None
+    if is_divided(data):
+        return _split_divided(exchanged(data), fraction, seed)
     whole = None if isinstance(data, (DataLoader, Dataset)) else Data.of(data)
     if whole is None or not whole.in_memory:
         fail(
@@ -70,9 +75,26 @@ def split_validation(
     n = round(whole.n * fraction)
     if not 0 < n < whole.n:
         fail("validation", f"a fraction that leaves rows on both sides of {whole.n}", fraction)
-    order = torch.randperm(whole.n, generator=torch.Generator().manual_seed(derive_seed(seed, 1)))
+    return _split(whole, n, derive_seed(seed, 1))
+
+
+def _split(whole: Data, n: int, seed: int) -> tuple[Data, Data]:
+    """The other rows, and n random rows."""
+    order = torch.randperm(whole.n, generator=torch.Generator().manual_seed(seed))
     order = order.to(leaves(whole.targets())[0].device)
     return whole.rows(order[n:].sort().values), whole.rows(order[:n].sort().values)
+
+
+def _split_divided(data: Data, fraction: float, seed: int) -> tuple[Data, Data]:
+    """A fraction of the rows of each process, and the others."""
+    own = replace(data, division=None).counted
+    n = round(own.n * fraction)
+    first, held = _split(own, n, derive_seed(seed_for(seed, data), 1)) if own.n else (own, own)
+    rest, held = (exchanged(replace(part, division=Division())) for part in (first, held))
+    if 0 in (every_row(rest), every_row(held)):
+        got = every_row(data)
+        fail("validation", f"a fraction that leaves rows on both sides of {got}", fraction)
+    return rest, held
 
 
 class Minibatches:
@@ -86,9 +108,11 @@ class Minibatches:
         network: the network, with which the data are checked.
         batch_size: rows per step; None uses all rows.
         seed: seed of the shuffling.
+        divided: take rows that are divided among processes, which make each step together.
 
     Attributes:
-        n: number of rows.
+        n: number of rows, of all processes.
+        shared: what these processes exchange; None if this one has all rows.
         mean_weight: of the rows, 1 without weights.
         memory: the data with prepared targets, or None if they are streamed.
         absent_classes: labels of a classification without rows.
@@ -102,8 +126,11 @@ class Minibatches:
         network: Network,
         batch_size: int | None,
         seed: int,
+        *,
+        divided: bool = False,
     ) -> None:
         likelihood = as_likelihood(likelihood)
+        self.shared = SharedSteps.of(data, network) if divided else None
         if torch.is_inference_mode_enabled():
             fail(
                 "data",
@@ -113,20 +140,25 @@ class Minibatches:
             )
         self.device, self.dtype = network.device, network.dtype
         self.network, self.likelihood = network, likelihood
-        self.generator = torch.Generator().manual_seed(derive_seed(seed, 0))
+        own_seed = derive_seed(seed_for(seed, data), 0)
+        self.generator = torch.Generator().manual_seed(own_seed)
         self.batch_size = batch_size
         self.has_batchnorm = network.has_batchnorm
         self.loader = _as_loader(data, batch_size, self.generator)
         self.memory: Data | None = None
         if self.loader is None:
-            whole = _with_known_weights(data, likelihood).counted.to(self.device)
-            first, targets = whole.first(), checked_targets(likelihood, whole)
-            self.n = whole.n
+            own = data if self.shared is None else replace(self.shared.data, division=None)
+            whole = _with_known_weights(own, likelihood).counted.to(self.device)
+            first, targets = whole.first(), whole.targets()
+            if whole.n:
+                targets = checked_targets(likelihood, whole)
             self.memory = Data(whole.n, whole.inputs, self.prepare_targets(targets))
         else:
             first, targets = _read_targets(self.loader, likelihood)
             targets = take(targets, _counted(likelihood, targets))
-            self.n = n_rows(targets)
+        if self.shared is not None:
+            first, targets = self.shared.data.first(), self.shared.every_target(targets)
+        self.n = n_rows(targets)
         inputs, _ = to_device(first, self.device)
         self._rows = n_rows(inputs)
         self.mean_weight = mean_weight(likelihood, targets)
@@ -172,7 +204,9 @@ class Minibatches:
 
     def shuffled(self) -> Iterator[tuple[Inputs, Targets]]:
         """The batches of one epoch: reshuffled, or in the loader's own order."""
-        if self.memory is None:
+        if self.shared is not None and self.memory is not None:
+            yield from self._in_pieces()
+        elif self.memory is None:
             yield from self._large_enough()
         elif self.batch_size is None or self.batch_size >= self.n:
             assert self.memory.inputs is not None
@@ -198,6 +232,13 @@ class Minibatches:
     def for_statistics(self) -> Data | Iterator[tuple[Inputs, Targets]]:
         """The rows that BatchNorm statistics are re-estimated on."""
         return self._read() if self.memory is None else self.memory
+
+    def _in_pieces(self) -> Iterator[tuple[Inputs, Targets]]:
+        """Some rows of this process for each batch of all, as many as in the others."""
+        assert self.memory is not None
+        order = torch.randperm(self.memory.n, generator=self.generator).to(self.device)
+        for rows in order.tensor_split(self.n_batches):
+            yield take(self.memory.inputs, rows), take(self.memory.y, rows)
 
     def _in_order(self, order: Tensor) -> Iterator[tuple[Inputs, Targets]]:
         assert self.memory is not None

@@ -39,10 +39,11 @@ from subbayes.training.float_copies import FloatCopies
 from subbayes.training.loop import LEAST_SNAPSHOTS, History, Trainable, WeightAverage, run
 from subbayes.training.minibatches import Minibatches, split_validation
 from subbayes.training.optimizer import make_optimizer
+from subbayes.training.shared_steps import SharedSteps, seed_for
 from subbayes.training.traced_steps import Gradients, set_gradients, traced_gradients
 from subbayes.utils.checks import check_count, fail_type, is_finite
 from subbayes.utils.seeding import fork_rng
-from subbayes.utils.trees import to_device
+from subbayes.utils.trees import n_rows, to_device
 from subbayes.utils.types import Inputs, Targets
 
 __all__ = [
@@ -162,9 +163,11 @@ def train(
     output = output_for(likelihood, output)
     network = Network(module, parameters, output)
     check_count("epochs", training.epochs)
-    with fork_rng(seed, network.device), torch.enable_grad():
+    with fork_rng(seed_for(seed, data), network.device), torch.enable_grad():
         data, held_out = split_validation(data, training, validation, seed)
-        minibatches = Minibatches(data, likelihood, network, training.batch_size, seed)
+        minibatches = Minibatches(
+            data, likelihood, network, training.batch_size, seed, divided=True
+        )
         watched = callback is not None
         task = TrainableNetwork(minibatches, training, held_out, watched=watched)
 
@@ -182,6 +185,7 @@ def train(
             progress=progress,
         )
         task.free_memory()
+        task.check_shared()
     trained = Network(task.module.eval(), parameters, output)
     trained.fixed_norms = network.fixed_norms
     return TrainingResult(
@@ -248,8 +252,10 @@ def swa(
     output = output_for(likelihood, output)
     network, parameters_of_start = starting_point(start, parameters, output)
     training = training.averaging()
-    with fork_rng(seed, network.device), torch.enable_grad():
-        minibatches = Minibatches(data, likelihood, network, training.batch_size, seed)
+    with fork_rng(seed_for(seed, data), network.device), torch.enable_grad():
+        minibatches = Minibatches(
+            data, likelihood, network, training.batch_size, seed, divided=True
+        )
         task = TrainableNetwork(
             minibatches,
             training,
@@ -264,6 +270,7 @@ def swa(
             least_snapshots,
         )
         task.free_memory()
+        task.check_shared()
         recorder = average.recorders[0]
         center = network.with_buffers(dict(task.module.named_buffers())).refresh_batchnorm(
             recorder.mean.to(network.weights), minibatches.for_statistics()
@@ -324,9 +331,28 @@ class SingleTrainable(Trainable):
     def evaluation(self) -> Callable[[Inputs], Iterable[Tensor]]:
         """A function that returns outputs for inputs, to evaluate held-out data."""
 
+    @property
+    def shared(self) -> SharedSteps | None:
+        """What the processes exchange whose rows are divided among them."""
+        return self.minibatches.shared
+
     def batches(self) -> Iterator[tuple[Inputs, Targets]]:
         """The minibatches of one epoch."""
-        return self.minibatches.shuffled()
+        own = self.minibatches.shuffled()
+        return own if self.shared is None else self.shared.in_step(own)
+
+    def rows_of(self, y: Targets) -> int:
+        """Number of rows of a batch, of all processes."""
+        return super().rows_of(y) if self.shared is None else self.shared.rows
+
+    def check_shared(self) -> None:
+        """Check that processes that have trained together have the same weights."""
+        if self.shared is not None:
+            self.shared.check_same(self.weights(), self.unconstrained)
+
+    def agree(self, flag: bool) -> bool:
+        """Whether one of the processes that train together says so."""
+        return flag if self.shared is None else self.shared.any_of_all(flag)
 
     def loss(self, outputs: Tensor, y: Targets, own: Tensor | None = None) -> Tensor:
         """Mean negative log-likelihood of a minibatch, at given parameters of the likelihood."""
@@ -352,9 +378,13 @@ class SingleTrainable(Trainable):
             outputs_of = self.evaluation()
             for inputs, y in self.held_out.batches(4096):
                 count += float(split_targets(y, has_weights(likelihood, y)).counts.sum())
+                if n_rows(y) == 0:
+                    continue
                 inputs, y = to_device(inputs, device), to_device(y, device)
                 for outputs in outputs_of(inputs):
                     total += float(likelihood.log_prob(outputs, y).double().sum())
+        if self.shared is not None and self.held_out.division is not None:
+            total, count = self.shared.sums(total, count)
         return [total / (count * self.evaluations)]
 
     def likelihood_parameters(self) -> Tensor:
@@ -421,6 +451,17 @@ class TrainableNetwork(SingleTrainable):
 
     def step(self, inputs: Inputs, y: Targets) -> Tensor:
         """Make one step; returns the loss on the device."""
+        loss = self._gradients_of(inputs, y)
+        if self.shared is not None:
+            loss = self.shared.mean([*self.trainable.values(), *self.others], loss, n_rows(y))
+        self.update()
+        return loss.detach()
+
+    def _gradients_of(self, inputs: Inputs, y: Targets) -> Tensor:
+        """Set the gradients of a batch, and return its loss."""
+        if n_rows(y) == 0:  # only other processes have rows
+            self.clear_gradients()
+            return self.unconstrained.new_zeros(())
         if self.gradients is None:
             loss = self.loss(self.network.call(self.module, inputs), y)
             self.clear_gradients()
@@ -429,8 +470,7 @@ class TrainableNetwork(SingleTrainable):
             parameters = [*self.trainable.values(), *self.others]
             slopes, loss = self.gradients([p.detach() for p in parameters], inputs, y)
             set_gradients(parameters, slopes)
-        self.update()
-        return loss.detach()
+        return loss
 
     def clear_gradients(self) -> None:
         """Forget the gradients of the last step."""

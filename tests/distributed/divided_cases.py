@@ -113,12 +113,13 @@ def divided_sum(shares: list[int]) -> dict[str, Any]:
 
 
 def divided_fit(shares: list[int], inference: str) -> dict[str, Any]:
-    """`fit` of rows that are divided, in its default subspace, and of all rows."""
+    """`fit` of rows that are divided, and of all rows."""
     settings = Sampling(draws=8, chains=4, warmup=6, seed=1, progress=False, mode="eager")
     options: dict[str, Any] = {"inference": inference, "sampling": settings}
+    options |= {"subspace": "random", "training": UNTRAINED}
     rows = own_rows(shares, list(range(len(shares))))
     model = subbayes.fit(module(), divided(rows), **options)
-    whole = subbayes.fit(module(), table(200), subspace="random", training=UNTRAINED, **options)
+    whole = subbayes.fit(module(), table(200), **options)
     return {
         "draws": float(np.abs(model.draws.z - whole.draws.z).max()),
         "noise": float(np.abs(np.subtract(model.likelihood.noise, whole.likelihood.noise)).max()),
@@ -286,8 +287,8 @@ REFUSED: dict[str, Callable[[], Any]] = {
     "mixed calls": _mixed_calls,
     "shapes": _other_shapes,
     "empty": lambda: posterior(_data(slice(0, 0))),
-    "epochs": _fit(training=Training(epochs=5)),
-    "pca": _fit(subspace="pca"),
+    "epochs": _fit(_normalised, training=Training(epochs=5)),
+    "curve": _fit(subspace="curve"),
     "optimal": _fit(subspace="optimal"),
     "dual": _fit(
         subspace="full",
@@ -297,7 +298,8 @@ REFUSED: dict[str, Callable[[], Any]] = {
     "minibatches": _fit(inference=subbayes.inference.MeanFieldVI(batch_size=10, steps=8)),
     "rows": lambda: posterior(_data()).value_and_grad(np.zeros((1, 4)), np.arange(3)),
     "chain groups": _fit(sampling=Sampling(chain_groups=2)),
-    "train": lambda: subbayes.training.train(module(), Gaussian(), _data()),
+    "train": lambda: subbayes.training.train(_normalised(), Gaussian(), _data()),
+    "many": lambda: subbayes.training.train_many([module()], Gaussian(), _data()),
 }
 
 

@@ -45,15 +45,16 @@ MESSAGES = {
     "mixed calls": "processes: expected the same call in all 2 processes, got work of the first",
     "shapes": "data: expected rows of the same shapes and dtypes in all processes, got",
     "empty": "data: expected at least one row in one of the processes, got empty tables",
-    "epochs": "training: expected Training(epochs=0, swa_epochs=0) for rows divided among",
-    "pca": "subspace: expected 'random' or a Subspace for rows divided among processes",
-    "optimal": "subspace: expected 'random' or a Subspace for rows divided among processes",
+    "epochs": "training: expected Training(epochs=0, swa_epochs=0) for BatchNorm and rows divided",
+    "curve": "subspace: expected a subspace that is a sum over rows or a trajectory for rows",
+    "optimal": "subspace: expected a subspace that is a sum over rows or a trajectory for rows",
     "dual": "solver: expected 'auto' or 'primal' for rows divided among processes, got 'dual'",
-    "predictive": "subspace: expected 'random' or a Subspace for rows divided among processes",
+    "predictive": "subspace: expected a subspace that is a sum over rows or a trajectory for rows",
     "minibatches": "data: expected all rows in each process, got rows divided among processes",
     "rows": "data: expected all rows in each process, got rows divided among processes",
     "chain groups": "chain_groups: expected 1 for weights or rows that are divided",
-    "train": "data: expected all rows in each process, got rows divided among processes. Use fit",
+    "train": "training: expected a module without BatchNorm for rows divided among processes",
+    "many": "data: expected all rows in each process, got rows divided among processes",
 }
 
 

@@ -29,6 +29,7 @@ from distributed import (
     sharded_adapter_cases,
     sharded_cases,
     sharded_saving_cases,
+    training_cases,
 )
 from distributed.engine_cases import digest, module, posterior, rows, sample, stopped
 from subbayes import Sampling, Training, distributed
@@ -415,6 +416,9 @@ CASES: dict[str, Callable[..., dict[str, Any]]] = {
         curvature_cases.saved_curvature,
         curvature_cases.divided_subspaces,
         curvature_cases.refused_curvature,
+        training_cases.divided_training,
+        training_cases.divided_time_limit,
+        training_cases.divided_lines,
     )
 }
 
