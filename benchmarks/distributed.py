@@ -5,6 +5,7 @@ the rest is waiting, for other processes or for other programs. The same file is
 these processes: they evaluate value and gradient of 8 chains and print what they have measured.
 Densities from 1 ms on are evaluated without blocks, in blocks by one process, and by two; their
 processor times show what blocks cost and what two processes divide.
+Curvature and training that processes share are in `distributed_rows`.
 With weights that `fully_shard` divides, each of one and of four processes measures its peak memory
 beyond what it takes before it makes the module.
 """
@@ -27,6 +28,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.distributed_rows import WORK, seconds_of
 from benchmarks.harness import bar, in_turns, own_peak, summary
 from subbayes import Network, Posterior, distributed
 from subbayes.distributed.chain_groups import divided_chains
@@ -84,6 +86,8 @@ def run(quick: bool, data_dir: str | None, say: Callable[..., None]) -> tuple[An
         *((1, 2) if quick else (7, 5))
     )
     say(f"processor ms: {blocks}")
+    results["curvature and training"] = rows_ratios = _shared_rows(quick)
+    say(f"two processes against one: {rows_ratios}")
     results["sharded weights"] = memory = _sharded_memory(quick)
     say(f"peak memory with sharded weights, MiB: {memory}")
     digests = {found[name]["digest"] for name in ("one process", "two processes")}
@@ -97,6 +101,11 @@ def run(quick: bool, data_dir: str | None, say: Callable[..., None]) -> tuple[An
         bar("two processes on two cores against one on one core", statistics.median(ratios), 1.8),
         bar("different bits of one and two processes", len(digests) - 1, 0, "lower"),
         bar("blocks of 1 ms against all rows at once", blocks[_SMALL]["blocks"], 1.3, "lower"),
+        *(
+            bar(f"{name}: two processes against one alone", one["ratio"], 1.6)
+            for name, one in rows_ratios.items()
+            if "128" not in name
+        ),
         bar("share of each of two processes", blocks[_SMALL]["share of each"], 0.7, "lower"),
         bar(
             "peak memory of each of 4 processes with sharded weights against that of one",
@@ -172,6 +181,25 @@ def _processor_ms(posterior: Posterior, z: np.ndarray) -> float:
         posterior.value_and_grad(z)
         times.append(time.process_time() - worked)
     return 1e3 * statistics.median(times)
+
+
+def _shared_rows(quick: bool) -> dict[str, dict[str, Any]]:
+    """Seconds of curvature and training alone, in one process and in two, in turns."""
+    n, rounds = (2_000, 1) if quick else (20_000, 5)
+    found: dict[str, dict[str, list[Any]]] = {name: {} for name in WORK}
+    for _ in range(rounds):
+        for how, count in (("alone", 1), ("one process", 1), ("two processes", 2)):
+            every = _start(f"rows {how}", count, n, 1)
+            for name, parts in found.items():
+                parts.setdefault(how, []).append(max(one[name]["seconds"] for one in every))
+                parts.setdefault("digests", []).append(every[-1][name]["digest"])
+    results = {}
+    for name, parts in found.items():
+        ratios = np.divide(parts["alone"], parts["two processes"])
+        _, one, two, *_ = parts["digests"]
+        seconds = {how: summary(values) for how, values in parts.items() if how != "digests"}
+        results[name] = {"seconds": seconds, "ratio": float(np.median(ratios)), "same": one == two}
+    return results
 
 
 def _sharded_memory(quick: bool) -> dict[str, Any]:
@@ -262,6 +290,12 @@ def main() -> None:
     name, rows, evaluations = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     if name == "sharded":
         print(json.dumps(_sharded(rows)))
+        return
+    if name.startswith("rows "):
+        if name != "rows alone":
+            distributed.join()
+        print(json.dumps(seconds_of(rows, evaluations)))
+        distributed.leave()
         return
     if name == "blocks":
         distributed.join()

@@ -1,0 +1,83 @@
+"""Curvature and training on several processes: seconds alone, in one process, and in two.
+
+Part of `python -m benchmarks distributed`. "alone" does not divide anything, "one process" sums
+over blocks exactly, "two processes" share the blocks, or have half of the rows each.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from subbayes import Network, Training, distributed
+from subbayes.data.data import Data
+from subbayes.inference import linearised_laplace
+from subbayes.likelihoods import Gaussian
+from subbayes.training import train
+
+__all__ = ["WORK", "seconds_of"]
+
+Rows = tuple[torch.Tensor, torch.Tensor]
+
+
+def _module(widths: tuple[int, ...]) -> torch.nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        layers = [
+            layer
+            for one, other in zip(widths, widths[1:], strict=False)
+            for layer in (torch.nn.Linear(one, other), torch.nn.Tanh())
+        ]
+    return torch.nn.Sequential(*layers[:-1])
+
+
+def _rows(n: int) -> Rows:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(n, 8, generator=generator)
+    return x, torch.sin(x[:, 0]) + 0.1 * torch.randn(n, generator=generator)
+
+
+def _laplace(n: int, widths: tuple[int, ...], form: Any) -> torch.Tensor:
+    network = Network(_module(widths))
+    found = linearised_laplace(network, Gaussian(0.3), _rows(n), covariance=form, progress=False)
+    return found.precision.variances()
+
+
+def _train(n: int, widths: tuple[int, ...], batch_size: int) -> torch.Tensor:
+    processes, data = distributed.current(), Data.of(_rows(n))
+    if processes is not None and processes.count > 1:
+        x, y = _rows(n)
+        own = slice(processes.rank, None, processes.count)
+        data = Data.of((x[own], y[own]), divided=True)
+    settings = Training(epochs=2, batch_size=batch_size)
+    found = train(_module(widths), Gaussian(0.3), data, settings, progress=False)
+    return found.network.weights
+
+
+WORK: dict[str, Callable[[int], torch.Tensor]] = {
+    "diagonal, 8-200-200-1": lambda n: _laplace(4 * n, (8, 200, 200, 1), "diagonal"),
+    "kfac, 8-200-200-1": lambda n: _laplace(2 * n, (8, 200, 200, 1), "kfac"),
+    "primal, 8-30-30-1": lambda n: _laplace(n, (8, 30, 30, 1), "primal"),
+    "training in batches of 2048, 8-200-200-1": lambda n: _train(4 * n, (8, 200, 200, 1), 2048),
+    "training in batches of 128, 8-200-200-1": lambda n: _train(n, (8, 200, 200, 1), 128),
+}
+"""What is timed, for a number of rows."""
+
+
+def seconds_of(n: int, repeats: int) -> dict[str, Any]:
+    """Seconds of each piece of work, and digests of what they give; the first run warms up."""
+    found: dict[str, Any] = {}
+    for name, work in WORK.items():
+        work(n // 10)
+        times = []
+        for _ in range(repeats):
+            started = time.perf_counter()
+            result = work(n)
+            times.append(time.perf_counter() - started)
+        digest = hashlib.sha256(result.cpu().numpy().tobytes()).hexdigest()[:16]
+        found[name] = {"seconds": min(times), "digest": digest}
+    return found
