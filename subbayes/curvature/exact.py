@@ -186,7 +186,7 @@ class Dual(ExactPrecision):
     _last: tuple[Jacobian, Tensor] | None = None
 
     def _product(self) -> Float[Tensor, "m m"]:
-        return self.V.gram()
+        return self.V.shared_gram()
 
     def _cross(self, X: Jacobian) -> Float[Tensor, "m l"]:
         """K_VX, cached for the next call with the same inputs."""

@@ -13,6 +13,7 @@ from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -52,6 +53,7 @@ __all__ = [
 
 MEMORY_LIMIT = 2**28
 _MANY = 4  # with more vectors per row of an input, dense rows cost less than backward passes
+_SHARED_BLOCKS = 16  # of a Gram matrix, of which processes compute some
 _MEMORY_SHARE = 8  # part of the free memory for one block of a Gram matrix: one eighth
 
 Pairs = Callable[[], Iterator[tuple[Inputs, Targets | None]]]
@@ -309,26 +311,71 @@ class Jacobian:
             scale: weights of the columns; by default 1.
             change: applied to blocks of rows first, as a change of basis of the columns.
         """
-        to = (self if other is None else other).silent()
-        step = self._gram_step()  # once, since the free memory falls with each block
-        their_step = step if other is None else to._gram_step()
-        written = 0
+        if other is None:
+            return self._own_gram(self._gram_step(), scale, change)
+        to, written = other.silent(), 0
+        step, their_step = self._gram_step(), to._gram_step()  # once: they take free memory
         total = torch.zeros(self.rows, to.rows, dtype=torch.float64, device=self.network.device)
         with estimated_progress(self.n * to.n, "Gram matrix", self.progress, "pairs") as report:
             for mine, part in self.silent().blocks(0, step):
                 left = change(part)
-                if other is None:
-                    total[mine, mine] = gram(left, left, scale, report)
-                    written += left.n**2
-                for theirs, right in to.blocks(mine.stop if other is None else 0, their_step):
+                for theirs, right in to.blocks(0, their_step):
                     total[mine, theirs] = gram(left, change(right), scale, report)
                     written += left.n * right.n
-                    if other is None:
-                        total[theirs, mine] = total[mine, theirs].T
-                        written += left.n * right.n
-                        report(left.n * right.n)
         assert written == self.n * to.n, "blocks that do not cover the Gram matrix"
         return total
+
+    def _own_gram(
+        self,
+        step: int,
+        scale: Float[Tensor, "p"] | None = None,
+        change: Callable[[Block], Block] = lambda part: part,
+        taken: Callable[[int], bool] = lambda number: True,
+    ) -> Float[Tensor, "m m"]:
+        """The Gram matrix of the rows, or the parts of some blocks and zeros elsewhere.
+
+        Args:
+            step: inputs of a block.
+            scale: as for `gram`.
+            change: as for `gram`.
+            taken: whether to compute the products of a block, by its number, with itself and with
+                the blocks after it.
+        """
+        rows, size, seen = self.silent(), self.n, 0
+        total = torch.zeros(self.rows, self.rows, dtype=torch.float64, device=self.network.device)
+        with estimated_progress(size**2, "Gram matrix", self.progress, "pairs") as report:
+            for number, (mine, part) in enumerate(rows.blocks(0, step)):
+                seen += part.n
+                if not taken(number):
+                    continue
+                left, written = change(part), seen
+                total[mine, mine] = gram(left, left, scale, report)
+                for theirs, right in rows.blocks(mine.stop, step):
+                    found = gram(left, change(right), scale, report)
+                    total[mine, theirs], total[theirs, mine] = found, found.T
+                    written += right.n
+                    report(left.n * right.n)
+                assert written == size, "blocks that do not cover the Gram matrix"
+        assert seen == size, "blocks that do not cover the rows"
+        return total
+
+    def shared_gram(self) -> Float[Tensor, "m m"]:
+        """The Gram matrix, of which processes that work together compute parts each.
+
+        All of them have to call this.
+        """
+        share = self.share
+        if share is None:
+            return self.gram()
+        processes, step = share.processes, min(self.step, -(-self.n // _SHARED_BLOCKS))
+        last = -(-self.n // step) - 1
+
+        def taken(number: int) -> bool:  # the first has many blocks after it, the last has none
+            return min(number, last - number) % processes.count == processes.rank
+
+        own = processes.in_all(lambda: self._own_gram(step, taken=taken)).cpu().numpy()
+        bits = processes.sum_over_all(own.view(np.int64))  # zeros but in one process
+        return torch.from_numpy(bits.view(np.float64)).to(self.network.device)
 
     def gram_of_each(
         self, scale: Float[Tensor, "p"], change: Callable[[Block], Block] = lambda part: part

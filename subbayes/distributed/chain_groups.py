@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 import numpy as np
 
 from subbayes.distributed.blocks import BlockSize, own_blocks
-from subbayes.distributed.processes import Processes, current, mesh_shape
+from subbayes.distributed.processes import Processes, current
 from subbayes.utils.checks import fail
 
-__all__ = ["ChainGroups", "divided_chains"]
+__all__ = ["ChainGroups", "divided_chains", "mesh_shape"]
 
 _MOST_STEPS = 32  # between two exchanges of what to do next
 _ROUND_SECONDS = 0.1  # of these steps, beside which an exchange takes little
@@ -130,3 +130,29 @@ def divided_chains(density: Any, chains: int, groups: int | None) -> Iterator[Ch
         own = own_blocks(parts, processes.chain_group, groups)
         stop = min(own.stop * size.chains, chains)
         yield ChainGroups(slice(own.start * size.chains, stop), processes)
+
+
+def mesh_shape(processes: int, chains: int, blocks: int, chain_block: int) -> tuple[int, int]:
+    """The default numbers of groups of chains and of processes in each.
+
+    Chains are evaluated in blocks, which stay together; so do blocks of rows. The shape is the one
+    in which the process with the most work has the least; of two such, the one with more groups,
+    which exchange nothing while they sample.
+
+    Args:
+        processes: number of processes.
+        chains: number of chains.
+        blocks: number of blocks of rows.
+        chain_block: chains that are evaluated together.
+
+    Example:
+        >>> mesh_shape(4, chains=8, blocks=64, chain_block=4)
+        (2, 2)
+        >>> mesh_shape(4, chains=1, blocks=64, chain_block=1)
+        (1, 4)
+    """
+    parts = -(-chains // chain_block)
+    shapes = [
+        (g, processes // g) for g in range(1, min(parts, processes) + 1) if processes % g == 0
+    ]
+    return min(shapes, key=lambda s: (-(-parts // s[0]) * -(-blocks // s[1]), -s[0]))

@@ -33,16 +33,7 @@ from subbayes.distributed.rendezvous import session_store
 from subbayes.utils.checks import InputError, InputTypeError, check_count, error_text, fail
 from subbayes.utils.first_process import set_first_process
 
-__all__ = [
-    "SWITCH",
-    "ProcessError",
-    "Processes",
-    "current",
-    "join",
-    "leave",
-    "mesh_shape",
-    "on_first",
-]
+__all__ = ["SWITCH", "ProcessError", "Processes", "current", "join", "leave", "on_first"]
 
 SWITCH = "SUBBAYES_DISTRIBUTED"
 """The environment variable that, set to 0, makes each process work on its own."""
@@ -173,10 +164,15 @@ class Processes:
 
     def total(self, *numbers: int) -> list[int]:
         """The sum of each whole number over all processes."""
+        return list(self.sum_over_all(np.array(numbers, dtype=np.int64)).tolist())
+
+    def sum_over_all(self, numbers: Int[np.ndarray, "*S"]) -> Int[np.ndarray, "*S"]:
+        """Sum whole numbers over all processes."""
+        self.traffic += numbers.nbytes
+        self.reductions += 1
         if self.count == 1:
-            return list(numbers)
-        given = np.array(numbers, dtype=np.int64)
-        return list(self._reduce(given, self._group("all"), dist.ReduceOp.SUM).tolist())
+            return numbers
+        return self._reduce(numbers, self._group("all"), dist.ReduceOp.SUM)
 
     def add(self, numbers: Tensor) -> Tensor:
         """The sum of a tensor on the CPU over all processes, with rounding, the same in all."""
@@ -466,29 +462,3 @@ def _end_group(group: Any = None) -> None:
     with suppress(ValueError):
         if dist.is_initialized():
             dist.destroy_process_group(group)
-
-
-def mesh_shape(processes: int, chains: int, blocks: int, chain_block: int) -> tuple[int, int]:
-    """The default numbers of groups of chains and of processes in each.
-
-    Chains are evaluated in blocks, which stay together; so do blocks of rows. The shape is the one
-    in which the process with the most work has the least; of two such, the one with more groups,
-    which exchange nothing while they sample.
-
-    Args:
-        processes: number of processes.
-        chains: number of chains.
-        blocks: number of blocks of rows.
-        chain_block: chains that are evaluated together.
-
-    Example:
-        >>> mesh_shape(4, chains=8, blocks=64, chain_block=4)
-        (2, 2)
-        >>> mesh_shape(4, chains=1, blocks=64, chain_block=1)
-        (1, 4)
-    """
-    parts = -(-chains // chain_block)
-    shapes = [
-        (g, processes // g) for g in range(1, min(parts, processes) + 1) if processes % g == 0
-    ]
-    return min(shapes, key=lambda s: (-(-parts // s[0]) * -(-blocks // s[1]), -s[0]))

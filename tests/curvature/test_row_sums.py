@@ -63,7 +63,7 @@ def test_a_jacobian_that_is_not_shared_is_summed_at_once(network, data):
     assert seen == [V]
 
 
-@pytest.mark.parametrize("form", ["primal", "diagonal", "kfac", "low-rank"])
+@pytest.mark.parametrize("form", ["primal", "dual", "diagonal", "kfac", "low-rank"])
 def test_forms_of_one_process_that_has_joined_are_those_of_one_alone(network, data, form):
     alone = precision(network, Gaussian(0.3), data, form)
     distributed.join()

@@ -24,6 +24,7 @@ PRECISE = {"tolerance": 1e-8}
 FORMS: dict[str, dict[str, Any]] = {
     "exact": {},
     "primal": {"covariance": "primal"},
+    "dual": {"covariance": "dual"},
     "diagonal": {"covariance": "diagonal"},
     "kfac": {"covariance": "kfac"},
     "low-rank": {"covariance": "low-rank", "rank": 20, "tolerance": 1e-10},
@@ -67,8 +68,9 @@ def fitted(form: str, data: Any, progress: bool = False) -> LinearisedPosterior:
         options["subspace"] = RandomSubspace(net.weights, 6, seed=1)
     elif space == "coordinates":
         options["subspace"] = CoordinateSubspace(net.weights, torch.arange(0, 50, 3))
+    limit = None if form == "dual" else BLOCKS_OF_25
     return linearised_laplace(
-        net, likelihood, data, memory_limit=BLOCKS_OF_25, progress=progress, **options
+        net, likelihood, data, memory_limit=limit, progress=progress, **options
     )
 
 

@@ -9,7 +9,8 @@ import pytest
 from distributed.engine_cases import SIZES
 from distributed.launch import WORKER, outputs, results, start
 from subbayes.distributed.blocks import BlockSize, own_blocks
-from subbayes.distributed.processes import ProcessError, Processes, mesh_shape
+from subbayes.distributed.chain_groups import mesh_shape
+from subbayes.distributed.processes import ProcessError, Processes
 
 QUICK = [
     *(["evaluations", size] for size in SIZES),
