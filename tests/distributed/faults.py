@@ -21,7 +21,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from distributed.launch import WORKER, outputs, results, start
 
 MOST = 4  # processes
-_AT_START, _LATEST = 0.15, 1.0  # share of kills before the run begins; seconds of the others
+_AT_START, _BEFORE_SAVES = 0.15, 0.3  # shares of kills before the run begins, and before it saves
+_LATEST = 0.3  # seconds after that
 _PATIENCE = 60.0  # seconds in which a run saves
 
 
@@ -48,11 +49,12 @@ def disturbed_run(folder: Path, kills: int, seed: int, say: Any = print) -> dict
         count, last = rng.randint(1, MOST), kill == kills
         case = json.dumps(["faulty_run", str(checkpoint)])
         processes = start(count, [str(WORKER), '["begins"]', case])
-        rank, joined = rng.randrange(count), rng.random() > _AT_START
+        rank, late = rng.randrange(count), rng.random()
+        joined, saves = late > _AT_START, rng.randint(1, 3) if late > _BEFORE_SAVES else 0
         if not last:
             if joined:
                 _wait_for_line(processes[rank])
-                _wait_for_checkpoints(checkpoint, rng.randint(0, 3), processes[rank])
+                _wait_for_checkpoints(checkpoint, saves, processes[rank])
             time.sleep(rng.uniform(0, _LATEST))
             processes[rank].kill()
             if not joined:  # the others would wait for it; torchrun ends them
