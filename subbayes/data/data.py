@@ -142,7 +142,7 @@ class Data:
             data = cls._streamed(data, argument, memory_limit, divided)
         if isinstance(data, Data):
             if data.division is not None and not divided:
-                remedy = "Use fit with subspace='random', or a Posterior"
+                remedy = "Use fit, train, linearised_laplace or a Posterior"
                 fail(argument, "all rows in each process", "rows divided among processes", remedy)
             return replace(data, division=division) if divided else data
         if is_list_of_dicts(data):

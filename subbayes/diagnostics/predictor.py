@@ -259,16 +259,13 @@ class Predictor(ABC):
             predictive = self.predict(inputs, **options | known)
         parts = [part for part in gathered(data, (predictive, y, noise)) if part[0] is not None]
         found, targets, noises = zip(*parts, strict=True)
-        if found[0].kind != "mixture":
-            got = f"a predictive in closed form ({found[0].kind})"
-            fail("inputs", "all rows in each process, for such predictions", got)
         likelihood = found[0].likelihood
         if noise is not None:
             scales = torch.cat(noises)
             likelihood = with_noise(own, scales, len(scales))
         if len({part.outputs.shape[-1] for part in found}) > 1:
             fail("inputs", "rows with as many outputs in all processes", "sequences of others")
-        whole = Predictive(torch.cat([part.outputs for part in found], 1), likelihood)
+        whole = type(found[0]).joined(found, likelihood)
         return metrics.score(whole, join_targets(targets), level=level)
 
     def out_of_distribution(

@@ -21,6 +21,7 @@ For Monte Carlo over the outputs, also of ordered classes and of two classes wit
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -144,6 +145,12 @@ class GaussianPredictive(Predictive):
                 "Load the posterior with the data and the weights that it was fitted with",
             )
         self._std = variance.sqrt()
+
+    @classmethod
+    def joined(cls, parts: Sequence[Any], likelihood: Likelihood) -> Predictive:
+        """The predictions of the rows of some parts, without covariances between rows."""
+        mean = torch.cat([part.outputs[0] for part in parts])
+        return GaussianPredictive(mean, torch.cat([part._rows for part in parts]), likelihood)
 
     def __repr__(self) -> str:
         return f"GaussianPredictive(n={len(self)}, {self.likelihood!r})"
@@ -277,6 +284,15 @@ class ClassPredictive(Predictive):
         self.method, self._seed, self._gaussian = method, seed, (mean, covariance)
         self._log_averaged = _class_log_probabilities(mean, covariance, method)
         self._averaged = self._log_averaged.exp()
+
+    @classmethod
+    def joined(cls, parts: Sequence[Any], likelihood: Likelihood) -> Predictive:
+        """The predictions of the rows of some parts, as if they were made together."""
+        mean, covariance = map(torch.cat, zip(*(part._gaussian for part in parts), strict=True))
+        first = parts[0]
+        return ClassPredictive(
+            mean, covariance, likelihood, first.method, first.n_draws, first._seed
+        )
 
     def __repr__(self) -> str:
         return f"ClassPredictive(n={len(self)}, {self.method}, {self.likelihood!r})"

@@ -93,6 +93,11 @@ class Predictive:
     def __repr__(self) -> str:
         return f"Predictive(n={len(self)}, draws={self.n_draws}, {self.likelihood!r})"
 
+    @classmethod
+    def joined(cls, parts: Sequence[Any], likelihood: Likelihood) -> Predictive:
+        """Predictions of the rows of parts of this class, under the likelihood of all rows."""
+        return Predictive(torch.cat([part.outputs for part in parts], 1), likelihood)
+
     def _array(self, values: Tensor) -> Array:
         """Convert (..., T) to NumPy, dropping the last axis for one target."""
         array = values.numpy()

@@ -162,9 +162,11 @@ def divided_laplace(shares: list[int], method: str) -> dict[str, Any]:
         subbayes.fit(module(), data, likelihood=Gaussian(0.3), sampling=settings, **options)
         for data in (divided(rows), table(200))
     ]
+    scores = [models[0].evaluate(data) for data in (divided(rows), table(200))]
     found, expected = (np.stack([p.mean, p.std]) for p in (m.predict(x) for m in models))
     return {
         "predictions": float(np.abs(found - expected).max()),
+        "scores": scores,
         "prior": [float(np.mean(m.prior.scale)) for m in models],
         "same": len(set(distributed.current().gather(digest(found)))),
     }

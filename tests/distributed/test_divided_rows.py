@@ -120,6 +120,7 @@ def test_linearised_laplace_predicts_what_it_predicts_with_all_rows(two_processe
         models = found[json.dumps(case)]
         assert models["same"] == 1
         assert models["predictions"] < 1e-3  # float32 sums of other blocks
+        assert models["scores"][0] == pytest.approx(models["scores"][1], rel=1e-6)
         assert models["prior"][0] == pytest.approx(models["prior"][1], rel=1e-3)
 
 

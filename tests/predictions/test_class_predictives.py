@@ -10,10 +10,11 @@ import torch
 
 import subbayes
 from subbayes import InputError, Predictive
+from subbayes.diagnostics.metrics import score
 from subbayes.inference import linearised_laplace
 from subbayes.inference.laplace.evidence import _warn_if_underconfident
 from subbayes.inference.laplace.subspace_error import compare_subspaces
-from subbayes.likelihoods import Bernoulli, Categorical, CategoricalTokens, Poisson
+from subbayes.likelihoods import Bernoulli, Categorical, CategoricalTokens, Gaussian, Poisson
 from subbayes.likelihoods.families import BernoulliFamily, CategoricalFamily, OrdinalFamily
 from subbayes.likelihoods.weighted import Weighted
 from subbayes.predictions.gaussian import (
@@ -166,3 +167,23 @@ def test_quantiles_of_a_weighted_likelihood_are_those_without_weights():
     family = subbayes.likelihoods.families.GammaFamily()
     found = Predictive(outputs, Weighted(family)).quantile(0.2)
     np.testing.assert_allclose(found, Predictive(outputs, family).quantile(0.2), rtol=1e-12)
+
+
+@pytest.mark.parametrize("method", ["gaussian", "extended-probit", "laplace-bridge"])
+def test_joined_parts_score_as_all_rows(method):
+    generator = torch.Generator().manual_seed(0)
+    mean = torch.randn(9, 3, generator=generator).double()
+    half = torch.randn(9, 3, 3, generator=generator).double()
+    covariance = half @ half.mT
+    y = torch.arange(9) % 3
+    likelihood = Categorical()
+    if method == "gaussian":
+        likelihood, y = Gaussian(0.5), mean + 0.3
+    parts = [
+        predictive_of(mean[some], covariance[some], likelihood, method, 50, 0)
+        for some in (slice(0, 4), slice(4, 9))
+    ]
+    whole = predictive_of(mean, covariance, likelihood, method, 50, 0)
+    joined = type(parts[0]).joined(parts, likelihood)
+    assert type(joined) is type(whole)
+    assert score(joined, y) == score(whole, y)
