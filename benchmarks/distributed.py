@@ -5,7 +5,6 @@ the rest is waiting, for other processes or for other programs. The same file is
 these processes: they evaluate value and gradient of 8 chains and print what they have measured.
 Densities from 1 ms on are evaluated without blocks, in blocks by one process, and by two; their
 processor times show what blocks cost and what two processes divide.
-Curvature and training that processes share are in `distributed_rows`.
 With weights that `fully_shard` divides, each of one and of four processes measures its peak memory
 beyond what it takes before it makes the module.
 """
@@ -28,7 +27,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.distributed_rows import WORK, seconds_of
 from benchmarks.harness import bar, in_turns, own_peak, summary
 from subbayes import Network, Posterior, distributed
 from subbayes.distributed.chain_groups import divided_chains
@@ -55,10 +53,10 @@ def run(quick: bool, data_dir: str | None, say: Callable[..., None]) -> tuple[An
     rounds, evaluations = (2, 15) if quick else (5, 40)
     found: dict[str, dict[str, Any]] = {}
     processor: dict[str, list[float]] = {}
-    rows = _rows_of(float(_start("one process", 1, 20_000, 15)[0]["ms"]))
+    rows = _rows_of(float(start("one process", 1, 20_000, 15)[0]["ms"]))
 
     def measure(name: str, count: int) -> float:
-        found[name], *_ = every = _start(name, count, rows, evaluations)
+        found[name], *_ = every = start(name, count, rows, evaluations)
         processor[name] = [one["processor_ms"] for one in every]
         say(f"{name}: {found[name]['ms']:.1f} ms, of processors {processor[name]}")
         return float(found[name]["ms"])
@@ -86,8 +84,6 @@ def run(quick: bool, data_dir: str | None, say: Callable[..., None]) -> tuple[An
         *((1, 2) if quick else (7, 5))
     )
     say(f"processor ms: {blocks}")
-    results["curvature and training"] = rows_ratios = _shared_rows(quick)
-    say(f"two processes against one: {rows_ratios}")
     results["sharded weights"] = memory = _sharded_memory(quick)
     say(f"peak memory with sharded weights, MiB: {memory}")
     digests = {found[name]["digest"] for name in ("one process", "two processes")}
@@ -101,11 +97,6 @@ def run(quick: bool, data_dir: str | None, say: Callable[..., None]) -> tuple[An
         bar("two processes on two cores against one on one core", statistics.median(ratios), 1.8),
         bar("different bits of one and two processes", len(digests) - 1, 0, "lower"),
         bar("blocks of 1 ms against all rows at once", blocks[_SMALL]["blocks"], 1.3, "lower"),
-        *(
-            bar(f"{name}: two processes against one alone", one["ratio"], 1.6)
-            for name, one in rows_ratios.items()
-            if "128" not in name
-        ),
         bar("share of each of two processes", blocks[_SMALL]["share of each"], 0.7, "lower"),
         bar(
             "peak memory of each of 4 processes with sharded weights against that of one",
@@ -127,8 +118,8 @@ def _costs_of_blocks(rounds: int, densities: int) -> dict[str, dict[str, Any]]:
     """Median processor ms of an evaluation, and medians of the ratios in each round."""
     ones, twos = [], []
     for _ in range(rounds):
-        ones += _start("blocks", 1, densities, 1)
-        twos.append(_start("blocks", 2, densities, 1))
+        ones += start("blocks", 1, densities, 1)
+        twos.append(start("blocks", 2, densities, 1))
     found = {}
     for name in list(DENSITIES)[:densities]:
         alone = np.array([one[name]["alone"] for one in ones])
@@ -183,29 +174,10 @@ def _processor_ms(posterior: Posterior, z: np.ndarray) -> float:
     return 1e3 * statistics.median(times)
 
 
-def _shared_rows(quick: bool) -> dict[str, dict[str, Any]]:
-    """Seconds of curvature and training alone, in one process and in two, in turns."""
-    n, rounds = (2_000, 1) if quick else (20_000, 5)
-    found: dict[str, dict[str, list[Any]]] = {name: {} for name in WORK}
-    for _ in range(rounds):
-        for how, count in (("alone", 1), ("one process", 1), ("two processes", 2)):
-            every = _start(f"rows {how}", count, n, 1)
-            for name, parts in found.items():
-                parts.setdefault(how, []).append(max(one[name]["seconds"] for one in every))
-                parts.setdefault("digests", []).append(every[-1][name]["digest"])
-    results = {}
-    for name, parts in found.items():
-        ratios = np.divide(parts["alone"], parts["two processes"])
-        _, one, two, *_ = parts["digests"]
-        seconds = {how: summary(values) for how, values in parts.items() if how != "digests"}
-        results[name] = {"seconds": seconds, "ratio": float(np.median(ratios)), "same": one == two}
-    return results
-
-
 def _sharded_memory(quick: bool) -> dict[str, Any]:
     """Peak MiB of each process, and how far values and gradients of one and of four differ."""
     layers = 6 if quick else LAYERS
-    one, four = (_start("sharded", count, layers, 2) for count in (1, 4))
+    one, four = (start("sharded", count, layers, 2) for count in (1, 4))
     numbers = np.array([found["numbers"] for found in (*one, *four)])
     return {
         "weights": layers * WIDTH * WIDTH,
@@ -216,13 +188,15 @@ def _sharded_memory(quick: bool) -> dict[str, Any]:
     }
 
 
-def _start(name: str, count: int, rows: int, evaluations: int) -> list[dict[str, Any]]:
+def start(
+    name: str, count: int, rows: int, evaluations: int, module: str = "benchmarks.distributed"
+) -> list[dict[str, Any]]:
     """What each process has measured."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(count)}
-    words = [sys.executable, "-m", "benchmarks.distributed", name, str(rows), str(evaluations)]
+    words = [sys.executable, "-m", module, name, str(rows), str(evaluations)]
     processes = [
         subprocess.Popen(
             words,
@@ -290,12 +264,6 @@ def main() -> None:
     name, rows, evaluations = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     if name == "sharded":
         print(json.dumps(_sharded(rows)))
-        return
-    if name.startswith("rows "):
-        if name != "rows alone":
-            distributed.join()
-        print(json.dumps(seconds_of(rows, evaluations)))
-        distributed.leave()
         return
     if name == "blocks":
         distributed.join()

@@ -37,7 +37,7 @@ from subbayes.networks.tracing import memory
 from subbayes.networks.tracing.layout import observations_last, takes_observations_last
 from subbayes.networks.tracing.tracer import MODES, Mode, Tracer
 from subbayes.networks.tracing.vectorised import Vectorised
-from subbayes.networks.validation import check_fit, check_gradients
+from subbayes.networks.validation import check_divided_fit, check_gradients
 from subbayes.predictions.averaging import average, evenly, evenly_spaced
 from subbayes.predictions.predictive import Predictive
 from subbayes.priors import Normal, normal_prior
@@ -125,7 +125,7 @@ class Posterior:
         self.subspace.check_size(network.size)
         self.prior.check_rank(self.rank)
         likelihood.check_complete()
-        outputs = check_fit(network, likelihood, self.data)
+        outputs = check_divided_fit(network, likelihood, self.data)
         self.likelihood = likelihood.for_outputs(outputs, self.data.first()[1])
         self._warn_of_other_statistics()
         first = self._example = to_device(self.data.first()[0], network.device)

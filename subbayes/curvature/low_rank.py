@@ -23,11 +23,11 @@ from torch import Tensor
 
 from subbayes.curvature.jacobian import Jacobian
 from subbayes.curvature.precision import Precision
-from subbayes.curvature.row_sums import sum_over_rows
+from subbayes.curvature.row_sums import check_same, sum_over_rows
 from subbayes.utils.checks import check_count, check_positive, check_seed, fail
 from subbayes.utils.warning import warn_user
 
-__all__ = ["LowRank"]
+__all__ = ["LowRank", "squared_together"]
 
 _MOST_ITERATIONS = 1000  # of small networks
 _LEAST_TOLERANCE = 1e-15
@@ -112,9 +112,14 @@ class LowRank(Precision):
         inside = (vectors @ self.vectors.T * shrink) @ self.vectors
         return (vectors - inside) / self.prior_precision
 
+    @property
+    def solves_together(self) -> bool:
+        """Whether solutions, and predictions with them, need all processes."""
+        return self.V.is_divided and self.tolerance is not None
+
     def _apply(self, vectors: Float[Tensor, "s D"]) -> Float[Tensor, "s D"]:
         """V'V v + lambda v."""
-        found = _squared_together if self.V.is_divided else _squared
+        found = squared_together if self.V.is_divided else _squared
         return found(self.V, vectors) + self.prior_precision * vectors
 
     def solve(self, vectors: Float[Tensor, "s D"]) -> Float[Tensor, "s D"]:
@@ -123,6 +128,7 @@ class LowRank(Precision):
         x = self._approximately(b)
         if self.tolerance is None:
             return x.to(vectors)
+        check_same(self.V, "inputs", vectors)
         r = b - self._apply(x)
         size = b.norm(dim=1).clamp_min(torch.finfo(b.dtype).tiny)
         y = self._approximately(r)
@@ -189,7 +195,7 @@ def _squared(V: Jacobian, vectors: Float[Tensor, "s D"]) -> Float[Tensor, "s D"]
     return V.pull(V.push(vectors.to(V.network.dtype))).double()
 
 
-def _squared_together(V: Jacobian, vectors: Float[Tensor, "s D"]) -> Float[Tensor, "s D"]:
+def squared_together(V: Jacobian, vectors: Float[Tensor, "s D"]) -> Float[Tensor, "s D"]:
     """V'V v, which processes that work together compute together."""
     return sum_over_rows(V, lambda rows: (_squared(rows, vectors),))[0]
 
@@ -201,8 +207,8 @@ def _eigenpairs(V: Jacobian, rank: int, rounds: int, seed: int) -> Pairs:
     vectors = torch.randn(block, V.size, generator=generator, dtype=torch.float64)
     basis = torch.linalg.qr(vectors.to(V.network.device).T)[0].T
     for _ in range(check_count("rounds", rounds)):
-        basis = torch.linalg.qr(_squared_together(V, basis).T)[0].T
-    image = _squared_together(V, basis)
+        basis = torch.linalg.qr(squared_together(V, basis).T)[0].T
+    image = squared_together(V, basis)
     values, mix = torch.linalg.eigh((basis @ image.T + image @ basis.T) / 2)
     kept = mix[:, -rank:].flip(1)
     vectors, products = kept.T @ basis, kept.T @ image

@@ -11,14 +11,14 @@ from subbayes.curvature.exact import Dual, Primal, times_of_forms
 from subbayes.curvature.jacobian import Jacobian
 from subbayes.curvature.layers import Layers
 from subbayes.curvature.precision import Precision
-from subbayes.curvature.row_sums import share_rows
+from subbayes.curvature.row_sums import SUM_BYTES, share_rows
 from subbayes.data.data import Data
 from subbayes.distributed.blocks import BlockSize
 from subbayes.distributed.divided_rows import exchanged
 from subbayes.likelihoods import Likelihood, as_likelihood
 from subbayes.likelihoods.target_parts import has_weights
 from subbayes.networks.network import Network, check_network
-from subbayes.networks.validation import check_fit, check_gradients
+from subbayes.networks.validation import check_divided_fit, check_gradients
 from subbayes.utils.checks import check_choice, closest, fail
 from subbayes.utils.memory import available_memory, format_bytes
 from subbayes.utils.trees import to_device
@@ -37,6 +37,8 @@ __all__ = [
 ]
 
 EXACT = ("exact", "dual", "primal")
+_BYTES = 24  # of each number of a matrix, with its factor and what it is computed from
+_MOST_BYTES = 2**60
 _ARGUMENTS = ("covariance", "memory_limit", "prior_precision", "progress", "subspace")
 _OPTIONS = {
     "kfac": ("mc_samples", "seed"),
@@ -88,10 +90,9 @@ def precision(
     check_choice("covariance", covariance, FORMS)
     check_options(covariance, options)
     likelihood, data = as_likelihood(likelihood), exchanged(data)
-    V, covariance = (
-        root(network, likelihood, data, memory_limit, progress),
-        form_for(covariance, data),
-    )
+    facts = {"covariance": [covariance, prior_precision, options]}
+    V = root(network, likelihood, data, memory_limit, progress, facts=facts)
+    covariance = form_for(covariance, data)
     if covariance in EXACT:
         return exact(V, prior_precision, covariance, memory_limit)
     if covariance == "diagonal":
@@ -146,6 +147,7 @@ def root(
     memory_limit: int | None = None,
     progress: bool | None = False,
     size: BlockSize | None = None,
+    facts: Mapping[str, Any] | None = None,
 ) -> Jacobian:
     """Check the arguments and return the root V of the Gauss-Newton matrix V'V.
 
@@ -158,13 +160,14 @@ def root(
         memory_limit: bytes; a quarter of it goes to the gradients of a block, by default 256 MiB.
         progress: show progress bars of passes over the data.
         size: of the blocks of rows that processes share; by default chosen by memory.
+        facts: what is the same in these processes, by name; see `share_rows`.
     """
     check_network(network)
     likelihood = as_likelihood(likelihood)
     likelihood.check_complete()
     network.warn_if_training()
     data = exchanged(data).to(network.device)
-    outputs = check_fit(network, likelihood, data)
+    outputs = check_divided_fit(network, likelihood, data)
     first, y = to_device(data.first(), network.device)
     likelihood = likelihood.for_outputs(outputs, y)
     check_gradients(network, first)
@@ -172,7 +175,7 @@ def root(
     limit = 2**28 if memory_limit is None else memory_limit // 4
     V = Jacobian.of_data(plan, likelihood, data, limit)
     V.progress = progress
-    share_rows(V, data, size)
+    share_rows(V, data, size, facts)
     return V
 
 
@@ -181,16 +184,21 @@ def exact(
 ) -> Dual | Primal:
     """The exact precision, by default in the form that takes less time of those that fit."""
     sizes = V.n, V.roots, V.size
+    limit = _limit(memory_limit)
+    if V.share is not None and memory_limit is None:
+        # the smallest of all processes, so that they take the same form, beside an exact sum
+        limit = -V.share.processes.highest(-int(min(limit, _MOST_BYTES)))[0]
+        limit *= _BYTES / (_BYTES + SUM_BYTES)
     if covariance == "exact":
         times = times_of_forms(V)
         first, second = sorted(times, key=lambda name: times[name])
-        covariance = first if _fits(first, *sizes, memory_limit) else second
-    chosen = check_exact(covariance, *sizes, memory_limit)
+        covariance = first if _fits(first, *sizes, limit) else second
+    chosen = check_exact(covariance, *sizes, limit)
     return (Dual if chosen == "dual" else Primal)(V, prior_precision)
 
 
 def check_exact(
-    covariance: str, n: int, outputs: int, size: int, memory_limit: int | None = None
+    covariance: str, n: int, outputs: int, size: int, memory_limit: float | None = None
 ) -> str:
     """Check, from the sizes alone, that an exact form fits into memory, and return its name.
 
@@ -209,7 +217,7 @@ def check_exact(
     names = {"dual": f"{n * outputs} rows (N C)", "primal": f"{size} weights"}
     chosen = min(sizes, key=lambda name: sizes[name]) if covariance == "exact" else covariance
     if not _fits(chosen, n, outputs, size, memory_limit):
-        limit, needed = _limit(memory_limit), {name: 24 * m**2 for name, m in sizes.items()}
+        limit, needed = _limit(memory_limit), {name: _BYTES * m**2 for name, m in sizes.items()}
         fits = [name for name in needed if needed[name] <= limit]
         fail(
             "covariance",
@@ -218,17 +226,17 @@ def check_exact(
             f"The {fits[0]} form with {names[fits[0]]} fits: {format_bytes(needed[fits[0]])}"
             if fits
             else "Use 'sampled', 'kfac', 'low-rank' or 'diagonal', which hold no such matrix, "
-            f"or at most {int((limit / 24) ** 0.5) // outputs} observations",
+            f"or at most {int((limit / _BYTES) ** 0.5) // outputs} observations",
         )
     return chosen
 
 
-def _fits(form: str, n: int, outputs: int, size: int, memory_limit: int | None) -> bool:
+def _fits(form: str, n: int, outputs: int, size: int, memory_limit: float | None) -> bool:
     rows = n * outputs if form == "dual" else size
-    return 24 * rows**2 <= _limit(memory_limit)
+    return _BYTES * rows**2 <= _limit(memory_limit)
 
 
-def _limit(memory_limit: int | None) -> float:
+def _limit(memory_limit: float | None) -> float:
     free = available_memory()
     if memory_limit is not None:
         return memory_limit

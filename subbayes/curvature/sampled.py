@@ -71,13 +71,13 @@ class Sampled(Precision):
         start: LinearDraws | None = None,
     ) -> None:
         super().__init__(V.silent(), prior_precision)
-        settings = SampleThenOptimise() if settings is None else settings
+        self.settings = SampleThenOptimise() if settings is None else settings
         if known is None and V.unavailable is not None:
             V.pairs()  # raises, before there are random numbers for each row
-        self.products, self.settings = products_of(self.V, settings)
+        self.products, self._solving = products_of(self.V, self.settings)
         self._bytes_at_once = _SHARE * V.memory_limit
         self.draws = (
-            self.settings.draw(
+            self._solving.draw(
                 self.products,
                 self.prior_precision,
                 start=start,
@@ -109,11 +109,11 @@ class Sampled(Precision):
 
     @property
     def _solver(self) -> str:
-        return self.settings.chosen(self.size, self.V.rows)
+        return self._solving.chosen(self.size, self.V.rows)
 
     def solve(self, vectors: Float[Tensor, "s D"]) -> Float[Tensor, "s D"]:
         """Conjugate gradients on all vectors, in the smaller of the two systems."""
-        return self.settings.solve(self.products, self.prior_precision, vectors)
+        return self._solving.solve(self.products, self.prior_precision, vectors)
 
     def sample(self, count: int, generator: torch.Generator) -> Float[Tensor, "s D"]:
         """Draws of the weights: the known ones in a random order, no more than there are."""

@@ -25,7 +25,7 @@ from subbayes.curvature.jacobian import Jacobian, check_covariance_blocks
 from subbayes.curvature.many_products import MANY_OUTPUTS, ManyProducts
 from subbayes.curvature.partial_jacobian import PartialJacobian
 from subbayes.curvature.precision import Precision, cholesky
-from subbayes.curvature.row_sums import sum_over_rows
+from subbayes.curvature.row_sums import check_in_all, sum_over_rows
 from subbayes.curvature.single_layer import SingleLayer
 from subbayes.subspace import CoordinateSubspace, DenseSubspace, Subspace
 from subbayes.utils.memory import check_memory
@@ -71,17 +71,21 @@ class SubspacePrecision(Precision):
     ) -> None:
         super().__init__(V, prior_precision)
         subspace.check_size(V.size)
-        check_memory(
-            "subspace",
-            f"the {subspace.rank} x {subspace.rank} covariance of its coordinates",
-            24 * subspace.rank**2,
-            "Lower its rank",
-        )
         self.subspace = subspace
         if matrices is None:
+            check_in_all(V, self._check_memory)
             matrices = all_squared_in_subspace(V, subspace), squared_basis(subspace)
         self.matrix, self.metric = matrices
         self.factor = cholesky(self.matrix + self.prior_precision * self.metric, "subspace")
+
+    def _check_memory(self) -> None:
+        rank = self.subspace.rank
+        check_memory(
+            "subspace",
+            f"the {rank} x {rank} covariance of its coordinates",
+            24 * rank**2,
+            "Lower its rank",
+        )
 
     def leading(self, rank: int) -> SubspacePrecision:
         """The precision within the span of the first basis vectors."""

@@ -182,6 +182,11 @@ class Predictor(ABC):
         """Numbers of the fit by name, as the command line prints them."""
         return {"method": self.label, "networks": self.default_draws}
 
+    @property
+    def predicts_together(self) -> bool:
+        """Whether all processes have to predict the same rows, which none can do alone."""
+        return False
+
     def _parts(self) -> tuple[Network, Likelihood]:
         return self.network, self.likelihood
 
@@ -246,6 +251,9 @@ class Predictor(ABC):
         self, data: Data, level: float, options: dict[str, Any]
     ) -> dict[str, float]:
         """Scores of rows of which each process has some: predictions are gathered."""
+        if self.predicts_together:
+            got = "rows divided among processes"
+            fail("inputs", "all rows in each process, for predictions by all processes", got)
         own = self._parts()[1]
         predictive, (inputs, y, noise) = None, _parts_to_score(data, own)
         y, noise = to_device(y, torch.device("cpu")), None if noise is None else noise.cpu()

@@ -37,7 +37,7 @@ from subbayes.networks.network import Network
 from subbayes.networks.selection import Selection
 from subbayes.networks.sharded_network import network_of
 from subbayes.networks.token_outputs import output_for
-from subbayes.networks.validation import check_fit
+from subbayes.networks.validation import check_divided_fit
 from subbayes.posterior import Posterior
 from subbayes.priors import EvidencePrior, Normal, check_normal
 from subbayes.subspaces.base import FixedSubspace, SubspaceMethod
@@ -159,7 +159,7 @@ def fit(
         likelihood = likelihoods.Weighted(likelihood)
     output = output_for(likelihood, output)
     network = network_of(model, parameters, output)
-    outputs = check_fit(network, likelihood, data)
+    outputs = check_divided_fit(network, likelihood, data)
     likelihood = likelihood.for_outputs(outputs, data.first()[1])
     if data.in_memory and data.division is None:
         warn_of_absent_classes(absent_classes(likelihood, outputs, target_values(data.targets())))

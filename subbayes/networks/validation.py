@@ -40,6 +40,7 @@ __all__ = [
     "as_outputs",
     "check_fit",
     "check_gradients",
+    "check_divided_fit",
     "check_own_likelihood",
     "check_outputs",
     "check_same_outputs",
@@ -272,6 +273,22 @@ def check_fit(network: Network, likelihood: Likelihood, data: Data) -> int:
     warn_of_probabilities(network, likelihood, first)
     warn_of_another_last_layer(network, first)
     return outputs
+
+
+def check_divided_fit(network: Network, likelihood: Likelihood, data: Data) -> int:
+    """The same; an error in the rows of one process is raised in all, if each has others.
+
+    Example:
+        >>> from subbayes import Network
+        >>> from subbayes.likelihoods import Gaussian
+        >>> net, data = Network(torch.nn.Linear(2, 1)), (torch.zeros(3, 2), torch.zeros(3))
+        >>> check_divided_fit(net, Gaussian(1.0), Data.of(data))
+        1
+    """
+    processes = current()
+    if processes is None or data.division is None or network.is_sharded:
+        return check_fit(network, likelihood, data)
+    return processes.in_all(lambda: check_fit(network, likelihood, data))
 
 
 def _check_effect(network: Network, rows: Inputs) -> None:

@@ -30,7 +30,7 @@ from subbayes.curvature.diagonal import Diagonal, squared_column_norms
 from subbayes.curvature.jacobian import Jacobian
 from subbayes.curvature.partial_jacobian import PartialJacobian
 from subbayes.curvature.precision_factory import root
-from subbayes.curvature.row_sums import sum_over_rows
+from subbayes.curvature.row_sums import check_in_all, sum_over_rows
 from subbayes.data.data import Data
 from subbayes.likelihoods import Likelihood
 from subbayes.networks.network import Network, check_network
@@ -395,6 +395,7 @@ def _by_predictive_variance(
     if candidates is not None and check_count("candidates", candidates) < rank:
         fail("candidates", f"at least {rank}, the rank", candidates, "Raise it")
     squares = squared_column_norms(X)
+    check_in_all(V, lambda: check_candidates(len(squares), rank, candidates))
     pool = _largest(squares, check_candidates(len(squares), rank, candidates)).sort().values
     precision = _precision_of(V, pool, prior_precision)
     return pool[greedy_by_variance(precision, PartialJacobian(V.plan, pool).gram(X), rank)]

@@ -131,3 +131,18 @@ def test_a_jacobian_keeps_two_rows_and_not_the_batch_they_are_from(network, data
     assert inputs.shape == (2, 3)
     assert inputs.untyped_storage().nbytes() == 48
     assert np.array_equal(y, data[1][:2])
+
+
+@pytest.mark.parametrize("form", ["primal", "diagonal", "kfac"])
+@pytest.mark.parametrize("scale", [1e-11, 1e11])
+def test_exact_sums_take_any_scale(network, data, joined, form, scale):
+    x, y = data
+    deviations = [
+        precision(network, Gaussian(0.3 * c), (x, c * y), form, prior_precision=2 / c**2)
+        .covariance(x[:5])
+        .diagonal()
+        .sqrt()
+        / c
+        for c in (1.0, scale)
+    ]
+    torch.testing.assert_close(deviations[1], deviations[0], rtol=1e-9, atol=0)

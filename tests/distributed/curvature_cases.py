@@ -30,6 +30,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "low-rank": {"covariance": "low-rank", "rank": 20, "tolerance": 1e-10},
     "low-rank alone": {"covariance": "low-rank", "rank": 50, "tolerance": None},
     "sampled": {"covariance": "sampled", "samples": 8, "solver": "primal"} | PRECISE,
+    "sampled auto": {"covariance": "sampled", "samples": 8} | PRECISE,
     "subspace": {"subspace": "random"},
     "subnetwork": {"subspace": "coordinates"},
 }
@@ -111,24 +112,25 @@ def saved_curvature(form: str, shares: list[int]) -> dict[str, Any]:
     """A posterior of divided rows after it was saved, with the rows of each process and without."""
     own = own_rows(shares, list(range(len(shares))))
     data = Data.of(tuple(part[own] for part in rows(form)), divided=True)
-    posterior, processes = fitted(form, data), distributed.current()
+    given = rows(form) if form == "sampled auto" else data  # a file of all rows, and divided ones
+    posterior, processes = fitted(form, given), distributed.current()
     with tempfile.TemporaryDirectory() as folder:
         path = processes.gather(folder)[0]
         posterior.save(f"{path}/model")
         processes.gather(None)  # it is written
-        loaded, alone, whole = (
+        loaded = [
             subbayes.load(f"{path}/model", in_float64(), data=given)
-            for given in (data, None, rows(form))
-        )
+            for given in (data, rows(form), *([] if form == "low-rank" else [None]))
+        ]
         processes.gather(None)  # the folder is still there
     return {
         "same": [
             torch.allclose(one.covariance(NEW), posterior.covariance(NEW), rtol=1e-12, atol=0)
-            for one in (loaded, alone, whole)
+            for one in loaded
         ],
         "evidence": [
             one.log_marginal_likelihood() - posterior.log_marginal_likelihood()
-            for one in (loaded, whole)
+            for one in loaded[:2]
         ],
     }
 
@@ -176,6 +178,45 @@ def _not_finite() -> Any:
     return linearised_laplace(net, Gaussian(0.3), Data.of((x[own], y[own]), divided=True))
 
 
+def _other_limit() -> Any:
+    limit = 2**30 if distributed.current().rank else BLOCKS_OF_25
+    options: dict[str, Any] = {"covariance": "diagonal", "memory_limit": limit}
+    return linearised_laplace(network(), Gaussian(0.3), rows("exact"), **options)
+
+
+def _other_body() -> Any:
+    module: Any = in_float64()
+    with torch.no_grad():
+        module[0].weight += distributed.current().rank
+    head = subbayes.Network(module, parameters=["2.weight", "2.bias"])
+    return linearised_laplace(head, Gaussian(0.3), rows("exact"))
+
+
+def _engine_of_other_rows() -> Any:
+    x, y = rows("exact")
+    net = network()
+    data = (x + distributed.current().rank, y)
+    space = RandomSubspace(net.weights, 3, seed=0)
+    density = subbayes.Posterior(net, Gaussian(0.3), data, space)
+    return subbayes.inference.LinearisedLaplace().sample(density, draws=4, progress=False)
+
+
+def _labels() -> Any:
+    x, y = rows("classes")
+    y[150] = 7  # in the rows of the second process
+    own = own_rows([100, 100], [0, 1])
+    data = Data.of((x[own], y[own]), divided=True)
+    return linearised_laplace(network(3), Categorical(), data, covariance="kfac")
+
+
+def _scores_by_solves() -> Any:
+    return fitted("low-rank", _divided()).evaluate(_divided())
+
+
+def _other_inputs() -> Any:
+    return fitted("low-rank", _divided()).predict(NEW + distributed.current().rank)
+
+
 def _with(**options: Any) -> Callable[[], Any]:
     return lambda: linearised_laplace(network(), Gaussian(0.3), _divided(), **options)
 
@@ -186,6 +227,12 @@ REFUSED: dict[str, Callable[[], Any]] = {
     "weights": _other_weights,
     "rows": _other_rows,
     "not finite": _not_finite,
+    "limit": _other_limit,
+    "body": _other_body,
+    "engine": _engine_of_other_rows,
+    "labels": _labels,
+    "scores": _scores_by_solves,
+    "predictions": _other_inputs,
     "inputs": lambda: optimal(network(), Gaussian(0.3), _divided(), covariance="primal"),
 }
 

@@ -359,7 +359,7 @@ def test_truncated_and_censored_families_by_quadrature_agree_with_maximum_likeli
         before = stats.binom(hits.n, 1 / (1 + np.exp(-theta[0] - theta[1] * hits.x)))
         return -(before.logpmf(hits.hits) - np.log1p(-before.pmf(0))).sum()
 
-    wide = rng.normal(size=6000)
+    wide = rng.normal(size=2000)
     p = 1 / (1 + np.exp(0.8 - 0.7 * wide))
     shares = pd.DataFrame({"x": wide, "share": rng.beta(5 * p, 5 * (1 - p))})
     shares = shares[shares.share > 0.3].reset_index(drop=True)
@@ -395,4 +395,5 @@ def test_truncated_and_censored_families_by_quadrature_agree_with_maximum_likeli
         path = tmp_path / family
         model.save(path)
         again = SemiStructuredRegression.load(path)
-        np.testing.assert_array_equal(again.predict(frame).mean, model.predict(frame).mean)
+        new = frame[:20]
+        np.testing.assert_array_equal(again.predict(new).mean, model.predict(new).mean)

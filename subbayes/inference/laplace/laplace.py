@@ -22,6 +22,7 @@ import numpy as np
 from jaxtyping import Float
 
 from subbayes.draws import Draws, Moments
+from subbayes.inference.agreement import check_same_run
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.engine import Engine
 from subbayes.inference.importance_sampling import approximate_draws
@@ -93,6 +94,7 @@ class Laplace(Engine):
     def run(self, posterior: GradientDensity, sampling: Sampling) -> Draws:
         """Draw from the approximation; see `Engine.run`."""
         check_gradient(posterior)
+        check_same_run(self.name, posterior, sampling)
         started = time.perf_counter()
         rng = np.random.default_rng(sampling.seed)
         k, starts = posterior.rank, self.starts

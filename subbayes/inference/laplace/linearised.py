@@ -26,6 +26,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from subbayes.curvature.jacobian import Jacobian, check_covariance_memory
+from subbayes.curvature.low_rank import LowRank
 from subbayes.curvature.many_products import MANY_OUTPUTS
 from subbayes.curvature.precision import Precision
 from subbayes.curvature.precision_factory import FORMS, Form, check_options, precision, root
@@ -52,6 +53,7 @@ from subbayes.predictions.gaussian import Method, default_method, draws, predict
 from subbayes.predictions.predictive import Predictive, check_outputs
 from subbayes.subspace import FullSubspace, Subspace
 from subbayes.subspace import from_config as subspace_from_config
+from subbayes.utils.artifact import fingerprint
 from subbayes.utils.checks import check_choice, check_count, check_seed, fail, fail_type
 from subbayes.utils.memory import check_memory
 from subbayes.utils.tensor_file import add_prefix, strip_prefix
@@ -127,7 +129,9 @@ def linearised_laplace(
         fail_type("subspace", "a Subspace or None", subspace, "Make one, e.g. with optimal(...)")
     check_choice("covariance", covariance, FORMS)
     check_options("the posterior in a subspace", options)
-    V = root(network, likelihood, data, memory_limit, progress)
+    space = fingerprint(subspace.tensors(), subspace.config())
+    facts = {"subspace": space, "prior_precision": prior_precision}
+    V = root(network, likelihood, data, memory_limit, progress, facts=facts)
     inside = SubspacePrecision(V, subspace, prior_precision)
     _check_centre(network, subspace)
     return LinearisedPosterior(inside, _completed(network, likelihood, data), subspace)
@@ -193,6 +197,11 @@ class LinearisedPosterior(Predictor):
     def label(self) -> str:
         """The name of the method in tables."""
         return "linearised Laplace"
+
+    @property
+    def predicts_together(self) -> bool:
+        """In the low-rank form of rows that are divided among processes."""
+        return isinstance(self.precision, LowRank) and self.precision.solves_together
 
     @property
     def default_draws(self) -> int:

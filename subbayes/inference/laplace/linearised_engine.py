@@ -27,6 +27,7 @@ from subbayes.curvature.subspace_precision import (
 from subbayes.curvature.subspace_products import WhitenedProducts
 from subbayes.curvature.summed_products import products_of
 from subbayes.draws import Draws, Moments
+from subbayes.inference.agreement import check_same_run
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.engine import Engine
 from subbayes.likelihoods import Likelihood
@@ -117,6 +118,7 @@ class LinearisedLaplace(Engine):
         """Draw from the approximation; see `Engine.run`."""
         k, draws, chains = posterior.rank, sampling.draws, sampling.chains
         self.check(k)
+        check_same_run(f"{self}", posterior, sampling)
         if self.covariance == "sampled":
             return self._sampled(posterior, _root(posterior, sampling), sampling)
         V = _root(posterior, sampling)

@@ -21,7 +21,7 @@ from subbayes.curvature.exact import Dual, Primal
 from subbayes.curvature.jacobian import MEMORY_LIMIT, Jacobian, UnavailableRows
 from subbayes.curvature.kfac import Factors, Kfac, factor_shape
 from subbayes.curvature.layers import Layers
-from subbayes.curvature.low_rank import LowRank
+from subbayes.curvature.low_rank import LowRank, squared_together
 from subbayes.curvature.precision import Precision
 from subbayes.curvature.row_sums import share_rows
 from subbayes.curvature.sample_then_optimise import LinearDraws, SampleThenOptimise
@@ -191,7 +191,7 @@ def _check_gram(matrix: Tensor, V: Jacobian) -> None:
 def _check_pairs(values: Tensor, vectors: Tensor, residual: float, V: Jacobian) -> None:
     """Check that V'V q = e q for a random combination of eigenpairs, within their residual."""
     u = _random_numbers(len(values), values, vectors).to(vectors)
-    found = V.pull(V.push(u @ vectors)).to(vectors)
+    found = squared_together(V, u @ vectors).to(vectors)
     _check_product("eigenpairs", found, u * values @ vectors, residual * float(u.abs().sum()))
 
 

@@ -22,20 +22,13 @@ from typing import Any, ClassVar, NoReturn, Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Bool, Float
 
-from subbayes.data.data import Data
 from subbayes.distributed.chain_groups import ChainGroups, divided_chains
-from subbayes.distributed.devices import check_devices
-from subbayes.distributed.divided_rows import agreed_rows
-from subbayes.distributed.processes import current
 from subbayes.draws import Draws
+from subbayes.inference.agreement import check_same_run
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.engine import Engine
 from subbayes.inference.samplers.chain_storage import Checkpoint, FinishedChain, Store, check_folder
-from subbayes.inference.samplers.reparameterisation import ReparameterisedDensity
-from subbayes.networks.validation import check_same_outputs
-from subbayes.posterior import Posterior
 from subbayes.priors import Normal
-from subbayes.subspace import Subspace
 from subbayes.utils import artifact
 from subbayes.utils.checks import fail
 from subbayes.utils.memory import check_memory
@@ -171,36 +164,9 @@ def run(
             density is not finite, or a warm-up that is not over at the time limit.
     """
     check_folder(sampling.checkpoint)
-    _check_agreement(kernel, posterior, sampling)
+    check_same_run(kernel.name, posterior, sampling)
     with divided_chains(posterior, sampling.chains, sampling.chain_groups) as groups:
         return _run(kernel, posterior, sampling, groups, finishes_warmup)
-
-
-def _check_agreement(kernel: Kernel, posterior: Density, sampling: Sampling) -> None:
-    """Check that all processes run the same chains in the same subspace, on the same blocks."""
-    processes = current()
-    if processes is None or processes.count == 1:
-        return
-    device = getattr(getattr(posterior, "network", None), "device", None)
-    if device is not None:
-        check_devices(device, processes)
-    space, data = getattr(posterior, "subspace", None), getattr(posterior, "data", None)
-    facts: dict[str, Any] = {
-        "inference": kernel.name,
-        "seed": sampling.seed,
-        "sampling": [sampling.draws, sampling.chains, sampling.warmup, sampling.thin],
-        "posterior": [posterior.rank, posterior.temperature, repr(posterior.prior)],
-        "block_size": getattr(posterior, "block_size", None),
-    }
-    if isinstance(space, Subspace):
-        facts["subspace"] = artifact.fingerprint(space.tensors(), space.config())
-    if isinstance(data, Data):
-        facts["data"] = agreed_rows(data)
-    processes.agree(facts, "Give every process the same data, subspace and settings")
-    if isinstance(posterior, ReparameterisedDensity):
-        posterior = posterior.density
-    if isinstance(posterior, Posterior):
-        check_same_outputs(posterior.network, posterior.subspace.shift, posterior.data)
 
 
 def _run(

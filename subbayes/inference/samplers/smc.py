@@ -27,6 +27,7 @@ from jaxtyping import Float
 from scipy.special import logsumexp
 
 from subbayes.draws import Draws
+from subbayes.inference.agreement import check_same_run
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.engine import Engine
 from subbayes.inference.importance_sampling import systematic_resampling
@@ -357,6 +358,7 @@ class SMC(Engine):
     def run(self, posterior: Density, sampling: Sampling) -> Draws:
         """Draw from a posterior; see `Engine.run`."""
         check_count("draws", sampling.draws, 2)
+        check_same_run(self.name, posterior, sampling)
         started = time.perf_counter()
         runs = [
             _run(posterior, sampling.draws, rng, self)

@@ -21,6 +21,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from subbayes.draws import Draws
+from subbayes.inference.agreement import check_same_run
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.engine import Engine
 from subbayes.inference.importance_sampling import (
@@ -160,6 +161,7 @@ class VariationalInference(Engine):
 
     def run(self, posterior: GradientDensity, sampling: Sampling) -> Draws:
         """Draw from the approximation; see `Engine.run`."""
+        check_same_run(self.name, posterior, sampling)
         started = time.perf_counter()
         fitted = self.fit(posterior, seed=sampling.seed, progress=sampling.progress)
         shape = sampling.draws, posterior.rank

@@ -1,0 +1,401 @@
+"""Terms of the response: the same models as those of families, and what is refused."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import optimize, special, stats
+
+from subbayes import InputError, Sampling, SemiStructuredRegression
+from subbayes.likelihoods.families import (
+    BinomialFamily,
+    CensoredFamily,
+    NormalFamily,
+    TruncatedFamily,
+    WeibullFamily,
+)
+from subbayes.semistructured import LKJ
+from subbayes.semistructured.response_terms import read_response_terms
+
+SAMPLING = Sampling(draws=40, chains=2, warmup=20, seed=1, progress=False)
+
+
+def rows(n=60):
+    rng = np.random.default_rng(3)
+    frame = pd.DataFrame({"x": rng.normal(size=n), "w": rng.integers(1, 4, n).astype(float)})
+    time, end = rng.weibull(1.5, n) * np.exp(0.3 * frame.x), rng.uniform(0.3, 2, n)
+    frame["time"], frame["right"] = np.minimum(time, end), time > end
+    frame["entry"] = np.where(np.arange(n) % 3, 0.5 * frame.time, 0.0)
+    frame["n of trials"] = rng.integers(3, 9, n)
+    frame["hits"] = rng.binomial(frame["n of trials"], 0.4)
+    frame["y"] = np.abs(rng.normal(size=n))
+    frame["status"] = np.where(np.arange(n) < 5, "interval", "none")
+    frame["end"] = frame.y + 1
+    return frame
+
+
+@pytest.mark.parametrize(
+    ("formula", "family", "plain", "other", "weights"),
+    [
+        (
+            "time | cens(right) ~ x",
+            "weibull",
+            "time ~ x",
+            CensoredFamily(family=WeibullFamily(), status="right"),
+            None,
+        ),
+        (
+            "y | cens(status, end) ~ x",
+            "normal",
+            "y ~ x",
+            CensoredFamily(family=NormalFamily(), status="status", upper="end"),
+            None,
+        ),
+        (
+            "y | trunc(lb=0) + weights(w) ~ x",
+            "normal",
+            "y ~ x",
+            TruncatedFamily(family=NormalFamily(), lower=0.0),
+            "w",
+        ),
+        (
+            "hits | trials(`n of trials`) ~ x",
+            "binomial",
+            "hits ~ x",
+            BinomialFamily(trials="n of trials"),
+            None,
+        ),
+        (
+            "hits | trunc(ub=8) + trials(`n of trials`) ~ x",
+            "binomial",
+            "hits ~ x",
+            TruncatedFamily(family=BinomialFamily(trials="n of trials"), upper=8.0),
+            None,
+        ),
+        ("y | weights(w) ~ x", "normal", "y ~ x", NormalFamily(), "w"),
+        (
+            "time | cens(right) + trunc(lb=entry) ~ x",
+            "weibull",
+            "time ~ x",
+            CensoredFamily(
+                family=TruncatedFamily(family=WeibullFamily(), lower="entry"), status="right"
+            ),
+            None,
+        ),
+    ],
+)
+def test_terms_are_those_families(formula, family, plain, other, weights):
+    frame = rows()
+    found = SemiStructuredRegression(formula, family=family)
+    expected = SemiStructuredRegression(plain, family=other, weights=weights)
+    assert found.specification.family == other
+    assert found.specification.formula.split() == plain.split()
+    effects = [m.fit(frame, sampling=SAMPLING).effects() for m in (found, expected)]
+    for name, draws in effects[0].items():
+        np.testing.assert_array_equal(draws, effects[1][name])
+    without = SemiStructuredRegression(plain, family=NormalFamily() if weights else family)
+    if family in ("weibull", "normal"):  # which the terms make a difference to
+        others = without.fit(frame, sampling=SAMPLING).effects()["x"]
+        assert not np.allclose(others, effects[0]["x"])
+
+
+def test_formulas_by_parameter_and_bars_that_belong_to_names():
+    found = read_response_terms(
+        {"mu": "y | trunc(lb=-1.5, ub=2) ~ x", "sigma": "~ x"}, NormalFamily()
+    )
+    assert found.formula == {"mu": "y ~ x", "sigma": "~ x"}
+    assert (found.family.lower, found.family.upper) == (-1.5, 2.0)
+    for formula in ("`a | b` ~ x", "y ~ (1 | g)", "{y + (1 | 2)} ~ x", "~ x", "y ~ x ~ z"):
+        same = read_response_terms(formula, NormalFamily())
+        assert same.formula == formula
+        assert same.family == NormalFamily()
+    assert read_response_terms("`a | b` | weights(`c + d`) ~ x", NormalFamily()).weights == "c + d"
+
+
+def test_a_saved_model_and_an_updated_one_keep_the_terms(tmp_path):
+    frame = rows()
+    model = SemiStructuredRegression("time | cens(right) + weights(w) ~ x", family="weibull")
+    model.fit(frame, sampling=SAMPLING)
+    again = SemiStructuredRegression.load(model.save(tmp_path / "model"))
+    assert again.specification.family == model.specification.family
+    assert again.specification.auxiliary.weights == "w"
+    assert model.evaluate(frame) == pytest.approx(again.evaluate(frame))
+    smaller = model.update("~ . - x", sampling=SAMPLING)
+    assert smaller.specification.family == model.specification.family
+    other = SemiStructuredRegression("y ~ x").fit(frame, sampling=SAMPLING)
+    weighted = other.update("y | weights(w) ~ .", sampling=SAMPLING)
+    assert weighted.specification.auxiliary.weights == "w"
+
+
+def test_written_terms_replace_those_of_the_old_response():
+    frame = rows()
+    model = SemiStructuredRegression("time | cens(right) + weights(w) ~ x", family="weibull")
+    model.fit(frame, sampling=SAMPLING)
+    frame["early"] = frame.time < 0.5
+    other = model.update("time | cens(early) ~ .", data=frame, sampling=SAMPLING).specification
+    assert other.family == CensoredFamily(family=WeibullFamily(), status="early")
+    assert other.auxiliary.weights is None
+    same = model.update(". | cens(right) ~ . - x", sampling=SAMPLING).specification
+    assert (same.formula, same.family) == ("time ~ x - x", model.specification.family)
+    with pytest.warns(
+        UserWarning, match=r"'time \| weights\(w\)' is without cens\(...\) of the old"
+    ):
+        plain = model.update("time | weights(w) ~ .", sampling=SAMPLING).specification
+    assert (plain.family, plain.auxiliary.weights) == (WeibullFamily(), "w")
+    bare = model.update("y ~ .", sampling=SAMPLING).specification
+    assert (bare.family, bare.auxiliary.weights) == (WeibullFamily(), None)
+    trials = SemiStructuredRegression("hits | trials(`n of trials`) ~ x", family="bernoulli")
+    trials.fit(frame, sampling=SAMPLING)
+    assert trials.update("~ . + y").specification.family == trials.specification.family
+    more = trials.update("hits | trials(9) ~ .").specification.family
+    assert more == BinomialFamily(trials=9)
+
+
+def test_arguments_are_no_terms_of_the_response(tmp_path):
+    """They stay where a response is written, also in a model that was loaded."""
+    frame = rows()
+    censored = CensoredFamily(family=WeibullFamily(), status="right")
+    model = SemiStructuredRegression("time ~ x", family=censored, weights="w")
+    model.fit(frame, sampling=SAMPLING)
+    for one in (model, SemiStructuredRegression.load(model.save(tmp_path / "a"))):
+        for change in ("time ~ .", ". ~ . - x"):
+            found = one.update(change, sampling=SAMPLING).specification
+            assert (found.family, found.auxiliary.weights) == (censored, "w")
+    terms = SemiStructuredRegression("time | cens(right) ~ x", family="weibull", weights="w")
+    again = terms.fit(frame, sampling=SAMPLING).save(tmp_path / "b")
+    again = SemiStructuredRegression.load(again).update("time ~ .", sampling=SAMPLING)
+    assert again.specification.family == WeibullFamily()
+    assert again.specification.auxiliary.weights == "w"
+    trials = SemiStructuredRegression("hits ~ x", family=BinomialFamily(trials="n of trials"))
+    found = trials.fit(frame, sampling=SAMPLING).update("hits | weights(w) ~ .").specification
+    assert found.family == trials.specification.family
+
+
+def test_priors_of_groups_that_are_gone_are_left_out():
+    frame = rows().assign(g=lambda f: np.arange(len(f)) % 4)
+    given = {"cor(g)": LKJ(2), "sd(g)": 1.0, "sd": 2.0, "Intercept": 3.0}
+    model = SemiStructuredRegression("y ~ x + (1 + x | g)", priors=given).fit(
+        frame, sampling=SAMPLING
+    )
+    with pytest.warns(UserWarning, match=r"the priors of 'cor\(g\)' are left out"):
+        fewer = model.update("~ . - (1 + x | g) + (1 | g)", sampling=SAMPLING)
+    assert set(fewer.specification.priors) == set(given) - {"cor(g)"}
+    with pytest.warns(UserWarning, match=r"the priors of 'sd\(g\)', 'sd' are left out"):
+        none = fewer.update("~ . - (1 | g)", sampling=SAMPLING)
+    assert set(none.specification.priors) == {"Intercept"}
+
+
+def test_an_update_may_have_priors_of_its_own():
+    frame = rows()
+    model = SemiStructuredRegression("y ~ x + w", priors={"x": 0.1}).fit(frame, sampling=SAMPLING)
+    with pytest.warns(UserWarning, match="the priors of 'x' are left out, as the new formula"):
+        smaller = model.update("~ . - x", sampling=SAMPLING)
+    assert smaller.specification.priors == smaller.state.model.specification.priors == {}
+    assert smaller.update("~ . + x", sampling=SAMPLING).specification.priors == {}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "the priors of")
+        assert model.update("~ . - w", sampling=SAMPLING).specification.priors == {"x": 0.1}
+        assert model.update("~ . - x", priors={}).specification.priors == {}
+    with pytest.raises(InputError, match="priors: expected names of terms: .*, got 'z'"):
+        model.update("~ . - x", priors={"z": 1.0})
+    assert model.update(priors={"w": 0.2}).specification.priors == {"w": 0.2}
+    assert model.specification.priors == {"x": 0.1}
+
+
+def test_upper_ends_are_those_of_intervals_alone(recwarn):
+    frame = rows()
+    frame["status"] = np.where(np.arange(60) % 3, frame.status, "right")
+    model = SemiStructuredRegression("y | cens(status, end) ~ x").fit(frame, sampling=SAMPLING)
+    holes = frame.assign(end=frame.end.where(frame.status == "interval"))
+    again = SemiStructuredRegression("y | cens(status, end) ~ x").fit(holes, sampling=SAMPLING)
+    assert not [w for w in recwarn if "dropped" in str(w.message)]
+    np.testing.assert_array_equal(again.draws.z, model.draws.z)
+    assert again.evaluate(holes) == model.evaluate(frame)
+    none = holes.assign(status="none", end=None)
+    none = SemiStructuredRegression("y | cens(status, end) ~ x").fit(none, sampling=SAMPLING)
+    assert len(none.state.model.frame) == 60
+    codes = holes.status.map({"none": 0, "right": 1, "interval": 2}).astype(object)
+    numbers = SemiStructuredRegression("y | cens(status, end) ~ x")
+    numbers.fit(holes.assign(status=codes), sampling=SAMPLING)
+    assert numbers.evaluate(holes.assign(status=codes)) == again.evaluate(holes)
+    holes.loc[1, "end"] = np.nan  # of an interval
+    with pytest.warns(UserWarning, match=r"1 of 60 rows have missing values \(1 in end\)"):
+        SemiStructuredRegression("y | cens(status, end) ~ x").fit(holes, sampling=SAMPLING)
+
+
+@pytest.mark.parametrize(
+    ("formula", "family", "said"),
+    [
+        ("y | se(w) ~ x", "normal", "cens(status), trunc(lb=0, ub=9)"),
+        ("y | w ~ x", "normal", "joined by +"),
+        ("y | cens(a) * trunc(lb=0) ~ x", "normal", "joined by +"),
+        ("y | cens(a) + cens(b) ~ x", "normal", "each once"),
+        ("y | os.system('ls') ~ x", "normal", "joined by +"),
+        ("y | weights(__import__('os')) ~ x", "normal", "columns and numbers in weights"),
+        ("y | weights(w.real) ~ x", "normal", "columns and numbers in weights"),
+        ("y | weights(2) ~ x", "normal", "a column in weights(...), got 2"),
+        ("y | weights() ~ x", "normal", "weights(w), got other arguments"),
+        ("y | trunc(0, 1, 2) ~ x", "normal", "trunc(lb, ub), got other arguments"),
+        ("y | trunc(lower=0) ~ x", "normal", "trunc(lb, ub), got other arguments"),
+        ("y | trunc(*x) ~ x", "normal", "columns and numbers in trunc"),
+        ("y | trunc(**x) ~ x", "normal", "trunc(lb, ub), got other arguments"),
+        ("y | trunc(lb=2, ub=1) ~ x", "normal", "a bound below the upper one"),
+        ("y | cens(a) + trunc(lb=0) ~ x", "zero-inflated-poisson", "tail probabilities"),
+        ("y | cens(a) ~ x", CensoredFamily(family="normal"), "a family that is not censored"),
+        ("y | trunc(lb=a) ~ x", TruncatedFamily(family="normal"), "not truncated or censored"),
+        ("y | cens(upper=b) ~ x", "normal", "a column of the status, got none"),
+        ("y | cens(a) ~ x", "ordinal", "tail probabilities"),
+        ("y | trials(n) ~ x", "poisson", "family 'binomial' with trials(...)"),
+        ("y | trials(n) ~ x", BinomialFamily(trials=3), "one that has trials= too"),
+        ("y | trials(2.5) ~ x", "binomial", "a whole number of trials, got 2.5"),
+        ("y | trials(1e999) ~ x", "binomial", "numbers within the range of float64 in trials"),
+        ("y | trials(" + 900 * "9" + ") ~ x", "binomial", "range of float64 in trials"),
+        ("y | trunc(lb=-" + 900 * "9" + ") ~ x", "normal", "range of float64 in trunc"),
+        ("y | trunc(ub=1e999) ~ x", "normal", "range of float64 in trunc"),
+        ("y | trials(True) ~ x", "binomial", "columns and numbers in trials"),
+        ("y | ~ x", "normal", "joined by +"),
+        ("y | (" + "(" * 2000 + " ~ x", "normal", "at most 1,000 characters"),
+        ("y | " + "-" * 900 + "w ~ x", "normal", "joined by +"),
+    ],
+)
+def test_other_terms_are_refused_in_one_line(formula, family, said):
+    with pytest.raises(InputError) as caught:
+        SemiStructuredRegression(formula, family=family)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_weights_are_given_once():
+    with pytest.raises(InputError, match="one column of weights, got 'v' and 'w'"):
+        SemiStructuredRegression("y | weights(w) ~ x", weights="v")
+
+
+def test_survival_with_delayed_entry_is_maximum_likelihood(tmp_path):
+    rng = np.random.default_rng(0)
+    x, followed, entry = rng.normal(size=900), rng.uniform(0.5, 3, 900), rng.uniform(0, 1, 900)
+    entry[::3] = 0.0
+    time = rng.weibull(1.5, 900) * np.exp(0.5 * x)
+    frame = pd.DataFrame({"x": x, "entry": entry, "t": np.minimum(time, followed)})
+    frame = frame.assign(alive=time > followed)[np.minimum(time, followed) > entry]
+
+    def loss(theta):
+        k, mu = np.exp(theta[2]), np.exp(theta[0] + theta[1] * frame.x)
+        scale = mu / special.gamma(1 + 1 / k)
+        hazard = np.log(k / scale) + (k - 1) * np.log(frame.t / scale)
+        passed = (frame.t / scale) ** k - (frame.entry / scale) ** k
+        return (passed - hazard * ~frame.alive).sum()
+
+    best = optimize.minimize(loss, np.zeros(3))
+    model = SemiStructuredRegression("t | cens(alive) + trunc(lb=entry) ~ x", family="weibull")
+    sampling = Sampling(draws=200, chains=2, seed=0, progress=False)
+    found = model.fit(frame, sampling=sampling).summary()["mean"]
+    errors = np.sqrt(np.diag(best.hess_inv))
+    assert abs(found["Intercept"] - best.x[0]) < 0.3 * errors[0]
+    assert abs(found["x"] - best.x[1]) < 0.3 * errors[1]
+    assert abs(np.log(found["shape"]) - best.x[2]) < 0.4 * errors[2]
+    # times of those who enter later are longer: E[T | T > entry]
+    new = pd.DataFrame({"x": [0.0, 0.0], "entry": [0.0, 2.0]})
+    means = model.predict(new).mean
+    assert means[1] > 2.0 > means[0]
+    again = SemiStructuredRegression.load(model.save(tmp_path / "model"))
+    np.testing.assert_array_equal(again.predict(new).mean, means)
+    with pytest.raises(InputError, match="none called entry"):
+        model.predict(new[["x"]])
+    replicates = model.posterior_predictive(100)  # censored times are drawn beyond both bounds
+    assert (replicates.completed[:, frame.alive] > frame.t[frame.alive].to_numpy()).all()
+    assert replicates.statistics().loc[["mean", "sd"], "p"].between(0.02, 0.98).all()
+    frame.iloc[3, 1] = 9.0
+    with pytest.raises(InputError, match="bounds entry in the response 't', got .* at row 3"):
+        model.fit(frame, sampling=sampling)
+
+
+@pytest.mark.slow
+def test_bounds_of_new_rows_have_an_order_and_no_priors():
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"lo": np.zeros(40), "hi": np.full(40, 3.0), "y": rng.uniform(0, 3, 40)})
+    formula, sampling = "y | trunc(lb=lo, ub=hi) ~ 1", Sampling(draws=20, chains=1, progress=False)
+    with pytest.warns(UserWarning, match="have not mixed"):
+        model = SemiStructuredRegression(formula).fit(frame, sampling=sampling)
+    wrong = pd.DataFrame({"lo": [0.0, 3.0], "hi": [3.0, 0.0]})
+    with pytest.raises(InputError, match="^lo and hi: expected lower .*, got 3 and 0 at row 1"):
+        model.predict(wrong)
+    frame["lower"] = rng.normal(size=40)
+    named = SemiStructuredRegression("y | trunc(lb=lo, ub=hi) ~ lower", priors={"lower": 2.0})
+    assert repr(named.specification.prepare(frame, None).structured.priors["lower"]) == (
+        "NormalPrior(mean=0, scale=2)"
+    )
+
+
+def test_truncated_and_censored_families_by_quadrature_agree_with_maximum_likelihood(tmp_path):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=900)
+    mean = np.exp(0.4 + 0.5 * x)
+    counts = rng.negative_binomial(1.5, 1.5 / (1.5 + mean))
+    seen = pd.DataFrame({"x": x, "y": counts})[counts > 0].reset_index(drop=True)
+
+    def loss(theta):
+        shape = np.exp(theta[2])
+        before = stats.nbinom(shape, shape / (shape + np.exp(theta[0] + theta[1] * seen.x)))
+        return -(before.logpmf(seen.y) - np.log1p(-before.pmf(0))).sum()
+
+    times = rng.gamma(2.0, mean / 2.0)
+    status = np.where(times > 1.5, "right", "none")
+    cut = pd.DataFrame({"x": x, "t": np.minimum(times, 1.5), "s": status})
+
+    def censored_loss(theta):
+        shape = np.exp(theta[2])
+        before = stats.gamma(shape, scale=np.exp(theta[0] + theta[1] * x) / shape)
+        logs = np.where(status == "right", before.logsf(cut.t), before.logpdf(cut.t))
+        return -logs.sum()
+
+    trials, p = rng.integers(2, 9, 900), 1 / (1 + np.exp(0.8 - 0.7 * x))
+    hits = pd.DataFrame({"x": x, "n": trials, "hits": rng.binomial(trials, p)})
+    hits = hits[hits.hits > 0].reset_index(drop=True)
+
+    def binomial_loss(theta):
+        before = stats.binom(hits.n, 1 / (1 + np.exp(-theta[0] - theta[1] * hits.x)))
+        return -(before.logpmf(hits.hits) - np.log1p(-before.pmf(0))).sum()
+
+    wide = rng.normal(size=2000)
+    p = 1 / (1 + np.exp(0.8 - 0.7 * wide))
+    shares = pd.DataFrame({"x": wide, "share": rng.beta(5 * p, 5 * (1 - p))})
+    shares = shares[shares.share > 0.3].reset_index(drop=True)
+
+    def beta_loss(theta):
+        p, precision = 1 / (1 + np.exp(-theta[0] - theta[1] * shares.x)), np.exp(theta[2])
+        before = stats.beta(precision * p, precision * (1 - p))
+        return -(before.logpdf(shares.share) - before.logsf(0.3)).sum()
+
+    for formula, family, frame, function, size in (
+        ("y | trunc(lb=1) ~ x", "negative-binomial", seen, loss, 3),
+        ("t | cens(s) ~ x", "gamma", cut, censored_loss, 3),
+        ("hits | trials(n) + trunc(lb=1) ~ x", "binomial", hits, binomial_loss, 2),
+        ("share | trunc(lb=0.3) ~ x", "beta", shares, beta_loss, 3),
+    ):
+        best = optimize.minimize(function, np.zeros(size))
+        steps = 1e-3 * np.eye(size)
+        hessian = [
+            [
+                sum(a * b * function(best.x + a * one + b * two) for a in (1, -1) for b in (1, -1))
+                for two in steps
+            ]
+            for one in steps
+        ]
+        errors = np.sqrt(np.diag(np.linalg.inv(np.array(hessian) / 4e-6)))
+        model = SemiStructuredRegression(formula, family=family)
+        import time
+        for D in (300,100):
+          for S in (0,1,2):
+            t=time.process_time()
+            sampling = Sampling(draws=D, chains=4, seed=S, progress=False)
+            summary = model.fit(frame, sampling=sampling).summary()
+            t1=time.process_time()-t
+            print("FIT",family,len(frame),D,S,round(t1,2),model.draws.engine,[(round(abs(summary.loc[n]["mean"]-best.x[i])/errors[i],3),round(summary.loc[n]["sd"]/errors[i],3)) for i,n in enumerate(("Intercept","x"))],flush=True)
+        path = tmp_path / family
+        model.save(path)
+        again = SemiStructuredRegression.load(path)
+        new = frame[:20]
+        np.testing.assert_array_equal(again.predict(new).mean, model.predict(new).mean)
