@@ -29,7 +29,7 @@ from subbayes.training.configuration import Training
 from subbayes.training.loop import History, run
 from subbayes.training.minibatches import Minibatches, split_validation
 from subbayes.training.optimizer import make_optimizer
-from subbayes.training.trainer import TrainableNetwork
+from subbayes.training.trainable import TrainableNetwork
 from subbayes.utils.checks import check_count, check_positive, check_seed, is_finite
 from subbayes.utils.seeding import fork_rng
 from subbayes.utils.types import Inputs, Targets

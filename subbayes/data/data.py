@@ -301,16 +301,18 @@ class Data:
         a = to_tensor("weights", weights, keep_double=True).to(leaves(self.y)[0].device)
         if not a.is_floating_point():
             a = a.double()
-        check_weights(a)
+        check_weights(a, whole=self.division is None)
         check_same_length(["data", "weights"], [self.n, len(a)])
         targets = self.y if isinstance(self.y, tuple) else (self.y,)
         return replace(self, y=(*targets, a), source=None, has_weights=True)
 
 
-def check_weights(weights: Tensor) -> None:
+def check_weights(weights: Tensor, *, whole: bool = True) -> None:
     """Check that weights are finite numbers of at least 0, one a row, of which one is above 0.
 
-    There may be none, as of a process without rows.
+    Args:
+        weights: one for each row.
+        whole: whether these are all rows; of some all weights may be 0.
 
     Raises:
         InputError: other weights.
@@ -322,7 +324,7 @@ def check_weights(weights: Tensor) -> None:
     if bool(bad.any()):
         row = int(bad.nonzero()[0])
         fail("weights", expected, f"{float(weights[row]):g} in row {row}", "Correct or drop it")
-    if len(weights) and not bool((weights > 0).any()):
+    if whole and not bool((weights > 0).any()):
         fail("weights", "a weight above 0", "zeros only")
 
 

@@ -23,7 +23,7 @@ from subbayes.diagnostics.token_scores import TokenScores
 from subbayes.distributed.divided_rows import exchanged, gathered
 from subbayes.likelihoods import Likelihood
 from subbayes.likelihoods.target_parts import split_targets
-from subbayes.likelihoods.validation import check_padding, checked_targets
+from subbayes.likelihoods.validation import check_padding, checked_targets, ignored_label
 from subbayes.networks.description import describe_likelihood, describe_network
 from subbayes.networks.network import Network
 from subbayes.networks.token_outputs import check_decoder_inputs
@@ -274,7 +274,7 @@ class Predictor(ABC):
         if len({part.outputs.shape[-1] for part in found}) > 1:
             fail("inputs", "rows with as many outputs in all processes", "sequences of others")
         whole = type(found[0]).joined(found, likelihood)
-        return metrics.score(whole, join_targets(targets), level=level)
+        return metrics.score(whole, join_targets(targets, ignored_label(own)), level=level)
 
     def out_of_distribution(
         self, inputs: Any, others: Any, n_draws: int | None = None

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from torch import device
+from torch import Tensor, device
 
 from subbayes.data.data import Data
 from subbayes.data.division import Division
 from subbayes.distributed.processes import current
 from subbayes.utils.checks import fail
-from subbayes.utils.trees import n_rows, row_kind, take, to_device
+from subbayes.utils.trees import n_rows, row_kind, take, to_device, tree_map
 
 __all__ = ["agreed_rows", "every_row", "exchanged", "gathered"]
 
@@ -37,7 +37,7 @@ def exchanged(data: Any) -> Data:
     own, kind = None, ""  # of a loader without rows
     if data.inputs is not None or data.n:
         own = tuple(to_device(part, device("cpu")) for part in data.first())
-        kind = repr(row_kind(own))
+        kind = repr(row_kind(_with_one_place(own)))
     parts: list[tuple[int, Any, str]] = processes.gather(
         (data.n, own, kind), call="rows of their own"
     )
@@ -54,6 +54,16 @@ def exchanged(data: Any) -> Data:
     if own is not None:
         return found
     return replace(found, inputs=take(example[0], slice(0)), y=take(example[1], slice(0)))
+
+
+def _with_one_place(rows: Any) -> Any:
+    """Rows of tokens, masks and labels shortened to one place: they may have other lengths."""
+
+    def first(leaf: Tensor) -> Tensor:
+        is_sequence = leaf.ndim > 1 and not leaf.is_floating_point()
+        return leaf[:, :1] if is_sequence else leaf
+
+    return tree_map(first, rows)
 
 
 def every_row(data: Data) -> int:

@@ -32,6 +32,7 @@ __all__ = [
     "check_sizes",
     "checked_targets",
     "is_own",
+    "ignored_label",
     "join_checked_targets",
     "sized_likelihood",
     "warn_of_absent_classes",
@@ -96,7 +97,7 @@ def check_padding(likelihood: Likelihood, inputs: Inputs | None, y: Targets) -> 
     mask, labels = inputs.get(name), target_values(y)
     if mask is None or mask.shape != labels.shape:
         return
-    ignored = _ignored_label(likelihood)
+    ignored = ignored_label(likelihood)
     counted, absent = labels != ignored, mask == 0
     if bool((counted & absent).any()):
         fail(
@@ -140,7 +141,7 @@ def join_checked_targets(
     for inputs, y in batches:
         check_padding(likelihood, inputs, y)
         parts.append(tree_map(Tensor.cpu, y))
-    return join_targets(parts, _ignored_label(likelihood))
+    return join_targets(parts, ignored_label(likelihood))
 
 
 def checked_targets(likelihood: Likelihood, data: Data) -> Targets:
@@ -161,8 +162,14 @@ def checked_targets(likelihood: Likelihood, data: Data) -> Targets:
     return targets
 
 
-def _ignored_label(likelihood: Likelihood) -> int:
-    """The label of positions that do not count."""
+def ignored_label(likelihood: Likelihood) -> int:
+    """The label of positions that do not count.
+
+    Example:
+        >>> from subbayes.likelihoods import CategoricalTokens
+        >>> ignored_label(CategoricalTokens(ignore_index=0))
+        0
+    """
     return int(getattr(likelihood.unweighted, "ignore_index", -100))
 
 

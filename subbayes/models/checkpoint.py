@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from subbayes.data.data import Data
-from subbayes.distributed.processes import on_first
+from subbayes.distributed.divided_rows import gathered
+from subbayes.distributed.processes import current, on_first
 from subbayes.inference.tempering import TemperatureChoice, choose_temperature
 from subbayes.likelihoods import Likelihood
 from subbayes.models.fitted import FittedModel
@@ -86,10 +87,13 @@ class FitCheckpoint:
             inputs: inputs for which the subspace is chosen, or None.
             settings: those of `fit_settings`.
         """
-        tensors = {"weights": network.weights} | network.used_frozen | _tensors(data)
-        for i, batch in enumerate([] if inputs is None else input_batches(inputs)):
-            tensors |= {f"inputs.{i}.{j}": t for j, t in enumerate(leaves(batch))}
+        tensors = {"weights": network.weights} | network.used_frozen | _tensors_of_inputs(inputs)
         facts = settings | {"architecture": network.architecture}
+        if data.division is None:
+            tensors |= _tensors(data)
+        else:
+            own = artifact.fingerprint(_tensors(data) if data.n else {}, {})
+            facts |= {"rows of each process": gathered(data, own)}
         return cls(Path(folder), artifact.fingerprint(tensors, facts))
 
     @property
@@ -266,6 +270,32 @@ def check_saved_prior(
             own is None or (own.shape == other.shape and np.allclose(own, other, rtol=1e-6))
         ):
             fail_checkpoint(f"the prior {expected!r} of this call", f"another {name}")
+
+
+def _tensors_of_inputs(inputs: Any) -> dict[str, Tensor]:
+    """All tensors of inputs, or of a loader of them, under unique names."""
+    return {
+        f"inputs.{i}.{j}": t
+        for i, batch in enumerate([] if inputs is None else input_batches(inputs))
+        for j, t in enumerate(leaves(batch))
+    }
+
+
+def check_same_inputs(inputs: Any, data: Data) -> None:
+    """Check that all processes choose a subspace for the same inputs, if each has rows of its own.
+
+    Raises:
+        InputError: in all processes, if they differ.
+
+    Example:
+        >>> x = torch.zeros(3, 1)
+        >>> check_same_inputs(x, Data.of((x, x[:, 0])))
+    """
+    processes = current()
+    if processes is not None and data.division is not None:
+        digest = artifact.fingerprint(_tensors_of_inputs(inputs), {})
+        remedy = "Give the subspace the same inputs in every process"
+        processes.agree({"inputs of the subspace": digest}, remedy)
 
 
 def _tensors(data: Data) -> dict[str, Tensor]:

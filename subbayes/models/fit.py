@@ -25,6 +25,7 @@ from subbayes.likelihoods.wrapped import WrappedLikelihood
 from subbayes.models.checkpoint import (
     FitCheckpoint,
     check_checkpoint,
+    check_same_inputs,
     check_saved_prior,
     check_saved_subspace,
 )
@@ -192,8 +193,9 @@ def fit(
     tuned = isinstance(prior, EvidencePrior) and isinstance(likelihood, likelihoods.Gaussian)
     known = likelihood if likelihood.is_complete and not tuned else None  # cannot be saved
     checkpoint = prepared = None
-    if sampling.checkpoint is not None and not is_divided(network, data):
-        inputs = getattr(method, "inputs", None)
+    inputs = getattr(method, "inputs", None)
+    check_same_inputs(inputs, data)
+    if sampling.checkpoint is not None and not network.is_sharded:
         checkpoint = FitCheckpoint.of(sampling.checkpoint, network, data, inputs, settings)
         prepared = checkpoint.load(model, output, known, network.device)
         if prepared is not None:

@@ -15,6 +15,7 @@ from subbayes.distributed.processes import current
 from subbayes.likelihoods import Likelihood, Weighted
 from subbayes.likelihoods.base import target_values
 from subbayes.likelihoods.gaussian import GaussianLike
+from subbayes.likelihoods.target_parts import has_weights, split_targets
 from subbayes.likelihoods.validation import (
     check_results,
     check_sizes,
@@ -263,7 +264,10 @@ def check_fit(network: Network, likelihood: Likelihood, data: Data) -> int:
             "Import Weighted from subbayes.likelihoods",
         )
     check_sizes(likelihood, targets)
-    likelihood.check_targets(targets)
+    if data.division is not None:  # in one process all weights may be 0
+        targets = take(targets, split_targets(targets, has_weights(likelihood, targets)).counts > 0)
+    if n_rows(targets):
+        likelihood.check_targets(targets)
     first, y = to_device(data.first(), network.device)
     outputs = network.check(first)
     _check_effect(network, first)

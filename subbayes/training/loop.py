@@ -251,7 +251,7 @@ def run(
                 checkpoint.write(state, histories[0], number + 1)
             with outside_forks():
                 stops = after_epoch is not None and after_epoch(number + 1, histories) is True
-            if stopping.update(number + 1, scores) or stops:
+            if task.agree(stopping.update(number + 1, scores) or stops):
                 if checkpoint is not None:
                     checkpoint.write(state, histories[0], number + 1, stopped=True)
                 break

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from subbayes.data.data import Data, as_pair, batch_sizes, check_rows
 from subbayes.data.division import Division
-from subbayes.distributed.divided_rows import every_row, exchanged
+from subbayes.distributed.divided_rows import exchanged
+from subbayes.distributed.processes import current
 from subbayes.likelihoods import Likelihood, as_likelihood
 from subbayes.likelihoods.base import target_values
 from subbayes.likelihoods.target_parts import has_weights, mean_weight, split_targets
@@ -58,11 +61,11 @@ def split_validation(
         remedy = f"Hold out a fraction by Training(validation={validation:g})"
         fail_type("validation", "held-out data", validation, remedy)
     if validation is not None:
-        return data, exchanged(Data.of(validation, "validation", divided=is_divided(validation)))
+        return data, _held_out(validation, data)
     if fraction is None:
         return data, None
     if is_divided(data):
-        return _split_divided(exchanged(data), fraction, seed)
+        return _split_divided(data, fraction, seed)
     whole = None if isinstance(data, (DataLoader, Dataset)) else Data.of(data)
     if whole is None or not whole.in_memory:
         fail(
@@ -85,16 +88,28 @@ def _split(whole: Data, n: int, seed: int) -> tuple[Data, Data]:
     return whole.rows(order[n:].sort().values), whole.rows(order[:n].sort().values)
 
 
+def _held_out(validation: Any, data: Any) -> Data:
+    """Held-out data, divided among processes or the same in all of them."""
+    found = Data.of(validation, "validation", divided=is_divided(data) and is_divided(validation))
+    processes = current()
+    if found.division is None and is_divided(data) and processes is not None:
+        remedy = "Pass Data.of(rows, divided=True) if each process has others"
+        processes.agree({"validation": found.digests()}, remedy)
+    return exchanged(found)
+
+
 def _split_divided(data: Data, fraction: float, seed: int) -> tuple[Data, Data]:
-    """A fraction of the rows of each process, and the others."""
-    own = replace(data, division=None).counted
-    n = round(own.n * fraction)
-    first, held = _split(own, n, derive_seed(seed_for(seed, data), 1)) if own.n else (own, own)
-    rest, held = (exchanged(replace(part, division=Division())) for part in (first, held))
-    if 0 in (every_row(rest), every_row(held)):
-        got = every_row(data)
-        fail("validation", f"a fraction that leaves rows on both sides of {got}", fraction)
-    return rest, held
+    """A fraction of all rows, of each process as many as its share, and the others."""
+    own, processes = replace(data, division=None).counted, current()
+    shares = [own.n] if processes is None else processes.gather(own.n, call="training")
+    total, first = sum(shares), sum(shares[: processes.rank]) if processes else 0
+    held = round(total * fraction)
+    if not 0 < held < total:
+        fail("validation", f"a fraction that leaves rows on both sides of {total}", fraction)
+    n = (first + own.n) * held // total - first * held // total
+    parts = _split(own, n, derive_seed(seed_for(seed, data), 1)) if own.n else (own, own)
+    rest, taken = (exchanged(replace(part, division=Division())) for part in parts)
+    return rest, taken
 
 
 class Minibatches:
@@ -131,6 +146,8 @@ class Minibatches:
     ) -> None:
         likelihood = as_likelihood(likelihood)
         self.shared = SharedSteps.of(data, network) if divided else None
+        if is_divided(data) and not divided:
+            Data.of(data)  # an error
         if torch.is_inference_mode_enabled():
             fail(
                 "data",
@@ -157,7 +174,7 @@ class Minibatches:
             first, targets = _read_targets(self.loader, likelihood)
             targets = take(targets, _counted(likelihood, targets))
         if self.shared is not None:
-            first, targets = self.shared.data.first(), self.shared.every_target(targets)
+            first, targets = self.shared.data.first(), self.shared.every_target(targets, likelihood)
         self.n = n_rows(targets)
         inputs, _ = to_device(first, self.device)
         self._rows = n_rows(inputs)
@@ -234,10 +251,19 @@ class Minibatches:
         return self._read() if self.memory is None else self.memory
 
     def _in_pieces(self) -> Iterator[tuple[Inputs, Targets]]:
-        """Some rows of this process for each batch of all, as many as in the others."""
+        """The rows of this process for each batch of all rows: its share of the batch.
+
+        Shares are rounded at other places in each process, so that batches have their size.
+        """
         assert self.memory is not None
+        assert self.shared is not None
         order = torch.randperm(self.memory.n, generator=self.generator).to(self.device)
-        for rows in order.tensor_split(self.n_batches):
+        ends = np.cumsum([0, *batch_sizes(self.n, self.batch_size or self.n)]) / self.n
+        place = (self.shared.processes.rank + 0.5) / self.shared.processes.count
+        cuts = np.floor(self.memory.n * ends + place).astype(int)
+        cuts[0], cuts[-1] = 0, self.memory.n
+        for start, stop in itertools.pairwise(cuts.tolist()):
+            rows = order[start:stop]
             yield take(self.memory.inputs, rows), take(self.memory.y, rows)
 
     def _in_order(self, order: Tensor) -> Iterator[tuple[Inputs, Targets]]:
@@ -252,7 +278,7 @@ class Minibatches:
             if n_rows(batch[1]) >= least:
                 any_left = True
                 yield batch
-        if not any_left:
+        if not any_left and self.shared is None:
             expected = "batches of at least 2 rows for a module with BatchNorm"
             fail("data", expected, "batches of one row", "Raise the batch_size of the loader")
 

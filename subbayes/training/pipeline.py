@@ -16,6 +16,7 @@ from subbayes.distributed.blocks import Blocks, BlockSize
 from subbayes.distributed.divided_rows import every_row, exchanged
 from subbayes.distributed.sharded_weights import joined_processes
 from subbayes.likelihoods import Likelihood
+from subbayes.likelihoods.validation import ignored_label
 from subbayes.networks.initialisation import module_with_fresh_weights
 from subbayes.networks.network import Network
 from subbayes.networks.selection import Selection
@@ -186,7 +187,7 @@ def estimate_parameters(network: Network, likelihood: Likelihood, data: Data) ->
         return likelihood
     warn_of_no_spread(likelihood, every_row(data), data.targets())
     if network.is_sharded or data.division is not None:
-        return likelihood.fit_parameters(*_gathered_outputs(network, data))
+        return likelihood.fit_parameters(*_gathered_outputs(network, likelihood, data))
     with torch.no_grad():
         parts = [
             network(network.weights, to_device(x, network.device)) for x, _ in data.batches(4096)
@@ -194,7 +195,9 @@ def estimate_parameters(network: Network, likelihood: Likelihood, data: Data) ->
     return likelihood.fit_parameters(torch.cat(parts).cpu(), data.targets())
 
 
-def _gathered_outputs(network: Network, data: Data) -> tuple[Float[Tensor, "n C"], Targets]:
+def _gathered_outputs(
+    network: Network, likelihood: Likelihood, data: Data
+) -> tuple[Float[Tensor, "n C"], Targets]:
     """Outputs and targets of all rows, of which each process evaluates some."""
     processes, n = joined_processes(), every_row(data)
     size = BlockSize(n, min(n, 4096), 1)
@@ -206,4 +209,5 @@ def _gathered_outputs(network: Network, data: Data) -> tuple[Float[Tensor, "n C"
         if y is not None:
             found.append((start, outputs.cpu(), to_device(y, torch.device("cpu"))))
     parts = [part for each in processes.gather(found) for part in each]
-    return torch.cat([outputs for _, outputs, _ in parts]), join_targets([y for *_, y in parts])
+    targets = join_targets([y for *_, y in parts], ignored_label(likelihood))
+    return torch.cat([outputs for _, outputs, _ in parts]), targets

@@ -11,7 +11,7 @@ row in a step wait for the others.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeGuard
 
@@ -21,6 +21,8 @@ from torch import Tensor
 from subbayes.data.data import Data, join_targets
 from subbayes.distributed.divided_rows import exchanged
 from subbayes.distributed.processes import Processes, current
+from subbayes.likelihoods import Likelihood
+from subbayes.likelihoods.validation import ignored_label
 from subbayes.networks.network import Network
 from subbayes.utils.artifact import fingerprint
 from subbayes.utils.checks import fail
@@ -30,6 +32,10 @@ from subbayes.utils.types import Inputs, Targets
 
 __all__ = ["SharedSteps", "is_divided", "seed_for"]
 
+_OWN_LOOP = (
+    "Train a module whose buffers change by the rows of a batch with your own loop, as with "
+    "SyncBatchNorm, and pass Training(epochs=0, swa_epochs=0)"
+)
 Batch = tuple[Inputs, Targets]
 
 
@@ -86,16 +92,15 @@ class SharedSteps:
                 "training",
                 "a module without BatchNorm for rows divided among processes",
                 "one that normalises the rows of each process for itself",
-                "Train it with your own loop, as with SyncBatchNorm, and pass "
-                "Training(epochs=0, swa_epochs=0)",
+                _OWN_LOOP,
             )
         return cls(data, processes)
 
-    def every_target(self, own: Targets) -> Targets:
+    def every_target(self, own: Targets, likelihood: Likelihood) -> Targets:
         """The targets of all processes, on the CPU."""
         part = to_device(own, torch.device("cpu")) if n_rows(own) else None
         found = self.processes.gather(part, call="targets")
-        return join_targets([y for y in found if y is not None])
+        return join_targets([y for y in found if y is not None], ignored_label(likelihood))
 
     def in_step(self, own: Iterator[Batch]) -> Iterator[Batch]:
         """The batches of this process, without rows in steps in which only others have some."""
@@ -120,23 +125,29 @@ class SharedSteps:
         parts = [torch.zeros_like(own) if own.grad is None else own.grad for own in parameters]
         first = parts[0]
         dtype = torch.promote_types(first.dtype, torch.float32)
-        parts.append(loss)
+        has_gradient = torch.tensor([float(own.grad is not None) for own in parameters])
+        parts += [loss, has_gradient.to(first.device)]
         flat = torch.cat([part.to(dtype).reshape(-1) for part in parts]) * rows
         flat = (self.processes.add(flat.cpu()) / self.rows).to(first.device)
-        *slopes, mean = flat.split([part.numel() for part in parts])
-        for own, slope in zip(parameters, slopes, strict=True):
-            own.grad = torch.empty_like(own).copy_(slope.reshape(own.shape))
+        *slopes, mean, used = flat.split([part.numel() for part in parts])
+        for own, slope, known in zip(parameters, slopes, used.tolist(), strict=True):
+            own.grad = torch.empty_like(own).copy_(slope.reshape(own.shape)) if known else None
         return mean.squeeze()
 
     def sums(self, *numbers: float) -> list[float]:
         """Sums of numbers over all processes."""
         return self.processes.add(torch.tensor(numbers, dtype=torch.float64)).tolist()
 
-    def check_same(self, *tensors: Tensor) -> None:
-        """Check that tensors are the same in all processes."""
-        digest = fingerprint({str(i): one for i, one in enumerate(tensors)}, {})
+    def check_same(self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> None:
+        """Check that all processes train the same module.
+
+        Raises:
+            InputError: in all processes, if parameters differ, or buffers that the module changes
+                by the rows of its process.
+        """
         remedy = "Set OMP_NUM_THREADS=1, and give every process the same module and seed"
-        self.processes.agree({"training": digest}, remedy)
+        self.processes.agree({"parameters": fingerprint(dict(parameters), {})}, remedy)
+        self.processes.agree({"buffers": fingerprint(dict(buffers), {})}, _OWN_LOOP)
 
     def any_of_all(self, flag: bool) -> bool:
         """Whether one of the processes says so."""

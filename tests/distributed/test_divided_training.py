@@ -13,7 +13,7 @@ from subbayes.data.data import Data
 from subbayes.likelihoods import Gaussian
 from subbayes.training.loop import run
 from subbayes.training.minibatches import Minibatches
-from subbayes.training.trainer import TrainableNetwork
+from subbayes.training.trainable import TrainableNetwork
 from subbayes.utils.seeding import derive_seed
 
 pytestmark = pytest.mark.slow  # processes that import torch
@@ -31,13 +31,31 @@ OTHERS = [
     ["divided_training", "minibatches", [100, 100], "sampler"],
 ]
 LIMIT = ["divided_time_limit", [70, 130]]
+UNUSED, TOKENS, ATTEMPTS = ["divided_unused", [70, 130]], ["divided_tokens"], ["divided_attempts"]
+FEW = [["divided_few", shares] for shares in ([20, 20], [3, 3], [5, 19])]
+MESSAGES = {
+    "buffers": "buffers: expected the same in all 2 processes, got another in process 1 than",
+    "body": "parameters: expected the same in all 2 processes, got another in process 1 than",
+    "inputs": "inputs of the subspace: expected the same in all 2 processes, got another",
+    "validation alone": "validation: expected all rows in each process, got rows divided among",
+    "validation of each": "validation: expected the same in all 2 processes, got another in",
+    "loader": "data: expected all rows in each process, got rows divided among processes",
+    "fraction": "validation: expected a fraction that leaves rows on both sides of 200, got 0.0001",
+}
 LINES = [["divided_lines", [70, 130], space] for space in ("pca", "optimal")]
 
 
 @pytest.fixture(scope="module")
-def two_processes():
+def resumed(tmp_path_factory):
+    """Two fits with the same checkpoint."""
+    return ["divided_resumed", str(tmp_path_factory.mktemp("runs") / "checkpoint")]
+
+
+@pytest.fixture(scope="module")
+def two_processes(resumed):
     """The results of all cases in two processes."""
-    return results(2, [*WHOLE, *WEIGHTED, *AVERAGED, *PIECES, *OTHERS, LIMIT, *LINES])
+    cases = [*WHOLE, *WEIGHTED, *AVERAGED, *PIECES, *OTHERS, LIMIT, *LINES]
+    return results(2, [*cases, UNUSED, TOKENS, *FEW, resumed, ATTEMPTS])
 
 
 def close(found, expected):
@@ -82,7 +100,11 @@ def steps_by_hand(shares):
                 torch.randperm(n, generator=generator)
                 for n, generator in zip(shares, generators, strict=True)
             ]
-            pieces = [order.tensor_split(4) for order in orders]  # 200 rows, 64 in a batch
+            ends = np.cumsum([64, 64, 64, 8]) / 200  # rows of the batches
+            pieces = [
+                order.tensor_split(np.floor(len(order) * ends[:-1] + place).astype(int).tolist())
+                for order, place in zip(orders, (0.25, 0.75), strict=True)
+            ]
             for first, second in zip(*pieces, strict=True):
                 some = torch.cat([first, shares[0] + second])
                 yield x[some], y[some]
@@ -126,3 +148,49 @@ def test_fit_trains_and_predicts_as_with_all_rows(two_processes, case):
         assert model["difference"] < 1e-2  # float32 sums of other batches, over 42 steps
         assert model["rank"][0] == model["rank"][1]
         assert model["rmse"][0] == pytest.approx(model["rmse"][1], rel=1e-2)
+
+
+def test_weights_without_a_gradient_stay_as_they_are(two_processes):
+    for found in two_processes:
+        assert found[json.dumps(UNUSED)]["weights"] == [[1.0, 1.0]]
+
+
+def test_texts_of_other_lengths_in_each_process_train_together(two_processes):
+    first, second = (found[json.dumps(TOKENS)] for found in two_processes)
+    assert first == second
+    assert first["loss"][-1] < first["loss"][0]
+
+
+@pytest.mark.parametrize("case", FEW, ids=str)
+def test_batches_and_held_out_rows_have_their_sizes_over_all_processes(two_processes, case):
+    n = sum(case[1])
+    for found in two_processes:
+        few = found[json.dumps(case)]
+        assert sum(few["steps"]) == n
+        assert len(few["steps"]) == -(-n // 4)
+        assert max(few["steps"]) - 4 <= 1
+        assert few["held"] == [n - round(0.2 * n), round(0.2 * n)]
+
+
+def test_a_checkpoint_has_the_training_of_all_processes(two_processes, resumed):
+    for found in two_processes:
+        first, second = found[json.dumps(resumed)]["draws"]
+        assert first == second  # with a time limit, training again would end elsewhere
+
+
+@pytest.mark.parametrize("what", MESSAGES)
+def test_what_processes_cannot_train_together_is_refused_in_all(two_processes, what):
+    for found in two_processes:
+        assert MESSAGES[what] in found[json.dumps(ATTEMPTS)][what]
+
+
+def test_a_callback_of_one_process_stops_all(two_processes):
+    for found in two_processes:
+        assert found[json.dumps(ATTEMPTS)]["callback"] == 3
+
+
+def test_rows_of_weight_0_in_one_process_leave_training_to_the_others(two_processes):
+    for found in two_processes:
+        case = found[json.dumps(ATTEMPTS)]["weights"]
+        assert case["difference"] < 1e-12
+        assert case["value"]

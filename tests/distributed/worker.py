@@ -418,6 +418,11 @@ CASES: dict[str, Callable[..., dict[str, Any]]] = {
         curvature_cases.refused_curvature,
         training_cases.divided_training,
         training_cases.divided_time_limit,
+        training_cases.divided_unused,
+        training_cases.divided_tokens,
+        training_cases.divided_few,
+        training_cases.divided_resumed,
+        training_cases.divided_attempts,
         training_cases.divided_lines,
     )
 }
