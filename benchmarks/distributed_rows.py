@@ -66,7 +66,7 @@ WORK: dict[str, Callable[[int], torch.Tensor]] = {
     "diagonal, 8-200-200-1": lambda n: _laplace(4 * n, (8, 200, 200, 1), "diagonal"),
     "kfac, 8-200-200-1": lambda n: _laplace(2 * n, (8, 200, 200, 1), "kfac"),
     "primal, 8-30-30-1": lambda n: _laplace(n, (8, 30, 30, 1), "primal"),
-    "training in batches of 2048, 8-200-200-1": lambda n: _train(4 * n, (8, 200, 200, 1), 2048),
+    "training in batches of 4096, 8-400-400-1": lambda n: _train(4 * n, (8, 400, 400, 1), 4096),
     SMALL: lambda n: _train(n, (8, 200, 200, 1), 128),
 }
 """What is timed, for a number of rows."""
