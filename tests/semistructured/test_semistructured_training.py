@@ -9,7 +9,7 @@ import pytest
 from subbayes import MLP, Sampling, Training
 from subbayes.semistructured import SemiStructuredRegression, SemiStructuredSubspace
 
-TRAINING = dict(epochs=200, learning_rate=0.02, validation=0.2, patience=60)
+TRAINING = dict(epochs=80, learning_rate=0.02, validation=0.2, patience=60)
 
 
 def fitted(frame, **training):
@@ -17,7 +17,8 @@ def fitted(frame, **training):
         frame,
         subspace=SemiStructuredSubspace(rank=2),
         training=Training(**TRAINING | training),
-        sampling=Sampling(draws=20, chains=2, seed=0, progress=False),
+        inference="elliptical-slice",
+        sampling=Sampling(draws=6, chains=2, warmup=4, seed=0, progress=False),
     )
 
 
@@ -37,6 +38,6 @@ def test_networks_that_learn_nothing_are_named():
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         learned = fitted(rows(4))
-        fitted(rows(0, seed=4), validation=None, patience=None)
+        fitted(rows(0, seed=4), validation=None, patience=None, epochs=20)
     assert np.argmax(learned.state.space.history["validation_log_likelihood"]) > 20
     assert not any("held-out rows were" in str(w.message) for w in caught)
