@@ -29,8 +29,8 @@ ROWS, GROUPS = 240, 8
 FORMULAS = [
     "y ~ x + (1 | g)",
     "y ~ x + (1 + x | g)",
-    "y ~ x + (1 + x || g)",
-    "y ~ s(x, k=6) + (1 | g)",
+    pytest.param("y ~ x + (1 + x || g)", marks=pytest.mark.slow),
+    pytest.param("y ~ s(x, k=6) + (1 | g)", marks=pytest.mark.slow),
     "y ~ te(x, v, k=4)",
     "y ~ gp(x, k=6) + mo(m)",
 ]

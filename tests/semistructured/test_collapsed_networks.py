@@ -24,9 +24,8 @@ from subbayes.utils.checks import InputError
 
 TRAINING = Training(epochs=60, batch_size=None, validation=None, patience=None)
 RANDOM = "y ~ x + (1 + x | g)"
-ENGINES = (
-    "nuts", "hmc", "mams", "mclmc", "elliptical-slice", "slice", "parallel-tempering", "smc"
-)  # fmt: skip
+ENGINES = ("mclmc", "elliptical-slice", "smc")
+MORE_ENGINES = ("nuts", "hmc", "mams", "slice", "parallel-tempering")
 
 
 def table(n=60, seed=0):
@@ -221,7 +220,9 @@ def test_the_evidence_is_that_of_all_coordinates(small):
     assert abs(found.log_evidence - other.log_evidence) < 4 * error + 0.05
 
 
-@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize(
+    "name", [*ENGINES, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE_ENGINES)]
+)
 def test_every_sampler_runs_and_its_draws_can_be_saved(name, tmp_path):
     frame = table()
     deep = {"net": Deep(MLP(1, (3,), 1, "tanh", seed=0), columns=["v"])}

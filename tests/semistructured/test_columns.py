@@ -141,9 +141,9 @@ def test_splines_that_hold_the_intercept_name_the_constraint():
         ("y ~ x + C(g, contr.SAS)", "c"),
         ("y ~ x * C(g)", "a"),
         ("y ~ s(x, by=g, k=4)", "a"),
-        ("y ~ s(x, by=g, k=4) + C(g)", "a"),
+        pytest.param("y ~ s(x, by=g, k=4) + C(g)", "a", marks=pytest.mark.slow),
         ("y ~ s(x, by=g, k=4) + C(g, Treatment('b'))", "b"),
-        ("y ~ te(x, z, by=g, k=4)", "a"),
+        pytest.param("y ~ te(x, z, by=g, k=4)", "a", marks=pytest.mark.slow),
     ],
 )
 def test_unseen_levels_have_the_effect_of_the_reference_level(formula, reference):

@@ -41,7 +41,16 @@ class Net(nn.Module):
         return self.outer(self.activation(self.inner(x)))
 
 
-@pytest.mark.parametrize("inference", ["laplace", "vi", "full-rank-vi", "mclmc", "mams", "smc"])
+@pytest.mark.parametrize(
+    "inference",
+    [
+        "laplace",
+        "vi",
+        "mclmc",
+        "smc",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("full-rank-vi", "mams")),
+    ],
+)
 def test_draws_are_compared_by_what_their_engine_stores(inference, tmp_path):
     model = SemiStructuredRegression("y ~ x", family=family(1.5))
     model.fit(FRAME, inference=inference, sampling=SAMPLING)
