@@ -13,6 +13,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -219,12 +220,12 @@ class Family(Likelihood):
         It is evaluated in float64 and returned in the dtype of the outputs.
         """
         value, weight = _responses_and_weights(y)
-
-        def terms(eta: Tensor) -> Tensor:
-            wide = in_float64(eta)
-            return self._terms(value.to(wide.dtype), wide.unbind(-1)).to(eta.dtype)
-
+        terms = partial(self._terms_at, value)
         return terms(outputs) if weight is None else weighted_terms(terms, outputs, weight)
+
+    def _terms_at(self, value: Tensor, outputs: Tensor) -> Tensor:
+        wide = in_float64(outputs)
+        return self._terms(value.to(wide.dtype), wide.unbind(-1)).to(outputs.dtype)
 
     def for_targets(self, y: Targets | None) -> Likelihood:
         """The family with the weights that come with the targets."""
