@@ -23,7 +23,7 @@ from subbayes.data.cache import concatenate
 from subbayes.data.data import Data
 from subbayes.distributed.blocks import Blocks, BlockSize, RowBlock
 from subbayes.distributed.devices import check_devices
-from subbayes.distributed.divided_rows import agreed_rows
+from subbayes.distributed.divided_rows import SAME_ROWS, agreed_rows
 from subbayes.distributed.exact_sum import LIMBS, decode, encode
 from subbayes.distributed.processes import Processes, current
 from subbayes.networks.validation import check_same_outputs
@@ -91,13 +91,13 @@ def share_rows(
         check_devices(network.device, processes)
         weights = {"weights": network.weights, **network.used_frozen}
         same = {
-            "data": agreed_rows(data),
             "network": fingerprint(weights, {"of": network.architecture}),
             "likelihood": without_addresses(repr(V.likelihood)),
             "memory_limit": [V.memory_limit, size],
             "threads": torch.get_num_threads(),
         }
-        remedy = "Give every process the same data, weights and settings"
+        remedy = "Give every process the same weights and settings"
+        processes.agree({"data": agreed_rows(data)}, SAME_ROWS)
         processes.agree(same | dict(facts or {}), remedy)
         check_same_outputs(network, network.weights, data)
     V.share = RowShare(data, size, processes)

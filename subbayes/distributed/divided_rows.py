@@ -9,11 +9,17 @@ from torch import Tensor, device
 
 from subbayes.data.data import Data
 from subbayes.data.division import Division
-from subbayes.distributed.processes import current
+from subbayes.distributed.processes import Processes, current
 from subbayes.utils.checks import fail
 from subbayes.utils.trees import n_rows, row_kind, take, to_device, tree_map
+from subbayes.utils.warning import warn_user
 
-__all__ = ["agreed_rows", "every_row", "exchanged", "gathered"]
+__all__ = ["SAME_ROWS", "agreed_rows", "every_row", "exchanged", "gathered"]
+
+SAME_ROWS = (
+    "Give every process the same rows, or pass Data.of(rows, divided=True) if each has its own"
+)
+"""What to do about different data."""
 
 
 def exchanged(data: Any) -> Data:
@@ -26,6 +32,9 @@ def exchanged(data: Any) -> Data:
     Raises:
         InputError: in all processes, if their rows have different shapes or dtypes or there are
             none; or a process that has not joined the others.
+
+    Warns:
+        UserWarning: two processes with the same rows.
     """
     if not isinstance(data, Data):
         data = Data.of(data)
@@ -49,11 +58,29 @@ def exchanged(data: Any) -> Data:
     shares = tuple(rows for rows, _, _ in parts)
     if not sum(shares):
         fail("data", "at least one row in one of the processes", "empty tables")
+    _warn_of_same_rows(data, processes)
     example = next(first for rows, first, _ in parts if rows)
     found = replace(data, division=Division(shares, example))
     if own is not None:
         return found
     return replace(found, inputs=take(example[0], slice(0)), y=take(example[1], slice(0)))
+
+
+def _warn_of_same_rows(data: Data, processes: Processes) -> None:
+    """Warn of the same rows in two processes; of streamed ones the first and their number count."""
+    facts = None
+    if data.n:
+        inputs, y = data.first()
+        facts = data.digests() if data.in_memory else [data.n, Data(1, inputs, y).digests()]
+    seen: dict[str, int] = {}
+    for rank, found in enumerate(processes.gather(facts, call="rows of their own")):
+        other = seen.setdefault(repr(found), rank)
+        if found is not None and other != rank:
+            warn_user(
+                f"data: processes {other} and {rank} have the same rows, which count in each of "
+                "them; give each process rows of its own, or all rows without divided=True"
+            )
+            return
 
 
 def _with_one_place(rows: Any) -> Any:

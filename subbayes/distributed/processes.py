@@ -306,8 +306,8 @@ class Processes:
             raise ProcessError(
                 "processes",
                 f"answers of all {self.count}",
-                f"none of another one in process {self.rank} ({_reason(error)})",
-                "See the first error of the others; with checkpoint= the same command resumes",
+                f"none from another one, for which process {self.rank} waited ({_reason(error)})",
+                "See the first error of the others; an interrupted run with checkpoint= resumes",
             ) from error
 
 

@@ -43,8 +43,13 @@ def session_store(store: Store, rank: int, count: int, timeout: float) -> Store:
         if session is not None:
             return PrefixStore(session, root)
         time.sleep(_PAUSE)
-    remedy = "See the first error of the others; with checkpoint= the same command resumes"
-    fail("processes", f"answers of all {count}", f"none of another one in process {rank}", remedy)
+    remedy = "See the first error of the others; an interrupted run with checkpoint= resumes"
+    fail(
+        "processes",
+        f"answers of all {count}",
+        f"none from another one, for which process {rank} waited",
+        remedy,
+    )
 
 
 def _lead(root: Any, count: int) -> str | None:

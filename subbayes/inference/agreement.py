@@ -6,7 +6,7 @@ from typing import Any
 
 from subbayes.data.data import Data
 from subbayes.distributed.devices import check_devices
-from subbayes.distributed.divided_rows import agreed_rows
+from subbayes.distributed.divided_rows import SAME_ROWS, agreed_rows
 from subbayes.distributed.processes import current
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.samplers.reparameterisation import ReparameterisedDensity
@@ -49,8 +49,9 @@ def check_same_run(name: str, posterior: Any, sampling: Sampling) -> None:
     if isinstance(space, Subspace):
         facts["subspace"] = fingerprint(space.tensors(), space.config())
     if isinstance(data, Data):
-        facts["data"] = agreed_rows(data)
-    processes.agree(facts, "Give every process the same data, subspace and settings")
+        processes.agree({"data": agreed_rows(data)}, SAME_ROWS)
+    remedy = "Give every process the same settings and weights, as by torch.manual_seed(0) before"
+    processes.agree(facts, f"{remedy} the module, and the same subspace around them")
     if isinstance(posterior, ReparameterisedDensity):
         posterior = posterior.density
     if isinstance(posterior, Posterior):

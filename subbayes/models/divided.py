@@ -39,12 +39,11 @@ def check_same_division(model: Any, data: Any) -> None:
         >>> check_same_division(nn.Linear(1, 1), (torch.zeros(3, 1), torch.zeros(3)))
     """
     if (processes := current()) is not None:
-        facts = {
-            "model": isinstance(model, nn.Module) and is_sharded(model),
-            "data": isinstance(data, Data) and data.division is not None,
-        }
-        remedy = "Call fully_shard, and Data.of(rows, divided=True), in every process or in none"
-        processes.agree(facts, remedy)
+        sharded = isinstance(model, nn.Module) and is_sharded(model)
+        processes.agree({"model": sharded}, "Call fully_shard in every process or in none")
+        divided = isinstance(data, Data) and data.division is not None
+        remedy = "Pass Data.of(rows, divided=True) in every process or in none"
+        processes.agree({"data": divided}, remedy)
 
 
 def is_divided(network: Network, data: Data) -> bool:
@@ -141,7 +140,8 @@ def _check_divided_rows(training: Training, network: Network, method: SubspaceMe
             "training",
             f"Training(epochs=0, swa_epochs=0) for BatchNorm and {kind}",
             f"epochs={training.epochs}, swa_epochs={training.swa_epochs}",
-            "Train the module with your own loop first, as with SyncBatchNorm",
+            "Train the module with your own loop first, as with SyncBatchNorm, and pass these and "
+            "subspace='random'",
         )
     if not method.takes_divided_rows:
         remedy = "Give it the inputs to be predicted: inputs=..."

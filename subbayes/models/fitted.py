@@ -13,8 +13,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from subbayes.data.data import Data
 from subbayes.diagnostics.predictor import Predictor
+from subbayes.distributed.divided_rows import exchanged
 from subbayes.distributed.sharded_weights import is_sharded
 from subbayes.draws import Draws
 from subbayes.inference.engine import ENGINES, check_saved_draws, engine_class
@@ -200,7 +200,8 @@ class FittedModel(Predictor):
         """The model with the density of its training data, such as one loaded without them.
 
         Args:
-            data: (inputs, y), a DataLoader, a Dataset or `Data`, with weights of the rows if any.
+            data: (inputs, y), a DataLoader, a Dataset or `Data`, with weights of the rows if any;
+                also rows of this process.
 
         Raises:
             InputError: data that do not fit the network or the likelihood.
@@ -214,7 +215,7 @@ class FittedModel(Predictor):
             >>> model.with_data(data).posterior.n
             20
         """
-        rows = Data.of(data)
+        rows = exchanged(data)
         likelihood = Weighted(self.likelihood) if rows.has_weights else self.likelihood
         posterior = Posterior(
             self.network, likelihood, rows, self.subspace, self.prior, self.temperature

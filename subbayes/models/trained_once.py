@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from subbayes.data.data import Data
 from subbayes.distributed.devices import check_devices
-from subbayes.distributed.divided_rows import agreed_rows
+from subbayes.distributed.divided_rows import SAME_ROWS, agreed_rows
 from subbayes.distributed.processes import current
 from subbayes.inference.configuration import Sampling
 from subbayes.likelihoods import Likelihood
@@ -30,7 +30,10 @@ from subbayes.utils.version import __version__
 
 __all__ = ["check_agreement", "trained_once"]
 
-_REMEDY = "Give every process the same data and seeds, as torch.manual_seed(0) before the model"
+_REMEDY = (
+    "Give every process the same settings and a module with the same weights and buffers, as by "
+    "torch.manual_seed(0) before it"
+)
 
 
 def trained_once(
@@ -94,11 +97,11 @@ def check_agreement(
         "versions": [__version__, torch.__version__, np.__version__, platform.python_version()],
         "threads": torch.get_num_threads(),
         "seed": sampling.seed,
-        "data": agreed_rows(data),
         "model": fingerprint(weights | network.used_frozen, {"of": network.architecture}),
         "settings": fingerprint({}, settings),
         "inference": without_addresses(repr(engine)),
         "sampling": [asdict(own), fingerprint(start, {"as": starts if not start else ""})],
     }
+    processes.agree({"data": agreed_rows(data)}, SAME_ROWS)
     processes.agree(facts, _REMEDY)
     check_same_outputs(network, network.weights, data)

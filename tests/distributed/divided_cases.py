@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import tempfile
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -170,6 +172,42 @@ def divided_laplace(shares: list[int], method: str) -> dict[str, Any]:
         "prior": [float(np.mean(m.prior.scale)) for m in models],
         "same": len(set(distributed.current().gather(digest(found)))),
     }
+
+
+def divided_same_rows() -> dict[str, Any]:
+    """Warnings of rows that two processes have, as tensors and from a loader, and of others."""
+    x, y = table(200)
+    pairs = torch.utils.data.TensorDataset(x, y)
+    loader = torch.utils.data.DataLoader(pairs, batch_size=48, shuffle=True)
+    cases = {
+        "tensors": Data.of((x, y), divided=True),
+        "loader": Data.of(loader, divided=True, memory_limit=0),
+        "others": divided(own_rows([100, 100], [0, 1])),
+    }
+    found = {}
+    for name, data in cases.items():
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            posterior(data)
+        found[name] = [str(one.message) for one in caught if "same rows" in str(one.message)]
+    return found
+
+
+def divided_loaded(shares: list[int]) -> dict[str, Any]:
+    """A model of `fit`, saved and loaded with the rows of each process."""
+    rows = divided(own_rows(shares, list(range(len(shares)))))
+    settings = Sampling(draws=8, chains=2, warmup=4, seed=1, progress=False)
+    options: dict[str, Any] = {"subspace": "random", "training": UNTRAINED, "sampling": settings}
+    model = subbayes.fit(module(), rows, inference="elliptical-slice", **options)
+    processes = distributed.current()
+    with tempfile.TemporaryDirectory() as folder:
+        path = processes.gather(folder)[0]
+        model.save(f"{path}/model")
+        processes.gather(None)  # it is written
+        loaded = subbayes.load(f"{path}/model", module(), data=rows)
+        processes.gather(None)  # the folder is still there
+    z = np.zeros((2, 5))
+    return {"values": [one.posterior.value(z).tolist() for one in (model, loaded)]}
 
 
 def divided_scores(shares: list[int], noise: bool = False) -> dict[str, Any]:

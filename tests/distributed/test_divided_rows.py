@@ -37,6 +37,7 @@ FITS = [
 ]
 METHODS = ["evidence", "sampled", "optimal", "subnetwork"]
 LAPLACE = [["divided_laplace", [50, 150], method] for method in METHODS]
+SAME, LOADED = ["divided_same_rows"], ["divided_loaded", [70, 130]]
 BLOCKS = [["divided_linearised", shares] for shares in ([96, 104], [32, 168], [0, 200])]
 MESSAGES = {
     "batchnorm": "subspace: expected a centre at the module's weights, for BatchNorm",
@@ -69,7 +70,7 @@ def runs(tmp_path_factory):
 def two_processes(runs):
     """The results of all cases in two processes."""
     cases = [WHOLE, *IN_BLOCKS, UNEVEN, EXCHANGED, SUM, *FITS, *BLOCKS, CENTRE, *SCORES]
-    cases += [*WEIGHTS, *LAPLACE]
+    cases += [*WEIGHTS, *LAPLACE, SAME, LOADED]
     return results(2, [*cases, *runs[1:], ["divided_refused"]])
 
 
@@ -122,6 +123,20 @@ def test_linearised_laplace_predicts_what_it_predicts_with_all_rows(two_processe
         assert models["predictions"] < 1e-3  # float32 sums of other blocks
         assert models["scores"][0] == pytest.approx(models["scores"][1], rel=1e-6)
         assert models["prior"][0] == pytest.approx(models["prior"][1], rel=1e-3)
+
+
+def test_the_first_process_warns_of_the_same_rows_in_two(two_processes):
+    first, second = (found[json.dumps(SAME)] for found in two_processes)
+    for name in ("tensors", "loader"):
+        assert "data: processes 0 and 1 have the same rows, which count in each" in first[name][0]
+    assert first["others"] == []
+    assert not any(second.values())
+
+
+def test_a_loaded_model_takes_the_rows_of_each_process(two_processes):
+    for found in two_processes:
+        before, after = found[json.dumps(LOADED)]["values"]
+        assert before == after
 
 
 @pytest.mark.parametrize("case", SCORES)

@@ -244,7 +244,10 @@ def test_errors_of_exchanges_name_no_places_and_end_with_a_word(error, reason):
     processes = Processes(1, 2)
     with pytest.raises(ProcessError) as caught, processes._reachable():
         raise RuntimeError(error)
-    assert f"got none of another one in process 1 ({reason}). See the first" in str(caught.value)
+    assert (
+        f"got none from another one, for which process 1 waited ({reason}). See the first"
+        in str(caught.value)
+    )
 
 
 def test_blocks_do_not_depend_on_the_number_of_processes():

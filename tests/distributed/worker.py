@@ -408,6 +408,8 @@ CASES: dict[str, Callable[..., dict[str, Any]]] = {
         divided_cases.divided_centre,
         divided_cases.divided_run,
         divided_cases.divided_laplace,
+        divided_cases.divided_same_rows,
+        divided_cases.divided_loaded,
         divided_cases.divided_scores,
         divided_cases.divided_weights,
         divided_cases.divided_refused,
