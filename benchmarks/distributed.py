@@ -259,6 +259,12 @@ def _sharded_numbers(layers: int, width: int) -> list[float]:
     return [*value.tolist(), *gradient[0].tolist()]
 
 
+def on_own_core() -> None:
+    """Bind this process to a core of its own."""
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {int(os.environ["RANK"]) % (os.cpu_count() or 1)})
+
+
 def main() -> None:
     """Evaluate the density in one of the processes."""
     name, rows, evaluations = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
@@ -270,8 +276,7 @@ def main() -> None:
         print(json.dumps({key: _in_blocks(*DENSITIES[key]) for key in list(DENSITIES)[:rows]}))
         distributed.leave()
         return
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, {int(os.environ["RANK"]) % (os.cpu_count() or 1)})
+    on_own_core()
     processes = None if name == "alone" else distributed.join()
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(rows, 8, generator=generator)

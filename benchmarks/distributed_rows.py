@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.distributed import start
+from benchmarks.distributed import on_own_core, start
 from benchmarks.harness import bar, summary
 from subbayes import Network, Training, distributed
 from subbayes.data.data import Data
@@ -101,6 +101,7 @@ def run(quick: bool, data_dir: str | None, say: Callable[..., None]) -> tuple[An
 def main() -> None:
     """Work in one of the processes."""
     name, rows, repeats = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    on_own_core()
     if name != "alone":
         distributed.join()
     print(json.dumps(_seconds_of(rows, repeats)))

@@ -50,5 +50,5 @@ def test_an_attempt_that_failed_halfway_is_no_part_of_the_next():
 
 
 def test_a_process_that_does_not_answer():
-    with pytest.raises(InputError, match="processes: expected answers of all 2, got none of"):
+    with pytest.raises(InputError, match="processes: expected answers of all 2, got none from"):
         session_store(HashStore(), 1, 2, timeout=0.1)
