@@ -90,7 +90,7 @@ def precision(
     check_choice("covariance", covariance, FORMS)
     check_options(covariance, options)
     likelihood, data = as_likelihood(likelihood), exchanged(data)
-    facts = {"covariance": [covariance, prior_precision, options]}
+    facts = {"covariance": [covariance, prior_precision, memory_limit, options]}
     V = root(network, likelihood, data, memory_limit, progress, facts=facts)
     covariance = form_for(covariance, data)
     if covariance in EXACT:

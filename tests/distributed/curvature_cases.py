@@ -184,6 +184,11 @@ def _other_limit() -> Any:
     return linearised_laplace(network(), Gaussian(0.3), rows("exact"), **options)
 
 
+def _limit_of_one() -> Any:
+    limit = 2**30 if distributed.current().rank else None  # the default limit of a block too
+    return linearised_laplace(network(), Gaussian(0.3), rows("exact"), memory_limit=limit)
+
+
 def _other_body() -> Any:
     module: Any = in_float64()
     with torch.no_grad():
@@ -228,6 +233,7 @@ REFUSED: dict[str, Callable[[], Any]] = {
     "rows": _other_rows,
     "not finite": _not_finite,
     "limit": _other_limit,
+    "limit of one": _limit_of_one,
     "body": _other_body,
     "engine": _engine_of_other_rows,
     "labels": _labels,

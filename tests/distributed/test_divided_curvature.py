@@ -22,6 +22,7 @@ MESSAGES = {
     "rows": "data: expected the same in all 2 processes, got another in process 1",
     "not finite": "prior_precision: expected finite numbers",
     "limit": "memory_limit: expected the same in all 2 processes, got another in process 1",
+    "limit of one": "covariance: expected the same in all 2 processes, got another in process 1",
     "body": "network: expected the same in all 2 processes, got another in process 1",
     "engine": "data: expected the same in all 2 processes, got another in process 1",
     "labels": "y: expected labels",
