@@ -6,7 +6,9 @@ $$ p(y \mid x) \approx \frac{1}{S} \sum_{s=1}^S p(y \mid f(x; w \odot m_s)), \qq
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -14,12 +16,14 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 from subbayes.baselines.trained_network import network_and_likelihood
 from subbayes.diagnostics.predictor import Predictor
 from subbayes.likelihoods import Likelihood, saved_likelihood
 from subbayes.networks.global_state import attention_without_fused_kernels
-from subbayes.networks.layer_kinds import DROPOUTS
+from subbayes.networks.layer_kinds import has_dropout, train_dropout
 from subbayes.networks.network import Network
 from subbayes.networks.saving import known_outputs, network_facts, network_from, network_tensors
 from subbayes.networks.token_outputs import output_for
@@ -31,7 +35,16 @@ from subbayes.utils.torch_lock import torch_lock
 from subbayes.utils.trees import n_rows, take, to_device
 from subbayes.utils.types import Inputs
 
-__all__ = ["McDropout", "check_dropout", "mc_dropout", "rebuild"]
+__all__ = ["DropoutMasks", "McDropout", "check_dropout", "mc_dropout", "rebuild"]
+
+_DROPOUT_FUNCTIONS = (
+    functional.dropout,
+    functional.dropout1d,
+    functional.dropout2d,
+    functional.dropout3d,
+    functional.alpha_dropout,
+    functional.feature_alpha_dropout,
+)
 
 
 def mc_dropout(
@@ -47,9 +60,12 @@ def mc_dropout(
 
     One draw is one set of masks, the same for all rows, so that a draw is a function of x, as it is
     for every other method, and does not depend on the batch size or on the other rows. For a single
-    row the distribution is that of the paper. Dropout that is not a layer of its own
-    (`functional.dropout`, the `dropout` argument of recurrent and attention layers) is not detected
-    and stays off.
+    row the distribution is that of the paper. This holds for dropout layers and for
+    `functional.dropout`. Dropout inside recurrent and attention layers (their argument `dropout`,
+    `scaled_dot_product_attention`) draws masks for each row, as in training.
+
+    Modules with a `forward` of their own are in training mode, for the dropout that they call;
+    BatchNorm and the other layers of torch are in evaluation mode.
 
     Args:
         trained: what `train` returned for a module with dropout layers, or such a module, trained
@@ -86,17 +102,13 @@ def check_dropout(module: nn.Module) -> None:
     Raises:
         InputError: no dropout layer with a probability above 0.
     """
-    if not any(map(_is_active, module.modules())):
+    if not any(map(has_dropout, module.modules())):
         fail(
             "module",
             "at least one dropout layer with p above 0",
             "none",
             "Train a module with nn.Dropout layers",
         )
-
-
-def _is_active(layer: nn.Module) -> bool:
-    return isinstance(layer, DROPOUTS) and layer.p > 0
 
 
 def rebuild(
@@ -121,20 +133,20 @@ def rebuild(
 def _with_masks(network: Network, likelihood: Likelihood, n_draws: int, seed: int) -> McDropout:
     module = network.module_with()
     check_dropout(module)
-    masks = _insert_masks(module, seed)
-    return McDropout(network, module, likelihood, n_draws, tuple(masks), seed=seed)
+    train_dropout(module)
+    return McDropout(network, module, likelihood, n_draws, DropoutMasks(seed), seed=seed)
 
 
 @dataclass(frozen=True)
 class McDropout(Predictor):
-    """A module whose dropout layers use one mask per draw.
+    """A module whose dropout uses one mask per draw.
 
     Attributes:
         network: the network.
-        module: a copy of its module, with masks in place of dropout layers.
+        module: a copy of its module, with dropout in training mode.
         likelihood: p(y | f).
         n_draws: number of sets of masks.
-        masks: the masks.
+        masks: the masks of the draws.
         name: what tables call it.
         seed: seed of the masks.
     """
@@ -145,7 +157,7 @@ class McDropout(Predictor):
     module: nn.Module
     likelihood: Likelihood
     n_draws: int
-    masks: tuple[Mask, ...]
+    masks: DropoutMasks
     name: str = "MC dropout"
     seed: int = 0
 
@@ -187,12 +199,12 @@ class McDropout(Predictor):
         if n_draws is not None:
             count = min(count, check_count("n_draws", n_draws))
         parts = []
-        # the module holds the masks of one draw at a time
+        # the masks are those of one draw at a time
         with torch.no_grad(), torch_lock, attention_without_fused_kernels():
             for batch in input_batches(inputs, self.network):
                 rows = to_device(batch, self.network.device)
                 self.network.check(rows)
-                if any(mask.axes is None for mask in self.masks):
+                if self.masks.axes is None:
                     self._find_axes(rows)
                 parts.append(torch.stack([self._draw(s, rows, batch_size) for s in range(count)]))
         outputs = torch.cat(parts, 1)
@@ -200,61 +212,98 @@ class McDropout(Predictor):
         return Predictive(outputs, with_noise(self.likelihood, noise, outputs.shape[1]))
 
     def _find_axes(self, inputs: Inputs) -> None:
-        """Find the axis of the rows in each call of a mask: that which grows with their number."""
+        """Find the axis of the rows in each call of dropout: that which grows with their number."""
+        buffers = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
         shapes = []
         for n in (2, 3):
-            seen: list[list[torch.Size]] = [[] for _ in self.masks]
-            for mask, own in zip(self.masks, seen, strict=True):
-                mask.seen = own
+            self.masks.recorded = []
             try:
-                self.network.call(self.module, take(inputs, torch.zeros(n, dtype=torch.long)))
+                self._call(take(inputs, torch.zeros(n, dtype=torch.long)))
+                shapes.append(self.masks.recorded)
             finally:
-                for mask in self.masks:
-                    mask.seen = None
-            shapes.append(seen)
-        for mask, two, three in zip(self.masks, *shapes, strict=True):
-            mask.axes = [
-                next((i for i, (a, b) in enumerate(zip(one, other, strict=True)) if a != b), 0)
-                for one, other in zip(two, three, strict=False)
-            ]
+                self.masks.recorded = None
+        for name, buffer in self.module.named_buffers():
+            if not torch.equal(buffer, buffers[name]):
+                buffer.copy_(buffers[name])
+                fail(
+                    "module",
+                    "buffers that a pass in training mode leaves alone, but for BatchNorm layers",
+                    f"another value of {name!r}",
+                    "Use layers of torch for normalisation",
+                )
+        self.masks.axes = [
+            next((i for i, (a, b) in enumerate(zip(one, other, strict=True)) if a != b), 0)
+            for one, other in zip(*shapes, strict=False)
+        ]
 
     def _draw(self, s: int, inputs: Inputs, batch_size: int | None) -> Float[Tensor, "N C"]:
         n = n_rows(inputs)
         size = n if batch_size is None else check_count("batch_size", batch_size)
         parts = []
         for start in range(0, n, size):
-            for mask in self.masks:
-                mask.begin(s)
-            parts.append(self.network.call(self.module, take(inputs, slice(start, start + size))))
+            self.masks.begin(s)
+            parts.append(self._call(take(inputs, slice(start, start + size)), s))
         return torch.cat(parts).cpu()
 
+    def _call(self, inputs: Inputs, draw: int = 0) -> Float[Tensor, "N C"]:
+        """Outputs of a draw, whose masks of each row are drawn from a seed."""
+        recurrent = any(isinstance(part, nn.RNNBase) for part in self.module.modules())
+        # cuDNN seeds the dropout of recurrent layers once for all passes
+        kernels = torch.backends.cudnn.flags(enabled=False) if recurrent else nullcontext()
+        with fork_rng(derive_seed(self.seed, draw), self.network.device), kernels, self.masks:
+            return self.network.call(self.module, inputs, {})
 
-class Mask(nn.Module):
-    """A dropout layer with one mask for all rows, drawn from a seed.
+
+class DropoutMasks(TorchFunctionMode):
+    """Within, functions of dropout use one mask for all rows, drawn from a seed.
 
     Given its mask every kind of dropout is affine, x -> a x + b, where b is the output for zeros
     and a + b the output for ones.
 
+    Args:
+        seed: seed of the masks.
+
     Attributes:
         axes: the axis of the rows in each call of a pass; by default the first.
-        seen: None, or a list to which shapes are added instead of a mask being applied.
+        recorded: None, or a list to which shapes are added instead of a mask being applied.
+
+    Example:
+        >>> masks = DropoutMasks(seed=0)
+        >>> with masks:
+        ...     outputs = functional.dropout(torch.ones(3, 50))
+        >>> bool((outputs == outputs[0]).all()), bool((outputs == 0).any())
+        (True, True)
     """
 
-    def __init__(self, layer: nn.Module, seed: int) -> None:
+    def __init__(self, seed: int) -> None:
         super().__init__()
-        self.layer = layer.train()
         self.seed, self.draw, self.call = seed, 0, 0
         self.axes: list[int] | None = None
-        self.seen: list[torch.Size] | None = None
+        self.recorded: list[torch.Size] | None = None
 
     def begin(self, draw: int) -> None:
-        """Begin a pass of a draw, in which each call of the layer has its own mask."""
+        """Begin a pass of a draw, in which each call of dropout has its own mask."""
         self.draw, self.call = draw, 0
 
-    def forward(self, x: Tensor) -> Tensor:
-        """The output a x + b."""
-        if self.seen is not None:
-            self.seen.append(x.shape)
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Call a function of torch, with a mask for all rows if it is dropout."""
+        kwargs = kwargs or {}
+        if func not in _DROPOUT_FUNCTIONS:
+            return func(*args, **kwargs)
+        call = inspect.signature(func).bind(*args, **kwargs)
+        call.apply_defaults()
+        p, training = call.arguments["p"], call.arguments["training"]
+        if not (training and p > 0):
+            return func(*args, **kwargs)
+        x = call.arguments["input"]
+        outputs = self._masked(lambda rows: func(rows, p, True), x)
+        return x.copy_(outputs) if call.arguments["inplace"] else outputs
+
+    def _masked(self, dropout: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        if self.recorded is not None:
+            self.recorded.append(x.shape)
             return x
         axes = self.axes or []
         axis = axes[self.call] if self.call < len(axes) else 0
@@ -262,18 +311,7 @@ class Mask(nn.Module):
         seed = derive_seed(self.seed, self.draw, self.call)
         self.call += 1
         with fork_rng(seed, x.device):
-            of_zeros = self.layer(torch.zeros_like(one_row))
+            of_zeros = dropout(torch.zeros_like(one_row))
         with fork_rng(seed, x.device):
-            of_ones = self.layer(one_row)
+            of_ones = dropout(one_row)
         return of_zeros + x * (of_ones - of_zeros)
-
-
-def _insert_masks(module: nn.Module, seed: int) -> list[Mask]:
-    """Replace dropout layers by masks, a layer that is used several times by one mask."""
-    masks: dict[int, Mask] = {}
-    for path, layer in list(module.named_modules(remove_duplicate=False)):
-        if path and _is_active(layer):
-            mask = masks.setdefault(id(layer), Mask(layer, derive_seed(seed, len(masks))))
-            parent, _, name = path.rpartition(".")
-            setattr(module.get_submodule(parent), name, mask)
-    return list(masks.values())

@@ -14,8 +14,10 @@ __all__ = [
     "batch_norms",
     "fixed_batch_norms",
     "frozen_in_evaluation",
+    "has_dropout",
     "layers_in_training",
     "set_training_mode",
+    "train_dropout",
 ]
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
@@ -39,15 +41,48 @@ def layers_in_training(module: nn.Module) -> tuple[str, ...]:
         for m in module.modules()
         if m.training
         and (
-            isinstance(m, BATCH_NORMS + INSTANCE_NORMS)
-            and m.track_running_stats
-            or isinstance(m, DROPOUTS)
-            and m.p > 0
-            or isinstance(m, (nn.RNNBase, nn.MultiheadAttention))
-            and m.dropout > 0
+            isinstance(m, BATCH_NORMS + INSTANCE_NORMS) and m.track_running_stats or has_dropout(m)
         )
     }
     return tuple(kinds)
+
+
+def has_dropout(layer: nn.Module) -> bool:
+    """Whether a layer of torch drops units in training mode.
+
+    Example:
+        >>> has_dropout(nn.LSTM(2, 2, 2, dropout=0.5)), has_dropout(nn.Dropout(0.0))
+        (True, False)
+    """
+    if isinstance(layer, DROPOUTS):
+        return layer.p > 0
+    if isinstance(layer, nn.RNNBase):
+        return layer.dropout > 0 and layer.num_layers > 1  # dropout is between layers
+    return isinstance(layer, nn.MultiheadAttention) and layer.dropout > 0
+
+
+def train_dropout(module: nn.Module) -> None:
+    """Set training mode where dropout is, and evaluation mode elsewhere.
+
+    A part with a `forward` of its own may call functions of dropout, so it is in training mode;
+    those of torch without dropout, and normalisation by stored statistics, are not.
+
+    Args:
+        module: the module, which is changed.
+
+    Example:
+        >>> net = nn.Sequential(nn.BatchNorm1d(2), nn.Dropout(0.5))
+        >>> train_dropout(net)
+        >>> [layer.training for layer in net]
+        [False, True]
+    """
+    for part in module.modules():
+        from_outside = any(
+            issubclass(kind, nn.Module) and not kind.__module__.startswith("torch.nn.")
+            for kind in type(part).__mro__
+        )
+        normalises = isinstance(part, BATCH_NORMS + INSTANCE_NORMS)
+        part.training = has_dropout(part) or (from_outside and not normalises)
 
 
 def frozen_in_evaluation(

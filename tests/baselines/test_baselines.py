@@ -9,13 +9,14 @@ import pytest
 import torch
 from cases import training_options
 from torch import nn
+from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 from subbayes import Network
 from subbayes.baselines.deep_ensemble import deep_ensemble, ensemble_from_results
 from subbayes.baselines.ensemble import WeightSamples, stack_likelihoods
 from subbayes.baselines.map import point_estimate
-from subbayes.baselines.mc_dropout import Mask, mc_dropout
+from subbayes.baselines.mc_dropout import DropoutMasks, mc_dropout
 from subbayes.baselines.swag import swag
 from subbayes.baselines.temperature_scaling import (
     TemperatureScaled,
@@ -320,9 +321,10 @@ def test_dropout_before_a_linear_layer_has_closed_form_moments():
     ],
 )
 def test_masks_equal_draws_of_the_layer(layer, shape):
-    x, mask = randn(7, *shape), Mask(layer, seed=3)
-    mask.begin(2)
-    ours = mask(x)
+    x, masks = randn(7, *shape), DropoutMasks(seed=3)
+    masks.begin(2)
+    with masks:
+        ours = layer(x)
     for row, out in zip(x, ours, strict=True):
         with fork_rng(derive_seed(3, 2, 0)):
             assert torch.allclose(layer(row[None])[0], out, atol=1e-5)
@@ -367,7 +369,7 @@ def test_predictions_depend_only_on_the_seed():
     assert torch.allclose(baseline.predict(x[5:9]).outputs, outputs[:, 5:9], atol=1e-6)
     assert not torch.allclose(mc_dropout(result, n_draws=6, seed=2).predict(x).outputs, outputs)
     assert torch.equal(torch.get_rng_state(), state)
-    assert not any(isinstance(m, Mask) for m in result.module.modules())
+    assert not any(m.training for m in result.module.modules())
 
 
 def test_threads_share_a_model():
@@ -411,6 +413,93 @@ class Encoder(nn.Module):
 def test_dropout_layers_inside_an_encoder_are_active():
     outputs = mc_dropout(Encoder(), Gaussian(1.0), n_draws=5).predict(randn(6, 3, 4)).outputs
     assert float(outputs.std(0).min()) > 0
+
+
+class Dropped(nn.Module):
+    """Dropout of a layer, BatchNorm, and dropout elsewhere."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind = kind
+        self.norm, self.drop = nn.BatchNorm1d(4), nn.Dropout(0.02)
+        self.norm.running_mean.copy_(torch.tensor([0.5, -0.5, 0.0, 1.0]))
+        self.lstm = nn.LSTM(4, 4, 2, dropout=0.5 if kind == "lstm" else 0.0, batch_first=True)
+        p = 0.5 if kind == "attention" else 0.0
+        self.attention = nn.MultiheadAttention(4, 2, dropout=p, batch_first=True)
+        self.out = nn.utils.parametrizations.spectral_norm(nn.Linear(4, 1))
+
+    def forward(self, x):
+        x = self.drop(self.norm(x.transpose(1, 2)).transpose(1, 2))
+        if self.kind == "function":
+            x = functional.dropout(x, 0.4, self.training)
+        elif self.kind == "inplace":
+            functional.dropout(x, 0.4, self.training, inplace=True)
+        elif self.kind == "lstm":
+            x = self.lstm(x)[0]
+        elif self.kind == "attention":
+            x = self.attention(x, x, x)[0]
+        elif self.kind == "scaled product":
+            p = 0.5 if self.training else 0.0
+            x = functional.scaled_dot_product_attention(x, x, x, dropout_p=p)
+        else:
+            x = x * torch.empty(len(x), 1, 1).bernoulli_(0.5) if self.training else x / 2
+        return self.out(x.mean(1))
+
+
+@pytest.mark.parametrize(
+    "kind", ["function", "inplace", "lstm", "attention", "scaled product", "by hand"]
+)
+def test_all_dropout_is_as_in_passes_in_training_mode(kind):
+    with fork_rng(0):
+        module = Dropped(kind)
+    x, n = 2 * randn(3, 5, 4), 400
+    with torch.no_grad(), fork_rng(1):
+        looped = copy.deepcopy(module).train()
+        looped.norm.eval()
+        looped.out.eval()
+        expected = torch.stack([looped(x)[:, 0] for _ in range(n)]).double()
+    baseline = mc_dropout(module, Gaussian(1.0), n_draws=n)
+    outputs = baseline.predict(x).outputs[..., 0]
+    errors = [
+        ((part - part.mean(0)).pow(4).mean(0) - part.var(0) ** 2).sqrt() / n**0.5
+        for part in (expected, outputs)
+    ]
+    assert bool(((outputs.var(0) - expected.var(0)).abs() < 5 * sum(errors)).all())
+    assert bool(
+        ((outputs.mean(0) - expected.mean(0)).abs() < 7 * (expected.var(0) / n).sqrt()).all()
+    )
+    assert torch.equal(baseline.predict(x).outputs[..., 0], outputs)
+    for name, buffer in module.named_buffers():
+        assert torch.equal(buffer, dict(baseline.module.named_buffers())[name]), name
+
+
+def test_functions_of_dropout_draw_one_mask_for_all_rows():
+    x = 2 * randn(1, 5, 4).expand(4, -1, -1)
+    baseline = mc_dropout(Dropped("function"), Gaussian(1.0), n_draws=5)
+    outputs = baseline.predict(x).outputs
+    torch.testing.assert_close(outputs, outputs[:, :1].expand(-1, 4, -1))
+    torch.testing.assert_close(baseline.predict(x, batch_size=3).outputs, outputs)
+
+
+class OwnNorm(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.drop, self.out = nn.Dropout(0.5), nn.Linear(3, 1)
+        self.register_buffer("mean", torch.zeros(3))
+        self.register_buffer("variance", torch.ones(3))
+
+    def forward(self, x):
+        x = functional.batch_norm(x, self.mean, self.variance, training=self.training)
+        return self.out(self.drop(x))
+
+
+def test_normalisation_by_the_batch_is_not_taken_for_dropout():
+    baseline = mc_dropout(OwnNorm(), Gaussian(1.0), n_draws=2)
+    for _ in range(2):
+        with pytest.raises(InputError) as caught:
+            baseline.predict(randn(6, 3))
+        assert caught.value.argument == "module"
+    assert not baseline.module.mean.any()
 
 
 def test_modules_without_dropout_are_rejected():
