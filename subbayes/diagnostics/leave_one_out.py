@@ -403,7 +403,10 @@ def _logsumexp(x: Float[np.ndarray, "n m"]) -> Float[np.ndarray, "n"]:
 def sum_se(
     terms: Float[np.ndarray, "N"], row_weights: Float[np.ndarray, "N"] | None = None
 ) -> float:
-    """Standard error of a sum of N terms; NaN for a single term that counts once or less.
+    r"""Standard error of a sum of N terms, $\sqrt{N s^2}$ with the unbiased variance $s^2$ (N - 1).
+
+    This is ArviZ's from version 1 on; earlier versions divide by N. It is NaN where the counts
+    add up to one or less.
 
     Args:
         terms: the terms.
@@ -411,15 +414,15 @@ def sum_se(
             A term that counts twice is two equal terms, whose standard error is 0.
 
     Example:
-        >>> sum_se(np.array([1.0, 3.0, 1.0, 3.0]))
-        2.0
-        >>> sum_se(np.array([1.0, 3.0, 9.0]), np.array([2.0, 2.0, 0.0]))
-        2.0
+        >>> round(sum_se(np.array([1.0, 3.0, 1.0, 3.0])), 3)
+        2.309
+        >>> round(sum_se(np.array([1.0, 3.0, 9.0]), np.array([2.0, 2.0, 0.0])), 3)
+        2.309
     """
     counts = np.ones(len(terms)) if row_weights is None else row_weights
     terms, counts = terms[counts > 0], counts[counts > 0]
     total = float(counts.sum())
-    if len(counts) < 2 and total <= 1:
+    if total <= 1:
         return math.nan
     mean = counts @ terms / total
-    return float(np.sqrt(counts @ np.square(terms - mean)))
+    return float(np.sqrt(total / (total - 1) * (counts @ np.square(terms - mean))))

@@ -329,7 +329,8 @@ def test_loo_agrees_with_arviz(az, reff):
         results = loo(log_lik, reff), loo(log_lik.reshape(1000, 30), reff)
     for result in results:
         np.testing.assert_allclose(result.elpd, expected.elpd_loo, rtol=1e-10)
-        np.testing.assert_allclose(result.se, expected.se, rtol=1e-10)
+        se = np.sqrt(30 * np.var(expected.loo_i.values, ddof=1))
+        np.testing.assert_allclose(result.se, se, rtol=1e-10)
         np.testing.assert_allclose(result.p_loo, expected.p_loo, rtol=1e-10)
         np.testing.assert_allclose(result.pointwise, expected.loo_i.values, rtol=1e-10)
         np.testing.assert_allclose(result.pareto_k, expected.pareto_k.values, rtol=1e-10)
@@ -409,14 +410,15 @@ def test_compare_agrees_with_arviz(az):
             }
         )
     assert [row.name for row in rows] == list(table.index) == ["good", "middling", "bad"]
-    for field, column in {
-        "elpd": "elpd_loo",
-        "se": "se",
-        "difference_se": "dse",
-        "p_loo": "p_loo",
+    unbiased = np.sqrt(60 / 59)  # ArviZ before version 1 divides variances by N
+    for field, expected in {
+        "elpd": table["elpd_loo"],
+        "se": unbiased * table["se"],
+        "difference_se": unbiased * table["dse"],
+        "p_loo": table["p_loo"],
     }.items():
         np.testing.assert_allclose(
-            [getattr(row, field) for row in rows], table[column], rtol=1e-10, atol=1e-12
+            [getattr(row, field) for row in rows], expected, rtol=1e-10, atol=1e-12
         )
     np.testing.assert_allclose([-row.difference for row in rows], table.elpd_diff, atol=1e-10)
     np.testing.assert_allclose([row.weight for row in rows], table.weight, atol=2e-3)
