@@ -20,6 +20,7 @@ from subbayes.inference.tempering import TemperatureChoice, choose_temperature
 from subbayes.likelihoods import Likelihood
 from subbayes.models.fitted import FittedModel
 from subbayes.networks.network import Network
+from subbayes.networks.validation import FirstOutputs
 from subbayes.posterior import Posterior
 from subbayes.predictions.averaging import input_batches
 from subbayes.priors import EvidencePrior, Normal
@@ -68,11 +69,14 @@ class FitCheckpoint:
 
     Attributes:
         folder: the folder; it need not exist.
-        identity: digest of everything that determines the trained subspace.
+        identity: digest of everything that determines the trained subspace, but for the code of
+            the module and of `output`, which the outputs of the first rows identify.
+        data: training data.
     """
 
     folder: Path
     identity: str
+    data: Data
 
     @classmethod
     def of(
@@ -94,7 +98,7 @@ class FitCheckpoint:
         else:
             own = artifact.fingerprint(_tensors(data) if data.n else {}, {})
             facts |= {"rows of each process": gathered(data, own)}
-        return cls(Path(folder), artifact.fingerprint(tensors, facts))
+        return cls(Path(folder), artifact.fingerprint(tensors, facts), data)
 
     @property
     def sampling(self) -> Path:
@@ -127,20 +131,29 @@ class FitCheckpoint:
         options = {name: value for name, value in given.items() if value is not None}
         try:
             tensors = to_device(found.tensors, device)
+            saved = FirstOutputs(tensors.pop("first_outputs").cpu(), found.facts["device"])
             trained: FittedModel = rebuild(kind, tensors, facts, options)
         except InputError as error:
             raise InputError("checkpoint", error.expected, error.got, error.remedy) from error
         if found.facts["identity"] != self.identity:
             expected = "one made with the same model, data and settings"
             fail_checkpoint(expected, f"another in {self.folder}")
+        outputs = FirstOutputs.of(trained.network, trained.network.weights, self.data)
+        if not saved.agrees_with(outputs, trained.network.rounding):
+            expected = "one of a module and output= that return the same outputs"
+            fail_checkpoint(expected, f"others at the same weights in {self.folder}")
         return trained
 
     def save(self, trained: FittedModel) -> None:
         """Save the trained subspace, a model without draws."""
-        facts = {"identity": self.identity, "model": nested_facts(trained)}
-        artifact.write(
-            self.folder / "trained", PARTS["trained"], trained.tensors(), facts, overwrite=True
-        )
+        outputs = FirstOutputs.of(trained.network, trained.network.weights, self.data)
+        facts = {
+            "identity": self.identity,
+            "device": outputs.device,
+            "model": nested_facts(trained),
+        }
+        tensors = trained.tensors() | {"first_outputs": outputs.values}
+        artifact.write(self.folder / "trained", PARTS["trained"], tensors, facts, overwrite=True)
 
     def temperature(self, posterior: Posterior, by: str, **options: Any) -> TemperatureChoice:
         """Load the chosen temperature, or choose it with `choose_temperature` and save it."""

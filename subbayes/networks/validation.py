@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "HALF",
+    "FirstOutputs",
     "as_outputs",
     "check_fit",
     "check_gradients",
@@ -314,11 +316,60 @@ def _check_effect(network: Network, rows: Inputs) -> None:
         )
 
 
+@dataclass(frozen=True)
+class FirstOutputs:
+    """Outputs of a network at the first rows, which identify what it computes.
+
+    A module may change without a trace in its weights, its buffers and its printed form: its
+    `forward`, the `output` that is taken from it, and what it keeps beside parameters and buffers.
+
+    Attributes:
+        values: the outputs, in float64 on the CPU.
+        device: the kind of the device on which they were computed.
+    """
+
+    values: Float[Tensor, "n C"]
+    device: str
+
+    @classmethod
+    def of(cls, network: Network, weights: Float[Tensor, "D"], data: Data) -> FirstOutputs:
+        """The outputs of the first rows.
+
+        Args:
+            network: the network.
+            weights: where it is evaluated.
+            data: whose first rows are the same in each call.
+
+        Example:
+            >>> from subbayes import Network
+            >>> net, data = Network(torch.nn.Linear(2, 1)), (torch.zeros(3, 2), torch.zeros(3))
+            >>> FirstOutputs.of(net, net.weights, Data.of(data)).values.shape
+            torch.Size([2, 1])
+        """
+        device = network.device
+        with torch.no_grad():
+            values = network(weights.to(device), to_device(data.first()[0], device))
+        kind = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+        return cls(values.double().cpu(), kind)
+
+    def agrees_with(self, other: FirstOutputs, rounding: float) -> bool:
+        """Whether other outputs are the same within rounding.
+
+        Args:
+            other: the other outputs.
+            rounding: relative rounding error of the network.
+        """
+        tolerance = rounding**0.5 if other.device == self.device else _OTHER_DEVICES
+        scale = float(self.values.abs().nan_to_num(0.0, 0.0, 0.0).max())
+        return self.values.shape == other.values.shape and torch.allclose(
+            self.values, other.values, rtol=0.0, atol=tolerance * scale, equal_nan=True
+        )
+
+
 def check_same_outputs(network: Network, weights: Float[Tensor, "D"], data: Data) -> None:
     """Check that the first rows have the same outputs in all processes, within rounding.
 
-    A module may keep tensors or numbers that are neither parameters nor buffers, which no digest of
-    its weights contains. All processes have to call this.
+    See `FirstOutputs`; all processes have to call this.
 
     Args:
         network: the network of this process.
@@ -336,15 +387,10 @@ def check_same_outputs(network: Network, weights: Float[Tensor, "D"], data: Data
     processes = current()
     if processes is None or processes.count == 1:
         return
-    device = network.device
-    with torch.no_grad():
-        own = network(weights.to(device), to_device(data.first()[0], device)).double().cpu()
-    kind = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-    (first_kind, first), *others = processes.gather((kind, own))
-    scale = float(first.abs().nan_to_num(0.0, 0.0, 0.0).max())
-    for rank, (other_kind, other) in enumerate(others, 1):
-        tolerance = network.rounding**0.5 if other_kind == first_kind else _OTHER_DEVICES
-        if not torch.allclose(first, other, rtol=0.0, atol=tolerance * scale, equal_nan=True):
+    own = FirstOutputs.of(network, weights, data)
+    first, *others = processes.gather(own)
+    for rank, other in enumerate(others, 1):
+        if not first.agrees_with(other, network.rounding):
             fail(
                 "model",
                 f"the same outputs in all {processes.count} processes",

@@ -19,6 +19,7 @@ from subbayes.likelihoods.validation import warn_of_absent_classes
 from subbayes.networks.architecture import architecture_of
 from subbayes.networks.layer_kinds import BATCH_NORMS, frozen_in_evaluation, set_training_mode
 from subbayes.networks.network import Network
+from subbayes.networks.validation import FirstOutputs
 from subbayes.sparse.configuration import LearningRates, SparseTraining, parameters_by_kind
 from subbayes.sparse.convert import sparse_layers
 from subbayes.sparse.objective import Objective, count_rows
@@ -66,8 +67,9 @@ def fit(
         seed: of shuffling, dropout and the random numbers of the layers.
         checkpoint: a folder to save to after epochs, at most once a second, and at the end. A run
             that finds a checkpoint resumes from it, and its result is that of an uninterrupted
-            run, bit for bit (for data in memory). A run that its callback has stopped is not
-            continued, unless there is no callback.
+            run, bit for bit (for data in memory). Changes of the module's code and of `output` are
+            recognised by the outputs of the first rows in memory. A run that its callback has
+            stopped is not continued, unless there is no callback.
         progress: show a progress bar; None shows it on a terminal.
         callback: called with (epoch, current network) after each epoch; training stops if it
             returns True.
@@ -417,6 +419,10 @@ class _Checkpoint:
         settings = asdict(task.settings) | {"rates": asdict(task.rates)}
         settings |= {"seed": task.seed, "run": task.fingerprint()}
         self.identity = decode(encode(settings))  # as read from a file
+        self.rounding = task.network.rounding
+        self.outputs: FirstOutputs | None = None
+        if (rows := task.minibatches.memory) is not None:  # a loader may have other first rows
+            self.outputs = FirstOutputs.of(task.network, task.network.weights, rows)
         self.unsaved: tuple[dict[str, Tensor], dict[str, Any]] | None = None
         self.written = -math.inf
 
@@ -439,6 +445,11 @@ class _Checkpoint:
         if facts["identity"] != self.identity:
             expected = "a checkpoint of a run with these settings"
             fail_checkpoint(expected, f"another at '{self.path}'")
+        if "first_outputs" in tensors and self.outputs is not None:
+            saved = FirstOutputs(tensors.pop("first_outputs"), facts["device"])
+            if not saved.agrees_with(self.outputs, self.rounding):
+                expected = "one of a module and output= that return the same outputs"
+                fail_checkpoint(expected, f"others at the same weights at '{self.path}'")
         assert isinstance(task, TrainableSparseNetwork)
         wrong = task.misfit(tensors)
         if wrong is not None:
@@ -473,6 +484,9 @@ class _Checkpoint:
             "history": {name: list(values) for name, values in history.items()},
             "stopped": stopped,
         }
+        if self.outputs is not None:
+            tensors["first_outputs"] = self.outputs.values
+            facts["device"] = self.outputs.device
         self.unsaved = tensors, facts
         if time.monotonic() - self.written >= _SECONDS:
             self._flush()

@@ -338,7 +338,7 @@ def _tensors_of_model(facts: dict[str, Any]) -> Mapping[str, TensorRule]:
 def _tensors_of_trained(facts: dict[str, Any]) -> Mapping[str, TensorRule]:
     if facts["model"]["facts"]["draws"] is not None:
         raise SchemaError("facts['model']['facts']['draws']", "null before sampling", "draws")
-    return _tensors_of_model(facts)
+    return {**_tensors_of_model(facts), "first_outputs": array(None, values="any", finite=False)}
 
 
 def _model(*kinds: str) -> Rule:
@@ -468,8 +468,14 @@ SCHEMAS = {
         },
     ),
     "sparse-training-checkpoint": Schema(
-        record({"stopped?": boolean}, identity=FACTS, finished=whole(), history=HISTORY),
+        record(
+            {"stopped?": boolean, "device?": text()},
+            identity=FACTS,
+            finished=whole(),
+            history=HISTORY,
+        ),
         {
+            "first_outputs?": array(None, values="any", finite=False),
             "module.*": _ANY_TENSOR,
             "likelihood": array("p"),
             "optimizer.*": _ANY_TENSOR,
@@ -478,7 +484,7 @@ SCHEMAS = {
         },
     ),
     "subspace-checkpoint": Schema(
-        record(identity=text(), model=_model("fitted-model")), _tensors_of_trained
+        record(identity=text(), device=text(), model=_model("fitted-model")), _tensors_of_trained
     ),
     "preset-checkpoint": Schema(record(identity=text(), choice=PRESET_CHOICE, plan=optional(PLAN))),
     "temperature-checkpoint": Schema(record(identity=text(), choice=CHOICE)),

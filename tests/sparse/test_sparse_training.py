@@ -540,3 +540,32 @@ def test_checkpoints_of_other_runs_are_rejected(tmp_path, other):
         with pytest.raises(InputError, match="checkpoint: expected a checkpoint of a run with"):
             fit(**other)
         fit()
+
+
+def test_checkpoints_of_other_code_are_rejected(tmp_path):
+    def made(activation):
+        class Coded(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layers = nn.ModuleList(net()[::2])
+
+            def forward(self, x):
+                outputs = self.layers[1](activation(self.layers[0](x)))
+                return outputs, -outputs
+
+        return sparse.convert(Coded())
+
+    def fit(activation=torch.tanh, part=0):
+        settings = {"epochs": 2, "progress": False, "checkpoint": tmp_path / "run"}
+        likelihood = subbayes.likelihoods.Gaussian(0.5)
+        options = sparse_options(**settings) | {"output": lambda pair: pair[part]}
+        return sparse.fit(made(activation), likelihood, data(), **options)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        fit()
+        for other in ({"activation": torch.relu}, {"part": 1}):
+            with pytest.raises(InputError) as caught:
+                fit(**other)
+            assert caught.value.argument == "checkpoint"
+        fit()
