@@ -3,7 +3,6 @@
 import importlib
 import os
 import threading
-from importlib.util import find_spec
 from pathlib import Path
 
 os.environ.setdefault("MPLBACKEND", "Agg")
@@ -11,13 +10,6 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 import jaxtyping
 import pytest
 import torch
-
-# Examples of adapters run where the packages are installed.
-collect_ignore = [
-    f"subbayes/inference/adapters/{package}.py"
-    for package in ("blackjax", "dynesty", "emcee", "nutpie")
-    if find_spec(package) is None
-]
 
 
 def pytest_addoption(parser):

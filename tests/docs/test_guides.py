@@ -152,7 +152,7 @@ def short_regressions(monkeypatch):
 def test_examples_that_continue_others_run(page, names, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with torch.random.fork_rng(devices=[]):
-        run_page(DOCS / f"{page}.md", leave_out="import adapters", names=names, sizes=SIZES)
+        run_page(DOCS / f"{page}.md", leave_out="(posterior, sampling)", names=names, sizes=SIZES)
 
 
 @pytest.mark.slow
