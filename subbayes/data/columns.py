@@ -348,6 +348,9 @@ def labels_as_fitted(
         column: the new column.
         place: its name in the warning.
 
+    Raises:
+        InputError: numbers where booleans were fitted, or the reverse: none is a new category.
+
     Example:
         >>> new = pd.Series(["1.0", "x"])
         >>> labels_as_fitted(as_labels(new), ["1", "2"], new, "column 'a'")
@@ -356,7 +359,8 @@ def labels_as_fitted(
     new = {label for label in labels if isinstance(label, str)}.difference(levels)
     if not new and not pd.api.types.is_numeric_dtype(column.dtype):
         return labels
-    if kind_of_labels(levels) == "text":
+    kind = kind_of_labels(levels)
+    if kind == "text":
         like = next((one for one in levels if _label_of_text(one) not in (None, one)), None)
         if like is not None and pd.api.types.is_numeric_dtype(column.dtype):
             warn_user(
@@ -364,7 +368,12 @@ def labels_as_fitted(
                 "now, which may have lost zeros: read the file with this column as text (dtype=str)"
             )
         return labels
-    read = {label: _label_of_text(label) for label in new}
+    read = {label: text for label in new if (text := _label_of_text(label)) is not None}
+    other = "numbers" if kind == "booleans" else "booleans"
+    odd = [text for text in read.values() if kind_of_labels([text]) == other]
+    if odd:
+        got = f"{other} such as {min(odd)} in {place}"
+        fail("X", f"{kind}, as in fitting", got, f"Convert the column to {kind}")
     read = {label: level for label, level in read.items() if level in levels}
     return np.array([read.get(label, label) for label in labels], dtype=object) if read else labels
 

@@ -13,7 +13,8 @@ from jaxtyping import Float64, Int64, Shaped
 from subbayes.data.arrays import check_not_masked
 from subbayes.data.columns import as_numbers, kind_of
 from subbayes.data.frames import check_text, check_total, quote, to_cpu
-from subbayes.utils.checks import check_choice, fail
+from subbayes.data.levels import check_kinds
+from subbayes.utils.checks import check_choice, fail, number_text
 
 __all__ = ["TASKS", "Label", "Target", "check_label_types"]
 
@@ -178,6 +179,7 @@ rows. Correct those labels, or fit with rows of every class.
         labels = [_label(value) for value in column.tolist()]
         unknown = [label for label in labels if label not in position]
         if unknown:
+            check_kinds("y", self.classes, pd.Series(unknown, dtype=object))
             fail(
                 "y",
                 f"only the classes {quote(self.classes, 10)}",
@@ -264,7 +266,7 @@ def _counts(column: pd.Series) -> Int64[np.ndarray, "n"]:
         fail(
             "y",
             "counts: whole numbers of at least 0",
-            f"{values[bad][0]:g} in row {int(bad.argmax())}",
+            f"{number_text(values[bad][0])} in row {int(bad.argmax())}",
             "Correct the column, or use task='regression'",
         )
     return values.astype(np.int64)
@@ -315,7 +317,7 @@ def _label(value: Any) -> Label:
     if isinstance(value, (float, np.floating, int, np.integer)):
         if not np.isfinite(value) or value != round(value):
             remedy = "Use task='regression' for numbers with a fraction"
-            fail("y", expected, f"{value:g}", remedy)
+            fail("y", expected, number_text(value), remedy)
         if not -_WIDE <= value < _WIDE:
             fail("y", "labels of at most 64 bits", f"{value:.4g}", "Convert them to text")
         return int(value)

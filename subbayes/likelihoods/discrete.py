@@ -21,7 +21,7 @@ from subbayes.likelihoods.base import (
     n_targets,
 )
 from subbayes.likelihoods.curvature_blocks import DenseBlocks, SoftmaxBlocks
-from subbayes.utils.checks import check_count, fail
+from subbayes.utils.checks import check_count, fail, number_text
 from subbayes.utils.types import Outputs, PerPoint, Targets
 
 __all__ = ["Bernoulli", "Categorical", "Poisson"]
@@ -213,9 +213,11 @@ class Bernoulli(_OneOutput):
         y = check_tensor(y, "labels 0 and 1 of shape (N,)", lambda y: y.shape[1:] in ((), (1,)))
         bad = (y != 0) & (y != 1)
         if bool(bad.any()):
-            fail(
-                "y", "labels 0 and 1", f"{y[bad][0].item():g}", "Encode the two classes as 0 and 1"
-            )
+            value = y[bad][0].item()
+            remedy = "Encode the two classes as 0 and 1"
+            if 0 < value < 1:
+                remedy = "For proportions pass likelihood='beta', or counts and their trials"
+            fail("y", "labels 0 and 1", number_text(value), remedy)
 
 
 @dataclass(frozen=True)
@@ -268,6 +270,6 @@ class Poisson(_OneOutput):
             fail(
                 "y",
                 "counts (whole numbers of at least 0) for Poisson",
-                f"{y[bad][0].item():g}",
+                number_text(y[bad][0].item()),
                 "Use a Gaussian likelihood for real numbers",
             )

@@ -12,13 +12,13 @@ import pandas as pd
 import torch
 from jaxtyping import Float
 
+from subbayes.data.levels import kind_of_level, levels_of, same_level
 from subbayes.diagnostics import LooResult
 from subbayes.likelihoods.families import CategoricalFamily
 from subbayes.predictions.predictive import Predictive
 from subbayes.semistructured.estimand import ESTIMANDS
 from subbayes.semistructured.flat_prior import improper_effects
 from subbayes.semistructured.formula import NewLevels
-from subbayes.semistructured.formula_checks import levels_of
 from subbayes.semistructured.joint_posterior import FittedState
 from subbayes.semistructured.tools.averages import (
     Averages,
@@ -137,7 +137,8 @@ class AfterFit:
         of_location = scale == "link" and not isinstance(self.state.model.family, CategoricalFamily)
         if category is None and (of_location or len(labels) <= 2):
             return 0 if of_location else max(len(labels) - 1, 0)
-        if of_location or category not in labels:
+        places = [i for i, label in enumerate(labels) if same_level(label, category)]
+        if of_location or not places:
             expected = "None for a response of numbers"
             if labels:
                 expected = f"one of the classes {_listed(labels)}"
@@ -145,7 +146,7 @@ class AfterFit:
                 expected = "None with scale='link', as all classes have the same predictor"
             fail("category", expected, repr(category), "Pass the class to average over" if labels
                  and not of_location else "")  # fmt: skip
-        return labels.index(category)
+        return places[0]
 
     def marginal_means(
         self,
@@ -312,17 +313,15 @@ class AfterFit:
     def _check_levels(self, argument: str, variable: str, values: Iterable[Any]) -> None:
         """Refuse values of a column that are not among its levels."""
         known = self._levels(variable)
-        unknown = [value for value in values if known is not None and value not in known]
-        if unknown and known is not None:
+        for value in values if known is not None else ():
+            if any(same_level(level, value) for level in known):
+                continue
             expected = f"levels of {variable!r} in the training rows: {_listed(known)}"
-            got, same = repr(unknown[0]), [v for v in known if str(v) == str(unknown[0])]
-            if same and isinstance(same[0], str):
-                fail(argument, expected, f"{got}, where levels are text", f"Pass {same[0]!r}")
-            if same:
-                kind = "booleans" if isinstance(same[0], bool) else "numbers"
-                got += f", a text where levels are {kind}"
-                fail(argument, expected, got, f"Pass {same[0]!r}")
-            fail(argument, expected, got, closest(unknown[0], known))
+            alike = [v for v in known if str(v) == str(value) or v == value]
+            if not alike:
+                fail(argument, expected, repr(value), closest(value, known))
+            got = f"{value!r}, where levels are {kind_of_level(alike[0])}"
+            fail(argument, expected, got, f"Pass {alike[0]!r}")
 
     def _rows(
         self, data: pd.DataFrame | None, weights: str | None

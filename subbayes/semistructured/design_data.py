@@ -17,6 +17,7 @@ from torch.utils.data import Dataset, IterableDataset
 from subbayes.data.arrays import to_tensor
 from subbayes.data.encoder import TabularEncoder
 from subbayes.data.frames import quote
+from subbayes.data.levels import check_kinds, check_read_differently, levels_of
 from subbayes.likelihoods.families import BernoulliFamily, CategoricalFamily, Family, OrdinalFamily
 from subbayes.networks.validation import HALF
 from subbayes.semistructured.formula import Design, NewLevels
@@ -25,7 +26,7 @@ from subbayes.semistructured.formula_grammar import check_formula, formula_error
 from subbayes.semistructured.formula_numbers import model_matrix
 from subbayes.semistructured.network_places import check_parameter
 from subbayes.semistructured.predictors import Deep
-from subbayes.utils.checks import InputError, fail, fail_type
+from subbayes.utils.checks import InputError, fail, fail_type, number_text
 
 __all__ = [
     "AuxiliaryColumns",
@@ -136,12 +137,13 @@ class Response:
         if family.kind != "classification":
             return cls(name)
         values = frame[name] if name in frame.columns else pd.Series(_evaluate(name, frame))
+        check_read_differently(name, values)
         if isinstance(family, OrdinalFamily):
             _check_ordered(name, values)
         if isinstance(values.dtype, pd.CategoricalDtype):
-            labels = values.cat.remove_unused_categories().cat.categories.tolist()
+            labels = values.cat.categories.tolist()
         else:
-            labels = sorted(values.unique().tolist())
+            labels = levels_of(values)
             _check_classes(name, labels, len(values), family)
         if isinstance(family, BernoulliFamily) and len(labels) != 2:
             fail(
@@ -170,6 +172,7 @@ class Response:
         code = {label: i for i, label in enumerate(self.labels)}
         unseen = [v for v in pd.unique(values) if v not in code]
         if unseen:
+            check_kinds(self.name, self.labels, pd.Series(values))
             fail(
                 self.name,
                 "classes seen in training: " + ", ".join(map(str, self.labels)),
@@ -209,11 +212,19 @@ def _check_classes(name: str, labels: list[Any], rows: int, family: Family) -> N
     """Raise for numbers that are measurements rather than classes, each of which is a parameter.
 
     They are measurements if there are more than 50 of them, or if they are not whole numbers and
-    more than half of the rows differ.
+    more than half of the rows differ. Two classes are whole numbers.
     """
-    if isinstance(family, BernoulliFamily) or not all(isinstance(v, (int, float)) for v in labels):
+    if not all(isinstance(v, (int, float)) for v in labels):
         return
-    whole = all(float(value).is_integer() for value in labels)
+    fractions = [value for value in labels if not float(value).is_integer()]
+    whole = not fractions
+    if isinstance(family, BernoulliFamily):
+        if fractions:
+            expected = "two classes for family 'bernoulli'"
+            got = f"numbers such as {number_text(fractions[0])}"
+            remedy = "Write counts: 'successes | trials(n)'; or use family='beta' for proportions"
+            fail(name, expected, got, remedy)
+        return
     if len(labels) <= _MOST_CLASSES and (whole or 2 * len(labels) <= rows):
         return
     expected = f"classes for family {family.label!r}, at most {_MOST_CLASSES} numbers"

@@ -16,12 +16,12 @@ from formulaic import ModelSpec
 from formulaic.errors import FormulaicError
 from jaxtyping import Float
 
+from subbayes.data.levels import check_kinds, check_levels, check_read_differently
 from subbayes.semistructured import formula_columns
 from subbayes.semistructured.formula_checks import (
     check_columns,
     check_complete,
     check_different,
-    check_levels,
     check_terms,
 )
 from subbayes.semistructured.formula_columns import (
@@ -223,6 +223,8 @@ class Design:
     ) -> None:
         """Add the columns and terms of one parameter's formula."""
         columns, read = _columns(parameter, text, frame)
+        for name in columns:
+            check_read_differently(name, frame[name])
         prefix = "" if parameter == self.parameters[0] else f"{parameter}."
         argument = f"formula of {parameter!r}"
         with formula_errors(argument, text):
@@ -384,6 +386,10 @@ class Design:
     def _check(self, frame: pd.DataFrame, new_levels: NewLevels) -> None:
         check_columns(self.variables, frame)
         check_complete(self.variables, frame)
+        of_factors = [(n, levels) for n, levels in self.levels().items() if n in frame.columns]
+        of_groups = [pair for term in self._group_effects() for pair in term.levels_of_groups()]
+        for name, levels in [*of_factors, *self._groups().values(), *of_groups]:
+            check_kinds(name, levels, frame[name])
         for name in self._ranges:
             if not pd.api.types.is_numeric_dtype(frame[name]):
                 got = f"values such as {frame[name].iloc[0]!s}" if len(frame) else "none"
@@ -392,9 +398,8 @@ class Design:
         if new_levels == "reference":
             return
         remedy = "Pass new_levels='reference' to give them the effect of the reference level"
-        for name, levels in self.levels().items():
-            if name in frame.columns:
-                check_levels(name, levels, frame[name], remedy)
+        for name, levels in of_factors:
+            check_levels(name, levels, frame[name], remedy)
         if new_levels == "error":
             remedy = (
                 "Pass new_levels='sample' to draw the effects of new groups, or 'reference' for "

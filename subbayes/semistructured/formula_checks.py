@@ -15,8 +15,8 @@ import pandas as pd
 
 from subbayes.data.columns import as_numpy
 from subbayes.data.frames import check_text
+from subbayes.data.levels import listed
 from subbayes.utils.checks import closest, fail, fail_type
-from subbayes.utils.text_table import shortened
 from subbayes.utils.warning import warn_user
 
 __all__ = [
@@ -25,12 +25,10 @@ __all__ = [
     "check_complete",
     "check_different",
     "check_no_dates",
-    "check_levels",
     "check_terms",
     "complete_rows",
     "different_values",
     "has_numbers",
-    "levels_of",
     "plain_columns",
     "random_intercepts",
     "warn_of_size",
@@ -40,7 +38,6 @@ __all__ = [
 Missing = Literal["drop", "error"]
 
 _OPERATIONS = 2e11  # of a product of the columns with each other, beyond which fits take minutes
-_SHOWN = 20  # names or levels in a message
 _MOST_CHARACTERS = 1000  # of a call, as of a factor
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}($|[ T]\d{2}:\d{2})")
 _CALL = re.compile(r"(?<![\w.])(re)\s*\(")
@@ -151,22 +148,15 @@ def check_columns(needed: Iterable[str], frame: pd.DataFrame) -> None:
         present = list(map(str, frame.columns))
         fail(
             "data",
-            "columns " + _listed(needed),
-            "none called " + _listed(absent),
-            closest(absent[0], present) or "It has " + (_listed(present) or "no columns"),
+            "columns " + listed(needed),
+            "none called " + listed(absent),
+            closest(absent[0], present) or "It has " + (listed(present) or "no columns"),
         )
     repeated = set(frame.columns[frame.columns.duplicated()])
     for name in needed:
         if name in repeated:
             count = int((frame.columns == name).sum())
             fail("data", "columns with different names", f"{count} called {name}", "Rename them")
-
-
-def _listed(names: Iterable[str]) -> str:
-    """The first of some names, and the number of the others."""
-    shown = list(names)
-    more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
-    return ", ".join(map(shortened, shown[:_SHOWN])) + more
 
 
 def plain_columns(
@@ -311,22 +301,6 @@ def warn_of_size(columns: int, rows: int) -> None:
         )
 
 
-def check_levels(name: str, levels: list[Any], values: pd.Series, remedy: str) -> None:
-    """Raise `InputError` for values that are not among the levels of a factor."""
-    known = set(levels)
-    unseen = [v for v in values.unique() if v not in known]
-    if not unseen:
-        return
-    other_type = {str(v) for v in unseen} & {str(v) for v in levels}
-    show = repr if other_type else str
-    fail(
-        name,
-        "the levels seen in training: " + _listed(map(show, levels)),
-        _listed(map(show, unseen)),
-        "Convert the column to its type in training" if other_type else remedy,
-    )
-
-
 def check_no_dates(name: str, values: pd.Series) -> None:
     """Raise `InputError` for dates as text, each of which would be a level of a factor.
 
@@ -356,20 +330,6 @@ def has_numbers(column: pd.Series) -> bool:
     """
     dtype = column.dtype
     return pd.api.types.is_numeric_dtype(dtype) and not pd.api.types.is_bool_dtype(dtype)
-
-
-def levels_of(column: pd.Series) -> list[Any]:
-    """The values of a column: categories in their order, numbers by size, others as text.
-
-    Example:
-        >>> levels_of(pd.Series(pd.Categorical(["hi", "lo"], ["lo", "mid", "hi"])))
-        ['lo', 'hi']
-    """
-    values = column.drop_duplicates()
-    if isinstance(column.dtype, pd.CategoricalDtype):
-        return [value for value in column.dtype.categories if value in set(values)]
-    numbers = pd.api.types.is_numeric_dtype(values.infer_objects())
-    return sorted(values.tolist(), key=None if numbers else str)
 
 
 def complete_rows(

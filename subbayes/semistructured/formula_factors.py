@@ -21,7 +21,7 @@ from subbayes.semistructured.formula_checks import (
     different_values,
     random_intercepts,
 )
-from subbayes.semistructured.formula_numbers import CONVERSION, without_quotes
+from subbayes.semistructured.formula_numbers import CONVERSION, FUNCTIONS, without_quotes
 from subbayes.utils.checks import InputError, fail
 
 __all__ = ["SHAPE", "SUMMANDS", "Factor", "parse_errors"]
@@ -80,9 +80,13 @@ _SPLINE = {"df": _whole(1, 1000), "knots": _list("numbers", _is_number)}
 _BOUNDS = {"lower_bound": _NUMBER, "upper_bound": _NUMBER}
 _CUBIC = {**_SPLINE, **_BOUNDS, "constraints": _text("center"), "extrapolation": _EXTRAPOLATION}
 
-_ELEMENTWISE: dict[str, dict[str, Option]] = {
-    name: {} for name in ("I", "exp", "exp2", "log", "log10", "log2")
+_NUMPY = {
+    **dict.fromkeys(FUNCTIONS, 1),
+    **dict.fromkeys(("arctan2", "maximum", "minimum", "power"), 2),
+    **dict.fromkeys(("clip", "where"), 3),
 }
+"""Functions of NumPy and their numbers of arguments; those of one may be written without `np.`."""
+_ELEMENTWISE: dict[str, dict[str, Option]] = {name: {} for name in ("I", *FUNCTIONS)}
 _TERMS: dict[str, dict[str, Option]] = {
     "s": {"df": _whole(1, 1000), "degree": _whole(1, 20)},
     "re": {},
@@ -106,14 +110,6 @@ _TRANSFORMS: dict[str, dict[str, Option]] = {
     "poly": {"degree": _whole(1, 50), "raw": _FLAG},
 }
 _OF_NUMBERS = {*_TRANSFORMS, *_TERMS} - {"I", "C", "re"}
-_NUMPY = {
-    **dict.fromkeys(("abs", "cbrt", "ceil", "exp", "exp2", "expm1", "floor", "sign", "sqrt"), 1),
-    **dict.fromkeys(("log", "log10", "log1p", "log2", "square"), 1),
-    **dict.fromkeys(("arcsinh", "arctan", "cos", "cosh", "sin", "sinh", "tan", "tanh"), 1),
-    **dict.fromkeys(("arctan2", "maximum", "minimum", "power"), 2),
-    **dict.fromkeys(("clip", "where"), 3),
-}
-"""Functions of NumPy and their numbers of arguments."""
 _CODINGS: dict[str, dict[str, Option]] = {
     **dict.fromkeys(
         ("Treatment", "contr.treatment", "contr.SAS"),
@@ -205,7 +201,7 @@ class Factor:
         expected = f"columns, numbers, operators and the functions {known}"
         if not self.response:
             expected += f", as summands {', '.join(SUMMANDS)}"
-        expected += f", and of np {', '.join(_NUMPY)}"
+        expected += ", " + ", ".join(f"np.{name}" for name in _NUMPY if name not in FUNCTIONS)
         remedy = ""
         if self.response and "cbind(" in self.text:
             remedy = "Write 'successes | trials(n)' in the place of cbind(successes, n - successes)"

@@ -21,11 +21,12 @@ from formulaic.parser.types import Factor
 from formulaic.utils.code import sanitize_variable_names
 from formulaic.utils.layered_mapping import LayeredMapping
 
-from subbayes.semistructured.formula_checks import check_levels
+from subbayes.data.levels import check_levels
 from subbayes.utils.checks import fail
 
 __all__ = [
     "CONVERSION",
+    "FUNCTIONS",
     "factor_column",
     "in_doubles",
     "model_matrix",
@@ -35,6 +36,16 @@ __all__ = [
 
 CONVERSION = "__double__"
 """Name of `to_double` in evaluated formulas, which no column can have."""
+
+FUNCTIONS = {
+    name: getattr(np, name)
+    for name in (
+        *("abs", "cbrt", "ceil", "exp", "exp2", "expm1", "floor", "sign", "sqrt"),
+        *("log", "log10", "log1p", "log2", "square"),
+        *("arcsinh", "arctan", "cos", "cosh", "sin", "sinh", "tan", "tanh"),
+    )
+}
+"""Functions of one argument, which formulas may call with or without `np.`."""
 
 _KNOWN = "__levels__"  # levels of factors in training by expression, in the context
 
@@ -211,7 +222,7 @@ def model_matrix(
     if isinstance(formula, ModelSpec):
         states = formula.encoder_state.items()
         known = {str(one): state.get("categories") for one, (_, state) in states}
-    context = LayeredMapping({CONVERSION: to_double, _KNOWN: known}, context)
+    context = LayeredMapping({CONVERSION: to_double, _KNOWN: known}, context, FUNCTIONS)
     if isinstance(formula, ModelSpec):
         return formula.get_model_matrix(frame, context=context, na_action="ignore")
     return Formula(formula).get_model_matrix(

@@ -21,11 +21,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from subbayes.data.levels import levels_of
 from subbayes.networks.network import Network
 from subbayes.predictions.averaging import evenly_spaced
 from subbayes.semistructured.contributions import Contributions
 from subbayes.semistructured.formula import Design, Term
-from subbayes.semistructured.formula_checks import check_columns, has_numbers, levels_of
+from subbayes.semistructured.formula_checks import check_columns, has_numbers
 from subbayes.semistructured.joint_posterior import FittedState
 from subbayes.semistructured.summary import beside_statistics, central
 from subbayes.semistructured.terms.group_effects import GroupLaw

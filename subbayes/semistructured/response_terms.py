@@ -21,7 +21,7 @@ from subbayes.likelihoods.families import (
     TruncatedFamily,
 )
 from subbayes.semistructured.terms.splitting import sides_of, split_at
-from subbayes.utils.checks import fail
+from subbayes.utils.checks import fail, number_text
 from subbayes.utils.warning import warn_user
 
 __all__ = ["ResponseTerms", "changed_response_terms", "read_response_terms"]
@@ -217,7 +217,7 @@ def _around(name: str, given: Mapping[str, Any], family: Family) -> Family:
         _fail("family 'binomial' with trials(...)", got)
     if not isinstance(trials, str):
         if trials != int(trials):
-            _fail("a column or a whole number of trials", f"{trials:g}")
+            _fail("a column or a whole number of trials", number_text(trials))
         trials = int(trials)
     return BinomialFamily((family.links[0], "identity"), trials=trials)
 

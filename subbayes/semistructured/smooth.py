@@ -22,7 +22,7 @@ from formulaic.materializers.types import FactorValues
 from formulaic.utils.stateful_transforms import stateful_transform
 from jaxtyping import Float
 
-from subbayes.semistructured.formula_checks import levels_of
+from subbayes.data.levels import levels_of
 from subbayes.utils.checks import check_count, fail
 
 __all__ = ["TRANSFORMS", "WEIGHTS", "check_distinct", "penalised", "re", "s", "whitened"]

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from subbayes.data.data import Data
 from subbayes.data.encoder import TabularEncoder
+from subbayes.data.levels import listed
 from subbayes.likelihoods.base import target_values
 from subbayes.likelihoods.families import Family
 from subbayes.networks.network import Network
@@ -197,9 +198,13 @@ class Specification:
         if len(read) == 1 and read[0] in effects:
             fail("formula", f"effects other than those of the response {read[0]!r}", repr(left))
         columns = [*read, *effects, *self.family.columns]
+        classes = _declared_classes(frame, left) if self.family.n_thresholds else None
         frame, tensors, dropped = self._complete_rows(frame, columns, inputs)
+        if classes is not None:  # declared classes are part of an order, whether rows have them
+            frame = frame.assign(**{left: frame[left].cat.set_categories(classes)})
         response = Response.from_rows(left, frame, self.family)
         y = response.numbers(frame)
+        absent = [label for i, label in enumerate(response.labels or ()) if not (y == i).any()]
         family = self.family.with_classes(response.labels or ())
         deep = with_classes(self.deep, family)
         known = given_values(family, frame)
@@ -231,6 +236,12 @@ class Specification:
         if most_effects is None:
             for line in family.target_warnings(targets):
                 warn_user(line)
+            if absent:
+                warn_user(
+                    f"{left}: no row has the declared classes {listed(map(str, absent))}, whose "
+                    "probabilities follow from the priors of thresholds; leave them out by "
+                    f"data[{left!r}].cat.remove_unused_categories()"
+                )
             warn_of_size(len(design.names), len(frame))
             if unused:
                 warn_user(
@@ -355,6 +366,13 @@ def _named(response: str) -> Iterator[None]:
             raise
         expected = f"{error.expected} in the response {response!r}"
         raise InputError("y", expected, error.got, error.remedy) from None
+
+
+def _declared_classes(frame: pd.DataFrame, response: str) -> pd.Index | None:
+    """The categories of a response, also those that no row has."""
+    if response not in frame.columns or not isinstance(frame[response].dtype, pd.CategoricalDtype):
+        return None
+    return frame[response].cat.categories
 
 
 def _describe(values: Tensor, encoder: TabularEncoder | None) -> str:

@@ -129,7 +129,7 @@ class StructuredPredictor(nn.Module):
             "_unpenalised": 1 - sd_columns.sum(0),
             "_shrunk_columns": torch.eye(columns).double()[shrunk],
             "_column_sds": torch.from_numpy(design.scale[shrunk]).double().clamp_min(1e-12),
-            "placement": torch.tensor(placement).double().reshape(columns, -1),
+            "placement": torch.tensor(placement).double().reshape(columns, len(design.parameters)),
         }.items():
             self.register_buffer(name, value, persistent=False)
         self.names = [*design.names, *(f"sd({name})" for name in self._sd_coordinates), *law_names]

@@ -35,6 +35,7 @@ __all__ = [
     "fail_type",
     "is_finite",
     "message",
+    "number_text",
 ]
 
 _LEAST = 1e-150  # of positive numbers, whose squares and their inverses are then positive too
@@ -96,6 +97,18 @@ def _cut(text: str, most: int) -> str:
     start = text[: 2 * most]
     line = " ".join(start.split())
     return line if len(line) < most and start == text else line[: most - 3] + "..."
+
+
+def number_text(value: float) -> str:
+    """A number in six digits, or in all of its digits where six would read as a whole number.
+
+    Example:
+        >>> number_text(2.0), number_text(0.12345678), number_text(3.000000003)
+        ('2', '0.123457', '3.000000003')
+    """
+    value = float(value)
+    text = f"{value:g}"
+    return repr(value) if float(text) != value and float(text).is_integer() else text
 
 
 def fail(

@@ -1,5 +1,6 @@
 """Columns of data frames as statisticians have them: dtypes, offsets, levels, priors."""
 
+import io
 import warnings
 from decimal import Decimal
 
@@ -12,7 +13,7 @@ from scipy import stats
 from subbayes import InputError, InputTypeError, Sampling, SemiStructuredRegression
 from subbayes.semistructured.effect_priors import Flexible, StudentT
 from subbayes.semistructured.formula import Design
-from subbayes.semistructured.formula_checks import check_columns
+from subbayes.semistructured.formula_checks import check_columns, plain_columns
 
 N = 200
 RNG = np.random.default_rng(0)
@@ -223,6 +224,153 @@ def test_contrasts_without_a_reference_level():
         fitted("y ~ x + C(g, contr.sum)").predict(
             FRAME.iloc[:1].assign(g="new"), new_levels="reference"
         )
+
+
+# --- levels by value and kind --------------------------------------------------------------------
+
+BOOLEANS = ("bool", object, "boolean", "bool[pyarrow]")
+NUMBERS = ("int64", "Int64", "float32", "float64", "int64[pyarrow]")
+B = np.arange(24) % 3 == 0
+ROWS = pd.DataFrame({"x": np.arange(24.0), "h": list("uv") * 12})
+OF_LEVELS = [
+    *("C(b)", "0 + C(b)", "C(b, Sum)", "x:C(b)", "re(b)", "(1 | b)", "(x || b:h)", "(C(b) | h)"),
+    *("s(b, bs='re')", "s(x, k=4, by=b)", "ti(x, z, k=4, by=b)"),
+]
+
+
+def rows_of(dtype):
+    values = pd.Series(B).astype(int) if "float" in str(dtype) or "int" in str(dtype) else B
+    return ROWS.assign(z=np.sin(ROWS.x), b=pd.Series(values).astype(dtype))
+
+
+@pytest.mark.parametrize("term", OF_LEVELS)
+@pytest.mark.parametrize(("own", "other"), [(BOOLEANS, NUMBERS), (NUMBERS, BOOLEANS)])
+def test_new_values_are_levels_by_value_and_kind(term, own, other):
+    if own is NUMBERS and "by=" in term:
+        pytest.skip("numbers of by= are no levels")
+    start = plain_columns(rows_of(own[0]), ["b"], training=True)
+    design = Design({"mu": term}, start)
+    expected = design.matrix(start)[0]
+    for mode in ("error", "reference", "sample"):
+        for dtype in own:
+            found = design.matrix(plain_columns(rows_of(dtype), ["b"]), mode)[0]
+            np.testing.assert_array_equal(found, expected)
+        for dtype in (*other, str):
+            with pytest.raises(InputError) as refused:
+                design.matrix(plain_columns(rows_of(dtype), ["b"]), mode)
+            assert refused.value.argument == "b"
+            assert "as in training" in refused.value.expected
+
+
+def test_categories_of_another_kind_are_no_levels():
+    start = rows_of("category")
+    for term in ("C(b)", "re(b)", "(1 | b)", "s(x, k=4, by=b)"):
+        design = Design({"mu": term}, start)
+        for dtype in ("int64", str):
+            other = start.assign(b=pd.Series(B).astype(dtype).astype("category"))
+            for mode in ("error", "reference", "sample"):
+                with pytest.raises(InputError, match="^b: expected booleans, as in training, got"):
+                    design.matrix(other, mode)
+
+
+def test_booleans_and_their_numbers_are_not_confused_after_a_fit():
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"b": rng.random(60) < 0.5, "x": rng.normal(size=60)})
+    frame["y"] = 1 + 3 * frame.b + 0.1 * rng.normal(size=60)
+    model = fitted("y ~ x + C(b)", frame)
+    columns = np.column_stack([np.ones(60), frame.x, frame.b])
+    truth = np.linalg.lstsq(columns, frame.y, rcond=None)[0]
+    found = model.contrast("b", [(True, False)]).table()["mean"].iloc[0]
+    assert abs(found - truth[2]) < 0.01
+    np.testing.assert_allclose(
+        model.marginal_means("b", [np.True_]).draws, model.marginal_means("b", [True]).draws
+    )
+    for pair in ((1, 0), (1.0, 0.0), ("True", "False")):
+        with pytest.raises(InputError, match="where levels are booleans. Pass True") as refused:
+            model.contrast("b", [pair])
+        assert refused.value.argument == "levels"
+        with pytest.raises(InputError, match="where levels are booleans. Pass True"):
+            model.marginal_means("b", pair)
+    text = frame.assign(b=frame.b.astype(int)).to_csv(index=False)
+    with pytest.raises(InputError, match=r"^b: expected booleans, .* numbers such as \d. Convert"):
+        model.predict(pd.read_csv(io.StringIO(text)))
+    again = pd.read_csv(io.StringIO(frame.to_csv(index=False)))
+    np.testing.assert_allclose(model.predict(again).mean, columns @ truth, atol=0.02)
+
+
+@pytest.mark.parametrize(
+    "term", ["g", "C(g)", "0 + g", "x:g", "re(g)", "(1 | g)", "(x | g:h)", "s(x, k=4, by=g)"]
+)
+@pytest.mark.parametrize("values", [[1, "1", "a"], [True, "True", "b"], [True, 1, "b"]], ids=str)
+def test_levels_that_read_alike_are_refused(term, values):
+    frame = ROWS.assign(g=pd.Series(values * 8, dtype=object), y=np.sin(ROWS.x))
+    with pytest.raises(InputError) as refused:
+        SemiStructuredRegression(f"y ~ {term}").specification.prepare(frame, None)
+    assert refused.value.argument == "g"
+
+
+def test_classes_that_read_alike_are_refused():
+    frame = ROWS.assign(y=pd.Series([1, "1", "a"] * 8, dtype=object))
+    with pytest.raises(InputError, match="^y: expected levels that read differently, got 1 and"):
+        SemiStructuredRegression("y ~ x", family="categorical").specification.prepare(frame, None)
+    mixed = frame.assign(y=pd.Series([1, "b", "a"] * 8, dtype=object))
+    model = SemiStructuredRegression("y ~ x", family="categorical")
+    assert model.specification.prepare(mixed, None).response.labels == (1, "a", "b")
+
+
+@pytest.mark.parametrize("term", ["re(g)", "(1 | g)", "(x | g)", "(1 | g/h)", "(1 | h:g)"])
+def test_groups_of_another_kind_are_not_new_groups(term):
+    frame = ROWS.assign(g=[str(i % 6) for i in range(24)])
+    design = Design({"mu": term}, frame)
+    numbers = frame.assign(g=frame.g.astype(int))
+    back = Design({"mu": term}, numbers)
+    for mode in ("error", "reference", "sample"):
+        with pytest.raises(InputError, match=r"^g: expected text, as in training, got numbers"):
+            design.matrix(numbers, mode)
+        with pytest.raises(InputError, match=r"^g: expected numbers, as in training, got text"):
+            back.matrix(frame, mode)
+    new = frame.assign(g="9")
+    design.matrix(new, "sample")
+    assert [len(groups.rows) for groups in design.new_groups(new).values()] == [24] * len(
+        design.new_groups(new)
+    )
+
+
+def test_ordered_values_of_another_kind_are_refused():
+    numbers = ROWS.assign(k=np.arange(24) % 2)
+    design = Design({"mu": "mo(k)"}, numbers)
+    expected = (numbers.k == 1).to_numpy() - 0.5
+    np.testing.assert_allclose(design.matrix(numbers.assign(k=numbers.k * 1.0))[0][:, 1], expected)
+    with pytest.raises(InputError, match="^k: expected numbers, as in training, got booleans"):
+        design.matrix(numbers.assign(k=numbers.k == 1))
+
+
+# --- declared classes -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("declared", [[1, 2, 3], [3, 1, 2], [1, 3, 2]], ids=str)
+def test_declared_classes_that_no_row_has_keep_their_place(declared, tmp_path):
+    """Against the posterior on a grid of the first threshold and the gap to the second."""
+    y = np.repeat([1, 2], [12, 8])
+    frame = pd.DataFrame({"y": pd.Categorical(y, declared, ordered=True)})
+    model = SemiStructuredRegression("y ~ 1", family="ordinal")
+    with pytest.warns(UserWarning, match=r"y: no row has the declared classes 3, whose"):
+        model.fit(frame, sampling=Sampling(draws=2000, chains=2, progress=False))
+    first = np.linspace(-12, 12, 1201)[:, None]
+    gap = np.linspace(0, 20, 2001)[None, 1:]
+    below = [1 / (1 + np.exp(-first)) + 0 * gap, 1 / (1 + np.exp(-first - gap))]
+    p = np.stack([below[0], below[1] - below[0], 1 - below[1]])
+    counts = [int((y == label).sum()) for label in declared]
+    log = stats.norm(-1, 3).logpdf(first) + stats.expon(scale=1.5).logpdf(gap)
+    log = log + sum(n * np.log(np.maximum(q, 1e-300)) for n, q in zip(counts, p, strict=True) if n)
+    weight = np.exp(log - log.max())
+    truth = (p * weight).sum((1, 2)) / weight.sum()
+    found = model.predict(frame.head(1)).mean[0]
+    assert model.state.model.response.labels == tuple(declared)
+    np.testing.assert_allclose(found, truth, atol=0.01)
+    model.save(tmp_path / "model")
+    again = SemiStructuredRegression.load(tmp_path / "model").predict(frame.head(1)).mean[0]
+    np.testing.assert_array_equal(again, found)
 
 
 # --- offsets and priors ---------------------------------------------------------------------------

@@ -10,10 +10,11 @@ from scipy import signal, stats
 from torch import nn
 
 from subbayes import InputError, Training
+from subbayes.data.levels import check_levels
 from subbayes.diagnostics import loo, rhat
 from subbayes.inference.configuration import Sampling
 from subbayes.likelihoods.families import family_from_name
-from subbayes.semistructured import SemiStructuredRegression, SemiStructuredSubspace, formula_checks
+from subbayes.semistructured import SemiStructuredRegression, SemiStructuredSubspace
 from subbayes.semistructured.summary import mixing_warnings, rhat_limits
 from subbayes.utils.checks import InputTypeError
 
@@ -132,11 +133,11 @@ def test_levels_of_large_factors_are_compared_in_linear_time_and_shown_in_part()
 
     levels = [Counted(f"k{i}") for i in range(2000)]
     values = pd.Series(levels[::-1], dtype=object)
-    formula_checks.check_levels("k", levels, values, "")
+    check_levels("k", levels, values, "")
     assert Counted.times < 20_000
     many = pd.Series([f"q{i}" for i in range(100)])
     with pytest.raises(InputError, match=r"training: k0, .* k19 and 1980 more, got q0, .* and 80"):
-        formula_checks.check_levels("k", levels, many, "")
+        check_levels("k", levels, many, "")
 
 
 def test_transformed_responses_do_not_warn():

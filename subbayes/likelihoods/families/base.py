@@ -33,10 +33,12 @@ from subbayes.likelihoods.families.links import LINKS, PREDICTOR_SCALES, PRIORS
 from subbayes.likelihoods.weighted import Weighted
 from subbayes.likelihoods.weighting import weighted_terms
 from subbayes.likelihoods.wrapped import WrappedLikelihood
-from subbayes.utils.checks import check_choice, fail
+from subbayes.utils.checks import check_choice, fail, number_text
 from subbayes.utils.types import Outputs, PerPoint, RowWeights, Targets
 
 __all__ = ["CommonParameters", "Family", "log_sum", "moment"]
+
+_ROUNDING = 1e-6  # of responses that were meant to be whole numbers
 
 
 def _responses_and_weights(y: Targets) -> tuple[Tensor, Tensor | None]:
@@ -54,6 +56,7 @@ class Family(Likelihood):
         label: name of the family.
         allowed: links by parameter, the location first; the first link of each is the default.
         support: description of the allowed responses.
+        remedy: what to do about other responses.
     """
 
     links: tuple[str, ...] = ()
@@ -61,6 +64,7 @@ class Family(Likelihood):
     label: ClassVar[str]
     allowed: ClassVar[dict[str, tuple[str, ...]]]
     support: ClassVar[str]
+    remedy: ClassVar[str] = "Choose another family, or leave the row out"
 
     def __post_init__(self) -> None:
         chosen = self.links or tuple(self.allowed[name][0] for name in self.parameters)
@@ -272,11 +276,13 @@ class Family(Likelihood):
         bad = ~self.allows(value)
         if bool(bad.any()):
             row = int(bad.nonzero()[0])
+            near = value[row].round()
+            rounded = bool(self.allows(near[None])) and bool((value[row] - near).abs() < _ROUNDING)
             fail(
                 "y",
                 f"{self.support} for family {self.label!r}",
-                f"{value[row].item():g} at row {row}",
-                "Choose another family, or leave the row out",
+                f"{number_text(value[row].item())} at row {row}",
+                "Round the responses" if rounded else self.remedy,
             )
         if weight is not None and (weight.shape != value.shape or bool((weight < 0).any())):
             fail("weights", f"{len(value)} numbers of at least 0", "others")

@@ -33,6 +33,10 @@ class BernoulliFamily(Family):
     label = "bernoulli"
     allowed = {"mu": PROBABILITY_LINKS}
     support = "0 and 1"
+    remedy = (
+        "Encode two classes as 0 and 1; for proportions give counts and their trials, or use the "
+        "family 'beta'"
+    )
 
     def log_density(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
         """Log probability of labels."""

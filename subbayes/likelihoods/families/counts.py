@@ -27,7 +27,7 @@ from subbayes.likelihoods.families.incomplete_integrals import (
 )
 from subbayes.likelihoods.families.scipy_family import ScipyFamily
 from subbayes.likelihoods.families.tails import exponential_log_below, poisson_log_tails
-from subbayes.utils.checks import check_count, fail
+from subbayes.utils.checks import check_count, fail, number_text
 from subbayes.utils.types import Outputs
 
 __all__ = ["BinomialFamily", "CountFamily", "NegativeBinomialFamily", "PoissonFamily"]
@@ -206,6 +206,7 @@ class BinomialFamily(CountFamily):
 
     trials: int | str = 1
     label = "binomial"
+    remedy = "Give counts of successes, such as shares times trials, or leave the row out"
     allowed = {"mu": PROBABILITY_LINKS, "trials": ("identity",)}
 
     def __post_init__(self) -> None:
@@ -243,13 +244,13 @@ class BinomialFamily(CountFamily):
         self._check_trials(trials, whole, "whole numbers of at least 1")
         if (y > trials).any():
             row = int(np.flatnonzero(y > trials)[0])
-            fail("y", "at most as many successes as trials", f"{y[row]:g} at row {row}")
+            fail("y", "at most as many successes as trials", f"{number_text(y[row])} at row {row}")
 
     @staticmethod
     def _check_trials(trials: np.ndarray, good: np.ndarray, expected: str) -> None:
         if not good.all():
             row = int(np.flatnonzero(~good)[0])
-            fail("trials", expected, f"{trials[row]:g} at row {row}")
+            fail("trials", expected, f"{number_text(trials[row])} at row {row}")
 
     def level_values(
         self, y: Float[np.ndarray, "n"], known: Mapping[str, np.ndarray]

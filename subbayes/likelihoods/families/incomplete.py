@@ -192,6 +192,7 @@ class CensoredFamily(AroundFamily):
         value = y if isinstance(y, Tensor) else y[0]
         if value.ndim != 2 or value.shape[1] not in (2, 3):
             fail("y", "columns of the value, the status and the upper end", tuple(value.shape))
+        self._check_half_lines(value)
         self.family.check_targets(value[:, 0] if isinstance(y, Tensor) else (value[:, 0], y[1]))
         status = value[:, 1]
         bad = ~torch.isin(status, torch.tensor([-1.0, 0.0, 1.0, 2.0]).to(status))
@@ -201,11 +202,29 @@ class CensoredFamily(AroundFamily):
         inside = status == 2
         if bool(inside.any()) and value.shape[1] < 3:
             fail("upper", "upper ends of intervals", "none", "Pass upper= of CensoredFamily")
-        if value.shape[1] == 3 and not bool((value[inside, 2] > value[inside, 0]).all()):
-            fail("upper", "upper ends above the lower ones", "others")
+        if value.shape[1] == 3 and bool((wrong := inside & ~(value[:, 2] > value[:, 0])).any()):
+            row = int(wrong.nonzero()[0])
+            got = f"{value[row, 2]:g} for {value[row, 0]:g} at row {row}"
+            remedy = "Give rows that are seen exactly the status 0"
+            fail("upper", "upper ends above the lower ones", got, remedy)
         if value.shape[1] == 3 and bool((value[inside, 2] > (end := self.bounds[1])).any()):
             fail("upper", f"upper ends of at most {end:g}", f"{value[inside, 2].max():g}")
         self._check_possible(value)
+
+    def _check_half_lines(self, y: Tensor) -> None:
+        """Raise `InputError` for intervals without a lower or an upper end."""
+        inside = y[:, 1] == _STATUS["interval"]
+        below = inside & (y[:, 0] <= self.bounds[0]) & ~self.family.allows(y[:, 0])
+        if bool(below.any()):
+            row = int(below.nonzero()[0])
+            expected = f"lower ends of intervals that are {self.support}"
+            remedy = "Give such a row its upper end as y, and the status -1 (left-censored)"
+            fail("y", expected, f"{y[row, 0]:g} at row {row}", remedy)
+        infinite = inside & y[:, -1].isinf()
+        if y.shape[1] == 3 and bool(infinite.any()):
+            row = int(infinite.nonzero()[0])
+            remedy = "Give such a row the status 1 (right-censored)"
+            fail("upper", "finite upper ends of intervals", f"inf at row {row}", remedy)
 
     def _check_possible(self, y: Tensor) -> None:
         """Raise `InputError` for what no response can be, such as more than the upper bound."""

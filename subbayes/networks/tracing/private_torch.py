@@ -161,6 +161,10 @@ def count_bytes(function: Callable[[], Any]) -> int:
         from torch.utils._python_dispatch import TorchDispatchMode
 
         class Operations(TorchDispatchMode):
+            @classmethod
+            def _should_skip_dynamo(cls) -> bool:
+                return False  # otherwise the first call imports torch._dynamo, which takes seconds
+
             def __torch_dispatch__(
                 self, func: Any, types: Any, args: Any = (), kwargs: Any = None
             ) -> Any:

@@ -28,8 +28,8 @@ from formulaic import ModelSpec
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from subbayes.data.levels import check_levels, levels_of
 from subbayes.semistructured import formula_columns
-from subbayes.semistructured.formula_checks import check_levels, levels_of
 from subbayes.semistructured.formula_grammar import check_formula, formula_errors, least_columns
 from subbayes.semistructured.formula_numbers import factor_column
 from subbayes.semistructured.terms.law import (
@@ -253,6 +253,10 @@ class GroupEffects(LearnedTerm):
         """The position of each row's group, and -1 for unseen ones."""
         place = {key: i for i, key in enumerate(self.keys)}
         return np.array([place.get(k, -1) for k in _keys(frame, self.groups)], dtype=np.int64)
+
+    def levels_of_groups(self) -> list[tuple[str, set[Any]]]:
+        """Each column of the groups, with its values in training."""
+        return [(name, {key[i] for key in self.keys}) for i, name in enumerate(self.groups)]
 
     def check_groups(self, frame: pd.DataFrame) -> None:
         """Raise `InputError` for unseen groups."""

@@ -17,7 +17,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from subbayes.semistructured.formula_checks import check_levels, has_numbers
+from subbayes.data.levels import check_levels
+from subbayes.semistructured.formula_checks import has_numbers
 from subbayes.semistructured.formula_columns import column_scales
 from subbayes.semistructured.terms.calls import Call
 from subbayes.semistructured.terms.law import (

@@ -33,7 +33,8 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
-from subbayes.semistructured.formula_checks import has_numbers, levels_of
+from subbayes.data.levels import levels_of
+from subbayes.semistructured.formula_checks import has_numbers
 from subbayes.semistructured.formula_columns import column_means, column_scales
 from subbayes.semistructured.smooth import whitened
 from subbayes.semistructured.terms.bases import Basis, Cubic, basis_of

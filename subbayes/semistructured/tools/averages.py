@@ -16,7 +16,8 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
-from subbayes.semistructured.formula_checks import has_numbers, levels_of
+from subbayes.data.levels import levels_of
+from subbayes.semistructured.formula_checks import has_numbers
 from subbayes.semistructured.summary import central
 from subbayes.semistructured.tools.conditional import Conditional
 from subbayes.utils.checks import check_choice, fail

@@ -10,7 +10,8 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
-from subbayes.semistructured.formula_checks import has_numbers, levels_of
+from subbayes.data.levels import levels_of
+from subbayes.semistructured.formula_checks import has_numbers
 from subbayes.semistructured.summary import beside_statistics, central
 from subbayes.utils.checks import check_choice
 
