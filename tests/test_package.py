@@ -47,6 +47,21 @@ def test_importing_loads_nothing_heavy():
     assert loaded == "[]"
 
 
+def test_a_regression_is_fitted_without_the_compiler_of_torch():
+    code = """
+import sys
+import numpy as np
+import pandas as pd
+from subbayes import Sampling, SemiStructuredRegression
+
+frame = pd.DataFrame({"x": np.arange(30.0)}).assign(y=lambda rows: np.sin(rows.x))
+few = Sampling(draws=50, chains=2, progress=False)
+SemiStructuredRegression("y ~ x").fit(frame, sampling=few)
+print("torch._dynamo" in sys.modules)
+"""
+    assert run(code) == "False"
+
+
 def test_every_module_imports_without_the_extras_and_leaves_global_state_alone():
     modules = [m.name for m in pkgutil.walk_packages(subbayes.__path__, "subbayes.")]
     code = f"""

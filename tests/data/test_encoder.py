@@ -120,6 +120,22 @@ def test_unknown_category_ignored_is_a_row_of_zeros():
     assert (matrix.filter(like="grade=").sum(axis=1) == 1).all()
 
 
+@pytest.mark.parametrize("unknown", ["error", "ignore"])
+def test_numbers_are_no_unknown_booleans_nor_booleans_unknown_numbers(unknown):
+    booleans = pd.DataFrame({"x": np.arange(8.0), "b": [True, False, False, True] * 2})
+    numbers = booleans.assign(b=booleans.b.astype(int))
+    for frame, other in ((booleans, numbers), (numbers, booleans)):
+        encoder = TabularEncoder(unknown=unknown, categorical=["b"]).fit(frame)
+        expected = np.column_stack([booleans.b == 0, booleans.b == 1])
+        np.testing.assert_array_equal(encoder.transform(frame)[:, 1:], expected)
+        for dtype in (None, float, str, "category", object):
+            new = other if dtype is None else other.astype({"b": dtype})
+            if dtype is float and other is booleans:
+                continue  # which makes numbers of booleans
+            with pytest.raises(InputError, match="X: expected .*, as in fitting, got .*'b'"):
+                encoder.transform(new)
+
+
 @pytest.mark.parametrize("column", [[1, -9, 3], ["1", "-9", "3"], [1.0, -9.0, 3.0], [1, "-9", 3]])
 @pytest.mark.parametrize("marks", [["-9"], [-9]])
 def test_markers_that_are_numbers_are_found_as_numbers_and_as_text(column, marks):

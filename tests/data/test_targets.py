@@ -121,6 +121,28 @@ def test_unusable_targets(y, task, pattern):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("y", "new", "expected", "got"),
+    [
+        (["1", "2"] * 3, [1, 2], "text, as in training", "numbers such as 1"),
+        ([1, 2] * 3, ["2", "1"], "numbers, as in training", "text such as '2'"),
+        ([True, False] * 3, ["True"], "booleans, as in training", "text such as 'True'"),
+    ],
+    ids=str,
+)
+def test_labels_of_another_kind_are_named(y, new, expected, got):
+    with pytest.raises(InputError) as refused:
+        Target.infer(y).encode(new)
+    assert (refused.value.argument, refused.value.expected) == ("y", expected)
+    assert (refused.value.got, refused.value.remedy[:13]) == (got, "Convert it to")
+
+
+def test_counts_that_are_nearly_whole_are_shown_with_their_digits():
+    with pytest.raises(InputError) as refused:
+        Target("count").encode([1.0, 3.000000003])
+    assert refused.value.got == "3.000000003 in row 1"
+
+
 def test_unknown_labels_raise_with_the_classes():
     target = Target.infer(["cat", "dog", "cat"])
     with pytest.raises(

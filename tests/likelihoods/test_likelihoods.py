@@ -607,6 +607,12 @@ Y = torch.zeros(4)
             r"y: expected counts \(whole numbers of at least 0\) for Poisson, got -1",
         ),
         (Poisson(), Y + 0.5, "y: expected counts.*got 0.5. Use a Gaussian"),
+        (
+            Poisson(),
+            torch.tensor([3 + 3e-9], dtype=torch.float64),
+            "y: expected counts.*got 3.000000003",
+        ),
+        (Bernoulli(), torch.tensor([0.0, 0.25]), "got 0.25. For proportions pass .*'beta'"),
         (Poisson(), Y * float("nan"), "y: expected counts.*got nan"),
         (Poisson(), (Y, Y), "y: expected counts .*got a tuple"),
         (Poisson(), torch.zeros(1, 1, 1), r"y: expected counts .*got shape \(1, 1, 1\)"),

@@ -174,7 +174,7 @@ def test_columns_whose_names_are_code_are_only_columns(column, saved, tmp_path):
 
 def test_errors_name_the_factor_and_what_is_allowed():
     with pytest.raises(
-        InputError, match=r"the functions s, re, .* of np abs, .* in 'np.load\(a0\)"
+        InputError, match=r"the functions s, re, .* np.where, got .* in 'np.load\(a0\)"
     ):
         SemiStructuredRegression("y ~ np.load(a0)").fit(table())
     with pytest.raises(InputError, match=r"df= to be a whole number from 1 to 1000, got 'bs\("):
@@ -285,6 +285,36 @@ def test_allowed_terms_have_their_values(term, expected):
 )
 def test_allowed_terms_have_their_columns(right, count):
     assert len(Design({"mu": right}, table()).names) == count
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("abs", "cbrt", "ceil", "exp", "expm1", "floor", "log1p", "log2", "sign", "sqrt"),
+        *("square", "arctan", "sin", "cosh"),
+    ],
+)
+def test_functions_of_one_argument_are_known_without_np(name):
+    frame = table()
+    for text in (f"{name}(a0)", f"I({name}(a0) * 2)", f"sex:{name}(`a0`)"):
+        short, long = (
+            Design({"mu": one}, frame).matrix(frame)[0]
+            for one in (text, text.replace(name, f"np.{name}"))
+        )
+        np.testing.assert_array_equal(short, long)
+    expected = getattr(np, name)(frame.a0.to_numpy())
+    np.testing.assert_allclose(Response(f"{name}(a0)").numbers(frame), expected)
+
+
+@pytest.mark.parametrize("name", ["\u0928\u093e\u092e", "cafe\u0301", "x\u0302_1"])
+@pytest.mark.parametrize("text", ["{} + a0", "a0*{}", "a0 - {}", "({} | sex)", "a0 + (sex + {})"])
+def test_names_with_combining_marks_need_back_quotes(name, text):
+    frame = table().rename(columns={"z": name})
+    with pytest.raises(InputError) as refused:
+        Design({"mu": text.format(name)}, frame)
+    assert refused.value.remedy.endswith(f"back-quotes: `{name}`")
+    found = Design({"mu": text.format(f"`{name}`")}, frame)
+    assert name in found.variables
 
 
 def test_other_columns_may_have_the_names_of_functions():

@@ -1,11 +1,13 @@
 """Messages for users of other libraries, and for input that is not supported."""
 
+import math
 import re
 import warnings
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from scipy import signal, stats
 from torch import nn
 
@@ -13,8 +15,8 @@ from subbayes import InputError, Training
 from subbayes.data.levels import check_levels
 from subbayes.diagnostics import loo, rhat
 from subbayes.inference.configuration import Sampling
-from subbayes.likelihoods.families import family_from_name
-from subbayes.semistructured import SemiStructuredRegression, SemiStructuredSubspace
+from subbayes.likelihoods.families import CensoredFamily, family_from_name
+from subbayes.semistructured import SemiStructuredRegression, SemiStructuredSubspace, formula_checks
 from subbayes.semistructured.summary import mixing_warnings, rhat_limits
 from subbayes.utils.checks import InputTypeError
 
@@ -57,7 +59,7 @@ def test_terms_of_other_libraries_raise_with_the_equivalent(term, said):
 @pytest.mark.parametrize(
     ("term", "said"),
     [
-        ("foo(x)", "poly, as summands te, ti, t2, mo, gp, and of np abs"),
+        ("foo(x)", "poly, as summands te, ti, t2, mo, gp, np.arctan2"),
         ("I(x^2)", r"powers with \*\*, got 'I\(x \^ 2\)'. Write I\(x\*\*2\)\."),
         ("when", r"when: expected numbers, .* got dates as text, such as '2024-01-05'. Convert"),
         ("x*when", r"pandas.Timestamp\('2024-01-05'\)\).dt.days, or write C\(when\) for a factor"),
@@ -178,6 +180,69 @@ def test_families_accept_names_of_other_libraries():
 def test_priors_that_cannot_be_used_are_named(priors, said):
     with pytest.raises((InputError, InputTypeError), match=said):
         SemiStructuredRegression("y ~ x", priors=priors).fit(frame, **FEW)
+
+
+def test_half_lines_that_are_given_as_intervals_are_named_with_their_status():
+    rows = pd.DataFrame({"x": np.arange(6.0), "low": 1.0, "high": 2.0, "status": 2})
+    formula = "low | cens(status, high) ~ x"
+    for family, column, value, argument, at, remedy in (
+        ("weibull", "high", np.inf, "upper", "inf at row 3", "the status 1 (right-censored)"),
+        ("normal", "high", np.inf, "upper", "inf at row 3", "the status 1 (right-censored)"),
+        ("weibull", "low", 0.0, "y", "0 at row 3", "the status -1 (left-censored)"),
+        ("normal", "low", -np.inf, "y", "-inf at row 3", "the status -1 (left-censored)"),
+        ("normal", "low", 2.0, "upper", "2 for 2 at row 3", "seen exactly the status 0"),
+    ):
+        data = rows.copy()
+        data.loc[3, column] = value
+        with pytest.raises(InputError) as refused:
+            SemiStructuredRegression(formula, family=family).specification.prepare(data, None)
+        assert refused.value.argument == argument
+        assert refused.value.got == at
+        assert refused.value.remedy.endswith(remedy)
+    likelihood = CensoredFamily(family="weibull")  # what the remedies say is the same
+    eta = torch.tensor([[0.3, 0.2]]).double()
+    law = stats.weibull_min(np.exp(0.2), scale=np.exp(0.3) / math.gamma(1 + np.exp(-0.2)))
+    for y, status, expected in ((2.0, -1, law.logcdf(2.0)), (2.0, 1, law.logsf(2.0))):
+        found = likelihood.log_prob(eta, torch.tensor([[y, status]]).double())
+        np.testing.assert_allclose(found, expected)
+
+
+@pytest.mark.parametrize(
+    "values", [np.arange(20) / 20, np.arange(20) % 2 / 2, np.arange(20) % 4 + 0.25], ids=len
+)
+def test_proportions_are_no_two_classes(values):
+    for family in ("bernoulli", "binomial"):
+        model = SemiStructuredRegression("y ~ x", family=family)
+        with pytest.raises(InputError, match=r"Write counts: .*trials\(n\)'; or .*family='beta'"):
+            model.specification.prepare(frame.assign(y=values), None)
+
+
+@pytest.mark.parametrize("family", ["poisson", "negative-binomial", "binomial"])
+def test_counts_that_are_nearly_whole_are_shown_with_their_digits(family):
+    formula = "y | trials(9) ~ x" if family == "binomial" else "y ~ x"
+    data = frame.assign(y=frame.y.astype(float))
+    data.loc[3, "y"] = 3.000000003
+    with pytest.raises(InputError) as refused:
+        SemiStructuredRegression(formula, family=family).specification.prepare(data, None)
+    assert refused.value.got == "3.000000003 at row 3"
+    assert refused.value.remedy == "Round the responses"
+
+
+def test_trials_that_are_nearly_whole_are_shown_with_their_digits():
+    data = frame.assign(n=9.0)
+    data.loc[3, "n"] = 9 + 1e-10
+    with pytest.raises(InputError) as refused:
+        SemiStructuredRegression("y | trials(n) ~ x", family="binomial").specification.prepare(
+            data, None
+        )
+    assert refused.value.got == "9.0000000001 at row 3"
+
+
+def test_classes_of_another_kind_are_named():
+    data = frame.assign(r=pd.Categorical((frame.x % 3 + 1).map("{:.0f}".format), ordered=True))
+    prepared = SemiStructuredRegression("r ~ z", family="ordinal").specification.prepare(data, None)
+    with pytest.raises(InputError, match="^r: expected text, as in training, got numbers such as"):
+        prepared.response.numbers(data.assign(r=data.r.astype(int)))
 
 
 @pytest.mark.usefixtures("unchecked")
