@@ -15,8 +15,6 @@ from subbayes import diagnostics
 from subbayes.diagnostics.thinning import interval_types, thinned_ebfmi
 from subbayes.predictions.averaging import evenly_spaced
 from subbayes.utils.checks import check_choice, check_count, fail
-from subbayes.utils.chi_square import are_standard_normal
-from subbayes.utils.files import fail_damaged
 from subbayes.utils.tensor_file import strip_prefix
 from subbayes.utils.text_table import printable
 
@@ -419,30 +417,7 @@ class Draws:
         )
         known = {name: facts[name] for name in _FACTS if facts[name] is not None}
         z = tensors["z"].cpu().numpy()
-        found = cls(z, stats, **known, moments=Moments(**moments) if moments else None)
-        found._check_moments()
-        return found
-
-    def _check_moments(self) -> None:
-        """Raise `InputError` for moments from a file that contradict each other or the draws."""
-        if self.moments is None:
-            return
-        sd, covariance = self.moments.sd, self.moments.covariance
-        if not (sd > 0).all():
-            fail_damaged("'moments.sd' above 0", f"{sd.min():g}")
-        if covariance is not None and not np.allclose(sd**2, np.diag(covariance), 1e-6, 0):
-            fail_damaged("'moments.sd' to be the root of the diagonal of the covariance", "others")
-        eps = self.flat() - self.moments.mean
-        if covariance is None:
-            eps = eps / sd
-        else:
-            try:
-                factor = np.linalg.cholesky(covariance)
-            except np.linalg.LinAlgError:
-                fail_damaged("'moments.covariance' to be positive definite", "another matrix")
-            eps = np.linalg.solve(factor, eps.T).T
-        if not are_standard_normal(eps):
-            fail_damaged("draws with the mean and covariance of 'moments'", "others")
+        return cls(z, stats, **known, moments=Moments(**moments) if moments else None)
 
     def __repr__(self) -> str:
         how = "; ".join(self.warnings()) or "no warnings"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from subbayes.data.frames import check_text, check_width, quote
@@ -27,7 +26,6 @@ def check_state(config: dict[str, Any], max_categories: int) -> None:
     """
     _check_columns(config)
     _check_levels(config["categorical"], max_categories)
-    _check_scales(config["numeric"])
 
 
 def _check_columns(config: dict[str, Any]) -> None:
@@ -64,17 +62,6 @@ def _check_levels(categorical: dict[str, Any], most: int) -> None:
             fail("config", "different levels of a column, sorted", quote(levels))
         if imputed not in levels:
             fail("config", "a level as the most frequent category", quote([imputed]))
-
-
-def _check_scales(numeric: dict[str, Any]) -> None:
-    """Check that scales are the roots of the variances, or 1 where the values hardly differ."""
-    variance, scale = (np.array(numeric[name], dtype=np.float64) for name in ("variance", "scale"))
-    with np.errstate(over="ignore"):
-        agree = np.isclose(scale**2, variance, rtol=_ROUNDING, atol=0)
-    mean = np.array(numeric["mean"], dtype=np.float64)
-    constant = (scale == 1) & (np.sqrt(variance) <= _ROUNDING * (np.abs(mean) + 1e-300))
-    if not (agree | constant).all():
-        fail("config", "scales that are the roots of the variances", quote(scale.tolist()))
 
 
 def encoded_columns(config: dict[str, Any]) -> int:

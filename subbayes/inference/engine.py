@@ -11,13 +11,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from subbayes.draws import Draws, Prediction, Validity
+from subbayes.draws import Draws, Validity
 from subbayes.inference.configuration import Sampling
-from subbayes.inference.saved_statistics import check_estimates, statistic_of
 from subbayes.utils.checks import check_choice, fail_type
-from subbayes.utils.files import fail_damaged
 
-__all__ = ["ENGINES", "Engine", "FunctionEngine", "check_saved_draws", "engine_class", "engine_of"]
+__all__ = ["ENGINES", "Engine", "FunctionEngine", "engine_class", "engine_of"]
 
 ENGINES = {
     "elliptical-slice": "samplers.elliptical_slice:EllipticalSlice",
@@ -34,7 +32,6 @@ ENGINES = {
     "full-rank-vi": "variational.variational:FullRankVI",
     "realnvp": "variational.variational:RealNVP",
 }
-_ANY_ESTIMATE = ("log_evidence", "log_evidence_error", "pareto_k")
 
 
 @dataclass(frozen=True)
@@ -47,8 +44,6 @@ class Engine(ABC):
         independent: whether its draws are independent of each other; see `Draws`.
         uses_initial: whether its chains start at `Sampling.initial`.
         any_density: whether it needs no more of a posterior than the density and its gradient.
-        predictions: the rules of prediction that its draws name; see `Draws`.
-        estimates: the attributes of its draws that are estimates, such as "log_evidence".
     """
 
     name: ClassVar[str]
@@ -56,33 +51,6 @@ class Engine(ABC):
     independent: ClassVar[bool] = False
     uses_initial: ClassVar[bool] = False
     any_density: ClassVar[bool] = False
-    predictions: ClassVar[tuple[Prediction, ...]] = ("network",)
-    estimates: ClassVar[tuple[str, ...]] = ()
-
-    @classmethod
-    def implied(cls, draws: Draws) -> dict[str, Any]:
-        """Values of its draws that follow from others, for files; see `check_estimates`.
-
-        Args:
-            draws: all draws of a run, which were not thinned afterwards.
-
-        Raises:
-            InputError: statistics that draws of this engine cannot have.
-        """
-        return {}
-
-    @classmethod
-    def implied_of_thinned(cls, draws: Draws, of: int) -> dict[str, Any]:
-        """As `implied`, of draws that were thinned afterwards, from which less follows.
-
-        Args:
-            draws: those that were kept.
-            of: how many there were, over all chains.
-
-        Raises:
-            InputError: statistics or estimates that draws of this engine cannot have.
-        """
-        return {}
 
     def check(self, rank: int | None = None) -> None:  # noqa: B027, most need no check
         """Check before training that this engine can run.
@@ -181,59 +149,6 @@ def engine_class(name: str) -> type[Engine]:
         importlib.import_module(f"subbayes.inference.{module}"), attribute
     )
     return found
-
-
-def check_saved_draws(draws: Draws, temperature: float) -> None:
-    """Raise `InputError` for draws from a file that the engine they name does not give.
-
-    Args:
-        draws: the draws; those of engines that are not in `ENGINES` may say anything.
-        temperature: of the model that has them.
-    """
-    sampled = draws.prediction == "linearised-draws"
-    if isinstance(draws.meta.get("centred"), bool) != sampled:
-        fail_damaged("'centred' of draws that predict as 'linearised-draws', and of no others",
-                     f"prediction {draws.prediction!r}")  # fmt: skip
-    if draws.engine not in ENGINES:
-        if draws.prediction != "network":
-            expected = "draws of a known engine for predictions of a linearised network"
-            fail_damaged(expected, repr(draws.engine))
-        check_estimates(draws, _ANY_ESTIMATE, {})
-        return
-    kind = engine_class(draws.engine)
-    if draws.moments is not None and not kind.independent:
-        fail_damaged(f"no moments beside draws of {draws.engine!r}", "moments")
-    given = {
-        "validity": (draws.validity, (kind.validity,)),
-        "independent": (draws.independent, (kind.independent,)),
-        "prediction": (draws.prediction, kind.predictions),
-        "temperature": (draws.temperature, (temperature,)),
-    }
-    for name, (found, allowed) in given.items():
-        if found not in allowed:
-            words = " or ".join(map(repr, allowed))
-            fail_damaged(f"draws of {draws.engine!r} with {name} {words}", repr(found))
-    if draws.converged is not None and "converged" not in kind.estimates:
-        fail_damaged(f"no 'converged' beside draws of {draws.engine!r}", draws.converged)
-    for name in ("log_likelihood", "log_density"):  # NaN counts as minus infinity in a density
-        if name in draws.stats:
-            statistic_of(name, draws, high=1e300)
-    thinned = draws.meta.get("thinned_from")
-    if thinned is None:
-        implied = kind.implied(draws)
-    else:
-        _check_thinned(draws, thinned)
-        implied = kind.implied_of_thinned(draws, thinned)
-    check_estimates(draws, kind.estimates, implied)
-
-
-def _check_thinned(draws: Draws, of: int) -> None:
-    """Check that so many draws can be thinned to these, as `Draws.thin` does."""
-    chains, each = draws.n_chains, draws.n_draws
-    if of <= chains * each:
-        fail_damaged(f"'thinned_from' above {chains * each}, the number of draws", of)
-    if each > 1 and of % chains:  # with fewer draws than chains there is one of some chains
-        fail_damaged(f"'thinned_from' as a multiple of {chains} chains", of)
 
 
 def engine_of(inference: str | Engine | Callable[[Any, Sampling], Draws]) -> Engine:

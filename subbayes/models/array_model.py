@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +49,6 @@ __all__ = [
     "SPARSE_DRAWS",
     "check_modes",
     "check_saved_size",
-    "check_saved_task",
     "fit_arrays",
     "predict_matrix",
 ]
@@ -272,47 +270,3 @@ def check_saved_size(name: str, count: int, facts: dict[str, Any]) -> None:
     module = facts["network"]["module"]
     if module is not None and module[name] != count:
         fail_damaged(f"a network of {count} {name.removeprefix('n_')}", f"one of {module[name]}")
-
-
-_TASKS = {
-    "classification": ("Categorical",),
-    "count": ("Poisson", "negative-binomial"),
-    "regression": (
-        "Gaussian",
-        "HeteroscedasticGaussian",
-        "student-t",
-        "log-normal",
-        "gamma",
-        "inverse-gaussian",
-    ),
-}
-"""Likelihoods that models of arrays have for each task, as artifacts name them."""
-
-
-def check_saved_task(task: str, classes: Sequence[Any], facts: dict[str, Any]) -> None:
-    """Check the task and the labels of an artifact against the likelihood and the network in it.
-
-    Args:
-        task: "regression", "count" or "classification".
-        classes: the labels.
-        facts: of the model, which may hold another one.
-
-    Raises:
-        ArtifactError: a likelihood of another task, labels that are equal, or another number of
-            labels than the network has outputs.
-    """
-    outer = facts
-    while "model" in facts:
-        facts = facts["model"]["facts"]
-    for likelihood in facts["likelihoods"] if "likelihoods" in facts else [facts["likelihood"]]:
-        while "likelihood" in likelihood:
-            likelihood = likelihood["likelihood"]
-        if likelihood["name"] not in _TASKS[task]:
-            fail_damaged(f"a likelihood for {task}", likelihood["name"])
-    if task != "classification":
-        if classes:
-            fail_damaged(f"no labels for {task}", f"{len(classes)}")
-        return
-    check_saved_size("n_outputs", len(classes), outer)
-    if len(set(classes)) < len(classes) or len({type(label) for label in classes}) > 1:
-        fail_damaged("different labels of one type", f"{list(classes)[:8]}")

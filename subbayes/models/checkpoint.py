@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -23,13 +22,8 @@ from subbayes.networks.network import Network
 from subbayes.networks.validation import FirstOutputs
 from subbayes.posterior import Posterior
 from subbayes.predictions.averaging import input_batches
-from subbayes.priors import EvidencePrior, Normal
-from subbayes.subspace import DenseSubspace, Subspace
+from subbayes.subspace import Subspace
 from subbayes.subspaces.base import FixedSubspace, SubspaceMethod
-from subbayes.subspaces.full import Full
-from subbayes.subspaces.optimal import Optimal
-from subbayes.subspaces.pca import PCA
-from subbayes.subspaces.random import Random
 from subbayes.utils import artifact
 from subbayes.utils.checks import InputError
 from subbayes.utils.saving import (
@@ -39,15 +33,12 @@ from subbayes.utils.saving import (
     read_checkpoint,
     rebuild,
 )
-from subbayes.utils.schema_parts import METHODS
-from subbayes.utils.strict_json import decode, encode
 from subbayes.utils.trees import leaves, to_device
 
 __all__ = [
     "PARTS",
     "FitCheckpoint",
     "check_checkpoint",
-    "check_saved_prior",
     "check_saved_subspace",
     "delete_checkpoint",
     "parts_of",
@@ -220,42 +211,10 @@ def delete_checkpoint(folder: str | Path) -> None:
         Path(folder).rmdir()
 
 
-def check_saved_subspace(
-    saved: FittedModel,
-    method: SubspaceMethod,
-    network: Network,
-    settings: dict[str, Any],
-    seed: int,
-) -> None:
-    """Check the subspace of a checkpoint against what the method of the call builds."""
-    space, rank = saved.subspace, method.expected_rank(network)
-    if saved.settings != decode(encode(settings)):
-        fail_checkpoint("the settings of this call", "others")
-    given = method.subspace if isinstance(method, FixedSubspace) else None
-    dtype = network.dtype if given is None else given.shift.dtype
-    if space.shift.dtype != dtype:
-        fail_checkpoint(f"weights of {dtype}, as this call has", str(space.shift.dtype))
-    kind = space.config()["name"]
-    expected = (given.config()["name"],) if given else METHODS.get(method.name, (kind,))
-    if isinstance(method, Random):
-        expected = (method.subspace_class(network).__name__,)
-    if kind not in expected:
-        fail_checkpoint(f"a {expected[0]}, as this call builds", f"a {kind}")
-    # A trajectory or a Jacobian may span fewer directions.
-    fewer = isinstance(method, Optimal) or (isinstance(method, PCA) and method.rank is None)
-    if rank is not None and not (space.rank == rank or (fewer and space.rank < rank)):
-        fail_checkpoint(f"a subspace of rank {rank}, as this call builds", f"rank {space.rank}")
-    if given and not _are_equal(space, given):
+def check_saved_subspace(saved: FittedModel, method: SubspaceMethod) -> None:
+    """Check that a checkpoint has the subspace of the call, whose tensors no setting holds."""
+    if isinstance(method, FixedSubspace) and not _are_equal(saved.subspace, method.subspace):
         fail_checkpoint("the subspace of this call", "another")
-    if isinstance(method, Random) and space.config()["seed"] != seed:
-        fail_checkpoint(
-            f"the random directions of seed {seed}", f"those of seed {space.config()['seed']}"
-        )
-    dense = isinstance(space, DenseSubspace) and method.name in METHODS
-    if dense and not bool(space.basis().any(1).all()):
-        fail_checkpoint("a basis of directions", "directions of length 0")
-    if isinstance(method, Full) and method.centre == "zero" and bool(space.shift.any()):
-        fail_checkpoint("all weights around zero", "another centre")
 
 
 def _are_equal(one: Subspace, other: Subspace) -> bool:
@@ -264,25 +223,6 @@ def _are_equal(one: Subspace, other: Subspace) -> bool:
     return one.config() == other.config() and all(
         torch.equal(tensor.cpu(), b[name].cpu()) for name, tensor in a.items()
     )
-
-
-def check_saved_prior(
-    saved: FittedModel,
-    method: SubspaceMethod,
-    prior: Normal | EvidencePrior | float,
-    network: Network,
-) -> None:
-    """Check the prior of a checkpoint against the call, which determines all but its evidence."""
-    evidence = isinstance(prior, EvidencePrior)
-    scale = 1.0 if isinstance(prior, (Normal, EvidencePrior)) else prior
-    scale = method.prior_scale(scale, network)
-    expected = prior if isinstance(prior, Normal) else method.prior(saved.subspace, scale)
-    for name in ("mean",) if evidence else ("mean", "scale", "factor"):
-        own, other = getattr(saved.prior, name), getattr(expected, name)
-        if (own is None) != (other is None) or not (
-            own is None or (own.shape == other.shape and np.allclose(own, other, rtol=1e-6))
-        ):
-            fail_checkpoint(f"the prior {expected!r} of this call", f"another {name}")
 
 
 def _tensors_of_inputs(inputs: Any) -> dict[str, Tensor]:

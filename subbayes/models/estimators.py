@@ -12,13 +12,11 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from subbayes.inference.configuration import Sampling
-from subbayes.inference.engine import Engine, engine_of
-from subbayes.models.array_model import SPARSE, check_saved_size, check_saved_task
+from subbayes.inference.engine import Engine
+from subbayes.models.array_model import SPARSE, check_saved_size
 from subbayes.models.estimator_base import Classifier, Estimator, Regressor
 from subbayes.models.fitted import FittedModel
-from subbayes.models.presets import PRESETS
 from subbayes.models.settings import (
-    LIKELIHOODS,
     TABLE_TRAINING,
     Perceptron,
     SparseSettings,
@@ -30,9 +28,8 @@ from subbayes.sparse.export.small_network import SmallNetwork
 from subbayes.sparse.export.table_units import export_in_table_units
 from subbayes.sparse.result import SparseNetwork
 from subbayes.subspaces.base import SubspaceMethod
-from subbayes.subspaces.registry import subspace_method
 from subbayes.training.configuration import Training
-from subbayes.utils.checks import check_choice, check_count, check_positive, check_seed
+from subbayes.utils.checks import check_choice, check_count
 from subbayes.utils.files import fail_damaged
 from subbayes.utils.keywords import suggest_keywords
 from subbayes.utils.saving import rebuild as rebuild_model
@@ -344,42 +341,10 @@ class SparseClassifier(_SparseEstimator, Classifier):
     """
 
 
-_MOST_LAYERS, _WIDEST = 1000, 10**6  # of parameters of an artifact
-
 _ESTIMATORS: dict[str, type[Estimator]] = {
     cls.__name__: cls
     for cls in (SubspaceRegressor, SubspaceClassifier, SparseRegressor, SparseClassifier)
 }
-
-
-def _check_parameters(params: Mapping[str, Any]) -> None:
-    """Check the parameters of an artifact that are not configurations, as `fit` would."""
-    names = {name for names in LIKELIHOODS.values() for name in names}
-    for argument, allowed in (("likelihood", {None, *names}), ("verbose", {False, True}),
-                              ("standardize", {False, True})):  # fmt: skip
-        value = params[argument]
-        if not isinstance(value, (str, bool, int, type(None))) or value not in allowed:
-            fail_damaged(f"{argument} to be one of {sorted(map(str, allowed))}", repr(value))
-    for argument, words in (("prior", ("evidence",)), ("temperature", ("loo", "validation"))):
-        value = params.get(argument, 1.0)
-        if isinstance(value, str):
-            check_choice(argument, value, words)
-        elif not isinstance(value, EvidencePrior):
-            check_positive(argument, value)
-    if params.get("preset") is not None:
-        check_choice("preset", params["preset"], PRESETS)
-    if params.get("budget") is not None:
-        check_positive("budget", params["budget"])
-    if isinstance(name := params.get("subspace"), str):
-        subspace_method(name)
-    if isinstance(name := params.get("inference"), str):
-        engine_of(name)
-    if params["random_state"] is not None:
-        check_seed(params["random_state"], "random_state")
-    hidden = getattr(params["network"], "hidden", ())
-    if len(hidden) > _MOST_LAYERS or max(hidden, default=0) > _WIDEST:
-        expected = f"at most {_MOST_LAYERS} hidden layers of at most {_WIDEST} units"
-        fail_damaged(expected, f"{len(hidden)} of up to {max(hidden, default=0)}")
 
 
 def rebuild(tensors: dict[str, Tensor], facts: dict[str, Any]) -> Estimator:
@@ -389,15 +354,13 @@ def rebuild(tensors: dict[str, Tensor], facts: dict[str, Any]) -> Estimator:
     if unknown := sorted(facts["params"].keys() - set(cls._get_param_names())):
         fail_damaged(f"parameters of {cls.__name__}", repr(unknown[0]))
     estimator = cls(**decode_parameters(facts["params"], cls._defaults))
-    _check_parameters(estimator.get_params(deep=False))
     model = facts["model"]
     estimator.model_ = rebuild_model(model["kind"], tensors, model["facts"], {})
     check_saved_size("n_inputs", len(facts["mean"]), model["facts"])
     classifies = issubclass(cls, Classifier)
     if ("classes" in facts) != classifies or ("dtype" in facts) != classifies:
         fail_damaged("labels and their dtype of a classifier, and of no regressor", cls.__name__)
-    task = "count" if facts["params"].get("likelihood") in LIKELIHOODS["count"] else "regression"
-    task = "classification" if classifies else task
-    check_saved_task(task, facts.get("classes", ()), model["facts"])
+    if classifies:
+        check_saved_size("n_outputs", len(facts["classes"]), model["facts"])
     estimator._restore(facts)
     return estimator

@@ -26,7 +26,6 @@ from subbayes.models.checkpoint import (
     FitCheckpoint,
     check_checkpoint,
     check_same_inputs,
-    check_saved_prior,
     check_saved_subspace,
 )
 from subbayes.models.divided import check_same_division, is_divided, subspace_of, training_of
@@ -199,8 +198,7 @@ def fit(
         checkpoint = FitCheckpoint.of(sampling.checkpoint, network, data, inputs, settings)
         prepared = checkpoint.load(model, output, known, network.device)
         if prepared is not None:
-            check_saved_subspace(prepared, method, network, settings, sampling.seed)
-            check_saved_prior(prepared, method, prior, network)
+            check_saved_subspace(prepared, method)
     if prepared is None:
         train = partial(
             _train, model, network, likelihood, data, method, training, sampling, parameters, output

@@ -17,10 +17,9 @@ from subbayes.diagnostics.predictor import Predictor
 from subbayes.distributed.divided_rows import exchanged
 from subbayes.distributed.sharded_weights import is_sharded
 from subbayes.draws import Draws
-from subbayes.inference.engine import ENGINES, check_saved_draws, engine_class
 from subbayes.likelihoods import Likelihood, Weighted, saved_likelihood
 from subbayes.likelihoods.target_parts import split_targets
-from subbayes.models.presets import check_preset_record, preset_warnings, with_preset_remedies
+from subbayes.models.presets import preset_warnings, with_preset_remedies
 from subbayes.networks.network import Network
 from subbayes.networks.saving import known_outputs, network_facts, network_from, network_tensors
 from subbayes.networks.sharded_network import ShardedNetwork
@@ -36,8 +35,6 @@ from subbayes.subspace import from_config as subspace_from_config
 from subbayes.subspaces.sharded import ShardedSubspace
 from subbayes.subspaces.sharded_random import sharded_from_config
 from subbayes.utils.checks import check_device, fail
-from subbayes.utils.chi_square import LEAST_LOG_PROBABILITY, log_tail
-from subbayes.utils.files import fail_damaged
 from subbayes.utils.saving import save
 from subbayes.utils.tensor_file import add_prefix, strip_prefix
 from subbayes.utils.trees import take
@@ -49,9 +46,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FittedModel", "rebuild"]
 
-_WIDER = 1e-3  # standard deviations of a posterior than the prior's, by rounding
 _COMPARED_ROWS, _COMPARED_DRAWS = 200, 250  # of training data and chains, for their predictions
-_SLACK = 4.0  # of mean squares of draws that are not solved to the tolerance
 
 
 @dataclass(frozen=True)
@@ -435,14 +430,7 @@ def rebuild(
         network = network_from(tensors, facts["network"], subspace.shift, module, output)
     prior, temperature = Normal.from_config(facts["prior"]), facts["temperature"]
     prior.check_rank(subspace.rank)
-    draws = None
-    if facts["draws"] is not None:
-        draws = Draws.from_state(tensors, facts["draws"])
-        check_saved_draws(draws, temperature)
-        _check_width(draws, prior)
-    _check_settings(facts["settings"], draws, subspace)
-    if "preset" in facts["settings"]:
-        check_preset_record(facts["settings"], network, prior, draws)
+    draws = None if facts["draws"] is None else Draws.from_state(tensors, facts["draws"])
     model = FittedModel(
         network,
         likelihood,
@@ -456,41 +444,3 @@ def rebuild(
         tensors["starts"].cpu().numpy() if "starts" in tensors else None,
     )
     return model if data is None else model.with_data(data)
-
-
-def _check_settings(settings: dict[str, Any], draws: Draws | None, subspace: Subspace) -> None:
-    """Check settings from a file against the draws and the subspace that they describe."""
-    engine = settings.get("inference")
-    if draws is not None and engine in ENGINES and engine != draws.engine:
-        fail_damaged(f"draws of {engine!r}, as 'inference' says", repr(draws.engine))
-    own = settings.get("subspace_settings")
-    around_zero = isinstance(own, dict) and own.get("centre") == "zero"
-    if around_zero and isinstance(subspace, FullSubspace) and bool(subspace.shift.any()):
-        fail_damaged("a shift of zeros, as 'centre' says", "another")
-    if "ensemble" not in settings or draws is None:
-        return
-    members = settings["ensemble"]["members"]
-    if draws.engine in ENGINES and not engine_class(draws.engine).uses_initial:
-        fail_damaged("draws of a sampler with chains for 'ensemble'", repr(draws.engine))
-    of = draws.meta.get("thinned_from")
-    some = of is not None and draws.n_draws == 1 and not of % members  # of some chains
-    if draws.n_chains != members and not (some and draws.n_chains < members):
-        fail_damaged(f"a chain for each of {members} members", f"{draws.n_chains} chains")
-
-
-def _check_width(draws: Draws, prior: Normal) -> None:
-    """Check draws of linearised Laplace, whose covariance is at most that of the prior."""
-    if draws.prediction == "linearised" and draws.moments is not None:
-        sd = np.broadcast_to(prior.scale, draws.rank)
-        if not (draws.moments.sd <= sd * (1 + _WIDER)).all():
-            fail_damaged("a covariance that is no wider than the prior", "a wider one")
-    if not draws.meta.get("centred"):
-        return
-    rows = draws.flat()
-    if prior.factor is None:
-        white = rows / np.broadcast_to(prior.scale, draws.rank)
-    else:
-        white = np.linalg.solve(prior.factor, rows.T).T
-    mean_square = max(1.0, float(np.square(white).mean()) / _SLACK)
-    if not log_tail(mean_square, rows.size) > LEAST_LOG_PROBABILITY:
-        fail_damaged("draws that are no wider than the prior", "wider ones")

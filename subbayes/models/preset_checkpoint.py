@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from subbayes.models.presets import Preset, check_preset_choice
 from subbayes.models.settings import TableSettings
 from subbayes.models.table_networks import Rows
 from subbayes.utils import artifact
 from subbayes.utils.configuration import to_mapping
 from subbayes.utils.saving import fail_checkpoint, read_checkpoint
 
-__all__ = ["PresetCheckpoint", "check_saved_choice"]
+__all__ = ["PresetCheckpoint"]
 
 _KIND = "preset-checkpoint"
 
@@ -61,25 +60,3 @@ class PresetCheckpoint:
         if part == "plan":
             facts |= {"choice": self.read("choice"), "plan": values}
         artifact.write(self.folder, _KIND, {}, facts, overwrite=True)
-
-
-def check_saved_choice(preset: Preset, settings: TableSettings, record: dict[str, Any]) -> None:
-    """Check that a choice from a checkpoint is one that the preset makes.
-
-    Raises:
-        InputError: another preset or budget, or a choice that is not among the candidates or has
-            not the best score.
-    """
-    budget = None if settings.budget is None else float(settings.budget)
-    possible: dict[str, list[Any]] = {
-        "name": [settings.preset],
-        "budget": [budget],
-        "hidden": [list(hidden) for hidden, _ in preset.networks],
-        "weight_decay": [decay for _, decay in preset.networks],
-        "prior": list(preset.priors),
-        "epochs": [*preset.epochs, preset.training.epochs, preset.least_epochs],
-    }
-    for name, values in possible.items():
-        if record[name] not in values:
-            fail_checkpoint(f"{name} of the preset, {str(values)[:80]}", str(record[name])[:40])
-    check_preset_choice(record, fail_checkpoint)

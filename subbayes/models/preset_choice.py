@@ -30,7 +30,7 @@ from subbayes.inference.samplers.mclmc import MCLMC
 from subbayes.likelihoods import Likelihood, Weighted
 from subbayes.models.fitted import FittedModel
 from subbayes.models.held_out import LOWEST, HeldOut
-from subbayes.models.preset_checkpoint import PresetCheckpoint, check_saved_choice
+from subbayes.models.preset_checkpoint import PresetCheckpoint
 from subbayes.models.preset_sampling import Clock, PlannedMCLMC, step_seconds
 from subbayes.models.preset_timing import training_seconds
 from subbayes.models.presets import PRESETS, Preset, describe_preset, largest
@@ -107,8 +107,6 @@ def choose_settings(
         search = _Search(preset, rows, task, settings, n_classes, weights)
         record = search.run() | {"seconds": {"choice": time.monotonic() - started}}
         saved.write("choice", record)
-    else:
-        check_saved_choice(preset, settings, record)
     return PresetChoice(
         _final_settings(preset, settings, record, n, started, saved), record, started
     )
@@ -155,7 +153,6 @@ def _final_settings(
             target=preset.target,
             metric="prior",
             ends=started + budget,
-            budget=budget,
             load=lambda: saved.read("plan"),
             save=lambda plan: saved.write("plan", plan),
         )

@@ -13,7 +13,6 @@ from jaxtyping import Float
 from subbayes.draws import Draws
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.samplers.mclmc import MCLMC
-from subbayes.utils.saving import fail_checkpoint
 
 __all__ = ["Clock", "PlannedMCLMC", "step_seconds"]
 
@@ -23,7 +22,6 @@ _TIMED = 20  # steps whose time is measured
 _LEAST_STEPS = 200  # of a chain, whatever the time
 _RESERVE = 0.03  # share of the time that is left for slower steps
 _LEAST_SECONDS = 1.0
-_FASTER = 30  # than this machine, one that made a plan
 
 
 @dataclass
@@ -92,14 +90,12 @@ class PlannedMCLMC(MCLMC):
 
     Attributes:
         ends: value of `time.monotonic` at which sampling ends.
-        budget: seconds of the whole fit, which a plan from a file does not exceed.
         load: returns the plan of an interrupted run, or None.
         save: keeps a plan for a run that resumes.
     """
 
     name: ClassVar[str] = "mclmc"
     ends: float = 0.0
-    budget: float = 0.0
     load: Callable[[], dict[str, Any] | None] | None = None
     save: Callable[[dict[str, Any]], None] | None = None
 
@@ -112,24 +108,9 @@ class PlannedMCLMC(MCLMC):
             plan = self._plan(engine, posterior, sampling)
             if self.save is not None:
                 self.save(plan)
-        else:
-            self._check(plan, engine, posterior, sampling)
         draws = engine.run(posterior, replace(sampling, **plan))
         seconds = time.perf_counter() - started  # with those of the plan and of a compilation
         return replace(draws, meta=draws.meta | {"seconds": seconds})
-
-    def _check(
-        self, plan: dict[str, Any], engine: MCLMC, posterior: Any, sampling: Sampling
-    ) -> None:
-        """Raise for a plan from a file that no budget leads to on this machine or a faster one."""
-        initial = np.asarray(sampling.initial, dtype=np.float64)
-        longest = max(self.budget, _LEAST_SECONDS)
-        most = max(_FASTER * longest / step_seconds(engine, posterior, initial), _LEAST_STEPS)
-        warmup, draws, kept = plan["warmup"], plan["draws"], plan["draws"] * plan["thin"]
-        possible = draws <= sampling.draws and kept <= warmup + 1 <= kept + 2 * draws + 1
-        if not (possible and warmup + kept <= most and plan["time_limit"] <= longest):
-            got = f"{warmup} steps of warm-up and {draws} draws, {plan['thin']} steps apart"
-            fail_checkpoint(f"a plan for {longest:g} s", got)
 
     def _plan(self, engine: MCLMC, posterior: Any, sampling: Sampling) -> dict[str, Any]:
         """Warm-up, draws, thinning and the time limit."""

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from subbayes.training.configuration import Training
-from subbayes.utils.files import fail_damaged
 
 if TYPE_CHECKING:
-    from subbayes.draws import Draws
-    from subbayes.networks.network import Network
-    from subbayes.priors import Normal
+    pass
 
 __all__ = [
     "PRESETS",
     "Preset",
-    "check_preset_choice",
-    "check_preset_record",
     "describe_preset",
     "largest",
     "preset_warnings",
@@ -194,83 +189,3 @@ def with_preset_remedies(message: str) -> str:
     for remedy, own in _REMEDIES.items():
         message = message.replace(remedy, own)
     return message
-
-
-def check_preset_choice(
-    record: Mapping[str, Any], refuse: Callable[[str, str], Any] = fail_damaged
-) -> None:
-    """Check that the choice of a record from a file follows from the scores in it.
-
-    Args:
-        record: of a choice or of a fitted model.
-        refuse: raises an error, of what was expected and what is there.
-    """
-    networks, chains = record["networks"], record["chains"]
-    for name, found, most in zip(
-        ("networks", "chains"), (networks, chains), record["candidates"], strict=True
-    ):
-        if len(found) > most:
-            refuse(f"at most {most} {name} of a preset", str(len(found)))
-    first = max(chains or networks, key=lambda one: float(one["score"]))
-    same = [one for one in networks if one["hidden"] == first["hidden"]]
-    if not same:
-        refuse("chains of networks that a preset compares", str(first["hidden"])[:60])
-    decay = max(same, key=lambda one: float(one["score"]))["weight_decay"]
-    expected = {"hidden": first["hidden"], "weight_decay": decay}
-    if chains:
-        expected["prior"] = first["prior"]
-    for name, value in expected.items():
-        if record[name] != value:
-            refuse(
-                f"{name} {str(value)[:60]} of a preset, that of the best score",
-                str(record[name])[:60],
-            )
-    for one in chains:
-        starts = [float(n["score"]) for n in networks if n["hidden"] == one["hidden"]]
-        if not starts:
-            refuse("chains of networks that a preset compares", str(one["hidden"])[:60])
-        gain = float(one["score"]) - max(starts)
-        size = 1 + abs(float(one["score"])) + abs(max(starts))
-        if one["gain_error"] < _UNKNOWN and abs(one["gain"] - gain) > 1e-6 * size:
-            refuse(
-                f"a gain of {gain:.6g} in a preset, the difference of scores", f"{one['gain']:.6g}"
-            )
-
-
-def check_preset_record(
-    settings: Mapping[str, Any], network: Network, prior: Normal, draws: Draws | None
-) -> None:
-    """Check the record of a preset in a file against the model that it describes.
-
-    Args:
-        settings: of the model, with the record under "preset".
-        network: the network of the model.
-        prior: of its weights.
-        draws: its draws.
-
-    Raises:
-        InputError: an unknown preset, or one that has chosen another model.
-    """
-    from subbayes.networks.mlp import MLP
-
-    record = settings["preset"]
-    if record["name"] not in PRESETS:
-        fail_damaged(f"a preset of {', '.join(PRESETS)}", repr(record["name"]))
-    check_preset_choice(record)
-    module, training = network.module_with(), settings.get("training") or {}
-    plain = prior.scale.size == 1 and prior.factor is None and not prior.mean.any()
-    found = {
-        "hidden": module.settings["hidden"] if isinstance(module, MLP) else None,
-        "prior": float(prior.scale.reshape(-1)[0]) if plain else None,
-        "epochs": training.get("epochs"),
-        "weight_decay": training.get("weight_decay"),
-    }
-    for name, value in found.items():
-        if record[name] != value:
-            fail_damaged(f"{name} of the preset {record[name]}, as the model has", value)
-    how = settings.get("subspace"), None if draws is None else draws.engine
-    if how != ("full", "mclmc"):
-        fail_damaged("all weights sampled by 'mclmc', as a preset does", how)
-    assert draws is not None
-    if record["seconds"]["sampling"] != draws.meta.get("seconds"):
-        fail_damaged("seconds of sampling of the preset, as the draws took", "others")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from numbers import Real
 from typing import Any, NoReturn
@@ -21,48 +21,35 @@ import torch
 from torch import Tensor, nn
 
 from subbayes.draws import Draws
-from subbayes.inference.engine import check_saved_draws
-from subbayes.likelihoods.families import (
-    CategoricalFamily,
-    Family,
-    OrdinalFamily,
-    family_from_config,
-    is_own_family,
-)
+from subbayes.likelihoods.families import Family, OrdinalFamily, family_from_config, is_own_family
 from subbayes.networks.architecture import architecture_of
 from subbayes.networks.mlp import MLP
 from subbayes.networks.tracing.tracer import Mode
 from subbayes.priors import Normal
 from subbayes.semistructured.design_data import AuxiliaryColumns, check_network_names, networks_from
 from subbayes.semistructured.effect_priors import names_for_priors, prior_of_term
-from subbayes.semistructured.formula import Term
 from subbayes.semistructured.given_objects import (
     check_given_family,
     check_given_priors,
     check_log_likelihood,
 )
 from subbayes.semistructured.joint_posterior import FittedState, JointPosterior
-from subbayes.semistructured.orthogonal_columns import orthogonal_places
 from subbayes.semistructured.predictors import Deep
 from subbayes.semistructured.saved_priors import SavedPriors, prior_config
-from subbayes.semistructured.space_checks import check_size, check_space
-from subbayes.semistructured.specification import Specification
+from subbayes.semistructured.specification import PreparedModel, Specification
 from subbayes.semistructured.subspace import SUBSPACES, JointSpace
-from subbayes.semistructured.terms.gaussian_process import GaussianLaw
 from subbayes.semistructured.terms.parsing import least_effects
+from subbayes.subspace import JointSubspace
 from subbayes.subspace import from_config as subspace_from_config
 from subbayes.subspaces.curve import WeightCurve
 from subbayes.utils.checks import InputError, fail, fail_type
-from subbayes.utils.files import fail_artifact, fail_damaged
+from subbayes.utils.files import fail_damaged
 from subbayes.utils.tensor_file import add_prefix, strip_prefix
 from subbayes.utils.warning import unsaid_warnings
 
 __all__ = ["facts_of", "state_from", "tensors_of"]
 
 _MAX_CLASSES = 10_000
-_DEFAULT_PRIORS = 2  # of files; 1 had no weights, nor default priors of what REML sets
-_TERMS = 2  # of files; 1 scaled smooths by the rows of a level, and learned terms without weights
-_ORTHOGONALITY = 2  # of files; 1 had no weights, nor constants without an intercept
 _NUMBERS = re.compile(r"(u?int|float)(8|16|32|64)|U?Int(8|16|32|64)|Float(32|64)|bool(ean)?")
 _LEVELS = re.compile(r"object|str|string(\[(python|pyarrow)\])?|bool(ean)?")
 
@@ -102,12 +89,8 @@ def facts_of(state: FittedState) -> dict[str, Any]:
         },
         **vars(specification.auxiliary),
         "missing": specification.missing,
-        "default_priors": _DEFAULT_PRIORS,
         "response_terms": list(specification.response_terms),
         "orthogonal": specification.orthogonal,
-        "orthogonal_to": _orthogonal_to(state),
-        "orthogonality": _ORTHOGONALITY,
-        "terms": _TERMS,
         "effects": specification.effects,
         "smooth": specification.smooth,
         "seed": state.joint.seed,
@@ -143,7 +126,6 @@ def state_from(
     given, own = dict(deep or {}), dict(priors or {})
     check_network_names("deep", given, facts["networks"])
     _check_columns(facts, tensors)
-    _check_default_priors(facts)
     likelihood = _family(facts["family"], family)
     check_given_priors(own, facts["priors"], likelihood)
     networks = {
@@ -172,19 +154,13 @@ def state_from(
     with unsaid_warnings():  # `fit` has given the warnings about these rows
         inputs = strip_prefix("inputs", tensors)
         rows = specification.prepare(frame, inputs, space.subspace.size)
-    _check_terms(facts, rows.design.terms)
     rows = replace(rows, specification=replace(specification, priors=dict(saved_priors)))
-    check_size(space, rows)
+    _check_sizes(space, rows)
     # a file does not start a compiler, which writes elsewhere
     mode: Mode = "trace" if facts["mode"] == "compile" else facts["mode"]
     joint = JointPosterior(replace(rows, dropped=facts["dropped"]), space, facts["seed"], mode)
     draws = Draws.from_state(tensors, facts["draws"])
-    check_saved_draws(draws, draws.temperature)
-    check_space(space, rows, draws, facts["seed"])
-    if draws.prediction != "network":
-        _damaged("facts['draws']['prediction']", "'network'", repr(draws.prediction))
     state = FittedState(joint, draws)
-    _check_orthogonal(facts, state)
     unread = {column["name"] for column in columns} - set(_columns_of(state))
     if unread:
         _damaged("facts['columns']", "the columns that the model reads", f"{sorted(unread)} too")
@@ -192,58 +168,6 @@ def state_from(
     if arguments := [name for name, value in objects.items() if value]:
         check_log_likelihood(joint, draws, arguments)
     return state
-
-
-def _orthogonal_to(state: FittedState) -> dict[str, list[int]]:
-    """By network, positions of the columns to which it is made orthogonal."""
-    places = orthogonal_places(state.model) if state.space.rank else {}
-    return {name: list(place.columns) for place, own in places.items() for name in own}
-
-
-def _check_orthogonal(facts: dict[str, Any], state: FittedState) -> None:
-    """Check that the networks are orthogonal to the same columns as when they were fitted.
-
-    Earlier versions decided for all networks of a predictor together, and saved a list or nothing;
-    or their projections had no weights of the rows, and no constant but an intercept; or networks
-    of classes without an order added to the reference.
-    """
-    saved = facts.get("orthogonal_to")
-    own, earlier = _orthogonal_to(state), not isinstance(saved, dict)
-    differs = saved != own or state.model.row_weights is not None
-    classes = isinstance(state.model.family, CategoricalFamily) and state.model.deep is not None
-    if not earlier and "orthogonality" not in facts and (own and differs or classes):
-        expected = "networks that are orthogonal to a constant and weighted rows"
-        got = "a model of an earlier version, in which they are not"
-        fail_artifact("path", expected, got, "Fit it again")
-    random = {i for t in state.model.design.terms if t.kind == "random" for i in t.columns}
-    groups = saved is None and random & {i for columns in own.values() for i in columns}
-    if earlier and own and (groups or len(state.model.specification.deep) > 1):
-        expected = "networks of which each is orthogonal to what it reads"
-        got = "a model of an earlier version, in which they are not"
-        fail_artifact("path", expected, got, "Fit it again")
-    if saved is not None and saved != (list(own.values()) if earlier else own):
-        _damaged("facts['orthogonal_to']", f"{own}", saved)
-
-
-def _check_default_priors(facts: Mapping[str, Any]) -> None:
-    """Raise for a file of an earlier version, whose draws are relative to other default priors."""
-    given = any(re.match(r"(sd|cor|length)\b", name) for name in facts["priors"])
-    changed = facts["weights"] is not None or (facts.get("smooth") == "reml" and given)
-    if changed and facts.get("default_priors", 1) != _DEFAULT_PRIORS:
-        what = "smooth='reml'" if facts["weights"] is None else "weights"
-        got = f"a model with {what} of an earlier version, which had others"
-        fail_artifact("path", "a model with default priors of this version", got, "Fit it again")
-
-
-def _check_terms(facts: Mapping[str, Any], terms: Iterable[Term]) -> None:
-    """Raise for a file of an earlier version, whose draws are relative to other columns."""
-    others = [term for term in terms if not isinstance(term.law, GaussianLaw)]
-    weighted = facts["weights"] is not None
-    changed = [t.name for t in others if t.kind == "smooth" or (weighted and t.law is not None)]
-    if changed and facts.get("terms", 1) != _TERMS:
-        expected = "a model whose terms have the columns of this version"
-        got = f"a model with {changed[0]} of an earlier version, in which they differ"
-        fail_artifact("path", expected, got, "Fit it again")
 
 
 def _damaged(where: str, expected: str, got: Any) -> NoReturn:
@@ -304,6 +228,31 @@ def _space(config: dict[str, Any], tensors: dict[str, Tensor]) -> JointSpace:
         config["history"],
         config["projected"],
     )
+
+
+def _check_sizes(space: JointSpace, rows: PreparedModel) -> None:
+    """Raise for a space that is not one of the model's effects and weights."""
+    where, effects, weights = "facts['space']", rows.structured.size, rows.n_weights
+    total = effects + weights
+    if space.subspace.size != total:
+        got = f"of {space.subspace.size}"
+        _damaged(where, f"a subspace of {effects} effects and {weights} weights", got)
+    rank = space.subspace.rank if space.projected else space.subspace.rank - effects
+    if space.rank != rank or (rank > 0) != (weights > 0):
+        _damaged(f"{where}['rank']", str(rank), space.rank)
+    if not space.projected and weights and not isinstance(space.subspace, JointSubspace):
+        _damaged(f"{where}['subspace']", "a JointSubspace", type(space.subspace).__name__)
+    if isinstance(space.subspace, JointSubspace) and space.subspace.effects != effects:
+        _damaged(f"{where}['subspace']['effects']", str(effects), space.subspace.effects)
+    try:
+        space.prior.check_rank(space.subspace.rank)
+    except InputError as error:
+        _damaged(f"{where}['prior']", error.expected, error.got)
+    curve = space.curve
+    if curve is not None and curve.points.shape[1] != (total if space.projected else weights):
+        _damaged("tensor 'curve'", f"points of {weights} weights", tuple(curve.points.shape))
+    if not len(space.start_points):
+        _damaged("tensor 'starts'", "at least one point", "none")
 
 
 def _check_splines(specification: Specification, size: int) -> None:

@@ -472,11 +472,6 @@ def rebuild(
     )
 
 
-_LARGEST = {"log_mean": 40.0, "log_raw_sd": 5.0, "shared_mean": 40.0, "shared_raw_sd": 5.0}
-_LARGEST_LOG = 80.0  # of hyper-parameters
-"""Limits of parameters of which predictions take the exponential; of others they take squares."""
-
-
 def _check_state(module: nn.Module, state: Mapping[str, Tensor]) -> None:
     """Check that saved tensors are those of a module, which needs no memory on the device meta."""
     own = module.state_dict()
@@ -487,7 +482,3 @@ def _check_state(module: nn.Module, state: Mapping[str, Tensor]) -> None:
         )
         if expected != got:
             fail_damaged(f"the shape {expected} of 'state.{name}'", got)
-        kind = name.rpartition(".")[2]
-        limit = _LARGEST.get(kind, _LARGEST_LOG if kind.startswith("log_") else 1e18)
-        if state[name].is_floating_point() and bool((state[name].abs() > limit).any()):
-            fail_damaged(f"numbers up to {limit:g} in 'state.{name}'", "larger ones")

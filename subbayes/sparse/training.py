@@ -32,7 +32,7 @@ from subbayes.utils import artifact
 from subbayes.utils.checks import fail, fail_type, is_finite
 from subbayes.utils.files import as_path
 from subbayes.utils.saving import fail_checkpoint, read_checkpoint
-from subbayes.utils.seeding import derive_seed, fork_rng, is_state_of
+from subbayes.utils.seeding import derive_seed, fork_rng
 from subbayes.utils.strict_json import decode, encode
 from subbayes.utils.tensor_file import add_prefix, fingerprint, strip_prefix
 from subbayes.utils.trees import n_rows, named_leaves, tree_map
@@ -361,9 +361,6 @@ class TrainableSparseNetwork(Trainable):
             pair = [(of[name].shape, of[name].dtype) if name in of else None for of in (own, saved)]
             if pair[0] != pair[1]:
                 return name
-        for name, generator in self.generators.items():
-            if not is_state_of(generator, tensors[name]):
-                return name
         fits = _are_moments(strip_prefix("optimizer", tensors), self.optimizer)
         return None if fits else "optimizer"
 
@@ -404,11 +401,7 @@ def _are_moments(saved: Mapping[str, Tensor], optimizer: torch.optim.Optimizer) 
         if f"{i}.step" in saved:
             expected |= {f"{i}.{name}": (p.shape, p.dtype) for name in _MOMENTS[1:]}
             expected[f"{i}.step"] = torch.Size(), torch.float32
-    if {name: (tensor.shape, tensor.dtype) for name, tensor in saved.items()} != expected:
-        return False
-    return all(
-        bool((tensor >= 0).all()) for name, tensor in saved.items() if not name.endswith("exp_avg")
-    )
+    return {name: (tensor.shape, tensor.dtype) for name, tensor in saved.items()} == expected
 
 
 class _Checkpoint:

@@ -32,11 +32,6 @@ from subbayes.utils.schema import (
     text,
     whole,
 )
-from subbayes.utils.schema_matrices import (
-    orthonormal_columns,
-    orthonormal_rows,
-    positive_semidefinite,
-)
 from subbayes.utils.schema_parts import (
     CHOICE,
     DRAWS,
@@ -45,7 +40,6 @@ from subbayes.utils.schema_parts import (
     HISTORY,
     LARGEST,
     LIKELIHOOD,
-    METHODS,
     MLP,
     N_DRAWS,
     NETWORK,
@@ -111,10 +105,6 @@ _fitted = record(
 
 
 def _fitted_tensors(facts: dict[str, Any]) -> dict[str, TensorRule]:
-    method, kind = facts["settings"].get("subspace"), facts["subspace"]["name"]
-    if kind not in METHODS.get(method, (kind,)):  # descriptions name the method
-        where, kinds = "facts['subspace']['name']", " or ".join(METHODS[method])
-        raise SchemaError(where, f"{kinds} of the method {method!r}", kind)
     found = NETWORK_TENSORS | subspace_tensors(facts["subspace"])
     if "ensemble" in facts["settings"]:
         shape = facts["settings"]["ensemble"]["members"], facts["subspace"]["rank"]
@@ -173,7 +163,7 @@ def _exported_tensors(facts: dict[str, Any]) -> dict[str, TensorRule]:
 
 
 _laplace = record(
-    {**_network, "draws_digest?": text(most=64)},
+    _network,
     subspace=optional(SUBSPACE),
     form=text("dual", "primal", "diagonal", "low-rank", "kfac", "sampled", "subspace"),
     prior_precision=POSITIVE,
@@ -208,25 +198,19 @@ def _laplace_tensors(facts: dict[str, Any]) -> dict[str, TensorRule]:
         rules |= subspace_tensors(facts["subspace"])
         k = facts["subspace"]["rank"]
     forms = {
-        "dual": {"matrix": positive_semidefinite(_matrix("m", "m"))},
-        "primal": {"matrix": positive_semidefinite(_matrix("D", "D"))},
+        "dual": {"matrix": _matrix("m", "m")},
+        "primal": {"matrix": _matrix("D", "D")},
         "diagonal": {"squares": _matrix("D", values="variance")},
-        "low-rank": {
-            "values": _matrix("r", values="variance"),
-            "vectors": orthonormal_rows(_matrix("r", "D")),
-        },
+        "low-rank": {"values": _matrix("r", values="variance"), "vectors": _matrix("r", "D")},
         "kfac": {"diagonal": _matrix("D", values="variance")},
         "sampled": {"draws": array("S", "D"), "fitted": _matrix("S", values="variance")},
-        "subspace": {
-            "matrix": positive_semidefinite(_matrix(k, k)),
-            "metric": positive_semidefinite(_matrix(k, k)),
-        },
+        "subspace": {"matrix": _matrix(k, k), "metric": _matrix(k, k)},
     }
     if facts["form"] == "kfac":
         for i in range(len(facts["layers"])):
             groups, out, inputs = f"groups {i}", f"out {i}", f"in {i}"
-            rules[f"outer.{i}"] = orthonormal_columns(_matrix(groups, out, out))
-            rules[f"inner.{i}"] = orthonormal_columns(_matrix(groups, inputs, inputs))
+            rules[f"outer.{i}"] = _matrix(groups, out, out)
+            rules[f"inner.{i}"] = _matrix(groups, inputs, inputs)
             rules[f"values.{i}"] = _matrix(groups, out, inputs, values="variance")
     return rules | forms[facts["form"]]
 
@@ -287,15 +271,10 @@ _joint_space = record(
     projected=boolean,
     curve=optional(text("bezier", "polygon")),
 )
-_COLUMNS = list_of(whole())
 _semistructured = record(
     {
         "smooth?": text("bayes", "reml"),
-        "default_priors?": whole(2, 2),
-        "terms?": whole(2, 2),
         "response_terms?": list_of(text("cens", "trunc", "trials", "weights"), most=4),
-        "orthogonal_to?": one_of("columns by network", dict_of(_COLUMNS), list_of(_COLUMNS)),
-        "orthogonality?": whole(2, 2),
         "missing_values?": list_of(text(), most=MOST_MARKS),  # of the table of a command
     },
     formula=one_of("a formula, or one by parameter", _FORMULA, dict_of(_FORMULA)),

@@ -26,7 +26,6 @@ from subbayes.utils.schema import (
     text,
     whole,
 )
-from subbayes.utils.schema_matrices import positive_semidefinite
 from subbayes.utils.text_table import MOST_LETTERS
 
 __all__ = [
@@ -37,7 +36,6 @@ __all__ = [
     "HISTORY",
     "LARGEST",
     "LIKELIHOOD",
-    "METHODS",
     "MLP",
     "NETWORK",
     "N_DRAWS",
@@ -235,13 +233,6 @@ SUBSPACE: Rule = tagged(
         },
     }
 )
-METHODS = {
-    **dict.fromkeys(("pca", "curve", "optimal"), ("DenseSubspace",)),
-    "random": ("RandomSubspace", "SparseRandomSubspace"),
-    "subnetwork": ("CoordinateSubspace",),
-    "full": ("FullSubspace",),
-}
-"""The kinds of subspaces that methods of choosing them build, by name of the method."""
 
 
 def subspace_tensors(config: Mapping[str, Any], prefix: str = "subspace") -> dict[str, TensorRule]:
@@ -303,9 +294,7 @@ def draws_tensors(rank: int | str, prediction: str = "network") -> dict[str, Ten
         "stats.*": array("chains", "draws", values="any", finite=False),
         f"moments.mean{missing}": array(rank, dtype="float64", below=LARGEST),
         f"moments.sd{missing}": array(rank, dtype="float64", values="variance", below=LARGEST),
-        f"moments.covariance{missing}": positive_semidefinite(
-            array(rank, rank, dtype="float64", below=LARGEST**2)
-        ),
+        f"moments.covariance{missing}": array(rank, rank, dtype="float64", below=LARGEST**2),
     }
 
 

@@ -12,10 +12,7 @@ import torch
 from subbayes.utils.checks import check_seed
 from subbayes.utils.torch_lock import torch_lock
 
-__all__ = ["derive_seed", "fork_rng", "give_way", "is_state_of", "outside_forks"]
-
-_WORDS = 624  # random words that torch's generator of the CPU makes at a time
-
+__all__ = ["derive_seed", "fork_rng", "give_way", "outside_forks"]
 
 _States = dict[str, torch.Tensor]
 
@@ -136,40 +133,6 @@ def _seed(device: str, seed: int) -> None:
     else:
         with torch.cuda.device(device):
             torch.cuda.manual_seed(seed)
-
-
-def is_state_of(generator: torch.Generator, state: torch.Tensor) -> bool:
-    """Whether a generator can safely take a state that was read from a file.
-
-    torch takes every position within its block of random words, also one from which it would read
-    beyond the block. In a state of its own the words that are left and those that are used are 625,
-    with the next one, or the block is not made yet.
-
-    Args:
-        generator: the generator.
-        state: as `generator.get_state()` returns it.
-
-    Example:
-        >>> generator = torch.Generator()
-        >>> is_state_of(generator, generator.get_state())
-        True
-        >>> is_state_of(generator, torch.zeros_like(generator.get_state()))
-        False
-    """
-    own = generator.get_state()
-    if state.shape != own.shape or state.dtype != own.dtype:
-        return False
-    if generator.device.type != "cpu":  # a seed and an offset
-        return True
-    return all(map(_is_position, (own, state)))  # that of its own has this layout too
-
-
-def _is_position(state: torch.Tensor) -> bool:
-    raw = state.numpy().tobytes()
-    left, seeded = np.frombuffer(raw, dtype=np.int32, count=2, offset=8).tolist()
-    used = int(np.frombuffer(raw, dtype=np.uint64, count=1, offset=16)[0])
-    inside = 1 <= left <= _WORDS and left + used == _WORDS + 1
-    return seeded == 1 and (inside or (left, used) == (1, 0))
 
 
 def derive_seed(seed: int, *path: int) -> int:

@@ -175,7 +175,7 @@ def test_a_changed_checkpoint_is_refused_in_all(tmp_path):
         errors = found[json.dumps(case)]
         assert errors.keys() == {"log density", "not finite", "cut"}
         for name, error in errors.items():
-            assert error.startswith("checkpoint: expected the state of the sampler"), name
+            assert error.startswith("checkpoint: expected "), name
             assert "\n" not in error
 
 

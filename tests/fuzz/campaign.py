@@ -21,7 +21,7 @@ from fuzz.mutations import Case, damages, forgeries
 
 __all__ = ["Campaign", "FAILURES", "OUTCOMES"]
 
-OUTCOMES = ("refused", "same", "other", "NaN", "silent", "raw error", "several lines",
+OUTCOMES = ("refused", "same", "other", "silent", "raw error", "several lines",
             "memory", "code", "hang", "crash")  # fmt: skip
 FAILURES = OUTCOMES[3:]
 SECONDS = 20.0  # of processor time that a case may take
@@ -58,9 +58,12 @@ class Campaign:
         return self.folder / name / name
 
     def cases(self, rng: random.Random, forged: int, damaged: int) -> Iterator[tuple[str, Case]]:
-        """Random cases of all models in turn; all forgeries if there are fewer than `forged`."""
+        """Random cases of all models in turn; all forgeries if there are fewer than `forged`.
+
+        Checkpoints are the user's own, and are damaged but not forged.
+        """
         for name in self.names:
-            found = list(forgeries(self.original(name)))
+            found = [] if MODELS[name].checkpoint else list(forgeries(self.original(name)))
             chosen = found if len(found) <= forged else rng.sample(found, forged)
             endless = damages(self.original(name), rng)
             for case in (*chosen, *(next(endless) for _ in range(damaged))):
@@ -72,7 +75,7 @@ class Campaign:
         for name, case in cases:
             case.write(place / name)
             outcome, text = self.child.load(name, place / name)
-            if case.damaged and outcome in ("other", "NaN"):
+            if case.damaged and outcome == "other":
                 outcome = "silent"
             self.counts[name, "damaged" if case.damaged else "forged", outcome] += 1
             if outcome in FAILURES:

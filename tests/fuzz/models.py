@@ -79,11 +79,13 @@ class Example:
         make: writes it to a path.
         use: loads it, and returns what it predicts.
         file: whether it is a single file.
+        checkpoint: whether it is a checkpoint, which only the user who wrote it resumes.
     """
 
     make: Callable[[Path], Any]
     use: Callable[[Path], Arrays]
     file: bool = False
+    checkpoint: bool = False
 
 
 # --- networks -------------------------------------------------------------------------------------
@@ -380,6 +382,7 @@ MODELS: dict[str, Example] = {
         f"sampling-{engine.name}": Example(
             partial(_resume_sampling, engine=engine, draws=4),
             partial(_resume_sampling, engine=engine),  # further, so that the state is used
+            checkpoint=True,
         )
         for engine in (
             EllipticalSlice(),
@@ -391,8 +394,8 @@ MODELS: dict[str, Example] = {
             ParallelTempering(4),
         )
     },
-    "trained": Example(_resume_fit, _resume_fit),
-    "temperature": Example(_resume_fit, _resume_fit),
-    "sparse-checkpoint": Example(_resume_sparse, _resume_sparse),
+    "trained": Example(_resume_fit, _resume_fit, checkpoint=True),
+    "temperature": Example(_resume_fit, _resume_fit, checkpoint=True),
+    "sparse-checkpoint": Example(_resume_sparse, _resume_sparse, checkpoint=True),
 }
 """By name, which is that of the file or folder too."""

@@ -23,7 +23,6 @@ from subbayes.priors import Normal
 from subbayes.subspaces.full import Full
 from subbayes.subspaces.random import Random
 from subbayes.training.many import train_many
-from subbayes.utils import artifact
 from subbayes.utils.checks import InputError
 from subbayes.utils.seeding import derive_seed
 
@@ -314,33 +313,6 @@ def test_an_artifact_has_the_starts(fitted, tmp_path):
     assert np.array_equal(loaded.starts, fitted.starts)
     assert loaded.settings["ensemble"] == {"members": MEMBERS}
     assert loaded.describe() == fitted.describe()
-
-
-def test_an_artifact_that_contradicts_its_ensemble_is_refused(fitted, tmp_path):
-    found = artifact.read(fitted.save(tmp_path / "model"))
-
-    def reloaded(tensors=None, draws=None, **settings):
-        facts = found.facts | {
-            "settings": found.facts["settings"] | settings,
-            "draws": found.facts["draws"] | (draws or {}),
-        }
-        tensors = found.tensors | (tensors or {})
-        artifact.write(tmp_path / "other", found.kind, tensors, facts, overwrite=True)
-        return subbayes.load(tmp_path / "other")
-
-    assert np.array_equal(reloaded().draws.z, fitted.draws.z)
-    starts = found.tensors["starts"]
-    with pytest.raises(InputError, match="a chain for each"):
-        reloaded({"starts": torch.cat([starts, starts])}, ensemble={"members": 2 * MEMBERS})
-    own = {"engine": "laplace", "validity": "approximation", "independent": True}
-    with pytest.raises(
-        InputError, match="a sampler with chains|'stats.log_q' beside draws of 'laplace'"
-    ):
-        reloaded(draws=own, inference="laplace")
-    with pytest.raises(InputError, match="as 'inference' says"):
-        reloaded(inference="slice")
-    with pytest.raises(InputError, match="a shift of zeros"):
-        reloaded({"subspace.shift": found.tensors["subspace.shift"] + 3})
 
 
 @pytest.mark.parametrize("change", ["shape", "missing", "nan"])

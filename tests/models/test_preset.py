@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import importlib
 from functools import partial
@@ -20,7 +19,7 @@ from subbayes.inference.samplers.mclmc import MCLMC
 from subbayes.models import preset_choice, presets
 from subbayes.models.array_model import fit_arrays
 from subbayes.models.held_out import HeldOut
-from subbayes.models.preset_checkpoint import PresetCheckpoint, check_saved_choice
+from subbayes.models.preset_checkpoint import PresetCheckpoint
 from subbayes.models.preset_sampling import Clock, PlannedMCLMC, _Planned
 from subbayes.models.presets import Preset, describe_preset, largest
 from subbayes.models.settings import TableSettings
@@ -363,110 +362,6 @@ def _torch(tensors):
     import torch
 
     return {name: torch.as_tensor(value) for name, value in tensors.items()}
-
-
-GAIN = {"gain": 0.0, "gain_error": 0.2}
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("hidden", [20_000, 20_000]),
-        ("hidden", [5, 5, 5]),
-        ("prior", 1e149),
-        ("weight_decay", 7.0),
-        ("epochs", 10**12),
-        ("budget", 1e9),
-        ("name", "nope"),
-    ],
-)
-def test_a_choice_of_a_file_is_one_that_the_preset_makes(name, value):
-    settings = TableSettings(preset="best", budget=30.0)
-    record = {
-        "name": "best",
-        "budget": 30.0,
-        "hidden": [12, 12],
-        "weight_decay": 1e-4,
-        "prior": 1.0,
-        "epochs": 10,
-        "networks": [
-            {"hidden": [3], "weight_decay": 1e-4, "score": -2.0},
-            {"hidden": [12, 12], "weight_decay": 1e-4, "score": -1.0},
-        ],
-        "chains": [{"hidden": [12, 12], "prior": 1.0, "steps": 50, "score": -1.0} | GAIN],
-        "candidates": [2, 3],
-    }
-    check_saved_choice(SMALL, settings, record)
-    with pytest.raises(InputError, match=f"checkpoint: expected {name} of the preset"):
-        check_saved_choice(SMALL, settings, record | {name: value})
-    other = {
-        "hidden": [3],
-        "prior": 0.01,
-        "steps": 50,
-        "score": 0.0,
-        "gain": 2.0,
-        "gain_error": 0.1,
-    }
-    with pytest.raises(InputError, match=r"checkpoint: expected hidden \[3\] of a preset, that of"):
-        check_saved_choice(SMALL, settings, record | {"chains": [*record["chains"], other]})
-
-
-FORGED = {
-    "name": lambda record: record.update(name="anything"),
-    "hidden": lambda record: record.update(hidden=[99]),
-    "hidden layers everywhere": lambda record: [
-        one.update(hidden=[99]) for one in (record, *record["networks"], *record["chains"])
-    ],
-    "prior": lambda record: record.update(prior=0.01),
-    "prior everywhere": lambda record: [
-        one.update(prior=0.3) for one in (record, *record["chains"])
-    ],
-    "weight decay everywhere": lambda record: [
-        one.update(weight_decay=0.5) for one in (record, *record["networks"])
-    ],
-    "epochs": lambda record: record.update(epochs=7),
-    "networks": lambda record: [one.update(hidden=[9, 9]) for one in record["networks"]],
-    "score": lambda record: record["chains"][2].update(score=1e3),
-    "gain": lambda record: record["chains"][0].update(gain=0.9),
-    "candidates": lambda record: record.update(candidates=[1, 1]),
-    "seconds": lambda record: record["seconds"].update(sampling=1e9),
-}
-
-
-@pytest.mark.parametrize("what", FORGED)
-def test_a_record_of_another_model_is_refused(model, what, tmp_path):
-    fit = model.model_
-    record = copy.deepcopy(fit.settings["preset"])
-    FORGED[what](record)
-    path = dataclasses.replace(fit, settings=fit.settings | {"preset": record}).save(tmp_path / "a")
-    with pytest.raises(InputError, match="^path: expected .*preset") as error:
-        subbayes.load(path)
-    assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("plan", "is_possible"),
-    [
-        ({}, True),
-        ({"thin": 2**40}, False),
-        ({"warmup": 2**40}, False),
-        ({"warmup": 0, "draws": 1}, False),
-        ({"draws": 10**6}, False),
-        ({"warmup": 10**7, "thin": 10**5}, False),
-        ({"time_limit": 1e6}, False),
-    ],
-)
-def test_a_plan_of_a_file_is_one_for_the_budget(plan, is_possible, monkeypatch):
-    monkeypatch.setattr("subbayes.models.preset_sampling.step_seconds", lambda *_: 1e-3)
-    monkeypatch.setattr(MCLMC, "run", lambda *_: Draws(np.zeros((2, 3, 2))))
-    found = {"warmup": 5000, "draws": 100, "thin": 50, "time_limit": 9.0} | plan
-    engine = PlannedMCLMC(budget=10.0, load=lambda: found)
-    sampling = Sampling(draws=100, initial=np.zeros((2, 2)))
-    if is_possible:
-        assert engine.run(None, sampling).n_draws == 3
-        return
-    with pytest.raises(InputError, match="checkpoint: expected a plan for 10 s"):
-        engine.run(None, sampling)
 
 
 @pytest.mark.slow

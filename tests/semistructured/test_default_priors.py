@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 import torch
 
-from subbayes import InputError, Sampling, SemiStructuredRegression, load
+from subbayes import InputError, Sampling, SemiStructuredRegression
 from subbayes.likelihoods.families import (
     FAMILIES,
     AsymmetricLaplaceFamily,
@@ -47,7 +47,6 @@ from subbayes.semistructured.effect_priors import (
 from subbayes.semistructured.formula import Design
 from subbayes.semistructured.formula_columns import remaining_scales
 from subbayes.semistructured.structured_predictor import StructuredPredictor
-from subbayes.utils import artifact
 
 FRAME = pd.DataFrame({"x": np.random.default_rng(0).normal(size=80)})
 Y = 3 + FRAME.x.to_numpy() + np.random.default_rng(1).gamma(4.0, 0.5, 80)  # above 0
@@ -386,29 +385,3 @@ def test_a_response_that_is_constant_but_for_rounding_raises():
     frame = pd.DataFrame({"x": np.random.default_rng(8).normal(size=300), "y": 0.1})
     with pytest.raises(InputError, match="responses that vary"):
         SemiStructuredRegression("y ~ x").specification.prepare(frame, None)
-
-
-@pytest.mark.parametrize(
-    ("formula", "options", "smooth", "refused"),
-    [
-        ("y ~ x", {"weights": "w"}, "bayes", True),
-        ("y ~ x + re(g)", {"priors": {"sd(re(g))": 1.0}}, "reml", True),
-        ("y ~ x + re(g)", {"priors": {"x": 1.0}}, "reml", False),
-        ("y ~ x + re(g)", {"priors": {"sd": 1.0}}, "bayes", False),
-    ],
-)
-def test_files_with_other_default_priors_are_refused(tmp_path, formula, options, smooth, refused):
-    rng = np.random.default_rng(9)
-    frame = FRAME.assign(y=Y, w=2.0, g=rng.integers(0, 5, 80))
-    model = SemiStructuredRegression(formula, **options)
-    model.fit(frame, smooth=smooth, sampling=Sampling(draws=20, chains=2, progress=False))
-    saved = artifact.read(model.save(tmp_path / "model"))
-    expected = model.summary()["mean"]
-    pd.testing.assert_series_equal(load(tmp_path / "model").summary()["mean"], expected)
-    facts = {key: value for key, value in saved.facts.items() if key != "default_priors"}
-    artifact.write(tmp_path / "older", saved.kind, saved.tensors, facts)
-    if refused:
-        with pytest.raises(InputError, match="got a model with .* of an earlier version"):
-            load(tmp_path / "older")
-    else:
-        pd.testing.assert_series_equal(load(tmp_path / "older").summary()["mean"], expected)

@@ -19,7 +19,6 @@ from subbayes.semistructured import (
     empirical_bayes,
 )
 from subbayes.semistructured.empirical_bayes import singular_warnings, smoothing_coordinates
-from subbayes.utils import artifact
 
 SAMPLING = Sampling(draws=1000, chains=4, progress=False)
 
@@ -166,20 +165,6 @@ def test_what_does_not_go_together_raises():
         SemiStructuredRegression("y ~ x").fit(frame, smooth="reml")
     with pytest.raises(InputError, match="Leave inference out"):
         SemiStructuredRegression("y ~ s(v)").fit(frame, smooth="reml", inference="nuts")
-
-
-@pytest.mark.parametrize("smooth", ["bayes", "reml"])
-def test_a_file_that_names_the_other_method_is_refused(tmp_path, smooth):
-    model = SemiStructuredRegression("y ~ x + (1 | g)")
-    sampling = Sampling(draws=20, chains=2, progress=False)
-    model.fit(table(), smooth=smooth, sampling=sampling).save(tmp_path / "model")
-    found = artifact.read(tmp_path / "model")
-    other = {"bayes": "reml", "reml": "bayes"}[smooth]
-    facts = found.facts | {"smooth": other}
-    artifact.write(tmp_path / "forged", found.kind, found.tensors, facts)
-    assert subbayes.load(tmp_path / "model").summary() is not None
-    with pytest.raises(InputError, match="since standard deviations"):
-        subbayes.load(tmp_path / "forged")
 
 
 def routes(monkeypatch, fit):

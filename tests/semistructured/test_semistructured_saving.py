@@ -238,9 +238,6 @@ DAMAGED = [
     (("exposure",), "x"),
     (("seed",), -1),
     (("mode",), "jit"),
-    (("orthogonal_to",), []),
-    (("orthogonal_to",), [[0, 10**9]]),
-    (("orthogonal_to",), [[0.5]]),
     (("dropped",), -1),
     (("columns", 0, "name"), "g"),
     (("columns", 0, "dtype"), "complex128"),
@@ -270,12 +267,6 @@ DAMAGED = [
     (("space", "curve"), "line"),
     (("draws", "temperature"), 0.0),
     (("draws", "validity"), "perfect"),
-    (("draws", "engine"), "deep ensemble"),
-    (("draws", "meta", "seed"), 77),
-    *((("space", "kind"), kind) for kind in ("naive", "full", "last-layer", "ensemble")),
-    (("space", "prior", "mean"), 3.0),
-    (("space", "prior", "scale"), 3.0),
-    (("space", "curve"), None),
 ]
 
 
@@ -290,28 +281,13 @@ def test_facts_that_do_not_fit_are_refused_in_one_line(small, place, value):
 
 
 def test_networks_are_orthogonal_to_the_same_columns_after_loading(tmp_path):
-    """Those of versions before networks were made orthogonal to random effects would predict
-    something else."""
     rng = np.random.default_rng(0)
     frame = pd.DataFrame({"g": rng.integers(0, 4, 30), "y": rng.normal(size=30)})
     deep = {"net": (MLP(1, (2,), 1), ["g"])}
     model = SemiStructuredRegression("y ~ 1 + (1 | g)", deep=deep).fit(frame, **QUICK)
-    saved = artifact.read(model.save(tmp_path / "model"))
-    assert saved.facts["orthogonal_to"] == {"net": [0, 1, 2, 3, 4]}
-    loaded = reloaded(saved, tmp_path / "again")
+    loaded = SemiStructuredRegression.load(model.save(tmp_path / "model"))
+    assert loaded.orthogonal_to == model.orthogonal_to
     np.testing.assert_array_equal(loaded.predict(frame).mean, model.predict(frame).mean)
-    older = {name: fact for name, fact in saved.facts.items() if name != "orthogonal_to"}
-    with pytest.raises(InputError, match="got a model of an earlier version.* Fit it again"):
-        reloaded(saved, tmp_path / "older", older)
-    same = reloaded(saved, tmp_path / "same", older | {"orthogonal_to": [[0, 1, 2, 3, 4]]})
-    np.testing.assert_array_equal(same.predict(frame).mean, model.predict(frame).mean)
-    deep["other"] = MLP(2, (2,), 1)
-    model = SemiStructuredRegression("y ~ 1", deep=deep)
-    model.fit(frame, inputs={"other": rng.normal(size=(30, 2)).astype(np.float32)}, **QUICK)
-    saved = artifact.read(model.save(tmp_path / "two"))
-    assert saved.facts["orthogonal_to"] == {"net": [0]}
-    with pytest.raises(InputError, match="each is orthogonal to what it reads, got a model of an"):
-        reloaded(saved, tmp_path / "both", saved.facts | {"orthogonal_to": [[0]]})
 
 
 def test_tensors_that_do_not_fit_are_refused_in_one_line(small):
@@ -324,8 +300,6 @@ def test_tensors_that_do_not_fit_are_refused_in_one_line(small):
         "rows.2": tensors["rows.2"] * torch.nan,
         "starts": tensors["starts"][:0].clone(),
         "curve": tensors["curve"][:, 1:].clone(),
-        " curve": tensors["curve"] + 5,
-        " space.inner.shift": tensors["space.inner.shift"].double(),
         "z": tensors["z"][..., 1:].clone(),
         "space.inner.shift": tensors["space.inner.shift"][1:].clone(),
         "network0.layers.0.weight": None,
@@ -334,7 +308,7 @@ def test_tensors_that_do_not_fit_are_refused_in_one_line(small):
         "other": torch.zeros(1),
     }.items():
         with pytest.raises(InputError) as error:
-            reloaded(saved, folder / "forged", tensors={name.strip(): value})
+            reloaded(saved, folder / "forged", tensors={name: value})
         assert "\n" not in str(error.value)
 
 
@@ -395,18 +369,8 @@ def test_an_ensemble_is_saved_as_one_and_not_as_a_posterior(small):
     frame = pd.DataFrame({"x": np.linspace(-1, 1, 20), "y": np.linspace(0, 1, 20) ** 2})
     model = SemiStructuredRegression("y ~ x", deep={"net": (MLP(1, (2,), 1), ["x"])})
     model.fit(frame, inference=DeepEnsemble(members=2), training=QUICK["training"])
-    saved = artifact.read(model.save(folder / "model", overwrite=True))
+    model.save(folder / "model", overwrite=True)
     assert not SemiStructuredRegression.load(folder / "model").is_posterior
-    for place, value in {
-        ("space", "kind"): "full",
-        ("draws", "engine"): "nuts",
-        ("draws", "validity"): "exact",
-        ("draws", "temperature"): 0.1,
-    }.items():
-        with pytest.raises(InputError):
-            reloaded(saved, folder / "forged", replaced(saved.facts, place, value))
-    with pytest.raises(InputError, match="members"):
-        reloaded(saved, folder / "forged", tensors={"z": saved.tensors["z"][:, :1].clone()})
 
 
 def test_a_file_does_not_start_a_compiler(small):
@@ -649,26 +613,19 @@ def test_predictions_in_threads_leave_the_filters_of_warnings_alone(fitted):
 
 
 @pytest.mark.parametrize(
-    ("formula", "weights", "refused"),
+    ("formula", "weights"),
     [
-        ("y ~ s(x)", None, True),
-        ("y ~ s(x, by=g, bs='cr', k=4)", None, True),
-        ("y ~ mo(g)", "w", True),
-        ("y ~ gp(x, k=4)", "w", False),
-        ("y ~ x + (1 | g)", None, False),
+        ("y ~ s(x)", None),
+        ("y ~ s(x, by=g, bs='cr', k=4)", None),
+        ("y ~ mo(g)", "w"),
+        ("y ~ gp(x, k=4)", "w"),
+        ("y ~ x + (1 | g)", None),
     ],
 )
-def test_files_whose_terms_had_other_columns_are_refused(tmp_path, formula, weights, refused):
+def test_terms_predict_the_same_after_loading(tmp_path, formula, weights):
     rng = np.random.default_rng(0)
     frame = pd.DataFrame({"x": rng.normal(size=40), "g": np.arange(40) % 3, "w": 2.0})
     frame["y"] = rng.normal(size=40)
     model = SemiStructuredRegression(formula, weights=weights).fit(frame, **QUICK)
-    saved = artifact.read(model.save(tmp_path / "model"))
-    older = {key: value for key, value in saved.facts.items() if key != "terms"}
-    if refused:
-        with pytest.raises(InputError, match="got a model with .* of an earlier version, in which"):
-            reloaded(saved, tmp_path / "older", older)
-    else:
-        reloaded(saved, tmp_path / "older", older)
-    found = reloaded(saved, tmp_path / "same").predict(frame).mean
+    found = SemiStructuredRegression.load(model.save(tmp_path / "model")).predict(frame).mean
     np.testing.assert_array_equal(found, model.predict(frame).mean)

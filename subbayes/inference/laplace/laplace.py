@@ -16,7 +16,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -29,7 +28,6 @@ from subbayes.inference.importance_sampling import approximate_draws
 from subbayes.inference.samplers.chains import prior_scale
 from subbayes.inference.samplers.hamiltonian import GradientDensity, check_gradient
 from subbayes.inference.samplers.laplace_start import Points, climb
-from subbayes.inference.saved_statistics import checked_ratios, importance_estimates
 from subbayes.utils.checks import check_count, fail
 from subbayes.utils.progress import progress_bar
 
@@ -74,22 +72,10 @@ class Laplace(Engine):
     name = "laplace"
     validity = "approximation"
     independent = True
-    estimates = ("log_evidence", "pareto_k")
     starts: int = 4
 
     def __post_init__(self) -> None:
         check_count("starts", self.starts)
-
-    @classmethod
-    def implied(cls, draws: Draws) -> dict[str, Any]:
-        """Pareto k of the importance ratios; see `Engine.implied`."""
-        return {"pareto_k": importance_estimates(draws)["pareto_k"]}
-
-    @classmethod
-    def implied_of_thinned(cls, draws: Draws, of: int) -> dict[str, Any]:
-        """Nothing, after a check of the densities; see `Engine.implied_of_thinned`."""
-        checked_ratios(draws)
-        return {}
 
     def run(self, posterior: GradientDensity, sampling: Sampling) -> Draws:
         """Draw from the approximation; see `Engine.run`."""

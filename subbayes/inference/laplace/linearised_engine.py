@@ -89,8 +89,6 @@ class LinearisedLaplace(Engine):
     name = "laplace-linearised"
     validity = "approximation"
     independent = True
-    predictions = ("linearised", "linearised-draws")
-    estimates = ("log_evidence",)
     gauss_newton_step: bool = False
     covariance: Literal["exact", "sampled"] = "exact"
     tolerance: float = 1e-2

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from subbayes.curvature.diagonal import Diagonal
-from subbayes.curvature.draw_checks import check_draws
 from subbayes.curvature.exact import Dual, Primal
 from subbayes.curvature.jacobian import MEMORY_LIMIT, Jacobian, UnavailableRows
 from subbayes.curvature.kfac import Factors, Kfac, factor_shape
@@ -26,7 +25,7 @@ from subbayes.curvature.precision import Precision
 from subbayes.curvature.row_sums import share_rows
 from subbayes.curvature.sample_then_optimise import LinearDraws, SampleThenOptimise
 from subbayes.curvature.sampled import Sampled
-from subbayes.curvature.subspace_precision import SubspacePrecision, squared_basis
+from subbayes.curvature.subspace_precision import SubspacePrecision
 from subbayes.distributed.divided_rows import exchanged
 from subbayes.likelihoods import Likelihood
 from subbayes.networks.network import Network
@@ -48,8 +47,6 @@ _MATRICES: dict[type[Precision], tuple[str, ...]] = {
     SubspacePrecision: ("matrix", "metric"),
     Kfac: ("diagonal",),
 }
-_MOST_PRECISE = 1e30  # prior precision of draws, whose squares float32 holds
-_ROUNDING = 1e-9
 _PRODUCTS = 1e-3  # relative error of products in the dtype of the network
 _ROWS = 3  # of the random inputs that replace the data
 
@@ -84,7 +81,7 @@ def precision_facts(precision: Precision) -> dict[str, Any]:
         "layers": [one.layer.name for one in precision.factors]
         if isinstance(precision, Kfac)
         else [],
-    } | ({"draws_digest": _draws_digest(precision)} if isinstance(precision, Sampled) else {})
+    }
 
 
 def _options(precision: Precision) -> dict[str, Any]:
@@ -97,17 +94,6 @@ def _residual(precision: Precision) -> float | None:
     if isinstance(precision, LowRank):
         return precision.residual
     return precision.draws.error if isinstance(precision, Sampled) else None
-
-
-def _draws_digest(precision: Sampled) -> str:
-    """A digest of draws with the settings that gave them, which belong to each other."""
-    facts = {
-        "options": asdict(precision.settings),
-        "prior_precision": precision.prior_precision,
-        "rows": precision.V.n,
-        "residual": precision.draws.error,
-    }
-    return fingerprint({"draws": precision.draws.x, "fitted": precision.draws.fitted}, facts)
 
 
 def jacobian_from(
@@ -151,8 +137,6 @@ def precision_from(
 ) -> Precision:
     """Rebuild a precision from its fitted matrices."""
     prior_precision = facts["prior_precision"]
-    if subspace is not None and facts["form"] != "subspace":
-        fail_damaged(f"no subspace beside the form {facts['form']!r}, of all weights", "one")
     match facts["form"]:
         case "dual":
             if len(tensors["matrix"]) != V.rows:
@@ -175,11 +159,8 @@ def precision_from(
         case _:
             if subspace is None:
                 fail_damaged("the subspace of the subspace form", "none")
-            metric = squared_basis(subspace)
-            error = (metric - tensors["metric"]).abs().max()
-            if not bool(error <= _ROUNDING * metric.diagonal().max()):
-                fail_damaged("the squared basis as 'metric'", "another matrix")
-            return SubspacePrecision(V, subspace, prior_precision, (tensors["matrix"], metric))
+            parts = tensors["matrix"], tensors["metric"]
+            return SubspacePrecision(V, subspace, prior_precision, parts)
 
 
 def _check_gram(matrix: Tensor, V: Jacobian) -> None:
@@ -223,26 +204,18 @@ def _sampled(tensors: Mapping[str, Tensor], facts: Mapping[str, Any], V: Jacobia
         fail("path", f"{settings.samples} draws", len(x))
     if error is None:
         fail_damaged("the error of the draws as 'residual'", "none")
-    if not 1 / _MOST_PRECISE < lam < _MOST_PRECISE:
-        fail_damaged(f"a prior precision between {1 / _MOST_PRECISE:g} and {_MOST_PRECISE:g}", lam)
     known = LinearDraws(x, None, tensors["fitted"], float(error), 0)
-    found = Sampled(V, lam, settings, known=known)
-    if facts.get("draws_digest") != _draws_digest(found):
-        fail_damaged("draws that belong to their seed, settings and prior precision", "others")
-    check_draws(known, settings, found.products, lam)
-    return found
+    return Sampled(V, lam, settings, known=known)
 
 
 def _factors(
     tensors: Mapping[str, Tensor], facts: Mapping[str, Any], V: Jacobian
 ) -> tuple[Factors, ...]:
     layers = {layer.name: layer for layer in V.plan.layers if layer.is_matrix}
-    names, diagonal = facts["layers"], tensors["diagonal"]
+    names = facts["layers"]
     missing = [name for name in names if name not in layers]
     if missing:
         fail("module", "the layers that were factored", f"none named {missing[0]!r}")
-    if len(set(names)) < len(names):
-        fail_damaged("the factors of each layer once", f"layers {names}")
     found = tuple(
         Factors(layers[name], **{part: tensors[f"{part}.{i}"] for part in _FACTORS})
         for i, name in enumerate(names)
@@ -250,11 +223,6 @@ def _factors(
     for one in found:
         if (shape := tuple(one.values.shape)) != (expected := factor_shape(one.layer)):
             fail_damaged(f"factors of shape {expected} of layer {one.layer.name!r}", shape)
-    for name, layer in layers.items():
-        # a layer that is not factored, as it could not be verified, has a diagonal block
-        zero = not any(bool(diagonal[span.place].any()) for span in layer.spans)
-        if zero != (name in names):
-            fail_damaged(f"factors or a diagonal of layer {name!r}", "neither" if zero else "both")
     return found
 
 

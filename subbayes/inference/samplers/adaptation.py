@@ -16,7 +16,6 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from subbayes.inference.samplers.chains import Density, prior_scale
-from subbayes.inference.samplers.state_limits import between, close, finite, windows
 from subbayes.utils.checks import check_choice, fail
 
 __all__ = [
@@ -24,7 +23,6 @@ __all__ = [
     "Metric",
     "Schedule",
     "initial_fields",
-    "limits",
     "apply_factor",
     "apply_transposed_factor",
     "cholesky",
@@ -147,65 +145,6 @@ def initial_fields(
         "factor": factor,
         "target": target,
     }
-
-
-def limits(
-    s: Any, count: Int[np.ndarray, "chains"], *, target: float, warmup: int, step: float | None
-) -> dict[str, Any]:
-    """Whether the fields of `Adaptation` can be those of a run, by name.
-
-    Args:
-        s: a state that extends `Adaptation`.
-        count: finished draws of each chain.
-        target: as for `update`.
-        warmup: as for `update`.
-        step: as for `initial_fields`.
-    """
-    dense, k = s.factor.ndim == 3, s.z.shape[1]
-    schedule, done = Schedule.of(warmup), np.minimum(count, warmup)
-    ends = np.array([0, *schedule.ends])
-    closed = ends[np.searchsorted(ends, done, side="right") - 1]  # draw of the last closed window
-    updates = done - closed
-    window = np.maximum(done - np.maximum(closed, schedule.first), 0)
-    restart = np.log(np.where(closed > 0, k**-0.25, step or k**-0.25))
-    travel = np.sqrt(updates) / _GAMMA  # of the logarithm of the step size for an excess of 1
-    moving = (updates > 0) & (count < warmup)
-    log_step = np.where(moving, s.centre - travel * s.excess, s.log_step_mean)
-    variance = _diagonal(s.window_spread)
-    known = s.target.reshape(len(count), -1).any(1)
-    own = s.factor @ s.factor.transpose(0, 2, 1) if dense else np.square(s.factor)
-    shape = (-1, *[1] * (s.factor.ndim - 1))
-    is_target = close(own, s.target, _outer(np.sqrt(_diagonal(own)), dense))
-    unused = window == 0
-    triangular = (np.triu(s.factor, 1) == 0).all((1, 2)) if dense else True
-    return {
-        "count": s.count == count,
-        "step": finite(s.step) & (s.step > 0) & close(np.log(s.step), log_step, 1 + travel),
-        "log_step_mean": close(s.log_step_mean, restart, 1e6 * travel + 1),
-        "centre": close(s.centre, restart + np.log(2)),
-        "excess": between(s.excess, target - 1 - 1e-9, target + 1e-9)
-        & ((updates > 0) | (s.excess == 0)),
-        "updates": s.updates == updates,
-        "window": s.window == window,
-        "window_mean": windows(s.window_mean, variance, window, s.z),
-        "window_spread": finite(s.window_spread)
-        & ((s.window_spread == 0) | ~unused.reshape(shape)),
-        "factor": finite(s.factor)
-        & ((s.factor != 0).any(-1, keepdims=True) if dense else s.factor > 0)
-        & ((closed == 0) | ((_diagonal(s.factor) > 0).all(1) & triangular)).reshape(shape)
-        & ((closed > 0) | ~known | is_target.reshape(len(count), -1).all(1)).reshape(shape),
-        "target": finite(s.target)
-        & ((_diagonal(s.target) > 0).all(1) | ~known).reshape(shape)
-        & (warmup > 0 or s.target == 0),
-    }
-
-
-def _diagonal(matrices: Float[np.ndarray, "chains *kk"]) -> Float[np.ndarray, "chains k"]:
-    return matrices if matrices.ndim == 2 else np.diagonal(matrices, axis1=1, axis2=2)
-
-
-def _outer(sd: Float[np.ndarray, "chains k"], dense: bool) -> Float[np.ndarray, "chains *kk"]:
-    return sd[:, :, None] * sd[:, None] if dense else np.square(sd)
 
 
 def apply_factor(

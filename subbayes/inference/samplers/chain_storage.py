@@ -13,7 +13,6 @@ from subbayes.diagnostics.thinning import TRANSITION_STATISTICS, interval_statis
 from subbayes.distributed.chain_groups import ChainGroups
 from subbayes.distributed.processes import on_first
 from subbayes.inference.samplers.random_numbers import copy_state
-from subbayes.inference.samplers.state_limits import MOST_EVALUATIONS, between, wrong_field
 from subbayes.utils import artifact
 from subbayes.utils.saving import fail_checkpoint, has_checkpoint, read_checkpoint
 from subbayes.utils.tensor_file import add_prefix, strip_prefix
@@ -25,6 +24,7 @@ __all__ = ["Checkpoint", "FinishedChain", "Store", "check_folder"]
 
 KIND = "sampling-checkpoint"
 _DTYPES = (torch.float64, torch.float32, torch.int64, torch.int32, torch.uint8, torch.bool)
+_OF_DENSITY = 0.01  # relative error of sums over observations in 16 bits
 
 
 def check_folder(checkpoint: str | Path | None) -> None:
@@ -215,18 +215,14 @@ class Checkpoint:
             {name: tensor.numpy() for name, tensor in strip_prefix(prefix, tensors).items()}
             for prefix in ("state", "stats", "transitions")
         )
-        own, wrong = self.groups.own, _other_arrays(fresh, arrays, self.identity["chains"])
+        wrong = _other_arrays(fresh, arrays, self.identity["chains"])
+        if wrong is not None:
+            expected = f"the arrays of the state of the sampler {self.kernel.name}"
+            fail_checkpoint(expected, f"another shape or dtype of {wrong[:60]!r}")
+        self._check_density(self.kernel.state_type(**arrays))
         store = Store(
             tensors["z"].numpy(), stats, tensors["count"].numpy(), meta["evaluations"], transitions
         )
-        if not store.count.max(initial=0) <= store.evaluations <= MOST_EVALUATIONS:
-            expected = "at least as many evaluations as draws of a chain, and at most 2^48"
-            fail_checkpoint(expected, str(store.evaluations))
-        if wrong is None:
-            wrong = self._impossible(self.kernel.state_type(**arrays), store)
-        if wrong is not None:
-            expected = f"the state of the sampler {self.kernel.name} after the draws stored"
-            fail_checkpoint(expected, f"other values of {wrong[:60]!r}")
         most = store.z.shape[1]
         kept = (store.count - self.identity["warmup"]) // self.identity["thin"]
         if (kept > most).any():  # draws that are not there would be zeros
@@ -234,13 +230,8 @@ class Checkpoint:
         known = getattr(self.kernel, "statistics", None)
         if known is not None:
             self._check_statistics(known, store, bool((kept > 0).any()))
-        if "evaluations" in stats:
-            each = store.evaluations * getattr(self.kernel, "rungs", 1)  # of points of a chain
-            if not between(stats["evaluations"], 0, min(each, MOST_EVALUATIONS)).all():
-                fail_checkpoint(f"draws of at most {each} evaluations", "others")
+        own = self.groups.own
         for rng, rng_state in zip(rngs, meta["rngs"][own], strict=True):
-            if rng_state["state"]["inc"] != rng.bit_generator.state["state"]["inc"]:
-                fail_checkpoint("the random streams of its seed", "others")
             rng.bit_generator.state = rng_state
         state = self.kernel.state_type(**{name: array[own] for name, array in arrays.items()})
         return state, store.part(own)
@@ -261,13 +252,17 @@ class Checkpoint:
         if any(array.shape != (chains, thin) for array in store.transitions.values()):
             fail_checkpoint(f"statistics of {thin} transitions", "those of another number")
 
-    def _impossible(self, state: Any, store: Store) -> str | None:
-        """The name of an array of a state with values that no run can have, or None."""
-        limits = getattr(self.kernel, "limits", None)
-        if limits is None:
-            return None if np.isfinite(state.z).all() else "z"
-        with np.errstate(all="ignore"):
-            return wrong_field(state, limits(self.posterior, state, store))
+    def _check_density(self, state: Any) -> None:
+        """Check points and log densities of a state: code of the density may have changed since."""
+        if not np.isfinite(state.z).all():
+            fail_checkpoint("finite points of the chains", "others")
+        densities = getattr(self.kernel, "densities", None)
+        if densities is None:
+            return
+        stored, computed = densities(self.posterior, state)
+        if not np.allclose(stored, computed, rtol=_OF_DENSITY, atol=_OF_DENSITY):
+            expected = "one of the same density, with its log densities at the points of the chains"
+            fail_checkpoint(expected, "other log densities")
 
 
 def _other_arrays(state: Any, arrays: dict[str, np.ndarray], chains: int) -> str | None:

@@ -100,8 +100,8 @@ class Kernel(Protocol):
     The state is a frozen dataclass of NumPy arrays whose first axis is the chain, with a field
     `z` of shape (chains, k). An attribute `statistics`, if there is one, has the type (float, int
     or bool) of each statistic by name, with which those of a checkpoint are compared. A method
-    `limits(posterior, state, store)`, if there is one, takes a state and the draws of a checkpoint
-    and returns for every array, by name, whether its entries are those that a run can have. A
+    `densities(posterior, state)`, if there is one, returns log densities as stored at the points of
+    a state, and as computed again: a checkpoint in which they differ is of another density. A
     method `longest_draw(rank)`, if there is one, returns the largest number of steps of a draw.
     """
 

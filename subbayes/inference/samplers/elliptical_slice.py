@@ -12,7 +12,7 @@ draws its next ellipse at once; the others shrink their brackets.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -20,29 +20,14 @@ from jaxtyping import Float, Int
 from subbayes.draws import Draws
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.laplace.laplace import Laplace
-from subbayes.inference.samplers import state_limits
 from subbayes.inference.samplers.chain_storage import check_folder
-from subbayes.inference.samplers.chains import Density, Info, Rngs, Sampler, prior_scale
+from subbayes.inference.samplers.chains import Density, Info, Rngs, Sampler
 from subbayes.inference.samplers.hamiltonian import GradientDensity
 from subbayes.inference.samplers.random_numbers import refill
-from subbayes.inference.samplers.state_limits import (
-    LOWEST,
-    MOST_EVALUATIONS,
-    between,
-    bracket,
-    close,
-    finite,
-    near,
-    same_density,
-    used,
-)
 from subbayes.priors import Normal, check_normal
 from subbayes.utils import artifact
 from subbayes.utils.checks import check_positive, fail, fail_type
 from subbayes.utils.log_densities import reject_undefined
-
-if TYPE_CHECKING:
-    from subbayes.inference.samplers.chain_storage import Store
 
 __all__ = [
     "EllipticalSlice",
@@ -51,7 +36,6 @@ __all__ = [
     "State",
     "laplace_reference",
     "next_angles",
-    "search_limits",
 ]
 
 _AHEAD, _AHEAD_NORMALS = 64, 16
@@ -83,13 +67,9 @@ class Kernel:
     statistics: ClassVar[dict[str, type]] = {"log_likelihood": float, "evaluations": int}
     state_type = State
 
-    def limits(self, posterior: Density, s: State, store: Store) -> dict[str, Any]:
-        """Whether the arrays of a state can be those of a run, by name."""
-        return search_limits(posterior, s, s.log_likelihood, store) | {
-            "z": near(s.z, posterior.prior.mean, prior_scale(posterior)),
-            "log_likelihood": finite(s.log_likelihood)
-            & same_density(s.log_likelihood, posterior.log_likelihood(s.z) / posterior.temperature),
-        }
+    def densities(self, posterior: Density, s: State) -> tuple[np.ndarray, np.ndarray]:
+        """Log densities as stored at the points of a state, and as computed again."""
+        return s.log_likelihood, posterior.log_likelihood(s.z) / posterior.temperature
 
     def init(self, posterior: Density, z: Float[np.ndarray, "chains k"], rngs: Rngs) -> State:
         """The state at start points z, each chain with a new ellipse."""
@@ -134,35 +114,6 @@ class Kernel:
             evaluations=evaluations,
         )
         return next_angles(posterior, moved, accepted, rngs), info
-
-
-def search_limits(
-    posterior: Density, s: Any, log_likelihood: Float[np.ndarray, "*S"], store: Store
-) -> dict[str, Any]:
-    """Whether the arrays of searches can be those of a run, by name.
-
-    Args:
-        posterior: whose prior the ellipses have.
-        s: a state with the fields of `State`, of any number of leading axes.
-        log_likelihood: tempered, at the points from which the searches start.
-        store: the draws so far.
-    """
-    rounding = 1e-6 * (1 + np.abs(log_likelihood))
-    return {
-        "direction": state_limits.prior_draws(s.direction, prior_scale(posterior)),
-        "threshold": between(
-            s.threshold, log_likelihood - LOWEST - rounding, log_likelihood + rounding
-        ),
-        "angle": between(s.angle, s.low - 1e-12, s.high + 1e-12),
-        "low": bracket(s.low, s.high, 2 * np.pi),
-        "high": (s.high <= 2 * np.pi) & (s.low >= -2 * np.pi),
-        "evaluations": between(s.evaluations, 0, min(store.evaluations, MOST_EVALUATIONS))
-        & ((s.evaluations > 0) | close(s.high - s.low, 2 * np.pi)),
-        "uniforms": state_limits.uniforms(s.uniforms),
-        "normals": state_limits.normals(s.normals),
-        "n_uniforms": used(s.n_uniforms, s.uniforms, 1),
-        "n_normals": used(s.n_normals, s.normals, 0),
-    }
 
 
 def next_angles(posterior: Density, state: State, fresh: np.ndarray, rngs: Rngs) -> State:

@@ -10,28 +10,8 @@ from jaxtyping import Float, Int
 from scipy.special import logsumexp
 
 from subbayes.draws import Draws
-from subbayes.inference.saved_statistics import FAR, check_between, statistic_of
 
-__all__ = [
-    "bridge_bias",
-    "check_thinned_ladders",
-    "evidence_of_groups",
-    "evidence_of_ladders",
-    "implied_by_ladders",
-    "summary_of_ladders",
-]
-
-_MOST = 1e300
-_RANGES = {  # of statistics
-    "swap_rate": (0, 1),
-    "least_swap_rate": (0, 1),
-    "barrier": (0, 1e6),
-    "round_trips": (0, _MOST),
-    "idle": (0, 1),
-    "log_evidence": (-np.inf, _MOST),
-    "bridge_bias": (0, _MOST),
-}
-_UNKNOWN_AT_FIRST = ("log_evidence", "bridge_bias")  # NaN before every rung has a draw
+__all__ = ["bridge_bias", "evidence_of_groups", "evidence_of_ladders", "summary_of_ladders"]
 
 
 def evidence_of_groups(logs: Float[np.ndarray, "groups"]) -> tuple[float, float]:
@@ -127,42 +107,3 @@ def summary_of_ladders(draws: Draws) -> tuple[dict[str, Any], float, float]:
         "round_trips": int(last["round_trips"].sum()),
     }
     return found, *evidence_of_ladders(draws.stats["log_evidence"], last["bridge_bias"])
-
-
-def _check_ladders(draws: Draws) -> None:
-    """Check the statistics of draws from a file.
-
-    Raises:
-        InputError: a statistic that is missing or out of range.
-    """
-    for name, (low, high) in _RANGES.items():
-        statistic_of(name, draws, low, high, name in _UNKNOWN_AT_FIRST)
-
-
-def implied_by_ladders(draws: Draws) -> dict[str, Any]:
-    """Evidence of ladders of a file, and final values of their statistics; see `Engine.implied`."""
-    _check_ladders(draws)
-    summary, evidence, error = summary_of_ladders(draws)
-    return {
-        "log_evidence": evidence,
-        "log_evidence_error": error,
-        **{f"meta.{name}": value for name, value in summary.items()},
-    }
-
-
-def check_thinned_ladders(draws: Draws) -> None:
-    """Check the evidence of ladders against its running estimates at the draws that were kept.
-
-    Args:
-        draws: those of parallel tempering that were kept.
-
-    Raises:
-        InputError: an evidence far from all of them, or a statistic out of range.
-    """
-    _check_ladders(draws)
-    running = draws.stats["log_evidence"].astype(np.float64)
-    known = running[np.isfinite(running)]
-    if len(known):
-        low, high = float(known.min()), float(known.max())
-        spread = FAR * (1.0 + high - low)
-        check_between("log_evidence", draws.log_evidence, low - spread, high + spread)

@@ -13,14 +13,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 
 from subbayes.draws import Draws
 from subbayes.inference.configuration import Sampling
-from subbayes.inference.samplers import adaptation, state_limits
+from subbayes.inference.samplers import adaptation
 from subbayes.inference.samplers.adaptation import (
     Adaptation,
     Metric,
@@ -32,17 +32,7 @@ from subbayes.inference.samplers.chains import Density, Rngs, Sampler, prior_sca
 from subbayes.inference.samplers.laplace_start import Points, laplace_start
 from subbayes.inference.samplers.random_numbers import copy_state, uniforms
 from subbayes.inference.samplers.reparameterisation import run_reparameterised
-from subbayes.inference.samplers.state_limits import (
-    MOST_EVALUATIONS,
-    between,
-    close,
-    finite,
-    same_density,
-)
 from subbayes.utils.checks import check_choice, check_positive, fail
-
-if TYPE_CHECKING:
-    from subbayes.inference.samplers.chain_storage import Store
 
 __all__ = [
     "Differentiable",
@@ -197,25 +187,9 @@ class HamiltonianKernel:
     target_acceptance: float
     step_size: float | None
 
-    def shared_limits(self, posterior: Any, s: State, store: Store) -> dict[str, Any]:
-        """Whether the fields of `State` can be those of a run, by name."""
-        p, slack = start_momenta(s), 1e-9 * s.evaluations
-        kinetic = 0.5 * np.square(p).sum(1)
-        adapted = adaptation.limits(
-            s, store.count, target=self.target_acceptance, warmup=self.warmup, step=self.step_size
-        )
-        return adapted | {
-            "z": finite(s.z),
-            "value": finite(s.value) & same_density(s.value, posterior.value_and_grad(s.z)[0]),
-            "gradient": finite(s.gradient),
-            "start_energy": close(s.start_energy, kinetic - s.value, 1 + kinetic + np.abs(s.value)),
-            "acceptance": between(s.acceptance, 0, s.evaluations + slack),
-            "evaluations": between(s.evaluations, 0, min(store.evaluations, MOST_EVALUATIONS)),
-            "uniforms": state_limits.uniforms(s.uniforms),
-            "normals": state_limits.normals(s.normals),
-            "n_uniforms": state_limits.used(s.n_uniforms, s.uniforms, 1),
-            "n_normals": state_limits.used(s.n_normals, s.normals, 1),
-        }
+    def densities(self, posterior: GradientDensity, s: State) -> tuple[np.ndarray, np.ndarray]:
+        """Log densities as stored at the points of a state, and as computed again."""
+        return s.value, posterior.value_and_grad(s.z)[0]
 
     def initial_fields(
         self, posterior: GradientDensity, z: Float[np.ndarray, "chains k"], rngs: Rngs
@@ -290,37 +264,6 @@ def new_trajectories(
     )
     point[:, c.g], point[:, c.value] = g, value
     return point
-
-
-def start_momenta(s: State) -> Float[np.ndarray, "chains k"]:
-    """Momenta at the starts of the trajectories, the last normal numbers used."""
-    last = np.clip(s.n_normals - 1, 0, s.normals.shape[1] - 1)
-    return np.asarray(s.normals[np.arange(len(last)), last])
-
-
-def is_start(s: State, point: Float[np.ndarray, "chains columns"]) -> Bool[np.ndarray, "chains"]:
-    """Whether points are the starts of the trajectories."""
-    c = Point.of(s.z.shape[1])
-    same = (
-        (point[:, c.z] == s.z) & (point[:, c.p] == start_momenta(s)) & (point[:, c.g] == s.gradient)
-    )
-    return np.asarray(same.all(1) & (point[:, c.value] == s.value) & (point[:, c.log_weight] == 0))
-
-
-def is_possible(s: State, point: Float[np.ndarray, "chains columns"]) -> Bool[np.ndarray, "chains"]:
-    """Whether points can be of the trajectories: their columns agree and they did not diverge."""
-    c = Point.of(s.z.shape[1])
-    p, g, value, log_weight = (point[:, i] for i in (c.p, c.g, c.value, c.log_weight))
-    kinetic = 0.5 * np.square(p).sum(1)
-    size = 1 + np.abs(s.start_energy) + np.abs(value) + kinetic
-    h = apply_transposed_factor(s.factor, g)
-    terms = apply_transposed_factor(np.abs(s.factor), np.abs(g))
-    return np.asarray(
-        finite(point).all(1)
-        & (log_weight >= -DIVERGENCE)
-        & close(log_weight, s.start_energy + value - kinetic, size)
-        & close(point[:, c.h], h, terms + 1e-300).all(1)
-    )
 
 
 def leapfrog(

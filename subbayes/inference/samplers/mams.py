@@ -23,7 +23,6 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from subbayes.inference.samplers import hamiltonian, random_length
-from subbayes.inference.samplers.adaptation import apply_transposed_factor
 from subbayes.inference.samplers.chains import Rngs
 from subbayes.inference.samplers.hamiltonian import GradientDensity, Point
 from subbayes.inference.samplers.microcanonical import (
@@ -35,7 +34,6 @@ from subbayes.inference.samplers.microcanonical import (
     unit_vectors,
 )
 from subbayes.inference.samplers.random_length import RandomLengthKernel, RandomLengthSampler
-from subbayes.inference.samplers.state_limits import close, finite
 from subbayes.utils.checks import check_choice
 
 __all__ = ["MAMS", "Kernel", "State"]
@@ -75,25 +73,6 @@ class Kernel(RandomLengthKernel):
     ) -> State:
         """A state with the fields of `State`, before its first trajectory."""
         return super().new_state(fields | {"kinetic": np.zeros(len(points))}, points)
-
-    def is_possible(self, s: State, begun: np.ndarray) -> dict[str, np.ndarray]:
-        """Whether the newest points can be those of a run, by the name of their arrays."""
-        c, size = Point.of(s.z.shape[1]), np.abs(s.value) + np.abs(s.kinetic)
-        log_weight = s.end[:, c.value] - s.value - s.kinetic
-        h = apply_transposed_factor(s.factor, s.end[:, c.g])
-        terms = apply_transposed_factor(np.abs(s.factor), np.abs(s.end[:, c.g]))
-        start = (s.end[:, c.z] == s.z).all(1) & (s.end[:, c.value] == s.value)
-        possible = (
-            finite(s.end).all(1)
-            & close(np.square(s.end[:, c.p]).sum(1), 1.0)
-            & close(s.end[:, c.h], h, terms + 1e-300).all(1)
-            & close(s.end[:, c.log_weight], log_weight, 1 + size + np.abs(s.end[:, c.value]))
-            & (s.end[:, c.log_weight] >= -hamiltonian.DIVERGENCE)
-        )
-        return {
-            "end": possible & (start | begun),
-            "kinetic": finite(s.kinetic) & ((s.kinetic == 0) | begun),
-        }
 
     def stats(
         self, s: State, diverged: np.ndarray, moved: Int[np.ndarray, "m"], log_weight: np.ndarray

@@ -3,13 +3,13 @@ r"""The transition of microcanonical Langevin Monte Carlo; see `mclmc`."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from subbayes.inference.samplers.adaptation import apply_transposed_factor
-from subbayes.inference.samplers.chains import Density, Info, Rngs
+from subbayes.inference.samplers.chains import Info, Rngs
 from subbayes.inference.samplers.hamiltonian import Differentiable, GradientDensity
 from subbayes.inference.samplers.laplace_start import Points
 from subbayes.inference.samplers.mclmc_tuning import Tuner, Tuning
@@ -22,16 +22,6 @@ from subbayes.inference.samplers.microcanonical import (
     unit_vectors,
 )
 from subbayes.inference.samplers.random_numbers import copy_state
-from subbayes.inference.samplers.state_limits import (
-    MOST_EVALUATIONS,
-    between,
-    close,
-    finite,
-    same_density,
-)
-
-if TYPE_CHECKING:
-    from subbayes.inference.samplers.chain_storage import Store
 
 __all__ = ["Kernel", "State"]
 
@@ -72,23 +62,9 @@ class Kernel(Tuner):
     }
     state_type: ClassVar[type[State]] = State
 
-    def limits(self, posterior: Density, s: State, store: Store) -> dict[str, Any]:
-        """Whether the arrays of a state can be those of a run, by name."""
-        size = np.square(s.direction).sum(1, keepdims=True)
-        return self.tuning_limits(posterior, s, store) | {
-            "z": finite(s.z),
-            "direction": finite(s.direction) & close(size, 1.0),
-            "value": finite(s.value) & self._are_values(posterior, s),
-            "gradient": finite(s.gradient),
-            "start": finite(s.start),
-            "failures": between(s.failures, 0, min(store.evaluations, MOST_EVALUATIONS)),
-            "consecutive": between(s.consecutive, 0, _PATIENCE - 1) & (s.consecutive <= s.failures),
-            "restarts": between(s.restarts, 0, (s.failures - s.consecutive) // _PATIENCE),
-        }
-
-    def _are_values(self, posterior: Any, s: State) -> Bool[np.ndarray, "chains"]:
-        """Whether log densities of a state are those at its points."""
-        return same_density(s.value, posterior.value_and_grad(s.z)[0])
+    def densities(self, posterior: GradientDensity, s: State) -> tuple[np.ndarray, np.ndarray]:
+        """Log densities as stored at the points of a state, and as computed again."""
+        return s.value, posterior.value_and_grad(s.z)[0]
 
     def init(
         self, posterior: GradientDensity, z: Float[np.ndarray, "chains k"], rngs: Rngs

@@ -18,7 +18,7 @@ Robnik and Seljak (2024), *Fluctuation without dissipation*, section 4; Sommer e
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -28,11 +28,7 @@ from subbayes.inference.samplers.adaptation import cholesky, update_window
 from subbayes.inference.samplers.chains import Density, Rngs, prior_scale
 from subbayes.inference.samplers.hamiltonian import CURVATURE, GradientDensity, check_gradient
 from subbayes.inference.samplers.laplace_start import Points, laplace_start
-from subbayes.inference.samplers.state_limits import between, close, finite, windows
 from subbayes.utils.checks import fail
-
-if TYPE_CHECKING:
-    from subbayes.inference.samplers.chain_storage import Store
 
 __all__ = ["Phases", "Tuner", "Tuning"]
 
@@ -288,57 +284,6 @@ class Tuner:
                 found = _SHARE * share[c] * s.step[c] * float(np.mean(steps / size))
                 s.length[c] = np.clip(found, s.length[c] / _WIDEST, s.length[c] * _WIDEST)
             s.trace[c] = 0.0
-
-    def tuning_limits(self, posterior: Density, s: Any, store: Store) -> dict[str, Any]:
-        """Whether the fields of `Tuning` can be those of a run, by name."""
-        k, count, phases = s.z.shape[1], store.count, self.phases
-        dense = s.factor.ndim == 3
-        shape = (-1, *[1] * (s.factor.ndim - 1))
-        done = np.minimum(count, self.warmup)
-        edges = np.array([phases.begin, *phases.ends])
-        last = edges[np.maximum(np.searchsorted(edges, done, side="right") - 1, 0)]
-        open_ = bool(phases.ends) & (done > phases.begin) & (done < edges[-1])
-        window = np.where(open_, done - last, 0)
-        variance = np.diagonal(s.window_spread, axis1=1, axis2=2) if dense else s.window_spread
-        diagonal = np.diagonal(s.factor, axis1=1, axis2=2) if dense else s.factor
-        laplace = np.diagonal(s.laplace, axis1=1, axis2=2) if dense else s.laplace
-        known = s.laplace.reshape(len(count), -1).any(1)
-        adapted = bool(phases.ends) & (done >= edges[min(1, len(edges) - 1)])
-        scale = prior_scale(posterior)
-        own = s.factor @ s.factor.transpose(0, 2, 1) if dense else np.square(s.factor)
-        size = np.sqrt(np.diagonal(own, axis1=1, axis2=2) if dense else own)
-        size = size[:, :, None] * size[:, None] if dense else np.square(size)
-        is_laplace = close(own, s.laplace, size).reshape(len(count), -1).all(1)
-        is_prior = (s.factor == (np.diag(scale) if dense else scale)).reshape(len(count), -1).all(1)
-        is_first = np.where(known, is_laplace, is_prior)
-        triangular = (np.triu(s.factor, 1) == 0).all((1, 2)) if dense else True
-        moved = adapted & (self.metric != "prior")
-        step = (self.target(count) * s.weight_sum / s.error_sum) ** (1 / 6)
-        first = self.length or np.sqrt(k)
-        free = self.length is None and bool(phases.ends)
-        tuned = free & ((done == self.warmup) | (adapted & (self.metric == "prior")))
-        used = np.clip((done - phases.trace) // phases.stride, 0, phases.points)
-        used = np.where(done < self.warmup, used, 0)
-        slots = np.arange(phases.points) < used[:, None]
-        return {
-            "count": s.count == count,
-            "step": between(s.step, _SMALLEST, _LARGEST) & close(s.step, step, s.step),
-            "length": np.where(
-                tuned, between(s.length, 1e-30, 1e12), close(s.length, first, first)
-            ),
-            "error_sum": finite(s.error_sum) & (s.error_sum > 0),
-            "weight_sum": between(s.weight_sum, 1e-6, 1 / (1 - _DECAY) + 1),
-            "window": s.window == window,
-            "window_mean": windows(s.window_mean, variance, window, s.z),
-            "window_spread": finite(s.window_spread)
-            & ((s.window_spread == 0) | (window > 1).reshape(shape)),
-            "factor": finite(s.factor)
-            & np.where(moved, (diagonal > 0).all(1) & triangular, is_first).reshape(shape),
-            "laplace": finite(s.laplace)
-            & ((laplace > 0).all(1) | ~known).reshape(shape)
-            & (self.warmup > 0 or s.laplace == 0),
-            "trace": finite(s.trace) & (slots[:, :, None] | (s.trace == 0)),
-        }
 
 
 def _traced_coordinates(k: int) -> Int[np.ndarray, "coordinates"]:

@@ -13,19 +13,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from subbayes.inference.samplers import hamiltonian
-from subbayes.inference.samplers.chains import Density, Info, Rngs
+from subbayes.inference.samplers.chains import Info, Rngs
 from subbayes.inference.samplers.hamiltonian import GradientDensity, HamiltonianKernel, Point
-from subbayes.inference.samplers.state_limits import between, finite
 from subbayes.utils.checks import check_count
-
-if TYPE_CHECKING:
-    from subbayes.inference.samplers.chain_storage import Store
 
 __all__ = ["NUTS", "Kernel", "State"]
 
@@ -61,39 +57,6 @@ class Kernel(HamiltonianKernel):
     name = "nuts"
     statistics: ClassVar[dict[str, type]] = hamiltonian.STATISTICS | {"depth": int}
     state_type = State
-
-    def limits(self, posterior: Density, s: State, store: Store) -> dict[str, Any]:
-        """Whether the arrays of a state can be those of a run, by name."""
-        c, first, begun = Point.of(s.z.shape[1]), s.depth == 0, s.leaf > 0
-        depth, p = np.clip(s.depth, 0, self.max_depth), hamiltonian.start_momenta(s)
-        leaves = np.clip(s.leaf, 0, 1 << depth)
-        chosen, new = s.proposal[:, c.log_weight], s.sub[:, c.log_weight]
-        level = np.arange(s.levels.shape[1])
-        opened = (leaves[:, None] >> level & 1).sum(1, keepdims=True)
-        limits = self.shared_limits(posterior, s, store)
-        return limits | {
-            "evaluations": limits["evaluations"] & (s.evaluations == (1 << depth) - 1 + leaves),
-            "ends": [
-                hamiltonian.is_possible(s, end) & (~first | hamiltonian.is_start(s, end))
-                for end in (s.ends[:, 0], s.ends[:, 1])
-            ],
-            "side": between(s.side, 0, 1),
-            "depth": between(s.depth, 0, self.max_depth - 1),
-            "leaf": between(s.leaf, 0, (1 << depth) - 1),
-            "log_weight": finite(s.log_weight)
-            & np.where(first, s.log_weight == 0, s.log_weight >= 0),
-            "p_sum": finite(s.p_sum) & ((s.p_sum == p) | ~first[:, None]),
-            "proposal": hamiltonian.is_possible(s, s.proposal)
-            & np.where(first, hamiltonian.is_start(s, s.proposal), chosen <= s.log_weight + 1e-6),
-            "sub_log_weight": np.where(
-                begun,
-                finite(s.sub_log_weight) & (s.sub_log_weight >= new - 1e-6),
-                s.sub_log_weight == -np.inf,
-            ),
-            "sub_p_sum": finite(s.sub_p_sum) & ((s.sub_p_sum == 0) | begun[:, None]),
-            "sub": hamiltonian.is_possible(s, s.sub) | ~begun,
-            "levels": finite(s.levels) | (level >= opened)[:, :, None, None],  # others are not read
-        }
 
     def longest_draw(self, rank: int) -> int:
         """Steps of a trajectory that is doubled `max_depth` times."""

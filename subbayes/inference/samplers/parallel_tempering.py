@@ -23,32 +23,20 @@ sampling.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from subbayes.draws import Draws
 from subbayes.inference.configuration import Sampling
-from subbayes.inference.samplers import elliptical_slice, evidence, state_limits
+from subbayes.inference.samplers import elliptical_slice, evidence
 from subbayes.inference.samplers.adaptation import Schedule
-from subbayes.inference.samplers.chains import Density, Info, Rngs, Sampler, prior_scale
-from subbayes.inference.samplers.elliptical_slice import search_limits
+from subbayes.inference.samplers.chains import Density, Info, Rngs, Sampler
 from subbayes.inference.samplers.ladder import equal_rates, first_powers, lengths
 from subbayes.inference.samplers.random_numbers import copy_state, refill, select_chains
-from subbayes.inference.samplers.state_limits import (
-    MOST_EVALUATIONS,
-    between,
-    close,
-    finite,
-    near,
-    used,
-)
 from subbayes.utils.checks import check_count
 from subbayes.utils.log_densities import reject_undefined
-
-if TYPE_CHECKING:
-    from subbayes.inference.samplers.chain_storage import Store
 
 __all__ = ["Kernel", "ParallelTempering", "State"]
 
@@ -155,62 +143,9 @@ class Kernel:
     }
     state_type = State
 
-    def limits(self, posterior: Density, s: State, store: Store) -> dict[str, Any]:
-        """Whether the arrays of a state can be those of a run, by name."""
-        count, most = store.count[:, None], min(store.evaluations, MOST_EVALUATIONS)
-        ends = [end for end in Schedule.of(self.warmup).ends if end < self.warmup]
-        first = count < min([*ends, self.warmup]) if self.warmup else count >= 0
-        same = count < min([*ends, np.iinfo(np.int64).max])  # powers
-        beta = first_powers(self.rungs)
-        tempered = _temper(s.beta / posterior.temperature, s.log_likelihood)
-        drawn = np.where(count >= self.warmup, s.round - self.warmup, 0)
-        both = s.idle + s.spent.sum(1)  # all rungs, each evaluated in every step
-        # Rounds t since `_adapt` are from `last` to `round`; gap r swaps if r + t is even.
-        restarts = np.unique([0, *Schedule.of(self.warmup).ends, self.warmup])
-        last = restarts[np.searchsorted(restarts, count, side="right") - 1]
-        odd = np.arange(self.rungs - 1) % 2
-        tried = (s.round[:, :-1] + 1 - odd) // 2 - (last + 1 - odd) // 2
-        return search_limits(posterior, s, tempered, store) | {
-            "z": near(s.z, posterior.prior.mean, prior_scale(posterior)),
-            "points": near(s.points, posterior.prior.mean, prior_scale(posterior)),
-            "log_likelihood": state_limits.same_density(
-                s.log_likelihood, self._log_likelihood(posterior, s)
-            )
-            & (s.log_likelihood < np.inf)
-            & (finite(s.log_likelihood) | ((s.beta == 0) & (s.log_likelihood == -np.inf))),
-            "beta": between(s.beta, 0, 1)
-            & (s.beta[:, :1] == 1)
-            & (s.beta[:, -1:] == 0)
-            & (np.diff(s.beta) <= 0).all(1, keepdims=True)
-            & (close(s.beta, beta) | ~same),
-            "moves": between(s.moves, 1, np.where(first, 1, _MOST_MOVES)),
-            "moves_left": between(s.moves_left, 0, s.moves),
-            # Neighbours wait for each other.
-            "round": (s.round[:, :1] == count) & between(np.diff(s.round), -1, 1),
-            "swap_uniforms": state_limits.uniforms(s.swap_uniforms),
-            "n_swap_uniforms": used(s.n_swap_uniforms, s.swap_uniforms, 1),
-            "count": s.count == store.count,
-            "steps": between(s.steps, 0, most),
-            "spent": between(s.spent, 0, most) & (s.spent >= s.moves_made),
-            "moves_made": s.moves_made == s.moves * (s.round - last + 1) - s.moves_left,
-            "idle": between(s.idle, 0, most * self.rungs) & (both % self.rungs == 0),
-            "swaps_tried": s.swaps_tried == tried,
-            "swaps_rejected": between(s.swaps_rejected, 0, s.swaps_tried * (1 + 1e-9)),
-            "bridge_up": (s.bridge_up < np.inf) & ((drawn[:, 1:] > 0) | (s.bridge_up == -np.inf)),
-            "bridge_down": np.where(
-                drawn[:, :-1] > 0, finite(s.bridge_down), s.bridge_down == -np.inf
-            ),
-            "bridge_draws": s.bridge_draws == drawn,
-            "origin": between(s.origin, 0, _HOT)
-            & (s.origin[:, :1] == _COLD)
-            & (s.origin[:, -1:] == _HOT),
-            "trips": between(s.trips, 0, store.count),
-        }
-
-    def _log_likelihood(self, posterior: Density, s: State) -> Float[np.ndarray, "chains rungs"]:
-        """The log-likelihood at the points of all rungs."""
-        raw = posterior.log_likelihood(s.points.reshape(-1, s.points.shape[2]))
-        return reject_undefined(raw).reshape(s.log_likelihood.shape)
+    def densities(self, posterior: Density, s: State) -> tuple[np.ndarray, np.ndarray]:
+        """Log densities as stored at the points of the cold rungs, and as computed again."""
+        return s.log_likelihood[:, 0], posterior.log_likelihood(s.z)
 
     def init(self, posterior: Density, z: Float[np.ndarray, "chains k"], rngs: Rngs) -> State:
         """The state with all rungs of a ladder at its start point."""
@@ -464,7 +399,6 @@ class ParallelTempering(Sampler):
 
     name = "parallel-tempering"
     any_density = True
-    estimates = ("log_evidence", "log_evidence_error")
     rungs: int = 12
 
     def __post_init__(self) -> None:
@@ -477,17 +411,6 @@ class ParallelTempering(Sampler):
     def kernel(self, posterior: Density, warmup: int) -> Kernel:
         """The transition, which adapts in the warm-up."""
         return Kernel(warmup, self.rungs)
-
-    @classmethod
-    def implied(cls, draws: Draws) -> dict[str, Any]:
-        """Evidence of the ladders, and final values of statistics; see `Engine.implied`."""
-        return evidence.implied_by_ladders(draws)
-
-    @classmethod
-    def implied_of_thinned(cls, draws: Draws, of: int) -> dict[str, Any]:
-        """Nothing but limits of the evidence; see `Engine.implied_of_thinned`."""
-        evidence.check_thinned_ladders(draws)
-        return {}
 
     def run(self, posterior: Density, sampling: Sampling) -> Draws:
         """Draw from a posterior; see `Engine.run`."""

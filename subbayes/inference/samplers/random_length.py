@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from subbayes.inference.samplers import hamiltonian
 from subbayes.inference.samplers.adaptation import Schedule
-from subbayes.inference.samplers.chains import Density, Info, Rngs
+from subbayes.inference.samplers.chains import Info, Rngs
 from subbayes.inference.samplers.hamiltonian import GradientDensity, HamiltonianKernel, Point
-from subbayes.inference.samplers.state_limits import between
 from subbayes.utils.checks import check_count, check_positive
-
-if TYPE_CHECKING:
-    from subbayes.inference.samplers.chain_storage import Store
 
 __all__ = ["RandomLengthKernel", "RandomLengthSampler", "State"]
 
@@ -83,21 +79,6 @@ class RandomLengthKernel(HamiltonianKernel, ABC):
         self, s: Any, diverged: np.ndarray, moved: Int[np.ndarray, "m"], log_weight: np.ndarray
     ) -> dict[str, np.ndarray]:
         """The statistics of the trajectories that end."""
-
-    def is_possible(self, s: Any, begun: np.ndarray) -> dict[str, np.ndarray]:
-        """Whether the newest points can be those of a run, by the name of their arrays."""
-        start = hamiltonian.is_start(s, s.end)
-        return {"end": hamiltonian.is_possible(s, s.end) & (start | begun)}
-
-    def limits(self, posterior: Density, s: Any, store: Store) -> dict[str, Any]:
-        """Whether the arrays of a state can be those of a run, by name."""
-        least, most = (self._steps(s, np.arange(len(s.step)), store.count, u) for u in (0.0, 1.0))
-        limits = self.shared_limits(posterior, s, store)
-        return limits | {
-            "evaluations": limits["evaluations"] & (s.evaluations < s.steps),
-            "steps": between(s.steps, least, most),
-            **self.is_possible(s, s.evaluations > 0),
-        }
 
     def longest_draw(self, rank: int) -> int:
         """The maximal number of steps of a trajectory."""

@@ -14,37 +14,24 @@ or a point inside. No chain waits for another.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from subbayes.inference.configuration import Sampling
-from subbayes.inference.samplers import adaptation, state_limits
+from subbayes.inference.samplers import adaptation
 from subbayes.inference.samplers.adaptation import Adaptation, Metric, apply_factor
 from subbayes.inference.samplers.chains import Density, Info, Rngs, Sampler, prior_scale
 from subbayes.inference.samplers.random_numbers import copy_state, uniforms
-from subbayes.inference.samplers.state_limits import (
-    LOWEST,
-    MOST_EVALUATIONS,
-    between,
-    close,
-    finite,
-    same_density,
-    used,
-)
 from subbayes.utils.checks import check_choice
 from subbayes.utils.log_densities import reject_undefined
-
-if TYPE_CHECKING:
-    from subbayes.inference.samplers.chain_storage import Store
 
 __all__ = ["Kernel", "SliceSampling", "State"]
 
 _AHEAD = 96
 _LEFT, _RIGHT, _INSIDE = 0, 1, 2
 _STEPS = 100  # Neal's m: maximal number of lengths of an interval
-_FAR = _STEPS + 2  # beyond the ends of every interval
 _WIDTH = 2.3  # standard deviations: the adapted length on a Gaussian
 _COLLAPSED = 1e-13
 
@@ -87,40 +74,9 @@ class Kernel:
     }
     state_type = State
 
-    def limits(self, posterior: Density, s: State, store: Store) -> dict[str, Any]:
-        """Whether the arrays of a state can be those of a run, by name."""
-        k, rows, lines = s.z.shape[1], np.arange(len(s.z)), s.coordinate + 1
-        inside, most = s.phase == _INSIDE, min(store.evaluations, MOST_EVALUATIONS)
-        prior = posterior.prior.log_prob(s.z)
-        tempered = s.log_likelihood / posterior.temperature
-        size = np.abs(s.value)
-        direction = _directions(s, rows, np.clip(s.coordinate, 0, k - 1))
-        trial = np.where(s.phase == _LEFT, s.low, s.high)
-        others = s.evaluations - s.expansions - s.contractions  # ends and accepted points
-        adapted = adaptation.limits(s, store.count, target=0.5, warmup=self.warmup, step=None)
-        return adapted | {
-            "target": s.target == 0,
-            "z": finite(s.z),
-            "value": close(s.value, tempered + prior, 1 + np.abs(tempered) + np.abs(prior)),
-            "log_likelihood": finite(s.log_likelihood)
-            & same_density(s.log_likelihood, posterior.log_likelihood(s.z)),
-            "direction": close(s.direction, direction, np.abs(direction)),
-            "coordinate": between(s.coordinate, 0, k - 1),
-            "phase": between(s.phase, _LEFT, _INSIDE)
-            & ((s.phase != _LEFT) | (s.left > 0))
-            & ((s.phase != _RIGHT) | (s.right > 0)),
-            "threshold": between(s.threshold, s.value - LOWEST - 1e-6 * size, s.value),
-            "trial": np.where(inside, between(s.trial, s.low, s.high), s.trial == trial),
-            "low": (s.low > -_FAR) & (s.low <= 0),
-            "high": (s.high < _FAR) & (s.high >= 0) & (s.high - s.low >= _COLLAPSED),
-            "left": between(s.left, 0, _STEPS - 1),
-            "right": between(s.right, 0, _STEPS - 1 - s.left),
-            "expansions": between(s.expansions, 0, np.minimum(most, _STEPS * lines)),
-            "contractions": between(s.contractions, 0, most),
-            "evaluations": between(s.evaluations, 0, most) & between(others, 0, 3 * lines),
-            "uniforms": state_limits.uniforms(s.uniforms),
-            "n_uniforms": used(s.n_uniforms, s.uniforms, 1),
-        }
+    def densities(self, posterior: Density, s: State) -> tuple[np.ndarray, np.ndarray]:
+        """Log densities as stored at the points of a state, and as computed again."""
+        return s.log_likelihood, posterior.log_likelihood(s.z)
 
     def longest_draw(self, rank: int) -> int:
         """Points of a sweep: on each line those of the longest interval, and as many inside it."""

@@ -48,9 +48,7 @@ from subbayes.inference.samplers.smc_moves import (
     Particles,
     Reference,
 )
-from subbayes.inference.saved_statistics import numbers_of
 from subbayes.utils.checks import InputError, check_count, fail
-from subbayes.utils.files import fail_damaged
 from subbayes.utils.log_densities import reject_undefined
 from subbayes.utils.progress import progress_bar
 from subbayes.utils.warning import warn_user
@@ -309,7 +307,6 @@ class SMC(Engine):
 
     name = "smc"
     any_density = True
-    estimates = ("log_evidence", "log_evidence_error")
     ess: float = 0.5
     max_moves: int = 50
     gradients: bool = True
@@ -318,42 +315,6 @@ class SMC(Engine):
         check_count("max_moves", self.max_moves)
         if not 0 < self.ess < 1:
             fail("ess", "a number between 0 and 1", self.ess)
-
-    @classmethod
-    def implied(cls, draws: Draws) -> dict[str, Any]:
-        """Evidence of the groups, and evaluations of their moves; see `Engine.implied`."""
-        return cls.implied_of_thinned(draws, draws.n_chains * draws.n_draws)
-
-    @classmethod
-    def implied_of_thinned(cls, draws: Draws, of: int) -> dict[str, Any]:
-        """The same, which follow from numbers of each group; see `Engine.implied_of_thinned`."""
-        given = draws.meta.get("log_evidences")
-        groups = draws.n_chains
-        if draws.n_draws == 1 and isinstance(given, list) and len(given) > groups:
-            groups = len(given)  # draws of some groups
-        if of % groups:
-            fail_damaged(f"draws of {groups} groups of one size", of)
-        logs = numbers_of("log_evidences", draws, groups)
-        stages = numbers_of("stages", draws, groups, 1, whole=True)
-        moves = numbers_of("moves", draws, groups, 1, whole=True)
-        trajectories = numbers_of("hamiltonian_moves", draws, groups, 0, whole=True)
-        evaluations = numbers_of("evaluations", draws, groups, 1, whole=True)
-        numbers_of("correlation", draws, groups, -1.0, 1.0)
-        numbers_of("acceptance", draws, 0, 0.0, 1.0)
-        if (moves < stages).any():
-            fail_damaged("at least as many 'moves' as 'stages'", f"{moves.tolist()}")
-        if (trajectories > moves).any():
-            fail_damaged("'hamiltonian_moves' among the 'moves'", f"{trajectories.tolist()}")
-        # each move evaluates once or more, as do the draws from the prior and the first gradients
-        least = moves + 1 + (trajectories > 0)
-        if (evaluations < least).any() or (evaluations > least)[trajectories == 0].any():
-            fail_damaged("'evaluations' that moves need", f"{evaluations.tolist()}")
-        log_evidence, error = evidence_of_groups(logs)
-        return {
-            "log_evidence": log_evidence,
-            "log_evidence_error": error,
-            "meta.density_evaluations": of // groups * int(evaluations.sum()),
-        }
 
     def run(self, posterior: Density, sampling: Sampling) -> Draws:
         """Draw from a posterior; see `Engine.run`."""

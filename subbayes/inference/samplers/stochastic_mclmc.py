@@ -32,14 +32,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 
 from subbayes.inference.samplers.adaptation import apply_transposed_factor
 from subbayes.inference.samplers.chain_storage import FinishedChain
-from subbayes.inference.samplers.chains import Density, Info, Rngs
+from subbayes.inference.samplers.chains import Info, Rngs
 from subbayes.inference.samplers.hamiltonian import GradientDensity
 from subbayes.inference.samplers.mclmc_kernel import Kernel, State
 from subbayes.inference.samplers.microcanonical import (
@@ -47,11 +47,7 @@ from subbayes.inference.samplers.microcanonical import (
     isokinetic_step,
     unit_vectors,
 )
-from subbayes.inference.samplers.state_limits import MOST_EVALUATIONS, between
 from subbayes.utils.checks import fail
-
-if TYPE_CHECKING:
-    from subbayes.inference.samplers.chain_storage import Store
 
 __all__ = ["BatchDensity", "BatchKernel", "BatchState", "check_batches", "minibatch"]
 
@@ -141,17 +137,9 @@ class BatchKernel(Kernel):
 
     state_type: ClassVar[type[State]] = BatchState
 
-    def limits(self, posterior: Density, s: Any, store: Store) -> dict[str, Any]:
-        """Whether the arrays of a state can be those of a run, by name."""
-        return super().limits(posterior, s, store) | {
-            "steps": between(s.steps, 0, min(store.evaluations, MOST_EVALUATIONS))
-            & (s.steps == s.count + s.failures),
-            "noise": between(s.noise, 0.0, 1e300),
-        }
-
-    def _are_values(self, posterior: Any, s: Any) -> Bool[np.ndarray, "chains"]:
-        """True: values are of a minibatch, and the next step computes them again."""
-        return np.ones(len(s.z), dtype=bool)
+    def densities(self, posterior: GradientDensity, s: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Those stored: they are of a minibatch, and the next step computes them again."""
+        return s.value, s.value
 
     def init(self, posterior: GradientDensity, z: Float[np.ndarray, "chains k"], rngs: Rngs) -> Any:
         """The state at start points z; the first step size is searched on the first minibatch."""

@@ -15,7 +15,7 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -33,7 +33,6 @@ from subbayes.inference.importance_sampling import (
 from subbayes.inference.laplace.laplace import find_mode
 from subbayes.inference.samplers.chains import prior_scale
 from subbayes.inference.samplers.hamiltonian import GradientDensity, check_gradient
-from subbayes.inference.saved_statistics import check_thinned_importance, importance_estimates
 from subbayes.inference.variational.elbo import Ascent, Family, Target, ascend
 from subbayes.inference.variational.gaussians import FullRank, MeanField
 from subbayes.posterior import Posterior
@@ -107,7 +106,6 @@ class VariationalInference(Engine):
 
     validity = "approximation"
     independent = True
-    estimates = ("log_evidence", "log_evidence_error", "pareto_k", "converged")
     family: ClassVar[str]
     steps: int = 2000
     samples: int = 16
@@ -121,17 +119,6 @@ class VariationalInference(Engine):
             check_positive("learning_rate", self.learning_rate)
         if self.batch_size is not None:
             check_count("batch_size", self.batch_size)
-
-    @classmethod
-    def implied(cls, draws: Draws) -> dict[str, Any]:
-        """Evidence, ELBO and Pareto k of the importance ratios; see `Engine.implied`."""
-        return importance_estimates(draws)
-
-    @classmethod
-    def implied_of_thinned(cls, draws: Draws, of: int) -> dict[str, Any]:
-        """Nothing but limits of the estimates; see `Engine.implied_of_thinned`."""
-        check_thinned_importance(draws, of)
-        return {}
 
     @abstractmethod
     def _maximise(self, fit: _Fit) -> Ascent:

@@ -14,9 +14,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from densities import Banana
 from oracles import LinearGaussian
 
 from subbayes.inference.samplers.elliptical_slice import EllipticalSlice
+from subbayes.inference.samplers.hmc import HMC
+from subbayes.inference.samplers.mams import MAMS
+from subbayes.inference.samplers.mclmc import MCLMC
+from subbayes.inference.samplers.nuts import NUTS
+from subbayes.inference.samplers.parallel_tempering import ParallelTempering
+from subbayes.inference.samplers.slice import SliceSampling
 from subbayes.utils import artifact
 from subbayes.utils.checks import InputError
 
@@ -174,6 +181,24 @@ def test_checkpoints_of_another_posterior_are_rejected(tmp_path):
     EllipticalSlice().sample(LinearGaussian().posterior(), **options)
     with pytest.raises(InputError, match="checkpoint: expected one made with the same posterior"):
         EllipticalSlice().sample(LinearGaussian(noise=0.6).posterior(), **options)
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [EllipticalSlice(), SliceSampling(), HMC(), NUTS(), MCLMC(), MAMS(), ParallelTempering(4)],
+    ids=lambda engine: engine.name,
+)
+def test_checkpoints_of_a_density_whose_code_has_changed_are_rejected(tmp_path, engine):
+    """Its fingerprint is the same: only its values tell."""
+    options = dict(chains=2, warmup=4, progress=False, checkpoint=tmp_path / "run")
+    density = Banana(2)
+    first = engine.sample(density, draws=3, **options)
+    longer = engine.sample(density, draws=5, **options)
+    assert np.array_equal(longer.z[:, :3], first.z)
+    density.likelihood = lambda z: (-100.0 - 9.0 * (z**2).sum(1), -18.0 * z)
+    with pytest.raises(InputError) as error:
+        engine.sample(density, draws=7, **options)
+    assert error.value.argument == "checkpoint"
 
 
 def test_signal_handlers_are_restored(tmp_path):

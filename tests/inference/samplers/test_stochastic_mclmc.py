@@ -170,22 +170,6 @@ def test_an_interrupted_run_resumes_with_the_same_draws(tmp_path, monkeypatch):
             quick(posterior, engine, **options)
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [("steps", -1), ("steps", 10**6), ("noise", -1.0), ("noise", np.nan)]
-)
-def test_a_state_that_no_run_can_have_is_refused(name, value, tmp_path):
-    from subbayes.utils import artifact
-
-    posterior, _, _ = regression(60)
-    quick(posterior, checkpoint=tmp_path / "c")
-    found = artifact.read(tmp_path / "c", "sampling-checkpoint")
-    tensors = dict(found.tensors)
-    tensors[f"state.{name}"] = torch.full_like(tensors[f"state.{name}"], value)
-    artifact.write(tmp_path / "c", "sampling-checkpoint", tensors, found.facts, overwrite=True)
-    with pytest.raises(InputError, match="checkpoint"):
-        quick(posterior, checkpoint=tmp_path / "c")
-
-
 def test_a_failed_step_is_counted(monkeypatch):
     posterior, _, _ = regression(60)
     step, calls = BatchKernel._failed, []
