@@ -6,7 +6,6 @@ import hashlib
 import io
 import os
 import zipfile
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -92,7 +91,6 @@ _SOURCES = {
     ),
 }
 _SPLITS = {"protein": 5}
-_DAMAGE = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error)
 _TIMEOUT = 30  # seconds
 
 
@@ -252,8 +250,8 @@ def _read(name: str, path: Path, centred: bool) -> tuple[Any, Any, Any]:
     """The arrays of one table; `gal_*` are the unprocessed ones where a file has both."""
     try:
         with np.load(path, allow_pickle=False) as file:
-            arrays = dict(file)
-    except _DAMAGE as error:
+            arrays = {key: np.asarray(values) for key, values in file.items()}
+    except Exception as error:  # zipfile and NumPy raise a dozen types for damaged archives
         fail(
             "data_dir",
             f"an .npz archive at '{path}'",
@@ -270,8 +268,17 @@ def _read(name: str, path: Path, centred: bool) -> tuple[Any, Any, Any]:
             ", ".join(sorted(arrays)) or "none",
             "Replace the file by an intact copy",
         )
-    X, y = arrays[f"{prefix}X"].astype(np.float64), arrays[f"{prefix}y"].astype(np.float64)
-    return X, y.reshape(-1), np.ascontiguousarray(arrays[masks].astype(bool).T)
+    X, y, mask = arrays[f"{prefix}X"], arrays[f"{prefix}y"].reshape(-1), arrays[masks]
+    numbers = all(array.dtype.kind in "biuf" for array in (X, y, mask))
+    if not (numbers and X.ndim == mask.ndim == 2 and len(X) == len(y) == len(mask)):
+        got = ", ".join(f"{array.dtype} {array.shape}" for array in (X, y, mask))
+        fail(
+            "data_dir",
+            f"numbers of the same rows in X (n, d), y (n,) and masks (n, splits) in '{path}'",
+            got,
+            "Replace the file by an intact copy",
+        )
+    return X.astype(np.float64), y.astype(np.float64), np.ascontiguousarray(mask.astype(bool).T)
 
 
 def _download(name: str, folder: Path) -> np.ndarray:
@@ -302,7 +309,7 @@ def _download(name: str, folder: Path) -> np.ndarray:
         )
     try:
         table = _parse(path.read_bytes(), source)
-    except _DAMAGE as error:
+    except Exception as error:  # as damaged archives, or a page in place of the table
         path.unlink()
         _fail_absent(file, folder, f", and reading {source.url} failed ({error_text(error)})")
     if _fingerprint(table) != source.fingerprint:

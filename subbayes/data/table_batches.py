@@ -150,7 +150,8 @@ class TableBatches:
                     kinds.setdefault(str(name), set()).add(_kind(column))
         self.columns = list(kinds)
         types = {name: _common_type(found) for name, found in kinds.items()}
-        self._options["dtype"] |= {name: kind for name, kind in types.items() if kind is not None}
+        known = {name: kind for name, kind in types.items() if kind is not None}
+        self._options["dtype"] = (self._options["dtype"] or {}) | known or None
 
 
 def _version(path: Path) -> tuple[int, ...]:
@@ -260,9 +261,10 @@ _FORMULA = tuple("=+-@＝＋－＠\t\n")  # spreadsheets read full-width signs t
 def escape_formulas(table: pd.DataFrame) -> pd.DataFrame:
     """A table whose text, in cells and names, is no formula for a spreadsheet.
 
-    Text that begins with =, +, -, @ (or their full-width forms), a tab or a new line gets an
-    apostrophe in front, as OWASP recommends against CSV injection; numbers, and text that is a
-    number, do not change. Carriage returns, which would end an unquoted cell, become new lines.
+    Text that begins with =, +, -, @ (or their full-width forms), a tab or a new line, also after a
+    byte order mark, gets an apostrophe in front, as OWASP recommends against CSV injection;
+    numbers, and text that is a number, do not change. Carriage returns, which would end an unquoted
+    cell, become new lines.
 
     Args:
         table: the table.
@@ -274,18 +276,28 @@ def escape_formulas(table: pd.DataFrame) -> pd.DataFrame:
         1     -2 -1.5
         2    b-c -1.5
     """
-    found = table.rename(columns=_escaped)
-    for place in range(found.shape[1]):
-        column = found.iloc[:, place]
-        if pd.api.types.is_numeric_dtype(column.dtype) or column.dtype.kind in "mM":
-            continue
-        cells = list(column)
-        escaped = [_escaped(value) for value in cells]
-        if any(new is not old for new, old in zip(escaped, cells, strict=True)):
-            found.isetitem(place, pd.Series(escaped, found.index, dtype=object))
+    columns = [table.iloc[:, place] for place in range(table.shape[1])]
+    escaped = list(map(_escaped_column, columns))
+    if any(new is not old for new, old in zip(escaped, columns, strict=True)):
+        # put together at once, as setting a column takes time proportional to their number
+        found = pd.concat(escaped, axis=1).set_axis(table.columns, axis=1)
+    else:
+        found = table
+    found = found.rename(columns=_escaped)
     if not pd.api.types.is_numeric_dtype(found.index.dtype):
         found = found.rename(index=_escaped)
     return found
+
+
+def _escaped_column(column: pd.Series) -> pd.Series:
+    """The column itself if none of its cells changes."""
+    if pd.api.types.is_numeric_dtype(column.dtype) or column.dtype.kind in "mM":
+        return column
+    cells = list(column)
+    escaped = [_escaped(value) for value in cells]
+    if all(new is old for new, old in zip(escaped, cells, strict=True)):
+        return column
+    return pd.Series(escaped, column.index, dtype=object)
 
 
 def _escaped(value: Any) -> Any:
@@ -293,7 +305,7 @@ def _escaped(value: Any) -> Any:
         return value
     if "\r" in value:
         value = value.replace("\r\n", "\n").replace("\r", "\n")
-    if not value.startswith(_FORMULA):
+    if not value.lstrip("\ufeff").startswith(_FORMULA):  # a byte order mark, which is not shown
         return value
     try:
         float(value)

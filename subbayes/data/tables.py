@@ -6,6 +6,7 @@ import codecs
 import gzip
 import os
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -175,7 +176,11 @@ def translate_damage(path: Path, suffix: str) -> Iterator[None]:
         )
     except InputError:
         raise
+    except MemoryError:
+        _fail_memory(path)
     except (*_DAMAGE, *_METADATA) as error:
+        if "out of memory" in str(error):  # as the parser of pandas says it
+            _fail_memory(path)
         if isinstance(error, _METADATA) and suffix not in PARQUET:
             raise
         if isinstance(error, UnicodeError):
@@ -188,6 +193,15 @@ def translate_damage(path: Path, suffix: str) -> Iterator[None]:
             f"'{path}': {reason}",
             "Check its format and separator",
         )
+
+
+def _fail_memory(path: Path) -> NoReturn:
+    fail(
+        "path",
+        "a table that fits into memory",
+        f"too little of it for '{path}' of {path.stat().st_size / 2**20:,.0f} MiB",
+        "Keep fewer columns or rows, or use a machine with more memory",
+    )
 
 
 def _fail_encoding(path: Path, error: UnicodeError) -> NoReturn:
@@ -244,7 +258,8 @@ def text_options(
         "index_col": False,
     }
     _check_header(path, options)
-    return options | {"na_values": marks, "dtype": dict.fromkeys(as_text, str)}
+    # None and not an empty dict, which pandas looks into for each column
+    return options | {"na_values": marks, "dtype": dict.fromkeys(as_text, str) or None}
 
 
 @contextmanager
@@ -265,10 +280,10 @@ def refuse_longer_rows(path: Path) -> Iterator[None]:
 
 def _check_header(path: Path, options: dict[str, Any]) -> None:
     """Raise for duplicate names in the first row and a separator that does not occur."""
-    first = pd.read_csv(path, header=None, nrows=1, dtype=str, keep_default_na=False, **options)
+    first = pd.read_csv(path, header=None, nrows=1, dtype=object, keep_default_na=False, **options)
     names = [str(name) for name in first.iloc[0]]
     check_lengths(names, "path")
-    twice = sorted({name for name in names if name and names.count(name) > 1})
+    twice = sorted(name for name, count in Counter(names).items() if name and count > 1)
     if twice:
         fail(
             "path",

@@ -197,7 +197,8 @@ def read_toml(path: str | Path) -> dict[str, Any]:
         text = read_start(file, _MOST_BYTES + 1)
         if len(text) > _MOST_BYTES:
             fail("config", f"a TOML file of at most {_MOST_BYTES} bytes", f"a longer one: '{path}'")
-        content = text.decode().replace("\r\n", "\n")
+        # editors of Windows begin files with a byte order mark, which is no TOML
+        content = text.decode("utf-8-sig").replace("\r\n", "\n")
         if _LONG_KEY.search(content):  # takes tomllib a time that grows as the square of its length
             fail("config", f"names of at most {_MOST_DOTS} dots", f"a longer one in '{path}'")
         return tomllib.loads(content)

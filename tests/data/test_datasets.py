@@ -312,3 +312,47 @@ def test_a_real_table_survives_a_download(alone, monkeypatch):
     fetched = load_uci("yacht", alone / "empty")
     np.testing.assert_array_equal(fetched[0], X)
     np.testing.assert_array_equal(fetched[1], y)
+
+
+def changed_bits(content, place, value):
+    """An archive of zip with another byte at a place of its first entry in the directory."""
+    start = content.index(b"PK\x01\x02")
+    return content[: start + place] + bytes([value]) + content[start + place + 1 :]
+
+
+@pytest.mark.parametrize("place", [8, 10], ids=["encrypted", "compression"])
+def test_archives_that_zipfile_cannot_read_raise_one_line(alone, place):
+    t = table()
+    save(alone, "yacht", gal_X=t["X"], gal_y=t["y"], gal_test_mask=t["mask"])
+    path = alone / "yacht" / "yacht.npz"
+    path.write_bytes(changed_bits(path.read_bytes(), place, 97))
+    with pytest.raises(InputError, match=r"^data_dir: expected an \.npz archive"):
+        load_uci("yacht", alone)
+
+
+def test_an_array_in_place_of_an_archive_raises(alone):
+    (alone / "yacht").mkdir()
+    with (alone / "yacht" / "yacht.npz").open("wb") as file:
+        np.save(file, np.zeros((3, 2)))
+    with pytest.raises(InputError, match=r"^data_dir: expected an \.npz archive"):
+        load_uci("yacht", alone)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"gal_X": np.zeros(30)},
+        {"gal_X": np.full((30, 2), "a")},
+        {"gal_y": np.zeros(29)},
+        {"gal_y": np.zeros(30, dtype=complex)},
+        {"gal_test_mask": np.zeros(30, dtype=bool)},
+        {"gal_test_mask": np.zeros((4, 30), dtype=bool)},
+    ],
+)
+def test_arrays_that_do_not_belong_together_raise(alone, changed):
+    t = table()
+    save(
+        alone, "yacht", **{"gal_X": t["X"], "gal_y": t["y"], "gal_test_mask": t["mask"], **changed}
+    )
+    with pytest.raises(InputError, match=r"^data_dir: expected numbers of the same rows"):
+        load_uci("yacht", alone)

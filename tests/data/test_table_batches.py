@@ -253,3 +253,21 @@ def test_cells_with_separators_of_other_programs_are_quoted(tmp_path, mark):
 @pytest.mark.parametrize("sign", "＝＋－＠=+-@")
 def test_full_width_signs_begin_formulas_too(sign):
     assert escape_formulas(pd.DataFrame({"a": [f"{sign}A1"]}))["a"].tolist() == [f"'{sign}A1"]
+
+
+@pytest.mark.parametrize("text", ["=1+1", "@sum", "-x"])
+def test_a_byte_order_mark_does_not_hide_a_formula(tmp_path, text):
+    """Spreadsheets leave out the mark at the start of a file, and read what follows."""
+    path = tmp_path / "out.csv"
+    write_batches(path, [pd.DataFrame({f"\ufeff{text}": [f"\ufeff\ufeff{text}", "a"]})])
+    assert path.read_text().splitlines() == [f"'\ufeff{text}", f"'\ufeff\ufeff{text}", "a"]
+
+
+def test_escaped_columns_keep_their_places_and_types():
+    frame = pd.DataFrame([["=a", 1, "x", 2.5], ["b", 2, "+y", 3.5]], index=[5, 5])
+    frame.columns = ["t", "n", "t", "x"]
+    found = escape_formulas(frame)
+    assert found.to_numpy().tolist() == [["'=a", 1, "x", 2.5], ["b", 2, "'+y", 3.5]]
+    assert list(found) == list(frame)
+    assert found.index.tolist() == [5, 5]
+    assert [dtype.kind for dtype in found.dtypes] == ["O", "i", "O", "f"]

@@ -255,3 +255,53 @@ def test_unknown_encodings(tmp_path, encoding):
     file.write_text("a,b\n1,2\n3,4\n")
     with pytest.raises(InputError, match="encoding: expected an encoding of text"):
         read_table(file, encoding=encoding)
+
+
+class CountedName(str):
+    """A name that counts how often it is compared with another one."""
+
+    comparisons = 0
+    __hash__ = str.__hash__
+
+    def __str__(self):
+        return self
+
+    def __eq__(self, other):
+        CountedName.comparisons += 1
+        return str.__eq__(self, other)
+
+
+def test_names_of_a_header_are_not_compared_with_each_other(tmp_path, monkeypatch):
+    """40,000 names, each compared with all others, took half a minute."""
+    names = [CountedName(f"c{i}") for i in range(2000)]
+    path, read = written(tmp_path, "t.csv", f"{','.join(names)}\n{'1,' * 1999}1\n"), pd.read_csv
+
+    def read_names(file, **options):
+        of_names = options.get("header", 0) is None
+        return pd.DataFrame([names], dtype=object) if of_names else read(file, **options)
+
+    monkeypatch.setattr(pd, "read_csv", read_names)
+    monkeypatch.setattr(CountedName, "comparisons", 0)
+    assert read_table(path, min_rows=1).shape == (1, 2000)
+    assert CountedName.comparisons <= 5 * len(names)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError("Unable to allocate 9.9 GiB"),
+        pd.errors.ParserError("Error tokenizing data. C error: out of memory"),
+    ],
+    ids=["numpy", "parser"],
+)
+@pytest.mark.parametrize("read", [read_table, TableBatches])
+def test_a_table_larger_than_the_memory_is_said_to_be(tmp_path, monkeypatch, error, read):
+    def fails(*_, **__):
+        raise error
+
+    path = written(tmp_path, "t.csv", "a,b\n1,2\n3,4\n")
+    monkeypatch.setattr(pd, "read_csv", fails)
+    with pytest.raises(InputError, match="memory") as caught:
+        read(path)
+    assert caught.value.argument == "path"
+    assert "separator" not in str(caught.value)

@@ -101,6 +101,13 @@ def test_toml_and_json(tmp_path):
         read_toml(tmp_path / "none.toml")
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_toml_with_a_byte_order_mark_is_read(tmp_path, end):
+    path = tmp_path / "settings.toml"
+    path.write_bytes(b"\xef\xbb\xbf" + f"rank = 3{end}[training]{end}epochs = 12{end}".encode())
+    assert read_toml(path) == {"rank": 3, "training": {"epochs": 12}}
+
+
 @pytest.mark.parametrize(
     ("content", "pattern"),
     [
