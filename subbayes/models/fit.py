@@ -21,7 +21,6 @@ from subbayes.inference.tempering import choose_temperature
 from subbayes.likelihoods import Likelihood
 from subbayes.likelihoods.base import target_values
 from subbayes.likelihoods.validation import absent_classes, warn_of_absent_classes
-from subbayes.likelihoods.wrapped import WrappedLikelihood
 from subbayes.models.checkpoint import (
     FitCheckpoint,
     check_checkpoint,
@@ -189,7 +188,7 @@ def fit(
     settings = fit_settings(likelihood, method, prior, training, sampling.seed)
     settings |= ensemble_settings(sampling)
     check_agreement(network, data, settings, sampling, engine)
-    tuned = isinstance(prior, EvidencePrior) and isinstance(likelihood, likelihoods.Gaussian)
+    tuned = isinstance(prior, EvidencePrior) and likelihood.has_noise_scale
     known = likelihood if likelihood.is_complete and not tuned else None  # cannot be saved
     checkpoint = prepared = None
     inputs = getattr(method, "inputs", None)
@@ -256,9 +255,7 @@ def _warn_of_flat_prior(
     network: Network, likelihood: Likelihood, data: Data, training: Training
 ) -> None:
     """Warn of noise that is learned from residuals of a network that can fit the noise itself."""
-    while isinstance(likelihood, WrappedLikelihood):
-        likelihood = likelihood.likelihood
-    learns_noise = isinstance(likelihood, likelihoods.Gaussian) and not likelihood.is_complete
+    learns_noise = likelihood.has_noise_scale and not likelihood.is_complete
     is_flat = training.prior_scale is None and not training.weight_decay
     n = every_row(data)
     can_overfit = network.size > n > 1 and training.validation is None and training.epochs > 0
@@ -480,5 +477,5 @@ def _maximise_evidence(trained: Trained, covariance: Form) -> tuple[Likelihood, 
     found = linearised_laplace(
         trained.network, trained.likelihood, trained.data, covariance=covariance
     )
-    tuned = tune_prior(found, noise=isinstance(trained.likelihood, likelihoods.Gaussian))
+    tuned = tune_prior(found)
     return tuned.likelihood, float(tuned.prior_precision) ** -0.5
