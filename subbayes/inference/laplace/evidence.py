@@ -38,7 +38,7 @@ from subbayes.likelihoods import Likelihood
 from subbayes.likelihoods.base import column, target_values
 from subbayes.likelihoods.target_parts import has_weights, split_targets
 from subbayes.predictions.gaussian import default_method, predictive_of
-from subbayes.utils.checks import check_positive, fail, fail_type
+from subbayes.utils.checks import check_positive, fail_type
 from subbayes.utils.warning import warn_user
 
 if TYPE_CHECKING:
